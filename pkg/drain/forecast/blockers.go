@@ -37,7 +37,7 @@ type blocker struct {
 	names []string
 }
 
-// add adds a pod, and a name for the message if there is one.
+// add adds a pod, and its names for the message.
 func (b *blocker) add(pod *leavingPod, names ...string) {
 	b.pods = append(b.pods, pod)
 	for _, name := range names {
@@ -47,7 +47,7 @@ func (b *blocker) add(pod *leavingPod, names ...string) {
 	}
 }
 
-// named returns the first names.
+// named returns the first names, joined.
 func (b *blocker) named() string {
 	if len(b.names) > namesInMessage {
 		return strings.Join(b.names[:namesInMessage], ", ") + " and others"
@@ -65,7 +65,7 @@ type kind struct {
 // trouble collects the blockers, pod by pod.
 type trouble struct {
 	*decision
-	// budgets are those of the situation.
+	// budgets has the budgets of the situation.
 	budgets *pdb.Index
 	found   map[kind]*blocker
 	uses    map[*policyv1.PodDisruptionBudget]*budgetUse
@@ -84,7 +84,7 @@ func newTrouble(d *decision) *trouble {
 	return t
 }
 
-// of returns the blocker of a kind, which is created on first use.
+// of returns the blocker with this effect, reason and budgets. It creates the blocker on first use.
 func (t *trouble) of(effect v1alpha1.PreviewEffect, reason string, budgets ...*policyv1.PodDisruptionBudget) *blocker {
 	k := kind{effect: effect, reason: reason}
 	for _, budget := range budgets {
@@ -140,8 +140,8 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	}
 }
 
-// addBudgets adds a pod with the budgets that select it. A budget that is only used up at the
-// moment is none that never allows an eviction, since it will allow disruptions again.
+// addBudgets adds a pod with the budgets that select it. A budget that has no room at the moment
+// does not count as one that never allows an eviction: it will allow disruptions again.
 func (t *trouble) addBudgets(pod *leavingPod, budgets []*policyv1.PodDisruptionBudget) {
 	if len(budgets) == 0 {
 		t.addUnprotected(pod)
@@ -190,16 +190,17 @@ func (t *trouble) addOverdue(pod *leavingPod) {
 	t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonPodTerminating).add(pod)
 }
 
-// addNever adds a pod whose budget never allows an eviction, and whose Deployment is not scaled up
-// because of the refusal. An operator may move the pod's role to another pod, after which the
-// budget allows it.
+// addNever adds a pod whose budget never allows an eviction and whose Deployment is not scaled up,
+// because of the refusal. An operator may move the pod's role to another pod; the budget then
+// allows the eviction.
 func (t *trouble) addNever(pod *leavingPod, budget *policyv1.PodDisruptionBudget, refusal surge.Refusal) {
 	owner, effect := pdb.OwnerOf(pod.Owner), v1alpha1.PreviewEffectNever
 	if owner.IsOperator() {
 		effect = v1alpha1.PreviewEffectNotNow
 	}
 	if pod.Surge != nil && !surge.IsAlways(pod.Surge.Deployment.Annotations) {
-		// Only the budget is in the way of a replacement, and the remedy names the annotation.
+		// Only the budget prevents a replacement, and the remedy names the annotation that allows
+		// it.
 		owner, refusal = pdb.OwnerDeployment, surge.Refusal{}
 	}
 	why := pdb.Explain(budget, owner)
@@ -223,8 +224,7 @@ func (t *trouble) addReplaced(pod *leavingPod, budget *policyv1.PodDisruptionBud
 }
 
 // addJobs adds the pods of Jobs that fail for good when their pods are evicted. It counts the pods
-// of all waves: a Job that cannot end before its next pod has to leave is rare, and its owner is
-// told.
+// of all waves together. This is wrong for a Job that ends between two waves, but that is rare.
 func (t *trouble) addJobs() {
 	byName := func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }
 	for _, name := range slices.SortedFunc(maps.Keys(t.ofJobs), byName) {
@@ -239,7 +239,7 @@ func (t *trouble) addJobs() {
 	}
 }
 
-// jobOf returns the name of the Job that owns a pod, and whether one does.
+// jobOf returns the name of the Job that owns a pod; ok is false if no Job owns it.
 func (p *Pod) jobOf() (name string, ok bool) {
 	if p.Owner == nil || p.Owner.Kind != "Job" || p.Owner.APIVersion != batchv1.SchemeGroupVersion.String() {
 		return "", false
@@ -247,10 +247,10 @@ func (p *Pod) jobOf() (name string, ok bool) {
 	return p.Owner.Name, true
 }
 
-// failsJob reports whether a Job fails for good when so many of its pods are evicted at the same
-// time. An evicted pod counts as failed, unless the Job's pod failure policy ignores pods that were
-// disrupted (KEP-3329). A Job that counts the failures of each index (KEP-3850) loses an index for
-// good only if it allows none.
+// failsJob reports whether a Job fails for good when the given number of its pods is evicted at the
+// same time. An evicted pod counts as failed, unless the Job's pod failure policy ignores pods that
+// were disrupted (KEP-3329). A Job that counts failures per index (KEP-3850) loses an index for
+// good only if it allows no failure.
 func failsJob(job *batchv1.Job, evicted int32) bool {
 	if action, ok := onDisruption(job.Spec.PodFailurePolicy); ok {
 		switch action {
@@ -267,7 +267,7 @@ func failsJob(job *batchv1.Job, evicted int32) bool {
 	return limit != nil && job.Status.Failed+evicted > *limit
 }
 
-// onDisruption returns the action of the first rule that matches a pod because it was disrupted.
+// onDisruption returns the action of the first rule that matches a disrupted pod.
 func onDisruption(policy *batchv1.PodFailurePolicy) (batchv1.PodFailurePolicyAction, bool) {
 	if policy == nil {
 		return "", false
@@ -308,14 +308,14 @@ func (t *trouble) all() []*blocker {
 	return all
 }
 
-// badness returns the rank of an effect, the worst first.
+// badness returns the rank of an effect; the worst effect has the lowest rank.
 func badness(e v1alpha1.PreviewEffect) int {
 	return slices.Index([]v1alpha1.PreviewEffect{
 		v1alpha1.PreviewEffectNever, v1alpha1.PreviewEffectNotNow, v1alpha1.PreviewEffectLost, v1alpha1.PreviewEffectDelayed,
 	}, e)
 }
 
-// explain sets the message of a blocker that has none from its budget.
+// explain sets the message for the reason of a blocker, unless it already has a message.
 func (b *blocker) explain() {
 	if b.Message != "" {
 		return
@@ -379,7 +379,7 @@ func (d *decision) describePodsKept(out *v1alpha1.NodeMaintenancePreview) {
 	})
 }
 
-// references returns the references of the first pods, and how many others there are.
+// references returns references to the first pods, and the number of pods that it omits.
 func references(pods []*Pod) (listed []v1alpha1.PreviewPodReference, omitted int32) {
 	sorted := slices.SortedFunc(slices.Values(pods), func(a, b *Pod) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node))

@@ -17,16 +17,16 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// budgetUse is what the whole drain needs of a budget that sometimes allows a disruption. Dry runs
-// of the Eviction API would not show it: they do not use up the budget, so each pod is allowed
-// although only one may leave.
+// budgetUse has the pods of the whole drain under a budget that sometimes allows a disruption. Dry
+// runs of the Eviction API do not use up the budget: they allow each of the pods, although only one
+// may leave.
 type budgetUse struct {
 	budget *policyv1.PodDisruptionBudget
 	pods   []*leavingPod
-	// byWave counts the pods by wave: waves come one after the other, and the replacements of the
-	// previous one restore the budget.
+	// byWave is the number of pods by wave. A wave follows the previous one, whose replacements
+	// restore the budget.
 	byWave map[int]int
-	// unready is the number of pods that are not ready and are nevertheless protected.
+	// unready is the number of protected pods that are not ready.
 	unready int
 	// pinned are the pods that can start again only on nodes that are held.
 	pinned []*leavingPod
@@ -40,8 +40,8 @@ func (u *budgetUse) add(pod *leavingPod) {
 	}
 }
 
-// rounds returns the number of groups in which the pods leave if the budget continues to allow the
-// same number, and whether it splits a wave at all.
+// rounds returns in how many groups the pods leave if the budget continues to allow the same
+// number; broken reports whether the budget splits a wave.
 func (u *budgetUse) rounds(allowed int) (rounds int, broken bool) {
 	for _, pods := range u.byWave {
 		rounds += (pods + allowed - 1) / allowed
@@ -63,8 +63,7 @@ func (t *trouble) addUnprotected(pod *leavingPod) {
 	t.unprotected[owner] = append(t.unprotected[owner], pod)
 }
 
-// addTurns adds the pods of owners that have several pods to evict, the owners with most pods
-// first.
+// addTurns adds the pods of owners with several unprotected pods, the owners with most pods first.
 func (t *trouble) addTurns() {
 	owners := slices.SortedFunc(maps.Keys(t.unprotected), func(a, b string) int {
 		return cmp.Or(-cmp.Compare(len(t.unprotected[a]), len(t.unprotected[b])), strings.Compare(a, b))
@@ -78,7 +77,7 @@ func (t *trouble) addTurns() {
 	}
 }
 
-// addUse adds the blocker of a budget, if it is one.
+// addUse adds a blocker if the budget prevents or delays the drain.
 func (t *trouble) addUse(u *budgetUse) {
 	allowed := pdb.Allowed(u.budget)
 	if allowed <= 0 {
@@ -101,8 +100,8 @@ func (t *trouble) addUse(u *budgetUse) {
 		u.budget.Name, allowed, len(u.pods), rounds)
 }
 
-// addPinned adds the pods of a budget of which only some may be missing, and that do not come back
-// before their nodes are released: the others wait for them until a user acts.
+// addPinned adds pods that cannot start again before their nodes are released. The budget allows
+// only some of them to be missing, so the others stay until a user acts.
 func (t *trouble) addPinned(u *budgetUse, allowed int) {
 	b := t.of(v1alpha1.PreviewEffectNever, v1alpha1.ReasonBudgetPodsCordoned, u.budget)
 	b.pods = u.pinned
@@ -134,8 +133,8 @@ func (u *budgetUse) refusal() pdb.Refusal {
 	return pdb.Explain(u.budget, pdb.OwnerNone)
 }
 
-// opensWithOneMore reports whether a budget that allows no eviction now would allow one with one
-// more healthy pod.
+// opensWithOneMore reports whether a budget that allows no eviction now would allow one if one more
+// pod was healthy.
 func opensWithOneMore(budget *policyv1.PodDisruptionBudget) bool {
 	if pdb.Allowed(budget) > 0 || !pdb.IsCurrent(budget) || pdb.Explain(budget, pdb.OwnerNone).Reason != v1alpha1.ReasonPodDisruptionBudget {
 		return false

@@ -31,22 +31,22 @@ type Owners interface {
 type handling struct {
 	// Classes are the evacuator classes in the order in which they become active, and finally
 	// eviction for a pod that may be evicted. They include the evacuator of Deployments only if it
-	// does something.
+	// would not decline.
 	Classes []string
 	// Deployment is the name of the Deployment that Surge and Refusal are about.
 	Deployment string
 	// Surge is the Deployment that is scaled up before the pod leaves; nil if there is none.
 	Surge *surge.Candidate
-	// Refusal is why the pod's Deployment is not scaled up, if it has one and that is not because
-	// of the pod's own annotations.
+	// Refusal is why the pod's Deployment is not scaled up. It is zero if the pod has no
+	// Deployment, or if the pod's own annotations are the reason.
 	Refusal surge.Refusal
 }
 
-// evictionOnly are the classes of most pods.
+// evictionOnly is the value of Classes for most pods.
 var evictionOnly = []string{v1alpha1.EvacuatorClassEviction}
 
-// handlingOf returns how a pod is removed, as its Evacuation would define it, given the enabled
-// built-in evacuators.
+// handlingOf returns which evacuators remove a pod, as its Evacuation would list them; on has the
+// enabled built-in evacuators.
 func handlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owners) (handling, error) {
 	var builtIn protocol.BuiltIn
 	if pod.Owner != nil && on.Len() > 0 {
@@ -71,7 +71,7 @@ func handlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 		h.Classes = evictionOnly
 		return h, nil
 	}
-	// The server itself creates the Evacuation, and may use every class.
+	// The server itself creates the Evacuation, so every class is allowed.
 	list, _ := protocol.OfPod(pod.Annotations, builtIn.Class, func(string) bool { return true })
 	for i := range list {
 		h.Classes = append(h.Classes, list[i].EvacuatorClass)
@@ -86,7 +86,7 @@ func handlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 	return h, nil
 }
 
-// scale determines whether the evacuator of Deployments would do something, or decline.
+// scale determines whether the evacuator of Deployments would scale up the Deployment, or decline.
 func (h *handling) scale(c *surge.Candidate) {
 	if c == nil {
 		return

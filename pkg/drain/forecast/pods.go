@@ -37,7 +37,7 @@ type Pod struct {
 	Kept drainplan.KeptReason
 	// Owner is the controller of the pod; nil if it has none.
 	Owner *metav1.OwnerReference
-	// Annotations are the annotations that determine the evacuators, and the one of mirror pods.
+	// Annotations are the annotations that determine the evacuators, and the mirror annotation.
 	Annotations map[string]string
 	// Held: the Eviction API checks budgets for the pod. False for pods that an evacuator removes
 	// without an eviction.
@@ -47,10 +47,11 @@ type Pod struct {
 	Restarts bool
 	// Claims are the names of its volume claims.
 	Claims []string
-	// Tied: its node selector names the node, so it cannot start on another one.
+	// Tied: its node selector names the node, so it cannot start on another node.
 	Tied bool
-	// Nominated: the pod is not bound to the node, and only nominated for it. A drain does not
-	// evict it, and waits until the scheduler drops the nomination or binds the pod elsewhere.
+	// Nominated: the scheduler has nominated the node for the pod, but not bound the pod to it. A
+	// drain does not evict it, and waits until the scheduler drops the nomination or binds the pod
+	// elsewhere.
 	Nominated bool
 	// Ready: the pod counts as healthy for budgets.
 	Ready bool
@@ -118,8 +119,8 @@ func annotationsOf(pod *corev1.Pod) map[string]string {
 	return kept
 }
 
-// Pods collects the pods of some nodes. It is safe for concurrent use by several goroutines that
-// add pods. Since there can be very many, it only keeps the needed fields, and shares equal parts.
+// Pods collects the pods of some nodes. It is safe for concurrent use. There can be very many pods,
+// so it keeps only the needed fields, and shares equal values.
 type Pods struct {
 	nodes      map[string]*corev1.Node
 	evacuators sets.Set[string]
@@ -130,7 +131,7 @@ type Pods struct {
 	labels map[string]labels.Set
 	owners map[types.UID]*metav1.OwnerReference
 	texts  map[string]string
-	// byNode has the slice of all with the pods of each node, after all is sorted.
+	// byNode has, for each node, the part of all with its pods; nil if all is not sorted.
 	byNode map[string][]Pod
 }
 
@@ -204,7 +205,7 @@ func (p *Pods) shareOwner(owner *metav1.OwnerReference) *metav1.OwnerReference {
 	return &shared
 }
 
-// Len returns how many pods there are.
+// Len returns the number of pods.
 func (p *Pods) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -233,7 +234,7 @@ func (p *Pods) Owners(visit func(namespace string, owner *metav1.OwnerReference)
 	}
 }
 
-// on returns the pods of a node, by namespace and name.
+// on returns the pods of a node, sorted by namespace and name.
 func (p *Pods) on(name string) []Pod {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,12 +5,11 @@
 // wave, which evacuators remove them, and the blockers. Values in, values out, without client or
 // clock; pkg/host/previewer gathers the inputs.
 //
-// It uses the planner for the first wave, the rules about evacuators, and those about budgets. It
-// adds the view of the whole drain: a budget that allows the eviction of each single pod does not
-// allow all of them at the same time.
+// It uses the planner for the first wave, and the rules for evacuators and budgets. In addition it
+// considers the whole drain: a budget that allows the eviction of each single pod does not allow
+// all of them at the same time.
 //
-// It is a prediction, which does not include new pods, changes of budgets and failures of
-// evacuators.
+// It is a prediction: it does not include new pods, changes of budgets and failures of evacuators.
 package forecast
 
 import (
@@ -28,8 +27,8 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// The limits of the lists in a preview: at all limits it has a few megabytes of JSON. Counts have
-// no limit.
+// The limits of the lists in a preview: with all lists at their limits, it has a few megabytes of
+// JSON. Counts have no limit.
 const (
 	// MaxPods is the maximum number of listed pods in all waves.
 	MaxPods = 5000
@@ -55,7 +54,8 @@ type Member struct {
 	Nodes []*corev1.Node
 	// Ignored is the number of nodes that match its selector and are ignored because they are new.
 	Ignored int
-	// Refused are the names of nodes that its requester may not delete; it does not change them.
+	// Refused are the names of nodes that its requester may not delete; the maintenance does not
+	// change these nodes.
 	Refused sets.Set[string]
 }
 
@@ -77,16 +77,16 @@ func (m *Member) Allowed() []*corev1.Node {
 type Situation struct {
 	// Subject is the previewed maintenance.
 	Subject Member
-	// Unchecked is the number of its nodes without an authorization check.
+	// Unchecked is the number of its nodes for which no authorization check was made.
 	Unchecked int
 	// Draining are the other maintenances in stage Drain that share nodes with it, directly or
 	// through others.
 	Draining []Member
-	// Sharing are the other maintenances on its nodes that are not over, in any stage.
+	// Sharing are the other maintenances on its nodes that have not ended, in any stage.
 	Sharing []Member
 	// Pods are the pods on the nodes of Subject and Draining.
 	Pods *Pods
-	// Budgets include those of the pods' namespaces.
+	// Budgets has at least the budgets in the pods' namespaces.
 	Budgets []policyv1.PodDisruptionBudget
 	// TerminatingNamespaces are the namespaces that are being deleted.
 	TerminatingNamespaces sets.Set[string]
@@ -143,11 +143,11 @@ type decision struct {
 	nodes map[string]*nodeState
 	// waves are the entries of the plan, with or without pods.
 	waves []*wave
-	// leaving are the pods in waves: by node, namespace and name.
+	// leaving are the pods in waves, sorted by node, namespace and name.
 	leaving []*leavingPod
 	// kept are the pods that are kept running.
 	kept map[drainplan.KeptReason][]*Pod
-	// blockers are the blockers, finally sorted with the worst first.
+	// blockers are the blockers, the worst first.
 	blockers []*blocker
 }
 
@@ -177,8 +177,8 @@ func isUnreachable(n *corev1.Node) bool {
 	return false
 }
 
-// plan runs the planner for the pods that are asked to leave now or, for a maintenance that does
-// not drain yet, as soon as it does and all its nodes are cordoned.
+// plan runs the planner to find the pods that are asked to leave now. If the subject does not drain
+// yet, plan assumes that it drains and has cordoned its nodes.
 func (d *decision) plan() error {
 	world := drainplan.World{Subject: d.subject}
 	added := sets.New[string]()
@@ -211,8 +211,7 @@ func (d *decision) plan() error {
 	return nil
 }
 
-// isAsIfCordoned reports whether a node counts as cordoned because the subject would have cordoned
-// it.
+// isAsIfCordoned reports whether a node counts as cordoned because the subject would cordon it.
 func (d *decision) isAsIfCordoned(name string) bool {
 	n := d.nodes[name]
 	return !v1alpha1.IsDraining(d.Subject.NodeMaintenance) && n != nil && !n.refused

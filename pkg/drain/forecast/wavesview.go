@@ -19,9 +19,10 @@ import (
 type wave struct {
 	index int
 	entry *v1alpha1.DrainPlanEntry
-	// covers is the compiled entry alone.
+	// covers is the compiled entry.
 	covers drainplan.Targets
-	// pods are the pods of the wave by node, namespace and name; listed are the first of them.
+	// pods are the pods of the wave, sorted by node, namespace and name; listed are the first of
+	// them.
 	pods, listed []*leavingPod
 
 	asked, terminating int
@@ -87,7 +88,7 @@ func (d *decision) sortPods(ctx context.Context) error {
 	return nil
 }
 
-// waveOf returns the first entry that covers the pod. A plan with defaults has one for every pod.
+// waveOf returns the first entry that covers the pod. A plan with defaults covers every pod.
 func (d *decision) waveOf(pod *Pod) *wave {
 	planned := pod.planned()
 	for _, w := range d.waves {

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package holds decides which maintenances hold a node, drain it, and ask its pods to leave. What
-// the stage of a maintenance means is in lifecycle.go of the API.
+// Package holds decides which maintenances hold a node, drain it, and ask its pods to leave. See
+// lifecycle.go of the API for the meaning of the stages.
 package holds
 
 import (
@@ -17,13 +17,13 @@ import (
 
 // Index finds maintenances by the nodes that they select.
 type Index struct {
-	// On returns the names of the maintenances that select a node, sorted.
+	// On returns the sorted names of the maintenances that select a node.
 	On func(node string) []string
-	// Get returns a maintenance. One that cannot be read holds nothing.
+	// Get returns a maintenance. If it fails, the maintenance is ignored.
 	Get func(name string) (*v1alpha1.NodeMaintenance, error)
 }
 
-// Which returns the maintenances that select a node and are of a kind, sorted by name.
+// Which returns the maintenances that select a node and for which is returns true, sorted by name.
 func (i Index) Which(node string, is func(*v1alpha1.NodeMaintenance) bool) []*v1alpha1.NodeMaintenance {
 	var found []*v1alpha1.NodeMaintenance
 	for _, name := range i.On(node) {
@@ -34,7 +34,7 @@ func (i Index) Which(node string, is func(*v1alpha1.NodeMaintenance) bool) []*v1
 	return found
 }
 
-// Any reports whether a maintenance that selects a node is of a kind.
+// Any reports whether is returns true for a maintenance that selects a node.
 func (i Index) Any(node string, is func(*v1alpha1.NodeMaintenance) bool) bool {
 	return slices.ContainsFunc(i.On(node), func(name string) bool {
 		nm, err := i.Get(name)
@@ -42,7 +42,7 @@ func (i Index) Any(node string, is func(*v1alpha1.NodeMaintenance) bool) bool {
 	})
 }
 
-// Stored returns the targets of a node that the status of a maintenance has, whatever its stage.
+// Stored returns the targets of a node in the status of a maintenance, regardless of its stage.
 func Stored(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPlanEntry {
 	if status := v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: node.Name, UID: node.UID}); status != nil {
 		return status.DrainTargets
@@ -51,8 +51,8 @@ func Stored(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPla
 }
 
 // Targets returns the targets with which a maintenance drains a node; none unless it is in stage
-// Drain. One without targets, because its requester may not delete the node for example, asks no
-// pod to leave.
+// Drain. A maintenance without targets asks no pod to leave, for example because its requester may
+// not delete the node.
 func Targets(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPlanEntry {
 	if !v1alpha1.IsDraining(nm) {
 		return nil
@@ -60,12 +60,12 @@ func Targets(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPl
 	return Stored(nm, node)
 }
 
-// Targeting returns a test for the maintenances that have targets for a node.
+// Targeting returns a function that reports whether a maintenance has targets for a node.
 func Targeting(node *corev1.Node) func(*v1alpha1.NodeMaintenance) bool {
 	return func(nm *v1alpha1.NodeMaintenance) bool { return len(Targets(nm, node)) > 0 }
 }
 
-// Oldest returns the oldest of the maintenances that are of a kind, nil if there is none.
+// Oldest returns the oldest maintenance for which is returns true, or nil.
 func Oldest(maintenances []*v1alpha1.NodeMaintenance, is func(*v1alpha1.NodeMaintenance) bool) *v1alpha1.NodeMaintenance {
 	var oldest *v1alpha1.NodeMaintenance
 	for _, nm := range maintenances {
@@ -86,8 +86,8 @@ func Asks(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) (boo
 	return targets.Cover(plan.PodOf(pod, node.UID)), nil
 }
 
-// AskedBy returns the maintenance that asks a pod to leave its node now, nil if there is none. All
-// maintenances that drain a node have the same targets, so it returns the oldest one.
+// AskedBy returns the maintenance that asks a pod to leave its node now, or nil. All maintenances
+// that drain a node have the same targets, so it returns the oldest one.
 func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenance, error) {
 	var failed error
 	first := Oldest(maintenances, func(nm *v1alpha1.NodeMaintenance) bool {

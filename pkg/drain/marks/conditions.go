@@ -14,23 +14,23 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Conditions is what AnnotationConditionsBy holds: which conditions of a node are ours, and what
-// they were last about.
+// Conditions is the value of AnnotationConditionsBy: the node conditions that the server wrote, and
+// the maintenances that it last wrote them for.
 type Conditions struct {
-	// Storage is the ID of the storage that the maintenances are of.
+	// Storage is the ID of the storage that has the maintenances.
 	Storage      string                     `json:"storage"`
 	Conditions   []corev1.NodeConditionType `json:"conditions"`
 	Maintenances map[string]Recorded        `json:"maintenances"`
 }
 
-// Recorded is a maintenance as the conditions were last written for it.
+// Recorded is the state of a maintenance for which the conditions were last written.
 type Recorded struct {
 	UID   types.UID                     `json:"uid"`
 	Stage v1alpha1.NodeMaintenanceStage `json:"stage"`
 }
 
-// ReadConditions reads the annotation of a node. One that cannot be read counts as absent: then the
-// conditions are taken for those of another client.
+// ReadConditions reads the annotation of a node. An invalid value counts as absent: the server then
+// treats the conditions as those of another client.
 func ReadConditions(node *corev1.Node) Conditions {
 	var record Conditions
 	if err := json.Unmarshal([]byte(node.Annotations[v1alpha1.AnnotationConditionsBy]), &record); err != nil {
@@ -47,16 +47,16 @@ func (c Conditions) StageOf(name string, uid types.UID) v1alpha1.NodeMaintenance
 	return ""
 }
 
-// Holds reports whether a maintenance was recorded as one that holds the node.
+// Holds reports whether a maintenance was recorded in a stage that holds the node.
 func (c Conditions) Holds(name string, uid types.UID) bool {
 	stage := c.StageOf(name, uid)
 	return stage != "" && stage != v1alpha1.NodeMaintenanceStageIdle
 }
 
-// IsEmpty reports whether there is nothing to remember.
+// IsEmpty reports whether the record has no maintenances.
 func (c Conditions) IsEmpty() bool { return len(c.Maintenances) == 0 }
 
-// Same reports whether two records say the same, whatever storage they are of.
+// Same reports whether two records have the same content, regardless of the storage.
 func (c Conditions) Same(other Conditions) bool {
 	if c.IsEmpty() || other.IsEmpty() {
 		return c.IsEmpty() && other.IsEmpty() && len(other.Conditions) == 0
@@ -64,12 +64,12 @@ func (c Conditions) Same(other Conditions) bool {
 	return slices.Equal(c.Conditions, other.Conditions) && maps.Equal(c.Maintenances, other.Maintenances)
 }
 
-// Encode returns the value of the annotation for maintenances of a storage.
+// Encode returns the value of the annotation, with the ID of the storage.
 func (c Conditions) Encode(storage string) string {
 	c.Storage = storage
 	text, err := json.Marshal(c)
 	if err != nil {
-		panic(err) // strings only
+		panic(err) // the fields are strings
 	}
 	return string(text)
 }

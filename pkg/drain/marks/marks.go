@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package marks reads and writes the annotations in which the server records what it did to a
-// node, and for which maintenances. The controller of nodes writes them, that of maintenances reads
+// Package marks reads and writes the annotations in which the server records what it did to a node,
+// and for which maintenances. The node controller writes them and the maintenance controller reads
 // them: a maintenance is complete when no node names it any more. A kubelet may annotate its own
-// node, so all of it is input.
+// node, so the values are untrusted input.
 package marks
 
 import (
@@ -21,22 +21,23 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Annotations are the keys of the annotations.
+// Annotations has the keys of the annotations of this package.
 var Annotations = []string{v1alpha1.AnnotationCordonedBy, v1alpha1.AnnotationTaintedBy, v1alpha1.AnnotationConditionsBy}
 
-// MaxMaintenances is how many maintenances of an annotation are read: as many as may hold a node,
-// and the one of its own shutdown.
+// MaxMaintenances is the maximum number of maintenances that are read from an annotation: as many
+// as may hold a node, and the shutdown of the node.
 const MaxMaintenances = protocol.MaxHolders + 1
 
-// Owners are the maintenances that a cordon or a taint is for, UIDs by name.
+// Owners has the UIDs, by name, of the maintenances for which the server cordoned or tainted a
+// node.
 type Owners map[string]types.UID
 
-// Has reports whether a maintenance is among them.
+// Has reports whether o has the maintenance.
 func (o Owners) Has(nm *v1alpha1.NodeMaintenance) bool {
 	return o[nm.Name] == nm.UID && nm.UID != ""
 }
 
-// HasAny reports whether one of others is among them.
+// HasAny reports whether o and others have a maintenance in common.
 func (o Owners) HasAny(others Owners) bool {
 	for name, uid := range others {
 		if o[name] == uid {
@@ -47,22 +48,22 @@ func (o Owners) HasAny(others Owners) bool {
 }
 
 // Mark is the value of the annotation about the cordon or the taints of a node. A server undoes
-// only what has its own storage's ID: another storage does not know these maintenances, so to its
-// server they all seem deleted.
+// only changes that have the ID of its own storage: it does not know the maintenances of another
+// storage, and would take all of them for deleted.
 type Mark struct {
 	Storage      string `json:"storage"`
 	Maintenances Owners `json:"maintenances"`
-	// Taints are the keys of the taints that the server has added. A taint of ours that is not
-	// among them was added by another client and stays.
+	// Taints are the keys of the taints that the server has added. If the node has another of our
+	// taints, another client added it, and it stays.
 	Taints []string `json:"taints,omitempty"`
-	// OwnPods are the pods of the server that were on the node when it was held. They leave the
-	// node once; a pod of the server that is not among them has come back.
+	// OwnPods are the UIDs of the server's pods that were on the node when a maintenance began to
+	// hold it. The drain removes them once; a server pod that is not listed was recreated.
 	OwnPods []types.UID `json:"ownPods,omitempty"`
 }
 
-// Read reads the annotation about the cordon or the taints of a node. One that cannot be read
-// counts as absent, and so do names that no maintenance can have: what it is about is then taken
-// for the work of another client.
+// Read reads the annotation about the cordon or the taints of a node. It ignores an invalid value,
+// and names that no maintenance can have: the server then treats the cordon or the taints as those
+// of another client.
 func Read(node *corev1.Node, annotation string) Mark {
 	value, ok := node.Annotations[annotation]
 	if !ok {
@@ -86,34 +87,34 @@ func Read(node *corev1.Node, annotation string) Mark {
 	return m
 }
 
-// Encode returns the value of the annotation, nil to remove it.
+// Encode returns the value of the annotation, or nil to remove it.
 func (m Mark) Encode() any {
 	if len(m.Maintenances) == 0 {
 		return nil
 	}
 	text, err := json.Marshal(m)
 	if err != nil {
-		panic(err) // strings only
+		panic(err) // the fields are strings
 	}
 	return string(text)
 }
 
-// CordonedBy returns the maintenances that the cordon of a node is for, of whatever storage.
+// CordonedBy returns the maintenances for which a node is cordoned, regardless of the storage.
 func CordonedBy(node *corev1.Node) Owners {
 	return Read(node, v1alpha1.AnnotationCordonedBy).Maintenances
 }
 
-// TaintedBy returns the maintenances that our taints on a node are for, of whatever storage.
+// TaintedBy returns the maintenances for which a node has our taints, regardless of the storage.
 func TaintedBy(node *corev1.Node) Owners {
 	return Read(node, v1alpha1.AnnotationTaintedBy).Maintenances
 }
 
-// Holds reports whether the cordon or the taints of a node are for a maintenance.
+// Holds reports whether a node is cordoned or tainted for a maintenance.
 func Holds(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
 	return CordonedBy(node).Has(nm) || TaintedBy(node).Has(nm)
 }
 
-// HoldersOf returns the maintenances that the cordon and the taints of a node are for, of whatever
+// HoldersOf returns the maintenances for which a node is cordoned or tainted, regardless of the
 // storage.
 func HoldersOf(node *corev1.Node) Owners {
 	holders := CordonedBy(node)
@@ -124,10 +125,10 @@ func HoldersOf(node *corev1.Node) Owners {
 	return holders
 }
 
-// Choose returns the maintenances that hold a node, of those that select it and want to hold it:
-// the oldest, as many as there are places, and the latest shutdown of the node itself, which needs
-// none. taken is how many places others have. wants is asked about no more of them than needed; nil
-// means that all want to.
+// Choose returns the maintenances that hold a node. Of the maintenances that select the node and
+// want to hold it, these are the oldest ones up to the limit, and the latest shutdown of the node,
+// which does not count towards the limit. taken is how much of the limit other maintenances use.
+// Choose calls wants only as often as needed; nil means that all want to hold it.
 func Choose(
 	node string, selecting []*v1alpha1.NodeMaintenance, taken int, wants func(*v1alpha1.NodeMaintenance) bool,
 ) []*v1alpha1.NodeMaintenance {
@@ -158,12 +159,12 @@ func IsShutdownOf(node string, nm *v1alpha1.NodeMaintenance) bool {
 	return protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) == node
 }
 
-// Names returns the names of the maintenances that the annotations of a node name.
+// Names returns the names of the maintenances in the annotations of a node.
 func Names(node *corev1.Node) sets.Set[string] {
 	return sets.KeySet(CordonedBy(node)).Union(sets.KeySet(TaintedBy(node))).Union(sets.KeySet(ReadConditions(node).Maintenances))
 }
 
-// UIDs returns the UIDs of the maintenances that the annotations of a node name.
+// UIDs returns the UIDs of the maintenances in the annotations of a node.
 func UIDs(node *corev1.Node) sets.Set[types.UID] {
 	uids := sets.New[types.UID]()
 	for _, owners := range []Owners{CordonedBy(node), TaintedBy(node)} {
@@ -177,7 +178,7 @@ func UIDs(node *corev1.Node) sets.Set[types.UID] {
 	return uids
 }
 
-// Same reports whether two states of a node have the same annotations of ours.
+// Same reports whether our annotations are equal on two states of a node.
 func Same(a, b *corev1.Node) bool {
 	return !slices.ContainsFunc(Annotations, func(key string) bool { return a.Annotations[key] != b.Annotations[key] })
 }

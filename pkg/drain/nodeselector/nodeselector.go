@@ -40,9 +40,9 @@ type Match int
 const (
 	// NoMatch means that no term matches.
 	NoMatch Match = iota
-	// MatchByOthers means that a term matches, and none that names the node.
+	// MatchByOthers means that a term matches, but no matching term names the node.
 	MatchByOthers
-	// MatchByName means that a term matches that lists nodes by metadata.name or by their hostname
+	// MatchByName means that a matching term lists nodes by metadata.name or by their hostname
 	// label.
 	MatchByName
 )
@@ -68,9 +68,9 @@ func New(selector *corev1.NodeSelector, newest *metav1.Time, policy v1alpha1.New
 	return s, nil
 }
 
-// Of returns the Selector of a maintenance as it is stored. The nodes in its status stay selected
-// as long as they match, whenever they were created, and so does a node that is registered again
-// under one of their names.
+// Of returns the Selector of a stored maintenance. A node in its status stays selected as long as
+// it matches, regardless of its creation time; so does a node that is registered again under the
+// same name.
 func Of(nm *v1alpha1.NodeMaintenance) (*Selector, error) {
 	s, err := New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
 	if err != nil {
@@ -119,7 +119,7 @@ func (s *Selector) Match(node *corev1.Node) Match {
 	return result
 }
 
-// Judge is Decide for a node whose Match is known.
+// Judge does the same as Decide for a node whose Match is known.
 func (s *Selector) Judge(node *corev1.Node, match Match) (selected, ignored bool) {
 	switch {
 	case match == NoMatch:
@@ -130,8 +130,8 @@ func (s *Selector) Judge(node *corev1.Node, match Match) (selected, ignored bool
 	return false, true
 }
 
-// Select returns the nodes that match, in their order, and how many are ignored because they are
-// new. It returns the error of the context when that ends.
+// Select returns the matching nodes in their order, and the number of nodes that are ignored
+// because they are new. It fails if the context ends.
 func (s *Selector) Select(ctx context.Context, nodes []*corev1.Node) (selected []*corev1.Node, ignored int, err error) {
 	for _, node := range nodes {
 		if err := ctx.Err(); err != nil {
@@ -148,13 +148,13 @@ func (s *Selector) Select(ctx context.Context, nodes []*corev1.Node) (selected [
 	return selected, ignored, nil
 }
 
-// isYoung reports whether the node is new, unless its name is held.
+// isYoung reports whether the node is new. It does not check whether its name is held.
 func (s *Selector) isYoung(node *corev1.Node) bool {
 	// The default is Ignore, even for an object without defaults.
 	return s.policy != v1alpha1.NewNodesPolicyJoin && s.newest != nil && node.CreationTimestamp.After(s.newest.Time)
 }
 
-// candidates are the terms that may match the node.
+// candidates returns the terms that may match the node.
 func (s *Selector) candidates(node *corev1.Node) iter.Seq[*term] {
 	return func(yield func(*term) bool) {
 		lists := func(terms []*term) bool {
@@ -177,7 +177,7 @@ func (s *Selector) candidates(node *corev1.Node) iter.Seq[*term] {
 	}
 }
 
-// add adds a term to the index of its place.
+// add adds a term to one of the indexes.
 func (s *Selector) add(source *corev1.NodeSelectorTerm, place *nodeterms.Place) error {
 	t, err := newTerm(source)
 	if err != nil {
@@ -201,7 +201,7 @@ func (s *Selector) add(source *corev1.NodeSelectorTerm, place *nodeterms.Place) 
 	return nil
 }
 
-// Newest returns the newest creation time of nodes, nil if there are none.
+// Newest returns the newest creation time of nodes, or nil if there are none.
 func Newest(nodes []*corev1.Node) *metav1.Time {
 	var newest *metav1.Time
 	for _, node := range nodes {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// term is one of the terms of a selector, which are ORed; its requirements are ANDed. It matches as
-// package nodeaffinity does, which builds the fields of a node again for each term.
+// term is a compiled term of a selector. Terms are ORed, and the requirements of a term are ANDed.
+// It matches as package nodeaffinity does, which builds the fields of a node again for each term.
 type term struct {
 	// named: the term lists nodes by metadata.name or by their hostname label.
 	named        bool
@@ -23,7 +23,7 @@ type term struct {
 	names        []nameRequirement
 }
 
-// nameRequirement is a requirement of the field metadata.name, which has one value.
+// nameRequirement is a requirement on the field metadata.name; it has one value.
 type nameRequirement struct {
 	name string
 	// not: the node must have another name.
@@ -36,7 +36,7 @@ var operators = map[corev1.NodeSelectorOperator]selection.Operator{
 	corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
 }
 
-// newTerm returns the error of package nodeaffinity for a term that cannot be read.
+// newTerm compiles a term. For an invalid term it returns the error of package nodeaffinity.
 func newTerm(source *corev1.NodeSelectorTerm) (*term, error) {
 	if _, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{*source}}); err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (t *term) matches(name string, set labels.Set) bool {
 	return true
 }
 
-// lists reports whether a requirement lists values of a key.
+// lists reports whether a requirement has the key and the operator In.
 func lists(requirements []corev1.NodeSelectorRequirement, key string) bool {
 	return slices.ContainsFunc(requirements, func(r corev1.NodeSelectorRequirement) bool {
 		return r.Key == key && r.Operator == corev1.NodeSelectorOpIn

@@ -17,8 +17,8 @@ import (
 )
 
 // Index finds the budgets of pods. A tenant may have thousands of budgets, so a pod is not matched
-// with all budgets of its namespace: each budget is found by one label that its pods must have. The
-// methods that read are safe for concurrent use while none that writes is called.
+// with all budgets of its namespace: each budget is found by one label that its pods must have.
+// Concurrent reads are safe as long as no goroutine writes.
 type Index struct {
 	byNamespace map[string]*namespaceIndex
 	matched     atomic.Int64
@@ -35,8 +35,8 @@ type namespaceIndex struct {
 type indexed struct {
 	budget   *policyv1.PodDisruptionBudget
 	selector labels.Selector
-	// key and values are the label that the budget is found by; key is empty for one that requires
-	// none.
+	// key and values are the label by which the budget is found; key is empty if its pods need no
+	// label.
 	key    string
 	values []string
 }
@@ -81,7 +81,7 @@ func (x *Index) Matching(namespace string, pod labels.Set) []*policyv1.PodDisrup
 	return matching
 }
 
-// Get returns a budget, nil if the Index does not have it.
+// Get returns a budget, or nil if the Index does not have it.
 func (x *Index) Get(namespace, name string) *policyv1.PodDisruptionBudget {
 	if known := x.get(namespace, name); known != nil {
 		return known.budget
@@ -97,7 +97,7 @@ func (x *Index) get(namespace, name string) *indexed {
 	return ns.byName[name]
 }
 
-// Selects reports whether a budget that the Index has selects pods with the given labels.
+// Selects reports whether the Index has the budget and it selects pods with the given labels.
 func (x *Index) Selects(namespace, name string, pod labels.Set) bool {
 	known := x.get(namespace, name)
 	if known == nil {
@@ -116,14 +116,13 @@ func (x *Index) matches(known *indexed, pod labels.Set) bool {
 	return known.selector.Matches(pod)
 }
 
-// Matched returns how often a whole selector has been matched with the labels of a pod, which is
-// what looking up budgets costs.
+// Matched returns how often a whole selector has been matched with the labels of a pod. This is the
+// main cost of a lookup.
 func (x *Index) Matched() int {
 	return int(x.matched.Load())
 }
 
-// Update replaces a budget by another version that selects the same pods, and reports whether it
-// does.
+// Update replaces a budget if the new version selects the same pods, and reports whether it did.
 func (x *Index) Update(budget *policyv1.PodDisruptionBudget) bool {
 	known := x.get(budget.Namespace, budget.Name)
 	if known == nil || !apiequality.Semantic.DeepEqual(known.budget.Spec.Selector, budget.Spec.Selector) {
@@ -133,7 +132,7 @@ func (x *Index) Update(budget *policyv1.PodDisruptionBudget) bool {
 	return true
 }
 
-// Set adds a budget, or replaces the one of its name.
+// Set adds a budget, or replaces the budget with the same name.
 func (x *Index) Set(budget *policyv1.PodDisruptionBudget) {
 	x.Remove(budget.Namespace, budget.Name)
 	ns := x.byNamespace[budget.Namespace]
@@ -162,8 +161,8 @@ func (x *Index) Set(budget *policyv1.PodDisruptionBudget) {
 	}
 }
 
-// newIndexed parses the selector of a budget and chooses the label that it is found by: each
-// requirement has to be met, so the one that the fewest other budgets are found by.
+// newIndexed parses the selector of a budget and chooses the label by which it is found. A pod must
+// meet every requirement, so it chooses the label by which the fewest other budgets are found.
 func (ns *namespaceIndex) newIndexed(budget *policyv1.PodDisruptionBudget) *indexed {
 	known := &indexed{budget: budget}
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
@@ -192,7 +191,7 @@ func (ns *namespaceIndex) newIndexed(budget *policyv1.PodDisruptionBudget) *inde
 	return known
 }
 
-// Remove drops a budget, if the Index has it.
+// Remove removes a budget, if the Index has it.
 func (x *Index) Remove(namespace, name string) {
 	known := x.get(namespace, name)
 	if known == nil {

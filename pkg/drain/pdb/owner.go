@@ -13,8 +13,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Owner is what a pod belongs to, as far as the remedies for a budget that never allows an eviction
-// depend on it. The zero value is a pod without a controller.
+// Owner is the kind of owner that a pod has. The remedy for a budget that never allows an eviction
+// depends on it. The zero value is a pod without a controller.
 type Owner struct {
 	kind ownerKind
 	// name is the kind and name of a controller that is not built into Kubernetes.
@@ -24,7 +24,7 @@ type Owner struct {
 type ownerKind int
 
 const (
-	// ownerDeployment: a Deployment can replace the pod before it leaves. The zero value is no
+	// ownerDeployment: a Deployment can replace the pod before it leaves. The zero value means no
 	// owner.
 	ownerDeployment ownerKind = iota + 1
 	// ownerBuiltIn: another controller of Kubernetes recreates the pod after it has left.
@@ -44,15 +44,15 @@ var (
 	OwnerBuiltIn = Owner{kind: ownerBuiltIn}
 )
 
-// builtIn are the groups of the controllers of Kubernetes that own pods, by their kinds.
+// builtIn has the kinds of the Kubernetes controllers that own pods, by API group.
 var builtIn = map[string][]string{
 	"":      {"ReplicationController", "Node"},
 	"apps":  {"ReplicaSet", "StatefulSet", "DaemonSet"},
 	"batch": {"Job"},
 }
 
-// OwnerOf returns the owner of a pod with the given controller, which is nil if it has none. The
-// caller knows whether a Deployment replaces the pod, see OwnerDeployment.
+// OwnerOf returns the owner of a pod with the given controller, which is nil if it has none. It
+// never returns OwnerDeployment: only the caller knows whether a Deployment replaces the pod.
 func OwnerOf(controller *metav1.OwnerReference) Owner {
 	if controller == nil {
 		return OwnerNone
@@ -64,11 +64,11 @@ func OwnerOf(controller *metav1.OwnerReference) Owner {
 	return OwnerBuiltIn
 }
 
-// IsOperator reports whether a controller that is not built into Kubernetes owns the pod. It may
-// move the pod's role to another pod on its own, which changes what the budget allows.
+// IsOperator reports whether a controller that is not built into Kubernetes owns the pod. This
+// controller may move the pod's role to another pod, which changes what the budget allows.
 func (o Owner) IsOperator() bool { return o.kind == ownerOperator }
 
-// remedy returns what helps against a budget that never allows an eviction, in sentences.
+// remedy returns advice about a budget that never allows an eviction, in sentences.
 func (o Owner) remedy() string {
 	const narrow = "take the node out of the maintenance, which narrows its selector"
 	switch o.kind {

@@ -23,8 +23,8 @@ func NameOf(budget *policyv1.PodDisruptionBudget) types.NamespacedName {
 	return types.NamespacedName{Namespace: budget.Namespace, Name: budget.Name}
 }
 
-// Holds reports whether the Eviction API checks budgets for the pod. Pods that are pending,
-// finished or terminating bypass them, even several of them.
+// Holds reports whether the Eviction API checks budgets for the pod. It does not for pods that are
+// pending, finished or terminating, even if several budgets select them.
 func Holds(pod *corev1.Pod) bool {
 	switch pod.Status.Phase {
 	case corev1.PodPending, corev1.PodSucceeded, corev1.PodFailed:
@@ -67,16 +67,16 @@ func SyncFailure(budget *policyv1.PodDisruptionBudget) (message string, failed b
 	return condition.Message, true
 }
 
-// CountsNone reports whether the budget has pods and expects none. Unless minAvailable is a number,
-// the disruption controller computes the expected pods from their controllers, and ignores pods
-// without one; it then allows no disruption and does not report a failure.
+// CountsNone reports whether the budget has healthy pods but expects none. Unless minAvailable is a
+// number, the disruption controller computes the expected pods from their controllers, and ignores
+// pods without one; it then allows no disruption and does not report a failure.
 func CountsNone(budget *policyv1.PodDisruptionBudget) bool {
 	return IsCurrent(budget) && budget.Status.ExpectedPods == 0 && budget.Status.CurrentHealthy > 0 && budget.Status.DisruptionsAllowed == 0
 }
 
-// NeverAllows reports whether no ready pod can be evicted under the budget even if all of its pods
-// are healthy, and a short reason. Such a budget only allows a disruption if there are more pods
-// than expected; NeverAllows returns false as long as there are.
+// NeverAllows reports whether the budget allows no eviction of a ready pod even if all of its pods
+// are healthy, and returns a short reason. Such a budget allows a disruption only while there are
+// more pods than expected; NeverAllows then returns false.
 func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never bool) {
 	spec, status, current := &budget.Spec, &budget.Status, IsCurrent(budget)
 	if current && status.DisruptionsAllowed > 0 {
@@ -106,7 +106,7 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never boo
 	return "", false
 }
 
-// DesiredHealthy returns how many pods have to be healthy with the given number of expected pods.
+// DesiredHealthy returns how many of the expected pods must be healthy.
 func DesiredHealthy(budget *policyv1.PodDisruptionBudget, expected int32) int32 {
 	limit, unavailable := budget.Spec.MinAvailable, budget.Spec.MaxUnavailable
 	if unavailable != nil {
@@ -134,8 +134,8 @@ func ofHundred(limit *intstr.IntOrString) int {
 	return n
 }
 
-// UsesUp reports whether the end of a pod that the budget selects uses up one of the disruptions
-// that the budget allows. The end of a pod whose eviction was granted already does not.
+// UsesUp reports whether the budget allows one disruption less when a pod that it selects ends. It
+// does not if the eviction of the pod was granted before.
 func UsesUp(budget *policyv1.PodDisruptionBudget, pod *corev1.Pod, now time.Time) bool {
 	if isGranted(budget, pod, now) || !Holds(pod) {
 		return false
@@ -143,20 +143,21 @@ func UsesUp(budget *policyv1.PodDisruptionBudget, pod *corev1.Pod, now time.Time
 	return IsReady(pod) || !LetsUnreadyGo(budget)
 }
 
-// grantTimeout is the disruption controller's DeletionTimeout: it then counts a pod again whose
-// eviction was granted and which was not deleted.
+// grantTimeout is the DeletionTimeout of the disruption controller. After that time the controller
+// counts a pod again whose eviction was granted but which was not deleted.
 const grantTimeout = 2 * time.Minute
 
-// isGranted reports whether the budget has been reduced for the pod's eviction. The status lists
-// pods by name, and while the disruption controller is down it keeps entries of earlier pods.
+// isGranted reports whether the budget was already reduced for the pod's eviction. The status lists
+// pods by name, and while the disruption controller is down it keeps entries of earlier pods with
+// the same name.
 func isGranted(budget *policyv1.PodDisruptionBudget, pod *corev1.Pod, now time.Time) bool {
 	granted, listed := budget.Status.DisruptedPods[pod.Name]
 	return listed && granted.After(pod.CreationTimestamp.Time) && now.Sub(granted.Time) < grantTimeout
 }
 
-// Room returns how many disruptions the budget allows now. Like Allowed, it is 0 for a status that
-// the Eviction API does not act on; it is also 0 if the disruption controller could not compute the
-// status.
+// Room returns how many disruptions the budget allows now. Like Allowed, it returns 0 if the
+// Eviction API does not act on the status; it also returns 0 if the disruption controller could not
+// compute the status.
 func Room(budget *policyv1.PodDisruptionBudget) int {
 	if _, failed := SyncFailure(budget); failed {
 		return 0

@@ -12,8 +12,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// maxDisruptedPods is the maximum number of evictions of a budget that the API server allows before
-// the disruption controller has confirmed them.
+// maxDisruptedPods is the maximum number of evictions under a budget that the API server grants
+// before the disruption controller has confirmed them.
 const maxDisruptedPods = 2000
 
 // Refusal is the cause of a refused eviction.
@@ -36,8 +36,8 @@ func hasTooManyDisruptedPods(budget *policyv1.PodDisruptionBudget) bool {
 	return budget.Status.DisruptionsAllowed < 0 || len(budget.Status.DisruptedPods) > maxDisruptedPods
 }
 
-// Explain returns why a budget allows no disruption now, and what helps a pod with the given kind
-// of owner. All texts about a closed budget come from here.
+// Explain returns why a budget allows no disruption now, with a remedy for the kind of owner. All
+// messages about a closed budget come from here.
 func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 	status := budget.Status
 	if message, failed := SyncFailure(budget); failed {
@@ -74,8 +74,8 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 
 // HeldByUnhealthy reports whether a budget allows no disruption because the pod itself, or other
 // pods of the budget, are not healthy, and returns the refusal. steady means that the number of
-// missing pods has not changed for a while: between two steps of a drain a budget looks the same,
-// except that no eviction takes it below the desired number.
+// missing pods has not changed for a while. If it is false, the drain itself may have evicted the
+// missing pods, except if fewer pods than desired are healthy: evictions do not cause that.
 func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (Refusal, bool) {
 	refusal, status := Explain(budget, OwnerNone), budget.Status
 	unhealthy := status.ExpectedPods - status.CurrentHealthy
@@ -94,7 +94,7 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 	why, never := NeverAllows(budget)
 	switch {
 	case never && !ready:
-		// Ready pods would not open this budget.
+		// This budget would stay closed even if its pods were ready.
 		advice = fmt.Sprintf("Set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which allows the eviction of pods that are not ready. "+
 			"It never allows the eviction of a pod that is (%s).", why)
 	case policy == nil || *policy != policyv1.AlwaysAllow:
@@ -107,8 +107,8 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 	}, true
 }
 
-// TooManyDisruptedPods returns the refusal by a budget with an invalid status; what is a sentence
-// that describes the status.
+// TooManyDisruptedPods returns the refusal for a budget with an invalid status; what is a sentence
+// about the status.
 func TooManyDisruptedPods(what string) Refusal {
 	return Refusal{
 		Reason:  v1alpha1.ReasonTooManyDisruptedPods,
@@ -116,7 +116,7 @@ func TooManyDisruptedPods(what string) Refusal {
 	}
 }
 
-// ExplainSeveral returns why a pod that several budgets select is never evicted.
+// ExplainSeveral returns why a pod is never evicted if several budgets select it.
 func ExplainSeveral(matching []*policyv1.PodDisruptionBudget) Refusal {
 	names := make([]string, 0, len(matching))
 	for _, budget := range matching {

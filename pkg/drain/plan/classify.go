@@ -26,11 +26,11 @@ const (
 	// KeptTolerant is the reason of DaemonSet pods that tolerate our taint: they would be recreated
 	// immediately.
 	KeptTolerant KeptReason = "DaemonSet pod that tolerates the drain taint"
-	// KeptStatic is the reason of static pods on a node without a node agent. The reason of those
-	// that the server or the agent of the node keeps adds why, see KeptStatic.
+	// KeptStatic is the reason of static pods on a node without a node agent. On a node with a node
+	// agent the reason also has the cause, see the method KeptStatic.
 	KeptStatic KeptReason = "static pod"
 	// KeptBudget is the reason of DaemonSet pods whose budget has allowed no disruption for too
-	// long. They are evicted if it does later.
+	// long. They are evicted if the budget allows it later.
 	KeptBudget KeptReason = "DaemonSet pod whose budget stays closed"
 	// KeptOwn is the reason of pods of the server that were recreated on a node that a maintenance
 	// holds.
@@ -46,23 +46,23 @@ func (r KeptReason) KeptStatic() protocol.KeptReason {
 	return protocol.KeptReason(strings.TrimSuffix(reason, ")"))
 }
 
-// IsStatic reports whether it is the reason of a static pod.
+// IsStatic reports whether r is the reason of a static pod.
 func (r KeptReason) IsStatic() bool { return r == KeptStatic || r.KeptStatic() != "" }
 
-// IsLive reports whether a pod runs or will run, or takes something of its node. Terminating pods
-// are live until they are deleted: the kubelet still has to unmount their volumes after their
-// containers have ended. A pod that only a finalizer keeps is not.
+// IsLive reports whether a pod runs, will run, or still uses its node. Terminating pods are live
+// until they are deleted: the kubelet still has to unmount their volumes after their containers
+// have ended. A pod is not live if only a finalizer keeps it.
 func IsLive(pod *corev1.Pod) bool {
 	if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
 		return true
 	}
-	// The kubelet sets the grace period to 0 when nothing of the pod is left.
+	// The kubelet sets the grace period to 0 when it has cleaned up the pod.
 	grace := pod.DeletionGracePeriodSeconds
 	return pod.DeletionTimestamp != nil && (grace == nil || *grace > 0)
 }
 
-// TypeOf returns the type of a pod on a node of the given UID. The mirror annotation alone does not
-// make a static pod, since any user can set it: the node must also be its controller.
+// TypeOf returns the type of a pod on a node with the given UID. Any user can set the mirror
+// annotation, so a pod is only static if the node is also its controller.
 func TypeOf(pod *corev1.Pod, node types.UID) v1alpha1.PodType {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
@@ -77,7 +77,7 @@ func TypeOf(pod *corev1.Pod, node types.UID) v1alpha1.PodType {
 	return v1alpha1.PodTypeDefault
 }
 
-// PodOf returns the fields that planning needs of a pod on a node of the given UID.
+// PodOf returns the fields that planning needs of a pod on a node with the given UID.
 func PodOf(pod *corev1.Pod, node types.UID) Pod {
 	p := Pod{Type: TypeOf(pod, node), Labels: pod.Labels}
 	if pod.Spec.Priority != nil {
@@ -109,7 +109,7 @@ func Kept(pod *corev1.Pod, podType v1alpha1.PodType, node *corev1.Node, evacuato
 }
 
 // IsTainted reports whether a node has the taint that keeps new DaemonSet pods off, regardless of
-// who added it.
+// which client added it.
 func IsTainted(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == v1alpha1.TaintDrain && t.Effect == corev1.TaintEffectNoSchedule
@@ -122,7 +122,7 @@ func toleratesDrain(pod *corev1.Pod) bool {
 		if t.Effect != "" && t.Effect != corev1.TaintEffectNoSchedule {
 			continue
 		}
-		// Our taint has no value, so Equal only tolerates it without a value.
+		// Our taint has no value, so the operator Equal only tolerates it without a value.
 		if t.Operator == corev1.TolerationOpExists && (t.Key == "" || t.Key == v1alpha1.TaintDrain) {
 			return true
 		}

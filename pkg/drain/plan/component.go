@@ -39,9 +39,9 @@ func findComponents(ordered []*progress) []*component {
 	return out
 }
 
-// override lets something move where plans contradict each other: in a component in which no live
-// pod is asked to leave although some are covered by a plan, the oldest maintenance gets what it
-// wants on its nodes. It returns nil where nothing had to be decided.
+// override resolves a contradiction between plans: if no live pod of a component is asked to leave
+// although a plan covers some, the nodes of the oldest unfinished maintenance get its targets. It
+// returns nil if there was no contradiction.
 func (c *component) override() *Override {
 	stuck := true
 	for _, m := range c.maintenances {
@@ -71,7 +71,7 @@ func (c *component) override() *Override {
 }
 
 // overrules reports whether the override has raised a target of the node above the plan of another
-// maintenance that holds it, even if the node has no such pod now: one may be created.
+// maintenance that holds the node. The node may have no such pod now, since one may be created.
 func (n *nodeState) overrules(h *hold) bool {
 	for k, reached := range n.answer.reached {
 		if reached > n.plain.reached[k] && reached > n.group.members[h.index].at(k) {
@@ -81,7 +81,7 @@ func (n *nodeState) overrules(h *hold) bool {
 	return false
 }
 
-// publish writes the targets down.
+// publish adds the targets to the result.
 func (c *component) publish(result *Result) {
 	for _, m := range c.maintenances {
 		result.Finished[m.name] = m.finished()

@@ -10,6 +10,6 @@
 // entries have left all of them. Targets belong to the node: if maintenances overlap, the one at
 // the earliest entry limits the node, and a node keeps its targets while a maintenance holds it.
 //
-// Nothing is remembered from one call to the next: every answer follows from the world alone, and
-// after a restart the statuses are enough.
+// Plan keeps no state between calls: its result depends only on the World. After a restart the
+// statuses are sufficient.
 package plan

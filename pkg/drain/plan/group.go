@@ -12,17 +12,17 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// group is the shared state of nodes that are held by the same maintenances: the keys that their
-// targets can have, and their limits. Keys are in the order of the status: by pod type, the one for
+// group is the state that nodes share if the same maintenances hold them: the keys that their
+// targets can have, and their limits. Keys are in the order of the status: by pod type, the key for
 // all pods first, then in the order of the plans, oldest maintenance first. So all maintenances of
 // a node have the same list.
 type group struct {
 	members []membership
 	keys    []groupKey
-	// types are the keys of each pod type.
+	// types has the range of keys of each pod type.
 	types [3]struct{ from, to int }
-	// limit is, key by key, what the maintenance that has come least far asks for; nothing while
-	// one of them is held.
+	// limit is, for each key, the target of the maintenance that has progressed least; unreached
+	// while one of the maintenances is held.
 	limit   reach
 	answers map[string]*answer
 	joined  reach
@@ -35,16 +35,16 @@ type groupKey struct {
 	generic int
 }
 
-// all reports whether the key is that of all pods of its type.
+// all reports whether the key selects all pods of its type.
 func (k *groupKey) all() bool { return k.key.selector == "" }
 
-// membership maps the keys of a group to those of one maintenance.
+// membership maps the keys of a group to the keys of one maintenance.
 type membership struct {
 	of *progress
-	// entries are the keys of its plan entries.
+	// entries has, for each entry of the plan, the index of its key in the group.
 	entries []int
-	// keys are the indexes of the group's keys in its plan, or -1; generic are those of the keys of
-	// all pods of the same type.
+	// keys are, for each key of the group, its index in the plan, or -1; generic are the same for
+	// the key of all pods of the type.
 	keys, generic []int
 }
 
@@ -52,12 +52,13 @@ type membership struct {
 type answer struct {
 	reached reach
 	targets Targets
-	// remarks are what there is to say to each member about a node on which pods have to leave; nil
-	// until it is asked for.
+	// remarks are the messages to the members about a node on which pods have to leave; nil until
+	// they are needed.
 	remarks []*remark
 }
 
-// group returns the one of the given maintenances and of keys that no plan names.
+// group returns the group of the given maintenances. strangers are additional keys that no plan
+// has.
 func (p *planning) group(holds []*hold, strangers []planKey) (*group, error) {
 	id := p.scratch[:0]
 	for _, h := range holds {
@@ -143,8 +144,8 @@ func (g *group) membership(m *progress, known map[key]int) membership {
 	return s
 }
 
-// find returns the place of an entry's key, or -1. Statuses list their entries in the order of the
-// keys, so that the search begins behind the place of the last one.
+// find returns the index of an entry's key, or -1. Statuses list their entries in the order of the
+// keys, so the search begins after the index of the previous entry.
 func (g *group) find(e *v1alpha1.DrainPlanEntry, after int) int {
 	for i := range g.keys {
 		k := (after + 1 + i) % len(g.keys)
@@ -156,7 +157,7 @@ func (g *group) find(e *v1alpha1.DrainPlanEntry, after int) int {
 	return slices.IndexFunc(g.keys, func(k groupKey) bool { return k.key == wanted })
 }
 
-// own returns what the plan of a member lists for a key.
+// own returns the target of a member's plan for a key of that plan.
 func (s *membership) own(k int) int64 {
 	if at := s.keys[k]; at >= 0 {
 		return s.of.own[at]
@@ -164,8 +165,8 @@ func (s *membership) own(k int) int64 {
 	return unreached
 }
 
-// at returns what a member's plan asks for at a key of its own or of another maintenance; a
-// selector that it does not name is reached as far as all pods of the type are.
+// at returns the target of a member's plan for any key of the group. If the plan does not have the
+// selector, this is the target of all pods of the type.
 func (s *membership) at(k int) int64 {
 	if own := s.own(k); own != unreached {
 		return own
@@ -176,7 +177,7 @@ func (s *membership) at(k int) int64 {
 	return unreached
 }
 
-// setLimit finds out how far the nodes of the group may go.
+// setLimit computes the limit of the nodes of the group.
 func (g *group) setLimit() {
 	held := slices.ContainsFunc(g.members, func(s membership) bool { return s.of.held() })
 	for k := range g.keys {
@@ -187,8 +188,8 @@ func (g *group) setLimit() {
 		lowest, listed := g.members[0].at(k), false
 		for i := range g.members {
 			lowest = min(lowest, g.members[i].at(k))
-			// A key is listed if a plan lists it, not merely because the type of another plan's
-			// selector is reached.
+			// A key is listed only if a plan has the key itself: at also returns the target of all
+			// pods of the type.
 			listed = listed || g.members[i].own(k) != unreached
 		}
 		if listed {
@@ -203,8 +204,7 @@ func (g *group) answer(before, further reach) *answer {
 	id := g.scratch[:0]
 	for k := range g.keys {
 		g.joined[k] = max(before[k], further[k])
-		// Every selector is at least at the priority of all pods of its type, whose key comes
-		// first.
+		// A selector reaches at least the priority of all pods of its type, whose key comes first.
 		if all := g.keys[k].generic; all >= 0 && g.joined[k] != unreached {
 			g.joined[k] = max(g.joined[k], g.joined[all])
 		}
@@ -230,7 +230,7 @@ func (g *group) answer(before, further reach) *answer {
 	return a
 }
 
-// asked returns what a member's plan lists, by key of the group.
+// asked returns the targets of a member's plan, by key of the group.
 func (g *group) asked(member int) reach {
 	r := nowhere(len(g.keys))
 	for k := range r {
@@ -239,8 +239,7 @@ func (g *group) asked(member int) reach {
 	return r
 }
 
-// moves reports whether one of the pods, of which the lowest priorities are given, is asked to
-// leave.
+// moves reports whether a pod is asked to leave; lowest has the lowest priority of the pods by key.
 func (a *answer) moves(lowest []int64) bool {
 	for k, priority := range a.reached {
 		if lowest[k] <= priority {

@@ -29,25 +29,25 @@ const (
 func NotAuthorizedMessage(username string) string {
 	const format = NotDrained + "user %q may not delete this node."
 	for limit := MaxMessageBytes - len(format); ; limit-- {
-		// A name that has to be escaped grows when it is quoted.
+		// Quoting makes a name longer if it has characters that must be escaped.
 		if message := fmt.Sprintf(format, Fit(username, limit)); len(message) <= MaxMessageBytes {
 			return message
 		}
 	}
 }
 
-// remark is the message to a maintenance about a node on which pods have to leave.
+// remark is the message to a maintenance, the member, about a node on which pods have to leave.
 type remark struct {
 	message string
 	// limiter is the maintenance at the earliest entry on the node, if it keeps the node's targets
-	// below those of the maintenance.
+	// below those of the member.
 	limiter *progress
-	// fastForwardedBy is the older maintenance that has advanced the node beyond the maintenance's
-	// own plan, or "".
+	// fastForwardedBy is the older maintenance that has advanced the node beyond the member's own
+	// plan, or "".
 	fastForwardedBy string
 }
 
-// describe fills in the messages of the subject, and who was fast-forwarded; an empty subject means
+// describe adds the messages and fast-forwards of the subject to the result; an empty subject means
 // all maintenances.
 func (c *component) describe(result *Result, subject string) {
 	for _, m := range c.maintenances {
@@ -75,9 +75,10 @@ func (c *component) describe(result *Result, subject string) {
 	}
 }
 
-// joinedBehind returns the oldest maintenance that has advanced the node beyond the plan of the
-// maintenance, which has just joined and does not have the node in its status yet, or "". It does
-// so even if there is no pod on the node now: new pods will not leave in the order of the plan.
+// joinedBehind is for a maintenance that has just joined and does not have the node in its status
+// yet. It returns the oldest maintenance that has advanced the node beyond the plan of the new one,
+// or "". It does so even if there is no pod on the node now: new pods will not leave in the order
+// of the plan.
 func (h *hold) joinedBehind() string {
 	if len(h.before) > 0 {
 		return ""
@@ -98,7 +99,7 @@ func (h *hold) joinedBehind() string {
 	return ""
 }
 
-// fastForward writes down by whom a maintenance was fast-forwarded on a node.
+// fastForward records which maintenance fast-forwarded another one on a node.
 func (r *Result) fastForward(maintenance, node, by string) {
 	if r.FastForwarded[maintenance] == nil {
 		r.FastForwarded[maintenance] = map[string]string{}
@@ -106,7 +107,7 @@ func (r *Result) fastForward(maintenance, node, by string) {
 	r.FastForwarded[maintenance][node] = by
 }
 
-// takeStock finds out what the maintenance waits for, once.
+// takeStock computes, once, the nodes and the maintenance that m waits for.
 func (m *progress) takeStock() {
 	if m.stocked {
 		return
@@ -126,9 +127,9 @@ func (m *progress) takeStock() {
 	}
 }
 
-// waiting returns the message of the nodes of m on which no pod is asked to leave: they wait for
-// other nodes of m or, if another maintenance limits these, for the nodes that the other one waits
-// for.
+// waiting returns the message for the nodes of m on which no pod is asked to leave: they wait for
+// other nodes of m or, if another maintenance limits these, for the nodes that the other
+// maintenance waits for.
 func (m *progress) waiting() string {
 	seen := map[*progress]bool{}
 	for at := m; at != nil && !seen[at]; at = at.limiter {
@@ -196,7 +197,8 @@ func (g *group) limiterOf(member int, reached reach) *progress {
 }
 
 // fastForwardedBy returns the older maintenance that has advanced a node beyond the member's own
-// plan, or "". Of several it is the one at the earliest entry: the node shows its progress.
+// plan, or "". If there are several, it returns the one at the earliest entry, which determines the
+// targets of the node.
 func (g *group) fastForwardedBy(member int, reached reach) string {
 	for k := range g.keys {
 		want := g.members[member].at(k)

@@ -16,15 +16,16 @@ import (
 // nodeState is the planning state of one node.
 type nodeState struct {
 	*Node
-	// holds are those of the maintenances that drain the node, oldest first.
+	// holds are the holds of all maintenances that drain the node, oldest maintenance first.
 	holds []*hold
 	group *group
-	// before is what the node has reached according to the statuses, by key of the group.
+	// before are the targets that the node has reached according to the statuses, by key of the
+	// group.
 	before reach
 	// lowest is the lowest priority of a live pod, by key of the group: this is sufficient to
 	// determine which entries cover a pod.
 	lowest []int64
-	// plain is the answer before contradictions are resolved, answer the final one.
+	// plain is the answer before override; answer is the final one.
 	plain, answer *answer
 	// moving reports whether a live pod is asked to leave.
 	moving bool
@@ -33,7 +34,7 @@ type nodeState struct {
 // noPod is the lowest priority if there is no pod.
 const noPod = math.MaxInt64
 
-// recall finds the group of the node and joins what the statuses say.
+// recall finds the group of the node, and merges the targets that the statuses have for it.
 func (p *planning) recall(n *nodeState) error {
 	g, err := p.group(n.holds, nil)
 	if err != nil {
@@ -71,7 +72,8 @@ func compareStrangers(a, b planKey) int {
 	return cmp.Or(strings.Compare(string(a.podType), string(b.podType)), strings.Compare(a.selector.String(), b.selector.String()))
 }
 
-// measure computes the lowest priorities of the pods.
+// measure computes the lowest priority of the pods by key, and the first entry of each hold that
+// covers a pod.
 func (n *nodeState) measure() {
 	g := n.group
 	n.lowest = make([]int64, len(g.keys))
@@ -99,7 +101,7 @@ func (n *nodeState) measure() {
 	}
 }
 
-// decide finds out what the node is asked for, and whether pods have to leave for it.
+// decide computes the targets of the node, and whether pods have to leave.
 func (n *nodeState) decide() {
 	if len(n.holds) == 0 {
 		return
@@ -108,13 +110,13 @@ func (n *nodeState) decide() {
 	n.take(n.plain)
 }
 
-// take makes an answer the one that counts.
+// take sets the final answer of the node.
 func (n *nodeState) take(a *answer) {
 	n.answer, n.moving = a, a.moves(n.lowest)
 }
 
-// movesFor reports whether a pod of the node that the maintenance's frontier waits for is asked to
-// leave.
+// movesFor reports whether the node has a pod that the maintenance's frontier waits for and that is
+// asked to leave.
 func (n *nodeState) movesFor(h *hold) bool {
 	g, reached := n.group, n.answer.reached
 	undecided := false
@@ -146,7 +148,7 @@ func (n *nodeState) movesFor(h *hold) bool {
 	})
 }
 
-// SameEntries reports whether two plans, or two lists of targets, say the same.
+// SameEntries reports whether two plans, or two lists of targets, are equal.
 func SameEntries(a, b []v1alpha1.DrainPlanEntry) bool {
 	if len(a) != len(b) {
 		return false

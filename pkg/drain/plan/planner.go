@@ -10,22 +10,22 @@ import (
 	"strings"
 )
 
-// planning is a plan in the making. What nodes have in common is worked out once: their group and
-// how far it may go.
+// planning is the state of a call of Plan. It computes once what nodes have in common: their group
+// and its limit.
 type planning struct {
 	// ordered are the maintenances, oldest first.
 	ordered []*progress
-	// listed are the nodes in the order of the world, nodes are the same by name.
+	// listed are the nodes in the order of the world, nodes are the same nodes by name.
 	listed []*nodeState
 	nodes  map[string]*nodeState
-	// groups are by the identity of what they share.
+	// groups are the groups by their maintenances and additional keys.
 	groups map[string]*group
-	// scratch is room for building keys.
+	// scratch is a buffer to build keys.
 	scratch []byte
 }
 
-// Plan says which pods are asked to leave. It fails for a selector that cannot be parsed and for a
-// maintenance that names a node which the world does not have.
+// Plan decides which pods are asked to leave. It fails if a selector cannot be parsed, or if a
+// maintenance names a node that the world does not have.
 func Plan(world World) (Result, error) {
 	p := &planning{nodes: make(map[string]*nodeState, len(world.Nodes)), groups: map[string]*group{}}
 	return p.plan(world)
@@ -129,8 +129,8 @@ func older(a, b *progress) int {
 	return cmp.Or(a.created.Compare(b.created), strings.Compare(a.name, b.name))
 }
 
-// measureNodes finds, for each node that a maintenance holds, its group, what it has reached and
-// which pods are left.
+// measureNodes finds, for each node that a maintenance holds, its group, the targets that it has
+// reached, and its remaining pods.
 func (p *planning) measureNodes() error {
 	for _, n := range p.listed {
 		if len(n.holds) == 0 {

@@ -38,7 +38,7 @@ func CompileTargets(entries []v1alpha1.DrainPlanEntry) (Targets, error) {
 // Cover reports whether the pod is asked to leave.
 func (t Targets) Cover(pod Pod) bool { return t.First(pod) >= 0 }
 
-// First returns the index of the first entry that covers the pod, -1 if none does.
+// First returns the index of the first entry that covers the pod, or -1.
 func (t Targets) First(pod Pod) int {
 	for i := range t.Entries {
 		if t.Entries[i].PodType == pod.Type && pod.Priority <= t.Entries[i].PodPriority && matches(t.selectors[i], &pod) {
@@ -48,7 +48,7 @@ func (t Targets) First(pod Pod) int {
 	return -1
 }
 
-// compileSelector returns nil for a selector of all pods.
+// compileSelector compiles a selector. It returns nil for a selector of all pods.
 func compileSelector(s *metav1.LabelSelector) (labels.Selector, error) {
 	if planorder.SelectsAll(s) {
 		return nil, nil
@@ -60,7 +60,7 @@ func matches(s labels.Selector, pod *Pod) bool {
 	return s == nil || s.Matches(pod.Labels)
 }
 
-// key identifies a target: the pods of a type that a selector, written canonically, selects.
+// key identifies a target: the pod type, and the canonical form of the selector.
 type key struct {
 	podType  v1alpha1.PodType
 	selector string
@@ -92,7 +92,7 @@ func entryKey(e *v1alpha1.DrainPlanEntry) key {
 	return key{podType: t, selector: planorder.CanonicalSelector(e.PodSelector)}
 }
 
-// SameTargets reports whether two states of a maintenance ask the same pods to leave.
+// SameTargets reports whether two states of a maintenance have equal targets on the same nodes.
 func SameTargets(a, b *v1alpha1.NodeMaintenance) bool {
 	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
 		return x.NodeRef == y.NodeRef && SameEntries(x.DrainTargets, y.DrainTargets)

@@ -19,7 +19,7 @@ type planEntry struct {
 	rank     int
 	priority int64
 	selector labels.Selector
-	// key is the index of the entry's key among those of the plan.
+	// key is the index of the entry's key in the plan.
 	key int
 }
 
@@ -28,12 +28,12 @@ func (e *planEntry) covers(pod *Pod) bool {
 	return typeRank(pod.Type) == e.rank && int64(pod.Priority) <= e.priority && matches(e.selector, pod)
 }
 
-// planKey is a key of a plan, with the selector in the form of the plan.
+// planKey is a key of a plan, with the selector as it is in the plan.
 type planKey struct {
 	key
 	selector *metav1.LabelSelector
 	compiled labels.Selector
-	// generic is the index of the key of all pods of the type among those of the plan, or -1.
+	// generic is the index in the plan of the key of all pods of the type, or -1.
 	generic int
 }
 
@@ -41,26 +41,26 @@ type planKey struct {
 type progress struct {
 	name    string
 	created time.Time
-	// id is its place among the maintenances.
+	// id is its index among the maintenances.
 	id      int
 	entries []planEntry
 	keys    []planKey
 	// holds are its nodes, sorted by name.
 	holds []*hold
-	// isHeld says that a node has not been seen cordoned: nothing may be raised yet.
+	// isHeld means that a node has not been seen cordoned, so no target may be raised yet.
 	isHeld bool
 	// frontier is the index of the first entry that has live pods left on any node, or
 	// len(entries).
 	frontier int
-	// own is, for each key, what the plan asks for up to the frontier.
+	// own has, for each key, the target of the plan up to the frontier.
 	own       reach
 	component *component
-	// stocked reports that waits, stuck and limiter are worked out.
+	// stocked means that waits, stuck and limiter are computed.
 	stocked bool
-	// waits are the nodes that the maintenance waits for: those not cordoned and those with live
-	// pods that are leaving. stuck are those with live pods at the frontier.
+	// waits are the nodes that the maintenance waits for: nodes that are not cordoned, and nodes
+	// with live pods that are leaving. stuck are the nodes with live pods at the frontier.
 	waits, stuck nodeList
-	// limiter is the maintenance because of which the pods at the frontier are not asked to leave.
+	// limiter is the maintenance that keeps the pods at the frontier from being asked to leave.
 	limiter *progress
 }
 
@@ -118,7 +118,7 @@ func (m *progress) index(pod *Pod) int {
 	return len(m.entries)
 }
 
-// advance finds the frontier and what is asked for up to there.
+// advance computes the frontier, and the targets up to it.
 func (m *progress) advance() {
 	m.frontier = len(m.entries)
 	for _, h := range m.holds {
@@ -130,12 +130,11 @@ func (m *progress) advance() {
 // finished reports whether no live pod is left that the plan covers.
 func (m *progress) finished() bool { return m.frontier == len(m.entries) }
 
-// held reports whether the maintenance must not raise anything yet.
+// held reports whether the maintenance must not raise targets yet.
 func (m *progress) held() bool { return m.isHeld }
 
-// upTo returns the targets of the entries up to and including the given one. For a type that is
-// reached, they include the selectors that the plan names later, at the priority that all pods of
-// the type have reached.
+// upTo returns the targets of the entries up to and including the given one. A selector that the
+// plan names only later gets the priority that all pods of its type have reached.
 func (m *progress) upTo(frontier int) reach {
 	r := nowhere(len(m.keys))
 	for i := 0; i <= frontier && i < len(m.entries); i++ {
@@ -149,7 +148,7 @@ func (m *progress) upTo(frontier int) reach {
 	return r
 }
 
-// reach is, for each key of a list, the highest priority that is asked to leave.
+// reach has, for each key of a list, the highest priority that is asked to leave.
 type reach []int64
 
 // unreached is the priority of a key that is not reached.

@@ -12,15 +12,16 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// World is all that a plan depends on. No order in it matters, and nothing in it is changed.
+// World is the input of Plan, which does not change it. The order of maintenances and nodes does
+// not matter.
 type World struct {
 	// Maintenances are the maintenances in stage Drain that are not being deleted, each once.
 	Maintenances []Maintenance
-	// Nodes are at least the nodes of the maintenances, each once.
+	// Nodes has at least the nodes of the maintenances, each once.
 	Nodes []*Node
 	// Subject is the name of the maintenance that Messages and FastForwarded of the result are for;
-	// empty means all. What a message says depends on all maintenances of a node, so the messages
-	// of all of them cost the square of their number.
+	// empty means all. Each message depends on all maintenances of a node, so the cost of all
+	// messages grows with the square of their number.
 	Subject string
 }
 
@@ -35,10 +36,11 @@ type Maintenance struct {
 	Plan []v1alpha1.DrainPlanEntry
 	// Nodes are the names of the selected nodes that the requester may delete.
 	Nodes []string
-	// Uncordoned are those of Nodes that have not been seen cordoned. While there are any the
-	// maintenance raises no targets: pods could still land behind a wave that has passed.
+	// Uncordoned are the Nodes that have not been seen cordoned. While there are any, the
+	// maintenance raises no targets: the scheduler could still bind a pod to them after its wave
+	// has passed.
 	Uncordoned []string
-	// Before are the targets that its status has for a node of the same UID, by node name.
+	// Before are the targets in its status for a node with the same UID, by node name.
 	Before map[string][]v1alpha1.DrainPlanEntry
 }
 
@@ -57,29 +59,29 @@ type Pod struct {
 	Labels   labels.Set
 }
 
-// Result is the answer to a World.
+// Result is the result of Plan.
 type Result struct {
 	// Targets are the drain targets by node name, for every node of a maintenance.
 	Targets map[string]Targets
 	// Messages are the drain messages by maintenance and node name.
 	Messages map[string]map[string]string
-	// Finished has the maintenances whose plan covers no remaining live pod.
+	// Finished is, by name, whether the plan of a maintenance covers no remaining live pod.
 	Finished map[string]bool
-	// FastForwarded is the other maintenance that has already advanced a node beyond the
-	// maintenance's own plan, by maintenance and node. It is set when the maintenance joins, and as
-	// long as pods leave because of an older one.
+	// FastForwarded is, by maintenance and node, the other maintenance that has already advanced
+	// the node beyond the maintenance's own plan. It is set when the maintenance joins, and as long
+	// as pods leave because of an older one.
 	FastForwarded map[string]map[string]string
 	// Overrides are the contradictions between plans that were resolved in favour of the oldest
 	// maintenance.
 	Overrides []Override
 }
 
-// Override is a contradiction between the plans of some maintenances that would stop their drains,
-// with the maintenance whose order was followed.
+// Override describes how Plan resolved a contradiction between plans that would have stopped their
+// drains.
 type Override struct {
 	// Followed is the maintenance whose order was followed.
 	Followed string
-	// Overridden are the maintenances on the same nodes whose order was not followed, even without
-	// affected pods, sorted by name.
+	// Overridden are the maintenances on the same nodes whose order was not followed, sorted by
+	// name. They are listed even if no pod is affected.
 	Overridden []string
 }

@@ -15,10 +15,10 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// NeverAllows reports whether a budget allows no eviction even if all of its pods are healthy and a
-// Deployment with so many replicas has the extra replicas of a surge; why is a short reason.
-// Percentages are rounded as the disruption controller rounds them. With such a budget, its owner
-// forbids disruptions.
+// NeverAllows reports whether a budget allows no eviction even if a Deployment has the given
+// replicas and the extra replicas of a surge and all of its pods are healthy; why is a short
+// reason. Percentages are rounded as the disruption controller rounds them. The owner of such a
+// budget forbids disruptions.
 func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra int32) (why string, never bool) {
 	if _, failed := pdb.SyncFailure(budget); failed {
 		return "it cannot be computed", true
@@ -39,9 +39,9 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra int32) (w
 	return "neither minAvailable nor maxUnavailable", true
 }
 
-// ExtraFor returns how many extra replicas a surge of a Deployment with so many replicas needs so
-// that the budget allows an eviction when all pods are healthy: at least one. It returns most if no
-// number up to that is sufficient. A percentage may need several.
+// ExtraFor returns how many extra replicas a surge of a Deployment with the given replicas needs so
+// that the budget allows an eviction when all pods are healthy: at least one. It returns most if
+// fewer are not sufficient. A percentage may need several.
 func ExtraFor(budget *policyv1.PodDisruptionBudget, replicas, most int32) int32 {
 	expected := expectedOf(budget, replicas)
 	for extra := int32(1); extra < most; extra++ {
@@ -58,9 +58,8 @@ func expectedOf(budget *policyv1.PodDisruptionBudget, replicas int32) int32 {
 	return max(replicas, budget.Status.ExpectedPods)
 }
 
-// RefuseBudgets returns why a Deployment with so many replicas is not scaled up for a pod under
-// these budgets, with at most so many extra replicas: because they never allow an eviction. a is
-// its autoscaler, or nil.
+// RefuseBudgets returns why a Deployment is not scaled up for a pod under these budgets: even with
+// the extra replicas they never allow an eviction. a is its autoscaler, or nil.
 func RefuseBudgets(
 	d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler, budgets []*policyv1.PodDisruptionBudget, replicas, extra int32,
 ) Refusal {
@@ -81,7 +80,7 @@ func RefuseBudgets(
 	case always && a == nil:
 		return Refusal{}
 	case always:
-		// An autoscaler scales down at any time, so the pods of its target leave by eviction.
+		// An autoscaler may scale down at any time, so the pods of its target leave by eviction.
 		return Refusal{
 			Fact:    fmt.Sprintf("is scaled up by HorizontalPodAutoscaler %s without effect under %s, %s", a.Name, names, why),
 			Because: "what an autoscaler scales leaves by eviction only",
@@ -102,12 +101,11 @@ func namesOf(budgets []*policyv1.PodDisruptionBudget) string {
 	return strings.Join(names, ", ")
 }
 
-// LeavesByScaleDown reports whether a pod under these budgets leaves with the scale-down that ends
-// a surge of a Deployment from so many replicas by so many extra ones, and not by eviction: it has
-// no budget, or only budgets that never allow an eviction, and the Deployment has opted into
-// replacement. As in a rollout, which does not check budgets either, a pod is only deleted when its
-// replacement is available. An autoscaler scales down at any time, so the pods of its target leave
-// by eviction.
+// LeavesByScaleDown reports whether a pod under these budgets leaves by the scale-down at the end
+// of a surge, and not by eviction. It does if it has no budget, or if its budgets never allow an
+// eviction and the Deployment has opted into replacement. As in a rollout, which does not check
+// budgets either, a pod is only deleted when its replacement is available. An autoscaler may scale
+// down at any time, so the pods of its target leave by eviction.
 func LeavesByScaleDown(
 	d *appsv1.Deployment, autoscaled bool, replicas, extra int32, budgets []*policyv1.PodDisruptionBudget,
 ) bool {

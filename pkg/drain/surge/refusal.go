@@ -34,8 +34,8 @@ func (r Refusal) String() string {
 	return r.Fact + ": " + r.Because
 }
 
-// Refuse returns why a Deployment with so many replicas, not counting those of a surge, is not
-// scaled up. oneNodeClaims are the claims of its pods for which OneNode is true.
+// Refuse returns why a Deployment is not scaled up. replicas does not include the extra replicas of
+// a surge. oneNodeClaims are the claims of its pods for which OneNode is true.
 func Refuse(d *appsv1.Deployment, replicas int32, oneNodeClaims []string) Refusal {
 	switch {
 	case d.DeletionTimestamp != nil:
@@ -56,8 +56,8 @@ func Refuse(d *appsv1.Deployment, replicas int32, oneNodeClaims []string) Refusa
 	return Refusal{}
 }
 
-// RefuseAutoscaled returns why a Deployment is not scaled up by its autoscaler, the first of
-// autoscalers, for which so many extra replicas are possible.
+// RefuseAutoscaled returns why the autoscaler of a Deployment is not used to scale it up. a is the
+// first of autoscalers; extra is how many replicas it can add.
 func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *autoscalingv2.HorizontalPodAutoscaler, extra int32) Refusal {
 	switch owner := metav1.GetControllerOfNoCopy(a); {
 	case len(autoscalers) > 1:
@@ -69,7 +69,7 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 	}):
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which is not able to scale (AbleToScale is not True)", a.Name)}
 	case LacksMetrics(a):
-		// It still scales up to minReplicas, but never down again.
+		// It would scale up to minReplicas, but never down again.
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which could not scale it down again (ScalingActive is False)", a.Name)}
 	case neverScalesDown(a):
 		// Its surge could not be reverted: minReplicas is only the lower limit of the autoscaler.

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package surge has the rules by which a Deployment is scaled up so that its pods are replaced
-// before they leave, and the reasons why one is not. The evacuator of Deployments and the preview
-// of a drain share them, so that the preview predicts what the evacuator does. Values in, values
+// Package surge decides whether a Deployment is scaled up so that its pods are replaced before they
+// leave, and returns the reason if it is not. The evacuator of Deployments and the preview of a
+// drain share these rules, so that the preview predicts what the evacuator does. Values in, values
 // out, without client or clock.
 package surge
 
@@ -33,8 +33,8 @@ func Replicas(d *appsv1.Deployment) int32 {
 	return *d.Spec.Replicas
 }
 
-// Most returns how many extra replicas a Deployment allows for the given number of replicas: its
-// maxSurge, which is 25% by default.
+// Most returns how many extra replicas a Deployment with the given replicas allows: its maxSurge,
+// which is 25% by default.
 func Most(d *appsv1.Deployment, replicas int32) int32 {
 	limit := intstr.FromString("25%")
 	if rolling := d.Spec.Strategy.RollingUpdate; rolling != nil && rolling.MaxSurge != nil {
@@ -53,11 +53,11 @@ func AutoscaledTo(d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler
 	if a == nil {
 		return Replicas(d)
 	}
-	// The autoscaler may not have acted on a minReplicas that was raised just now.
+	// The autoscaler may not have acted yet on a minReplicas that was raised just now.
 	return max(Replicas(d), a.Status.CurrentReplicas, a.Status.DesiredReplicas, ptr.Deref(a.Spec.MinReplicas, 1))
 }
 
-// Scales returns the Deployment that an autoscaler scales; false if it scales something else.
+// Scales returns the Deployment that an autoscaler scales; false if it scales another kind.
 func Scales(a *autoscalingv2.HorizontalPodAutoscaler) (types.NamespacedName, bool) {
 	ref := a.Spec.ScaleTargetRef
 	if ref.Kind != "Deployment" || !strings.HasPrefix(ref.APIVersion, appsv1.GroupName+"/") {
@@ -184,7 +184,7 @@ func (c *Candidate) Refuse() Refusal {
 	a := c.Autoscalers[0]
 	extra := a.Spec.MaxReplicas - AutoscaledTo(c.Deployment, a)
 	if _, up := a.Annotations[v1alpha1.AnnotationSurgeRecord]; up {
-		// Its own surge uses the remaining replicas.
+		// The surge that is active already uses the remaining replicas.
 		extra = 1
 	}
 	return RefuseAutoscaled(c.Autoscalers, a, extra)
