@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host has the host cluster, and our own API in it, as the controllers share them.
+// Package host has the clients and the caches of the host cluster that the controllers share.
 package host
 
 import (
@@ -26,11 +26,12 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// Clients are what a Cluster reads and writes with.
+// Clients are the clients of a Cluster.
 type Clients struct {
 	// Client is the client of the host cluster.
 	Client kubernetes.Interface
-	// Unlimited has no rate limit. It is for controllers that limit themselves.
+	// Unlimited is a client of the host cluster without a rate limit, for controllers that limit
+	// themselves.
 	Unlimited kubernetes.Interface
 	// Maintenance is the client of our own API with the identity of the server.
 	Maintenance versioned.Interface
@@ -38,12 +39,12 @@ type Clients struct {
 	Recorder events.EventRecorder
 }
 
-// Cluster has the clients and the caches of all controllers of one term of leadership. Its
-// informers keep of objects only what podcache.Strip keeps, and pack pods: no controller gets the
-// informer of pods itself, whose generated lister panics.
+// Cluster has the clients and the caches of all controllers for one term of leadership. Its
+// informers keep only the fields that podcache.Strip keeps, and pack pods: no controller gets the
+// informer of pods itself, because its generated lister panics.
 type Cluster struct {
 	Clients
-	// InFlight are the evictions whose answers have not come.
+	// InFlight are the evictions whose outcome is not known.
 	InFlight *inflight.Evictions
 
 	Pods              *podcache.Pods
@@ -62,8 +63,8 @@ type Cluster struct {
 	own  externalversions.SharedInformerFactory
 }
 
-// NewCluster makes a cluster whose informers do not run yet: first make the controllers, which add
-// their handlers and indexes.
+// NewCluster creates a cluster whose informers do not run yet. Create the controllers before Start:
+// they add handlers and indexes to the informers.
 func NewCluster(clients Clients, resync time.Duration) (*Cluster, error) {
 	host := informers.NewSharedInformerFactoryWithOptions(clients.Client, resync, informers.WithTransform(podcache.NewTransform()))
 	own := externalversions.NewSharedInformerFactoryWithOptions(clients.Maintenance, resync, externalversions.WithTransform(podcache.Strip))

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package eventref makes what events are about: references to objects, and notes that fit.
+// Package eventref builds the object references and the notes of events.
 package eventref
 
 import (
@@ -13,11 +13,11 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// maxNote is how many bytes of a note the events API takes.
+// maxNote is the maximum length of a note, in bytes, that the events API accepts.
 const maxNote = 1024
 
-// References instead of objects: they say what they are whatever scheme the recorder has, and
-// although informers leave the kind out.
+// Events get references instead of objects: an object from an informer has no kind, and the scheme
+// of a recorder may not know it.
 
 // NodeMaintenance returns a reference to a maintenance.
 func NodeMaintenance(nm *v1alpha1.NodeMaintenance) *corev1.ObjectReference {
@@ -32,7 +32,7 @@ func Node(node *corev1.Node) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 }
 
-// Note formats the note of an event and cuts it to what the events API takes.
+// Note formats the note of an event, and truncates it to the limit of the events API.
 func Note(format string, args ...any) string {
 	s := fmt.Sprintf(format, args...)
 	if len(s) > maxNote {

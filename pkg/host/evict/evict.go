@@ -14,23 +14,23 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// Client ends pods of the host cluster.
+// Client evicts and deletes pods of the host cluster.
 type Client struct {
 	// Host is the client of the host cluster. It should not be rate limited if the caller limits
 	// itself.
 	Host kubernetes.Interface
 }
 
-// Evict posts one eviction, once: whatever the answer, it does not try again. Any answer but
-// success is an error. With dryRun in its delete options, budgets, webhooks and policies answer and
-// the pod stays.
+// Evict posts an eviction once and never retries. Every response except success is an error. With
+// dryRun in the delete options, budgets, webhooks and policies are checked but the pod is not
+// evicted.
 //
-// It does not use the typed client for two reasons. That one sleeps and tries again, up to ten
-// times, on every answer with a Retry-After header, so that one stale budget would hold a worker
-// for minutes. And it does not look into the body of a 201, where the API server puts the failure
-// for pods with several budgets.
+// It does not use the typed client for two reasons. The typed client sleeps and retries up to ten
+// times on every response with a Retry-After header, so that one stale budget would block a worker
+// for minutes. And it does not read the body of a 201 response, in which the API server reports the
+// failure for pods with several budgets.
 func (c Client) Evict(ctx context.Context, eviction *policyv1.Eviction) error {
-	// Webhooks learn from the options of the request that it is a dry run, not from its body.
+	// Webhooks read the dry run from the options of the request, not from its body.
 	options := metav1.CreateOptions{}
 	if eviction.DeleteOptions != nil {
 		options.DryRun = eviction.DeleteOptions.DryRun
@@ -48,7 +48,7 @@ func (c Client) Evict(ctx context.Context, eviction *policyv1.Eviction) error {
 	return err
 }
 
-// Finish deletes a pod whose eviction its budget has already granted.
+// Finish deletes a pod whose eviction was already granted by its budget.
 func (c Client) Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
 	return c.Host.CoreV1().Pods(namespace).Delete(ctx, name, options)
 }

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inflight keeps the evictions that have been sent to the host cluster and whose outcome
-// is not known: they have not been answered, or the cache does not show yet that the pod stops.
-// The sender of evictions writes it. The controller of nodes and the Deployment evacuator read it:
-// while a pod may still be evicted on behalf of a maintenance that has ended, its node is not
+// Package inflight has the evictions that have been sent to the host cluster and whose outcome is
+// not known: the API server has not responded, or the cache does not show yet that the pod
+// terminates. The sender of evictions writes it. The node controller and the Deployment evacuator
+// read it: while a pod may still be evicted for a maintenance that has ended, its node is not
 // released and the surge of its Deployment is not reverted.
 package inflight
 
@@ -16,9 +16,9 @@ import (
 
 // Eviction is an eviction that has been sent.
 type Eviction struct {
-	// Evacuation is the Evacuation that it was sent for.
+	// Evacuation is the Evacuation for which it was sent.
 	Evacuation types.NamespacedName
-	// Pod and UID are those of the pod, which is in the namespace of the Evacuation.
+	// Pod and UID identify the pod, which is in the namespace of the Evacuation.
 	Pod string
 	UID types.UID
 }
@@ -26,16 +26,16 @@ type Eviction struct {
 // Evictions is the set of evictions in flight. Its zero value is empty. It is safe for concurrent
 // use.
 type Evictions struct {
-	// byPod has the Eviction of each pod by its UID.
+	// byPod has the Eviction of each pod, by the UID of the pod.
 	byPod sync.Map
 }
 
-// Add notes that an eviction is about to be sent. A client that withdraws an Evacuation first and
-// then finds no eviction here can be sure that none will be sent, provided that the sender adds it
-// before it asks whether the Evacuation is still wanted.
+// Add records that an eviction is about to be sent. The sender must call Add before it checks that
+// the Evacuation was not withdrawn. Then a client that withdraws the Evacuation first, and then
+// finds no eviction here, can be sure that none will be sent.
 func (e *Evictions) Add(eviction Eviction) { e.byPod.Store(eviction.UID, eviction) }
 
-// Remove notes that the outcome of a pod's eviction is known, or that none was sent.
+// Remove records that the outcome of a pod's eviction is known, or that none was sent.
 func (e *Evictions) Remove(pod types.UID) { e.byPod.Delete(pod) }
 
 // Has reports whether an eviction of a pod is in flight.

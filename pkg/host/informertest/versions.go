@@ -17,20 +17,20 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// firstVersion is higher than the versions of the initial objects of tests.
+// firstVersion is higher than the resource versions of the initial objects of tests.
 const firstVersion = 1000
 
-// Versioned gives each update and each merge patch of the cluster's objects a new resource version,
-// and refuses writes based on an older one. A fake cluster does not change versions: a controller
-// that compares them with its own last write would not see that its cache is behind, and writes
-// from a stale object would revert others.
+// Versioned gives an object a new resource version with each update and each merge patch, and
+// refuses writes that are based on an older one. A fake cluster does not change versions: a
+// controller that compares them with its own last write would not notice that its cache is behind,
+// and its write of a stale object would revert the writes of others.
 func Versioned(t testing.TB, cluster interface {
 	Cluster
 	PrependReactor(verb, resource string, reaction clienttesting.ReactionFunc)
 },
 ) {
 	t.Helper()
-	// Reactors run under the cluster's lock.
+	// Reactors run under the lock of the cluster.
 	version := firstVersion
 	react := clienttesting.ObjectReaction(cluster.Tracker())
 	// next returns the new version, or a conflict if the write is based on another version than the

@@ -3,9 +3,9 @@
 
 // Package informertest lets tests wait until informers on fake clusters have started their watches.
 //
-// A fake cluster sends a watch all objects that are newer than the list, but no deletions since: an
-// object that a test deletes between an informer's list, after which it is synced, and its watch
-// stays in the informer's cache forever.
+// A new watch on a fake cluster receives all objects that were created after the list, but not the
+// deletions. If a test deletes an object after an informer has listed it and is synced, but before
+// it watches, the object stays in the cache of the informer forever.
 package informertest
 
 import (
@@ -22,7 +22,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// Cluster is implemented by each fake clientset.
+// Cluster is an interface that every fake clientset implements.
 type Cluster interface {
 	// PrependWatchReactor adds a reaction to watches before all others.
 	PrependWatchReactor(resource string, reaction clienttesting.WatchReactionFunc)
@@ -32,7 +32,7 @@ type Cluster interface {
 
 // Watches counts the watches that informers have started, by resource.
 type Watches struct {
-	// begun has an *atomic.Int64 by resource.
+	// begun has an *atomic.Int64 for each resource.
 	begun sync.Map
 }
 
@@ -61,7 +61,7 @@ func (w *Watches) of(resource string) *atomic.Int64 {
 	return begun.(*atomic.Int64)
 }
 
-// Fewest returns the lowest number of started watches of any of the resources.
+// Fewest returns the number of started watches of the resource that has the fewest.
 func (w *Watches) Fewest(resources ...string) int {
 	fewest := math.MaxInt
 	for _, resource := range resources {
@@ -70,7 +70,7 @@ func (w *Watches) Fewest(resources ...string) int {
 	return fewest
 }
 
-// Wait waits until each of the resources has more than that many watches.
+// Wait waits until each of the resources has more started watches than before.
 func (w *Watches) Wait(t testing.TB, before int, resources ...string) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {

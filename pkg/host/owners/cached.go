@@ -21,11 +21,11 @@ import (
 )
 
 // replicaSetsByDeployment is the index of ReplicaSets by the namespace and the name of their
-// Deployment. A Deployment that was recreated has another UID.
+// Deployment. A recreated Deployment has the same name and another UID.
 const replicaSetsByDeployment = "haulout.dev/replicasets-by-deployment"
 
-// Cached finds owners and their pods in the caches of informers. Its methods do not block, and its
-// objects must not be changed.
+// Cached finds owners and their pods in the caches of informers. Its methods do not block. The
+// caller must not change the objects.
 type Cached struct {
 	pods                                                      *podcache.Pods
 	replicaSets, deployments, statefulSets, daemonSets, nodes cache.SharedIndexInformer
@@ -33,8 +33,7 @@ type Cached struct {
 
 var _ protocol.Owners = &Cached{}
 
-// NewCached returns the owners that informers of the host cluster know. The informers must not run
-// yet.
+// NewCached returns the owners in the caches of the informers, which must not run yet.
 func NewCached(pods *podcache.Pods, nodes coreinformers.NodeInformer, apps appsinformers.Interface) (*Cached, error) {
 	c := &Cached{
 		pods: pods, replicaSets: apps.ReplicaSets().Informer(), deployments: apps.Deployments().Informer(),
@@ -55,8 +54,8 @@ func indexByDeployment(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// HasSynced reports whether the caches of the owners have been filled. It leaves pods to their
-// handlers.
+// HasSynced reports whether the caches of the owners are synced. It does not check the cache of
+// pods, whose handlers are checked instead.
 func (c *Cached) HasSynced() bool {
 	for _, informer := range []cache.SharedIndexInformer{c.replicaSets, c.deployments, c.statefulSets, c.daemonSets, c.nodes} {
 		if !informer.HasSynced() {
@@ -92,7 +91,8 @@ func inCache[T any](informer cache.SharedIndexInformer, key string) (*T, error) 
 	return found, err
 }
 
-// ReplicaSets returns the ReplicaSets of the Deployments that have, or had, a name.
+// ReplicaSets returns the ReplicaSets whose Deployment has this name, or had it before it was
+// recreated.
 func (c *Cached) ReplicaSets(deployment types.NamespacedName) []*appsv1.ReplicaSet {
 	objects, _ := c.replicaSets.GetIndexer().ByIndex(replicaSetsByDeployment, deployment.String())
 	sets := make([]*appsv1.ReplicaSet, 0, len(objects))
@@ -107,19 +107,19 @@ func (c *Cached) Pods(namespace string, controller types.UID) []*corev1.Pod {
 	return c.pods.Of(namespace, controller)
 }
 
-// Workload is what pods belong to: the Deployment, else their controller.
+// Workload is the workload of a pod: its Deployment, or else its controller.
 type Workload struct {
 	UID        types.UID
 	Kind, Name string
-	// Desired is how many pods there should be; negative if only the number of its pods tells.
+	// Desired is the desired number of pods; negative if it is not known.
 	Desired int
-	// Controllers are the UIDs that its pods may have as their controller's.
+	// Controllers are the UIDs of the controllers that its pods may have.
 	Controllers []types.UID
 }
 
-// Of returns the workload of the pods of a namespace that have the given controller; false if such
-// pods take no turns, as those of DaemonSets, Jobs and nodes. A workload whose controller is not
-// known, or not in the cache, has as many pods as it has had.
+// Of returns the workload of pods with the given controller. It returns false if such pods are not
+// evicted in turns: pods of DaemonSets, Jobs and nodes. If the kind of the controller is not known,
+// or the cache does not have it, Desired is negative.
 func (c *Cached) Of(namespace string, controller *metav1.OwnerReference) (Workload, bool) {
 	workload := Workload{UID: controller.UID, Kind: controller.Kind, Name: controller.Name, Desired: -1, Controllers: []types.UID{controller.UID}}
 	switch protocol.GroupKindOf(controller) {
@@ -142,8 +142,8 @@ func (c *Cached) Of(namespace string, controller *metav1.OwnerReference) (Worklo
 	return workload, true
 }
 
-// ofDeployment returns the Deployment of a ReplicaSet, or the ReplicaSet as the workload if the
-// cache has no such Deployment.
+// ofDeployment returns the Deployment of a ReplicaSet as its workload, or replicaSet if the cache
+// does not have the Deployment.
 func (c *Cached) ofDeployment(namespace string, by *metav1.OwnerReference, replicaSet Workload) Workload {
 	deployment, err := inCache[appsv1.Deployment](c.deployments, namespace+"/"+by.Name)
 	if err != nil || deployment == nil || deployment.UID != by.UID {

@@ -22,18 +22,18 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// Kind is how the owners of one kind are read from the API, and what of them is kept.
+// Kind reads the owners of one kind from the API, and removes the fields that are not needed.
 type Kind[T any] struct {
 	name string
 	// Get returns an object, or nil if there is none.
 	Get func(ctx context.Context, namespace, name string) (*T, error)
-	// List returns one page of a list, and how to continue it.
+	// List returns one page of a list, and the token of the next page.
 	List func(ctx context.Context, namespace string, options metav1.ListOptions) (page []T, next string, err error)
 	// Keep returns a copy with only the fields that decisions depend on.
 	Keep func(*T) *T
 }
 
-// reader is a client of one kind.
+// reader is a typed client for one kind.
 type reader[T any, L metav1.ListInterface] interface {
 	Get(context.Context, string, metav1.GetOptions) (*T, error)
 	List(context.Context, metav1.ListOptions) (L, error)
@@ -63,7 +63,7 @@ func kindOf[T any, L metav1.ListInterface, R reader[T, L]](name string, in func(
 	}
 }
 
-// ReplicaSets are read with their selector and owners.
+// ReplicaSets returns the Kind of ReplicaSets: it keeps their selector and owners.
 func ReplicaSets(host kubernetes.Interface) Kind[appsv1.ReplicaSet] {
 	return kindOf("ReplicaSet", host.AppsV1().ReplicaSets, func(l *appsv1.ReplicaSetList) []appsv1.ReplicaSet { return l.Items },
 		func(full *appsv1.ReplicaSet) *appsv1.ReplicaSet {
@@ -71,12 +71,12 @@ func ReplicaSets(host kubernetes.Interface) Kind[appsv1.ReplicaSet] {
 		})
 }
 
-// Deployments are read with the fields that surges depend on.
+// Deployments returns the Kind of Deployments: it keeps the fields that surges depend on.
 func Deployments(host kubernetes.Interface) Kind[appsv1.Deployment] {
 	return kindOf("Deployment", host.AppsV1().Deployments, func(l *appsv1.DeploymentList) []appsv1.Deployment { return l.Items }, surge.DecidesOf)
 }
 
-// DaemonSets are read with their selector.
+// DaemonSets returns the Kind of DaemonSets: it keeps their selector.
 func DaemonSets(host kubernetes.Interface) Kind[appsv1.DaemonSet] {
 	return kindOf("DaemonSet", host.AppsV1().DaemonSets, func(l *appsv1.DaemonSetList) []appsv1.DaemonSet { return l.Items },
 		func(full *appsv1.DaemonSet) *appsv1.DaemonSet {
@@ -84,7 +84,7 @@ func DaemonSets(host kubernetes.Interface) Kind[appsv1.DaemonSet] {
 		})
 }
 
-// Jobs are read with the failures that they allow and have had.
+// Jobs returns the Kind of Jobs: it keeps the failures that they allow and have had.
 func Jobs(host kubernetes.Interface) Kind[batchv1.Job] {
 	return kindOf("Job", host.BatchV1().Jobs, func(l *batchv1.JobList) []batchv1.Job { return l.Items }, func(full *batchv1.Job) *batchv1.Job {
 		return &batchv1.Job{
@@ -103,21 +103,21 @@ func identity(object metav1.Object) metav1.ObjectMeta {
 	}
 }
 
-// Live reads the owners of a pod from the API, for one pod at a time.
+// Live reads the owners of one pod at a time from the API.
 type Live struct {
 	host kubernetes.Interface
-	// recent is nil if each owner is read.
+	// recent is nil if every call reads the owner.
 	recent *memory
 }
 
 var _ protocol.Owners = Live{}
 
-// NewLive returns the owners that the API has now.
+// NewLive returns a Live that reads from the API on every call.
 func NewLive(host kubernetes.Interface) Live { return Live{host: host} }
 
-// NewRecent returns the owners that the API has or has had a moment ago, with the fields that
-// protocol.BuiltInOf reads. It does not remember that an owner is missing, since it may have been
-// created in the meantime.
+// NewRecent returns a Live that caches owners for a short time, with the fields that
+// protocol.BuiltInOf reads. It does not cache that an owner is missing, since the owner may have
+// been created in the meantime.
 func NewRecent(host kubernetes.Interface) Live { return Live{host: host, recent: newMemory()} }
 
 // ReplicaSet implements protocol.Owners.
@@ -148,29 +148,29 @@ func (l Live) Node(ctx context.Context, name string) (*corev1.Node, error) {
 }
 
 const (
-	// recentTTL is how long an owner is remembered, which many pods may share. A wave creates
+	// recentTTL is how long an owner is cached. Many pods share an owner, and a wave creates the
 	// Evacuations of thousands of pods within seconds.
 	recentTTL = 2 * time.Second
-	// optedOutTTL is the same for a Deployment that has opted out of surges. An evacuator that a
-	// pod got by mistake declines; a missing one is never added.
+	// optedOutTTL is the same for a Deployment that has opted out of surges. It is shorter, because
+	// an evacuator that a pod got by mistake declines, but a missing one is never added.
 	optedOutTTL = 500 * time.Millisecond
 	recentSize  = 1024
-	// readTimeout limits the read of an owner, which does not end with the request that started it:
-	// other requests may wait for it, too.
+	// readTimeout is the timeout for the read of an owner. The read does not end with the request
+	// that started it, because other requests may wait for it, too.
 	readTimeout = 30 * time.Second
 )
 
-// memory has owners for a short time.
+// memory caches owners for a short time.
 type memory struct {
 	found *utilcache.LRUExpireCache
 	// reads are the reads in progress. The requests for the pods of a wave need the same owner at
-	// the same time.
+	// the same time, so they share one read.
 	reads singleflight.Group
 }
 
 func newMemory() *memory { return &memory{found: utilcache.NewLRUExpireCache(recentSize)} }
 
-// read returns the remembered object, or else reads it.
+// read returns the cached object, or reads it.
 func read[T any](ctx context.Context, recent *memory, kind Kind[T], namespace, name string) (*T, error) {
 	if recent == nil {
 		return kind.Get(ctx, namespace, name)
@@ -181,7 +181,7 @@ func read[T any](ctx context.Context, recent *memory, kind Kind[T], namespace, n
 	}
 	answers := recent.reads.DoChan(key, func() (any, error) {
 		if object, ok := recent.found.Get(key); ok {
-			// Another read has finished in the meantime.
+			// Another read has ended in the meantime.
 			return object, nil
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
@@ -201,7 +201,7 @@ func read[T any](ctx context.Context, recent *memory, kind Kind[T], namespace, n
 	}
 }
 
-// ttlOf returns how long an owner is remembered.
+// ttlOf returns how long an owner is cached.
 func ttlOf(object any) time.Duration {
 	if d, ok := object.(*appsv1.Deployment); ok && d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return optedOutTTL

@@ -8,10 +8,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// HandlerOf calls changed with the old and the new state of an object. Old is nil for a new object,
-// and the new one is nil for a deleted one. An object that was deleted and made again under its
-// name while the informer was not connected is a deleted and a new one. T is the type that the
-// informer stores.
+// HandlerOf returns a handler that calls changed with the old and the new state of an object. The
+// old state is nil for a new object, and the new state is nil for a deleted one. If an object was
+// deleted and recreated with the same name while the informer was not connected, changed is called
+// once for each of the two objects. T is the type that the informer stores.
 func HandlerOf[T any](changed func(old, new *T)) cache.ResourceEventHandler {
 	cast := func(obj any) *T {
 		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
@@ -38,7 +38,7 @@ func HandlerOf[T any](changed func(old, new *T)) cache.ResourceEventHandler {
 	}
 }
 
-// isAnother reports whether two states are of two objects of one name.
+// isAnother reports whether two states are those of different objects with the same name.
 func isAnother(old, obj any) bool {
 	before, err := meta.Accessor(old)
 	if err != nil {
@@ -48,7 +48,7 @@ func isAnother(old, obj any) bool {
 	return err == nil && before.GetUID() != now.GetUID()
 }
 
-// Handled is an informer, or Pods, and the handler of its events.
+// Handled is an informer, or Pods, with the handler for its events.
 type Handled struct {
 	Informer interface {
 		AddEventHandler(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
@@ -56,8 +56,8 @@ type Handled struct {
 	Handler cache.ResourceEventHandler
 }
 
-// AddHandlers adds handlers to informers. It returns what reports whether each has had all that its
-// informer had when it started.
+// AddHandlers adds handlers to informers. It returns functions that report whether each handler has
+// received all objects of the initial list of its informer.
 func AddHandlers(all ...Handled) ([]cache.InformerSynced, error) {
 	var synced []cache.InformerSynced
 	for _, h := range all {

@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// packedPod is a pod in the informer's cache. A Pod takes 1,240 bytes even if most of its fields
-// are unset; packedPod only has the fields that Strip keeps. Readers unpack pods.
+// packedPod is a pod in the cache of the informer. A corev1.Pod takes 1,240 bytes even if most of
+// its fields are not set; packedPod has only the fields that Strip keeps. Readers unpack pods.
 type packedPod struct {
 	metav1.ObjectMeta
 	nodeName, nominatedNodeName string
@@ -24,8 +24,8 @@ type packedPod struct {
 	restartPolicy               corev1.RestartPolicy
 	tolerations                 []corev1.Toleration
 	volumes                     []corev1.Volume
-	// readySince is the time, in seconds, of a condition Ready that is True and has no other
-	// content; then conditions is empty.
+	// readySince is the transition time, in seconds, of the condition Ready, if the pod has only
+	// this condition, it is True, and it has no other content; then conditions is empty.
 	readySince int64
 	conditions []corev1.PodCondition
 }
@@ -46,7 +46,7 @@ func pack(pod *corev1.Pod) *packedPod {
 	return p
 }
 
-// plainReady returns the time of the condition Ready if it is the only condition, as for most pods.
+// plainReady returns the condition Ready as most pods have it: True, with only a transition time.
 func plainReady(since int64) corev1.PodCondition {
 	return corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Unix(since, 0)}
 }
@@ -65,8 +65,8 @@ func (p *packedPod) unpack() *corev1.Pod {
 	return pod
 }
 
-// unpackPod returns the pod of an object in the informer of pods, packed or not; nil if it is not a
-// pod. The pod must not be changed.
+// unpackPod returns the pod for an object in the informer of pods, packed or not; nil if it is not
+// a pod. The caller must not change the pod.
 func unpackPod(obj any) *corev1.Pod {
 	switch o := obj.(type) {
 	case *packedPod:
@@ -77,7 +77,7 @@ func unpackPod(obj any) *corev1.Pod {
 	return nil
 }
 
-// unpackedPods returns a handler that gets unpacked pods.
+// unpackedPods returns a handler that unpacks pods for another handler.
 func unpackedPods(handler cache.ResourceEventHandler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc:    func(obj any, initial bool) { handler.OnAdd(unpackPod(obj), initial) },
@@ -92,8 +92,8 @@ func unpackedPods(handler cache.ResourceEventHandler) cache.ResourceEventHandler
 	}
 }
 
-// PodLister lists the pods in the informer's cache, packed or not. The generated lister only works
-// with unpacked pods.
+// PodLister returns a lister of the pods in the cache of the informer, packed or not. The generated
+// lister only works with unpacked pods.
 func PodLister(indexer cache.Indexer) corelisters.PodLister {
 	return podLister{indexer: indexer}
 }
@@ -136,7 +136,7 @@ func (l podNamespaceLister) Get(name string) (*corev1.Pod, error) {
 	return unpackPod(obj), nil
 }
 
-// unpacked returns the pods that match a selector, without unpacking the others.
+// unpacked returns the pods that match a selector. It does not unpack the other pods.
 func unpacked(objects []any, selector labels.Selector) []*corev1.Pod {
 	pods := make([]*corev1.Pod, 0, len(objects))
 	for _, obj := range objects {

@@ -21,12 +21,12 @@ const (
 	podsByController = "haulout.dev/pods-by-controller"
 )
 
-// Pods is the cache of the pods of the host cluster. Its pods must not be changed.
+// Pods is the cache of the pods of the host cluster. Callers must not change the pods.
 type Pods struct {
 	informer cache.SharedIndexInformer
 }
 
-// NewPods returns the pods of an informer, packed or not, that does not run yet.
+// NewPods returns the pods of an informer, packed or not. The informer must not run yet.
 func NewPods(informer cache.SharedIndexInformer) (*Pods, error) {
 	return &Pods{informer}, informer.AddIndexers(cache.Indexers{
 		podsByNode: func(obj any) ([]string, error) {
@@ -54,7 +54,7 @@ func (p *Pods) AddEventHandler(handler cache.ResourceEventHandler) (cache.Resour
 // Lister returns a lister of the pods.
 func (p *Pods) Lister() corelisters.PodLister { return PodLister(p.informer.GetIndexer()) }
 
-// Store returns the store, into which tests put pods.
+// Store returns the store, to which tests add pods.
 func (p *Pods) Store() cache.Store { return p.informer.GetStore() }
 
 // OnNode returns the pods that are bound to a node or nominated for it.
@@ -80,12 +80,14 @@ func (p *Pods) by(index, value string) []*corev1.Pod {
 	return pods
 }
 
-// NodeOf returns the node a pod counts for: the one it is bound to or, for a Pending pod that is
-// not, the one it is nominated for, since the scheduler may be about to bind it.
+// NodeOf returns the node for which a pod counts: the node to which it is bound. For a pod that is
+// Pending and not bound, it is the nominated node, since the scheduler may be about to bind the pod
+// to it.
 //
-// A pod with scheduling gates counts for none: the scheduler does not try it, so nothing binds it,
-// and nothing removes a nomination that others than the scheduler have made (KEP-5278). Without its
-// gates it counts again; by then the scheduler sees that the node is cordoned.
+// A pod with scheduling gates counts for no node: the scheduler does not try to schedule it, so
+// nothing binds it, and nothing removes a nomination that another client has made (KEP-5278). The
+// pod counts again when its gates are removed; by then the scheduler sees that the node is
+// cordoned.
 func NodeOf(pod *corev1.Pod) string {
 	if pod.Spec.NodeName != "" {
 		return pod.Spec.NodeName
@@ -100,7 +102,7 @@ func NodeOf(pod *corev1.Pod) string {
 // of pods without a node are under the empty name.
 const EvacuationsByNode = "haulout.dev/evacuations-by-node"
 
-// IndexByNode is the index EvacuationsByNode.
+// IndexByNode is the index function of EvacuationsByNode.
 func IndexByNode(obj any) ([]string, error) {
 	if evacuation, ok := obj.(*v1alpha1.Evacuation); ok {
 		return []string{evacuation.Spec.NodeName}, nil
@@ -108,8 +110,8 @@ func IndexByNode(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// AddIndex adds an index to an informer, unless one of the same name is there. The informer must
-// not run yet.
+// AddIndex adds an index to an informer, unless it already has one with the same name. The informer
+// must not run yet.
 func AddIndex(informer cache.SharedIndexInformer, name string, index cache.IndexFunc) error {
 	if _, there := informer.GetIndexer().GetIndexers()[name]; there {
 		return nil

@@ -13,11 +13,11 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// maxOwners is the maximum number of controllers whose latest pod is cached. An evicted entry only
-// costs memory.
+// maxOwners is the maximum number of controllers whose latest pod is kept. If an entry is evicted,
+// the next pod does not share its parts and takes more memory.
 const maxOwners = 20000
 
-// sharing lets pods share equal parts, which is safe because objects in an informer's cache are
+// sharing lets pods share equal parts. This is safe because objects in the cache of an informer are
 // never changed.
 type sharing struct {
 	// latest has the latest pod of each controller, by UID.
@@ -28,7 +28,8 @@ func newSharing() *sharing {
 	return &sharing{latest: lru.New(maxOwners)}
 }
 
-// share replaces the parts of a pod that are equal to those of its latest sibling.
+// share replaces parts of a pod by those of the latest pod with the same controller, if they are
+// equal.
 func (s *sharing) share(pod *corev1.Pod) {
 	pod.Namespace = once(pod.Namespace)
 	pod.Spec.NodeName = once(pod.Spec.NodeName)
@@ -50,7 +51,7 @@ func (s *sharing) share(pod *corev1.Pod) {
 	})
 }
 
-// parts are the parts of a pod that siblings may have in common.
+// parts are the parts that pods with the same controller may share.
 type parts struct {
 	labels, annotations map[string]string
 	owners              []metav1.OwnerReference
@@ -88,7 +89,7 @@ func shareParts(pod *corev1.Pod, p *parts) {
 	}
 }
 
-// once returns a shared copy of a string that many objects have.
+// once returns the shared copy of a string.
 func once[S ~string](s S) S {
 	return unique.Make(s).Value()
 }

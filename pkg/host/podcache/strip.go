@@ -16,10 +16,10 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// NewTransform returns a transform for a whole informer factory of the host cluster: it removes the
+// NewTransform returns a transform for a whole informer factory of the host cluster. It removes the
 // fields that no controller reads, as Strip does, lets pods with the same controller share equal
-// parts, and packs pods, which have to be read with PodLister, unpackPod and unpackedPods. A
-// cluster with 150,000 pods would not fit into memory otherwise.
+// parts, and packs pods. Read the packed pods with PodLister, unpackPod and unpackedPods. Without
+// this, a cluster with 150,000 pods would not fit into memory.
 func NewTransform() cache.TransformFunc {
 	s := newSharing()
 	return func(obj any) (any, error) {
@@ -64,8 +64,8 @@ func Strip(obj any) (any, error) {
 }
 
 // stripPod keeps the fields that evacuations depend on: identity, owners, labels, finalizers, the
-// annotations of evacuators and deletion cost, placement, priority, tolerations, restart policy,
-// volumes' claims, phase and the conditions that report whether it is ready and why it has no node.
+// annotations for evacuators and deletion cost, placement, priority, tolerations, restart policy,
+// volume claims, phase, and the conditions that report whether it is ready and why it has no node.
 func stripPod(pod *corev1.Pod) {
 	pod.ManagedFields = nil
 	pod.GenerateName = ""
@@ -79,7 +79,7 @@ func stripPod(pod *corev1.Pod) {
 	}
 	nominated := ""
 	if pod.Spec.NodeName == "" {
-		nominated = NodeOf(pod) // needs the scheduling gates, which are not kept
+		nominated = NodeOf(pod) // before the scheduling gates are removed
 	}
 	pod.Spec = corev1.PodSpec{
 		NodeName:                      pod.Spec.NodeName,
@@ -134,7 +134,7 @@ func keepPodAnnotation(key string) bool {
 // ownPrefix is the prefix of all our own keys.
 const ownPrefix = v1alpha1.GroupName + "/"
 
-// claims returns a new slice, so that the omitted volumes can be freed.
+// claims returns the volumes with claims, in a new slice, so that the other volumes can be freed.
 func claims(volumes []corev1.Volume) []corev1.Volume {
 	var kept []corev1.Volume
 	for _, v := range volumes {
@@ -171,8 +171,8 @@ func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
 	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached, AttachError: attachment.Status.AttachError}
 }
 
-// stripDaemonSet keeps the fields that decide on which nodes a DaemonSet has pods, and when they
-// leave in a drain.
+// stripDaemonSet keeps the fields that determine on which nodes a DaemonSet has pods, and when
+// these leave in a drain.
 func stripDaemonSet(d *appsv1.DaemonSet) {
 	d.ManagedFields, d.Annotations, d.Labels = nil, nil, nil
 	full := &d.Spec.Template
@@ -193,9 +193,9 @@ func stripDaemonSet(d *appsv1.DaemonSet) {
 // Deployment.
 const DeploymentRevision = "deployment.kubernetes.io/revision"
 
-// stripDeployment keeps the fields that surges depend on: our annotations and its revision, the
-// spec with the labels and claims of its pods, the numbers of the status and the conditions about
-// failures to create pods and stuck rollouts. Pod templates are the largest part of a Deployment.
+// stripDeployment keeps the fields that surges depend on: our annotations and the revision, the
+// spec with the labels and claims of the pods, the numbers of the status, and the conditions about
+// failures to create pods and stuck rollouts. The pod template is the largest part of a Deployment.
 func stripDeployment(d *appsv1.Deployment) {
 	d.ManagedFields, d.Labels = nil, nil
 	for key := range d.Annotations {
@@ -220,7 +220,7 @@ func stripDeployment(d *appsv1.Deployment) {
 }
 
 // stripAutoscaler keeps the fields that surges depend on: its target, its limits, its scale-down
-// behaviour, the numbers of the status, and whether it is able to scale and to compute a number.
+// behaviour, the numbers of the status, and the conditions AbleToScale and ScalingActive.
 func stripAutoscaler(a *autoscalingv2.HorizontalPodAutoscaler) {
 	a.ManagedFields, a.Labels = nil, nil
 	for key := range a.Annotations {

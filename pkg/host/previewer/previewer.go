@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package previewer creates previews of NodeMaintenances: it reads the inputs of pkg/drain/forecast
-// from the cluster for each request.
+// Package previewer creates previews of NodeMaintenances. For each request it reads the inputs of
+// pkg/drain/forecast from the cluster.
 package previewer
 
 import (
@@ -34,8 +34,8 @@ import (
 )
 
 const (
-	// atOnce is the maximum number of concurrent previews; one of a large cluster needs some tens
-	// of megabytes.
+	// atOnce is the maximum number of concurrent previews. A preview of a large cluster needs some
+	// tens of megabytes.
 	atOnce = 2
 	// waitFor is how long a request waits for other previews.
 	waitFor = 10 * time.Second
@@ -44,7 +44,7 @@ const (
 	// retryAfter is the delay, in seconds, after which a client may retry a request that timed out.
 	retryAfter = 10
 	// askAtMost is the maximum number of nodes that are checked by name for each maintenance; the
-	// others are assumed to be allowed.
+	// preview assumes that the others are allowed.
 	askAtMost = 1000
 )
 
@@ -56,9 +56,9 @@ type Config struct {
 	Authorizer authorizer.UnconditionalAuthorizer
 	// Evacuators are the classes of the enabled built-in evacuators.
 	Evacuators []string
-	// AskEveryNodeByName is the same setting as in admission.
+	// AskEveryNodeByName is the same option as in admission.
 	AskEveryNodeByName bool
-	// Maintenances returns the maintenances that may matter to another one, see NotDone.
+	// Maintenances returns all maintenances that have not ended, see NotDone.
 	Maintenances func(context.Context) ([]*v1alpha1.NodeMaintenance, error)
 	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns
 	// by owner.
@@ -82,10 +82,10 @@ func New(config Config) *Previewer {
 	}
 }
 
-// NotDone returns a function for Config.Maintenances that reads an informer, so that previews do
-// not decode all completed maintenances, and omits those.
+// NotDone returns a function for Config.Maintenances that reads the cache of an informer and omits
+// completed maintenances. So previews do not have to decode these.
 func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) ([]*v1alpha1.NodeMaintenance, error) {
-	// Call it now, so that the factory starts the informer.
+	// Informer registers the informer, so that the factory starts it.
 	synced, lister := informer.Informer().HasSynced, informer.Lister()
 	return func(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 		if !synced() && !cache.WaitForCacheSync(ctx.Done(), synced) {
@@ -99,7 +99,7 @@ func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) (
 	}
 }
 
-// Preview returns the preview of a maintenance. Its errors are suitable as responses to clients.
+// Preview returns the preview of a maintenance. Its errors can be returned to clients.
 func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
 	timer := time.NewTimer(waitFor)
 	defer timer.Stop()
@@ -121,8 +121,8 @@ func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 	case ctx.Err() != nil:
 		return nil, apierrors.NewTimeoutError("the cluster could not be read in time", retryAfter)
 	case errors.As(err, &status):
-		// An error of the server's own read, such as Forbidden or NotFound, must not look like one
-		// about the client or the maintenance.
+		// An error of the server's own read, such as Forbidden or NotFound, must not look like an
+		// error about the client or the maintenance.
 		return nil, apierrors.NewInternalError(fmt.Errorf("read the host cluster: %w", err))
 	}
 	return nil, apierrors.NewInternalError(err)
@@ -215,7 +215,8 @@ func member(ctx context.Context, nm *v1alpha1.NodeMaintenance, nodes []*corev1.N
 	return m, err
 }
 
-// authorize determines the nodes that the maintenances may not change. It does not use a cache.
+// authorize determines the nodes that the maintenances may not change. It always asks the
+// authorizer.
 func (p *Previewer) authorize(ctx context.Context, s *forecast.Situation) error {
 	unchecked, err := p.refuse(ctx, &s.Subject)
 	if err != nil {
@@ -230,8 +231,8 @@ func (p *Previewer) authorize(ctx context.Context, s *forecast.Situation) error 
 	return nil
 }
 
-// refuse sets the nodes of a maintenance that its requester may not delete, and returns how many
-// were not checked.
+// refuse sets the nodes of a maintenance that its requester may not delete, and returns the number
+// of nodes that were not checked.
 func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked int, err error) {
 	requester := m.Spec.RequestedBy
 	if requester == nil || requester.Username == "" {
@@ -298,13 +299,14 @@ func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*co
 	return nil
 }
 
-// unknownWithout is what a preview does not know if the server may not read a kind.
+// unknownWithout has, by kind, the part of a preview that is unknown if the server may not read the
+// kind.
 var unknownWithout = map[survey.Optional]string{
 	survey.OptionalJobs:    "which Jobs fail for good when their pods are evicted",
 	survey.OptionalVolumes: "which pods can start again only on the nodes of this maintenance, and which Deployments cannot be scaled up",
 }
 
-// freeNodes returns the nodes that pods may start on while the maintenance holds its nodes.
+// freeNodes returns the nodes on which pods may start while the maintenance holds its nodes.
 func freeNodes(s *forecast.Situation, nodes []*corev1.Node) []*corev1.Node {
 	held := sets.New[string]()
 	for _, n := range s.Subject.Allowed() {

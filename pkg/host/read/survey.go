@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package read reads from the host cluster the inputs of a prediction about some of its nodes:
-// their pods, the budgets and the owners of these. It has no cache: a cache of all pods in every
-// replica, for a few requests a day, would cost much more. Large lists are read in pages and passed
-// on page by page, so that the caller only has to keep what it needs.
+// Package read reads, from the host cluster, the inputs of a prediction about some of its nodes:
+// their pods, and the budgets and owners of the pods. It has no cache: there are only a few
+// requests a day, so a cache of all pods in every replica would cost much more. Large lists are
+// read in pages. The caller gets each page separately, so that it only has to keep the fields that
+// it needs.
 package read
 
 import (
@@ -24,14 +25,14 @@ import (
 const (
 	// AtOnce is the maximum number of concurrent lists.
 	AtOnce = 16
-	// Unfinished is the field selector that excludes finished pods; there may be many, and they are
-	// not relevant.
+	// Unfinished is the field selector that excludes finished pods: there may be many, and a
+	// prediction does not need them.
 	Unfinished = "status.phase!=Succeeded,status.phase!=Failed"
 
 	// listedByNode is the maximum number of nodes whose pods are listed node by node; above that,
 	// listing all pods in pages is cheaper for the host cluster.
 	listedByNode = 64
-	// listedByNamespace is the same for lists by namespace.
+	// listedByNamespace is the maximum number of namespaces that are listed one by one.
 	listedByNamespace = 16
 	// readByName is the maximum number of owners of a kind that are read one by one.
 	readByName = 64
@@ -49,8 +50,7 @@ type Reader struct {
 	Client kubernetes.Interface
 }
 
-// Nodes returns all nodes, stripped to the fields that selection, cordons and reachability depend
-// on.
+// Nodes returns all nodes with the fields that selection, cordons and reachability depend on.
 func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
 	var nodes []*corev1.Node
 	err := pages(ctx, objectsPerPage, "", r.Client.CoreV1().Nodes().List, func(list *corev1.NodeList) error {
@@ -67,13 +67,13 @@ func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
 	return nodes, err
 }
 
-// Pods passes the pods on the nodes that have not finished to visit, list by list; the lists may
-// include pods of other nodes. Several goroutines call visit and more concurrently. It calls more
-// before each further list, and stops if that returns false.
+// Pods calls visit with the unfinished pods on the nodes, list by list; the lists may include pods
+// of other nodes. Several goroutines call visit and more concurrently. Pods calls more before each
+// further list, and stops if it returns false.
 func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]corev1.Pod), more func() bool) error {
 	if nodes.Len() > listedByNode {
-		// Do not set a resource version on pages: the watch cache would return the list in one
-		// piece.
+		// Do not set a resource version on pages: the watch cache would return the whole list at
+		// once.
 		return pages(ctx, podsPerPage, Unfinished, r.Client.CoreV1().Pods(metav1.NamespaceAll).List, func(list *corev1.PodList) error {
 			visit(list.Items)
 			return nil
@@ -94,9 +94,9 @@ func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]c
 	})
 }
 
-// NominatedPods passes the pods that are nominated for a node but not bound to one to visit, except
-// those with scheduling gates, which the scheduler does not bind. Pods omits them if it lists node
-// by node.
+// NominatedPods calls visit with the pods that are nominated for a node but not bound to one. It
+// omits pods with scheduling gates, because the scheduler does not bind them. Pods does not return
+// nominated pods if it lists node by node.
 func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) error {
 	list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: "spec.nodeName=,status.nominatedNodeName!=,status.phase=Pending", ResourceVersion: fromCache,
@@ -107,7 +107,7 @@ func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) err
 	return err
 }
 
-// Budgets returns the budgets of the namespaces; the result may include those of other namespaces.
+// Budgets returns the budgets of the namespaces, and possibly of other namespaces.
 func (r Reader) Budgets(ctx context.Context, namespaces sets.Set[string]) ([]policyv1.PodDisruptionBudget, error) {
 	return byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) ([]policyv1.PodDisruptionBudget, string, error) {
 		list, err := r.Client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, options)
@@ -136,8 +136,8 @@ func (r Reader) TerminatingNamespaces(ctx context.Context) (sets.Set[string], er
 	return names, nil
 }
 
-// byNamespace returns the items that list returns for each of the namespaces or, if there are many,
-// for all of the cluster in pages.
+// byNamespace returns the items of the namespaces. If there are many namespaces, it returns those
+// of the whole cluster, which it reads in pages.
 func byNamespace[T any](ctx context.Context, namespaces sets.Set[string],
 	list func(ctx context.Context, namespace string, options metav1.ListOptions) (items []T, next string, err error)) ([]T, error) {
 	if namespaces.Len() <= listedByNamespace {
@@ -179,7 +179,8 @@ func pages[L metav1.ListInterface](ctx context.Context, size int64, fieldSelecto
 	}
 }
 
-// inParallel calls f for each index below n until one call fails, and returns that error.
+// inParallel calls f for each index below n until one call fails, and returns the error of that
+// call.
 func inParallel(ctx context.Context, n int, f func(context.Context, int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -191,7 +192,8 @@ func inParallel(ctx context.Context, n int, f func(context.Context, int) error) 
 	return context.Cause(ctx)
 }
 
-// collect is inParallel for calls that return items. The items are in the order of the indexes.
+// collect does the same as inParallel for calls that return items. The items are in the order of
+// the indexes.
 func collect[T any](ctx context.Context, n int, f func(context.Context, int) ([]T, error)) ([]T, error) {
 	items := make([][]T, n)
 	err := inParallel(ctx, n, func(ctx context.Context, i int) error {

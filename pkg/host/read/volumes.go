@@ -18,12 +18,12 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// claimsRead is the maximum number of claims whose volumes are read: one by one, so that the server
-// does not need the right to list all claims.
+// claimsRead is the maximum number of claims whose volumes are read. They are read one by one, so
+// that the server does not need the right to list all claims.
 const claimsRead = 200
 
-// PinnedClaims returns those of the claims whose volumes none of the nodes can use. It reads the
-// first 200 claims by name; claims and volumes that do not exist are not among them.
+// PinnedClaims returns the claims whose volumes none of the nodes can use. It reads only the first
+// 200 claims by name, and omits claims and volumes that do not exist.
 func (r Reader) PinnedClaims(ctx context.Context, claims sets.Set[types.NamespacedName], nodes []*corev1.Node) (sets.Set[types.NamespacedName], error) {
 	names := sorted(claims)
 	names = names[:min(len(names), claimsRead)]
@@ -37,8 +37,8 @@ func (r Reader) PinnedClaims(ctx context.Context, claims sets.Set[types.Namespac
 	return sets.New(pinned...), err
 }
 
-// ClaimSelector returns the selector of the nodes that can use the volume of a claim, nil if any
-// can or the claim has no volume yet.
+// ClaimSelector returns the selector of the nodes that can use the volume of a claim. It returns
+// nil if any node can, or if the claim has no volume yet.
 func ClaimSelector(ctx context.Context, client kubernetes.Interface, claim types.NamespacedName) (*corev1.NodeSelector, error) {
 	found, err := client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if err != nil || found.Spec.VolumeName == "" {
@@ -51,8 +51,8 @@ func ClaimSelector(ctx context.Context, client kubernetes.Interface, claim types
 	return volume.Spec.NodeAffinity.Required, nil
 }
 
-// fitsNone reports whether a selector matches none of the nodes. One that is nil or malformed
-// matches all.
+// fitsNone reports whether a selector matches none of the nodes. A nil or malformed selector
+// matches all nodes.
 func fitsNone(required *corev1.NodeSelector, nodes []*corev1.Node) bool {
 	if required == nil {
 		return false

@@ -31,29 +31,30 @@ const (
 	// time at the latest.
 	AnswerTTL = 5 * time.Minute
 
-	// renewAfter is the age at which Run renews an answer, so that no caller waits for it.
+	// renewAfter is the age at which Run renews an answer, so that callers do not get expired
+	// answers.
 	renewAfter = 4 * time.Minute
 	// renewEvery is how often Run checks for answers to renew.
 	renewEvery = 20 * time.Second
-	// forgetAfter is how long an answer is kept that no caller needs. It is longer than the resync
+	// forgetAfter is how long an answer is kept after its last use. It is longer than the resync
 	// period of maintenances.
 	forgetAfter = 30 * time.Minute
 	// answerWithin is the timeout of a question. After a timeout, the waiting questions about the
 	// same user fail as well.
 	answerWithin = 10 * time.Second
-	// perUser is the maximum number of concurrent questions about one user. There is one at a time
-	// about a user whose last question timed out, or about whom there is no answer yet: questions
-	// about other users must not wait for an authorizer that does not respond about one.
+	// perUser is the maximum number of concurrent questions about one user. It is 1 for a user
+	// whose last question timed out, and for a user without an answer yet: if the authorizer does
+	// not respond about one user, the questions about other users must not wait for it.
 	perUser = AtOnce / 2
 	// silentAtOnce is the maximum number of concurrent questions about all users together whose
 	// last question timed out.
 	silentAtOnce = AtOnce / 2
-	// askAgainAfter is how long a failed question is not asked again.
+	// askAgainAfter is the delay before a failed question may be asked again.
 	askAgainAfter = time.Second
 )
 
-// ErrAsking is the error of an Answer before the authorizer has responded for the first time.
-// Subscribers of the Cache are called when it has.
+// ErrAsking is the error of an Answer until the authorizer responds for the first time. Then the
+// Cache calls its subscribers.
 var ErrAsking = errors.New("the authorizer has not answered yet")
 
 // errTimeout is the error of a question without a response.
@@ -63,11 +64,11 @@ var errTimeout = errors.New("the authorizer did not answer in time")
 type Answer struct {
 	// Allowed: the user may delete the node.
 	Allowed bool
-	// Stale: Allowed is an expired positive answer. It is sufficient to keep a node that is already
-	// held, but not to take another one.
+	// Stale: Allowed is an expired positive answer. It is sufficient to keep a node that the
+	// maintenance already holds, but not to hold another one.
 	Stale bool
-	// Err is why there is no valid answer: ErrAsking, or the error of the last question. Without
-	// Stale nothing is known about the node.
+	// Err is why there is no valid answer: ErrAsking, or the error of the last question. If Stale
+	// is false, the right on the node is not known.
 	Err error
 }
 
@@ -81,18 +82,18 @@ type CacheConfig struct {
 	Clock clock.WithTicker
 }
 
-// Cache caches which users may delete which nodes. It asks in the background: no caller waits for
-// the authorizer. It is safe for concurrent use.
+// Cache caches which users may delete which nodes. It asks the authorizer in the background, so no
+// caller waits for it. It is safe for concurrent use.
 type Cache struct {
 	config      CacheConfig
 	subscribers []func(node string)
 
 	mu    sync.Mutex
 	users map[string]*userAnswers
-	// turns has the users about whom questions wait, in the order in which they are asked about.
+	// turns has the users with waiting questions, in the order in which their questions are asked.
 	turns []*userAnswers
-	// asked is the number of questions in progress, and silent how many of them are about users
-	// whose last question timed out.
+	// asked is the number of questions in progress; silent is the number of those about users whose
+	// last question timed out.
 	asked, silent int
 }
 
@@ -101,16 +102,16 @@ type userAnswers struct {
 	user user.Info
 	// byName has the answers by the name of the node; the empty name means all nodes.
 	byName map[string]*knownAnswer
-	// sampled are the nodes, besides the control plane's, that are checked by name although the
-	// user may delete all nodes.
+	// sampled are the worker nodes that are checked by name although the user may delete all nodes.
 	sampled map[string]struct{}
 
-	// queue has the questions that wait, in order; asked is the number of those in progress. The
-	// user is in Cache.turns if hasTurn.
+	// queue has the waiting questions, in order; asked is the number of questions in progress.
+	// hasTurn means that the user is in Cache.turns.
 	queue   []question
 	asked   int
 	hasTurn bool
-	// isAnswered: the last question did not time out. isSilent: it did. Neither is set before.
+	// isAnswered and isSilent: the last question was answered, or timed out. Both are false before
+	// the first one ends.
 	isAnswered, isSilent bool
 }
 
@@ -118,7 +119,7 @@ type userAnswers struct {
 type knownAnswer struct {
 	uid  types.UID
 	used time.Time
-	// answered: allowed is the answer from the time at.
+	// answered: there was an answer, at the time at, and allowed is its result.
 	answered, allowed bool
 	at                time.Time
 	// asking: the question is queued or in progress.
@@ -126,17 +127,19 @@ type knownAnswer struct {
 	// err is the error of the last question, and failedAt its time; nil if it was answered.
 	err      error
 	failedAt time.Time
-	// waiting are the nodes to report to the subscribers with the next answer, by name, and served
-	// all nodes that were asked about through this answer, to report when the right changes.
+	// waiting are the names of the nodes to report to the subscribers with the next answer. served
+	// are the names of all nodes for which this answer was used; they are reported when the right
+	// changes.
 	waiting, served sets.Set[string]
 }
 
-// question is about one node, or about all nodes if it has no name. Its answer goes to known.
+// question is a question about one node, or about all nodes if name is empty. Its answer is stored
+// in known.
 type question struct {
 	of    *userAnswers
 	name  string
 	known *knownAnswer
-	// ofSilent: it was asked when the last question about the user had timed out.
+	// ofSilent: the last question about the user had timed out when this one was asked.
 	ofSilent bool
 }
 
@@ -146,28 +149,30 @@ func NewCache(config CacheConfig) *Cache {
 	return &Cache{config: config, users: map[string]*userAnswers{}}
 }
 
-// Subscribe has answered called with the name of each node for which Ask had no valid answer, once
-// there is one or the question has failed for the first time, and of each node about which a later
-// answer differs. It must not block. All calls of Subscribe come before the first of Ask.
+// Subscribe registers a function that must not block. It is called with the name of each node for
+// which Ask had no valid answer, when the answer arrives or the question fails for the first time,
+// and for each node whose later answer differs. Call Subscribe before the first Ask.
 func (c *Cache) Subscribe(answered func(node string)) {
 	c.subscribers = append(c.subscribers, answered)
 }
 
-// Ask returns, by name, whether the user may delete each of the nodes, as far as that is known now.
-// It requests unknown answers in the background. A missing answer does not affect those of other
-// nodes. The first row that applies decides which question a node is about, and its answer:
+// Ask returns, by name, whether the user may delete each of the nodes, as far as this is known now.
+// It requests unknown answers in the background. A missing answer about one node does not affect
+// the answers about others. The first row that applies selects the question for a node:
 //
 //	there is no requester                     none: not allowed
 //	the requester is the node                 none: allowed
-//	EveryByName, or the user may not          the one about the node
+//	EveryByName, or the user may not          the question about the node
 //	delete all nodes
-//	no answer about all nodes                 the one about the node if it was answered before,
-//	                                          else unknown
-//	of the control plane, refused before,     the one about the node
-//	or among a hundred others
-//	all other nodes                           the one about all nodes
+//	no answer about all nodes                 the question about the node if it was answered
+//	                                          before, else unknown
+//	node of the control plane, refused        the question about the node
+//	before, or one of a hundred others
+//	any other node                            the question about all nodes
 //
-//	answered within AnswerTTL                 as answered
+// Then the first row that applies selects the answer:
+//
+//	answered within AnswerTTL                 this answer
 //	answered before that: allowed             allowed, Stale
 //	answered before that: not allowed, and    not allowed
 //	no question has failed since
@@ -207,7 +212,8 @@ func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, n
 	return answers
 }
 
-// isAskedByName reports whether the answer about all nodes does not cover a node.
+// isAskedByName reports whether the node needs its own question, because the answer about all nodes
+// does not cover it.
 func (u *userAnswers) isAskedByName(node *corev1.Node, all Answer) bool {
 	known := u.byName[node.Name]
 	answered := known != nil && known.uid == node.UID && known.answered
@@ -215,14 +221,14 @@ func (u *userAnswers) isAskedByName(node *corev1.Node, all Answer) bool {
 	case all.Allowed:
 		return protocol.IsControlPlane(node) || answered && !known.allowed || u.samples(node.Name)
 	case all.Err != nil:
-		// Thousands of further questions would have no answer either.
+		// Do not ask about each of thousands of nodes: those questions would fail as well.
 		return answered
 	}
 	return true
 }
 
-// samples reports whether the node is in the sample that is checked by name, and adds it if the
-// sample is not full.
+// samples reports whether the node is in the sample of nodes that are checked by name. It adds the
+// node if the sample is not full.
 func (u *userAnswers) samples(name string) bool {
 	if _, ok := u.sampled[name]; ok {
 		return true
@@ -234,8 +240,8 @@ func (u *userAnswers) samples(name string) bool {
 	return true
 }
 
-// answer returns the answer about one node, or about all nodes if the name is empty. If it has
-// expired, answer requests a new one, and the callback reports the nodes later. The caller holds
+// answer returns the answer about one node, or about all nodes if the name is empty. If the answer
+// has expired, it asks for a new one, and the subscribers learn the nodes later. The caller holds
 // mu.
 func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid types.UID, nodes []*corev1.Node) Answer {
 	now := c.config.Clock.Now()
@@ -263,14 +269,14 @@ func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid ty
 	case known.answered && known.allowed:
 		return Answer{Allowed: true, Stale: true, Err: err}
 	case known.answered && known.err == nil:
-		// A negative answer does not become stale: it stays until there is a new answer.
+		// A negative answer does not expire: it is valid until there is a new answer.
 		return Answer{}
 	}
 	return Answer{Err: err}
 }
 
-// ask adds a question to the queue, unless it is already there or has just failed. The caller holds
-// mu.
+// ask adds a question to the queue, unless the question is already there or has just failed. The
+// caller holds mu.
 func (c *Cache) ask(ctx context.Context, q question) {
 	if q.known.asking || q.known.err != nil && c.config.Clock.Since(q.known.failedAt) < askAgainAfter {
 		return
@@ -281,11 +287,11 @@ func (c *Cache) ask(ctx context.Context, q question) {
 		q.of.hasTurn = true
 		c.turns = append(c.turns, q.of)
 	}
-	// Many callers share an answer, so it does not depend on the context of one of them.
+	// Many callers share an answer, so the question must not end with the context of one caller.
 	c.start(context.WithoutCancel(ctx))
 }
 
-// start asks as many of the waiting questions as may be asked now. The caller holds mu.
+// start asks as many of the waiting questions as the limits allow. The caller holds mu.
 func (c *Cache) start(ctx context.Context) {
 	for c.asked < AtOnce {
 		q, ok := c.next()
@@ -301,7 +307,7 @@ func (c *Cache) start(ctx context.Context) {
 	}
 }
 
-// next takes a question from the queue of the next user who may be asked about. The caller holds
+// next removes a question from the queue of the next user whose limits allow one. The caller holds
 // mu.
 func (c *Cache) next() (question, bool) {
 	for range len(c.turns) {
@@ -323,7 +329,7 @@ func (c *Cache) next() (question, bool) {
 	return question{}, false
 }
 
-// work asks a question, and starts others when it is answered.
+// work asks a question, reports the answer to the subscribers, and starts more questions.
 func (c *Cache) work(ctx context.Context, q question) {
 	asking, cancel := context.WithTimeoutCause(ctx, answerWithin, errTimeout)
 	allowed, err := ask(asking, c.config.Authorizer, q.of.user, "delete", q.name)
@@ -336,8 +342,8 @@ func (c *Cache) work(ctx context.Context, q question) {
 	}
 }
 
-// finish stores the answer to a question and returns the nodes to report. After a timeout it also
-// fails the waiting questions about the same user: each of them would take as long.
+// finish stores the answer to a question and returns the nodes to report. After a timeout, the
+// waiting questions about the same user fail as well, because each of them would probably time out.
 func (c *Cache) finish(ctx context.Context, q question, allowed bool, err error, timedOut bool) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -367,8 +373,8 @@ func (c *Cache) finish(ctx context.Context, q question, allowed bool, err error,
 	return told
 }
 
-// fail records the error of a question and returns the nodes to report. Only the first failure is
-// reported: after that, the caller asks again by itself.
+// fail records the error of a question and returns the nodes to report. It reports only the first
+// failure: after that, the caller asks again without a report.
 func (k *knownAnswer) fail(err error, now time.Time) []string {
 	first := k.err == nil
 	k.asking, k.err, k.failedAt = false, err, now
@@ -410,7 +416,7 @@ func (c *Cache) Run(ctx context.Context) {
 	}
 }
 
-// renew asks again the questions whose answers expire soon, or that have failed.
+// renew asks again the questions whose answers expire soon, and those that have failed.
 func (c *Cache) renew(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -427,7 +433,7 @@ func (c *Cache) renew(ctx context.Context) {
 	}
 }
 
-// due returns the questions to ask again, and drops unused answers. The caller holds mu.
+// due returns the questions to ask again, and removes unused answers. The caller holds mu.
 func (c *Cache) due() []question {
 	now := c.config.Clock.Now()
 	var due []question

@@ -1,16 +1,17 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rights asks the host cluster whether a user may delete nodes, which is the right that
-// a user needs to have nodes maintained. A Questioner checks many nodes for one request; a Cache
-// serves controllers repeatedly, for many users.
+// Package rights asks the host cluster whether a user may delete nodes. A user needs this right for
+// the nodes of a maintenance. A Questioner checks many nodes for one request; a Cache serves
+// controllers repeatedly, for many users.
 //
 // For a user who may delete all nodes, only the control plane and a hundred other nodes are checked
 // by name: authorizers that deny individual nodes to such a user are rare, and a cluster may have
 // thousands of nodes.
 //
-// A node may put itself under maintenance, as its agent does when it shuts down: about the node
-// that a user is, no authorizer is asked. About other nodes it is a user like any other.
+// A node may put itself under maintenance, as its agent does at a shutdown: if the user is a node,
+// no authorizer is asked about this node. For other nodes, the node needs the same right as any
+// user.
 //
 // The content of a Cache may be dropped at any time.
 package rights
@@ -33,8 +34,8 @@ import (
 const (
 	// AtOnce is the maximum number of concurrent questions.
 	AtOnce = 16
-	// besideShortcut is how many nodes, besides the control plane's, are checked by name although
-	// the user may delete all nodes.
+	// besideShortcut is the maximum number of worker nodes that are checked by name although the
+	// user may delete all nodes.
 	besideShortcut = 100
 )
 
@@ -48,7 +49,7 @@ type Nodes struct {
 
 func (n Nodes) names() []string { return slices.Concat(n.ControlPlane, n.Others) }
 
-// without returns the nodes except the one of the given name.
+// without returns the nodes except the named one.
 func (n Nodes) without(name string) Nodes {
 	is := func(other string) bool { return other == name }
 	return Nodes{
@@ -69,7 +70,7 @@ func UserOf(u *authenticationv1.UserInfo) user.Info {
 type Questioner struct {
 	// Authorizer is the authorizer of the host cluster.
 	Authorizer authorizer.UnconditionalAuthorizer
-	// User is the user in question.
+	// User is the user whose rights are checked.
 	User user.Info
 	// EveryByName disables the shortcut of the question about all nodes.
 	EveryByName bool
@@ -83,20 +84,20 @@ type Questioner struct {
 type Verdict struct {
 	// Refused are nodes that the user may not delete, sorted by name.
 	Refused []string
-	// More: there may be other refused nodes, because RefusalsAtMost ended the questions.
+	// More: there may be more refused nodes, because RefusalsAtMost ended the questions.
 	More bool
-	// Unasked is the number of joining nodes that were not checked because of AtMost, not counting
-	// nodes that the question about all nodes covers.
+	// Unasked is the number of joining nodes that were not checked because of AtMost. It does not
+	// include nodes that are covered by the question about all nodes.
 	Unasked int
 }
 
-// Ask checks nodes that join. A node without an answer is an error, unless there are refusals.
+// Ask checks joining nodes. It returns an error if a node has no answer, unless there are refusals.
 func (q Questioner) Ask(ctx context.Context, joining Nodes) (Verdict, error) {
 	return q.AskChange(ctx, Nodes{}, joining)
 }
 
 // AskChange checks the nodes that leave a maintenance, then the nodes that stay or join. It checks
-// all leaving nodes: a controller checks nodes again before it takes them, but not before it
+// all leaving nodes: a controller checks nodes again before it holds them, but not before it
 // releases them.
 func (q Questioner) AskChange(ctx context.Context, leaving, joining Nodes) (Verdict, error) {
 	if own, isNode := identity.NodeOf(q.User); isNode {
@@ -135,8 +136,8 @@ func (q Questioner) mayDelete(ctx context.Context, name string) (bool, error) {
 	return ask(ctx, q.Authorizer, q.User, "delete", name)
 }
 
-// MayGet reports whether the user may read a node, and so may see its name in an error. No response
-// of the authorizer counts as no.
+// MayGet reports whether the user may read a node, and so may see its name in an error. It returns
+// false if the authorizer does not respond.
 func (q Questioner) MayGet(ctx context.Context, name string) bool {
 	allowed, err := ask(ctx, q.Authorizer, q.User, "get", name)
 	return err == nil && allowed
@@ -159,7 +160,7 @@ func (q Questioner) byName(ctx context.Context, names []string) (verdict Verdict
 	if limit == 0 {
 		limit = len(names) + 1
 	}
-	// Cancel only the dispatch of questions; let checks in progress finish.
+	// Cancel only further questions; let the questions in progress finish.
 	asking, stop := context.WithCancel(ctx)
 	defer stop()
 	type answer struct {
@@ -188,7 +189,7 @@ func (q Questioner) byName(ctx context.Context, names []string) (verdict Verdict
 		}
 	}
 	if err := ctx.Err(); err != nil && firstErr == nil {
-		// A question that was not asked in time must not count as allowed.
+		// A node must not count as allowed if its question was not asked in time.
 		firstErr = err
 	}
 	slices.Sort(verdict.Refused)
