@@ -271,8 +271,8 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 	}
 }
 
-// TestPodsTiedToTheirNodes covers pods with local volumes: no replacement makes room in their
-// budget.
+// TestPodsTiedToTheirNodes covers pods with local volumes: they have no replacement that restores
+// their budget.
 func TestPodsTiedToTheirNodes(t *testing.T) {
 	claiming := func(name string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
@@ -299,8 +299,8 @@ func TestPodsTiedToTheirNodes(t *testing.T) {
 	}
 }
 
-// TestPodsTiedByTheirNodeSelector covers pods such as those of a storage system that uses disks of
-// hosts: they need no claim.
+// TestPodsTiedByTheirNodeSelector covers pods that a node selector ties to a node, such as those of
+// a storage system that uses the disks of its hosts. They have no volume claim.
 func TestPodsTiedByTheirNodeSelector(t *testing.T) {
 	tied := func(host string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: host} }
@@ -357,7 +357,7 @@ func TestNominatedPodsAreWaitedFor(t *testing.T) {
 	}
 }
 
-// TestRemedyOfABudgetThatNeverAllows covers who owns the pods: the remedy must be true of them.
+// TestRemedyOfABudgetThatNeverAllows covers the owners of pods: the remedy must fit the owner.
 func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 	ofOperator := func(p *corev1.Pod) {
 		p.OwnerReferences = build.Owner("postgresql.cnpg.io/v1", "Cluster", "pg", "pg")

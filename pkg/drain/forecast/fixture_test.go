@@ -37,9 +37,9 @@ type (
 	list    = []string
 )
 
-// scene is a Situation in the making.
+// scene has the parts of a Situation that a test sets.
 type scene struct {
-	// allAtOnce switches off turns by owner.
+	// allAtOnce sets UnprotectedAllAtOnce.
 	allAtOnce  bool
 	subject    *v1alpha1.NodeMaintenance
 	nodes      []*corev1.Node
@@ -54,7 +54,7 @@ type scene struct {
 	sharing    []Member
 }
 
-// preview decides, with every node of the scene selected by the subject.
+// preview returns the preview of a subject that selects every node of the scene.
 func (s scene) preview(t *testing.T) *v1alpha1.NodeMaintenancePreview {
 	t.Helper()
 	if s.subject == nil {
@@ -84,7 +84,7 @@ func (s scene) preview(t *testing.T) *v1alpha1.NodeMaintenancePreview {
 	}))(t)
 }
 
-// maintenance returns an Idle one with the default plan.
+// maintenance returns a maintenance in stage Idle with the default plan.
 func maintenance(
 	name string, modifiers ...func(*v1alpha1.NodeMaintenance),
 ) *v1alpha1.NodeMaintenance {
@@ -117,7 +117,7 @@ func planned(entries ...v1alpha1.DrainPlanEntry) func(*v1alpha1.NodeMaintenance)
 	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = entries }
 }
 
-// reached gives the status the targets of a node.
+// reached sets the targets of a node in the status.
 func reached(name string, targets ...v1alpha1.DrainPlanEntry) func(*v1alpha1.NodeMaintenance) {
 	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
@@ -196,7 +196,7 @@ func held(finalizers ...string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Finalizers = finalizers }
 }
 
-// goneBy marks the pod as told to stop.
+// goneBy sets the deletion timestamp of the pod.
 func goneBy(since time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.NewTime(now.Add(-since))) }
 }
@@ -219,8 +219,8 @@ func pods(count int, app, on string, modifiers ...func(*corev1.Pod)) []*corev1.P
 	return out
 }
 
-// budget returns a budget for the label app with maxUnavailable 1 that allows so many disruptions,
-// of ten pods that are all healthy.
+// budget returns a budget with maxUnavailable 1 for the label app. It allows the given number of
+// disruptions, and its ten pods are all healthy.
 func budget(
 	name, app string, allowed int32, modifiers ...func(*policyv1.PodDisruptionBudget),
 ) policyv1.PodDisruptionBudget {
@@ -237,7 +237,7 @@ func budget(
 	return *build.With(&b, modifiers...)
 }
 
-// web is the budget web of the pods with the label web.
+// web returns the budget web for pods with the label web.
 func web(allowed int32, modifiers ...func(*policyv1.PodDisruptionBudget)) policyv1.PodDisruptionBudget {
 	return budget("web", "web", allowed, modifiers...)
 }
@@ -265,13 +265,13 @@ func failed(b *policyv1.PodDisruptionBudget) {
 	}}
 }
 
-// owners has the ReplicaSet rs of the Deployment web and the DaemonSet agent, if it says so, both
-// for the label app=web.
+// owners has the ReplicaSet rs of the Deployment web if rs is set, and the DaemonSet agent if agent
+// is set, both for the label app=web.
 type owners struct {
 	rs, agent bool
 	// web changes the Deployment.
 	web func(*appsv1.Deployment)
-	// job is the Job of all names; nil if there is none.
+	// job is returned for every name of a Job; nil if there is none.
 	job *batchv1.Job
 }
 
@@ -281,7 +281,7 @@ func unscaled(d *appsv1.Deployment) {
 	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 }
 
-// pastBudgets lets pods be replaced although their budget never allows an eviction.
+// pastBudgets opts in to the replacement of pods whose budget never allows an eviction.
 func pastBudgets(d *appsv1.Deployment) {
 	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeAlways}
 }
@@ -333,7 +333,7 @@ func (o owners) Node(_ context.Context, name string) (*corev1.Node, error) {
 	return node(name, withAgent), nil
 }
 
-// outline writes the waves in few words: a line for each wave, and one for each of its nodes.
+// outline returns a line for each wave, and a line for each of its nodes.
 func outline(out *v1alpha1.NodeMaintenancePreview) []string {
 	var lines []string
 	for i := range out.Waves {
@@ -362,7 +362,7 @@ func outline(out *v1alpha1.NodeMaintenancePreview) []string {
 	return lines
 }
 
-// troubles writes the blockers in few words.
+// troubles returns a line for each blocker.
 func troubles(out *v1alpha1.NodeMaintenancePreview) []string {
 	var lines []string
 	for i := range out.Blockers {
@@ -379,8 +379,8 @@ func troubles(out *v1alpha1.NodeMaintenancePreview) []string {
 	return lines
 }
 
-// nodeOf is on which node a pod counts in these tests: where it is bound or, before that,
-// nominated.
+// nodeOf returns the node for which a pod counts: the node to which it is bound, or else the
+// nominated node.
 func nodeOf(pod *corev1.Pod) string {
 	return cmp.Or(pod.Spec.NodeName, pod.Status.NominatedNodeName)
 }

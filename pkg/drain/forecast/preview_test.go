@@ -277,14 +277,14 @@ func TestOtherMaintenances(t *testing.T) {
 	vital := entry(ordinary, 2000001000, "")
 	for name, test := range map[string]struct {
 		scene scene
-		// waves are without the lines of nodes.
+		// waves are the expected waves, without the lines of their nodes.
 		waves    []string
 		others   []v1alpha1.PreviewMaintenance
 		messages []string
 	}{
 		"one that has come less far holds its node back": {
-			// The other has an ordinary pod left on n3, so n1 waits with what is vital, while n2
-			// does not.
+			// The other maintenance has an ordinary pod left on n3, so n1 must wait with its vital
+			// pod, but n2 need not.
 			scene: scene{
 				nodes: []*corev1.Node{n1, n2},
 				draining: []Member{

@@ -13,14 +13,15 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestExplain covers budgets that allow no disruption: healthy pods open only some of them.
+// TestExplain covers budgets that allow no disruption. Only some of them open when more pods are
+// healthy.
 func TestExplain(t *testing.T) {
 	const opens = "The pod goes when more of its kind are healthy"
 	type modifiers = []func(*policyv1.PodDisruptionBudget)
 	for name, test := range map[string]struct {
 		budget modifiers
 		says   string
-		// opens: the text says that healthy pods open the budget.
+		// opens: the message says that healthy pods open the budget.
 		opens bool
 	}{
 		"maxUnavailable 0":                   {budget: modifiers{maxUnavailable("0"), computed(1, 1, 0)}, says: "never allows an eviction (maxUnavailable 0)."},
@@ -39,7 +40,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestRemedies covers what helps against a budget that never allows an eviction.
+// TestRemedies covers the remedies for a budget that never allows an eviction.
 func TestRemedies(t *testing.T) {
 	controller := func(apiVersion, kind string) *metav1.OwnerReference {
 		return &metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "web"}

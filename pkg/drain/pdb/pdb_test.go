@@ -33,7 +33,7 @@ func minAvailable(s string) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Spec.MinAvailable = ptr.To(intstr.Parse(s)) }
 }
 
-// computed gives the status that the disruption controller would.
+// computed sets the status as the disruption controller would.
 func computed(expected, desired, allowed int32) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) {
 		b.Status = policyv1.PodDisruptionBudgetStatus{
@@ -63,7 +63,7 @@ func TestNeverAllows(t *testing.T) {
 	changed := func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 }
 	for name, test := range map[string]struct {
 		budget modifiers
-		// want is the reason; empty for a budget that allows some.
+		// want is the reason; empty for a budget that allows evictions.
 		want string
 	}{
 		"maxUnavailable 0":                   {budget: modifiers{maxUnavailable("0"), computed(3, 3, 0)}, want: "maxUnavailable 0"},
@@ -153,8 +153,8 @@ func TestMatching(t *testing.T) {
 	}
 }
 
-// TestLookUpIsCheapAmongManyBudgets: a tenant has 5,000 budgets that share two labels and differ in
-// the third.
+// TestLookUpIsCheapAmongManyBudgets covers a tenant with 5,000 budgets that share two labels and
+// differ in the third.
 func TestLookUpIsCheapAmongManyBudgets(t *testing.T) {
 	x := NewIndex(nil)
 	app := func(i int) labels.Set {

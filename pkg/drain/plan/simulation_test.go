@@ -55,8 +55,8 @@ type simMaintenance struct {
 	status map[simRef]entries
 	// rules is the compiled plan.
 	rules *progress
-	// opened is the highest frontier of its own plan by node, and reported are the nodes for which
-	// a result reported that the planner followed another maintenance.
+	// opened is, by node, the highest frontier of the maintenance's own plan. reported are the
+	// nodes for which a result reported that the planner followed another maintenance.
 	opened   map[simRef]int
 	reported map[simRef]bool
 }

@@ -21,7 +21,7 @@ func TestBudgetsThatNeverAllowAnEviction(t *testing.T) {
 	for name, tc := range map[string]struct {
 		budget          *policyv1.PodDisruptionBudget
 		replicas, extra int32
-		// why is empty where the budget allows an eviction, with so many extra replicas.
+		// why is empty if the budget allows an eviction with the extra replicas.
 		why       string
 		wantExtra int32
 	}{

@@ -104,9 +104,9 @@ func TestRefusals(t *testing.T) {
 		deployment  *appsv1.Deployment
 		claims      []string
 		autoscalers []*autoscalingv2.HorizontalPodAutoscaler
-		// budget is that of two pods unless it is set.
+		// budget is the budget of the pods; if it is not set, it is minAvailable 2.
 		budget *policyv1.PodDisruptionBudget
-		// want is the beginning of the refusal; it is empty where the pod leaves.
+		// want is the beginning of the refusal; it is empty if the pod leaves.
 		want string
 	}{
 		"the default of a quarter rounds up": {},

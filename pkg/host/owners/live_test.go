@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// kindBy is a kind that is read by a function.
+// kindBy returns a Kind that reads by calling get.
 func kindBy(get func(context.Context) (*appsv1.DaemonSet, error)) Kind[appsv1.DaemonSet] {
 	return Kind[appsv1.DaemonSet]{
 		name: "DaemonSet", Keep: func(full *appsv1.DaemonSet) *appsv1.DaemonSet { return full },
@@ -47,7 +47,7 @@ func TestConcurrentRequestsReadTheOwnerOnce(t *testing.T) {
 	wg.Wait()
 	is.Equal(t, reads.Load(), 1, "reads")
 
-	// A caller whose request is cancelled does not cancel the read for the others.
+	// If the request of a caller is cancelled, the read continues for the other callers.
 	ctx, cancel := context.WithCancel(t.Context())
 	release, first := make(chan struct{}), make(chan error, 1)
 	go func() {

@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// podOf returns a pod as the API has it, with its own copy of everything.
+// podOf returns a pod as it comes from the API, which shares nothing with other pods.
 func podOf(controller types.UID, i int) *corev1.Pod {
 	priority, grace := int32(1000), int64(30)
 	return &corev1.Pod{
@@ -80,7 +80,7 @@ func TestSiblingsShareWhatIsEqual(t *testing.T) {
 	}
 }
 
-// Sharing and packing must not change what a pod says.
+// TestTransformKeepsWhatStripKeeps checks that sharing and packing do not change a pod.
 func TestTransformKeepsWhatStripKeeps(t *testing.T) {
 	transform := NewTransform()
 	for i := range 20 {

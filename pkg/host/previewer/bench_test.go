@@ -31,16 +31,17 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// What the largest cluster has that Kubernetes supports.
+// The largest cluster that Kubernetes supports.
 const (
 	benchNodes = 5000
 	benchPods  = 150_000
-	// benchApps are Deployments of 30 pods, each with a budget, ten in a namespace.
+	// benchApps is the number of Deployments. Each has 30 pods and a budget, and a namespace has
+	// ten of them.
 	benchApps = benchPods / 30
 )
 
-// largeHost serves the lists of a large cluster in pages, as protobuf. The pages are made
-// beforehand, so that they cost nothing in the measurement but the memory from which they are sent.
+// largeHost serves the lists of a large cluster in pages, as protobuf. The pages are built before
+// the measurement, so that serving them costs only the memory for sending.
 type largeHost struct {
 	pages map[string][][]byte
 }
@@ -173,8 +174,8 @@ func benchSelector(app int) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": benchApp(app)}}
 }
 
-// benchPod returns a pod with a container, labels and conditions, and about as much that does not
-// matter as pods have. One in a hundred is more important than the others.
+// benchPod returns a pod with a container, labels and conditions, and a typical amount of fields
+// that the preview does not need. One pod in a hundred has a higher priority.
 func benchPod(i int) corev1.Pod {
 	app := i % benchApps
 	priority := int32(0)
@@ -221,9 +222,9 @@ func benchPod(i int) corev1.Pod {
 	}
 }
 
-// BenchmarkPreview measures the preview of a maintenance of all nodes of a large cluster: the time
-// until it is there, with and without reading the owners, the additional memory, and how large it
-// is. The host's part is to send pages that lie ready.
+// BenchmarkPreview measures the preview of a maintenance of all nodes of a large cluster: its
+// duration, with and without reading the owners, the additional memory, and its size. The host only
+// sends prepared pages.
 func BenchmarkPreview(b *testing.B) {
 	config := newLargeHost(b)
 	for name, evacuators := range map[string][]string{
@@ -255,7 +256,7 @@ func BenchmarkPreview(b *testing.B) {
 	}
 }
 
-// kept returns how much memory is in use, beyond what was before, when all is read.
+// kept returns how much additional memory is in use when all objects are read.
 func kept(b *testing.B, p *Previewer, nm *v1alpha1.NodeMaintenance) float64 {
 	b.Helper()
 	before := heap()

@@ -48,8 +48,8 @@ const (
 	complete = v1alpha1.NodeMaintenanceStageComplete
 )
 
-// host allows every user to delete the nodes that it has for his name; the empty one stands for all
-// that are not refused.
+// host is an authorizer. It allows a user to delete the nodes that it lists for the user's name; an
+// empty node name means all nodes that are not refused.
 type host struct {
 	mu      sync.Mutex
 	allowed map[string][]string
@@ -74,7 +74,7 @@ func (h *host) Authorize(_ context.Context, a authorizer.Attributes) (authorizer
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// fixture is a Previewer over a cluster.
+// fixture is a Previewer for a fake cluster.
 type fixture struct {
 	kube       *kubefake.Clientset
 	host       *host
@@ -83,10 +83,10 @@ type fixture struct {
 	others     []*v1alpha1.NodeMaintenance
 }
 
-// newFixture returns a cluster of these objects, in which ann may delete all nodes.
+// newFixture returns a fixture with a cluster of these objects, in which ann may delete all nodes.
 func newFixture(objects ...runtime.Object) *fixture {
 	f := &fixture{kube: kubefake.NewClientset(objects...), host: &host{allowed: map[string][]string{"ann": {""}}}}
-	// The tracker knows no field selectors.
+	// The tracker does not support field selectors.
 	f.kube.PrependReactor("list", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		selector, err := fields.ParseSelector(action.(k8stesting.ListActionImpl).ListOptions.FieldSelector)
 		list := &corev1.PodList{}
@@ -127,7 +127,7 @@ func (f *fixture) mustPreview(
 	return must.Get(f.preview(t.Context(), nm))(t)
 }
 
-// asked returns which resources were read.
+// asked returns the resources that were read.
 func (f *fixture) asked() []string {
 	var out []string
 	for _, action := range f.kube.Actions() {
@@ -192,7 +192,7 @@ func closedBudget() *policyv1.PodDisruptionBudget {
 	}
 }
 
-// names returns the pods of all waves.
+// names returns the names of the pods of all waves.
 func names(out *v1alpha1.NodeMaintenancePreview) []string {
 	var names []string
 	for i := range out.Waves {
@@ -318,8 +318,8 @@ func TestOthers(t *testing.T) {
 		{Name: "cordon", Stage: cordon, NodeCount: 1}, {Name: "next", Stage: drain, NodeCount: 1},
 	}
 	is.Slices(t, out.Maintenances, want, "others")
-	// The nodes of next and far are not cordoned, so next is held and with it the node that it
-	// shares.
+	// The nodes of next and far are not cordoned. So next asks no pod to leave, and no pod leaves
+	// the node that it shares.
 	if got, want := out.Waves[0].PodsAsked, int32(0); got != want || out.Waves[0].PodCount != 1 {
 		t.Errorf("%d of %d pods are asked, want %d of 1", got, out.Waves[0].PodCount, want)
 	}
@@ -404,7 +404,7 @@ func TestTimeIsLimited(t *testing.T) {
 		if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("got %v", err)
 		}
-		// Those who are done let others in.
+		// Previews that have ended free their slots.
 		cancel()
 		wg.Wait()
 		p.config.Maintenances = (&fixture{}).all
@@ -425,14 +425,14 @@ func TestTimeIsLimited(t *testing.T) {
 	})
 }
 
-// waiting never has the maintenances.
+// waiting waits until the context ends, and returns no maintenances.
 func waiting(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
-// TestCompletedMaintenancesAreNotRead: there may be many of them, each with all the nodes that it
-// had.
+// TestCompletedMaintenancesAreNotRead: there may be many completed maintenances, each with all of
+// its nodes.
 func TestCompletedMaintenancesAreNotRead(t *testing.T) {
 	factory := informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0)
 	informer := factory.Maintenance().V1alpha1().NodeMaintenances()

@@ -64,7 +64,7 @@ func daemonSet(namespace, name string) *appsv1.DaemonSet {
 	}
 }
 
-// calls counts what was asked, by verb and resource.
+// calls counts the requests by verb and resource.
 func calls(kube *kubefake.Clientset) map[string]int {
 	counts := map[string]int{}
 	for _, action := range kube.Actions() {
@@ -114,7 +114,7 @@ func TestOwners(t *testing.T) {
 		"none while none is on": {namespaces: 1, perNamespace: 1, want: map[string]int{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Others that no pod belongs to are there, too.
+			// There are also owners without pods.
 			objects := []runtime.Object{
 				replicaSet("other", "other"), deployment("other", "other"), daemonSet("other", "other"),
 			}
@@ -237,7 +237,7 @@ func TestSurges(t *testing.T) {
 	}
 }
 
-// TestJobsAreRead keeps of Jobs what decides whether they fail for good.
+// TestJobsAreRead checks that Jobs keep the fields that determine whether they fail for good.
 func TestJobsAreRead(t *testing.T) {
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "backup"},
@@ -342,8 +342,8 @@ func TestAListThatFailsEndsTheOthers(t *testing.T) {
 	is.True(t, errors.Is(err, failure), "got %v", err)
 }
 
-// TestWhatCannotBeReadIsNotCollected: a claim that could not be read would otherwise count as one
-// for a single node.
+// TestWhatCannotBeReadIsNotCollected: a claim that could not be read would otherwise count as a
+// claim for a single node.
 func TestWhatCannotBeReadIsNotCollected(t *testing.T) {
 	failure := errors.New("no")
 	found, err := collect(t.Context(), 1, func(context.Context, int) ([]string, error) { return []string{"claim"}, failure })

@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// refusing is an authorizer that allows nothing and records about which nodes it is asked.
+// refusing is an authorizer that allows nothing and records the nodes in its questions.
 type refusing struct {
 	mu    sync.Mutex
 	asked []string
@@ -44,8 +44,9 @@ func asUser(name string, groups ...string) *authenticationv1.UserInfo {
 	return &authenticationv1.UserInfo{Username: name, Groups: groups}
 }
 
-// ownCases are questions of a user who may delete no node about nodes, with those about which the
-// answer is yes, and the questions of the authorizer. The empty name is the question about all.
+// ownCases have a user who may delete no node, and the nodes in question. allowed are the nodes
+// with a positive answer, and asked are the questions to the authorizer; an empty name is the
+// question about all nodes.
 var ownCases = map[string]struct {
 	user    *authenticationv1.UserInfo
 	nodes   []string
@@ -85,7 +86,7 @@ func TestCacheAboutTheNodeOfTheRequester(t *testing.T) {
 				nodes = append(nodes, node(name))
 			}
 			c.Ask(t.Context(), test.user, nodes)
-			// The answer about all nodes comes before the questions by name.
+			// The answer about all nodes must arrive before the questions by name are asked.
 			synctest.Wait()
 			c.Ask(t.Context(), test.user, nodes)
 			synctest.Wait()
@@ -128,8 +129,8 @@ func TestQuestionerAboutTheNodeOfTheUser(t *testing.T) {
 	}
 }
 
-// TestNodesAreToldOfARightThatChanges has a right change that is renewed in the background: no
-// caller asks during that time.
+// TestNodesAreToldOfARightThatChanges changes a right while the cache renews it in the background.
+// No caller asks during that time.
 func TestNodesAreToldOfARightThatChanges(t *testing.T) {
 	for name, test := range map[string]struct {
 		host   *host

@@ -27,7 +27,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// host is an authorizer that allows the deletion of the nodes it has, and counts.
+// host is an authorizer that allows the deletion of the nodes in allowed, and counts the questions.
 type host struct {
 	mu      sync.Mutex
 	allowed map[string]bool
@@ -62,7 +62,7 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// take returns what was asked since the last call, sorted.
+// take returns the questions since the last call, sorted.
 func (h *host) take() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,7 +71,7 @@ func (h *host) take() []string {
 	return asked
 }
 
-// count returns how many questions there have been since the last take.
+// count returns the number of questions since the last call of take.
 func (h *host) count() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -94,8 +94,8 @@ func may(names ...string) *host {
 	return h
 }
 
-// mayAll returns an authorizer that allows the deletion of all nodes of a list, by name and
-// without.
+// mayAll returns an authorizer that allows the deletion of all nodes of a list, by name and without
+// a name.
 func mayAll(nodes []*corev1.Node) *host {
 	h := may("")
 	for _, node := range nodes {
@@ -128,8 +128,8 @@ func newCache(h *host) *Cache {
 	return NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}})
 }
 
-// settled asks until the authorizer is asked nothing new, and returns what is known then. It runs
-// in a bubble.
+// settled asks until the cache asks the authorizer no new question, and returns the answers. It
+// runs in a bubble.
 func settled(t *testing.T, c *Cache, h *host, user *authenticationv1.UserInfo, nodes []*corev1.Node) map[string]Answer {
 	t.Helper()
 	for {
@@ -142,8 +142,8 @@ func settled(t *testing.T, c *Cache, h *host, user *authenticationv1.UserInfo, n
 	}
 }
 
-// elapse moves the clock of the bubble on, and returns when all that was due by then is done. It
-// waits for nothing: the time of a bubble passes as soon as nothing is left to do.
+// elapse advances the clock of the bubble, and returns when all work that is due has ended. It does
+// not take real time: in a bubble the clock advances when all goroutines are blocked.
 func elapse(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // see above
 	synctest.Wait()
@@ -161,7 +161,7 @@ func expectAllowed(t *testing.T, answers map[string]Answer, want int) {
 	is.Equal(t, got, want, "nodes allowed")
 }
 
-// TestLargeDrainAsksFewQuestions bounds what a drain costs the authorizer whose requester may
+// TestLargeDrainAsksFewQuestions limits the number of questions for a drain whose requester may
 // delete any node.
 func TestLargeDrainAsksFewQuestions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestLargeDrainAsksFewQuestions(t *testing.T) {
 		if asked := h.take(); len(asked) >= 200 || !slices.Contains(asked, "z-3") || !slices.Contains(asked, "n-0099") {
 			t.Errorf("got %d questions, want fewer than 200 with the control plane and a hundred others", len(asked))
 		}
-		// Node by node, as events of nodes come, must not cost more.
+		// Questions node by node, as node events cause them, must not cost more.
 		for _, n := range nodes {
 			expectAllowed(t, c.Ask(t.Context(), bob, []*corev1.Node{n}), 1)
 		}
@@ -245,8 +245,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestSilentAuthorizer has an authorizer answer nothing. Callers do not wait, and questions behind
-// questions that were not answered in time fail with them.
+// TestSilentAuthorizer has an authorizer that does not respond. Callers do not wait, and waiting
+// questions fail together with the question that timed out.
 func TestSilentAuthorizer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes := workers(100)
@@ -273,15 +273,15 @@ func TestSilentAuthorizer(t *testing.T) {
 		if asked := h.take(); len(asked) != 1 {
 			t.Errorf("got %d questions, want one", len(asked))
 		}
-		// It answers again: nothing of the silence is left.
+		// The authorizer responds again, and the timeout has no further effect.
 		h.set(func(h *host) { h.hangs = map[string]bool{} })
 		elapse(askAgainAfter)
 		expectAllowed(t, settled(t, c, h, bob, nodes), len(nodes))
 	})
 }
 
-// TestSilenceAboutOneUserDelaysNoOther has the authorizer answer nothing about some users, whose
-// nodes are asked about all the time, as a drain does.
+// TestSilenceAboutOneUserDelaysNoOther has an authorizer that does not respond about some users,
+// while questions about their nodes are asked all the time, as in a drain.
 func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
 	for name, silent := range map[string]int{"one user": 1, "twenty users": 20} {
 		bubble.Run(t, name, func(t *testing.T) {
@@ -296,7 +296,7 @@ func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
 				c.Ask(t.Context(), &authenticationv1.UserInfo{Username: user}, nodes)
 			}
 			if silent > AtOnce {
-				// Not all of them fit in the first round.
+				// Some questions have to wait for a second round.
 				elapse(2 * answerWithin)
 			}
 			for range 5 {
@@ -310,14 +310,14 @@ func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
 			if waited := time.Since(start); waited > 0 {
 				t.Errorf("the first answers about another user took %s", waited)
 			}
-			// The last questions about the others time out.
+			// The last questions about the other users time out.
 			elapse(5 * answerWithin)
 			expectAllowed(t, c.Ask(t.Context(), bob, nodes), len(nodes))
 		})
 	}
 }
 
-// silentAbout answers no question about some users.
+// silentAbout does not respond to questions about some users.
 type silentAbout struct {
 	*host
 	users map[string]bool
@@ -331,7 +331,7 @@ func (s silentAbout) Authorize(ctx context.Context, a authorizer.Attributes) (au
 	return s.host.Authorize(ctx, a)
 }
 
-// TestNodesAreToldOf counts how often the callback names a node whose answer was missing.
+// TestNodesAreToldOf counts how often subscribers are called with a node that had no answer.
 func TestNodesAreToldOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := may("", "a")
@@ -358,7 +358,7 @@ func TestNodesAreToldOf(t *testing.T) {
 		}
 		h.set(func(h *host) { delete(h.fails, "*") })
 		elapse(askAgainAfter)
-		// One answer is about all nodes, one about this one.
+		// There is one answer about all nodes, and one about this node.
 		expect("answers", 3)
 		elapse(AnswerTTL - time.Second)
 		expect("nothing new", 3)
@@ -505,7 +505,7 @@ func TestAskChange(t *testing.T) {
 		asked            int
 		refused          []string
 		unasked          int
-		// notAsked is a name that must not be asked about.
+		// notAsked is a node about which no question may be asked.
 		notAsked string
 	}{
 		"all leaving nodes are asked about by name, beyond the limit": {
@@ -548,8 +548,8 @@ func TestAskChange(t *testing.T) {
 	}
 }
 
-// TestAskChangeWithoutTime is what happens with a million leaving nodes: nodes that are not asked
-// about do not count as allowed.
+// TestAskChangeWithoutTime covers a change with so many leaving nodes that the time is not
+// sufficient: nodes without a question do not count as allowed.
 func TestAskChangeWithoutTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := may("l-0000")
