@@ -120,7 +120,7 @@ func TestDrainPlan(t *testing.T) {
 	}
 }
 
-// defaulted returns the plan as the server stores it, after the server's own validation.
+// defaulted returns the plan as the server stores it: with defaults, and validated.
 func defaulted(t *testing.T, plan []v1alpha1.DrainPlanEntry) []v1alpha1.DrainPlanEntry {
 	t.Helper()
 	nm := &v1alpha1.NodeMaintenance{
@@ -150,8 +150,8 @@ func firstCovering(plan []v1alpha1.DrainPlanEntry, podType v1alpha1.PodType, pri
 	})
 }
 
-// randomTable is a table that the validation of the configuration accepts. Its priorities are
-// mostly near each other, near the ends of the range or near priorities that each plan has.
+// randomTable returns a table that the validation of the configuration accepts. Its priorities are
+// mostly near each other, near the ends of the range, or near priorities that are in every plan.
 func randomTable(random *rand.Rand) []configv1alpha1.ShutdownGracePeriodByPodPriority {
 	anchors := append(v1alpha1.FrozenPriorities(), math.MinInt32, math.MinInt32+2, -1, 0, 1, 1000)
 	seen := map[int32]bool{}
@@ -170,7 +170,8 @@ func randomTable(random *rand.Rand) []configv1alpha1.ShutdownGracePeriodByPodPri
 	return entries
 }
 
-// interesting are the priorities at and around each boundary of a table and of the plan's own.
+// interesting returns the priorities at and around each boundary of the table and of the default
+// plan.
 func interesting(table Table, random *rand.Rand) []int32 {
 	priorities := []int32{math.MinInt32, 0, math.MaxInt32, int32(random.Uint32())}
 	for _, p := range v1alpha1.FrozenPriorities() {
@@ -210,8 +211,8 @@ func TestEachPriorityIsInOneBucketAndLeavesWithIt(t *testing.T) {
 	}
 }
 
-// bucketsOf follows the definition of KEP-2712: at least the priority of the entry and less than
-// that of the next one. Pods below all entries belong to the lowest one.
+// bucketsOf follows the definition of KEP-2712: the priority is at least that of the entry and less
+// than that of the next entry. Pods with a priority below all entries belong to the lowest entry.
 func bucketsOf(table Table, priority int32) []int {
 	var in []int
 	for i, b := range table {
@@ -224,7 +225,8 @@ func bucketsOf(table Table, priority int32) []int {
 	return in
 }
 
-// The cases of the kubelet's groupByPriority: a table must have the same meaning in both programs.
+// TestIndexAsTheKubeletGroups has the cases of the kubelet's groupByPriority: a table must have the
+// same meaning in both programs.
 func TestIndexAsTheKubeletGroups(t *testing.T) {
 	table := New([]configv1alpha1.ShutdownGracePeriodByPodPriority{entry(1, 10), entry(2, 20), entry(3, 30), entry(4, 40)})
 	for priority, want := range map[int32]int{-1: 0, 0: 0, 1: 0, 2: 1, 3: 2, 4: 3, 5: 3, 1000: 3} {

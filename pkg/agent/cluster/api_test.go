@@ -46,8 +46,8 @@ const (
 	pageLen  = 2
 )
 
-// api is an API server with what the client uses: the paths, the codecs, the preconditions and the
-// errors are those of the real one, its storage is a map.
+// api is an API server for the requests of the client. Its paths, codecs, preconditions and errors
+// are those of the real server; its storage is a map.
 type api struct {
 	t      *testing.T
 	server *httptest.Server
@@ -61,16 +61,16 @@ type api struct {
 	// requests are "VERB path" in order; patches are the bodies of patches by path.
 	requests []string
 	patches  map[string][]byte
-	// before is called, without the lock, before a request is handled; it may answer it.
+	// before is called before a request is handled, without the lock; it may return the response.
 	before func(verb, path string) *apierrors.StatusError
-	// warning is added to the answers about maintenances.
+	// warning is added to the responses about maintenances.
 	warning string
 	// evict returns the response to an eviction that the node may request; nil accepts it.
 	evict func(eviction *policyv1.Eviction) *metav1.Status
-	// evictions are those that were accepted.
+	// evictions are the accepted evictions.
 	evictions []*policyv1.Eviction
-	// older: a server without field selectors for maintenances. listed counts the maintenances in
-	// lists.
+	// older: the server does not support field selectors for maintenances. listed is the number of
+	// maintenances in all returned lists.
 	older  bool
 	listed int
 	// finalizer keeps deleted maintenances, as the server does until the nodes are released.
@@ -109,7 +109,7 @@ func pathOf(object runtime.Object) string {
 
 var maintenancesPath = "/apis/" + v1alpha1.SchemeGroupVersion.String() + "/nodemaintenances"
 
-// put stores an object as a new version.
+// put stores an object with a new resource version.
 func (a *api) put(path string, object runtime.Object) {
 	object = object.DeepCopyObject()
 	accessor, err := meta.Accessor(object)
@@ -124,7 +124,7 @@ func (a *api) put(path string, object runtime.Object) {
 	a.objects[path] = object
 }
 
-// maintenance returns a stored maintenance, nil if there is none.
+// maintenance returns a stored maintenance, or nil.
 func (a *api) maintenance(name string) *v1alpha1.NodeMaintenance {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -146,7 +146,7 @@ func (a *api) node() *corev1.Node {
 	return node
 }
 
-// count returns how many requests start with a prefix.
+// count returns the number of requests that start with a prefix.
 func (a *api) count(prefix string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -242,8 +242,8 @@ func (a *api) handle(r *http.Request, body []byte) (runtime.Object, int, *apierr
 	return nil, 0, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: "objects"}, r.Method)
 }
 
-// authorize follows the authorizer and the admission plugin for nodes: a pod that does not exist
-// has no relation to the node, like a pod of another node.
+// authorize behaves like the authorizer and the admission plugin for nodes: they treat a pod that
+// does not exist like a pod of another node.
 func authorize(object runtime.Object, path string) *apierrors.StatusError {
 	if pod, ok := object.(*corev1.Pod); ok && pod.Spec.NodeName == nodeName {
 		return nil
@@ -251,7 +251,7 @@ func authorize(object runtime.Object, path string) *apierrors.StatusError {
 	return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, path, fmt.Errorf("no relationship found between node '%s' and this object", nodeName))
 }
 
-// listPods lists the pods of the node, of one namespace or of all. Other lists are forbidden.
+// listPods lists the pods of the node, in one namespace or in all. It refuses other lists.
 func (a *api) listPods(path, selector string) (runtime.Object, int, *apierrors.StatusError) {
 	parsed, err := fields.ParseSelector(selector)
 	if err != nil {
@@ -282,7 +282,7 @@ func (a *api) evictPod(path string, pod *corev1.Pod, body []byte) (runtime.Objec
 	}
 	if a.evict != nil {
 		if status := a.evict(eviction); status != nil && status.Code == http.StatusInternalServerError {
-			return status, http.StatusCreated, nil // as the real one for several budgets
+			return status, http.StatusCreated, nil // as the real server does for several budgets
 		} else if status != nil {
 			return nil, 0, &apierrors.StatusError{ErrStatus: *status}
 		}
@@ -308,7 +308,7 @@ func (a *api) create(body []byte) (runtime.Object, int, *apierrors.StatusError) 
 	return a.objects[path], http.StatusCreated, nil
 }
 
-// list returns pages of pageLen, whatever the client asks for.
+// list returns pages of pageLen objects, regardless of the limit in the request.
 func (a *api) list(from, selector string) (runtime.Object, int, *apierrors.StatusError) {
 	parsed, err := fields.ParseSelector(selector)
 	if err != nil || a.older && selector != "" {
@@ -380,7 +380,7 @@ func (a *api) patch(path string, object runtime.Object, contentType string, body
 	if err != nil {
 		return nil, 0, apierrors.NewBadRequest(err.Error())
 	}
-	// Not a copy: its maps would keep the keys that the patch has removed.
+	// Decode into a new object: a copy would keep the map keys that the patch has removed.
 	changed := reflect.New(reflect.TypeOf(object).Elem()).Interface().(runtime.Object)
 	if err := json.Unmarshal(after, changed); err != nil {
 		return nil, 0, apierrors.NewInternalError(err)

@@ -148,8 +148,8 @@ func addNode(nm *v1alpha1.NodeMaintenance, node string) {
 	*values = append(*values, node)
 }
 
-// The errors with which the API refuses the maintenance, and the errors after which the agent
-// retries.
+// TestRefusals has the errors with which the API refuses the maintenance, and the errors after
+// which the agent retries.
 func TestRefusals(t *testing.T) {
 	resource := v1alpha1.Resource("nodemaintenances")
 	missing := apierrors.NewGenericServerResponse(http.StatusNotFound, "post", resource, "", "404 page not found", 0, true)
@@ -171,7 +171,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, own())
 			a.before = func(string, string) *apierrors.StatusError { return tt.err }
-			// A client waits and tries again by itself after some of these answers.
+			// After some of these responses the client waits and retries.
 			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 			defer cancel()
 			if _, err := a.client.EnsureMaintenance(ctx, request()); err == nil || errors.Is(err, shutdown.ErrRefused) != tt.refused {
@@ -243,7 +243,7 @@ func TestDrain(t *testing.T) {
 		nm      *v1alpha1.NodeMaintenance
 		want    shutdown.DrainState
 		warning string
-		// refused: with ErrRefused; fails: with another error.
+		// refused: the error is ErrRefused; fails: it is another error.
 		refused, fails bool
 	}{
 		"no leader has seen it": {nm: own(), fails: true},

@@ -20,8 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// frozen is a TCP proxy. After freeze, its connections stay open and deliver nothing, as if an API
-// server behind a load balancer lost its power. New connections work.
+// frozen is a TCP proxy. After freeze, its connections stay open but transfer nothing, as if an API
+// server behind a load balancer had lost power. New connections work.
 type frozen struct {
 	net.Listener
 	to string
@@ -105,8 +105,8 @@ func (f *frozen) opened() int {
 	return len(f.conns) / 2
 }
 
-// One HTTP/2 connection carries all requests of a process. If it is dead, one request fails. The
-// next request uses a separate connection, which is closed afterwards.
+// One HTTP/2 connection is used for all requests of a process. If it is dead, one request fails.
+// The next request uses a separate connection, which is closed afterwards.
 func TestDeadConnection(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -146,8 +146,8 @@ func TestDeadConnection(t *testing.T) {
 	}
 }
 
-// If an address accepts a connection and does not respond, the next attempt begins with another
-// one.
+// If an address accepts a connection but does not respond, the next attempt begins with another
+// address.
 func TestAttemptsBeginWithAnotherAddress(t *testing.T) {
 	listener := must.Get(net.Listen("tcp", "localhost:0"))(t)
 	defer listener.Close()

@@ -109,7 +109,8 @@ func TestEvict(t *testing.T) {
 	}
 }
 
-// A pod that is deleted while the machine boots needs no report. To the node, it does not exist.
+// A pod that is deleted while the machine boots needs no report: the node gets the response that it
+// does not exist.
 func TestReportOfADeletedPod(t *testing.T) {
 	a := newAPI(t)
 	reported, err := a.client.ReportKilled(t.Context(), []state.KilledPod{{Namespace: "default", Name: "a", UID: "a"}}, time.Now())
@@ -118,7 +119,7 @@ func TestReportOfADeletedPod(t *testing.T) {
 	}
 }
 
-// The same between the list and the patch.
+// The pod is deleted between the list and the patch.
 func TestReportOfAPodThatIsBeingDeleted(t *testing.T) {
 	a := newAPI(t, podOn("a"))
 	a.before = func(verb, _ string) *apierrors.StatusError {

@@ -56,7 +56,8 @@ func TestCompleteOlder(t *testing.T) {
 	}
 }
 
-// Each reboot creates a maintenance. The newest completed ones are kept.
+// Each reboot creates a maintenance. The agent keeps the newest completed ones and deletes the
+// others.
 func TestOldestMaintenancesAreDeleted(t *testing.T) {
 	completed := stage(v1alpha1.NodeMaintenanceStageComplete)
 	hour := func(n int) func(*v1alpha1.NodeMaintenance) {
@@ -71,7 +72,8 @@ func TestOldestMaintenancesAreDeleted(t *testing.T) {
 	for n := range 17 {
 		objects = append(objects, of(n, completed))
 	}
-	// A user has completed one of the oldest; the rest is not over, or not of another shutdown.
+	// A user has completed the first one, the second one is still active, and the third one
+	// belongs to the present shutdown.
 	objects = append(objects, of(20, completed, byUser("jane"), hour(0)), of(21, hour(0)), own(hour(0), completed))
 	forbidden := of(22, completed, byUser("joe"), hour(0))
 	a := newAPI(t, append(objects, forbidden)...)
@@ -126,7 +128,7 @@ func TestCompleteOlderContinuesAfterAnError(t *testing.T) {
 	}
 }
 
-// After a boot, a node only reads its own maintenances.
+// After a boot, a node reads only its own maintenances.
 func TestOnlyOwnMaintenancesAreListed(t *testing.T) {
 	const others = 7
 	for name, test := range map[string]struct {

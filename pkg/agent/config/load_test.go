@@ -84,7 +84,7 @@ maxShutdownDelay: 1h
 func TestLoadRefuses(t *testing.T) {
 	for name, test := range map[string]struct {
 		content string
-		// want are the parts that the error must name.
+		// want are the texts that the error must contain.
 		want []string
 	}{
 		"an empty file": {"", []string{`apiVersion is ""`, `must be "nodeagent.haulout.dev/v1alpha1"`, `kind is ""`}},
@@ -134,7 +134,7 @@ func TestLoadMissingFile(t *testing.T) {
 	}
 }
 
-// A file of any content must end in a configuration or an error.
+// A file with any content must result in a configuration or an error.
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(head + "maxShutdownDelay: 5m\n"))
 	f.Add([]byte("---\n---\n"))

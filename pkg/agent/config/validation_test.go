@@ -18,7 +18,8 @@ import (
 
 type modifier func(*configv1alpha1.NodeAgentConfiguration)
 
-// config is valid for an operating system, unless a modifier makes it otherwise.
+// config returns a configuration that is valid for an operating system before the modifiers are
+// applied.
 func config(goos string, modifiers ...modifier) *configv1alpha1.NodeAgentConfiguration {
 	c := Default()
 	if goos == "windows" {
@@ -31,7 +32,7 @@ func config(goos string, modifiers ...modifier) *configv1alpha1.NodeAgentConfigu
 	return c
 }
 
-// table takes pairs of a priority and its seconds.
+// table sets the table from pairs of a priority and its seconds.
 func table(pairs ...int64) modifier {
 	return func(c *configv1alpha1.NodeAgentConfiguration) {
 		c.ShutdownGracePeriodByPodPriority = nil
@@ -86,7 +87,7 @@ func TestValidate(t *testing.T) {
 	for name, test := range map[string]struct {
 		windows bool
 		modify  []modifier
-		// want are the fields and types of the errors; text is what each of them must contain.
+		// want are the fields and types of the errors; each of them must contain text.
 		want []string
 		text string
 	}{

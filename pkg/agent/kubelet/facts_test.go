@@ -28,7 +28,7 @@ func write(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// defaults are the facts of a kubelet without configuration, named node-7.
+// defaults returns the facts about a kubelet with the name node-7 and without a configuration.
 func defaults(mods ...func(*Facts)) Facts {
 	f := Facts{
 		HealthzAddress:           "127.0.0.1:10248",
@@ -48,7 +48,7 @@ func TestDiscover(t *testing.T) {
 	static := func(path string) func(*Facts) { return func(f *Facts) { f.StaticPodPath = path } }
 	for name, tc := range map[string]struct {
 		files map[string]string
-		// args follow the program's name; DIR is the folder of the files.
+		// args are the arguments without the name of the program; DIR is the folder of the files.
 		args []string
 		want Facts
 	}{

@@ -20,7 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// envKubelet makes the test's program run as a process that only waits.
+// envKubelet makes the test binary run as a process that only waits.
 const envKubelet = "HAULOUT_TEST_AS_KUBELET"
 
 func TestMain(m *testing.M) {
@@ -32,7 +32,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runKubelet runs a process that is called as a kubelet, until its end is called or the test ends.
+// runKubelet runs a process with the name and the arguments of a kubelet, until end is called or
+// the test ends.
 func runKubelet(t *testing.T, dir string, args ...string) (pid int, end func()) {
 	t.Helper()
 	self := must.Get(os.Executable())(t)
@@ -53,8 +54,8 @@ func runKubelet(t *testing.T, dir string, args ...string) (pid int, end func()) 
 	return command.Process.Pid, end
 }
 
-// only returns a folder like /proc that shows one process, so that other kubelets of the machine do
-// not matter.
+// only returns a folder like /proc with only the given processes, so that other kubelets of the
+// machine do not matter.
 func only(t *testing.T, pids ...int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -90,7 +91,7 @@ func TestARealProcessIsFound(t *testing.T) {
 		t.Errorf("got %+v, %v", facts, err)
 	}
 
-	// The same again is another instance.
+	// A kubelet that is started again is another instance.
 	again, _ := runKubelet(t, dir, "--config=config.yaml")
 	end()
 	next, err := findIn(only(t, again), os.Getuid())
@@ -109,7 +110,7 @@ func TestTheOldestKubeletIsFound(t *testing.T) {
 		ticks := must.Get(startOf(filepath.Join(proc, strconv.Itoa(first))))(t)
 		return ticks
 	}()
-	// A younger one is started in another tick of 10 ms.
+	// The second process must start in another tick of 10 ms to be younger.
 	for deadline := time.Now().Add(20 * time.Second); ; {
 		second, end := runKubelet(t, t.TempDir())
 		ticks := must.Get(startOf("/proc/" + strconv.Itoa(second)))(t)
@@ -138,7 +139,7 @@ func TestKubeletsOfOthersAreIgnored(t *testing.T) {
 		for _, name := range []string{"stat", "sys"} {
 			link(t, "/proc/"+name, filepath.Join(proc, name))
 		}
-		// A process has its own folder here, with the same files but for its cgroup.
+		// A process has its own folder here, with the same files except for the cgroup.
 		process := func(name, source, cgroup string) {
 			dir := filepath.Join(proc, name)
 			must.Do(t, os.RemoveAll(dir))
@@ -158,7 +159,7 @@ func TestKubeletsOfOthersAreIgnored(t *testing.T) {
 		if got, err := findIn(proc, os.Getuid()); got.PID != pid {
 			t.Errorf("got %+v, %v, want the kubelet of a service", got, err)
 		}
-		// A node in a pod.
+		// The node runs in a pod.
 		process("self", "self", pod+"/system.slice/haulout-node-agent.service")
 		process(strconv.Itoa(pid), strconv.Itoa(pid), pod+"/system.slice/kubelet.service")
 		if got, err := findIn(proc, os.Getuid()); got.PID != pid {

@@ -19,17 +19,17 @@ import (
 
 var errNoBus = errors.New("no bus")
 
-// world is a machine with processes that are kubelets, the first one found first.
+// world is a machine with kubelet processes; the first one is found first.
 type world struct {
 	running []int
-	// returns are kubelets that systemd starts after one was ended by a signal.
+	// returns are the kubelets that systemd starts after a signal has ended one.
 	returns []int
-	// unit is the state of the unit in systemd, busErr the error of a query.
+	// unit is the state of the unit in systemd; busErr is the error of a query.
 	unit             systemd.UnitState
 	busErr, startErr error
-	// starts: systemd starts the kubelet after it has answered.
+	// starts: systemd starts the kubelet after it has responded.
 	starts bool
-	// hangs: systemd does not answer before the context ends.
+	// hangs: systemd does not respond before the context ends.
 	hangs bool
 	// own reports whether the unit's job ends all kubelets.
 	own   bool
@@ -77,7 +77,7 @@ func (w *world) end(_ context.Context, pid int) error {
 func TestStop(t *testing.T) {
 	for name, test := range map[string]struct {
 		world world
-		// ended are the processes that get signals of the agent's.
+		// ended are the processes to which the agent sends signals.
 		ended []int
 		fails string
 	}{
@@ -108,7 +108,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// The agent stores that it stops the kubelet before it does so, and keeps that until the kubelet
+// The agent stores that it stops the kubelet before it does so, and keeps this until the kubelet
 // runs again.
 func TestStoppedUntilTheUnitIsStarted(t *testing.T) {
 	w := &world{running: []int{7}}
@@ -161,7 +161,7 @@ func TestProblemOfTheUnit(t *testing.T) {
 	}
 }
 
-// The keeper of the static pods starts after the first answer.
+// The keeper of the static pods starts only after the first response.
 func TestProblemOfAUnitWhoseSystemdHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := world{running: []int{7}, hangs: true}

@@ -64,7 +64,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// startBus starts the daemon of the bus, and the fake systemd on it.
+// startBus starts the bus daemon, and the fake systemd on the bus.
 func (b *bench) startBus() {
 	b.t.Helper()
 	_ = os.Remove("/run/dbus/system_bus_socket")
@@ -72,7 +72,7 @@ func (b *bench) startBus() {
 	b.dbus.Stderr = os.Stderr
 	out := must.Get(b.dbus.StdoutPipe())(b.t)
 	must.Do(b.t, b.dbus.Start())
-	// It prints its address when it can be reached.
+	// The daemon prints its address when it accepts connections.
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		b.t.Fatalf("dbus-daemon did not start: %v", err)
 	}
@@ -96,7 +96,7 @@ func (b *bench) startLogind() {
 	})
 }
 
-// kill ends a process as a crash does.
+// kill kills a process, like a crash.
 func (b *bench) kill(cmd *exec.Cmd) {
 	b.t.Helper()
 	must.Do(b.t, cmd.Process.Kill())
@@ -109,7 +109,8 @@ func (b *bench) restartLogind() {
 	b.startLogind()
 }
 
-// restartBus restarts the bus, and logind as systemd would: that of systemd 252 hangs without it.
+// restartBus restarts the bus, and also logind, as systemd would: logind of systemd 252 hangs
+// without the bus.
 func (b *bench) restartBus() {
 	b.t.Helper()
 	b.kill(b.dbus)
@@ -133,8 +134,8 @@ func (b *bench) reboot() {
 	b.call("Reboot", false)
 }
 
-// property reads a property of logind. As logind has one thread, it has handled everything that
-// came before.
+// property reads a property of logind. logind has one thread, so it has then handled all earlier
+// messages.
 func (b *bench) property(name string) any {
 	b.t.Helper()
 	value, err := b.conn.Object(loginName, loginPath).GetProperty(login + "." + name)
@@ -147,7 +148,7 @@ type inhibitor struct {
 	UID, PID             uint32
 }
 
-// locks returns logind's locks of a program.
+// locks returns the logind locks of a program.
 func (b *bench) locks(who string) []inhibitor {
 	b.t.Helper()
 	var all, found []inhibitor
@@ -197,7 +198,7 @@ func (b *bench) configure(path, delay string) {
 	must.Do(b.t, os.WriteFile(path, []byte("[Login]\nInhibitDelayMaxSec="+delay+"\n"), 0o644))
 }
 
-// sighup lets logind read its configuration.
+// sighup makes logind read its configuration again.
 func (b *bench) sighup() {
 	b.t.Helper()
 	must.Do(b.t, b.logind.Process.Signal(syscall.SIGHUP))
@@ -207,7 +208,7 @@ func (b *bench) sighup() {
 type fakeSystemd struct {
 	bench *bench
 	conn  *dbus.Conn
-	// started are the targets that logind started: the machine goes down.
+	// started receives the targets that logind started: the machine goes down.
 	started chan string
 
 	mu   sync.Mutex
@@ -237,7 +238,7 @@ func (f *fakeSystemd) export() {
 	must.Get(f.conn.RequestName("org.freedesktop.systemd1", dbus.NameFlagDoNotQueue))(t)
 }
 
-// Subscribe is called before the jobs are watched.
+// Subscribe is called before the agent watches the jobs.
 func (f *fakeSystemd) Subscribe() *dbus.Error { return nil }
 
 // StartUnit is called when the shutdown begins.
@@ -289,7 +290,7 @@ func (f *fakeSystemd) refuse(refuse bool) {
 	f.fail = refuse
 }
 
-// loaded are the properties of a target.
+// loaded has the properties of a loaded target.
 type loaded struct{}
 
 // Get returns LoadState, the only property that logind reads.
@@ -310,7 +311,7 @@ func config(modify ...func(*logind.Config)) logind.Config {
 type agent struct {
 	*logind.Manager
 	t *testing.T
-	// told receives a value after each change.
+	// told receives a value after each change of the state.
 	told chan struct{}
 }
 
@@ -338,8 +339,8 @@ func start(t *testing.T, c logind.Config) *agent {
 	return a
 }
 
-// until waits for a state. It reads the state only after changed was called, so that a change
-// without a call fails the test.
+// until waits for a state. It reads the state only after changed was called, so a change without a
+// call fails the test.
 func (a *agent) until(what string, condition func(shutdown.MachineState) bool) shutdown.MachineState {
 	a.t.Helper()
 	deadline := time.After(patience)
@@ -373,7 +374,7 @@ func hold() error {
 	})
 }
 
-// startHolder starts such a process and waits until it is in a state.
+// startHolder starts a process that runs hold, and waits until its Manager is in a state.
 func (b *bench) startHolder(condition func(shutdown.MachineState) bool) (*exec.Cmd, shutdown.MachineState) {
 	b.t.Helper()
 	cmd := exec.Command(os.Args[0])

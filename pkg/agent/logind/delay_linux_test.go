@@ -21,12 +21,12 @@ const ownDropIn = etcDropIns + "/" + logind.DropInName
 
 func TestDelayIsRaised(t *testing.T) {
 	for name, test := range map[string]struct {
-		// files are configuration files of logind with their InhibitDelayMaxSec.
+		// files are configuration files of logind, with the value of InhibitDelayMaxSec in each.
 		files     map[string]string
 		wantDelay time.Duration
 		// wantFile reports whether the agent writes its own file.
 		wantFile bool
-		// wantProblem are parts of the only problem.
+		// wantProblem are texts in the only problem.
 		wantProblem []string
 	}{
 		"logind's default is raised": {
@@ -120,7 +120,7 @@ func TestRemoveDropIn(t *testing.T) {
 		t.Helper()
 		a := start(t, config(func(c *logind.Config) { c.ResyncPeriod = time.Hour }))
 		a.until("the delay is raised", func(s shutdown.MachineState) bool { return locked(s) && s.Delay == time.Minute })
-		for range 2 { // the second one finds nothing
+		for range 2 { // the second call finds nothing
 			must.Do(t, logind.RemoveDropIn(t.Context(), systemd.NewClient(b.conn), ""))
 		}
 		eventually(t, "logind has its own delay again", func() bool { return b.property("InhibitDelayMaxUSec") == uint64(5_000_000) })

@@ -44,7 +44,7 @@ func TestShutdownWaitsForTheRelease(t *testing.T) {
 			t.Errorf("the deadline is %s after the request, want 1m", got)
 		}
 		b.mustWait()
-		for range 2 { // the second one does nothing
+		for range 2 { // the second call does nothing
 			must.Do(t, a.Release(t.Context()))
 		}
 		b.mustGoDown("reboot.target")
@@ -70,8 +70,8 @@ func TestReleaseWithoutShutdownKeepsTheLock(t *testing.T) {
 	})
 }
 
-// An agent that is started again during a shutdown, while the bus is broken, learns of the shutdown
-// only from its stored state.
+// An agent that is restarted during a shutdown while the bus is broken learns of the shutdown only
+// from its stored state.
 func TestReleaseWithoutABus(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
 		t.Helper()
@@ -117,7 +117,7 @@ func TestLockOutlivesTheKilledHolder(t *testing.T) {
 		t.Helper()
 		first, held := b.startHolder(locked)
 		b.reboot()
-		// The next process opens the pipe by its path. A process that has it open holds the lock.
+		// The next process opens the pipe by its path. A process with an open copy holds the lock.
 		since := time.Now().Add(-10 * time.Second)
 		deadline := since.Add(30 * time.Second)
 		second := start(t, config(func(c *logind.Config) {
@@ -146,7 +146,7 @@ func TestLockEndsWithItsOnlyHolder(t *testing.T) {
 		b.mustWait()
 		b.kill(first)
 		b.mustGoDown("reboot.target")
-		// Now the lock is gone, and logind gives no other one.
+		// Now the lock is lost, and logind gives no new lock.
 		a := start(t, config(func(c *logind.Config) { c.Resume.LockPath = held.LockPath }))
 		state := a.until("the lock is missed", func(s shutdown.MachineState) bool { return s.ShuttingDown && len(s.Problems) > 0 })
 		if state.LockHeld || !strings.Contains(state.Problems[0], "does not wait for the agent") {
@@ -196,7 +196,7 @@ func TestLockIsKeptOverRestarts(t *testing.T) {
 				a := start(t, config())
 				before := a.until("the lock is held", locked)
 				restart(b)
-				// This shows that the Manager has met the new logind.
+				// If this lock is listed, the Manager is connected to the new logind.
 				kubelet := b.inhibit("kubelet")
 				a.until("the new logind was asked", func(s shutdown.MachineState) bool { return hasProblem(s, "kubelet") })
 				kubelet.Close()
@@ -248,7 +248,7 @@ func TestCancelledShutdown(t *testing.T) {
 	for name, test := range map[string]struct {
 		delay   time.Duration
 		release bool
-		// refuse lets systemd refuse the shutdown; otherwise its job is cancelled.
+		// refuse: systemd refuses the shutdown; otherwise it cancels the job of the shutdown.
 		refuse bool
 	}{
 		"the job is cancelled after the release":            {delay: time.Minute, release: true},
@@ -313,8 +313,8 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 		a.until("the lock is held", locked)
 		spoof := func(begins bool) {
 			t.Helper()
-			// Sent to everybody, and to each client of the bus alone, which no subscription
-			// filters.
+			// The signal is sent as a broadcast, and directly to each client of the bus:
+			// subscriptions do not filter the latter.
 			var names []string
 			must.Do(t, b.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names))
 			for _, name := range append(names, "") {
@@ -330,8 +330,8 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 				b.conn.Send(message, nil)
 			}
 		}
-		// The bus delivers in order: when the next signal of logind is handled, the spoofed one
-		// was, too.
+		// The bus delivers in order: when the next signal of logind is handled, the spoofed one has
+		// been handled, too.
 		spoof(true)
 		requested := time.Now()
 		b.reboot()
@@ -415,7 +415,7 @@ func TestAgentWaitsForLogind(t *testing.T) {
 		b.startBus()
 		b.startLogind()
 		a.until("the lock is held", locked)
-		// One that hangs.
+		// This logind hangs.
 		must.Do(t, b.logind.Process.Signal(syscall.SIGSTOP))
 		slow := start(t, config(func(c *logind.Config) { c.CallTimeout = 50 * time.Millisecond }))
 		slow.until("logind does not answer", func(s shutdown.MachineState) bool { return hasProblem(s, "cannot be reached") })
@@ -452,14 +452,14 @@ func hasProblem(s shutdown.MachineState, text string) bool {
 	return slices.ContainsFunc(s.Problems, func(problem string) bool { return strings.Contains(problem, text) })
 }
 
-// fakeStore keeps copies as systemd does.
+// fakeStore keeps copies of files, like the file descriptor store of systemd.
 type fakeStore struct {
 	mu      sync.Mutex
 	files   []string
 	removed bool
 }
 
-// Add keeps a copy.
+// Add keeps a copy of the file.
 func (f *fakeStore) Add(_ string, file *os.File) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -468,7 +468,7 @@ func (f *fakeStore) Add(_ string, file *os.File) error {
 	return err
 }
 
-// Remove drops all copies.
+// Remove removes all copies.
 func (f *fakeStore) Remove(string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tests need a separate machine. Each runs the test binary again in new namespaces, where /run,
-// /etc/systemd and /var/lib/systemd are empty and the processes end with the test. Nothing that
-// happens there reaches the machine.
+// The tests need a separate machine. Each test runs the test binary again in new namespaces, in
+// which /run, /etc/systemd and /var/lib/systemd are empty and the processes end with the test. This
+// has no effect on the real machine.
 
 // roleVariable passes the role of the process to the test binary.
 const roleVariable = "HAULOUT_LOGIND_TEST_ROLE"
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hideMachine is called in the new namespaces.
+// hideMachine hides the folders of the real machine. It is called in the new namespaces.
 func hideMachine() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
@@ -83,7 +83,7 @@ func withLogind(t *testing.T, test func(*testing.T, *bench)) {
 		}
 		t.Skipf("This machine cannot run a logind: %v", err) //nolint:forbidigo // with CI set, it fails
 	}
-	// The parent that PDEATHSIG means is a thread.
+	// PDEATHSIG refers to the parent thread, not to the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	pattern := "^" + strings.ReplaceAll(regexp.QuoteMeta(t.Name()), "/", "$/^") + "$"
@@ -91,7 +91,7 @@ func withLogind(t *testing.T, test func(*testing.T, *bench)) {
 	cmd.Env = append(os.Environ(), roleVariable+"="+roleNamespace)
 	cmd.SysProcAttr = newNamespaces()
 	output, err := cmd.CombinedOutput()
-	// A pattern that matches no test passes too.
+	// The run also passes if the pattern matches no test.
 	if err != nil || !strings.Contains(string(output), "--- PASS: "+t.Name()+" (") {
 		t.Errorf("in the namespaces: %v\n%s", err, output)
 	}
@@ -104,7 +104,7 @@ func newNamespaces() *syscall.SysProcAttr {
 	}
 }
 
-// canRun returns what the machine lacks.
+// canRun returns an error if the machine lacks something that the tests need.
 func canRun() error {
 	if os.Getuid() != 0 {
 		return errors.New("the tests must run as root")

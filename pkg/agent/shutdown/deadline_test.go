@@ -84,7 +84,8 @@ func TestRemainingOfStored(t *testing.T) {
 	}
 }
 
-// TestResumed: the times that logind's watch is given are on the clock as it is now.
+// TestResumed checks the times that the logind watch gets after a restart: they must be on the
+// present clock.
 func TestResumed(t *testing.T) {
 	stored := state.Signal{Time: wall, Deadline: wall.Add(30 * time.Minute), DeadlineSinceBoot: 2 * time.Hour}
 	for name, now := range map[string]time.Time{

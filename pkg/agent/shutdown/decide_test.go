@@ -24,7 +24,7 @@ const (
 
 var (
 	wall = time.Date(2026, 11, 24, 3, 0, 0, 0, time.UTC)
-	// The deadline of the rows is ten minutes away, the table needs 60 + 30 seconds.
+	// The deadline of the rows is ten minutes away, and the table needs 60 + 30 seconds.
 	testTable = buckets.Table{{Priority: 0, Period: time.Minute}, {Priority: 2000000000, Period: 30 * time.Second}}
 	ownRef    = state.MaintenanceRef{Name: ownName, UID: "nm-1"}
 	podA      = state.KilledPod{Namespace: "default", Name: "a", UID: "a"}
@@ -36,10 +36,10 @@ func reported(pod state.KilledPod) state.KilledPod {
 	return pod
 }
 
-// row is a case: a healthy agent of which modify changes something.
+// row is a case: modify changes the input of a healthy agent.
 type row struct {
 	modify func(s *settings, in *input)
-	// What has to come out.
+	// The expected results.
 	boot        string
 	phase       state.Phase
 	maintenance *state.MaintenanceRef
@@ -60,7 +60,7 @@ func testSettings() *settings {
 	}
 }
 
-// idleInput is an agent that waits for a shutdown.
+// idleInput returns the input of an agent that waits for a shutdown.
 func idleInput() *input {
 	return &input{
 		state:      state.State{BootID: thisBoot, Phase: state.Armed},
@@ -72,7 +72,7 @@ func idleInput() *input {
 	}
 }
 
-// pending is an input during a shutdown.
+// pending returns a modifier for the input during a shutdown.
 func pending(phase state.Phase, more ...func(in *input)) func(*settings, *input) {
 	return func(_ *settings, in *input) {
 		in.machine.ShuttingDown, in.machine.Kind = true, "reboot"
@@ -96,7 +96,7 @@ func pending(phase state.Phase, more ...func(in *input)) func(*settings, *input)
 	}
 }
 
-// gone is an input in which the shutdown of a phase is no longer pending.
+// gone returns a modifier for an input in which the shutdown of a phase is no longer pending.
 func gone(phase state.Phase, more ...func(in *input)) func(*settings, *input) {
 	return func(s *settings, in *input) {
 		pending(phase, more...)(s, in)
@@ -175,7 +175,7 @@ func checkRows(t *testing.T, rows map[string]row) {
 	}
 }
 
-// doing lists what a decision does.
+// doing lists the actions of a decision.
 func doing(d *decision) string {
 	var do []string
 	for what, done := range map[string]bool{

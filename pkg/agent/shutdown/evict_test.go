@@ -29,7 +29,8 @@ func stays(pod *Pod)                 { pod.Stays = true }
 func isLeaving(pod *Pod)             { pod.Leaving = true }
 func evacuator(pod *Pod)             { pod.Evacuator = true }
 
-// answering is a kube-apiserver that lists pods of a node that is cordoned for long.
+// answering: kube-apiserver responds and lists the pods of a node that has been cordoned for a long
+// time.
 func answering(pods ...Pod) func(in *input) {
 	return func(in *input) {
 		in.host = hostFacts{
@@ -39,7 +40,7 @@ func answering(pods ...Pod) func(in *input) {
 	}
 }
 
-// Whatever kube-apiserver answers leads to evictions within budgets, and never to a local end.
+// Every response of kube-apiserver leads to evictions within budgets, and never to a local end.
 func TestDecideWithoutHaulout(t *testing.T) {
 	web := answering(nodePod("web"))
 	evicting := func(task task, why string) row {
@@ -158,7 +159,8 @@ func TestDecideWithoutHaulout(t *testing.T) {
 	})
 }
 
-// After the entry of system-node-critical, the API that answers may be the one that has just ended.
+// After the system-node-critical entry, the agent must not wait for the API: the API server that
+// responds may be a pod that has just ended.
 func TestNothingIsWaitedForAfterTheNodeCriticalEntry(t *testing.T) {
 	for bucket, want := range map[int]state.Phase{0: state.Maintaining, 1: state.Maintaining, 2: state.LocalRun} {
 		s, in := testSettings(), idleInput()
@@ -181,7 +183,7 @@ func TestEvictions(t *testing.T) {
 			input.host.refused[name] = refusal{next: input.now.Add(in)}
 		}
 	}
-	// The local end begins after 505 seconds; the last entry of the table has 30 of them.
+	// The local end begins after 505 seconds, and its last entry of the table takes 30 seconds.
 	left := func(d time.Duration) func(*input) {
 		return func(in *input) { in.deadline = in.now.Add(95*time.Second + d) }
 	}
@@ -257,8 +259,8 @@ func TestRemainingWithin(t *testing.T) {
 	}
 }
 
-// The command that requests a shutdown has the boot ID of the kernel; the manager also has the
-// start of userspace.
+// The command that requests a shutdown knows the boot ID of the kernel; the manager also knows when
+// userspace started.
 func TestWithinInAnotherBootOfUserspace(t *testing.T) {
 	request := &state.Within{BootID: thisBoot, SinceBoot: time.Hour, Within: 2 * time.Minute}
 	for boot, want := range map[string]bool{thisBoot: true, thisBoot + "-4711": true, otherBoot + "-4711": false} {

@@ -14,14 +14,14 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// Haulout does not answer and kube-apiserver does: the pods are evicted in the order of the table,
-// and nothing is ended on the node.
+// Haulout does not respond, but kube-apiserver does: the agent evicts the pods in the order of the
+// table, and ends nothing on the node.
 func TestWithoutHaulout(t *testing.T) {
 	for name, tt := range map[string]struct {
 		mode   apiMode
 		after  time.Duration
 		events []string
-		// refused: it is not created again.
+		// refused: the maintenance is not created again.
 		refused bool
 	}{
 		"it does not answer":         {apiNoHaulout, 14 * time.Second, []string{EventDetected, EventEvicting, EventReleased, EventRebooted}, false},
@@ -38,7 +38,7 @@ func TestWithoutHaulout(t *testing.T) {
 					t.Errorf("condition %+v", c)
 				}
 				w.wait(90 * time.Second)
-				slices.Sort(w.evicted[:min(2, len(w.evicted))]) // these are asked at the same time
+				slices.Sort(w.evicted[:min(2, len(w.evicted))]) // these requests run at the same time
 				expect(t, "evicted pods", []string{"pod-0", "pod-1", "pod-2"}, w.evicted)
 				expect(t, "local runs", 0, len(w.ends))
 				expect(t, "events", tt.events, w.eventReasons())
@@ -93,7 +93,7 @@ func TestWithin(t *testing.T) {
 		}
 	}, func(w *world) {
 		w.request()
-		w.set(func() { w.unsettled = true }) // the world does not know of the request
+		w.set(func() { w.unsettled = true }) // the world does not know the new deadline
 		w.wait(50 * time.Second)
 		w.wantPhase(state.Evicting)
 		w.wait(10 * time.Second)

@@ -30,7 +30,7 @@ func TestTheKubeletIsStartedAfterAFullDisk(t *testing.T) {
 	})
 }
 
-// A new process stores on the disk what only the copy for this boot had.
+// A new process stores on the disk the state that only the copy for this boot had.
 func TestTheCopyOfTheStateIsStored(t *testing.T) {
 	scenario(t, func(w *world) { w.diskFull = true }, func(w *world) {
 		w.set(func() {
@@ -42,7 +42,7 @@ func TestTheCopyOfTheStateIsStored(t *testing.T) {
 	})
 }
 
-// The annotation of the node replaces a state that could not be stored.
+// The annotation of the node replaces a state that the agent could not store.
 func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.diskFull = apiNoHaulout, true }, func(w *world) {
 		w.request()
@@ -73,7 +73,7 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// The wall clock is set in the middle of a shutdown.
+// The wall clock is changed in the middle of a shutdown.
 func TestClockIsSet(t *testing.T) {
 	for name, d := range map[string]time.Duration{"back": -24 * time.Hour, "forward": 24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestClockIsSet(t *testing.T) {
 	}
 }
 
-// A new process has no monotonic clock in common with the one that saw the shutdown begin.
+// A new process cannot use the monotonic clock of the process that saw the shutdown begin.
 func TestClockIsSetAndTheAgentRestarted(t *testing.T) {
 	for name, d := range map[string]time.Duration{
 		"back": -24 * time.Hour, "forward": 24 * time.Hour, "back a little": -2 * time.Minute, "forward a little": 2 * time.Minute,
@@ -110,7 +110,7 @@ func TestClockIsSetAndTheAgentRestarted(t *testing.T) {
 	}
 }
 
-// An agent that starts while the machine goes down does not take the shutdown for a new one.
+// An agent that starts while the machine goes down does not treat the shutdown as a new one.
 func TestTheAgentIsRestartedAfterTheDeadline(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.engineOK = apiDown, false }, func(w *world) {
 		w.request()
@@ -128,7 +128,7 @@ func TestTheAgentIsRestartedAfterTheDeadline(t *testing.T) {
 	})
 }
 
-// damagedStore has nothing to load.
+// damagedStore has no state to load.
 type damagedStore struct {
 	Store
 	err error
@@ -163,7 +163,7 @@ func TestStateOfAnotherVersion(t *testing.T) {
 	expect(t, "what was stored", state.State{}, w.disk)
 }
 
-// brokenMachine gives up some times.
+// brokenMachine fails a number of times.
 type brokenMachine struct {
 	Machine
 	broken *atomic.Bool
@@ -196,7 +196,8 @@ func TestMachineGivesUp(t *testing.T) {
 	})
 }
 
-// The kubelet was stopped by a process whose state, or whose engine, the next one does not have.
+// The process that stopped the kubelet has ended, and the next process does not have its state or
+// its engine.
 func TestKubeletRunsAgain(t *testing.T) {
 	for name, change := range map[string]func(w *world){
 		"without the state": func(w *world) { w.disk = state.State{} },

@@ -22,7 +22,7 @@ func (unable) End(context.Context, state.Local, time.Time, func(state.Local, []s
 	return fmt.Errorf("%w: the runtime does not answer", ErrNothingToEnd)
 }
 
-// A machine whose pods cannot be ended goes down immediately, after a report to the cluster.
+// If the pods of a machine cannot be ended, it goes down immediately after a report to the cluster.
 func TestNothingCanBeEnded(t *testing.T) {
 	scenario(t, func(w *world) {
 		w.configure = func(c *Config) {

@@ -20,8 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// scenario runs a script in a world with three pods, the last of them critical, and an agent that
-// has read the state of its machine.
+// scenario runs a script in a world with three pods, the last of which is critical, and an agent
+// that has read the state of its machine.
 func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -39,7 +39,7 @@ func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 		<-time.After(5 * time.Second)
 		script(w)
 		w.set(func() {}) // see wait
-		// A machine that goes down has booted before the end of the test.
+		// If the machine goes down, it has booted again before the end of the test.
 		<-time.After(time.Minute)
 		w.mu.Lock()
 		p := w.process
@@ -48,14 +48,15 @@ func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 	})
 }
 
-// wait lets time pass. The lock orders what the test has read before what the processes write.
+// wait advances the time. The lock makes the writes of the processes wait for the reads of the
+// test.
 func (w *world) wait(d time.Duration) {
 	w.set(func() {})
 	<-time.After(d)
 	synctest.Wait()
 }
 
-// reasons are the different reasons of a condition that were written, in order.
+// reasons returns the reasons that were written to a condition, in order and without repetitions.
 func (w *world) reasons(conditionType corev1.NodeConditionType) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,8 +99,8 @@ func (w *world) wantPhase(want state.Phase) {
 	}
 }
 
-// wantReleasedEmpty checks that the lock was released once, without pods, and with a time left that
-// begins like this.
+// wantReleasedEmpty checks that the lock was released once, when no pods were left. left is the
+// beginning of the remaining time.
 func (w *world) wantReleasedEmpty(left string) {
 	w.t.Helper()
 	if len(w.releases) != 1 || !strings.HasPrefix(w.releases[0], "0 alive, "+left) {
@@ -167,7 +168,7 @@ func TestAPILost(t *testing.T) {
 	}
 }
 
-// oneHang is an API that answers, except for one request that hangs until it is given up.
+// oneHang is an API that responds, except that one request hangs until its context ends.
 type oneHang struct {
 	Cluster
 	n atomic.Int32
@@ -181,7 +182,8 @@ func (c *oneHang) Drain(ctx context.Context, ref state.MaintenanceRef) (DrainSta
 	return c.Cluster.Drain(ctx, ref)
 }
 
-// One request that hangs says nothing about an API that answers all others.
+// If one request hangs and the API responds to all others, the agent must not treat the API as
+// lost.
 func TestOneHangingRequest(t *testing.T) {
 	scenario(t, func(w *world) {
 		for range 20 {
@@ -209,7 +211,7 @@ func TestWithoutDrain(t *testing.T) {
 	})
 }
 
-// The times of a shutdown are known after the boot; a cancelled one has none.
+// The times of a shutdown are known after the boot; a cancelled shutdown has none.
 func TestTimesOfTheLastShutdown(t *testing.T) {
 	scenario(t, nil, func(w *world) {
 		w.request()
@@ -225,14 +227,14 @@ func TestTimesOfTheLastShutdown(t *testing.T) {
 	})
 }
 
-// deafMachine releases nothing: the machine runs on.
+// deafMachine does not release the lock, so the machine continues to run.
 type deafMachine struct {
 	Machine
 }
 
 func (deafMachine) Release(context.Context) error { return nil }
 
-// A shutdown that fails after its release leaves an agent that delays the next one.
+// If a shutdown fails after the release, the agent can still delay the next one.
 func TestDownOfAShutdownThatFails(t *testing.T) {
 	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Machine = deafMachine{c.Machine} } }, func(w *world) {
 		isDown := func() bool {
@@ -253,7 +255,8 @@ func TestDownOfAShutdownThatFails(t *testing.T) {
 	})
 }
 
-// The pods that were ended are reported before the kubelet runs, or it would restart them.
+// The agent reports the ended pods before it starts the kubelet, which would restart them
+// otherwise.
 func TestAPIBackBetweenBuckets(t *testing.T) {
 	scenario(t, func(w *world) { w.mode = apiDown }, func(w *world) {
 		w.request()
@@ -290,8 +293,8 @@ func TestAPIBackOnAFinalNode(t *testing.T) {
 	})
 }
 
-// TestAPIBackWhileSystemdStops has the API back in the middle of a local end, while systemd stops
-// the system: it starts no units then, so the kubelet does not start again.
+// TestAPIBackWhileSystemdStops has the API respond again in the middle of a local end, while
+// systemd stops the system: systemd then starts no units, so the kubelet does not start again.
 func TestAPIBackWhileSystemdStops(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.final, w.stopping = apiDown, true, true }, func(w *world) {
 		w.request()
@@ -357,7 +360,8 @@ func TestWithoutEngine(t *testing.T) {
 func TestCancelled(t *testing.T) {
 	for name, tt := range map[string]struct {
 		mode apiMode
-		// after is when it is cancelled, undone how long that may take.
+		// after is the time of the cancellation; undone is how long the agent may take to undo its
+		// work.
 		after, undone time.Duration
 	}{
 		"while the API hangs":   {apiHang, 5 * time.Second, time.Second},
@@ -386,7 +390,7 @@ func TestCancelled(t *testing.T) {
 					t.Errorf("condition %+v", c)
 				}
 				expect(t, "releases", 0, len(w.releases))
-				// The same boot can shut down once more.
+				// Another shutdown can be requested in the same boot.
 				w.request()
 				w.wait(4 * time.Minute)
 				expect(t, "releases", 1, len(w.releases))
@@ -444,7 +448,7 @@ func TestForgotten(t *testing.T) {
 	})
 }
 
-// Whatever the phase in which the agent is killed, the shutdown ends in order.
+// In every phase in which the agent is killed, the shutdown ends in order.
 func TestKilledInEveryPhase(t *testing.T) {
 	for _, mode := range []apiMode{apiUp, apiDown, apiNoHaulout} {
 		for _, phase := range []state.Phase{state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down} {
@@ -475,7 +479,7 @@ func TestKilledInEveryPhase(t *testing.T) {
 	})
 }
 
-// After a stop of the service, decisions are kept, and the last condition is written.
+// When the service is stopped, decisions are stored and the last condition is written.
 func TestStop(t *testing.T) {
 	scenario(t, func(w *world) { w.mode = apiDown }, func(w *world) {
 		w.request()

@@ -25,14 +25,14 @@ type process struct {
 	done    chan struct{}
 	bootID  string
 
-	// The rest is guarded by the world.
+	// The lock of the world guards the fields below.
 	dead, known bool
-	// The shutdown as this process has seen it.
+	// These fields are the shutdown as this process has seen it.
 	seen            bool
 	since, deadline time.Time
 }
 
-// start starts a process of the agent.
+// start starts an agent process.
 func (w *world) start() *process {
 	w.mu.Lock()
 	p := &process{world: w, done: make(chan struct{}), bootID: w.bootID}
@@ -43,7 +43,7 @@ func (w *world) start() *process {
 	return p
 }
 
-// sinceBoot is a clock that no user sets.
+// sinceBoot is a clock that no user can set.
 func sinceBoot() time.Duration {
 	return time.Since(time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
 }
@@ -85,7 +85,7 @@ func (p *process) run(config Config) {
 	}()
 }
 
-// kill ends the process as kill -9 does: what it does afterwards has no effect.
+// kill ends the process like kill -9: its later actions have no effect.
 func (p *process) kill() {
 	p.mu.Lock()
 	p.dead = true
@@ -123,7 +123,7 @@ func (p *process) enter() error {
 	return nil
 }
 
-// call is enter for a request to the API.
+// call is enter for a request to the API server.
 func (p *process) call(ctx context.Context) error {
 	p.mu.Lock()
 	mode, latency := p.mode, p.latency
@@ -143,7 +143,7 @@ func (p *process) call(ctx context.Context) error {
 	return p.enter()
 }
 
-// callHaulout is call for a request to Haulout.
+// callHaulout is call for a request to the Haulout API.
 func (p *process) callHaulout(ctx context.Context) error {
 	p.mu.Lock()
 	mode := p.mode
@@ -225,7 +225,8 @@ func (p *process) Release(context.Context) error {
 func (p *process) EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error) {
 	name := protocol.ShutdownName("worker-1", request.BootID)
 	p.mu.Lock()
-	// A request that was sent before, or in the same moment, may arrive later: see taskSweep.
+	// A request that was sent before the machine went down, or in the same moment, may arrive
+	// later: see taskSweep.
 	late := p.down && !p.byForce && time.Now().After(p.downAt)
 	p.mu.Unlock()
 	if err := p.callHaulout(ctx); err != nil {
@@ -329,7 +330,7 @@ func (p *process) Pods(ctx context.Context) ([]Pod, error) {
 	return pods, nil
 }
 
-// Evict answers as the API does for a node, and reports what a node must not ask for.
+// Evict responds as the API does for a node, and reports requests that a node must not make.
 func (p *process) Evict(ctx context.Context, evicted Pod) error {
 	if err := p.call(ctx); err != nil {
 		return err
@@ -355,7 +356,7 @@ func (p *process) Evict(ctx context.Context, evicted Pod) error {
 		pod.leaving = true
 		p.evicted = append(p.evicted, pod.pod.Name)
 		if pod.owner != "" {
-			// The replacement has to become ready before the budget opens again.
+			// The replacement must become ready before the budget allows another disruption.
 			p.disruptions[pod.owner] = time.Now().Add(20 * time.Second)
 		}
 	}
@@ -405,7 +406,7 @@ func (p *process) ReportKilled(ctx context.Context, pods []state.KilledPod, sinc
 			if pod.alive && p.wallOffset == 0 {
 				p.violation("%s was reported and runs, since %s", pod.pod.Name, since)
 			}
-			pod.remove() // the kubelet ends a pod that has failed
+			pod.remove() // the kubelet ends a failed pod
 		}
 	}
 	return pods, nil
@@ -421,7 +422,7 @@ func (p *process) Event(eventType, reason, message string) {
 
 func (p *process) Name() string { return "fake" }
 
-// End ends one bucket after the other; each takes up to its period.
+// End ends one bucket after the other; each takes at most its period.
 func (p *process) End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error {
 	if err := p.enter(); err != nil {
 		return err
@@ -448,8 +449,8 @@ func (p *process) End(ctx context.Context, resume state.Local, deadline time.Tim
 	return nil
 }
 
-// judgeEnd reports a local end, which does not ask budgets, of pods that could have been evicted:
-// kube-apiserver answers well for long, and there is time.
+// judgeEnd reports a local end, which ignores budgets, of pods that could have been evicted because
+// kube-apiserver has been responding for a long time and there is enough time.
 func (p *process) judgeEnd() {
 	p.seeChange()
 	answers := p.mode != apiDown && p.mode != apiHang && p.latency < time.Second
@@ -508,7 +509,7 @@ func (p *process) Resume(context.Context) error {
 		return err
 	}
 	defer p.mu.Unlock()
-	// In the same moment the call may have been made before.
+	// The kubelet may be started in the same moment.
 	if p.down && !p.byForce && time.Now().After(p.downAt) {
 		p.violation("the kubelet was started after the release")
 	}
@@ -563,7 +564,7 @@ func (p *process) Save(s state.State) error {
 		return errDisk
 	}
 	p.disk, p.inMemory = cloneState(&s), nil
-	// A crash right after the write: nothing that was decided has been done.
+	// The process crashes right after the write: it has done nothing of what it decided.
 	if p.crashAfter != "" && s.Phase == p.crashAfter || p.crashes > 0 && p.random.Float64() < p.crashes {
 		p.crashAfter = ""
 		p.crash()

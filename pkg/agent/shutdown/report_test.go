@@ -19,8 +19,8 @@ func TestConditionWrites(t *testing.T) {
 	scenario(t, nil, func(w *world) {
 		w.wait(21 * time.Minute)
 		ready, running := v1alpha1.NodeConditionAgentReady, v1alpha1.NodeConditionAgentRunning
-		// One at the start, one when the machine is known, and a heartbeat every five minutes; of
-		// the condition that the server reads every minute, if the node needs it.
+		// There is one write at the start, one when the machine is known, and a heartbeat every
+		// five minutes. The condition that the server needs has a heartbeat every minute.
 		counts := map[corev1.NodeConditionType]int{}
 		for _, c := range w.written {
 			counts[c.Type]++

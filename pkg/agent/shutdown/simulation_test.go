@@ -17,8 +17,8 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
-// simulations is how many random histories are tried. With the race detector each takes five times
-// as long.
+// simulations is the number of random histories. With the race detector each takes five times as
+// long.
 var simulations = usualSimulations()
 
 func usualSimulations() int {
@@ -29,10 +29,10 @@ func usualSimulations() int {
 	return 300
 }
 
-// TestSimulation lets random things happen to a machine: shutdowns, cancellations, a restart of
-// logind, an API that is lost, refuses or hangs, a Haulout that is lost alone, a full disk, a
-// runtime that fails, a wall clock that is set, users, and a crash of the agent in any of its
-// calls. The world reports when a rule is broken. In the end everything is well again, and the
+// TestSimulation causes random events on a machine: shutdowns, cancellations, a restart of logind,
+// an API that is lost, refuses or hangs, the loss of Haulout alone, a full disk, a runtime that
+// fails, a change of the wall clock, actions of users, and a crash of the agent in any of its
+// calls. The world reports when a rule is broken. At the end all failures are removed, and the
 // agent must have undone or finished its work.
 func TestSimulation(t *testing.T) {
 	var done, released, cancelled, forced, ends, evicted int
@@ -51,14 +51,15 @@ func TestSimulation(t *testing.T) {
 	}
 	t.Logf("%d released, %d cancelled, %d forced, %d local runs, %d evictions", released, cancelled, forced, ends, evicted)
 	if done < simulations {
-		return // -run has selected some
+		return // -run has selected some simulations
 	}
 	if released < simulations || cancelled < simulations/2 || ends < simulations/2 || evicted < simulations || forced > released/10 {
 		t.Errorf("the histories say too little")
 	}
 }
 
-// simulate draws random events from a separate source: the processes use the source of the world.
+// simulate draws random events from a separate source, because the processes use the source of the
+// world.
 func simulate(w *world, r *rand.Rand) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -78,7 +79,7 @@ func simulate(w *world, r *rand.Rand) {
 		act(w)
 		<-time.After(time.Duration(r.IntN(40000)) * time.Millisecond)
 	}
-	// Everything is well again.
+	// Remove all failures.
 	w.set(func() { w.mode, w.latency, w.diskFull, w.engineOK, w.crashes = apiUp, 0, false, true, 0 })
 	<-time.After(20 * time.Minute)
 	synctest.Wait()
@@ -89,7 +90,7 @@ func simulate(w *world, r *rand.Rand) {
 	p.kill()
 }
 
-// act lets one thing happen.
+// act causes one random event.
 func act(w *world) {
 	w.mu.Lock()
 	choice, f := w.random.IntN(22), w.random.Float64()
@@ -116,7 +117,7 @@ func act(w *world) {
 	case 18:
 		w.set(func() {
 			if nm := w.own(); nm != nil && f < 0.3 {
-				nm.completed = true // a user
+				nm.completed = true // completed by a user
 			}
 		})
 	case 19, 20:

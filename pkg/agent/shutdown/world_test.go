@@ -19,21 +19,21 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
-// The world is a machine, its node and its cluster. All fakes of the interfaces are views of it, so
-// that what one does has the consequences that it has on a node: a released lock takes the machine
-// down, a stopped kubelet holds up the drain.
+// The world is a machine with its node and its cluster. All fakes of the interfaces share it, so
+// that each action has the same consequences as on a node: a released lock takes the machine down,
+// and a stopped kubelet delays the drain.
 
-// apiMode is how the API behaves.
+// apiMode is the behaviour of the API.
 type apiMode int
 
 const (
 	apiUp apiMode = iota
 	apiDown
-	// apiHang sends no responses, and may execute the requests later.
+	// apiHang sends no responses; the requests may be executed later.
 	apiHang
 	// apiRefuse refuses the maintenance.
 	apiRefuse
-	// apiNoHaulout: kube-apiserver answers, Haulout does not.
+	// apiNoHaulout: kube-apiserver responds, Haulout does not.
 	apiNoHaulout
 	apiModes
 )
@@ -47,10 +47,10 @@ var (
 type worldPod struct {
 	pod      state.KilledPod
 	priority int32
-	// kept: the drain keeps it. alive: its containers run. known: the API thinks so.
+	// kept: the drain keeps the pod. alive: its containers run. known: the API has it as running.
 	// leaving: it is terminating.
 	kept, alive, known, leaving bool
-	// owner is its owner, which has a budget, empty for none.
+	// owner is its owner, which has a budget; empty if it has none.
 	owner   string
 	started time.Time
 }
@@ -66,24 +66,25 @@ type world struct {
 
 	mu     sync.Mutex
 	random *rand.Rand
-	// boot counts the boots of the machine, bootID is the current one.
+	// boot counts the boots of the machine; bootID is the current one.
 	boot   int
 	bootID string
 	delay  time.Duration
 
 	pending, forgotten bool
 	vanished           time.Time
-	// deadline is the real one. down: the machine goes down. lock: the agent holds it.
+	// deadline is the real deadline. down: the machine goes down. lock: the agent holds the lock.
 	deadline   time.Time
 	down, lock bool
-	// downAt is when the machine began to go down.
+	// downAt is the time at which the machine began to go down.
 	downAt time.Time
-	// byForce: the agent has not released the lock, and may go on.
+	// byForce: the machine went down although the agent held the lock, so the agent may still be at
+	// work.
 	byForce                     bool
 	released, forced, cancelled int
 
 	mode apiMode
-	// changed is when mode or latency were seen to differ from seenMode and seenLatency.
+	// changed is the time at which mode or latency changed.
 	changed      time.Time
 	seenMode     apiMode
 	seenLatency  time.Duration
@@ -92,7 +93,7 @@ type world struct {
 	ghosts       []MaintenanceRequest
 	latency      time.Duration
 
-	// kubelet: it runs. noted: the agent finds a note that it has stopped it.
+	// kubelet: the kubelet runs. noted: there is a record that the agent has stopped it.
 	kubelet, noted bool
 	// stopping: systemd stops the system.
 	stopping bool
@@ -100,31 +101,32 @@ type world struct {
 	final    bool
 	pods     []*worldPod
 	engineOK bool
-	// ends are the arguments of the calls of the engine, ended the pods that it has ended, in
-	// order.
+	// ends are the arguments of the calls of the engine; ended are the pods that the engine has
+	// ended, in order.
 	ends  []state.Local
 	ended []string
-	// requests are those for maintenances.
+	// requests are the requests for maintenances.
 	requests []MaintenanceRequest
 
 	disk     state.State
 	diskFull bool
-	// inMemory is the copy of a state that could not be stored, for this boot.
+	// inMemory is a copy, valid for this boot, of a state that could not be stored.
 	inMemory *state.State
 
-	// cordoned is the boot whose agent has cordoned the node. disruptions is when the budget of an
-	// owner opens again. evicted are the pods that were, in order; lists counts the lists.
+	// cordoned is the boot whose agent has cordoned the node. disruptions is the time at which the
+	// budget of an owner allows a disruption again. evicted are the evicted pods, in order; lists
+	// is the number of lists.
 	cordoned    string
 	disruptions map[string]time.Time
 	evicted     []string
 	lists       int
-	// processStarted is when the last process was.
+	// processStarted is the time at which the last process started.
 	processStarted time.Time
 
 	wallOffset time.Duration
-	// crashes is the probability of a crash in each call, crashed the time of the last one.
+	// crashes is the probability of a crash in each call; crashed is the time of the last crash.
 	crashes float64
-	// crashAfter is a phase after which, once it is stored, the process crashes one time.
+	// crashAfter is a phase: the process crashes once after it has stored this phase.
 	crashAfter state.Phase
 	crashed    time.Time
 	unsettled  bool
@@ -148,7 +150,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// nextBoot starts the machine. The kubelet starts the pods that are in the API.
+// nextBoot starts the machine. The kubelet starts the pods of the API.
 func (w *world) nextBoot() {
 	w.boot++
 	w.inMemory = nil
@@ -186,7 +188,8 @@ func (w *world) violation(format string, args ...any) {
 	w.t.Errorf("%s, boot %d: %s", time.Now().Format("15:04:05.000"), w.boot, fmt.Sprintf(format, args...))
 }
 
-// alive counts the pods of which containers run, all of them or those that the drain does not keep.
+// alive counts the pods with running containers: all pods, or only those that the drain does not
+// keep.
 func (w *world) alive(withKept bool) int {
 	n := 0
 	for _, p := range w.pods {
@@ -197,19 +200,20 @@ func (w *world) alive(withKept bool) int {
 	return n
 }
 
-// own returns the maintenance of this boot, nil if there is none.
+// own returns the maintenance of this boot, or nil.
 func (w *world) own() *worldMaintenance {
 	return w.maintenances[protocol.ShutdownName("worker-1", w.bootID)]
 }
 
-// seeChange notes when the API begins to answer in another way.
+// seeChange records when the behaviour of the API changes.
 func (w *world) seeChange() {
 	if w.mode != w.seenMode || w.latency != w.seenLatency {
 		w.seenMode, w.seenLatency, w.changed = w.mode, w.latency, time.Now()
 	}
 }
 
-// background drains the node, executes late requests and ends the machine's patience.
+// background drains the node, executes late requests, and forces the machine down after its
+// deadline.
 func (w *world) background(ctx context.Context) {
 	for tick := 0; ; tick++ {
 		select {
@@ -239,7 +243,7 @@ func (w *world) background(ctx context.Context) {
 	}
 }
 
-// remove takes a pod from the API and from the node.
+// remove removes a pod from the API and from the node.
 func (p *worldPod) remove() {
 	p.known, p.alive, p.leaving = false, false, false
 }
@@ -264,7 +268,7 @@ func (w *world) leavingOf(owner string) int {
 	return n
 }
 
-// drainOne lets the server drain a pod. The cordon of the agent becomes the server's.
+// drainOne drains one pod, as the server does. The server takes over the cordon of the agent.
 func (w *world) drainOne() {
 	nm := w.own()
 	if nm == nil || nm.completed {
@@ -282,7 +286,7 @@ func (w *world) drainOne() {
 	}
 }
 
-// goDown is the end of a boot: the process ends a moment later, and the machine boots.
+// goDown ends a boot: the process ends a moment later, and the machine boots again.
 func (w *world) goDown() {
 	w.down, w.lock, w.byForce, w.downAt = true, false, false, time.Now()
 	go func() {
@@ -300,7 +304,7 @@ func (w *world) goDown() {
 	}()
 }
 
-// request asks for a shutdown.
+// request requests a shutdown.
 func (w *world) request() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -311,7 +315,7 @@ func (w *world) request() {
 	w.unsettled = false
 }
 
-// vanish ends a pending shutdown by a cancellation, or because logind forgets it.
+// vanish ends a pending shutdown: it is cancelled, or logind forgets it.
 func (w *world) vanish(forgotten bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -328,7 +332,7 @@ func (w *world) set(f func()) {
 	f()
 }
 
-// jump sets the wall clock.
+// jump changes the wall clock.
 func (w *world) jump(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

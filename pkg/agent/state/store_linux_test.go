@@ -49,13 +49,13 @@ func TestKilledWhileSaving(t *testing.T) {
 		for lines.Scan() {
 			if n, ok := strings.CutPrefix(lines.Text(), "saved "); ok {
 				saved = must.Get(strconv.Atoi(n))(t)
-				// A different number each round, so that the kill hits different moments.
+				// Use another number in each round, so that the kill happens at another moment.
 				if saved == 3+round*7 {
 					must.Do(t, cmd.Process.Kill())
 				}
 			}
 		}
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // the process was killed
 		must.True(t, saved >= 3+round*7, "the child ended after %d states", saved)
 		state := load(t, open(t, dir))
 		if state.Local == nil || state.Local.Bucket < saved || len(state.Killed) != 100 {
@@ -76,7 +76,7 @@ func saveForever(t *testing.T, dir string) {
 	}
 }
 
-// TestFullDisk stores on a real file system that has no room left.
+// TestFullDisk stores the state on a real file system that is full.
 func TestFullDisk(t *testing.T) {
 	if dir := os.Getenv(childEnv); dir != "" {
 		saveOnFullDisk(t, dir)
@@ -85,7 +85,7 @@ func TestFullDisk(t *testing.T) {
 	inOwnMounts(t)
 }
 
-// inOwnMounts runs the test again as a process that can mount.
+// inOwnMounts runs the test again in a process that can mount file systems.
 func inOwnMounts(t *testing.T) {
 	t.Helper()
 	cmd := child(t, t.TempDir())
@@ -128,8 +128,7 @@ func saveOnFullDisk(t *testing.T, dir string) {
 	}
 }
 
-// TestDiskThatBecomesReadOnly starts the agent again after the kernel has mounted the disk
-// read-only.
+// TestDiskThatBecomesReadOnly restarts the agent after the kernel has mounted the disk read-only.
 func TestDiskThatBecomesReadOnly(t *testing.T) {
 	dir := os.Getenv(childEnv)
 	if dir == "" {

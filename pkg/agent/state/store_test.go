@@ -38,7 +38,7 @@ func load(t *testing.T, s *Store) State {
 	return state
 }
 
-// full has a value in every field.
+// full returns a state with a value in every field.
 func full() State {
 	start := time.Date(2026, 1, 2, 3, 4, 5, 678900000, time.UTC)
 	return State{
@@ -62,7 +62,7 @@ func TestSaveAndLoad(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "a", "b")
 			save(t, open(t, dir), state)
-			// A new process only has the directory.
+			// A new process has only the directory.
 			if diff := cmp.Diff(state, load(t, open(t, dir))); diff != "" {
 				t.Errorf("the state differs (-want +got):\n%s", diff)
 			}
@@ -139,7 +139,7 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 				if got, err := os.ReadFile(want); err != nil || string(got) != content {
 					t.Errorf("the kept file is %q, %v", got, err)
 				}
-				// The agent continues as if it had stored nothing.
+				// The agent continues as if no state was stored.
 				if diff := cmp.Diff(State{}, load(t, s)); diff != "" {
 					t.Errorf("the second state is not zero:\n%s", diff)
 				}
@@ -152,8 +152,8 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 	}
 }
 
-// After a rollback, the state of the newer agent counts: only this state has the stop of the
-// kubelet.
+// After a rollback, the agent must use the state of the newer agent: only this state records that
+// the kubelet was stopped.
 func TestFieldsOfANewerAgentAreIgnored(t *testing.T) {
 	dir := t.TempDir()
 	content := `{"version":1,"bootID":"b","phase":"Local","newer":true,"local":{"bucket":1,"newer":{}},"configuration":{"newer":[]}}`
@@ -192,7 +192,7 @@ func TestOtherVersionIsRefused(t *testing.T) {
 	}
 }
 
-// A process that dies while it writes leaves a part of the temporary file and the whole old file.
+// A process that dies during a write leaves a partial temporary file and the complete old file.
 func TestPartialTemporaryFile(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -202,7 +202,7 @@ func TestPartialTemporaryFile(t *testing.T) {
 	if diff := cmp.Diff(full(), load(t, restarted)); diff != "" {
 		t.Errorf("the state differs (-want +got):\n%s", diff)
 	}
-	// The rest of a longer temporary file must not be behind the next state.
+	// The next state must not be followed by the rest of a longer temporary file.
 	must.Do(t, os.WriteFile(files.Temporary(filepath.Join(dir, fileName)), bytes.Repeat([]byte("x"), 10000), 0o600))
 	next := State{Version: Version, BootID: "b", Phase: Armed}
 	save(t, restarted, next)
@@ -247,7 +247,7 @@ func TestOneAgentPerDirectory(t *testing.T) {
 	if err := second.Lock(); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("the error is %v, want one that names %s", err, dir)
 	}
-	// The lock ends with the process that holds it, however that ends.
+	// The lock ends with the process that holds it, even if the process crashes.
 	must.Do(t, first.lock.Close())
 	if err := second.Lock(); err != nil {
 		t.Error(err)
@@ -265,7 +265,7 @@ func TestBootID(t *testing.T) {
 	}
 }
 
-// An agent that is killed on a machine with a full disk still has its state, until the next boot.
+// An agent that is killed on a machine with a full disk still has its state until the next boot.
 func TestAFullDiskLeavesASecondCopy(t *testing.T) {
 	dir, run := t.TempDir(), filepath.Join(t.TempDir(), "run")
 	s := must.Get(Open(dir, run))(t)
@@ -287,7 +287,7 @@ func TestAFullDiskLeavesASecondCopy(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(run, fileName)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the second copy is still there: %v", err)
 	}
-	// A crash before it is removed: it is older.
+	// After a crash the second copy may still exist, but it is older.
 	must.Do(t, os.WriteFile(filepath.Join(run, fileName), []byte(`{"version":1,"sequence":1}`), 0o600))
 	if diff := cmp.Diff(newest, load(t, again)); diff != "" {
 		t.Errorf("the older copy is loaded (-want +got):\n%s", diff)

@@ -18,10 +18,11 @@ import (
 
 var errCrash = errors.New("crashed")
 
-// crashing are files of a process that dies at a step: that operation and all after it fail.
+// crashing has the file operations of a process that dies: the operation at which it dies fails,
+// and all later ones.
 type crashing struct {
 	osFiles
-	// left is the number of operations until then.
+	// left is the number of operations before the process dies.
 	left *int
 }
 
@@ -68,7 +69,7 @@ func (c crashing) MkdirAll(name string, mode fs.FileMode) error {
 	return c.osFiles.MkdirAll(name, mode)
 }
 
-// WriteFile leaves a half of the file behind.
+// WriteFile writes only a half of the file if the process dies.
 func (c crashing) WriteFile(name string, data []byte, mode fs.FileMode) error {
 	if err := c.step(); err != nil {
 		return errors.Join(err, os.WriteFile(name, data[:len(data)/2], mode))
@@ -104,7 +105,7 @@ func (c crashing) Sync(dir string) error {
 	return c.osFiles.Sync(dir)
 }
 
-// contents returns how often each text occurs in the files below the parent, apart from those of
+// contents returns how often each text occurs in the files below the parent, except in the files of
 // the parking folder itself.
 func (w *tree) contents() map[string]int {
 	found := map[string]int{}
@@ -123,7 +124,7 @@ func (w *tree) contents() map[string]int {
 }
 
 // TestCrashes ends a process at each of its file operations. The next process must reach the same
-// result; meanwhile no manifest may be lost or exist twice.
+// result. Meanwhile no manifest may be lost or exist twice.
 func TestCrashes(t *testing.T) {
 	first := map[string]string{
 		"manifests/a.yaml": text("web", "  priority: 1"), "manifests/b.yaml": text("web", "  priority: 2"),
@@ -141,9 +142,10 @@ func TestCrashes(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		prepare func(*tree)
-		// run is what the process does that dies, and again do the next ones: what the Keeper does.
+		// run is the operation of the process that dies; again is what the Keeper does in the next
+		// processes.
 		run, again func(*folder) error
-		// replaces are the texts that a newer one at their path may replace.
+		// replaces are the texts that a newer text at the same path may replace.
 		replaces []string
 		want     []string
 		entries  []string
@@ -176,7 +178,8 @@ func TestCrashes(t *testing.T) {
 				w.write("manifests/b.yaml", text("web", "  priority: 9"))
 			},
 			run: func(f *folder) error { _, err := f.restore(all); return err },
-			// Before the first step it would be held, rightly.
+			// The manifest may be held if the process dies before the first step, so this does not
+			// use restoreAgain.
 			again: func(f *folder) error { _, err := f.restore(all); return err },
 			want: []string{
 				".nm-parked/archive/b.yaml", "manifests/a.yaml", "manifests/b.yaml", "manifests/c.yaml", "manifests/db.yaml", "sources/web.yaml",
@@ -225,7 +228,7 @@ func TestCrashes(t *testing.T) {
 						crashed++
 					}
 					w.wantContents(before, tc.replaces)
-					// A process that dies in the middle of the repair.
+					// The next process dies in the middle of the repair.
 					for m := range 12 {
 						again := m
 						_ = tc.again(w.folder(crashing{left: &again}))
@@ -247,13 +250,12 @@ func TestCrashes(t *testing.T) {
 	}
 }
 
-// leftovers returns the half index of a process that died.
+// leftovers returns the partial index of a process that died.
 func (w *tree) leftovers() []string {
 	return slices.DeleteFunc(w.list(), func(name string) bool { return name != ".nm-parked/index.json.tmp" })
 }
 
-// wantContents checks that each text is there as often as before, apart from those that may have
-// been replaced.
+// wantContents checks that each text occurs as often as before, except the texts in replaces.
 func (w *tree) wantContents(before map[string]int, replaces []string) {
 	w.Helper()
 	now := w.contents()
@@ -264,8 +266,8 @@ func (w *tree) wantContents(before map[string]int, replaces []string) {
 	}
 }
 
-// parkAgain does what the Keeper does for a pod that has to leave: it parks it, unless a manifest
-// of it is parked, and holds it.
+// parkAgain does the same as the Keeper for a pod that has to leave: it parks the manifest, unless
+// a manifest of the pod is parked already, and holds it.
 func parkAgain(f *folder) error { return parkUnlessParked(f, "web") }
 
 func parkUnlessParked(f *folder, name string) error {
@@ -283,8 +285,8 @@ func parkUnlessParked(f *folder, name string) error {
 	return err
 }
 
-// restoreAgain does what the Keeper does when the API is gone after a crash: it finishes a restore
-// that has begun, and keeps other manifests parked. Then the restore is decided again.
+// restoreAgain does the same as the Keeper if the API is lost after a crash: it finishes a restore
+// that has begun, and keeps other manifests parked. Then it restores all.
 func restoreAgain(f *folder) error {
 	if _, err := f.restore(func(e *Entry) bool { return e.Restoring }); err != nil {
 		return err

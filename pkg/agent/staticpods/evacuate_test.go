@@ -9,7 +9,7 @@ import (
 )
 
 // TestAPodThatStopsAfterItsEvacuation: the server completes the Evacuation when the mirror pod is
-// gone, and the handler does not see the pod stopped.
+// gone, before the handler sees that the pod has stopped.
 func TestAPodThatStopsAfterItsEvacuation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))

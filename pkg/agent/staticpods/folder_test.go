@@ -28,10 +28,10 @@ import (
 
 const node = "Node-7"
 
-// at is the time of the tests of folders.
+// at is the current time in the tests of folders.
 var at = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 
-// text returns a manifest; more are further lines of it.
+// text returns a manifest; more are additional lines.
 func text(name string, more ...string) string {
 	return "apiVersion: v1\nkind: Pod\nmetadata:\n  name: " + name + "\nspec:\n  containers:\n  - {name: app, image: example/app}\n" +
 		strings.Join(more, "\n")
@@ -151,7 +151,6 @@ func (w *tree) wantEntries(want ...string) {
 
 func all(*Entry) bool { return true }
 
-// always allows a hold.
 // each selects every pod.
 func each(types.NamespacedName) bool { return true }
 
@@ -215,7 +214,7 @@ func TestPark(t *testing.T) {
 			must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "instance-1", nil))(t)
 			w.want(tc.want...)
 			w.wantEntries(tc.wantEntries...)
-			// All of it returns to where it was.
+			// All manifests return to their original paths.
 			must.Get(w.folder(osFiles{}).restore(all))(t)
 			w.want(slices.Collect(maps.Keys(tc.files))...)
 			w.wantEntries()
@@ -294,7 +293,7 @@ func TestParkRefuses(t *testing.T) {
 func TestHold(t *testing.T) {
 	parked := map[string]string{"manifests/web.yaml": text("web"), "manifests/db.yaml": text("db")}
 	for name, tc := range map[string]struct {
-		// puts are written into the folder after web is parked.
+		// puts are files that are written into the folder after web is parked.
 		puts        map[string]string
 		want        []string
 		wantEntries []string
@@ -497,7 +496,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// failing are files whose renames, or writes, fail.
+// failing has file operations that fail to rename, or to write.
 type failing struct {
 	osFiles
 	rename, write error

@@ -49,7 +49,7 @@ func TestPodsThatAreKeptAreNotParked(t *testing.T) {
 					tc.prepare(w)
 					w.run()
 				}
-				// A server that has not read the list of kept pods.
+				// The server has not read the list of kept pods.
 				w.add(evacuationOf("web"))
 				if got := w.untilReported("keeps running until the machine goes down (" + string(tc.reason) + ")"); got.done {
 					t.Errorf("got %+v, want the evacuator to stay", got)
@@ -105,8 +105,9 @@ func TestKeptPodsArePublishedBeforeTheAgentIsReady(t *testing.T) {
 	})
 }
 
-// TestKeptPodsArePublishedSoonAfterABoot has the kubelet register after the agent has started:
-// until then the Node has the boot before, for which the server believes nothing.
+// TestKeptPodsArePublishedSoonAfterABoot has the kubelet register after the agent has started.
+// Until then the Node has the previous boot ID, and the server ignores what the agent publishes for
+// the new boot.
 func TestKeptPodsArePublishedSoonAfterABoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")})
@@ -142,7 +143,7 @@ func TestWhatIsKeptIsPublishedOnEachChange(t *testing.T) {
 	})
 }
 
-// TestAPodThatBecomesKeptComesBack has an agent that has parked a pod which the next one keeps.
+// TestAPodThatBecomesKeptComesBack: an agent has parked a pod that the next agent version keeps.
 func TestAPodThatBecomesKeptComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
@@ -154,7 +155,7 @@ func TestAPodThatBecomesKeptComesBack(t *testing.T) {
 	})
 }
 
-// A manifest that is a relative link has its meaning in the static pod folder.
+// A manifest that is a relative link must be in the static pod folder to resolve.
 func TestALinkedManifestThatIsKeptComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, drain("update", 1000))

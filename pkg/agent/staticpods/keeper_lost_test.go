@@ -63,8 +63,8 @@ func TestAllPodsReturnWithoutTheAPIs(t *testing.T) {
 	}
 }
 
-// An older agent has parked a pod without a note of the cluster, and the API never answers: that
-// pod may be the API server.
+// An older agent has parked a pod and has not recorded the cluster. The API never responds: the
+// parked pod may be the API server.
 func TestAControlPlaneOfAnOlderAgentReturnsWithoutTheAPIs(t *testing.T) {
 	for name, tc := range map[string]struct {
 		manifest string
@@ -104,7 +104,7 @@ func TestHoldingNeedsNoAPI(t *testing.T) {
 	})
 }
 
-// TestWhatFailsForAMinuteIsReported has Haulout, and then the folder, fail without an end.
+// TestWhatFailsForAMinuteIsReported has Haulout, and then the folder, fail permanently.
 func TestWhatFailsForAMinuteIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
@@ -140,7 +140,8 @@ func TestWhatFailsForAMinuteIsReported(t *testing.T) {
 	})
 }
 
-// A Node that was deleted and has joined again is another one, which the maintenance does not mean.
+// A Node that was deleted and has joined again is another Node, which the maintenance does not
+// select.
 func TestARecreatedNodeReleasesThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000, func(nm *v1alpha1.NodeMaintenance) {
@@ -176,7 +177,7 @@ func TestARestoreThatWasInterruptedIsFinished(t *testing.T) {
 		if _, err := w.folder(refusing{name: "web.yaml"}).restore(all); err == nil {
 			t.Error("got no error")
 		}
-		// It was decided, so it needs no API.
+		// The restore was already decided, so it needs no API.
 		w.setNoAPI(errors.New("connection refused"))
 		w.run()
 		w.wantHappened("run web", "TERM web", "stop web", "run web")

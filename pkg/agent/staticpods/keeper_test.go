@@ -30,7 +30,7 @@ func slow(name string, seconds int) string {
 
 const complete = v1alpha1.NodeMaintenanceStageComplete
 
-// drained returns a world whose pod web was stopped for the maintenance update.
+// drained returns a world in which the pod web was stopped for the maintenance update.
 func drained(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
@@ -55,7 +55,7 @@ func TestAStaticPodStaysStoppedAndComesBack(t *testing.T) {
 		before := []string{"run web", "run db", "TERM web", "stop web"}
 		slices.Sort(before[:2])
 
-		// Restarts of the kubelet, of the agent and of the machine.
+		// Restart the kubelet, the agent and the machine.
 		w.kubelet.stop()
 		w.pass(time.Second)
 		w.kubelet.restart()
@@ -203,7 +203,7 @@ func TestAManifestThatIsPutBackIsParkedAgain(t *testing.T) {
 			t.Errorf("got the events %q, want one that names the maintenance", w.events)
 		}
 
-		// Not while the kubelet is down.
+		// Nothing is reported while the kubelet is down.
 		w.kubelet.stop()
 		w.write("manifests/copy.yaml", newer)
 		w.pass(time.Minute)
@@ -322,7 +322,7 @@ func TestHeartbeatsWhileAPodTerminates(t *testing.T) {
 func TestALatePodIsNamedWithoutHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
-		// A kubelet that does not see the change.
+		// The kubelet does not see the change.
 		w.kubelet.set(func(k *fakeKubelet) { k.down, k.unwell = false, false; k.every = time.Hour })
 		w.add(evacuationOf("web"))
 		w.untilReported("it should have stopped at")
@@ -342,7 +342,7 @@ func TestAContainerThatRunsKeepsThePodFromBeingDone(t *testing.T) {
 		// A user deletes the mirror pod.
 		must.Do(t, w.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "web-node-7"))
 		w.pass(time.Minute)
-		// A runtime that does not answer is not a pod that has stopped.
+		// If the runtime does not respond, this does not mean that the pod has stopped.
 		w.kubelet.set(func(k *fakeKubelet) { k.runtime = errors.New("no runtime") })
 		w.pass(2 * time.Minute)
 		if slices.ContainsFunc(w.reported(), func(r report) bool { return strings.Contains(r.message, "has stopped") }) {
@@ -353,7 +353,7 @@ func TestAContainerThatRunsKeepsThePodFromBeingDone(t *testing.T) {
 	})
 }
 
-// TestHoldsBackOff has a program that puts the manifest back whenever it is gone.
+// TestHoldsBackOff has a program that restores the manifest each time it is gone.
 func TestHoldsBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
@@ -370,8 +370,8 @@ func TestHoldsBackOff(t *testing.T) {
 	})
 }
 
-// TestTheHoldersOfTheNodeAreReadByName has the Node name the maintenance: then nothing is listed,
-// and a maintenance that is the same as before is not read every ten seconds.
+// TestTheHoldersOfTheNodeAreReadByName has the Node name the maintenance: then the agent lists no
+// maintenances, and does not read an unchanged maintenance every ten seconds.
 func TestTheHoldersOfTheNodeAreReadByName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
@@ -441,7 +441,8 @@ func TestManifestsOfAnotherClusterAreSetAside(t *testing.T) {
 	})
 }
 
-// An entry of an older version has no cluster. It is of the present one only if the Node was there.
+// An entry of an older version has no cluster. It belongs to the present cluster only if the Node
+// already existed then.
 func TestAnEntryThatIsOlderThanTheNodeIsOfAnotherCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
@@ -456,7 +457,7 @@ func TestAnEntryThatIsOlderThanTheNodeIsOfAnotherCluster(t *testing.T) {
 	})
 }
 
-// Of two manifests of a pod, one was parked by an older agent.
+// One of two manifests of a pod was parked by an older agent.
 func TestTheClusterOfAnEntryStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, drain("update", 1000))

@@ -21,12 +21,12 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// manifests are static pods as the distributions write them, each with the reason for which it is
-// kept on a node without a label whose API server is elsewhere.
+// manifests are static pods as distributions write them. Each has the reason for which it is kept
+// on a node without a control-plane label whose API server is on another node.
 var manifests = map[string]struct {
 	manifest string
 	want     protocol.KeptReason
-	// node: it makes its node a control-plane node.
+	// node: the pod makes its node a control-plane node.
 	node bool
 }{
 	"kubeadm's kube-apiserver": {
@@ -138,7 +138,8 @@ func TestKeptPodsDependOnTheNode(t *testing.T) {
 	const plain, hosted, ported = `{spec: {containers: [{image: a}]}}`, `{spec: {hostNetwork: true, containers: [{image: a}]}}`,
 		`{spec: {containers: [{image: a, ports: [{hostPort: 80}]}]}}`
 	apiserver := manifests["kubeadm's kube-apiserver"].manifest
-	// That of OpenShift on bare metal and vSphere resolves the name of the API for the kubelet.
+	// The CoreDNS pod of OpenShift on bare metal and vSphere resolves the name of the API for the
+	// kubelet.
 	const coredns = `{metadata: {labels: {app: vsphere-infra-coredns}}, spec: {hostNetwork: true, containers: [
 		{image: "quay.example/release@sha256:00", command: [/usr/bin/coredns], args: [--conf, /etc/coredns/Corefile]}]}}`
 	resolvers := map[string]string{

@@ -23,20 +23,20 @@ import (
 	"haulout.dev/haulout/pkg/agent/local/pods"
 )
 
-// fakeKubelet does with the static pod folder what the kubelet does: it runs the pods of the
-// manifests, terminates those whose manifest is gone within their grace period, removes the mirror
-// pod a second later, and, started while containers run whose manifest is gone, kills them
+// fakeKubelet handles the static pod folder like the kubelet: it runs the pods of the manifests,
+// terminates a pod within its grace period when its manifest is gone, and removes the mirror pod a
+// second later. If it is started while containers run whose manifest is gone, it kills them
 // immediately.
 type fakeKubelet struct {
 	t    *testing.T
 	dir  string
 	kube *kubefake.Clientset
-	// every is how often it lists the folder.
+	// every is the interval between two lists of the folder.
 	every time.Duration
 
 	mu   sync.Mutex
 	pods map[string]*fakePod
-	// log is what happened to containers.
+	// log has the events of containers.
 	log      []string
 	starts   int
 	down     bool
@@ -167,14 +167,14 @@ func (k *fakeKubelet) unmirror(name string, pod *fakePod) {
 	pod.api = ""
 }
 
-// stop ends the process; the containers go on.
+// stop ends the process; the containers continue to run.
 func (k *fakeKubelet) stop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.down = true
 }
 
-// restart starts the process again: containers without a manifest are killed.
+// restart restarts the process, which kills containers without a manifest.
 func (k *fakeKubelet) restart() {
 	desired := k.desired()
 	k.mu.Lock()
@@ -189,7 +189,7 @@ func (k *fakeKubelet) restart() {
 	}
 }
 
-// boot starts the machine again: no container runs.
+// boot reboots the machine, which ends all containers.
 func (k *fakeKubelet) boot() {
 	k.mu.Lock()
 	for _, pod := range k.pods {
@@ -212,7 +212,7 @@ func (k *fakeKubelet) happened() []string {
 	return slices.Clone(k.log)
 }
 
-// uid returns the UID of the running pod of a name, "" if it does not run.
+// uid returns the UID of the running pod with a name, or "" if it does not run.
 func (k *fakeKubelet) uid(name string) types.UID {
 	k.mu.Lock()
 	defer k.mu.Unlock()

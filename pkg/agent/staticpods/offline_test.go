@@ -75,7 +75,7 @@ func TestNothingIsParkedOnAFullDisk(t *testing.T) {
 	w.want("manifests/a")
 }
 
-// refusing are files of which one cannot be restored.
+// refusing has file operations that fail to restore one of the files.
 type refusing struct {
 	osFiles
 	name string

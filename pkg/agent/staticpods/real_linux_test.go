@@ -27,8 +27,8 @@ import (
 // envParent is the parent of a static pod folder that is a separate mount.
 const envParent = "HAULOUT_TEST_PARENT"
 
-// TestABindMountIsNamed runs in a separate mount namespace, where the static pod folder is another
-// mount of the same file system.
+// TestABindMountIsNamed runs in a separate mount namespace, in which the static pod folder is
+// another mount of the same file system.
 func TestABindMountIsNamed(t *testing.T) {
 	if parent := os.Getenv(envParent); parent != "" {
 		w := &tree{T: t, root: parent}
@@ -61,7 +61,7 @@ func TestABindMountIsNamed(t *testing.T) {
 	}
 }
 
-// TestAManifestThatIsPutBackIsSeen uses the events of the real file system.
+// TestAManifestThatIsPutBackIsSeen uses the file events of the real file system.
 func TestAManifestThatIsPutBackIsSeen(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
 	must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(t)
@@ -76,7 +76,7 @@ func TestAManifestThatIsPutBackIsSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Only events can make it in time.
+	// With this interval the folder is only read in time after a file event.
 	k.relist = time.Hour
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)

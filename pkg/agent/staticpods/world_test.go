@@ -60,7 +60,7 @@ func inStage(stage v1alpha1.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance
 	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = stage }
 }
 
-// evacuationOf returns an Evacuation of a pod whose active class is the kubelet's.
+// evacuationOf returns an Evacuation of a pod whose active evacuator class is the kubelet's.
 func evacuationOf(name string) *v1alpha1.Evacuation {
 	return &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
@@ -85,7 +85,7 @@ var (
 type report struct {
 	at      time.Duration
 	message string
-	// finish is the expected finish, and done the report that all was done.
+	// finish is the expected finish time; done is the report that the pod has stopped.
 	finish string
 	done   bool
 }
@@ -102,9 +102,10 @@ type world struct {
 	stop func()
 
 	mu sync.Mutex
-	// noAPI answers all requests for maintenances, noKube those for the Node.
+	// noAPI is the error of all requests for maintenances; noKube is that of all requests for the
+	// Node.
 	noAPI, noKube error
-	// server is the URL of the kubelet's API server, policy the configuration, and static the
+	// server is the API server URL of the kubelet, policy is the configuration, and static are the
 	// static pods in the API.
 	server  string
 	policy  Policy
@@ -147,7 +148,7 @@ func newWorld(t *testing.T, files map[string]string, objects ...runtime.Object) 
 		return w.noKube != nil, nil, w.noKube
 	})
 	w.api.PrependReactor("patch", "evacuations", w.patched)
-	// What the node authorizer does.
+	// The node authorizer behaves like this.
 	w.kube.PrependReactor("get", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), action.(clienttesting.GetAction).GetName(), errors.New("no relationship found"))
 	})
@@ -163,7 +164,7 @@ func newWorld(t *testing.T, files map[string]string, objects ...runtime.Object) 
 	return w
 }
 
-// patched records a write.
+// patched records a patch.
 func (w *world) patched(action clienttesting.Action) (bool, runtime.Object, error) {
 	var body struct {
 		Status struct {
@@ -233,7 +234,7 @@ func (w *world) until(what string, condition func() bool) {
 	}
 }
 
-// pass lets time pass.
+// pass advances the time.
 func (w *world) pass(d time.Duration) {
 	w.Helper()
 	// until ends after half an hour.
@@ -288,7 +289,7 @@ func (w *world) countEvents(part string) int {
 	return n
 }
 
-// add creates an object of our API.
+// add creates an object in our API.
 func (w *world) add(object runtime.Object) {
 	w.Helper()
 	must.Do(w, w.api.Tracker().Add(object))
@@ -312,7 +313,7 @@ func (w *world) editEvacuation(name string, mod func(*v1alpha1.Evacuation)) {
 	must.Do(w, w.api.Tracker().Update(evacuationsResource, e, "default"))
 }
 
-// departed does what the server does when the pod is gone.
+// departed changes an Evacuation as the server does when the pod is gone.
 func departed(e *v1alpha1.Evacuation) {
 	e.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPodDeleted,

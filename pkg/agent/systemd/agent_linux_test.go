@@ -24,7 +24,7 @@ import (
 
 const (
 	logName = "agent.log"
-	// endKubelet is an argument with which the agent ends the kubelet when the system goes down.
+	// endKubelet is an argument that makes the agent end the kubelet when the system goes down.
 	endKubelet = "end-kubelet"
 )
 
@@ -34,8 +34,8 @@ type record struct {
 	Args   []string
 	State  shutdown.MachineState
 	Ending systemd.Ending
-	// Kubelet is the state of kubelet.service when the agent got SIGTERM. Ended is how the agent
-	// has ended it then, if its argument says so.
+	// Kubelet is the state of kubelet.service when the agent got SIGTERM. Ended is the result of
+	// ending the kubelet, if the argument requested it.
 	Kubelet, Ended string
 }
 

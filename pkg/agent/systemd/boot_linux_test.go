@@ -15,13 +15,13 @@ import (
 
 const (
 	systemdBinary = "/lib/systemd/systemd"
-	// rootMarker is a file that only the root of the test's machine has.
+	// rootMarker is a file that only the root of the test machine has.
 	rootMarker = "/haulout-test-machine"
 	shareDir   = "/haulout-test-share"
 	bootTarget = "haulout-test.target"
 )
 
-// bootUnits are the units of the test's machine besides those of systemd and of dbus.
+// bootUnits are the units of the test machine, in addition to those of systemd and dbus.
 var bootUnits = map[string]string{
 	bootTarget: `[Unit]
 Requires=basic.target dbus.socket dbus.service systemd-logind.service
@@ -43,10 +43,10 @@ ExecStart=/bin/sleep infinity
 `,
 }
 
-// boot becomes the init of a machine: it is called in new namespaces, builds a root over that of
-// the real machine, and executes systemd there. It returns only on errors.
+// boot becomes the init process of a machine. It is called in new namespaces, builds a root from
+// that of the real machine, and executes systemd in it. It returns only on errors.
 func boot(work, share string) error {
-	// The cgroup namespace is the thread's, and must be the one that executes.
+	// The cgroup namespace belongs to the thread, so the same thread must execute systemd.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		return fmt.Errorf("unshare the cgroups: %w", err)
@@ -72,7 +72,7 @@ func boot(work, share string) error {
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount the old root: %w", err)
 	}
-	// systemd must not be able to touch what namespaces do not separate.
+	// systemd must not be able to change what namespaces do not isolate.
 	for _, capability := range []uintptr{unix.CAP_SYS_MODULE, unix.CAP_SYS_TIME, unix.CAP_SYS_RAWIO, unix.CAP_SYSLOG, unix.CAP_AUDIT_CONTROL} {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0); err != nil {
 			return fmt.Errorf("drop capability %d: %w", capability, err)
@@ -83,9 +83,10 @@ func boot(work, share string) error {
 	return fmt.Errorf("execute systemd: %w", unix.Exec(systemdBinary, arguments, environment))
 }
 
-// mountRoot mounts everything that the new root consists of.
+// mountRoot mounts all parts of the new root.
 func mountRoot(root, layers, share string) error {
-	// In the directory of the layers: a comma in their paths would end the option.
+	// Use paths relative to the directory of the layers, because a comma in a path would end the
+	// mount option.
 	if err := os.Chdir(layers); err != nil {
 		return err
 	}
@@ -148,7 +149,7 @@ func makeMountPoint(source, target string) error {
 	return os.MkdirAll(target, 0o755)
 }
 
-// configureRoot removes from the new root what the real machine starts, and adds the units of the
+// configureRoot removes the units of the real machine from the new root, and adds the units of the
 // test.
 func configureRoot(root string) error {
 	for _, gone := range []string{

@@ -47,8 +47,8 @@ func TestUnits(t *testing.T) {
 		t.Errorf("userspace has booted %v ago, %v", age, err)
 	}
 
-	// A service that has ended differs from one that has never run, even after systemd has reloaded
-	// its units.
+	// A service that has ended differs from a service that never ran, even after systemd has
+	// reloaded its units.
 	kubelet := m.service("kubelet.service")
 	if state, err := kubelet.State(ctx); err != nil || !state.Exists() || state.MainPID != 0 || state.LastPID != 0 {
 		t.Errorf("a service that has not run: %+v, %v", state, err)
@@ -67,7 +67,7 @@ func TestUnits(t *testing.T) {
 		t.Errorf("a service that has ended: %+v, %v, want the last process %d", state, err, running.MainPID)
 	}
 
-	// The wait for a job ends with the context.
+	// The client stops waiting for a job when the context ends.
 	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	if err := m.service("slow.service").Start(short); !errors.Is(err, context.DeadlineExceeded) {

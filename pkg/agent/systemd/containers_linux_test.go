@@ -22,7 +22,7 @@ type unitProperty struct {
 	Value dbus.Variant
 }
 
-// startTransient starts a unit as kubelet and runtime start slices and scopes.
+// startTransient starts a unit as the kubelet and the runtime start slices and scopes.
 func (m *machine) startTransient(unit string, properties map[string]any) error {
 	m.t.Helper()
 	conn := must.Get(systemd.ConnectBus(m.t.Context(), m.root))(m.t)
@@ -39,9 +39,9 @@ func (m *machine) startTransient(unit string, properties map[string]any) error {
 		Call("org.freedesktop.systemd1.Manager.StartTransientUnit", 0, unit, "replace", list, []auxiliary{}).Err
 }
 
-// TestContainersWaitForTheAgent begins a shutdown around logind on a machine whose containers have
-// cgroups that systemd made: they run until the agent has ended, and the slice of a pod that the
-// kubelet starts meanwhile does not call the shutdown off.
+// TestContainersWaitForTheAgent begins a shutdown that bypasses logind on a machine whose
+// containers have cgroups created by systemd. The containers run until the agent has ended, and a
+// pod slice that the kubelet starts meanwhile does not cancel the shutdown.
 func TestContainersWaitForTheAgent(t *testing.T) {
 	for _, scope := range []string{"cri-containerd-test.scope", "crio-test.scope"} {
 		t.Run(scope, func(t *testing.T) {

@@ -30,7 +30,8 @@ func TestKilledAgentKeepsTheShutdownWaiting(t *testing.T) {
 		method string
 		want   syscall.Signal
 	}{
-		// The kernel gives these signals to the init of a PID namespace instead.
+		// In a PID namespace, the kernel sends these signals to the init process instead of a
+		// reboot or a power-off.
 		"reboot":   {method: "Reboot", want: syscall.SIGHUP},
 		"poweroff": {method: "PowerOff", want: syscall.SIGINT},
 	} {
@@ -47,7 +48,7 @@ func TestKilledAgentKeepsTheShutdownWaiting(t *testing.T) {
 					t.Errorf("logind has locks of the processes %d, want one of %d", pids, first.PID)
 				}
 			}
-			// An update in this moment.
+			// The agent is updated at this moment.
 			m.install(true, withFile("new"))
 			m.until("the new agent holds the lock", func(r record) bool { return r.PID != last.PID && pending(r) && held(r) })
 			m.mustRun()
@@ -65,15 +66,15 @@ func TestRestartsOfLogindAndOfTheBus(t *testing.T) {
 			first := m.until("the lock is held", held)
 			m.login("Reboot", false)
 			m.until("a shutdown is pending", pending)
-			// The restart of the bus cuts the connection on which it was asked for.
+			// The restart of the bus closes the connection over which it was requested.
 			if err := m.client().RestartUnit(t.Context(), unit); err != nil && unit != "dbus.service" {
 				t.Fatal(err)
 			}
 			last := m.until("the shutdown is forgotten, the lock held", func(r record) bool { return r.State.Forgotten && held(r) })
-			// systemd must not have dropped its copy when the old logind closed the pipe.
+			// systemd must still have its copy after the old logind has closed the pipe.
 			m.kill(syscall.SIGKILL)
 			last = m.until("another process holds the lock", func(r record) bool { return r.PID != last.PID && held(r) })
-			// The numbers of locks start again with logind, but it remembers who took one.
+			// logind starts to number the locks again, but it knows which process took each lock.
 			if pids := m.lockPIDs(); !slices.Equal(pids, []uint32{uint32(first.PID)}) {
 				t.Errorf("logind has locks of the processes %d, want one of %d", pids, first.PID)
 			}
@@ -108,7 +109,7 @@ func TestShutdownAroundLogind(t *testing.T) {
 				t.Errorf("the agent saw %+v and the kubelet %s, want %s within %s and the kubelet active",
 					stopped.Ending, stopped.Kubelet, test.wantKind, test.wantLimit)
 			}
-			// As long as the agent works, the pods have their kubelet.
+			// The pods need their kubelet as long as the agent works.
 			if state, err := m.service("kubelet.service").State(t.Context()); err != nil || state.Active != "active" {
 				t.Errorf("the kubelet is %s, %v, want active", state.Active, err)
 			}
@@ -118,7 +119,7 @@ func TestShutdownAroundLogind(t *testing.T) {
 	}
 }
 
-// TestShutdownWithoutABus: the agent cannot ask over the bus why systemd stops it.
+// TestShutdownWithoutABus: the agent cannot ask systemd over the bus why it is stopped.
 func TestShutdownWithoutABus(t *testing.T) {
 	m := bootMachine(t)
 	m.install(true)
@@ -135,13 +136,13 @@ func TestShutdownWithoutABus(t *testing.T) {
 	m.mustEnd(syscall.SIGHUP)
 }
 
-// TestKubeletEndsWhileTheSystemStops: the job of systemd that stops the kubelet waits for the
-// agent, which must be able to end the kubelet nevertheless.
+// TestKubeletEndsWhileTheSystemStops: the systemd job that stops the kubelet waits for the agent.
+// The agent must be able to end the kubelet nevertheless.
 func TestKubeletEndsWhileTheSystemStops(t *testing.T) {
 	m := bootMachine(t)
 	kubelet := m.service(kubeletUnit)
 	must.Do(t, kubelet.Start(t.Context()))
-	// Without such a job, systemd would start it again after a signal.
+	// No job stops the kubelet now, so systemd would restart it after a signal.
 	must.Do(t, kubelet.End(t.Context()))
 	if state := m.unit(kubeletUnit); state.Active != "inactive" || state.MainPID != 0 {
 		t.Errorf("the kubelet is %+v, want inactive", state)
@@ -158,8 +159,8 @@ func TestKubeletEndsWhileTheSystemStops(t *testing.T) {
 	m.mustEnd(syscall.SIGHUP)
 }
 
-// TestAgentInSafeMode: an agent that cannot do its work takes over a lock from an agent that could,
-// and must not let the machine wait for it.
+// TestAgentInSafeMode: an agent that cannot do its work takes over the lock of an agent that could.
+// It must not let the machine wait.
 func TestAgentInSafeMode(t *testing.T) {
 	for name, test := range map[string]struct {
 		config  string
@@ -194,7 +195,7 @@ func TestAgentInSafeMode(t *testing.T) {
 	}
 }
 
-// TestAgentOfAMachineThatLeavesItsCluster: what `kubeadm reset` does while the agent runs.
+// TestAgentOfAMachineThatLeavesItsCluster does what `kubeadm reset` does while the agent runs.
 func TestAgentOfAMachineThatLeavesItsCluster(t *testing.T) {
 	m := bootMachine(t)
 	const config, kubeconfig = "/etc/haulout-node-agent/config.yaml", "/etc/kubernetes/kubelet.conf"
@@ -250,7 +251,7 @@ func TestInstallUpdateUninstall(t *testing.T) {
 	program := otherProgram(t)
 	withProgram := func(o *install.Options) { o.Source = program }
 	restarted("another program", withFile("1"), withProgram)
-	// An update that ended before the restart.
+	// An update ended before the restart.
 	must.Do(t, os.WriteFile(m.root+"/run/haulout-node-agent.restart", nil, 0o644))
 	restarted("the rest of an update", withFile("1"), withProgram)
 	must.Do(t, m.service(install.Unit).End(t.Context()))
@@ -273,7 +274,7 @@ func TestUninstall(t *testing.T) {
 	if _, err := os.Stat(dropIn); err != nil {
 		t.Error(err)
 	}
-	for range 2 { // the second one finds nothing
+	for range 2 { // the second call finds nothing
 		must.Do(t, install.Uninstall(t.Context(), m.options()))
 	}
 	for _, path := range []string{
@@ -289,7 +290,7 @@ func TestUninstall(t *testing.T) {
 	if status := m.status(); status.Exists() || status.Active != "inactive" {
 		t.Errorf("status %+v, want no unit", status)
 	}
-	// Nothing delays a shutdown now, so the bus may end before it has responded.
+	// Nothing delays the shutdown now, so the bus may end before it responds.
 	m.reboot()
 	m.mustEnd(syscall.SIGHUP)
 }
@@ -312,7 +313,7 @@ func withFile(content string) func(*install.Options) {
 	}
 }
 
-// otherProgram returns a program that differs from this one and does the same.
+// otherProgram returns a program that does the same as this one, but has another content.
 func otherProgram(t *testing.T) string {
 	t.Helper()
 	program := must.Get(os.ReadFile("/proc/self/exe"))(t)
@@ -369,7 +370,7 @@ func TestInstallCommand(t *testing.T) {
 			t.Errorf("%s: the configuration is %q, %v", step.name, installed, err)
 		}
 	}
-	// The agent that runs stays as it is.
+	// The running agent is not changed.
 	for config, named := range map[string]string{"maxShutdownDelay: 7d\n": "7d", "localEngine: KubeletBus\n": `must be "CRI" or "None"`} {
 		before := m.status()
 		out, err := run(config)

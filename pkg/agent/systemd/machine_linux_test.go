@@ -31,14 +31,14 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// The tests boot a machine: a systemd as the first process of new namespaces, with a logind, a bus
-// and a root of its own. What happens there does not reach the real machine.
+// The tests boot a machine: systemd as the first process of new namespaces, with a separate logind,
+// bus and root. This has no effect on the real machine.
 
 const (
 	workVariable  = "HAULOUT_SYSTEMD_TEST_WORK"
 	shareVariable = "HAULOUT_SYSTEMD_TEST_SHARE"
 
-	// realAgent is the first argument with which the test binary is the whole node agent.
+	// realAgent is the first argument with which the test binary runs the complete node agent.
 	realAgent = "real"
 
 	patience = 60 * time.Second
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 	case os.Getenv(workVariable) != "":
 		err = boot(os.Getenv(workVariable), os.Getenv(shareVariable))
 	case len(os.Args) > 1 && os.Args[1] == "run":
-		// The test binary is what the tests install as the agent.
+		// The tests install the test binary as the agent.
 		err = runAgent()
 	case len(os.Args) > 1 && os.Args[1] == realAgent:
 		os.Args = append(os.Args[:1], os.Args[2:]...)
@@ -135,7 +135,7 @@ func (m *machine) start(group *os.File, work string) {
 	m.cmd.Stderr = &stderr
 	started := make(chan error)
 	go func() {
-		// The parent that PDEATHSIG means is a thread.
+		// PDEATHSIG refers to the parent thread, not to the process.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(m.ended)
@@ -158,8 +158,8 @@ func (m *machine) start(group *os.File, work string) {
 	})
 }
 
-// booted reports whether the process has changed its root. Before that, it has the root of the real
-// machine, whose systemd must never be asked.
+// booted reports whether the process has changed its root. Before that it has the root of the real
+// machine, and the tests must never call the systemd of the real machine.
 func (m *machine) booted() bool {
 	_, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", m.cmd.Process.Pid, rootMarker))
 	return err == nil
@@ -195,7 +195,7 @@ func (m *machine) login(method string, args ...any) *dbus.Call {
 	return call
 }
 
-// reboot asks for a reboot that nothing delays. The connection may end with the machine.
+// reboot requests a reboot that nothing delays. The connection may end with the machine.
 func (m *machine) reboot() {
 	m.t.Helper()
 	if call := m.tryLogin("Reboot", false); call.Err != nil && !errors.Is(call.Err, io.EOF) && !errors.Is(call.Err, dbus.ErrClosed) {
@@ -211,7 +211,7 @@ func (m *machine) tryLogin(method string, args ...any) *dbus.Call {
 	return object.Call("org.freedesktop.login1.Manager."+method, 0, args...)
 }
 
-// lockPIDs returns the processes that took the agent's locks.
+// lockPIDs returns the PIDs of the processes that took the locks of the agent.
 func (m *machine) lockPIDs() []uint32 {
 	m.t.Helper()
 	var locks []struct {
@@ -228,8 +228,8 @@ func (m *machine) lockPIDs() []uint32 {
 	return pids
 }
 
-// startTarget starts a unit without waiting, as `systemctl reboot` and logind do. It is connected
-// to the bus before it calls the functions.
+// startTarget starts a unit without waiting, as `systemctl reboot` and logind do. It calls the
+// functions after it has connected to the bus.
 func (m *machine) startTarget(unit string, connected ...func()) {
 	m.t.Helper()
 	m.startUnit(unit, "replace-irreversibly", connected...)
@@ -247,7 +247,8 @@ func (m *machine) startUnit(unit, mode string, connected ...func()) {
 	must.Do(m.t, object.Call("org.freedesktop.systemd1.Manager.StartUnit", 0, unit, mode).Store(&job))
 }
 
-// mustEnd waits until the machine goes down, with the signal that the kernel then gives its init.
+// mustEnd waits until the machine goes down, and checks the signal that the kernel sends to its
+// init process.
 func (m *machine) mustEnd(want syscall.Signal) {
 	m.t.Helper()
 	select {
@@ -270,7 +271,7 @@ func (m *machine) mustRun() {
 	}
 }
 
-// options are those with which the tests install the agent.
+// options returns the options with which the tests install the agent.
 func (m *machine) options(modify ...func(*install.Options)) install.Options {
 	o := install.Options{Root: m.root, Args: []string{"run"}, MaxDelay: 20 * time.Minute}
 	for _, f := range modify {
@@ -279,7 +280,7 @@ func (m *machine) options(modify ...func(*install.Options)) install.Options {
 	return o
 }
 
-// install installs the agent, and fails unless it changes something as expected.
+// install installs the agent. It fails unless the installation reports a change as expected.
 func (m *machine) install(wantChanged bool, modify ...func(*install.Options)) {
 	m.t.Helper()
 	changed, err := install.Install(m.t.Context(), m.options(modify...))
@@ -294,7 +295,7 @@ func (m *machine) kill(signal syscall.Signal) {
 	must.Do(m.t, m.client().KillUnit(m.t.Context(), install.Unit, signal))
 }
 
-// records returns what all processes of the agent wrote.
+// records returns the records of all processes of the agent.
 func (m *machine) records() []record {
 	m.t.Helper()
 	content, err := os.ReadFile(filepath.Join(m.share, logName))
@@ -312,7 +313,7 @@ func (m *machine) records() []record {
 	return records
 }
 
-// until waits until the last thing that the agent wrote is as wanted.
+// until waits until the last record of the agent satisfies the condition.
 func (m *machine) until(what string, condition func(record) bool) record {
 	m.t.Helper()
 	var last record
@@ -328,7 +329,7 @@ func (m *machine) until(what string, condition func(record) bool) record {
 	return last
 }
 
-// newGroup makes a cgroup for a machine.
+// newGroup creates a cgroup for a machine.
 func newGroup() (*os.File, error) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -347,7 +348,7 @@ func newGroup() (*os.File, error) {
 	return nil, errors.New("no cgroup2 is mounted")
 }
 
-// removeGroup removes a cgroup with all groups in it, when their processes have ended.
+// removeGroup removes a cgroup and all cgroups in it when their processes have ended.
 func removeGroup(t *testing.T, group *os.File) {
 	t.Helper()
 	defer group.Close()
@@ -359,7 +360,7 @@ func removeGroup(t *testing.T, group *os.File) {
 			}
 			return nil
 		}))
-		// The innermost ones first.
+		// Remove the innermost cgroups first.
 		for _, dir := range slices.Backward(dirs) {
 			if err := unix.Rmdir(dir); err != nil {
 				return false
@@ -369,7 +370,7 @@ func removeGroup(t *testing.T, group *os.File) {
 	})
 }
 
-// canBoot returns what the machine lacks.
+// canBoot returns an error if the machine lacks something that the tests need.
 func canBoot() error {
 	if os.Getuid() != 0 {
 		return errors.New("the tests must run as root")

@@ -25,10 +25,11 @@ type message struct {
 	files int
 }
 
-// end is what the test sends after all notifications.
+// end is the message that the test sends after all notifications.
 const end = "end of the test"
 
-// receive answers notifications as systemd does, and returns what it got when the test asks.
+// receive handles notifications as systemd does. It returns a function that returns the received
+// messages.
 func receive(t *testing.T) func() []message {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
@@ -56,7 +57,7 @@ func receive(t *testing.T) func() []message {
 				fds, _ := unix.ParseUnixRights(&control)
 				for _, fd := range fds {
 					m.files++
-					// systemd keeps a stored file, and closes that of a barrier.
+					// systemd keeps a stored file, and closes the file of a barrier.
 					unix.Close(fd)
 				}
 			}

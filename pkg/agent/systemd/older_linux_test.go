@@ -30,8 +30,8 @@ func (m *machine) unit(name string) systemd.UnitState {
 	return state
 }
 
-// installOlder leaves what an older version did for its engine KubeletBus: a bus that runs, and a
-// kubelet that was started with it.
+// installOlder leaves what an older version installed for its engine KubeletBus: a running bus, and
+// a kubelet that was started with this bus.
 func (m *machine) installOlder() {
 	m.t.Helper()
 	for path, content := range map[string]string{
@@ -46,19 +46,20 @@ func (m *machine) installOlder() {
 	for _, unit := range []string{olderBus, kubeletUnit} {
 		must.Do(m.t, client.RestartUnit(m.t.Context(), unit))
 	}
-	// The unit runs before its process has become the program.
+	// systemd reports the unit as running before its process has executed the program.
 	eventually(m.t, "the kubelet has the bus", m.kubeletHasBus)
 }
 
-// kubeletHasBus reports whether the kubelet that runs was started with the bus.
+// kubeletHasBus reports whether the running kubelet was started with the bus.
 func (m *machine) kubeletHasBus() bool {
 	m.t.Helper()
 	environment := must.Get(os.ReadFile(fmt.Sprintf("%s/proc/%d/environ", m.root, m.unit(kubeletUnit).MainPID)))(m.t)
 	return bytes.Contains(environment, []byte("DBUS_SYSTEM_BUS_ADDRESS="))
 }
 
-// TestBusOfAnOlderVersionIsRemoved: an update and an uninstallation restart the kubelet without the
-// bus that it had from a version with the engine KubeletBus; but not while a shutdown is pending.
+// TestBusOfAnOlderVersionIsRemoved: if an older version with the engine KubeletBus started the
+// kubelet with a bus, an update and an uninstallation restart the kubelet without it, but not while
+// a shutdown is pending.
 func TestBusOfAnOlderVersionIsRemoved(t *testing.T) {
 	m := bootMachine(t)
 	gone := func(after string) {
@@ -97,7 +98,7 @@ func TestBusOfAnOlderVersionIsRemoved(t *testing.T) {
 	m.mustEnd(syscall.SIGHUP)
 }
 
-// TestProgramElsewhere: the program is removed where it was installed.
+// TestProgramElsewhere: the program is removed from the path to which it was installed.
 func TestProgramElsewhere(t *testing.T) {
 	m := bootMachine(t)
 	const first, second = "/opt/haulout/node agent", "/opt/haulout/agent"

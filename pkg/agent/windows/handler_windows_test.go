@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/windows/svc"
 )
 
-// execution is a handler that runs, with the ends of its channels.
+// execution is a running handler with the test's ends of its channels.
 type execution struct {
 	t        *testing.T
 	requests chan svc.ChangeRequest
@@ -31,7 +31,7 @@ func execute(t *testing.T, run func(context.Context, *Controls) error) *executio
 	return e
 }
 
-// until reads statuses until one has the state.
+// until reads statuses until one of them has the state.
 func (e *execution) until(state svc.State) svc.Status {
 	e.t.Helper()
 	for {

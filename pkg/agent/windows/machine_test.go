@@ -17,7 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// fakeSettings is a Windows that waits as long as it likes.
+// fakeSettings are the settings of a Windows that waits for the time in waits.
 type fakeSettings struct {
 	mu       sync.Mutex
 	waits    time.Duration

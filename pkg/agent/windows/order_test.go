@@ -46,7 +46,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// fakeOrder is the value in a registry.
+// fakeOrder is the value in the registry.
 type fakeOrder struct {
 	order []string
 	found bool
@@ -69,9 +69,9 @@ func (f *fakeOrder) remove() error {
 func TestOrderIsRestored(t *testing.T) {
 	for name, test := range map[string]struct {
 		before fakeOrder
-		// change is what others do while the agent is installed.
+		// change is what other programs do while the agent is installed.
 		change func(*fakeOrder)
-		// again: the agent looks once more after the change.
+		// again: the agent checks the value again after the change.
 		again bool
 		want  fakeOrder
 	}{

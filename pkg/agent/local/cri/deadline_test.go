@@ -23,7 +23,7 @@ func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
 	deadline := time.Now().Add(5 * time.Second)
 	must.Do(t, n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next))
 	is.True(t, !time.Now().After(deadline), "returned after the deadline")
-	// Two later buckets have pods and keep 2 seconds each, so the first one has one second.
+	// Two later buckets have pods and reserve 2 seconds each, so the first one has one second.
 	for pod, latest := range map[string]time.Duration{"b": -4 * time.Second, "d": -2 * time.Second} {
 		if at := n.of(t, stopAsked, pod).at.Sub(deadline); at < latest-200*time.Millisecond || at > latest+slow {
 			t.Errorf("%s was stopped %s before the deadline, want %s", pod, -at, -latest)
@@ -39,7 +39,8 @@ func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
 	}
 }
 
-// If the time is short, each bucket has its share of it. A bucket without pods has none.
+// If the time is short, each bucket gets a proportional part of it. A bucket without pods gets
+// none.
 func TestAShortTimeIsCutInProportion(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(time.Minute, 0, 1000, 2000))
@@ -69,7 +70,7 @@ func TestDeadlineEndsTheLastBucket(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(time.Minute, 0, 1000), newPod("a", 0, ends(-1)), newPod("b", 1000, ends(-1)))
 	deadline := time.Now().Add(700 * time.Millisecond)
-	// The caller's context may end at the same time.
+	// The context of the caller may end at the same time.
 	ctx, cancel := context.WithDeadline(t.Context(), deadline)
 	defer cancel()
 	if err := n.engine.End(ctx, agentstate.Local{}, deadline, n.next); err != nil {
@@ -78,7 +79,7 @@ func TestDeadlineEndsTheLastBucket(t *testing.T) {
 	if late := time.Since(deadline); late < -slow || late > slow {
 		t.Errorf("returned %s after the deadline, want at it", late)
 	}
-	// There is no time to wait for the first bucket, but its pods get the signal to stop.
+	// There is no time to wait for the first bucket, but its pods get the stop signal.
 	if got := n.stops(); len(got) != 2 {
 		t.Errorf("stopped %v, want both", got)
 	}

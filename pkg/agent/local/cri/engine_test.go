@@ -30,7 +30,7 @@ import (
 
 const (
 	running = runtimeapi.ContainerState_CONTAINER_RUNNING
-	// slow is how late a busy machine may be.
+	// slow is the maximum delay on a busy machine.
 	slow = 1500 * time.Millisecond
 )
 
@@ -47,7 +47,7 @@ type node struct {
 	stopAfter int
 }
 
-// progress is one call of next.
+// progress has the arguments of a call of next.
 type progress struct {
 	Bucket int
 	Done   bool
@@ -260,7 +260,7 @@ func TestTheRuntimeIsDownAtFirst(t *testing.T) {
 	go func() {
 		done <- n.engine.End(t.Context(), agentstate.Local{}, began.Add(time.Minute), n.next)
 	}()
-	// The deadline leaves enough time to wait longer than the period of the bucket.
+	// The deadline is late enough to wait longer than the period of the bucket.
 	eventually(t, "the period of the bucket is over", func() bool { return time.Since(began) > 800*time.Millisecond })
 	n.serve(t)
 	must.Do(t, <-done)
@@ -297,7 +297,7 @@ func TestTheRuntimeNeverAnswers(t *testing.T) {
 	}
 }
 
-// The runtime fails permanently after the kubelet was stopped.
+// The runtime fails permanently after the agent has stopped the kubelet.
 func TestTheRuntimeIsLostInTheMiddle(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(100*time.Millisecond, 0, 1000), newPod("a", 0, ends(-1)), newPod("b", 1000))
@@ -308,7 +308,8 @@ func TestTheRuntimeIsLostInTheMiddle(t *testing.T) {
 	}
 }
 
-// The agent can read the kubelet's endpoint later than its own configuration, and they can differ.
+// The agent may read the endpoint of the kubelet later than its own configuration, and the two can
+// differ.
 func TestEndpointIsAskedBeforeEachConnection(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
@@ -327,7 +328,7 @@ func TestEndpointIsAskedBeforeEachConnection(t *testing.T) {
 	}
 }
 
-// Something starts the kubelet again while a pod ends.
+// Another program starts the kubelet again while a pod ends.
 func TestAKubeletThatComesBackIsStopped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0, ends(1500*time.Millisecond)))
@@ -408,7 +409,7 @@ func TestResumeAfterACrash(t *testing.T) {
 	for _, name := range n.stops() {
 		stopped[name]++
 	}
-	// The first agent may have asked once more when it was killed.
+	// The first agent may have sent another request before it was killed.
 	if stopped["b-slow"] < 2 {
 		t.Errorf("the pod that had not ended was asked to stop %d times, want once more by the second agent", stopped["b-slow"])
 	}
@@ -507,7 +508,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// A kubelet that cannot be stopped would start the pods again, so the engine ends no pods.
+// A kubelet that cannot be stopped would restart the pods, so the engine ends no pods.
 func TestAKubeletThatCannotBeStoppedIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(time.Minute, 0), newPod("a", 0))

@@ -42,7 +42,8 @@ type event struct {
 	at                   time.Time
 }
 
-// fakeRuntime is a container runtime behind a real socket. Only time passes in it: nothing runs.
+// fakeRuntime is a container runtime behind a real socket. It runs no containers, and only
+// simulates how long they take.
 type fakeRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	endpoint string
@@ -61,10 +62,10 @@ type fakeRuntime struct {
 type fakeContainer struct {
 	*runtimeapi.Container
 	pod string
-	// ends is the time from the request to end until the container does; negative means never.
+	// ends is the time from the stop request until the container ends; negative means never.
 	ends     time.Duration
 	finished time.Time
-	// exec is how long a command takes in it, code the exit code.
+	// exec is the duration of a command in the container; code is its exit code.
 	exec time.Duration
 	code int32
 }
@@ -91,7 +92,7 @@ type containerSpec struct {
 	code     int32
 }
 
-// newPod returns the spec of a pod with one container that ends when it gets the signal to stop.
+// newPod returns the spec of a pod with one container that ends when it gets the stop signal.
 func newPod(name string, priority int32, mods ...func(*podSpec)) podSpec {
 	s := podSpec{Pod: pods.Pod{Namespace: "shop", Name: name, Priority: priority, GracePeriod: metav1.Duration{Duration: 30 * time.Second}}}
 	s.containers = []containerSpec{{name: "main", state: runtimeapi.ContainerState_CONTAINER_RUNNING, grace: "30"}}
@@ -101,7 +102,7 @@ func newPod(name string, priority int32, mods ...func(*podSpec)) podSpec {
 	return s
 }
 
-// ends sets how long all containers need to end.
+// ends sets the time that each container needs to end.
 func ends(after time.Duration) func(*podSpec) {
 	return func(s *podSpec) {
 		for i := range s.containers {
@@ -130,7 +131,7 @@ func uidOf(name string) string { return "uid-of-" + name }
 
 func newFake(t *testing.T) *fakeRuntime {
 	t.Helper()
-	// The path of a socket has at most 108 bytes; t.TempDir has the name of the test in it.
+	// The path of a socket has at most 108 bytes, and t.TempDir contains the name of the test.
 	dir, err := os.MkdirTemp("", "cri") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
@@ -172,7 +173,7 @@ func (f *fakeRuntime) start() error {
 	return nil
 }
 
-// die cuts all connections, as kill -9 of the runtime does; the containers stay.
+// die closes all connections, as kill -9 of the runtime does; the containers remain.
 func (f *fakeRuntime) die() {
 	f.mu.Lock()
 	server := f.server
@@ -266,14 +267,14 @@ func (f *fakeRuntime) note(what string, c *fakeContainer, timeout time.Duration)
 	f.events = append(f.events, event{what: what, pod: c.pod, container: c.GetMetadata().GetName(), timeout: timeout, at: time.Now()})
 }
 
-// happened returns the events of a kind so far.
+// happened returns all events of a kind so far.
 func (f *fakeRuntime) happened(what string) []event {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(f.events), func(e event) bool { return e.what != what })
 }
 
-// of returns the first event of a kind of a pod.
+// of returns the first event of a kind for a pod.
 func (f *fakeRuntime) of(t *testing.T, what, pod string) event {
 	t.Helper()
 	for _, e := range f.happened(what) {
@@ -348,7 +349,7 @@ func (f *fakeRuntime) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandb
 }
 
 // StopContainer behaves like that of containerd: if the caller disconnects, the container has got
-// the signal to stop, but is not killed.
+// the stop signal but is not killed.
 func (f *fakeRuntime) StopContainer(ctx context.Context, r *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
 	f.mu.Lock()
 	c, err := f.find(r.GetContainerId())
@@ -429,7 +430,7 @@ func (f *fakeRuntime) ExecSync(ctx context.Context, r *runtimeapi.ExecSyncReques
 	return &runtimeapi.ExecSyncResponse{ExitCode: code}, nil
 }
 
-// podList is a checkpoint.
+// podList is a fake checkpoint.
 type podList struct {
 	mu   sync.Mutex
 	list []pods.Pod

@@ -28,7 +28,7 @@ func sleepHook(seconds int64) corev1.LifecycleHandler {
 	return corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: seconds}}
 }
 
-// hookServer is a container with a preStop hook over HTTP.
+// hookServer serves the preStop hook of a container over HTTP.
 func hookServer(t *testing.T, encrypted bool) (port int, last func() *http.Request) {
 	t.Helper()
 	var got atomic.Pointer[http.Request]
@@ -114,14 +114,15 @@ func TestHTTPHooks(t *testing.T) {
 
 func TestHooksTakeFromTheGrace(t *testing.T) {
 	t.Parallel()
-	// A port at which a connection is accepted and never answered.
+	// This port accepts connections and never responds.
 	silent := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = silent.Close() })
 	deaf := intstr.FromInt32(int32(silent.Addr().(*net.TCPAddr).Port))
 	tests := []struct {
 		name string
 		mods []func(*podSpec)
-		// waits is the time from the start until the container is asked to end, within slow.
+		// waits is the time from the start until the container is asked to end, with a tolerance of
+		// slow.
 		waits, timeout time.Duration
 	}{
 		{name: "a sleep", mods: []func(*podSpec){grace("6"), preStop(sleepHook(1))}, waits: time.Second, timeout: 5 * time.Second},

@@ -78,7 +78,7 @@ func TestWhatIsRecorded(t *testing.T) {
 	tests := []struct {
 		name string
 		pod  podSpec
-		// stopped is whether its container is stopped, removed whether its sandbox is.
+		// stopped: its container is stopped; removed: its sandbox is stopped.
 		stopped, removed, recorded bool
 	}{
 		{name: "a running pod", pod: newPod("p", 0), stopped: true, removed: true, recorded: true},
@@ -126,7 +126,7 @@ func TestKilledPodsHaveTheirUID(t *testing.T) {
 
 func TestSidecarsEndLast(t *testing.T) {
 	t.Parallel()
-	// Of a container that was restarted, the state of the earlier one can be unknown.
+	// If a container was restarted, the state of the earlier container can be unknown.
 	pod := newPod("p", 0, func(s *podSpec) {
 		s.Sidecars = []string{"first", "second"}
 		s.containers = nil
@@ -217,7 +217,7 @@ func TestAnyPodsEndInTheOrderOfTheirPriorities(t *testing.T) {
 	}
 }
 
-// bucketOf does not use the search of the table.
+// bucketOf finds the bucket without the search of the table.
 func bucketOf(table buckets.Table, priority int32) int {
 	bucket := 0
 	for i, b := range table {
@@ -228,7 +228,7 @@ func bucketOf(table buckets.Table, priority int32) int {
 	return bucket
 }
 
-// TestGroupNeedsNoLabels has pods that another program made.
+// TestGroupNeedsNoLabels has pods that another program created.
 func TestGroupNeedsNoLabels(t *testing.T) {
 	t.Parallel()
 	sandboxes := []*runtimeapi.PodSandbox{{Id: "s1", Metadata: &runtimeapi.PodSandboxMetadata{Name: "debug", Namespace: "default"}}}

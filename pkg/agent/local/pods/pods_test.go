@@ -57,7 +57,7 @@ func phase(of corev1.PodPhase) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Phase = of }
 }
 
-// mirrorOf makes it the mirror pod of a static pod.
+// mirrorOf makes the pod the mirror pod of a static pod.
 func mirrorOf(hash string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hash, annotationConfigHash: hash, annotationConfigSource: "file"}
@@ -234,8 +234,8 @@ func TestStaticPodsFollowTheFolder(t *testing.T) {
 	expect("file is gone")
 	write(t, path, "etcd.yaml", etcd)
 	expect("file is back", 2000001000)
-	// A folder that cannot be read: its pods still run. Root reads any folder, so a name that is
-	// too long simulates the broken disk.
+	// The folder cannot be read, but its pods still run. Root can read any folder, so a name that
+	// is too long simulates the broken disk.
 	c.static.path = filepath.Join(dir, strings.Repeat("x", 300))
 	expect("folder cannot be read", 2000001000)
 }
@@ -249,7 +249,7 @@ func TestMirrorPodsAndManifestsAreOnePod(t *testing.T) {
 	critical.Priority = 2000001000
 	merged := mirror
 	merged.Priority = critical.Priority
-	// An ordinary pod of that name is another pod.
+	// An ordinary pod with the same name is another pod.
 	ordinary := Pod{UID: "u", Namespace: "kube-system", Name: "etcd-n", Priority: 5}
 	tests := []struct {
 		name                     string
@@ -272,7 +272,7 @@ func TestMirrorPodsAndManifestsAreOnePod(t *testing.T) {
 	}
 }
 
-// stored returns the file of a folder, empty if there is none.
+// stored returns the file of a folder; empty if there is none.
 func stored(t *testing.T, dir string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dir, fileName))
@@ -301,7 +301,7 @@ func running(t *testing.T, dir string, client *fake.Clientset) *Checkpoint {
 	return c
 }
 
-// passes lets time pass in a bubble.
+// passes advances the time of a bubble.
 func passes(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()

@@ -11,7 +11,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestRemoveDropIn removes a drop-in, and its folder only if that is empty and no link.
+// TestRemoveDropIn removes a drop-in. It removes the folder only if it is empty and not a link.
 func TestRemoveDropIn(t *testing.T) {
 	for name, test := range map[string]struct{ linked, shared, gone bool }{
 		"a folder of ours":          {gone: true},
