@@ -31,12 +31,12 @@ import (
 	"haulout.dev/haulout/pkg/testing/build"
 )
 
-// now is the time at which everything happens in these tests.
+// now is the current time in these tests.
 var now = time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 
-// buffer can be read while it is written.
+// buffer can be read while another goroutine writes it.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -49,14 +49,14 @@ func (b *buffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
-// String returns what was written so far.
+// String returns the text that was written so far.
 func (b *buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
 }
 
-// world is a cluster, and the plugin in front of it.
+// world is a cluster with the environment of the plugin.
 type world struct {
 	*environment
 	kube     *kubefake.Clientset
@@ -103,7 +103,7 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 			return true, newPreview(name), nil
 		},
 	)
-	// What the server would say about a maintenance as soon as it is asked: all of it has happened.
+	// carryOut sets the status of a new maintenance as if the server had finished all work.
 	carryOut := func(nm *v1alpha1.NodeMaintenance) {
 		nm.UID = types.UID("uid-of-" + nm.Name)
 		if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
@@ -152,8 +152,8 @@ var (
 	}
 )
 
-// draining is a maintenance that has drained two nodes for a minute and a half, and is blocked on
-// one of them.
+// draining returns a maintenance that has drained two nodes for a minute and a half, and is blocked
+// on one of them.
 func draining() *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
@@ -205,7 +205,7 @@ func draining() *v1alpha1.NodeMaintenance {
 	}
 }
 
-// long is a drain that began so long ago that the Evacuations of most of its pods are gone.
+// long returns a drain that began so long ago that the Evacuations of most of its pods are deleted.
 func long() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	for i := range nm.Status.StageStatuses {
@@ -216,7 +216,7 @@ func long() *v1alpha1.NodeMaintenance {
 	return nm
 }
 
-// cordon is a maintenance that keeps pods off a node.
+// cordon returns a maintenance in stage Cordon.
 func cordon() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Name, nm.UID, nm.Spec.Reason = "zone-a", "uid-2", ""
@@ -231,7 +231,7 @@ func cordon() *v1alpha1.NodeMaintenance {
 	return nm
 }
 
-// complete is a maintenance that is over.
+// complete returns a maintenance that has ended.
 func complete() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Name, nm.UID, nm.Spec.Reason, nm.Finalizers = "memory", "uid-3", "replace memory", nil
@@ -244,7 +244,7 @@ func complete() *v1alpha1.NodeMaintenance {
 	return nm
 }
 
-// evacuation is one whose pod runs, unless it is modified.
+// evacuation returns an Evacuation of a running pod, with modifications.
 func evacuation(namespace, pod, node string, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
@@ -278,7 +278,7 @@ func gone(since time.Duration) func(*v1alpha1.Evacuation) {
 const budgetMessage = "PodDisruptionBudget checkout allows no disruption: 3 of 4 pods are healthy and 4 must be. " +
 	"The pod goes when more of its kind are healthy, or when the budget asks for less."
 
-// evacuations are those of draining, and one on another node.
+// evacuations returns the Evacuations of draining, and one on another node.
 func evacuations() []runtime.Object {
 	return []runtime.Object{
 		evacuation("shop", "web-1", "node-003", gone(80*time.Second)),
@@ -301,8 +301,8 @@ func evacuations() []runtime.Object {
 	}
 }
 
-// active gives an Evacuation an active evacuator whose last heartbeat was a while ago. Without a
-// message it has not reported since it became active, a while ago.
+// active sets an active evacuator whose last heartbeat was the given time ago. Without a message it
+// became active at that time and has not reported since.
 func active(class, message string, since time.Duration) func(*v1alpha1.Evacuation) {
 	return func(e *v1alpha1.Evacuation) {
 		e.Spec.Evacuators = []v1alpha1.Evacuator{{EvacuatorClass: class, Priority: 20000}}
@@ -325,7 +325,7 @@ func active(class, message string, since time.Duration) func(*v1alpha1.Evacuatio
 	}
 }
 
-// waiting are Evacuations of draining that wait for their evacuators.
+// waiting returns Evacuations of draining that wait for their evacuators.
 func waiting() []runtime.Object {
 	const (
 		surge = "Deployment cart is scaled from 2 to 4, so that another replica takes the place of the pod before " +
@@ -341,8 +341,8 @@ func waiting() []runtime.Object {
 	}
 }
 
-// stopping are Evacuations of draining whose pods are within their grace period: one was evicted,
-// the other leaves by scale-down.
+// stopping returns Evacuations of draining whose pods are within their grace period: one pod was
+// evicted, the other leaves by scale-down.
 func stopping() []runtime.Object {
 	within := func(until string) func(*v1alpha1.Evacuation) {
 		return func(e *v1alpha1.Evacuation) {
@@ -357,7 +357,8 @@ func stopping() []runtime.Object {
 	}
 }
 
-// turns are Evacuations of draining whose pods are up for eviction: one waits for its turn.
+// turns returns Evacuations of draining whose pods may be evicted; one of them waits for the
+// others.
 func turns() []runtime.Object {
 	waits := func(e *v1alpha1.Evacuation) {
 		blocked(v1alpha1.ReasonPodWaits, "The pod waits for other pods of Deployment web to be available: no PodDisruptionBudget "+
@@ -367,8 +368,8 @@ func turns() []runtime.Object {
 	return []runtime.Object{evacuation("shop", "web-20", "node-003", waits), evacuation("shop", "web-21", "node-003")}
 }
 
-// appDown is a Deployment whose only pod has left and has no ready successor, beside one that is
-// ready.
+// appDown returns a Deployment whose only pod has left and has no ready replacement, and another
+// one that is ready.
 func appDown() []runtime.Object {
 	objects := []runtime.Object{draining()}
 	for app, ready := range map[string]int32{"single": 0, "other": 1} {
@@ -384,7 +385,8 @@ func appDown() []runtime.Object {
 	return objects
 }
 
-// again is an app that tolerates the drain: its pods come back to the node and leave again.
+// again returns an app that tolerates the drain: its pods are recreated on the node and leave
+// again.
 func again() []runtime.Object {
 	app := func(e *v1alpha1.Evacuation) { e.Labels = map[string]string{"app": "free"} }
 	created := func(d time.Duration) func(*v1alpha1.Evacuation) {
@@ -513,7 +515,7 @@ func event(name, reason, kind, object, note string, at time.Duration, modify ...
 	return build.With(e, modify...)
 }
 
-// events are those of draining, and one of another maintenance.
+// events returns the events of draining, and one of another maintenance.
 func events() []runtime.Object {
 	return []runtime.Object{
 		event("a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update",
@@ -529,7 +531,7 @@ func events() []runtime.Object {
 	}
 }
 
-// everything is a cluster in the middle of its work.
+// everything returns the objects of a cluster in the middle of a drain.
 func everything() []runtime.Object {
 	return append(append([]runtime.Object{draining(), cordon(), complete()}, evacuations()...), events()...)
 }

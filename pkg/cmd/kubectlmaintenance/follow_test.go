@@ -29,7 +29,7 @@ import (
 
 var erased = regexp.MustCompile(`\x1b\[(\d+)A\x1b\[J`)
 
-// shown returns what a terminal shows after all that was written to it.
+// shown returns the screen of a terminal after all written text.
 func shown(written string) string {
 	var lines []string
 	for written != "" {
@@ -54,7 +54,7 @@ func shown(written string) string {
 	return strings.Join(lines, "\n")
 }
 
-// eventually waits until what was written shows a text.
+// eventually waits until the screen shows a text.
 func eventually(t *testing.T, out *buffer, text string) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(
@@ -68,15 +68,15 @@ func eventually(t *testing.T, out *buffer, text string) {
 	}
 }
 
-// background runs a command and returns its exit code when it has ended.
+// background runs a command. The channel receives its exit code when it has ended.
 func (w *world) background(ctx context.Context, args ...string) <-chan int {
 	ended := make(chan int, 1)
 	go func() { ended <- w.run(ctx, args) }()
 	return ended
 }
 
-// TestWatch follows a drain on a terminal, where the lines are redrawn in place, until the
-// maintenance is gone.
+// TestWatch watches a drain on a terminal, on which the lines are redrawn in place, until the
+// maintenance is deleted.
 func TestWatch(t *testing.T) {
 	w := newWorld(t, "", everything()...)
 	w.environment.screen = func(out io.Writer) *screen.Screen { return screen.NewTerminal(out, 160, 50) }
@@ -89,12 +89,12 @@ func TestWatch(t *testing.T) {
 	must.Do(t, w.haulout.Tracker().Add(evacuation("shop", "web-99", "node-003", gone(0))))
 	eventually(t, w.out, "5 of 17 gone")
 	nm := draining()
-	// Without a peak, only the observed pods count.
+	// If podsPeak is not set, only the pods that the plugin has observed count.
 	nm.Status.NodeStatuses[0].PodsPeak = 0
 	nm.Status.NodeStatuses[0].PodsEvacuating--
 	must.Get(maintenances.Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
 	eventually(t, w.out, "5 of 16 gone")
-	// The server deletes Evacuations; the plugin still counts the observed pods.
+	// The server deletes Evacuations; the plugin still counts the pods that it has observed.
 	must.Do(t, w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(t.Context(), "uid-web-99",
 		metav1.DeleteOptions{}))
 	nm = nm.DeepCopy()
@@ -114,12 +114,12 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchInAPipe has one line for each change, and no control sequences.
+// TestWatchInAPipe expects a line for each change, and no control sequences.
 func TestWatchInAPipe(t *testing.T) {
 	w := newWorld(t, "", everything()...)
 	clock := make(chan time.Time, 1)
 	clock <- now
-	// Each look at the clock is a while after the one before, so that no line is held back.
+	// The clock advances with each read, so that no line is delayed.
 	w.environment.now = func() time.Time {
 		at := <-clock
 		clock <- at.Add(3 * time.Second)
@@ -218,8 +218,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 	}
 }
 
-// TestAnInterruptedPreviewLeavesNothing: the temporary object goes, whatever keeps the preview from
-// being seen.
+// TestAnInterruptedPreviewLeavesNothing: the temporary object is deleted even if the preview is not
+// shown.
 func TestAnInterruptedPreviewLeavesNothing(t *testing.T) {
 	for name, reach := range map[string]func(interrupt func()) error{
 		"interrupted while the server previews": func(interrupt func()) error { interrupt(); return context.Canceled },
@@ -252,7 +252,7 @@ func TestAnInterruptedPreviewLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestNames makes names that are readable and allowed.
+// TestNames checks that generated names are readable and valid.
 func TestNames(t *testing.T) {
 	e := &environment{suffix: func() string { return "x7k2p" }}
 	for text, want := range map[string]string{
@@ -275,13 +275,13 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestADrainIsPreviewedBeforeItBegins: the preview is asked while the maintenance does not exist,
-// and an interruption at that moment leaves nothing.
+// TestADrainIsPreviewedBeforeItBegins: the plugin requests the preview before the maintenance
+// exists, so an interruption at that moment leaves no object.
 func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 	for name, test := range map[string]struct {
 		line       string
 		interrupts bool
-		// want is what is created, in order.
+		// want are the created objects, in order.
 		want []string
 		code int
 	}{
@@ -331,8 +331,8 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 	}
 }
 
-// TestAPreviewThatIsLeft expects a note if the temporary NodeMaintenance of the preview cannot be
-// deleted, and that the drain begins nevertheless.
+// TestAPreviewThatIsLeft: if the temporary NodeMaintenance of the preview cannot be deleted, the
+// plugin prints a note and begins the drain nevertheless.
 func TestAPreviewThatIsLeft(t *testing.T) {
 	w := newWorld(t, "")
 	forbid("delete", "nodemaintenances")(w)
@@ -351,7 +351,7 @@ func TestAPreviewThatIsLeft(t *testing.T) {
 	}
 }
 
-// TestManyMaintenancesCostFewRequests: blockers reads no node.
+// TestManyMaintenancesCostFewRequests checks that the command blockers reads no node.
 func TestManyMaintenancesCostFewRequests(t *testing.T) {
 	var objects []runtime.Object
 	for i := range 200 {

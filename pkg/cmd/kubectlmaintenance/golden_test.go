@@ -50,9 +50,9 @@ spec:
 // golden is a command line with its expected output.
 type golden struct {
 	line string
-	// stdin is what comes from the standard input.
+	// stdin is the standard input.
 	stdin string
-	// objects are the objects in the cluster; all objects if nil.
+	// objects are the objects in the cluster; everything() if nil.
 	objects []runtime.Object
 	// arrange changes the world before the command runs.
 	arrange func(*world)
@@ -257,8 +257,8 @@ func runGolden(t *testing.T, g golden) (*world, string) {
 	return w, text + fmt.Sprintf("--- exit %d\n", code)
 }
 
-// TestGolden compares the output of every command with the files in testdata. Time passes only
-// while a command waits, so that what it has seen when its --timeout is over does not depend on the
+// TestGolden compares the output of every command with the files in testdata. Time advances only
+// while a command waits, so that the state at the end of its --timeout does not depend on the
 // machine.
 func TestGolden(t *testing.T) {
 	for name, g := range goldens {
@@ -303,7 +303,7 @@ func leavesNothing(t *testing.T, w *world) {
 	}
 }
 
-// TestNoFileIsLeftOver says which golden files no case has.
+// TestNoFileIsLeftOver reports golden files without a case.
 func TestNoFileIsLeftOver(t *testing.T) {
 	files := must.Get(filepath.Glob("testdata/*.txt"))(t)
 	for _, file := range files {
@@ -313,7 +313,7 @@ func TestNoFileIsLeftOver(t *testing.T) {
 	}
 }
 
-// fields splits a command line as a shell does, as far as examples need it.
+// shellFields splits a command line as a shell does, as far as the examples need it.
 func shellFields(line string) []string {
 	var out []string
 	for _, word := range regexp.MustCompile(`(?:[^\s"']|"[^"]*"|'[^']*')+`).FindAllString(line, -1) {
@@ -322,12 +322,12 @@ func shellFields(line string) []string {
 	return out
 }
 
-// tryLine runs a command line of an example or a page, in a cluster with the objects that they
+// tryLine runs a command line of an example or a page, in a cluster with the objects that these
 // mention.
 func tryLine(t *testing.T, line string) {
 	t.Helper()
 	w := newWorld(t, "", everything()...)
-	// A drain of an example comes to its end, as does a maintenance that is completed.
+	// The drain of an example ends, and so does a maintenance that is completed.
 	w.haulout.PrependReactor(
 		"patch", "nodemaintenances",
 		func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -351,7 +351,7 @@ func tryLine(t *testing.T, line string) {
 	}
 }
 
-// TestExamples tries the examples of every help text.
+// TestExamples runs the examples of every help text.
 func TestExamples(t *testing.T) {
 	t.Chdir(t.TempDir())
 	must.Do(t, os.WriteFile("maintenance.yaml", []byte(manifest), 0o600))
@@ -381,8 +381,8 @@ func TestExamples(t *testing.T) {
 	is.True(t, tried >= 15, "only %d examples were found", tried)
 }
 
-// TestThePageOfThePlugin tries the commands of docs/kubectl-plugin.md, and checks that it has every
-// command and exit code.
+// TestThePageOfThePlugin runs the commands of docs/kubectl-plugin.md, and checks that the page has
+// every command and exit code.
 func TestThePageOfThePlugin(t *testing.T) {
 	content := must.Get(os.ReadFile("../../../docs/kubectl-plugin.md"))(t)
 	t.Chdir(t.TempDir())
@@ -404,11 +404,12 @@ func TestThePageOfThePlugin(t *testing.T) {
 	}
 }
 
-// hostile is what a user with few rights could write into the API: it clears the screen, rings,
-// colors, starts a line that looks like one of the plugin's, and runs backwards.
+// hostile is a text that a user with few rights could write into the API: it clears the screen,
+// rings the bell, sets colors, starts a line that looks like one of the plugin's, and reverses the
+// direction.
 const hostile = "\x1b[2J\a\x9b31m\u009b2J\nevil: all drained\r\u202etxet"
 
-// hostileCluster has it in every text that the plugin shows.
+// hostileCluster has the hostile text in every text that the plugin shows.
 func hostileCluster() []runtime.Object {
 	nm := draining()
 	nm.Spec.Reason = hostile
@@ -427,7 +428,7 @@ func hostileCluster() []runtime.Object {
 	return []runtime.Object{nm, cordon(), blocker, waits, happened}
 }
 
-// hostilePreview answers with it as well.
+// hostilePreview adds the hostile text to previews.
 func hostilePreview(w *world) {
 	w.haulout.PrependReactor(
 		"get", "nodemaintenances/preview",
@@ -446,18 +447,18 @@ func hostilePreview(w *world) {
 	)
 }
 
-// refuses makes the server refuse everything with it.
+// refuses makes the server refuse all requests with the hostile text.
 func refuses(w *world) {
 	w.haulout.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(v1alpha1.Resource("nodemaintenances"), "x", errors.New(hostile))
 	})
 }
 
-// own are the sequences that the plugin itself redraws with.
+// own are the control sequences with which the plugin itself redraws lines.
 var own = regexp.MustCompile(`\x1b\[\d+A\x1b\[J`)
 
-// TestHostileTextsDoNotControlTheTerminal runs every command against an API that is full of control
-// characters.
+// TestHostileTextsDoNotControlTheTerminal runs every command against an API whose texts are full of
+// control characters.
 func TestHostileTextsDoNotControlTheTerminal(t *testing.T) {
 	for name, g := range map[string]golden{
 		"status":                    {line: "status kernel-update"},
@@ -485,14 +486,14 @@ func TestHostileTextsDoNotControlTheTerminal(t *testing.T) {
 	} {
 		for where, terminal := range map[string]bool{"terminal": true, "pipe": false} {
 			if !terminal && isDocument(g.line) {
-				continue // A pipe gets documents as they are.
+				continue // In a pipe, documents are not escaped.
 			}
 			bubble.Run(t, name+" on a "+where, func(t *testing.T) { showsNothingHostile(t, g, terminal) })
 		}
 	}
 }
 
-// isDocument reports whether a command line asks for a format that programs read.
+// isDocument reports whether a command line requests a machine-readable format.
 func isDocument(line string) bool {
 	return strings.Contains(line, "-o ") && !strings.Contains(line, "-o wide")
 }
@@ -515,7 +516,7 @@ func showsNothingHostile(t *testing.T, g golden, terminal bool) {
 		for _, r := range line {
 			must.True(t, unicode.IsPrint(r), "%q has %U", line, r)
 		}
-		// Documents have lines of their own.
+		// A document may have such a line.
 		is.True(t, !strings.HasPrefix(line, "evil") || isDocument(g.line), "%q looks like a line of the plugin", line)
 	}
 }

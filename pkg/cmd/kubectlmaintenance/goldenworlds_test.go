@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// progressing sets the condition Progressing, and when something moved last.
+// progressing sets the condition Progressing, and the time of the last progress.
 func progressing(
 	nm *v1alpha1.NodeMaintenance, status metav1.ConditionStatus, reason, message string, last time.Duration,
 ) *v1alpha1.NodeMaintenance {
@@ -27,7 +27,7 @@ func progressing(
 	return nm
 }
 
-// stuck is draining when all pods that are asked to leave are blocked.
+// stuck returns draining with all remaining pods blocked.
 func stuck() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Status.Conditions[0].Reason = v1alpha1.ReasonDrainBlocked
@@ -37,13 +37,14 @@ func stuck() *v1alpha1.NodeMaintenance {
 		"All 9 pods that are asked to leave are blocked", 12*time.Minute)
 }
 
-// stalled is draining when nothing has moved for long and no pod is blocked.
+// stalled returns draining without progress for a long time and without blocked pods.
 func stalled() *v1alpha1.NodeMaintenance {
 	return progressing(long(), metav1.ConditionFalse, v1alpha1.ReasonProgressStalled, "Nothing has moved for 15m0s",
 		17*time.Minute)
 }
 
-// syncFailed is draining when a node cannot be cordoned and the others move on.
+// syncFailed returns draining with a node that cannot be cordoned, while the other nodes make
+// progress.
 func syncFailed() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNodeNotCordoned
@@ -54,8 +55,8 @@ func syncFailed() *v1alpha1.NodeMaintenance {
 		20*time.Second)
 }
 
-// notAuthorized is draining when a node may not be touched and the status has no room for messages
-// about single nodes.
+// notAuthorized returns draining with a node that the requester may not delete, and a status
+// without room for messages about single nodes.
 func notAuthorized() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNotAuthorized
@@ -73,7 +74,7 @@ func notAuthorized() *v1alpha1.NodeMaintenance {
 		5*time.Second)
 }
 
-// releasing is complete when a node cannot be released.
+// releasing returns complete with a node that cannot be released.
 func releasing() *v1alpha1.NodeMaintenance {
 	nm := complete()
 	nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion}
@@ -81,7 +82,7 @@ func releasing() *v1alpha1.NodeMaintenance {
 		"Node node-004: the API server refuses the write", time.Hour)
 }
 
-// cordonMessage is a cordon that the server has something to say about.
+// cordonMessage returns cordon with a message of the server.
 func cordonMessage() *v1alpha1.NodeMaintenance {
 	nm := cordon()
 	nm.Status.NodeStatuses[0].DrainMessage = "Cannot be cordoned: the API server refuses the write"
@@ -89,7 +90,7 @@ func cordonMessage() *v1alpha1.NodeMaintenance {
 		"Stage Cordon asks no pod to leave", 0)
 }
 
-// ignoring is draining with a policy for new nodes.
+// ignoring returns draining with a policy for new nodes.
 func ignoring(policy v1alpha1.NewNodesPolicy) *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Spec.NewNodes = policy
@@ -100,7 +101,7 @@ func ignoring(policy v1alpha1.NewNodesPolicy) *v1alpha1.NodeMaintenance {
 	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, message, 5*time.Second)
 }
 
-// clearPreview reduces previews to one budget, which lets pods leave in groups.
+// clearPreview reduces previews to one budget under which pods leave in groups.
 func clearPreview(w *world) {
 	w.haulout.PrependReactor(
 		"get", "nodemaintenances/preview",
@@ -112,7 +113,7 @@ func clearPreview(w *world) {
 	)
 }
 
-// staticPreview makes previews find static pods that are kept.
+// staticPreview adds static pods that are kept to previews.
 func staticPreview(w *world) {
 	w.haulout.PrependReactor(
 		"get", "nodemaintenances/preview",
@@ -128,7 +129,7 @@ func staticPreview(w *world) {
 	)
 }
 
-// manyWarnings makes previews find more than is printed, the first of it a workload without a
+// manyWarnings adds more blockers to previews than are printed; the first is a workload without a
 // budget.
 func manyWarnings(w *world) {
 	w.haulout.PrependReactor(
@@ -147,7 +148,7 @@ func manyWarnings(w *world) {
 	)
 }
 
-// newReasons has a pod for each of the newer reasons.
+// newReasons returns a pod for each of the newer reasons.
 func newReasons() []runtime.Object {
 	objects := []runtime.Object{draining()}
 	for i, reason := range []string{
@@ -161,7 +162,8 @@ func newReasons() []runtime.Object {
 	return objects
 }
 
-// because has the status of the maintenances say why a node is not drained like the others.
+// because sets a reason in the status of the maintenances why a node is not drained like the
+// others.
 func because(node string, reason v1alpha1.NodeStatusReason) func(*world) {
 	return func(w *world) {
 		resource := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
@@ -182,13 +184,13 @@ func because(node string, reason v1alpha1.NodeStatusReason) func(*world) {
 	}
 }
 
-// uncordoned has a node that is not cordoned.
+// uncordoned adds a node that is not cordoned.
 func uncordoned(node string) func(*world) { return because(node, v1alpha1.NodeStatusNotCordoned) }
 
-// refused has a node that the requester may not delete.
+// refused adds a node that the requester may not delete.
 func refused(node string) func(*world) { return because(node, v1alpha1.NodeStatusNotAuthorized) }
 
-// withoutWaves is draining as an older server reports it.
+// withoutWaves returns draining as an older server reports it.
 func withoutWaves() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Status.Waves = nil
@@ -228,7 +230,7 @@ func cordonsWhatIsMade(w *world) {
 	)
 }
 
-// dryRunsDelete keeps the fake from deleting in a dry run.
+// dryRunsDelete makes the fake client not delete in a dry run.
 func dryRunsDelete(w *world) {
 	w.haulout.PrependReactor(
 		"delete", "nodemaintenances",

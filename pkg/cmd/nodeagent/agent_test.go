@@ -64,7 +64,7 @@ func (m *fakeMachine) Release(context.Context) error {
 	return nil
 }
 
-// shutDown asks for a reboot that happens after delay at the latest.
+// shutDown requests a reboot, which happens after delay at the latest.
 func (m *fakeMachine) shutDown(delay time.Duration) {
 	m.mu.Lock()
 	now := time.Now()
@@ -76,7 +76,7 @@ func (m *fakeMachine) shutDown(delay time.Duration) {
 	}
 }
 
-// noKubelet is a kubelet that must not be touched.
+// noKubelet fails the test if the agent starts or stops the kubelet.
 type noKubelet struct{ t *testing.T }
 
 func (k noKubelet) Stop(context.Context) error {
@@ -89,7 +89,7 @@ func (k noKubelet) Start(context.Context) error {
 	return nil
 }
 
-// testConfig is a configuration on which an agent can run as any user.
+// testConfig returns a configuration with which any user can run an agent.
 func testConfig(t *testing.T) *configv1alpha1.NodeAgentConfiguration {
 	t.Helper()
 	dir := t.TempDir()
@@ -125,7 +125,8 @@ func (s *statuses) has(part string) bool {
 	return strings.Contains(strings.Join(s.lines, "\n"), part)
 }
 
-// startAgent runs an agent of a test until the test ends. It returns what stops it and its error.
+// startAgent runs an agent until the test ends. It returns a function that stops the agent and
+// returns its error.
 func startAgent(t *testing.T, c *configv1alpha1.NodeAgentConfiguration, h *host) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -145,7 +146,7 @@ func startAgent(t *testing.T, c *configv1alpha1.NodeAgentConfiguration, h *host)
 	return stop
 }
 
-// eventually waits until a condition holds.
+// eventually waits until a condition is true.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	timeout := time.After(30 * time.Second)
@@ -160,8 +161,8 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// A whole agent without an API, and with no engine: the machine goes down shortly before the
-// deadline, everything is on the disk, and status shows it.
+// A complete agent without an API and without an engine: the machine goes down shortly before the
+// deadline, the state is on the disk, and the command status shows it.
 func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -201,7 +202,7 @@ func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
 	}
 }
 
-// An agent that is started again during a shutdown continues it.
+// An agent that is restarted during a shutdown continues it.
 func TestAgentContinuesAfterARestart(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -243,7 +244,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	}
 }
 
-// A state that a newer agent has stored is not overwritten: the agent ends.
+// The agent does not overwrite a state that a newer agent has stored: it ends.
 func TestNewerStateEndsTheAgent(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)

@@ -23,7 +23,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// clientCertificate returns a certificate of a user and its key in one file, as the kubelet has it.
+// clientCertificate returns a certificate of a user and its key in one file, as the kubelet stores
+// it.
 func clientCertificate(t *testing.T, user string, keyFirst bool) []byte {
 	t.Helper()
 	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
@@ -57,7 +58,7 @@ func TestNodeName(t *testing.T) {
 	for name, test := range map[string]struct {
 		configured, user string
 		want             string
-		// refused are parts of the error.
+		// refused are texts in the error.
 		refused []string
 	}{
 		"from the kubelet's certificate":       {user: file(node), want: "node-1"},

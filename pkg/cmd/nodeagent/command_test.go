@@ -30,7 +30,7 @@ func configFile(t *testing.T, content string) string {
 	return path
 }
 
-// execute runs the command and returns what it wrote.
+// execute runs the command and returns its output.
 func execute(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -53,7 +53,7 @@ func TestConfigCheck(t *testing.T) {
 	if c.NodeName != "from-the-flag" || c.StateDirectory != "/state" || c.MaxShutdownDelay.Duration.String() != "10m0s" || c.LocalEngine != "CRI" {
 		t.Errorf("the configuration is %+v", c)
 	}
-	// What is printed is a configuration file.
+	// The printed text is a valid configuration file.
 	printed := filepath.Join(t.TempDir(), "printed.yaml")
 	must.Do(t, os.WriteFile(printed, []byte(out), 0o600))
 	again, err := config.Load(printed)

@@ -26,7 +26,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// fakeServices records what is installed and removed.
+// fakeServices records the installed and removed services.
 type fakeServices struct {
 	installed  *installation
 	removed    bool
@@ -55,7 +55,7 @@ func (f *fakeServices) services() services {
 	}
 }
 
-// executeWith runs the command install or uninstall with services of the test.
+// executeWith runs the command install or uninstall with the fake services.
 func executeWith(t *testing.T, f *fakeServices, args ...string) (string, error) {
 	t.Helper()
 	o := &Options{}
@@ -147,11 +147,11 @@ func TestUninstall(t *testing.T) {
 		kubeconfig string
 		parked     bool
 		args       []string
-		// want and refused are parts of the output and of the error; files is the folder
-		// afterwards.
+		// want and refused are texts in the output and in the error; files are the files in the
+		// folder afterwards.
 		want, refused string
 		files         string
-		// more is a line of the configuration.
+		// more is an additional line of the configuration.
 		more string
 	}{
 		"a broken configuration":          {kubeconfig: kubeconfig, more: "maxShutdownDelay: 25h\n", refused: "maxShutdownDelay"},
@@ -200,7 +200,7 @@ func TestUninstall(t *testing.T) {
 	}
 }
 
-// The folder of the parked pods is known from the agent, although the kubelet is gone.
+// The agent knows the folder of the parked pods although the kubelet is gone.
 func TestUninstallWithoutAKubelet(t *testing.T) {
 	kubeconfig, _ := nodeServer(t)
 	dir, stateDir := parkedFolder(t), t.TempDir()
@@ -215,8 +215,8 @@ func TestUninstallWithoutAKubelet(t *testing.T) {
 	}
 }
 
-// After the removal nothing else would restore the parked pods. So no pod may stay parked, even if
-// the API fails or the agent parks pods until it stops.
+// After the removal no other program would restore the parked pods. So no pod may stay parked, even
+// if the API fails or the agent parks pods until it stops.
 func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 	for name, test := range map[string]struct {
 		// parked: a pod is parked before the command runs.
@@ -278,7 +278,7 @@ func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 	}
 }
 
-// A state that cannot be read does not mean that nothing is parked.
+// If the state cannot be read, pods may be parked.
 func TestUninstallRefusesAStateThatCannotBeRead(t *testing.T) {
 	kubeconfig, _ := nodeServer(t)
 	dir := t.TempDir()
@@ -295,7 +295,7 @@ func TestUninstallRefusesAStateThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// After an uninstallation, drains must not wait for an agent that is not there.
+// After an uninstallation, drains must not wait for an agent that no longer exists.
 func TestUninstallTellsTheCluster(t *testing.T) {
 	kubeconfig, body := recordingServer(t)
 	path := configFile(t, "nodeName: node-1\nstaticPodPath: "+t.TempDir()+"\n")

@@ -24,7 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// storeConfiguration leaves what an agent leaves that has run in this boot, with a table of 7
+// storeConfiguration stores the files of an agent that has run in this boot, with a table of 7
 // seconds.
 func storeConfiguration(t *testing.T, dir, bootID string, pods bool) {
 	t.Helper()
@@ -46,15 +46,15 @@ func TestChooseMode(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		config string
-		// noFile: there is no kubeconfig. badFile: it cannot be read as one.
+		// noFile: there is no kubeconfig. badFile: it is not a valid kubeconfig.
 		noFile, badFile, crashed bool
-		// server is the address of the API server, if it is not a usual one.
+		// server is the address of the API server; empty for the usual one.
 		server string
-		// stored is the boot of which there is a state, noPods: without a list of pods.
+		// stored is the boot of the stored state; noPods: the state has no list of pods.
 		stored string
 		noPods bool
-		// inFile: the directory is in the configuration, not in a flag. noted: an earlier process
-		// has noted it.
+		// inFile: the directory is set in the configuration, not by a flag. noted: an earlier
+		// process has recorded it.
 		inFile, noted bool
 
 		safe bool
@@ -113,7 +113,7 @@ func TestChooseMode(t *testing.T) {
 			if stored := m.config.ShutdownGracePeriodByPodPriority[0].ShutdownGracePeriodSeconds == 7; stored != test.storedTable {
 				t.Errorf("the table is %v, want the stored one: %t", m.config.ShutdownGracePeriodByPodPriority, test.storedTable)
 			}
-			// An agent without a client ends, is started again, and keeps the lock all the time.
+			// An agent without a client ends, is restarted, and holds the lock all the time.
 			if _, err := kubernetes.NewForConfig(m.client); m.node == "" || err != nil {
 				t.Errorf("the node is %q, there is no client: %v", m.node, err)
 			}
@@ -121,10 +121,11 @@ func TestChooseMode(t *testing.T) {
 	}
 }
 
-// After `kubeadm reset` and `kubeadm join`, the client of before would ask the old cluster.
+// After `kubeadm reset` and `kubeadm join`, the previous client would still connect to the old
+// cluster.
 func TestAgentStartsAgainWithAnotherKubeconfig(t *testing.T) {
 	for name, test := range map[string]struct {
-		// change is what happens to the kubeconfig, or to the file of authorities that it names.
+		// change changes the kubeconfig, or the file of authorities that it names.
 		change func(kubeconfig, authorities string) error
 		// shuttingDown: a shutdown is pending.
 		shuttingDown bool
@@ -183,7 +184,7 @@ func TestSafeModeOnlyTells(t *testing.T) {
 	}
 }
 
-// An agent in safe mode lets a pending shutdown go on, also if there are pods that it could not
+// An agent in safe mode does not delay a pending shutdown, even if there are pods that it could not
 // end.
 func TestSafeModeReleases(t *testing.T) {
 	t.Parallel()
@@ -202,7 +203,7 @@ func TestSafeModeReleases(t *testing.T) {
 	}
 }
 
-// In safe mode nothing restores parked pods, and the conditions say how to.
+// In safe mode the agent does not restore parked pods, and the conditions say how to restore them.
 func TestSafeModeTellsWhatIsParked(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -215,7 +216,8 @@ func TestSafeModeTellsWhatIsParked(t *testing.T) {
 	})
 }
 
-// An agent whose kubelet is not the main process of its unit must not touch it, nor the containers.
+// If the kubelet is not the main process of its unit, the agent must not stop it, nor the
+// containers.
 func TestKubeletOfAnotherUnitIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -245,9 +247,9 @@ func TestCrashes(t *testing.T) {
 	}{
 		{at: 10 * time.Second}, {at: 20 * time.Second}, {at: 30 * time.Second}, {at: 40 * time.Second},
 		{at: 65 * time.Second, want: true},
-		{at: 71 * time.Second, want: true}, // the first one is older than a minute, the others count
+		{at: 71 * time.Second, want: true}, // the first start is older than a minute, the others count
 		{at: 4 * time.Minute},
-		{at: time.Second}, // after a boot that has left the file
+		{at: time.Second}, // after a boot that has not removed the file
 	} {
 		if got := crashes(t.Context(), path, test.at); got != test.want {
 			t.Errorf("start %d at %s: crashes %t, want %t", i+1, test.at, got, test.want)

@@ -11,7 +11,8 @@ import (
 	"haulout.dev/haulout/pkg/agent/windows"
 )
 
-// A machine that has not joined a cluster yet waits for its kubeconfig and says so.
+// An agent on a machine that has not joined a cluster yet waits for the kubeconfig and reports
+// this.
 func TestAgentWaitsForItsKubeconfig(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)

@@ -62,14 +62,14 @@ func (k *fakeKeeper) Parked() ([]staticpods.Entry, error) {
 	return []staticpods.Entry{{Origin: k.dir + "/a"}}, nil
 }
 
-// fakeNode is a kubelet whose configuration changes.
+// fakeNode is a kubelet with a configuration that changes.
 type fakeNode struct {
 	mu    sync.Mutex
 	facts kubelet.Facts
 	err   error
 
 	keepers []*fakeKeeper
-	// next is what the next keeper has, and newErr why there is none.
+	// next is the next keeper; newErr is the error of creating it.
 	next   fakeKeeper
 	newErr error
 	found  []string
@@ -116,7 +116,8 @@ func (n *fakeNode) running() []string {
 	return dirs
 }
 
-// step changes the node, waits until the agent has reconciled it, and has what must be then.
+// step changes the node. running and problem are the expected results after the agent has
+// reconciled it.
 type step struct {
 	change  func(*fakeNode)
 	running []string
@@ -180,7 +181,7 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 						s.run(ctx)
 					}()
 				} else {
-					<-time.After(discoverPeriod) // of the bubble
+					<-time.After(discoverPeriod) // in the time of the bubble
 				}
 				synctest.Wait()
 				if got := node.running(); !slices.Equal(got, step.running) {
@@ -202,7 +203,7 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 	}
 }
 
-// healthyKubelet is a kubelet that is well.
+// healthyKubelet is a kubelet that reports that it is healthy.
 type healthyKubelet struct {
 	staticpods.Kubelet
 }
@@ -240,7 +241,8 @@ func TestNothingIsParkedWhileTheKubeletIsOfAnotherUnit(t *testing.T) {
 	}
 }
 
-// What is parked of the old folder stays parked, which no user must find out from the journal.
+// The pods that are parked for the old folder stay parked. The agent must report this, and not only
+// in the journal.
 func TestParkedPodsOfAnOldFolderAreReported(t *testing.T) {
 	old := parkedFolder(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -258,7 +260,7 @@ func TestParkedPodsOfAnOldFolderAreReported(t *testing.T) {
 			want bool
 		}{{old, false}, {filepath.Dir(old), true}, {old, false}} {
 			node.set(step.dir, true, nil)
-			<-time.After(discoverPeriod) // of the bubble
+			<-time.After(discoverPeriod) // in the time of the bubble
 			synctest.Wait()
 			got := strings.Join(s.Warnings(), "\n")
 			if strings.Contains(got, "static restore --all --static-pod-path="+old) != step.want {

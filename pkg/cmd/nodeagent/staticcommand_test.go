@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// parkedFolder returns a folder of static pods of which two are parked.
+// parkedFolder returns a static pod folder with two parked pods.
 func parkedFolder(t *testing.T) string {
 	t.Helper()
 	parent := t.TempDir()
@@ -48,8 +48,8 @@ func names(t *testing.T, dir string) string {
 func TestStaticListAndRestore(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
-		// want and refused are parts of the output and of the error; files is the folder
-		// afterwards.
+		// want and refused are texts in the output and in the error; files are the files in the
+		// folder afterwards.
 		want, refused []string
 		files         string
 	}{
@@ -101,7 +101,8 @@ func TestRestoreKeepsANewerManifest(t *testing.T) {
 	}
 }
 
-// Without the flag, the folder is that of the agent's configuration, else that of the kubelet's.
+// Without the flag, the commands use the folder of the agent's configuration, else that of the
+// kubelet's configuration.
 func TestStaticPodFolder(t *testing.T) {
 	dir := parkedFolder(t)
 	kubeletConfig := filepath.Join(t.TempDir(), "kubelet.yaml")

@@ -84,7 +84,7 @@ func storedState(t *testing.T, s state.State) string {
 	return dir
 }
 
-// draining is the state of an agent in the middle of a reboot.
+// draining returns the state of an agent in the middle of a reboot.
 func draining() state.State {
 	start := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	return state.State{
@@ -120,10 +120,10 @@ func TestStatus(t *testing.T) {
 		report     *Report
 		dir        string
 		kubeconfig string
-		// want and wantNot are parts of the output.
+		// want are texts in the output; wantNot are texts that must not be in it.
 		want, wantNot []string
 		unhealthy     bool
-		// more is a line of the configuration.
+		// more is an additional line of the configuration.
 		more string
 	}{
 		"a configuration that cannot be loaded": {
@@ -243,7 +243,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// An agent whose port is in use serves nothing and says so, and ends with its context.
+// If its port is in use, an agent serves nothing and reports this, and it ends with its context.
 func TestServeOnAPortInUse(t *testing.T) {
 	taken := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()

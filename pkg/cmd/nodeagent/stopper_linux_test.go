@@ -40,10 +40,10 @@ func TestStopper(t *testing.T) {
 		signal   os.Signal
 		goesDown bool
 		askErr   error
-		// systemdLimit is how long systemd waits, 0 if it is unknown.
+		// systemdLimit is the time that systemd waits; 0 if it is not known.
 		systemdLimit time.Duration
-		// released is when the shutdown is released, second when a second signal arrives; 0 is
-		// never.
+		// released is the time at which the shutdown is released, second the time of a second
+		// signal; 0 means never.
 		released, second time.Duration
 		secondSignal     os.Signal
 		wantAfter        time.Duration

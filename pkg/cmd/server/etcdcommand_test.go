@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// etcd runs `haulout-apiserver etcd` and returns what it has printed.
+// etcd runs `haulout-apiserver etcd` and returns its output.
 func etcd(t *testing.T, stdin []byte, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -28,7 +28,7 @@ func etcd(t *testing.T, stdin []byte, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// TestEtcdCommands backs a running server up to a file and to the standard output, and restores
+// TestEtcdCommands backs up a running server to a file and to the standard output, and restores
 // both.
 func TestEtcdCommands(t *testing.T) {
 	dir := t.TempDir()

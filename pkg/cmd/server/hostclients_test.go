@@ -25,7 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// slowly is a host cluster that takes its time to answer, or to end its answer.
+// slowly is a host cluster that responds late, or ends its responses late.
 type slowly struct{ answers, ends time.Duration }
 
 func (s slowly) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -58,7 +58,8 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 	lost := errors.New("lost")
 	for name, tc := range map[string]struct {
 		host slowly
-		// ends is when leadership ends after the call has begun; took is how long the call takes.
+		// ends is the time from the call to the end of leadership; took is the duration of the
+		// call.
 		ends, took time.Duration
 		cause      error
 		cut        bool
@@ -90,7 +91,7 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 			}
 			time.AfterFunc(tc.ends, func() { end(lost) })
 			transport := &cutTransport{next: tc.host, until: leading, grace: grace, mayAct: func() error { return nil }}
-			// The call's own context outlives leadership, as that of an eviction does.
+			// The context of the call outlives leadership, like that of an eviction.
 			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "https://example.com/",
 				http.NoBody))(t)
 			resp, err := transport.RoundTrip(req)
@@ -107,7 +108,7 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 	}
 }
 
-// TestNothingIsSentWithoutTheLease has a replica that lost the Lease, with a context that has not
+// TestNothingIsSentWithoutTheLease has a replica that has lost the Lease, but whose context has not
 // ended yet.
 func TestNothingIsSentWithoutTheLease(t *testing.T) {
 	var calls atomic.Int32
@@ -134,8 +135,8 @@ func TestNothingIsSentWithoutTheLease(t *testing.T) {
 	is.Equal(t, calls.Load(), 0, "calls")
 }
 
-// TestLeaseHasItsOwnConnection counts connections: renewals must not share that of the evictions,
-// nor its rate limiter.
+// TestLeaseHasItsOwnConnection counts connections: renewals must not share the connection or the
+// rate limiter of evictions.
 func TestLeaseHasItsOwnConnection(t *testing.T) {
 	var opened atomic.Int32
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -152,7 +153,7 @@ func TestLeaseHasItsOwnConnection(t *testing.T) {
 	defer server.Close()
 	host := &hostCluster{config: &rest.Config{
 		Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true},
-		// Nothing of the shared limit is left for the lease.
+		// The shared limit has no room for the Lease.
 		RateLimiter: flowcontrol.NewFakeNeverRateLimiter(),
 	}}
 	leases := must.Get(host.leaseClient())(t)

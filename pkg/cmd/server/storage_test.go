@@ -63,13 +63,13 @@ func TestStorageThatWasReplaced(t *testing.T) {
 
 func TestSecondEmbeddedServerIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
-		// holder holds the Lease; empty for none. skew is by how much its clock is off.
+		// holder holds the Lease; empty for none. skew is the error of its clock.
 		holder string
 		skew   time.Duration
-		// renews is whether it does, released whether it gives the lease away after a second.
+		// renews: the holder renews the Lease; released: it releases the Lease after a second.
 		renews, released bool
 		wantErr          bool
-		// atMost is how long that may take to find out.
+		// atMost is the maximum time until the result is known.
 		atMost time.Duration
 	}{
 		"not where there is no Lease":        {},

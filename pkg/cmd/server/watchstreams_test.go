@@ -25,7 +25,7 @@ import (
 )
 
 // TestWatchesHaveStreamsOfTheirOwn opens watches of a resource without a watch cache, as the server
-// does, and has etcd count its streams.
+// does, and counts the watch streams in etcd.
 func TestWatchesHaveStreamsOfTheirOwn(t *testing.T) {
 	etcd := must.Get(embeddedetcd.Start(t.Context(),
 		embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes}))(t)
@@ -85,7 +85,7 @@ func waitForStreams(t *testing.T, want float64) {
 	}
 }
 
-// watchStreams returns how many streams with watches the servers of this process have.
+// watchStreams returns the number of watch streams in the etcd servers of this process.
 func watchStreams(t *testing.T) float64 {
 	t.Helper()
 	families := must.Get(prometheus.DefaultGatherer.Gather())(t)

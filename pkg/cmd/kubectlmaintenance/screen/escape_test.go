@@ -12,7 +12,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// hostile has what a terminal could be controlled with, by what it is, and how each is shown.
+// hostile has texts that could control a terminal, and how the plugin shows each of them.
 var hostile = map[string]struct{ text, want string }{
 	"ESC that clears the screen":        {"a\x1b[2Jb", `a\u001b[2Jb`},
 	"OSC that sets the title":           {"\x1b]0;root@host\x07", `\u001b]0;root@host\u0007`},
@@ -47,7 +47,7 @@ func TestEscape(t *testing.T) {
 	}
 }
 
-// TestNoTextControlsTheTerminal prints hostile texts in every way that the screen has.
+// TestNoTextControlsTheTerminal prints hostile texts with every method of the screen.
 func TestNoTextControlsTheTerminal(t *testing.T) {
 	for name, test := range hostile {
 		t.Run(name, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestNoTextControlsTheTerminal(t *testing.T) {
 	}
 }
 
-// TestEscapesAreCutToo: a line that is longer once it is escaped still fits the terminal, or it
-// could not be redrawn.
+// TestEscapesAreCutToo: escaping makes a line longer. It must still fit the terminal, or it could
+// not be redrawn.
 func TestEscapesAreCutToo(t *testing.T) {
 	var out strings.Builder
 	terminal(&out, 10, 24).Draw(text(strings.Repeat("\x1b", 8)))

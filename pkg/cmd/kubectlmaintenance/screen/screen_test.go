@@ -68,7 +68,7 @@ func TestScreen(t *testing.T) {
 	}
 }
 
-// TestALineOfAllColumnsIsNotCut, since text is wrapped at this width.
+// TestALineOfAllColumnsIsNotCut: text is wrapped at this width.
 func TestALineOfAllColumnsIsNotCut(t *testing.T) {
 	var out strings.Builder
 	s := terminal(&out, 20, 24)

@@ -16,8 +16,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// inStage returns a maintenance that entered a stage, and Cordon before it, a minute ago.
-// Conditions are "Type=Status Reason".
+// inStage returns a maintenance that entered a stage a minute ago, and before that the stage
+// Cordon. Conditions have the form "Type=Status Reason".
 func inStage(stage v1alpha1.NodeMaintenanceStage, conditions ...string) *v1alpha1.NodeMaintenance {
 	minuteAgo := new(metav1.NewTime(now.Add(-time.Minute)))
 	nm := &v1alpha1.NodeMaintenance{
@@ -42,7 +42,7 @@ const (
 	cordon = v1alpha1.NodeMaintenanceStageCordon
 )
 
-// TestStuck decides exit codes.
+// TestStuck covers the decision about exit codes.
 func TestStuck(t *testing.T) {
 	for name, test := range map[string]struct {
 		nm   *v1alpha1.NodeMaintenance
@@ -103,7 +103,7 @@ func TestObstacles(t *testing.T) {
 	early.Status.StageStatuses[0].StartTimestamp = new(metav1.NewTime(now.Add(-9 * time.Second)))
 	for name, test := range map[string]struct {
 		nm *v1alpha1.NodeMaintenance
-		// uncordoned and refused are nodes with these reasons.
+		// uncordoned and refused are the nodes with these reasons.
 		uncordoned, refused []string
 		podsListed          bool
 		want                []string
@@ -161,7 +161,7 @@ func TestObstacles(t *testing.T) {
 	}
 }
 
-// TestNodesOutsideTheWavesComeFirst finds them without their messages.
+// TestNodesOutsideTheWavesComeFirst has such nodes without messages.
 func TestNodesOutsideTheWavesComeFirst(t *testing.T) {
 	nm := inStage(drain)
 	for _, name := range []string{"a", "b", "c"} {

@@ -49,7 +49,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestDeparturesOfBefore does not count what left the node under another maintenance.
+// TestDeparturesOfBefore checks that pods that left the node under another maintenance do not
+// count.
 func TestDeparturesOfBefore(t *testing.T) {
 	nm := &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{
 		StageStatuses: []v1alpha1.StageStatus{
@@ -83,7 +84,8 @@ func TestDeparturesOfBefore(t *testing.T) {
 	}
 }
 
-// TestDeparturesOfPodsThatComeBack does not count pods that leave, come back and leave again.
+// TestDeparturesOfPodsThatComeBack checks that pods that leave, are recreated on the node and leave
+// again do not count.
 func TestDeparturesOfPodsThatComeBack(t *testing.T) {
 	nm := &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{
 		StageStatuses: []v1alpha1.StageStatus{
@@ -127,7 +129,7 @@ func TestDeparturesOfPodsThatComeBack(t *testing.T) {
 	}
 }
 
-// TestGone counts the pods that have left, by what is known of them.
+// TestGone counts the pods that have left, from different information.
 func TestGone(t *testing.T) {
 	seen := func(pods int) *Departures {
 		return &Departures{byNode: map[string]int{"a": pods}}
@@ -208,7 +210,7 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestManyNodes cuts long lists, and counts what was cut.
+// TestManyNodes checks that long lists are truncated, with the number of omitted nodes.
 func TestManyNodes(t *testing.T) {
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "all"},
@@ -231,8 +233,8 @@ func TestManyNodes(t *testing.T) {
 	is.True(t, strings.Count(long, "\n") >= 5000, "-o wide leaves nodes out")
 }
 
-// TestWaits tells pods whose evacuator makes no progress from pods that leave, that are blocked or
-// that wait for an eviction.
+// TestWaits distinguishes pods whose evacuator makes no progress from pods that leave, are blocked
+// or wait for an eviction.
 func TestWaits(t *testing.T) {
 	const flush = "flush.example.com"
 	never := time.Duration(-1)
@@ -309,7 +311,7 @@ func TestWaits(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// The message is for people: what it says about the time does not count.
+			// The message is for people: the plugin must not use the time in it.
 			e := &v1alpha1.Evacuation{Status: v1alpha1.EvacuationStatus{
 				ActiveEvacuatorClass: test.class,
 				Message:              test.class + " has the turn since 2026-11-21T10:00:00Z: it is the first.",

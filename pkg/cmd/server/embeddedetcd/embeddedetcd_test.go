@@ -48,8 +48,8 @@ func TestDataSurvivesARestart(t *testing.T) {
 	}
 }
 
-// TestClientThatMissedTheLastWriteListsAgain watches after a restart from where a client was
-// before: it may have missed the last write or several.
+// TestClientThatMissedTheLastWriteListsAgain continues a watch after a restart, at the previous
+// revision: the client may have missed the last write or several.
 func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}
 	first := must.Get(Start(t.Context(), options))(t)
@@ -67,7 +67,7 @@ func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
 			t.Errorf("a watch from version %d of %d got %+v, want that it is too old", seen+1, last, got)
 		}
 	}
-	// A client that has seen everything need not list again.
+	// A client that has seen all writes need not list again.
 	client := connect(t, second)
 	watch := client.Watch(t.Context(), "/registry/", clientv3.WithPrefix(), clientv3.WithRev(last+1), clientv3.WithPrevKV(), clientv3.WithCreatedNotify())
 	if got := <-watch; !got.Created || got.CompactRevision != 0 {
@@ -101,7 +101,7 @@ func TestDataFolderIsPrivateAndUsedOnce(t *testing.T) {
 	}
 	entries, err := os.ReadDir(given)
 	is.True(t, err == nil && len(entries) == 1, "the server has put %v beside its own folder (%v)", entries, err)
-	// A second server waits for the end of the first, and then gives up.
+	// A second server waits for the first to end, and then fails.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*lockRetry)
 	defer cancel()
 	_, err = Start(ctx, Options{DataDir: given, QuotaBytes: DefaultQuotaBytes})
@@ -113,7 +113,7 @@ func TestDataFolderIsPrivateAndUsedOnce(t *testing.T) {
 	}
 }
 
-// TestReplacementWaitsForTheDataFolder stops a server after its replacement has been started.
+// TestReplacementWaitsForTheDataFolder stops a server after its replacement was started.
 func TestReplacementWaitsForTheDataFolder(t *testing.T) {
 	dir := t.TempDir()
 	first := must.Get(Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes}))(t)

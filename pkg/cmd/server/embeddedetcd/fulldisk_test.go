@@ -22,10 +22,10 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// Copies of this program do not run tests but one of these steps, in the folder that the variable
+// A copy of this program runs one of these steps instead of tests, in the folder that the variable
 // names.
 const (
-	// diskIn mounts a small volume there and runs the other two on it.
+	// diskIn mounts a small volume in the folder and runs the other two steps on it.
 	diskIn = "HAULOUT_TEST_DISK_IN"
 	// fillIn writes until the volume is full and a write fails, and prints the acknowledged writes.
 	fillIn = "HAULOUT_TEST_FILL_IN"
@@ -73,7 +73,7 @@ func TestFullDiskLosesNothing(t *testing.T) {
 	}
 }
 
-// runOnDisk runs in a mount namespace of its own.
+// runOnDisk runs in a separate mount namespace.
 func runOnDisk(dir string) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return err
@@ -128,7 +128,7 @@ func fillDisk(dir string) error {
 	return nil
 }
 
-// fillUp leaves no byte free.
+// fillUp writes a file that uses all free space.
 func fillUp(name string) error {
 	file, err := os.Create(name)
 	if err != nil {
@@ -162,7 +162,7 @@ func printKeys(dir string) error {
 	return nil
 }
 
-// serve starts the server and connects to it.
+// serve starts the server and returns a connected client.
 func serve(dir string) (*clientv3.Client, func(), error) {
 	s, err := Start(context.Background(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
 	if err != nil {

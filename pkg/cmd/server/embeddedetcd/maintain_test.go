@@ -34,7 +34,7 @@ func put(t *testing.T, client *clientv3.Client, pairs ...string) {
 	}
 }
 
-// pairsOf returns all keys of an etcd with their values, in their order.
+// pairsOf returns all keys of an etcd with their values, in order.
 func pairsOf(t *testing.T, client *clientv3.Client) (pairs []string, revision int64) {
 	t.Helper()
 	got := must.Get(client.Get(t.Context(), "\x00", clientv3.WithFromKey()))(t)
@@ -83,7 +83,7 @@ func TestRestore(t *testing.T) {
 	put(t, connect(t, s), "/d", "5")
 	s.Stop()
 
-	// The data before are a data directory like any other.
+	// The previous data is an ordinary data directory.
 	must.Do(t, os.RemoveAll(filepath.Join(dir, "data", "etcd")))
 	must.Do(t, os.Rename(restored.Previous, filepath.Join(dir, "data", "etcd")))
 	s = run(t, dir, DefaultQuotaBytes)
@@ -138,7 +138,8 @@ func TestDamagedSnapshotIsRefused(t *testing.T) {
 	}
 }
 
-// TestDefragment fills the database, deletes most of it and makes it accept writes again.
+// TestDefragment fills the database, deletes most of the data and defragments it, so that it
+// accepts writes again.
 func TestDefragment(t *testing.T) {
 	dir := t.TempDir()
 	s := run(t, dir, MinQuotaBytes)
@@ -170,7 +171,7 @@ func TestCopy(t *testing.T) {
 	dir := t.TempDir()
 	s := run(t, dir, DefaultQuotaBytes)
 	client := connect(t, s)
-	// More than a page, and a value that is larger than an etcd takes by default.
+	// Write more than one page of keys, and a value above the default limit of etcd.
 	want := []string{"/ours/large", strings.Repeat("x", MaxRequestBytes*9/10)}
 	for i := range copyPage + 1 {
 		want = append(want, fmt.Sprintf("/ours/object-%04d", i), fmt.Sprint(i))

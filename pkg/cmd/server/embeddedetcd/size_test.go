@@ -35,8 +35,8 @@ func TestQuotaLeavesRoomOnTheVolume(t *testing.T) {
 	}
 }
 
-// TestFullDatabaseComesBack fills the database with versions of one object, until etcd takes no
-// more writes, and starts it again.
+// TestFullDatabaseComesBack fills the database with versions of one object until etcd accepts no
+// more writes, and restarts it.
 func TestFullDatabaseComesBack(t *testing.T) {
 	dir := t.TempDir()
 	options := Options{DataDir: dir, QuotaBytes: MinQuotaBytes}
@@ -62,7 +62,7 @@ func TestFullDatabaseComesBack(t *testing.T) {
 	}
 }
 
-// TestQuotaThatWasLowered starts with a quota that the database exceeds. No write has met it yet.
+// TestQuotaThatWasLowered starts with a quota that the database exceeds, before any write.
 func TestQuotaThatWasLowered(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: 4 * MinQuotaBytes}
 	s := must.Get(Start(t.Context(), options))(t)
@@ -80,14 +80,14 @@ func TestQuotaThatWasLowered(t *testing.T) {
 	}
 }
 
-// TestDatabaseThatIsReallyFullStaysSo fills the database with objects, none of which is old.
+// TestDatabaseThatIsReallyFullStaysSo fills the database with objects that have no old versions.
 func TestDatabaseThatIsReallyFullStaysSo(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: MinQuotaBytes}
 	s, err := Start(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Small objects: large ones leave gaps in the file, and a file with gaps is shrunk.
+	// Use small objects: large ones leave gaps in the file, and the server shrinks such a file.
 	full := fill(t, connect(t, s), 1<<16, func(i int) string { return fmt.Sprint(i) })
 	s.Stop()
 	if s, err = Start(t.Context(), options); err != nil {
@@ -103,7 +103,7 @@ func TestDatabaseThatIsReallyFullStaysSo(t *testing.T) {
 	}
 }
 
-// fill writes values of the given size until etcd says that there is no space left.
+// fill writes values of the given size until etcd returns that there is no space left.
 func fill(t *testing.T, client *clientv3.Client, size int, key func(int) string) (full bool) {
 	t.Helper()
 	value := strings.Repeat("x", size)

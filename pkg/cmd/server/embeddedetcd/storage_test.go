@@ -16,9 +16,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestWatchesEndWhileEventsArrive ends a hundred watches at a time while others write. Each has to
-// end, and the next one has to get events: etcd's client for its own process can do neither when
-// requests to end watches and events wait for each other.
+// TestWatchesEndWhileEventsArrive ends a hundred watches at the same time while others write. Each
+// watch has to end, and the next one has to get events. In the client that etcd has for its own
+// process, requests to end watches and events can wait for each other, which blocks both.
 func TestWatchesEndWhileEventsArrive(t *testing.T) {
 	s := must.Get(Start(t.Context(), Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}))(t)
 	defer s.Stop()

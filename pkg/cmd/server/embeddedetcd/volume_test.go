@@ -18,8 +18,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// startIn names the folder that a copy of this program starts a server in, as another user, instead
-// of running tests.
+// startIn names the folder in which a copy of this program starts a server, as another user,
+// instead of running tests.
 const startIn = "HAULOUT_TEST_START_IN"
 
 // otherUser is the user and the group of the shipped Deployment.
@@ -48,16 +48,16 @@ func startAndStop(dir string) error {
 	return err
 }
 
-// TestStartsOnVolumesOfOthers starts the server on what storage drivers hand out. As root it does
-// so as the user of the shipped Deployment, to whom the folder does not belong; others test that
-// the mode stays.
+// TestStartsOnVolumesOfOthers starts the server on folders as storage drivers create them. As root,
+// it starts it as the user of the shipped Deployment, who does not own the folder; as another user,
+// it only checks that the mode stays.
 func TestStartsOnVolumesOfOthers(t *testing.T) {
 	program := copyOfThisProgram(t)
 	for name, tc := range map[string]struct {
 		mode  os.FileMode
 		group int
-		// left is the folder that a server has left there, opened by the kubelet for the fsGroup; 0
-		// is none.
+		// left is the mode of a folder that an earlier server has left there, after the kubelet has
+		// opened it for the fsGroup; 0 means none.
 		left os.FileMode
 	}{
 		"a block volume with the fsGroup of the pod": {mode: 0o775 | os.ModeSetgid, group: otherUser},
@@ -101,7 +101,7 @@ func TestFolderThatCannotBeNarrowedIsNamed(t *testing.T) {
 	is.True(t, strings.Contains(err.Error(), filepath.Join(volume, privateName)), "got %v, want an error that names the folder", err)
 }
 
-// makeFolder makes a folder as a storage driver does. Only root may give it away.
+// makeFolder creates a folder as a storage driver does. Only root can change its owner.
 func makeFolder(t *testing.T, path string, mode os.FileMode, user, group int) {
 	t.Helper()
 	must.Do(t, os.Mkdir(path, 0o700))
@@ -111,7 +111,7 @@ func makeFolder(t *testing.T, path string, mode os.FileMode, user, group int) {
 	must.Do(t, os.Chmod(path, mode))
 }
 
-// owned returns mode and owner of a folder.
+// owned returns the mode and the owner of a folder.
 func owned(t *testing.T, path string) string {
 	t.Helper()
 	info := must.Get(os.Stat(path))(t)
@@ -132,7 +132,7 @@ func reachable(t *testing.T) string {
 	return dir
 }
 
-// copyOfThisProgram puts the program of the tests where every user can start it.
+// copyOfThisProgram copies the test binary to a folder in which every user can start it.
 func copyOfThisProgram(t *testing.T) string {
 	t.Helper()
 	self := must.Get(os.Executable())(t)

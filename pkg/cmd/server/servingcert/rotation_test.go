@@ -48,13 +48,12 @@ func (s *server) Accept() (net.Conn, error) {
 func (s *server) Close() error   { return nil }
 func (s *server) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
 
-// frontProxy is the client, as kube-apiserver is: it learns the caBundle some time after it has
-// changed.
+// frontProxy is a client like kube-apiserver: it uses a new caBundle some time after the change.
 type frontProxy struct {
 	bundle atomic.Pointer[[]byte]
 }
 
-// lag is how long kube-apiserver takes to use a new caBundle.
+// lag is the time until kube-apiserver uses a new caBundle.
 const lag = time.Second
 
 func (a *frontProxy) follow(ctx context.Context, t *testing.T, agg *aggregatorfake.Clientset) {
@@ -70,7 +69,7 @@ func (a *frontProxy) follow(ctx context.Context, t *testing.T, agg *aggregatorfa
 	}
 }
 
-// client is a connection that can be used again.
+// client is a connection that can be reused.
 type client struct {
 	*tls.Conn
 	read *bufio.Reader
@@ -115,9 +114,9 @@ func (c *client) get(ctx context.Context) error {
 	return nil
 }
 
-// TestRotationFailsNoRequest sends 50 requests a second to three replicas whose certificate is
-// valid for two minutes and whose CA for six, until it was renewed ten times. Every half a second a
-// request has a new connection. In between the Secret is deleted.
+// TestRotationFailsNoRequest sends 50 requests a second to three replicas. Their certificate is
+// valid for two minutes and their CA for six. The test ends after ten renewals. Every half a second
+// a request uses a new connection. In between the test deletes the Secret.
 func TestRotationFailsNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -180,7 +179,7 @@ func TestRotationFailsNoRequest(t *testing.T) {
 	})
 }
 
-// serve serves with the controller that the server gives its certificate to.
+// serve serves HTTPS with the certificate of the manager, until the context ends.
 func serve(ctx context.Context, t *testing.T, s *server, running *sync.WaitGroup) {
 	t.Helper()
 	config := &tls.Config{MinVersion: tls.VersionTLS13}

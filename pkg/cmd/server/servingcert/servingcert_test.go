@@ -53,7 +53,7 @@ func (f fixture) runOnce(m *Manager) (leaf []byte) {
 	return leaf
 }
 
-// trusted reports whether a client that trusts the announced CA accepts the server at the present
+// trusted reports whether a client that trusts the announced CA trusts the server at the current
 // time.
 func (f fixture) trusted(m *Manager) bool {
 	f.Helper()
@@ -103,7 +103,7 @@ func TestRenewalOverYearsIsNeverUntrusted(t *testing.T) {
 	first := f.runOnce(a)
 	f.runOnce(b)
 	seen := map[string]bool{string(first): true}
-	for range 12 * 12 { // a dozen years, in steps shorter than what is left when a leaf is renewed
+	for range 12 * 12 { // a dozen years, in steps that are shorter than the remaining time of a leaf when it is renewed
 		f.clock.Step(25 * 24 * time.Hour)
 		seen[string(f.runOnce(a))] = true
 		if !f.trusted(b) {
@@ -118,8 +118,8 @@ func TestRenewalOverYearsIsNeverUntrusted(t *testing.T) {
 }
 
 // TestClocksFiveMinutesApartDoNoHarm has replicas and kube-apiservers whose clocks differ by five
-// minutes: whichever replica renews, all serve what each kube-apiserver trusts, and no replica
-// undoes what another has written.
+// minutes. Whichever replica renews, all replicas serve a certificate that each kube-apiserver
+// trusts, and no replica reverts the write of another.
 func TestClocksFiveMinutesApartDoNoHarm(t *testing.T) {
 	f := newFixture(t)
 	ahead := clocktesting.NewFakeClock(f.clock.Now().Add(5 * time.Minute))
@@ -163,8 +163,8 @@ func TestChangesFromOutsideAreHealed(t *testing.T) {
 	is.True(t, f.trusted(m), "not trusted after the Secret and the caBundle were spoiled")
 }
 
-// TestCABundleOfAnotherInstallationIsLeftAlone: the aggregator would no longer trust that
-// installation.
+// TestCABundleOfAnotherInstallationIsLeftAlone: after a change, the aggregator would no longer
+// trust the other installation.
 func TestCABundleOfAnotherInstallationIsLeftAlone(t *testing.T) {
 	for name, tc := range map[string]struct {
 		namespace string
