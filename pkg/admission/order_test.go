@@ -13,8 +13,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// The library's list is pinned: before a new plugin gets its place, check its RBAC rules and
-// clusters that do not serve its API.
+// TestOrder pins the plugin list of the library. Before a new plugin is added, check which RBAC
+// rules it needs, and clusters that do not serve its API.
 func TestOrder(t *testing.T) {
 	o := genericoptions.NewAdmissionOptions()
 	Configure(o, &nodemaintenance.Config{}, func() []string { return nil })

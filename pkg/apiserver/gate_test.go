@@ -36,8 +36,8 @@ func storageAt(revision int64) *Storage {
 	return &Storage{ID: ownID, Embedded: true, Revision: func(context.Context) (int64, error) { return revision, nil }}
 }
 
-// leaseOf is the Lease of a previous server with the given storage; empty for a holder without
-// annotations.
+// leaseOf returns the Lease of a previous server with the given storage; if id is empty, the Lease
+// has no annotations.
 func leaseOf(id, revision string) *coordinationv1.Lease {
 	holder, seconds := "gone", int32(12)
 	renewed := metav1.NewMicroTime(time.Now().Add(time.Hour))
@@ -51,14 +51,14 @@ func leaseOf(id, revision string) *coordinationv1.Lease {
 	return lease
 }
 
-// markedLease is the Lease of a leader whose storage is not embedded.
+// markedLease returns the Lease of a leader whose storage is not embedded.
 func markedLease(revision, mark string) *coordinationv1.Lease {
 	lease := leaseOf(ownID, revision)
 	lease.Annotations[annotationStorageMark] = mark
 	return lease
 }
 
-// shared has a storage be an etcd of others, too, with a revision and a mark.
+// shared makes the storage an etcd that is shared with others, with a revision and a mark.
 func shared(revision, mark int64) func(*Storage) {
 	return func(s *Storage) {
 		s.Embedded = false
@@ -229,7 +229,7 @@ func TestEmbeddedServerEndsBesideAnother(t *testing.T) {
 	})
 }
 
-// TestLeaderMarksSharedStorage counts the marks of an hour.
+// TestLeaderMarksSharedStorage counts the marks that a leader sets in an hour.
 func TestLeaderMarksSharedStorage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := fake.NewClientset(markedLease("400", "300"))
@@ -292,7 +292,7 @@ func TestRevisionOfTheStorage(t *testing.T) {
 	})
 }
 
-// TestCheckThatFailsIsReported has the server lose the right to read its APIService, as after an
+// TestCheckThatFailsIsReported revokes the right of the server to read its APIService, as after an
 // upgrade with an old role.
 func TestCheckThatFailsIsReported(t *testing.T) {
 	for name, fails := range map[string]func(context.Context) error{

@@ -33,7 +33,7 @@ import (
 // wire is a connection to the host cluster that can break.
 type wire struct {
 	coordinationclient.LeasesGetter
-	// broken replaces the result of calls; nil does not.
+	// broken replaces the result of calls unless it is nil.
 	broken atomic.Pointer[func(context.Context) error]
 }
 
@@ -71,13 +71,13 @@ func (l wiredLeases) Update(
 	return l.LeaseInterface.Update(ctx, lease, o)
 }
 
-// swallow answers nothing, as a network that drops packets.
+// swallow never responds, like a network that drops packets.
 func swallow(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-// stage is where several replicas act. It fails the test where two act at the same time.
+// stage records which replica acts. It fails the test if two replicas act at the same time.
 type stage struct {
 	t      *testing.T
 	mu     sync.Mutex
@@ -85,8 +85,8 @@ type stage struct {
 	begun  int
 }
 
-// act simulates a set of controllers whose last call continues after the end of the context, for as
-// long as it may.
+// act simulates a set of controllers. Its last call may continue after the end of the context, for
+// at most lasts.
 func (s *stage) act(identity string, lasts time.Duration) func(context.Context, func() error) error {
 	return func(ctx context.Context, mayAct func() error) error {
 		if err := mayAct(); err != nil {
@@ -108,7 +108,7 @@ func (s *stage) act(identity string, lasts time.Duration) func(context.Context, 
 	}
 }
 
-// terms returns how many sets of controllers have begun to act.
+// terms returns the number of sets of controllers that have begun to act.
 func (s *stage) terms() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +121,7 @@ func (s *stage) now() string {
 	return s.acting
 }
 
-// shipped is a replica with the timing of the server's flags.
+// shipped returns a replica with the default timing of the server.
 func shipped(leases coordinationclient.LeasesGetter, identity string, run func(context.Context, func() error) error) *Controllers {
 	return &Controllers{Leases: leases, Run: run, Exit: func(error) {}, Election: LeaderElection{
 		Enabled: true, Namespace: "ns", Name: "lease", Identity: identity,
@@ -129,7 +129,7 @@ func shipped(leases coordinationclient.LeasesGetter, identity string, run func(c
 	}}
 }
 
-// TestSuspendedLeaderMayNotAct has a clock go on while no timer of the process fires.
+// TestSuspendedLeaderMayNotAct has the clock advance while no timer of the process fires.
 func TestSuspendedLeaderMayNotAct(t *testing.T) {
 	const deadline = 6 * time.Second
 	for name, test := range map[string]struct {
@@ -185,7 +185,7 @@ func TestReplicasNeverActAtTheSameTime(t *testing.T) {
 			stopA, leftA := lead(t, shipped(toA, "a", s.act("a", StopTimeout-100*time.Millisecond)))
 			eventually(t, "a acts", func() bool { return s.now() == "a" })
 			stopB, leftB := lead(t, shipped(host.CoordinationV1(), "b", s.act("b", StopTimeout-100*time.Millisecond)))
-			// Not at a multiple of the retry period.
+			// This time is not a multiple of the retry period.
 			<-time.After(24*time.Second + 500*time.Millisecond)
 			stop := make(chan struct{})
 			toA.fail(broken(stop))
@@ -201,7 +201,7 @@ func TestReplicasNeverActAtTheSameTime(t *testing.T) {
 }
 
 // TestDeletedLeaseGivesNoSecondLeader deletes the Lease at many moments between two renewals, as a
-// user, or a tool that prunes, does.
+// user or a cleanup tool may do.
 func TestDeletedLeaseGivesNoSecondLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := fake.NewClientset()
@@ -225,8 +225,9 @@ func TestDeletedLeaseGivesNoSecondLeader(t *testing.T) {
 	})
 }
 
-// TestReplicaThatStartsAfterADeletion deletes the Lease at many moments between two renewals just
-// before a replica starts, which has never seen it. The first leader of a storage does not wait.
+// TestReplicaThatStartsAfterADeletion deletes the Lease at many moments between two renewals, just
+// before a replica starts that has never seen the Lease. The first leader of a storage does not
+// wait.
 func TestReplicaThatStartsAfterADeletion(t *testing.T) {
 	for i := range 20 {
 		synctest.Test(t, func(t *testing.T) {
@@ -263,8 +264,7 @@ func TestReplicaThatStartsAfterADeletion(t *testing.T) {
 	}
 }
 
-// TestLeaseOfAnotherEndsTheTerm has another holder, or another Lease, in the place of the one that
-// a leader holds.
+// TestLeaseOfAnotherEndsTheTerm replaces the holder of the Lease, or the Lease itself.
 func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 	for name, change := range map[string]func(*coordinationv1.Lease){
 		"another holder": func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = ptr.To("b") },
@@ -306,7 +306,7 @@ func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 			if got := <-cause; !errors.Is(got, ErrLeaseLost) || time.Since(began) > 1500*time.Millisecond {
 				t.Errorf("the term ended after %v because %v", time.Since(began), got)
 			}
-			// A release that conflicts is repeated.
+			// A release is repeated after a conflict.
 			changed.Store(false)
 			stop()
 			<-left
@@ -314,7 +314,7 @@ func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 	}
 }
 
-// TestReleaseThatConflicts has all writes of the Lease conflict from when its leader stops.
+// TestReleaseThatConflicts makes all writes of the Lease conflict after its leader has stopped.
 func TestReleaseThatConflicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := fake.NewClientset()
@@ -333,21 +333,21 @@ func TestReleaseThatConflicts(t *testing.T) {
 		began := time.Now()
 		stop()
 		<-left
-		// With renewals in the meantime, one each 1.5 s of at most 6.
+		// This includes renewals, one every 1.5 s for at most 6 s.
 		if took, n := time.Since(began), tries.Load(); took > 8*time.Second || n < 2 || n > 6 {
 			t.Errorf("%d tries to release the Lease in %v", n, took)
 		}
 	})
 }
 
-// TestWhoKnowsOfNoLeader asks replicas that do not lead.
+// TestWhoKnowsOfNoLeader covers replicas that do not lead.
 func TestWhoKnowsOfNoLeader(t *testing.T) {
 	for name, test := range map[string]struct {
 		lease *coordinationv1.Lease
-		// renews is how often another replica renews the Lease, 0 for never.
+		// renews is the period with which another replica renews the Lease; 0 means never.
 		renews time.Duration
 		lasts  time.Duration
-		// failsFrom is when reads of the Lease begin to fail, 0 for never, -1 for always.
+		// failsFrom is the time from which reads of the Lease fail; 0 means never, -1 always.
 		failsFrom time.Duration
 		warns     bool
 	}{
@@ -373,7 +373,7 @@ func TestWhoKnowsOfNoLeader(t *testing.T) {
 				return false, nil, nil
 			})
 			c := shipped(host.CoordinationV1(), "a", (&stage{t: t}).act("a", 0))
-			// It may not lead itself.
+			// This replica must not become the leader.
 			c.Registered = func(context.Context) (types.NamespacedName, error) {
 				return types.NamespacedName{Name: "other"}, nil
 			}
@@ -411,7 +411,7 @@ func TestProcessEndsIfItsControllersDoNot(t *testing.T) {
 		})
 		var exits atomic.Int32
 		a.Exit = func(error) {
-			// What follows the first one does not happen to a process that has ended.
+			// Only the first call counts: it ends a real process.
 			if got := holder(host); exits.Add(1) == 1 && got != "a" {
 				t.Errorf("the process ends when %q holds the lease, want a: another replica may act already", got)
 			}
@@ -433,7 +433,7 @@ func TestProcessEndsIfItsControllersDoNot(t *testing.T) {
 
 func TestHealthOfALeader(t *testing.T) {
 	for name, tc := range map[string]struct {
-		// holder holds the lease at first.
+		// holder is the first holder of the Lease.
 		holder string
 		broken func(stop <-chan struct{}) func(context.Context) error
 		want   bool

@@ -65,7 +65,8 @@ func eventually(t *testing.T, what string, check func() bool) {
 	must.True(t, err == nil, "in vain: %s", what)
 }
 
-// lead starts a replica and returns how to stop it; stopping waits until it has left the election.
+// lead starts a replica and returns a function that stops it. left is closed when the replica has
+// left the election.
 func lead(t *testing.T, c *Controllers) (stop func(), left <-chan struct{}) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -86,8 +87,8 @@ func TestOneReplicaRunsControllersAndHandsOver(t *testing.T) {
 		stopB, leftB := lead(t, replica(host, s, "b"))
 
 		stopA()
-		// The set of a is stopping and still writes: b must not get the lease before it has
-		// stopped.
+		// The controllers of a are stopping and still write: b must not get the Lease before they
+		// have stopped.
 		s.finish <- struct{}{}
 		<-leftA
 		if at := s.holderAtEnd.Load(); at != "a" {

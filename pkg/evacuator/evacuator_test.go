@@ -42,7 +42,7 @@ var (
 	errBroken = errors.New("disk is full")
 )
 
-// newEvacuationOf makes one whose turn it is.
+// newEvacuationOf returns an Evacuation for which the evacuator is active.
 func newEvacuationOf(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
@@ -71,17 +71,17 @@ func turnOf(class string) func(*v1alpha1.Evacuation) {
 	return func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorClass = class }
 }
 
-// world is an Evacuator on a fake API.
+// world is an Evacuator with a fake API.
 type world struct {
 	*testing.T
 	api *fake.Clientset
 
 	mu sync.Mutex
-	// writes are the statuses that were written, without the class that each has.
+	// writes are the written statuses, without the class, which all of them have.
 	writes []string
-	// refuse, if set, answers writes.
+	// refuse is the response to writes, if it is set.
 	refuse error
-	// causes are why contexts of handlers have ended, calls counts them.
+	// causes are the causes with which the contexts of handlers ended; calls counts the calls.
 	causes chan error
 	calls  int
 	stop   func()
@@ -129,7 +129,7 @@ func (w *world) start(handler Handler) {
 	watches.Wait(w.T, 0, "evacuations")
 }
 
-// patch answers as our API does.
+// patch responds as our API does.
 func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -191,8 +191,8 @@ func (w *world) written() []string {
 	return slices.Clone(w.writes)
 }
 
-// until waits for a condition, and lets a step of the bubble's time pass whenever all goroutines
-// wait.
+// until waits for a condition. Whenever all goroutines are blocked, it advances the time of the
+// bubble by a step.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
 	if !informertest.Until(step, condition) {
@@ -369,7 +369,8 @@ func TestSignsOfLifeAreGivenWhileSomethingIsExpected(t *testing.T) {
 			return e.AwaitDeparture(ctx)
 		}, newEvacuationOf())
 		w.untilWritten(`{}`, expected)
-		// A quarter of the deadline of 40 seconds apart, up to the minute that is expected.
+		// A heartbeat is expected after each quarter of the deadline of 40 seconds, until the
+		// expected finish a minute later.
 		w.until("it has been given signs", 250*time.Millisecond, func() bool {
 			return time.Since(start) > 2*time.Minute
 		})
@@ -396,7 +397,7 @@ func TestLateReportsAreRefused(t *testing.T) {
 		w := newWorld(t, func(_ context.Context, e *Evacuation) error {
 			close(begun)
 			<-proceed
-			// Not the handler's context, which the informer may have ended by now.
+			// The context of the handler may have ended by now, because of the informer.
 			got <- e.Report(t.Context(), Progress{Message: "late"})
 			return nil
 		}, newEvacuationOf())

@@ -56,7 +56,7 @@ func TestReplace(t *testing.T) {
 				t.Errorf("the error is %v, want %v", err, broken)
 			}
 			want(t, dir, map[string]string{"a.conf": "old"})
-			// What a crash has left must not be behind the new content.
+			// The rest of a file that a crash has left must not follow the new content.
 			if name == "by one process" {
 				write(t, files.Temporary(path), "a longer part")
 			}

@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// Not parallel: the umask is that of the process.
+// TestModes cannot run in parallel, because the umask belongs to the process.
 func TestModes(t *testing.T) {
 	old := syscall.Umask(0o077)
 	path := filepath.Join(t.TempDir(), "program")

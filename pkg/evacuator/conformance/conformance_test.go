@@ -29,7 +29,7 @@ const class = "flush.example.com"
 
 var evacuations = v1alpha1.SchemeGroupVersion.WithResource("evacuations")
 
-// cluster is an API that does what the checks depend on, with one evacuator of the class.
+// cluster is an API with the behaviour that the checks need, and one evacuator of the class.
 type cluster struct {
 	kube *kubefake.Clientset
 	api  *fake.Clientset
@@ -41,7 +41,7 @@ type cluster struct {
 	ends  map[string]context.CancelFunc
 }
 
-// task is one evacuation in the hands of the evacuator.
+// task is an evacuation that the evacuator handles.
 type task struct {
 	*cluster
 	name, pod string
@@ -66,12 +66,12 @@ func (c *cluster) create(action clienttesting.Action) (bool, runtime.Object, err
 	e.Status.ActiveEvacuatorClass = class
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ends[e.Name] = cancel
-	// The check has started its watch by then.
+	// By then the check has started its watch.
 	time.AfterFunc(time.Second, func() { c.evacuate(ctx, &task{c, e.Name, e.Spec.PodRef.Name}) })
 	return true, e, c.api.Tracker().Create(evacuations, e, e.Namespace)
 }
 
-// withdraw removes the Evacuation a moment later, unless its evacuator forbids it.
+// withdraw deletes the Evacuation a moment later, unless its evacuator forbids the cancellation.
 func (c *cluster) withdraw(action clienttesting.Action) (bool, runtime.Object, error) {
 	name := action.(clienttesting.PatchAction).GetName()
 	time.AfterFunc(time.Second/2, func() {
@@ -91,7 +91,7 @@ func (c *cluster) withdraw(action clienttesting.Action) (bool, runtime.Object, e
 	return true, &v1alpha1.Evacuation{}, nil
 }
 
-// write changes the status; an Evacuation that is gone takes no report.
+// write changes the status; a deleted Evacuation accepts no report.
 func (t *task) write(mod func(*v1alpha1.EvacuationStatus)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,7 +113,7 @@ func (t *task) forbid() {
 	})
 }
 
-// remove deletes the pod, upon which the Evacuation is complete.
+// remove deletes the pod, after which the Evacuation is complete.
 func (t *task) remove() {
 	_ = t.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "shop", t.pod)
 	t.write(func(st *v1alpha1.EvacuationStatus) {
@@ -121,8 +121,8 @@ func (t *task) remove() {
 	})
 }
 
-// works returns when some time has passed, and reports whether the evacuation has not been
-// cancelled.
+// works returns after the given time, and reports whether the evacuation was not cancelled
+// meanwhile.
 func works(ctx context.Context, d time.Duration) bool {
 	if ctx.Err() != nil {
 		return false
@@ -138,7 +138,7 @@ func works(ctx context.Context, d time.Duration) bool {
 func TestCalledOff(t *testing.T) {
 	for name, tt := range map[string]struct {
 		evacuate func(context.Context, *task)
-		// unexamined and says are what is wanted of the error; neither means none.
+		// unexamined and says describe the expected error; there is none if neither is set.
 		unexamined bool
 		says       string
 	}{

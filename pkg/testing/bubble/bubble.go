@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 )
 
-// Run runs a subtest in a bubble of its own.
+// Run runs a subtest in a separate bubble.
 func Run(t *testing.T, name string, test func(*testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package build has the parts of which tests make objects. What an object of a test is like beside
-// them stands in the package of the test.
+// Package build has common parts of test objects. Each package builds the rest of its objects
+// itself.
 package build
 
 import (
@@ -19,12 +19,12 @@ func With[T any, M ~func(*T)](object *T, changes ...M) *T {
 	return object
 }
 
-// Owner is the reference to the controller of an object.
+// Owner returns the reference to the controller of an object.
 func Owner(apiVersion, kind, name string, uid types.UID) []metav1.OwnerReference {
 	return []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: uid, Controller: new(true)}}
 }
 
-// Ready is the status of a pod that runs and is ready.
+// Ready returns the status of a pod that is running and ready.
 func Ready() corev1.PodStatus {
 	return corev1.PodStatus{
 		Phase:      corev1.PodRunning,
@@ -32,14 +32,14 @@ func Ready() corev1.PodStatus {
 	}
 }
 
-// Labelled selects the nodes that have one of the values of a label.
+// Labelled returns a selector of the nodes that have one of the values of a label.
 func Labelled(key string, values ...string) *corev1.NodeSelector {
 	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}},
 	}}}
 }
 
-// Named selects the nodes that have one of the names.
+// Named returns a selector of the nodes that have one of the names.
 func Named(names ...string) *corev1.NodeSelector {
 	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchFields: []corev1.NodeSelectorRequirement{

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package is has the comparisons of tests, in one line. The test goes on after a failure.
+// Package is compares values in tests, in one line. The test continues after a failure.
 package is
 
 import (
@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// Equal reports an error of the test if got is not want. what names the value where the call does
-// not.
+// Equal reports an error of the test if got differs from want. what names the value if the call
+// does not make it clear.
 func Equal[T comparable](tb testing.TB, got, want T, what ...string) {
 	tb.Helper()
 	if got != want {
@@ -44,7 +44,7 @@ func prefix(what []string) string {
 	return strings.Join(what, " ") + ": "
 }
 
-// show quotes strings, so that an empty one is seen.
+// show quotes strings, so that an empty string is visible.
 func show(value any) string {
 	t := reflect.TypeOf(value)
 	if t != nil && (t.Kind() == reflect.String || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String) {

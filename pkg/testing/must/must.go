@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package must ends a test at the first error of what the test prepares or reads, in one line.
+// Package must ends a test at the first error of its preparations or reads, in one line.
 package must
 
 import "testing"

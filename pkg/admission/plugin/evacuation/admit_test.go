@@ -29,8 +29,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// outcome returns the result of a request: "" if it is admitted, else the reason of the error, with
-// the fields of an invalid object.
+// outcome returns the result of a request: "" if it is admitted, else the reason of the error, and
+// for an invalid object its fields.
 func outcome(err error) string {
 	if err == nil {
 		return ""
@@ -242,8 +242,8 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 		t.Errorf("got reads %v, want one of each owner and three of the pod", reads)
 	}
 
-	// A recreated owner has another UID. The remembered one must not leave the pod without an
-	// evacuator.
+	// A recreated owner has another UID. If the plugin still has the previous owner, the pod must
+	// get an evacuator nevertheless.
 	update := func(resource schema.GroupVersionResource, object runtime.Object) {
 		t.Helper()
 		must.Do(t, f.client.Tracker().Update(resource, object, "blue"))

@@ -22,7 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// evacuator returns an evacuator with the role of its priority.
+// evacuator returns an evacuator with the role for its priority.
 func evacuator(class string, priority int32) maintenance.Evacuator {
 	e := maintenance.Evacuator{EvacuatorClass: class, Priority: priority}
 	if priority == v1alpha1.ControllerEvacuatorPriority {

@@ -53,12 +53,12 @@ var (
 	ann    = &user.DefaultInfo{Name: "ann"}
 )
 
-// authz is an authorizer that allows the rights in it and records the questions.
+// authz is an authorizer that allows the listed rights and records the questions.
 type authz struct {
 	allowed []string
 	err     error
 	asked   []string
-	// users are the names of users, besides ann, about whom questions are expected.
+	// users are the names of users other than ann about whom questions are expected.
 	users []string
 }
 
@@ -105,7 +105,7 @@ func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...run
 		Identity: self, Recorder: &events.FakeRecorder{Events: f.events},
 		Informers: informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0),
 	})
-	// The tests fill the store: no informer runs that could sync.
+	// The tests fill the store; there are no running informers that could sync.
 	plugin.SetReadyFunc(func() bool { return true })
 	must.Do(t, plugin.ValidateInitialization())
 	return f

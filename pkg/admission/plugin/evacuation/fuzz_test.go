@@ -20,9 +20,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// FuzzAdmit creates generated Evacuations for a pod with a generated annotation and label. No user
-// may create one without the right to delete the pod, admission must complete each one that it
-// accepts, and a second run must change nothing.
+// FuzzAdmit creates generated Evacuations for a pod with a generated annotation and label. It
+// checks that no user can create one without the right to delete the pod, that admission completes
+// each one that it accepts, and that a second run changes nothing.
 func FuzzAdmit(f *testing.F) {
 	const valid = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"Evacuation",` +
 		`"metadata":{"namespace":"blue","name":"` + evacuationName + `","finalizers":["` + instigator + `"]},` +

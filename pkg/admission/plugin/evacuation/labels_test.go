@@ -101,7 +101,7 @@ func TestLabelsOfThePodStayWhenAnotherManagerStopsApplying(t *testing.T) {
 }
 
 // TestAdmitAddsNoManagerToAnObjectWithoutManagers covers an object without managedFields: the first
-// apply then adds one manager of all fields.
+// apply then adds one manager for all fields.
 func TestAdmitAddsNoManagerToAnObjectWithoutManagers(t *testing.T) {
 	f := newFixture(t, nil, nil, newPod())
 	evacuation := newEvacuation()

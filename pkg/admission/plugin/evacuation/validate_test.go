@@ -27,7 +27,8 @@ import (
 func TestValidateRights(t *testing.T) {
 	ownedEvacuation := newEvacuation(owned)
 	first, both := newEvacuation(active("first.example.com")), newEvacuation(finalizers(instigator, instigatorA))
-	// The request is admitted with all of the rights, and refused if one of them is missing.
+	// needs are the required rights: the request is admitted with all of them, and refused if one
+	// is missing.
 	tests := map[string]struct {
 		request request
 		needs   []string
@@ -88,7 +89,7 @@ func TestValidateRights(t *testing.T) {
 				t.Errorf("with all rights: %v", err)
 			}
 			asked := slices.Clone(f.authz.asked)
-			// The delegated authorizer caches its answers: the same question twice is one.
+			// Count equal questions once, because the delegated authorizer caches its answers.
 			slices.Sort(asked)
 			asked = slices.Compact(asked)
 			needs := slices.Sorted(slices.Values(tt.needs))
@@ -113,8 +114,8 @@ func owned(e *maintenance.Evacuation) {
 	e.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "gone", UID: "gone"}}
 }
 
-// TestDeletionForOtherInstigators covers a user who may not use the instigators of the object, and
-// therefore may not withdraw their requests by a deletion.
+// TestDeletionForOtherInstigators covers a user who may not use the instigators of the object. So
+// the user may not withdraw their requests by a deletion.
 func TestDeletionForOtherInstigators(t *testing.T) {
 	namespace := func(mods ...func(*corev1.Namespace)) *corev1.Namespace {
 		return build.With(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}, mods...)
@@ -184,7 +185,7 @@ func TestValidateReportWithoutAnActiveEvacuator(t *testing.T) {
 }
 
 // TestValidateReportOfANodeAgent covers reports about static pods. A node agent needs no right to
-// report about those of its node, and gets no other one by that.
+// report about the static pods of its node, and this gives it no other right.
 func TestValidateReportOfANodeAgent(t *testing.T) {
 	const progressKubelet = `progress evacuators.maintenance.haulout.dev "kubelet.k8s.io" in namespace "blue"`
 	onNode := func(name string) mod { return func(e *maintenance.Evacuation) { e.Spec.NodeName = name } }
@@ -193,7 +194,7 @@ func TestValidateReportOfANodeAgent(t *testing.T) {
 	for name, tt := range map[string]struct {
 		user        user.Info
 		object, old *maintenance.Evacuation
-		// asked is the right that the user needs; empty if none.
+		// asked is the right that the user needs; empty for none.
 		asked string
 	}{
 		"the agent of the node": {user: agent, old: newEvacuation(kubelet, onNode("node-7"))},

@@ -46,7 +46,7 @@ type host struct {
 	allowed map[string]bool
 	// hidden are the nodes that the user may not get.
 	hidden map[string]bool
-	// hangs are the nodes for which it does not respond before the request ends.
+	// hangs are the nodes for which the authorizer does not respond before the request ends.
 	hangs   map[string]bool
 	fails   map[string]bool
 	asked   []string
@@ -87,8 +87,8 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// may returns an authorizer that allows bob to delete the named nodes. The empty name is the answer
-// to the question about all nodes.
+// may returns an authorizer that allows bob to delete the named nodes. An empty name means all
+// nodes.
 func may(names ...string) *host {
 	h := &host{
 		user:    bob,
@@ -103,7 +103,7 @@ func may(names ...string) *host {
 	return h
 }
 
-// fixture is a plugin with the nodes and maintenances of a cluster in its caches.
+// fixture is a plugin whose caches have the nodes and maintenances of a cluster.
 type fixture struct {
 	t      *testing.T
 	plugin *Plugin
@@ -121,7 +121,7 @@ func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1
 	plugin.SetExternalKubeInformerFactory(host)
 	plugin.SetUnconditionalAuthorizer(h)
 	must.Do(t, plugin.ValidateInitialization())
-	// The test fills the stores: no informer runs that could sync.
+	// The tests fill the stores; there are no running informers that could sync.
 	plugin.SetReadyFunc(func() bool { return true })
 	for _, node := range nodes {
 		must.Do(t, host.Core().V1().Nodes().Informer().GetStore().Add(node))
@@ -150,7 +150,7 @@ func (f *fixture) context(r request) (context.Context, *registrytest.Warnings) {
 func (f *fixture) validate(ctx context.Context, r request) error {
 	operation := admission.Update
 	var options runtime.Object = &metav1.UpdateOptions{}
-	// A nil pointer in the interface would not be a nil object.
+	// Use variables of the interface type: an interface with a nil pointer would not be nil.
 	var nm, old runtime.Object
 	if r.nm != nil {
 		nm = r.nm

@@ -18,9 +18,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// FuzzValidate writes generated maintenances as a user who may delete the nodes of the pool blue
-// only. Whatever is admitted must hold and release no other nodes. Which nodes a selector selects
-// is decided as for pods with node affinity.
+// FuzzValidate writes generated maintenances as a user who may delete only the nodes of the pool
+// blue. An admitted maintenance must not hold or release other nodes. The test selects nodes by the
+// node affinity of Kubernetes.
 func FuzzValidate(f *testing.F) {
 	const blue = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"a"},` +
 		`"spec":{"stage":"Drain","nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"In","values":["blue"]}]}]}}}`
@@ -63,8 +63,8 @@ func FuzzValidate(f *testing.F) {
 	})
 }
 
-// FuzzNodeAgent writes generated maintenances as node blue-1. Whatever is admitted must concern
-// that node alone, and a maintenance that another user has requested must stay as it is.
+// FuzzNodeAgent writes generated maintenances as node blue-1. An admitted maintenance must concern
+// only this node, and a maintenance that another user has requested must not change.
 func FuzzNodeAgent(f *testing.F) {
 	const head = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"shutdown-blue-1-1b4e28ba",` +
 		`"annotations":{"maintenance.haulout.dev/boot-id":"1b4e28ba-2fa1-11d2-883f-0016d3cca427"}},"spec":{"reason":"node shutdown",`
@@ -113,7 +113,7 @@ func FuzzNodeAgent(f *testing.F) {
 	})
 }
 
-// reader returns a function that returns the maintenance in a text, or nil if the API server would
+// reader returns a function that parses a maintenance, or returns nil if the API server would
 // refuse it.
 func reader() func(data []byte) *maintenance.NodeMaintenance {
 	scheme := runtime.NewScheme()
@@ -122,7 +122,7 @@ func reader() func(data []byte) *maintenance.NodeMaintenance {
 	return func(data []byte) *maintenance.NodeMaintenance {
 		obj, _, err := decoder.Decode(data, nil, nil)
 		nm, ok := obj.(*maintenance.NodeMaintenance)
-		// A selector is required by a tag of the type, which the strategy checks.
+		// The strategy checks that a selector is set, because of a tag of the type.
 		if err != nil || !ok || nm.Spec.NodeSelector == nil || len(validation.ValidateNodeMaintenance(nm)) > 0 {
 			return nil
 		}

@@ -19,7 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// stored returns n maintenances of a selector as the cache has them: m-00 is the newest.
+// stored returns n maintenances with a selector, as the cache has them; m-00 is the newest.
 func stored(n int, selector *corev1.NodeSelector, stage v1alpha1.NodeMaintenanceStage) []*v1alpha1.NodeMaintenance {
 	var out []*v1alpha1.NodeMaintenance
 	for i := range n {
@@ -32,7 +32,7 @@ func stored(n int, selector *corev1.NodeSelector, stage v1alpha1.NodeMaintenance
 	return out
 }
 
-// seenBy records in the status which nodes a leader has found.
+// seenBy sets the nodes in the status, as if a leader had found them.
 func seenBy(all []*v1alpha1.NodeMaintenance, nodes ...v1alpha1.NodeMaintenanceNodeStatus) []*v1alpha1.NodeMaintenance {
 	for _, nm := range all {
 		nm.Status.ObservedGeneration, nm.Status.NodeStatuses = nm.Generation, nodes
@@ -44,7 +44,7 @@ func entryOf(node string, reason v1alpha1.NodeStatusReason) v1alpha1.NodeMainten
 	return v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: node}, Reason: reason}
 }
 
-// shutdowns returns n maintenances of shutdowns of a node.
+// shutdowns returns n maintenances for shutdowns of a node.
 func shutdowns(n int, node string, stage v1alpha1.NodeMaintenanceStage) []*v1alpha1.NodeMaintenance {
 	all := stored(n, byName(node), stage)
 	for i, nm := range all {
@@ -62,8 +62,8 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 	for _, nm := range deleted {
 		nm.DeletionTimestamp = &metav1.Time{}
 	}
-	// allButOne returns 50 maintenances of blue-1, with an entry of blue-1 in the status of the
-	// newest.
+	// allButOne returns 50 maintenances of blue-1, the newest of which has an entry for blue-1 in
+	// its status.
 	allButOne := func(entry v1alpha1.NodeMaintenanceNodeStatus) []*v1alpha1.NodeMaintenance {
 		all := seenBy(stored(50, blue, drain), entryOf("blue-1", ""))
 		seenBy(all[:1], entry)
@@ -119,7 +119,7 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 	}
 }
 
-// seenAt is seenBy with the generation that was observed.
+// seenAt is seenBy with the observed generation.
 func seenAt(all []*v1alpha1.NodeMaintenance, generation int64, nodes ...v1alpha1.NodeMaintenanceNodeStatus) []*v1alpha1.NodeMaintenance {
 	for _, nm := range seenBy(all, nodes...) {
 		nm.Generation = generation

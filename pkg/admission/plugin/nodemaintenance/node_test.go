@@ -38,7 +38,7 @@ func agentOf(node string) *user.DefaultInfo {
 
 type modifier = func(*maintenance.NodeMaintenance)
 
-// shutdown returns the maintenance of a shutdown of node blue-1, as the registry passes it to
+// shutdown returns the maintenance for a shutdown of node blue-1, as the registry passes it to
 // admission.
 func shutdown(modifiers ...modifier) *maintenance.NodeMaintenance {
 	nm := maintain(byName("blue-1"))
@@ -93,13 +93,14 @@ func by(u user.Info) modifier {
 	return func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = requestedBy(u) }
 }
 
-// asksNothing fails the test if the authorizer is asked about a node.
+// asksNothing fails the test if the plugin asks the authorizer about a node.
 func (f *fixture) asksNothing() {
 	f.t.Helper()
 	is.True(f.t, len(f.host.asked) == 0, "the authorizer was asked about %q", f.host.asked)
 }
 
-// expect checks the outcome of a request: field is the path in the error, empty if it is admitted.
+// expect checks the result of a request: field is the path in the error; it is empty if the request
+// is admitted.
 func (f *fixture) expect(r request, field string) {
 	f.t.Helper()
 	ctx, _ := f.context(r)
@@ -214,8 +215,8 @@ func TestShutdownThatDeviates(t *testing.T) {
 	}
 }
 
-// TestUsersThatAreNoNodes covers users who look like the node blue-1. The authorizer allows them
-// nothing, so they may not create its maintenance.
+// TestUsersThatAreNoNodes covers users with an identity similar to that of node blue-1. The
+// authorizer allows them nothing, so they may not create its maintenance.
 func TestUsersThatAreNoNodes(t *testing.T) {
 	for name, u := range map[string]*user.DefaultInfo{
 		"the name without the group":  {Name: "system:node:blue-1", Groups: []string{user.AllAuthenticated}},

@@ -36,7 +36,7 @@ func TestAuthorization(t *testing.T) {
 	ofBlue, ofRed := maintain(pools("blue")), maintain(pools("red"))
 	for name, test := range map[string]struct {
 		may []string
-		// request is a request of bob unless it names another user.
+		// request is a request of bob unless it has another user.
 		request request
 		// refused are the nodes that the error names; nil if there is no error.
 		refused []string
@@ -314,8 +314,8 @@ type noConfig struct{}
 
 func (noConfig) ConfigFor(string) (io.Reader, error) { return nil, nil }
 
-// initialize sets all fields that a plugin needs, and checks that its configuration has the values
-// of flags.
+// initialize is a plugin initializer that sets all required fields, and checks that the
+// configuration of the plugin has the values of the flags.
 type initialize struct{ t *testing.T }
 
 func everything(t *testing.T) admission.PluginInitializer {

@@ -51,7 +51,7 @@ func TestWarnings(t *testing.T) {
 	grouped := node("group-1", "group")
 	grouped.Labels["karpenter.sh/nodepool"] = "default"
 	for name, test := range map[string]struct {
-		// nodes is cluster unless it is set.
+		// nodes defaults to cluster.
 		nodes   []*corev1.Node
 		others  []*v1alpha1.NodeMaintenance
 		request request

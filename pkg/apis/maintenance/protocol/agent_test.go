@@ -26,7 +26,7 @@ func agentReady(status corev1.ConditionStatus) corev1.NodeCondition {
 	return corev1.NodeCondition{Type: "maintenance.haulout.dev/NodeAgentReady", Status: status}
 }
 
-// heartbeats returns a node whose kubelet has written its condition that long after the agent
+// heartbeats returns a node whose kubelet has written its condition the given time after the agent
 // has written both of its own.
 func heartbeats(later time.Duration, modify ...func(node *corev1.Node, kubelet time.Time)) *corev1.Node {
 	now := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
@@ -41,7 +41,8 @@ func heartbeats(later time.Duration, modify ...func(node *corev1.Node, kubelet t
 	return node
 }
 
-// held lets a maintenance hold the node, since that long before the last heartbeat of the kubelet.
+// held makes a maintenance hold the node since the given time before the last heartbeat of the
+// kubelet.
 func held(before time.Duration) func(*corev1.Node, time.Time) {
 	return func(node *corev1.Node, kubelet time.Time) {
 		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
@@ -50,7 +51,7 @@ func held(before time.Duration) func(*corev1.Node, time.Time) {
 	}
 }
 
-// older replaces the agent by one without NodeAgentRunning, the given time ago.
+// older replaces the agent by one without NodeAgentRunning the given time ago.
 func older(ago time.Duration) func(*corev1.Node, time.Time) {
 	return func(node *corev1.Node, _ time.Time) {
 		running := &node.Status.Conditions[2]
@@ -112,13 +113,13 @@ func TestHasNodeAgent(t *testing.T) {
 	}
 }
 
-// TestSilenceOfANodeAgent lets an agent and a kubelet write to their node for 40 minutes, and a
-// maintenance hold it from some moment on, with the agent idle, away or dead at that moment.
+// TestSilenceOfANodeAgent has an agent and a kubelet write to their node for 40 minutes. A
+// maintenance begins to hold the node while the agent is idle, absent or dead.
 func TestSilenceOfANodeAgent(t *testing.T) {
 	const end, kubeletPeriod, step = 40 * time.Minute, 5 * time.Minute, 5 * time.Second
 	start := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
-	// run returns when the agent is first taken for gone, end if it never is. It looks at its node
-	// every minute, and dies at the time dies.
+	// run returns the time at which the agent is first treated as absent, or end. The agent reads
+	// its node every minute, and dies at the time dies.
 	run := func(looks, writes, hold, dies time.Duration) time.Duration {
 		node := heartbeats(0, held(0), notHeldAnyMore)
 		kubelet, agent, running, inProgress := &node.Status.Conditions[0], &node.Status.Conditions[1], &node.Status.Conditions[2], &node.Status.Conditions[3]

@@ -33,7 +33,7 @@ func TestValidate(t *testing.T) {
 			Spec: maintenance.NodeMaintenanceSpec{NodeSelector: build.Labelled(corev1.LabelHostname, values...)},
 		}
 	}
-	// A label or annotation takes nine bytes more than its value here.
+	// Here a label or an annotation takes nine bytes more than its value.
 	large := &maintenance.Evacuation{}
 	large.Labels = map[string]string{"a": strings.Repeat("x", MaxEvacuationMetadataBytes)}
 	fits := &maintenance.Evacuation{}
@@ -114,7 +114,7 @@ func TestValidateGrowth(t *testing.T) {
 	}
 }
 
-// TestLabelBytes has labels of all lengths that protobuf writes differently.
+// TestLabelBytes has labels with all lengths that protobuf encodes differently.
 func TestLabelBytes(t *testing.T) {
 	for _, key := range []int{1, 127, 128, 317} {
 		for _, value := range []int{0, 1, 63, 127, 128} {

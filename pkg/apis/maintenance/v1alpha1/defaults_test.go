@@ -21,12 +21,12 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// web is a selector that a plan may have.
+// web returns a selector for a plan.
 func web() *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 }
 
-// twelve is what every plan has, as literals: the constants may not change.
+// twelve has the entries of every plan as literals, because the constants must not change.
 var twelve = []string{
 	"Default 1000000000", "Default 2000000000", "Default 2000001000", "Default 2147483647",
 	"DaemonSet 1000000000", "DaemonSet 2000000000", "DaemonSet 2000001000", "DaemonSet 2147483647",
@@ -115,9 +115,9 @@ func describe(plan []v1alpha1.DrainPlanEntry) []string {
 	return texts
 }
 
-// stored is what etcd holds for a maintenance named "a" in stage Drain with an own entry, Default
-// 5, as v1alpha1 stored it before spec.newNodes. It must never be generated again: such objects
-// exist.
+// stored is the value in etcd of a maintenance named "a" in stage Drain with the additional entry
+// Default 5, as v1alpha1 stored it before spec.newNodes. It must never be generated again: such
+// objects exist.
 const stored = "" +
 	"6b3873000a330a206d61696e74656e616e63652e6861756c6f75742e6465762f7631616c70686131120f4e6f64654d61696e74656e616e63" +
 	"651280020a110a016112001a0022002a0032003800420012e6011205447261696e1a0b10051a0744656661756c741a0f108094ebdc031a07" +
@@ -146,9 +146,9 @@ func codec(t *testing.T) runtime.Codec {
 		maintenance.SchemeGroupVersion)
 }
 
-// TestStoredPlanReadsBackAsItWasWritten pins the twelve entries: defaulting also runs on what is
-// read from etcd, so another set of them would add entries to plans that are immutable, in the
-// middle of their drains.
+// TestStoredPlanReadsBackAsItWasWritten pins the twelve entries. Defaulting also runs on objects
+// that are read from etcd, so other entries would be added to immutable plans in the middle of
+// their drains.
 func TestStoredPlanReadsBackAsItWasWritten(t *testing.T) {
 	for name, bytes := range map[string]string{"before newNodes": stored, "with newNodes": storedWithNewNodes} {
 		t.Run(name, func(t *testing.T) { expectPlanAsStored(t, bytes) })

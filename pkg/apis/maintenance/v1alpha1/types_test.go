@@ -17,10 +17,10 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// TestCompatibility decodes what earlier versions have stored, in testdata, and compares what this
-// version would store. A change of testdata/HEAD that is more than an addition breaks stored
-// objects. To regenerate it, set UPDATE_COMPATIBILITY_FIXTURE_DATA=true; with a release, copy it to
-// testdata/v<version>.
+// TestCompatibility decodes the objects that earlier versions stored, in testdata, and compares
+// them with those that this version would store. A change of testdata/HEAD that is more than an
+// addition breaks stored objects. To regenerate it, set UPDATE_COMPATIBILITY_FIXTURE_DATA=true; for
+// a release, copy it to testdata/v<version>.
 func TestCompatibility(t *testing.T) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)

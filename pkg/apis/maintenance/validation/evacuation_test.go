@@ -26,8 +26,8 @@ const (
 
 type evacuationMod func(*maintenance.Evacuation)
 
-// newEvacuation returns a valid Evacuation of the pod web-1 with three evacuators,
-// first.example.com before the controller before last.example.com, of which none is active yet.
+// newEvacuation returns a valid Evacuation of the pod web-1 with three evacuators, none of which is
+// active yet: first.example.com before the controller, and last.example.com after it.
 func newEvacuation(mods ...evacuationMod) *maintenance.Evacuation {
 	return build.With(&maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
@@ -57,7 +57,7 @@ func active(class string) evacuationMod {
 	return func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorClass = class }
 }
 
-// The turns of newEvacuation.
+// The active evacuators of newEvacuation, one after the other.
 var (
 	first, second  = active("first.example.com"), active("deployment.apps.k8s.io")
 	last, evicting = active("last.example.com"), active(evacuationTestEviction)
@@ -448,7 +448,7 @@ func TestValidateEvacuationReport(t *testing.T) {
 	}
 }
 
-// TestAddedFinalizers has an object of an older version, which any client could give finalizers.
+// TestAddedFinalizers has an object of an older version, to which any client could add finalizers.
 func TestAddedFinalizers(t *testing.T) {
 	const foreign = "example.com/other"
 	refused := field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(1), "")}

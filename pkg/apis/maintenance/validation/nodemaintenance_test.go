@@ -20,7 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// nodeMaintenance is valid and has been defaulted, unless a modifier makes it otherwise.
+// nodeMaintenance returns a maintenance that is valid and defaulted before the modifiers are
+// applied.
 func nodeMaintenance(t *testing.T, modifiers ...func(*v1alpha1.NodeMaintenance)) *maintenance.NodeMaintenance {
 	t.Helper()
 	versioned := &v1alpha1.NodeMaintenance{

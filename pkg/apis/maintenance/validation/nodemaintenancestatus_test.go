@@ -25,7 +25,7 @@ func TestValidateStageTransitions(t *testing.T) {
 		"Cordon Drain":    true,
 		"Cordon Complete": true,
 		"Drain Complete":  true,
-		// A newer server has stored it.
+		// A newer server has stored this value.
 		"Paused Complete": true,
 	}
 	for _, from := range append(stages, "Paused") {

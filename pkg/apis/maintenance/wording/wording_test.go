@@ -29,8 +29,7 @@ func TestWording(t *testing.T) {
 	}
 }
 
-// TestRemedies makes sure that each remedy names who has to act and a command, whatever it needs to
-// know of the pod.
+// TestRemedies checks that each remedy names who has to act and a command, for every kind of pod.
 func TestRemedies(t *testing.T) {
 	for _, remedy := range append(append(Blocked, notBlocked...), RemedyFor("SomethingNew")) {
 		for _, format := range []string{remedy.Who, remedy.Look} {

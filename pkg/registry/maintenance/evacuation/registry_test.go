@@ -29,7 +29,7 @@ const (
 	instigator = "evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io"
 	eviction   = "eviction.maintenance.haulout.dev"
 
-	// startDeadline is how long an evacuator has for its first report.
+	// startDeadline is the time within which an evacuator must send its first report.
 	startDeadline = 5 * time.Minute
 )
 
@@ -37,13 +37,14 @@ var (
 	server = &user.DefaultInfo{Name: "system:apiserver", UID: "1"}
 	ann    = &user.DefaultInfo{Name: "ann"}
 
-	// start is not a whole second, as times never are.
+	// start is not a whole second, like real times.
 	start = time.Date(2026, 11, 21, 8, 0, 0, 123456789, time.UTC)
 )
 
 type mod func(*maintenance.Evacuation)
 
-// newEvacuation returns what admission hands on for the pod web-1, which names three evacuators.
+// newEvacuation returns an Evacuation of the pod web-1 with three evacuators, as admission passes
+// it on.
 func newEvacuation(mods ...mod) *maintenance.Evacuation {
 	return build.With(&maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
@@ -92,7 +93,7 @@ func condition(conditionType, reason string) mod {
 	}
 }
 
-// forPod makes it the Evacuation of another pod.
+// forPod changes the Evacuation to that of another pod.
 func forPod(podName string) mod {
 	return func(e *maintenance.Evacuation) {
 		e.Spec.PodRef.Name = podName
@@ -100,7 +101,7 @@ func forPod(podName string) mod {
 	}
 }
 
-// registry is the registry of Evacuations on an etcd, with a clock that only the test moves.
+// registry is the registry of Evacuations on an etcd, with a fake clock.
 type registry struct {
 	Storage
 	t     *testing.T
@@ -144,7 +145,7 @@ func (r *registry) mustCreate(mods ...mod) *maintenance.Evacuation {
 	return must.Get(r.create(server, newEvacuation(mods...)))(r.t)
 }
 
-// apply changes what is stored, as a patch does it.
+// apply changes the stored object, as a patch does.
 func apply(mods []mod) rest.UpdatedObjectInfo {
 	return rest.DefaultUpdatedObjectInfo(nil, func(_ context.Context, _, old runtime.Object) (runtime.Object, error) {
 		evacuation := old.DeepCopyObject().(*maintenance.Evacuation)

@@ -55,7 +55,7 @@ func TestStatusTransitions(t *testing.T) {
 	mods := func(m ...mod) []mod { return m }
 	evicted := mods(first, completed, active("deployment.apps.k8s.io"), completed, last, completed, active(eviction))
 	tests := map[string]struct {
-		// before are writes of the server, one after the other.
+		// before are earlier writes of the server.
 		before []mod
 		user   user.Info
 		mods   []mod
@@ -242,7 +242,7 @@ func TestForbidAndTheInstigators(t *testing.T) {
 	}
 }
 
-// handOver is the server's write that makes a class the active evacuator.
+// handOver is the write with which the server makes a class the active evacuator.
 func (r *registry) handOver(to string) error {
 	_, err := r.updateStatus(server, active(to), message(protocol.TurnMessage(to, "test")))
 	return err
@@ -262,9 +262,10 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 	}
 	tests := map[string]struct {
 		mod mod
-		// meanwhile happens a minute after the first evacuator got its turn.
+		// meanwhile is called a minute after the first evacuator became active.
 		meanwhile func(*registry)
-		// after is when the turn is to be handed over, counted from when it began.
+		// after is the time for which the first evacuator is active before the server tries to make
+		// the next one active.
 		after time.Duration
 		want  []string
 	}{

@@ -29,7 +29,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// causes returns the "reason field" of what a refused request was refused for.
+// causes returns the "reason field" of each cause of a refused request.
 func causes(t *testing.T, err error) []string {
 	t.Helper()
 	if err == nil {

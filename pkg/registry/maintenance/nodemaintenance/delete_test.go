@@ -140,7 +140,7 @@ func TestDeleteMovesToCompleteInTheSameWrite(t *testing.T) {
 			defer watch.Stop()
 			r.clock.SetTime(start.Add(time.Hour))
 			must.Do(t, r.delete(test.by, "a", test.options))
-			// The first thing a watch shows after the creation has it all.
+			// The first event of a watch after the creation has all changes.
 			event := <-watch.ResultChan()
 			nm, ok := event.Object.(*maintenance.NodeMaintenance)
 			if !ok || nm.DeletionTimestamp == nil || nm.Spec.Stage != complete {
@@ -188,8 +188,8 @@ func TestDeletionEndsWhenTheServerTakesItsFinalizerOff(t *testing.T) {
 	}
 }
 
-// TestDeletionThatWasInterruptedIsFinishedByTheNext has the server die between the two writes of
-// the deletion of an Idle maintenance.
+// TestDeletionThatWasInterruptedIsFinishedByTheNext: the server fails between the two writes that
+// delete an Idle maintenance.
 func TestDeletionThatWasInterruptedIsFinishedByTheNext(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	created := r.mustCreate(ann, newMaintenance(t, "a"))
@@ -213,7 +213,7 @@ func TestDeletionThatWasInterruptedIsFinishedByTheNext(t *testing.T) {
 
 var errInterrupted = errors.New("interrupted")
 
-// undeletable is a storage in which nothing can be deleted.
+// undeletable is a storage that fails to delete.
 type undeletable struct {
 	storage.Interface
 }

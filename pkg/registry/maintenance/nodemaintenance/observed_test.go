@@ -20,7 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// observedAt is an observation at a time at which a replica leads.
+// observedAt returns an observation at a time at which a replica leads.
 func observedAt(now time.Time) observation {
 	return observation{clock: testclock.NewFakePassiveClock(now), noLeader: func() string { return "" }}
 }

@@ -52,7 +52,7 @@ func TestPreview(t *testing.T) {
 		out.Waves[0].PodCount != 7 {
 		t.Errorf("got %+v", out)
 	}
-	// The previewer gets the object as stored, with defaults and the requester.
+	// The previewer gets the object as it is stored, with defaults and the requester.
 	if asked := r.previewer.asked[0]; asked.Name != "b" || len(asked.Spec.DrainPlan) != 12 ||
 		asked.Spec.RequestedBy.Username != "ann" {
 		t.Errorf("asked about %+v", asked)

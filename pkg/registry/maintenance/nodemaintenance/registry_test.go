@@ -44,7 +44,7 @@ var (
 		Extra: map[string][]string{"team": {"blue"}},
 	}
 	bob = &user.DefaultInfo{Name: "bob", UID: "2", Groups: []string{"system:authenticated"}}
-	// self is the server; root is a user with its name.
+	// self is the server; root is a user with the name of the server.
 	self = &user.DefaultInfo{Name: "system:apiserver", UID: "loopback", Groups: []string{user.SystemPrivilegedGroup}}
 	root = &user.DefaultInfo{Name: "system:apiserver", UID: "", Groups: []string{user.SystemPrivilegedGroup}}
 )
@@ -60,7 +60,7 @@ func bobInfo() *authenticationv1.UserInfo {
 	return &authenticationv1.UserInfo{Username: "bob", UID: "2", Groups: []string{"system:authenticated"}}
 }
 
-// registry is the real storage with a clock that only tests move.
+// registry is the real storage with a fake clock.
 type registry struct {
 	t       testing.TB
 	storage Storage
@@ -70,8 +70,7 @@ type registry struct {
 	previewer *fakePreviewer
 	// noLeader is the warning that no replica leads.
 	noLeader string
-	// newest is the creation time of the newest node, known whether this replica has read the
-	// nodes.
+	// newest is the creation time of the newest node; known: this replica has read the nodes.
 	newest *metav1.Time
 	known  bool
 }
@@ -112,11 +111,11 @@ func (r *registry) mustCreate(u user.Info, nm *maintenance.NodeMaintenance) *mai
 	return out
 }
 
-// transform is an update as a patch makes it: from what is stored.
+// transform returns an update of the stored object, as a patch does it.
 func transform(change func(*maintenance.NodeMaintenance)) rest.UpdatedObjectInfo {
 	return rest.DefaultUpdatedObjectInfo(nil, func(_ context.Context, _, old runtime.Object) (runtime.Object, error) {
 		nm := old.DeepCopyObject().(*maintenance.NodeMaintenance)
-		// What comes from a request has been through decoding and defaulting.
+		// An object from a request was decoded and defaulted.
 		change(nm)
 		return nm, nil
 	})
@@ -158,7 +157,7 @@ func (r *registry) delete(u user.Info, name string, options *metav1.DeleteOption
 	return err
 }
 
-// get returns nil for an object that is not there.
+// get returns nil if the object does not exist.
 func (r *registry) get(name string) *maintenance.NodeMaintenance {
 	r.t.Helper()
 	out, err := r.storage.NodeMaintenance.Get(r.ctx(ann, ""), name, &metav1.GetOptions{})
@@ -169,7 +168,7 @@ func (r *registry) get(name string) *maintenance.NodeMaintenance {
 	return out.(*maintenance.NodeMaintenance)
 }
 
-// newMaintenance returns an object as it comes out of decoding a request.
+// newMaintenance returns an object as the server decodes it from a request.
 func newMaintenance(
 	t testing.TB, name string, modifiers ...func(*v1alpha1.NodeMaintenance),
 ) *maintenance.NodeMaintenance {
@@ -207,8 +206,8 @@ func setFinalizers(finalizers ...string) func(*maintenance.NodeMaintenance) {
 	return func(nm *maintenance.NodeMaintenance) { nm.Finalizers = finalizers }
 }
 
-// stagesOf returns the stages entered, and fails if one has another time than the one given for
-// it.
+// stagesOf returns the entered stages. It fails if one of them has another time than the expected
+// one.
 func stagesOf(t testing.TB, nm *maintenance.NodeMaintenance, times ...time.Time) []maintenance.NodeMaintenanceStage {
 	t.Helper()
 	var names []maintenance.NodeMaintenanceStage
