@@ -103,7 +103,7 @@ func TestRenewalOverYearsIsNeverUntrusted(t *testing.T) {
 	first := f.runOnce(a)
 	f.runOnce(b)
 	seen := map[string]bool{string(first): true}
-	for range 12 * 12 { // a dozen years, in steps that are shorter than the remaining time of a leaf when it is renewed
+	for range 12 * 12 { // a dozen years, in steps shorter than the remaining time of a leaf at its renewal
 		f.clock.Step(25 * 24 * time.Hour)
 		seen[string(f.runOnce(a))] = true
 		if !f.trusted(b) {
