@@ -117,7 +117,8 @@ func TestLockOutlivesTheKilledHolder(t *testing.T) {
 		t.Helper()
 		first, held := b.startHolder(locked)
 		b.reboot()
-		// The next process opens the pipe by its path. A process with an open copy holds the lock.
+		// The next process opens the pipe by its path. A process that has the pipe open holds the
+		// lock.
 		since := time.Now().Add(-10 * time.Second)
 		deadline := since.Add(30 * time.Second)
 		second := start(t, config(func(c *logind.Config) {

@@ -218,8 +218,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 	}
 }
 
-// TestAnInterruptedPreviewLeavesNothing: the temporary object is deleted even if the preview is not
-// shown.
+// TestAnInterruptedPreviewLeavesNothing: the temporary object is deleted, regardless of why the
+// preview cannot be shown.
 func TestAnInterruptedPreviewLeavesNothing(t *testing.T) {
 	for name, reach := range map[string]func(interrupt func()) error{
 		"interrupted while the server previews": func(interrupt func()) error { interrupt(); return context.Canceled },
