@@ -26,10 +26,10 @@ func TestFailsJob(t *testing.T) {
 		evicted int32
 		want    bool
 	}{
-		"a Job that allows no failure":           {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0)}, evicted: 1, want: true},
-		"a Job with a failure left":              {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](2)}, failed: 1, evicted: 1},
-		"a Job whose failures are used up":       {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](2)}, failed: 2, evicted: 1, want: true},
-		"a Job of which several pods have to go": {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](2)}, evicted: 3, want: true},
+		"a Job that allows no failure":     {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0)}, evicted: 1, want: true},
+		"a Job with a failure left":        {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](2)}, failed: 1, evicted: 1},
+		"a Job whose failures are used up": {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](2)}, failed: 2, evicted: 1, want: true},
+		"a Job with several pods to evict": {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](2)}, evicted: 3, want: true},
 		"a Job that ignores disruptions": {
 			spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0), PodFailurePolicy: onDisruption(batchv1.PodFailurePolicyActionIgnore)}, evicted: 1,
 		},

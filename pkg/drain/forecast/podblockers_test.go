@@ -31,7 +31,7 @@ func TestBlockersOfOnePod(t *testing.T) {
 		evacuators []string
 		want       []string
 	}{
-		"a pod that comes back elsewhere": {pod: pod("web", "web", "n1")},
+		"a pod that is recreated elsewhere": {pod: pod("web", "web", "n1")},
 		"a budget that allows some": {
 			pod: pod("web", "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("open", "web", 1)},
 		},
@@ -67,9 +67,9 @@ func TestBlockersOfOnePod(t *testing.T) {
 			pod: pod("web", "web", "n1", bare), budgets: never,
 			want: []string{"Never PodDisruptionBudget: 1 closed(0)", "Lost NoController: 1"},
 		},
-		"a finished pod":          {pod: pod("web", "web", "n1", bare, inPhase(corev1.PodSucceeded)), budgets: never},
-		"a failed pod":            {pod: pod("web", "web", "n1", bare, inPhase(corev1.PodFailed)), budgets: never},
-		"a pod that goes already": {pod: pod("web", "web", "n1", bare, goneBy(0)), budgets: never},
+		"a finished pod":    {pod: pod("web", "web", "n1", bare, inPhase(corev1.PodSucceeded)), budgets: never},
+		"a failed pod":      {pod: pod("web", "web", "n1", bare, inPhase(corev1.PodFailed)), budgets: never},
+		"a terminating pod": {pod: pod("web", "web", "n1", bare, goneBy(0)), budgets: never},
 		"a static pod": {
 			pod: pod("web", "web", "n1", mirror, ownedBy("v1", "Node", "n1")), budgets: never,
 			want: []string{"kept: static pod"},

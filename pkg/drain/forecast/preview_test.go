@@ -48,7 +48,7 @@ func TestWaves(t *testing.T) {
 				"1: Default<=2000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/important",
 			},
 		},
-		"an own plan: a pod belongs to the first entry that covers it": {
+		"a custom plan: a pod belongs to the first entry that covers it": {
 			scene: scene{
 				subject: maintenance("subject",
 					planned(entry(ordinary, 100, "web"), entry(ordinary, 100, ""), entry(ordinary, 200, ""))),
@@ -85,7 +85,7 @@ func TestWaves(t *testing.T) {
 		"DaemonSet pods without an evacuator are in no wave": {
 			scene: scene{pods: podList{pod("agent", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent"))}},
 		},
-		"with one they come after all others": {
+		"DaemonSet pods with an evacuator come after all others": {
 			scene: scene{evacuators: list{daemonSetClass}, owners: owners{agent: true}, pods: podList{
 				pod("agent", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
 				pod("important", "dns", "n2", withPriority(2000001000)),
@@ -95,7 +95,7 @@ func TestWaves(t *testing.T) {
 				"4: DaemonSet<=1000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/agent",
 			},
 		},
-		"a drain that is under way: what is left, and what was asked already": {
+		"a drain in progress: the remaining pods, and the pods that were asked before": {
 			scene: scene{
 				subject: maintenance("subject", atStage(drain), reached("n1", entry(ordinary, 2000000000, "")),
 					reached("n2", entry(ordinary, 2000000000, ""))),
@@ -158,16 +158,16 @@ func TestEvacuatorClasses(t *testing.T) {
 		"a ReplicaSet that does not exist": {
 			evacuators: list{deploymentClass}, owners: owners{}, pod: pod("a", "web", "n1"), want: list{evictionClass},
 		},
-		"the Deployment's after an annotation's": {
+		"the evacuator of the Deployment after that of an annotation": {
 			evacuators: list{deploymentClass}, owners: owners{rs: true},
 			pod:  pod("a", "web", "n1", annotated(custom, "20000")),
 			want: list{"move.example.com", deploymentClass, evictionClass},
 		},
-		"a DaemonSet's is never evicted": {
+		"a pod of a DaemonSet is never evicted": {
 			evacuators: list{daemonSetClass}, owners: owners{agent: true},
 			pod: pod("a", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")), want: list{daemonSetClass},
 		},
-		"a static pod's": {
+		"a static pod": {
 			evacuators: list{v1alpha1.EvacuatorClassKubelet},
 			nodes:      []*corev1.Node{node("n1", withAgent)},
 			pod:        pod("a", "web", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1")),
@@ -282,7 +282,7 @@ func TestOtherMaintenances(t *testing.T) {
 		others   []v1alpha1.PreviewMaintenance
 		messages []string
 	}{
-		"one that has come less far holds its node back": {
+		"a maintenance at an earlier wave limits the node": {
 			// The other maintenance has an ordinary pod left on n3, so n1 must wait with its vital
 			// pod, but n2 need not.
 			scene: scene{
@@ -307,7 +307,7 @@ func TestOtherMaintenances(t *testing.T) {
 			others:   []v1alpha1.PreviewMaintenance{{Name: "older", Stage: drain, NodeCount: 1}},
 			messages: list{"Waiting for node n2.", "Evacuating"},
 		},
-		"one that has come further takes its node along": {
+		"a maintenance at a later wave fast-forwards the node": {
 			scene: scene{
 				nodes: []*corev1.Node{n1, n2},
 				draining: []Member{

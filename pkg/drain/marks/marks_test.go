@@ -76,18 +76,18 @@ func TestChoose(t *testing.T) {
 		wants     func(*v1alpha1.NodeMaintenance) bool
 		want      []*v1alpha1.NodeMaintenance
 	}{
-		"none":                                       {},
-		"as many as there are places":                {selecting: others(50), want: others(50)},
-		"the oldest of more":                         {selecting: others(60), want: others(50)},
-		"with places that others have":               {selecting: others(60), taken: 45, want: others(5)},
-		"with more taken than there are places":      {selecting: others(60), taken: 51},
-		"a shutdown of the node beside them":         {selecting: append(others(60), own), want: append(others(50), own)},
-		"a shutdown of the node without any place":   {selecting: append(others(60), own), taken: 51, want: []*v1alpha1.NodeMaintenance{own}},
-		"only the latest shutdown of the node":       {selecting: append(others(60), own, earlier), want: append(others(50), own)},
-		"a shutdown of another node is one of them":  {selecting: append(others(60), of2), want: others(50)},
-		"the shutdown is one of few that have room":  {selecting: append(others(10), own), want: append(others(10), own)},
-		"an order that has nothing to do with names": {selecting: reversed(others(60)), want: others(50)},
-		"those that do not want the node leave room": {
+		"none":                                           {},
+		"as many as there are places":                    {selecting: others(50), want: others(50)},
+		"the oldest of more":                             {selecting: others(60), want: others(50)},
+		"with places that others use":                    {selecting: others(60), taken: 45, want: others(5)},
+		"with more taken than there are places":          {selecting: others(60), taken: 51},
+		"a shutdown of the node in addition":             {selecting: append(others(60), own), want: append(others(50), own)},
+		"a shutdown of the node without any place":       {selecting: append(others(60), own), taken: 51, want: []*v1alpha1.NodeMaintenance{own}},
+		"only the latest shutdown of the node":           {selecting: append(others(60), own, earlier), want: append(others(50), own)},
+		"a shutdown of another node needs a place":       {selecting: append(others(60), of2), want: others(50)},
+		"a shutdown and room for all":                    {selecting: append(others(10), own), want: append(others(10), own)},
+		"an order by age that differs from that by name": {selecting: reversed(others(60)), want: others(50)},
+		"maintenances that do not want the node": {
 			selecting: append(others(60), own), want: append(others(55)[5:], own),
 			wants: func(nm *v1alpha1.NodeMaintenance) bool { return nm.Name >= "m-05" },
 		},

@@ -89,18 +89,18 @@ func TestNeverAllows(t *testing.T) {
 		"minAvailable 4 of 3": {
 			budget: modifiers{minAvailable("4"), computed(3, 4, 0)}, want: "minAvailable 4 of 3 pods",
 		},
-		"minAvailable 2 of 3":                  {budget: modifiers{minAvailable("2"), computed(3, 2, 0)}},
-		"minAvailable 3 of who knows how many": {budget: modifiers{minAvailable("3")}},
-		"minAvailable 3 of how many it was before the change": {
+		"minAvailable 2 of 3":              {budget: modifiers{minAvailable("2"), computed(3, 2, 0)}},
+		"minAvailable 3, not computed yet": {budget: modifiers{minAvailable("3")}},
+		"minAvailable 3 of 3, changed since then": {
 			budget: modifiers{minAvailable("3"), computed(3, 3, 0), changed},
 		},
 		"minAvailable 0": {budget: modifiers{minAvailable("0"), computed(3, 0, 3)}},
-		"nothing said":   {budget: modifiers{computed(0, 0, 0)}, want: "neither minAvailable nor maxUnavailable"},
+		"no limit":       {budget: modifiers{computed(0, 0, 0)}, want: "neither minAvailable nor maxUnavailable"},
 		"maxUnavailable 1 of pods without a controller": {
 			budget: modifiers{maxUnavailable("1"), computed(0, 0, 0), healthy(2)},
 			want:   "it counts none of its pods, which have no controller",
 		},
-		"maxUnavailable 1 of such pods before the change": {
+		"maxUnavailable 1 of pods without a controller, changed since then": {
 			budget: modifiers{maxUnavailable("1"), computed(0, 0, 0), healthy(2), changed},
 		},
 		"a budget that cannot be computed": {
@@ -211,21 +211,21 @@ func TestHeldByUnhealthy(t *testing.T) {
 			healthy: 3, desired: 4, expected: 5, want: true, says: "2 of 5 pods are not ready",
 		},
 		"a pod that is not ready, in a budget that has enough": {healthy: 4, desired: 4, expected: 5},
-		"a pod that is not ready, if such always go":           {healthy: 3, desired: 4, expected: 5, mod: always},
+		"a pod that is not ready, under AlwaysAllow":           {healthy: 3, desired: 4, expected: 5, mod: always},
 		"a pod that is not ready, in a budget that never allows": {
 			healthy: 4, desired: 5, expected: 5, want: true, says: "AlwaysAllow",
 		},
 		"a ready pod, in a budget that has too few": {
 			healthy: 3, desired: 4, expected: 5, ready: true, want: true, says: "PodDisruptionBudget web",
 		},
-		"a ready pod, in a budget that has too few, if such always go": {
+		"a ready pod, in a budget that has too few, under AlwaysAllow": {
 			healthy: 3, desired: 4, expected: 5, ready: true, mod: always, want: true, says: "Get them ready.",
 		},
 		"a ready pod, in a budget that has just enough": {healthy: 4, desired: 4, expected: 5, ready: true},
 		"a ready pod, in a budget that has had just enough for a while": {
 			healthy: 4, desired: 4, expected: 5, ready: true, steady: true, want: true, says: "1 of 5",
 		},
-		"a ready pod, in a budget that would not let it go if all were": {
+		"a ready pod, in a budget that never allows its eviction": {
 			healthy: 4, desired: 5, expected: 5, ready: true, steady: true,
 		},
 		"a ready pod, in a budget whose pods are all healthy": {
@@ -234,7 +234,7 @@ func TestHeldByUnhealthy(t *testing.T) {
 		"a budget whose status is that of another spec": {
 			healthy: 3, desired: 4, expected: 5, mod: func(b *policyv1.PodDisruptionBudget) { b.Generation++ },
 		},
-		"a budget with more evictions than the API server stands for now": {
+		"a budget with more evictions than the API server accepts": {
 			healthy: 3, desired: 4, expected: 5,
 			mod: func(b *policyv1.PodDisruptionBudget) { b.Status.DisruptionsAllowed = -1 },
 		},

@@ -120,7 +120,7 @@ func TestRoom(t *testing.T) {
 		"that allows two":               {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, 2)}, 2},
 		"that has changed since":        {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, 2), changed}, 0},
 		"that could not be computed":    {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, 2), syncFailed}, 0},
-		"that allows less than nothing": {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, -1)}, 0},
+		"that allows a negative number": {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, -1)}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, Room(budget("web", test.budget...)), test.want)

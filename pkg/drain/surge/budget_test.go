@@ -34,8 +34,8 @@ func TestBudgetsThatNeverAllowAnEviction(t *testing.T) {
 			wantExtra: 3,
 		},
 		"all pods by number have room with one more": {budget("3", "", expecting(3)), 3, 1, "", 1},
-		"two pods more than there are need three":    {budget("5", "", expecting(3)), 3, 3, "", 3},
-		"and never have room with one more": {
+		"minAvailable 5 of 3 pods needs three more":  {budget("5", "", expecting(3)), 3, 3, "", 3},
+		"minAvailable 5 of 3 pods has no room with one more": {
 			budget: budget("5", "", expecting(3)), replicas: 3, extra: 1, why: "minAvailable 5 of at most 4 pods",
 			wantExtra: 1,
 		},
@@ -47,7 +47,7 @@ func TestBudgetsThatNeverAllowAnEviction(t *testing.T) {
 		"50% of one pod has room with one more": {budget("50%", "", expecting(1)), 1, 1, "", 1},
 		"95% of 20 pods has room as it is":      {budget("95%", "", expecting(20)), 20, 5, "", 1},
 		"pods of other workloads count":         {budget("90%", "", expecting(19)), 5, 2, "", 1},
-		"the status may not be there yet":       {budget("3", "", expecting(0)), 3, 1, "", 1},
+		"a status that is not set yet":          {budget("3", "", expecting(0)), 3, 1, "", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			why, never := NeverAllows(tc.budget, tc.replicas, tc.extra)
@@ -66,17 +66,17 @@ func TestLeavesByScaleDown(t *testing.T) {
 		budgets            budgets
 		want               bool
 	}{
-		"a pod without a budget":                            {false, false, nil, true},
-		"a pod without a budget, by an autoscaler":          {false, true, nil, false},
-		"a budget of zero is asked":                         {false, false, budgets{budget("", "0")}, false},
-		"a budget of zero is passed if the owner says so":   {true, false, budgets{budget("", "0")}, true},
-		"but not by an autoscaler":                          {true, true, budgets{budget("", "0")}, false},
-		"a budget that a surge opens is asked all the same": {true, false, budgets{budget("2", "")}, false},
-		"several budgets are passed if the owner says so": {
+		"a pod without a budget":                                    {false, false, nil, true},
+		"a pod without a budget, and an autoscaler":                 {false, true, nil, false},
+		"a budget of zero":                                          {false, false, budgets{budget("", "0")}, false},
+		"a budget of zero, and the annotation Always":               {true, false, budgets{budget("", "0")}, true},
+		"a budget of zero, the annotation Always and an autoscaler": {true, true, budgets{budget("", "0")}, false},
+		"a budget that a surge opens, and the annotation Always":    {true, false, budgets{budget("2", "")}, false},
+		"several budgets, and the annotation Always": {
 			always: true, budgets: budgets{budget("1", ""), budget("1", "")}, want: true,
 		},
-		"several budgets are asked otherwise":           {budgets: budgets{budget("1", ""), budget("1", "")}},
-		"one that fails is passed if the owner says so": {true, false, budgets{budget("1", "", failing)}, true},
+		"several budgets": {budgets: budgets{budget("1", ""), budget("1", "")}},
+		"a budget that cannot be computed, and Always": {true, false, budgets{budget("1", "", failing)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := web()

@@ -34,7 +34,7 @@ func TestStrip(t *testing.T) {
 	for name, test := range map[string]struct {
 		object, want runtime.Object
 	}{
-		"a pod keeps where it is, not what it runs": {
+		"a pod keeps its node, not its containers": {
 			object: &corev1.Pod{
 				ObjectMeta: *full.DeepCopy(),
 				Spec:       corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c"}}},
@@ -152,7 +152,7 @@ func TestStrip(t *testing.T) {
 					}},
 			},
 		},
-		"of anything else only the managed fields go": {
+		"any other object loses only the managed fields": {
 			object: &policyv1.PodDisruptionBudget{
 				ObjectMeta: *full.DeepCopy(), Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1},
 			},

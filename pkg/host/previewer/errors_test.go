@@ -37,7 +37,7 @@ func TestErrors(t *testing.T) {
 		"budgets cannot be listed":    fails("poddisruptionbudgets"),
 		"namespaces cannot be listed": fails("namespaces"),
 		"rights cannot be asked":      func(f *fixture) { f.host.err = errors.New("no") },
-		"another's selector makes no sense": func(f *fixture) {
+		"the selector of another maintenance is invalid": func(f *fixture) {
 			f.others[0].Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Operator = "x"
 		},
 	} {

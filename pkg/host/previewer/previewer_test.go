@@ -263,8 +263,8 @@ func TestWhoseNodesAreRefused(t *testing.T) {
 			allowed: []string{""}, refused: []string{"blue-2"}, everyNode: true,
 			requester: &authenticationv1.UserInfo{Username: "ann"}, want: []string{"blue-2"},
 		},
-		"no user asked for it": {allowed: []string{""}, want: []string{"blue-0", "blue-1", "blue-2"}},
-		"a user without a name asked": {
+		"no requester": {allowed: []string{""}, want: []string{"blue-0", "blue-1", "blue-2"}},
+		"a requester without a name": {
 			allowed: []string{""}, requester: &authenticationv1.UserInfo{},
 			want: []string{"blue-0", "blue-1", "blue-2"},
 		},
@@ -383,14 +383,14 @@ func TestOwnersAreReadForTheEvacuatorsThatAreOn(t *testing.T) {
 }
 
 func TestTimeIsLimited(t *testing.T) {
-	bubble.Run(t, "that of a preview", func(t *testing.T) {
+	bubble.Run(t, "the timeout of a preview", func(t *testing.T) {
 		f := newFixture()
 		p := f.previewer()
 		p.config.Maintenances = waiting
 		_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
 		is.True(t, apierrors.IsTimeout(err), "got %v", err)
 	})
-	bubble.Run(t, "that of waiting for a turn", func(t *testing.T) {
+	bubble.Run(t, "the timeout of waiting for a slot", func(t *testing.T) {
 		p := newFixture().previewer()
 		p.config.Maintenances = waiting
 		ctx, cancel := context.WithCancel(t.Context())
@@ -412,7 +412,7 @@ func TestTimeIsLimited(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("that of the request", func(t *testing.T) {
+	t.Run("the timeout of the request", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		p := newFixture().previewer()

@@ -98,7 +98,7 @@ func TestOwners(t *testing.T) {
 				"list horizontalpodautoscalers": 2,
 			},
 		},
-		"those of many namespaces in one request": {
+		"owners of many namespaces in one request": {
 			namespaces: 20, perNamespace: 4, builtIn: all,
 			want: map[string]int{
 				"list replicasets":              1,
@@ -107,11 +107,11 @@ func TestOwners(t *testing.T) {
 				"list horizontalpodautoscalers": 1,
 			},
 		},
-		"only for evacuators that are on": {
+		"only for enabled evacuators": {
 			namespaces: 1, perNamespace: 1, builtIn: sets.New(v1alpha1.EvacuatorClassDaemonSet),
 			want: map[string]int{"get daemonsets": 1},
 		},
-		"none while none is on": {namespaces: 1, perNamespace: 1, want: map[string]int{}},
+		"none if no evacuator is enabled": {namespaces: 1, perNamespace: 1, want: map[string]int{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			// There are also owners without pods.

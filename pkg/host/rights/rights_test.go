@@ -217,7 +217,7 @@ func TestAnswers(t *testing.T) {
 			host: func() *host { h := may("a"); h.fails["*"] = errDown; return h }(), user: bob,
 			want: map[string]Answer{"a": {Err: errDown}, "b": {Err: errDown}, "c": {Err: errDown}},
 		},
-		"a node that the authorizer never answers": {
+		"a node about which the authorizer never responds": {
 			host: func() *host { h := may("a", "b", "c"); h.hangs["b"] = true; return h }(), user: bob,
 			want: map[string]Answer{"a": {Allowed: true}, "b": {Err: context.DeadlineExceeded}, "c": {Allowed: true}},
 		},
