@@ -276,7 +276,7 @@ func gone(since time.Duration) func(*v1alpha1.Evacuation) {
 }
 
 const budgetMessage = "PodDisruptionBudget checkout allows no disruption: 3 of 4 pods are healthy and 4 must be. " +
-	"The pod goes when more of its kind are healthy, or when the budget asks for less."
+	"The pod leaves when more pods of the budget are healthy, or the budget requires fewer."
 
 // evacuations returns the Evacuations of draining, and one on another node.
 func evacuations() []runtime.Object {
@@ -465,8 +465,8 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 				Effect: v1alpha1.PreviewEffectNever, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 2,
 				Message: "PodDisruptionBudget checkout never allows an eviction (maxUnavailable 0). The owner of the app can " +
 					"change the budget, or set the annotation maintenance.haulout.dev/surge: Always on the Deployment: unless an " +
-					"autoscaler scales it, its pods are then replaced before they leave. Or take the node out of the maintenance, " +
-					"which narrows its selector.",
+					"autoscaler scales it, its pods are then replaced before they leave. Or remove the node from the selector " +
+					"of the maintenance.",
 				Pods: []v1alpha1.PreviewPodReference{
 					{Namespace: "shop", Name: "checkout-a", Node: "node-004"},
 					{Namespace: "shop", Name: "checkout-b", Node: "node-004"},
@@ -482,7 +482,7 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 				Rounds:  3,
 				Budgets: []v1alpha1.PreviewBudget{{Namespace: "kube-system", Name: "dns", DisruptionsAllowed: 1}},
 				Message: "PodDisruptionBudget dns allows 1 of these 3 pods at a time, so they leave in 3 groups, " +
-					"each when the replacements of the one before are ready.",
+					"each when the replacements of the previous group are ready.",
 				Pods: []v1alpha1.PreviewPodReference{{Namespace: "kube-system", Name: "dns-1", Node: "node-003"}},
 			},
 		},

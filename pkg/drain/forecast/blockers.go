@@ -331,7 +331,7 @@ func (b *blocker) explain() {
 			"Correct their owner references, or delete them by hand."
 	case v1alpha1.ReasonTurnsByOwner:
 		b.Message = fmt.Sprintf("No PodDisruptionBudget protects the pods of %s. Only some pods of a workload may be missing at the same time, "+
-			"so these leave in turns, each when the replacements of the one before are ready or have had time to be.", b.named())
+			"so these leave in groups, each when the replacements of the previous group are ready or have had time to start.", b.named())
 	case v1alpha1.ReasonPodTerminating:
 		b.Message = "The grace period of the pods has ended and they have not stopped. Check their containers and the kubelets of their nodes."
 	case v1alpha1.ReasonNoController:
@@ -340,8 +340,8 @@ func (b *blocker) explain() {
 		b.Message = fmt.Sprintf("An evicted pod counts as failed, and these Jobs allow no more failures, so they fail for good: %s. "+
 			"Wait until they have ended, raise their backoffLimit, or have their podFailurePolicy ignore the condition DisruptionTarget.", b.named())
 	case v1alpha1.ReasonPodNominated:
-		b.Message = "The pods are not bound to these nodes and only nominated for them. They are not evicted, and lose nothing: " +
-			"the drain waits until the scheduler drops the nomination or binds them to other nodes."
+		b.Message = "The scheduler has nominated these nodes for the pods, but not bound the pods to them. The drain does not evict the pods: " +
+			"it waits until the scheduler drops the nomination or binds them to other nodes."
 	case v1alpha1.ReasonPodFinalizer:
 		b.Message = fmt.Sprintf("The pods remain after they have stopped until their finalizers are removed: %s.", b.named())
 		if b.Effect == v1alpha1.PreviewEffectNotNow {

@@ -29,30 +29,30 @@ func TestBlockers(t *testing.T) {
 	}{
 		"none":                       {scene{pods: webs(3)}, nil},
 		"a budget with room for all": {scene{pods: webs(2), budgets: limits{web(2)}}, nil},
-		"a budget that breaks the pods up": {
+		"a budget that splits the pods into groups": {
 			scene{pods: webs(5), budgets: limits{web(2)}}, list{"Delayed PodDisruptionBudget: 5 web(2) in 3 rounds"},
 		},
 		"a budget that is used up": {
 			scene{pods: webs(2), budgets: limits{web(0, unhealthy(9))}}, list{"NotNow PodDisruptionBudget: 2 web(0)"},
 		},
-		"a budget that never allows": {
+		"a budget that never allows an eviction": {
 			scene{pods: webs(2), budgets: limits{web(0, closed)}}, list{"Never PodDisruptionBudget: 2 web(0)"},
 		},
-		"a budget that never allows, but for pods that are replaced first": {
+		"a budget that never allows an eviction, and pods that are replaced first": {
 			scene{
 				evacuators: list{deploymentClass}, owners: owners{rs: true, web: pastBudgets},
 				pods: webs(2), budgets: limits{web(0, closed)},
 			},
 			list{"Delayed PodDisruptionBudget: 2 web(0)"},
 		},
-		"and none that are not": {
+		"a budget that never allows an eviction, and pods that are not replaced first": {
 			scene{
 				evacuators: list{deploymentClass}, owners: owners{rs: true, web: recreating},
 				pods: webs(2), budgets: limits{web(0, closed)},
 			},
 			list{"Never PodDisruptionBudget: 2 web(0)"},
 		},
-		"a budget that is used up, but for pods that are replaced first": {
+		"a budget that is used up, and pods that are replaced first": {
 			scene{
 				evacuators: list{deploymentClass}, owners: owners{rs: true, web: pastBudgets},
 				pods: webs(2),
@@ -64,14 +64,14 @@ func TestBlockers(t *testing.T) {
 			},
 			list{"Delayed PodDisruptionBudget: 2 web(0)"},
 		},
-		"if that opens it": {
+		"a budget that is used up, and pods whose replacement does not open it": {
 			scene{
 				evacuators: list{deploymentClass}, owners: owners{rs: true}, pods: webs(2),
 				budgets: limits{web(0, unhealthy(9))},
 			},
 			list{"NotNow PodDisruptionBudget: 2 web(0)"},
 		},
-		"several budgets also hold what is replaced": {
+		"several budgets, and pods that are replaced first": {
 			scene{
 				evacuators: list{deploymentClass}, owners: owners{rs: true}, pods: webs(2),
 				budgets: limits{budget("b", "web", 5), budget("a", "web", 5)},
@@ -82,7 +82,7 @@ func TestBlockers(t *testing.T) {
 			scene{pods: webs(1), budgets: limits{web(0, failed)}},
 			list{"Never PodDisruptionBudgetSyncFailed: 1 web(0)"},
 		},
-		"a budget whose status is out of order": {
+		"a budget with an invalid status": {
 			scene{pods: webs(1), budgets: limits{web(-1)}}, list{"NotNow TooManyDisruptedPods: 1 web(0)"},
 		},
 		"a budget that has just changed": {
@@ -100,7 +100,7 @@ func TestBlockers(t *testing.T) {
 			},
 			list{"NotNow UnhealthyPodsHoldBudget: 2 web(0)"},
 		},
-		"unless its policy lets them go": {
+		"pods that are not ready, and a policy that allows their eviction": {
 			scene{
 				pods:    slices.Concat(webs(1), podList{pod("sick", "web", "n2", unready)}),
 				budgets: limits{web(0, unhealthy(8), lettingUnreadyGo)},
@@ -114,7 +114,7 @@ func TestBlockers(t *testing.T) {
 			},
 			nil,
 		},
-		"and its rounds add up": {
+		"the rounds of all waves are added": {
 			scene{
 				pods:    slices.Concat(webs(3), podList{pod("x", "web", "n2", withPriority(2000000000))}),
 				budgets: limits{web(2)},
@@ -139,7 +139,7 @@ func TestBlockers(t *testing.T) {
 			},
 			nil,
 		},
-		"a DaemonSet's pod that its DaemonSet does not know": {
+		"a pod that its DaemonSet does not select": {
 			scene{evacuators: list{daemonSetClass}, pods: webs(1, ownedBy("apps/v1", "DaemonSet", "agent"))},
 			list{"Never NoEvacuator: 1"},
 		},
@@ -152,13 +152,13 @@ func TestBlockers(t *testing.T) {
 		"a finalizer of a pod that should be gone": {
 			scene{pods: webs(1, held("example.com/a"), goneBy(time.Minute))}, list{"NotNow PodFinalizer: 1"},
 		},
-		"a pod that should be gone": {scene{pods: webs(1, goneBy(31*time.Second))}, list{"NotNow PodTerminating: 1"}},
-		"a pod that is about to go": {scene{pods: webs(1, goneBy(29*time.Second))}, nil},
-		"a kubelet that does not answer": {
+		"a pod that should be gone":               {scene{pods: webs(1, goneBy(31*time.Second))}, list{"NotNow PodTerminating: 1"}},
+		"a pod whose grace period has just ended": {scene{pods: webs(1, goneBy(29*time.Second))}, nil},
+		"a kubelet that does not respond": {
 			scene{nodes: []*corev1.Node{node("n1", unreachable)}, pods: webs(1, goneBy(time.Minute))},
 			list{"NotNow NodeUnreachable: 1"},
 		},
-		"the worst first, then the most": {
+		"the worst effect first, then the most pods": {
 			scene{
 				pods: slices.Concat(pods(1, "never", "n1"), pods(4, "slow", "n1"), pods(2, "bare", "n1", bare),
 					pods(1, "shut", "n2"), pods(3, "closed", "n2"), pods(3, "another", "n2")),
@@ -216,13 +216,13 @@ func TestPodsWithoutABudgetGoInTurns(t *testing.T) {
 		"pods that are replaced first": {
 			scene: scene{evacuators: list{deploymentClass}, owners: owners{rs: true}, pods: webs(2, serving)},
 		},
-		"one pod of a workload":   {scene: scene{pods: pods(1, "db", "n1", serving, db)}},
-		"pods that run to an end": {scene: scene{pods: pods(3, "db", "n1", runs, db)}},
-		"pods that are not ready": {scene: scene{pods: pods(3, "db", "n1", serving, db, unready)}},
+		"one pod of a workload":       {scene: scene{pods: pods(1, "db", "n1", serving, db)}},
+		"pods that run to completion": {scene: scene{pods: pods(3, "db", "n1", runs, db)}},
+		"pods that are not ready":     {scene: scene{pods: pods(3, "db", "n1", serving, db, unready)}},
 		"pods of a budget": {
 			scene: scene{pods: pods(3, "db", "n1", serving, db), budgets: limits{budget("db", "db", 5)}},
 		},
-		"it is switched off": {scene: scene{pods: pods(3, "db", "n1", serving, db), allAtOnce: true}},
+		"turns by owner are disabled": {scene: scene{pods: pods(3, "db", "n1", serving, db), allAtOnce: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := test.scene.preview(t)
@@ -259,8 +259,8 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 				evacuators: list{deploymentClass}, owners: owners{rs: true, web: test.web},
 				pods: webs(2), budgets: limits{web(0, closed)},
 			}.preview(t)
-			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, take the node " +
-				"out of the maintenance, which narrows its selector, or delete the pod by hand. " + test.want
+			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, remove the node " +
+				"from the selector of the maintenance, or delete the pod by hand. " + test.want
 			if got := out.Blockers[0].Message; got != want {
 				t.Errorf("got  %q\nwant %q", got, want)
 			}
@@ -332,10 +332,10 @@ func TestPodsThatAreLostWithTheirJob(t *testing.T) {
 		"a Job whose pods together are too many failures": {
 			scene: scene{pods: pods(3, "backup", "n1", ofJob), owners: job(2, 0)}, want: []string{"Lost JobFails: 3"},
 		},
-		"a Job with failures left":          {scene: scene{pods: pods(2, "backup", "n1", ofJob), owners: job(6, 4)}},
-		"a Job that does not exist":         {scene: scene{pods: pods(1, "backup", "n1", ofJob)}},
-		"a Job of another group":            {scene: scene{pods: pods(1, "backup", "n1", ownedBy("batch.example.com/v1", "Job", "backup")), owners: job(0, 0)}},
-		"a pod of a Job that stops already": {scene: scene{pods: pods(1, "backup", "n1", ofJob, goneBy(-time.Minute)), owners: job(0, 0)}},
+		"a Job with failures left":   {scene: scene{pods: pods(2, "backup", "n1", ofJob), owners: job(6, 4)}},
+		"a Job that does not exist":  {scene: scene{pods: pods(1, "backup", "n1", ofJob)}},
+		"a Job of another group":     {scene: scene{pods: pods(1, "backup", "n1", ownedBy("batch.example.com/v1", "Job", "backup")), owners: job(0, 0)}},
+		"a terminating pod of a Job": {scene: scene{pods: pods(1, "backup", "n1", ofJob, goneBy(-time.Minute)), owners: job(0, 0)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Slices(t, troubles(test.scene.preview(t)), test.want)

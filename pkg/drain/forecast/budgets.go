@@ -96,7 +96,7 @@ func (t *trouble) addUse(u *budgetUse) {
 	}
 	b := t.of(v1alpha1.PreviewEffectDelayed, v1alpha1.ReasonPodDisruptionBudget, u.budget)
 	b.pods, b.Rounds = u.pods, int32(rounds)
-	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at the same time, so they leave in %d groups, each when the replacements of the one before are ready.",
+	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at the same time, so they leave in %d groups, each when the replacements of the previous group are ready.",
 		u.budget.Name, allowed, len(u.pods), rounds)
 }
 
@@ -106,8 +106,8 @@ func (t *trouble) addPinned(u *budgetUse, allowed int) {
 	b := t.of(v1alpha1.PreviewEffectNever, v1alpha1.ReasonBudgetPodsCordoned, u.budget)
 	b.pods = u.pinned
 	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at the same time, and their volumes or node selectors tie them to nodes of this maintenance: "+
-		"after %d have left, the others stay until the nodes of those are released. Drain the nodes one after the other, "+
-		"or take a node out of the node selector when it is drained and the work on it is done.", u.budget.Name, allowed, len(u.pinned), allowed)
+		"after %d have left, the others stay until the nodes of those pods are released. Drain the nodes one after the other, "+
+		"or remove a node from the node selector when it is drained and the work on it is done.", u.budget.Name, allowed, len(u.pinned), allowed)
 }
 
 // isPinned reports whether a pod can start again only on nodes that are held.

@@ -70,14 +70,14 @@ func (o Owner) IsOperator() bool { return o.kind == ownerOperator }
 
 // remedy returns advice about a budget that never allows an eviction, in sentences.
 func (o Owner) remedy() string {
-	const narrow = "take the node out of the maintenance, which narrows its selector"
+	const narrow = "remove the node from the selector of the maintenance"
 	switch o.kind {
 	case ownerDeployment:
 		return fmt.Sprintf("The owner of the app can change the budget, or set the annotation %s: %s on the Deployment: unless an autoscaler scales it, "+
 			"its pods are then replaced before they leave. Or %s.", v1alpha1.AnnotationSurge, v1alpha1.SurgeAlways, narrow)
 	case ownerOperator:
 		return fmt.Sprintf("%s owns the pod: its operator may give the pod's role to another pod, which opens the budget. "+
-			"If it does not, ask its owner, or %s. Do not delete the pod by hand.", o.name, narrow)
+			"If it does not, ask the owner of the app, or %s. Do not delete the pod by hand.", o.name, narrow)
 	}
 	return fmt.Sprintf("Change the budget, %s, or delete the pod by hand.", narrow)
 }

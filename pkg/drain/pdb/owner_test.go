@@ -16,7 +16,7 @@ import (
 // TestExplain covers budgets that allow no disruption. Only some of them open when more pods are
 // healthy.
 func TestExplain(t *testing.T) {
-	const opens = "The pod goes when more of its kind are healthy"
+	const opens = "The pod leaves when more pods of the budget are healthy"
 	type modifiers = []func(*policyv1.PodDisruptionBudget)
 	for name, test := range map[string]struct {
 		budget modifiers
@@ -45,7 +45,7 @@ func TestRemedies(t *testing.T) {
 	controller := func(apiVersion, kind string) *metav1.OwnerReference {
 		return &metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "web"}
 	}
-	const annotation, byHand, narrow = "surge: Always", "delete the pod by hand", "narrows its selector"
+	const annotation, byHand, narrow = "surge: Always", "delete the pod by hand", "remove the node from the selector"
 	for name, test := range map[string]struct {
 		owner   Owner
 		want    []string

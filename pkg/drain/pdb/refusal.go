@@ -53,8 +53,8 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 	}
 	refusal := Refusal{Reason: v1alpha1.ReasonPodDisruptionBudget}
 	if CountsNone(budget) {
-		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: its pods have no controller, from which it would know how many there must be. "+
-			"Give it a number as minAvailable, or delete the pod by hand.", budget.Name)
+		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: its pods have no controller, so the number of expected pods is not known. "+
+			"Set its minAvailable to a number, or delete the pod by hand.", budget.Name)
 		return refusal
 	}
 	if why, never := NeverAllows(budget); never {
@@ -67,7 +67,7 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 		return refusal
 	}
 	refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: %d of %d pods are healthy and %d must be. "+
-		"The pod goes when more of its kind are healthy, or when the budget asks for less.",
+		"The pod leaves when more pods of the budget are healthy, or the budget requires fewer.",
 		budget.Name, status.CurrentHealthy, status.ExpectedPods, status.DesiredHealthy)
 	return refusal
 }
@@ -96,7 +96,7 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 	case never && !ready:
 		// This budget would stay closed even if its pods were ready.
 		advice = fmt.Sprintf("Set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which allows the eviction of pods that are not ready. "+
-			"It never allows the eviction of a pod that is (%s).", why)
+			"It never allows the eviction of a ready pod (%s).", why)
 	case policy == nil || *policy != policyv1.AlwaysAllow:
 		advice = "Get them ready, or set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which allows the eviction of pods that are not ready."
 	}

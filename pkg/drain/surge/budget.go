@@ -74,7 +74,7 @@ func RefuseBudgets(
 		}
 		names, why = fmt.Sprintf("PodDisruptionBudget %s (%s)", budgets[0].Name, reason), "which never allows an eviction"
 	default:
-		names, why = "the PodDisruptionBudgets "+namesOf(budgets), "of which a pod may have only one to be evicted"
+		names, why = "the PodDisruptionBudgets "+namesOf(budgets), "since the Eviction API refuses pods with more than one"
 	}
 	switch always := IsAlways(d.Annotations); {
 	case always && a == nil:
@@ -83,11 +83,11 @@ func RefuseBudgets(
 		// An autoscaler may scale down at any time, so the pods of its target leave by eviction.
 		return Refusal{
 			Fact:    fmt.Sprintf("is scaled up by HorizontalPodAutoscaler %s without effect under %s, %s", a.Name, names, why),
-			Because: "what an autoscaler scales leaves by eviction only",
+			Because: "the pods of an autoscaled Deployment leave by eviction only",
 		}
 	}
 	return Refusal{
-		Fact: fmt.Sprintf("is not scaled up past %s, %s", names, why),
+		Fact: fmt.Sprintf("is not scaled up under %s, %s", names, why),
 		Because: fmt.Sprintf("its pods are replaced nevertheless if it has the annotation %s: %s", v1alpha1.AnnotationSurge,
 			v1alpha1.SurgeAlways),
 	}

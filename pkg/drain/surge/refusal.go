@@ -63,7 +63,10 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 	case len(autoscalers) > 1:
 		return Refusal{Fact: fmt.Sprintf("is scaled by %d HorizontalPodAutoscalers", len(autoscalers))}
 	case owner != nil:
-		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which %s %s keeps as it is", a.Name, owner.Kind, owner.Name)}
+		return Refusal{
+			Fact:    fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which %s %s controls", a.Name, owner.Kind, owner.Name),
+			Because: "the controller would undo a change of the autoscaler",
+		}
 	case !slices.ContainsFunc(a.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
 		return c.Type == autoscalingv2.AbleToScale && c.Status == corev1.ConditionTrue
 	}):

@@ -112,39 +112,39 @@ func TestRefusals(t *testing.T) {
 		"the default of a quarter rounds up": {},
 		"a budget that never allows an eviction": {
 			budget: budget("", "0"),
-			want: "is not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an " +
+			want: "is not scaled up under PodDisruptionBudget web (maxUnavailable 0), which never allows an " +
 				"eviction: its pods are replaced nevertheless if it has the annotation " +
 				"maintenance.haulout.dev/surge: Always",
 		},
 		"a budget of all pods": {
 			budget: budget("100%", ""),
-			want:   "is not scaled up past PodDisruptionBudget web (minAvailable 100% of at most 3 pods), which",
+			want:   "is not scaled up under PodDisruptionBudget web (minAvailable 100% of at most 3 pods), which",
 		},
-		"a budget of nothing": {
+		"a budget without a limit": {
 			budget: budget("", ""),
-			want:   "is not scaled up past PodDisruptionBudget web (neither minAvailable nor maxUnavailable), which",
+			want:   "is not scaled up under PodDisruptionBudget web (neither minAvailable nor maxUnavailable), which",
 		},
 		"a budget that cannot be computed": {
 			budget: budget("2", "", failing),
-			want:   "is not scaled up past PodDisruptionBudget web (it cannot be computed), which",
+			want:   "is not scaled up under PodDisruptionBudget web (it cannot be computed), which",
 		},
 		"a budget that never allows, and a Deployment that is always replaced": {
 			deployment: web(always), budget: budget("", "0"),
 		},
-		"one that cannot be computed, and such a Deployment": {
+		"a budget that cannot be computed, and a Deployment that is always replaced": {
 			deployment: web(always), budget: budget("2", "", failing),
 		},
-		"the strategy Recreate":        {deployment: web(recreating), want: "has the strategy Recreate: its pods must not"},
-		"maxSurge 0":                   {deployment: web(surging("0")), want: "has maxSurge 0: it does not allow more"},
-		"maxSurge 0%":                  {deployment: web(surging("0%")), want: "has maxSurge 0"},
-		"maxSurge that makes no sense": {deployment: web(surging("many")), want: "has maxSurge 0"},
-		"paused":                       {deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true }), want: "is paused"},
+		"the strategy Recreate": {deployment: web(recreating), want: "has the strategy Recreate: its pods must not"},
+		"maxSurge 0":            {deployment: web(surging("0")), want: "has maxSurge 0: it does not allow more"},
+		"maxSurge 0%":           {deployment: web(surging("0%")), want: "has maxSurge 0"},
+		"an invalid maxSurge":   {deployment: web(surging("many")), want: "has maxSurge 0"},
+		"paused":                {deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true }), want: "is paused"},
 		"in deletion": {
 			deployment: web(func(d *appsv1.Deployment) {
 				d.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(0, 0)))
 			}), want: "is being deleted",
 		},
-		"scaled to nothing": {
+		"scaled to 0": {
 			deployment: web(func(d *appsv1.Deployment) { d.Spec.Replicas = ptr.To[int32](0) }), want: "is scaled to 0",
 		},
 		"annotated": {
@@ -158,36 +158,36 @@ func TestRefusals(t *testing.T) {
 			claims: []string{"data"}, want: "cannot be scaled up, as volume claim data is for one node",
 		},
 		"an autoscaler with room": {autoscalers: autoscaled(scaler())},
-		"one whose budget grows with it": {
+		"an autoscaler whose budget grows with the replicas": {
 			autoscalers: autoscaled(scaler()), budget: budget("", "0"),
-			want: "is not scaled up past PodDisruptionBudget web (maxUnavailable 0)",
+			want: "is not scaled up under PodDisruptionBudget web (maxUnavailable 0)",
 		},
-		"one whose budget grows with it, and a Deployment that is always replaced": {
+		"an autoscaler whose budget grows with the replicas, and a Deployment that is always replaced": {
 			deployment: web(always), autoscalers: autoscaled(scaler()), budget: budget("", "0"),
 			want: "is scaled up by HorizontalPodAutoscaler load without effect under PodDisruptionBudget web " +
 				"(maxUnavailable 0)",
 		},
-		"one that never scales down": {
+		"an autoscaler that never scales down": {
 			autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.DisabledPolicySelect))), want: "is scaled by HorizontalPodAutoscaler load, which never scales down",
 		},
-		"one that scales down as little as it can": {
+		"an autoscaler that scales down slowly": {
 			autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.MinChangePolicySelect))),
 		},
-		"one without room": {
+		"an autoscaler without room": {
 			autoscalers: autoscaled(scaler(atMost(2))),
 			want:        "is scaled by HorizontalPodAutoscaler load, which cannot scale up: maxReplicas is 2",
 		},
-		"one whose surge has taken the room": {
+		"an autoscaler whose surge uses the room": {
 			autoscalers: autoscaled(scaler(atMost(2), func(a *autoscalingv2.HorizontalPodAutoscaler) {
 				a.Annotations = map[string]string{v1alpha1.AnnotationSurgeRecord: "{}"}
 			})),
 		},
-		"one that is not able to scale": {
+		"an autoscaler that is not able to scale": {
 			autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
 				a.Status.Conditions = nil
 			})), want: "is scaled by HorizontalPodAutoscaler load, which is not able",
 		},
-		"one without metrics": {
+		"an autoscaler without metrics": {
 			autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
 				a.Status.Conditions = append(a.Status.Conditions, autoscalingv2.HorizontalPodAutoscalerCondition{
 					Type: autoscalingv2.ScalingActive, Status: corev1.ConditionFalse,
@@ -195,10 +195,10 @@ func TestRefusals(t *testing.T) {
 			})),
 			want: "is scaled by HorizontalPodAutoscaler load, which could not scale it down again (ScalingActive is False)",
 		},
-		"one that another controller keeps": {
+		"an autoscaler that another controller controls": {
 			autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
 				a.OwnerReferences = []metav1.OwnerReference{{Kind: "ScaledObject", Name: "x", Controller: ptr.To(true)}}
-			})), want: "is scaled by HorizontalPodAutoscaler load, which ScaledObject x keeps",
+			})), want: "is scaled by HorizontalPodAutoscaler load, which ScaledObject x controls",
 		},
 		"several autoscalers": {
 			autoscalers: autoscaled(scaler(), scaler()), want: "is scaled by 2 HorizontalPodAutoscalers",
@@ -230,12 +230,12 @@ func TestOneNode(t *testing.T) {
 		wanted, bound modes
 		want          bool
 	}{
-		"for one node":         {modes{once}, nil, true},
-		"for one pod":          {modes{oncePod}, nil, true},
-		"for many":             {modes{many}, nil, false},
-		"to be read by many":   {modes{once, read}, nil, false},
-		"what is bound counts": {modes{once}, modes{many}, false},
-		"also where it can do less than is asked": {modes{many}, modes{once}, true},
+		"for one node":                        {modes{once}, nil, true},
+		"for one pod":                         {modes{oncePod}, nil, true},
+		"for many":                            {modes{many}, nil, false},
+		"to be read by many":                  {modes{once, read}, nil, false},
+		"the modes of the bound volume count": {modes{once}, modes{many}, false},
+		"the modes of the bound volume count, even if they are fewer": {modes{many}, modes{once}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			claim := &corev1.PersistentVolumeClaim{

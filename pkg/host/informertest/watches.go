@@ -77,6 +77,6 @@ func (w *Watches) Wait(t testing.TB, before int, resources ...string) {
 		return w.Fewest(resources...) > before, nil
 	})
 	if err != nil {
-		t.Fatalf("waited in vain until informers watch %q", resources)
+		t.Fatalf("informers do not watch all of %q after 20 seconds", resources)
 	}
 }

@@ -172,7 +172,7 @@ func TestDecideStart(t *testing.T) {
 		"a budget with maxUnavailable 0 declines": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))),
 			want: handOver,
-			says: "not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an eviction: " +
+			says: "not scaled up under PodDisruptionBudget web (maxUnavailable 0), which never allows an eviction: " +
 				"its pods are replaced nevertheless if it has the annotation maintenance.haulout.dev/surge: Always",
 		},
 		"a budget in percent that rounds up to all pods declines": {
@@ -191,7 +191,7 @@ func TestDecideStart(t *testing.T) {
 		},
 		"several budgets decline": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1), minOne(1, 1))),
-			want: handOver, says: "past the PodDisruptionBudgets web, web",
+			want: handOver, says: "under the PodDisruptionBudgets web, web",
 		},
 		"a budget that cannot be computed declines": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1), syncFailed)),

@@ -124,7 +124,7 @@ func TestDecideHold(t *testing.T) {
 		},
 		"several budgets end the surge": {
 			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2), minOne(2, 2)), replacement()),
-			want: back, says: "past the",
+			want: back, says: "under the PodDisruptionBudgets",
 		},
 		"a pod that is blocked for less than the timeout keeps the surge": {
 			s: goneAt(
