@@ -58,7 +58,7 @@ func decode(t *testing.T, scheme *runtime.Scheme, path string) []runtime.Object 
 	}
 }
 
-// validate returns what the server would refuse about an object of ours.
+// validate returns the errors with which the server would refuse a Haulout object.
 func validate(t *testing.T, scheme *runtime.Scheme, object runtime.Object) field.ErrorList {
 	t.Helper()
 	scheme.Default(object)
@@ -68,20 +68,20 @@ func validate(t *testing.T, scheme *runtime.Scheme, object runtime.Object) field
 	case *maintenance.NodeMaintenance:
 		return append(errs, validation.ValidateNodeMaintenance(typed)...)
 	case *maintenance.Evacuation:
-		// What admission fills in from the pod: here, only the name has to be there.
+		// Admission sets the other fields from the pod.
 		if typed.Name == "" {
 			typed.Name = string(typed.Spec.PodRef.UID) + "-" + typed.Spec.PodRef.Name
 		}
 		return append(errs, validation.ValidateEvacuation(typed)...)
 	}
-	t.Fatalf("a %T cannot be validated here", internal)
+	t.Fatalf("cannot validate a %T", internal)
 	return nil
 }
 
 func TestExamplesAreValid(t *testing.T) {
 	scheme := newScheme(t)
 	paths, err := filepath.Glob("*.yaml")
-	must.True(t, err == nil && len(paths) != 0, "found no examples (error %v)", err)
+	must.True(t, err == nil && len(paths) != 0, "got no examples (error %v)", err)
 	for _, path := range paths {
 		t.Run(path, func(t *testing.T) {
 			objects := decode(t, scheme, path)
@@ -98,8 +98,8 @@ func TestExamplesAreValid(t *testing.T) {
 	}
 }
 
-// A plan that the server completes is another one than was sent, which a second manager that
-// applies server-side gets a conflict for.
+// If the server completes a drain plan, the stored plan differs from the sent one, and a second
+// manager that uses server-side apply gets a conflict.
 func TestPlansAreLeftOutOrWhole(t *testing.T) {
 	scheme := newScheme(t)
 	paths := must.Get(filepath.Glob("*.yaml"))(t)
@@ -112,19 +112,19 @@ func TestPlansAreLeftOutOrWhole(t *testing.T) {
 			sent := nm.DeepCopy()
 			scheme.Default(nm)
 			if !reflect.DeepEqual(nm.Spec.DrainPlan, sent.Spec.DrainPlan) {
-				t.Errorf("%s: the plan of %s is neither left out nor whole: defaulting makes %d entries of %d", path, nm.Name,
+				t.Errorf("%s: the plan of %s is incomplete: with defaults it has %d entries, not %d", path, nm.Name,
 					len(nm.Spec.DrainPlan), len(sent.Spec.DrainPlan))
 			}
 		}
 	}
 }
 
-// The page for authors of evacuators shows the example, which is compiled and run by tests.
+// Tests compile and run the example that this page shows.
 func TestThePageShowsTheEvacuator(t *testing.T) {
 	page := must.Get(os.ReadFile(filepath.Join("..", "..", "docs", "evacuators.md")))(t)
 	program := must.Get(os.ReadFile(filepath.Join("evacuator", "main.go")))(t)
 	_, code, found := bytes.Cut(program, []byte("\n)\n\n"))
 	if !found || !bytes.Contains(page, code) {
-		t.Error("docs/evacuators.md does not show what comes after the imports of artifacts/examples/evacuator/main.go")
+		t.Error("docs/evacuators.md does not contain the code after the imports of artifacts/examples/evacuator/main.go")
 	}
 }

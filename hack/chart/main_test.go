@@ -28,7 +28,7 @@ const root = "../.."
 // values are values of the chart.
 type values = map[string]any
 
-// image returns the values that every installation needs, and others.
+// image returns the values that every installation needs, with additional values.
 func image(more values) values {
 	all := values{"image": values{"repository": "haulout-apiserver", "tag": "v1"}}
 	for key, value := range more {
@@ -62,7 +62,7 @@ func render(t *testing.T, c *chart.Chart, namespace string, with values) (map[st
 	return objects(t, text.String()), nil
 }
 
-// objects reads a stream of objects.
+// objects parses a stream of objects.
 func objects(t *testing.T, stream string) map[string]values {
 	t.Helper()
 	all := map[string]values{}
@@ -84,7 +84,7 @@ func objects(t *testing.T, stream string) map[string]values {
 	return all
 }
 
-// load loads the chart: from its folder, with links, or from its package.
+// load loads the chart from its folder, which has links, or from its package.
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
 	c, err := loader.LoadDir(filepath.Join(root, "charts", "haulout"))
@@ -94,8 +94,8 @@ func load(t *testing.T) *chart.Chart {
 	return c
 }
 
-// TestChartEqualsManifests renders the chart and the kustomizations with the same choices. They may
-// differ in labels that only Helm sets, and in the place of the etcd servers.
+// TestChartEqualsManifests renders the chart and the kustomizations with the same settings. They
+// may differ in the labels of Helm, and in the place of the etcd servers.
 func TestChartEqualsManifests(t *testing.T) {
 	for folder, with := range map[string]values{
 		"base":                    image(nil),
@@ -141,8 +141,8 @@ func nodeAgent(more values) values {
 }
 
 // TestNodeAgentEqualsManifests renders the node agent of the chart and of artifacts/node-agent.
-// They may differ in labels, in how a change of the configuration reaches the pods, and in its
-// comments.
+// They may differ in labels, in the comments of the configuration, and in the way in which a change
+// of it restarts the pods.
 func TestNodeAgentEqualsManifests(t *testing.T) {
 	windows := values{"enabled": true, "image": values{"repository": "haulout-node-agent-windows", "tag": "v1"}}
 	for folder, test := range map[string]struct {
@@ -169,7 +169,7 @@ func TestNodeAgentEqualsManifests(t *testing.T) {
 				t.Errorf("artifacts/%s (-) and the chart (+) differ:\n%s", folder, diff)
 			}
 			if len(got) < test.objects {
-				t.Errorf("the node agent has %d objects, want %d: %v", len(got), test.objects, slices.Collect(maps.Keys(got)))
+				t.Errorf("got %d objects of the node agent, want %d: %v", len(got), test.objects, slices.Collect(maps.Keys(got)))
 			}
 		})
 	}
@@ -190,7 +190,7 @@ func built(t *testing.T, folder string) map[string]values {
 	return objects(t, string(text))
 }
 
-// added returns the objects that the chart has with some values and not with others.
+// added returns the objects that the chart has only with the additional values.
 func added(t *testing.T, base, with values) map[string]values {
 	t.Helper()
 	without, err := render(t, load(t), "haulout-system", base)
@@ -239,10 +239,10 @@ func TestValuesChangeTheNodeAgent(t *testing.T) {
 		t.Errorf("the configuration (-want +got):\n%s", diff)
 	}
 	if !strings.Contains(config(changed), "priority: 2000000000\n") {
-		t.Errorf("a number was written in another way:\n%s", config(changed))
+		t.Errorf("the format of a number changed:\n%s", config(changed))
 	}
 	if cmp.Equal(template(plain)["metadata"], template(changed)["metadata"]) {
-		t.Error("a change of the configuration does not change the pods, so no node gets it")
+		t.Error("a change of the configuration does not change the pod template, so no node would get it")
 	}
 	pod := template(changed)["spec"].(values)
 	if diff := cmp.Diff(values{"kubernetes.io/os": "linux", "pool": "big"}, pod["nodeSelector"]); diff != "" {
@@ -299,8 +299,8 @@ func normalize(object values) {
 	}
 }
 
-// TestChartFollowsItsNamespace installs in another namespace: no object may name the one of
-// artifacts/base.
+// TestChartFollowsItsNamespace installs the chart in another namespace: no object may contain the
+// namespace of artifacts/base.
 func TestChartFollowsItsNamespace(t *testing.T) {
 	all, err := render(t, load(t), "platform", image(nil))
 	if err != nil {
@@ -311,7 +311,7 @@ func TestChartFollowsItsNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Contains(string(text), "haulout-system") {
-		t.Errorf("got an object that names haulout-system:\n%s", text)
+		t.Errorf("got an object that contains haulout-system:\n%s", text)
 	}
 	for _, name := range []string{
 		"Deployment platform/haulout-apiserver", "Role platform/haulout-apiserver",
@@ -361,7 +361,7 @@ func TestValuesChangeTheDeployment(t *testing.T) {
 			image(values{"storage": values{"storageClass": "fast", "size": "20Gi"}}),
 			[]string{"storageClassName: fast", "storage: 20Gi"}, nil,
 		},
-		"where the pod runs": {
+		"the scheduling of the pod": {
 			image(values{
 				"nodeSelector": values{"pool": "infra"}, "tolerations": []any{values{"key": "infra", "operator": "Exists"}},
 				"affinity": values{"nodeAffinity": values{}}, "priorityClassName": "",
@@ -428,21 +428,21 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 		"no replica":                 {image(values{"replicas": 0}), "/replicas"},
 		"an unknown value":           {image(values{"replicaCount": 3}), "replicaCount"},
 		"an unknown nested value":    {image(values{"storage": values{"class": "fast"}}), "class"},
-		"a size that is none":        {image(values{"storage": values{"size": "much"}}), "/storage/size"},
-		"a digest that is none":      {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
+		"an invalid size":        {image(values{"storage": values{"size": "much"}}), "/storage/size"},
+		"an invalid digest":      {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
 		"an argument without --":     {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
-		"a memory limit of Go":       {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
-		"a switch that is a text":    {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
-		"servers that are a text":    {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
+		"an invalid memory limit of Go":       {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
+		"a string in place of a boolean":    {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
+		"a string in place of a list":    {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
 		"a node agent without image": {nodeAgent(values{"image": values{}}), "nodeAgent.image.repository is required"},
 		"a node agent for Windows without image": {
 			nodeAgent(values{"windows": values{"enabled": true}}), "nodeAgent.windows.image.repository is required",
 		},
-		"a pull policy of the node agent": {
+		"an invalid pull policy of the node agent": {
 			nodeAgent(values{"image": values{"pullPolicy": "Sometimes"}}), "/nodeAgent/image/pullPolicy",
 		},
 		"an unknown value of the node agent": {nodeAgent(values{"image": values{}, "kubelet": "x"}), "kubelet"},
-		"a pull policy of no kind":           {image(values{"image": values{"pullPolicy": "Sometimes"}}), "/image/pullPolicy"},
+		"an invalid pull policy":           {image(values{"image": values{"pullPolicy": "Sometimes"}}), "/image/pullPolicy"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := render(t, load(t), "haulout-system", test.with)
@@ -456,7 +456,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 func TestLint(t *testing.T) {
 	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3), "node agent": nodeAgent(nil)} {
 		for _, message := range lint.RunAll(filepath.Join(root, "charts", "haulout"), with, "haulout-system").Messages {
-			// It would be an address; there is none.
+			// The chart has no icon.
 			if strings.Contains(message.Error(), "icon is recommended") {
 				continue
 			}

@@ -59,12 +59,12 @@ func TestEvents(t *testing.T) {
 				"func f() { c.nodeEvent(n, corev1.EventTypeWarning, EventA) }",
 			want: "| `Happened` | Warning | node | it has happened. |",
 		},
-		"an event about two objects": {
+		"an event about two kinds of objects": {
 			code: "// EventA: it.\nconst EventA = \"It\"\n" +
 				"func f() { c.nodeEvent(n, EventA); c.maintenanceEvent(n, EventA) }",
 			want: "| `It` | Normal | node, NodeMaintenance | it. |",
 		},
-		"an event whose comment names its object": {
+		"an event with its object in the comment": {
 			code: "// EventA: it. About the pod.\nconst EventA = \"It\"",
 			want: "| `It` | Normal | pod | it. |",
 		},
@@ -106,15 +106,15 @@ func TestAPIReference(t *testing.T) {
 		change        func(map[string]common.OpenAPIDefinition)
 		want, failure string
 	}{
-		"a field that must be given, then one of another type": {
+		"a required field, then a field of another type": {
 			want: "| `name` | string | **required.** A \\| B. |\n| `parts` | list of [Part](#part) |  |\n",
 		},
-		"the type of a field is described after its kind": {want: "\n## Part\n\nOf a kind.\n"},
+		"the type of a field follows the kind that uses it": {want: "\n## Part\n\nOf a kind.\n"},
 		"a type without a definition": {
 			change:  func(definitions map[string]common.OpenAPIDefinition) { delete(definitions, typePrefix+"Part") },
 			failure: "has no " + typePrefix + "Part",
 		},
-		"a type that no field has": {
+		"an unused type": {
 			change: func(definitions map[string]common.OpenAPIDefinition) {
 				definitions[typePrefix+"Lost"] = common.OpenAPIDefinition{}
 			},
@@ -137,10 +137,10 @@ func expectPage(t *testing.T, want, failure string, write func(*strings.Builder)
 	err := write(&out)
 	switch {
 	case failure != "" && (err == nil || !strings.Contains(err.Error(), failure)):
-		t.Errorf("error is %v, want one that contains %q", err, failure)
+		t.Errorf("got error %v, want one that contains %q", err, failure)
 	case failure == "" && err != nil:
 		t.Error(err)
 	case !strings.Contains(out.String(), want):
-		t.Errorf("page is %s, want a line %s", out.String(), want)
+		t.Errorf("got page %s, want a line %s", out.String(), want)
 	}
 }

@@ -30,7 +30,7 @@ func TestCheck(t *testing.T) {
 			manifests: "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\nspec:\n  prots: []\n",
 			want:      []string{`unknown field "spec.prots"`, "no objects found"},
 		},
-		"an object that is defined twice": {
+		"a duplicate object": {
 			manifests: "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n---\n" +
 				"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n",
 			count: 2,

@@ -64,8 +64,8 @@ func TestConfigurationOfTheNodeAgent(t *testing.T) {
 	}
 }
 
-// TestRightsOfNodes lists all rights that nodes get. Each is a right of every kubelet of a cluster,
-// so another one needs a row in docs/security.md.
+// TestRightsOfNodes compares all permissions of nodes. Each kubelet of a cluster gets them, so a
+// new permission needs a row in docs/security.md.
 func TestRightsOfNodes(t *testing.T) {
 	var got []string
 	for _, object := range nodeAgent(t) {
@@ -98,8 +98,8 @@ func wantNodes(t *testing.T, name string, subjects []rbacv1.Subject) {
 	}
 }
 
-// TestInstallerOfTheNodeAgent checks that the installer can be drained, gets the configuration, and
-// has no rights in the cluster.
+// TestInstallerOfTheNodeAgent checks that a drain evicts the installer, that it reads the
+// configuration, and that it has no permissions in the cluster.
 func TestInstallerOfTheNodeAgent(t *testing.T) {
 	objects := nodeAgent(t)
 	byName := map[string]runtime.Object{}
@@ -107,7 +107,7 @@ func TestInstallerOfTheNodeAgent(t *testing.T) {
 		byName[object.GetObjectKind().GroupVersionKind().Kind+" "+object.(metav1.Object).GetName()] = object
 	}
 	d, ok := byName["DaemonSet haulout-node-agent"].(*appsv1.DaemonSet)
-	must.True(t, ok, "there is no DaemonSet")
+	must.True(t, ok, "no DaemonSet found")
 	pod := &corev1.Pod{Spec: d.Spec.Template.Spec}
 	evacuators := sets.New(v1alpha1.EvacuatorClassDaemonSet)
 	if left := drainplan.Kept(pod, v1alpha1.PodTypeDaemonSet, &corev1.Node{}, evacuators); left != "" {
@@ -123,7 +123,7 @@ func TestInstallerOfTheNodeAgent(t *testing.T) {
 		}
 	}
 	if _, ok := byName["ServiceAccount "+pod.Spec.ServiceAccountName]; !ok {
-		t.Errorf("there is no ServiceAccount %s", pod.Spec.ServiceAccountName)
+		t.Errorf("ServiceAccount %s not found", pod.Spec.ServiceAccountName)
 	}
 	install := pod.Spec.InitContainers[0].Args
 	command, flags, err := nodeagent.NewCommand().Find(install)
@@ -132,6 +132,6 @@ func TestInstallerOfTheNodeAgent(t *testing.T) {
 		t.Errorf("the flags %q: %v", flags, err)
 	}
 	if token := pod.Spec.AutomountServiceAccountToken; token == nil || *token {
-		t.Error("the installer gets a token")
+		t.Error("the installer mounts a service account token")
 	}
 }

@@ -96,7 +96,7 @@ func compile(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPo
 	)
 }
 
-// update is a request to change an object.
+// update is an update of an object.
 type update struct {
 	resource, subresource string
 	kind                  schema.GroupVersionKind
@@ -104,7 +104,7 @@ type update struct {
 	change                func(runtime.Object)
 }
 
-// denied returns the messages with which the policy denies the user's request.
+// denied returns the messages with which the policy denies the update by a user.
 func (u update) denied(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPolicy, name string) []string {
 	t.Helper()
 	next := u.old.DeepCopyObject()

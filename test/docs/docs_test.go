@@ -1,8 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs tests the documentation: that its links lead somewhere, that its commands exist, and
-// that it tells what it has to.
+// Package docs tests the documentation: its links, its commands, and that it is complete.
 package docs
 
 import (
@@ -39,7 +38,7 @@ func pages(t *testing.T) map[string]string {
 			out[strings.TrimPrefix(file, root+"/")] = read(t, strings.TrimPrefix(file, root+"/"))
 		}
 	}
-	must.True(t, len(out) >= 10, "found %d pages only", len(out))
+	must.True(t, len(out) >= 10, "found only %d pages", len(out))
 	return out
 }
 
@@ -56,7 +55,7 @@ var (
 	noSlug  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// anchors returns what links within a page can point to, as GitHub makes them of headings.
+// anchors returns the anchors of the headings of a page, as GitHub generates them.
 func anchors(page string) []string {
 	var out []string
 	for _, match := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
@@ -80,11 +79,11 @@ func TestLinksLeadSomewhere(t *testing.T) {
 				path = filepath.Join(filepath.Dir(name), target)
 			}
 			if _, err := os.Stat(filepath.Join(root, path)); err != nil {
-				t.Errorf("%s: link to %s: there is no such file", name, match[1])
+				t.Errorf("%s: link to %s: file not found", name, match[1])
 				continue
 			}
 			if page, isPage := all[path]; anchor != "" && isPage && !slices.Contains(anchors(page), anchor) {
-				t.Errorf("%s: link to %s: the page has no such heading; it has %q", name, match[1], anchors(page))
+				t.Errorf("%s: link to %s: heading not found in %q", name, match[1], anchors(page))
 			}
 		}
 	}
@@ -102,7 +101,7 @@ func shellBlocks(t *testing.T, visit func(page, commands string)) {
 			}
 		}
 	}
-	is.True(t, blocks >= 10, "found %d blocks of shell commands only", blocks)
+	is.True(t, blocks >= 10, "found only %d blocks of shell commands", blocks)
 }
 
 func TestShellBlocksAreShell(t *testing.T) {
@@ -122,12 +121,12 @@ func TestCommandsExist(t *testing.T) {
 	shellBlocks(t, func(page, commands string) {
 		for _, match := range made.FindAllStringSubmatch(commands, -1) {
 			if !regexp.MustCompile(`(?m)^` + match[1] + `:`).MatchString(makefile) {
-				t.Errorf("%s: make %s: the Makefile has no such target", page, match[1])
+				t.Errorf("%s: make %s: target not found", page, match[1])
 			}
 		}
 		for _, path := range file.FindAllString(commands, -1) {
 			if _, err := os.Stat(filepath.Join(root, strings.TrimSuffix(path, "/..."))); err != nil {
-				t.Errorf("%s: %s: there is no such file", page, path)
+				t.Errorf("%s: %s: file not found", page, path)
 			}
 		}
 	})
@@ -158,11 +157,11 @@ func TestRunbookHasEveryReason(t *testing.T) {
 	reasons := regexp.MustCompile(
 		`(?m)^\t// Reason\w+ \(Blocked\).*\n(?:\t//.*\n)*\tReason\w+ += "(\w+)"`,
 	).FindAllStringSubmatch(read(t, "pkg/apis/maintenance/v1alpha1/types_evacuation.go"), -1)
-	must.True(t, len(reasons) >= 13, "found %d reasons of the condition Blocked only", len(reasons))
+	must.True(t, len(reasons) >= 13, "found only %d reasons of the condition Blocked", len(reasons))
 	sections := anchors(read(t, "docs/runbook.md"))
 	for _, match := range reasons {
 		is.True(t, slices.Contains(sections, strings.ToLower(match[1])), "docs/runbook.md has no section about %s", match[1])
-		is.True(t, wording.IsBlocked(match[1]), "wording.Blocked does not say who has to act on %s", match[1])
+		is.True(t, wording.IsBlocked(match[1]), "wording.Blocked does not name who has to act on %s", match[1])
 	}
 }
 
@@ -180,18 +179,18 @@ func TestSecurityPageHasEveryRightOfTheServer(t *testing.T) {
 		for _, rule := range role.Rules {
 			rules++
 			for _, resource := range rule.Resources {
-				// The status of an object is told of beside the object.
+				// The page explains the status of an object together with the object.
 				if name, _ := strings.CutSuffix(resource, "/status"); !strings.Contains(page, "`"+resource+"`") &&
 					!strings.Contains(page, "`"+name+"`") {
-					t.Errorf("docs/security.md does not say why the server needs %v of %s", rule.Verbs, resource)
+					t.Errorf("docs/security.md does not explain why the server needs %v of %s", rule.Verbs, resource)
 				}
 			}
 		}
 	}
-	is.True(t, rules >= 10, "found %d rules only", rules)
+	is.True(t, rules >= 10, "found only %d rules", rules)
 }
 
-// readmeLines is how long README may be, columns how wide a line of prose on a page.
+// readmeLines is the maximum length of README.md, columns the maximum length of a line of text.
 const readmeLines, columns = 150, 100
 
 func TestPagesAreNarrow(t *testing.T) {
@@ -211,8 +210,8 @@ func TestPagesAreNarrow(t *testing.T) {
 	}
 }
 
-// TestSamplesAreWhatThePluginPrints compares each line of a sample with the files that the tests of
-// the plugin compare its output with.
+// TestSamplesAreWhatThePluginPrints looks for each line of a sample in the golden files of the
+// plugin's tests.
 func TestSamplesAreWhatThePluginPrints(t *testing.T) {
 	files := must.Get(filepath.Glob(filepath.Join(root, "pkg", "cmd", "kubectlmaintenance", "testdata", "*.txt")))(t)
 	printed := sets.New("...")
@@ -233,11 +232,11 @@ func TestSamplesAreWhatThePluginPrints(t *testing.T) {
 			}
 		}
 	}
-	is.True(t, samples >= 5, "found %d samples only", samples)
+	is.True(t, samples >= 5, "found only %d samples", samples)
 }
 
-// TestSentencesToTriageAreInTheTests looks for the sentences of failed tests that docs/triage.md
-// explains in the code that writes them. "…" stands for what the code fills in.
+// TestSentencesToTriageAreInTheTests looks for the failure messages that docs/triage.md explains in
+// the code of the tests. "…" in the page matches a verb such as %s in the code.
 func TestSentencesToTriageAreInTheTests(t *testing.T) {
 	var code strings.Builder
 	for _, pattern := range []string{"test/oracle/*.go", "test/faults/*.go", "test/e2e/*/*.go"} {
@@ -255,7 +254,7 @@ func TestSentencesToTriageAreInTheTests(t *testing.T) {
 			}
 		}
 	}
-	is.True(t, sentences >= 10, "found %d sentences only", sentences)
+	is.True(t, sentences >= 10, "found only %d sentences", sentences)
 }
 
 // TestDecisionsAreInTheirIndex compares docs/decisions/README.md with the titles of the decisions
@@ -278,7 +277,7 @@ func TestDecisionsAreInTheirIndex(t *testing.T) {
 				}
 			}
 		} else if strings.Contains(text, "\nSuperseded by ") {
-			t.Errorf("%s: what supersedes it is not below the title", name)
+			t.Errorf("%s: the line \"Superseded by\" is not below the title", name)
 		}
 		entry := strings.Join([]string{"|", "[" + id + "](" + file + ")", "|", title, "|", strings.Join(by, ", "), "|"}, " ")
 		entry = strings.ReplaceAll(entry, "|  |", "| |")

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs finds in the pages what can be tried: the blocks of shell commands that are marked
-// runnable. Its tests check the pages themselves.
+// Package docs finds the blocks of shell commands in the pages that are marked as runnable. Its
+// tests check the pages.
 package docs
 
 import (
@@ -13,27 +13,27 @@ import (
 
 // Script is one or more runnable blocks of a page that belong together.
 type Script struct {
-	// Page is the path of the page, Line the line of its first command, counted from 1.
+	// Page is the path of the page, Line the line number of the first command.
 	Page string
 	Line int
-	// Text has each command on the line that it has in the page, so that a shell names the page's
-	// lines in its errors. All other lines are empty.
+	// Text has each command on the same line as in the page, so that errors of the shell have the
+	// line numbers of the page. All other lines are empty.
 	Text string
 }
 
-// A marker is a comment of HTML right before a block of shell commands:
+// A marker is an HTML comment immediately before a block of shell commands:
 //
-//	<!-- runnable -->             a block that runs by itself
-//	<!-- runnable, continued -->  a block that goes on where the one before it ended
-//	<!-- runnable                 a block before which the commands of the comment run, which a
-//	kubectl create ...            reader has no use for
-//	-->
+// <!-- runnable -->             an independent block
+// <!-- runnable, continued -->  a block that continues the previous one
+// <!-- runnable                 a block with commands that run first and that the page does
+// kubectl create ...            not show
+// -->
 var (
 	marker   = regexp.MustCompile(`(?s)^<!-- runnable(, continued)?(?: -->|\n(.*?)\n-->)\n` + "```sh\n(.*?)\n```(?:\n|$)")
 	anything = regexp.MustCompile(`(?m)^<!-- *runnable`)
 )
 
-// Scripts returns what is marked runnable in a page. A marker that marks nothing is an error.
+// Scripts returns the runnable blocks of a page. A marker without a block is an error.
 func Scripts(page, text string) ([]Script, error) {
 	var scripts []Script
 	lines := strings.Count(text, "\n") + 1
@@ -48,13 +48,13 @@ func Scripts(page, text string) ([]Script, error) {
 		found := marker.FindStringSubmatchIndex(text[at[0]:])
 		if found == nil {
 			return nil, fmt.Errorf(
-				"%s:%d: must be <!-- runnable -->, or <!-- runnable, continued -->, right before a block ```sh", page,
+				"%s:%d: must be <!-- runnable -->, or <!-- runnable, continued -->, immediately before a block ```sh", page,
 				line,
 			)
 		}
 		continued := found[2] >= 0
 		if continued && len(scripts) == 0 {
-			return nil, fmt.Errorf("%s:%d: there is no runnable block before it that it could continue", page, line)
+			return nil, fmt.Errorf("%s:%d: no previous runnable block to continue", page, line)
 		}
 		if !continued {
 			flush()

@@ -30,29 +30,29 @@ func TestScripts(t *testing.T) {
 			},
 			want: []Script{{Page: "p.md", Line: 3, Text: "\n\none\n\n\n\ntwo\n\n\n"}},
 		},
-		"two blocks are two scripts": {
+		"two independent blocks are two scripts": {
 			page: []string{"<!-- runnable -->", "```sh", "one", "```", "<!-- runnable -->", "```sh", "two", "```"},
 			want: []Script{
 				{Page: "p.md", Line: 3, Text: "\n\none\n\n\n\n\n\n\n"},
 				{Page: "p.md", Line: 7, Text: "\n\n\n\n\n\ntwo\n\n\n"},
 			},
 		},
-		"what a reader has no use for comes first": {
+		"the commands of a marker run first": {
 			page: []string{"<!-- runnable", "before", "-->", "```sh", "one", "```"},
 			want: []Script{{Page: "p.md", Line: 2, Text: "\nbefore\n\n\none\n\n\n"}},
 		},
 		"a marker before something else": {page: []string{"<!-- runnable -->", "", "```sh", "one", "```"}, fail: true},
 		"a marker before output":         {page: []string{"<!-- runnable -->", "```", "one", "```"}, fail: true},
-		"a marker with a word that is unknown": {
+		"a marker with an unknown word": {
 			page: []string{"<!-- runnable soon -->", "```sh", "one", "```"}, fail: true,
 		},
-		"a continuation of nothing": {
+		"a continuation without a previous block": {
 			page: []string{"<!-- runnable, continued -->", "```sh", "one", "```"}, fail: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := Scripts("p.md", strings.Join(test.page, "\n")+"\n")
-			must.True(t, (err != nil) == test.fail, "got error %v, want one: %t", err, test.fail)
+			must.True(t, (err != nil) == test.fail, "got error %v, want an error: %t", err, test.fail)
 			if diff := cmp.Diff(test.want, got); !test.fail && diff != "" {
 				t.Error(diff)
 			}
@@ -60,7 +60,7 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// Pages have what TestPagesRun in test/e2e runs.
+// TestPagesRun in test/e2e runs the blocks of these pages.
 func TestPagesHaveRunnableBlocks(t *testing.T) {
 	found := map[string]int{}
 	for name, text := range pages(t) {
@@ -73,6 +73,6 @@ func TestPagesHaveRunnableBlocks(t *testing.T) {
 	for _, page := range []string{
 		"docs/quickstart.md", "docs/applications.md", "docs/operations.md", "docs/kubectl-plugin.md",
 	} {
-		is.True(t, found[page] != 0, "%s has no block that is marked runnable", page)
+		is.True(t, found[page] != 0, "%s has no runnable block", page)
 	}
 }

@@ -18,11 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// stop is a file of a walk through the code, as CONTRIBUTING lists it.
+// stop is an item of a walk through the code in CONTRIBUTING.md: a file.
 type stop struct {
 	depth int
-	// file is below pkg. by is the name that it shares with the file which hands the value on to
-	// it.
+	// file is relative to pkg. by is an identifier in this file and in the file that passes the
+	// value to it.
 	file, by string
 }
 
@@ -40,8 +40,8 @@ func walkOf(list string) []stop {
 	return out
 }
 
-// before returns the stops that may hand the value on to stop i: the one that its item is nested in
-// or, if it is not nested, the last one that is not nested either and those nested in that one.
+// before returns the stops that may pass the value to stop i: for a nested item its parent, for an
+// item at the top level the previous one at the top level and the items nested in it.
 func before(stops []stop, i int) []stop {
 	for k := i - 1; k >= 0; k-- {
 		switch {
@@ -54,7 +54,7 @@ func before(stops []stop, i int) []stop {
 	return nil
 }
 
-// follow returns what is wrong with a walk. names returns the identifiers in the code of a file.
+// follow returns the mistakes in a walk. names returns the identifiers in the code of a file.
 func follow(stops []stop, names func(file string) (sets.Set[string], error)) []string {
 	var wrong []string
 	for i, s := range stops {
@@ -73,17 +73,17 @@ func follow(stops []stop, names func(file string) (sets.Set[string], error)) []s
 		})
 		switch {
 		case s.by == "":
-			wrong = append(wrong, fmt.Sprintf("%s: the list does not say by which name it is reached", s.file))
+			wrong = append(wrong, fmt.Sprintf("%s: the item has no name after \"by\"", s.file))
 		case !own.Has(s.by):
 			wrong = append(wrong, fmt.Sprintf("%s does not have the name %s", s.file, s.by))
 		case !mentioned:
-			wrong = append(wrong, fmt.Sprintf("%s does not mention %s of the next file, %s", senders[0].file, s.by, s.file))
+			wrong = append(wrong, fmt.Sprintf("%s does not use %s of the next file, %s", senders[0].file, s.by, s.file))
 		}
 	}
 	return wrong
 }
 
-// namesIn returns the identifiers in the code of a file below pkg. Comments do not count.
+// namesIn returns the identifiers in the code of a file below pkg, without comments.
 func namesIn(file string) (sets.Set[string], error) {
 	parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, "pkg", file), nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -99,7 +99,7 @@ func namesIn(file string) (sets.Set[string], error) {
 	return names, nil
 }
 
-// walks returns the sections of CONTRIBUTING that walk through the code, by their headings.
+// walks returns the sections of CONTRIBUTING.md that walk through the code, by their headings.
 func walks(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -151,17 +151,17 @@ func TestWalkChecksFindMistakes(t *testing.T) {
 		list string
 		want []string
 	}{
-		"each file mentions the next":              {"- `a.go`: x\n- `b.go`, by `Next`: y\n  - `c.go`, by `Leaf`: z\n", nil},
+		"each file uses a name of the next":              {"- `a.go`: x\n- `b.go`, by `Next`: y\n  - `c.go`, by `Leaf`: z\n", nil},
 		"after a nested file its caller continues": {"- `b.go`: x\n  - `c.go`, by `Leaf`: y\n- `a.go`, by `Next`: z\n", nil},
-		"a nested file hands on":                   {"- `b.go`: x\n  - `a.go`, by `Next`: y\n- `d.go`, by `Other`: z\n", nil},
-		"a line is wrapped":                        {"- `a.go`: x\n- `b.go`, by\n  `Next`: y\n", nil},
-		"a file that is gone":                      {"- `a.go`: x\n- `gone.go`, by `Next`: y\n", []string{"gone.go: file does not exist"}},
+		"a nested file passes the value on":                   {"- `b.go`: x\n  - `a.go`, by `Next`: y\n- `d.go`, by `Other`: z\n", nil},
+		"a wrapped line":                        {"- `a.go`: x\n- `b.go`, by\n  `Next`: y\n", nil},
+		"a missing file":                      {"- `a.go`: x\n- `gone.go`, by `Next`: y\n", []string{"gone.go: file does not exist"}},
 		"a name that the next file does not have":  {"- `a.go`: x\n- `c.go`, by `Next`: y\n", []string{"c.go does not have the name Next"}},
-		"a name that the file before does not mention": {"- `a.go`: x\n- `c.go`, by `Leaf`: y\n",
-			[]string{"a.go does not mention Leaf of the next file, c.go"}},
-		"a nested file that its caller does not mention": {"- `a.go`: x\n- `b.go`, by `Next`: y\n  - `d.go`, by `Other`: z\n",
-			[]string{"b.go does not mention Other of the next file, d.go"}},
-		"a file without a name": {"- `a.go`: x\n- `b.go`: y\n", []string{"b.go: the list does not say by which name it is reached"}},
+		"a name that the previous file does not use": {"- `a.go`: x\n- `c.go`, by `Leaf`: y\n",
+			[]string{"a.go does not use Leaf of the next file, c.go"}},
+		"a nested file that its caller does not use": {"- `a.go`: x\n- `b.go`, by `Next`: y\n  - `d.go`, by `Other`: z\n",
+			[]string{"b.go does not use Other of the next file, d.go"}},
+		"a file without a name": {"- `a.go`: x\n- `b.go`: y\n", []string{"b.go: the item has no name after \"by\""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := follow(walkOf(test.list), names); !slices.Equal(got, test.want) {

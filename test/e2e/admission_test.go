@@ -32,7 +32,7 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// received collects the warnings of a client.
+// received collects the warnings for a client.
 type received struct {
 	mu    sync.Mutex
 	texts []string
@@ -54,9 +54,9 @@ func (r *received) take() []string {
 	return texts
 }
 
-// TestPodsInTheWayAreNamedWhenADrainBegins drains pods that cannot leave, that will not come back
-// and that are left running. Admission does not look at pods: the controller names them when the
-// drain begins.
+// TestPodsInTheWayAreNamedWhenADrainBegins drains pods that cannot leave, pods that are replaced
+// first, and pods that a drain keeps. Admission does not list pods: the controller names the
+// blocking pods when the drain begins.
 func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
@@ -98,10 +98,10 @@ func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	must.Get(maintenances.Patch(t.Context(), nm.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`),
 		metav1.PatchOptions{}))(t)
 	if got := warnings.take(); len(got) > 0 {
-		t.Errorf("admission, which lists no pods, warns of\n%s", strings.Join(got, "\n"))
+		t.Errorf("got warnings of admission:\n%s\nwant none: admission does not list pods", strings.Join(got, "\n"))
 	}
 	framework.Eventually(
-		t, "an event on the maintenance names what is in the way",
+		t, "an event on the maintenance names the blocking pods",
 		func(ctx context.Context) (bool, error) {
 			events, err := kube.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 				FieldSelector: "involvedObject.name=" + nm.Name,
@@ -121,13 +121,13 @@ func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	)
 }
 
-// rightCase is something that needs a right to a resource that only stands for it.
+// rightCase is a request that needs a permission for a virtual resource: instigators or evacuators.
 type rightCase struct {
-	// base are the rights to the real resources that it needs as well.
+	// base are the permissions for real resources that the request needs as well.
 	base []rbacv1.PolicyRule
-	// resource, name and verb are the right.
+	// resource, name and verb are the tested permission.
 	resource, name, verb string
-	// attempt does it, with a pod of its own.
+	// attempt sends the request.
 	attempt func(ctx context.Context, evacuations clientv1alpha1.EvacuationInterface) error
 }
 
@@ -139,9 +139,9 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 	return r
 }
 
-// TestRightsOfEvacuations has service accounts do what takes a right to instigators or evacuators,
-// in the namespace of the Evacuation: with exactly that right they can; without it, with that to
-// another name, or with that in another namespace they cannot, and are told what is missing.
+// TestRightsOfEvacuations sends requests of service accounts that need a permission for instigators
+// or evacuators in the namespace of the Evacuation. The server must accept them only with exactly
+// this permission, and otherwise name it in the error.
 func TestRightsOfEvacuations(t *testing.T) {
 	t.Parallel()
 	const instigator, class = "mover.example.com", "mover.example.com"
@@ -149,12 +149,12 @@ func TestRightsOfEvacuations(t *testing.T) {
 	namespace, elsewhere := cluster.NewNamespace(t), cluster.NewNamespace(t)
 	joined := evacuate(t, cluster.PodOn(t, namespace, "joined", pool, nodes[0], namesEvacuator(class)))
 	assigned := cluster.PodOn(t, namespace, "assigned", pool, nodes[0])
-	framework.Until(t, "it is the evacuator's turn",
+	framework.Until(t, "the evacuator is active",
 		cluster.As(t).Evacuations(namespace), joined.Name, func(e *v1alpha1.Evacuation) bool {
 			return e.Status.ActiveEvacuatorClass == class
 		})
 	for name, c := range map[string]rightCase{
-		"speak for an instigator": {
+		"add an instigator": {
 			base:     []rbacv1.PolicyRule{rule(v1alpha1.GroupName, "evacuations", "", "get", "update")},
 			resource: "instigators", name: instigator, verb: "use",
 			attempt: func(ctx context.Context, evacuations clientv1alpha1.EvacuationInterface) error {
@@ -203,7 +203,7 @@ func namesEvacuator(class string) func(*corev1.Pod) {
 	}
 }
 
-// tryRight tries with all that is not the right, and then with it.
+// tryRight sends the request with similar permissions, and then with the right one.
 func tryRight(t *testing.T, namespace, elsewhere string, c rightCase) {
 	t.Helper()
 	account := func(grants ...func(name string)) clientv1alpha1.EvacuationInterface {
@@ -224,19 +224,19 @@ func tryRight(t *testing.T, namespace, elsewhere string, c rightCase) {
 		`"`
 	for without, evacuations := range map[string]clientv1alpha1.EvacuationInterface{
 		"without it":                     account(),
-		"with that to another name":      account(grant(namespace, c.resource, "other.example.com", c.verb)),
+		"with another name":      account(grant(namespace, c.resource, "other.example.com", c.verb)),
 		"with another verb":              account(grant(namespace, c.resource, c.name, "get")),
-		"with that in another namespace": account(grant(elsewhere, c.resource, c.name, c.verb)),
+		"in another namespace": account(grant(elsewhere, c.resource, c.name, c.verb)),
 	} {
-		framework.Eventually(t, without+", it is refused for that", func(ctx context.Context) (bool, error) {
+		framework.Eventually(t, without+", the server refuses the request and names the permission", func(ctx context.Context) (bool, error) {
 			err := c.attempt(ctx, evacuations)
-			must.True(t, err != nil, "%s, it was allowed", without)
-			// At first the rights to the real resources may not have arrived.
+			must.True(t, err != nil, "%s: the request was allowed", without)
+			// At first the permissions for the real resources may not be in effect yet.
 			return apierrors.IsForbidden(err) && strings.Contains(err.Error(), missing), nil
 		})
 	}
 	with := account(grant(namespace, c.resource, c.name, c.verb))
-	framework.Eventually(t, "with it, it is allowed", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "with the permission, the request is allowed", func(ctx context.Context) (bool, error) {
 		err := c.attempt(ctx, with)
 		return err == nil, err
 	})
@@ -248,22 +248,23 @@ var serverGroups = []string{"system:serviceaccounts", "system:serviceaccounts:ha
 // serverAccount is the user name of the service account of the server.
 const serverAccount = "system:serviceaccount:haulout-system:haulout-apiserver"
 
-// policedWrite is a write that the right to patch an object allows.
+// policedWrite is a patch of an object by the server.
 type policedWrite struct {
 	path, patch string
-	// policy refuses the write if it is the server's; "" if none does.
+	// policy is the policy that refuses the write of the server; "" means that the write is
+	// allowed.
 	policy string
 }
 
-// dryRun returns the answer to the write, of which nothing is stored.
+// dryRun sends the write as a dry run.
 func (w policedWrite) dryRun(ctx context.Context, clients framework.Clients) error {
 	return clients.Kube.CoreV1().RESTClient().Patch(types.StrategicMergePatchType).AbsPath(w.path).
 		Param("dryRun", metav1.DryRunAll).Body([]byte(w.patch)).Do(ctx).Error()
 }
 
-// TestAdmissionPoliciesLimitTheServer has the service account of the server write more than it
-// needs: the policies that are shipped refuse that, and nothing of what the server does. They limit
-// no other user.
+// TestAdmissionPoliciesLimitTheServer writes with the service account of the server: the shipped
+// policies must refuse all writes that the server does not need, and allow the others. They must
+// not limit other users.
 func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
 	t.Parallel()
 	cluster.MustKubectl(t, "", "get", "-f",
@@ -296,7 +297,7 @@ func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
 	)
 	annotation := func(key string) string { return fmt.Sprintf(`{"metadata":{"annotations":{%q:"1"}}}`, key) }
 	label := `{"metadata":{"labels":{"e2e.haulout.dev/new":"1"}}}`
-	// The list of taints is replaced as a whole.
+	// The patch replaces the whole list of taints.
 	taints := func(another string) string {
 		return fmt.Sprintf(`"taints":[{"key":%q,"value":%q,"effect":"NoSchedule"},%s]`, framework.Pool, pool, another)
 	}
@@ -350,9 +351,9 @@ func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
 				}
 				return
 			}
-			// API servers know of a policy a moment after it was created.
+			// A new policy takes effect a moment after its creation.
 			framework.EventuallyWithin(
-				t, 10*time.Second, "the server is refused",
+				t, 10*time.Second, "the policy refuses the write of the server",
 				func(ctx context.Context) (bool, error) {
 					err := write.dryRun(ctx, server)
 					if apierrors.IsInvalid(err) && strings.Contains(err.Error(), "'"+write.policy+"'") {

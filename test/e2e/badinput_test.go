@@ -50,7 +50,7 @@ func with64KiBOfLabels(e *v1alpha1.Evacuation) {
 	}
 }
 
-// TestEvacuationThatIsRefused refers to an earlier pod of a name.
+// TestEvacuationThatIsRefused names a pod with the UID of an earlier pod.
 func TestEvacuationThatIsRefused(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -59,7 +59,7 @@ func TestEvacuationThatIsRefused(t *testing.T) {
 	_, err := cluster.As(t).Evacuations(namespace).Create(t.Context(), evacuationOf(pod, func(e *v1alpha1.Evacuation) {
 		e.Spec.PodRef.UID = "11111111-2222-3333-4444-555555555555"
 	}), metav1.CreateOptions{})
-	is.True(t, apierrors.IsInvalid(err) && hasCause(err, "spec.podRef.uid", string(pod.UID)), "got %v, want a refusal of the UID", err)
+	is.True(t, apierrors.IsInvalid(err) && hasCause(err, "spec.podRef.uid", string(pod.UID)), "got %v, want that the UID is invalid", err)
 }
 
 func TestEvacuationOfAnEvacuator(t *testing.T) {
@@ -75,12 +75,12 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 	created := must.Get(admins.Create(t.Context(), evacuationOf(pod), metav1.CreateOptions{}))(t)
 	if len(created.Spec.Evacuators) != 1 || created.Spec.Evacuators[0].EvacuatorClass != class ||
 		created.Spec.Evacuators[0].Priority != 20000 {
-		t.Errorf("evacuators are %+v, want the one that the pod's annotation names", created.Spec.Evacuators)
+		t.Errorf("evacuators are %+v, want the evacuator of the pod's annotation", created.Spec.Evacuators)
 	}
 	if created.Labels["tier"] != "gold" || created.Spec.NodeName != nodes[0] {
 		t.Errorf("labels %v and node %q are not those of the pod", created.Labels, created.Spec.NodeName)
 	}
-	framework.Until(t, "it is the evacuator's turn", admins, created.Name, func(e *v1alpha1.Evacuation) bool {
+	framework.Until(t, "the evacuator is active", admins, created.Name, func(e *v1alpha1.Evacuation) bool {
 		return e.Status.ActiveEvacuatorClass == class
 	})
 	writeStatus := rbacv1.PolicyRule{
@@ -100,12 +100,12 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 		})
 	forbid := []byte(`{"status":{"evacuationCancellationPolicy":"Forbid","message":"flushing"}}`)
 
-	t.Run("a user who may progress another class only is refused", func(t *testing.T) {
+	t.Run("the server refuses a user who may only progress another class", func(t *testing.T) {
 		_, err := cluster.As(t, stranger).Evacuations(namespace).
 			Patch(t.Context(), created.Name, types.MergePatchType, forbid, metav1.PatchOptions{}, "status")
 		is.True(t, apierrors.IsForbidden(err), "got %v, want Forbidden", err)
 	})
-	t.Run("the evacuator itself is heard, and its report is stamped", func(t *testing.T) {
+	t.Run("the server stores a report of the evacuator with a timestamp", func(t *testing.T) {
 		e := must.Get(cluster.As(t, mover).Evacuations(namespace).
 			Patch(t.Context(), created.Name, types.MergePatchType, forbid, metav1.PatchOptions{}, "status"))(t)
 		if e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid ||
@@ -113,15 +113,15 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 			t.Errorf("status is %+v", e.Status)
 		}
 	})
-	t.Run("what it has forbidden to cancel cannot be deleted while the pod lives", func(t *testing.T) {
+	t.Run("an evacuation with cancellation forbidden cannot be deleted before its pod", func(t *testing.T) {
 		err := admins.Delete(t.Context(), created.Name, metav1.DeleteOptions{})
 		if !apierrors.IsConflict(err) || !strings.Contains(err.Error(), "Forbid") {
-			t.Errorf("got %v, want a conflict that says why", err)
+			t.Errorf("got %v, want a conflict that names the policy", err)
 		}
 	})
 	t.Run("the evacuator deletes the pod and the evacuation completes", func(t *testing.T) {
 		must.Do(t, cluster.As(t).Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
-		framework.Until(t, "it is complete", admins, created.Name, func(e *v1alpha1.Evacuation) bool {
+		framework.Until(t, "the evacuation is complete", admins, created.Name, func(e *v1alpha1.Evacuation) bool {
 			return conditionIs(e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue,
 				v1alpha1.ReasonPodDeleted)
 		})
@@ -132,8 +132,9 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 	})
 }
 
-// TestEvacuationsThatFillANamespace has a tenant create Evacuations of pods without a node, which
-// it deletes again: first as large as they may be, then with a finalizer that would keep them.
+// TestEvacuationsThatFillANamespace creates many Evacuations of pods without a node, and deletes
+// the pods: first Evacuations of the maximum size with a finalizer that would keep them, then plain
+// ones.
 func TestEvacuationsThatFillANamespace(t *testing.T) {
 	t.Parallel()
 	const tries, allowed = 500, 200
@@ -150,7 +151,7 @@ func TestEvacuationsThatFillANamespace(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := evacuations.Create(t.Context(), evacuationOf(pod, withForeignFinalizer, with64KiBOfLabels), metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
-			t.Fatalf("with a foreign finalizer and 64 KiB of labels: got %v, want it to be refused as invalid", err)
+			t.Fatalf("with a foreign finalizer and 64 KiB of labels: got %v, want it refused as invalid", err)
 		}
 		_, err = evacuations.Create(t.Context(), evacuationOf(pod), metav1.CreateOptions{})
 		switch {
@@ -159,20 +160,20 @@ func TestEvacuationsThatFillANamespace(t *testing.T) {
 		case apierrors.IsTooManyRequests(err) && strings.Contains(err.Error(), "at most 200 are allowed"):
 			refused++
 		default:
-			t.Fatalf("got %v, want it to be created or refused for their number", err)
+			t.Fatalf("got %v, want success or an error about the limit", err)
 		}
-		// The server may have evicted it by now.
+		// The server may have evicted the pod already.
 		if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}); err != nil && !apierrors.IsNotFound(err) {
 			t.Fatal(err)
 		}
 	}
-	// The controllers delete Evacuations whose pods are gone, which makes room.
+	// The controllers delete the Evacuations of deleted pods, and so make room for others.
 	list := must.Get(evacuations.List(t.Context(), metav1.ListOptions{}))(t)
 	is.True(t, len(list.Items) <= allowed, "the namespace has %d Evacuations, want at most %d", len(list.Items), allowed)
 	t.Logf("%d created, %d refused, %d left", created, refused, len(list.Items))
 }
 
-// neverScheduled is the spec of a pod of a pool that the scheduler leaves alone.
+// neverScheduled returns the spec of a pod of a pool that no scheduler schedules.
 func neverScheduled(pool string) corev1.PodSpec {
 	spec := framework.PodSpec(pool)
 	spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "e2e.haulout.dev/never"}}
@@ -191,7 +192,8 @@ func conditionIs(
 	return false
 }
 
-// hasCause reports whether an error is a refusal of the given field that contains all the words.
+// hasCause reports whether an error refuses the given field with a message that contains all the
+// words.
 func hasCause(err error, field string, words ...string) bool {
 	status, ok := err.(apierrors.APIStatus)
 	if !ok || status.Status().Details == nil {
@@ -240,7 +242,7 @@ func TestRightsOnNodes(t *testing.T) {
 	must.Do(t, theirs.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}))
 }
 
-// crowd creates maintenances NAME-000, NAME-001 and so on, and removes all of them with the test.
+// crowd creates maintenances NAME-000, NAME-001 and so on, and removes them after the test.
 func crowd(t *testing.T, name string, count int, stage v1alpha1.NodeMaintenanceStage, selector *corev1.NodeSelector) {
 	t.Helper()
 	maintenances := cluster.As(t).Maintenances()
@@ -254,7 +256,7 @@ func crowd(t *testing.T, name string, count int, stage v1alpha1.NodeMaintenanceS
 			left, err := maintenances.List(ctx, all)
 			return err == nil && len(left.Items) == 0, nil
 		})
-		is.True(t, err == nil, "maintenances %s are left: %v", name, err)
+		is.True(t, err == nil, "maintenances %s still exist: %v", name, err)
 	})
 	for i := range count {
 		nm := framework.Maintenance(name, stage, func(nm *v1alpha1.NodeMaintenance) {
@@ -265,7 +267,7 @@ func crowd(t *testing.T, name string, count int, stage v1alpha1.NodeMaintenanceS
 	}
 }
 
-// hasNoPlace waits until the status of a maintenance says that its only node has no place for it.
+// hasNoPlace waits until the status of a maintenance reports that its only node is at the limit.
 func hasNoPlace(t *testing.T, name string) {
 	t.Helper()
 	framework.Until(t, "the status of "+name+" names the limit",
@@ -275,7 +277,7 @@ func hasNoPlace(t *testing.T, name string) {
 		})
 }
 
-// isNamed waits until the annotation of a node has a number of texts.
+// isNamed waits until the annotation of a node contains a text a number of times.
 func isNamed(t *testing.T, node, text string, times int) {
 	t.Helper()
 	framework.Until(t, fmt.Sprintf("node %s names %s %d times", node, text, times),
@@ -284,14 +286,15 @@ func isNamed(t *testing.T, node, text string, times int) {
 		})
 }
 
-// TestMoreMaintenancesThanMayHoldANode has 50 maintenances hold a node, and adds one by a write and
-// one by the labels of the node.
+// TestMoreMaintenancesThanMayHoldANode reaches the limit of 50 maintenances on a node, and exceeds
+// it with a write and with a label of the node.
 func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 	t.Parallel()
 	const most = 50
 	pool, nodes := cluster.NewPool(t, 1, true)
 	maintenances := cluster.As(t).Maintenances()
-	// The oldest of all: creation times have seconds, and of the same time the first by name.
+	// The oldest: creation times have a resolution of seconds, and at equal times the first name
+	// wins.
 	oldest := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon,
 		func(nm *v1alpha1.NodeMaintenance) {
 			nm.Name, nm.Spec.NodeSelector = "a-"+pool, framework.Select(pool, "yes")
@@ -305,7 +308,7 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 			strings.Contains(err.Error(), pool+"-000, "+pool+"-001, "+pool+"-002"), nil
 	})
 	isNamed(t, nodes[0], `"`+pool+"-", most)
-	// The oldest one takes the place of the youngest.
+	// The oldest maintenance replaces the youngest.
 	merge(t, "", "node", nodes[0], fmt.Sprintf(`{"metadata":{"labels":{%q:"yes"}}}`, pool))
 	youngest := fmt.Sprintf("%s-%03d", pool, most-1)
 	hasNoPlace(t, youngest)
@@ -325,7 +328,7 @@ func TestObjectsThatAreTooLargeAreRefused(t *testing.T) {
 	})
 	_, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{})
 	if !apierrors.IsInvalid(err) || !hasCause(err, "spec", "too large", "512 KiB") {
-		t.Errorf("got %v, want it to be refused as too large", err)
+		t.Errorf("got %v, want it refused as too large", err)
 	}
 }
 

@@ -25,25 +25,25 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// serverRole is the role that lets the server do what it does in the cluster.
+// serverRole is the name of the server's ClusterRole.
 const serverRole = "haulout-apiserver"
 
-// evacuate asks for a pod's evacuation, as an administrator who is not a maintenance. It is
-// withdrawn with the test.
+// evacuate creates an Evacuation as an instigator other than a maintenance, and withdraws it after
+// the test.
 func evacuate(t *testing.T, pod *corev1.Pod, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	t.Helper()
 	evacuations := cluster.As(t).Evacuations(pod.Namespace)
 	e := must.Get(evacuations.Create(t.Context(), evacuationOf(pod, modify...), metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
-		// It may be gone already.
+		// The Evacuation may not exist any longer.
 		_, _ = evacuations.Patch(context.Background(), e.Name, types.MergePatchType,
 			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	})
 	return e
 }
 
-// blocked waits until an Evacuation is blocked for a reason, in words that name what blocks it and
-// what the reader can do.
+// blocked waits until an Evacuation is blocked for a reason. The message must contain the words,
+// which name the blocking object and the advice.
 func blocked(t *testing.T, e *v1alpha1.Evacuation, reason string, words ...string) {
 	t.Helper()
 	var condition *metav1.Condition
@@ -62,18 +62,18 @@ func blocked(t *testing.T, e *v1alpha1.Evacuation, reason string, words ...strin
 		},
 	)
 	if condition.LastTransitionTime.Before(&e.CreationTimestamp) {
-		t.Errorf("it says that it is blocked since %s, before it was asked for", condition.LastTransitionTime)
+		t.Errorf("Blocked is True since %s, before the Evacuation was created", condition.LastTransitionTime)
 	}
 	for _, word := range words {
-		is.True(t, strings.Contains(condition.Message, word), "%s does not say %q: %s", reason, word, condition.Message)
+		is.True(t, strings.Contains(condition.Message, word), "the message of %s does not contain %q: %s", reason, word, condition.Message)
 	}
 }
 
-// notBlocked waits until nothing blocks an Evacuation any more: it says so, or its pod has left.
+// notBlocked waits until an Evacuation is not blocked.
 func notBlocked(t *testing.T, e *v1alpha1.Evacuation) {
 	t.Helper()
 	framework.Eventually(
-		t, "pod "+e.Spec.PodRef.Name+" is not blocked any more",
+		t, "pod "+e.Spec.PodRef.Name+" is not blocked",
 		func(ctx context.Context) (bool, error) {
 			now, err := cluster.As(t).Evacuations(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{})
 			if err != nil {
@@ -84,7 +84,8 @@ func notBlocked(t *testing.T, e *v1alpha1.Evacuation) {
 	)
 }
 
-// leaves waits until an Evacuation's pod has left, which nothing blocks then.
+// leaves waits until the pod of an Evacuation has left, and checks that the Evacuation is not
+// blocked.
 func leaves(t *testing.T, e *v1alpha1.Evacuation) {
 	t.Helper()
 	framework.Eventually(t, "pod "+e.Spec.PodRef.Name+" has left", func(ctx context.Context) (bool, error) {
@@ -98,7 +99,7 @@ func leaves(t *testing.T, e *v1alpha1.Evacuation) {
 	})
 }
 
-// merge changes an object of the host cluster.
+// merge patches an object of the host cluster.
 func merge(t *testing.T, namespace, resource, name, patch string, more ...string) {
 	t.Helper()
 	cluster.MustKubectl(
@@ -106,23 +107,22 @@ func merge(t *testing.T, namespace, resource, name, patch string, more ...string
 	)
 }
 
-// blockedCase is something that keeps a pod from leaving. It gets a node and a namespace of its
-// own.
+// blockedCase tests one cause that blocks a pod, with its own node and namespace.
 type blockedCase func(t *testing.T, pool, node, namespace string)
 
-// TestBlocked tries each thing that may keep a pod from leaving: it is named with the object that
-// blocks and with what the reader can do, and no longer is when it is over.
+// TestBlocked tests the causes that block a pod. The condition must name the blocking object and
+// the advice, and be False after the cause has ended.
 func TestBlocked(t *testing.T) {
-	t.Parallel() // most of it is waiting
+	t.Parallel() // the test mostly waits
 	for name, try := range map[string]blockedCase{
 		"by a budget at its limit":                        blockedByBudget,
 		"by two budgets":                                  blockedByTwoBudgets,
 		"by pods that crash":                              blockedByCrashingPods,
-		"by a finalizer and by a dead kubelet":            blockedAfterItsGrace,
+		"by a finalizer and by a failed kubelet":            blockedAfterItsGrace,
 		"by an evacuator that has stopped":                blockedByEvacuator,
 		"by a user who recreates the pod":                 blockedByReturn,
 		"by a namespace that cannot have new Evacuations": blockedByNamespace,
-		"by another drain, which it blocks as well":       blockedByEachOther,
+		"by another drain that it blocks as well":       blockedByEachOther,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -132,7 +132,8 @@ func TestBlocked(t *testing.T) {
 	}
 }
 
-// TestBlockedByRights takes a right from the server, which the other tests need.
+// TestBlockedByRights removes a permission of the server that other tests need, so it does not run
+// in parallel.
 func TestBlockedByRights(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	blockedByRights(t, pool, nodes[0], cluster.NewNamespace(t))
@@ -165,7 +166,7 @@ func blockedByRights(t *testing.T, pool, node, namespace string) {
 	}
 	t.Cleanup(func() { restore(context.Background()) })
 	pod := cluster.PodOn(t, namespace, "web", pool, node)
-	framework.Eventually(t, "the right is gone", func(context.Context) (bool, error) {
+	framework.Eventually(t, "the server has lost the right", func(context.Context) (bool, error) {
 		out, _, _ := cluster.Kubectl(t, "", "auth", "can-i", "create", "pods/eviction",
 			"--as=system:serviceaccount:haulout-system:haulout-apiserver")
 		return strings.TrimSpace(out) == "no", nil
@@ -210,7 +211,7 @@ func blockedByCrashingPods(t *testing.T, pool, node, namespace string) {
 			`{"status":{"conditions":[{"type":"Ready","status":"False","reason":"ContainersNotReady"}]}}`,
 			"--subresource=status")
 	}
-	framework.Eventually(t, "the budget has counted", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the disruption controller has counted the pods", func(ctx context.Context) (bool, error) {
 		budget, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "web",
 			metav1.GetOptions{})
 		return err == nil && budget.Status.CurrentHealthy == 1, err
@@ -226,9 +227,9 @@ func blockedByCrashingPods(t *testing.T, pool, node, namespace string) {
 	leaves(t, healthy)
 }
 
-// blockedAfterItsGrace waits half a minute for two pods together, whose grace period has passed:
-// one that a finalizer holds, and one on a node that nothing simulates, so that no kubelet ever
-// stops it. What the control plane would conclude from that after a minute is written by the test.
+// blockedAfterItsGrace tests two pods at the same time, because both must exceed their grace
+// period: a pod with a finalizer, and a pod on a node without a kubelet. The test sets the
+// conditions that the control plane would set after a minute.
 func blockedAfterItsGrace(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	const name, hold = "web", "e2e.haulout.dev/hold"
@@ -287,8 +288,8 @@ func blockedByReturn(t *testing.T, pool, node, namespace string) {
 	leaves(t, e)
 }
 
-// blockedByNamespace is the reason that no Evacuation can have, since the namespace takes none: the
-// maintenance reports it.
+// blockedByNamespace tests a terminating namespace. It allows no Evacuation that could be blocked,
+// so the maintenance reports the cause.
 func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	const hold = "e2e.haulout.dev/hold"
@@ -296,7 +297,7 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	cluster.MustKubectl(t, "", "delete", "namespace", namespace, "--wait=false")
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 	framework.Eventually(
-		t, "Drained names the namespace, and the node's message the pod",
+		t, "Drained names the namespace, and the message of the node names the pod",
 		func(ctx context.Context) (bool, error) {
 			now, err := cluster.As(t).Maintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 			if err != nil {
@@ -318,8 +319,8 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	drained(t, nm.Name)
 }
 
-// blockedByEachOther drains two nodes for two maintenances. Each has the only ready pod of a
-// budget, whose other pods are on the other node and cannot get ready there.
+// blockedByEachOther drains two nodes with two maintenances. Each node has the only ready pod of a
+// budget. The other pods of the budget are on the other node and cannot become ready there.
 func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	other := node + "-other"
@@ -354,8 +355,8 @@ func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 	ofDB := evacuationFor(t, db, "is made", isOurs)
 	blocked(t, ofDB, v1alpha1.ReasonBudgetPodsCordoned, "db-down-1 on node "+node, first.Name)
 
-	// What the message advises: one of the two is completed, and the pods of the other one's budget
-	// get ready there.
+	// The advice of the message: complete one of the two, and the pods of the other budget become
+	// ready on its node.
 	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, node)
 	for _, down := range []string{"db-down-1", "db-down-2"} {
@@ -365,8 +366,8 @@ func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 	leaves(t, ofDB)
 }
 
-// controlled makes pods that a controller answers for, as budgets want it. A bare pod with the same
-// label is adopted.
+// controlled creates pods with a controller, because budgets need one. It adopts a bare pod with
+// the same label.
 func controlled(t *testing.T, namespace, pool, app string, replicas int32) {
 	t.Helper()
 	labels := map[string]string{"app": app}
@@ -385,7 +386,7 @@ func controlled(t *testing.T, namespace, pool, app string, replicas int32) {
 	})
 }
 
-// livePods returns the pods of a namespace that were not asked to stop.
+// livePods returns the pods of a namespace that are not being deleted.
 func livePods(t *testing.T, namespace string) []corev1.Pod {
 	t.Helper()
 	list := must.Get(cluster.As(t).Pods(namespace).List(t.Context(), metav1.ListOptions{}))(t)

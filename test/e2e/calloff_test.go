@@ -24,18 +24,18 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// roleLabel selects nodes within a pool, so that a test may take it off.
+// roleLabel selects nodes within a pool, so that a test can remove the label.
 const roleLabel = "e2e.haulout.dev/role"
 
-// mover is the class of an evacuator that the tests play.
+// mover is the class of an evacuator whose reports the tests write.
 const mover = "mover.example.com"
 
-// movable makes a pod that the evacuator of the tests takes away.
+// movable assigns a pod to the evacuator of the tests.
 func movable(p *corev1.Pod) {
 	p.Annotations = map[string]string{v1alpha1.AnnotationEvacuatorPrefix + mover: "20000"}
 }
 
-// evacuationFor returns the Evacuation of a pod once there is one of which check is true.
+// evacuationFor waits until the Evacuation of a pod exists and check is true, and returns it.
 func evacuationFor(
 	t *testing.T, pod *corev1.Pod, what string, check func(*v1alpha1.Evacuation) bool,
 ) *v1alpha1.Evacuation {
@@ -54,15 +54,15 @@ func isOurs(e *v1alpha1.Evacuation) bool {
 	return slices.Contains(e.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance)
 }
 
-// report writes into the status of an Evacuation as its evacuator.
+// report patches the status of an Evacuation as its evacuator.
 func report(t *testing.T, e *v1alpha1.Evacuation, status string) {
 	t.Helper()
 	must.Get(cluster.As(t).Evacuations(e.Namespace).Patch(t.Context(), e.Name,
 		types.MergePatchType, fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status"))(t)
 }
 
-// TestCallingOff ends a drain of which nothing can move, in both ways, and looks at Evacuations
-// that stand for all cases.
+// TestCallingOff completes or deletes a maintenance whose pods cannot leave, and checks the
+// Evacuations with and without other instigators.
 func TestCallingOff(t *testing.T) {
 	t.Parallel()
 	for name, verb := range map[string]string{"by completing it": "complete", "by deleting it": "delete"} {
@@ -71,7 +71,7 @@ func TestCallingOff(t *testing.T) {
 			namespace := cluster.NewNamespace(t)
 			cluster.Deployment(t, namespace, "stuck", pool, 3)
 			cluster.Budget(t, namespace, "stuck", 0)
-			// Of its two instigators one stays. An evacuator that does nothing keeps the pod.
+			// It has a second instigator, which stays. The idle evacuator keeps the pod.
 			shared := cluster.PodOn(t, namespace, "shared", pool, nodes[0], movable)
 			busy := cluster.PodOn(t, namespace, "busy", pool, nodes[0], movable)
 			evacuations := cluster.As(t).Evacuations(namespace)
@@ -79,7 +79,7 @@ func TestCallingOff(t *testing.T) {
 			recorder := cluster.Judge(t, pool, namespace)
 			nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 			framework.Eventually(
-				t, "all five pods have an evacuation of ours",
+				t, "the maintenance has Evacuations of all five pods",
 				func(ctx context.Context) (bool, error) {
 					list, err := evacuations.List(ctx, metav1.ListOptions{})
 					if err != nil {
@@ -89,7 +89,7 @@ func TestCallingOff(t *testing.T) {
 					return len(list.Items) == 5, nil
 				},
 			)
-			turn := evacuationFor(t, busy, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
+			turn := evacuationFor(t, busy, "has an active evacuator", func(e *v1alpha1.Evacuation) bool {
 				return e.Status.ActiveEvacuatorClass == mover
 			})
 			report(t, turn, `{"evacuationCancellationPolicy":"Forbid","message":"flushing"}`)
@@ -97,7 +97,8 @@ func TestCallingOff(t *testing.T) {
 			if verb == "complete" {
 				setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 			} else {
-				// It waits until the object is gone, which must not take as long as an evacuator.
+				// kubectl waits until the object is gone. That must not take as long as an
+				// evacuator does.
 				cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 			}
 			waitFor(t, recorder, func(v *oracle.View) string {
@@ -113,32 +114,32 @@ func TestCallingOff(t *testing.T) {
 				left[list.Items[i].Spec.PodRef.Name] = list.Items[i].Finalizers
 			}
 			if diff := cmp.Diff(map[string][]string{"shared": {testInstigator}, "busy": nil}, left); diff != "" {
-				t.Errorf("Evacuations that are left, with their finalizers (-want +got):\n%s", diff)
+				t.Errorf("remaining Evacuations, with their finalizers (-want +got):\n%s", diff)
 			}
 			putBack := func() []string { return oracle.LeftOn(theNode(t, nodes[0]), false) }
 			framework.Accept(t, putBack(), nil)
 
-			// The one that could not be cancelled continues, with its evacuator only: when that one
-			// gives up, no pod is evicted.
+			// The Evacuation that could not be cancelled continues with its evacuator only: after
+			// that has failed, no pod is evicted.
 			report(t, turn, `{"activeEvacuatorCompleted":true}`)
 			framework.UntilGone(t, "the evacuation without instigators has ended", evacuations, turn.Name)
-			// Another drain takes the same pods up again, and has them in its own right.
+			// Another drain creates Evacuations of the same pods, independent of the first drain.
 			again := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 			evacuationFor(t, busy, "is recreated", isOurs)
 			calls := must.Get(recorder.Calls())(t)
 			for _, call := range calls {
-				is.True(t, !call.Evicted() && !call.Deleted(), "%s made pod %s leave", call.User, call.Name)
+				is.True(t, !call.Evicted() && !call.Deleted(), "%s evicted or deleted pod %s", call.User, call.Name)
 				if call.Received.After(done) && call.Received.Before(again.CreationTimestamp.Time) {
-					t.Errorf("%s asked pod %s to leave after the drain was called off", call.User, call.Name)
+					t.Errorf("%s sent a request for pod %s after the drain was cancelled", call.User, call.Name)
 				}
 			}
-			// The other instigator lets go, or the namespace would wait for it.
+			// Remove the other instigator, or the deletion of the namespace would wait for it.
 			must.Do(t, evacuations.Delete(t.Context(), string(shared.UID)+"-"+shared.Name, metav1.DeleteOptions{}))
 		})
 	}
 }
 
-// TestIdleChangesNothing makes an Idle maintenance and deletes it.
+// TestIdleChangesNothing creates an Idle maintenance and deletes it.
 func TestIdleChangesNothing(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
@@ -148,7 +149,7 @@ func TestIdleChangesNothing(t *testing.T) {
 		var seen []corev1.Node
 		for _, name := range nodes {
 			node := must.Get(kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
-			// What a kubelet writes periodically, and what kube-controller-manager makes of the
+			// Fields that the kubelet writes periodically, and kube-controller-manager after a
 			// cordon.
 			node.ResourceVersion, node.ManagedFields, node.Status = "", nil, corev1.NodeStatus{}
 			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool {
@@ -161,14 +162,14 @@ func TestIdleChangesNothing(t *testing.T) {
 	before := look()
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
 	maintenances := cluster.As(t).Maintenances()
-	framework.Until(t, "the controller has seen it", maintenances, nm.Name, func(got *v1alpha1.NodeMaintenance) bool {
+	framework.Until(t, "the controller has seen the maintenance", maintenances, nm.Name, func(got *v1alpha1.NodeMaintenance) bool {
 		return len(got.Status.NodeStatuses) == len(nodes)
 	})
 	must.Do(t, maintenances.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}))
 	if _, err := maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("it is not gone immediately: %v", err)
+		t.Errorf("the maintenance was not deleted immediately: %v", err)
 	}
-	// What the controller does next, it does after it has seen the deletion.
+	// After the next action of the controller, it has certainly seen the deletion.
 	probe, probed := cluster.NewPool(t, 1, true)
 	cluster.Create(t, framework.Maintenance(probe, v1alpha1.NodeMaintenanceStageCordon))
 	unschedulable(t, true, probed...)
@@ -181,8 +182,8 @@ func TestIdleChangesNothing(t *testing.T) {
 	}
 }
 
-// TestNodeThatIsMadeAgain deletes a node in the middle of its drain and makes another one of the
-// same name: that is a new node, which joins late.
+// TestNodeThatIsMadeAgain replaces a node during its drain with a new node of the same name, which
+// joins the drain late.
 func TestNodeThatIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
@@ -191,11 +192,11 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	critical := func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" }
 	cluster.PodOn(t, namespace, "low-1", pool, stays)
 	cluster.PodOn(t, namespace, "low-2", pool, again)
-	// It holds the second wave open for as long as its evacuator does nothing.
+	// This pod keeps the second wave open while its evacuator is idle.
 	held := cluster.PodOn(t, namespace, "held", pool, stays, critical, movable)
 	recorder := cluster.Judge(t, pool, namespace)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-	// What is to be late has to come after the judge has seen what it is too late for.
+	// First, the recorder must see that the second wave is open. Only then the pods below are late.
 	waitFor(t, recorder, func(v *oracle.View) string {
 		if !slices.Contains(v.Evacuations(), held.UID) {
 			return "the second wave is not open"
@@ -210,8 +211,8 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	}
 	must.Do(t, kube.CoreV1().Nodes().Delete(t.Context(), again,
 		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
-	// It has pods from the moment it is there, as a node that registers again. On an empty node
-	// both waves would be over.
+	// The new node has pods immediately, like a node that registers again. On an empty node both
+	// waves would end immediately.
 	var late, last *corev1.Pod
 	for pod, name := range map[**corev1.Pod]string{&late: "late", &last: "last"} {
 		*pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
@@ -227,7 +228,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	after := must.Get(kube.CoreV1().Nodes().Get(t.Context(), again, metav1.GetOptions{}))(t)
 	must.True(t, after.UID != before.UID, "the node was not recreated")
 	framework.Eventually(
-		t, "the status names the new node, which is at the first wave",
+		t, "the status names the new node, in the first wave",
 		func(ctx context.Context) (bool, error) {
 			got, err := cluster.As(t).Maintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 			if err != nil {
@@ -235,7 +236,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 			}
 			for _, entry := range got.Status.NodeStatuses {
 				if entry.NodeRef.UID == before.UID {
-					return false, fmt.Errorf("the old node is still named")
+					return false, fmt.Errorf("the status still names the old node")
 				}
 				if entry.NodeRef.UID == after.UID {
 					want := []v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodType: v1alpha1.PodTypeDefault}}
@@ -251,10 +252,10 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	evacuationFor(t, late, "is made", isOurs)
 	if _, err := cluster.As(t).Evacuations(namespace).
 		Get(t.Context(), string(last.UID)+"-"+last.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("a critical pod on the new node was asked to leave before the ordinary one was gone: %v", err)
+		t.Errorf("a critical pod on the new node has an Evacuation before the ordinary pod has left: %v", err)
 	}
 	for _, pod := range []*corev1.Pod{late, last, held} {
-		evacuationFor(t, pod, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
+		evacuationFor(t, pod, "has an active evacuator", func(e *v1alpha1.Evacuation) bool {
 			return e.Status.ActiveEvacuatorClass == mover
 		})
 		must.Do(t, kube.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
@@ -266,9 +267,9 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	framework.Accept(t, found, err)
 }
 
-// TestNodeThatNoLongerMatches has a node stop to match in the middle of its drain: at first because
-// a label flaps, which releases nothing, then because the selector is changed, which releases the
-// node as if the maintenance was complete.
+// TestNodeThatNoLongerMatches makes a node stop matching during its drain. Without the label, the
+// node stays in the maintenance. After a change of the selector, the maintenance releases the node
+// as if it was complete.
 func TestNodeThatNoLongerMatches(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
@@ -287,14 +288,14 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 	evacuationFor(t, stays, "is made", isOurs)
 	evacuationFor(t, released, "is made", isOurs)
 	cluster.MustKubectl(t, "", "label", "node", nodes[1], roleLabel+"-")
-	// Something that the server does after it has seen the label vanish.
-	framework.Eventually(t, "the status is of a time after the flap", func(ctx context.Context) (bool, error) {
+	// Wait for a later status write of the server: by then it has seen the removal of the label.
+	framework.Eventually(t, "the server has written a status after the label was removed", func(ctx context.Context) (bool, error) {
 		merge(t, "", "nodemaintenance", nm.Name, fmt.Sprintf(`{"spec":{"reason":%q}}`, framework.Name("flap")))
 		got, err := cluster.As(t).Maintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 		return err == nil && got.Status.ObservedGeneration > nm.Generation, err
 	})
 	if node := theNode(t, nodes[1]); !node.Spec.Unschedulable {
-		t.Error("a label that flaps has released the node")
+		t.Error("the node was released after a temporary removal of its label")
 	}
 	cluster.MustKubectl(t, "", "label", "node", nodes[1], roleLabel+"="+pool)
 	merge(t, "", "nodemaintenance", nm.Name, fmt.Sprintf(
@@ -302,7 +303,7 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 			`{"matchExpressions":[{"key":%q,"operator":"In","values":[%q]}]}]}}}`,
 		corev1.LabelHostname, nodes[0]))
 	unschedulable(t, false, nodes[1])
-	framework.Eventually(t, "nothing is left of it", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "nothing is left of the maintenance on the node", func(ctx context.Context) (bool, error) {
 		node, err := cluster.As(t).Nodes().Get(ctx, nodes[1], metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -314,17 +315,17 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 			string(released.UID)+"-"+released.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})
-	framework.Until(t, "the status names the other node only",
+	framework.Until(t, "the status names only the other node",
 		cluster.As(t).Maintenances(), nm.Name, func(got *v1alpha1.NodeMaintenance) bool {
 			return len(got.Status.NodeStatuses) == 1 && got.Status.NodeStatuses[0].NodeRef.Name == nodes[0]
 		})
 	unschedulable(t, true, nodes[0])
 	if pods, err := podsOn(t.Context(), t, nodes...); err != nil || len(pods) != 2 {
-		t.Errorf("%d pods are left of two (error %v)", len(pods), err)
+		t.Errorf("got %d pods (error %v), want 2", len(pods), err)
 	}
 }
 
-// TestAnotherWriterUncordons has another writer make a node schedulable repeatedly during a drain.
+// TestAnotherWriterUncordons uncordons a node repeatedly during a drain, as another field manager.
 func TestAnotherWriterUncordons(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -332,18 +333,18 @@ func TestAnotherWriterUncordons(t *testing.T) {
 	unschedulable(t, true, nodes...)
 	const meddler, allowed = "e2e-meddler", 3
 	for range allowed + 1 {
-		// As GitOps does. After a merge patch no manager would have the field, and none could be
-		// named.
+		// Apply, as GitOps tools do. After a merge patch the field would have no manager, and the
+		// event could not name one.
 		must.Get(cluster.As(t).Nodes().Patch(t.Context(), nodes[0], types.ApplyPatchType,
 			fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`,
 				nodes[0]),
 			metav1.PatchOptions{FieldManager: meddler, Force: ptr.To(true)}))(t)
 		unschedulable(t, true, nodes...)
 	}
-	framework.Eventually(t, "an event tells that it was set back", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "an event reports that the cordon was restored", func(ctx context.Context) (bool, error) {
 		return hasEvent(ctx, t, nodes[0], "CordonRestored", nm.Name)
 	})
-	framework.Eventually(t, "a warning names who keeps doing it", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "a warning names the other field manager", func(ctx context.Context) (bool, error) {
 		return hasEvent(ctx, t, nodes[0], "CordonFight", "Field manager "+meddler, nm.Name)
 	})
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)

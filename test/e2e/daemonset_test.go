@@ -25,7 +25,7 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// daemonSet runs a pod on each node of a pool.
+// daemonSet creates a DaemonSet with a pod on each node of a pool.
 func daemonSet(t *testing.T, namespace, pool, name string, nodes int, modify ...func(*corev1.PodSpec)) {
 	t.Helper()
 	labels := map[string]string{"app": name}
@@ -43,12 +43,12 @@ func daemonSet(t *testing.T, namespace, pool, name string, nodes int, modify ...
 	daemonPods(t, namespace, name, nodes)
 }
 
-// tolerant lets pods run whatever is wrong with their node.
+// tolerant adds a toleration of all taints.
 func tolerant(spec *corev1.PodSpec) {
 	spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 }
 
-// daemonPods waits until a DaemonSet wants that many pods and has them.
+// daemonPods waits until a DaemonSet has, and wants, a number of pods.
 func daemonPods(t *testing.T, namespace, name string, want int) {
 	t.Helper()
 	framework.Eventually(
@@ -71,9 +71,9 @@ func theNode(t *testing.T, name string) *corev1.Node {
 	return must.Get(cluster.As(t).Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 }
 
-// TestDaemonSetPodsLeaveInTheirWave drains nodes with DaemonSets: their pods leave after the
-// others, stay away while the drain lasts, and come back when it is complete. Pods that tolerate
-// everything are left running. The server is killed in the middle, or the drain is cancelled.
+// TestDaemonSetPodsLeaveInTheirWave drains nodes with DaemonSets: their pods leave after all
+// others, are not recreated during the drain, and return when it is complete. Pods that tolerate
+// all taints stay. The server is killed in the middle, or the drain is cancelled.
 func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
@@ -92,16 +92,16 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 		)
 	}
 	nm := drain()
-	turn := evacuationFor(t, held, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
+	turn := evacuationFor(t, held, "has an active evacuator", func(e *v1alpha1.Evacuation) bool {
 		return e.Status.ActiveEvacuatorClass == mover
 	})
-	// The wave before has not left, so nothing is done about DaemonSets on any of the nodes.
+	// The previous wave is not complete, so no node has the drain taint yet.
 	if drainplan.IsTainted(theNode(t, nodes[0])) {
-		t.Errorf("node %s is tainted before its DaemonSet pods are asked to leave", nodes[0])
+		t.Errorf("node %s has the drain taint before the wave of DaemonSet pods", nodes[0])
 	}
 	list, err := cluster.As(t).Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
-		t.Errorf("%d pods are asked to leave (%v), want only the one of the first wave", len(list.Items), err)
+		t.Errorf("%d pods have an Evacuation (%v), want only the pod of the first wave", len(list.Items), err)
 	}
 
 	order := watchDepartures(t, namespace)
@@ -115,13 +115,13 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 		t.Errorf("Drained is %s: %q, want it to name %q", condition.Reason, condition.Message, want)
 	}
 	for _, status := range nm.Status.NodeStatuses {
-		is.True(t, status.PodsKept == 1, "node %s has %d pods left on purpose, want 1", status.NodeRef.Name, status.PodsKept)
+		is.True(t, status.PodsKept == 1, "node %s has %d kept pods, want 1", status.NodeRef.Name, status.PodsKept)
 	}
 	if got := order(); len(got) < 2 || got[0] != namespace+"/held" ||
 		strings.Contains(strings.Join(got, " "), "/network") {
-		t.Errorf("pods left in the order %v, want held first, then those of logs, and none of network", got)
+		t.Errorf("pods left in the order %v, want held, then the pods of logs, and none of network", got)
 	}
-	// The DaemonSet controller does not want them back.
+	// The DaemonSet controller must not recreate them.
 	daemonPods(t, namespace, "logs", 1)
 	daemonPods(t, namespace, "network", 3)
 	for _, name := range target {
@@ -131,7 +131,7 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, target...)
 	framework.Accept(t, oracle.LeftOn(theNode(t, nodes[0]), false), nil)
-	is.True(t, drainplan.IsTainted(theNode(t, foreign)), "the taint that another client had added to %s was removed", foreign)
+	is.True(t, drainplan.IsTainted(theNode(t, foreign)), "the taint of another client was removed from %s", foreign)
 	daemonPods(t, namespace, "logs", 2)
 	cluster.MustKubectl(t, "", "taint", "node", foreign, v1alpha1.TaintDrain+"-")
 	daemonPods(t, namespace, "logs", 3)
@@ -145,8 +145,8 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	daemonPods(t, namespace, "logs", 3)
 }
 
-// csiVolume makes a claim with a volume of a CSI driver, and returns the name of the volume in the
-// status of nodes.
+// csiVolume creates a claim bound to a CSI volume, and returns the name of the volume in the status
+// of a node.
 func csiVolume(t *testing.T, namespace, claim string) corev1.UniqueVolumeName {
 	t.Helper()
 	const driver = "csi.e2e.haulout.dev"
@@ -192,7 +192,7 @@ func mounting(claim string) func(*corev1.PodSpec) {
 	}
 }
 
-// inUse writes the volumes into the status of a node that its kubelet would have mounted there.
+// inUse sets the volumes in the status of a node, as a kubelet does for mounted volumes.
 func inUse(t *testing.T, node string, volumes ...corev1.UniqueVolumeName) {
 	t.Helper()
 	patch := must.Get(json.Marshal(map[string]any{"status": map[string]any{"volumesInUse": volumes}}))(t)
@@ -200,8 +200,8 @@ func inUse(t *testing.T, node string, volumes ...corev1.UniqueVolumeName) {
 }
 
 // TestDaemonSetPodWaitsUntilVolumesAreReleased drains a node whose kubelet has not released the
-// volume of a pod that has left: the pods of DaemonSets, one of which may be the node plugin of its
-// driver, are there until it has. They do not wait for a volume that a pod uses which is kept.
+// volume of a pod that has left. DaemonSet pods must stay until then, because one of them may be
+// the node plugin of the CSI driver. They do not wait for a volume of a pod that the drain keeps.
 func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
@@ -223,15 +223,15 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 	waiting, free := plugins[nodes[0]], plugins[nodes[1]]
 
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-	turn := evacuationFor(t, user, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
+	turn := evacuationFor(t, user, "has an active evacuator", func(e *v1alpha1.Evacuation) bool {
 		return e.Status.ActiveEvacuatorClass == mover
 	})
 	list, err := cluster.As(t).Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
-		t.Errorf("%d pods are asked to leave (%v), want only the user of the volume", len(list.Items), err)
+		t.Errorf("%d pods have an Evacuation (%v), want only the pod that uses the volume", len(list.Items), err)
 	}
 	report(t, turn, `{"activeEvacuatorCompleted":true}`)
-	evacuationFor(t, &waiting, "is reported on, and the pod not asked to stop", func(e *v1alpha1.Evacuation) bool {
+	evacuationFor(t, &waiting, "has a report, and its pod is not terminating", func(e *v1alpha1.Evacuation) bool {
 		s := &e.Status
 		return s.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDaemonSet && s.EvacuationProgressTimestamp != nil &&
 			s.ExpectedEvacuationFinishTime == nil
@@ -239,7 +239,7 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 	leaves(t, evacuationFor(t, &free, "is made", isOurs))
 	pod, err := cluster.As(t).Pods(namespace).Get(t.Context(), waiting.Name, metav1.GetOptions{})
 	if err != nil || pod.UID != waiting.UID || pod.DeletionTimestamp != nil {
-		t.Fatalf("the pod has not waited for volume %s: %v (%v)", released, pod, err)
+		t.Fatalf("the pod did not wait for volume %s: %v (%v)", released, pod, err)
 	}
 	inUse(t, nodes[0], kept)
 	drained(t, nm.Name)
@@ -247,8 +247,7 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 	daemonPods(t, namespace, "network", 2)
 }
 
-// TestDaemonSetEvacuationIsCalledOff calls a drain off while a DaemonSet pod takes its time to
-// stop.
+// TestDaemonSetEvacuationIsCalledOff cancels a drain while a DaemonSet pod is terminating.
 func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -262,18 +261,18 @@ func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 			nm.Spec.Reason = "new kernel"
 		}),
 	)
-	e := evacuationFor(t, &pod, "is under way", func(e *v1alpha1.Evacuation) bool {
+	e := evacuationFor(t, &pod, "is in progress", func(e *v1alpha1.Evacuation) bool {
 		return e.Status.ExpectedEvacuationFinishTime != nil
 	})
 	if s := e.Status; s.ActiveEvacuatorClass != v1alpha1.EvacuatorClassDaemonSet || s.ActiveEvacuatorSince == nil ||
 		s.ActiveEvacuatorCompleted {
-		t.Errorf("the status is %+v, want the turn of the evacuator of DaemonSets", s)
+		t.Errorf("the status is %+v, want the evacuator of DaemonSets active", s)
 	}
 	eventsReach(t, namespace, pod.Name, map[string]int{"Evicted": 1})
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
 	framework.Accept(t, oracle.LeftOn(theNode(t, nodes[0]), false), nil)
-	framework.UntilGone(t, "no Evacuation asks the pod to leave", cluster.As(t).Evacuations(namespace), e.Name)
+	framework.UntilGone(t, "the Evacuation of the pod is deleted", cluster.As(t).Evacuations(namespace), e.Name)
 	merge(t, namespace, "pod", pod.Name, `{"metadata":{"finalizers":null}}`)
 	daemonPods(t, namespace, "logs", 1)
 }

@@ -19,12 +19,12 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// withoutSurge leaves a Deployment's pods to eviction.
+// withoutSurge makes the pods of a Deployment leave by eviction.
 func withoutSurge(d *appsv1.Deployment) {
 	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: "Disabled"}
 }
 
-// costs returns the annotations about deletion cost of the pods of an app, by the pod's name.
+// costs returns the annotations about deletion costs of the pods of an app, by pod name.
 func costs(ctx context.Context, t *testing.T, namespace, app string) (map[string]map[string]string, error) {
 	t.Helper()
 	list, err := cluster.As(t).Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
@@ -44,7 +44,7 @@ func costs(ctx context.Context, t *testing.T, namespace, app string) (map[string
 	return out, nil
 }
 
-// waitForCosts waits until check is true of the annotations of the pods of an app.
+// waitForCosts waits until check is true for the annotations of the pods of an app.
 func waitForCosts(
 	t *testing.T, namespace, app, what string, check func(pod string, annotations map[string]string) bool,
 ) {
@@ -67,8 +67,8 @@ var loweredCost = map[string]string{
 	corev1.PodDeletionCost: "-2147483647", v1alpha1.AnnotationOriginalPodDeletionCost: "",
 }
 
-// TestScaleDownTakesThePodsThatWait scales an app down while some of its pods are blocked on a node
-// that is drained: those go, and no other.
+// TestScaleDownTakesThePodsThatWait scales an app down while some of its pods are blocked on a
+// drained node: only these pods must be deleted.
 func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
@@ -94,7 +94,7 @@ func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 		}),
 	)
 	waitForCosts(
-		t, namespace, "web", "just the pods that wait are cheap",
+		t, namespace, "web", "only the blocked pods have a low cost",
 		func(pod string, annotations map[string]string) bool {
 			for _, name := range blocked {
 				if pod == name {
@@ -107,7 +107,7 @@ func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 	cluster.MustKubectl(t, "", "scale", "deployment", "web", "-n", namespace,
 		fmt.Sprintf("--replicas=%d", replicas-len(blocked)))
 	drained(t, nm.Name)
-	framework.Until(t, "the app is as small as it was told",
+	framework.Until(t, "the app is scaled down",
 		cluster.As(t).Kube.AppsV1().Deployments(namespace), "web", func(d *appsv1.Deployment) bool {
 			return d.Status.ObservedGeneration == d.Generation && int(d.Status.Replicas) == len(safe)
 		})
@@ -118,7 +118,7 @@ func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 	}
 }
 
-// TestDeletionCostsComeBack ends drains in which pods wait, in every way.
+// TestDeletionCostsComeBack ends drains with blocked pods in different ways.
 func TestDeletionCostsComeBack(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, nm string){
@@ -150,8 +150,8 @@ func deleteMaintenance(t *testing.T, nm string) {
 	cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s")
 }
 
-// costsComeBack drains a node whose pods have to wait, so that their costs are lowered, changes the
-// cost of one, and ends the drain.
+// costsComeBack drains a node whose pods are blocked, which lowers their costs. It changes the cost
+// of one pod and ends the drain. The drain must restore the costs of the other pods.
 func costsComeBack(t *testing.T, end func(t *testing.T, nm string)) {
 	t.Helper()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -164,7 +164,7 @@ func costsComeBack(t *testing.T, end func(t *testing.T, nm string)) {
 	before := must.Get(costs(t.Context(), t, namespace, "web"))(t)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 	waitForCosts(
-		t, namespace, "web", "all pods are cheap",
+		t, namespace, "web", "all pods have a low cost",
 		func(pod string, annotations map[string]string) bool {
 			want := maps.Clone(loweredCost)
 			if pod == dear {
@@ -177,7 +177,7 @@ func costsComeBack(t *testing.T, end func(t *testing.T, nm string)) {
 		`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"9"}}}`)
 	end(t, nm.Name)
 	waitForCosts(
-		t, namespace, "web", "the costs are as before, but for the one that was changed",
+		t, namespace, "web", "the costs are restored, except the changed one",
 		func(pod string, annotations map[string]string) bool {
 			if pod == changed {
 				return maps.Equal(annotations, map[string]string{corev1.PodDeletionCost: "9"})
@@ -186,6 +186,6 @@ func costsComeBack(t *testing.T, end func(t *testing.T, nm string)) {
 		},
 	)
 	if now := livePods(t, namespace); len(now) != 3 || now[0].Spec.NodeName != nodes[0] {
-		t.Errorf("the pods have not stayed: %d are left", len(now))
+		t.Errorf("got %d pods, want that all have stayed", len(now))
 	}
 }

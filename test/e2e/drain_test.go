@@ -38,7 +38,7 @@ func drained(t *testing.T, name string) *v1alpha1.NodeMaintenance {
 	return nm
 }
 
-// unschedulable waits until all the nodes are, or are not.
+// unschedulable waits until spec.unschedulable of all nodes has a value.
 func unschedulable(t *testing.T, want bool, nodes ...string) {
 	t.Helper()
 	framework.Eventually(
@@ -76,8 +76,8 @@ func podsOn(ctx context.Context, t *testing.T, nodes ...string) ([]corev1.Pod, e
 	}), nil
 }
 
-// availability watches the pods of an app and its Deployment, and keeps the lowest number of pods
-// that were there to serve together.
+// availability watches the pods and the Deployment of an app, and records the minimum number of
+// ready pods.
 type availability struct {
 	app     string
 	mu      sync.Mutex
@@ -124,7 +124,7 @@ func watchAvailability(t *testing.T, namespace, app string) *availability {
 	return a
 }
 
-// tell adds a line to the history, which a test shows when too few pods were available.
+// tell adds a line to the history, which a failed test prints.
 func (a *availability) tell(format string, args ...any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -151,8 +151,8 @@ func (a *availability) count() int {
 	return n
 }
 
-// atLeast ends the watch, and checks the lowest number of pods that were available. A test that
-// then fails shows how it came to it.
+// atLeast ends the watch, and checks the minimum number of ready pods. If the test fails, it prints
+// the history.
 func (a *availability) atLeast(t *testing.T, want int) {
 	t.Helper()
 	a.cancel()
@@ -162,7 +162,7 @@ func (a *availability) atLeast(t *testing.T, want int) {
 			t.Log("cluster: pods and Deployment of the app " + a.app + ":\n" + strings.Join(a.history, "\n"))
 		}
 	})
-	is.True(t, a.lowest >= want, "of %s, at one time %d pods were available, want %d", a.app, a.lowest, want)
+	is.True(t, a.lowest >= want, "%s had only %d available pods at one time, want %d", a.app, a.lowest, want)
 }
 
 func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
@@ -203,7 +203,7 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
-	framework.Eventually(t, "the finalizer is off, the annotation gone", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the finalizer and the annotation are removed", func(ctx context.Context) (bool, error) {
 		done, err := cluster.As(t).Maintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -219,7 +219,7 @@ func TestForeignCordonIsLeftAlone(t *testing.T) {
 	cluster.MustKubectl(t, "", "cordon", nodes[0])
 	maintenances := cluster.As(t).Maintenances()
 
-	t.Run("by a maintenance that comes and goes immediately", func(t *testing.T) {
+	t.Run("by a maintenance that is deleted immediately", func(t *testing.T) {
 		for range 5 {
 			nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon)
 			must.Get(maintenances.Create(t.Context(), nm, metav1.CreateOptions{}))(t)
@@ -229,14 +229,14 @@ func TestForeignCordonIsLeftAlone(t *testing.T) {
 		unschedulable(t, true, nodes[0])
 		unschedulable(t, false, nodes[1])
 	})
-	t.Run("by one that runs its course", func(t *testing.T) {
+	t.Run("by a maintenance that completes", func(t *testing.T) {
 		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 		drained(t, nm.Name)
 		setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 		unschedulable(t, false, nodes[1])
 		unschedulable(t, true, nodes[0])
 	})
-	t.Run("but lifted by one that goes from Idle to Complete, which says: make schedulable", func(t *testing.T) {
+	t.Run("but Idle to Complete uncordons the node", func(t *testing.T) {
 		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
 		setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 		unschedulable(t, false, nodes...)

@@ -36,21 +36,21 @@ import (
 // flush is the class of the example evacuator.
 const flush = "flush.example.com"
 
-// flushed makes a pod that the example evacuator takes away.
+// flushed assigns a pod to the example evacuator.
 func flushed(p *corev1.Pod) {
 	p.Annotations = map[string]string{evacuator.AnnotationKey(flush): "20000"}
 }
 
-// exampleEvacuator is the example evacuator as a process of its own, with no other rights than
-// those of its manifest.
+// exampleEvacuator runs the example evacuator as a separate process with only the permissions of
+// its manifest.
 type exampleEvacuator struct {
 	program, kubeconfig string
 	log                 bytes.Buffer
 	cmd                 *exec.Cmd
 }
 
-// buildExample builds the example and gives a service account of the namespace the rights that the
-// manifest gives that of the namespace shop.
+// buildExample builds the example, and grants a service account of the namespace the permissions of
+// its manifest.
 func buildExample(t *testing.T, namespace string) *exampleEvacuator {
 	t.Helper()
 	x := &exampleEvacuator{
@@ -83,13 +83,13 @@ func buildExample(t *testing.T, namespace string) *exampleEvacuator {
 	t.Cleanup(func() {
 		x.stop(syscall.SIGTERM)
 		if t.Failed() {
-			t.Logf("the evacuator says:\n%s", x.log.String())
+			t.Logf("output of the evacuator:\n%s", x.log.String())
 		}
 	})
 	return x
 }
 
-// start runs it; it takes so long to flush a pod's state.
+// start starts the evacuator. takes is how long it takes to flush the state of a pod.
 func (x *exampleEvacuator) start(t *testing.T, takes time.Duration) {
 	t.Helper()
 	x.cmd = exec.Command(x.program, "--kubeconfig="+x.kubeconfig, "--takes="+takes.String())
@@ -105,9 +105,9 @@ func (x *exampleEvacuator) stop(signal syscall.Signal) {
 	}
 }
 
-// TestExampleEvacuator runs the example of docs/evacuators.md as it is written there.
+// TestExampleEvacuator runs the example of docs/evacuators.md.
 func TestExampleEvacuator(t *testing.T) {
-	t.Parallel() // most of it is waiting
+	t.Parallel() // the test mostly waits
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	x := buildExample(t, namespace)
@@ -120,11 +120,11 @@ func TestExampleEvacuator(t *testing.T) {
 			s.ExpectedEvacuationFinishTime != nil
 	}
 
-	t.Run("takes a pod away when a maintenance asks", func(t *testing.T) {
+	t.Run("evacuates a pod for a maintenance", func(t *testing.T) {
 		x.start(t, 3*time.Second)
 		pod := cluster.PodOn(t, namespace, "db", pool, nodes[0], flushed)
 		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-		evacuationFor(t, pod, "is reported on", reports)
+		evacuationFor(t, pod, "has a report", reports)
 		drained(t, nm.Name)
 		e := evacuationFor(t, pod, "is complete", func(e *v1alpha1.Evacuation) bool {
 			return conditionIs(e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue,
@@ -133,7 +133,7 @@ func TestExampleEvacuator(t *testing.T) {
 		if e.Status.ActiveEvacuatorClass != flush ||
 			e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid {
 			t.Errorf(
-				"the pod left with the status %+v, want it taken by the evacuator, which forbade cancellation at "+
+				"the pod left with the status %+v, want the evacuator active, and cancellation forbidden at "+
 					"the end",
 				e.Status,
 			)
@@ -141,27 +141,27 @@ func TestExampleEvacuator(t *testing.T) {
 		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 		x.stop(syscall.SIGTERM)
 	})
-	t.Run("leaves a pod alone when it is called off", func(t *testing.T) {
+	t.Run("keeps a pod after a cancellation", func(t *testing.T) {
 		x.start(t, time.Hour)
 		pod := cluster.PodOn(t, namespace, "stays", pool, nodes[0], flushed)
 		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-		e := evacuationFor(t, pod, "is reported on", reports)
+		e := evacuationFor(t, pod, "has a report", reports)
 		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 		framework.UntilGone(t, "the evacuation is gone", cluster.As(t).Evacuations(namespace), e.Name)
 		x.stop(syscall.SIGTERM)
 		if !strings.Contains(x.log.String(), evacuator.ErrCancelled.Error()) {
-			t.Errorf("it does not say that it was called off:\n%s", x.log.String())
+			t.Errorf("the evacuator does not report the cancellation:\n%s", x.log.String())
 		}
 		if live, err := cluster.As(t).Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}); err != nil ||
 			live.DeletionTimestamp != nil {
-			t.Errorf("the pod has not stayed: %v", err)
+			t.Errorf("the pod did not stay: %v", err)
 		}
 	})
-	t.Run("loses its turn when it is killed", func(t *testing.T) {
+	t.Run("is replaced by the eviction after a kill", func(t *testing.T) {
 		x.start(t, time.Hour)
 		pod := cluster.PodOn(t, namespace, "orphan", pool, nodes[0], flushed)
 		e := evacuate(t, pod, deadline(10))
-		evacuationFor(t, pod, "is reported on", reports)
+		evacuationFor(t, pod, "has a report", reports)
 		x.stop(syscall.SIGKILL)
 		leaves(t, e)
 		e = evacuationFor(t, pod, "is complete", func(e *v1alpha1.Evacuation) bool {
@@ -170,23 +170,23 @@ func TestExampleEvacuator(t *testing.T) {
 		s := e.Status
 		if s.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction || s.ActiveEvacuatorSince == nil ||
 			s.EvacuationProgressTimestamp != nil {
-			t.Errorf("%s is active since %v and reported at %v, want the eviction, which reports nothing",
+			t.Errorf("%s is active since %v with a report at %v, want the eviction without a report",
 				s.ActiveEvacuatorClass, s.ActiveEvacuatorSince, s.EvacuationProgressTimestamp)
 		}
 	})
-	t.Run("goes on after a restart", func(t *testing.T) {
+	t.Run("continues after a restart", func(t *testing.T) {
 		x.start(t, time.Hour)
 		pod := cluster.PodOn(t, namespace, "again", pool, nodes[0], flushed)
 		e := evacuate(t, pod)
-		evacuationFor(t, pod, "is reported on", reports)
+		evacuationFor(t, pod, "has a report", reports)
 		x.stop(syscall.SIGKILL)
 		x.start(t, time.Second)
 		leaves(t, e)
 		e = evacuationFor(t, pod, "is complete", func(*v1alpha1.Evacuation) bool { return true })
-		is.Equal(t, e.Status.ActiveEvacuatorClass, flush, "took the pod away")
+		is.Equal(t, e.Status.ActiveEvacuatorClass, flush, "the class that evacuated the pod")
 		x.stop(syscall.SIGTERM)
 	})
-	t.Run("is what Haulout expects of an evacuator", func(t *testing.T) {
+	t.Run("passes the conformance checks", func(t *testing.T) {
 		x.start(t, 6*time.Second)
 		admin := cluster.As(t)
 		for _, result := range conformance.Run(t.Context(), conformance.Config{
@@ -202,8 +202,7 @@ func TestExampleEvacuator(t *testing.T) {
 	})
 }
 
-// TestConformanceFindsWhatIsWrong has no evacuator serve the class, which the checks must not let
-// pass.
+// TestConformanceFindsWhatIsWrong runs the checks without an evacuator. They must fail.
 func TestConformanceFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 1, true)
@@ -217,23 +216,23 @@ func TestConformanceFindsWhatIsWrong(t *testing.T) {
 	})
 	for i, want := range []string{"another class became active", "another class became active", ""} {
 		if got := fmt.Sprint(results[i].Err); (want == "") != (results[i].Err == nil) || !strings.Contains(got, want) {
-			t.Errorf("an evacuator that is not there %s: got %v, want %q", results[i].Check, results[i].Err, want)
+			t.Errorf("check %q without an evacuator: got %v, want %q", results[i].Check, results[i].Err, want)
 		}
 	}
 }
 
-// TestInstigatorThatApplies has another instigator apply server-side to an Evacuation that the
-// server made, and withdraw by applying less.
+// TestInstigatorThatApplies adds a second instigator to an Evacuation of the server with
+// server-side apply, and withdraws it with an apply without the finalizer.
 func TestInstigatorThatApplies(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	pod := cluster.PodOn(t, namespace, "pod", pool, nodes[0])
-	// It never allows its only pod to leave.
+	// The budget never allows an eviction of the pod.
 	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "pod", "-n", namespace, "--selector=app=pod",
 		"--min-available=1")
 	drainNodes(t, pool, nodes...)
-	made := evacuationFor(t, pod, "it is made", isOurs)
+	made := evacuationFor(t, pod, "is made", isOurs)
 	const theirs = v1alpha1.FinalizerInstigatorPrefix + "other.example.com"
 	for _, step := range []struct{ name, metadata string }{
 		{"asks", fmt.Sprintf(`,"labels":{"ticket":"7"},"finalizers":[%q]`, theirs)},
@@ -257,8 +256,8 @@ func TestInstigatorThatApplies(t *testing.T) {
 	}
 }
 
-// TestStatefulSetWithoutBudgetLeavesInTurns drains the only node of a StatefulSet that no budget
-// protects: of its pods no more than a quarter are missing at any time.
+// TestStatefulSetWithoutBudgetLeavesInTurns drains the only node of a StatefulSet without a budget:
+// at most a quarter of its pods may be missing at any time.
 func TestStatefulSetWithoutBudgetLeavesInTurns(t *testing.T) {
 	t.Parallel()
 	const replicas, mayBeMissing = 8, 2

@@ -30,7 +30,7 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// errNotYet is the error of a condition that was read and is not met yet.
+// errNotYet is the error of a condition that is not true yet.
 var errNotYet = errors.New("not yet")
 
 // requests returns the rule of a webhook for one resource.
@@ -46,7 +46,7 @@ func requests(
 }
 
 // progressing waits until the condition Progressing of a maintenance has a status and a reason, and
-// its message has some words.
+// its message contains the words.
 func progressing(t *testing.T, name string, status metav1.ConditionStatus, reason string, words ...string) {
 	t.Helper()
 	framework.Eventually(t, fmt.Sprintf("%s: Progressing is %s, %s", name, status, reason),
@@ -61,15 +61,14 @@ func progressing(t *testing.T, name string, status metav1.ConditionStatus, reaso
 			}
 			for _, word := range words {
 				if !strings.Contains(c.Message, word) {
-					return false, fmt.Errorf("the message has no %q: %s", word, c.Message)
+					return false, fmt.Errorf("the message does not contain %q: %s", word, c.Message)
 				}
 			}
 			return true, nil
 		})
 }
 
-// dryRunEviction asks whether a pod can be evicted. The client does not wait for as long as the
-// answer tells it to.
+// dryRunEviction sends an eviction as a dry run. Its client ignores Retry-After.
 func dryRunEviction(ctx context.Context, t *testing.T, namespace, pod string) error {
 	t.Helper()
 	return evict.Client{Host: cluster.As(t).Kube}.Evict(ctx, &policyv1.Eviction{
@@ -78,7 +77,7 @@ func dryRunEviction(ctx context.Context, t *testing.T, namespace, pod string) er
 	})
 }
 
-// isDenied reports whether an answer has the words of a webhook; any other error is returned.
+// isDenied reports whether an error contains the words of a webhook, and returns any other error.
 func isDenied(answer error, words string) (bool, error) {
 	if answer != nil && strings.Contains(answer.Error(), words) {
 		return true, nil
@@ -88,8 +87,8 @@ func isDenied(answer error, words string) (bool, error) {
 
 // TestPodThatAWebhookDeniesHoldsUpNoOther drains a node with many pods under one budget. A webhook
 // denies the eviction of one of them with code 429 and an hour of Retry-After, as the webhooks of
-// virtual machines do. The other pods leave, and the Evacuation of this one has the words of the
-// webhook.
+// virtual machines do. The other pods must leave, and the Evacuation of this pod must contain the
+// message of the webhook.
 func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 	defer cluster.WithServerFlags(t, "--denied-after=3s")()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -118,7 +117,7 @@ func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 
 	log := cluster.AuditLog(t)
 	nm := drainNodes(t, pool, nodes...)
-	framework.Eventually(t, "the other pods have left", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "all other pods have left", func(ctx context.Context) (bool, error) {
 		left, err := podsOn(ctx, t, nodes...)
 		if err != nil || len(left) != 1 {
 			return false, fmt.Errorf("%d pods are on the node (%w)", len(left), cmp.Or(err, errNotYet))
@@ -142,10 +141,10 @@ func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 	drained(t, nm.Name)
 }
 
-// TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod has another client try to add a finalizer to
-// an Evacuation, which is refused, and delete it in the foreground, while an object that depends on
-// it cannot be deleted: the garbage collector's finalizer stays. No other Evacuation of the pod can
-// be made then, and still the pod is evicted within its budget and the next wave follows.
+// TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod adds a finalizer to an Evacuation, which the
+// server refuses. Then it deletes the Evacuation in the foreground while a dependent object cannot
+// be deleted, so that the finalizer of the garbage collector stays. No other Evacuation of the pod
+// can be created now, but the pod must be evicted within its budget, and the next wave must follow.
 func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 	t.Parallel()
 	const foreign, collectors = "e2e.haulout.dev/foreign", metav1.FinalizerDeleteDependents
@@ -166,7 +165,7 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 	}
 	if err := patch(t.Context(), types.JSONPatchType,
 		fmt.Sprintf(`[{"op":"add","path":"/metadata/finalizers/-","value":%q}]`, foreign)); !apierrors.IsInvalid(err) {
-		t.Fatalf("got %v, want a foreign finalizer to be refused", err)
+		t.Fatalf("got %v, want the foreign finalizer refused", err)
 	}
 	dependent := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Name: "dependent", Finalizers: []string{foreign}, OwnerReferences: []metav1.OwnerReference{{
@@ -188,7 +187,7 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 	})
 	must.Do(t, evacuations.Delete(t.Context(), e.Name,
 		metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}))
-	evacuationFor(t, pod, "has no other finalizer left", func(e *v1alpha1.Evacuation) bool {
+	evacuationFor(t, pod, "has only the finalizer of the garbage collector", func(e *v1alpha1.Evacuation) bool {
 		return e.DeletionTimestamp != nil && slices.Equal(e.Finalizers, []string{collectors})
 	})
 	blocked(t, e, v1alpha1.ReasonEvacuationHeld, collectors)
@@ -201,9 +200,9 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 		t.Errorf("pods are left on the node: %v", left)
 	}
 	if _, err := evacuations.Get(t.Context(), e.Name, metav1.GetOptions{}); err != nil {
-		t.Errorf("the finalizer has not held the Evacuation: %v", err)
+		t.Errorf("the finalizer did not keep the Evacuation: %v", err)
 	}
-	// Release does not wait for it either.
+	// The release of the node must not wait for the Evacuation either.
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
 }

@@ -26,10 +26,10 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// groupLabel tells the pods of a budget.
+// groupLabel distinguishes the pods of a budget.
 const groupLabel = "e2e.haulout.dev/group"
 
-// group is pods on one node with one priority, held by a budget of their own.
+// group is a set of pods on one node with one priority and one budget.
 type group struct {
 	node     string
 	priority int32
@@ -38,8 +38,8 @@ type group struct {
 
 func (g group) name() string { return fmt.Sprintf("%s-%d", g.node, g.priority) }
 
-// story is the stage of KEP-4212, "Pod Selection and DrainTargets Example". All names end with a
-// suffix of the test's own.
+// story has the objects of the example in KEP-4212, "Pod Selection and DrainTargets Example". All
+// names end with a random suffix.
 type story struct {
 	suffix, pool, namespace string
 }
@@ -79,7 +79,7 @@ func newStory(t *testing.T, groups ...group) *story {
 
 func (s *story) real(name string) string { return name + "-" + s.suffix }
 
-// block makes a budget that lets no pod of the group go.
+// block creates a budget that allows no eviction of the group.
 func (s *story) block(t *testing.T, g group) {
 	t.Helper()
 	budgets := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace)
@@ -96,7 +96,7 @@ func (s *story) block(t *testing.T, g group) {
 		})
 }
 
-// leave lets pods of a group go until as many are left.
+// leave changes the budget of a group so that only a number of its pods is left.
 func (s *story) leave(t *testing.T, group string, left int) {
 	t.Helper()
 	must.Get(cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).Patch(t.Context(), group,
@@ -104,7 +104,7 @@ func (s *story) leave(t *testing.T, group string, left int) {
 		metav1.PatchOptions{}))(t)
 }
 
-// drain makes a maintenance of nodes with a plan.
+// drain creates a maintenance of nodes with a drain plan.
 func (s *story) drain(t *testing.T, name string, plan []v1alpha1.DrainPlanEntry, nodes ...string) {
 	t.Helper()
 	cluster.Create(
@@ -120,8 +120,7 @@ func (s *story) drain(t *testing.T, name string, plan []v1alpha1.DrainPlanEntry,
 	)
 }
 
-// shows waits until the statuses are as in the KEP, which does not print the fields that we have
-// added.
+// shows waits until the statuses are as in the KEP. It ignores the fields that Haulout adds.
 func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.NodeMaintenanceNodeStatus) {
 	t.Helper()
 	maintenances := cluster.As(t).Maintenances()
@@ -152,7 +151,7 @@ func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.No
 	})
 }
 
-// at is what a status says of a node.
+// at returns the status of a node.
 func at(node string, pending, evacuating int32, message string, target int32) v1alpha1.NodeMaintenanceNodeStatus {
 	return v1alpha1.NodeMaintenanceNodeStatus{
 		NodeRef: v1alpha1.NodeReference{Name: node}, PodsPendingEvacuation: pending, PodsEvacuating: evacuating,
@@ -161,8 +160,8 @@ func at(node string, pending, evacuating int32, message string, target int32) v1
 	}
 }
 
-// TestTheExampleOfTheKEP plays KEP-4212, "Pod Selection and DrainTargets Example", with its
-// numbers. Budgets hold the pods until the example says that they have left.
+// TestTheExampleOfTheKEP runs the example of KEP-4212, "Pod Selection and DrainTargets Example",
+// with its numbers. Budgets keep the pods until they leave in the example.
 func TestTheExampleOfTheKEP(t *testing.T) {
 	t.Parallel()
 	type nodes = []v1alpha1.NodeMaintenanceNodeStatus
@@ -218,13 +217,13 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 	s.drain(t, "maintenance-c",
 		[]v1alpha1.DrainPlanEntry{entry(v1alpha1.PodTypeDefault, 2000), entry(v1alpha1.PodTypeDefault, 15000)}, "one",
 		"four")
-	s.shows(t, "when c has come", map[string]nodes{
+	s.shows(t, "after c was created", map[string]nodes{
 		"maintenance-c": {
 			at("one", 70, 30, "Evacuating (fast-forwarded by older maintenance-b)", 10000),
 			at("four", 20, 5, "Evacuating", 2000),
 		},
 	})
-	framework.Eventually(t, "an event tells that c was fast-forwarded", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "an event reports that c was fast-forwarded", func(ctx context.Context) (bool, error) {
 		return hasEvent(ctx, t, s.real("maintenance-c"), "DrainFastForwarded", s.real("maintenance-b"))
 	})
 
@@ -242,7 +241,7 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 	framework.Accept(t, found, err)
 }
 
-// hasEvent reports whether there is an event about an object, with a reason and words.
+// hasEvent reports whether an object has an event with a reason and words.
 func hasEvent(ctx context.Context, t *testing.T, object, reason string, words ...string) (bool, error) {
 	t.Helper()
 	list, err := cluster.As(t).Kube.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{

@@ -38,7 +38,7 @@ spec:
 `, name, stage, framework.Pool, pool)
 }
 
-// TestKubectl goes through what an administrator does with a maintenance, with nothing but kubectl.
+// TestKubectl runs the kubectl commands of an administrator for one maintenance.
 func TestKubectl(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
@@ -69,7 +69,7 @@ func TestKubectl(t *testing.T) {
 		out := cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-")
 		is.True(t, strings.Contains(out, "unchanged"), "got %q", out)
 	})
-	t.Run("edit moves the stage on", func(t *testing.T) {
+	t.Run("edit changes the stage", func(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "kubectl"), "edit", "nm", name)
 		cmd.Env = append(cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
 			`KUBE_EDITOR=sed -i s/stage:\ Idle/stage:\ Drain/`)
@@ -97,7 +97,7 @@ func TestKubectl(t *testing.T) {
 			t.Errorf("wide:\n%s", out)
 		}
 	})
-	t.Run("get evac -A names pod, node and what blocks", func(t *testing.T) {
+	t.Run("get evac -A names the pod, the node and the blocking object", func(t *testing.T) {
 		out := cluster.MustKubectl(t, "", "get", "evac", "-A", "-o", "wide")
 		for _, word := range []string{
 			"NAMESPACE", "POD", "NODE", "EVACUATOR", "EVICTIONS", "BLOCKED", "stuck-", nodes[0],
@@ -109,7 +109,7 @@ func TestKubectl(t *testing.T) {
 			"name")
 		is.True(t, strings.Count(byNode, "evacuation") == count(t, nodes[1]), "by node:\n%s", byNode)
 	})
-	t.Run("describe and explain speak", func(t *testing.T) {
+	t.Run("describe and explain", func(t *testing.T) {
 		if out := cluster.MustKubectl(t, "", "describe", "nm", name); !strings.Contains(out, "Drain Plan") ||
 			!strings.Contains(out, "Drained") {
 			t.Errorf("describe:\n%s", out)
@@ -119,14 +119,14 @@ func TestKubectl(t *testing.T) {
 			t.Errorf("explain:\n%s", drainPlan)
 		}
 		activeClass := cluster.MustKubectl(t, "", "explain", "evac.status.activeEvacuatorClass")
-		is.True(t, strings.Contains(activeClass, "class of the active evacuator"), "explain:\n%s", activeClass)
+		is.True(t, strings.Contains(activeClass, "class of the active evacuator"), "got the explanation\n%s", activeClass)
 	})
-	t.Run("wait and get -w see the drain end", func(t *testing.T) {
+	t.Run("wait and get -w report the end of the drain", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), framework.Timeout)
 		defer cancel()
 		watch := exec.CommandContext(ctx, filepath.Join(cluster.Root(), "bin", "kubectl"), "get", "nm", name, "-w")
 		watch.Env = append(watch.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
-		// A file, which can be read while the watch still writes it.
+		// A file, so that the test can read it while the watch still runs.
 		seen := must.Get(os.Create(filepath.Join(t.TempDir(), "seen")))(t)
 		defer func() { _ = seen.Close() }()
 		watch.Stdout = seen
@@ -145,7 +145,7 @@ func TestKubectl(t *testing.T) {
 		cluster.MustKubectl(t, "", "delete", "pdb", "stuck", "-n", namespace)
 		cluster.MustKubectl(t, "", "scale", "deployment", "stuck", "--replicas=0", "-n", namespace)
 		cluster.MustKubectl(t, "", "wait", "--for=condition=Drained", "nm/"+name, "--timeout=120s")
-		framework.Eventually(t, "the table shows it too", func(context.Context) (bool, error) {
+		framework.Eventually(t, "the table shows the end, too", func(context.Context) (bool, error) {
 			return strings.Contains(cluster.MustKubectl(t, "", "get", "nm", name), "3/3"), nil
 		})
 		shows(" 3/3 ")
@@ -158,7 +158,7 @@ func TestKubectl(t *testing.T) {
 	})
 }
 
-// noContext gives cleanups a context that still lives.
+// noContext returns a context that has not ended to cleanups.
 type noContext struct{ *testing.T }
 
 func (noContext) Context() context.Context { return context.Background() }
@@ -175,7 +175,7 @@ func count(t *testing.T, node string) int {
 	return len(pods)
 }
 
-// TestServing looks at the API from the side of programs.
+// TestServing tests the API from the point of view of programs.
 func TestServing(t *testing.T) {
 	t.Parallel()
 	rest := cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient()
@@ -207,8 +207,8 @@ func TestServing(t *testing.T) {
 			}
 		}
 		body := get(t, "/openapi/v3/apis/maintenance.haulout.dev/v1alpha1", "application/json")
-		is.True(t, strings.Contains(string(body), "drainPlan"), "OpenAPI v3 does not know drainPlan")
-		framework.Eventually(t, "OpenAPI v2 of the aggregator knows us", func(ctx context.Context) (bool, error) {
+		is.True(t, strings.Contains(string(body), "drainPlan"), "OpenAPI v3 does not contain drainPlan")
+		framework.Eventually(t, "OpenAPI v2 of the aggregator contains our API", func(ctx context.Context) (bool, error) {
 			body, err := rest.Get().AbsPath("/openapi/v2").SetHeader("Accept", "application/json").DoRaw(ctx)
 			return err == nil &&
 				strings.Contains(string(body), "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenance"), err
@@ -230,7 +230,7 @@ func TestServing(t *testing.T) {
 				break
 			}
 		}
-		is.True(t, len(seen) >= 4, "%d objects in all chunks together", len(seen))
+		is.True(t, len(seen) >= 4, "got %d objects in all chunks, want at least 4", len(seen))
 	})
 	t.Run("with bookmarks in watches", func(t *testing.T) {
 		timeout := int64((90 * time.Second).Seconds())
@@ -246,6 +246,6 @@ func TestServing(t *testing.T) {
 	})
 	t.Run("not to anonymous users", func(t *testing.T) {
 		_, _, err := cluster.Kubectl(t, "", "get", "nm", "--as=system:anonymous", "--as-group=system:unauthenticated")
-		is.True(t, err != nil, "an anonymous user may list")
+		is.True(t, err != nil, "an anonymous user can list")
 	})
 }

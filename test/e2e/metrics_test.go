@@ -26,21 +26,21 @@ type sample struct {
 
 func (s sample) String() string { return fmt.Sprint(s.name, s.labels) }
 
-// TestMetrics drains a node on which one pod is blocked at first, and looks at what is measured and
-// told.
+// TestMetrics drains a node with a pod that is blocked at first, and checks metrics and events.
 func TestMetrics(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.PodOn(t, namespace, "web", pool, nodes[0])
 	controlled(t, namespace, pool, "web", 1)
 	cluster.Budget(t, namespace, "web", 0)
-	// The server computes gauges every two seconds: those of earlier tests must be over.
-	framework.Eventually(t, "nothing is counted yet", func(context.Context) (bool, error) {
+	// The server computes gauges every two seconds: wait until the gauges of earlier tests are
+	// reset.
+	framework.Eventually(t, "the gauges are zero", func(context.Context) (bool, error) {
 		now, err := cluster.ScrapeServer(t)
 		return err == nil && now.Sum("haulout_nodemaintenance_maintenances")+now.Sum("haulout_evacuation_blocked") == 0, err
 	})
 	before := must.Get(cluster.ScrapeServer(t))(t)
-	// Others may add to what this test causes; no other test takes from it.
+	// Other tests may add to these counters; no test decreases them.
 	grown := func(what string, samples ...sample) {
 		t.Helper()
 		framework.Eventually(t, what, func(context.Context) (bool, error) {
@@ -84,7 +84,7 @@ func TestMetrics(t *testing.T) {
 	grown("the eviction is counted", sample{"haulout_evictions_total", []string{"answer", "accepted"}},
 		sample{"haulout_evacuation_completed_total", []string{"reason", v1alpha1.ReasonPodDeleted}},
 		sample{"haulout_evacuation_duration_seconds_count", nil})
-	framework.Eventually(t, "nothing is blocked any more", func(context.Context) (bool, error) {
+	framework.Eventually(t, "no pod is blocked", func(context.Context) (bool, error) {
 		now, err := cluster.ScrapeServer(t)
 		for _, name := range []string{"haulout_evacuation_blocked", "haulout_nodemaintenance_drains_blocked"} {
 			if is, was := now.Sum(name), before.Sum(name); is > was {
@@ -95,8 +95,7 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// TestMetricsAreServed looks for each metric that the documentation lists and that rules and
-// dashboard use.
+// TestMetricsAreServed checks the metrics of the documentation, the rules and the dashboard.
 func TestMetricsAreServed(t *testing.T) {
 	ours := must.Get(cluster.ScrapeServer(t))(t)
 	hosts := must.Get(cluster.ScrapeHost(t))(t)
@@ -111,7 +110,7 @@ func TestMetricsAreServed(t *testing.T) {
 	for _, row := range documented {
 		name := row[1]
 		if strings.HasPrefix(name, "haulout_preemption_") || strings.HasPrefix(name, "haulout_node_agent_") {
-			continue // of other programs, in tables of their own
+			continue // metrics of other programs
 		}
 		if row[2] == "histogram" {
 			name += "_count"
@@ -128,13 +127,13 @@ func TestMetricsAreServed(t *testing.T) {
 	ours = must.Get(cluster.ScrapeServer(t))(t)
 	for _, name := range strings.Fields(read("artifacts", "monitoring", "metrics.txt")) {
 		if strings.HasPrefix(name, "haulout_preemption_") {
-			continue // of haulout-scheduler: test/e2e/preemption looks for them
+			continue // metrics of haulout-scheduler: see test/e2e/preemption
 		}
 		if strings.HasPrefix(name, "haulout_node_agent_") {
-			continue // of the agents, which this cluster does not have
+			continue // metrics of node agents, which this cluster does not have
 		}
 		if len(ours[name]) == 0 && len(hosts[name]) == 0 {
-			t.Errorf("neither server serves %s, which the rules or the dashboard use", name)
+			t.Errorf("no server serves %s, which the rules or the dashboard use", name)
 		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// holdsNodes waits until the status of a maintenance names these nodes and no others.
+// holdsNodes waits until the status of a maintenance names exactly these nodes.
 func holdsNodes(t *testing.T, name string, want ...string) {
 	t.Helper()
 	slices.Sort(want)
@@ -44,11 +44,11 @@ func holdsNodes(t *testing.T, name string, want ...string) {
 		})
 }
 
-// nodesAreNew waits until a node that is created now is newer than all that a maintenance has seen:
-// creation times have whole seconds.
+// nodesAreNew waits until a node created now is newer than all nodes of a maintenance: creation
+// times have a resolution of seconds.
 func nodesAreNew(t *testing.T, name string) {
 	t.Helper()
-	framework.Eventually(t, "a created node is new", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "a node created now is new for the maintenance", func(ctx context.Context) (bool, error) {
 		nm, err := cluster.As(t).Maintenances().Get(ctx, name, metav1.GetOptions{})
 		if err != nil || nm.Status.NewestNodeTimestamp == nil {
 			return false, err
@@ -57,9 +57,8 @@ func nodesAreNew(t *testing.T, name string) {
 	})
 }
 
-// TestNewNodes creates nodes in the middle of a drain that match its selector: they are ignored and
-// named, until the maintenance is told to take them. A node that was there and is labelled later
-// joins either way.
+// TestNewNodes creates nodes that match the selector during a drain. The maintenance ignores and
+// names them, until newNodes is Join. An older node that gets the label later joins in both cases.
 func TestNewNodes(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -96,7 +95,7 @@ func TestNewNodes(t *testing.T) {
 	holdsNodes(t, joins.Name, before[0], nodes[0], created, late)
 }
 
-// What a node shows of maintenances, as nodeShows sees it.
+// Conditions of a node about maintenances, in the format of shownOn.
 var (
 	showsNothing  = []string{}
 	showsDraining = []string{
@@ -109,7 +108,7 @@ var (
 	}
 )
 
-// shownOn returns what a node says about maintenances, sorted.
+// shownOn returns the conditions of a node about maintenances, sorted.
 func shownOn(node *corev1.Node) []string {
 	shown := []string{}
 	for _, c := range node.Status.Conditions {
@@ -123,8 +122,8 @@ func shownOn(node *corev1.Node) []string {
 	return shown
 }
 
-// nodeShows waits until a node says just that about maintenances, and has our annotation if and
-// only if conditions of ours are among it.
+// nodeShows waits until a node has exactly these conditions about maintenances. The node must have
+// our annotation only if some of them are ours.
 func nodeShows(t *testing.T, name string, want []string) *corev1.Node {
 	t.Helper()
 	annotated := slices.ContainsFunc(want, func(s string) bool {
@@ -156,7 +155,7 @@ func messageOf(node *corev1.Node, conditionType corev1.NodeConditionType) string
 }
 
 // setCondition sets a condition of a node as another client would, and an annotation if key is not
-// empty.
+// "".
 func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key, value string) {
 	t.Helper()
 	metadata := map[string]any{}
@@ -170,8 +169,8 @@ func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key
 		metav1.PatchOptions{}, "status"))(t)
 }
 
-// eventsOn returns how often which reason was told about an object. Events about nodes are in any
-// namespace, which is "" then.
+// eventsOn returns the number of events of an object by reason. Events about nodes may be in any
+// namespace: then namespace is "".
 func eventsOn(ctx context.Context, t *testing.T, namespace, name string) (map[string]int, error) {
 	t.Helper()
 	list, err := cluster.As(t).Kube.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{
@@ -190,7 +189,7 @@ func eventsOn(ctx context.Context, t *testing.T, namespace, name string) (map[st
 	return counts, nil
 }
 
-// eventsReach waits until each reason was told about an object at least so often.
+// eventsReach waits until an object has a minimum number of events of each reason.
 func eventsReach(t *testing.T, namespace, name string, atLeast map[string]int) {
 	t.Helper()
 	framework.Eventually(
@@ -207,7 +206,7 @@ func eventsReach(t *testing.T, namespace, name string, atLeast map[string]int) {
 	)
 }
 
-// stuckOn has a pod run on a node that its budget lets no client evict; its label app is the name.
+// stuckOn creates a pod on a node with a budget that allows no eviction; its label app is the name.
 func stuckOn(t *testing.T, namespace, name, pool, node string) {
 	t.Helper()
 	cluster.Deployment(t, namespace, name, pool, 1, func(d *appsv1.Deployment) {
@@ -226,7 +225,7 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
-	// The budget keeps the pod on the node that both maintenances have until it is deleted.
+	// The budget keeps the pod on the node of both maintenances until the test deletes the pod.
 	stuckOn(t, namespace, "held", pool, nodes[1])
 	setCondition(
 		t, nodes[2],
@@ -255,14 +254,14 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	both := nodeShows(t, nodes[1], showsDraining)
 	for _, want := range []string{a.Name + " (kernel update)", b.Name} {
 		if message := messageOf(both, v1alpha1.NodeConditionMaintenanceInProgress); !strings.Contains(message, want) {
-			t.Errorf("%q does not name %s", message, want)
+			t.Errorf("the message %q does not name %s", message, want)
 		}
 	}
 
-	// One is cancelled: the node that both had stays as it is, for the other one.
+	// Complete one maintenance: the node of both keeps its conditions for the other one.
 	setStage(t, a.Name, v1alpha1.NodeMaintenanceStageComplete)
 	nodeShows(t, nodes[0], showsNothing)
-	framework.Until(t, "only the second maintenance is named",
+	framework.Until(t, "the condition names only the second maintenance",
 		cluster.As(t).Nodes(), nodes[1], func(node *corev1.Node) bool {
 			return messageOf(node, v1alpha1.NodeConditionMaintenanceInProgress) == "Held by NodeMaintenance "+b.Name
 		})
@@ -270,15 +269,15 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	cluster.MustKubectl(t, "", "delete", "pods", "-n", namespace, "-l", "app=held")
 	nodeShows(t, nodes[1], showsDrained)
 
-	// A pod that does not ask the scheduler, and has the same budget; then the last maintenance is
-	// deleted in the middle of it.
+	// A late pod with the same budget, bound without the scheduler. The test then deletes the last
+	// maintenance while the pod is being evacuated.
 	cluster.PodOn(t, namespace, "late", pool, nodes[1], func(p *corev1.Pod) { p.Labels["app"] = "held" })
 	nodeShows(t, nodes[1], []string{
 		"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsReturned",
 		"MaintenanceInProgress=True HauloutDrain",
 	})
 	cluster.MustKubectl(t, "", "delete", "nodemaintenance", b.Name, "--timeout=60s")
-	// The deletion has waited for it.
+	// The deletion has waited for the release of the nodes.
 	for name, want := range map[string][]string{nodes[1]: showsNothing, nodes[2]: {foreign}} {
 		node := must.Get(cluster.As(t).Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 		if shown := shownOn(node); !slices.Equal(shown, want) ||
@@ -295,7 +294,7 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 		"NodeMaintenanceReleased": 2,
 	}
 	framework.Eventually(
-		t, fmt.Sprintf("the events of the node are %v", want),
+		t, fmt.Sprintf("the node has the events %v", want),
 		func(ctx context.Context) (bool, error) {
 			got, err := eventsOn(ctx, t, "", nodes[1])
 			for reason, n := range want {
@@ -308,8 +307,8 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	)
 }
 
-// What a killed server left on nodes, and what has changed about them while none ran, is put right
-// by the next one.
+// A new server must correct the conditions that a killed server has left, and those that have
+// changed since.
 func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 4, true)
 	namespace := cluster.NewNamespace(t)
@@ -330,9 +329,9 @@ func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 
 	must.Do(t, cluster.As(t).Maintenances().Delete(t.Context(), deleted.Name, metav1.DeleteOptions{}))
 	cluster.KillServer(t)
-	// A maintenance that is gone for good has left this behind; later one node is not selected any
-	// more. The annotation of another node has the identity of the storage, without which nothing
-	// is undone.
+	// Conditions of a maintenance that no longer exists. Later, one node is no longer selected. The
+	// annotation of another node has the identity of the storage, because the server undoes nothing
+	// without it.
 	gone := strings.NewReplacer(kept.Name, "gone", string(kept.UID),
 		"0d4a2b52-6c1c-4d0a-9a3f-2f7f0a4f5c11").Replace(before.Annotations[v1alpha1.AnnotationConditionsBy])
 	setCondition(

@@ -25,14 +25,14 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// size is how large a fleet is and how hard it is treated.
+// size is the size of a fleet and of its test.
 type size struct {
-	// nodes is how many there are, drained how many three maintenances take out at a time, pods how
-	// many run there.
+	// nodes is the number of nodes, drained how many of them the three maintenances drain together,
+	// pods the number of pods.
 	nodes, drained, pods int
-	// kills is how often the server is killed, cancellations how often drains are cancelled.
+	// kills is the number of kills of the server, cancellations the number of cancelled drains.
 	kills, cancellations int
-	// patience is how long one step may take on a machine that is busy.
+	// patience is the timeout of one step on a busy machine.
 	patience time.Duration
 }
 
@@ -41,11 +41,10 @@ var (
 	fullSize  = size{nodes: 200, drained: 60, pods: 6000, kills: 20, cancellations: 5, patience: 30 * time.Minute}
 )
 
-// leftRunning are the types of pods that a drain leaves running, as there is no evacuator for them
-// yet.
+// leftRunning are the pod types that a drain keeps, because they have no evacuator yet.
 var leftRunning = oracle.Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeStatic}}
 
-// fleet is many nodes with workloads of mixed priority. One of its nodes was cordoned by a user.
+// fleet is a set of nodes with workloads of mixed priority. A user has cordoned one of the nodes.
 type fleet struct {
 	size
 
@@ -55,19 +54,18 @@ type fleet struct {
 	foreign         string
 }
 
-// workload is one kind of pods of a fleet. Of a share of 1000 pods, in thousandths, so many are its
-// own.
+// workload is one workload of a fleet. share is its share of the pods, in thousandths.
 type workload struct {
 	name     string
 	priority int32
 	share    int
-	// budget is how many of 100 of its pods may be away; nothing says so if it is 0.
+	// budget is the percentage of its pods that may be unavailable; 0 means no budget.
 	budget int
 	kind   string
 }
 
-// workloads of a fleet besides its DaemonSets. Budgets hold some of the lower waves up, so that a
-// server that does not wait would be seen.
+// workloads of a fleet besides its DaemonSets. Budgets slow down some of the lower waves, to detect
+// a server that does not wait.
 var workloads = []workload{
 	{name: "batch", priority: 0, share: 200},
 	{name: "web", priority: 0, share: 150, budget: 15},
@@ -110,8 +108,8 @@ func newFleet(t *testing.T) *fleet {
 	return f
 }
 
-// settle waits until every workload has as many pods as it wants, neither less nor more, and no
-// Deployment is scaled up any more. What budgets demand is counted from there.
+// settle waits until every workload has exactly its number of pods, and no Deployment has a surge.
+// The judge counts the needs of the budgets from this state.
 func (f *fleet) settle(t *testing.T) {
 	t.Helper()
 	want := map[string]int{"logs": len(f.nodes), "network": len(f.nodes)}
@@ -148,8 +146,8 @@ func (f *fleet) settle(t *testing.T) {
 	)
 }
 
-// podsOf returns how many pods a workload has. Those of DaemonSets, two on each node, count as part
-// of the fleet's.
+// podsOf returns the number of pods of a workload. The pods of DaemonSets, two on each node, are
+// part of the fleet's number.
 func (f *fleet) podsOf(w workload) int {
 	return (f.size.pods - 2*f.size.nodes) * w.share / 1000
 }
@@ -215,16 +213,16 @@ func (f *fleet) readyPods(ctx context.Context, t *testing.T) (map[string]int, er
 	return ready, nil
 }
 
-// drain is three maintenances whose nodes overlap.
+// drain is a set of three maintenances with common nodes.
 type drain struct {
 	nodes []string
 	names []string
-	// pods is how many have to leave, those of DaemonSets aside, which leave after them.
+	// pods is the number of pods that have to leave, without the pods of DaemonSets, which leave
+	// later.
 	pods int
 }
 
-// drain makes three maintenances over nodes left to chance, one of which is the node that a
-// user has cordoned.
+// drain creates three maintenances of random nodes, including the node that a user has cordoned.
 func (f *fleet) drain(t *testing.T) *drain {
 	t.Helper()
 	d := &drain{}
@@ -233,7 +231,7 @@ func (f *fleet) drain(t *testing.T) *drain {
 			d.nodes = append(d.nodes, f.nodes[i])
 		}
 	}
-	// In the middle, where maintenances overlap.
+	// In the middle, where two maintenances share nodes.
 	d.nodes = slices.Insert(d.nodes, f.drained/2-1, f.foreign)
 	pods := must.Get(podsOn(t.Context(), t, d.nodes...))(t)
 	d.pods = len(ordinary(pods))
@@ -267,7 +265,7 @@ func ordinary(pods []corev1.Pod) []corev1.Pod {
 	})
 }
 
-// waitFor waits until a check of what was recorded has nothing to say.
+// waitFor waits until check returns "" for the recorded state.
 func waitFor(t *testing.T, recorder *oracle.Recorder, check func(*oracle.View) string) {
 	t.Helper()
 	patience := smallSize.patience
@@ -279,7 +277,7 @@ func waitFor(t *testing.T, recorder *oracle.Recorder, check func(*oracle.View) s
 	must.Do(t, recorder.Wait(ctx, check))
 }
 
-// allDrained is true once all of some maintenances are.
+// allDrained returns a check that all maintenances are drained.
 func allDrained(names ...string) func(*oracle.View) string {
 	return func(v *oracle.View) string {
 		for _, name := range names {
@@ -291,8 +289,8 @@ func allDrained(names ...string) func(*oracle.View) string {
 	}
 }
 
-// allPutBack is true once all of some maintenances have undone everything but the cordons that were
-// there before.
+// allPutBack returns a check that all maintenances have released their nodes. Only the nodes that
+// were cordoned before may be cordoned.
 func allPutBack(cordoned []string, names ...string) func(*oracle.View) string {
 	return func(v *oracle.View) string {
 		for _, name := range names {
@@ -310,14 +308,14 @@ func allPutBack(cordoned []string, names ...string) func(*oracle.View) string {
 	}
 }
 
-// finish waits until a drain is complete, recreates its nodes back in an order left to chance, and
-// judges. Between is called after each stage that was set.
+// finish waits for the end of a drain, completes its maintenances in random order, and judges. It
+// calls between after each completion.
 func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, between func()) {
 	t.Helper()
 	waitFor(t, recorder, allDrained(d.names...))
 	pods := must.Get(podsOn(t.Context(), t, d.nodes...))(t)
 	if len(pods) > 0 {
-		t.Errorf("%d pods are on nodes that are drained, first %s", len(pods), pods[0].Name)
+		t.Errorf("%d pods are on drained nodes, the first is %s", len(pods), pods[0].Name)
 	}
 	for _, i := range f.random.Perm(len(d.names)) {
 		stage(t, d.names[i], v1alpha1.NodeMaintenanceStageComplete)
@@ -327,7 +325,7 @@ func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, betwee
 	f.judge(t, recorder, d)
 }
 
-// judge fails the test for every promise that was broken.
+// judge fails the test for every broken promise.
 func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	t.Helper()
 	must.Do(t, recorder.Settle(t.Context()))
@@ -348,10 +346,10 @@ func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	var evacuated []types.UID
 	waitFor(t, recorder, func(v *oracle.View) string { evacuated = v.Evacuated(); return "" })
 	scaledDown := len(evacuated) - len(tried.Intersection(sets.New(evacuated...)))
-	// A judge that has seen nothing has nothing to say. A few may be missing: an Evacuation can
-	// come and go while the watch is interrupted by a kill.
+	// Without observations the judge finds nothing. A few may be missing: an Evacuation can be
+	// created and deleted while a kill interrupts the watch.
 	if len(evacuated) < d.pods*9/10 {
-		t.Errorf("the judge has seen %d pods leave that were asked to, of %d", len(evacuated), d.pods)
+		t.Errorf("the judge has seen %d of %d Evacuations whose pods left", len(evacuated), d.pods)
 	}
 	// Pods of Deployments without a budget are replaced first, and leave by scale-down.
 	is.True(t, scaledDown != 0, "no pod left by scale-down: was no Deployment scaled up?")
@@ -360,11 +358,11 @@ func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	f.settle(t)
 }
 
-// stage sets the stage of a maintenance, also while the server may be away.
+// stage sets the stage of a maintenance, and retries while the server does not run.
 func stage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 	t.Helper()
 	framework.Eventually(
-		t, fmt.Sprintf("%s is put into stage %s", name, stage),
+		t, fmt.Sprintf("%s has stage %s", name, stage),
 		func(ctx context.Context) (bool, error) {
 			_, err := cluster.As(t).Maintenances().Patch(ctx, name,
 				types.MergePatchType, fmt.Appendf(nil, `{"spec":{"stage":%q}}`, stage), metav1.PatchOptions{})
@@ -373,12 +371,12 @@ func stage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 	)
 }
 
-// TestOverlappingMaintenances drains a part of a fleet with three maintenances that share nodes,
-// undisturbed, then with a server that is killed, then cancelled. Each time a judge that sees only
-// the API looks whether anything was done that should not have been.
+// TestOverlappingMaintenances drains a part of a fleet with three maintenances that share nodes:
+// without faults, then with a server that is killed, then with cancellations. Each time a judge
+// that reads only the API looks for forbidden events.
 func TestOverlappingMaintenances(t *testing.T) {
 	f := newFleet(t)
-	t.Run("take their nodes out in waves and put them back", func(t *testing.T) {
+	t.Run("drain their nodes in waves and release them", func(t *testing.T) {
 		recorder := cluster.Judge(t, f.pool, f.namespace)
 		begin := time.Now()
 		d := f.drain(t)
@@ -389,20 +387,20 @@ func TestOverlappingMaintenances(t *testing.T) {
 	t.Run("have the same outcome when the leader is killed at random moments", func(t *testing.T) {
 		f.killLeader(t)
 	})
-	t.Run("are called off at any moment", func(t *testing.T) {
+	t.Run("are cancelled at random moments", func(t *testing.T) {
 		f.callOff(t)
 	})
 }
 
-// killLeader drains until the server has been killed often enough.
+// killLeader repeats the drain until the server was killed often enough.
 func (f *fleet) killLeader(t *testing.T) {
 	t.Helper()
 	for kills := 0; kills < f.kills; {
 		recorder := cluster.Judge(t, f.pool, f.namespace)
 		d := f.drain(t)
 		for kills < f.kills {
-			// Some number of pods later, which may be none. One drain is long enough for most of
-			// the kills.
+			// After a random number of further pods, which may be 0. One drain is long enough for
+			// most of the kills.
 			later := f.random.IntN(max(1, d.pods/f.kills))
 			var asked int
 			waitFor(t, recorder, func(v *oracle.View) string { asked = v.Asked(); return "" })
@@ -410,7 +408,7 @@ func (f *fleet) killLeader(t *testing.T) {
 				if v.Asked() >= asked+later || allDrained(d.names...)(v) == "" {
 					return ""
 				}
-				return fmt.Sprintf("%d pods were asked to leave, waiting for %d", v.Asked(), asked+later)
+				return fmt.Sprintf("%d pods have an Evacuation, waiting for %d", v.Asked(), asked+later)
 			})
 			var drained bool
 			waitFor(t, recorder, func(v *oracle.View) string { drained = allDrained(d.names...)(v) == ""; return "" })
@@ -436,7 +434,7 @@ func (f *fleet) kill(t *testing.T) {
 	must.Do(t, cluster.Up())
 }
 
-// callOff drains and completes or deletes maintenances before they are done.
+// callOff completes or deletes the maintenances before the drain is complete.
 func (f *fleet) callOff(t *testing.T) {
 	t.Helper()
 	for range f.cancellations {
@@ -447,7 +445,7 @@ func (f *fleet) callOff(t *testing.T) {
 			if v.Asked() >= when {
 				return ""
 			}
-			return fmt.Sprintf("%d pods were asked to leave, waiting for %d", v.Asked(), when)
+			return fmt.Sprintf("%d pods have an Evacuation, waiting for %d", v.Asked(), when)
 		})
 		for _, i := range f.random.Perm(len(d.names)) {
 			if f.random.IntN(2) == 0 {
@@ -465,8 +463,8 @@ func (f *fleet) callOff(t *testing.T) {
 			}
 			return ""
 		})
-		// A maintenance that is done has withdrawn from every pod: nothing may be left, and nothing
-		// be evicted after it.
+		// A maintenance that is done has withdrawn all Evacuations: none may be left, and no
+		// eviction may follow.
 		done := time.Now()
 		evacuations := must.Get(cluster.As(t).Evacuations(f.namespace).List(t.Context(), metav1.ListOptions{}))(t)
 		for i := range evacuations.Items {
@@ -484,15 +482,15 @@ func (f *fleet) callOff(t *testing.T) {
 				evicted++
 			}
 			if call.Subresource == "eviction" && call.Received.After(done) {
-				t.Errorf("pod %s was up for eviction %v after everything had been called off",
+				t.Errorf("an eviction of pod %s was sent %v after all maintenances had ended",
 					call.Name, call.Received.Sub(done))
 			}
 			if call.Evicted() && call.Answered.After(done) {
-				t.Errorf("the eviction of pod %s was under way until %v after everything had been called off",
+				t.Errorf("the eviction of pod %s was granted %v after all maintenances had ended",
 					call.Name, call.Answered.Sub(done))
 			}
 		}
-		t.Logf("called off when %d of %d pods had been asked to leave; %d were evicted", when, d.pods, evicted)
+		t.Logf("cancelled when %d of %d pods had an Evacuation; %d were evicted", when, d.pods, evicted)
 		f.settle(t)
 	}
 }

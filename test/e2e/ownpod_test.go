@@ -27,7 +27,7 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// shippedDeployment returns the Deployment that artifacts/base/deployment.yaml ships.
+// shippedDeployment returns the Deployment of artifacts/base/deployment.yaml.
 func shippedDeployment(t *testing.T) *appsv1.Deployment {
 	t.Helper()
 	content := must.Get(os.ReadFile(filepath.Join(cluster.Root(), "artifacts", "base", "deployment.yaml")))(t)
@@ -36,21 +36,22 @@ func shippedDeployment(t *testing.T) *appsv1.Deployment {
 	return &d
 }
 
-// asShipped gives a Deployment the strategy and the tolerations of the server's own.
+// asShipped copies the strategy and the tolerations of the server's Deployment to a Deployment.
 func asShipped(t *testing.T) func(*appsv1.Deployment) {
 	t.Helper()
 	shipped := shippedDeployment(t)
 	tolerations := shipped.Spec.Template.Spec.Tolerations
 	must.True(t, len(tolerations) != 0, "the shipped Deployment has no tolerations")
 	return func(d *appsv1.Deployment) {
-		// Surge is on, as it is by default, and the strategy rules it out.
+		// Surge is on, as it is by default, but the strategy prevents it.
 		framework.WithSurge(d)
 		d.Spec.Strategy = shipped.Spec.Strategy
 		d.Spec.Template.Spec.Tolerations = append(d.Spec.Template.Spec.Tolerations, tolerations...)
 	}
 }
 
-// fill has a pod request most of the CPU and memory of a node: the scheduler prefers other nodes.
+// fill creates a pod that requests most of the CPU and memory of a node: the scheduler then prefers
+// other nodes.
 func fill(t *testing.T, namespace, pool, node string) {
 	t.Helper()
 	cluster.PodOn(t, namespace, "fills-"+node, pool, node, func(p *corev1.Pod) {
@@ -60,10 +61,11 @@ func fill(t *testing.T, namespace, pool, node string) {
 	})
 }
 
-// TestServerLeavesItsNodeLastAndDoesNotComeBack drains the node of a Deployment that stands for the
-// server's own: the server of the development cluster runs in no pod and is told that it runs in
-// this one. The pod tolerates cordons, and the node that it leaves is the emptiest, so that only
-// the taint of a held node keeps the scheduler from sending it back.
+// TestServerLeavesItsNodeLastAndDoesNotComeBack drains the node of a Deployment that represents the
+// server's own: the server of the development cluster does not run in a pod, and the test
+// configures it as if it ran in this one. The pod tolerates cordons, and the node that it leaves is
+// the emptiest, so that only the taint of held nodes keeps the scheduler from choosing that node
+// again.
 func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	home, other := nodes[0], pool+"-other"
@@ -77,11 +79,11 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 		pod.Finalizers = []string{hold}
 	})
 	restartIn(t, namespace, serverPod(t, namespace, labels).Name)
-	// Not in a cleanup: by then the context of the test has ended.
+	// Not in a cleanup: the context of the test has ended by then.
 	defer restartIn(t, "", "")
 
 	first := cluster.Create(t, over(home))
-	framework.Eventually(t, "the other pod leaves and the server's pod waits",
+	framework.Eventually(t, "the other pod is terminating and the server's pod waits",
 		func(ctx context.Context) (bool, error) {
 			nm, err := cluster.As(t).Maintenances().Get(ctx, first.Name, metav1.GetOptions{})
 			if err != nil || len(nm.Status.NodeStatuses) != 1 {
@@ -101,12 +103,12 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 		t.Fatalf("the server's pod is on %q, want %s", pod.Spec.NodeName, other)
 	}
 
-	// Now every node that it may run on is held. It leaves once and stays where it comes to.
+	// Now all possible nodes of the pod are held. It leaves once and then stays on its new node.
 	restartIn(t, namespace, serverPod(t, namespace, labels).Name)
 	log := cluster.AuditLog(t)
 	second := cluster.Create(t, over(other))
 	keptBy := ""
-	framework.Eventually(t, "one of two names the pod", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "one of the two maintenances names the pod", func(ctx context.Context) (bool, error) {
 		keptBy = ""
 		for _, name := range []string{first.Name, second.Name} {
 			nm, err := cluster.As(t).Maintenances().Get(ctx, name, metav1.GetOptions{})
@@ -125,7 +127,7 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 	})
 	on := map[string]string{first.Name: home, second.Name: other}[keptBy]
 	if pod := serverPod(t, namespace, labels); pod.Spec.NodeName != on {
-		t.Errorf("the server's pod is on %q, and the maintenance of %s names it", pod.Spec.NodeName, on)
+		t.Errorf("the server's pod is on %q, but the maintenance of %s names it", pod.Spec.NodeName, on)
 	}
 	calls := must.Get(log.Calls())(t)
 	evicted := 0
@@ -141,20 +143,20 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 	framework.Accept(t, oracle.LeftOn(theNode(t, home), false), nil)
 }
 
-// isHeld reports whether a node has the taint that the scheduler tries to avoid.
+// isHeld reports whether a node has the taint of held nodes, which the scheduler tries to avoid.
 func isHeld(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
 		return taint.Key == v1alpha1.TaintHeld && taint.Effect == corev1.TaintEffectPreferNoSchedule
 	})
 }
 
-// TestShippedDeploymentDoesNotTolerateHeldNodes keeps a toleration out of the manifest with which
-// the server's pod would come straight back to the node that it has left.
+// TestShippedDeploymentDoesNotTolerateHeldNodes checks the tolerations of the manifest: with a
+// toleration of held nodes, the server's pod would return immediately to the node that it has left.
 func TestShippedDeploymentDoesNotTolerateHeldNodes(t *testing.T) {
 	held := corev1.Taint{Key: v1alpha1.TaintHeld, Effect: corev1.TaintEffectPreferNoSchedule}
 	for _, toleration := range shippedDeployment(t).Spec.Template.Spec.Tolerations {
 		if toleration.ToleratesTaint(klog.FromContext(t.Context()), &held, true) {
-			t.Errorf("the toleration %+v is for held nodes, too", toleration)
+			t.Errorf("the toleration %+v includes held nodes", toleration)
 		}
 	}
 }
@@ -165,7 +167,7 @@ func over(node string) *v1alpha1.NodeMaintenance {
 	})
 }
 
-// restartIn restarts the server as if it ran in a pod; an empty name means in none.
+// restartIn restarts the server as if it ran in a pod, or in no pod if the name is "".
 func restartIn(t *testing.T, namespace, pod string) {
 	t.Helper()
 	t.Setenv("POD_NAME", pod)
@@ -189,7 +191,7 @@ func serverPod(t *testing.T, namespace string, labels map[string]string) *corev1
 	return pod
 }
 
-// wantDrainedBecause waits until a maintenance is drained for a reason.
+// wantDrainedBecause waits until Drained of a maintenance is True for a reason.
 func wantDrainedBecause(t *testing.T, name, reason string) {
 	t.Helper()
 	framework.Until(t, name+" is drained: "+reason,

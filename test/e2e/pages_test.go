@@ -22,11 +22,11 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// pagePatience is how long the commands of one block may take.
+// pagePatience is the timeout of the commands of one block.
 const pagePatience = 5 * time.Minute
 
-// TestPagesRun runs every block of shell commands of README and docs that is marked runnable, in a
-// folder of its own that looks like a clone beside a cluster of `make cluster-up`.
+// TestPagesRun runs every runnable block of shell commands in README and docs. The working
+// directory looks like a clone next to a cluster of `make cluster-up`.
 func TestPagesRun(t *testing.T) {
 	var pages []string
 	for _, pattern := range []string{"*.md", "docs/*.md"} {
@@ -43,10 +43,11 @@ func TestPagesRun(t *testing.T) {
 			t.Run(fmt.Sprintf("%s:%d", name, script.Line), func(t *testing.T) { runScript(t, script) })
 		}
 	}
-	is.True(t, ran != 0, "no page has a block that is marked runnable")
+	is.True(t, ran != 0, "no page has a runnable block")
 }
 
-// runScript fails the test with the page's line of the command that has failed.
+// runScript runs a script, and fails the test with the line number of the failed command in the
+// page.
 func runScript(t *testing.T, script docs.Script) {
 	t.Helper()
 	root := must.Get(filepath.Abs(cluster.Root()))(t)
@@ -72,14 +73,14 @@ func runScript(t *testing.T, script docs.Script) {
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
 		"PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
-	// Programs in the background that outlive the script must not keep the test from ending.
+	// Background programs that outlive the script must not block the end of the test.
 	cmd.WaitDelay = 5 * time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%s:%d: %v (%v)\n%s", script.Page, script.Line, err, context.Cause(ctx), out)
 	}
 }
 
-// pageKinds are what the commands of pages create, in the order in which it is removed.
+// pageKinds are the kinds that the commands of pages create, in the order of their removal.
 var pageKinds = []string{
 	"NodeMaintenance", "Evacuation", "Deployment", "StatefulSet", "DaemonSet", "Pod", "PodDisruptionBudget",
 	"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Namespace",
@@ -91,10 +92,10 @@ const noNamespace = "<none>"
 // pageObject is an object of one of the pageKinds.
 type pageObject struct{ kind, namespace, name string }
 
-// pageState is what a cluster has before a page is tried.
+// pageState is the state of a cluster before the commands of a page.
 type pageState struct {
 	objects sets.Set[pageObject]
-	// labels are those of the nodes that were there, by name.
+	// labels are the labels of the existing nodes, by name.
 	labels map[string]map[string]string
 }
 
@@ -108,7 +109,8 @@ func belongingsOfCluster(t *testing.T) pageState {
 	return state
 }
 
-// isNew reports whether a page has created an object that does not go with another one.
+// isNew reports whether a page has created an object. It ignores objects that are deleted together
+// with another one.
 func (s pageState) isNew(o pageObject) bool {
 	owned := (o.kind == "Evacuation" || o.kind == "Pod") && o.namespace != metav1.NamespaceDefault
 	if owned || strings.HasPrefix(o.name, "system:") || s.objects.Has(o) {
@@ -117,8 +119,8 @@ func (s pageState) isNew(o pageObject) bool {
 	return o.namespace == noNamespace || s.objects.Has(pageObject{kind: "Namespace", namespace: noNamespace, name: o.namespace})
 }
 
-// objectsOf returns the objects of kinds. It runs kubectl once, which takes longer to start than to
-// list them.
+// objectsOf returns the objects of kinds with a single call of kubectl, because the start of
+// kubectl takes longer than the list.
 func objectsOf(t *testing.T, kinds ...string) []pageObject {
 	t.Helper()
 	out := cluster.MustKubectl(noContext{t}, "", "get", strings.ToLower(strings.Join(kinds, ",")), "-A", "--no-headers",
@@ -132,7 +134,7 @@ func objectsOf(t *testing.T, kinds ...string) []pageObject {
 	return objects
 }
 
-// putBack removes what was not there before, and restores the labels of nodes.
+// putBack removes new objects, and restores the labels of nodes.
 func putBack(t *testing.T, before pageState) {
 	t.Helper()
 	names := map[pageObject][]string{} // by kind and namespace
@@ -164,7 +166,7 @@ func putBack(t *testing.T, before pageState) {
 			}
 		}
 	}
-	framework.Eventually(noContext{t}, "nothing that a page has created is left", func(context.Context) (bool, error) {
+	framework.Eventually(noContext{t}, "all objects of the page are deleted", func(context.Context) (bool, error) {
 		for _, o := range objectsOf(t, "NodeMaintenance", "Namespace") {
 			if before.isNew(o) {
 				return false, fmt.Errorf("%v is left", o)

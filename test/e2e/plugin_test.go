@@ -32,13 +32,13 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// shell is a terminal in which a user types kubectl maintenance.
+// shell is a terminal in which a user runs kubectl maintenance.
 type shell struct {
 	environment []string
 }
 
-// newShell builds the plugin and installs it beside kubectl, for a user with a kubeconfig of their
-// own.
+// newShell builds the plugin and installs it next to kubectl, for a user with a separate
+// kubeconfig.
 func newShell(t *testing.T, user string) *shell {
 	t.Helper()
 	folder := t.TempDir()
@@ -46,7 +46,7 @@ func newShell(t *testing.T, user string) *shell {
 		filepath.Join(folder, "kubectl-maintenance"), "./cmd/kubectl-maintenance")
 	build.Dir = cluster.Root()
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("the plugin does not build: %v\n%s", err, out)
+		t.Fatalf("build the plugin: %v\n%s", err, out)
 	}
 	for name, target := range map[string]string{
 		"kubectl": "bin/kubectl", "kubectl_complete-maintenance": "artifacts/krew/kubectl_complete-maintenance",
@@ -65,7 +65,7 @@ func newShell(t *testing.T, user string) *shell {
 	}
 }
 
-// program is one that runs in a terminal.
+// program is a program that runs in a terminal.
 type program struct {
 	line     string
 	terminal *os.File
@@ -75,12 +75,12 @@ type program struct {
 	written bytes.Buffer
 }
 
-// start runs kubectl in a terminal of its own.
+// start runs kubectl in a new terminal.
 func (s *shell) start(t *testing.T, args ...string) *program {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "kubectl", args...)
 	cmd.Env = s.environment
-	// The first kubectl of this PATH, not that of the test's own.
+	// The first kubectl in the PATH of the shell, not in the PATH of the test.
 	for _, variable := range s.environment {
 		if path, ok := strings.CutPrefix(variable, "PATH="); ok {
 			folder, _, _ := strings.Cut(path, string(os.PathListSeparator))
@@ -98,7 +98,7 @@ func (s *shell) start(t *testing.T, args ...string) *program {
 			p.mu.Lock()
 			p.written.Write(chunk[:n])
 			p.mu.Unlock()
-			// A terminal whose program has ended answers with an error.
+			// The terminal returns an error after the program has ended.
 			if err != nil {
 				return
 			}
@@ -116,14 +116,14 @@ func (s *shell) start(t *testing.T, args ...string) *program {
 	return p
 }
 
-// output is what the program has written so far.
+// output returns the output of the program so far.
 func (p *program) output() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return strings.ReplaceAll(p.written.String(), "\r\n", "\n")
 }
 
-// shows waits until the program has written what matches a pattern.
+// shows waits until the output of the program matches a pattern.
 func (p *program) shows(t *testing.T, pattern string) {
 	t.Helper()
 	want := regexp.MustCompile(pattern)
@@ -132,7 +132,7 @@ func (p *program) shows(t *testing.T, pattern string) {
 		if want.MatchString(out) {
 			return true, nil
 		}
-		return false, fmt.Errorf("it has written\n%s", out)
+		return false, fmt.Errorf("the output is\n%s", out)
 	})
 }
 
@@ -142,7 +142,7 @@ func (p *program) types(t *testing.T, keys string) {
 	must.Get(p.terminal.WriteString(keys))(t)
 }
 
-// ends waits for the program's end and checks its exit code.
+// ends waits for the end of the program and checks its exit code.
 func (p *program) ends(t *testing.T, want int) {
 	t.Helper()
 	code := -1
@@ -160,7 +160,7 @@ func (p *program) ends(t *testing.T, want int) {
 			}
 			return true, nil
 		default:
-			return false, errors.New("it runs and has written\n" + p.output())
+			return false, errors.New("the program still runs; its output is\n" + p.output())
 		}
 	})
 	if code != want {
@@ -168,14 +168,14 @@ func (p *program) ends(t *testing.T, want int) {
 	}
 }
 
-// TestPlugin goes through a drain as a user does who has the plugin, a terminal and the
-// documented rights, and nothing else.
+// TestPlugin runs a drain as a user who has only the plugin, a terminal and the documented
+// permissions.
 func TestPlugin(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.Deployment(t, namespace, "web", pool, 6)
-	// What its budget never lets go, and nothing replaces elsewhere first.
+	// Its budget never allows an eviction, and no replacement is started first.
 	cluster.Deployment(t, namespace, "stuck", pool, 1, func(d *appsv1.Deployment) {
 		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: nodes[0]}
@@ -215,14 +215,14 @@ func TestPlugin(t *testing.T) {
 	has := func(out string, words ...string) {
 		t.Helper()
 		for _, word := range words {
-			is.True(t, strings.Contains(out, word), "%q is missing in\n%s", word, out)
+			is.True(t, strings.Contains(out, word), "got no %q in\n%s", word, out)
 		}
 	}
 
 	has(run(3, "preview", nodes[0], nodes[1]), "IN THE WAY", "PodDisruptionBudget", stuck.Name, "eviction",
 		"Nothing was changed")
 	if names := ownedBy(t, user); len(names) > 0 {
-		t.Errorf("the preview has left %q", names)
+		t.Errorf("the preview created %q", names)
 	}
 	drain := s.start(t, "maintenance", "drain", nodes[0], "--ignore-daemonsets", "--reason=new kernel")
 	drain.shows(t, `--ignore-daemonsets is not needed`)
@@ -268,7 +268,7 @@ func TestPlugin(t *testing.T) {
 	}
 }
 
-// ownedBy returns the maintenances that a user has asked for.
+// ownedBy returns the maintenances that a user has requested.
 func ownedBy(t *testing.T, user string) []string {
 	t.Helper()
 	list := must.Get(cluster.As(t).Maintenances().List(t.Context(), metav1.ListOptions{}))(t)
@@ -281,10 +281,10 @@ func ownedBy(t *testing.T, user string) []string {
 	return names
 }
 
-// touched is what a maintenance would change.
+// touched is the state that a maintenance could change.
 type touched struct {
-	// Nodes are the marks of the nodes, Maintenances what was asked for, and Pods whether each pod
-	// runs, all by name.
+	// Nodes are the marks of the nodes, Maintenances the requested maintenances, and Pods whether
+	// each pod runs, all by name.
 	Nodes        map[string]nodeMarks
 	Maintenances map[string]maintenanceOrder
 	Pods         map[string]bool
@@ -304,7 +304,7 @@ type maintenanceOrder struct {
 	Deleted    bool
 }
 
-// look reads what maintenances of a user could have changed on nodes and in a namespace.
+// look reads the state that maintenances of a user could have changed on nodes and in a namespace.
 func look(t *testing.T, user, namespace string, nodes []string) touched {
 	t.Helper()
 	clients := cluster.As(t)
@@ -313,7 +313,7 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 	}
 	for _, name := range nodes {
 		node := must.Get(clients.Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
-		// Kubernetes adds taints of its own to a cordoned node a moment later.
+		// Kubernetes adds its own taints to a cordoned node a moment later.
 		taints := slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
 			return strings.HasPrefix(taint.Key, "node.kubernetes.io/")
 		})
@@ -336,8 +336,8 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 	return found
 }
 
-// TestPluginDryRun asks the server what each command would do: it answers with its warnings and
-// refusals, and nothing changes.
+// TestPluginDryRun runs each command with --dry-run=server: the server must answer with its
+// warnings and refusals, and nothing must change.
 func TestPluginDryRun(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
@@ -359,8 +359,8 @@ func TestPluginDryRun(t *testing.T) {
 	announced := framework.Name("announced")
 	start := s.start(t, "maintenance", "start", nodes[0], "--name="+announced, "--stage=Cordon", "--wait")
 	start.ends(t, 0)
-	// Conditions follow the cordon.
-	framework.Until(t, nodes[0]+" says that it is under maintenance",
+	// The conditions change after the cordon.
+	framework.Until(t, nodes[0]+" has the condition of a maintenance",
 		cluster.As(t).Nodes(), nodes[0], func(node *corev1.Node) bool {
 			return node.Annotations[v1alpha1.AnnotationConditionsBy] != ""
 		})
@@ -370,7 +370,7 @@ func TestPluginDryRun(t *testing.T) {
 	for name, test := range map[string]struct {
 		line string
 		code int
-		// shows is what the answer contains, hides what it does not.
+		// shows are texts that the output contains, hides texts that it does not contain.
 		shows, hides []string
 	}{
 		"start creates nothing": {line: "start " + nodes[0], code: 0, shows: []string{"created " + dry}},
@@ -378,19 +378,19 @@ func TestPluginDryRun(t *testing.T) {
 			line: "start " + nodes[0] + " -o yaml", code: 0,
 			shows: []string{"username: " + user, "podPriority: 2147483647", v1alpha1.FinalizerMaintenanceCompletion},
 		},
-		"start is refused as it would be in earnest": {
+		"start is refused for the same reason as without dry run": {
 			line: "start " + nodes[1], code: 1, shows: []string{"forbidden", nodes[1]}, hides: []string{dry},
 		},
 		"drain does not wait": {
 			line: "drain " + nodes[0] + " --force", code: 0, shows: []string{"Note: --force", "created " + dry},
 			hides: []string{"PODS"},
 		},
-		"stage moves nothing": {line: "stage " + announced + " Drain", code: 0, shows: []string{"stage changed " + dry}},
+		"stage changes nothing": {line: "stage " + announced + " Drain", code: 0, shows: []string{"stage changed " + dry}},
 		"stage does not wait": {
 			line: "stage " + announced + " Drain --wait", code: 0, shows: []string{"stage changed " + dry},
 			hides: []string{"PODS"},
 		},
-		"a stage that was reached stays": {
+		"a reached stage is not changed": {
 			line: "stage " + announced + " Cordon", code: 0, shows: []string{"stage changed " + dry},
 		},
 		"complete changes nothing": {
@@ -399,7 +399,7 @@ func TestPluginDryRun(t *testing.T) {
 		"cancel changes nothing": {
 			line: "cancel " + announced, code: 0, shows: []string{"cancelled " + dry}, hides: []string{"Warning"},
 		},
-		"what does not exist cannot be cancelled": {
+		"cancel of a missing maintenance fails": {
 			line: "cancel " + announced + "-not", code: 1, shows: []string{"not found"}, hides: []string{dry},
 		},
 	} {
@@ -410,7 +410,7 @@ func TestPluginDryRun(t *testing.T) {
 			p.ends(t, test.code)
 			for _, text := range test.shows {
 				if !strings.Contains(p.output(), text) {
-					t.Errorf("%q is missing in\n%s", text, p.output())
+					t.Errorf("got no %q in\n%s", text, p.output())
 				}
 			}
 			for _, text := range test.hides {
@@ -419,7 +419,7 @@ func TestPluginDryRun(t *testing.T) {
 				}
 			}
 			if diff := cmp.Diff(before, look(t, user, namespace, nodes)); diff != "" {
-				t.Errorf("something has changed (-before +after):\n%s", diff)
+				t.Errorf("the dry run changed objects (-before +after):\n%s", diff)
 			}
 		})
 	}
@@ -427,15 +427,15 @@ func TestPluginDryRun(t *testing.T) {
 	unschedulable(t, false, nodes...)
 }
 
-// isUnsafe reports whether a terminal would act on a character, or show those beside it in another
-// order.
+// isUnsafe reports whether a terminal would execute a character, or change the order of the
+// characters around it.
 func isUnsafe(r rune) bool {
 	const rightToLeftOverride = '\u202e'
 	return unicode.IsControl(r) && r != '\n' && r != '\t' || r == rightToLeftOverride
 }
 
-// TestEscapeSequencesInTheReason has a user put escape sequences into spec.reason. No terminal
-// gets to see them, neither from the plugin nor from the events of the pods.
+// TestEscapeSequencesInTheReason writes escape sequences into spec.reason. Neither the plugin nor
+// the events of the pods may contain them.
 func TestEscapeSequencesInTheReason(t *testing.T) {
 	t.Parallel()
 	const word = "kernel"
@@ -453,7 +453,7 @@ func TestEscapeSequencesInTheReason(t *testing.T) {
 		func(nm *v1alpha1.NodeMaintenance) {
 			nm.Spec.Reason = "\x1b[2J\x1b]0;owned\x07" + word + "\u009b31m\u202edne"
 		}))
-	turn := evacuationFor(t, stays, "has its evacuator", func(e *v1alpha1.Evacuation) bool {
+	turn := evacuationFor(t, stays, "has an active evacuator", func(e *v1alpha1.Evacuation) bool {
 		return e.Status.ActiveEvacuatorClass == mover
 	})
 	for _, command := range []string{"status", "blockers", "history"} {

@@ -43,7 +43,7 @@ func wavesOf(p *v1alpha1.NodeMaintenancePreview) [][]string {
 	return waves
 }
 
-// blockersOf returns the pods of a preview's blockers by what they come to, as namespace/name.
+// blockersOf returns the pods of a preview's blockers by effect, as namespace/name.
 func blockersOf(p *v1alpha1.NodeMaintenancePreview) map[v1alpha1.PreviewEffect][]string {
 	blockers := map[v1alpha1.PreviewEffect][]string{}
 	for i := range p.Blockers {
@@ -57,8 +57,7 @@ func blockersOf(p *v1alpha1.NodeMaintenancePreview) map[v1alpha1.PreviewEffect][
 	return blockers
 }
 
-// TestPreviewComesTrue looks at the preview of an Idle maintenance, and then whether the drain does
-// what it has said.
+// TestPreviewComesTrue compares the preview of an Idle maintenance with its drain.
 func TestPreviewComesTrue(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
@@ -83,14 +82,14 @@ func TestPreviewComesTrue(t *testing.T) {
 	before := namesOn(t, target...)
 	preview := must.Get(maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{}))(t)
 	t.Run("the preview", func(t *testing.T) { checkPreview(t, preview, nm, stuck, before) })
-	t.Run("nothing was touched", func(t *testing.T) {
+	t.Run("the preview changed nothing", func(t *testing.T) {
 		if after := namesOn(t, target...); !slices.Equal(before, after) {
-			t.Errorf("pods are %q, were %q", after, before)
+			t.Errorf("got pods %q, want %q as before", after, before)
 		}
 		unschedulable(t, false, nodes...)
 		stored := must.Get(maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{}))(t)
 		if stored.Generation != nm.Generation || stored.Spec.Stage != v1alpha1.NodeMaintenanceStageIdle {
-			t.Errorf("the maintenance has become %+v", stored.Spec)
+			t.Errorf("the maintenance has changed to %+v", stored.Spec)
 		}
 	})
 
@@ -119,7 +118,8 @@ func TestPreviewComesTrue(t *testing.T) {
 		for _, pod := range order() {
 			wave, predicted := place[pod]
 			if !predicted {
-				// A replacement that came to a node before the cordon, or went elsewhere and back.
+				// A replacement that was bound to the node before the cordon, or one on another
+				// node.
 				continue
 			}
 			count++
@@ -130,7 +130,7 @@ func TestPreviewComesTrue(t *testing.T) {
 			t.Errorf("%d of the pods of the preview left, want %d", count, want)
 		}
 	})
-	t.Run("what was predicted to be blocked is", func(t *testing.T) {
+	t.Run("the predicted pod is blocked", func(t *testing.T) {
 		evacuations := must.Get(admin.Evacuations(namespace).List(t.Context(),
 			metav1.ListOptions{FieldSelector: "status.blocked=true"}))(t)
 		if len(evacuations.Items) != 1 || evacuations.Items[0].Spec.PodRef.UID != stuck.UID {
@@ -138,27 +138,27 @@ func TestPreviewComesTrue(t *testing.T) {
 		}
 		blocked := meta.FindStatusCondition(evacuations.Items[0].Status.Conditions, v1alpha1.ConditionBlocked)
 		if blocked.Reason != preview.Blockers[0].Reason {
-			t.Errorf("the reason is %s, predicted was %s", blocked.Reason, preview.Blockers[0].Reason)
+			t.Errorf("got reason %s, want %s as in the preview", blocked.Reason, preview.Blockers[0].Reason)
 		}
 	})
-	t.Run("the preview of a drain shows what is still to come", func(t *testing.T) {
+	t.Run("the preview of a drain shows the remaining waves", func(t *testing.T) {
 		now := must.Get(maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{}))(t)
 		if got, want := wavesOf(now), [][]string{{namespace + "/" + stuck.Name}}; fmt.Sprint(got) != fmt.Sprint(want) ||
 			now.Stage != v1alpha1.NodeMaintenanceStageDrain {
-			t.Errorf("waves are %q in stage %s, want %q", got, now.Stage, want)
+			t.Errorf("got waves %q in stage %s, want %q", got, now.Stage, want)
 		}
 		if w := now.Waves[0]; w.Index != 2 || w.PodsAsked != 1 {
-			t.Errorf("the wave is %d and asks %d pods, want 2 and 1", w.Index, w.PodsAsked)
+			t.Errorf("got wave %d with %d pods to evacuate, want 2 and 1", w.Index, w.PodsAsked)
 		}
 		for i, node := range now.Nodes {
 			if status := drained.Status.NodeStatuses[i]; node.Name != status.NodeRef.Name ||
 				node.Message != status.DrainMessage {
-				t.Errorf("the preview says of %s %q, the status of %s %q",
+				t.Errorf("the preview of %s has the message %q, the status of %s has %q",
 					node.Name, node.Message, status.NodeRef.Name, status.DrainMessage)
 			}
 		}
 	})
-	t.Run("and that of a complete maintenance nothing", func(t *testing.T) {
+	t.Run("the preview of a complete maintenance is empty", func(t *testing.T) {
 		setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 		now := must.Get(maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{}))(t)
 		if now.PodCount != 0 || len(now.Waves) != 0 || len(now.Blockers) != 0 || len(now.Nodes) != 2 {
@@ -179,7 +179,7 @@ func namesOn(t *testing.T, nodes ...string) []string {
 	return names
 }
 
-// neverEvictedOn makes a pod on a node that its budget never lets go.
+// neverEvictedOn creates a pod on a node whose budget never allows an eviction.
 func neverEvictedOn(t *testing.T, namespace, pool, node, priorityClass string) *corev1.Pod {
 	t.Helper()
 	cluster.Deployment(t, namespace, "stuck", pool, 1, func(d *appsv1.Deployment) {
@@ -203,7 +203,7 @@ func checkPreview(
 	namespace, never := stuck.Namespace, []string{stuck.Namespace + "/" + stuck.Name}
 	if preview.Name != nm.Name || preview.UID != nm.UID || preview.Stage != v1alpha1.NodeMaintenanceStageIdle ||
 		time.Since(preview.Timestamp.Time) > time.Hour {
-		t.Errorf("it is about %s (%s) in %s at %s", preview.Name, preview.UID, preview.Stage, preview.Timestamp)
+		t.Errorf("got a preview of %s (%s) in %s at %s", preview.Name, preview.UID, preview.Stage, preview.Timestamp)
 	}
 	if preview.NodeCount != 2 || preview.NodesRefused != 0 || int(preview.PodCount) != len(pods) {
 		t.Errorf("%d nodes, %d refused, %d pods, want 2, 0 and %d",
@@ -222,7 +222,7 @@ func checkPreview(
 		}
 		if int(w.Index) != i || w.PodsAsked != asked || len(w.Evacuators) != 1 ||
 			w.Evacuators[0].EvacuatorClass != v1alpha1.EvacuatorClassEviction {
-			t.Errorf("wave %d has index %d, asks %d of %d pods, by %+v",
+			t.Errorf("wave %d has index %d, evacuates %d of %d pods, by %+v",
 				i, w.Index, w.PodsAsked, w.PodCount, w.Evacuators)
 		}
 	}
@@ -234,7 +234,7 @@ func checkPreview(
 		v1alpha1.PreviewEffectLost:  {namespace + "/bare", namespace + "/important"},
 	}
 	if len(web) > 1 {
-		// As many rounds as pods: the budget allows one at a time.
+		// One round for each pod: the budget allows one disruption at a time.
 		want[v1alpha1.PreviewEffectDelayed] = web
 		if last := preview.Blockers[len(preview.Blockers)-1]; int(last.Rounds) != len(web) ||
 			last.Budgets[0].Name != "web" {
@@ -248,8 +248,8 @@ func checkPreview(
 	}
 }
 
-// watchDepartures returns what returns the pods of a namespace in the order in which they were told
-// to stop, as namespace/name.
+// watchDepartures watches a namespace. The returned function returns the pods in the order in which
+// their deletion began, as namespace/name.
 func watchDepartures(t *testing.T, namespace string) func() []string {
 	t.Helper()
 	pods := cluster.As(t).Pods(namespace)
@@ -285,10 +285,10 @@ func TestWhoMaySeeAPreview(t *testing.T) {
 		user, maintenance string
 		is                func(error) bool
 	}{
-		"a user who administers maintenances may":    {operator, nm.Name, func(err error) bool { return err == nil }},
-		"a user who views maintenances may not":      {viewer, nm.Name, apierrors.IsForbidden},
-		"nor may any other user":                     {framework.Name("nobody"), nm.Name, apierrors.IsForbidden},
-		"a maintenance that does not exist has none": {operator, "none", apierrors.IsNotFound},
+		"an administrator of maintenances":    {operator, nm.Name, func(err error) bool { return err == nil }},
+		"a viewer of maintenances":      {viewer, nm.Name, apierrors.IsForbidden},
+		"any other user":                     {framework.Name("nobody"), nm.Name, apierrors.IsForbidden},
+		"a missing maintenance": {operator, "none", apierrors.IsNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
 			maintenances := cluster.As(t, test.user).Maintenances()
@@ -299,7 +299,7 @@ func TestWhoMaySeeAPreview(t *testing.T) {
 	}
 }
 
-// TestPreviewWithKubectl reads a preview as people do.
+// TestPreviewWithKubectl reads a preview with kubectl.
 func TestPreviewWithKubectl(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -318,6 +318,6 @@ func TestPreviewWithKubectl(t *testing.T) {
 	for _, want := range []string{
 		"kind: NodeMaintenancePreview\n", "  reason: NoController\n", "      - blockers:\n        - NoController\n",
 	} {
-		is.True(t, strings.Contains(yaml, want), "there is no %q in\n%s", want, yaml)
+		is.True(t, strings.Contains(yaml, want), "got no %q in\n%s", want, yaml)
 	}
 }

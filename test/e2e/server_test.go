@@ -43,8 +43,8 @@ func TestNamespaceWithEvacuationsIsDeleted(t *testing.T) {
 	drained(t, nm.Name)
 }
 
-// TestNamespaceIsDeletedWhenTheServerIsBack deletes a namespace while the server is down: its
-// condition names what it waits for.
+// TestNamespaceIsDeletedWhenTheServerIsBack deletes a namespace while the server is down: a
+// condition of the namespace must name the reason.
 func TestNamespaceIsDeletedWhenTheServerIsBack(t *testing.T) {
 	namespaces := cluster.As(t).Kube.CoreV1().Namespaces()
 	namespace := cluster.NewNamespace(t)
@@ -54,7 +54,7 @@ func TestNamespaceIsDeletedWhenTheServerIsBack(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	framework.Eventually(t, "the aggregator has noticed", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the aggregator reports the API as unavailable", func(ctx context.Context) (bool, error) {
 		_, errOut, err := cluster.Kubectl(t, "", "get", "nodemaintenances")
 		return err != nil && errOut != "", nil
 	})
@@ -65,21 +65,20 @@ func TestNamespaceIsDeletedWhenTheServerIsBack(t *testing.T) {
 		})
 	})
 	must.Do(t, cluster.Up())
-	// The controller of namespaces tries again after up to a minute, and five seconds after a
-	// change.
+	// The namespace controller retries after up to a minute, but five seconds after a change.
 	merge(t, "", "namespace", namespace, `{"metadata":{"annotations":{"e2e.haulout.dev/nudged":"yes"}}}`)
 	framework.UntilGone(t, "the namespace is gone", namespaces, namespace)
 }
 
-// TestThousandsOfNodes drains 1,000 nodes in one maintenance, with E2E_FULL=1 the 5,000 of the
-// largest clusters.
+// TestThousandsOfNodes drains 1,000 nodes in one maintenance, with E2E_FULL=1 5,000, the size of
+// the largest clusters.
 func TestThousandsOfNodes(t *testing.T) {
 	const largest = 5000
 	count := 1000
 	if framework.Full(t) {
 		count = largest
 	}
-	// Two writes to each node go through one kube-apiserver on a machine that may be busy.
+	// kube-apiserver has to process two writes for each node, on a machine that may be busy.
 	patience := time.Minute + time.Duration(count)*time.Minute/1000
 	pool, _ := cluster.NewPool(t, count, false)
 	maintenances := cluster.As(t).Maintenances()
@@ -104,7 +103,7 @@ func TestThousandsOfNodes(t *testing.T) {
 		seen = ok && got.Name == nm.Name && full(got)
 	}
 	var got *v1alpha1.NodeMaintenance
-	framework.EventuallyWithin(t, patience, "it is drained", func(ctx context.Context) (bool, error) {
+	framework.EventuallyWithin(t, patience, "the maintenance is drained", func(ctx context.Context) (bool, error) {
 		var err error
 		got, err = maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
 		return err == nil &&
@@ -113,11 +112,11 @@ func TestThousandsOfNodes(t *testing.T) {
 	size := got.Size()
 	t.Logf("protobuf size with %d nodes: %d KiB", count, size>>10)
 	if size*largest/count > 1536<<10 {
-		t.Errorf("%d bytes for %d nodes: those for %d do not fit the 1.5 MiB of an etcd", size, count, largest)
+		t.Errorf("%d bytes for %d nodes: with %d nodes the object exceeds etcd's limit of 1.5 MiB", size, count, largest)
 	}
-	// A client writes the whole object, full status and all.
+	// A client writes the whole object, including the status.
 	got.Annotations = map[string]string{"e2e.haulout.dev/touched": "yes"}
-	framework.Eventually(t, "a client may write it", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "a client can write the maintenance", func(ctx context.Context) (bool, error) {
 		fresh, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -141,9 +140,9 @@ func TestThousandsOfNodes(t *testing.T) {
 	})
 }
 
-// TestObjectsOfANewerServer has objects in the storage that a newer server may write: with stages,
-// policies and fields that this version does not know. As after a downgrade, nothing may crash,
-// nodes stay cordoned, and users can end the maintenance.
+// TestObjectsOfANewerServer stores objects of a newer server, with stages, policies and fields that
+// this version does not know. As after a downgrade, the server must not crash, the nodes stay
+// cordoned, and users can complete the maintenance.
 func TestObjectsOfANewerServer(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
@@ -177,7 +176,7 @@ func TestObjectsOfANewerServer(t *testing.T) {
 	maintenances := cluster.As(t).Maintenances()
 	shown := func() {
 		t.Helper()
-		framework.Eventually(t, "the maintenance holds its node and says why it does no more", func(ctx context.Context) (bool, error) {
+		framework.Eventually(t, "the maintenance cordons its node and reports the unknown stage", func(ctx context.Context) (bool, error) {
 			nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
 			if err != nil || nm.Spec.Stage != "Paused" || len(nm.Spec.DrainPlan) != 1 {
 				return false, err
@@ -196,7 +195,7 @@ func TestObjectsOfANewerServer(t *testing.T) {
 	}
 	cluster.MustKubectl(t, "", "get", "evacuation", "--namespace="+namespace, evacuation, "--output=wide")
 
-	// Others go on.
+	// Other maintenances are not affected.
 	others, _ := cluster.NewPool(t, 1, true)
 	drained(t, cluster.Create(t, framework.Maintenance(others, v1alpha1.NodeMaintenanceStageDrain)).Name)
 
@@ -212,7 +211,7 @@ func TestObjectsOfANewerServer(t *testing.T) {
 	cluster.MustKubectl(t, "", "delete", "evacuation", "--namespace="+namespace, evacuation, "--ignore-not-found", "--timeout=30s")
 }
 
-// writeStored writes an object to the storage of the server.
+// writeStored writes an object to the server's etcd.
 func writeStored(t *testing.T, key, kind string, object map[string]any) {
 	t.Helper()
 	client := must.Get(clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(cluster.Dir(), "haulout", "data", "client.sock")}}))(t)

@@ -30,16 +30,17 @@ import (
 
 const (
 	serverNamespace = "haulout-system"
-	// reading stands for get, list and watch: client-go chooses among them.
+	// reading is short for get, list and watch: client-go chooses one of them.
 	reading = "read"
 )
 
-// right is what one of the server's roles allows to do with one resource.
+// right is a permission of one of the server's roles: one verb for one resource.
 type right struct {
-	// namespace is that of the role; empty for the ClusterRole.
+	// namespace is the namespace of a Role; "" for the ClusterRole.
 	namespace             string
 	group, resource, verb string
-	// binding grants it, if a role of Kubernetes has it and none of the server's.
+	// binding is the name of the binding that grants the permission, if it comes from a role of
+	// Kubernetes.
 	binding string
 }
 
@@ -54,25 +55,25 @@ func (r right) verbs() []string {
 	return []string{r.verb}
 }
 
-// bound are the rights that the server has by bindings to roles of Kubernetes, as far as a request
-// through kube-apiserver needs them. A review of tokens is for clients that connect directly.
+// bound are the permissions that the server has through bindings to roles of Kubernetes, if a
+// request through kube-apiserver needs them. Only clients that connect directly need a TokenReview.
 var bound = []right{
 	{group: "authorization.k8s.io", resource: "subjectaccessreviews", verb: "create", binding: "haulout-apiserver:auth-delegator"},
 	{namespace: metav1.NamespaceSystem, resource: "configmaps", verb: reading, binding: "haulout-apiserver:authentication-reader"},
 }
 
-// unused are the rights that TestRights does not try, with their only use.
+// unused are the permissions that TestRights does not test, with their only use.
 var unused = map[string]string{
 	"delete pods.":                 "only for an eviction that was interrupted: TestInterruptedEvictionIsFinished",
 	"read persistentvolumeclaims.": "only while a pod waits for a volume: TestDaemonSetPodWaitsUntilVolumesAreReleased",
 	"read jobs.batch":              "only for the preview of a drain of pods of Jobs",
 	"read persistentvolumes.":      "as persistentvolumeclaims",
-	"patch events.events.k8s.io":   "only for an event that repeats: client-go",
-	"patch flowschemas/status.flowcontrol.apiserver.k8s.io":                 "only for a schema without its level",
-	"patch prioritylevelconfigurations/status.flowcontrol.apiserver.k8s.io": "only for a level that changes",
+	"patch events.events.k8s.io":   "only for a repeated event: client-go",
+	"patch flowschemas/status.flowcontrol.apiserver.k8s.io":                 "only for a schema whose level is missing",
+	"patch prioritylevelconfigurations/status.flowcontrol.apiserver.k8s.io": "only for a changed level",
 }
 
-// prepare has the server need a right at its start that it needs only once.
+// prepare creates the need for permissions that the server needs only once, before it starts.
 var prepare = map[string]func(t *testing.T){
 	"patch apiservices.apiregistration.k8s.io": func(t *testing.T) {
 		t.Helper()
@@ -94,8 +95,8 @@ var prepare = map[string]func(t *testing.T){
 	},
 }
 
-// TestRights takes each right of the server away, restarts it, and starts a drain that needs the
-// right. The log of the server, or an object, must name it. With the right the server goes on.
+// TestRights removes each permission of the server, restarts it, and starts a drain that needs the
+// permission. The log of the server, or an object, must name the permission.
 func TestRights(t *testing.T) {
 	known := 0
 	rights := slices.DeleteFunc(append(rightsOf(t), bound...), func(r right) bool {
@@ -106,7 +107,7 @@ func TestRights(t *testing.T) {
 		return skip
 	})
 	if known != len(unused) {
-		t.Errorf("got %d of the %d rights that are not tried, want all: others are not in the roles", known, len(unused))
+		t.Errorf("got %d of the %d untested rights, want all: the roles do not have the others", known, len(unused))
 	}
 	if !framework.Full(t) {
 		random := framework.Random(t)
@@ -124,7 +125,8 @@ func testRight(t *testing.T, r right) {
 	namespace := cluster.NewNamespace(t)
 	populate(t, namespace, pool, nodes[0])
 	if r.String() == "patch pods." {
-		// These wait, and DaemonSet pods with them: no other right would be needed after that.
+		// These pods wait, and so do the DaemonSet pods: the drain would otherwise end without this
+		// permission.
 		cluster.Deployment(t, namespace, "stuck", pool, 2)
 		cluster.Budget(t, namespace, "stuck", 0)
 	}
@@ -147,7 +149,7 @@ func testRight(t *testing.T, r right) {
 	wanted := regexp.MustCompile(fmt.Sprintf(`cannot (%s) resource \\*"%s\\*" in API group \\*"%s\\*"`,
 		strings.Join(r.verbs(), "|"), regexp.QuoteMeta(r.resource), regexp.QuoteMeta(r.group)))
 	created := false
-	framework.EventuallyWithin(t, 2*time.Minute, "the server names the right", func(ctx context.Context) (bool, error) {
+	framework.EventuallyWithin(t, 2*time.Minute, "the log or an object names the right", func(ctx context.Context) (bool, error) {
 		content, err := os.ReadFile(log)
 		if err != nil {
 			return false, err
@@ -163,7 +165,7 @@ func testRight(t *testing.T, r right) {
 	})
 }
 
-// populate creates pods on a node such that a drain of the node needs all rights.
+// populate creates pods on a node so that its drain needs all permissions.
 func populate(t *testing.T, namespace, pool, node string) {
 	t.Helper()
 	single(t, namespace, "replaced", pool, minAvailable(1))
@@ -172,7 +174,7 @@ func populate(t *testing.T, namespace, pool, node string) {
 	cluster.PodOn(t, namespace, "bare", pool, node)
 }
 
-// rightsOf reads the roles of the server.
+// rightsOf returns the permissions in the roles of the server.
 func rightsOf(t *testing.T) []right {
 	t.Helper()
 	var rights []right
@@ -201,7 +203,7 @@ func rightsOf(t *testing.T) []right {
 
 func isReading(verb string) bool { return verb == "get" || verb == "list" || verb == "watch" }
 
-// without returns rules without a right.
+// without returns the rules without one permission.
 func (r right) without(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	var rest []rbacv1.PolicyRule
 	for _, rule := range rules {
@@ -209,7 +211,7 @@ func (r right) without(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 			rest = append(rest, rule)
 			continue
 		}
-		// Each resource by itself, since the others keep the verbs.
+		// One rule for each resource, because the other resources keep the verbs.
 		for _, group := range rule.APIGroups {
 			for _, resource := range rule.Resources {
 				one := *rule.DeepCopy()
@@ -226,8 +228,8 @@ func (r right) without(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return rest
 }
 
-// removeRight removes a right from its role, or the binding that grants it, and waits until the
-// server lacks it. `cluster up` restores both.
+// removeRight removes a permission from its role, or the binding that grants it, and waits until
+// the server has lost it. `cluster up` restores both.
 func removeRight(t *testing.T, r right) {
 	t.Helper()
 	client := cluster.As(t).Kube
@@ -250,7 +252,7 @@ func removeRight(t *testing.T, r right) {
 	name := map[string]string{
 		"secrets": "haulout-apiserver-serving", "apiservices": "v1alpha1.maintenance.haulout.dev", "configmaps": "extension-apiserver-authentication",
 	}[r.resource]
-	framework.Eventually(t, "the server may not "+r.String(), func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the server has lost the right to "+r.String(), func(ctx context.Context) (bool, error) {
 		review, err := client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 			Spec: authorizationv1.SubjectAccessReviewSpec{
 				User: serverAccount, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + serverNamespace, "system:authenticated"},
@@ -263,7 +265,7 @@ func removeRight(t *testing.T, r right) {
 	})
 }
 
-// serverCommand returns how the cluster has started the server.
+// serverCommand returns the command with which the cluster has started the server.
 func serverCommand(t *testing.T) []string {
 	t.Helper()
 	pid := cluster.Signal(t, "haulout-apiserver", 0)
@@ -271,8 +273,8 @@ func serverCommand(t *testing.T) []string {
 	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
 }
 
-// startServer starts the server until the test ends, and again when it ends by itself. It returns
-// its log.
+// startServer starts the server, restarts it whenever it ends until the end of the test, and
+// returns its log.
 func startServer(t *testing.T, command []string) (log string) {
 	t.Helper()
 	log = filepath.Join(t.TempDir(), "log")
@@ -301,8 +303,8 @@ func startServer(t *testing.T, command []string) (log string) {
 	return log
 }
 
-// createDespite tries to create a maintenance. After the server was away kube-apiserver checks it
-// again only when its Service changes.
+// createDespite tries to create a maintenance. It also changes the Service of the server, because
+// kube-apiserver checks an unavailable server again only after such a change.
 func createDespite(ctx context.Context, t *testing.T, nm *v1alpha1.NodeMaintenance) bool {
 	t.Helper()
 	client := cluster.As(t)

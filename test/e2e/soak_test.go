@@ -26,21 +26,21 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// soakRounds is how many drains a soak makes.
+// soakRounds is the number of drains of a soak test.
 const soakRounds, fullSoakRounds = 6, 200
 
-// grounds is what a soak runs on. A user cordoned one node, and another one has the drain
-// taint from a user.
+// grounds are the objects of a soak test. A user has cordoned one node, and has added the drain
+// taint to another one.
 type grounds struct {
 	namespace       string
 	nodes           []string
 	cordoned, taint string
 }
 
-// TestNothingDiffersAfterManyDrains drains, completes, deletes and crashes at random, and looks
-// each time whether everything is as before: the numbers, strategies and annotations of Deployments
-// and autoscalers, the annotations of pods, the taints and cordons of nodes. A single pod with a
-// budget and one without are never missing.
+// TestNothingDiffersAfterManyDrains repeats drains that it completes or deletes at random moments,
+// with kills of the server. After each drain the cluster must be as before: the replicas,
+// strategies and annotations of Deployments and autoscalers, the annotations of pods, the taints
+// and cordons of nodes. The single pods, with and without a budget, must always be available.
 func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	random, rounds := framework.Random(t), soakRounds
 	if framework.Full(t) {
@@ -65,11 +65,11 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 			metav1.CreateOptions{},
 		))(t)
 		moments := []string{
-			"at once", "when pods were asked to leave", "when pods had left",
+			"immediately", "when pods were asked to leave", "when pods had left",
 			"when its DaemonSet pods were asked to leave",
 		}
 		moment, kill, complete := moments[random.IntN(len(moments))], random.IntN(3) == 0, random.IntN(2) == 0
-		t.Logf("round %d: %s of %v is called off %s; the server is killed: %v, it is completed first: %v",
+		t.Logf("round %d: cancel %s of %v %s; kill the server: %v, complete it first: %v",
 			round, nm.Name, chosen, moment, kill, complete)
 		g.waitUntil(t, nm.Name, moment)
 		if kill {
@@ -81,14 +81,14 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 		}
 		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=90s")
 		g.settle(t)
-		framework.Eventually(t, "everything is as before", func(context.Context) (bool, error) {
+		framework.Eventually(t, "the cluster is as before", func(context.Context) (bool, error) {
 			if diff := cmp.Diff(before, g.look(t)); diff != "" {
 				return false, fmt.Errorf("(-before +now):\n%s", diff)
 			}
 			return true, nil
 		})
-		// An autoscaler without metrics never scales down, and one that has come to its limit
-		// leaves no room for the next surge.
+		// An autoscaler without metrics never scales down, and one at its limit leaves no room for
+		// the next surge.
 		cluster.MustKubectl(t, "", "scale", "deployment", "scaled", "-n", g.namespace, "--replicas=2")
 		g.settle(t)
 	}
@@ -97,9 +97,9 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	}
 }
 
-// choose returns one or two nodes to drain. It spares one of the nodes that accept pods, because a
-// surge without room waits for minutes, which TestStuckSurge is about. It chooses the spared node
-// at random, because the pods would gather on a node that is never drained.
+// choose returns one or two nodes to drain. It spares one of the schedulable nodes, because a surge
+// without room waits for minutes: TestStuckSurge tests that. It chooses the spared node at random,
+// because the pods would otherwise gather on a node that is never drained.
 func (g *grounds) choose(random *rand.Rand) []string {
 	spared := []int{0, 1, 4}[random.IntN(3)]
 	nodes := slices.Delete(slices.Clone(g.nodes), spared, spared+1)
@@ -107,8 +107,9 @@ func (g *grounds) choose(random *rand.Rand) []string {
 	return nodes[:1+random.IntN(2)]
 }
 
-// start makes the workloads: an app that moves, one with a cost of its own that never may, one with
-// a single replica and one without a budget beside it, one with an autoscaler, and a DaemonSet.
+// start creates the workloads: an app that can move, an app with its own deletion cost and a closed
+// budget, an app with a single replica and one without a budget, an app with an autoscaler, and a
+// DaemonSet.
 func (g *grounds) start(t *testing.T, pool string) {
 	t.Helper()
 	daemonSet(t, g.namespace, pool, "logs", len(g.nodes))
@@ -138,8 +139,8 @@ func (g *grounds) start(t *testing.T, pool string) {
 	cluster.MustKubectl(t, "", "taint", "node", g.taint, v1alpha1.TaintDrain+":NoSchedule")
 }
 
-// waitUntil waits for a moment of a drain, or for its end if that comes first. What never may leave
-// holds the first wave for ever where it is.
+// waitUntil waits for a moment of a drain, or for the end of the drain if that comes first. With a
+// pod that can never leave, the end is a first wave with only blocked pods.
 func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 	t.Helper()
 	framework.Eventually(t, moment, func(ctx context.Context) (bool, error) {
@@ -180,17 +181,17 @@ func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 	})
 }
 
-// settle waits until no pod is asked to leave, and all that should run does.
+// settle waits until all Evacuations are complete, and all replicas are available.
 func (g *grounds) settle(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, "no evacuation is left, and all pods run", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "all evacuations are complete, and all pods run", func(ctx context.Context) (bool, error) {
 		list, err := cluster.As(t).Evacuations(g.namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
 		for i := range list.Items {
 			if !conditionIs(list.Items[i].Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, "") {
-				return false, fmt.Errorf("the evacuation of %s is left", list.Items[i].Spec.PodRef.Name)
+				return false, fmt.Errorf("the evacuation of %s is not complete", list.Items[i].Spec.PodRef.Name)
 			}
 		}
 		deployments, err := cluster.As(t).Kube.AppsV1().Deployments(g.namespace).List(ctx, metav1.ListOptions{})
@@ -209,7 +210,7 @@ func (g *grounds) settle(t *testing.T) {
 	})
 }
 
-// look returns all that must not differ, by what it is about.
+// look returns the state that must not differ, by object.
 func (g *grounds) look(t *testing.T) map[string]string {
 	t.Helper()
 	kube, seen := cluster.As(t).Kube, map[string]string{}
@@ -218,8 +219,8 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		d := &deployments.Items[i]
 		replicas := fmt.Sprint(*d.Spec.Replicas)
 		if d.Name == "scaled" {
-			// The autoscaler's business. Without metrics it does not scale down again; what was
-			// written on it is compared.
+			// The autoscaler owns this number, and does not scale down without metrics. The test
+			// compares the autoscaler instead.
 			replicas = "its autoscaler's"
 		}
 		seen["deployment "+d.Name] = fmt.Sprint(replicas, " replicas, ", d.Spec.Paused, d.Spec.Strategy.String(), d.Annotations)
@@ -236,7 +237,7 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	for i := range pods.Items {
-		// Pods come and go; those of an app are all alike.
+		// Pods are replaced; all pods of an app are alike.
 		if p := &pods.Items[i]; p.DeletionTimestamp == nil {
 			texts := strings.Split(seen["pods of "+p.Labels["app"]], "; ")
 			texts = append(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), fmt.Sprint(p.Annotations))
@@ -246,7 +247,7 @@ func (g *grounds) look(t *testing.T) map[string]string {
 	}
 	for _, name := range g.nodes {
 		node := theNode(t, name)
-		// The foreign taint has the same key as ours.
+		// The taint of the user has the same key as ours.
 		if name == g.taint {
 			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
 				return taint.Key == v1alpha1.TaintDrain

@@ -23,8 +23,8 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// single makes a Deployment of one replica, of which the given budget, if any, wants one to be
-// available, and returns the node that it is on.
+// single creates a Deployment with one replica and, optionally, a budget, and returns the node of
+// the replica.
 func single(
 	t *testing.T, namespace, name, pool string, budget *policyv1.PodDisruptionBudgetSpec,
 	modify ...func(*appsv1.Deployment),
@@ -72,8 +72,8 @@ func drainNodes(t *testing.T, pool string, nodes ...string) *v1alpha1.NodeMainte
 	)
 }
 
-// asBefore waits until a Deployment has as many replicas as its users want, with nothing of ours
-// left on it and on its pods.
+// asBefore waits until a Deployment has the replicas of its users, and neither the Deployment nor
+// its pods have annotations of Haulout.
 func asBefore(t *testing.T, namespace, name string, replicas int32) {
 	t.Helper()
 	framework.Eventually(t, "Deployment "+name+" is as before", func(ctx context.Context) (bool, error) {
@@ -101,7 +101,7 @@ func asBefore(t *testing.T, namespace, name string, replicas int32) {
 	})
 }
 
-// scaledTo waits until a Deployment has been scaled.
+// scaledTo waits until a Deployment has a number of replicas.
 func scaledTo(t *testing.T, namespace, name string, replicas int32) {
 	t.Helper()
 	framework.Until(t, fmt.Sprintf("Deployment %s is scaled to %d", name, replicas),
@@ -110,12 +110,13 @@ func scaledTo(t *testing.T, namespace, name string, replicas int32) {
 		})
 }
 
-// annotated adds an annotation to a Deployment.
+// annotated returns a modifier that adds an annotation to a Deployment.
 func annotated(key, value string) func(*appsv1.Deployment) {
 	return func(d *appsv1.Deployment) { metav1.SetMetaDataAnnotation(&d.ObjectMeta, key, value) }
 }
 
-// nothingMissing and allInPercent are budgets that never allow an eviction, with however many pods.
+// nothingMissing and allInPercent are budgets that never allow an eviction, whatever the number of
+// pods.
 func nothingMissing() *policyv1.PodDisruptionBudgetSpec {
 	return &policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(0))}
 }
@@ -131,12 +132,12 @@ func TestOneReplicaIsNeverMissed(t *testing.T) {
 		budget *policyv1.PodDisruptionBudgetSpec
 		modify []func(*appsv1.Deployment)
 	}{
-		"with a budget that wants it to be available": {budget: minAvailable(1)},
-		"with a budget that lets nothing be missing, and an owner who lets it be replaced": {
+		"with a budget that needs one pod": {budget: minAvailable(1)},
+		"with maxUnavailable 0, and a surge that the owner allows": {
 			nothingMissing(), []func(*appsv1.Deployment){surgeAlways}},
-		"with a budget that wants all of it in percent, and an owner who lets it be replaced": {
+		"with minAvailable 100%, and a surge that the owner allows": {
 			allInPercent(), []func(*appsv1.Deployment){surgeAlways}},
-		"with a budget that would let it be missing": {
+		"with a budget that allows an eviction": {
 			budget: &policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(1))}},
 		"without a budget": {},
 	} {
@@ -156,13 +157,14 @@ func TestOneReplicaIsNeverMissed(t *testing.T) {
 	}
 }
 
-// TestBudgetThatNeverAllowsAnEvictionIsANo drains pods whose budgets never let them go: nothing is
-// scaled up, and the Evacuation is blocked by the budget, until the owner says otherwise.
+// TestBudgetThatNeverAllowsAnEvictionIsANo drains pods whose budgets never allow an eviction:
+// without an annotation of the owner, Haulout does not scale up, and the budget blocks the
+// Evacuation.
 func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
 	t.Parallel()
 	for name, budget := range map[string]*policyv1.PodDisruptionBudgetSpec{
-		"as nothing may be missing": nothingMissing(), "as all of it must be there": allInPercent(),
-		"as more is wanted than there is": minAvailable(3),
+		"maxUnavailable 0": nothingMissing(), "minAvailable 100%": allInPercent(),
+		"minAvailable above the replicas": minAvailable(3),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -185,8 +187,8 @@ func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
 	}
 }
 
-// autoscale makes an autoscaler of a Deployment and waits until it is able to scale, and has found
-// that it has no metrics.
+// autoscale creates an autoscaler of a Deployment, and waits until it can scale and has found no
+// metrics.
 func autoscale(t *testing.T, namespace, name string, low, high int32) {
 	t.Helper()
 	autoscalers := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(namespace)
@@ -207,7 +209,7 @@ func autoscale(t *testing.T, namespace, name string, low, high int32) {
 			},
 		},
 	}, metav1.CreateOptions{}))(t)
-	framework.Eventually(t, "the autoscaler is able to scale", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the autoscaler can scale", func(ctx context.Context) (bool, error) {
 		a, err := autoscalers.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -221,8 +223,8 @@ func autoscale(t *testing.T, namespace, name string, low, high int32) {
 	})
 }
 
-// The autoscaler of the development cluster has no metrics, so that it would not scale down again:
-// it is not used, and the pod leaves when it is gone.
+// The autoscaler of the development cluster has no metrics, so it would not scale down again:
+// Haulout must not use it. The pod leaves after the autoscaler is deleted.
 func TestAutoscalerWithoutMetricsIsNotUsed(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 2, true)
@@ -244,7 +246,7 @@ func TestAutoscalerWithoutMetricsIsNotUsed(t *testing.T) {
 	available.atLeast(t, 1)
 }
 
-// All start on five nodes, which are drained together; the others come afterwards.
+// All pods start on five nodes, which are drained together; the spare nodes are created later.
 func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
 	t.Parallel()
 	apps := 10
@@ -270,30 +272,30 @@ func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
 	}
 }
 
-// surgeReported reports whether the evacuator of Deployments has reported to an Evacuation in its
-// turn, and has not ended it.
+// surgeReported reports whether the evacuator of Deployments is active and has reported, and has
+// not completed.
 func surgeReported(e *v1alpha1.Evacuation) bool {
 	s := &e.Status
 	return s.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment && s.ActiveEvacuatorSince != nil &&
 		s.EvacuationProgressTimestamp != nil && !s.ActiveEvacuatorCompleted
 }
 
-// TestStuckSurge drains pods whose replacements cannot start: their Evacuations are Blocked for
-// that, and nothing is left of the surge when the drain is cancelled.
+// TestStuckSurge drains pods whose replacements cannot start: this must block their Evacuations,
+// and after the cancellation nothing may be left of the surge.
 func TestStuckSurge(t *testing.T) {
 	t.Parallel()
-	// stays checks that the pod was not evicted, and that all is as before when the evacuation is
-	// cancelled.
+	// stays cancels the drain, and checks that the pod was not evicted and the Deployment is as
+	// before.
 	stays := func(t *testing.T, namespace string, nm *v1alpha1.NodeMaintenance, e *v1alpha1.Evacuation) {
 		t.Helper()
 		must.Do(t, cluster.As(t).Maintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}))
 		asBefore(t, namespace, "web", 1)
 		pod, err := cluster.As(t).Pods(namespace).Get(t.Context(), e.Spec.PodRef.Name, metav1.GetOptions{})
 		if err != nil || pod.UID != e.Spec.PodRef.UID || pod.DeletionTimestamp != nil {
-			t.Errorf("the pod that was to leave is %v (%v)", pod, err)
+			t.Errorf("the drained pod is %v (%v)", pod, err)
 		}
 	}
-	// Its owner expects replacements within seconds, so that a stuck surge is reported soon.
+	// With a short timeout of the owner, the server reports a stuck surge soon.
 	soon := annotated(v1alpha1.AnnotationSurgeTimeout, "5s")
 	t.Run("for lack of room", func(t *testing.T) {
 		t.Parallel()
@@ -318,7 +320,7 @@ func TestStuckSurge(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: "small"},
 			Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1")}},
 		}, metav1.CreateOptions{}))(t)
-		framework.Eventually(t, "the quota has counted", func(ctx context.Context) (bool, error) {
+		framework.Eventually(t, "the quota counts the pod", func(ctx context.Context) (bool, error) {
 			q, err := quotas.Get(ctx, "small", metav1.GetOptions{})
 			return err == nil && q.Status.Used.Pods().Value() == 1, err
 		})
@@ -326,14 +328,14 @@ func TestStuckSurge(t *testing.T) {
 		e := evacuationFor(t, &pod, "has a report of the surge", surgeReported)
 		blocked(t, e, v1alpha1.ReasonSurgePending)
 		if pods := livePods(t, namespace); len(pods) != 1 {
-			t.Errorf("there are %d pods, want the quota to allow one", len(pods))
+			t.Errorf("got %d pods, want one because of the quota", len(pods))
 		}
 		stays(t, namespace, nm, e)
 	})
 }
 
-// A GitOps tool that keeps resetting the number of replicas gets its way, and the app never has
-// fewer than its manifest says.
+// Haulout must give up against a GitOps tool that resets the number of replicas, and the app must
+// always have the replicas of its manifest.
 func TestSurgeAgainstGitOps(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -347,24 +349,24 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 		scaledTo(t, namespace, "web", 2)
 		merge(t, namespace, "deployment", "web", `{"spec":{"replicas":1}}`)
 	}
-	e := evacuationFor(t, &pod, "is left to the eviction", func(e *v1alpha1.Evacuation) bool {
+	e := evacuationFor(t, &pod, "has the eviction as its active evacuator", func(e *v1alpha1.Evacuation) bool {
 		return e.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction
 	})
 	if e.Status.ActiveEvacuatorSince == nil || e.Status.EvacuationProgressTimestamp != nil {
-		t.Errorf("the status is %+v, want the turn of the eviction, which reports nothing", e.Status)
+		t.Errorf("the status is %+v, want the eviction active, without a report", e.Status)
 	}
 	blocked(t, e, v1alpha1.ReasonPodDisruptionBudget)
 	eventsReach(t, namespace, "web", map[string]int{
 		"SurgeStarted": resets, "SurgeDissolved": resets, "SurgeDeclined": 1,
 	})
-	// Until it is cancelled, the pod has the lowest deletion cost, since it is to leave.
+	// Before the cancellation, the pod has the lowest deletion cost, because it has to leave.
 	must.Do(t, cluster.As(t).Maintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}))
 	asBefore(t, namespace, "web", 1)
 	available.atLeast(t, 1)
 }
 
-// TestFailedPodOfAnEarlierRollout leaves a pod behind that its kubelet has evicted. It belongs to
-// an older ReplicaSet after the next rollout.
+// TestFailedPodOfAnEarlierRollout has a pod that its kubelet has evicted. After the next rollout it
+// belongs to an older ReplicaSet.
 func TestFailedPodOfAnEarlierRollout(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 2, true)
@@ -389,8 +391,8 @@ func TestFailedPodOfAnEarlierRollout(t *testing.T) {
 	available.atLeast(t, 1)
 }
 
-// TestDeploymentThatToleratesTheCordon drains the only node of a Deployment whose pods come back to
-// it.
+// TestDeploymentThatToleratesTheCordon drains the only node of a Deployment whose pods tolerate the
+// cordon and return to the node.
 func TestDeploymentThatToleratesTheCordon(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -415,7 +417,8 @@ func TestDeploymentThatToleratesTheCordon(t *testing.T) {
 	available.atLeast(t, 1)
 }
 
-// TestNoPodCanBeCreated drains the only pod of an app while its namespace refuses new ones.
+// TestNoPodCanBeCreated drains the only pod of an app while the quota of its namespace allows no
+// new pods.
 func TestNoPodCanBeCreated(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 2, true)

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fuzz passes generated input to the code that reads input of users and clusters: objects,
-// annotations of pods and nodes, and worlds for the planner. `make fuzz` searches; `go test` runs
-// the corpus in testdata and the examples of artifacts.
+// annotations of pods and nodes, and clusters for the planner. `make fuzz` searches for failures;
+// `go test` runs the corpus in testdata and the examples of artifacts.
 package fuzz
 
 import (
@@ -34,8 +34,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// FuzzObjects decodes, defaults, converts and validates an object in any encoding. What validation
-// accepts must be usable by the controllers, and stored without loss.
+// FuzzObjects decodes, defaults, converts and validates an object in any encoding. The controllers
+// must be able to use a valid object, and etcd must store it without loss.
 func FuzzObjects(f *testing.F) {
 	examples, err := filepath.Glob("../../artifacts/examples/*.yaml")
 	if err != nil || len(examples) == 0 {
@@ -60,7 +60,7 @@ func FuzzObjects(f *testing.F) {
 		}
 		switch o := obj.(type) {
 		case *maintenance.NodeMaintenance:
-			// The status comes from our own etcd, and may be of another version.
+			// The status is from our own etcd, and may have another version.
 			_ = validation.ValidateNodeMaintenanceStatusUpdate(o, o)
 			if len(validation.ValidateNodeMaintenance(o)) > 0 {
 				return
@@ -89,7 +89,7 @@ func convert(t *testing.T, scheme *runtime.Scheme, from, to runtime.Object) {
 	}
 }
 
-// useMaintenance does with a valid object what the controllers do first.
+// useMaintenance calls the first functions that the controllers call for a valid object.
 func useMaintenance(t *testing.T, nm *v1alpha1.NodeMaintenance) {
 	t.Helper()
 	selector, err := nodeselector.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
@@ -113,7 +113,7 @@ func useEvacuation(e *v1alpha1.Evacuation) {
 	protocol.Next(e.Spec.Evacuators, e.Status.ActiveEvacuatorClass)
 }
 
-// store writes an object as etcd has it, and reads it.
+// store encodes an object for etcd and decodes the result.
 func store(
 	t *testing.T, scheme *runtime.Scheme, storage *protobuf.Serializer, internal, versioned, into runtime.Object,
 ) {
@@ -130,7 +130,7 @@ func store(
 	must.True(t, equality.Semantic.DeepEqual(internal, again), "stored\n%+v\nand read\n%+v", internal, again)
 }
 
-// FuzzPodAnnotations reads an annotation of a pod that names an evacuator.
+// FuzzPodAnnotations parses the annotation of a pod that names an evacuator.
 func FuzzPodAnnotations(f *testing.F) {
 	f.Add(v1alpha1.AnnotationEvacuatorPrefix+"movers.example.com", "5000/controller")
 	f.Add(v1alpha1.AnnotationEvacuatorPrefix+"movers.example.com", "500")
@@ -143,12 +143,13 @@ func FuzzPodAnnotations(f *testing.F) {
 		everything := func(string) bool { return true }
 		list, ignored := protocol.OfPod(map[string]string{key: value}, v1alpha1.EvacuatorClassDeployment, everything)
 		if err != nil && protocol.IsAnnotation(key) && len(ignored) == 0 {
-			t.Fatalf("%q=%q is neither used nor reported: %v", key, value, list)
+			t.Fatalf("%q=%q is neither accepted nor reported: %v", key, value, list)
 		}
 	})
 }
 
-// FuzzNodeAnnotations reads what any user who may write nodes can put there.
+// FuzzNodeAnnotations parses the annotation of a node, which every user with write access to nodes
+// can set.
 func FuzzNodeAnnotations(f *testing.F) {
 	f.Add(`{"storage":"s","maintenances":{"m":"1"},"taints":["maintenance.haulout.dev/held"]}`)
 	f.Add(`{"maintenances":null}`)
@@ -165,7 +166,7 @@ func FuzzNodeAnnotations(f *testing.F) {
 	})
 }
 
-// FuzzPlan plans worlds that are made of bytes, with contradicting plans and any priorities.
+// FuzzPlan plans drains of a generated cluster, with contradicting drain plans and all priorities.
 func FuzzPlan(f *testing.F) {
 	for seed := range 8 {
 		content := make([]byte, 256)
@@ -178,11 +179,11 @@ func FuzzPlan(f *testing.F) {
 		world := (&reader{data}).world()
 		result, err := plan.Plan(world)
 		if err != nil {
-			return // the plan has an entry that validation refuses
+			return // validation refuses this plan
 		}
 		again, err := plan.Plan(world)
 		if err != nil || !reflect.DeepEqual(again.Messages, result.Messages) || !reflect.DeepEqual(again.Finished, result.Finished) {
-			t.Fatalf("the same world has two plans, error %v:\n%+v\n%+v", err, result, again)
+			t.Fatalf("two plans for the same cluster, error %v:\n%+v\n%+v", err, result, again)
 		}
 		for _, m := range world.Maintenances {
 			for _, node := range m.Nodes {
@@ -197,7 +198,7 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-// reader makes values of bytes; without any left, all are zero.
+// reader derives values from bytes. After the last byte all values are zero.
 type reader struct{ left []byte }
 
 func (r *reader) below(n int) int {

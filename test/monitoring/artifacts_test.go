@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package monitoring checks the alert rules and the dashboard of artifacts/monitoring with
-// Prometheus' own libraries. It is a module of its own because these bring more than a hundred
-// others along.
+// Package monitoring checks the alert rules and the dashboard of artifacts/monitoring with the
+// libraries of Prometheus. It is a separate module because these have more than a hundred
+// dependencies.
 package monitoring
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// artifacts is the folder that is checked. metrics.txt has the names of all metrics that its rules
-// and its dashboard use: test/e2e looks for each in what a cluster serves.
+// artifacts is the folder to check. metrics.txt lists all metrics that the rules and the dashboard
+// use; test/e2e compares the list with the metrics of a cluster.
 const artifacts = "../../artifacts/monitoring"
 
 func read(t *testing.T, name string) []byte {
@@ -52,7 +52,7 @@ func rules(t *testing.T) []rulefmt.Rule {
 	return all
 }
 
-// panel is what matters here of a panel of the dashboard.
+// panel has the checked fields of a panel of the dashboard.
 type panel struct {
 	ID          int
 	Title       string
@@ -80,7 +80,7 @@ func panels(t *testing.T) []panel {
 // metricsOf returns the names of the metrics that an expression selects.
 func metricsOf(t *testing.T, expression string) []string {
 	t.Helper()
-	// Grafana puts a duration there.
+	// Grafana replaces the variable with a duration.
 	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(
 		expression, "$__rate_interval", "5m",
 	))
@@ -96,7 +96,7 @@ func metricsOf(t *testing.T, expression string) []string {
 		return nil
 	})
 	if len(names) == 0 || slices.Contains(names, "") {
-		t.Errorf("%s selects metrics without saying their names", expression)
+		t.Errorf("%s selects metrics without a name", expression)
 	}
 	return names
 }
@@ -105,7 +105,7 @@ func TestRules(t *testing.T) {
 	seen := map[string]bool{}
 	for _, rule := range rules(t) {
 		if rule.Alert == "" || seen[rule.Alert] {
-			t.Errorf("rule %q has no name of its own", rule.Alert+rule.Record)
+			t.Errorf("rule %q has no name, or the name of another rule", rule.Alert+rule.Record)
 		}
 		seen[rule.Alert] = true
 		for _, annotation := range []string{"summary", "description"} {
@@ -121,7 +121,7 @@ func TestRules(t *testing.T) {
 		"HauloutDrainBlocked", "HauloutMaintenanceTooLong", "HauloutCordonFight", "HauloutAPIUnavailable",
 	} {
 		if !seen[alert] {
-			t.Errorf("there is no alert %s", alert)
+			t.Errorf("alert %s not found", alert)
 		}
 	}
 }
@@ -131,12 +131,12 @@ func TestPanels(t *testing.T) {
 	all := panels(t)
 	for i, p := range all {
 		if p.Title == "" || p.Description == "" || len(p.Targets) == 0 || ids[p.ID] {
-			t.Errorf("panel %d (%q): it needs a title, a description, an expression and a number of its own",
+			t.Errorf("panel %d (%q): it needs a title, a description, an expression and a unique ID",
 				p.ID, p.Title)
 		}
 		ids[p.ID] = true
 		if p.GridPos.X < 0 || p.GridPos.X+p.GridPos.W > 24 || p.GridPos.W < 1 || p.GridPos.H < 1 {
-			t.Errorf("panel %q is out of the 24 columns: %+v", p.Title, p.GridPos)
+			t.Errorf("panel %q is outside the 24 columns: %+v", p.Title, p.GridPos)
 		}
 		for _, other := range all[:i] {
 			a, b := p.GridPos, other.GridPos
@@ -158,10 +158,10 @@ func TestMetricsAreListed(t *testing.T) {
 		}
 	}
 	slices.Sort(used)
-	// Prometheus makes this one itself.
+	// Prometheus itself generates up.
 	used = slices.DeleteFunc(slices.Compact(used), func(name string) bool { return name == "up" })
 	want := strings.Join(used, "\n") + "\n"
 	if listed := string(read(t, "metrics.txt")); listed != want {
-		t.Errorf("metrics.txt has not what rules and dashboard use; it should be\n%s", want)
+		t.Errorf("metrics.txt differs from the metrics of rules and dashboard; want\n%s", want)
 	}
 }

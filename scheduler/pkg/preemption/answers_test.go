@@ -26,20 +26,20 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// apiAnswer is a literal answer of the API server to an eviction.
+// apiAnswer is an answer of the API server to an eviction.
 type apiAnswer struct {
 	code   int
 	header map[string]string
 	status metav1.Status
 }
 
-// apiServer answers evictions with answer, and reads of a pod with the pod of that name.
+// apiServer returns answer to evictions, and the pod with the requested name to reads.
 type apiServer struct {
 	answer apiAnswer
 	pods   map[string]*corev1.Pod
 
 	mu sync.Mutex
-	// requests are the method and path of each request, patches the bodies of patches.
+	// requests has the method and the path of each request, patches the bodies of the patches.
 	requests []string
 	patches  []string
 }
@@ -95,8 +95,8 @@ func serve(t *testing.T, s *apiServer) clientset.Interface {
 	return client
 }
 
-// TestAnswers has the API server answer an eviction with the texts of v1.37.1. Whatever the answer,
-// it is asked once, and only if the victim goes the unguarded one is deleted.
+// TestAnswers returns the answers of Kubernetes v1.37.1 to an eviction. For each answer, the gate
+// must send one request, and delete the unguarded victim only if the guarded one leaves.
 func TestAnswers(t *testing.T) {
 	failure := func(code int32, reason metav1.StatusReason, message string, causes ...metav1.StatusCause) metav1.Status {
 		return metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message, Details: &metav1.StatusDetails{Causes: causes}}
@@ -110,9 +110,9 @@ func TestAnswers(t *testing.T) {
 	same.TypeMeta = other.TypeMeta
 	for name, test := range map[string]struct {
 		answer apiAnswer
-		// now is the pod of the victim's name.
+		// now is the current pod with the name of the victim.
 		now *corev1.Pod
-		// counted is the label of the answer.
+		// counted is the label of the answer in the metric.
 		counted string
 		goes    bool
 	}{
@@ -128,7 +128,7 @@ func TestAnswers(t *testing.T) {
 		"403":                         {apiAnswer{403, nil, failure(403, metav1.StatusReasonForbidden, "by a webhook")}, same, answerForbidden, false},
 		"500":                         {apiAnswer{500, nil, failure(500, metav1.StatusReasonInternalError, "broken")}, same, answerError, false},
 		"504":                         {apiAnswer{504, nil, failure(504, metav1.StatusReasonTimeout, "couldn't update PodDisruptionBudget due to conflicts")}, same, answerError, false},
-		"503 that asks to come again": {apiAnswer{503, retryAfter, failure(503, metav1.StatusReasonServiceUnavailable, "overloaded")}, same, answerError, false},
+		"503 with Retry-After": {apiAnswer{503, retryAfter, failure(503, metav1.StatusReasonServiceUnavailable, "overloaded")}, same, answerError, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			victims := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10)}
@@ -152,26 +152,26 @@ func TestAnswers(t *testing.T) {
 				w.wantLastEvent(t, test.answer.status.Message)
 			}
 			if got := server.count(http.MethodPost); got != 1 {
-				t.Errorf("the API server was asked %d times: %q", got, server.requests)
+				t.Errorf("the API server got %d requests: %q", got, server.requests)
 			}
 			if after, _ := testutil.GetCounterMetricValue(evictions.WithLabelValues(test.counted)); after != before+1 {
 				t.Errorf("the answer was not counted as %s", test.counted)
 			}
 			if marked := server.count(http.MethodPatch) > 0; marked != (test.counted == answerEvicted) {
-				t.Errorf("the victim was marked: %v", marked)
+				t.Errorf("the condition of the victim was set: %v", marked)
 			}
 			for _, patch := range server.patches {
 				var got metav1.PartialObjectMetadata
 				if err := json.Unmarshal([]byte(patch), &got); err != nil || got.UID != "uid-a" {
-					t.Errorf("the patch is not for this pod alone: %s", patch)
+					t.Errorf("the patch has no UID of the pod: %s", patch)
 				}
 			}
 		})
 	}
 }
 
-// TestReplacedVictim has a drain evict a victim, and its StatefulSet recreate it, before the gate
-// comes to it: the new pod of the name was not chosen.
+// TestReplacedVictim has a drain evict a victim, which its StatefulSet recreates before the gate
+// evicts it: the new pod of the same name is not a victim.
 func TestReplacedVictim(t *testing.T) {
 	for name, replaced := range map[string]bool{"gone": false, "recreated": true} {
 		t.Run(name, func(t *testing.T) {
@@ -188,7 +188,7 @@ func TestReplacedVictim(t *testing.T) {
 			must.Do(t, w.preemptAll(t, &fakeCandidate{victims: chosen}, preemptorOf(100)))
 			w.wantCalls(t)
 			if got := w.handle.names(); !slices.Equal(got, []string{"pending"}) {
-				t.Errorf("got %q activated, want the pending pod: no event of a victim will", got)
+				t.Errorf("got %q activated, want the pending pod: no event of a victim will activate it", got)
 			}
 		})
 	}

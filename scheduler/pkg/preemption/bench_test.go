@@ -22,20 +22,20 @@ import (
 )
 
 // BenchmarkPostFilter compares our plugin with DefaultPreemption on 1,000 full nodes with 100 pods
-// each under 500 budgets. Each iteration runs both, by turns. The metrics are the median of the
-// times of ours over those of upstream, and the ends of its confidence interval of 95%. Where all
-// is held back, ours tries all nodes. Upstream then does too: else it is content with 100 nodes on
-// which there are victims.
+// each under 500 budgets. Each iteration runs both plugins in alternating order. The metrics are
+// the median of the ratios of our time to the time of upstream, and the bounds of its confidence
+// interval of 95%. If all pods are held back, our plugin tries all nodes. Then upstream has to try
+// all nodes, too: otherwise it stops after 100 nodes with victims.
 //
 //	go test ./pkg/preemption -run '^$' -bench PostFilter -benchtime 400x
 //
-// It fails if a limit is below the interval.
+// The benchmark fails if a limit is below the interval.
 func BenchmarkPostFilter(b *testing.B) {
 	for _, test := range []struct {
 		name      string
 		threshold string
 		room      int32
-		// percentage is on how many nodes upstream looks for victims.
+		// percentage is the percentage of nodes on which upstream looks for victims.
 		percentage int32
 		limit      float64
 	}{
@@ -69,16 +69,16 @@ func BenchmarkPostFilter(b *testing.B) {
 			b.ReportMetric(ratios[min(middle+half, len(ratios)-1)], "ratio-to")
 			b.ReportMetric(our[middle].Seconds()*1000, "ms/ours")
 			b.ReportMetric(their[middle].Seconds()*1000, "ms/upstream")
-			// A few rounds prove nothing.
+			// A small number of rounds has no significance.
 			if len(ratios) >= 100 && lowest > test.limit {
-				b.Errorf("it takes %.3f times as long as upstream at least, want at most %.2f", lowest, test.limit)
+				b.Errorf("the ratio to upstream is at least %.3f, want at most %.2f", lowest, test.limit)
 			}
 		})
 	}
 }
 
-// rivals returns functions that have our plugin and upstream's search for victims of the same pod,
-// and return how long that took. Nothing is deleted.
+// rivals returns two functions that measure the search of our plugin and of upstream for victims of
+// the same pod. They delete no pods.
 func rivals(b *testing.B, c cluster, percentage int32) (ours, theirs func() time.Duration) {
 	b.Helper()
 	ctx, cancel := context.WithCancel(b.Context())

@@ -24,7 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestShippedConfigurations reads the configurations of artifacts as kube-scheduler does.
+// TestShippedConfigurations loads the configurations of artifacts as kube-scheduler does.
 func TestShippedConfigurations(t *testing.T) {
 	for folder, scheduler := range map[string]string{"scheduler": "default-scheduler", "second-scheduler": "haulout-scheduler"} {
 		content := must.Get(os.ReadFile("../../../artifacts/" + folder + "/configuration.yaml"))(t)
@@ -39,7 +39,7 @@ func TestShippedConfigurations(t *testing.T) {
 			t.Errorf("%s: got scheduler %q, want %q", folder, profile.SchedulerName, scheduler)
 		}
 		index := slices.IndexFunc(profile.PluginConfig, func(c config.PluginConfig) bool { return c.Name == Name })
-		must.True(t, index >= 0, "%s: there are no args of %s", folder, Name)
+		must.True(t, index >= 0, "%s: no args of %s found", folder, Name)
 		if _, err := decodeArgs(profile.PluginConfig[index].Args); err != nil {
 			t.Errorf("%s: %v", folder, err)
 		}
@@ -51,7 +51,7 @@ func TestArgs(t *testing.T) {
 		yaml      string
 		threshold int32
 		nodes     int32
-		// want is a part of the error; empty for arguments that are taken.
+		// want is a part of the error; "" means valid arguments.
 		want string
 	}{
 		"none":              {yaml: "", threshold: noThreshold, nodes: 100},
@@ -65,7 +65,7 @@ func TestArgs(t *testing.T) {
 		"other upper case":  {yaml: "AllowDisruptionByPriorityGreaterThanOrEqual: 5", want: "unknown field"},
 		"a text":            {yaml: "minCandidateNodesAbsolute: many", want: "minCandidateNodesAbsolute"},
 		"a field twice":     {yaml: "minCandidateNodesAbsolute: 1\nminCandidateNodesAbsolute: 2", want: "already set"},
-		"a list, no object": {yaml: "- 1", want: "cannot unmarshal"},
+		"not an object": {yaml: "- 1", want: "cannot unmarshal"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args, err := decodeArgs(&runtime.Unknown{Raw: []byte(test.yaml)})
@@ -87,7 +87,7 @@ func TestArgs(t *testing.T) {
 		t.Errorf("without arguments: got %v, %v", args, err)
 	}
 	if _, err := decodeArgs(&corev1.Pod{}); err == nil {
-		t.Error("arguments of another type were taken")
+		t.Error("arguments of another type were accepted")
 	}
 }
 
@@ -109,7 +109,7 @@ func TestThresholdOfClass(t *testing.T) {
 			t.Errorf("%q: got %d, %v, %v, want the highest threshold and an error", text, got, named, err)
 		}
 	}
-	// An empty annotation is malformed too; class() leaves it out.
+	// class() omits an empty annotation, which is malformed as well.
 	empty := class("c", "")
 	empty.Annotations = map[string]string{ThresholdAnnotation: ""}
 	if got, _, err := thresholdOf(empty); got != maxThreshold || err == nil {
@@ -151,7 +151,7 @@ func TestThresholdOfPod(t *testing.T) {
 		is.Equal(t, t1.of(runningPod("p", 1, test.pod...)), test.want, name)
 	}
 	if len(bad) != 1 || bad[0] != "broken" {
-		t.Errorf("got %q reported as malformed", bad)
+		t.Errorf("%q was reported as malformed", bad)
 	}
 	for priority, want := range map[int32]bool{499: true, 999: true, maxThreshold - 1: true, maxThreshold: false, 2000001000: false} {
 		if got := t1.exceed(priority); got != want {
@@ -160,8 +160,8 @@ func TestThresholdOfPod(t *testing.T) {
 	}
 }
 
-// TestBadThresholds sends one event for each malformed value, when it counts; the gauge follows the
-// classes.
+// TestBadThresholds expects one event for each malformed value that is in effect; the gauge must
+// have the number of such classes.
 func TestBadThresholds(t *testing.T) {
 	ctx := t.Context()
 	pending := runningPod("pending", 100, onNode(""))
@@ -178,7 +178,7 @@ func TestBadThresholds(t *testing.T) {
 		for range 3 {
 			r := must.Get(p.rules(100))(t)
 			if got := r.thresholds.ofClass("c"); len(want) > 0 && got != maxThreshold {
-				t.Errorf("it counts as %d", got)
+				t.Errorf("got threshold %d", got)
 			}
 		}
 		var got []string
@@ -200,7 +200,7 @@ func TestBadThresholds(t *testing.T) {
 		})
 	}
 	wantGauge(1)
-	is.True(t, len(recorder.Events) == 0, "an event was sent before the threshold counted")
+	is.True(t, len(recorder.Events) == 0, "an event was sent before the threshold was in effect")
 	wantEvents(`got "many"`)
 	wantEvents()
 	change("1.5")

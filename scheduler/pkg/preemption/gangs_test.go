@@ -67,14 +67,14 @@ func (a assignment) GetPodInfo() fwk.PodInfo       { return a.info }
 func (a assignment) GetNodeName() string           { return a.node }
 func (a assignment) GetCycleState() fwk.CycleState { return a.state }
 
-// gang is a world with a pending PodGroup of priority 100.
+// gang is a cluster with a pending PodGroup of priority 100.
 type gang struct {
 	t        *testing.T
 	f        framework.Framework
 	p        *Plugin
 	info     *framework.PodGroupInfo
 	preempts chan string
-	// min is how many members have to find a node, all if it is 0.
+	// min is the number of members that have to be scheduled; 0 means all.
 	min int
 }
 
@@ -107,8 +107,8 @@ func newGang(t *testing.T, c cluster, members int, options ...podOption) *gang {
 	return g
 }
 
-// schedule is the algorithm of the scheduler in small: each member takes a CPU of the first node
-// that has one free.
+// schedule is a simple scheduling algorithm: each member gets a CPU of the first node with a free
+// one.
 func (g *gang) schedule(ctx context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
 	nodes, err := g.f.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {
@@ -165,7 +165,7 @@ func (g *gang) heldBack() []string {
 	return texts
 }
 
-// TestGang has a group of pods look for victims.
+// TestGang searches for victims of a group of pods.
 func TestGang(t *testing.T) {
 	guarded := func(name, node string, options ...podOption) *corev1.Pod {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded"), onNode(node)}, options...)...)
@@ -177,27 +177,27 @@ func TestGang(t *testing.T) {
 		members int
 		options []podOption
 		want    []string
-		// held is a part of the event; empty if budgets make no difference.
+		// held is a part of the event; "" if budgets do not change the result.
 		held string
 	}{
 		"no budget":          {cluster: cluster{pods: []*corev1.Pod{guarded("a", "n1"), guarded("b", "n2")}, nodes: two}, members: 2, want: []string{"delete a", "delete b"}},
 		"a budget with room": {cluster: cluster{pods: []*corev1.Pod{guarded("a", "n1"), guarded("b", "n2")}, nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}}, members: 2, want: []string{"evict a", "evict b"}},
-		"a budget with too little": {cluster: cluster{pods: []*corev1.Pod{guarded("a", "n1"), guarded("b", "n2")}, nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}}, members: 2,
+		"a budget with too little room": {cluster: cluster{pods: []*corev1.Pod{guarded("a", "n1"), guarded("b", "n2")}, nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}}, members: 2,
 			held: "1 pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them needs priority 1000"},
 		"a smaller group takes the least important": {cluster: cluster{pods: []*corev1.Pod{guarded("a", "n1"), guarded("b", "n2", startedAfter(1))}, nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}}, members: 1, want: []string{"evict b"}},
-		"others leave room beside the guarded": {cluster: cluster{
+		"unguarded pods leave room in the budget": {cluster: cluster{
 			pods:  []*corev1.Pod{guarded("a", "n1"), runningPod("b", 10, onNode("n2"))},
 			nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 2)},
 		}, members: 2, want: []string{"delete b", "evict a"}},
-		"one of a group that goes one by one": {cluster: cluster{
+		"one pod of a group that can be disrupted one by one": {cluster: cluster{
 			pods:  []*corev1.Pod{guarded("g0", "n1", ofGroup("g")), guarded("g1", "n2", ofGroup("g"), startedAfter(1))},
 			nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, groups: []*schedulingv1beta1.PodGroup{podGroup("g", 10)},
 		}, members: 1, want: []string{"evict g1"}},
-		"a group that goes as a whole": {cluster: cluster{
+		"a group that is disrupted as a whole": {cluster: cluster{
 			pods:  []*corev1.Pod{guarded("g0", "n1", ofGroup("g")), guarded("g1", "n2", ofGroup("g"))},
 			nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, groups: []*schedulingv1beta1.PodGroup{podGroup("g", 10, wholeOnly)},
 		}, members: 1, want: []string{"evict g0", "evict g1"}},
-		"a group that goes as a whole, without room": {cluster: cluster{
+		"a group that is disrupted as a whole, without room": {cluster: cluster{
 			pods:  []*corev1.Pod{guarded("g0", "n1", ofGroup("g")), guarded("g1", "n2", ofGroup("g"))},
 			nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, groups: []*schedulingv1beta1.PodGroup{podGroup("g", 10, wholeOnly)},
 		}, members: 1, held: "2 pods were not considered"},
@@ -221,9 +221,9 @@ func TestGang(t *testing.T) {
 	}
 }
 
-// TestGangWaitsForItsVictims tries a group again while its victim is leaving: first the eviction is
-// only remembered, then upstream recognizes the victim, although the rest of its group is held
-// back.
+// TestGangWaitsForItsVictims retries a group while its victim is terminating: at first only the
+// gate knows of the eviction, then upstream recognizes the victim. The rest of the victim's group
+// is held back.
 func TestGangWaitsForItsVictims(t *testing.T) {
 	victim := func(name, node string, options ...podOption) *corev1.Pod {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded"), onNode(node), ofGroup("g")}, options...)...)
@@ -236,14 +236,14 @@ func TestGangWaitsForItsVictims(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		first podOption
-		// remembers is set if the gate remembers the eviction.
+		// remembers is true if the gate remembers the eviction.
 		remembers bool
-		// nominated is the node of the pending pod in the scheduler's memory.
+		// nominated is the nominated node of the pending pod in the scheduler.
 		nominated string
 		ongoing   bool
 	}{
-		"the mark is late":           {func(*corev1.Pod) {}, true, "n1", true},
-		"the victim is marked":       {marked, false, "n1", true},
+		"the condition of the victim is not set yet":           {func(*corev1.Pod) {}, true, "n1", true},
+		"the condition of the victim is set":       {marked, false, "n1", true},
 		"nominated for another node": {func(*corev1.Pod) {}, true, "n2", false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestGangWaitsForItsVictims(t *testing.T) {
 				t.Errorf("got the victims %q, %v", victims, status)
 			}
 			if _, known := result.NominatingInfos[types.NamespacedName{Namespace: "shop", Name: "m0"}]; !known {
-				t.Error("the nomination is dropped")
+				t.Error("the nomination was removed")
 			}
 			if waits := len(g.p.waiting.waiting()); waits != 0 {
 				t.Errorf("%d groups wait for a budget", waits)
@@ -275,7 +275,7 @@ func TestGangWaitsForItsVictims(t *testing.T) {
 	}
 }
 
-// TestGangPauses has a group pause whose victims were refused.
+// TestGangPauses retries a group just after its victims were refused.
 func TestGangPauses(t *testing.T) {
 	g := newGang(t, cluster{pods: []*corev1.Pod{runningPod("a", 10)}, nodes: []*corev1.Node{node("n1", 1)}}, 1)
 	g.p.gate.leaveOut(g.info.PodGroup.UID, "cluster", nil)
@@ -284,7 +284,7 @@ func TestGangPauses(t *testing.T) {
 	}
 }
 
-// TestMasks compares what the masked lister and the copies that filters get show with the original.
+// TestMasks compares the masked lister, and the copies that filters get, with the original.
 func TestMasks(t *testing.T) {
 	antiAffine := func(pod *corev1.Pod) {
 		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
@@ -333,7 +333,7 @@ func TestMasks(t *testing.T) {
 			is.True(t, len(pod.GetRequiredAntiAffinityTerms()) == 1, "%s: the terms are gone", what)
 		}
 	}
-	// All else about the pod stays, and the pod of the cache does.
+	// The other fields of the pod must be the same, and the pod in the cache must not change.
 	want := c.pods[0].DeepCopy()
 	want.Spec.Priority, want.Spec.SchedulingGroup = ptr.To[int32](math.MaxInt32), nil
 	if got := n1.GetPods()[0].GetPod(); !reflect.DeepEqual(got, want) {
@@ -360,8 +360,8 @@ func describePods(pods []fwk.PodInfo) string {
 	return strings.Join(texts, ", ")
 }
 
-// TestMaskedInterfaces fails when upstream adds a method to what the masks wrap, which is then
-// passed on without a mask: a change of the version must check whether it returns pods.
+// TestMaskedInterfaces fails when upstream adds a method to an interface that the masks wrap. The
+// new method would not be masked: at an upgrade, check whether it returns pods.
 func TestMaskedInterfaces(t *testing.T) {
 	for what, test := range map[string]struct {
 		of   reflect.Type

@@ -38,19 +38,19 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// fakeHandle is the part of the scheduler that the gate and the waiting room use.
+// fakeHandle implements the part of the scheduler that the gate and the waiting room use.
 type fakeHandle struct {
 	fwk.Handle
 	client    *fake.Clientset
 	informers informers.SharedInformerFactory
 	recorder  *events.FakeRecorder
-	// api is the client that the code under test gets; nil means client.
+	// api is the client for the code under test; nil means client.
 	api clientset.Interface
 	// unbound are pods that wait in Permit.
 	unbound map[types.UID]bool
-	// nominated has the nodes of nominated pods.
+	// nominated has the nominated nodes of pods.
 	nominated map[types.UID]string
-	// activated has the name of each pod that was activated.
+	// activated receives the name of each activated pod.
 	activated chan string
 }
 
@@ -134,7 +134,7 @@ func (p fakePreemptor) Type() string         { return "pod" }
 func (p fakePreemptor) GetName() string      { return p.Pod.Name }
 func (p fakePreemptor) GetNamespace() string { return p.Pod.Namespace }
 
-// gateWorld is a gate whose calls are recorded: "evict a", "delete b".
+// gateWorld is a gate that records its calls: "evict a", "delete b".
 type gateWorld struct {
 	*gate
 	handle *fakeHandle
@@ -142,7 +142,7 @@ type gateWorld struct {
 
 	mu    sync.Mutex
 	calls []string
-	// answer is the answer to the eviction of a pod, and asked to that of a dry run; nil means
+	// answer returns the answer to the eviction of a pod, asked the answer to a dry run; nil means
 	// answer.
 	answer, asked func(pod string) error
 }
@@ -195,8 +195,8 @@ func newGateWorld(t *testing.T, budgets []*policyv1.PodDisruptionBudget, pods ..
 	return w
 }
 
-// preemptAll does what upstream's executor does: all victims but the last in parallel, and the last
-// one only if none of them failed.
+// preemptAll works like upstream's executor: it preempts all victims but the last in parallel, and
+// the last one only if none has failed.
 func (w *gateWorld) preemptAll(t *testing.T, c *fakeCandidate, preemptor fakePreemptor) error {
 	t.Helper()
 	var group sync.WaitGroup
@@ -216,8 +216,8 @@ func preemptorOf(priority int32) fakePreemptor {
 	return fakePreemptor{Pod: runningPod("pending", priority, onNode(""))}
 }
 
-// wantCalls compares the calls. Dry runs come first, in any order, then evictions, and then the
-// calls of upstream, in any order.
+// wantCalls compares the calls. The order is: dry runs in any order, then evictions, then the calls
+// of upstream in any order.
 func (w *gateWorld) wantCalls(t *testing.T, want ...string) {
 	t.Helper()
 	got := slices.Clone(w.calls)
@@ -243,68 +243,68 @@ func TestGate(t *testing.T) {
 		answers  map[string]error
 		asked    map[string]error
 		unbound  []string
-		// calls are the calls for a and c, which are guarded, and for b and d, which are not.
+		// calls are the calls for the guarded pods a and c, and the unguarded pods b and d.
 		calls []string
 		fails bool
 		// event is a part of the last event.
 		event string
 	}{
-		"within the budget, the guarded go first": {
+		"within the budget, guarded pods leave first": {
 			allowed: 4,
 			calls:   []string{"ask a", "ask c", "evict a", "evict c", "delete b", "delete d"},
 		},
-		"with the priority of the threshold all is upstream's": {
+		"with the priority of the threshold, upstream deletes all pods": {
 			priority: 1000,
 			calls:    []string{"delete a", "delete b", "delete c", "delete d"},
 		},
-		"a set that breaks the budget is not touched": {allowed: 3, fails: true, event: "PodDisruptionBudget web allows no further disruption"},
-		"a refusal by the budget saves all":           {allowed: 4, asked: map[string]error{"a": closed}, calls: []string{"ask a", "ask c"}, fails: true, event: "no"},
-		"a refusal by a webhook saves all": {
+		"a set that exceeds the budget is refused without calls": {allowed: 3, fails: true, event: "PodDisruptionBudget web allows no further disruption"},
+		"if a budget refuses, all pods stay":           {allowed: 4, asked: map[string]error{"a": closed}, calls: []string{"ask a", "ask c"}, fails: true, event: "no"},
+		"if a webhook refuses, all pods stay": {
 			allowed: 4,
 			asked:   map[string]error{"c": apierrors.NewForbidden(pods, "c", errors.New("by a webhook"))},
 			calls:   []string{"ask a", "ask c"},
 			fails:   true,
 			event:   "by a webhook",
 		},
-		"a budget that closes after the dry runs saves the rest": {
+		"if a budget closes after the dry runs, the other pods stay": {
 			allowed: 4,
 			answers: map[string]error{"c": closed},
 			calls:   []string{"ask a", "ask c", "evict a", "evict c"},
 			fails:   true,
 			event:   "no",
 		},
-		"an error in a dry run saves all": {
+		"after an error in a dry run, all pods stay": {
 			allowed: 4,
 			asked:   map[string]error{"a": apierrors.NewInternalError(errors.New("broken"))},
 			calls:   []string{"ask a", "ask c"},
 			fails:   true,
 			event:   "broken",
 		},
-		"a pod that is gone in a dry run stops no other": {
+		"a pod that is missing in a dry run does not stop the others": {
 			allowed: 4,
 			asked:   map[string]error{"a": apierrors.NewNotFound(pods, "a")},
 			calls:   []string{"ask a", "ask c", "evict a", "evict c", "delete b", "delete d"},
 		},
-		"an error ends it": {
+		"an error stops the preemption": {
 			allowed: 4,
 			answers: map[string]error{"a": apierrors.NewInternalError(errors.New("broken"))},
 			calls:   []string{"ask a", "ask c", "evict a"},
 			fails:   true,
 			event:   "broken",
 		},
-		"a pod that is gone counts as evicted": {
+		"a missing pod counts as evicted": {
 			allowed: 4,
 			answers: map[string]error{"a": apierrors.NewNotFound(pods, "a")},
 			calls:   []string{"ask a", "ask c", "evict a", "evict c", "delete b", "delete d"},
 		},
-		"a pod that changed while it was evicted was refused": {
+		"a pod that changed during its eviction counts as refused": {
 			allowed: 4,
 			answers: map[string]error{"a": apierrors.NewConflict(pods, "a", errors.New("changed"))},
 			calls:   []string{"ask a", "ask c", "evict a"},
 			fails:   true,
 			event:   "changed",
 		},
-		"a pod that is not bound yet is upstream's": {
+		"upstream deletes a pod that is not bound yet": {
 			allowed: 4,
 			unbound: []string{"a"},
 			calls:   []string{"evict c", "delete a", "delete b", "delete d"},
@@ -334,8 +334,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestStartingVictim has a victim become ready while it is chosen: the Eviction API learns it first
-// and refuses, which saves the others too.
+// TestStartingVictim has a victim become ready after it was chosen: the Eviction API sees this
+// first and refuses, so the other victims must stay, too.
 func TestStartingVictim(t *testing.T) {
 	closed := apierrors.NewTooManyRequests("no", 0)
 	closed.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods"}}
@@ -344,9 +344,9 @@ func TestStartingVictim(t *testing.T) {
 		answer   error
 		calls    []string
 	}{
-		"it still starts":                  {100, nil, []string{"evict a", "delete b"}},
-		"it runs, and its budget has none": {100, closed, []string{"evict a"}},
-		"its threshold is reached":         {1000, closed, []string{"delete a", "delete b"}},
+		"the victim is still starting":                  {100, nil, []string{"evict a", "delete b"}},
+		"the victim is ready, and its budget is closed": {100, closed, []string{"evict a"}},
+		"the priority reaches the threshold":         {1000, closed, []string{"delete a", "delete b"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			starting := runningPod("a", 10, ofClass("guarded"), notReady)
@@ -374,7 +374,7 @@ func (w *gateWorld) wantLastEvent(t *testing.T, want string) {
 	}
 }
 
-// TestEvictedPodIsMarked looks for the condition by which upstream recognizes victims.
+// TestEvictedPodIsMarked checks the condition by which upstream recognizes victims.
 func TestEvictedPodIsMarked(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
@@ -390,21 +390,21 @@ func TestEvictedPodIsMarked(t *testing.T) {
 
 func onAnyNode(string) bool { return true }
 
-// TestPodWaitsForItsVictims keeps a pod from further victims while one is not gone.
+// TestPodWaitsForItsVictims checks that a pod gets no further victims before one is deleted.
 func TestPodWaitsForItsVictims(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
 	preemptor := preemptorOf(100)
-	must.True(t, !w.awaitsVictims(preemptor.UID(), onAnyNode), "it waits before")
+	must.True(t, !w.awaitsVictims(preemptor.UID(), onAnyNode), "the pod waits before the eviction")
 	must.Do(t, w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor))
-	is.True(t, w.awaitsVictims(preemptor.UID(), onAnyNode), "eligible although its victim is not gone")
+	is.True(t, w.awaitsVictims(preemptor.UID(), onAnyNode), "the pod is eligible although its victim still exists")
 	must.Do(t, w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}))
 	waitFor(t, "the pod is eligible", func() bool { return !w.awaitsVictims(preemptor.UID(), onAnyNode) })
 }
 
-// TestPartOfTheVictimsIsEvicted has the second of two victims refused after the dry runs have
-// agreed: the pending pod may look for others, although the first is leaving, but not immediately
-// and not on another node. It waits for twice as long when that happens again.
+// TestPartOfTheVictimsIsEvicted has the API refuse the second of two victims after successful dry
+// runs. The pending pod may look for other victims while the first one is terminating, but only
+// after a delay. The delay doubles at the second failure.
 func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := []*corev1.Pod{
@@ -426,10 +426,10 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 			if err := w.preemptAll(t, &fakeCandidate{victims: pods[2*i : 2*i+2]}, preemptorOf(100)); err == nil {
 				t.Fatal("the eviction was not refused")
 			}
-			is.True(t, !w.awaitsVictims(uid, onAnyNode), "it waits for a victim that was evicted in vain")
+			is.True(t, !w.awaitsVictims(uid, onAnyNode), "the pod waits for a victim of a failed preemption")
 			<-time.After(delay - time.Millisecond)
 			if !w.isLeftOut(uid, "n2") || len(w.handle.activated) > 0 {
-				t.Errorf("attempt %d: another node may be tried before %s have passed", i, delay)
+				t.Errorf("attempt %d: the pod may try another node before %s have passed", i, delay)
 			}
 			<-time.After(time.Millisecond)
 			synctest.Wait()
@@ -446,8 +446,8 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 	})
 }
 
-// TestSeveralBudgets refuses a set with a pod that several budgets select, without a call: an
-// extender put it in, or a second budget was created since it was chosen.
+// TestSeveralBudgets checks that a set with a pod of several budgets is refused without calls: an
+// extender may have added the pod, or the second budget is new.
 func TestSeveralBudgets(t *testing.T) {
 	all := budgetOf("all", 5, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = &metav1.LabelSelector{} })
 	victims := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofApp("other"))}
@@ -459,8 +459,8 @@ func TestSeveralBudgets(t *testing.T) {
 	w.wantLastEvent(t, "The pod is selected by the PodDisruptionBudgets all, web")
 }
 
-// TestRunsEnd forgets a candidate when the executor is done with it, and lets no later call open
-// the gate again.
+// TestRunsEnd checks that a candidate is forgotten at the end of its run, and that a later call is
+// refused.
 func TestRunsEnd(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, pods...)
@@ -468,7 +468,7 @@ func TestRunsEnd(t *testing.T) {
 	c := &fakeCandidate{victims: pods}
 	must.Get(w.preempt(ctx, c, preemptorOf(100), pods[0], Name))(t)
 	cancel()
-	waitFor(t, "the run is forgotten", func() bool {
+	waitFor(t, "the gate has forgotten the run", func() bool {
 		w.gate.mu.Lock()
 		defer w.gate.mu.Unlock()
 		return len(w.runs) == 0
@@ -479,7 +479,7 @@ func TestRunsEnd(t *testing.T) {
 	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
 }
 
-// TestNoAnswer ends an eviction that is not answered, as a refusal.
+// TestNoAnswer checks that an eviction without an answer ends as a refusal.
 func TestNoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := runningPod("a", 10, ofClass("guarded"))
@@ -497,7 +497,8 @@ func TestNoAnswer(t *testing.T) {
 	})
 }
 
-// TestLastVictimIsGoneBeforeItsTurn activates the pending pod: the event of its victim was dropped.
+// TestLastVictimIsGoneBeforeItsTurn must activate the pending pod, because the deletion event of
+// its victim was dropped.
 func TestLastVictimIsGoneBeforeItsTurn(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, pods...)
@@ -505,7 +506,7 @@ func TestLastVictimIsGoneBeforeItsTurn(t *testing.T) {
 	must.Get(w.preempt(t.Context(), c, preemptor, pods[0], Name))(t)
 	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
 	must.Do(t, w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "b", metav1.DeleteOptions{}))
-	waitFor(t, "the pod is gone", func() bool { return w.isLeaving(pods[1]) })
+	waitFor(t, "the gate has seen the deletion", func() bool { return w.isLeaving(pods[1]) })
 	is.True(t, len(w.handle.activated) == 0, "activated too early")
 	must.Get(w.preempt(t.Context(), c, preemptor, pods[1], Name))(t)
 	is.True(t, len(w.handle.activated) == 1, "not activated")
@@ -517,7 +518,7 @@ func waitFor(t *testing.T, what string, done func() bool) {
 	for !done() {
 		select {
 		case <-deadline:
-			t.Fatalf("waited in vain: %s", what)
+			t.Fatalf("timeout: %s", what)
 		case <-time.After(time.Millisecond):
 		}
 	}

@@ -19,7 +19,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestMemoryIsBounded refuses more pods than it remembers, and forgets the one that is free first.
+// TestMemoryIsBounded refuses more pods than the memory can have. It must forget the refusal that
+// ends first.
 func TestMemoryIsBounded(t *testing.T) {
 	clock := testingclock.NewFakePassiveClock(started)
 	m := newMemory(nil)
@@ -30,41 +31,40 @@ func TestMemoryIsBounded(t *testing.T) {
 		clock.SetTime(clock.Now().Add(time.Microsecond))
 	}
 	if len(m.refused) != maxRefusals || m.refused[uid(0)] != nil || m.refused[uid(maxRefusals)] == nil {
-		t.Errorf("%d refusals are remembered; the first and last: %v, %v", len(m.refused), m.refused[uid(0)], m.refused[uid(maxRefusals)])
+		t.Errorf("got %d refusals; the first and last: %v, %v", len(m.refused), m.refused[uid(0)], m.refused[uid(maxRefusals)])
 	}
 	clock.SetTime(clock.Now().Add(refusalDelay + maxRefusalDelay))
 	m.refuse("new", nil)
 	if len(m.refused) != 1 {
-		t.Errorf("%d refusals are remembered that were long ago", len(m.refused)-1)
+		t.Errorf("got %d expired refusals", len(m.refused)-1)
 	}
 	m.leaveOut("p1", "n1", nil)
 	clock.SetTime(clock.Now().Add(leaveOutDelay + maxRefusalDelay))
 	m.leaveOut("p2", "n1", nil)
 	if len(m.leftOut) != 1 {
-		t.Errorf("candidates of %d pods are remembered, want those of 1", len(m.leftOut))
+		t.Errorf("got candidates of %d pods, want 1", len(m.leftOut))
 	}
 }
 
-// TestLeavingPodIsForgotten forgets victims that are gone, also one that is gone before it is
-// remembered: no event follows.
+// TestLeavingPodIsForgotten checks that deleted victims are forgotten. One of them was deleted
+// before the gate remembers it, so no event follows.
 func TestLeavingPodIsForgotten(t *testing.T) {
 	a, b := runningPod("a", 10), runningPod("b", 10)
 	w := newGateWorld(t, nil, a)
 	w.addLeaving("p", a)
 	w.addLeaving("p", b)
 	if len(w.leaving) != 1 {
-		t.Errorf("%d victims are remembered, want 1: the other is gone", len(w.leaving))
+		t.Errorf("got %d victims, want 1: the other one is deleted", len(w.leaving))
 	}
 	must.Do(t, w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}))
-	waitFor(t, "the victim is forgotten", func() bool {
+	waitFor(t, "the gate has forgotten the victim", func() bool {
 		w.memory.mu.Lock()
 		defer w.memory.mu.Unlock()
 		return len(w.leaving) == 0
 	})
 }
 
-// TestAwaitsVictimsByNode asks for the node of each victim, and for the preemptor's own victims
-// only.
+// TestAwaitsVictimsByNode checks that a pod waits only for its own victims, and only on their node.
 func TestAwaitsVictimsByNode(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, onNode("n1")), runningPod("b", 10, onNode("n2"))}
 	w := newGateWorld(t, nil, pods...)
@@ -77,9 +77,9 @@ func TestAwaitsVictimsByNode(t *testing.T) {
 	}
 }
 
-// TestVictimsAreEvictedOnce has the searches of other preemptors find a victim that is evicted at
-// that moment, one that was evicted and whose change the watch has not seen, and one that leaves
-// since they looked.
+// TestVictimsAreEvictedOnce has other preemptors choose three victims again: one during its
+// eviction, one whose eviction the watch has not shown yet, and one that began to terminate after
+// the search.
 func TestVictimsAreEvictedOnce(t *testing.T) {
 	leaving := runningPod("c", 10, ofClass("guarded"))
 	leaving.DeletionTimestamp, leaving.Finalizers = ptr.To(metav1.NewTime(started)), []string{"example.com/hold"}
@@ -89,7 +89,7 @@ func TestVictimsAreEvictedOnce(t *testing.T) {
 	second.Pod.UID = "second"
 	w.answer = func(string) error {
 		if err := w.preemptAll(t, &fakeCandidate{victims: pods[:1]}, second); err == nil {
-			t.Error("a victim that is evicted at this moment was taken twice")
+			t.Error("a victim was accepted twice during its eviction")
 		}
 		return nil
 	}

@@ -29,7 +29,7 @@ func TestOffer(t *testing.T) {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded")}, options...)...)
 	}
 	all := budgetOf("all", 5, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = &metav1.LabelSelector{} })
-	// disrupted lists an eviction of pod a that was granted so long ago.
+	// disrupted adds pod a to disruptedPods at a time in the past.
 	disrupted := func(ago time.Duration) budgetOption {
 		return func(b *policyv1.PodDisruptionBudget) {
 			b.Status.DisruptedPods = map[string]metav1.Time{"a": metav1.NewTime(clockTime.Add(-ago))}
@@ -46,12 +46,12 @@ func TestOffer(t *testing.T) {
 		}}
 	}
 	for name, test := range map[string]struct {
-		// priority is that of the pending pod; 0 means 100.
+		// priority is the priority of the pending pod; 0 means 100.
 		priority int32
 		victims  [][]*corev1.Pod
 		budgets  []*policyv1.PodDisruptionBudget
 		refused  []string
-		// held are the names of the pods that are held back.
+		// held are the names of the held-back pods.
 		held string
 	}{
 		"a budget without room": {
@@ -88,7 +88,7 @@ func TestOffer(t *testing.T) {
 			victims: [][]*corev1.Pod{{runningPod("a", 10)}},
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)},
 		},
-		"unguarded pods come out of the room first": {
+		"unguarded pods use the room first": {
 			victims: [][]*corev1.Pod{{guarded("a")}, {runningPod("b", 10)}},
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)},
 			held:    "a",
@@ -119,7 +119,7 @@ func TestOffer(t *testing.T) {
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 5, failed)},
 			held:    "a",
 		},
-		"not ready, and enough others are": {
+		"not ready, with enough other healthy pods": {
 			victims: [][]*corev1.Pod{{guarded("a", notReady)}},
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)},
 		},
@@ -131,7 +131,7 @@ func TestOffer(t *testing.T) {
 			victims: [][]*corev1.Pod{{guarded("a", created(time.Hour))}},
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0, disrupted(time.Second))},
 		},
-		"an earlier pod of the name was evicted": {
+		"an earlier pod of the same name was evicted": {
 			victims: [][]*corev1.Pod{{guarded("a", created(30*time.Second))}},
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0, disrupted(time.Minute))},
 			held:    "a",
@@ -151,7 +151,7 @@ func TestOffer(t *testing.T) {
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)},
 			held:    "a b",
 		},
-		"pods of the pending pod's priority count for nothing": {
+		"pods of the pending pod's priority are ignored": {
 			victims: [][]*corev1.Pod{{runningPod("a", 100)}, {guarded("b")}},
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)},
 		},
@@ -175,7 +175,7 @@ func TestOffer(t *testing.T) {
 	}
 }
 
-// TestHeldBudgets registers all budgets that may free a victim.
+// TestHeldBudgets checks that all budgets that may free a victim are registered.
 func TestHeldBudgets(t *testing.T) {
 	budgets := []*policyv1.PodDisruptionBudget{budgetOf("web", 1), budgetOf("db", 0)}
 	for name, test := range map[string]struct {
@@ -183,7 +183,7 @@ func TestHeldBudgets(t *testing.T) {
 		want []string
 	}{
 		"its own":                        {[]*corev1.Pod{runningPod("a", 10, ofClass("guarded"))}, []string{"web"}},
-		"also of an unguarded pod of it": {[]*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofApp("db"))}, []string{"db", "web"}},
+		"also the budget of an unguarded pod of the group": {[]*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofApp("db"))}, []string{"db", "web"}},
 	} {
 		held := rulesFor(100, budgets).heldOf(test.pods)
 		var got []string

@@ -20,10 +20,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// model is a world in plain values, and what the Eviction API would do in it, in words of its own:
-// the tests that use it compare the code under test with a second reading of the rules.
+// model is a cluster in plain values, with a second, independent implementation of the rules of the
+// Eviction API. The tests compare the code with it.
 type model struct {
-	// priority is that of the pending pod, which needs cpus.
+	// priority is the priority of the pending pod, cpus its request.
 	priority int32
 	cpus     int
 	pods     []modelPod
@@ -35,20 +35,20 @@ type modelPod struct {
 	class           string
 	priority        int32
 	started         int
-	// ready pods count as healthy; ended ones are being deleted.
+	// A ready pod is healthy; an ended pod is being deleted.
 	ready, ended bool
-	// granted means that the budget of its app has granted its eviction a second ago, and leftover
-	// that it did so for an earlier pod of the name.
+	// granted is true if the budget of its app granted its eviction a second ago, leftover if it
+	// did so for an earlier pod of the same name.
 	granted, leftover bool
 }
 
-// modelBudget is the budget of an app, or of all if app is empty.
+// modelBudget is the budget of an app, or of all pods if app is "".
 type modelBudget struct {
 	app     string
 	allowed int
-	// stale statuses are of an earlier spec.
+	// stale is true if the status is from an earlier spec.
 	stale bool
-	// lenient budgets let pods go that are not ready.
+	// lenient is true if the budget always allows evictions of pods that are not ready.
 	lenient bool
 }
 
@@ -58,7 +58,7 @@ func (m *model) selecting(pod modelPod) []modelBudget {
 	return slices.DeleteFunc(slices.Clone(m.budgets), func(b modelBudget) bool { return b.app != "" && b.app != pod.app })
 }
 
-// costs reports whether the eviction of the pod takes one of what the budget allows.
+// costs reports whether the eviction of the pod uses one of the allowed disruptions.
 func (b modelBudget) costs(pod modelPod) bool {
 	if pod.ended || pod.granted && b.app == pod.app {
 		return false
@@ -66,12 +66,12 @@ func (b modelBudget) costs(pod modelPod) bool {
 	return pod.ready || !b.lenient
 }
 
-// protects reports whether the pending pod must keep a budget of the pod.
+// protects reports whether a budget of the pod limits the pending pod.
 func (m *model) protects(pod modelPod) bool {
 	return modelThresholds[pod.class] > m.priority && slices.ContainsFunc(m.selecting(pod), func(b modelBudget) bool { return b.costs(pod) })
 }
 
-// forbids returns why these pods must not all go, or nothing if they may.
+// forbids returns why these pods must not all be preempted, or "".
 func (m *model) forbids(pods []modelPod) string {
 	for _, pod := range pods {
 		if !m.protects(pod) {
@@ -95,7 +95,7 @@ func (m *model) forbids(pods []modelPod) string {
 	return ""
 }
 
-// named returns the pods of these names.
+// named returns the pods with these names.
 func (m *model) named(names ...string) []modelPod {
 	return slices.DeleteFunc(slices.Clone(m.pods), func(pod modelPod) bool { return !slices.Contains(names, pod.name) })
 }
@@ -139,8 +139,8 @@ func (m *model) budgetObjects() []*policyv1.PodDisruptionBudget {
 	return objects
 }
 
-// randomModel makes nodes full of pods. In a simple one, the pods of one budget are all guarded or
-// all not, and no pod has several budgets.
+// randomModel creates nodes full of pods. In a simple model, the pods of a budget are either all
+// guarded or all unguarded, and no pod has several budgets.
 func randomModel(random *rand.Rand, nodes int, simple bool) *model {
 	m := &model{priority: []int32{50, 1000, 1500, 2000}[random.IntN(4)], cpus: 1 + random.IntN(3)}
 	if simple {
@@ -173,8 +173,8 @@ func randomModel(random *rand.Rand, nodes int, simple bool) *model {
 	return m
 }
 
-// TestOfferBreaksNoBudget takes all that is offered at the same time, which is the most that can be
-// chosen. A victim is only left out if it must not leave together with the offered ones.
+// TestOfferBreaksNoBudget preempts all offered victims at the same time, the maximum that a search
+// can choose. A victim may only be held back if it must not leave together with the offered ones.
 func TestOfferBreaksNoBudget(t *testing.T) {
 	for seed := range uint64(5000) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -192,19 +192,19 @@ func TestOfferBreaksNoBudget(t *testing.T) {
 		possible := slices.DeleteFunc(slices.Clone(offered), func(v upstream.Victim) bool { return v.Priority() >= m.priority })
 		going := strings.Fields(namesOf(possible))
 		if why := m.forbids(m.named(going...)); why != "" {
-			t.Errorf("seed %d: offered %q, although %s", seed, going, why)
+			t.Errorf("seed %d: %q are offered, although %s", seed, going, why)
 		}
 		for _, v := range held {
 			with := append(slices.Clone(going), strings.Fields(namesOf([]upstream.Victim{v}))...)
 			if m.forbids(m.named(with...)) == "" {
-				t.Errorf("seed %d: %s is held back, although it may go with %q", seed, namesOf([]upstream.Victim{v}), going)
+				t.Errorf("seed %d: %s is held back, although it may leave together with %q", seed, namesOf([]upstream.Victim{v}), going)
 			}
 		}
 	}
 }
 
-// search runs upstream's search on our plugin. It returns the victims of each node, and the status
-// of those without.
+// search runs upstream's search with our plugin. It returns the victims of each node, and the
+// status of nodes without victims.
 func (m *model) search(t *testing.T) (victims map[string][]string, statuses map[string]string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -231,7 +231,7 @@ func (m *model) search(t *testing.T) (victims map[string][]string, statuses map[
 	return victims, statuses
 }
 
-// fits reports whether the pending pod fits on the node without the pods of these names.
+// fits reports whether the pending pod fits on the node without the named pods.
 func (m *model) fits(node string, gone []modelPod) bool {
 	free := 0
 	for _, pod := range gone {
@@ -242,8 +242,8 @@ func (m *model) fits(node string, gone []modelPod) bool {
 	return free >= m.cpus
 }
 
-// best tries all sets of pods of a node: it reports whether the pod fits if all possible victims
-// go, and if a set goes that no budget forbids.
+// best tries all sets of pods of a node. It reports whether the pod fits without all possible
+// victims, and without a set that no budget forbids.
 func (m *model) best(node string) (any, allowed bool) {
 	pods := slices.DeleteFunc(slices.Clone(m.pods), func(pod modelPod) bool { return pod.node != node || pod.priority >= m.priority })
 	for set := range 1 << len(pods) {
@@ -259,8 +259,8 @@ func (m *model) best(node string) (any, allowed bool) {
 	return any, allowed
 }
 
-// TestChosenVictimsBreakNoBudget has upstream choose among what we offer, and compares with a try
-// of all sets.
+// TestChosenVictimsBreakNoBudget has upstream choose among our offer, and compares the result with
+// all possible sets.
 func TestChosenVictimsBreakNoBudget(t *testing.T) {
 	refused, chosen := 0, 0
 	for seed := range uint64(200) {
@@ -271,7 +271,7 @@ func TestChosenVictimsBreakNoBudget(t *testing.T) {
 			chosen++
 			gone := m.named(names...)
 			if why := m.forbids(gone); why != "" || !m.fits(name, gone) {
-				t.Errorf("seed %d, node %s: %q were chosen: %s", seed, name, names, why)
+				t.Errorf("seed %d, node %s: the victims %q are forbidden: %s", seed, name, names, why)
 			}
 		}
 		for name, message := range statuses {
@@ -279,18 +279,18 @@ func TestChosenVictimsBreakNoBudget(t *testing.T) {
 			if protected := strings.Contains(message, "PodDisruptionBudgets protect"); protected {
 				refused++
 				if !any {
-					t.Errorf("seed %d, node %s: refused for budgets, but no victims would help", seed, name)
+					t.Errorf("seed %d, node %s: refused because of budgets, but no victims would help", seed, name)
 				}
 			} else if any {
 				t.Errorf("seed %d, node %s: %q, but victims would help", seed, name, message)
 			}
-			// Beside unguarded pods of the budget, fewer are offered than could go.
+			// With unguarded pods of the same budget, the offer may have fewer pods than possible.
 			if simple && allowed {
-				t.Errorf("seed %d, node %s: refused, although a set of victims breaks no budget", seed, name)
+				t.Errorf("seed %d, node %s: refused, although a set of victims exceeds no budget", seed, name)
 			}
 		}
 	}
 	if refused == 0 || chosen == 0 {
-		t.Errorf("%d nodes were refused and %d had victims: the worlds test nothing", refused, chosen)
+		t.Errorf("%d nodes were refused and %d had victims: the random models cover too few cases", refused, chosen)
 	}
 }

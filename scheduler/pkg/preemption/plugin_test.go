@@ -50,7 +50,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// cluster is what a framework is made of.
+// cluster has the objects of a framework.
 type cluster struct {
 	pods    []*corev1.Pod
 	nodes   []*corev1.Node
@@ -66,7 +66,7 @@ func node(name string, cpu int) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{Capacity: capacity, Allocatable: capacity}}
 }
 
-// client returns a client whose user may evict pods, or not.
+// client returns a client. allowed is the answer whether its user may evict pods.
 func (c cluster) client(allowed bool) *fake.Clientset {
 	var objects []runtime.Object
 	for _, pod := range c.pods {
@@ -87,13 +87,13 @@ func (c cluster) client(allowed bool) *fake.Clientset {
 	return client
 }
 
-// framework returns a framework that filters by resources, on a snapshot of the cluster.
+// framework returns a framework with the filter plugin for resources and a snapshot of the cluster.
 func (c cluster) framework(t testing.TB, ctx context.Context, client *fake.Clientset, more ...testingframework.RegisterPluginFunc) framework.Framework {
 	t.Helper()
 	return c.frameworkWith(t, ctx, client, more)
 }
 
-// frameworkWith is framework with other options.
+// frameworkWith returns a framework with other options.
 func (c cluster) frameworkWith(t testing.TB, ctx context.Context, client *fake.Clientset,
 	more []testingframework.RegisterPluginFunc, options ...frameworkruntime.Option,
 ) framework.Framework {
@@ -137,7 +137,7 @@ func (c cluster) plugin(t testing.TB, ctx context.Context) *Plugin {
 	return pluginOf(t, ctx, c.framework(t, ctx, c.client(true)))
 }
 
-// pluginOf returns our plugin on a framework whose informers it starts. All evictions succeed.
+// pluginOf returns our plugin with a framework, whose informers it starts. All evictions succeed.
 func pluginOf(t testing.TB, ctx context.Context, f framework.Framework) *Plugin {
 	t.Helper()
 	made := must.Get(New(ctx, nil, f))(t)
@@ -154,7 +154,7 @@ func startInformers(t testing.TB, ctx context.Context, f framework.Framework) {
 	factory.WaitForCacheSyncWithContext(ctx)
 }
 
-// dryRun returns the victims on each node, and the status of nodes without.
+// dryRun returns the victims on each node, and the status of nodes without victims.
 func dryRun(t testing.TB, ctx context.Context, ev *upstream.Evaluator, pod *corev1.Pod, c cluster) (victims map[string]string, statuses map[string]string) {
 	t.Helper()
 	state := framework.NewCycleState()
@@ -183,7 +183,7 @@ func dryRun(t testing.TB, ctx context.Context, ev *upstream.Evaluator, pod *core
 	return victims, statuses
 }
 
-// randomCluster makes three nodes full of pods, of classes without thresholds.
+// randomCluster creates three nodes full of pods, whose classes have no thresholds.
 func randomCluster(random *rand.Rand) cluster {
 	c := cluster{classes: []*schedulingv1.PriorityClass{class("plain", ""), class("guarded", ""), class("higher", "")}}
 	apps := []string{"web", "db", "cache"}
@@ -215,7 +215,7 @@ func pendingPod(random *rand.Rand) *corev1.Pod {
 	return pod
 }
 
-// TestUpstreamWithoutThresholds compares our choice with that of DefaultPreemption.
+// TestUpstreamWithoutThresholds compares the choice of our plugin with that of DefaultPreemption.
 func TestUpstreamWithoutThresholds(t *testing.T) {
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -235,7 +235,7 @@ func TestUpstreamWithoutThresholds(t *testing.T) {
 	}
 }
 
-// TestPostFilter looks at the message and at who waits.
+// TestPostFilter checks the message, and the budgets for which the pod waits.
 func TestPostFilter(t *testing.T) {
 	guarded := func(name string, options ...podOption) *corev1.Pod {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded")}, options...)...)
@@ -250,9 +250,9 @@ func TestPostFilter(t *testing.T) {
 		want    string
 		node    string
 		waits   bool
-		// budgets are those that the pod waits for, if they are not web alone.
+		// budgets are the budgets for which the pod waits, if not only web.
 		budgets []string
-		// leftOut are nodes whose pods were refused for the pod a moment ago.
+		// leftOut are nodes whose pods were just refused.
 		leftOut []string
 	}{
 		"a node that is left out": {
@@ -270,7 +270,7 @@ func TestPostFilter(t *testing.T) {
 			want:    "preemption: 0/1 nodes are available: 1 node(s) with pods whose preemption was refused a moment ago.",
 			waits:   true,
 		},
-		"either of two would suffice": {
+		"one of two victims is enough": {
 			cluster: cluster{
 				pods:    []*corev1.Pod{guarded("a"), guarded("b", ofApp("db"), startedAfter(1))},
 				nodes:   []*corev1.Node{node("n1", 2)},
@@ -299,7 +299,7 @@ func TestPostFilter(t *testing.T) {
 			},
 			node: "n2",
 		},
-		"a node that is too small anyway": {
+		"a node that is too small without pods": {
 			cluster: cluster{pods: []*corev1.Pod{guarded("a")}, nodes: []*corev1.Node{node("n1", 1)}, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}},
 			pending: []podOption{func(pod *corev1.Pod) {
 				pod.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse("2")
@@ -323,7 +323,7 @@ func TestPostFilter(t *testing.T) {
 			f := c.framework(t, ctx, informed.client(true))
 			p := pluginOf(t, ctx, f)
 			for _, name := range test.leftOut {
-				// Refused five times, it is left out for longer than this test takes.
+				// After five refusals, the node is left out for longer than this test takes.
 				for range 5 {
 					p.gate.leaveOut(pending.UID, name, nil)
 				}
@@ -345,9 +345,9 @@ func TestPostFilter(t *testing.T) {
 			}
 			before := counted()
 			result, status := p.PostFilter(ctx, state, pending, statuses)
-			// A pod that may not search makes no attempt.
+			// A pod that is not eligible makes no attempt.
 			if got, want := counted()-before, float64(1-strings.Count(test.want, "not eligible")); got != want {
-				t.Errorf("%v attempts were counted, want %v", got, want)
+				t.Errorf("got %v counted attempts, want %v", got, want)
 			}
 			if got := status.Message(); test.want != "" && got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
@@ -368,7 +368,7 @@ func TestPostFilter(t *testing.T) {
 	}
 }
 
-// TestNewNeedsItsRights names the role that grants what is missing.
+// TestNewNeedsItsRights checks that the error names the role with the missing permission.
 func TestNewNeedsItsRights(t *testing.T) {
 	empty := cluster{nodes: []*corev1.Node{node("n1", 1)}}
 	for name, test := range map[string]struct {
@@ -425,8 +425,8 @@ func TestBothPluginsAreRefused(t *testing.T) {
 	}
 }
 
-// TestExtensionPoints fails when upstream's plugin gets another extension point, which ours then
-// has too, by embedding it: a change of the version must check what it does with budgets.
+// TestExtensionPoints fails when upstream's plugin has a new extension point. Our plugin embeds it
+// and then has the extension point as well: at an upgrade, check its effect on budgets.
 func TestExtensionPoints(t *testing.T) {
 	var got []string
 	for i := range reflect.TypeFor[*Plugin]().NumMethod() {
@@ -439,19 +439,19 @@ func TestExtensionPoints(t *testing.T) {
 	is.True(t, slices.Equal(got, want), "got the methods %q, want %q", got, want)
 }
 
-// TestWaitsForItsVictims has a pod wait for the victim that was evicted for it on a node, as long
-// as the pod is nominated for the node and the node may take it.
+// TestWaitsForItsVictims checks that a pod waits for its evicted victim only while it is nominated
+// for the node and the node can run it.
 func TestWaitsForItsVictims(t *testing.T) {
 	pending := runningPod("pending", 100, onNode(""))
 	pending.Status = corev1.PodStatus{Phase: corev1.PodPending}
 	for name, test := range map[string]struct {
-		// nominated is the node in the scheduler's memory, and status that in the pod.
+		// nominated is the node in the scheduler, status the node in the pod's status.
 		nominated, status string
 		code              fwk.Code
 		waits             bool
 	}{
 		"nominated":                        {"n1", "n1", fwk.Unschedulable, true},
-		"nominated, the status comes late": {"n1", "", fwk.UnschedulableAndUnresolvable, true},
+		"nominated, but not yet in the status": {"n1", "", fwk.UnschedulableAndUnresolvable, true},
 		"the node is cordoned":             {"n1", "n1", fwk.UnschedulableAndUnresolvable, false},
 		"the nomination was withdrawn":     {"", "", fwk.UnschedulableAndUnresolvable, false},
 		"nominated for another node":       {"n2", "n2", fwk.Unschedulable, false},

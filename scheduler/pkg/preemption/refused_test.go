@@ -15,7 +15,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestRefusedPodIsHeldBack doubles the time after each refusal, and ends it when the budget opens.
+// TestRefusedPodIsHeldBack checks that the delay doubles after each refusal, and ends when the
+// budget opens.
 func TestRefusedPodIsHeldBack(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
@@ -36,16 +37,16 @@ func TestRefusedPodIsHeldBack(t *testing.T) {
 	w.clock.SetTime(w.clock.Now().Add(maxRefusalDelay))
 	refuse()
 	w.clock.SetTime(w.clock.Now().Add(refusalDelay))
-	is.True(t, !w.isRefused(pod.UID), "a refusal counts that was long ago")
+	is.True(t, !w.isRefused(pod.UID), "an expired refusal is in effect")
 	refuse()
 	w.waiting.budgetChanged(budgetOf("db", 0), budgetOf("db", 1))
-	is.True(t, w.isRefused(pod.UID), "another budget has ended it")
+	is.True(t, w.isRefused(pod.UID), "another budget has ended the refusal")
 	w.waiting.budgetChanged(budgetOf("web", 0), budgetOf("web", 1))
-	is.True(t, !w.isRefused(pod.UID), "its budget has not ended it")
+	is.True(t, !w.isRefused(pod.UID), "the budget of the pod has not ended the refusal")
 }
 
-// TestCandidateIsLeftOut leaves a candidate out of the searches of the pending pod whose victims
-// were refused: for twice as long each time, until a budget opens.
+// TestCandidateIsLeftOut checks that the pending pod does not try a node again after its victims
+// there were refused. The delay doubles each time, and ends when a budget opens.
 func TestCandidateIsLeftOut(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), preemptorOf(100).Pod}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}, pods...)
@@ -71,5 +72,5 @@ func TestCandidateIsLeftOut(t *testing.T) {
 	is.True(t, !w.isLeftOut(preemptor.UID(), "n2"), "another node is left out")
 	is.True(t, !w.isLeftOut("other", "n1"), "the node is left out for another pod")
 	w.waiting.budgetChanged(budgetOf("web", 0), budgetOf("web", 1))
-	is.True(t, !leftOut(), "left out although its budget has opened")
+	is.True(t, !leftOut(), "left out although the budget has opened")
 }

@@ -45,10 +45,10 @@ const (
 
 var priorityNames = map[string]int32{"neg": neg, "low": low, "mid": mid, "high": high, "top": top}
 
-// placed is one pod: name/priority/CPUs, and perhaps @second of its start, #app and +group.
+// placed matches a pod: name/priority/CPUs, optionally @second of its start, #app and +group.
 var placed = regexp.MustCompile(`^([^/]+)/(neg|low|mid|high|top)/(\d+)(?:@(\d+))?(?:#(\w+))?(?:\+(\w+))?$`)
 
-// place returns the pods of nodes, each in the form "node: pod pod". A pod without an app has no
+// place parses the pods of nodes, each in the form "node: pod pod". A pod without an app has no
 // budget.
 func place(nodes ...string) []*corev1.Pod {
 	var pods []*corev1.Pod
@@ -100,34 +100,34 @@ func five(names ...string) []*corev1.Node {
 	return nodes
 }
 
-// upstreamCase is a situation that upstream's own tests of DefaultPreemption describe. No class has
-// a threshold in it.
+// upstreamCase is a case of upstream's tests of DefaultPreemption. Its classes have no thresholds.
 type upstreamCase struct {
 	cluster
 	pending   *corev1.Pod
 	gates     []featuregate.Feature
 	plugins   []testingframework.RegisterPluginFunc
 	extenders []testingframework.FakeExtender
-	// change sets upstream's functions for other orders and choices.
+	// change replaces upstream's functions for order and choice.
 	change func(*defaultpreemption.DefaultPreemption)
-	// helpless nodes are those where preemption cannot help, unknown ones have no status.
+	// helpless are the nodes on which preemption cannot help, unknown the nodes without a status.
 	helpless, unknown []string
 
-	// node and victims are the choice. Without one, message is the whole status.
+	// node and victims are the expected choice. Without a node, message is the whole status.
 	node, victims, message string
-	// on has the victims of nodes, and how many of them break their budget; others have none.
+	// on has the victims of each node, and how many of them exceed their budget; other nodes have
+	// none.
 	on map[string]string
 }
 
-// choice is what a plugin decided and did.
+// choice is the result of a plugin.
 type choice struct {
 	node, message string
 	code          fwk.Code
-	// deleted are the pods that were deleted, and marked those that got the condition before.
+	// deleted are the deleted pods, marked the pods whose condition was set before.
 	deleted, marked string
 }
 
-// preemptionPlugin is ours or upstream's.
+// preemptionPlugin is our plugin or DefaultPreemption.
 type preemptionPlugin interface {
 	fwk.PreEnqueuePlugin
 	fwk.PostFilterPlugin
@@ -135,7 +135,7 @@ type preemptionPlugin interface {
 	PodEligibleToPreemptOthers(context.Context, *corev1.Pod, *fwk.Status) (bool, string)
 }
 
-// newPreemption returns one of the two plugins, and the part that both have.
+// newPreemption returns one of the two plugins, and its part from upstream.
 func newPreemption(t testing.TB, f framework.Framework, ours bool) (preemptionPlugin, *defaultpreemption.DefaultPreemption) {
 	t.Helper()
 	if ours {
@@ -184,7 +184,7 @@ func (c *upstreamCase) setup(t *testing.T) (framework.Framework, *fake.Clientset
 	return c.frameworkWith(t, t.Context(), client, c.plugins, frameworkruntime.WithExtenders(extenders)), client
 }
 
-// choose has a plugin choose among all nodes.
+// choose runs a plugin with all nodes.
 func (c *upstreamCase) choose(t *testing.T, ours bool) choice {
 	t.Helper()
 	f, client := c.setup(t)
@@ -220,7 +220,7 @@ func (c *upstreamCase) choose(t *testing.T, ours bool) choice {
 	return done
 }
 
-// removed returns the pods that a client has deleted, and those whose condition it has set.
+// removed returns the pods that a client has deleted, and the pods whose condition it has set.
 func removed(client *fake.Clientset) (deleted, marked string) {
 	var names, conditions []string
 	for _, action := range client.Actions() {
@@ -238,7 +238,7 @@ func removed(client *fake.Clientset) (deleted, marked string) {
 	return strings.Join(names, " "), strings.Join(conditions, " ")
 }
 
-// eachNode returns what a plugin would do on each node.
+// eachNode returns the victims and the status of a plugin for each node.
 func (c *upstreamCase) eachNode(t *testing.T, ours bool) (victims, statuses map[string]string) {
 	t.Helper()
 	f, _ := c.setup(t)
@@ -254,7 +254,7 @@ func (c *upstreamCase) eachNode(t *testing.T, ours bool) (victims, statuses map[
 	}
 	victims, statuses = dryRun(t, ctx, inner.Evaluator, c.pending, c.cluster)
 	for name, text := range victims {
-		// The members of a group come in any order.
+		// The order of the members of a group is random.
 		list, count, _ := strings.Cut(strings.TrimPrefix(text, "["), "]")
 		names := strings.Fields(list)
 		slices.Sort(names)
@@ -263,8 +263,8 @@ func (c *upstreamCase) eachNode(t *testing.T, ours bool) (victims, statuses map[
 	return victims, statuses
 }
 
-// TestUpstreamCases runs DefaultPreemption and our plugin on the situations of upstream's tests:
-// both have to choose what upstream's tests expect.
+// TestUpstreamCases runs DefaultPreemption and our plugin in the cases of upstream's tests: both
+// must choose what these expect.
 func TestUpstreamCases(t *testing.T) {
 	for _, table := range []map[string]upstreamCase{choiceCases, refusedCases, extenderCases, victimCases, budgetCases, groupVictimCases, featureCases} {
 		for name, test := range table {
@@ -301,8 +301,8 @@ func (c *upstreamCase) run(t *testing.T) {
 	}
 }
 
-// TestUpstreamNumberOfCandidates limits how many nodes are tried. The offset is random in
-// DefaultPreemption, and fixed here.
+// TestUpstreamNumberOfCandidates limits the number of nodes. The offset is random in
+// DefaultPreemption, and constant here.
 func TestUpstreamNumberOfCandidates(t *testing.T) {
 	withGates(t, false)
 	nodes := five("n1", "n2", "n3", "n4", "n5")
@@ -317,7 +317,7 @@ func TestUpstreamNumberOfCandidates(t *testing.T) {
 		"some are full of more important pods": {
 			cluster{nodes: nodes, pods: place("n1: a/mid/3", "n2: b/top/3", "n3: c/mid/3", "n4: d/mid/3", "n5: e/top/3")}, 4, 2, "n1 n3",
 		},
-		"until one breaks no budget": {
+		"until one exceeds no budget": {
 			cluster{
 				nodes: nodes, budgets: closedWeb,
 				pods: place("n1: a/mid/3#web", "n2: b/mid/3#web", "n3: c/mid/3", "n4: d/mid/3", "n5: e/mid/3#web"),
@@ -355,7 +355,7 @@ func TestUpstreamNumberOfCandidates(t *testing.T) {
 	}
 }
 
-// TestUpstreamEligibility asks whether a pod may look for victims.
+// TestUpstreamEligibility checks whether a pod may preempt.
 func TestUpstreamEligibility(t *testing.T) {
 	leaving := func(line string, reason string) []*corev1.Pod {
 		pods := place(line)
@@ -374,11 +374,11 @@ func TestUpstreamEligibility(t *testing.T) {
 		status fwk.Code
 		want   bool
 	}{
-		"its node can no longer take it": {
+		"its node can no longer run it": {
 			upstreamCase{cluster: cluster{pods: leaving("n1: a/low/1", ""), nodes: five("n1")}, pending: wanting(high, 1, nominated)},
 			fwk.UnschedulableAndUnresolvable, true,
 		},
-		"it is nominated for no node": {upstreamCase{cluster: cluster{nodes: five("n1")}, pending: wanting(high, 1)}, fwk.Success, true},
+		"it has no nominated node": {upstreamCase{cluster: cluster{nodes: five("n1")}, pending: wanting(high, 1)}, fwk.Success, true},
 		"it never preempts":           {upstreamCase{cluster: cluster{nodes: five("n1")}, pending: wanting(high, 1, never)}, fwk.Success, false},
 		"its victim is leaving": {
 			upstreamCase{cluster: cluster{pods: leaving("n1: a/low/1", corev1.PodReasonPreemptionByScheduler), nodes: five("n1")}, pending: wanting(high, 1, nominated)},
@@ -388,7 +388,7 @@ func TestUpstreamEligibility(t *testing.T) {
 			upstreamCase{cluster: cluster{pods: leaving("n1: a/low/1", ""), nodes: five("n1")}, pending: wanting(high, 1, nominated)},
 			fwk.Unschedulable, true,
 		},
-		"its victim has the priority of a less important group": {
+		"its victim belongs to a group of lower priority": {
 			upstreamCase{
 				cluster: cluster{
 					pods: leaving("n1: a/top/1+g", corev1.PodReasonPreemptionByScheduler), nodes: five("n1"),
@@ -411,7 +411,7 @@ func TestUpstreamEligibility(t *testing.T) {
 	}
 }
 
-// TestUpstreamPreEnqueue keeps a pod out of the queue while its victims are removed.
+// TestUpstreamPreEnqueue checks that a pod is not enqueued while its victims are removed.
 func TestUpstreamPreEnqueue(t *testing.T) {
 	for _, ours := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ours %v", ours), func(t *testing.T) {
@@ -442,7 +442,7 @@ func TestUpstreamPreEnqueue(t *testing.T) {
 				t.Errorf("another pod: %v", status)
 			}
 			close(release)
-			waitFor(t, "the pod may enter the queue", func() bool { return p.PreEnqueue(t.Context(), c.pending) == nil })
+			waitFor(t, "the pod can be enqueued", func() bool { return p.PreEnqueue(t.Context(), c.pending) == nil })
 			if deleted, _ := removed(client); deleted != "a" {
 				t.Errorf("deleted %q, want a", deleted)
 			}

@@ -44,7 +44,7 @@ func oneByOne(group *schedulingv1beta1.PodGroup) {
 	group.Spec.DisruptionMode = &schedulingv1beta1.DisruptionMode{Single: &schedulingv1beta1.SingleDisruptionMode{}}
 }
 
-// broken is a filter plugin that cannot take away pods of nodes with the label broken.
+// broken is a filter plugin whose RemovePod fails on nodes with the label broken.
 type broken struct{}
 
 func newBroken(context.Context, runtime.Object, fwk.Handle) (fwk.Plugin, error) { return broken{}, nil }
@@ -63,7 +63,7 @@ func (broken) AddPod(context.Context, fwk.CycleState, *corev1.Pod, fwk.PodInfo, 
 
 func (broken) RemovePod(_ context.Context, _ fwk.CycleState, _ *corev1.Pod, _ fwk.PodInfo, node fwk.NodeInfo) *fwk.Status {
 	if _, is := node.Node().Labels["broken"]; is {
-		return fwk.AsStatus(errors.New("no pod can be taken away"))
+		return fwk.AsStatus(errors.New("cannot remove a pod"))
 	}
 	return nil
 }
@@ -74,7 +74,7 @@ func brokenNode(name string, cpu int) *corev1.Node {
 	return n
 }
 
-// apartFrom keeps a pod out of the zone or node of pods of an app.
+// apartFrom adds an anti-affinity to the pods of an app in a zone or on a node.
 func apartFrom(app, topology string) podOption {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
@@ -85,7 +85,7 @@ func apartFrom(app, topology string) podOption {
 	}
 }
 
-// spreadOver spreads the pods of an app evenly.
+// spreadOver adds an even topology spread over the pods of an app.
 func spreadOver(app string, topologies ...string) podOption {
 	return func(pod *corev1.Pod) {
 		for _, topology := range topologies {
@@ -105,9 +105,9 @@ func with(pods []*corev1.Pod, options ...podOption) []*corev1.Pod {
 	return pods
 }
 
-// choiceCases are about which node is chosen.
+// choiceCases test the choice of a node.
 var choiceCases = map[string]upstreamCase{
-	"a less important pod goes": {
+	"a less important pod": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 1)}, pods: place("n1: a/low/1")}, pending: wanting(high, 1),
 		node: "n1", victims: "a", message: "preemption: found a potential placement for pod on node n1, preempting 1 victims",
 	},
@@ -115,7 +115,7 @@ var choiceCases = map[string]upstreamCase{
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 1), node("n2", 1)}, pods: place("n1: a/high/1", "n2: b/low/1")}, pending: wanting(mid, 1),
 		node: "n2", victims: "b",
 	},
-	"the least of the most important victims, as both break a budget": {
+	"the less important of the top victims, because both exceed a budget": {
 		cluster: cluster{
 			nodes: []*corev1.Node{node("n1", 1), node("n2", 1)}, pods: place("n1: a/high/1#db b/low/1#web", "n2: c/mid/1#web"),
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0), budgetOf("db", 1000)},
@@ -125,7 +125,7 @@ var choiceCases = map[string]upstreamCase{
 		cluster: cluster{nodes: five("n1", "n2", "n3"), pods: place("n1: a/mid/2 b/mid/3", "n2: c/mid/2 d/low/2", "n3: e/low/2 f/low/2")},
 		pending: wanting(high, 5), node: "n3", victims: "e f",
 	},
-	"the least sum of priorities": {
+	"the lowest sum of priorities": {
 		cluster: cluster{nodes: five("n1", "n2", "n3"), pods: place("n1: a/mid/2 b/mid/3", "n2: c/mid/3 d/low/2", "n3: e/mid/2 f/mid/2")},
 		pending: wanting(high, 5), node: "n2", victims: "c d",
 	},
@@ -133,7 +133,7 @@ var choiceCases = map[string]upstreamCase{
 		cluster: cluster{nodes: five("n1", "n2", "n3"), pods: place("n1: a/mid/1 b/neg/1 c/mid/1 d/neg/1", "n2: e/mid/3 f/neg/2", "n3: g/mid/2 h/neg/1 i/low/1")},
 		pending: wanting(high, 5), node: "n2", victims: "e f",
 	},
-	"negative priorities count as little": {
+	"negative priorities": {
 		cluster: cluster{nodes: five("n1", "n2", "n3"), pods: place("n1: a/mid/1 b/neg/1 c/neg/1", "n2: d/mid/3 e/neg/2", "n3: f/mid/2 g/neg/1 h/low/1")},
 		pending: wanting(high, 5), node: "n2", victims: "d e",
 	},
@@ -142,23 +142,23 @@ var choiceCases = map[string]upstreamCase{
 			"n3: e/mid/2 f/low/1 g/low/1 h/low/2", "n4: i/mid/2 j/mid/1 k/mid/1 l/neg/1")},
 		pending: wanting(top, 5), node: "n1", victims: "a b c",
 	},
-	"the victims that have started last": {
+	"the latest start": {
 		cluster: cluster{nodes: five("n1", "n2", "n3"), pods: place("n1: a/mid/2@2 b/mid/2@2", "n2: c/mid/2@3 d/mid/2@3", "n3: e/mid/2@1 f/mid/2@1")},
 		pending: wanting(high, 5), node: "n2", victims: "c d",
 	},
-	"the earliest start of a node decides": {
+	"the earliest start on a node counts": {
 		cluster: cluster{nodes: five("n1", "n2", "n3"), pods: place("n1: a/mid/2@4 b/mid/2@2", "n2: c/mid/2@5 d/mid/2@1", "n3: e/mid/2@3 f/mid/2@6")},
 		pending: wanting(high, 5), node: "n3", victims: "e f",
 	},
-	"the start of the most important victims decides": {
+	"the start of the most important victims counts": {
 		cluster: cluster{nodes: five("n1", "n2", "n3"), pods: place("n1: a/low/2@4 b/mid/2@2", "n2: c/mid/2@6 d/low/2@1", "n3: e/low/2@3 f/mid/2@5")},
 		pending: wanting(high, 5), node: "n2", victims: "c d",
 	},
-	"a policy that allows it": {
+	"a policy that allows preemption": {
 		cluster: cluster{nodes: five("n1", "n2", "n3"), pods: place("n1: a/low/1 b/low/1", "n2: c/high/3", "n3: d/mid/2")},
 		pending: wanting(high, 5, func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = ptr.To(corev1.PreemptLowerPriority) }), node: "n1", victims: "a b",
 	},
-	"pods are spread over zones and nodes": {
+	"a spread over zones and nodes": {
 		cluster: cluster{
 			nodes: []*corev1.Node{zoned("n1", "z1"), zoned("n2", "z1"), zoned("n3", "z2")},
 			pods:  place("n1: a/high/0#x b/high/0#x", "n2: c/low/0#x", "n3: d/high/0#x e/high/0#x"),
@@ -171,13 +171,13 @@ var choiceCases = map[string]upstreamCase{
 	},
 }
 
-// refusedCases are those in which nothing is chosen.
+// refusedCases are cases without a choice.
 var refusedCases = map[string]upstreamCase{
 	"a pod of the same priority": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 1)}, pods: place("n1: a/low/1")}, pending: wanting(low, 1),
 		message: "preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.",
 	},
-	"a node where it cannot help": {
+	"a node on which preemption cannot help": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 1)}, pods: place("n1: a/low/1")}, pending: wanting(high, 1), helpless: []string{"n1"},
 		message: "preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
 	},
@@ -194,7 +194,7 @@ var refusedCases = map[string]upstreamCase{
 		pending: wanting(high, 3),
 		message: "preemption: 0/3 nodes are available: 1 Insufficient cpu, 2 No preemption victims found for incoming pod.",
 	},
-	"nodes that are too small, and others where it cannot help": {
+	"nodes that are too small, and others on which preemption cannot help": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 2), node("n2", 2), node("n3", 2), node("n4", 2)}, pods: place("n1: a/low/1", "n2: b/low/1")},
 		pending: wanting(high, 3), helpless: []string{"n4"}, unknown: []string{"n3"},
 		message: "preemption: 0/4 nodes are available: 2 Insufficient cpu, 2 Preemption is not helpful for scheduling.",
@@ -202,7 +202,7 @@ var refusedCases = map[string]upstreamCase{
 	"a filter fails": {
 		cluster: cluster{nodes: []*corev1.Node{brokenNode("n1", 3)}, pods: place("n1: a/low/1")}, pending: wanting(high, 3),
 		plugins: []testingframework.RegisterPluginFunc{brokenPlugin},
-		message: `preemption: running RemovePod on PreFilter plugin "broken": no pod can be taken away`,
+		message: `preemption: running RemovePod on PreFilter plugin "broken": cannot remove a pod`,
 	},
 	"a pod that never preempts": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/1 b/low/1")},
@@ -214,7 +214,7 @@ var refusedCases = map[string]upstreamCase{
 		plugins: []testingframework.RegisterPluginFunc{testingframework.RegisterFilterPlugin("FalseFilter", testingframework.NewFalseFilterPlugin)},
 		message: "preemption: 0/2 nodes are available: 2 Nodes failed the fake plugin.",
 	},
-	"it fits without victims": {
+	"the pod fits without victims": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/mid/1")}, pending: wanting(high, 1), message: `preemption: expected at least one victim pod on node "n1"`,
 	},
 	"an empty node": {
@@ -223,7 +223,7 @@ var refusedCases = map[string]upstreamCase{
 	},
 }
 
-// onN1 is what an extender allows that wants a pod on node n1.
+// onN1 is an extender that allows only node n1.
 func onN1(_ *corev1.Pod, node fwk.NodeInfo) *fwk.Status {
 	if node.Node().Name == "n1" {
 		return nil
@@ -231,7 +231,7 @@ func onN1(_ *corev1.Pod, node fwk.NodeInfo) *fwk.Status {
 	return fwk.NewStatus(fwk.Unschedulable, "not n1")
 }
 
-// extended is a choice that would be node n3 or n2 without extenders.
+// extended is a cluster in which node n3 or n2 would be chosen without extenders.
 var extended = cluster{nodes: five("n1", "n2", "n3"), pods: place("n1: a/mid/1 b/low/1", "n2: x/top/5", "n3: c/mid/3")}
 
 var extenderCases = map[string]upstreamCase{
@@ -247,14 +247,14 @@ var extenderCases = map[string]upstreamCase{
 		cluster: extended, pending: wanting(high, 5),
 		extenders: []testingframework.FakeExtender{{ExtenderName: "1", Predicates: []testingframework.FitPredicate{testingframework.FalsePredicateExtender}}},
 	},
-	"an extender that fails and may": {
+	"an extender that fails and is ignorable": {
 		cluster: extended, pending: wanting(high, 5), node: "n1", victims: "a b",
 		extenders: []testingframework.FakeExtender{
 			{ExtenderName: "1", Predicates: []testingframework.FitPredicate{testingframework.ErrorPredicateExtender}, Ignorable: true},
 			{ExtenderName: "2", Predicates: []testingframework.FitPredicate{onN1}},
 		},
 	},
-	"an extender that takes no interest": {
+	"an extender that is not interested": {
 		cluster: extended, pending: wanting(high, 5), node: "n3", victims: "c",
 		extenders: []testingframework.FakeExtender{
 			{ExtenderName: "1", Predicates: []testingframework.FitPredicate{onN1}, UnInterested: true},
@@ -263,7 +263,7 @@ var extenderCases = map[string]upstreamCase{
 	},
 }
 
-// victimCases are about the victims on a node.
+// victimCases test the victims on a node.
 var victimCases = map[string]upstreamCase{
 	"either node":              {cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/mid/3", "n2: b/mid/3")}, pending: wanting(high, 3), on: map[string]string{"n1": "[a] 0", "n2": "[b] 0"}},
 	"only more important pods": {cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/mid/3", "n2: b/mid/3")}, pending: wanting(low, 3), on: map[string]string{}},
@@ -271,18 +271,18 @@ var victimCases = map[string]upstreamCase{
 	"of several priorities":    {cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/mid/1 b/low/1 c/mid/2 d/high/1", "n2: e/high/3")}, pending: wanting(high, 3), on: map[string]string{"n1": "[b c] 0"}},
 	"the later of two":         {cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/low/1@5 b/low/1@4 c/mid/2@3 d/high/1@2", "n2: e/high/3@1")}, pending: wanting(high, 3), on: map[string]string{"n1": "[a c] 0"}},
 	"the least important":      {cluster: cluster{nodes: five("n1"), pods: place("n1: a/high/1 b/mid/1 c/low/1")}, pending: wanting(high, 3), on: map[string]string{"n1": "[c] 0"}},
-	"a pod that wants distance": {
+	"a pod with an anti-affinity": {
 		cluster: cluster{nodes: five("n1", "n2"), pods: with(place("n1: a/low/1#x b/mid/1 c/high/1", "n2: d/high/1"), apartFrom("x", "hostname"))},
 		pending: wanting(high, 1, ofApp("x")), plugins: []testingframework.RegisterPluginFunc{affinityPlugin}, on: map[string]string{"n1": "[a] 0"},
 	},
-	"one too many in a zone": {
+	"a spread that one pod of a zone exceeds": {
 		cluster: cluster{
 			nodes: []*corev1.Node{zoned("n1", "z1"), zoned("n2", "z1"), zoned("n3", "z2")},
 			pods:  place("n1: a/mid/0#x b/low/0#x", "n2: c/low/0#x", "n3: d/high/0#x e/high/0#x"),
 		}, pending: wanting(high, 0, ofApp("x"), spreadOver("x", "zone", "hostname")), plugins: []testingframework.RegisterPluginFunc{spreadPlugin},
 		on: map[string]string{"n1": "[b] 0", "n2": "[c] 0"},
 	},
-	"only victims of a function's choice": {
+	"a function that limits the victims": {
 		cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/mid/3#no", "n2: b/mid/3#yes")}, pending: wanting(high, 3),
 		change: func(d *defaultpreemption.DefaultPreemption) {
 			d.IsEligiblePod = func(_ fwk.NodeInfo, victim upstream.Victim, _ *corev1.Pod) bool {
@@ -290,7 +290,7 @@ var victimCases = map[string]upstreamCase{
 			}
 		}, on: map[string]string{"n2": "[b] 0"},
 	},
-	"the order of a function": {
+	"a function for the order": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/2 b/mid/2")}, pending: wanting(high, 3),
 		change: func(d *defaultpreemption.DefaultPreemption) {
 			d.MoreImportantVictim = func(x, y upstream.Victim) bool {
@@ -300,14 +300,14 @@ var victimCases = map[string]upstreamCase{
 	},
 }
 
-// disrupted marks a pod as one whose eviction the budget has granted.
+// disrupted adds a pod to disruptedPods of a budget.
 func disrupted(name string) budgetOption {
 	return func(b *policyv1.PodDisruptionBudget) {
 		b.Status.DisruptedPods = map[string]metav1.Time{name: metav1.NewTime(time.Now())}
 	}
 }
 
-// budgetCases count how many victims break a budget, which without a threshold only is avoided.
+// budgetCases count the victims that exceed a budget. Without a threshold this is only avoided.
 var budgetCases = map[string]upstreamCase{
 	"more than the budget allows": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/mid/2#web b/mid/2#web"), budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}},
@@ -325,21 +325,21 @@ var budgetCases = map[string]upstreamCase{
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/mid/2#web b/mid/2#web c/mid/2#web"), budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1, disrupted("c"))}},
 		pending: wanting(high, 5), on: map[string]string{"n1": "[a b c] 1"},
 	},
-	"a more important pod without a budget goes": {
+	"a more important pod without a budget": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/2#web b/mid/2"), budgets: closedWeb}, pending: wanting(high, 3), on: map[string]string{"n1": "[b] 0"},
 	},
-	"the less important of two, whose budget breaks": {
+	"the less important of two with a closed budget": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/2#web b/mid/2#web"), budgets: closedWeb}, pending: wanting(high, 3), on: map[string]string{"n1": "[a] 1"},
 	},
 }
 
 // groupVictimCases have victims that belong to groups.
 var groupVictimCases = map[string]upstreamCase{
-	"a group goes as a whole": {
+	"a group as a whole": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/1+g b/low/2+g"), groups: groupsOf(podGroup("g", low, wholeOnly))},
 		gates:   workload, pending: wanting(high, 3), on: map[string]string{"n1": "[a b] 0"},
 	},
-	"a pod goes before a group": {
+	"a pod before a group": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/1 b/low/1+g c/low/1+g"), groups: groupsOf(podGroup("g", low, wholeOnly))},
 		gates:   workload, pending: wanting(high, 3), on: map[string]string{"n1": "[a] 0"},
 	},
@@ -351,7 +351,7 @@ var groupVictimCases = map[string]upstreamCase{
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/2 b/high/2+g"), groups: groupsOf(podGroup("g", high, wholeOnly))},
 		gates:   workload, pending: wanting(top, 3), on: map[string]string{"n1": "[a] 0"},
 	},
-	"a group that breaks its budget twice": {
+	"a group that exceeds its budget twice": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/2#web+g b/low/2#web+g"), budgets: closedWeb, groups: groupsOf(podGroup("g", low, wholeOnly))},
 		gates:   workload, pending: wanting(high, 3), on: map[string]string{"n1": "[a b] 2"},
 	},
@@ -371,17 +371,17 @@ var groupVictimCases = map[string]upstreamCase{
 		cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/low/3+g", "n2: b/low/3+g"), groups: groupsOf(podGroup("g", low, wholeOnly))},
 		gates:   workload, pending: wanting(high, 3), on: map[string]string{"n1": "[a b] 0", "n2": "[a b] 0"},
 	},
-	"one of a group is too near, on another node": {
+	"an anti-affinity to one pod of a group, on another node": {
 		cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/low/0+g", "n2: b/low/0#x+g"), groups: groupsOf(podGroup("g", low, wholeOnly))},
 		gates:   workload, pending: wanting(high, 0, apartFrom("x", "zone")), plugins: []testingframework.RegisterPluginFunc{affinityPlugin},
 		on: map[string]string{"n1": "[a b] 0", "n2": "[a b] 0"},
 	},
-	"none of a group is too near": {
+	"an anti-affinity to no pod of a group": {
 		cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/low/0+g", "n2: b/low/0+g"), groups: groupsOf(podGroup("g", low, wholeOnly))},
 		gates:   workload, pending: wanting(high, 0, apartFrom("x", "zone")), unknown: []string{"n2"}, plugins: []testingframework.RegisterPluginFunc{affinityPlugin},
 		message: `preemption: expected at least one victim pod on node "n1"`,
 	},
-	"a group is one too many in a zone": {
+	"a spread that a group exceeds": {
 		cluster: cluster{
 			nodes:  []*corev1.Node{zoned("n1", "z1"), zoned("n2", "z1"), zoned("n3", "z2")},
 			pods:   place("n1: a/low/0#x+g", "n2: b/low/0#x+g", "n3: c/top/0#x"),
@@ -391,7 +391,7 @@ var groupVictimCases = map[string]upstreamCase{
 	},
 }
 
-// deferredResize makes the pending pod one that runs on n1 and waits for more CPUs.
+// deferredResize turns the pending pod into a running pod on n1 that waits for more CPUs.
 func deferredResize(pod *corev1.Pod) {
 	pod.Spec.NodeName = "n1"
 	pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{
@@ -399,12 +399,12 @@ func deferredResize(pod *corev1.Pod) {
 	})
 }
 
-// beforeResize returns the pending pod as in the cache of the scheduler, and other pods.
+// beforeResize returns the pending pod as it is in the scheduler's cache, and other pods.
 func beforeResize(others ...string) []*corev1.Pod {
 	return append(place("n1: pending/high/1"), place(others...)...)
 }
 
-// claimed gives the first pod two more CPUs by a claim of dynamic resource allocation.
+// claimed gives the first pod two more CPUs through a claim of dynamic resource allocation.
 func claimed(pod *corev1.Pod) {
 	pod.Status.NodeAllocatableResourceClaimStatuses = []corev1.NodeAllocatableResourceClaimStatus{{
 		ResourceClaimName: "claim",
@@ -412,9 +412,9 @@ func claimed(pod *corev1.Pod) {
 	}}
 }
 
-// featureCases need feature gates that are off by default, or off in the case.
+// featureCases need feature gates, which are off by default or off in the case.
 var featureCases = map[string]upstreamCase{
-	"a pod of a group, while there are no groups": {
+	"a pod of a group, with groups disabled": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 1)}, pods: place("n1: a/low/1")}, pending: wanting(high, 1, ofGroup("g")), node: "n1", victims: "a",
 	},
 	"a resize makes room on its node": {
@@ -432,10 +432,10 @@ var featureCases = map[string]upstreamCase{
 		gates:   []featuregate.Feature{features.DynamicResourceAllocation, features.DRANodeAllocatableResources}, pending: wanting(high, 3),
 		on: map[string]string{"n1": "[a] 0"},
 	},
-	"a victim with CPUs of a claim that do not count": {
+	"a victim with CPUs of a claim, with the feature disabled": {
 		cluster: cluster{nodes: five("n1"), pods: with(place("n1: a/mid/1"), claimed)}, pending: wanting(high, 3), message: `preemption: expected at least one victim pod on node "n1"`,
 	},
-	"the victim with the claim goes, not the other": {
+	"the victim with the claim, not the other one": {
 		cluster: cluster{nodes: five("n1"), pods: with(place("n1: a/mid/1 b/mid/1"), claimed)},
 		gates:   []featuregate.Feature{features.DynamicResourceAllocation, features.DRANodeAllocatableResources}, pending: wanting(high, 3),
 		on: map[string]string{"n1": "[a] 0"},

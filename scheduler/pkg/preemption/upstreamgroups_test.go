@@ -17,17 +17,16 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// gangCase is a pending PodGroup in a situation that upstream's own tests describe. No class has a
-// threshold in it.
+// gangCase is a pending PodGroup in a case of upstream's tests. Its classes have no thresholds.
 type gangCase struct {
 	cluster
-	// priority is that of the group, high if it is 0; members is the number of its pods, one if it
-	// is 0. At least min of them have to be scheduled, all if it is 0.
+	// priority is the priority of the group, 0 means high; members is the number of its pods, 0
+	// means one. At least min of them have to be scheduled, 0 means all.
 	priority     int32
 	members, min int
 	pod          []podOption
 	group        []groupOption
-	// victims are the pods that are deleted; without one, message is the whole status.
+	// victims are the deleted pods; without victims, message is the whole status.
 	victims, message string
 }
 
@@ -52,13 +51,13 @@ const noGroupVictims = "pod group preemption: No preemption victims found for in
 
 var gangCases = map[string]gangCase{
 	"a less important pod": {cluster: cluster{nodes: ones("n1"), pods: place("n1: a/low/1")}, victims: "a"},
-	"all less important pods, if it takes them": {
+	"all less important pods, if all are needed": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 3)}, pods: place("n1: a/low/1 b/mid/1 c/high/1")}, members: 2, victims: "a b",
 	},
 	"the least important one":        {cluster: cluster{nodes: []*corev1.Node{node("n1", 2)}, pods: place("n1: a/low/1 b/mid/1")}, victims: "a"},
 	"not more pods than needed":      {cluster: cluster{nodes: []*corev1.Node{node("n1", 4)}, pods: place("n1: a/low/1@1 b/low/1@2 c/low/1@3 d/low/1@4")}, members: 2, victims: "c d"},
-	"a pod before one of a group":    {cluster: cluster{nodes: []*corev1.Node{node("n1", 2)}, pods: place("n1: a/low/1 b/low/1+g"), groups: groupsOf(podGroup("g", low, oneByOne))}, victims: "a"},
-	"the later one of a group":       {cluster: cluster{nodes: []*corev1.Node{node("n1", 2)}, pods: place("n1: a/low/1@1+g b/low/1@0+g"), groups: groupsOf(podGroup("g", low, oneByOne))}, victims: "a"},
+	"a pod before a pod of a group":    {cluster: cluster{nodes: []*corev1.Node{node("n1", 2)}, pods: place("n1: a/low/1 b/low/1+g"), groups: groupsOf(podGroup("g", low, oneByOne))}, victims: "a"},
+	"the later pod of a group":       {cluster: cluster{nodes: []*corev1.Node{node("n1", 2)}, pods: place("n1: a/low/1@1+g b/low/1@0+g"), groups: groupsOf(podGroup("g", low, oneByOne))}, victims: "a"},
 	"a group as a whole, everywhere": {cluster: cluster{nodes: ones("n1", "n2"), pods: place("n1: a/low/1+g", "n2: b/low/1+g"), groups: groupsOf(podGroup("g", low, wholeOnly))}, victims: "a b"},
 	"a group as a whole, on a node": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 3)}, pods: place("n1: a/low/1+g b/low/1+g c/mid/1"), groups: groupsOf(podGroup("g", low, wholeOnly))}, victims: "a b",
@@ -72,34 +71,34 @@ var gangCases = map[string]gangCase{
 	"a more important pod without a budget": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 2)}, pods: place("n1: a/low/1#web b/mid/1"), budgets: closedWeb}, victims: "b",
 	},
-	"one of a group without a budget": {
+	"a pod of a group without a budget": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 2)}, pods: place("n1: a/low/1#web+g b/low/1+g"), budgets: closedWeb, groups: groupsOf(podGroup("g", low, oneByOne))},
 		victims: "b",
 	},
-	"a pod before a group of which one has a budget": {
+	"a pod before a group with a budget": {
 		cluster: cluster{
 			nodes: []*corev1.Node{node("n1", 3)}, pods: place("n1: a/low/1#web+g b/low/1+g c/low/1"), budgets: closedWeb,
 			groups: groupsOf(podGroup("g", low, wholeOnly)),
 		}, victims: "c",
 	},
-	"the less important of two, whose budget breaks": {
+	"the less important of two with a closed budget": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 2)}, pods: place("n1: a/low/1#web b/mid/1#web"), budgets: closedWeb}, victims: "a",
 	},
-	"pods of a group that is less important than they": {
+	"pods of a less important group": {
 		cluster: cluster{nodes: ones("n1"), pods: place("n1: a/top/1+g"), groups: groupsOf(podGroup("g", low, oneByOne))}, victims: "a",
 	},
-	"pods of a group that is more important than they": {
+	"pods of a more important group": {
 		cluster: cluster{nodes: ones("n1"), pods: place("n1: a/low/1+g"), groups: groupsOf(podGroup("g", top, oneByOne))}, message: noGroupVictims,
 	},
 	"a more important pod":     {cluster: cluster{nodes: ones("n1"), pods: place("n1: a/high/1")}, priority: mid, message: noGroupVictims},
-	"a pod of the same":        {cluster: cluster{nodes: ones("n1"), pods: place("n1: a/mid/1")}, priority: mid, message: noGroupVictims},
+	"a pod of the same priority":        {cluster: cluster{nodes: ones("n1"), pods: place("n1: a/mid/1")}, priority: mid, message: noGroupVictims},
 	"an empty node":            {cluster: cluster{nodes: ones("n1")}, members: 2, message: noGroupVictims},
-	"too few places":           {cluster: cluster{nodes: ones("n1"), pods: place("n1: a/low/1")}, members: 2, message: "pod group preemption: Insufficient cpu"},
-	"as many as find a place":  {cluster: cluster{nodes: ones("n1", "n2"), pods: place("n1: a/low/1", "n2: b/top/1")}, members: 2, min: 1, victims: "a"},
+	"too few CPUs":           {cluster: cluster{nodes: ones("n1"), pods: place("n1: a/low/1")}, members: 2, message: "pod group preemption: Insufficient cpu"},
+	"as many as fit":  {cluster: cluster{nodes: ones("n1", "n2"), pods: place("n1: a/low/1", "n2: b/top/1")}, members: 2, min: 1, victims: "a"},
 	"a whole group for a part": {cluster: cluster{nodes: ones("n1", "n2", "n3"), pods: place("n1: a/low/1+g", "n2: b/low/1+g", "n3: c/top/1"), groups: groupsOf(podGroup("g", low, wholeOnly))}, members: 3, min: 1, victims: "a b"},
 	"a group that may preempt": {cluster: cluster{nodes: ones("n1"), pods: place("n1: a/low/1")}, group: []groupOption{preemptsLower}, victims: "a"},
-	"a group that must not":    {cluster: cluster{nodes: ones("n1"), pods: place("n1: a/low/1")}, group: []groupOption{neverPreempts}, message: "pod group preemption: not eligible due to preemptionPolicy=Never."},
-	"its pods' policy is silent": {
+	"a group that must not preempt":    {cluster: cluster{nodes: ones("n1"), pods: place("n1: a/low/1")}, group: []groupOption{neverPreempts}, message: "pod group preemption: not eligible due to preemptionPolicy=Never."},
+	"the policy of its pods is ignored": {
 		cluster: cluster{nodes: ones("n1"), pods: place("n1: a/low/1")}, group: []groupOption{preemptsLower},
 		pod: []podOption{func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = ptr.To(corev1.PreemptNever) }}, victims: "a",
 	},
@@ -117,7 +116,7 @@ var gangCases = map[string]gangCase{
 	},
 }
 
-// leavesForOther makes a pod a victim that is leaving.
+// leavesForOther makes a pod a terminating victim.
 func leavesForOther(pod *corev1.Pod) {
 	terminating(pod)
 	pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{
@@ -125,7 +124,7 @@ func leavesForOther(pod *corev1.Pod) {
 	})
 }
 
-// choose has a plugin choose victims for the group.
+// choose runs a plugin for the group.
 func (c *gangCase) choose(t *testing.T, ours bool) (choice, map[string]string) {
 	t.Helper()
 	group := podGroup("pending", max(c.priority, 0), c.group...)
@@ -156,7 +155,7 @@ func (c *gangCase) choose(t *testing.T, ours bool) (choice, map[string]string) {
 	return done, nominated
 }
 
-// TestUpstreamGangs runs DefaultPreemption and our plugin on the groups of upstream's tests.
+// TestUpstreamGangs runs DefaultPreemption and our plugin with the groups of upstream's tests.
 func TestUpstreamGangs(t *testing.T) {
 	for name, test := range gangCases {
 		t.Run(name, func(t *testing.T) {

@@ -25,7 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// room is a waitingRoom in a bubble with fake time.
+// room is a waitingRoom in a synctest bubble.
 type room struct {
 	t *testing.T
 	w *waitingRoom
@@ -39,8 +39,7 @@ var (
 	nameOfDB  = types.NamespacedName{Namespace: "shop", Name: "db"}
 )
 
-// inRoom calls f with a room in which pods p0, p1, ... wait for the budget web, which allows
-// nothing.
+// inRoom calls f with a room in which pods p0, p1, ... wait for the closed budget web.
 func inRoom(t *testing.T, waiters int, f func(r *room)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -72,12 +71,12 @@ func (r *room) waiter(i int) waiter {
 	return waiter{uid: r.pods[i].UID, priority: int32(i), pods: []*corev1.Pod{r.pods[i]}}
 }
 
-// heldBy is how an attempt ends that budgets hold back.
+// heldBy returns the outcome of an attempt that budgets prevent.
 func heldBy(budgets ...types.NamespacedName) outcome {
 	return outcome{searched: true, restricted: true, held: heldPods{budgets: sets.New(budgets...), pods: sets.New[types.UID]("uid-a")}}
 }
 
-// try makes an attempt of a pod.
+// try makes an attempt for a pod.
 func (r *room) try(i int, o outcome) {
 	r.w.begin(r.waiter(i))
 	r.w.end(r.pods[i].UID, o)
@@ -113,7 +112,7 @@ func (r *room) delete(resource, name string) {
 	synctest.Wait()
 }
 
-// wantWoken compares the pods that were activated since.
+// wantWoken compares the pods that were activated since the last call.
 func (r *room) wantWoken(want ...string) {
 	r.t.Helper()
 	synctest.Wait()
@@ -127,7 +126,7 @@ func (r *room) after(d time.Duration) {
 	synctest.Wait()
 }
 
-// waiting returns for which budgets each pod or group waits.
+// waiting returns the budgets for which each pod or group waits.
 func (w *waitingRoom) waiting() map[types.UID]sets.Set[types.NamespacedName] {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -140,7 +139,7 @@ func (w *waitingRoom) waiting() map[types.UID]sets.Set[types.NamespacedName] {
 	return budgets
 }
 
-// names returns the names of the pods that were activated since.
+// names returns the names of the pods that were activated since the last call.
 func (h *fakeHandle) names() []string {
 	var names []string
 	for len(h.activated) > 0 {
@@ -160,13 +159,13 @@ func healthyPods(current, desired int32) budgetOption {
 	}
 }
 
-// TestOpenings wakes as many of the most important pods as a budget has room for, or the most
-// important one if pods may be free of the budget.
+// TestOpenings activates as many of the most important pods as a budget has room for, or the most
+// important one if a pod may no longer count for the budget.
 func TestOpenings(t *testing.T) {
 	failed := func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }
 	labelled := func(pod *corev1.Pod) { pod.Labels["more"] = "" }
 	for name, test := range map[string]struct {
-		// before wakes no pod.
+		// before activates no pod.
 		before, after runtime.Object
 		want          []string
 	}{
@@ -175,8 +174,8 @@ func TestOpenings(t *testing.T) {
 		"not":                                {budgetOf("web", 0), budgetOf("web", 0), nil},
 		"of another name":                    {budgetOf("web", 0), budgetOf("db", 2), nil},
 		"with a new spec":                    {budgetOf("web", 0), budgetOf("web", 0, stale), []string{"p3"}},
-		"for pods that are not ready":        {budgetOf("web", 0, healthyPods(1, 2)), budgetOf("web", 0, healthyPods(2, 2)), []string{"p3"}},
-		"not, one more is healthy only":      {budgetOf("web", 0, healthyPods(2, 4)), budgetOf("web", 0, healthyPods(3, 4)), nil},
+		"with a new number of healthy pods":        {budgetOf("web", 0, healthyPods(1, 2)), budgetOf("web", 0, healthyPods(2, 2)), []string{"p3"}},
+		"no, only one more healthy pod":      {budgetOf("web", 0, healthyPods(2, 4)), budgetOf("web", 0, healthyPods(3, 4)), nil},
 		"a pod has other labels":             {runningPod("a", 1), runningPod("a", 1, ofApp("other")), []string{"p3"}},
 		"a pod is not ready":                 {runningPod("a", 1), runningPod("a", 1, notReady), []string{"p3"}},
 		"a pod has failed":                   {runningPod("a", 1), runningPod("a", 1, failed), []string{"p3"}},
@@ -197,8 +196,8 @@ func TestOpenings(t *testing.T) {
 	}
 }
 
-// TestStatusBecomesCurrent opens a budget whose spec has changed before. A pod that was woken for
-// that keeps its place until it may be woken again.
+// TestStatusBecomesCurrent updates the status of a budget after its spec has changed. A pod that
+// was activated for the new spec is activated again only after wakeInterval.
 func TestStatusBecomesCurrent(t *testing.T) {
 	inRoom(t, 3, func(r *room) {
 		r.change(budgetOf("web", 2, stale))
@@ -212,7 +211,7 @@ func TestStatusBecomesCurrent(t *testing.T) {
 	})
 }
 
-// TestBudgetMoves wakes another pod if the budget opens further, and none if it has closed.
+// TestBudgetMoves activates another pod if the budget opens further, and none after it has closed.
 func TestBudgetMoves(t *testing.T) {
 	inRoom(t, 3, func(r *room) {
 		r.change(budgetOf("web", 1))
@@ -229,13 +228,14 @@ func TestBudgetMoves(t *testing.T) {
 	})
 }
 
-// TestNextIsTried wakes the next pod when the one before it did not use the budget up.
+// TestNextIsTried activates the next pod if the previous one did not use all the room of the
+// budget.
 func TestNextIsTried(t *testing.T) {
 	found := outcome{searched: true, found: true, restricted: true}
 	for name, test := range map[string]struct {
-		// end is how the attempt of the most important pod ends.
+		// end ends the attempt of the most important pod.
 		end func(r *room)
-		// want is woken after wait.
+		// want is activated after wait.
 		wait time.Duration
 		want []string
 	}{
@@ -244,20 +244,20 @@ func TestNextIsTried(t *testing.T) {
 			r.fail(1, nameOfWeb)
 			r.fail(2, nameOfWeb)
 		}, 0, []string{"p0"}},
-		"another budget holds it up":       {func(r *room) { r.fail(2, nameOfDB) }, 0, []string{"p1"}},
-		"it fits nowhere":                  {func(r *room) { r.try(2, outcome{searched: true, restricted: true}) }, 0, []string{"p1"}},
-		"it was not searched for":          {func(r *room) { r.try(2, outcome{}) }, 0, []string{"p1"}},
-		"it breaks budgets":                {func(r *room) { r.try(2, outcome{searched: true, found: true}) }, 0, []string{"p1"}},
-		"it fits by now":                   {func(r *room) { r.change(runningPod("p2", 2)) }, wakeInterval, []string{"p1"}},
-		"it is gone":                       {func(r *room) { r.delete("pods", "p2") }, wakeInterval, []string{"p1"}},
+		"another budget prevents it":       {func(r *room) { r.fail(2, nameOfDB) }, 0, []string{"p1"}},
+		"it fits on no node":                  {func(r *room) { r.try(2, outcome{searched: true, restricted: true}) }, 0, []string{"p1"}},
+		"it did not search":          {func(r *room) { r.try(2, outcome{}) }, 0, []string{"p1"}},
+		"it may exceed budgets":                {func(r *room) { r.try(2, outcome{searched: true, found: true}) }, 0, []string{"p1"}},
+		"it was scheduled":                   {func(r *room) { r.change(runningPod("p2", 2)) }, wakeInterval, []string{"p1"}},
+		"it was deleted":                       {func(r *room) { r.delete("pods", "p2") }, wakeInterval, []string{"p1"}},
 		"it makes no attempt":              {func(*room) {}, trialTimeout, []string{"p1"}},
-		"it makes no attempt so far":       {func(*room) {}, trialTimeout - time.Millisecond, nil},
+		"it makes no attempt before the timeout":       {func(*room) {}, trialTimeout - time.Millisecond, nil},
 		"it has victims of another budget": {func(r *room) { r.try(2, found) }, settleTime, []string{"p1"}},
 		"it has victims of the budget": {func(r *room) {
 			r.try(2, found)
 			r.change(budgetOf("web", 0))
 		}, settleTime, nil},
-		"it has victims, and the budget is late": {func(r *room) { r.try(2, found) }, settleTime - time.Millisecond, nil},
+		"it has victims, and the budget is not updated yet": {func(r *room) { r.try(2, found) }, settleTime - time.Millisecond, nil},
 		"its victims were refused": {func(r *room) {
 			r.try(2, found)
 			r.w.wakeAt(r.waiter(2), time.Now().Add(time.Minute))
@@ -275,13 +275,13 @@ func TestNextIsTried(t *testing.T) {
 	}
 }
 
-// TestEachIsTriedOnce has all pods fail: each opening tries each of them once.
+// TestEachIsTriedOnce has all pods fail: each change must activate each of them once.
 func TestEachIsTriedOnce(t *testing.T) {
 	for name, open := range map[string]func(r *room){
-		"a room that is too small": func(r *room) { r.change(budgetOf("web", 1)) },
+		"too little room": func(r *room) { r.change(budgetOf("web", 1)) },
 		"a new spec":               func(r *room) { r.change(budgetOf("web", 0, stale)) },
 		"a PriorityClass":          func(r *room) { r.change(class("c", "")) },
-		"the end of the budget":    func(r *room) { r.delete("budgets", "web") },
+		"the deletion of the budget":    func(r *room) { r.delete("budgets", "web") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRoom(t, 3, func(r *room) {
@@ -297,7 +297,8 @@ func TestEachIsTriedOnce(t *testing.T) {
 	}
 }
 
-// TestBudgetOpensDuringTheSearch wakes a pod whose search has read the budget before.
+// TestBudgetOpensDuringTheSearch activates a pod whose search has read the budget before the
+// change.
 func TestBudgetOpensDuringTheSearch(t *testing.T) {
 	for name, test := range map[string]struct {
 		opens runtime.Object
@@ -321,7 +322,8 @@ func TestBudgetOpensDuringTheSearch(t *testing.T) {
 	}
 }
 
-// TestNoPodIsWokenMoreThanOnceASecond changes a budget all the time, and has the pod fail.
+// TestNoPodIsWokenMoreThanOnceASecond changes a budget all the time while the attempts of the pod
+// fail.
 func TestNoPodIsWokenMoreThanOnceASecond(t *testing.T) {
 	inRoom(t, 1, func(r *room) {
 		const seconds = 10
@@ -340,8 +342,8 @@ func TestNoPodIsWokenMoreThanOnceASecond(t *testing.T) {
 	})
 }
 
-// TestPodLeavesTheRoom forgets pods that found a node or were deleted, also if their searches end
-// after that.
+// TestPodLeavesTheRoom checks that pods are forgotten after they were scheduled or deleted, even if
+// their searches end later.
 func TestPodLeavesTheRoom(t *testing.T) {
 	inRoom(t, 3, func(r *room) {
 		r.change(runningPod("p2", 2))
@@ -360,7 +362,7 @@ func TestPodLeavesTheRoom(t *testing.T) {
 	})
 }
 
-// TestGroupLeavesTheRoom removes a group when none of its pods is pending.
+// TestGroupLeavesTheRoom checks that a group is forgotten when none of its pods is pending.
 func TestGroupLeavesTheRoom(t *testing.T) {
 	inRoom(t, 2, func(r *room) {
 		r.try(0, outcome{searched: true})
@@ -377,7 +379,7 @@ func TestGroupLeavesTheRoom(t *testing.T) {
 	})
 }
 
-// TestGauge adds the rooms of all profiles up.
+// TestGauge checks that the gauge is the sum of the rooms of all profiles.
 func TestGauge(t *testing.T) {
 	registerMetrics()
 	value := func() float64 {
@@ -407,7 +409,7 @@ func TestGauge(t *testing.T) {
 	})
 }
 
-// TestFullRoom keeps the most important pods.
+// TestFullRoom checks that a full room keeps the most important pods.
 func TestFullRoom(t *testing.T) {
 	inRoom(t, 0, func(r *room) {
 		pods := r.h.informers.Core().V1().Pods().Informer().GetIndexer()
@@ -420,23 +422,24 @@ func TestFullRoom(t *testing.T) {
 		r.after(wakeInterval)
 		waiting := r.w.waiting()
 		for i := range maxWaiting + 10 {
-			// Of the priorities 0 to 9, each has two pods.
+			// Each of the priorities 0 to 9 has two pods.
 			if important := i%maxWaiting >= 10; important && !waiting[types.UID(fmt.Sprintf("uid-%d", i))].Has(nameOfWeb) {
-				r.t.Errorf("pod %d has no place", i)
+				r.t.Errorf("pod %d is not in the room", i)
 			}
 		}
 		is.True(r.t, len(waiting) == maxWaiting, "%d pods wait, want %d", len(waiting), maxWaiting)
 	})
 }
 
-// TestWakeAtATime wakes pods whose refusals end, whether or not they wait for a budget.
+// TestWakeAtATime checks that pods are activated when refusals end, whether or not they wait for a
+// budget.
 func TestWakeAtATime(t *testing.T) {
 	for name, wait := range map[string]func(r *room){
 		"its victims": func(r *room) {
 			r.try(0, outcome{searched: true})
 			r.w.wakeAt(r.waiter(0), time.Now().Add(refusalDelay))
 		},
-		"a pod in the way": func(r *room) {
+		"a refused pod": func(r *room) {
 			r.w.refuse("uid-a", nil)
 			r.fail(0, nameOfWeb)
 		},

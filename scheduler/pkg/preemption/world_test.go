@@ -23,10 +23,10 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// started is when the first pods were started; a pod with a higher number started later.
+// started is the start of the first pods; a pod with a higher number started later.
 var started = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// clockTime is the time at which the rules apply.
+// clockTime is the current time of the rules.
 var clockTime = started.Add(time.Hour)
 
 type podOption func(*corev1.Pod)
@@ -76,7 +76,7 @@ func terminating(pod *corev1.Pod) { pod.DeletionTimestamp = ptr.To(metav1.NewTim
 
 type budgetOption func(*policyv1.PodDisruptionBudget)
 
-// budgetOf returns the budget of an app that allows n disruptions; its status is current.
+// budgetOf returns the budget of an app that allows n disruptions, with a current status.
 func budgetOf(app string, n int32, options ...budgetOption) *policyv1.PodDisruptionBudget {
 	b := &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: app, UID: types.UID("uid-" + app), Generation: 1},
@@ -99,8 +99,8 @@ func class(name, threshold string) *schedulingv1.PriorityClass {
 	return c
 }
 
-// rulesFor returns the rules for a pending pod of the priority, with the class guarded whose
-// threshold is 1000.
+// rulesFor returns the rules for a pending pod of the priority. The class guarded has the threshold
+// 1000.
 func rulesFor(priority int32, budgets []*policyv1.PodDisruptionBudget, refused ...string) *rules {
 	classes := []*schedulingv1.PriorityClass{class("guarded", "1000"), class("higher", "2000"), class("plain", "")}
 	return &rules{
@@ -120,7 +120,7 @@ func rulesFor(priority int32, budgets []*policyv1.PodDisruptionBudget, refused .
 	}
 }
 
-// victim returns a victim of one pod or, with several, of a group that goes as a whole.
+// victim returns a victim of one pod, or of a group that is disrupted as a whole.
 func victim(t testing.TB, pods ...*corev1.Pod) upstream.Victim {
 	t.Helper()
 	infos := make([]fwk.PodInfo, 0, len(pods))

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command clients has many clients use the API at the same time: each of them watches, lists,
-// creates and deletes NodeMaintenances over a connection of its own, through the aggregator. It
-// prints how long the answers took, the errors, and what the clients have left behind in the server
-// when they are gone: goroutines and memory.
+// Command clients measures concurrent use of the API: each client watches, lists, creates and
+// deletes NodeMaintenances through the aggregator, over its own connection. The command prints the
+// latencies and the errors, and the goroutines and the memory of the server after the clients have
+// ended.
 package main
 
 import (
@@ -50,12 +50,12 @@ type settings struct {
 }
 
 func main() {
-	// Logs of libraries would be in the table. The program gets all failures as errors.
+	// Logs of libraries would break up the table. The program gets all failures as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	var s settings
 	flag.IntVar(&s.clients, "clients", 200, "number of clients")
-	flag.DurationVar(&s.duration, "duration", 5*time.Minute, "how long they use the API")
-	flag.DurationVar(&s.rest, "rest", 5*time.Minute, "how long to wait for what they leave behind to go; Go collects garbage at least every two minutes")
+	flag.DurationVar(&s.duration, "duration", 5*time.Minute, "how long the clients use the API")
+	flag.DurationVar(&s.rest, "rest", 5*time.Minute, "how long to measure the server after the clients have ended; Go collects garbage at least every two minutes")
 	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
 	flag.StringVar(&s.json, "json", "bin/bench-clients.json", "file to which the figures are written")
@@ -96,18 +96,18 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	return r.publish(out, s.json)
 }
 
-// server is the name of the measured process in the cluster program.
+// server is the name of haulout-apiserver in the cluster program.
 const server = "haulout-apiserver"
 
-// The goals: what may be left of the goroutines and of the memory that the clients have taken, as
-// shares of what there was before.
+// The goals: the goroutines and the memory after the clients have ended, as multiples of the values
+// before.
 const (
 	maxGoroutines = 1.1
 	maxMemory     = 1.5
 	scrapeEvery   = 5 * time.Second
-	// firstTime is how long the clients are there for a first time, before anything is measured.
-	// What the server keeps for clients in general, such as the events for their watches, has its
-	// size after that. A leak is what a second time leaves behind.
+	// firstTime is the length of a first load before the measurement. It fills what the server
+	// keeps for clients in general, such as the events for their watches. Growth after the second
+	// load is a leak.
 	firstTime = 30 * time.Second
 )
 
@@ -118,16 +118,16 @@ type report struct {
 	Clients int             `json:"clients"`
 	Seconds float64         `json:"seconds"`
 	Calls   map[string]call `json:"calls"`
-	// Before, During and After are the server after clients were there for a first time, at its
-	// fullest, and at its emptiest after they were gone again.
+	// Before, During and After are the usage of the server: the minimum after the first load, the
+	// maximum during the second, the minimum after the second.
 	Before usageOf      `json:"before"`
 	During usageOf      `json:"during"`
 	After  usageOf      `json:"after"`
 	Goals  []goals.Goal `json:"goals"`
 }
 
-// call is how long the answers to one kind of request took, in milliseconds. Of a watch it is the
-// time until it began.
+// call is the latency of one kind of request, in milliseconds. The latency of a watch is the time
+// until it began.
 type call struct {
 	Count  int     `json:"count"`
 	Median float64 `json:"p50"`
@@ -137,14 +137,13 @@ type call struct {
 	Example string `json:"example,omitempty"`
 }
 
-// usageOf is what the server takes.
+// usageOf is the usage of the server.
 type usageOf struct {
 	Goroutines float64 `json:"goroutines"`
 	HeapBytes  float64 `json:"heapBytes"`
 }
 
-// measure lets the clients run and reads what the server uses before, while they run, and
-// afterwards.
+// measure runs the clients and reads the usage of the server before, during and after.
 func measure(ctx context.Context, s settings, c *devcluster.Cluster) (*report, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
 	if err != nil {
@@ -195,7 +194,7 @@ func newScraper(config *rest.Config, dir string) (*scraper, error) {
 	}
 	config = rest.CopyConfig(config)
 	config.Host = "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(running.Ports[server]))
-	// Its certificate is not the cluster's; nothing but figures comes from there.
+	// The certificate is not from the cluster's CA; the program reads only figures from the server.
 	config.Insecure, config.CAData, config.CAFile = true, nil, ""
 	client, err := kubernetes.NewForConfig(config)
 	return &scraper{client}, err
@@ -222,8 +221,8 @@ func (s *scraper) read(ctx context.Context) (usageOf, error) {
 func least(a, b float64) float64 { return min(a, b) }
 func most(a, b float64) float64  { return max(a, b) }
 
-// follow reads for a while and returns the least or the most of what there was. The heap has
-// garbage, of which the least has the smallest part.
+// follow reads the usage for a while and returns its minimum or maximum. The heap includes garbage;
+// its minimum includes the least.
 func (s *scraper) follow(ctx context.Context, lasts time.Duration, which func(a, b float64) float64) (usageOf, error) {
 	found, err := s.read(ctx)
 	for end := time.Now().Add(lasts); err == nil && time.Now().Before(end); {
@@ -277,14 +276,14 @@ func (r *report) publish(out io.Writer, file string) error {
 }
 
 const (
-	// pause is what a client waits between two requests, patience how long it waits for an answer.
+	// pause is the time between two requests of a client, patience the timeout of a request.
 	pause    = 500 * time.Millisecond
 	patience = 30 * time.Second
-	// watchSeconds is how long a watch lasts.
+	// watchSeconds is the timeout of a watch.
 	watchSeconds = 20
 )
 
-// latencies are how long the answers took, and the errors, by the kind of the request.
+// latencies are the latencies and the errors by kind of request.
 type latencies struct {
 	mu     sync.Mutex
 	took   map[string][]time.Duration
@@ -338,7 +337,7 @@ func crowd(ctx context.Context, config *rest.Config, clients int) (*latencies, e
 	return l, nil
 }
 
-// watch begins one watch after another.
+// watch starts one watch after another.
 func watch(ctx context.Context, c maintenanceclient.NodeMaintenanceInterface, l *latencies) {
 	for ctx.Err() == nil {
 		begin := time.Now()
@@ -356,7 +355,7 @@ func watch(ctx context.Context, c maintenanceclient.NodeMaintenanceInterface, l 
 	}
 }
 
-// use lists, creates and deletes. It ends without an object of its own.
+// use lists, creates and deletes NodeMaintenances. It leaves none behind.
 func use(ctx context.Context, c maintenanceclient.NodeMaintenanceInterface, l *latencies, i int) {
 	for turn := 0; ctx.Err() == nil; turn++ {
 		name := fmt.Sprintf("client-%d-%d", i, turn)
@@ -375,7 +374,7 @@ func use(ctx context.Context, c maintenanceclient.NodeMaintenanceInterface, l *l
 	}
 }
 
-// ask makes a request. The end of the load does not interrupt it.
+// ask sends a request. The request runs to its end even if the load ends.
 func ask(l *latencies, kind string, request func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -384,7 +383,6 @@ func ask(l *latencies, kind string, request func(context.Context) error) {
 	l.add(kind, time.Since(begin), err)
 }
 
-// waitABit waits between two requests.
 func waitABit(ctx context.Context) {
 	select {
 	case <-ctx.Done():

@@ -30,23 +30,24 @@ import (
 )
 
 const (
-	// badPool are nodes of their own, which nothing else runs on.
+	// badPool are nodes that only this file uses.
 	badPool      = "bad"
 	badNodes     = 5
 	badNamespace = "bench-bad"
-	// waitingPods are behind one budget that lets none go and is rewritten all the time.
+	// waitingPods is the number of pods under one closed budget. Its spec is rewritten all the
+	// time.
 	waitingPods  = 1000
 	waiting      = "waiting"
 	rewriteEvery = time.Second / 3
 	// deniedPods is the number of pods whose evictions a webhook denies for an hour.
 	deniedPods = 20
 	deniedApp  = "denied"
-	// sendEvery is how often requests are sent that the server must refuse.
+	// sendEvery is the interval between rounds of requests that the server must refuse.
 	sendEvery = 5 * time.Second
 )
 
-// disturb gives the server bad input beside the drain that is measured, and returns when the server
-// has taken in all of it. The input stays until the returned function is called.
+// disturb sends bad input to the server during the measured drain, and returns when the server has
+// processed all of it. The input stays until the returned function is called.
 func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error, err error) {
 	var running sync.WaitGroup
 	acting, stop := context.WithCancelCause(ctx)
@@ -103,7 +104,7 @@ func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error,
 		})
 	}
 	settling, cancel := context.WithTimeoutCause(acting, setupTime,
-		fmt.Errorf("the bad input was not taken in within %v", setupTime))
+		fmt.Errorf("the server did not process the bad input within %v", setupTime))
 	defer cancel()
 	return end, untilEvery(settling, time.Second, c.badInputIsKnown)
 }
@@ -115,7 +116,7 @@ func badMaintenance(name string) *v1alpha1.NodeMaintenance {
 	}
 }
 
-// denyEvictions has a webhook deny the evictions of some pods.
+// denyEvictions makes a webhook deny the evictions of some pods.
 func (c *cluster) denyEvictions(ctx context.Context) (func(context.Context) error, error) {
 	return webhook.Webhook{
 		Name: badNamespace, Namespace: badNamespace,
@@ -138,7 +139,7 @@ func (c *cluster) denyEvictions(ctx context.Context) (func(context.Context) erro
 	}.Start(ctx, c.kube)
 }
 
-// evictionsAreDenied says what is missing until kube-apiserver knows of the webhook.
+// evictionsAreDenied returns what is missing until the webhook denies evictions.
 func (c *cluster) evictionsAreDenied(ctx context.Context) (string, error) {
 	name := fmt.Sprintf("%s-%02d", deniedApp, 0)
 	err := evict.Client{Host: c.kube}.Evict(ctx, &policyv1.Eviction{
@@ -151,8 +152,8 @@ func (c *cluster) evictionsAreDenied(ctx context.Context) (string, error) {
 	return "the webhook denies no eviction", err
 }
 
-// createBadPods makes the pods and their budget: the pods that wait for it, the pods whose
-// evictions are denied, and a pod with 22,000 labels.
+// createBadPods creates the waiting pods and their budget, the pods whose evictions the webhook
+// denies, and a pod with 22,000 labels.
 func (c *cluster) createBadPods(ctx context.Context) error {
 	labelled := badPod("labelled", "labelled", c.bad[0])
 	for i := range 22_000 {
@@ -187,7 +188,7 @@ func badPod(name, app, node string) *corev1.Pod {
 	}
 }
 
-// rewriteBudget gives the budget of the waiting pods another number that lets none go either.
+// rewriteBudget changes the number in the budget of the waiting pods. The budget stays closed.
 func (c *cluster) rewriteBudget(ctx context.Context) error {
 	budgets := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace)
 	b, err := budgets.Get(ctx, waiting, metav1.GetOptions{})
@@ -205,7 +206,7 @@ func (c *cluster) rewriteBudget(ctx context.Context) error {
 	return nil
 }
 
-// sendRefused sends maintenances that the server must refuse.
+// sendRefused sends NodeMaintenances that the server must refuse.
 func (c *cluster) sendRefused(ctx context.Context) error {
 	terms := badMaintenance("terms")
 	for i := range 26_000 {
@@ -215,7 +216,7 @@ func (c *cluster) sendRefused(ctx context.Context) error {
 			},
 		})
 	}
-	// 441 KiB of plan, as often as there are nodes.
+	// The status of each node would repeat the 441 KiB of this plan.
 	plan := badMaintenance("plan")
 	for i := range int32(4000) {
 		plan.Spec.DrainPlan = append(plan.Spec.DrainPlan, v1alpha1.DrainPlanEntry{
@@ -230,14 +231,14 @@ func (c *cluster) sendRefused(ctx context.Context) error {
 	} {
 		_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{})
 		if !apierrors.IsInvalid(err) && !apierrors.IsRequestEntityTooLargeError(err) && ctx.Err() == nil {
-			return fmt.Errorf("a maintenance with %s was not refused as invalid: %w", what, err)
+			return fmt.Errorf("NodeMaintenance with %s: want it refused as invalid, got: %w", what, err)
 		}
 	}
 	return errors.Join(c.sendOneMore(ctx), c.sendEvacuation(ctx))
 }
 
-// badInputIsKnown says what is missing until the server has asked every pod to leave and says what
-// blocks the pods that wait for their budget.
+// badInputIsKnown returns what is missing until the server has created all Evacuations and has
+// marked those of the waiting pods as blocked.
 func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
 	list, err := c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).List(ctx,
 		metav1.ListOptions{ResourceVersion: "0"})
@@ -251,13 +252,13 @@ func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
 		}
 	}
 	if asked := len(list.Items); asked < waitingPods+deniedPods || blocked < waitingPods {
-		return fmt.Sprintf("%d pods of the bad input have been asked to leave, %d of them are known to be blocked",
+		return fmt.Sprintf("%d pods of the bad input have an Evacuation, %d of them are blocked",
 			asked, blocked), nil
 	}
 	return "", nil
 }
 
-// removeBadInput takes away what disturb has made.
+// removeBadInput deletes the objects of disturb.
 func (c *cluster) removeBadInput(ctx context.Context) error {
 	if err := errors.Join(c.label(ctx, c.bad[2], "null"), c.removeMaintenances(ctx)); err != nil {
 		return err
@@ -279,18 +280,20 @@ func (c *cluster) removeBadInput(ctx context.Context) error {
 }
 
 const (
-	// crowdedBudgets are budgets that select no pod, in the namespace of the bad pods.
+	// crowdedBudgets is the number of budgets that select no pod, in the namespace of the bad pods.
 	crowdedBudgets = 5000
-	// mostHolders is how many maintenances may hold a node. crowd is how many come to select
-	// another node by its labels, which admission cannot refuse.
+	// mostHolders is the limit of NodeMaintenances per node. crowd is the number of
+	// NodeMaintenances that come to select another node because its labels change: admission cannot
+	// refuse those.
 	mostHolders = 50
 	crowd       = 400
 	crowdLabel  = "bench.haulout.dev/crowd"
-	// refusedEvacuations is how many Evacuations the server refuses before the drain begins.
+	// refusedEvacuations is the number of Evacuations that the server refuses before the drain
+	// begins.
 	refusedEvacuations = 10_000
 )
 
-// createBudgets makes budgets that select no pod.
+// createBudgets creates budgets that select no pod.
 func (c *cluster) createBudgets(ctx context.Context) error {
 	return each(ctx, make([]struct{}, crowdedBudgets), setupWriters, func(ctx context.Context, _ *struct{}) error {
 		budget := &policyv1.PodDisruptionBudget{
@@ -304,11 +307,12 @@ func (c *cluster) createBudgets(ctx context.Context) error {
 	})
 }
 
-// createCrowds makes as many maintenances of one node as may hold it, and of another one many more.
+// createCrowds creates NodeMaintenances up to the limit of one node, and far beyond the limit of
+// another.
 func (c *cluster) createCrowds(ctx context.Context) error {
 	full, crowded := c.bad[1], c.bad[2]
 	var all []*v1alpha1.NodeMaintenance
-	// The maintenance of all bad nodes is one of the holders.
+	// The NodeMaintenance of all bad nodes counts, too.
 	for i := range mostHolders - 1 {
 		all = append(all, crowding(fmt.Sprintf("full-%02d", i), byName(full)))
 	}
@@ -349,8 +353,8 @@ func withLabel(key string) *corev1.NodeSelector {
 	}}}}
 }
 
-// withoutLabels returns a maintenance with selector terms that no index serves. It is in stage
-// Idle, since all nodes match.
+// withoutLabels returns a NodeMaintenance with selector terms that no index serves. Its stage is
+// Idle because it selects all nodes.
 func withoutLabels() *v1alpha1.NodeMaintenance {
 	nm := badMaintenance("without-labels")
 	nm.Spec.Stage, nm.Spec.NodeSelector = v1alpha1.NodeMaintenanceStageIdle, &corev1.NodeSelector{}
@@ -364,11 +368,11 @@ func withoutLabels() *v1alpha1.NodeMaintenance {
 	return nm
 }
 
-// sendOneMore sends a maintenance of the node that has as many as may hold it.
+// sendOneMore sends a NodeMaintenance for the node that is at the limit.
 func (c *cluster) sendOneMore(ctx context.Context) error {
 	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, crowding("one-more", byName(c.bad[1])), metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) && ctx.Err() == nil {
-		return fmt.Errorf("maintenance %d of node %s was not refused as forbidden: %w", mostHolders+1, c.bad[1], err)
+		return fmt.Errorf("NodeMaintenance %d of node %s: want it refused as forbidden, got: %w", mostHolders+1, c.bad[1], err)
 	}
 	return nil
 }
@@ -380,7 +384,7 @@ func (c *cluster) sendEvacuations(ctx context.Context) error {
 }
 
 // sendEvacuation sends an Evacuation of a bad pod with 64 KiB of labels and a finalizer that would
-// keep it after its pod is gone.
+// keep the Evacuation after its pod is gone.
 func (c *cluster) sendEvacuation(ctx context.Context) error {
 	name := fmt.Sprintf("%s-%04d", waiting, 0)
 	pod, err := c.kube.CoreV1().Pods(badNamespace).Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
@@ -399,7 +403,7 @@ func (c *cluster) sendEvacuation(ctx context.Context) error {
 	}
 	_, err = c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).Create(ctx, e, metav1.CreateOptions{})
 	if !apierrors.IsInvalid(err) && ctx.Err() == nil {
-		return fmt.Errorf("an Evacuation with a foreign finalizer and 64 KiB of labels was not refused as invalid: %w", err)
+		return fmt.Errorf("Evacuation with a foreign finalizer and 64 KiB of labels: want it refused as invalid, got: %w", err)
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// bench has all contenders drain all workloads on a cluster of its own.
+// bench measures all contenders with all workloads on a new cluster.
 func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 	s, err := readSettings(args)
 	if err != nil {
@@ -81,7 +81,7 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 	return r.publish(out, s.json)
 }
 
-// line reports a drain as soon as it is over.
+// line describes the result of a drain in one line.
 func line(r *result) string {
 	text := fmt.Sprintf("%s, %s: %.1f s, %d calls, %d of them rejected", r.Workload, r.Contender, r.Seconds, r.Calls,
 		r.Rejected)
@@ -112,8 +112,8 @@ func (r *report) publish(out io.Writer, file string) error {
 	return nil
 }
 
-// measure prepares the cluster and has a contender drain it. A drain that fails is a result, too;
-// an error is what makes it none.
+// measure prepares the cluster and runs a contender. A failed drain is a result too; measure
+// returns an error only if there is no valid result.
 func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result) (err error) {
 	if err := c.prepare(ctx, w); err != nil {
 		return err

@@ -29,19 +29,19 @@ import (
 
 const (
 	namespace = "bench"
-	// poolLabel distinguishes the nodes that are drained from the nodes that the pods go to.
+	// poolLabel distinguishes the nodes to drain from the nodes to which the pods move.
 	poolLabel   = "bench.haulout.dev/pool"
 	drainedPool = "drained"
 	sparePool   = "spare"
-	// server and host are what the cluster program calls the processes that matter most.
+	// server and host are the names of the two main processes in the cluster program.
 	server = "haulout-apiserver"
 	host   = "kube-apiserver"
-	// setupTime is how long the cluster may take to reach a state that is asked for.
+	// setupTime is the timeout for the cluster to reach a state.
 	setupTime = 5 * time.Minute
-	// setupWriters is how many requests prepare the cluster at a time.
+	// setupWriters is the number of concurrent requests that prepare the cluster.
 	setupWriters = 16
-	// calmShare is what the processes of a cluster that has nothing to do may take of one
-	// processor, all together.
+	// calmShare is the share of one processor that all processes of an idle cluster may use
+	// together.
 	calmShare = 0.3
 )
 
@@ -56,14 +56,14 @@ type cluster struct {
 	bad     []string
 }
 
-// connect returns clients that are not held back by limits of their own.
+// connect returns clients without client-side rate limits.
 func connect(kubeconfig string) (kubernetes.Interface, clientset.Interface, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return nil, nil, err
 	}
 	config.QPS = -1
-	// JSON as well, in which alone the version is told.
+	// JSON as well: the version endpoint serves nothing else.
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -73,7 +73,7 @@ func connect(kubeconfig string) (kubernetes.Interface, clientset.Interface, erro
 	return kube, haulout, err
 }
 
-// setUp makes the namespace and the pools of nodes.
+// setUp creates the namespace and labels the pools of nodes.
 func (c *cluster) setUp(ctx context.Context, s settings) error {
 	var err error
 	if c.running, err = usage.Open(c.Dir); err != nil {
@@ -108,14 +108,14 @@ func (c *cluster) setUp(ctx context.Context, s settings) error {
 			return err
 		}
 	}
-	// No workload comes to them.
+	// The workload must not run on the bad nodes.
 	return each(ctx, c.bad, setupWriters,
 		func(ctx context.Context, node *string) error { return setUnschedulable(ctx, c.kube, *node, true) })
 }
 
-// prepare puts the cluster into the state that every drain begins with: the workload runs on the
-// nodes to be drained, all other nodes are empty and open, nothing of an earlier drain is left, and
-// no process has anything to do.
+// prepare restores the state at the begin of each drain: the workload runs on the nodes to drain,
+// all other nodes are empty and schedulable, no objects of an earlier drain are left, and no
+// process is busy.
 func (c *cluster) prepare(ctx context.Context, w workload) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTime,
 		fmt.Errorf("the cluster was not ready for a drain within %v", setupTime))
@@ -126,10 +126,10 @@ func (c *cluster) prepare(ctx context.Context, w workload) error {
 	}{
 		{"remove the maintenances", c.removeMaintenances},
 		{"remove the workload", c.removeWorkload},
-		{"open the nodes to drain", func(ctx context.Context) error { return c.setNodes(ctx, c.drained, c.spare) }},
+		{"uncordon the nodes to drain", func(ctx context.Context) error { return c.setNodes(ctx, c.drained, c.spare) }},
 		{"start the workload", func(ctx context.Context) error { return c.startWorkload(ctx, w) }},
 		{
-			"open all nodes",
+			"uncordon all nodes",
 			func(ctx context.Context) error { return c.setNodes(ctx, slices.Concat(c.drained, c.spare), nil) },
 		},
 		{"wait for calm", c.calm},
@@ -183,7 +183,7 @@ func (c *cluster) removeWorkload(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	// Last, since the end of the pods has brought new ones.
+	// Last, because the deletion of the pods creates events.
 	return c.kube.EventsV1().Events(namespace).DeleteCollection(ctx, background, all)
 }
 
@@ -227,14 +227,14 @@ func (c *cluster) startWorkload(ctx context.Context, w workload) error {
 	})
 }
 
-// full reports whether the disruption controller knows that all pods of a budget are there.
+// full reports whether the disruption controller has counted all pods of a budget.
 func full(b *policyv1.PodDisruptionBudget) bool {
-	// One that wants to keep a number of pods may let none go.
+	// A budget with minAvailable may be closed.
 	return b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0 && b.Status.CurrentHealthy == b.Status.ExpectedPods &&
 		(b.Status.DisruptionsAllowed > 0 || b.Spec.MinAvailable != nil) && len(b.Status.DisruptedPods) == 0
 }
 
-// setNodes opens and closes nodes to new pods, and waits until their taints say so.
+// setNodes uncordons and cordons nodes, and waits until their taints match.
 func (c *cluster) setNodes(ctx context.Context, open, closed []string) error {
 	if err := each(
 		ctx,
@@ -267,7 +267,7 @@ func (c *cluster) setNodes(ctx context.Context, open, closed []string) error {
 			if tainted := slices.ContainsFunc(node.Spec.Taints,
 				func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }); tainted != want {
 				wrong = append(wrong,
-					fmt.Sprintf("node %s: the taint for being unschedulable is there: %t", node.Name, tainted))
+					fmt.Sprintf("node %s: has the unschedulable taint: %t", node.Name, tainted))
 			}
 			wrong = append(wrong, oracle.LeftOn(node, want)...)
 		}
@@ -275,7 +275,7 @@ func (c *cluster) setNodes(ctx context.Context, open, closed []string) error {
 	})
 }
 
-// calm waits for a second in which the processes of the cluster do next to nothing.
+// calm waits until the processes of the cluster are idle for a second.
 func (c *cluster) calm(ctx context.Context) error {
 	const window = time.Second
 	before := time.Duration(-1)
@@ -292,13 +292,14 @@ func (c *cluster) calm(ctx context.Context) error {
 		first := before < 0
 		before = now
 		if first || share > calmShare {
-			return fmt.Sprintf("the processes of the cluster take %.0f%% of a processor", share*100), nil
+			return fmt.Sprintf("the processes of the cluster use %.0f%% of a processor", share*100), nil
 		}
 		return "", nil
 	})
 }
 
-// missing says what is left of something; nothing if it is none, or if that is unknown.
+// missing describes the objects that are left; it returns "" if there are none, or if their number
+// is unknown.
 func missing(err error, count int, text string) (string, error) {
 	if err != nil || count == 0 {
 		return "", err
@@ -306,7 +307,7 @@ func missing(err error, count int, text string) (string, error) {
 	return fmt.Sprintf("%d %s", count, text), nil
 }
 
-// until waits until check, which says what is missing, says nothing.
+// until calls check until it returns "", which means that nothing is missing.
 func until(ctx context.Context, check func(context.Context) (missing string, err error)) error {
 	return untilEvery(ctx, 200*time.Millisecond, check)
 }

@@ -25,32 +25,31 @@ const (
 	drainPool  = "drain-pool"
 	drainNodes = "drain-nodes"
 	bareLoop   = "bare-loop"
-	// maintenance is a NodeMaintenance of Deployments as they are by default: their pods are
-	// replaced before they leave.
+	// maintenance is a NodeMaintenance of default Deployments: their pods are replaced before they
+	// leave.
 	maintenance = "maintenance"
-	// noSurge is a NodeMaintenance of Deployments that have the annotation surge: Disabled.
+	// noSurge is a NodeMaintenance of Deployments with the annotation surge: Disabled.
 	noSurge = "maintenance-no-surge"
-	// badInput is maintenance beside bad input for the same server, which concerns other pods on
-	// other nodes.
+	// badInput is maintenance while the server processes bad input about other pods on other nodes.
 	badInput = "maintenance-bad-input"
-	// attempts is how often a kubectl drain is started again that has failed.
+	// attempts is the maximum number of runs of kubectl drain, which are repeated after a failure.
 	attempts = 20
 )
 
 var contenderNames = []string{drainPool, drainNodes, bareLoop, maintenance, noSurge, badInput}
 
-// effort is what a contender took beside what is measured of the cluster.
+// effort is the cost of a contender outside the processes of the cluster.
 type effort struct {
-	// cpu is that of the programs that were started for it.
+	// cpu is the processor time of the contender's programs.
 	cpu time.Duration
-	// starts is how often a program had to be started.
+	// starts is the number of starts of programs.
 	starts int
 }
 
-// selector selects the nodes that are drained.
+// selector selects the nodes to drain.
 const selector = poolLabel + "=" + drainedPool
 
-// drain has a contender drain the nodes, and returns when it says that it is done.
+// drain runs a contender, and returns when the contender reports that the nodes are drained.
 func (c *cluster) drain(ctx context.Context, contender string, s settings) (effort, error) {
 	switch contender {
 	case drainPool:
@@ -62,13 +61,13 @@ func (c *cluster) drain(ctx context.Context, contender string, s settings) (effo
 	case maintenance, noSurge, badInput:
 		return effort{}, c.maintain(ctx)
 	default:
-		return effort{}, fmt.Errorf("there is no contender %q", contender)
+		return effort{}, fmt.Errorf("unknown contender %q", contender)
 	}
 }
 
-// kubectlDrain runs kubectl drain again until it succeeds, as a user would at a terminal: it gives
-// up when the API server answers an eviction with an error that it does not know, as when two
-// evictions are after one budget.
+// kubectlDrain repeats kubectl drain until it succeeds, as a user would: kubectl stops at answers
+// to an eviction that it does not know, such as a conflict of two evictions that use the same
+// budget.
 func (c *cluster) kubectlDrain(ctx context.Context, timeout time.Duration, what string) (effort, error) {
 	var sum effort
 	var errs error
@@ -116,7 +115,7 @@ func inPool(pool string) *corev1.NodeSelector {
 	}}}
 }
 
-// maintain makes a NodeMaintenance and waits until it says that its nodes are drained.
+// maintain creates a NodeMaintenance and waits for its condition Drained.
 func (c *cluster) maintain(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -23,11 +23,11 @@ import (
 	"haulout.dev/haulout/pkg/host/evict"
 )
 
-// loopCommand is the argument that makes this program the bare loop: a process of its own, as the
-// other contenders have, whose time on the processors can be told from that of the observer.
+// loopCommand is the argument that makes this program the bare loop. The loop is a process of its
+// own, like the other contenders, so that its processor time does not include the observer's.
 const loopCommand = "loop"
 
-// loop empties nodes as fast as many workers can evict that know nothing of budgets.
+// loop evicts pods with many workers that do not look at budgets.
 func loop(ctx context.Context, args []string, _ io.Writer) error {
 	var kubeconfig, namespace, nodes string
 	var workers int
@@ -37,7 +37,7 @@ func loop(ctx context.Context, args []string, _ io.Writer) error {
 	flags.StringVar(&namespace, "namespace", "", "namespace of the pods")
 	flags.StringVar(&nodes, "nodes", "", "label selector of the nodes to empty")
 	flags.IntVar(&workers, "workers", 1, "number of evictions at the same time")
-	flags.DurationVar(&retry, "retry", 0, "how long a worker waits after an eviction that was refused")
+	flags.DurationVar(&retry, "retry", 0, "how long a worker waits after a refused eviction")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -73,8 +73,7 @@ func loop(ctx context.Context, args []string, _ io.Writer) error {
 	})
 }
 
-// evictAll evicts all pods. One that was refused goes to the end of the queue, and its sender
-// waits.
+// evictAll evicts all pods. A refused pod goes to the end of the queue, and its worker waits.
 func evictAll(
 	ctx context.Context, pods []string, workers int, retry time.Duration, evict func(context.Context, string) error,
 ) error {
@@ -125,21 +124,21 @@ func evictAll(
 
 var errDone = errors.New("all pods are evicted")
 
-// again reports whether an eviction that had this answer may succeed later: the budget is closed,
-// the server is overloaded or lost the race for the budget with another eviction.
+// again reports whether a later eviction may succeed after this answer: the budget is closed, the
+// server is overloaded, or another eviction changed the budget at the same time.
 func again(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || apierrors.IsInternalError(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsServerTimeout(err) || apierrors.IsServiceUnavailable(err)
 }
 
-// setUnschedulable closes a node to new pods or opens it.
+// setUnschedulable cordons or uncordons a node.
 func setUnschedulable(ctx context.Context, kube kubernetes.Interface, node string, closed bool) error {
 	_, err := kube.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, closed), metav1.PatchOptions{})
 	return err
 }
 
-// each calls do for each item, some at a time, and returns the errors.
+// each calls do for each item, with a number of workers, and returns the errors.
 func each[T any](ctx context.Context, items []T, workers int, do func(context.Context, *T) error) error {
 	var wg sync.WaitGroup
 	next, errs := make(chan *T), make([]error, workers)

@@ -26,8 +26,7 @@ func TestEvictAll(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		workers int
-		// answers are the errors that the evictions of each pod get, one after another. Then the
-		// pod is evicted.
+		// answers are the errors of the first evictions of each pod; the next eviction succeeds.
 		answers []error
 		want    int // calls for each pod
 		fail    error
@@ -36,8 +35,8 @@ func TestEvictAll(t *testing.T) {
 		"one worker evicts all":                     {workers: 1, want: 1},
 		"more workers than pods":                    {workers: 20, want: 1},
 		"a refused pod is tried again":              {workers: 2, answers: []error{closed, conflict, closed}, want: 4},
-		"a pod that is gone already is not":         {workers: 2, answers: []error{gone}, want: 1},
-		"an answer that time does not heal ends it": {workers: 1, answers: []error{forbidden}, fail: forbidden},
+		"a pod that is already gone is not tried again":         {workers: 2, answers: []error{gone}, want: 1},
+		"a permanent error ends the loop": {workers: 1, answers: []error{forbidden}, fail: forbidden},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex
@@ -60,12 +59,12 @@ func TestEvictAll(t *testing.T) {
 			}
 		})
 	}
-	t.Run("without pods there is nothing to do", func(t *testing.T) {
+	t.Run("no pods, no error", func(t *testing.T) {
 		if err := evictAll(t.Context(), nil, 3, 0, nil); err != nil {
 			t.Error(err)
 		}
 	})
-	t.Run("the end of the context is told", func(t *testing.T) {
+	t.Run("the end of the context is an error", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		if err := evictAll(ctx, pods, 3, 0, func(context.Context, string) error {
 			cancel()

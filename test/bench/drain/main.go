@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command drain measures how fast nodes are emptied, by what they are emptied, and at what price:
-// kubectl drain, a bare loop against the Eviction API, and a NodeMaintenance drain the same
-// workloads on one development cluster, one after another, each from the same state. Nothing that
-// it reports comes from the contenders: it watches the pods, reads kube-apiserver's audit log and
-// asks Linux what the processes took.
+// Command drain compares the speed and the cost of ways to empty nodes: kubectl drain, a bare loop
+// that calls the Eviction API, and a NodeMaintenance drain the same workloads on one development
+// cluster, one after another, from the same state. The figures do not come from the contenders: the
+// command watches the pods, reads the audit log of kube-apiserver and the processor times of the
+// kernel.
 package main
 
 import (
@@ -30,10 +30,10 @@ const exitUsage = 2
 func main() { os.Exit(run()) }
 
 func run() int {
-	// Libraries would log into the table. What matters comes back as an error.
+	// Logs of libraries would break up the table. The program gets all failures as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster
-	// behind.
+	// SIGHUP and SIGPIPE as well: the cluster must not stay behind when the terminal or the reader
+	// of the output is closed.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP,
 		syscall.SIGPIPE)
 	defer stop()
@@ -54,10 +54,10 @@ func run() int {
 	return 1
 }
 
-// podsPerNode is how many pods a simulated node has room for.
+// podsPerNode is the number of pods for which a simulated node has room.
 const podsPerNode = 250
 
-// settings say what is measured, and on what.
+// settings are the flags.
 type settings struct {
 	pods, deployments int
 	singles           int
@@ -78,34 +78,34 @@ func readSettings(args []string) (settings, error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.IntVar(&s.pods, "pods", 600, "number of pods to drain")
 	flags.IntVar(&s.deployments, "deployments", 30,
-		"number of Deployments that the workload many-budgets has, each with a budget")
+		"number of Deployments of the workload many-budgets, each with a budget")
 	flags.IntVar(&s.singles, "singles", 50,
-		"number of Deployments of one pod that the workload single-replicas has, each with a budget that lets none go")
+		"number of Deployments of the workload single-replicas, each with one pod and a closed budget")
 	flags.IntVar(&s.nodes, "nodes", 20, "number of nodes to drain")
-	flags.IntVar(&s.spare, "spare", 10, "number of nodes that the pods can go to")
-	flags.IntVar(&s.workers, "workers", 50, "number of evictions that the bare loop sends at the same time")
+	flags.IntVar(&s.spare, "spare", 10, "number of nodes to which the pods can move")
+	flags.IntVar(&s.workers, "workers", 50, "number of concurrent evictions of the bare loop")
 	flags.DurationVar(&s.retry, "retry", 100*time.Millisecond,
-		"how long a worker of the bare loop waits after an eviction that was refused")
+		"how long a worker of the bare loop waits after a refused eviction")
 	flags.IntVar(&s.repetitions, "repetitions", 1,
-		"how often all is measured; the order of the contenders is another one each time, and the table shows medians")
-	flags.StringVar(&workloads, "workloads", strings.Join(workloadNames, ","), "which workloads, separated by commas")
+		"number of repetitions; the order of the contenders changes each time, and the table shows medians")
+	flags.StringVar(&workloads, "workloads", strings.Join(workloadNames, ","), "workloads, separated by commas")
 	flags.StringVar(&contenders, "contenders", strings.Join(contenderNames, ","),
-		"which contenders, separated by commas, in the order of the first repetition")
-	flags.DurationVar(&s.timeout, "timeout", 15*time.Minute, "how long a drain may take before it counts as failed")
+		"contenders, separated by commas, in the order of the first repetition")
+	flags.DurationVar(&s.timeout, "timeout", 15*time.Minute, "timeout of a drain")
 	flags.DurationVar(
 		&s.patience,
 		"patience",
 		time.Minute,
-		"how long contenders are watched that will never drain the workload single-replicas, since they bring no pods before they evict others",
+		"timeout of the contenders that can never drain the workload single-replicas, because they start no replacement before an eviction",
 	)
 	flags.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flags.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
-	flags.StringVar(&s.json, "json", "bin/bench.json", "file that the figures are written to")
+	flags.StringVar(&s.json, "json", "bin/bench.json", "file to which the figures are written")
 	if err := flags.Parse(args); err != nil {
 		return settings{}, err
 	}
 	if flags.NArg() > 0 {
-		return settings{}, fmt.Errorf("%q is no flag", flags.Arg(0))
+		return settings{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	s.workloads, s.contenders = strings.Split(workloads, ","), strings.Split(contenders, ",")
 	return s, s.check()
@@ -125,16 +125,16 @@ func (s settings) check() error {
 		}
 	}
 	if s.pods%s.deployments != 0 {
-		return fmt.Errorf("--pods=%d: must be a multiple of --deployments=%d, which have equal parts of them", s.pods,
+		return fmt.Errorf("--pods=%d: must be a multiple of --deployments=%d, which have equal numbers of pods", s.pods,
 			s.deployments)
 	}
 	if room := min(s.nodes, s.spare) * podsPerNode; s.pods > room {
-		return fmt.Errorf("--pods=%d: must be at most %d, which is what --nodes=%d and --spare=%d each have room for",
+		return fmt.Errorf("--pods=%d: must be at most %d, the number for which --nodes=%d and --spare=%d each have room",
 			s.pods, room, s.nodes, s.spare)
 	}
 	if room := min(s.nodes, s.spare) * podsPerNode; s.singles > room {
 		return fmt.Errorf(
-			"--singles=%d: must be at most %d, which is what --nodes=%d and --spare=%d each have room for",
+			"--singles=%d: must be at most %d, the number for which --nodes=%d and --spare=%d each have room",
 			s.singles,
 			room,
 			s.nodes,
@@ -142,7 +142,7 @@ func (s settings) check() error {
 		)
 	}
 	if s.retry < 0 || s.timeout <= 0 || s.patience <= 0 {
-		return fmt.Errorf("--retry=%v, --timeout=%v, --patience=%v: must not be negative, and leave time for a drain",
+		return fmt.Errorf("--retry=%v, --timeout=%v, --patience=%v: must not be negative, and --timeout and --patience not 0",
 			s.retry, s.timeout, s.patience)
 	}
 	for _, choice := range []struct {
@@ -158,8 +158,8 @@ func (s settings) check() error {
 	return nil
 }
 
-// order returns the contenders in the order of a repetition, counted from 0: the first of one is
-// the last of the next, so that none of them always gets the cluster when it is youngest.
+// order returns the contenders in the order of a repetition, counted from 0. It rotates: the first
+// becomes the last, so that no contender always gets the youngest cluster.
 func order(contenders []string, repetition int) []string {
 	first := repetition % len(contenders)
 	return slices.Concat(contenders[first:], contenders[:first])

@@ -16,10 +16,10 @@ import (
 func TestSettings(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
-		// fails is what the error names; there is no error if it is empty.
+		// fails is a part of the error; "" means no error.
 		fails string
 	}{
-		"the defaults hold": {},
+		"the defaults are valid": {},
 		"a small size":      {args: []string{"--pods=60", "--deployments=6", "--nodes=6", "--spare=4"}},
 		"one workload and two contenders": {
 			args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"},
@@ -31,7 +31,7 @@ func TestSettings(t *testing.T) {
 		"an unknown contender":       {args: []string{"--contenders=unknown"}, fails: "--contenders"},
 		"an empty list of workloads": {args: []string{"--workloads="}, fails: "--workloads"},
 		"no time for a drain":        {args: []string{"--timeout=0s"}, fails: "--timeout"},
-		"a word that is no flag":     {args: []string{"fast"}, fails: "\"fast\""},
+		"an argument that is not a flag":     {args: []string{"fast"}, fails: "\"fast\""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := readSettings(test.args)

@@ -16,27 +16,27 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// report is what is written as JSON.
+// report is the content of the JSON file.
 type report struct {
 	Machine  machine  `json:"machine"`
 	Settings figures  `json:"settings"`
 	Drains   []result `json:"drains"`
-	// Summaries are over the repetitions, in the order of the table.
+	// Summaries combine the repetitions, in the order of the table.
 	Summaries []summary `json:"summaries"`
 	Goals     []goal    `json:"goals"`
 }
 
-// machine is where it was measured.
+// machine describes the machine and the cluster.
 type machine struct {
 	CPUs       int    `json:"cpus"`
 	Go         string `json:"go"`
 	Kubernetes string `json:"kubernetes"`
-	// Load is the load average of the last minute before anything was started.
+	// Load is the load average of the last minute before the start.
 	Load    string    `json:"loadBefore"`
 	Started time.Time `json:"started"`
 }
 
-// figures are the settings that tell what was measured.
+// figures are the settings that affect the results.
 type figures struct {
 	Pods        int     `json:"pods"`
 	Deployments int     `json:"deployments"`
@@ -54,57 +54,57 @@ type result struct {
 	Workload   string `json:"workload"`
 	Contender  string `json:"contender"`
 	Repetition int    `json:"repetition"`
-	// Position is the contender's place in the order of the repetition, from 0.
+	// Position is the position of the contender in its repetition, from 0.
 	Position int `json:"position"`
-	// Failed is why the drain did not end well.
+	// Failed is the reason of a failed drain.
 	Failed string `json:"failed,omitempty"`
 	Pods   int    `json:"pods"`
-	// Left is the number of pods that did not leave.
+	// Left is the number of pods that did not leave the nodes.
 	Left int `json:"podsKept"`
-	// Created counts the pods that came while the nodes were drained: for each pod that has left
-	// there is one.
+	// Created is the number of pods created during the drain: at least one for each pod that left.
 	Created int `json:"podsCreated"`
-	// FirstSeconds is the time until the first eviction was sent, Seconds that until the last pod
-	// had left the nodes, DoneSeconds that until the contender said that it was done.
+	// FirstSeconds is the time until the first eviction, Seconds until the last pod left the nodes,
+	// DoneSeconds until the contender reported the end.
 	FirstSeconds float64 `json:"firstEvictionSeconds"`
 	Seconds      float64 `json:"seconds"`
 	DoneSeconds  float64 `json:"doneSeconds"`
-	// Starts is how often its programs were started.
+	// Starts is the number of starts of the contender's programs.
 	Starts int `json:"starts"`
-	// Calls counts the calls of the Eviction API, Rejected the calls that moved no pod, and Answers
-	// all calls by the status of their answers.
+	// Calls is the number of calls of the Eviction API, Rejected the number of those that evicted
+	// no pod; Answers counts the calls by HTTP status.
 	Calls    int           `json:"evictionCalls"`
 	Rejected int           `json:"rejectedCalls"`
 	Answers  map[int32]int `json:"answers"`
-	// ToClosed counts the calls that a budget refused which had let no pod go for a while when they
-	// were sent, but not the Probes: one in six seconds may ask whether the budget is still closed.
+	// ToClosed is the number of evictions sent to a budget that had been closed for a while. It
+	// does not include the Probes: one eviction in six seconds may test whether the budget is still
+	// closed.
 	ToClosed int `json:"callsToClosedBudgets"`
 	Probes   int `json:"probes"`
-	// ClientCPUSeconds is the time that the contender's own programs took.
+	// ClientCPUSeconds is the processor time of the contender's own programs.
 	ClientCPUSeconds float64 `json:"clientCPUSeconds"`
-	// Processes are those of the cluster, from the beginning until the contender was done.
+	// Processes are the processes of the cluster, measured until the contender reported the end.
 	Processes map[string]cost `json:"processes"`
 	Budgets   []budget        `json:"budgets,omitempty"`
 }
 
-// cost is what a process took.
+// cost is the cost of a process.
 type cost struct {
 	CPUSeconds float64 `json:"cpuSeconds"`
 	PeakBytes  int64   `json:"peakBytes"`
 }
 
-// budget is what became of a PodDisruptionBudget.
+// budget is the result of a PodDisruptionBudget.
 type budget struct {
 	Name     string `json:"name"`
 	Expected int    `json:"pods"`
 	Needed   int    `json:"needed"`
-	// Lowest is how few of its pods were ever available, Below how often a pod was lost although no
-	// more than needed were.
+	// Lowest is the minimum of available pods, Below the number of pods lost while there were no
+	// more available pods than needed.
 	Lowest int `json:"lowest"`
 	Below  int `json:"momentsBelow"`
 }
 
-// enterBooks takes over what the watcher saw.
+// enterBooks adds the findings of the watcher.
 func (r *result) enterBooks(left int, budgets []oracle.Health) {
 	r.Left = left
 	for _, b := range budgets {
@@ -113,7 +113,7 @@ func (r *result) enterBooks(left int, budgets []oracle.Health) {
 	}
 }
 
-// enterCalls counts the evictions since the drain began.
+// enterCalls counts the evictions since the begin of the drain.
 func (r *result) enterCalls(calls []oracle.Call, begin time.Time) {
 	r.Answers = map[int32]int{}
 	var first time.Time
@@ -127,14 +127,14 @@ func (r *result) enterCalls(calls []oracle.Call, begin time.Time) {
 		}
 		r.Calls++
 		r.Answers[calls[i].Code]++
-		// A pod that was gone already is as good as evicted.
+		// A pod that was already gone counts as evicted.
 		if !calls[i].Evicted() && calls[i].Code != http.StatusNotFound {
 			r.Rejected++
 		}
 	}
 }
 
-// enterClosed counts the evictions that were sent although nothing could come of them.
+// enterClosed counts the evictions sent to closed budgets.
 func (r *result) enterClosed(budgets *oracle.Budgets, calls []oracle.Call) {
 	evictions := slices.DeleteFunc(slices.Clone(calls), func(c oracle.Call) bool { return c.Namespace != namespace })
 	found, probes := budgets.SentToClosed(evictions)
@@ -148,8 +148,8 @@ func (r *result) enterCosts(costs map[string]usage.Cost) {
 	}
 }
 
-// summary is what the repetitions of a contender with a workload have in common: the medians of the
-// repetitions that did not fail, and for budgets the worst value of all repetitions.
+// summary combines the repetitions of a contender with a workload: medians of the successful
+// repetitions and, for budgets, the worst value of all repetitions.
 type summary struct {
 	Workload      string  `json:"workload"`
 	Contender     string  `json:"contender"`
@@ -162,23 +162,23 @@ type summary struct {
 	// Created is the median number of pods that were created during the drain.
 	Created     float64 `json:"podsCreated"`
 	CallsPerPod float64 `json:"evictionCallsPerPod"`
-	// Rejected is the median number of calls, RejectedShare their part of all.
+	// Rejected is the median number of rejected calls, RejectedShare their share of all calls.
 	Rejected      float64 `json:"rejectedCalls"`
 	RejectedShare float64 `json:"rejectedShare"`
-	// ToClosed is the most calls that any of the drains sent to closed budgets, probes aside.
+	// ToClosed is the maximum number of calls to closed budgets in one drain, without probes.
 	ToClosed         int     `json:"callsToClosedBudgets"`
 	Host             cost    `json:"kubeAPIServer"`
 	Server           cost    `json:"hauloutAPIServer"`
 	ClientCPUSeconds float64 `json:"clientCPUSeconds"`
-	// Budgets is the number of budgets. LowestShare is the availability of the one that fell
-	// furthest, in parts of its pods, NeededShare what it needs.
+	// Budgets is the number of budgets. LowestShare is the lowest availability of any budget's
+	// pods, NeededShare the availability that this budget needs.
 	Budgets     int     `json:"budgets"`
 	LowestShare float64 `json:"lowestShare"`
 	NeededShare float64 `json:"neededShare"`
 	Below       int     `json:"momentsBelow"`
 }
 
-// summarize puts the repetitions together, in the order of workloads and contenders that is given.
+// summarize combines the repetitions, in the given order of workloads and contenders.
 func summarize(results []result, workloads, contenders []string) []summary {
 	var out []summary
 	for _, workload := range workloads {
@@ -244,7 +244,7 @@ func (s *summary) enterBudgets(budgets []budget) {
 	}
 }
 
-// share is part of whole; nothing has no part.
+// share returns part/whole, or 0 if whole is 0.
 func share(part, whole float64) float64 {
 	if whole == 0 {
 		return 0
@@ -252,7 +252,7 @@ func share(part, whole float64) float64 {
 	return part / whole
 }
 
-// median returns the middle one of some values, or the mean of the two in the middle.
+// median returns the middle value, or the mean of the two middle values.
 func median(values []float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -265,11 +265,11 @@ func median(values []float64) float64 {
 	return (sorted[middle-1] + sorted[middle]) / 2
 }
 
-// goal is a promise about the rate or the manners of a NodeMaintenance, and whether it was kept.
+// goal is a required result of a NodeMaintenance, with the answer whether it was kept.
 type goal struct {
 	Workload string `json:"workload"`
 	Text     string `json:"text"`
-	// Value is what was measured. It must be at least Bound, or at most if Upper says so.
+	// Value is the measured value. Bound is its maximum if Upper is true, else its minimum.
 	Value float64 `json:"value"`
 	Bound float64 `json:"bound"`
 	Upper bool    `json:"upper"`
@@ -284,13 +284,13 @@ type wanted struct {
 }
 
 var wantedRates = []wanted{
-	// With surge, as users get it, a drain takes no longer than the bare loop where budgets decide
-	// about the pace. The loop replaces no pod before it leaves.
+	// With surge, the default, a drain is as fast as the bare loop if budgets limit the speed. The
+	// loop replaces no pod before it leaves.
 	{oneBudget, maintenance, bareLoop, 1},
 	{manyBudgets, maintenance, bareLoop, 1},
 	{oneBudget, noSurge, bareLoop, 0.95},
 	{manyBudgets, noSurge, bareLoop, 0.95},
-	// Pods without a budget leave in turns by owner; the loop takes all of them at the same time.
+	// Pods without a budget leave one owner after another; the loop evicts all at the same time.
 	{noBudgets, maintenance, bareLoop, 1.0 / 3},
 	{noBudgets, noSurge, bareLoop, 1.0 / 3},
 	{oneBudget, maintenance, drainPool, 2.5},
@@ -299,7 +299,7 @@ var wantedRates = []wanted{
 	{oneBudget, noSurge, drainPool, 2.5},
 	{manyBudgets, noSurge, drainPool, 2.5},
 	{noBudgets, noSurge, drainPool, 2.5},
-	// Bad input slows no other drain by more than a tenth.
+	// Bad input slows other drains by at most a tenth.
 	{oneBudget, badInput, maintenance, 0.9},
 	{manyBudgets, badInput, maintenance, 0.9},
 	{noBudgets, badInput, maintenance, 0.9},
@@ -307,16 +307,16 @@ var wantedRates = []wanted{
 }
 
 const (
-	// maxRejected is the part of its evictions that may be rejected.
+	// maxRejected is the maximum share of rejected evictions.
 	maxRejected = 0.02
-	// maxSurgeCPU is how many times the processor time of haulout-apiserver without surge the same
-	// drain may take with surge.
+	// maxSurgeCPU limits the processor time of haulout-apiserver with surge, as a multiple of its
+	// time for the same drain without surge.
 	maxSurgeCPU = 2
-	// fullAvailability is how many percent of the replicas have to be available with surge.
+	// fullAvailability is the minimum percentage of available replicas with surge.
 	fullAvailability = 100
 )
 
-// judgeGoals compares the NodeMaintenances with what they were measured beside.
+// judgeGoals compares the NodeMaintenances with the other contenders.
 func judgeGoals(summaries []summary) []goal {
 	found := map[[2]string]summary{}
 	for _, s := range summaries {
@@ -336,7 +336,7 @@ func judgeGoals(summaries []summary) []goal {
 	return goals
 }
 
-// goalsOf judges one contender with one workload. What was found of the others has no failures.
+// goalsOf judges one contender with one workload. found has only summaries without failures.
 func goalsOf(s summary, found map[[2]string]summary) []goal {
 	var goals []goal
 	add := func(text string, value, bound float64, upper bool) {
@@ -397,7 +397,7 @@ func printSummaries(out io.Writer, summaries []summary) error {
 	return printRows(out, rows)
 }
 
-// printGoals prints whether each goal was kept.
+// printGoals prints the goals, and whether each was kept.
 func printGoals(out io.Writer, goals []goal) error {
 	rows := [][]string{{"WORKLOAD", "GOAL", "MEASURED", "WANTED", "RESULT"}}
 	for _, g := range goals {

@@ -47,7 +47,7 @@ func TestEnterBooks(t *testing.T) {
 	}
 }
 
-// newResult returns a drain of 100 pods that took so many seconds.
+// newResult returns a drain of 100 pods with this duration.
 func newResult(contender string, seconds float64, modifiers ...func(*result)) result {
 	r := result{
 		Workload: oneBudget, Contender: contender, Pods: 100, Seconds: seconds, DoneSeconds: seconds + 1, Calls: 100,
@@ -67,7 +67,7 @@ func withBudget(lowest, below int) func(*result) {
 
 func failed(r *result) { r.Failed = "it did" }
 
-// allAvailable has all replicas available throughout.
+// allAvailable sets full availability.
 func allAvailable(r *result) { withBudget(100, 0)(r) }
 
 func withCPU(seconds float64) func(*result) {
@@ -98,14 +98,14 @@ func TestSummarize(t *testing.T) {
 				CallsPerPod: 1, LowestShare: 1,
 			}},
 		},
-		"a drain that failed tells nothing but that": {
+		"a failed drain adds no figures": {
 			results: []result{newResult(bareLoop, 10, withRejected(100)), newResult(bareLoop, 1, failed)},
 			want: []summary{{
 				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Seconds: 10, DoneSeconds: 11,
 				PodsPerSecond: 10, CallsPerPod: 2, Rejected: 100, RejectedShare: 0.5, LowestShare: 1,
 			}},
 		},
-		"budgets are the worst of all, also where a drain failed": {
+		"budgets show the worst of all repetitions, including failed drains": {
 			results: []result{
 				newResult(bareLoop, 10, withBudget(95, 0), withBudget(91, 0)),
 				newResult(bareLoop, 10, failed, withBudget(88, 3), withBudget(93, 1)),
@@ -115,7 +115,7 @@ func TestSummarize(t *testing.T) {
 				PodsPerSecond: 10, CallsPerPod: 1, Budgets: 2, LowestShare: 0.88, NeededShare: 0.9, Below: 4,
 			}},
 		},
-		"contenders come in the order of the table, without the contenders that were not there": {
+		"contenders keep the given order, missing contenders are left out": {
 			results: []result{newResult(maintenance, 10), newResult(drainPool, 10)},
 			want: []summary{
 				{
@@ -142,10 +142,10 @@ func TestMedian(t *testing.T) {
 		values []float64
 		want   float64
 	}{
-		"of nothing it is 0":                       {nil, 0},
-		"of an odd number it is the middle one":    {[]float64{9, 1, 2}, 2},
-		"of an even number it lies between two":    {[]float64{9, 1, 2, 4}, 3},
-		"of one value it is that and nothing else": {[]float64{7}, 7},
+		"no values":                       {nil, 0},
+		"an odd number of values":    {[]float64{9, 1, 2}, 2},
+		"an even number of values":    {[]float64{9, 1, 2, 4}, 3},
+		"one value": {[]float64{7}, 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, median(test.values), test.want)
@@ -156,7 +156,7 @@ func TestMedian(t *testing.T) {
 func TestGoals(t *testing.T) {
 	for name, test := range map[string]struct {
 		results []result
-		// kept is whether each goal was, in order.
+		// kept has the answer for each goal, in order.
 		kept []bool
 	}{
 		"a maintenance that is as fast as the loop": {
@@ -208,7 +208,7 @@ func TestGoals(t *testing.T) {
 			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, allAvailable, failed)},
 			[]bool{false, false, false, false, false, false},
 		},
-		"a contender that failed is nothing to compare with": {
+		"a failed contender is not compared": {
 			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10, allAvailable)},
 			[]bool{true, true, true, true, true},
 		},
@@ -216,7 +216,7 @@ func TestGoals(t *testing.T) {
 			[]result{single(newResult(noSurge, 60, failed)), single(newResult(maintenance, 10, allAvailable))},
 			[]bool{true, true, true, true, true},
 		},
-		"without a maintenance there is nothing to judge": {[]result{newResult(bareLoop, 1)}, nil},
+		"no goals without a NodeMaintenance": {[]result{newResult(bareLoop, 1)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var kept []bool

@@ -19,29 +19,28 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// watcher keeps the books of one drain.
+// watcher observes one drain.
 type watcher struct {
-	// healthy counts the healthy pods of the budgets.
+	// healthy counts the healthy pods of each budget.
 	healthy *oracle.Books
-	// budgets is how the budgets opened and closed.
+	// budgets has the times at which each budget was open and closed.
 	budgets oracle.Budgets
-	// emptied is closed when no pod is left on the nodes or no more events come.
+	// emptied is closed when the nodes have no pods left, or when a watch fails.
 	emptied chan struct{}
 
 	mu sync.Mutex
 	// pods are the pods that exist before the drain begins, nil afterwards. staying are the pods
-	// that are still on the nodes of the drain.
+	// that are still on the nodes to drain.
 	pods    map[types.UID]*corev1.Pod
 	nodes   sets.Set[string]
 	staying sets.Set[types.UID]
-	// created counts the pods that have come since the drain began.
+	// created is the number of pods created since the drain began.
 	created int
 	at      time.Time // when the last pod had left
 	failed  error
 }
 
-// startWatcher begins to watch until the context ends; what it sees first is the state before the
-// drain.
+// startWatcher watches until the context ends. The first list is the state before the drain.
 func startWatcher(
 	ctx context.Context, kube kubernetes.Interface, nodes []string, budgets []policyv1.PodDisruptionBudget,
 ) (*watcher, error) {
@@ -71,7 +70,7 @@ func startWatcher(
 	return w, err
 }
 
-// count notes whether a pod is on a node of the drain.
+// count updates staying for one pod.
 func (w *watcher) count(event watch.EventType, pod *corev1.Pod) {
 	finished := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	if event == watch.Deleted || finished {
@@ -81,7 +80,7 @@ func (w *watcher) count(event watch.EventType, pod *corev1.Pod) {
 	}
 }
 
-// left is how many pods are still on the nodes.
+// left returns the number of pods that are still on the nodes.
 func (w *watcher) left() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,7 +112,7 @@ func (w *watcher) see(event watch.Event) {
 	}
 }
 
-// made is how many pods have come since the drain began.
+// made returns the number of pods created since the drain began.
 func (w *watcher) made() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +128,7 @@ func (w *watcher) fail(err error) {
 	w.failed = errors.Join(w.failed, err)
 }
 
-// wait returns when the last pod had left.
+// wait returns the time at which the last pod left.
 func (w *watcher) wait(ctx context.Context) (time.Time, error) {
 	select {
 	case <-w.emptied:

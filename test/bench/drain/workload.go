@@ -21,18 +21,18 @@ const (
 	oneBudget   = "one-budget"
 	manyBudgets = "many-budgets"
 	noBudgets   = "no-budgets"
-	// singleReplicas are Deployments of one pod each, which their budgets want to keep: none of
-	// them may leave before another is there.
+	// singleReplicas are Deployments with one pod and a closed budget: no pod may leave before its
+	// replacement is ready.
 	singleReplicas = "single-replicas"
-	// appLabel tells the Deployments apart.
+	// appLabel distinguishes the Deployments.
 	appLabel = "app"
-	// mayBeMissing is what the budgets allow.
+	// mayBeMissing is maxUnavailable of the budgets.
 	mayBeMissing = "10%"
 )
 
 var workloadNames = []string{oneBudget, manyBudgets, noBudgets, singleReplicas}
 
-// workload is what runs on the nodes that are drained.
+// workload is the set of objects on the nodes to drain.
 type workload struct {
 	name        string
 	deployments []*appsv1.Deployment
@@ -63,7 +63,7 @@ func newWorkload(name string, s settings) workload {
 	return w
 }
 
-// withoutSurge returns the workload with Deployments that must not be scaled up.
+// withoutSurge returns the workload with the annotation surge: Disabled on all Deployments.
 func (w workload) withoutSurge() workload {
 	without := w
 	without.deployments = nil
@@ -75,8 +75,8 @@ func (w workload) withoutSurge() workload {
 	return without
 }
 
-// watched returns what the availability of each Deployment is measured against: its budget or,
-// where it has none, one that demands nothing. The cluster gets only the former.
+// watched returns the budgets against which availability is measured. A Deployment without a budget
+// gets one that requires nothing; it is not created in the cluster.
 func (w workload) watched() []policyv1.PodDisruptionBudget {
 	budgets := w.budgets
 	if len(budgets) == 0 {
@@ -94,8 +94,8 @@ func (w workload) watched() []policyv1.PodDisruptionBudget {
 	return watched
 }
 
-// isHopeless reports whether a contender will never drain the workload: the budgets let no pod go,
-// and the contender starts no replacement first.
+// isHopeless reports whether a contender can never drain the workload: the budgets are closed, and
+// the contender starts no replacement first.
 func (w workload) isHopeless(contender string) bool {
 	return w.name == singleReplicas && contender != maintenance && contender != badInput
 }
@@ -125,7 +125,7 @@ func newBudget(app string, spec policyv1.PodDisruptionBudgetSpec) *policyv1.PodD
 	return &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: app}, Spec: spec}
 }
 
-// pods is how many pods the workload has.
+// pods returns the number of pods.
 func (w workload) pods() int {
 	sum := 0
 	for _, d := range w.deployments {

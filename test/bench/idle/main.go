@@ -59,7 +59,7 @@ type settings struct {
 }
 
 func main() {
-	// Logs of libraries would be in the table. The program gets all failures as errors.
+	// Logs of libraries would break up the table. The program gets all failures as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	var s settings
 	flag.IntVar(&s.pods, "pods", 10000, "number of pods that cannot leave")
@@ -240,7 +240,7 @@ func countRequests(log io.Reader) (map[string]int, error) {
 	for {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			// kube-apiserver is still writing a line without an end.
+			// An incomplete last line: kube-apiserver is still writing it.
 			return counts, nil
 		}
 		if err != nil {

@@ -73,7 +73,7 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 			return err
 		}
 	}
-	// Without the controllers that would evict pods from the nodes, which send no heartbeats.
+	// Disable the controllers that would evict pods: the nodes have no heartbeats.
 	c.environment = []string{
 		"CLUSTER_DIR=" + c.dir, "NODES=0",
 		"CONTROLLER_MANAGER_FLAGS=--controllers=*," +
@@ -204,8 +204,8 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 	apps := (s.pods + podsPerApp - 1) / podsPerApp
 	owners := make([]types.UID, apps)
 	if err := crowd.Each(ctx, apps, func(ctx context.Context, i int) error {
-		// The controller of the pods must exist, or the garbage collector would delete them, and
-		// must not count them.
+		// The pods need an existing controller, or the garbage collector deletes them; a ConfigMap
+		// does not create pods.
 		configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}
 		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, configMap, metav1.CreateOptions{})
 		if err == nil {
@@ -234,8 +234,8 @@ func nodeName(i int) string { return fmt.Sprintf("ip-10-%d-%d.example.internal",
 
 func appName(i int) string { return fmt.Sprintf("service-%d-7c9f6d5b8f", i) }
 
-// know waits until the server has all pods in its cache, which has either all pods or none: the
-// server counts the pods on the nodes to drain.
+// know waits until the server has counted the pods on the nodes to drain: its cache then has all
+// pods.
 func (c *cluster) know(ctx context.Context, s settings) error {
 	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: maintenance},
@@ -319,7 +319,7 @@ func (c *cluster) figures(ctx context.Context) (figures, error) {
 // heapMetric is the size of the Go heap of the server, including free space in it.
 const heapMetric = "go_memstats_heap_inuse_bytes"
 
-// heap reads the metric from the server and not through the aggregator, which only proxies the API.
+// heap reads the metric directly from the server: the aggregator proxies only the API.
 func (c *cluster) heap(ctx context.Context, port int) (int64, error) {
 	config := rest.CopyConfig(c.config)
 	config.Host = fmt.Sprintf("https://127.0.0.1:%d", port)

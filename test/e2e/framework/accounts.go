@@ -22,8 +22,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// ServiceAccount makes a service account, which goes with its namespace, and returns the clients of
-// who has its token.
+// ServiceAccount creates a service account in a namespace of the test, and returns clients with its
+// token.
 func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients {
 	tb.Helper()
 	admin := c.As(tb)
@@ -38,8 +38,8 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	}
 }
 
-// GrantIn lets a service account do what the rules say, in one namespace, which need not be that of
-// the account, and returns when it may.
+// GrantIn grants a service account the rules in one namespace, which may differ from the account's,
+// and waits until they are in effect.
 func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account string, rules ...rbacv1.PolicyRule) {
 	tb.Helper()
 	rbac := c.As(tb).Kube.RbacV1()
@@ -54,7 +54,7 @@ func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account st
 	c.inEffect(tb, serviceaccount.MakeUsername(accountNamespace, account), namespace, rules)
 }
 
-// Grant lets a user do what the rules say, everywhere, and returns when they may.
+// Grant grants a user the rules in the whole cluster, and waits until they are in effect.
 func (c *Cluster) Grant(tb testing.TB, user string, rules ...rbacv1.PolicyRule) {
 	tb.Helper()
 	roles := c.As(tb).Kube.RbacV1().ClusterRoles()
@@ -64,7 +64,7 @@ func (c *Cluster) Grant(tb testing.TB, user string, rules ...rbacv1.PolicyRule) 
 	c.Bind(tb, user, role.Name)
 }
 
-// Bind gives a user a ClusterRole, everywhere, and returns when they may do what it says.
+// Bind binds a user to a ClusterRole, and waits until its rules are in effect.
 func (c *Cluster) Bind(tb testing.TB, user, clusterRole string) {
 	tb.Helper()
 	rbac := c.As(tb).Kube.RbacV1()
@@ -78,9 +78,9 @@ func (c *Cluster) Bind(tb testing.TB, user, clusterRole string) {
 	c.inEffect(tb, user, "", role.Rules)
 }
 
-// inEffect waits until kube-apiserver lets a user do what the rules say, in a namespace or, if that
-// is empty, everywhere: it decides by a cache of roles and bindings. It is asked about the user,
-// and the user does nothing, since servers remember for seconds what they refused to whom.
+// inEffect waits until kube-apiserver, which caches roles and bindings, allows a user the rules in
+// a namespace, or everywhere if it is empty. It asks with a SubjectAccessReview and not with
+// requests of the user, because servers cache refusals for seconds.
 func (c *Cluster) inEffect(tb testing.TB, user, namespace string, rules []rbacv1.PolicyRule) {
 	tb.Helper()
 	reviews := c.As(tb).Kube.AuthorizationV1().SubjectAccessReviews()

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package framework is what the end-to-end tests share: a development cluster, clients for its
-// users, builders for what runs on it, and waiting for conditions.
+// Package framework has the shared parts of the end-to-end tests: a development cluster, clients
+// for its users, builders of objects, and functions that wait for conditions.
 package framework
 
 import (
@@ -35,16 +35,15 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// Timeout is how long a test waits for something that should come soon, on a machine that may be
-// busy.
+// Timeout is how long a test waits for a fast change, on a machine that may be busy.
 const Timeout = 2 * time.Minute
 
 // Cluster is a running development cluster.
 type Cluster struct {
 	dir, root string
 	own       bool
-	// diagnosed are the tests, by name, of which diagnose has written something; diagnoses counts
-	// them.
+	// diagnosed are the names of the tests for which diagnose has written output; diagnoses is
+	// their number.
 	diagnosed sync.Map
 	diagnoses atomic.Int32
 }
@@ -73,7 +72,7 @@ func Run(m *testing.M, cluster **Cluster) (code int) {
 	return m.Run()
 }
 
-// Start brings up a development cluster, or uses the one that E2E_CLUSTER_DIR names.
+// Start starts a development cluster, or uses the cluster in E2E_CLUSTER_DIR.
 func Start() (*Cluster, error) {
 	_, file, _, _ := runtime.Caller(0)
 	c := &Cluster{root: filepath.Join(filepath.Dir(file), "..", "..", "..")}
@@ -96,7 +95,7 @@ func Start() (*Cluster, error) {
 	return c, nil
 }
 
-// Check reports why this machine cannot run the cluster that the environment asks for.
+// Check returns why this machine cannot run the cluster that the environment configures.
 func Check() (why string, err error) {
 	_, file, _, _ := runtime.Caller(0)
 	root := filepath.Join(filepath.Dir(file), "..", "..", "..")
@@ -104,7 +103,7 @@ func Check() (why string, err error) {
 	return string(out), err
 }
 
-// Stop ends a cluster that Start has brought up.
+// Stop stops a cluster that Start has started.
 func (c *Cluster) Stop() error {
 	if !c.own {
 		return nil
@@ -115,7 +114,7 @@ func (c *Cluster) Stop() error {
 	return os.RemoveAll(c.dir)
 }
 
-// Status returns what the cluster says of its processes; the error is that one does not run.
+// Status returns the status of the cluster's processes, and an error if one does not run.
 func (c *Cluster) Status() (string, error) {
 	cmd := exec.Command(filepath.Join(c.root, "bin", "cluster"), "status")
 	cmd.Env = append(os.Environ(), "CLUSTER_DIR="+c.dir)
@@ -123,7 +122,7 @@ func (c *Cluster) Status() (string, error) {
 	return string(out), err
 }
 
-// Up starts what does not run.
+// Up starts the processes that do not run.
 func (c *Cluster) Up() error { return c.manage("up") }
 
 func (c *Cluster) manage(verb string) error {
@@ -137,13 +136,13 @@ func (c *Cluster) manage(verb string) error {
 	return nil
 }
 
-// Dir is the folder of the cluster's files.
+// Dir returns the folder of the cluster's files.
 func (c *Cluster) Dir() string { return c.dir }
 
-// Kubeconfig is the file with the credentials of the cluster's administrator.
+// Kubeconfig returns the kubeconfig of the cluster's administrator.
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 
-// Root is the folder of the repository.
+// Root returns the folder of the repository.
 func (c *Cluster) Root() string { return c.root }
 
 // As returns the clients of the administrator, or of a user with the given name and groups.
@@ -152,7 +151,7 @@ func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
 	config := must.Get(clientcmd.BuildConfigFromFlags("", c.Kubeconfig()))(tb)
 	config.QPS, config.Burst = -1, 0
 	config.UserAgent = "haulout-e2e"
-	// Tests that are about warnings collect them; to the others they are noise.
+	// Only tests of warnings collect them.
 	config.WarningHandler = rest.NoWarnings{}
 	if len(userAndGroups) > 0 {
 		config.Impersonate = rest.ImpersonationConfig{
@@ -164,7 +163,7 @@ func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
 	}
 }
 
-// Kubectl runs kubectl as the administrator and returns what it printed.
+// Kubectl runs kubectl as the administrator and returns its output.
 func (c *Cluster) Kubectl(tb testing.TB, stdin string, args ...string) (stdout, stderr string, err error) {
 	tb.Helper()
 	return c.kubectl(tb.Context(), stdin, args...)
@@ -179,7 +178,7 @@ func (c *Cluster) kubectl(ctx context.Context, stdin string, args ...string) (st
 	return out.String(), errOut.String(), err
 }
 
-// MustKubectl is Kubectl for commands that have to succeed.
+// MustKubectl runs kubectl and fails the test if it fails.
 func (c *Cluster) MustKubectl(tb testing.TB, stdin string, args ...string) string {
 	tb.Helper()
 	out, errOut, err := c.Kubectl(tb, stdin, args...)
@@ -187,21 +186,21 @@ func (c *Cluster) MustKubectl(tb testing.TB, stdin string, args ...string) strin
 	return out
 }
 
-// KillServer ends haulout-apiserver without warning, as a failing machine would.
+// KillServer kills haulout-apiserver with SIGKILL, like a failure of its machine.
 func (c *Cluster) KillServer(tb testing.TB) {
 	tb.Helper()
 	c.Kill(tb, "haulout-apiserver")
 }
 
-// Kill ends a process of the cluster without warning. That of a real node takes the node along, as
-// a power failure does.
+// Kill kills a process of the cluster with SIGKILL. The kill of a real node is like a power
+// failure: it ends all processes of the node.
 func (c *Cluster) Kill(tb testing.TB, process string) {
 	tb.Helper()
 	Gone(tb, process, c.Signal(tb, process, syscall.SIGKILL))
 }
 
-// Gone waits until a process that was told to end has ended. Until then its port is taken, and Up
-// takes it for one that runs.
+// Gone waits for the end of a process after a signal. Before its end, its port is in use, and Up
+// assumes that it runs.
 func Gone(tb testing.TB, process string, pid int) {
 	tb.Helper()
 	Eventually(tb, process+" is gone", func(context.Context) (bool, error) {
@@ -225,11 +224,11 @@ func (c *Cluster) Signal(tb testing.TB, process string, signal syscall.Signal) (
 	return pid
 }
 
-// flagsVariable holds the additional flags of haulout-apiserver in a development cluster.
+// flagsVariable has the additional flags of haulout-apiserver in a development cluster.
 const flagsVariable = "HAULOUT_FLAGS"
 
 // WithServerFlags restarts haulout-apiserver with additional flags, in the form --name=value. The
-// caller defers what it returns, which restarts the server without them.
+// caller must defer restore, which restarts the server without them.
 func (c *Cluster) WithServerFlags(tb testing.TB, flags ...string) (restore func()) {
 	tb.Helper()
 	before := os.Getenv(flagsVariable)
@@ -242,7 +241,7 @@ func (c *Cluster) WithServerFlags(tb testing.TB, flags ...string) (restore func(
 	return func() { restart(before) }
 }
 
-// zombie reports whether a process has ended and only waits for its parent to take note.
+// zombie reports whether a process has ended and its parent has not read the exit status yet.
 func zombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -252,22 +251,22 @@ func zombie(pid int) bool {
 	return bytes.HasPrefix(after, []byte("Z"))
 }
 
-// Maintenances are the NodeMaintenances.
+// Maintenances returns the client of NodeMaintenances.
 func (c Clients) Maintenances() clientv1alpha1.NodeMaintenanceInterface {
 	return c.Haulout.MaintenanceV1alpha1().NodeMaintenances()
 }
 
-// Evacuations are those of a namespace.
+// Evacuations returns the client of the Evacuations in a namespace.
 func (c Clients) Evacuations(namespace string) clientv1alpha1.EvacuationInterface {
 	return c.Haulout.MaintenanceV1alpha1().Evacuations(namespace)
 }
 
-// Pods are those of a namespace.
+// Pods returns the client of the pods in a namespace.
 func (c Clients) Pods(namespace string) typedcorev1.PodInterface {
 	return c.Kube.CoreV1().Pods(namespace)
 }
 
-// Nodes are the nodes.
+// Nodes returns the client of nodes.
 func (c Clients) Nodes() typedcorev1.NodeInterface { return c.Kube.CoreV1().Nodes() }
 
 // getter reads objects of one kind.
@@ -275,7 +274,7 @@ type getter[T any] interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }
 
-// Until waits until an object can be read of which a condition is true, and returns it.
+// Until waits until an object exists and is() returns true for it, and returns the object.
 func Until[T any](tb testing.TB, what string, objects getter[T], name string, is func(T) bool) T {
 	tb.Helper()
 	var found T
@@ -287,7 +286,7 @@ func Until[T any](tb testing.TB, what string, objects getter[T], name string, is
 	return found
 }
 
-// UntilGone waits until there is no object of a name.
+// UntilGone waits until no object with a name exists.
 func UntilGone[T any](tb testing.TB, what string, objects getter[T], name string) {
 	tb.Helper()
 	Eventually(tb, what, func(ctx context.Context) (bool, error) {
@@ -296,14 +295,14 @@ func UntilGone[T any](tb testing.TB, what string, objects getter[T], name string
 	})
 }
 
-// Eventually waits until check is true. Its errors are taken for passing faults; the last one is
-// reported.
+// Eventually waits until check returns true. It treats errors as temporary, and reports the last
+// one.
 func Eventually(tb testing.TB, what string, check func(context.Context) (bool, error)) {
 	tb.Helper()
 	EventuallyWithin(tb, Timeout, what, check)
 }
 
-// EventuallyWithin is Eventually with a limit of its own.
+// EventuallyWithin is Eventually with another timeout.
 func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check func(context.Context) (bool, error)) {
 	tb.Helper()
 	var last error
@@ -312,7 +311,7 @@ func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check fun
 		func(ctx context.Context) (bool, error) {
 			done, err := check(ctx)
 			if ctx.Err() == nil {
-				// What fails for lack of time does not say what was wrong.
+				// An error at the timeout would hide the cause.
 				last = err
 			}
 			return done && err == nil, nil

@@ -26,14 +26,14 @@ import (
 )
 
 const (
-	// seedVariable repeats the choices of an earlier run.
+	// seedVariable sets the random seed, to repeat the choices of an earlier run.
 	seedVariable = "E2E_SEED"
-	// fullVariable asks for the large size of the tests that have two.
+	// fullVariable selects the large size of tests with two sizes.
 	fullVariable = "E2E_FULL"
 )
 
-// Random returns the source of all that a test leaves to chance. Its seed is logged; E2E_SEED gives
-// the same one again.
+// Random returns the random source of a test. It logs the seed, with which E2E_SEED repeats the
+// same choices.
 func Random(tb testing.TB) *rand.Rand {
 	tb.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -44,10 +44,10 @@ func Random(tb testing.TB) *rand.Rand {
 		}
 	}
 	tb.Logf("%s=%d makes the same choices again", seedVariable, seed)
-	return rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // nothing here is secret
+	return rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // not for secrets
 }
 
-// Full reports whether tests that have two sizes are to run in the large one.
+// Full reports whether tests with two sizes run in the large size.
 func Full(tb testing.TB) bool {
 	tb.Helper()
 	value := os.Getenv(fullVariable)
@@ -59,8 +59,8 @@ func Full(tb testing.TB) bool {
 	return full
 }
 
-// Judge records from now on, to the end of the test, what happens to the nodes of a pool and to the
-// pods of a namespace.
+// Judge records the changes of the nodes of a pool and the pods of a namespace from now to the end
+// of the test.
 func (c *Cluster) Judge(tb testing.TB, pool, namespace string) *oracle.Recorder {
 	tb.Helper()
 	return c.Record(tb, oracle.Scope{
@@ -68,7 +68,7 @@ func (c *Cluster) Judge(tb testing.TB, pool, namespace string) *oracle.Recorder 
 	})
 }
 
-// Record records from now on, to the end of the test, what is in a scope. The scope needs no audit
+// Record records the changes in a scope from now to the end of the test. The scope needs no audit
 // log.
 func (c *Cluster) Record(tb testing.TB, scope oracle.Scope) *oracle.Recorder {
 	tb.Helper()
@@ -77,18 +77,18 @@ func (c *Cluster) Record(tb testing.TB, scope oracle.Scope) *oracle.Recorder {
 	return must.Get(oracle.Start(tb.Context(), admin.Kube, admin.Haulout, scope))(tb)
 }
 
-// AuditLog is the log of kube-apiserver of who evicts and deletes pods, from now on.
+// AuditLog returns kube-apiserver's log of evictions and deletions of pods, from now on.
 func (c *Cluster) AuditLog(tb testing.TB) oracle.Log {
 	tb.Helper()
 	return must.Get(oracle.OpenLog(c.AuditLogFile()))(tb)
 }
 
-// AuditLogFile is the file to which kube-apiserver writes who evicts and deletes pods.
+// AuditLogFile returns the file of kube-apiserver's log of evictions and deletions of pods.
 func (c *Cluster) AuditLogFile() string {
 	return filepath.Join(c.dir, "logs", "kube-apiserver-audit.log")
 }
 
-// Accept fails the test for what a judge has found.
+// Accept fails the test with the findings of a judge.
 func Accept(tb testing.TB, found []string, err error) {
 	tb.Helper()
 	if err != nil {
@@ -104,15 +104,15 @@ func Accept(tb testing.TB, found []string, err error) {
 }
 
 const (
-	// lastLines is how much of what is long goes into the output of a failed test.
+	// lastLines is the maximum number of lines of each output that a failed test prints.
 	lastLines = 60
-	// diagnoses is for how many tests that is done in a run: one failure may bring many others.
+	// diagnoses is the maximum number of tests of a run with this output: one failure may cause
+	// many others.
 	diagnoses = 3
 )
 
-// Diagnose writes to the output of a test that failed what the cluster looks like, since the
-// cluster is gone by the time a developer reads that. It has to be called before anything is put
-// away.
+// Diagnose prints the state of the cluster if the test has failed, because the cluster no longer
+// exists when a developer reads the output. The caller must call it before any cleanup.
 func (c *Cluster) Diagnose(tb testing.TB) {
 	tb.Helper()
 	if _, again := c.diagnosed.LoadOrStore(tb.Name(), true); again || c.diagnoses.Add(1) > diagnoses {
@@ -127,7 +127,7 @@ func (c *Cluster) Diagnose(tb testing.TB) {
 			"READY:.status.conditions[?(@.type==\"Ready\")].status",
 		"get events -A --sort-by=.metadata.creationTimestamp",
 	} {
-		// A test may fail since one of the servers does not answer.
+		// A server may not answer; that may be the cause of the failure.
 		out, errOut, err := c.kubectl(background(), "", append(strings.Fields(look), "--request-timeout=5s")...)
 		limit := lastLines
 		if strings.HasSuffix(look, "yaml") {
@@ -150,17 +150,17 @@ func last(text string, lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "")
 }
 
-// Metrics are what a server measures, by the names of the samples.
+// Metrics are the samples of a server, by name.
 type Metrics testutil.Metrics
 
-// ScrapeServer reads what haulout-apiserver measures: from itself, past the aggregator, which
-// passes on the API only.
+// ScrapeServer reads the metrics of haulout-apiserver directly: the aggregator proxies only the
+// API.
 func (c *Cluster) ScrapeServer(tb testing.TB) (Metrics, error) {
 	tb.Helper()
 	return c.scrapeProcess(tb, "haulout-apiserver")
 }
 
-// ScrapeScheduler returns the metrics of the scheduler, stock or ours.
+// ScrapeScheduler returns the metrics of kube-scheduler or haulout-scheduler.
 func (c *Cluster) ScrapeScheduler(tb testing.TB) (Metrics, error) {
 	tb.Helper()
 	return c.scrapeProcess(tb, "kube-scheduler")
@@ -180,12 +180,12 @@ func (c *Cluster) scrapeProcess(tb testing.TB, process string) (Metrics, error) 
 	}
 	config := rest.CopyConfig(c.As(tb).Config)
 	config.Host = fmt.Sprintf("https://127.0.0.1:%d", state.Ports[process])
-	// Its certificate is not the cluster's; nothing but figures comes from there.
+	// The certificate is not from the cluster's CA; the tests read only metrics.
 	config.Insecure, config.CAData, config.CAFile = true, nil, ""
 	return scrape(tb, config)
 }
 
-// ScrapeHost reads what kube-apiserver measures.
+// ScrapeHost reads the metrics of kube-apiserver.
 func (c *Cluster) ScrapeHost(tb testing.TB) (Metrics, error) {
 	tb.Helper()
 	return scrape(tb, c.As(tb).Config)
@@ -205,7 +205,8 @@ func scrape(tb testing.TB, config *rest.Config) (Metrics, error) {
 	return Metrics(metrics), testutil.ParseMetrics(string(text), &metrics)
 }
 
-// Sum adds up the samples of a name that have the given labels, each as a name and a value.
+// Sum returns the sum of the samples with a name and with the given labels, as pairs of name and
+// value.
 func (m Metrics) Sum(name string, labels ...string) float64 {
 	var sum float64
 	for _, sample := range m[name] {

@@ -33,14 +33,15 @@ import (
 	"haulout.dev/haulout/test/internal/webhook"
 )
 
-// Pool is the label by which the nodes of a test are told from all others.
+// Pool is the label that distinguishes the nodes of a test.
 const Pool = "e2e.haulout.dev/pool"
 
-// background is the context of what is cleaned up: that of the test has ended by then.
+// background is the context of cleanups: the context of the test has ended by then.
 func background() context.Context { return context.Background() }
 
-// NewPool makes nodes of the test's own and returns the name of their pool. Simulated nodes run
-// pods; the others are mere objects, for tests that need very many. All are removed with the test.
+// NewPool creates nodes for a test and returns the name of their pool. Simulated nodes run pods;
+// the others are only objects, for tests that need very many. NewPool removes the nodes after the
+// test.
 func (c *Cluster) NewPool(tb testing.TB, count int, simulated bool) (pool string, nodes []string) {
 	tb.Helper()
 	pool = Name("pool")
@@ -52,7 +53,7 @@ func (c *Cluster) NewPool(tb testing.TB, count int, simulated bool) (pool string
 	return pool, nodes
 }
 
-// NewNodes makes nodes with the given names in a pool. They are removed with the test.
+// NewNodes creates nodes with the given names in a pool, and removes them after the test.
 func (c *Cluster) NewNodes(tb testing.TB, pool string, simulated bool, names ...string) {
 	tb.Helper()
 	admin := c.As(tb)
@@ -97,7 +98,7 @@ func ready(node *corev1.Node) bool {
 	return false
 }
 
-// forAll calls f for every name, 16 at a time.
+// forAll calls f for every name, 16 calls at a time.
 func forAll(tb testing.TB, names []string, f func(string) error) {
 	tb.Helper()
 	var wg sync.WaitGroup
@@ -119,7 +120,7 @@ func forAll(tb testing.TB, names []string, f func(string) error) {
 	must.Do(tb, errors.Join(errs...))
 }
 
-// newNode returns a node that takes no pods but those of its pool's tests.
+// newNode returns a node with a taint that only the pods of its pool tolerate.
 func newNode(name, pool string, simulated bool) *corev1.Node {
 	capacity := corev1.ResourceList{
 		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"),
@@ -136,7 +137,7 @@ func newNode(name, pool string, simulated bool) *corev1.Node {
 	return node
 }
 
-// NewNamespace makes a namespace that goes with the test.
+// NewNamespace creates a namespace, and deletes it after the test.
 func (c *Cluster) NewNamespace(tb testing.TB) string {
 	tb.Helper()
 	admin := c.As(tb)
@@ -152,7 +153,7 @@ func (c *Cluster) NewNamespace(tb testing.TB) string {
 	return name
 }
 
-// PodSpec returns the spec of a pod that only runs in the pool.
+// PodSpec returns the spec of a pod that can run only in the pool.
 func PodSpec(pool string) corev1.PodSpec {
 	return corev1.PodSpec{
 		Containers: []corev1.Container{{Name: "app", Image: "none"}}, NodeSelector: map[string]string{Pool: pool},
@@ -161,7 +162,7 @@ func PodSpec(pool string) corev1.PodSpec {
 	}
 }
 
-// PodOn makes a bare pod on a node and waits until it runs.
+// PodOn creates a bare pod on a node and waits until it runs.
 func (c *Cluster) PodOn(tb testing.TB, namespace, name, pool, node string, modify ...func(*corev1.Pod)) *corev1.Pod {
 	tb.Helper()
 	pod := &corev1.Pod{
@@ -183,8 +184,7 @@ func (c *Cluster) PodOn(tb testing.TB, namespace, name, pool, node string, modif
 	return running
 }
 
-// PodsOn makes bare pods whose spec names their nodes and waits until all of them run. It does for
-// many what PodOn does for one.
+// PodsOn creates bare pods, whose spec names their nodes, and waits until all of them run.
 func (c *Cluster) PodsOn(tb testing.TB, namespace, pool string, pods ...*corev1.Pod) {
 	tb.Helper()
 	admin := c.As(tb)
@@ -216,7 +216,7 @@ func (c *Cluster) PodsOn(tb testing.TB, namespace, pool string, pods ...*corev1.
 	})
 }
 
-// PriorityClass makes a class of a priority that goes with the test, and returns its name.
+// PriorityClass creates a class with a priority, deletes it after the test, and returns its name.
 func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	tb.Helper()
 	classes := c.As(tb).Kube.SchedulingV1().PriorityClasses()
@@ -225,7 +225,8 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 		&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: priority},
 		metav1.CreateOptions{}))(tb)
 	tb.Cleanup(func() {
-		// A policy of haulout-scheduler keeps classes with a threshold, which is an annotation.
+		// A policy of haulout-scheduler prevents the deletion of classes with a threshold
+		// annotation.
 		if _, err := classes.Patch(background(), name, types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`), metav1.PatchOptions{}); err != nil {
 			tb.Error(err)
 		}
@@ -233,7 +234,7 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 			tb.Error(err)
 		}
 	})
-	// Admission looks for it in a cache.
+	// Admission reads the class from a cache.
 	Eventually(tb, "priority class "+name+" is known", func(ctx context.Context) (bool, error) {
 		probe := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: PodSpec("none")}
 		probe.Spec.PriorityClassName = name
@@ -245,14 +246,14 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	return name
 }
 
-// WithSurge has the pods of a Deployment replaced before they leave, as is the default of the
-// product.
+// WithSurge makes Haulout replace the pods of a Deployment before they leave, which is the default
+// of the product.
 func WithSurge(d *appsv1.Deployment) {
 	delete(d.Annotations, v1alpha1.AnnotationSurge)
 }
 
-// Deployment makes a Deployment in the pool and waits until all replicas are available. Its pods
-// leave by eviction alone, unless WithSurge is among the modifications.
+// Deployment creates a Deployment in the pool and waits until all replicas are available. Its pods
+// leave only by eviction, unless WithSurge is among the modifications.
 func (c *Cluster) Deployment(
 	tb testing.TB, namespace, name, pool string, replicas int32, modify ...func(*appsv1.Deployment),
 ) *appsv1.Deployment {
@@ -286,12 +287,13 @@ func (c *Cluster) Deployment(
 	return d
 }
 
-// nudgeAfter is how long a Deployment has to become available before its pods are nudged, and the
-// pause between two nudges.
+// nudgeAfter is how long the test waits for a Deployment before it nudges the pods, and the
+// interval between two nudges.
 const nudgeAfter = 10 * time.Second
 
-// Nudge has kwok look again at the pods of a namespace that do not run or that end. Unlike a
-// kubelet it tries nothing again that kube-apiserver has refused. The error names these pods.
+// Nudge changes all pods of a namespace that do not run or that are being deleted, so that kwok
+// handles them again: unlike a kubelet, kwok does not repeat a request that kube-apiserver has
+// refused. The error names these pods.
 func Nudge(ctx context.Context, pods typedcorev1.PodInterface) error {
 	list, err := pods.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -306,14 +308,14 @@ func Nudge(ctx context.Context, pods typedcorev1.PodInterface) error {
 		left = append(left, fmt.Sprintf("%s on node %q is %s: %v", pod.Name, pod.Spec.NodeName, pod.Status.Phase, pod.Status.Conditions))
 		if pod.Spec.NodeName != "" {
 			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"e2e.haulout.dev/nudged":%q}}}`, time.Now())
-			// What fails is tried again.
+			// The next nudge repeats a failed patch.
 			_, _ = pods.Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 		}
 	}
 	return fmt.Errorf("pods that do not run: %s", strings.Join(left, "; "))
 }
 
-// Budget makes a PodDisruptionBudget for the pods with the label app=name and waits until its
+// Budget creates a PodDisruptionBudget for the pods with the label app=name and waits until its
 // status is known.
 func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable int) {
 	tb.Helper()
@@ -331,7 +333,7 @@ func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable i
 	})
 }
 
-// Maintenance returns a NodeMaintenance over the nodes of a pool.
+// Maintenance returns a NodeMaintenance of the nodes of a pool.
 func Maintenance(
 	pool string, stage v1alpha1.NodeMaintenanceStage, modify ...func(*v1alpha1.NodeMaintenance),
 ) *v1alpha1.NodeMaintenance {
@@ -341,12 +343,13 @@ func Maintenance(
 	}, modify...)
 }
 
-// Select returns a selector of the nodes with one of the values of a label.
+// Select returns a selector of the nodes whose label has one of the values.
 func Select(key string, values ...string) *corev1.NodeSelector {
 	return build.Labelled(key, values...)
 }
 
-// Create makes a NodeMaintenance as the administrator; it is completed and removed with the test.
+// Create creates a NodeMaintenance as the administrator; it completes and removes it after the
+// test.
 func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 	tb.Helper()
 	maintenances := c.As(tb).Maintenances()
@@ -360,7 +363,7 @@ func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.
 	return created
 }
 
-// Remove deletes a NodeMaintenance, if there is one, and waits until it has released its nodes.
+// Remove deletes a NodeMaintenance, if it exists, and waits until it has released its nodes.
 func (c *Cluster) Remove(tb testing.TB, name string) {
 	tb.Helper()
 	maintenances := c.As(tb).Maintenances()
@@ -389,12 +392,12 @@ func (c *Cluster) Remove(tb testing.TB, name string) {
 			}
 		}
 	}
-	tb.Errorf("NodeMaintenance %s does not go away", name)
+	tb.Errorf("NodeMaintenance %s still exists", name)
 }
 
-// Webhook has a validating webhook decide about requests in a namespace, until the test ends. What
-// decide returns is the answer of a denied request; nil allows it. API servers know of the webhook
-// a moment later: the caller waits until a request is denied.
+// Webhook registers a validating webhook for requests in a namespace until the test ends. decide
+// returns the answer of a denied request; nil allows it. API servers use the webhook a moment
+// later: the caller has to wait until a request is denied.
 func (c *Cluster) Webhook(
 	tb testing.TB, namespace string, rule admissionregistrationv1.RuleWithOperations,
 	decide func(*admissionv1.AdmissionRequest) *metav1.Status,

@@ -34,14 +34,14 @@ const (
 	scheduler = "system:kube-scheduler"
 )
 
-// world is a node that is full with the two pods of a Deployment, whose class says that only
-// priority 1000 may break their budget.
+// world is a node that is full with two pods of a Deployment. The class of the pods has the
+// threshold 1000: only pods with this priority may exceed their budget.
 type world struct {
 	pool, namespace string
 	log             oracle.Log
 }
 
-// fullNode makes a world. The budget allows as many pods as maxUnavailable says to be missing.
+// fullNode creates a world. maxUnavailable is that of the budget.
 func fullNode(t *testing.T, maxUnavailable int) world {
 	t.Helper()
 	pool, _ := cluster.NewPool(t, 1, true)
@@ -69,7 +69,7 @@ func request(spec *corev1.PodSpec, cpu string) {
 	spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}
 }
 
-// pending creates a pod that fits if one of the Deployment's pods goes.
+// pending creates a pod that fits after one pod of the Deployment has left.
 func (w world) pending(t *testing.T, name string, priority int32) {
 	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(w.pool)}
@@ -78,11 +78,11 @@ func (w world) pending(t *testing.T, name string, priority int32) {
 	must.Get(cluster.As(t).Kube.CoreV1().Pods(w.namespace).Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 }
 
-// waitHeld waits until the pod's condition says that budgets hold it up.
+// waitHeld waits until the pod's condition reports that budgets protect the victims.
 func (w world) waitHeld(t *testing.T, name string) {
 	t.Helper()
 	want := "1 node(s) with pods that PodDisruptionBudgets protect; preempting them needs priority 1000."
-	framework.Eventually(t, name+" says what holds it up", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, name+" reports the protected pods", func(ctx context.Context) (bool, error) {
 		pod, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -104,8 +104,8 @@ func (w world) waitRuns(t *testing.T, name string) {
 	})
 }
 
-// waitEvent waits for an event about an object; an event of the cluster scope is in the namespace
-// default.
+// waitEvent waits for an event about an object. The events of cluster-scoped objects are in the
+// namespace default.
 func waitEvent(t *testing.T, namespace, reason, about, text string) {
 	t.Helper()
 	framework.Eventually(t, "event "+reason+" about "+about, func(ctx context.Context) (bool, error) {
@@ -125,12 +125,12 @@ func waitEvent(t *testing.T, namespace, reason, about, text string) {
 
 func checkEvent(event *eventsv1.Event) error {
 	if event.ReportingController != "default-scheduler" {
-		return fmt.Errorf("the event is of %q, want the scheduler", event.ReportingController)
+		return fmt.Errorf("the event is from %q, want the scheduler", event.ReportingController)
 	}
 	return nil
 }
 
-// counts returns how many pods of the world the scheduler has evicted, tried in vain to evict, and
+// counts returns how many pods of the world the scheduler has evicted, has failed to evict, and has
 // deleted.
 func (w world) counts(t *testing.T) (evicted, refused, deleted int) {
 	t.Helper()
@@ -159,8 +159,9 @@ func (w world) wantCounts(t *testing.T, wantEvicted, wantRefused, wantDeleted in
 	}
 }
 
-// TestBudgetHoldsUpAPod is the story of the KEP: a pod of a priority below the threshold waits and
-// says why, until the budget has room; then one pod is evicted and none deleted.
+// TestBudgetHoldsUpAPod is the main case: a pod with a priority below the threshold waits and
+// reports why, until the budget allows a disruption; then the scheduler evicts one pod and deletes
+// none.
 func TestBudgetHoldsUpAPod(t *testing.T) {
 	const limit = 10 * time.Second
 	w := fullNode(t, 0)
@@ -172,12 +173,12 @@ func TestBudgetHoldsUpAPod(t *testing.T) {
 	w.allow(t, "web", 1)
 	w.waitRuns(t, "important")
 	took := time.Since(begin)
-	is.True(t, took <= limit, "the pod ran %v after its budget had opened, want at most %v", took, limit)
+	is.True(t, took <= limit, "the pod ran %v after the budget had opened, want at most %v", took, limit)
 	w.wantCounts(t, 1, 0, 0)
 	waitEvent(t, w.namespace, "Preempted", w.evicted(t), "within its PodDisruptionBudget")
 }
 
-// evicted returns the name of the first pod that the scheduler has evicted.
+// evicted returns the name of the first evicted pod.
 func (w world) evicted(t *testing.T) string {
 	t.Helper()
 	calls := must.Get(w.log.Calls())(t)
@@ -190,7 +191,7 @@ func (w world) evicted(t *testing.T) string {
 	return ""
 }
 
-// TestThresholdIsReached preempts as kube-scheduler does, in spite of the budget.
+// TestThresholdIsReached preempts as kube-scheduler does, although the budget is closed.
 func TestThresholdIsReached(t *testing.T) {
 	w := fullNode(t, 0)
 	w.pending(t, "critical", 1000)
@@ -198,7 +199,7 @@ func TestThresholdIsReached(t *testing.T) {
 	w.wantCounts(t, 0, 0, 1)
 }
 
-// TestThresholdIsLowered wakes the pod that waits.
+// TestThresholdIsLowered lowers the threshold, which must requeue the waiting pod.
 func TestThresholdIsLowered(t *testing.T) {
 	w := fullNode(t, 0)
 	w.pending(t, "important", 100)
@@ -209,7 +210,8 @@ func TestThresholdIsLowered(t *testing.T) {
 	w.wantCounts(t, 0, 0, 1)
 }
 
-// TestRoomForOne lets two pods ask at the same time where the budget allows one to go.
+// TestRoomForOne creates two pods that preempt at the same time, while the budget allows one
+// disruption.
 func TestRoomForOne(t *testing.T) {
 	w := fullNode(t, 1)
 	w.pending(t, "first", 100)
@@ -234,8 +236,9 @@ func TestRoomForOne(t *testing.T) {
 	}
 }
 
-// TestWebhookRefusesEviction has a webhook refuse what the budget allows: nothing is deleted, the
-// pending pod says who refused, and it gets its place after the webhook has changed its mind.
+// TestWebhookRefusesEviction has a webhook deny an eviction that the budget allows: no pod is
+// deleted, the pending pod names the webhook, and it is scheduled after the webhook allows
+// evictions.
 func TestWebhookRefusesEviction(t *testing.T) {
 	w := fullNode(t, 1)
 	rule := admissionregistrationv1.RuleWithOperations{
@@ -268,10 +271,10 @@ func TestWebhookRefusesEviction(t *testing.T) {
 	}
 }
 
-// waitWebhook waits until the webhook is asked about evictions.
+// waitWebhook waits until the webhook denies evictions.
 func (w world) waitWebhook(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, "the webhook is asked", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the webhook denies evictions", func(ctx context.Context) (bool, error) {
 		pods, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
 		if err != nil {
 			return false, err
@@ -284,7 +287,7 @@ func (w world) waitWebhook(t *testing.T) {
 	})
 }
 
-// TestPolicyKeepsClassesWithAThreshold deletes a class that protects pods: the policy refuses it
+// TestPolicyKeepsClassesWithAThreshold deletes a class with a threshold: the policy refuses this
 // until the annotation is removed.
 func TestPolicyKeepsClassesWithAThreshold(t *testing.T) {
 	classes := cluster.As(t).Kube.SchedulingV1().PriorityClasses()
@@ -301,7 +304,8 @@ func TestPolicyKeepsClassesWithAThreshold(t *testing.T) {
 	}
 }
 
-// TestPolicyRefusesBadThresholds tries what the shipped ValidatingAdmissionPolicy is for.
+// TestPolicyRefusesBadThresholds tests the shipped ValidatingAdmissionPolicy with invalid
+// thresholds.
 func TestPolicyRefusesBadThresholds(t *testing.T) {
 	classes := cluster.As(t).Kube.SchedulingV1().PriorityClasses()
 	create := func(ctx context.Context, value string) error {

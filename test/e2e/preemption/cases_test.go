@@ -27,17 +27,17 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// deadline returns a context that ends when a test has waited for long enough.
+// deadline returns a context with the timeout of a test.
 func deadline(t *testing.T) (context.Context, context.CancelFunc) {
 	t.Helper()
 	return context.WithTimeout(t.Context(), framework.Timeout)
 }
 
-// schedulerFlags is read by bin/cluster.
+// schedulerFlags is a variable of bin/cluster.
 const schedulerFlags = "SCHEDULER_FLAGS"
 
-// withScheduler restarts the scheduler with additional flags, of which the last one wins, until
-// restore is called.
+// withScheduler restarts the scheduler with additional flags, which override earlier ones, until
+// the test calls restore.
 func withScheduler(t *testing.T, flags ...string) (restore func()) {
 	t.Helper()
 	before := os.Getenv(schedulerFlags)
@@ -50,7 +50,7 @@ func withScheduler(t *testing.T, flags ...string) (restore func()) {
 	return func() { restart(before) }
 }
 
-// message returns what the pod's condition PodScheduled says.
+// message returns the message of the pod's condition PodScheduled.
 func message(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
@@ -60,7 +60,7 @@ func message(pod *corev1.Pod) string {
 	return ""
 }
 
-// TestMessageOfAPodThatIsHeldUp compares the whole text.
+// TestMessageOfAPodThatIsHeldUp compares the whole message.
 func TestMessageOfAPodThatIsHeldUp(t *testing.T) {
 	w := fullNode(t, 0)
 	w.pending(t, "important", 100)
@@ -81,7 +81,8 @@ func TestMessageOfAPodThatIsHeldUp(t *testing.T) {
 	})
 }
 
-// heldMessage is the message of a pod that may run on one of the nodes, which is held.
+// heldMessage returns the message of a pod that fits only one of the nodes, whose pods are
+// protected.
 func heldMessage(nodes int) string {
 	filters := []string{"1 Insufficient cpu"}
 	preemption := []string{"1 node(s) with pods that PodDisruptionBudgets protect; preempting them needs priority 1000"}
@@ -95,7 +96,7 @@ func heldMessage(nodes int) string {
 		nodes, strings.Join(filters, ", "), nodes, strings.Join(preemption, ", "))
 }
 
-// allow changes how many pods of a budget may be missing.
+// allow changes maxUnavailable of a budget.
 func (w world) allow(t *testing.T, budget string, maxUnavailable int) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"maxUnavailable":%d}}`, maxUnavailable)
@@ -104,13 +105,13 @@ func (w world) allow(t *testing.T, budget string, maxUnavailable int) {
 	))(t)
 }
 
-// TestSynchronousPreemption repeats the two main cases without SchedulerAsyncPreemption, where the
-// scheduler itself waits for the Eviction API.
+// TestSynchronousPreemption repeats the main cases without SchedulerAsyncPreemption: the scheduler
+// then waits for the Eviction API.
 func TestSynchronousPreemption(t *testing.T) {
 	defer withScheduler(t, "--feature-gates=SchedulerAsyncPreemption=false")()
 	t.Run("a budget holds up a pod", TestBudgetHoldsUpAPod)
 	t.Run("the threshold is reached", TestThresholdIsReached)
-	t.Run("there is room for one of two", TestRoomForOne)
+	t.Run("the budget allows one of two", TestRoomForOne)
 }
 
 // extender is a scheduler extender that adds a pod to the victims on every node.
@@ -120,7 +121,7 @@ type extender struct {
 	asked  atomic.Int32
 }
 
-// The protocol of k8s.io/kube-scheduler/extender/v1, as far as it is needed here.
+// The part of the protocol k8s.io/kube-scheduler/extender/v1 that the test needs.
 type (
 	extenderArgs struct {
 		NodeNameToVictims map[string]*struct{ Pods []*corev1.Pod }
@@ -154,8 +155,8 @@ func (e *extender) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(result)
 }
 
-// TestExtenderAddsAProtectedPod has an extender choose a pod whose budget is closed: none of the
-// victims is deleted. When the extender is honest, the one that nothing protects goes.
+// TestExtenderAddsAProtectedPod has an extender add a pod with a closed budget: no victim is
+// deleted. When the extender adds no pod, the pod without a budget is deleted.
 func TestExtenderAddsAProtectedPod(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
@@ -183,7 +184,7 @@ func TestExtenderAddsAProtectedPod(t *testing.T) {
 	w.pending(t, "important", 100)
 	waitEvent(t, w.namespace, "PreemptionRefused", "important", protected.Name)
 	w.wantCounts(t, 0, 0, 0)
-	is.True(t, e.asked.Load() != 0, "the extender was not asked")
+	is.True(t, e.asked.Load() != 0, "the scheduler did not call the extender")
 	e.honest.Store(true)
 	w.waitRuns(t, "important")
 	w.wantCounts(t, 0, 0, 1)
@@ -193,9 +194,9 @@ func TestExtenderAddsAProtectedPod(t *testing.T) {
 	}
 }
 
-// TestDrainBesidePreemption drains a node while important pods make room on two others, and both
-// ask for the same budget repeatedly: what leaves comes back on new nodes. The judge sees
-// every pod that leaves.
+// TestDrainBesidePreemption drains a node while important pods preempt on two others. Both use the
+// same budget repeatedly: the pods that leave return on new nodes. The judge observes every pod
+// that leaves.
 func TestDrainBesidePreemption(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
@@ -229,10 +230,10 @@ func TestDrainBesidePreemption(t *testing.T) {
 		})
 	}
 	cluster.Remove(t, nm.Name)
-	// The recorder sees a moment later what the API has answered.
+	// The recorder observes a change a moment after the API's answer.
 	must.Do(t, recorder.Wait(ctx, func(v *oracle.View) string {
 		if !v.Done(nm.Name) || len(v.Evacuations()) > 0 || len(v.Closed()) > 0 {
-			return fmt.Sprintf("not all is put back: %d Evacuations are left, not schedulable are %v", len(v.Evacuations()), v.Closed())
+			return fmt.Sprintf("%d Evacuations are left, and the nodes %v are cordoned", len(v.Evacuations()), v.Closed())
 		}
 		return ""
 	}))
@@ -264,7 +265,7 @@ func (w world) deploy(t *testing.T, name, class string, replicas int32, nodes ..
 	must.Get(cluster.As(t).Kube.AppsV1().Deployments(w.namespace).Create(t.Context(), d, metav1.CreateOptions{}))(t)
 }
 
-// TestMetricsAreServed looks for the metrics of the scheduler that rules and dashboard use.
+// TestMetricsAreServed checks the metrics of the scheduler in the rules and the dashboard.
 func TestMetricsAreServed(t *testing.T) {
 	listed := must.Get(os.ReadFile(cluster.Root() + "/artifacts/monitoring/metrics.txt"))(t)
 	served := must.Get(cluster.ScrapeScheduler(t))(t)

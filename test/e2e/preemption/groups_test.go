@@ -16,8 +16,8 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// gang creates a PodGroup of two pods that have to be scheduled together, each as large as one pod
-// of the Deployment.
+// gang creates a PodGroup of two pods that have to be scheduled together. Each requests as much as
+// one pod of the Deployment.
 func (w world) gang(t *testing.T, name string, priority int32) {
 	t.Helper()
 	kube := cluster.As(t).Kube
@@ -35,8 +35,8 @@ func (w world) gang(t *testing.T, name string, priority int32) {
 	}
 }
 
-// TestBudgetHoldsUpAGroup has a PodGroup ask for the places of two pods: it waits until the budget
-// has room for both, and says why.
+// TestBudgetHoldsUpAGroup creates a PodGroup that needs the room of two pods: it waits until the
+// budget allows both disruptions, and reports why.
 func TestBudgetHoldsUpAGroup(t *testing.T) {
 	pool, _ := cluster.NewPool(t, 2, true)
 	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
@@ -53,7 +53,7 @@ func TestBudgetHoldsUpAGroup(t *testing.T) {
 	w.gang(t, "gang", 100)
 	const why = " pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them needs priority 1000"
 	waitEvent(t, w.namespace, "PreemptionHeldBack", "gang", "4"+why)
-	// One place is not enough for both.
+	// One disruption does not make room for both.
 	w.allowAndNote(t, judge, "web", 1)
 	waitEvent(t, w.namespace, "PreemptionHeldBack", "gang", "3"+why)
 	w.wantCounts(t, 0, 0, 0)

@@ -20,14 +20,14 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// rivals are two haulout-schedulers that want the same lease: that of the cluster, and another one.
+// rivals are two haulout-schedulers with the same lease: the cluster's scheduler, and another one.
 type rivals struct {
 	config string
 	other  *exec.Cmd
-	// leader is the identity in the lease, and otherLeads means that it is the other one.
+	// leader is the identity in the lease. otherLeads is true if it is the other scheduler.
 	leader     string
 	otherLeads bool
-	// killed means that the leader was killed and the lease is still its own.
+	// killed is true after a kill of the leader, while the lease still names it.
 	killed bool
 	kills  int
 }
@@ -58,7 +58,7 @@ func startRivals(t *testing.T) (r *rivals, stop func()) {
 	}
 }
 
-// holder returns the identity in the lease, if there is one.
+// holder returns the identity in the lease, or "".
 func (r *rivals) holder(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	lease, err := cluster.As(t).Kube.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, "kube-scheduler", metav1.GetOptions{})
@@ -74,7 +74,7 @@ func (r *rivals) startOther(t *testing.T) {
 	must.Do(t, r.other.Start())
 }
 
-// kill ends the leader without warning.
+// kill kills the leader with SIGKILL.
 func (r *rivals) kill(t *testing.T) {
 	t.Helper()
 	if r.otherLeads {
@@ -87,8 +87,8 @@ func (r *rivals) kill(t *testing.T) {
 	r.kills++
 }
 
-// complete reports whether one leads and one waits. It replaces the one that was killed when the
-// other one has the lease.
+// complete reports whether one scheduler leads and the other one waits. It restarts a killed one
+// after the other one has the lease.
 func (r *rivals) complete(ctx context.Context, t *testing.T) bool {
 	t.Helper()
 	if !r.killed {
@@ -107,8 +107,8 @@ func (r *rivals) complete(ctx context.Context, t *testing.T) bool {
 	return true
 }
 
-// TestLeaderIsKilled kills the leading scheduler again and again, at random moments after a budget
-// has changed, while pods that must not break budgets ask for the places of guarded ones.
+// TestLeaderIsKilled kills the leading scheduler repeatedly, at random moments after a change of a
+// budget, while pods below the threshold try to preempt guarded pods.
 func TestLeaderIsKilled(t *testing.T) {
 	const atLeast = 3
 	random := framework.Random(t)
@@ -121,7 +121,7 @@ func TestLeaderIsKilled(t *testing.T) {
 	s.waitSettled(t)
 
 	calls := s.granted(t)
-	// No pod has the priority to break a budget: each deletion of a guarded pod is wrong.
+	// No pod may exceed a budget: each deletion of a guarded pod is wrong.
 	verdict := s.judge.verdict(t, calls, func(string) int32 { return 0 })
 	placed, _ := s.judge.placed(s.pendingNames())
 	t.Logf("%d kills, %d evictions, %d of %d pods placed", r.kills, verdict.evicted, placed, s.wanting)
@@ -131,7 +131,7 @@ func TestLeaderIsKilled(t *testing.T) {
 	}
 }
 
-// killAtRandom kills the leader with a chance of one in three, within the time in which it reacts
+// killAtRandom kills the leader with a probability of one third, at a random moment while it reacts
 // to a change of a budget.
 func (r *rivals) killAtRandom(t *testing.T, random *rand.Rand) {
 	t.Helper()

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preemption has the end-to-end tests of haulout-scheduler, which makes room for important
-// pods without breaking budgets, on a development cluster with simulated nodes.
+// Package preemption has the end-to-end tests of haulout-scheduler, which preempts pods for
+// important pods within their budgets, on a development cluster with simulated nodes.
 package preemption
 
 import (
@@ -14,10 +14,10 @@ import (
 
 var cluster *framework.Cluster
 
-// stormVariable names the scheduler of the cluster, for a side by side run of TestStorm.
+// stormVariable names the scheduler of the cluster, to compare both schedulers with TestStorm.
 const stormVariable = "STORM_SCHEDULER"
 
-// stock reports whether the cluster runs kube-scheduler. Only TestStorm is for that one, too.
+// stock reports whether the cluster runs kube-scheduler. Then only TestStorm runs.
 func stock() bool { return os.Getenv(stormVariable) == "stock" }
 
 func TestMain(m *testing.M) {

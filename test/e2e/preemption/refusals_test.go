@@ -21,8 +21,8 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// schedulerConfig writes a copy of the configuration that the cluster's scheduler runs with, after
-// a change, and returns its path.
+// schedulerConfig writes a changed copy of the configuration of the cluster's scheduler, and
+// returns its path.
 func schedulerConfig(t *testing.T, change func(config map[string]any)) string {
 	t.Helper()
 	content := must.Get(os.ReadFile(filepath.Join(cluster.Dir(), "scheduler.yaml")))(t)
@@ -46,7 +46,8 @@ func setArgs(args map[string]any) func(map[string]any) {
 	}
 }
 
-// wantRefusal starts haulout-scheduler and expects it to end with an error that has all the texts.
+// wantRefusal starts haulout-scheduler and checks that it ends with an error that contains all
+// texts.
 func wantRefusal(t *testing.T, config string, texts ...string) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "haulout-scheduler"),
@@ -74,8 +75,8 @@ func wantRefusal(t *testing.T, config string, texts ...string) {
 	}
 }
 
-// TestBadConfigurationEndsTheScheduler starts haulout-scheduler with configurations under which it
-// would protect nothing or not what was meant.
+// TestBadConfigurationEndsTheScheduler starts haulout-scheduler with configurations that would
+// protect no pods, or other pods than intended.
 func TestBadConfigurationEndsTheScheduler(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(config map[string]any)
@@ -125,8 +126,8 @@ func kubeconfig(t *testing.T, clients framework.Clients) string {
 	return path
 }
 
-// TestMissingRightsEndTheScheduler starts haulout-scheduler as a user that has the rights of
-// kube-scheduler, and then one of the two that the plugin needs beside them.
+// TestMissingRightsEndTheScheduler starts haulout-scheduler with the permissions of kube-scheduler,
+// and then with one of the two additional permissions that the plugin needs.
 func TestMissingRightsEndTheScheduler(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	account := cluster.ServiceAccount(t, namespace, "scheduler")

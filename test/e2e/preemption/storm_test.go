@@ -27,7 +27,7 @@ import (
 // stormThreshold is the threshold of the guarded pods.
 const stormThreshold = 1000
 
-// stormSize is how large a storm is. Ten guarded pods fill a node.
+// stormSize is the size of a storm. Ten guarded pods fill a node.
 type stormSize struct {
 	nodes, guarded, budgets, wanting int
 	duration                         time.Duration
@@ -43,10 +43,10 @@ func sizeOf(t *testing.T) stormSize {
 
 var smallStorm = stormSize{nodes: 20, guarded: 200, budgets: 5, wanting: 50, duration: 30 * time.Second}
 
-// belowThreshold are priorities of pods that must not break budgets.
+// belowThreshold are priorities of pods that must not exceed budgets.
 var belowThreshold = []int32{100, 200, 300, 400, 500, 600, 700, 800, stormThreshold - 1}
 
-// storm is a pool that is full with guarded pods, and many pods that want their places.
+// storm is a pool that is full with guarded pods, and many pending pods.
 type storm struct {
 	world
 	stormSize
@@ -58,12 +58,12 @@ type storm struct {
 	begin      time.Time
 }
 
-// podCPU is what each pod of a storm asks for: ten of them fit on a node, and not one more.
+// podCPU is the request of each pod of a storm: exactly ten fit on a node.
 const podCPU = "6"
 
-// TestStorm has pods of mixed priority ask for the places of guarded pods, while their budgets open
-// and close at random. It prints what it counts, for a comparison with kube-scheduler
-// (STORM_SCHEDULER=stock), of which it demands nothing.
+// TestStorm creates pods of mixed priority that preempt guarded pods, while the budgets open and
+// close at random. It prints figures, for a comparison with kube-scheduler (STORM_SCHEDULER=stock),
+// which it does not judge.
 func TestStorm(t *testing.T) {
 	s := newStorm(t, sizeOf(t))
 	s.createPending(t, append(slices.Clone(belowThreshold), stormThreshold))
@@ -98,7 +98,7 @@ func newStorm(t *testing.T, size stormSize) *storm {
 	return s
 }
 
-// createPending creates the pods that want a place, of the priorities by turns.
+// createPending creates the pending pods. It assigns the priorities in rotation.
 func (s *storm) createPending(t *testing.T, priorities []int32) {
 	t.Helper()
 	classes := make([]string, len(priorities))
@@ -119,7 +119,7 @@ func (s *storm) createPending(t *testing.T, priorities []int32) {
 	}
 }
 
-// moveBudgets opens and closes budgets at random, and closes all in the end. It calls after behind
+// moveBudgets opens and closes budgets at random, and closes all at the end. It calls after behind
 // each change.
 func (s *storm) moveBudgets(t *testing.T, random *rand.Rand, after func()) {
 	t.Helper()
@@ -130,7 +130,7 @@ func (s *storm) moveBudgets(t *testing.T, random *rand.Rand, after func()) {
 		name := s.names[random.IntN(len(s.names))]
 		room := 0
 		if random.IntN(2) == 0 {
-			// Pods that went before have no place to come back to: they count as missing.
+			// Pods that left before cannot return: the budget counts them as missing.
 			room = s.judge.missing(name) + 1 + random.IntN(3)
 		}
 		s.allowAndNote(t, s.judge, name, room)
@@ -141,8 +141,8 @@ func (s *storm) moveBudgets(t *testing.T, random *rand.Rand, after func()) {
 	}
 }
 
-// waitSettled waits until each pod has a place, was preempted by a more important one, or says why
-// it waits; with haulout-scheduler, that budgets are the reason.
+// waitSettled waits until each pod is scheduled, was preempted by a more important one, or reports
+// why it waits. With haulout-scheduler, budgets must be the reason.
 func (s *storm) waitSettled(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "every pod is scheduled or says why not", func(ctx context.Context) (bool, error) {
@@ -157,15 +157,14 @@ func (s *storm) waitSettled(t *testing.T) {
 			}
 			said := message(pod)
 			if said == "" || !stock() && !strings.Contains(said, "PodDisruptionBudgets protect") {
-				return false, fmt.Errorf("pod %s of priority %d says %q", pod.Name, s.priorities[pod.Name], said)
+				return false, fmt.Errorf("pod %s of priority %d has the message %q", pod.Name, s.priorities[pod.Name], said)
 			}
 		}
 		return true, nil
 	})
 }
 
-// preemptors returns for whom pods were preempted, from the events of the scheduler: the name of
-// the pending pod by the name of the victim.
+// preemptors returns the preemptor of each victim, by pod name, from the events of the scheduler.
 func (s *storm) preemptors(ctx context.Context, t *testing.T) (map[string]string, error) {
 	t.Helper()
 	events, err := cluster.As(t).Kube.EventsV1().Events(s.namespace).List(
@@ -185,12 +184,12 @@ func (s *storm) preemptors(ctx context.Context, t *testing.T) (map[string]string
 	return preemptors, nil
 }
 
-// calls returns the scheduler's calls about pods of the storm that were granted. It waits for the
-// event about each victim that was deleted.
+// calls returns the scheduler's granted calls about pods of the storm. It waits for the event about
+// each deleted victim.
 func (s *storm) calls(t *testing.T) (calls []oracle.Call, preemptors map[string]string) {
 	t.Helper()
 	calls = s.granted(t)
-	framework.Eventually(t, "events tell for whom pods were deleted", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "each deleted pod has an event with its preemptor", func(ctx context.Context) (bool, error) {
 		var err error
 		if preemptors, err = s.preemptors(ctx, t); err != nil {
 			return false, err
@@ -207,7 +206,7 @@ func (s *storm) calls(t *testing.T) (calls []oracle.Call, preemptors map[string]
 
 func (s *storm) pendingNames() []string { return slices.Collect(maps.Keys(s.priorities)) }
 
-// report judges the calls and prints what was counted.
+// report judges the calls and prints the figures.
 func (s *storm) report(t *testing.T) {
 	t.Helper()
 	calls, preemptors := s.calls(t)
@@ -226,5 +225,5 @@ func (s *storm) report(t *testing.T) {
 		return
 	}
 	framework.Accept(t, append(verdict.found, oracle.EvictedTwice(calls)...), nil)
-	is.True(t, verdict.evicted != 0, "no pod was evicted: the storm has tested nothing")
+	is.True(t, verdict.evicted != 0, "no pod was evicted: the storm has not tested anything")
 }

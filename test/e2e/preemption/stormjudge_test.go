@@ -20,43 +20,43 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// raceTime is how long the disruption controller may take to count what has changed. A budget that
-// was closed a moment ago may still have let a pod go, and the Eviction API knows nothing of a pod
-// that was deleted a moment ago.
+// raceTime is how long the disruption controller may take to count a change. A budget may still
+// allow a disruption just after it was closed, and the Eviction API does not know yet of a pod that
+// was just deleted.
 const raceTime = 5 * time.Second
 
-// setting is how many pods of a budget may be missing, from the answer to the change on. The change
-// was sent at sent.
+// setting is a value of maxUnavailable of a budget, from the answer to the change on. sent is when
+// the change was sent.
 type setting struct {
 	sent, answered time.Time
 	maxUnavailable int
 }
 
-// loss is the moment in which a healthy pod of a budget was lost.
+// loss is the loss of a healthy pod of a budget.
 type loss struct {
 	budget  string
 	at      time.Time
-	healthy int // how many are left
-	// age is for how long the pod had been healthy.
+	healthy int // healthy pods after the loss
+	// age is how long the pod had been healthy.
 	age time.Duration
 }
 
-// stormJudge counts the healthy pods of budgets from a watch of pods. A Book of test/oracle cannot,
-// since the budgets move.
+// stormJudge counts the healthy pods of budgets from a watch of pods. oracle.Books cannot do this,
+// because the budgets change.
 type stormJudge struct {
 	namespace string
 	replicas  int
 
 	mu       sync.Mutex
 	budgets  sets.Set[string]
-	healthy  map[types.UID]time.Time // since when
+	healthy  map[types.UID]time.Time // start of health
 	counts   map[string]int
 	settings map[string][]setting
-	// losses are those of guarded pods, by name.
+	// losses are the losses of guarded pods, by pod name.
 	losses map[string]loss
-	// granted are the pods that the Eviction API has allowed to go, and for which it has counted
-	// the budget down. If the scheduler dies in the middle of an eviction, the API may count and
-	// not delete; then a deletion of the pod breaks no budget.
+	// granted are the pods whose eviction the Eviction API has counted in the budget. If the
+	// scheduler dies during an eviction, the API may count the pod and not delete it; then a
+	// deletion of the pod does not exceed the budget.
 	granted   sets.Set[string]
 	scheduled map[string]time.Time
 	failed    error
@@ -80,7 +80,7 @@ func newStormJudge(namespace string, replicas int, budgets []string) *stormJudge
 	return j
 }
 
-// judgeBudgets starts to count the pods of budgets that have replicas each, and room for none.
+// judgeBudgets starts to count the pods of closed budgets, each with a number of replicas.
 func (w world) judgeBudgets(t *testing.T, replicas int, budgets ...string) *stormJudge {
 	t.Helper()
 	j := newStormJudge(w.namespace, replicas, budgets)
@@ -106,7 +106,7 @@ func (j *stormJudge) seeBudget(event watch.Event) {
 	}
 }
 
-// allowAndNote changes how many pods of a budget may be missing, and tells the judge.
+// allowAndNote changes maxUnavailable of a budget, and notes it in the judge.
 func (w world) allowAndNote(t *testing.T, j *stormJudge, budget string, maxUnavailable int) {
 	t.Helper()
 	before := time.Now()
@@ -114,7 +114,7 @@ func (w world) allowAndNote(t *testing.T, j *stormJudge, budget string, maxUnava
 	j.allowed(budget, maxUnavailable, before, time.Now())
 }
 
-// granted returns the calls of the scheduler by which pods of the world have left.
+// granted returns the granted calls of the scheduler about pods of the world.
 func (w world) granted(t *testing.T) []oracle.Call {
 	t.Helper()
 	all := must.Get(w.log.Calls())(t)
@@ -158,22 +158,22 @@ func (j *stormJudge) see(event watch.Event) {
 	}
 }
 
-// allowed notes a change of a budget that the test has made.
+// allowed notes a change of a budget by the test.
 func (j *stormJudge) allowed(budget string, maxUnavailable int, sent, answered time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.settings[budget] = append(j.settings[budget], setting{sent, answered, maxUnavailable})
 }
 
-// missing returns how many pods of a budget are not healthy.
+// missing returns the number of pods of a budget that are not healthy.
 func (j *stormJudge) missing(budget string) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.replicas - j.counts[budget]
 }
 
-// floor returns how many pods of a budget had to be healthy at a time: as few as was allowed at any
-// time shortly before.
+// floor returns how many pods of a budget had to be healthy at a time: the minimum of all settings
+// in the raceTime before.
 func (j *stormJudge) floor(budget string, at time.Time) int {
 	settings := j.settings[budget]
 	allowed := 0
@@ -186,7 +186,7 @@ func (j *stormJudge) floor(budget string, at time.Time) int {
 	return j.replicas - allowed
 }
 
-// placed returns how many of the pods were ever scheduled, and when the last one was.
+// placed returns how many of the pods were ever scheduled, and the time of the last.
 func (j *stormJudge) placed(names []string) (count int, last time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -201,18 +201,17 @@ func (j *stormJudge) placed(names []string) (count int, last time.Time) {
 	return count, last
 }
 
-// stormVerdict is what the calls of the scheduler did to budgets.
+// stormVerdict counts the effects of the scheduler's calls on budgets.
 type stormVerdict struct {
-	// evicted counts the guarded pods that were evicted, deleted those that were deleted though
-	// their budget had no room, deletedBelow those of them that were for a pod below the threshold.
+	// evicted is the number of evicted guarded pods, deleted of guarded pods deleted although their
+	// budget was closed, deletedBelow of those for a pod below the threshold.
 	evicted, deleted, deletedBelow int
 	broken, brokenBelow            sets.Set[string]
-	// found describes what haulout-scheduler must not do.
+	// found describes violations by haulout-scheduler.
 	found []string
 }
 
-// verdict judges the granted calls. priorityFor returns the priority of the pod for which a victim
-// was deleted.
+// verdict judges the granted calls. priorityFor returns the priority of the preemptor of a victim.
 func (j *stormJudge) verdict(t *testing.T, calls []oracle.Call, priorityFor func(victim string) int32) stormVerdict {
 	t.Helper()
 	j.mu.Lock()

@@ -32,11 +32,11 @@ import (
 const (
 	agentProgram = "haulout-node-agent"
 	staticFolder = "/var/lib/kubelet/static-pods"
-	// maxDelay is how long the agent of the tests delays a shutdown.
+	// maxDelay is the maxShutdownDelay of the tests.
 	maxDelay = 90 * time.Second
 )
 
-// agentConfig is the configuration of the agent: three buckets, which have agentTable of time.
+// agentConfig is the configuration of the agent: three buckets, with agentTable.
 const agentConfig = `apiVersion: nodeagent.haulout.dev/v1alpha1
 kind: NodeAgentConfiguration
 kubeconfig: %s
@@ -45,14 +45,14 @@ apiGracePeriod: 4s
 localEngine: %s
 ` + agentTable
 
-// agentTable is its table.
+// agentTable is the table of the grace periods.
 const agentTable = `shutdownGracePeriodByPodPriority:
 - {priority: 0, shutdownGracePeriodSeconds: 12}
 - {priority: 10000, shutdownGracePeriodSeconds: 8}
 - {priority: 2000000000, shutdownGracePeriodSeconds: 6}
 `
 
-// tableTime is the time of all buckets.
+// tableTime is the sum of the grace periods.
 const tableTime = 26 * time.Second
 
 // staticPod is the manifest of a static pod.
@@ -72,7 +72,7 @@ func TestNodeAgent(t *testing.T) {
 			if os.Getenv("CI") != "" {
 				t.Fatal(err)
 			}
-			t.Skipf("this machine lacks %s (Debian: packages dbus, systemd)", program) //nolint:forbidigo // with CI set, it fails
+			t.Skipf("this machine lacks %s (Debian: packages dbus, systemd)", program) //nolint:forbidigo // fails if CI is set
 		}
 	}
 	c := start(t)
@@ -88,7 +88,7 @@ func TestNodeAgent(t *testing.T) {
 	t.Run("the installer", func(t *testing.T) { testInstaller(t, m) })
 }
 
-// startAgent starts the agent and waits until it holds the lock and the API knows of it.
+// startAgent starts the agent, and waits until it has its inhibitor lock and its condition is True.
 func startAgent(t *testing.T, m *machine) {
 	t.Helper()
 	startAgentWith(t, m, maxDelay, "CRI")
@@ -110,8 +110,8 @@ func startAgentWith(t *testing.T, m *machine, delay time.Duration, engine string
 		if err != nil {
 			return false, err
 		}
-		// The condition may be that of the boot before; until the agent has published which static
-		// pods it keeps in this boot, all are kept.
+		// The condition may be from the previous boot. Until the agent has published the static
+		// pods that it keeps in this boot, a drain keeps all of them.
 		node, err := m.c.As(t).Kube.CoreV1().Nodes().Get(ctx, m.node, metav1.GetOptions{})
 		return err == nil && ready.Status == corev1.ConditionTrue && len(locks) > 0 &&
 			strings.Contains(node.Annotations[v1alpha1.AnnotationKeptStaticPods], strings.TrimSpace(string(bootID))), err
@@ -132,8 +132,8 @@ func nodeCondition(ctx context.Context, t *testing.T, m *machine, kind corev1.No
 	return corev1.NodeCondition{}
 }
 
-// testShutdown reboots the machine. Pods leave by priority, replacements are there before, and only
-// then the machine goes down. After the boot the node serves again.
+// testShutdown reboots the machine. The pods must leave by priority and after their replacements
+// are ready, and only then the machine may shut down. After the boot the node is schedulable again.
 func testShutdown(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
@@ -143,12 +143,12 @@ func testShutdown(t *testing.T, m *machine) {
 
 	m.reboot()
 	shutdown := shutdownMaintenance(t, m)
-	framework.Eventually(t, "the node says that it shuts down", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the node reports the shutdown", func(ctx context.Context) (bool, error) {
 		return nodeCondition(ctx, t, m, corev1.NodeGracefulNodeShutdownInProgress).Status == corev1.ConditionTrue, nil
 	})
 	m.untilDown(maxDelay)
 	if nm := getMaintenance(t, m, shutdown); !isDrained(nm) {
-		t.Errorf("the machine went down before the node was drained: %+v", nm.Status.Conditions)
+		t.Errorf("the machine shut down before the node was drained: %+v", nm.Status.Conditions)
 	}
 	left := seen()
 	if want := []string{"low", "high", "critical", "helper"}; !slices.Equal(left, want) {
@@ -175,7 +175,7 @@ func shutdownMaintenance(t *testing.T, m *machine) string {
 		t.Fatal(err)
 	}
 	name := protocol.ShutdownName(m.node, strings.TrimSpace(string(bootID)))
-	framework.Eventually(t, "the shutdown is a NodeMaintenance", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the shutdown has a NodeMaintenance", func(ctx context.Context) (bool, error) {
 		nm, err := m.c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
 		return err == nil && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain, err
 	})
@@ -189,8 +189,7 @@ func getMaintenance(t *testing.T, m *machine, name string) *v1alpha1.NodeMainten
 	return nm
 }
 
-// deployByPriority creates a Deployment of one pod for each bucket, with a surge, and has the pod
-// on the node.
+// deployByPriority creates a Deployment for each bucket, with one pod on the node and a surge.
 func deployByPriority(t *testing.T, m *machine, namespace string) {
 	t.Helper()
 	for name, class := range map[string]string{
@@ -204,7 +203,7 @@ func deployByPriority(t *testing.T, m *machine, namespace string) {
 	}
 }
 
-// priorityWorkload prefers the node that is shut down.
+// priorityWorkload prefers the node that the test shuts down.
 const priorityWorkload = `apiVersion: apps/v1
 kind: Deployment
 metadata: {name: %s}
@@ -227,17 +226,18 @@ spec:
         readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}
 `
 
-// podWatch is what a watch has shown of the pods of a namespace.
+// podWatch records a watch of the pods of a namespace.
 type podWatch struct {
 	mu   sync.Mutex
 	pods map[string]*corev1.Pod
-	// left has the apps in the order in which their pods left the node: they ended or are gone.
+	// left has the apps in the order in which their pods left the node: the pods ended or were
+	// deleted.
 	left []string
 }
 
-// watchPods watches the pods of a namespace. The returned function waits until the watch has shown
-// what the API has by then, ends it, and returns the apps in the order in which they left the node.
-// Meanwhile each Deployment's pod must leave while another one is ready.
+// watchPods watches the pods of a namespace. It checks that each pod of a Deployment leaves only
+// while another one is ready. The returned function waits until the watch is up to date, ends it,
+// and returns the apps in the order in which their pods left the node.
 func watchPods(t *testing.T, m *machine, namespace string) func() []string {
 	t.Helper()
 	api := m.c.As(t).Kube.CoreV1().Pods(namespace)
@@ -259,7 +259,7 @@ func watchPods(t *testing.T, m *machine, namespace string) func() []string {
 	}()
 	return func() []string {
 		defer watcher.Stop()
-		framework.Eventually(t, "the watch shows what the API has", func(ctx context.Context) (bool, error) {
+		framework.Eventually(t, "the watch is up to date", func(ctx context.Context) (bool, error) {
 			list, err := api.List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return false, err
@@ -293,7 +293,7 @@ func (w *podWatch) observe(t *testing.T, node string, deleted bool, pod *corev1.
 	if deleted || ended(pod) {
 		w.left = append(w.left, app)
 	} else if app != "helper" && before.DeletionTimestamp == nil && pod.DeletionTimestamp != nil && !anyReady(w.pods, app, pod.Name) {
-		t.Errorf("pod %s had to leave before its replacement was ready", pod.Name)
+		t.Errorf("pod %s left before its replacement was ready", pod.Name)
 	}
 }
 
@@ -330,7 +330,7 @@ func staticFile(m *machine) string { return m.path(filepath.Join(staticFolder, "
 
 func writeStatic(t *testing.T, m *machine, namespace string) {
 	t.Helper()
-	// Renamed into the folder, as a careful user does: the kubelet reads a file once it is whole.
+	// A rename into the folder, so that the kubelet reads only a complete file.
 	temporary := m.path(filepath.Join(filepath.Dir(staticFolder), "helper.tmp"))
 	must.Do(t, os.WriteFile(temporary, fmt.Appendf(nil, staticPod, namespace), 0o600))
 	must.Do(t, os.Rename(temporary, staticFile(m)))
@@ -349,8 +349,8 @@ func staticPodsGone(t *testing.T, m *machine, namespace string) {
 	})
 }
 
-// testStaticPods drains the node. The static pod stays stopped over restarts of the kubelet and the
-// agent, and when a tool puts its manifest back, and returns with the same UID.
+// testStaticPods drains the node. The static pod must stay stopped after restarts of the kubelet
+// and the agent, and after a tool restores its manifest. At the end it returns with the same UID.
 func testStaticPods(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
@@ -363,13 +363,13 @@ func testStaticPods(t *testing.T, m *machine) {
 	killAgent(t, m)
 	writeStatic(t, m, namespace)
 	startAgent(t, m)
-	framework.Eventually(t, "the manifest that was put back is parked again", func(context.Context) (bool, error) {
+	framework.Eventually(t, "the restored manifest is parked again", func(context.Context) (bool, error) {
 		_, err := os.Stat(staticFile(m))
 		return os.IsNotExist(err), nil
 	})
 	staticPodsGone(t, m, namespace)
 	if got := getMaintenance(t, m, nm); !isDrained(got) {
-		t.Errorf("the maintenance is not drained any more: %+v", got.Status.Conditions)
+		t.Errorf("the maintenance is no longer drained: %+v", got.Status.Conditions)
 	}
 
 	complete(t, m.c, nm)
@@ -386,8 +386,9 @@ func killAgent(t *testing.T, m *machine) {
 	signal(t, match{program: agentProgram, argument: "run"}, syscall.SIGKILL)
 }
 
-// testOffline freezes kube-apiserver while the node drains. The pods end on the node, by priority,
-// the machine goes down within its delay, and after the boot all run again.
+// testOffline freezes kube-apiserver during the shutdown. The pods must end on the node by
+// priority, the machine must shut down within its delay, and all pods must run again after the
+// boot.
 func testOffline(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
@@ -400,7 +401,7 @@ func testOffline(t *testing.T, m *machine) {
 	m.untilDown(maxDelay)
 	took := time.Since(begin)
 	m.c.Signal(t, "kube-apiserver", syscall.SIGCONT)
-	is.True(t, took <= maxDelay-time.Second, "the machine went down after %s, at its deadline: the pods had not ended", took)
+	is.True(t, took <= maxDelay-time.Second, "the machine shut down after %s, at its deadline: the pods had not ended", took)
 	if order := ended(); len(order) != 3 || !slices.IsSortedFunc(order, func(a, b stop) int { return a.at.Compare(b.at) }) {
 		t.Errorf("the containers exited after SIGTERM at %v, want all three in the order of their priorities", order)
 	}
@@ -411,7 +412,7 @@ func testOffline(t *testing.T, m *machine) {
 }
 
 // testAPIReturns freezes kube-apiserver until the pods of the lowest priority have ended. The drain
-// goes on where the node has left it, and the pod that ended is reported.
+// must continue from there, and the agent must report the ended pod.
 func testAPIReturns(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
@@ -442,14 +443,14 @@ func testAPIReturns(t *testing.T, m *machine) {
 	shutdown := shutdownMaintenance(t, m)
 	m.untilDown(maxDelay)
 	if nm := getMaintenance(t, m, shutdown); !isDrained(nm) {
-		t.Errorf("the machine went down before the node was drained: %+v", nm.Status.Conditions)
+		t.Errorf("the machine shut down before the node was drained: %+v", nm.Status.Conditions)
 	}
 	m.powerCycle()
 	startAgent(t, m)
 	untilAllServe(t, m, namespace)
 }
 
-// untilAllServe waits until each app has a pod that is ready.
+// untilAllServe waits until each app has a ready pod.
 func untilAllServe(t *testing.T, m *machine, namespace string) {
 	t.Helper()
 	for _, app := range []string{"low", "high", "critical"} {
@@ -471,14 +472,14 @@ func podOn(t *testing.T, m *machine, namespace, app string) *corev1.Pod {
 	return &list.Items[0]
 }
 
-// stop is when the container of an app exited.
+// stop is the exit of the container of an app.
 type stop struct {
 	app string
 	at  time.Time
 }
 
-// logsOf returns a function that reads from the logs of containers, which outlive them on the node,
-// when each exited.
+// logsOf returns a function that reads the exit times of containers from their log files on the
+// node, which outlive the containers.
 func logsOf(t *testing.T, m *machine, namespace string, apps ...string) func() []stop {
 	t.Helper()
 	folders := map[string]string{}

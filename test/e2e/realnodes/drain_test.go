@@ -31,15 +31,15 @@ import (
 //go:embed workloads.yaml
 var workloads string
 
-// drained is the node that the tests drain, where the volume of the StatefulSet is; other is the
-// one that its pods move to.
+// drained is the node to drain, with the volume of the StatefulSet; its pods move to the node
+// other.
 const drained, other = "real-2", "real-1"
 
-// TestNodes runs on one cluster, and ends it.
+// TestNodes runs several tests on one cluster, and stops it at the end.
 func TestNodes(t *testing.T) {
 	c := start(t)
 	if status, err := c.Status(); err != nil || strings.Count(status, "ready") != 9 || !strings.Contains(status, "198.18.0.12") {
-		t.Errorf("got status %v, want 9 processes that are ready:\n%s", err, status)
+		t.Errorf("got status %v, want 9 ready processes:\n%s", err, status)
 	}
 	t.Run("drain", func(t *testing.T) { testDrain(t, c) })
 	t.Run("kubelet killed", func(t *testing.T) { testKubeletKilled(t, c) })
@@ -47,7 +47,7 @@ func TestNodes(t *testing.T) {
 	t.Run("down leaves nothing", func(t *testing.T) { testDown(t, c) })
 }
 
-// testDrain drains a node with pods that take their time, and puts it back.
+// testDrain drains a node whose pods end slowly, and completes the maintenance.
 func testDrain(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	namespace := c.NewNamespace(t)
@@ -66,7 +66,7 @@ func testDrain(t *testing.T, c *framework.Cluster) {
 	for _, want := range []string{"preStop begins", "preStop ends", "got terminated", "exit"} {
 		at := strings.Index(got[position:], want)
 		if at < 0 {
-			t.Errorf("the container's log lacks %q at its place:\n%s", want, got)
+			t.Errorf("the container's log has no %q at the right position:\n%s", want, got)
 			break
 		}
 		position += at
@@ -74,7 +74,7 @@ func testDrain(t *testing.T, c *framework.Cluster) {
 
 	ready(t, c, namespace, "app=queue", 1)
 	if moved := podsOn(t, c, namespace, other, "app=queue"); len(moved) != 1 {
-		t.Errorf("got pods %q of the StatefulSet with a shared volume on %s, want the one that left", moved, other)
+		t.Errorf("got pods %q of the StatefulSet with a shared volume on %s, want the pod from the drained node", moved, other)
 	}
 	startedBefore(t, client, namespace, "queue-0")
 	complete(t, c, nm)
@@ -82,7 +82,7 @@ func testDrain(t *testing.T, c *framework.Cluster) {
 	startedBefore(t, client, namespace, "db-0")
 }
 
-// startedBefore checks that a pod has the data of the pod of its name that was drained.
+// startedBefore checks that a pod has the data of the drained pod with the same name.
 func startedBefore(t *testing.T, client framework.Clients, namespace, pod string) {
 	t.Helper()
 	log, err := client.Kube.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{}).DoRaw(t.Context())
@@ -103,8 +103,8 @@ func beginDrain(t *testing.T, c *framework.Cluster) string {
 	}).Name
 }
 
-// untilDrained waits for a drain. Drained and `kubectl get pods` tell the same: no pod is left, not
-// even a completed one.
+// untilDrained waits for the end of a drain. No pods may be left then, not even completed ones, so
+// Drained and `kubectl get pods` agree.
 func untilDrained(t *testing.T, c *framework.Cluster, nm, namespace string) {
 	t.Helper()
 	framework.Eventually(t, "the node is drained", func(ctx context.Context) (bool, error) {
@@ -112,11 +112,11 @@ func untilDrained(t *testing.T, c *framework.Cluster, nm, namespace string) {
 		return err == nil && isDrained(got), err
 	})
 	if left := podsOn(t, c, namespace, drained, ""); len(left) > 0 {
-		t.Errorf("the node is drained and has pods %q", left)
+		t.Errorf("the node is drained but has pods %q", left)
 	}
 }
 
-// testKubeletKilled kills the kubelet while a pod ends. The node starts it again.
+// testKubeletKilled kills the kubelet while a pod is terminating. The node restarts the kubelet.
 func testKubeletKilled(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	namespace := c.NewNamespace(t)
@@ -149,14 +149,14 @@ func testKubeletKilled(t *testing.T, c *framework.Cluster) {
 	ready(t, c, namespace, "app=db", 1)
 }
 
-// testPowerFailure ends all processes of a node at the same time, and starts the node again.
+// testPowerFailure kills all processes of a node at the same time, and starts the node again.
 func testPowerFailure(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	namespace := c.NewNamespace(t)
 	deploy(t, c, namespace)
 	before := podsOn(t, c, namespace, drained, "app=web")
 	c.Kill(t, drained)
-	// The first thread of PID 1 may have ended while its last one still ends the others.
+	// The main thread of PID 1 may have ended while its last thread still ends the other processes.
 	framework.EventuallyWithin(t, 10*time.Second, "no process of the node is left", func(context.Context) (bool, error) {
 		if left := processesOf(t, c.Dir()+"/nodes/"+drained+"/"); len(left) > 0 {
 			return false, fmt.Errorf("there are %q", left)
@@ -166,7 +166,7 @@ func testPowerFailure(t *testing.T, c *framework.Cluster) {
 	must.Do(t, c.Up())
 	ready(t, c, namespace, "app=web", 4)
 	if after := podsOn(t, c, namespace, drained, "app=web"); !slices.Equal(after, before) {
-		t.Errorf("got pods %q on the node that came back, want those before, %q", after, before)
+		t.Errorf("got pods %q on the restarted node, want the pods before, %q", after, before)
 	}
 }
 
@@ -182,11 +182,11 @@ func deploy(t *testing.T, c *framework.Cluster, namespace string) {
 	ready(t, c, namespace, "app=agent", 2)
 }
 
-// sharedClass is the class of volumes that all nodes reach.
+// sharedClass is the class of volumes that all nodes can use.
 const sharedClass = "shared"
 
-// sharedVolume creates the volume of the StatefulSet that may move: a folder of the machine, which
-// all nodes see.
+// sharedVolume creates the volume of the StatefulSet that can move: a folder of the machine, which
+// is visible on all nodes.
 func sharedVolume(t *testing.T, c *framework.Cluster, namespace string) {
 	t.Helper()
 	folder := t.TempDir()
@@ -207,8 +207,8 @@ func sharedVolume(t *testing.T, c *framework.Cluster, namespace string) {
 	}, metav1.CreateOptions{}))(t)
 }
 
-// freeVolumes makes the volumes of earlier tests available, as an admin does after a claim was
-// deleted.
+// freeVolumes makes the volumes of earlier tests available, as an administrator does after a claim
+// was deleted.
 func freeVolumes(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	volumes := c.As(t).Kube.CoreV1().PersistentVolumes()
@@ -223,7 +223,7 @@ func freeVolumes(t *testing.T, c *framework.Cluster) {
 	}
 }
 
-// ready waits until so many pods are ready, and no other is there.
+// ready waits until a selector matches exactly this number of pods, and all are ready.
 func ready(t *testing.T, c *framework.Cluster, namespace, selector string, count int) {
 	t.Helper()
 	pods := c.As(t).Kube.CoreV1().Pods(namespace)
@@ -262,7 +262,7 @@ func isReady(pod *corev1.Pod) bool {
 	})
 }
 
-// follow returns the whole log of a pod once its container has ended.
+// follow returns the whole log of a pod after the end of its container.
 func follow(t *testing.T, c *framework.Cluster, namespace, pod string) <-chan string {
 	t.Helper()
 	request := c.As(t).Kube.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true})
@@ -282,11 +282,11 @@ func follow(t *testing.T, c *framework.Cluster, namespace, pod string) <-chan st
 	return all
 }
 
-// departures are what a watch of the pods shows while a node is drained.
+// departures records a watch of the pods during a drain.
 type departures struct {
 	mu   sync.Mutex
 	pods map[string]*corev1.Pod
-	// wrong is what should not have been.
+	// wrong has the violations.
 	wrong []string
 	// left are the apps of the pods that were deleted from the drained node, in order.
 	left []string
@@ -336,18 +336,18 @@ func (d *departures) take(what watch.EventType, pod *corev1.Pod) {
 		}
 	}
 	if count < 4 {
-		d.wrong = append(d.wrong, fmt.Sprintf("%s had to leave while %d of 4 others were ready", pod.Name, count))
+		d.wrong = append(d.wrong, fmt.Sprintf("%s began to leave while %d of the 4 other pods were ready", pod.Name, count))
 	}
 	if grace := pod.DeletionGracePeriodSeconds; grace == nil || *grace != 20 {
-		d.wrong = append(d.wrong, fmt.Sprintf("%s has the grace period %v, want its own of 20 s", pod.Name, grace))
+		d.wrong = append(d.wrong, fmt.Sprintf("%s has the grace period %v, want the 20 s of its spec", pod.Name, grace))
 	}
 }
 
-// departing is how many pods the drained node has: two of the Deployment, two of StatefulSets, and
-// one of the DaemonSet.
+// departing is the number of pods on the drained node: two of the Deployment, two of StatefulSets,
+// and one of the DaemonSet.
 const departing = 5
 
-// check waits until the watch has shown all departures, and judges them.
+// check waits until the watch has recorded all departures, and judges them.
 func (d *departures) check(t *testing.T) {
 	t.Helper()
 	framework.EventuallyWithin(t, 10*time.Second, "the watch shows all departures", func(context.Context) (bool, error) {
@@ -359,6 +359,6 @@ func (d *departures) check(t *testing.T) {
 		t.Error(text)
 	}
 	if last := d.left[len(d.left)-1]; last != "agent" {
-		t.Errorf("the pods left in the order %q, want that of the DaemonSet last", d.left)
+		t.Errorf("the pods left in the order %q, want the DaemonSet last", d.left)
 	}
 }

@@ -25,7 +25,7 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// barePod is a pod that nothing replaces.
+// barePod is a pod without a controller.
 const barePod = `apiVersion: v1
 kind: Pod
 metadata: {name: %s, labels: {app: %s, group: bare}}
@@ -37,19 +37,19 @@ spec:
 ---
 `
 
-// bareBudget allows none of them to leave.
+// bareBudget allows no eviction of the bare pods.
 const bareBudget = `apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata: {name: bare}
 spec: {minAvailable: 3, selector: {matchLabels: {group: bare}}}
 `
 
-// testBlocked reboots the machine while a budget keeps all pods. They run until the time is what
-// they need to end, and then end by priority.
+// testBlocked reboots the machine while a budget allows no eviction. The pods must run until only
+// the sum of their grace periods is left, and then end by priority.
 func testBlocked(t *testing.T, m *machine) {
 	t.Helper()
 	const delay = 40 * time.Second
-	// When the agent has to begin: 5 seconds are its reserve.
+	// The latest time at which the agent has to begin to end pods; it reserves 5 seconds.
 	const local = delay - tableTime - 5*time.Second
 	killAgent(t, m)
 	startAgentWith(t, m, delay, "CRI")
@@ -70,7 +70,7 @@ func testBlocked(t *testing.T, m *machine) {
 	name := shutdownMaintenance(t, m)
 	framework.EventuallyWithin(t, delay, "the first pod ends", func(context.Context) (bool, error) { return len(ended()) > 0, nil })
 	if nm := getMaintenance(t, m, name); isDrained(nm) {
-		t.Error("the node is drained, although a budget keeps its pods")
+		t.Error("the node is drained, although a budget allows no eviction")
 	}
 	m.untilDown(delay)
 	took := time.Since(begin)
@@ -79,12 +79,12 @@ func testBlocked(t *testing.T, m *machine) {
 		t.Fatalf("the containers exited after SIGTERM at %v, want all three in the order of their priorities", order)
 	}
 	if after := order[0].at.Sub(begin); after < local-2*time.Second {
-		t.Errorf("the first pod ended after %s, before the time was short, at %s", after, local)
+		t.Errorf("the first pod ended after %s, earlier than %s", after, local)
 	}
-	is.True(t, took <= delay-time.Second, "the machine went down after %s, at its deadline", took)
+	is.True(t, took <= delay-time.Second, "the machine shut down after %s, at its deadline", took)
 	m.powerCycle()
 	startAgent(t, m)
-	// The kubelet starts that of the last bucket again after the boot.
+	// After the boot, the kubelet restarts the pod of the last bucket.
 	framework.Eventually(t, "each pod is reported or runs again after the boot", func(ctx context.Context) (bool, error) {
 		list, err := m.c.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -102,8 +102,8 @@ func testBlocked(t *testing.T, m *machine) {
 	})
 }
 
-// endedByShutdown reports whether the status of a pod says that a shutdown of its node has ended
-// it. The kubelet of the next boot clears status.reason.
+// endedByShutdown reports whether the status of a pod has the reason that a shutdown of its node
+// ended it. The kubelet of the next boot clears status.reason.
 func endedByShutdown(pod *corev1.Pod) bool {
 	return (pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded) &&
 		slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
@@ -111,18 +111,18 @@ func endedByShutdown(pod *corev1.Pod) bool {
 		})
 }
 
-// installRoot is what the installer gets for the root of the node. The real one is that of the
-// machine on which the tests run.
+// installRoot is the root of the node for the installer: the real root belongs to the machine on
+// which the tests run.
 const installRoot = "/var/lib/machine"
 
-// testInstaller runs the DaemonSet that installs the agent. A node has no service manager: the
-// installer copies the program, the configuration and the unit, and says what it misses then. What
-// it leaves goes with the cluster.
+// testInstaller runs the DaemonSet that installs the agent. A node of the test has no service
+// manager: the installer must copy the program, the configuration and the unit, and then report the
+// failed call of systemd. The installed files are deleted together with the cluster.
 func testInstaller(t *testing.T, m *machine) {
 	t.Helper()
 	enter := func(program string, args ...string) {
 		t.Helper()
-		if out, err := exec.CommandContext(t.Context(), "nsenter", m.enter(program, args...)...).CombinedOutput(); err != nil { //nolint:gosec // the arguments are ours
+		if out, err := exec.CommandContext(t.Context(), "nsenter", m.enter(program, args...)...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
 			t.Fatalf("%s %q: %v\n%s", program, args, err, out)
 		}
 	}
@@ -152,7 +152,7 @@ func testInstaller(t *testing.T, m *machine) {
 	m.c.MustKubectl(t, text, "apply", "--filename=-")
 
 	failure := ""
-	framework.Eventually(t, "the installer has done what it can", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the installer has copied its files and failed", func(ctx context.Context) (bool, error) {
 		list, err := m.c.As(t).Kube.CoreV1().Pods(agentProgram).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
@@ -169,7 +169,7 @@ func testInstaller(t *testing.T, m *machine) {
 		return false, nil
 	})
 	if !strings.Contains(failure, "reload the unit files of systemd") {
-		t.Errorf("the installer says\n%s\nand not which call of systemd failed", failure)
+		t.Errorf("the output of the installer does not name the failed call of systemd:\n%s", failure)
 	}
 	for path, source := range map[string]string{
 		"/usr/local/bin/" + agentProgram: filepath.Join(bin, agentProgram), "/etc/" + agentProgram + "/config.yaml": config,

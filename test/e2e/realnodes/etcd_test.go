@@ -26,12 +26,12 @@ const members = 3
 type etcdCluster struct {
 	// servers are the URLs of the members.
 	servers []string
-	// ca, cert and key are those of a client, in PEM.
+	// ca, cert and key belong to a client, in PEM.
 	ca, cert, key []byte
 }
 
-// startEtcd starts the members. Each has a Service, whose address stays the same when its container
-// restarts.
+// startEtcd starts the members. Each has a Service, whose address does not change when its
+// container restarts.
 func startEtcd(t *testing.T, c *framework.Cluster) etcdCluster {
 	t.Helper()
 	const namespace = "etcd"
@@ -51,7 +51,7 @@ func startEtcd(t *testing.T, c *framework.Cluster) etcdCluster {
 					{Name: "client", Port: 2379, TargetPort: intstr.FromInt32(2379)},
 					{Name: "peer", Port: 2380, TargetPort: intstr.FromInt32(2380)},
 				},
-				// Members find each other before they are ready.
+				// Members connect to each other before they are ready.
 				PublishNotReadyAddresses: true,
 			},
 		}, metav1.CreateOptions{})
@@ -109,7 +109,8 @@ func etcdPod(name, url, cluster string) *corev1.Pod {
 					"--cert-file=" + certificates + "tls.crt", "--key-file=" + certificates + "tls.key",
 					"--peer-client-cert-auth", "--peer-trusted-ca-file=" + certificates + "ca.crt",
 					"--peer-cert-file=" + certificates + "tls.crt", "--peer-key-file=" + certificates + "tls.key",
-					// A peer connects from the address of its pod, which is not in its certificate.
+					// A peer connects from the address of its pod, which its certificate does not
+					// contain.
 					"--peer-skip-client-san-verification",
 					fmt.Sprintf("--listen-metrics-urls=http://0.0.0.0:%d", metricsPort),
 				},

@@ -22,21 +22,22 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// budget keeps one pod of an app.
+// budget requires one available pod of an app.
 const budget = `apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata: {name: %s}
 spec: {minAvailable: 1, selector: {matchLabels: {app: %s}}}
 `
 
-// testWithoutHaulout reboots the machine while haulout-apiserver does not answer: the agent evicts
-// the pods in the order of the table and within their budgets. Its connection to kube-apiserver
-// dies without an end meanwhile, and it ends no pod on the node for that.
+// testWithoutHaulout reboots the machine while haulout-apiserver does not answer: the agent must
+// evict the pods in the order of the table and within their budgets. Meanwhile its connection to
+// kube-apiserver breaks without a reset. The agent must not end pods on the node for this reason.
 func testWithoutHaulout(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
 	deployByPriority(t, m, namespace)
-	// Both pods of an app are on the node: the second one has to wait for a replacement.
+	// Both pods of an app start on the node: the second one has to wait for a replacement of the
+	// first.
 	m.c.MustKubectl(t, "", "cordon", "real-1")
 	apps := []string{"low", "high", "critical"}
 	for _, app := range apps {
@@ -68,14 +69,14 @@ func testWithoutHaulout(t *testing.T, m *machine) {
 
 	m.powerCycle()
 	startAgent(t, m)
-	framework.Eventually(t, "the agent has lifted its cordon", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the agent has removed its cordon", func(ctx context.Context) (bool, error) {
 		node, err := m.c.As(t).Kube.CoreV1().Nodes().Get(ctx, m.node, metav1.GetOptions{})
 		return err == nil && !node.Spec.Unschedulable && node.Annotations[v1alpha1.AnnotationCordonedByAgent] == "", err
 	})
 	untilAllServe(t, m, namespace)
 }
 
-// saidSince returns a function that returns what a program of the node has logged since this call.
+// saidSince returns a function that returns the log of a program of the node since this call.
 func (m *machine) saidSince(name string) func() string {
 	m.t.Helper()
 	read := func() string {
@@ -87,8 +88,8 @@ func (m *machine) saidSince(name string) func() string {
 	return func() string { return read()[before:] }
 }
 
-// dropConnections drops all packets of the connections that a program of the node has now, without
-// a reset, until the node is switched off.
+// dropConnections drops all packets of the current connections of a program of the node, without a
+// reset, until the node is switched off.
 func (m *machine) dropConnections(program string) {
 	m.t.Helper()
 	var ports []string

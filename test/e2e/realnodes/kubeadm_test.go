@@ -28,25 +28,25 @@ import (
 )
 
 const (
-	// controlPlanes is how many of the nodes kubeadm makes control planes of. One more node has the
-	// server, and one more the manifests of other installers.
+	// controlPlanes is the number of control planes that kubeadm creates. One more node runs the
+	// server, and another one has the manifests of other installers.
 	controlPlanes = 3
 	serverNode    = "real-4"
 	otherNode     = "real-5"
-	// balancer is the address of the API for nodes that are no control planes.
+	// balancer is the address of the API on nodes that are not control planes.
 	balancer = "198.18.0.14:7443"
-	// certificateKey encrypts the certificates that control planes hand over.
+	// certificateKey encrypts the certificates that control planes share.
 	certificateKey = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	bootstrapToken = "abcdef.0123456789abcdef"
-	// bootLimit is how long a control plane may take to serve again.
+	// bootLimit is how long a control plane may take to serve after a reboot.
 	bootLimit = 3 * time.Minute
 )
 
-// kubeadmPrograms are the static pods of a control plane that kubeadm has made.
+// kubeadmPrograms are the static pods of kubeadm on a control plane.
 var kubeadmPrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
-// kubeadmSettings are the settings of kubelets on nodes of a development cluster, which share the
-// cgroups of the machine.
+// kubeadmSettings configure the kubelets on nodes of a development cluster, which share the cgroups
+// of the machine.
 const kubeadmSettings = `---
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -87,7 +87,7 @@ nodeRegistration: %[1]s
 const kubeadmJoinControlPlane = `controlPlane: {localAPIEndpoint: {advertiseAddress: %s, bindPort: 6443}, certificateKey: ` + certificateKey + `}
 `
 
-// kubeadmProxy balances the API servers.
+// kubeadmProxy balances connections to the API servers.
 const kubeadmProxy = `defaults
   mode tcp
   timeout connect 2s
@@ -104,15 +104,15 @@ backend control-planes
   server three 198.18.0.13:6443
 `
 
-// kubeadmCluster is a cluster that kubeadm makes of real nodes: their own API servers and etcd run
-// as static pods. The development cluster only lends the machines.
+// kubeadmCluster is a cluster that kubeadm creates on real nodes: its API servers and its etcd run
+// as static pods. The development cluster only provides the nodes.
 type kubeadmCluster struct {
 	t     *testing.T
 	c     *framework.Cluster
 	nodes map[string]*machine
 }
 
-// TestKubeadm runs the node agent on the control planes of a cluster of kubeadm.
+// TestKubeadm runs the node agent on the control planes of a kubeadm cluster.
 func TestKubeadm(t *testing.T) {
 	for program, need := range map[string]string{"haproxy": "haproxy", "dbus-daemon": "dbus", "/lib/systemd/systemd-logind": "systemd"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -130,11 +130,11 @@ func TestKubeadm(t *testing.T) {
 	}
 	t.Run("a drain of a control plane keeps its static pods", k.testDrainControlPlane)
 	t.Run("a drain of all control planes keeps their static pods", k.testDrainAllControlPlanes)
-	t.Run("a reboot of a control plane costs its table", k.testReboot)
+	t.Run("a reboot of a control plane takes the time of its table", k.testReboot)
 	t.Run("static pods of other installers", k.testOtherInstallers)
 }
 
-// startKubeadm makes the cluster.
+// startKubeadm creates the cluster.
 func startKubeadm(t *testing.T, c *framework.Cluster) *kubeadmCluster {
 	t.Helper()
 	k := &kubeadmCluster{t: t, c: c, nodes: map[string]*machine{}}
@@ -177,8 +177,8 @@ func startKubeadm(t *testing.T, c *framework.Cluster) *kubeadmCluster {
 
 func addressOf(index int) string { return fmt.Sprintf("198.18.0.%d", 10+index) }
 
-// takeOver ends the kubelet and the kube-proxy of the development cluster on a node. They do not
-// start again, also after a power failure.
+// takeOver stops the kubelet and the kube-proxy of the development cluster on a node. They do not
+// start again, even after a power failure.
 func (k *kubeadmCluster) takeOver(node string) {
 	k.t.Helper()
 	m := k.nodes[node]
@@ -199,15 +199,15 @@ func (k *kubeadmCluster) takeOver(node string) {
 	for _, name := range kubeadmPrograms {
 		archives, err := filepath.Glob(filepath.Join(k.c.Root(), "bin", "images-kubeadm", name+"-*.tar"))
 		if err != nil || len(archives) != 1 {
-			k.t.Fatalf("images of %s: %q, %v: make kubeadm builds them", name, archives, err)
+			k.t.Fatalf("images of %s: %q, %v: build them with `make kubeadm`", name, archives, err)
 		}
 		k.in(node, "", filepath.Join(k.c.Root(), "bin", "node", "ctr"), "--address=/run/containerd/containerd.sock",
 			"--namespace=k8s.io", "images", "import", archives[0])
 	}
 }
 
-// boot does what a machine does at its boot: its own /etc, which outlives the boot, D-Bus and
-// logind, and the kubelet whenever kubeadm has configured it.
+// boot does the steps of a machine at its boot: it mounts a persistent /etc, and starts D-Bus,
+// logind, and the kubelet as soon as kubeadm has configured it.
 func (k *kubeadmCluster) boot(node string) {
 	k.t.Helper()
 	m := k.nodes[node]
@@ -219,7 +219,7 @@ func (k *kubeadmCluster) boot(node string) {
 		must.Do(k.t, os.MkdirAll(m.path(folder), 0o755))
 	}
 	k.in(node, "", "mount", "-t", "overlay", "overlay", "-o", "lowerdir=/etc,upperdir=/var/lib/etc/upper,workdir=/var/lib/etc/work", "/etc")
-	// There is no name server.
+	// The nodes have no DNS server.
 	k.in(node, "", "sh", "-c", "rm -f /etc/resolv.conf && touch /etc/resolv.conf")
 	*m = *startMachine(k.t, k.c, node)
 	m.start("kubelet", nil, "bash", "-c", fmt.Sprintf(`while :; do
@@ -244,7 +244,7 @@ func (k *kubeadmCluster) processes(node, program string) []int {
 	})
 }
 
-// cgroupRoot returns the cgroup of the node, as the settings of the development cluster have it.
+// cgroupRoot returns the cgroup of the node from the settings of the development cluster.
 func (k *kubeadmCluster) cgroupRoot(node string) string {
 	k.t.Helper()
 	settings, err := filepath.Glob(filepath.Join(k.c.Dir(), "*", node, "kubelet.yaml"))
@@ -272,7 +272,7 @@ func (k *kubeadmCluster) in(node, stdin, program string, args ...string) string 
 }
 
 func (k *kubeadmCluster) try(node, stdin, program string, args ...string) (string, error) {
-	cmd := exec.CommandContext(k.t.Context(), "nsenter", k.nodes[node].enter(program, args...)...) //nolint:gosec // the program is that of the build
+	cmd := exec.CommandContext(k.t.Context(), "nsenter", k.nodes[node].enter(program, args...)...) //nolint:gosec // a program of the build
 	cmd.Env = append(os.Environ(), "KUBECONFIG=/etc/kubernetes/admin.conf", "HOME="+k.c.Dir())
 	var out bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &out
@@ -284,12 +284,13 @@ func (k *kubeadmCluster) kubeadm(node, config string, args ...string) {
 	k.t.Helper()
 	file := filepath.Join(k.c.Dir(), node+"-kubeadm.yaml")
 	must.Do(k.t, os.WriteFile(file, []byte(config), 0o600))
-	// It must not find systemctl, which would ask the machine of this test for more than it can.
+	// kubeadm must not find systemctl, which would call systemd on the machine of the test.
 	args = append([]string{"PATH=/", filepath.Join(k.c.Root(), "bin", "kubeadm")}, args...)
 	k.in(node, "", "env", append(args, "--config="+file, "--ignore-preflight-errors=all")...)
 }
 
-// startProxy starts kube-proxy with the settings of the development cluster for this one.
+// startProxy starts kube-proxy with the settings of the development cluster, changed for this
+// cluster.
 func (k *kubeadmCluster) startProxy(node string) {
 	k.t.Helper()
 	settings, err := filepath.Glob(filepath.Join(k.c.Dir(), "*", node, "kube-proxy.yaml"))
@@ -309,8 +310,8 @@ func (k *kubeadmCluster) startProxy(node string) {
 	k.nodes[node].start("kube-proxy", nil, filepath.Join(k.c.Root(), "bin", "kube-proxy"), "--config="+file)
 }
 
-// kubectl runs kubectl as the administrator of the cluster, on the node of the server, which stays
-// up.
+// kubectl runs kubectl as the administrator of the cluster, on the node of the server, which the
+// tests do not reboot.
 func (k *kubeadmCluster) kubectl(stdin string, args ...string) string {
 	k.t.Helper()
 	return k.in(serverNode, stdin, filepath.Join(k.c.Root(), "bin", "kubectl"), args...)
@@ -322,7 +323,7 @@ func (k *kubeadmCluster) plugin(args ...string) string {
 	return k.in(serverNode, "", filepath.Join(k.c.Root(), "bin", "kubectl-maintenance"), args...)
 }
 
-// serverVolume is where the server keeps its data.
+// serverVolume is the volume of the server's data.
 const serverVolume = `apiVersion: v1
 kind: PersistentVolume
 metadata: {name: haulout}
@@ -377,8 +378,8 @@ func (k *kubeadmCluster) containers() map[string]string {
 	return found
 }
 
-// checkKept compares the containers with those before, and the text with the names of the static
-// pods of a node.
+// checkKept checks that the containers have not changed, and that the text names the static pods of
+// the nodes.
 func (k *kubeadmCluster) checkKept(t *testing.T, before map[string]string, text string, nodes ...string) {
 	t.Helper()
 	for pod, container := range k.containers() {
@@ -389,7 +390,7 @@ func (k *kubeadmCluster) checkKept(t *testing.T, before map[string]string, text 
 	for _, node := range nodes {
 		for _, program := range kubeadmPrograms {
 			if pod := program + "-" + node; !strings.Contains(text, pod) {
-				t.Errorf("the static pod %s is not named in\n%s", pod, text)
+				t.Errorf("got no static pod %s in\n%s", pod, text)
 			}
 		}
 	}
@@ -412,7 +413,7 @@ func (k *kubeadmCluster) testDrainAllControlPlanes(t *testing.T) {
 	k.plugin("complete", "all", "--wait", "--timeout=2m")
 }
 
-// testReboot reboots a control plane, whose kubelet reaches the API through its own API server.
+// testReboot reboots a control plane, whose kubelet connects to its own API server.
 func (k *kubeadmCluster) testReboot(t *testing.T) {
 	k.t = t
 	const node = "real-3"
@@ -421,9 +422,9 @@ func (k *kubeadmCluster) testReboot(t *testing.T) {
 	m.reboot()
 	m.untilDown(maxDelay)
 	took := time.Since(begin).Round(time.Second)
-	t.Logf("the machine went down after %s, the table has %s", took, tableTime)
+	t.Logf("the machine shut down after %s, the table has %s", took, tableTime)
 	if limit := tableTime + 10*time.Second; took > limit {
-		t.Errorf("the machine went down after %s, want at most %s", took, limit)
+		t.Errorf("the machine shut down after %s, want at most %s", took, limit)
 	}
 	k.c.Kill(t, node)
 	must.Do(t, k.c.Up())
@@ -447,8 +448,8 @@ func (k *kubeadmCluster) testReboot(t *testing.T) {
 	k.containers()
 }
 
-// installerManifests are static pods with the labels and the commands of other installers, and one
-// that may leave.
+// installerManifests are static pods with the labels and the commands of other installers, and a
+// plain one that a drain may park.
 var installerManifests = map[string]string{
 	"openshift-etcd": `metadata: {name: openshift-etcd, namespace: kube-system, labels: {app: etcd}}`,
 	"openshift-kube-apiserver": `metadata: {name: openshift-kube-apiserver, namespace: kube-system,
@@ -464,8 +465,8 @@ spec:
   containers: [{name: app, image: "localhost/app:dev", imagePullPolicy: Never, args: [serve, "1"]}]
 `
 
-// testOtherInstallers keeps control planes of other installers too, and nothing else: a worker's
-// static pod is parked while its node is drained.
+// testOtherInstallers checks that a drain keeps the control planes of other installers, and parks
+// other static pods of a worker.
 func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 	k.t = t
 	folder := k.nodes[otherNode].path("/etc/kubernetes/manifests")
@@ -486,15 +487,15 @@ func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 	place("rke2-kube-scheduler", "helper")
 	k.plugin("drain", otherNode, "--name=scheduler", "--timeout=3m")
 	if !isThere("rke2-kube-scheduler") || isThere("helper") {
-		t.Errorf("kube-scheduler is there: %v, want true; helper is there: %v, want false", isThere("rke2-kube-scheduler"), isThere("helper"))
+		t.Errorf("kube-scheduler exists: %v, want true; helper exists: %v, want false", isThere("rke2-kube-scheduler"), isThere("helper"))
 	}
 	k.plugin("complete", "scheduler", "--wait", "--timeout=2m")
-	framework.Eventually(t, "the helper is back", func(context.Context) (bool, error) { return isThere("helper"), nil })
+	framework.Eventually(t, "the helper runs again", func(context.Context) (bool, error) { return isThere("helper"), nil })
 
 	place("openshift-etcd", "openshift-kube-apiserver")
 	k.plugin("drain", otherNode, "--name=openshift", "--timeout=3m")
 	for name := range installerManifests {
-		is.True(t, isThere(name), "%s was parked on a node that has an API server", name)
+		is.True(t, isThere(name), "%s was parked on a node with an API server", name)
 	}
 	k.plugin("complete", "openshift", "--wait", "--timeout=2m")
 }

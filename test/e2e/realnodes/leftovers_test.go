@@ -14,17 +14,17 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// testDown kills what a cluster consists of, in the worst order, and stops the cluster.
+// testDown kills the processes of a cluster in the worst order, and stops the cluster.
 func testDown(t *testing.T, c *framework.Cluster) {
 	t.Helper()
-	is.True(t, cgroups(t, c.Dir()) != 0, "the real nodes have no cgroups: what is left could not be seen")
+	is.True(t, cgroups(t, c.Dir()) != 0, "found no cgroups of the real nodes: the test could not detect remaining ones")
 	for _, process := range []string{"network", "real-1", "kube-apiserver", "etcd"} {
 		c.Kill(t, process)
 	}
 	dir := c.Dir()
 	must.Do(t, c.Stop())
 	if left := processesOf(t, dir+"/"); len(left) > 0 {
-		t.Errorf("processes are left: %q", left)
+		t.Errorf("processes still run: %q", left)
 	}
 	if left := cgroups(t, dir); left > 0 {
 		t.Errorf("%d cgroups are left", left)
@@ -32,18 +32,18 @@ func testDown(t *testing.T, c *framework.Cluster) {
 	mounts := must.Get(os.ReadFile("/proc/self/mounts"))(t)
 	is.True(t, !strings.Contains(string(mounts), dir), "mounts are left:\n%s", mounts)
 	if _, err := os.Stat(dir); !os.IsNotExist(err) {
-		t.Errorf("the folder %s is left: %v", dir, err)
+		t.Errorf("the folder %s still exists: %v", dir, err)
 	}
 }
 
-// processesOf returns the command lines that contain a text, which are those of a cluster or a node
-// if it is their folder.
+// processesOf returns the command lines that contain a text. The folder of a cluster or a node
+// finds its processes.
 func processesOf(t *testing.T, text string) []string {
 	t.Helper()
 	files := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	var found []string
 	for _, file := range files {
-		// A process that has ended since has no command line.
+		// If a process has ended meanwhile, its command line is empty.
 		content, _ := os.ReadFile(file)
 		if line := strings.ReplaceAll(string(content), "\x00", " "); strings.Contains(line, text) {
 			found = append(found, line)
@@ -52,7 +52,7 @@ func processesOf(t *testing.T, text string) []string {
 	return found
 }
 
-// cgroups returns how many cgroups the nodes of a cluster have. The containers of its pods are
+// cgroups returns the number of cgroups of the nodes of a cluster. The containers of its pods are
 // below them.
 func cgroups(t *testing.T, dir string) int {
 	t.Helper()
@@ -74,5 +74,5 @@ func cgroups(t *testing.T, dir string) int {
 	return found
 }
 
-// known are the cgroups of clusters, by folder.
+// known has the cgroups of clusters, by folder.
 var known = map[string]string{}

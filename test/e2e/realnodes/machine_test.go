@@ -26,12 +26,13 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// A node of the development cluster has no service manager. Its machine adds what the node agent
-// asks for: D-Bus, the real logind, and in place of systemd the few calls that logind and the agent
-// make. It is this test program, started in the namespaces of the node.
+// A node of the development cluster has no service manager. Its machine provides the services that
+// the node agent needs: D-Bus, the real logind, and an implementation of the few calls of systemd
+// that logind and the agent make. The machine is this test program, started in the namespaces of
+// the node.
 const (
 	machineRole = "HAULOUT_TEST_MACHINE"
-	// machineDir has what the machine tells: a file for each target that was started.
+	// machineDir has a file for each target that was started.
 	machineDir = "/run/machine"
 	heldDir    = "/run/held"
 )
@@ -43,7 +44,7 @@ type machine struct {
 	node string
 }
 
-// startMachine starts it, until the node is switched off.
+// startMachine starts a machine, which runs until the node is switched off.
 func startMachine(t *testing.T, c *framework.Cluster, node string) *machine {
 	t.Helper()
 	m := &machine{t: t, c: c, node: node}
@@ -59,7 +60,7 @@ func startMachine(t *testing.T, c *framework.Cluster, node string) *machine {
 	return m
 }
 
-// path is a file of the node as others see it.
+// path returns the path at which other processes find a file of the node.
 func (m *machine) path(file string) string {
 	return filepath.Join(fmt.Sprintf("/proc/%d/root", m.c.Signal(m.t, m.node, 0)), file)
 }
@@ -69,8 +70,8 @@ func (m *machine) enter(program string, args ...string) []string {
 	return append([]string{"--target=" + pid, "--mount", "--uts", "--ipc", "--net", "--pid", "--", program}, args...)
 }
 
-// start starts a program in the namespaces of the node, with a log of its own. It ends with the
-// node or the test.
+// start starts a program in the namespaces of the node, with a separate log. It ends together with
+// the node or the test.
 func (m *machine) start(name string, env []string, program string, args ...string) {
 	m.t.Helper()
 	log, err := os.OpenFile(filepath.Join(m.c.Dir(), "logs", m.node+"-"+name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -78,7 +79,7 @@ func (m *machine) start(name string, env []string, program string, args ...strin
 		m.t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command("nsenter", m.enter(program, args...)...) //nolint:gosec // the program is that of the build
+	cmd := exec.Command("nsenter", m.enter(program, args...)...) //nolint:gosec // a program of the build
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	must.Do(m.t, cmd.Start())
@@ -92,14 +93,14 @@ func (m *machine) start(name string, env []string, program string, args ...strin
 	})
 }
 
-// logTail is how much of a log a failed test shows, in bytes.
+// logTail is the number of bytes at the end of a log that a failed test prints.
 const logTail = 8 << 10
 
-// call calls logind as an administrator does.
+// call calls a method of logind as an administrator.
 func (m *machine) call(method string, args ...string) {
 	m.t.Helper()
 	enter := m.enter("busctl", append([]string{"call", loginName, "/org/freedesktop/login1", loginName + ".Manager", method}, args...)...)
-	if out, err := exec.CommandContext(m.t.Context(), "nsenter", enter...).CombinedOutput(); err != nil { //nolint:gosec // the arguments are ours
+	if out, err := exec.CommandContext(m.t.Context(), "nsenter", enter...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
 		m.t.Fatalf("%s: %v\n%s", method, err, out)
 	}
 }
@@ -110,13 +111,13 @@ func (m *machine) reboot() {
 	m.call("Reboot", "b", "false")
 }
 
-// hasGoneDown reports whether logind has let the machine go down.
+// hasGoneDown reports whether logind has started the shutdown of the machine.
 func (m *machine) hasGoneDown() bool {
 	_, err := os.Stat(filepath.Join(m.path(machineDir), "reboot.target"))
 	return err == nil
 }
 
-// untilDown waits until logind lets the machine go down, and switches the node off and on again.
+// untilDown waits until logind starts the shutdown of the machine.
 func (m *machine) untilDown(limit time.Duration) {
 	m.t.Helper()
 	framework.EventuallyWithin(m.t, limit, m.node+" goes down", func(context.Context) (bool, error) {
@@ -124,7 +125,7 @@ func (m *machine) untilDown(limit time.Duration) {
 	})
 }
 
-// powerCycle switches the node off and on, with a machine.
+// powerCycle switches the node off and on, and starts a new machine.
 func (m *machine) powerCycle() {
 	m.t.Helper()
 	m.c.Kill(m.t, m.node)
@@ -140,7 +141,7 @@ const (
 	kubeletService = "kubelet.service"
 )
 
-// runMachine is the program in the namespaces of the node.
+// runMachine is the main function of this program in the namespaces of the node.
 func runMachine() error {
 	ctx, stop := ossignal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
@@ -196,7 +197,7 @@ func runMachine() error {
 	return nil
 }
 
-// serviceManager has the calls of systemd that logind and the agent make.
+// serviceManager implements the calls of systemd that logind and the agent make.
 type serviceManager struct {
 	conn   *dbus.Conn
 	logind *exec.Cmd
@@ -216,7 +217,7 @@ func (s *serviceManager) export() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// unit answers what is asked about each unit.
+// unit implements the properties of each unit.
 type unit struct{}
 
 // Get implements org.freedesktop.DBus.Properties.
@@ -228,7 +229,7 @@ func (unit) Get(_, name string) (dbus.Variant, *dbus.Error) {
 		return dbus.MakeVariant("active"), nil
 	case "UnitFileState":
 		return dbus.MakeVariant("enabled"), nil
-	case "MainPID": // only asked about the kubelet
+	case "MainPID": // only read for the kubelet
 		for _, pid := range processes("kubelet") {
 			return dbus.MakeVariant(uint32(pid)), nil
 		}
@@ -244,10 +245,10 @@ func (unit) Get(_, name string) (dbus.Variant, *dbus.Error) {
 	return dbus.Variant{}, dbus.NewError("org.freedesktop.DBus.Error.UnknownProperty", []any{name})
 }
 
-// olderBus is a unit of older versions, which the installer looks for.
+// olderBus is a unit of older versions. The installer checks whether it exists.
 const olderBus = "haulout-node-agent-bus.service"
 
-// noUnit answers what is asked about a unit that does not exist.
+// noUnit implements the properties of a unit that does not exist.
 type noUnit struct{}
 
 // Get implements org.freedesktop.DBus.Properties.
@@ -277,7 +278,7 @@ func unitPath(name string) dbus.ObjectPath {
 	return systemdPath + "/unit/" + dbus.ObjectPath(strings.NewReplacer(".", "_2e", "-", "_2d").Replace(name))
 }
 
-// StartUnit is called with a target when the machine goes down, and with the kubelet.
+// StartUnit starts a target when the machine shuts down, or the kubelet.
 func (s *serviceManager) StartUnit(name, _ string) (dbus.ObjectPath, *dbus.Error) {
 	if name == kubeletService {
 		return s.job(name, func() error { return os.RemoveAll(filepath.Join(heldDir, "kubelet")) })
@@ -291,7 +292,7 @@ func (s *serviceManager) StartUnit(name, _ string) (dbus.ObjectPath, *dbus.Error
 	return systemdPath + "/job/0", nil
 }
 
-// StopUnit stops the kubelet: the process of the node does not start it again.
+// StopUnit stops the kubelet, and prevents the process of the node from restarting it.
 func (s *serviceManager) StopUnit(name, _ string) (dbus.ObjectPath, *dbus.Error) {
 	if name != kubeletService {
 		return "", dbus.NewError(systemdName+".NoSuchUnit", []any{name})
@@ -304,7 +305,7 @@ func (s *serviceManager) StopUnit(name, _ string) (dbus.ObjectPath, *dbus.Error)
 	})
 }
 
-// job does something and tells that it is done.
+// job runs do and emits the signal that the job has ended.
 func (s *serviceManager) job(unit string, do func() error) (dbus.ObjectPath, *dbus.Error) {
 	s.mu.Lock()
 	s.jobs++
@@ -317,7 +318,7 @@ func (s *serviceManager) job(unit string, do func() error) (dbus.ObjectPath, *db
 			fmt.Fprintln(os.Stderr, unit, err)
 			result = "failed"
 		}
-		// The caller waits for this.
+		// The caller waits for this signal.
 		_ = s.conn.Emit(systemdPath, systemdManager+".JobRemoved", id, path, unit, result)
 	}()
 	return path, nil
@@ -346,7 +347,7 @@ func (s *serviceManager) ListJobs() ([]struct {
 	return jobs, nil
 }
 
-// KillUnit sends a signal to logind, which reads its settings again.
+// KillUnit sends a signal to logind, which then reloads its settings.
 func (s *serviceManager) KillUnit(name, _ string, number int32) *dbus.Error {
 	if name != "systemd-logind.service" {
 		return dbus.NewError(systemdName+".NoSuchUnit", []any{name})

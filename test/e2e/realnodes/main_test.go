@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package realnodes has the end-to-end tests on nodes with a kubelet and containers. Simulated
-// nodes prove order and speed; these prove signals, grace periods, volumes and what a node does
-// after a power failure.
+// Package realnodes has the end-to-end tests on nodes with a kubelet and containers. Tests on
+// simulated nodes check order and speed; these check signals, grace periods, volumes and the
+// behavior of a node after a power failure.
 package realnodes
 
 import (
@@ -31,7 +31,7 @@ func run(m *testing.M) int {
 	if why, err := framework.Check(); err != nil {
 		fmt.Fprintf(os.Stderr, "NO TEST RAN ON REAL NODES: %s\n", why)
 		if os.Getenv("CI") != "" {
-			// .ci/run installs what they need: there, a test that does not run has failed.
+			// .ci/run installs the requirements: there, a test that does not run is a failure.
 			return 1
 		}
 		return 0
@@ -39,8 +39,8 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// start starts a cluster, which ends with the test. Two at a time would need more inotify instances
-// than many machines allow.
+// start starts a cluster, and stops it after the test. Two clusters at the same time would need
+// more inotify instances than many machines allow.
 func start(t *testing.T) *framework.Cluster {
 	t.Helper()
 	c, err := framework.Start()

@@ -36,15 +36,15 @@ import (
 )
 
 const (
-	// takeoverAfterStop and takeoverAfterKill are how long a drain may have no leader.
+	// takeoverAfterStop and takeoverAfterKill limit the time without a leader.
 	takeoverAfterStop = 5 * time.Second
 	takeoverAfterKill = 20 * time.Second
 )
 
-// serverUser is the user of the server.
+// serverUser is the user name of the server.
 const serverUser = "system:serviceaccount:" + serverNamespace + ":haulout-apiserver"
 
-// auditPolicy logs what the development cluster logs, and every write of the server.
+// auditPolicy logs the requests that the development cluster logs, and every write of the server.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -62,15 +62,17 @@ rules:
 - level: None
 `
 
-// TestReplicas installs three replicas from artifacts/overlays/three-replicas, over an etcd cluster
-// with TLS. While they drain simulated nodes, the leader ends, is killed and is stopped, and a
-// member of etcd is killed. In the large size they also lose kube-apiserver for a minute.
+// TestReplicas installs three replicas from artifacts/overlays/three-replicas, with an etcd cluster
+// with TLS. During a drain of simulated nodes, the leader is stopped, killed and frozen, and a
+// member of etcd is killed. In the large size, the replicas also lose their connection to
+// kube-apiserver for a minute.
 func TestReplicas(t *testing.T) {
 	policy := filepath.Join(t.TempDir(), "audit.yaml")
 	must.Do(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
 	t.Setenv("HAULOUT", "false")
 	t.Setenv("APISERVER_FLAGS", "--audit-policy-file="+policy)
-	// In the large size the real nodes cannot report for a minute. Their pods stay ready.
+	// In the large size, the real nodes have no heartbeats for a minute. Their pods must stay
+	// ready.
 	t.Setenv("CONTROLLER_MANAGER_FLAGS", "--node-monitor-grace-period=5m")
 	c := start(t)
 	etcd := startEtcd(t, c)
@@ -80,11 +82,11 @@ func TestReplicas(t *testing.T) {
 			checkServes(t, c, pod.Name)
 		}
 	})
-	t.Run("a drain goes on", func(t *testing.T) { testFaults(t, c) })
+	t.Run("a drain continues", func(t *testing.T) { testFaults(t, c) })
 }
 
-// testFaults drains most nodes of a pool. The number of pods that are gone decides when a fault
-// happens.
+// testFaults drains most nodes of a pool. The share of pods that have left is the time of each
+// fault.
 func testFaults(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	nodes, apps, replicas := 6, 6, int32(10)
@@ -110,7 +112,7 @@ func testFaults(t *testing.T, c *framework.Cluster) {
 	})
 	gone := func(share int) {
 		t.Helper()
-		framework.Eventually(t, fmt.Sprintf("%d%% of %d pods are gone", share, total), func(context.Context) (bool, error) {
+		framework.Eventually(t, fmt.Sprintf("%d%% of %d pods have left", share, total), func(context.Context) (bool, error) {
 			return (total-len(podsIn(t, c, namespace, names[:nodes*2/3])))*100 >= share*total, nil
 		})
 	}
@@ -134,7 +136,7 @@ func testFaults(t *testing.T, c *framework.Cluster) {
 	gone(55)
 	stopped := serverProcess(podOf(next))
 	if led := writesOf(t, log, podOf(next), begin); len(led) == 0 {
-		t.Error("the audit log shows no write of the leader while it led, and so would show none after it was woken")
+		t.Error("the audit log has no write of the leader while it led, so the test could not detect a late write")
 	}
 	begin = time.Now()
 	signal(t, stopped, syscall.SIGSTOP)
@@ -145,11 +147,12 @@ func testFaults(t *testing.T, c *framework.Cluster) {
 
 	gone(70)
 	if late := writesOf(t, log, podOf(next), woken); len(late) > 0 {
-		t.Errorf("got writes %q of a leader that was woken, want none", late)
+		t.Errorf("got writes %q of a former leader after it was resumed, want none", late)
 	}
 
 	if framework.Full(t) {
-		// All connections between kube-apiserver and the real nodes with their pods go through it.
+		// All connections between kube-apiserver and the real nodes, including their pods, use this
+		// process.
 		c.Signal(t, "network", syscall.SIGSTOP)
 		<-time.After(time.Minute)
 		c.Signal(t, "network", syscall.SIGCONT)
@@ -213,7 +216,7 @@ func serverPods(t *testing.T, c *framework.Cluster) []corev1.Pod {
 	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil })
 }
 
-// checkServes connects to one replica, as the administrator.
+// checkServes connects to one replica as the administrator.
 func checkServes(t *testing.T, c *framework.Cluster, pod string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -239,7 +242,7 @@ func checkServes(t *testing.T, c *framework.Cluster, pod string) {
 	}
 }
 
-// holder returns the identity of the leader, which no other process has.
+// holder returns the identity of the leader, which is unique for each process.
 func holder(t *testing.T, c *framework.Cluster) string {
 	t.Helper()
 	return holderIn(t.Context(), t, c)
@@ -254,16 +257,17 @@ func holderIn(ctx context.Context, t *testing.T, c *framework.Cluster) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// podOf returns the pod of a leader: the host name of a pod is its name.
+// podOf returns the pod of a leader: the identity begins with the host name, which is the name of
+// the pod.
 func podOf(identity string) string {
 	pod, _, _ := strings.Cut(identity, "_")
 	return pod
 }
 
-// takeover waits for another leader. It may be a new process in the same pod.
+// takeover waits for another leader, which may be a new process in the same pod.
 func takeover(t *testing.T, c *framework.Cluster, from string) (to string) {
 	t.Helper()
-	framework.Eventually(t, "another replica leads than "+from, func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "a replica takes over from "+from, func(ctx context.Context) (bool, error) {
 		to = holderIn(ctx, t, c)
 		return to != "" && to != from, nil
 	})
@@ -273,7 +277,7 @@ func takeover(t *testing.T, c *framework.Cluster, from string) (to string) {
 func checkTakeover(t *testing.T, what string, begin time.Time, limit time.Duration) {
 	t.Helper()
 	took := time.Since(begin)
-	t.Logf("another replica led %s after %s", took.Round(10*time.Millisecond), what)
+	t.Logf("another replica took over %s after %s", took.Round(10*time.Millisecond), what)
 	is.True(t, took <= limit, "got another leader %s after %s, want it within %s", took, what, limit)
 }
 
@@ -290,7 +294,7 @@ func podsIn(t *testing.T, c *framework.Cluster, namespace string, nodes []string
 	return names
 }
 
-// match recognizes a process of a pod by its arguments and its environment.
+// match identifies a process of a pod by its program, arguments and environment.
 type match struct{ program, argument, variable string }
 
 func serverProcess(pod string) match {
@@ -318,7 +322,8 @@ func pidOf(t *testing.T, m match) int {
 	}
 	var pids []int
 	for _, folder := range folders {
-		// The program is that of the container: other programs have its environment in theirs.
+		// The program must be that of the container: other programs may contain the variable in
+		// their environment.
 		program, err := os.Readlink(filepath.Join(folder, "exe"))
 		if err != nil || filepath.Base(program) != m.program {
 			continue
@@ -333,9 +338,9 @@ func pidOf(t *testing.T, m match) int {
 	return pids[0]
 }
 
-// writesOf returns what a replica has written to the cluster since a time. Attempts to get the
-// Lease back, and questions about tokens and rights, change nothing; an event tells what the
-// replica did while it led.
+// writesOf returns the writes of a replica since a time. It ignores attempts to acquire the Lease
+// and reviews of tokens and permissions, which change nothing, and events, which may report earlier
+// actions.
 func writesOf(t *testing.T, log oracle.Log, pod string, since time.Time) []string {
 	t.Helper()
 	var writes []string

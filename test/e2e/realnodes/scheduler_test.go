@@ -22,12 +22,12 @@ import (
 
 const (
 	secondScheduler = "haulout-scheduler"
-	// slot is a resource of which a node has one.
+	// slot is a resource that each node has once.
 	slot = "example.com/slot"
 )
 
-// testSecondScheduler runs haulout-scheduler beside the cluster's own, as docs/preemption.md says:
-// it schedules the pods that name it, and keeps their budgets.
+// testSecondScheduler runs haulout-scheduler as a second scheduler, as in docs/preemption.md: it
+// schedules the pods that name it, and respects their budgets.
 func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	apply(t, c, "second-scheduler", secondScheduler)
@@ -45,7 +45,7 @@ func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	namespace := c.NewNamespace(t)
 	takeSlot(t, c, namespace, "guarded", class)
 	waitScheduled(t, c, namespace, "guarded", true, "")
-	// For a pod without a controller, a budget can only say how many must be available.
+	// For pods without a controller, a budget can only have a number in minAvailable.
 	budgets := kube.PolicyV1().PodDisruptionBudgets(namespace)
 	must.Get(budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "guarded"},
@@ -59,7 +59,7 @@ func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	_ = must.Get(budgets.Patch(t.Context(), "guarded", types.MergePatchType,
 		[]byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{}))(t)
 	waitScheduled(t, c, namespace, "important", true, "")
-	// The pods of the scheduler itself are not its own.
+	// The second scheduler does not schedule its own pods.
 	own := must.Get(kube.CoreV1().Pods(secondScheduler).List(t.Context(), metav1.ListOptions{}))(t)
 	for i := range own.Items {
 		if name := own.Items[i].Spec.SchedulerName; name != corev1.DefaultSchedulerName {
@@ -68,7 +68,7 @@ func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	}
 }
 
-// takeSlot creates a pod for the only slot, and for the second scheduler.
+// takeSlot creates a pod that requests the only slot from the second scheduler.
 func takeSlot(t *testing.T, c *framework.Cluster, namespace, name, class string) {
 	t.Helper()
 	one := corev1.ResourceList{slot: resource.MustParse("1")}
@@ -86,11 +86,12 @@ func takeSlot(t *testing.T, c *framework.Cluster, namespace, name, class string)
 	must.Get(c.As(t).Kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 }
 
-// waitScheduled waits until a pod runs, placed by the second scheduler, or until it says why not.
+// waitScheduled waits until the second scheduler has placed a pod and it runs, or until its message
+// contains the text.
 func waitScheduled(t *testing.T, c *framework.Cluster, namespace, name string, runs bool, text string) {
 	t.Helper()
 	kube := c.As(t).Kube
-	framework.Eventually(t, "pod "+name+" runs or says "+text, func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "pod "+name+" runs or has the message "+text, func(ctx context.Context) (bool, error) {
 		pod, err := kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil || runs {
 			return err == nil && pod.Status.Phase == corev1.PodRunning, err
@@ -105,7 +106,7 @@ func waitScheduled(t *testing.T, c *framework.Cluster, namespace, name string, r
 	if !runs {
 		return
 	}
-	framework.Eventually(t, "the event about "+name+" is the second scheduler's", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the event about "+name+" is from the second scheduler", func(ctx context.Context) (bool, error) {
 		events, err := kube.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=Scheduled"})
 		if err != nil {
 			return false, err

@@ -29,9 +29,9 @@ const (
 	apiService      = "v1alpha1.maintenance.haulout.dev"
 )
 
-// TestServerAsAPod installs the server from artifacts/base, as docs/install.md says. The server
-// drains the other node and its own, and survives a power failure. The second scheduler is
-// installed beside it.
+// TestServerAsAPod installs the server from artifacts/base, as in docs/install.md. The server
+// drains the other node and its own node, and recovers after a power failure. The test also
+// installs the second scheduler.
 func TestServerAsAPod(t *testing.T) {
 	t.Setenv("HAULOUT", "false")
 	c := start(t)
@@ -61,7 +61,7 @@ func TestServerAsAPod(t *testing.T) {
 		}
 	}
 
-	// The server's volume is local: its pod is on the same node.
+	// The server's volume is local, so its pod is on the same node.
 	c.Kill(t, own)
 	must.Do(t, c.Up())
 	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
@@ -75,8 +75,8 @@ func TestServerAsAPod(t *testing.T) {
 	t.Run("a second scheduler", func(t *testing.T) { testSecondScheduler(t, c) })
 }
 
-// checkFlowSchemas waits until kube-apiserver has queued requests of the server by both schemas of
-// artifacts/base.
+// checkFlowSchemas waits until kube-apiserver has dispatched requests of the server with both
+// FlowSchemas of artifacts/base.
 func checkFlowSchemas(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	for _, schema := range []string{"haulout-leader-election", "haulout-apiserver"} {
@@ -93,7 +93,8 @@ func checkFlowSchemas(t *testing.T, c *framework.Cluster) {
 }
 
 // departuresFrom watches the pods of a node. The returned function ends the watch and returns the
-// names of the deleted pods, in order, and without the pods of DaemonSets, whose wave comes later.
+// names of the deleted pods, in order. It omits the pods of DaemonSets, which leave in a later
+// wave.
 func departuresFrom(t *testing.T, c *framework.Cluster, node string) func() []string {
 	t.Helper()
 	pods := c.As(t).Kube.CoreV1().Pods(metav1.NamespaceAll)
@@ -128,7 +129,7 @@ func checkServerLast(t *testing.T, left []string, server string) {
 	}
 }
 
-// testRestore backs the server up and restores that, as docs/operations.md says.
+// testRestore makes a backup of the server and restores it, as in docs/operations.md.
 func testRestore(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
@@ -167,9 +168,9 @@ func testRestore(t *testing.T, c *framework.Cluster) {
 		return err == nil && len(list.Items) == 2, err
 	})
 	if _, err := maintenances.Get(t.Context(), late.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("got error %v of a maintenance that is newer than the backup, want that it is not found", err)
+		t.Errorf("got error %v for a maintenance created after the backup, want not found", err)
 	}
-	framework.Eventually(t, "the controllers are off", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the controllers are disabled", func(ctx context.Context) (bool, error) {
 		list, err := c.As(t).Kube.CoreV1().Events(serverNamespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=ControllersOff"})
 		return err == nil && len(list.Items) > 0 && strings.Contains(list.Items[0].Message, "RestoredStorage"), err
 	})
@@ -206,7 +207,7 @@ images:
 	c.MustKubectl(t, "", "apply", "--kustomize="+overlay)
 }
 
-// serverPod returns the pod of the server that is not being deleted.
+// serverPod returns the pod of the server that is not terminating.
 func serverPod(t *testing.T, c *framework.Cluster) *corev1.Pod {
 	t.Helper()
 	list := must.Get(c.As(t).Kube.CoreV1().Pods(serverNamespace).List(t.Context(), metav1.ListOptions{}))(t)
@@ -239,7 +240,7 @@ func drain(t *testing.T, c *framework.Cluster, name, node string) {
 	})
 }
 
-// complete puts the node of a maintenance back.
+// complete completes a maintenance and waits until its nodes are schedulable.
 func complete(t *testing.T, c *framework.Cluster, name string) {
 	t.Helper()
 	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()

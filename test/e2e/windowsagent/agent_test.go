@@ -28,8 +28,8 @@ import (
 // The controls that the service accepts: Stop, ParamChange and Preshutdown.
 const accepted = 0x1 | 0x8 | 0x100
 
-// TestWindowsAgent installs the agent on a machine with Windows, shuts that down twice, with and
-// without the API, and removes the agent.
+// TestWindowsAgent installs the agent on a machine with Windows, shuts the machine down twice, with
+// and without the API, and removes the agent.
 func TestWindowsAgent(t *testing.T) {
 	cluster.MustKubectl(t, "", "apply", "--filename="+filepath.Join(cluster.Root(), "artifacts", "node-agent", "rbac.yaml"))
 	n := newNode(t)
@@ -51,8 +51,8 @@ func TestWindowsAgent(t *testing.T) {
 	testUnits(t, n)
 }
 
-// testUnits runs the unit tests that run on Windows alone. Others remove temporary folders, in a
-// way that this wine does not know.
+// testUnits runs the unit tests that run only on Windows. Others remove temporary folders in a way
+// that this version of wine does not support.
 func testUnits(t *testing.T, n *node) {
 	t.Helper()
 	if out := n.run("windows.test.exe", "-test.count=1", "-test.v", "-test.run=^TestHandler"); strings.Count(out, "--- PASS") < 3 {
@@ -60,7 +60,8 @@ func testUnits(t *testing.T, n *node) {
 	}
 }
 
-// testInstall installs the agent: the service and its settings, and installs it again.
+// testInstall installs the agent, checks the service and its settings, and installs the agent
+// again.
 func testInstall(t *testing.T, n *node) {
 	t.Helper()
 	if out := n.run("agent.exe", "install", "--config="+configFile); !strings.Contains(out, "installed and runs") {
@@ -95,7 +96,7 @@ func testInstall(t *testing.T, n *node) {
 		t.Errorf("the second install prints %q", out)
 	}
 	n.helper(&s, "control", service, fmt.Sprint(controlInterrogate))
-	is.True(t, s.PID == pid, "the second install has restarted the service")
+	is.True(t, s.PID == pid, "the second install restarted the service")
 }
 
 func (n *node) order() string {
@@ -105,8 +106,8 @@ func (n *node) order() string {
 	return values["PreshutdownOrder"]
 }
 
-// testPreshutdown shuts the machine down. The pods leave by priority, and the service tells Windows
-// that it works until they have.
+// testPreshutdown shuts the machine down. The pods must leave by priority, and until then the
+// service must report progress to Windows.
 func testPreshutdown(t *testing.T, n *node) {
 	t.Helper()
 	namespace := cluster.NewNamespace(t)
@@ -121,9 +122,9 @@ func testPreshutdown(t *testing.T, n *node) {
 	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain || len(nm.Spec.DrainPlan) < 9 {
 		t.Errorf("the maintenance has stage %s and the plan %v", nm.Spec.Stage, nm.Spec.DrainPlan)
 	}
-	// While the budget allows nothing, the service answers.
+	// While the budget allows no disruption, the service must answer.
 	var s status
-	framework.Eventually(t, "the service has told three times that it works", func(context.Context) (bool, error) {
+	framework.Eventually(t, "the service has reported progress three times", func(context.Context) (bool, error) {
 		n.run("helper.exe", "send", service, fmt.Sprint(controlInterrogate))
 		n.helper(&s, "status", service)
 		return s.CheckPoint >= 3, nil
@@ -146,14 +147,14 @@ func testPreshutdown(t *testing.T, n *node) {
 	}
 }
 
-// budget allows nothing. Bare pods have no controller, so it must be a number of pods that stay.
+// budget allows no disruption. The pods have no controller, so minAvailable must be a number.
 const budget = `apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata: {name: low}
 spec: {minAvailable: 1, selector: {matchLabels: {app: low}}}
 `
 
-// keepLow keeps the pod of the lowest priority on the node until its budget is deleted.
+// keepLow keeps the pod of the lowest priority on the node until the test deletes its budget.
 func keepLow(t *testing.T, namespace string) {
 	t.Helper()
 	cluster.MustKubectl(t, budget, "--namespace="+namespace, "apply", "--filename=-")
@@ -163,8 +164,8 @@ func keepLow(t *testing.T, namespace string) {
 	})
 }
 
-// checkStatuses checks what Windows has heard in a shutdown: pending, with check points that rise
-// in time, and stopped at the end.
+// checkStatuses checks the statuses of the service during a shutdown: pending with rising check
+// points before each wait hint expires, and stopped at the end.
 func checkStatuses(t *testing.T, statuses []status) {
 	t.Helper()
 	var last status
@@ -173,9 +174,9 @@ func checkStatuses(t *testing.T, statuses []status) {
 		case i == 0 && s.State != running:
 			t.Errorf("the service began in state %d", s.State)
 		case s.State == stopPending && (s.CheckPoint <= last.CheckPoint || s.WaitHint == 0 || s.Accepts != 0):
-			t.Errorf("after %+v came %+v: the check point must rise, with a wait hint, and no control be accepted", last, s)
+			t.Errorf("after %+v came %+v: want a higher check point, a wait hint and no accepted controls", last, s)
 		case s.State == stopPending && last.State == stopPending && s.Milliseconds-last.Milliseconds > int64(last.WaitHint):
-			t.Errorf("after %+v came %+v, later than the wait hint", last, s)
+			t.Errorf("after %+v came %+v, after the wait hint had expired", last, s)
 		}
 		last = s
 	}
@@ -194,12 +195,12 @@ func (n *node) maintenance(t *testing.T) *v1alpha1.NodeMaintenance {
 			return &list.Items[i]
 		}
 	}
-	t.Fatal("the shutdown is no NodeMaintenance in stage Drain")
+	t.Fatal("got no NodeMaintenance in stage Drain for the shutdown")
 	return nil
 }
 
-// watchPods watches the pods of a namespace. The function that it returns ends that, and returns
-// the names of those that were deleted, in their order.
+// watchPods watches the pods of a namespace. The returned function ends the watch and returns the
+// names of the deleted pods, in order.
 func watchPods(t *testing.T, namespace string) func() []string {
 	t.Helper()
 	pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
@@ -221,7 +222,7 @@ func watchPods(t *testing.T, namespace string) func() []string {
 	}
 }
 
-// testReboot boots the machine. The service starts by itself, and the node serves again.
+// testReboot boots the machine. The service starts by itself, and the node is schedulable again.
 func testReboot(t *testing.T, n *node) {
 	t.Helper()
 	n.switchOff()
@@ -233,9 +234,9 @@ func testReboot(t *testing.T, n *node) {
 	n.until(t, v1alpha1.NodeConditionAgentReady, corev1.ConditionTrue, shutdown.ReasonReady)
 }
 
-// testOffline shuts the machine down while kube-apiserver is frozen. The agent stops the kubelet
-// and ends the pods through the runtime, by priority. After the boot it does not report them: the
-// kubelet starts them again.
+// testOffline shuts the machine down while kube-apiserver is frozen. The agent must stop the
+// kubelet and end the pods through the runtime, by priority. It must not report the pods after the
+// boot, because the kubelet restarts them.
 func testOffline(t *testing.T, n *node) {
 	t.Helper()
 	namespace := cluster.NewNamespace(t)
@@ -251,7 +252,7 @@ func testOffline(t *testing.T, n *node) {
 	content := must.Get(json.Marshal(entries))(t)
 	n.write(`C:\test\pods.json`, content)
 	errors := n.start("runtime", pipe, `C:\test\pods.json`, `C:\test\runtime.log`)
-	framework.Eventually(t, "the runtime listens and the agent has stored the pods", func(context.Context) (bool, error) {
+	framework.Eventually(t, "the runtime listens and the agent has stored the list of pods", func(context.Context) (bool, error) {
 		stored := n.read(stateFolder + `\pods.json`)
 		return strings.Contains(n.read(`C:\test\runtime.log`), "listens") && strings.Contains(stored, string(pods[0].UID)) &&
 			strings.Contains(stored, string(pods[1].UID)) && strings.Contains(stored, string(pods[2].UID)), nil
@@ -265,9 +266,9 @@ func testOffline(t *testing.T, n *node) {
 	checkStatuses(t, seen)
 	log := n.read(`C:\test\runtime.log`)
 	if got, want := ends(log), []string{"stop low", "ended low", "stop high", "ended high", "stop critical", "ended critical"}; !slices.Equal(got, want) {
-		t.Errorf("the runtime was asked for %q, want %q\n%s\n%s", got, want, log, errors)
+		t.Errorf("the runtime got the calls %q, want %q\n%s\n%s", got, want, log, errors)
 	}
-	is.True(t, strings.Contains(log, "stop low timeout=5"), "the pod did not get its own grace period:\n%s", log)
+	is.True(t, strings.Contains(log, "stop low timeout=5"), "the pod did not get the grace period of its spec:\n%s", log)
 	var kubelet status
 	n.helper(&kubelet, "status", "kubelet")
 	is.Equal(t, kubelet.State, stopped, "the kubelet has state")
@@ -281,12 +282,12 @@ func testOffline(t *testing.T, n *node) {
 	}
 	for i := range list.Items {
 		if s := list.Items[i].Status; s.Phase == corev1.PodFailed {
-			t.Errorf("pod %s is %s (%s), although a boot starts it again", list.Items[i].Name, s.Phase, s.Reason)
+			t.Errorf("pod %s is %s (%s), although the kubelet restarts it after the boot", list.Items[i].Name, s.Phase, s.Reason)
 		}
 	}
 }
 
-// ends returns what the runtime was asked to do.
+// ends returns the calls of the runtime.
 func ends(log string) []string {
 	var list []string
 	for line := range strings.Lines(log) {
@@ -297,7 +298,7 @@ func ends(log string) []string {
 	return list
 }
 
-// testStopAndUpdate stops and starts the service, changes its settings, and updates it.
+// testStopAndUpdate stops and starts the service, changes its settings, and updates the agent.
 func testStopAndUpdate(t *testing.T, n *node) {
 	t.Helper()
 	statuses := n.watch(service)
@@ -307,16 +308,16 @@ func testStopAndUpdate(t *testing.T, n *node) {
 	checkStatuses(t, statuses())
 	n.run("helper.exe", "order", `["kubelet","HAULOUT-node-agent"]`)
 	n.run("helper.exe", "start", service)
-	framework.Eventually(t, "the agent is before the kubelet again", func(context.Context) (bool, error) {
+	framework.Eventually(t, "the agent is in the order before the kubelet again", func(context.Context) (bool, error) {
 		return n.order() == `["haulout-node-agent" "kubelet"]`, nil
 	})
 	n.run("helper.exe", "order", `null`)
 	var s status
 	n.helper(&s, "control", service, fmt.Sprint(controlParamChange))
-	framework.Eventually(t, "the order that was removed is there again", func(context.Context) (bool, error) {
+	framework.Eventually(t, "the removed order is restored", func(context.Context) (bool, error) {
 		return n.order() == `["haulout-node-agent"]`, nil
 	})
-	// An update replaces a program that runs, and a configuration.
+	// An update replaces a running program and a configuration.
 	program := must.Get(os.ReadFile(n.path(`C:\test\agent.exe`)))(t)
 	n.write(`C:\test\agent.exe`, append(program, 0))
 	n.write(configFile, fmt.Appendf(nil, agentConfig, 2*maxDelay, n.metrics))
@@ -334,8 +335,8 @@ func testStopAndUpdate(t *testing.T, n *node) {
 	}
 }
 
-// testUninstall removes the agent. The registry is as it was before, and the node says that it has
-// no agent.
+// testUninstall removes the agent. The registry must be as before, and the node must report that it
+// has no agent.
 func testUninstall(t *testing.T, n *node, before map[string]string) {
 	t.Helper()
 	n.run("helper.exe", "order", `["UmRdpService","haulout-node-agent","Kubelet","gpsvc"]`)

@@ -13,7 +13,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// Where the parts of the library are: the headers, then one section with the table of exports.
+// The layout of the library: the headers, then one section with the table of exports.
 const (
 	dllBase      = 0x180000000
 	sectionRVA   = 0x1000
@@ -33,7 +33,7 @@ type exportDirectory struct {
 	Ordinal, _                         uint16
 }
 
-// forwardingDLL returns a library without code. Its one function is that of another library.
+// forwardingDLL returns a library without code. It forwards its only function to another library.
 func forwardingDLL(name, function, target string) []byte {
 	var texts bytes.Buffer
 	size := uint32(binary.Size(exportDirectory{}))
@@ -46,7 +46,7 @@ func forwardingDLL(name, function, target string) []byte {
 	d.AddressOfFunctions, d.AddressOfNames, d.AddressOfNameOrdinals = sectionRVA+size-12, sectionRVA+size-8, sectionRVA+size-4
 	var exports bytes.Buffer
 	write := func(to *bytes.Buffer, value any) {
-		// A buffer takes all, and all values have a fixed size.
+		// A buffer cannot fail, and all values have a fixed size.
 		_ = binary.Write(to, binary.LittleEndian, value)
 	}
 	write(&exports, d)
@@ -89,6 +89,6 @@ func TestForwardingDLL(t *testing.T) {
 	}
 	data := must.Get(file.Sections[0].Data())(t)
 	for _, text := range []string{"a.dll\x00", "Function\x00", "other.Name\x00"} {
-		is.True(t, bytes.Contains(data, []byte(text)), "the exports have no %q", text)
+		is.True(t, bytes.Contains(data, []byte(text)), "the exports do not contain %q", text)
 	}
 }

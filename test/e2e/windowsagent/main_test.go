@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package windowsagent has the end-to-end tests of the node agent as a service of Windows. Wine is
-// the Windows of these tests; docs/node-agent.md names where it differs.
+// Package windowsagent has the end-to-end tests of the node agent as a Windows service. They run
+// under wine; docs/node-agent.md names the differences from Windows.
 package windowsagent
 
 import (
@@ -21,7 +21,7 @@ func run(m *testing.M) int {
 	if _, err := os.Stat(wineLoader); err != nil {
 		fmt.Fprintf(os.Stderr, "NO TEST OF WINDOWS RAN: this machine lacks wine (Debian: package wine64): %v\n", err)
 		if os.Getenv("CI") != "" {
-			// .ci/run installs it: there, a test that does not run has failed.
+			// .ci/run installs it: there, a test that does not run is a failure.
 			return 1
 		}
 		return 0

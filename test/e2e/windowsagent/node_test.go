@@ -31,14 +31,14 @@ import (
 
 const (
 	service = "haulout-node-agent"
-	// files of the machine, where kubeadm puts them.
+	// Files of the machine, in the folders of kubeadm.
 	kubeconfigFile = `C:\etc\kubernetes\kubelet.conf`
 	kubeletFile    = `C:\var\lib\kubelet\config.yaml`
 	manifests      = `C:\etc\kubernetes\manifests`
 	stateFolder    = `C:\ProgramData\haulout-node-agent`
 	configFile     = `C:\test\config.yaml`
 	pipe           = `\\.\pipe\containerd-containerd`
-	// maxDelay is how long the agent of the tests delays a shutdown.
+	// maxDelay is the maxShutdownDelay of the tests.
 	maxDelay = time.Minute
 )
 
@@ -60,14 +60,15 @@ containerRuntimeEndpoint: npipe:////./pipe/containerd-containerd
 healthzPort: %d
 `
 
-// node is a node of the cluster whose machine runs Windows. Its pods are simulated.
+// node is a node of the cluster with a Windows machine. Its pods are simulated.
 type node struct {
 	*machine
 	name, pool string
 	metrics    int
 }
 
-// newNode makes the node, with what is on its machine before the agent is installed.
+// newNode creates the node, and the files and services of its machine before the agent is
+// installed.
 func newNode(t *testing.T) *node {
 	t.Helper()
 	pool, names := cluster.NewPool(t, 1, true)
@@ -139,7 +140,7 @@ func (n *node) condition(ctx context.Context, t *testing.T, kind corev1.NodeCond
 	return corev1.NodeCondition{}, nil
 }
 
-// until waits for a condition of the node.
+// until waits until a condition of the node has a status and a reason.
 func (n *node) until(t *testing.T, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason string) {
 	t.Helper()
 	framework.Eventually(t, fmt.Sprintf("condition %s of the node is %s (%s)", kind, status, reason), func(ctx context.Context) (bool, error) {
@@ -151,7 +152,7 @@ func (n *node) until(t *testing.T, kind corev1.NodeConditionType, status corev1.
 	})
 }
 
-// podsByPriority makes a pod of each priority on the node.
+// podsByPriority creates a pod of each priority on the node.
 func (n *node) podsByPriority(t *testing.T, namespace string) []*corev1.Pod {
 	t.Helper()
 	var pods []*corev1.Pod

@@ -23,7 +23,7 @@ const (
 	wineFolder = "/usr/lib/wine"
 	wineLoader = wineFolder + "/wine64"
 	wineServer = wineFolder + "/wineserver64"
-	// commandTimeout limits a program that has to end by itself.
+	// commandTimeout is the timeout of a program that ends by itself.
 	commandTimeout = time.Minute
 )
 
@@ -31,12 +31,12 @@ const (
 type machine struct {
 	tb  testing.TB
 	dir string
-	// server is the process without which no program of Windows runs.
+	// server is the wineserver process, which all Windows programs need.
 	server *exec.Cmd
 	ended  chan struct{}
 }
 
-// newMachine installs a Windows with the helper, and boots it.
+// newMachine creates a wine prefix with the helper, and boots it.
 func newMachine(tb testing.TB) *machine {
 	tb.Helper()
 	m := &machine{tb: tb, dir: tb.TempDir()}
@@ -45,7 +45,7 @@ func newMachine(tb testing.TB) *machine {
 	}
 	tb.Cleanup(m.switchOff)
 	m.switchOn("--init")
-	// The runtime of Go needs this library, which Debian 12's wine does not have.
+	// The Go runtime needs this library, which the wine of Debian 12 does not have.
 	m.write(`C:\windows\system32\bcryptprimitives.dll`, forwardingDLL("bcryptprimitives.dll", "ProcessPrng", "advapi32.SystemFunction036"))
 	for name, source := range map[string]string{
 		"agent.exe": "haulout-node-agent.exe", "helper.exe": "helper.exe", "kubelet.exe": "helper.exe",
@@ -55,7 +55,7 @@ func newMachine(tb testing.TB) *machine {
 		must.True(tb, err == nil, "%v (built by `make windows-agent`)", err)
 		m.write(`C:\test\`+name, content)
 	}
-	// The first boot goes on in the background when wineboot has ended.
+	// The first boot continues in the background after the end of wineboot.
 	m.switchOff()
 	m.switchOn("--restart")
 	return m
@@ -63,7 +63,7 @@ func newMachine(tb testing.TB) *machine {
 
 func (m *machine) prefix() string { return filepath.Join(m.dir, "wine") }
 
-// path returns the file on this machine of a file on drive C.
+// path returns the file on this machine for a file on drive C.
 func (m *machine) path(file string) string {
 	return filepath.Join(m.prefix(), "drive_c", filepath.FromSlash(strings.ReplaceAll(strings.TrimPrefix(file, `C:\`), `\`, "/")))
 }
@@ -76,7 +76,7 @@ func (m *machine) write(file string, content []byte) {
 }
 
 func (m *machine) read(file string) string {
-	content, _ := os.ReadFile(m.path(file)) // what is not there is empty
+	content, _ := os.ReadFile(m.path(file)) // a missing file is empty
 	return string(content)
 }
 
@@ -85,16 +85,16 @@ func (m *machine) command(ctx context.Context, program string, args ...string) *
 	home := filepath.Join(m.dir, "home")
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "XDG_RUNTIME_DIR=" + home, "WINEPREFIX=" + m.prefix(), "WINEARCH=win64", "WINEDEBUG=-all", "DISPLAY=",
-		// It would offer to download them.
+		// Wine would offer to download these libraries.
 		"WINEDLLOVERRIDES=mscoree,mshtml=",
 	}
-	// A program that stays, as services.exe does, keeps what it was started with.
+	// A program that stays, such as services.exe, keeps the pipes of its parent open.
 	cmd.WaitDelay = time.Second
 	return cmd
 }
 
-// switchOn boots. With "--init", it installs Windows first; with "--restart", services that start
-// by themselves do so.
+// switchOn boots the machine. With "--init", it installs Windows first; with "--restart", services
+// with automatic start are started.
 func (m *machine) switchOn(argument string) {
 	m.tb.Helper()
 	m.server = m.command(context.Background(), wineServer, "--foreground", "--persistent")
@@ -106,22 +106,22 @@ func (m *machine) switchOn(argument string) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	// What it starts and leaves behind would keep a pipe open.
+	// A file, because background programs would keep a pipe open.
 	out := must.Get(os.Create(filepath.Join(m.dir, "wineboot.log")))(m.tb)
 	defer out.Close()
 	cmd := m.command(ctx, wineLoader, "wineboot", argument)
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err != nil {
-		log, _ := os.ReadFile(out.Name()) // it only says more about the error
+		log, _ := os.ReadFile(out.Name()) // only details of the error
 		m.tb.Fatalf("wineboot %s: %v\n%s", argument, err, log)
 	}
 }
 
-// switchOff ends all programs, as a power failure does.
+// switchOff ends all programs, like a power failure.
 func (m *machine) switchOff() {
 	m.tb.Helper()
 	if m.ended == nil {
-		return // it has never been on
+		return // the machine was never on
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
@@ -131,11 +131,11 @@ func (m *machine) switchOff() {
 	select {
 	case <-m.ended:
 	case <-ctx.Done():
-		m.tb.Errorf("wine does not end")
+		m.tb.Errorf("wine did not end")
 	}
 }
 
-// try runs a program and returns what it printed.
+// try runs a program and returns its output.
 func (m *machine) try(program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
@@ -148,19 +148,19 @@ func (m *machine) try(program string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// run is try for programs that have to succeed.
+// run runs a program that must succeed, and returns its output.
 func (m *machine) run(program string, args ...string) string {
 	m.tb.Helper()
 	return must.Get(m.try(program, args...))(m.tb)
 }
 
-// helper runs the helper and decodes the line of JSON that it prints.
+// helper runs the helper and decodes its output, a line of JSON.
 func (m *machine) helper(into any, args ...string) {
 	m.tb.Helper()
 	must.Do(m.tb, json.Unmarshal([]byte(m.run("helper.exe", args...)), into))
 }
 
-// start starts a program that stays. It ends with the machine.
+// start starts a program in the background. It ends together with the machine.
 func (m *machine) start(args ...string) *bytes.Buffer {
 	m.tb.Helper()
 	var out bytes.Buffer
@@ -185,14 +185,14 @@ const (
 	controlPreshutdown = 15
 )
 
-// status is what the helper shows of a service.
+// status is the status of a service, as the helper prints it.
 type status struct {
 	State, Accepts, CheckPoint, WaitHint, PID, ExitCode uint32
 	Milliseconds                                        int64
 }
 
-// watch follows a service until it has stopped. The function that it returns waits for that and
-// returns every status.
+// watch follows a service until it has stopped. The returned function waits for that and returns
+// every status.
 func (m *machine) watch(service string) (wait func() []status) {
 	m.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*commandTimeout)

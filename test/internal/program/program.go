@@ -17,37 +17,36 @@ import (
 	"time"
 )
 
-// stopTime is how long a program may take to end after it was told to.
+// stopTime is how long a program may take to end after SIGTERM.
 const stopTime = time.Minute
 
-// Program is what is run.
+// Program describes how to run a program.
 type Program struct {
 	Path string
-	// Dir is where it is run; empty is here.
+	// Dir is the working directory; "" is the current directory.
 	Dir string
-	// Environment are variables that it gets beside those of this process, and instead of those of
-	// the same names.
+	// Environment is added to the environment of this process, and overrides it.
 	Environment []string
 }
 
-// Result is what came of a run.
+// Result is the result of a run.
 type Result struct {
-	// Output is what it printed to both of its outputs.
+	// Output has the standard output and the standard error.
 	Output string
-	// CPU is the time that it took of the processors.
+	// CPU is the processor time.
 	CPU time.Duration
 }
 
-// Run runs a program. If the context ends, the program is told to end as well and gets a minute to
-// clean up. The error of one that fails has what it printed.
+// Run runs a program. If the context ends, Run sends SIGTERM and gives the program a minute to
+// clean up. The error of a failed program contains its output.
 func (p Program) Run(ctx context.Context, args ...string) (Result, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, p.Path, args...)
 	cmd.Dir = p.Dir
 	cmd.Env = append(os.Environ(), p.Environment...)
 	cmd.Stdout, cmd.Stderr = &out, &out
-	// Ctrl-C reaches every process of the terminal's foreground group. These get it from here
-	// alone, once, so that they can clean up.
+	// Ctrl-C reaches every process of the terminal's foreground group. In its own group, the
+	// program gets only the SIGTERM of Run, and can clean up.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = stopTime

@@ -31,7 +31,7 @@ func TestRunReturnsBothOutputs(t *testing.T) {
 func TestRunCountsTheTimeOnTheProcessors(t *testing.T) {
 	got, err := shell().Run(t.Context(), "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done")
 	if err != nil || got.CPU <= 0 {
-		t.Errorf("took %v of the processors, error %v", got.CPU, err)
+		t.Errorf("got processor time %v, error %v", got.CPU, err)
 	}
 }
 
@@ -45,7 +45,7 @@ func TestTheErrorOfAProgramThatFailsSaysWhatItPrinted(t *testing.T) {
 
 func TestAProgramThatIsNotThereIsAnError(t *testing.T) {
 	if _, err := (Program{Path: filepath.Join(t.TempDir(), "none")}).Run(t.Context()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("error is %v, want one that says it does not exist", err)
+		t.Errorf("got error %v, want that the file does not exist", err)
 	}
 }
 

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package webhook has a test or a measurement play a validating webhook.
+// Package webhook provides a validating webhook for tests and measurements.
 package webhook
 
 import (
@@ -19,11 +19,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Webhook is what is asked about requests.
+// Webhook is a validating webhook.
 type Webhook struct {
-	// Name is that of the ValidatingWebhookConfiguration.
+	// Name is the name of the ValidatingWebhookConfiguration.
 	Name string
-	// Namespace is where the requests are about which it is asked.
+	// Namespace is the namespace of the requests.
 	Namespace string
 	// Rule selects the requests.
 	Rule admissionregistrationv1.RuleWithOperations
@@ -31,8 +31,8 @@ type Webhook struct {
 	Decide func(*admissionv1.AdmissionRequest) *metav1.Status
 }
 
-// Start has API servers ask the webhook until the returned function is called. They know of it a
-// moment later: the caller waits until a request is denied.
+// Start registers the webhook until the returned function is called. API servers use the webhook a
+// moment later: the caller has to wait until a request is denied.
 func (w Webhook) Start(ctx context.Context, client kubernetes.Interface) (func(context.Context) error, error) {
 	server := httptest.NewTLSServer(http.HandlerFunc(w.answer))
 	webhooks := client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
@@ -50,7 +50,7 @@ func (w Webhook) Start(ctx context.Context, client kubernetes.Interface) (func(c
 			},
 			SideEffects:             ptr.To(admissionregistrationv1.SideEffectClassNone),
 			AdmissionReviewVersions: []string{"v1"},
-			// Requests that race with the end are not to fail.
+			// Ignore, because requests at the end may not reach the webhook.
 			FailurePolicy: ptr.To(admissionregistrationv1.Ignore),
 		}},
 	}, metav1.CreateOptions{})
@@ -67,13 +67,13 @@ func (w Webhook) Start(ctx context.Context, client kubernetes.Interface) (func(c
 func (w Webhook) answer(rw http.ResponseWriter, r *http.Request) {
 	var review admissionv1.AdmissionReview
 	if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
-		http.Error(rw, "the body is no AdmissionReview", http.StatusBadRequest)
+		http.Error(rw, "the body is not an AdmissionReview", http.StatusBadRequest)
 		return
 	}
 	denial := w.Decide(review.Request)
 	review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: denial == nil, Result: denial}
 	review.Request = nil
 	rw.Header().Set("Content-Type", "application/json")
-	// The API server reports an answer that did not reach it.
+	// The API server reports a failed response.
 	_ = json.NewEncoder(rw).Encode(&review)
 }

@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command app is what the pods of tests on real nodes run.
+// Command app runs in the pods of tests on real nodes.
 //
-//	app pause            wait for SIGTERM: the sandbox of every pod
-//	app serve SECONDS    serve its host name at port 8080, and count its starts in /data if that
-//	                     folder exists; after SIGTERM go on for so many seconds
-//	app stop SECONDS     the preStop hook: log it as the first process does, and wait
+// app pause            wait for SIGTERM: the sandbox of every pod
+// app serve SECONDS    serve the host name at port 8080, and count the starts in /data if that
+//                      folder exists; after SIGTERM continue for this number of seconds
+// app stop SECONDS     the preStop hook: write to the log of the first process, and wait
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("must be called with one of pause, serve, stop")
+		return fmt.Errorf("want an argument: pause, serve or stop")
 	}
 	terminated := make(chan os.Signal, 1)
 	signal.Notify(terminated, syscall.SIGTERM, syscall.SIGINT)
@@ -55,7 +55,7 @@ func run(args []string) error {
 	return fmt.Errorf("%q must be one of pause, serve, stop", args[0])
 }
 
-// say writes a line with the time.
+// say writes a line with a timestamp.
 func say(to io.Writer, what ...any) {
 	fmt.Fprintln(to, append([]any{time.Now().UTC().Format("15:04:05.000")}, what...)...)
 }
@@ -86,7 +86,7 @@ func serve(terminated <-chan os.Signal, wait time.Duration) error {
 	return nil
 }
 
-// countStart adds a line to a file in /data, and prints those before.
+// countStart appends a line to a file in /data, and prints the previous lines.
 func countStart(host string) error {
 	const file = "/data/starts"
 	before, err := os.ReadFile(file)

@@ -27,11 +27,11 @@ import (
 // writers is the number of concurrent requests.
 const writers = 32
 
-// AppLabel has the name of the controller of a pod.
+// AppLabel is the label with the name of a pod's controller.
 const AppLabel = "app.kubernetes.io/name"
 
-// Store writes running pods directly to the etcd of the cluster in a folder, as kube-apiserver
-// would store them: through kube-apiserver a hundred thousand pods would take an hour.
+// Store writes running pods directly to the etcd of the cluster in a folder, encoded as
+// kube-apiserver would: through kube-apiserver a hundred thousand pods would take an hour.
 func Store(ctx context.Context, dir string, count int, pod func(i int) *corev1.Pod) error {
 	socket := filepath.Join(dir, "etcd-client.sock")
 	store, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + socket}, DialTimeout: time.Minute})
@@ -56,9 +56,9 @@ func Store(ctx context.Context, dir string, count int, pod func(i int) *corev1.P
 	})
 }
 
-// Name names the namespace, the app and the team of a pod. The controller of the pod is a ConfigMap
-// with the name of the app: without it the garbage collector would delete the pod, and it does not
-// count pods.
+// Name has the namespace, the app and the team of a pod. The controller of the pod is a ConfigMap
+// with the name of the app: without a controller the garbage collector would delete the pod, and a
+// ConfigMap does not create pods.
 type Name struct {
 	Namespace, App string
 	Team           int

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Cluster is the part of the cluster program's state file about the processes.
+// Cluster is the part of the cluster program's state file with the processes.
 type Cluster struct {
 	// Ports are the ports of the processes, by the names of their programs.
 	Ports map[string]int `json:"ports"`

@@ -210,7 +210,7 @@ func (c *Cluster) ended() string {
 
 // grace is how long a process may take to stop before it is killed.
 var grace = map[string]time.Duration{
-	// It completes requests and releases its lease.
+	// The server completes requests and releases its lease.
 	layout.Haulout: 20 * time.Second,
 }
 

@@ -132,7 +132,7 @@ func (c *Cluster) startRealNode(
 		Name: name,
 		Path: c.Layout.Binary("cluster"),
 		Args: []string{"node", "--config=" + path},
-		// A new network is one without the connection of this node.
+		// A restarted network has no connection of this node, so the node restarts, too.
 		Env:        []string{fmt.Sprintf("HAULOUT_NETWORK=%d-%d", network.PID, network.StartTicks)},
 		Dir:        c.Layout.Dir,
 		Log:        c.Layout.Log(name),
@@ -151,8 +151,8 @@ const kubeProxy = "kube-proxy"
 // cgroup returns the cgroup of the real nodes of this cluster.
 func (c *Cluster) cgroup() string { return realnodes.CgroupOf(c.Layout.Dir) }
 
-// stopRealNodes stops the real nodes above count and, without any left, their network. The kernel
-// removes all of a node but its cgroups.
+// stopRealNodes stops the real nodes above count and, if none is left, their network. The kernel
+// removes everything of a node except its cgroups.
 func (c *Cluster) stopRealNodes(ctx context.Context, count int) error {
 	for index := count + 1; index <= realnodes.Max; index++ {
 		if err := c.stop(ctx, realnodes.Name(index)); err != nil {
@@ -168,7 +168,8 @@ func (c *Cluster) stopRealNodes(ctx context.Context, count int) error {
 	return realnodes.RemoveCgroup(ctx, realnodes.CgroupRoot, c.cgroup())
 }
 
-// writeRealNodeFiles writes the identities of nodes and kube-apiserver's way to them.
+// writeRealNodeFiles writes the identities of the nodes and the configuration of kube-apiserver's
+// connection to them.
 func (c *Cluster) writeRealNodeFiles() error {
 	if c.options.RealNodes == 0 {
 		return nil

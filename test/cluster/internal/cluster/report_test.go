@@ -12,7 +12,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/options"
 )
 
-// TestExpected asks for the processes whose end Status must report.
+// TestExpected compares the processes whose end Status must report.
 func TestExpected(t *testing.T) {
 	for name, test := range map[string]struct {
 		options   options.Options
@@ -33,12 +33,12 @@ func TestExpected(t *testing.T) {
 			got := (&Cluster{options: test.options}).expected()
 			for _, want := range test.with {
 				if !slices.Contains(got, want) {
-					t.Errorf("got %q, want %s in it", got, want)
+					t.Errorf("got %q, want it to contain %s", got, want)
 				}
 			}
 			for _, unwanted := range test.not {
 				if slices.Contains(got, unwanted) {
-					t.Errorf("got %q, want it without %s", got, unwanted)
+					t.Errorf("got %q, want it not to contain %s", got, unwanted)
 				}
 			}
 		})

@@ -176,8 +176,8 @@ func (c *Cluster) startController(ctx context.Context, spec process.Spec) error 
 	return c.waitReady(ctx, spec.Name)
 }
 
-// startScheduler starts kube-scheduler. The plugin of haulout-scheduler needs rights of its own,
-// without which it does not start.
+// startScheduler starts kube-scheduler. The plugin of haulout-scheduler does not start without
+// additional permissions.
 func (c *Cluster) startScheduler(ctx context.Context, admin *clients.Clients) error {
 	if c.options.Scheduler == options.SchedulerHaulout {
 		manifests, err := haulout.Load(c.Layout.SchedulerManifests, 0)
@@ -247,8 +247,7 @@ func (c *Cluster) startHaulout(ctx context.Context, admin *clients.Clients) erro
 		return haulout.Unregister(ctx, admin)
 	}
 	if c.options.RealNodes > 0 {
-		// kube-apiserver looks for the endpoints of Services, which one with an external name has
-		// not.
+		// kube-apiserver connects to endpoints, which a Service of type ExternalName does not have.
 		if err := haulout.UseEndpoints(manifests.Register, port); err != nil {
 			return err
 		}

@@ -9,10 +9,10 @@ import (
 )
 
 // garbageSettings returns environment variables with which the programs of the control plane, all
-// of which are written in Go, use more memory and less processor time: by default each collects
-// garbage whenever its heap has doubled, several times a second in so small a cluster. The limit
-// for each of them is a quarter of the machine's memory. They do not depend on GOGC, which is a
-// setting of haulout-apiserver: a change of it must not restart the other processes.
+// written in Go, use more memory and less processor time: by default each collects garbage whenever
+// its heap has doubled, several times a second in such a small cluster. The limit for each is a
+// quarter of the machine's memory. The variables do not depend on GOGC, a setting of
+// haulout-apiserver: a change of GOGC must not restart the other processes.
 func garbageSettings() []string {
 	settings := []string{"GOGC=400"}
 	var machine syscall.Sysinfo_t

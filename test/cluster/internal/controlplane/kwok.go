@@ -29,8 +29,8 @@ func writeKwokConfig(path, stages, podStages string) error {
 	settings, err := yaml.Marshal(map[string]any{
 		"apiVersion": "config.kwok.x-k8s.io/v1alpha1",
 		"kind":       "KwokConfiguration",
-		// The defaults are 4 and 1: with them a few thousand pods would wait for kwok and not for
-		// the control plane.
+		// The defaults are 4 and 1: with them kwok would be slower than the control plane with a
+		// few thousand pods.
 		"options": map[string]any{
 			"podPlayStageParallelism":   32,
 			"nodePlayStageParallelism":  16,
@@ -76,8 +76,8 @@ func writeKwokConfig(path, stages, podStages string) error {
 }
 
 const (
-	// letGo selects pods that were deleted with a grace period of zero, which is how a kubelet, and
-	// kwok, deletes a pod that has stopped.
+	// letGo selects pods that were deleted with a grace period of zero: kubelet and kwok delete a
+	// stopped pod in this way.
 	letGo = ".metadata | select(.deletionGracePeriodSeconds == 0) | .name"
 	// againAfter is the time after which such a pod is deleted again: kube-apiserver may have been
 	// killed between its two writes.
@@ -86,8 +86,8 @@ const (
 
 // deleteOnce returns a stage unchanged, unless it deletes pods. kwok deletes a pod with a grace
 // period of zero, which changes the pod, and after that change kwok deletes it again, almost always
-// without effect: two requests for every pod instead of the one of a kubelet. Such a stage becomes
-// two stages, of which the second acts only on pods that still exist later.
+// without effect: two requests for every pod; a kubelet sends one. Such a stage becomes two stages:
+// the second one handles only pods that still exist later.
 func deleteOnce(stage []byte) (once, again []byte, err error) {
 	pods, err := deletesPods(stage)
 	if err != nil || !pods {
@@ -115,8 +115,9 @@ func deletesPods(stage []byte) (bool, error) {
 	return fields.Spec.ResourceRef.Kind == "Pod" && fields.Spec.Next.Delete, err
 }
 
-// selectAlso returns a stage that selects only pods that were deleted with a grace period of zero,
-// or only other pods, with another name, and with another delay if that is not zero.
+// selectAlso returns a stage with another name that selects only pods that were deleted with a
+// grace period of zero, or only other pods. A delay other than zero replaces the delay of the
+// stage.
 func selectAlso(stage []byte, suffix string, delay time.Duration, operator string) ([]byte, error) {
 	var object unstructured.Unstructured
 	if err := yaml.Unmarshal(stage, &object.Object); err != nil {

@@ -15,11 +15,11 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/layout"
 )
 
-// schedulerConfiguration is the file of artifacts/scheduler that users start from.
+// schedulerConfiguration is the name of the shipped configuration file in artifacts/scheduler.
 const schedulerConfiguration = "configuration.yaml"
 
 // writeSchedulerConfig writes the shipped configuration with the connection of this cluster: with
-// --config, kube-scheduler ignores the flags about it.
+// --config, kube-scheduler ignores its flags for the connection.
 func (c ControlPlane) writeSchedulerConfig() error {
 	path := filepath.Join(c.Layout.SchedulerManifests, schedulerConfiguration)
 	shipped, err := os.ReadFile(path)

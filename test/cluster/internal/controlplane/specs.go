@@ -185,7 +185,8 @@ func (c ControlPlane) APIServer() process.Spec {
 	if c.Options.RealNodes > 0 {
 		args = append(args,
 			"--egress-selector-config-file="+c.Layout.EgressSelector(),
-			// The addresses of Services exist on the nodes only: kube-apiserver connects to pods.
+			// kube-apiserver must connect to pods directly: the addresses of Services exist only on
+			// the nodes.
 			"--enable-aggregator-routing=true",
 			"--kubelet-client-certificate="+pki.CertFile(dir, kubeletClient),
 			"--kubelet-client-key="+pki.KeyFile(dir, kubeletClient),
@@ -198,8 +199,7 @@ func (c ControlPlane) APIServer() process.Spec {
 	return c.spec(layout.APIServer, append(c.withFeatureGates(args), c.Options.APIServerFlags...))
 }
 
-// ControllerManager returns how to start kube-controller-manager, with all controllers that are
-// on by default.
+// ControllerManager returns how to start kube-controller-manager, with all default controllers.
 func (c ControlPlane) ControllerManager() process.Spec {
 	dir := c.Layout.PKI()
 	args := append(c.componentFlags(layout.ControllerManager),

@@ -23,7 +23,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/clients"
 )
 
-// Names that the manifests and the server agree on.
+// Names in the manifests and in the server.
 const (
 	Namespace      = "haulout-system"
 	ServiceAccount = "haulout-apiserver"
@@ -124,8 +124,8 @@ func applyOne(
 	return nil
 }
 
-// UseEndpoints makes the Service among the objects one with endpoints and a port, in place of one
-// with an external name.
+// UseEndpoints changes the Service among the objects from an external name to endpoints with a
+// port.
 func UseEndpoints(objects []*unstructured.Unstructured, port int) error {
 	for _, object := range objects {
 		if object.GroupVersionKind().GroupKind() != serviceKind {
@@ -141,7 +141,7 @@ func UseEndpoints(objects []*unstructured.Unstructured, port int) error {
 
 // Unregister removes the API from the cluster, if this program has registered it. An APIService
 // without a server would block every deletion of a namespace, because the namespace controller
-// could not list what is left in it.
+// could not list the objects in it.
 func Unregister(ctx context.Context, c *clients.Clients) error {
 	registered, err := c.Dynamic.Resource(apiServices).Get(ctx, APIService, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

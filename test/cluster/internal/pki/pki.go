@@ -37,8 +37,8 @@ const (
 	Admin           = "admin"
 )
 
-// lifetime is the lifetime of leaf certificates: that of the CA of cert.NewSelfSignedCACert, so
-// that a long-lived cluster never needs a rotation.
+// lifetime is the lifetime of leaf certificates, the same as that of the CA of
+// cert.NewSelfSignedCACert: a long-lived cluster never needs a rotation.
 const lifetime = 10 * 365 * 24 * time.Hour
 
 // Leaf describes a certificate that one of the CAs signs.

@@ -17,17 +17,17 @@ import (
 	"time"
 )
 
-// Spec is how to start a process.
+// Spec describes how to start a process.
 type Spec struct {
 	Name string
-	// Path of the program.
+	// Path is the path of the program.
 	Path string
 	Args []string
 	// Env is added to the environment of this program.
 	Env []string
 	// Dir is the working directory.
 	Dir string
-	// Namespaces are the namespaces (CLONE_NEW...) that the process has for itself; 0 is none.
+	// Namespaces are the new namespaces (CLONE_NEW...) of the process; 0 is none.
 	Namespaces uintptr
 	// Log is the file to which standard output and standard error are appended.
 	Log string
@@ -41,8 +41,8 @@ type Fingerprint struct {
 }
 
 // FingerprintOf returns the fingerprint of a file. It reads the file only if the size or the time
-// differs from known. It compares the content because `go build` changes the time of a program that
-// is up to date, after which no process must restart.
+// differs from known. It compares the content because `go build` changes the time of an unchanged
+// program, and that must not restart a process.
 func FingerprintOf(path string, known Fingerprint) (Fingerprint, error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -36,11 +36,11 @@ func TestFingerprint(t *testing.T) {
 	first := fingerprint(Fingerprint{})
 	write("one", time.Minute)
 	if touched := fingerprint(first); touched.SHA256 != first.SHA256 {
-		t.Error("got another fingerprint for a file with only another time")
+		t.Error("the fingerprint changed with the time of the file")
 	}
 	write("two", time.Minute)
 	if changed := fingerprint(first); changed.SHA256 == first.SHA256 {
-		t.Error("got the same fingerprint for a file of the same size with other content")
+		t.Error("the fingerprint did not change with the content of the file")
 	}
 }
 

@@ -4,14 +4,14 @@
 // Package realnodes adds nodes with a kubelet, a container runtime and real pods to a development
 // cluster.
 //
-// Two kinds of processes do it. The process `network` has a network namespace with a bridge. It
-// connects kube-apiserver, which stays on the loopback interface of the machine, to the bridge: as
-// kube-apiserver's egress proxy in one direction, with forwarded ports in the other. Each node is
-// one process with namespaces of its own, in which it is PID 1. It runs containerd, kubelet and
-// kube-proxy. When it ends, the kernel ends all processes of the node and removes its mounts and
-// network interfaces, pods included.
+// There are two kinds of processes. The process `network` has a network namespace with a bridge. It
+// connects kube-apiserver, which listens on the loopback interface of the machine, to the bridge:
+// as kube-apiserver's egress proxy in one direction, with forwarded ports in the other. Each node
+// is one process in new namespaces, in which it is PID 1. It runs containerd, kubelet and
+// kube-proxy. When it ends, the kernel ends all processes of the node, including its pods, and
+// removes its mounts and network interfaces.
 //
-// Nothing outside these namespaces knows their addresses, so clusters may run side by side.
+// The addresses are valid only in these namespaces, so several clusters can run on one machine.
 package realnodes
 
 import (

@@ -16,11 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// CgroupRoot is where the cgroups of the machine are mounted.
+// CgroupRoot is the mount point of the cgroups of the machine.
 const CgroupRoot = "/sys/fs/cgroup"
 
-// hierarchies returns the folders of the hierarchies of cgroups below root. With version 2 it is
-// root itself; with version 1, or both versions, it is one folder for each controller.
+// hierarchies returns the folders of the cgroup hierarchies below root. With version 2 it is root
+// itself; with version 1, or both versions, it is one folder for each controller.
 func hierarchies(root string) ([]string, error) {
 	if isFile(filepath.Join(root, "cgroup.controllers")) {
 		return []string{root}, nil
@@ -31,7 +31,8 @@ func hierarchies(root string) ([]string, error) {
 	}
 	var found []string
 	for _, entry := range entries {
-		// A symbolic link, as cpu to cpu,cpuacct, leads to a folder that is in the list as well.
+		// A symbolic link such as cpu leads to a folder that is in the list as well, such as
+		// cpu,cpuacct.
 		if entry.IsDir() && isFile(filepath.Join(root, entry.Name(), "cgroup.procs")) {
 			found = append(found, filepath.Join(root, entry.Name()))
 		}
@@ -90,8 +91,8 @@ func enableControllers(folder string) error {
 	return nil
 }
 
-// inheritCPUs fills in what a child of a cpuset of version 1 lacks: without CPUs and memory nodes
-// no process can join it.
+// inheritCPUs copies the CPUs and memory nodes of a parent to its child in the cpuset controller of
+// version 1: without them no process can join the child.
 func inheritCPUs(parent, child string) error {
 	if !isFile(filepath.Join(child, "cgroup.clone_children")) {
 		return nil // version 2
@@ -108,13 +109,13 @@ func inheritCPUs(parent, child string) error {
 			return err
 		}
 	}
-	// The cgroups that the kubelet creates in it are filled in by the kernel.
+	// The kernel does the same for the cgroups that the kubelet creates below child.
 	return os.WriteFile(filepath.Join(child, "cgroup.clone_children"), []byte("1"), 0o644)
 }
 
-// RemoveCgroup removes a cgroup and those below it from all hierarchies. Their processes must have
-// been killed; the kernel may still be about to remove them. A cgroup that does not exist, also for
-// lack of cgroups on the machine, is no error.
+// RemoveCgroup removes a cgroup and its descendants from all hierarchies. The caller has killed
+// their processes; the kernel may not have removed them yet. RemoveCgroup returns no error if the
+// cgroup does not exist or the machine has no cgroups.
 func RemoveCgroup(ctx context.Context, root, name string) error {
 	all, err := hierarchies(root)
 	if err != nil {
@@ -137,8 +138,8 @@ func RemoveCgroup(ctx context.Context, root, name string) error {
 // removeTimeout is how long the kernel may take to remove killed processes from their cgroups.
 const removeTimeout = 5 * time.Second
 
-// removeTree removes a folder and those below it. The files of a cgroup cannot be removed and go
-// with it.
+// removeTree removes a folder and its subfolders. The files of a cgroup disappear with their folder
+// and cannot be removed before.
 func removeTree(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {

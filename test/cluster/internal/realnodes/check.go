@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what real nodes need of the machine.
+// Machine describes the requirements of real nodes on the machine.
 type Machine struct {
-	// Runc is the path of runc, Path the folders of the programs that a node calls.
+	// Runc is the path of runc, Path the list of folders with the programs that a node calls.
 	Runc, Path string
 	// Snapshotter is the snapshotter of containerd that the file system of the cluster supports.
 	Snapshotter string
@@ -25,8 +25,8 @@ type Machine struct {
 // sbin are folders that the PATH of a user often lacks.
 const sbin = "/usr/local/sbin:/usr/sbin:/sbin"
 
-// FindMachine looks for what real nodes need, with the cluster's files in dir. The error names all
-// that is missing.
+// FindMachine checks the requirements of real nodes, with the cluster's files in dir. The error
+// names everything that is missing.
 func FindMachine(dir string) (Machine, error) { return findMachine(dir, sbin) }
 
 func findMachine(dir, sbin string) (Machine, error) {
@@ -64,7 +64,7 @@ func findMachine(dir, sbin string) (Machine, error) {
 // checkRights returns an error if this process may not create namespaces, mounts and interfaces.
 func checkRights() error {
 	if os.Geteuid() != 0 {
-		return errors.New("root: namespaces, mounts and cgroups cannot be created without")
+		return errors.New("root: only root can create namespaces, mounts and cgroups")
 	}
 	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -93,8 +93,8 @@ func checkCgroups(root string) error {
 	return nil
 }
 
-// snapshotterFor returns overlayfs unless dir is on an overlay file system, which cannot be a layer
-// of another one. Copies of all layers take more space.
+// snapshotterFor returns overlayfs, or native if dir is on an overlay file system, which cannot be
+// a layer of another one. native copies all layers and needs more space.
 func snapshotterFor(dir string) string {
 	for ; dir != "/"; dir = filepath.Dir(dir) {
 		var fs unix.Statfs_t

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// children are the processes of PID 1: the processes that it has started, and the orphans of
-// containers, which the kernel gives to it.
+// children are the child processes of PID 1: the processes that it has started, and the orphans of
+// containers, whose parent the kernel changes to PID 1.
 type children struct {
 	ended chan os.Signal
 
@@ -29,14 +29,14 @@ func newChildren() *children {
 	return s
 }
 
-// start starts a program. The channel gets its status when it has ended.
+// start starts a program. The channel gets the status of the program after its end.
 func (s *children) start(p program) (<-chan unix.WaitStatus, error) {
 	command, out, err := p.command()
 	if err != nil {
 		return nil, err
 	}
 	defer out.Close()
-	// The lock is held until the process is known: reap must not see its end before.
+	// The lock prevents reap from seeing the end of the process before its PID is in started.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := command.Start(); err != nil {

@@ -13,26 +13,26 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/kubeconfig"
 )
 
-// Config is what the process of a node needs, in absolute paths.
+// Config is the configuration of the process of a node. All paths are absolute.
 type Config struct {
 	Index int
-	// Dir has the files of the node: those of /var/lib and /var/log, and the settings.
+	// Dir is the folder of the node's files: /var/lib, /var/log, and the settings.
 	Dir string
 	// Logs is the folder of the log files.
 	Logs string
-	// Programs is the folder of containerd and of the CNI plugins, Binaries that of kubelet and
+	// Programs is the folder of containerd and the CNI plugins, Binaries the folder of kubelet and
 	// kube-proxy.
 	Programs, Binaries string
-	// Runc and Path are the path of runc and the folders in which the programs are found that
-	// kube-proxy and containerd call.
+	// Runc is the path of runc, Path the list of folders with the programs that kube-proxy and
+	// containerd call.
 	Runc, Path string
-	// CA is the certificate that signs the clients of the kubelet.
+	// CA is the CA certificate for the clients of the kubelet.
 	CA string
-	// KubeletKubeconfig and ProxyKubeconfig are the identities of kubelet and kube-proxy.
+	// KubeletKubeconfig and ProxyKubeconfig are the kubeconfigs of kubelet and kube-proxy.
 	KubeletKubeconfig, ProxyKubeconfig string
-	// Images are the files with the images that are imported at the start.
+	// Images are the image files that the node imports at its start.
 	Images []string
-	// Snapshotter is how containerd keeps layers: overlayfs, or native on an overlay file system.
+	// Snapshotter is the snapshotter of containerd: overlayfs, or native on an overlay file system.
 	Snapshotter string
 	// Cgroup is the cgroup of the node, below the root of each hierarchy.
 	Cgroup string

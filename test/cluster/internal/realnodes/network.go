@@ -23,11 +23,11 @@ import (
 // dialTimeout is the timeout of a connection to a node, a pod or the machine.
 const dialTimeout = 10 * time.Second
 
-// Forward is a port at the gateway whose connections go to a port of the machine's loopback
+// Forward forwards connections from a port at the gateway to a port of the machine's loopback
 // interface.
 type Forward struct{ Listen, To string }
 
-// ParseForward reads the form LISTEN=TO.
+// ParseForward parses the form LISTEN=TO.
 func ParseForward(text string) (Forward, error) {
 	listen, to, found := strings.Cut(text, "=")
 	if !found {
@@ -41,11 +41,11 @@ func ParseForward(text string) (Forward, error) {
 	return Forward{Listen: listen, To: to}, nil
 }
 
-// RunNetwork is the process `network`, which must have been started in a network namespace of its
-// own by a process in the network of the machine. It serves an HTTP CONNECT proxy at a unix socket
-// until the context ends.
+// RunNetwork runs the process `network`. A process in the network of the machine must have started
+// it in a new network namespace. It serves an HTTP CONNECT proxy at a unix socket until the context
+// ends.
 func RunNetwork(ctx context.Context, socket string, forwards []Forward) error {
-	// The parent starts this process and ends later.
+	// The parent is still running: it ends only after this process has started.
 	machine, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", os.Getppid()))
 	if err != nil {
 		return fmt.Errorf("network of the machine: %w", err)
@@ -108,7 +108,7 @@ func setUpBridge() error {
 	return nil
 }
 
-// routeToPods has packets to the pods of a node sent to the node.
+// routeToPods adds the route to the pods of a node.
 func routeToPods(over netlink.Link, index int) error {
 	_, pods, err := net.ParseCIDR(PodRange(index))
 	if err != nil {
@@ -134,7 +134,7 @@ func dialerIn(namespace *os.File) func(address string) (net.Conn, error) {
 	}
 	requests := make(chan request)
 	go func() {
-		// Never unlocked: no other goroutine may get this thread.
+		// Never unlocked: no other goroutine may run on this thread.
 		runtime.LockOSThread()
 		entered := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET)
 		for r := range requests {
@@ -142,7 +142,7 @@ func dialerIn(namespace *os.File) func(address string) (net.Conn, error) {
 				r.answer <- result{err: fmt.Errorf("enter the network of the machine: %w", entered)}
 				continue
 			}
-			// Fast, because the address is one of the loopback interface.
+			// This does not block for long, because the address is one of the loopback interface.
 			connection, err := net.DialTimeout("tcp", r.address, dialTimeout)
 			r.answer <- result{connection, err}
 		}
@@ -159,13 +159,13 @@ func forward(listener net.Listener, dial func() (net.Conn, error)) {
 	for {
 		from, err := listener.Accept()
 		if err != nil {
-			log.Printf("Forwarding from %s ends: %v", listener.Addr(), err)
+			log.Printf("Forwarding from %s ended: %v", listener.Addr(), err)
 			return
 		}
 		go func() {
 			to, err := dial()
 			if err != nil {
-				log.Printf("A connection to %s is refused: %v", listener.Addr(), err)
+				log.Printf("A connection to %s was refused: %v", listener.Addr(), err)
 				from.Close()
 				return
 			}
@@ -174,8 +174,8 @@ func forward(listener net.Listener, dial func() (net.Conn, error)) {
 	}
 }
 
-// proxy handles CONNECT requests. Addresses of the loopback interface are those of the machine, the
-// others are those of nodes and pods.
+// proxy handles CONNECT requests. Loopback addresses are addresses of the machine, all others are
+// addresses of nodes and pods.
 func proxy(dialMachine func(address string) (net.Conn, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodConnect {
@@ -215,7 +215,7 @@ func isLoopback(host string) bool {
 func join(a, b net.Conn) {
 	done := make(chan struct{})
 	one := func(to, from net.Conn) {
-		// A copy ends with an error when the other direction has failed.
+		// A copy fails after the other direction has failed.
 		_, _ = io.Copy(to, from)
 		if half, ok := to.(interface{ CloseWrite() error }); ok {
 			_ = half.CloseWrite()
@@ -239,7 +239,7 @@ func Connect(index, network, node int) error {
 	defer link.Close()
 	result := make(chan error)
 	go func() {
-		// The thread ends with the goroutine, because it stays locked.
+		// The thread ends with the goroutine, because the goroutine stays locked to it.
 		runtime.LockOSThread()
 		if err := unix.Setns(int(link.Fd()), unix.CLONE_NEWNET); err != nil {
 			result <- err

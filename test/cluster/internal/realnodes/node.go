@@ -24,10 +24,10 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/process"
 )
 
-// NetworkNamespace is the namespace that the process `network` has for itself.
+// NetworkNamespace is the new namespace of the process `network`.
 const NetworkNamespace = unix.CLONE_NEWNET
 
-// Namespaces are the namespaces that the process of a node has for itself.
+// Namespaces are the new namespaces of the process of a node.
 const Namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWPID
 
 const (
@@ -39,8 +39,8 @@ const (
 	volumesDir        = "/var/lib/volumes"
 )
 
-// RunNode is the process of a node, PID 1 of its namespaces. It returns when the context ends, and
-// with it the node.
+// RunNode is the process of a node, PID 1 in its namespaces. When the context ends, RunNode returns
+// and the node ends.
 func RunNode(ctx context.Context, c Config) error {
 	if os.Getpid() != 1 {
 		return errors.New("a node must be PID 1 of its own namespaces: use `cluster up --real-nodes`")
@@ -75,12 +75,12 @@ func RunNode(ctx context.Context, c Config) error {
 	return nil
 }
 
-// mount gives the node its own /run, /var/lib and /var/log.
+// mount mounts the node's own /run, /var/lib and /var/log.
 func (c Config) mount() error {
 	if err := unix.Sethostname([]byte(c.Name())); err != nil {
 		return err
 	}
-	// First: no mount of the node may reach the machine.
+	// First: the mounts of the node must not be visible on the machine.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -119,11 +119,11 @@ func (c Config) mount() error {
 	return nil
 }
 
-// bootIDFile has a new identifier at each boot of a machine. That of the kernel is the same for all
-// nodes, and stays when a node is switched off and on.
+// bootIDFile contains a new identifier after each boot of a machine. The identifier of the kernel
+// is the same for all nodes, and does not change when a node is switched off and on.
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-// mountBootID gives the node a boot ID of its own.
+// mountBootID mounts a new boot ID for the node.
 func mountBootID() error {
 	const file = "/run/boot_id"
 	if err := os.WriteFile(file, []byte(string(uuid.NewUUID())+"\n"), 0o444); err != nil {
@@ -158,8 +158,8 @@ func (c Config) setUpNetwork(ctx context.Context) error {
 	if err := errors.Join(netlink.AddrAdd(eth0, address), netlink.LinkSetUp(eth0)); err != nil {
 		return fmt.Errorf("interface eth0: %w", err)
 	}
-	// Only for packets to Services: without any route the kernel drops them before kube-proxy's
-	// rules replace their address.
+	// Only for packets to Services: without a route the kernel drops them before the rules of
+	// kube-proxy replace their address.
 	route := &netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: net.ParseIP(Gateway)}
 	if err := netlink.RouteAdd(route); err != nil {
 		return fmt.Errorf("default route: %w", err)
@@ -175,8 +175,8 @@ func (c Config) setUpNetwork(ctx context.Context) error {
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
 }
 
-// createCgroup creates the cgroup of the node without the cgroups of an earlier run: cadvisor would
-// try each of these dead containers for seconds.
+// createCgroup creates the cgroup of the node, and first removes the cgroups of an earlier run:
+// cadvisor would spend seconds on each of these dead containers.
 func (c Config) createCgroup(ctx context.Context) error {
 	if err := RemoveCgroup(ctx, CgroupRoot, c.Cgroup); err != nil {
 		return err
@@ -184,7 +184,7 @@ func (c Config) createCgroup(ctx context.Context) error {
 	return createCgroup(CgroupRoot, c.Cgroup)
 }
 
-// program is a program that a node keeps running.
+// program is a program that a node restarts whenever it ends.
 type program struct {
 	name string
 	path string
@@ -222,7 +222,7 @@ func (c Config) kubeProxy() program {
 	return c.program("kube-proxy", filepath.Join(c.Binaries, "kube-proxy"), "--config="+c.file(proxySettings))
 }
 
-// Label is the label of real nodes, with which pods select them.
+// Label is the label of real nodes, for the node selectors of pods.
 const (
 	Label      = "haulout.dev/node"
 	LabelValue = "real"
@@ -253,9 +253,9 @@ func (c Config) importImages(ctx context.Context, children *children) error {
 // restartPause is the time between the end of a program and its next start.
 const restartPause = 500 * time.Millisecond
 
-// heldDir has a file for each program of a node that is not started again when it ends, as long as
-// the file is there. A node has no service manager that could be asked to stop a program. Files in
-// disabledDir have the same effect and stay when the node is switched off and on.
+// A node has no service manager that could stop a program. Instead, a file in heldDir with the name
+// of a program prevents its restart. A file in disabledDir has the same effect, and remains when
+// the node is switched off and on.
 const (
 	heldDir     = "/run/held"
 	disabledDir = "/var/lib/held"
@@ -267,14 +267,13 @@ func isHeld(p program) bool {
 	return held == nil || disabled == nil
 }
 
-// IsDisabled reports whether a program of the node with these files is not started, also when the
-// node is switched on.
+// IsDisabled reports whether disabledDir has a file for a program of a node, by the node's folder.
 func IsDisabled(dir, program string) bool {
 	_, err := os.Stat(filepath.Join(dir, "var-lib", "held", program))
 	return err == nil
 }
 
-// keep starts a program, and again whenever it ends and is not held.
+// keep starts a program, and restarts it whenever it ends unless it is held.
 func (s *children) keep(ctx context.Context, p program) error {
 	var ended <-chan unix.WaitStatus
 	var err error
@@ -304,7 +303,7 @@ func (s *children) keep(ctx context.Context, p program) error {
 	return nil
 }
 
-// run runs a program to its end.
+// run runs a program and waits for its end.
 func (s *children) run(p program) error {
 	ended, err := s.start(p)
 	if err != nil {
@@ -316,7 +315,7 @@ func (s *children) run(p program) error {
 	return nil
 }
 
-// lastLine returns the last line of the log of a program, which tells why it has ended.
+// lastLine returns the last line of the log of a program, which has the reason of its end.
 func (p program) lastLine() string {
 	tail, err := process.Tail(p.log, 0, 1)
 	if err != nil {
@@ -325,7 +324,7 @@ func (p program) lastLine() string {
 	return strings.TrimSpace(tail)
 }
 
-// command returns the command of a program.
+// command returns the command for a program, and its log file.
 func (p program) command() (*exec.Cmd, *os.File, error) {
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestSettings writes the files of a node, and parses the files whose syntax this test knows.
+// TestSettings writes the configuration files of a node and parses them.
 func TestSettings(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.json")
@@ -56,11 +56,11 @@ func TestSettings(t *testing.T) {
 
 func TestNodeMustBePID1(t *testing.T) {
 	if err := RunNode(t.Context(), Config{}); err == nil || !strings.Contains(err.Error(), "PID 1") {
-		t.Errorf("got error %v, want that the node must be PID 1", err)
+		t.Errorf("got error %v, want an error about PID 1", err)
 	}
 }
 
-// TestMachineLacksPrograms names all that is missing at the same time.
+// TestMachineLacksPrograms checks that one error names everything that is missing.
 func TestMachineLacksPrograms(t *testing.T) {
 	empty := t.TempDir()
 	t.Setenv("PATH", empty)

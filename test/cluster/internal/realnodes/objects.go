@@ -20,10 +20,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// StorageClass is the default class, that of the local PersistentVolumes of real nodes.
+// StorageClass is the default class, for the local PersistentVolumes of real nodes.
 const StorageClass = "local"
 
-// CgroupOf returns the cgroup of the real nodes of a cluster, by its folder.
+// CgroupOf returns the name of the cgroup for the real nodes of the cluster in a folder.
 func CgroupOf(dir string) string {
 	return fmt.Sprintf("haulout-%x", sha256.Sum256([]byte(dir)))[:len("haulout-")+12]
 }
@@ -41,8 +41,8 @@ egressSelections:
 `, socket)
 }
 
-// Prepare creates what real nodes need in the API: the endpoint of the Service `kubernetes`, and
-// the PersistentVolumes of the nodes with their StorageClass.
+// Prepare creates the objects for real nodes: the endpoint of the Service `kubernetes`, and the
+// PersistentVolumes of the nodes with their StorageClass.
 func Prepare(ctx context.Context, client kubernetes.Interface, nodes, volumes int) error {
 	if err := Endpoint(ctx, client, metav1.NamespaceDefault, "kubernetes", "https", APIServerPort); err != nil {
 		return err
@@ -71,7 +71,7 @@ func Prepare(ctx context.Context, client kubernetes.Interface, nodes, volumes in
 	return nil
 }
 
-// Endpoint makes a port at the gateway the only endpoint of a Service without selector.
+// Endpoint sets a port at the gateway as the only endpoint of a Service without selector.
 func Endpoint(ctx context.Context, client kubernetes.Interface, namespace, service, port string, number int) error {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{

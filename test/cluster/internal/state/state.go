@@ -45,7 +45,7 @@ func Load(path string) (s *State, found bool, err error) {
 		return nil, false, err
 	}
 	s = New()
-	s.Version = 0 // a file without a version has none
+	s.Version = 0 // if the file has no version
 	if err := json.Unmarshal(data, s); err != nil {
 		return nil, false, fmt.Errorf("%s is not valid, stop the processes of the cluster manually: %w", path, err)
 	}

@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command helper stands in, under wine, for what a Windows node has beside the agent: the service
-// of the kubelet, a container runtime at a named pipe, and the part of the service control manager
-// that tells services of a shutdown. It also shows what wine's own tools do not.
+// Command helper provides, under wine, the parts of a Windows node that the agent needs: the
+// service of the kubelet, a container runtime at a named pipe, and the part of the service control
+// manager that notifies services of a shutdown. It also prints settings that the tools of wine do
+// not print.
 package main
 
 import (
@@ -13,7 +14,7 @@ import (
 	"strconv"
 )
 
-// commands are what the first argument may be, with the number of arguments that follow.
+// commands are the values of the first argument, with the number of further arguments.
 var commands = map[string]struct {
 	arguments int
 	run       func(args []string) error
@@ -32,7 +33,7 @@ var commands = map[string]struct {
 	"control":  {2, func(args []string) error { return withCode(control, args) }},
 }
 
-// withCode calls a function that takes a service and a control.
+// withCode adapts a function with a service and a control.
 func withCode(act func(service string, code uint32) error, args []string) error {
 	code, err := strconv.ParseUint(args[1], 10, 32)
 	if err != nil {
@@ -54,12 +55,12 @@ func run(args []string) error {
 	}
 	command, found := commands[args[0]]
 	if !found || len(args)-1 != command.arguments {
-		return fmt.Errorf("%q is no command with its arguments", args)
+		return fmt.Errorf("unknown command or wrong number of arguments: %q", args)
 	}
 	return command.run(args[1:])
 }
 
-// show writes a line of JSON.
+// show prints a value as a line of JSON.
 func show(value any) error {
 	return json.NewEncoder(os.Stdout).Encode(value)
 }

@@ -39,8 +39,8 @@ func setOrder(list string) error {
 	return nil
 }
 
-// showRegistry shows all that an agent may change: PreshutdownOrder, all services, and the keys of
-// the agent.
+// showRegistry prints all settings that an agent may change: PreshutdownOrder, all services, and
+// the keys of the agent.
 func showRegistry() error {
 	values := map[string]string{}
 	key, err := registry.OpenKey(registry.LOCAL_MACHINE, controlKey, registry.QUERY_VALUE)

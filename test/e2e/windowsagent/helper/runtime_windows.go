@@ -22,11 +22,12 @@ import (
 // pod is a pod of the runtime, with one container.
 type pod struct {
 	Namespace, Name, UID string
-	// Takes is how many milliseconds the container takes to end after it was told to.
+	// Takes is how many milliseconds the container runs after a request to stop.
 	Takes int
 }
 
-// containerRuntime is a container runtime with pods that only end. It writes each step to a log.
+// containerRuntime is a container runtime that can only stop its pods. It writes each step to a
+// log.
 type containerRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	log *os.File
@@ -35,7 +36,7 @@ type containerRuntime struct {
 	running map[string]pod
 }
 
-// runRuntime serves the pods of a file at a pipe, and writes what happens to a log.
+// runRuntime serves the pods of a file at a pipe, and writes the calls to a log.
 func runRuntime(pipe, podsFile, logFile string) error {
 	data, err := os.ReadFile(podsFile)
 	if err != nil {
@@ -54,7 +55,7 @@ func runRuntime(pipe, podsFile, logFile string) error {
 	for _, p := range pods {
 		r.running[p.UID] = p
 	}
-	// Of the current user alone, as containerd's.
+	// Only for the current user, as the pipe of containerd.
 	listener, err := winio.ListenPipe(pipe, &winio.PipeConfig{SecurityDescriptor: "D:P(A;;GA;;;BA)(A;;GA;;;SY)(A;;GA;;;WD)"})
 	if err != nil {
 		return fmt.Errorf("listen at %s: %w", pipe, err)

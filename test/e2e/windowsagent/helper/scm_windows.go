@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/windows/svc/mgr"
 )
 
-// serviceStatus is the state of a service, with the fields that mgr.Service.Query leaves out.
+// serviceStatus is the state of a service, with the fields that mgr.Service.Query omits.
 type serviceStatus struct {
 	State, Accepts, CheckPoint, WaitHint, PID, ExitCode uint32
 	Milliseconds                                        int64
@@ -46,7 +46,7 @@ func query(service *mgr.Service) (serviceStatus, error) {
 	}, err
 }
 
-// watch shows each status of a service, until it has stopped.
+// watch prints each status of a service until it has stopped.
 func watch(name string) error {
 	return withService(name, func(service *mgr.Service) error {
 		begin := time.Now()
@@ -73,7 +73,7 @@ func watch(name string) error {
 	})
 }
 
-// control sends what any program may send, and shows the status that comes back.
+// control sends a control that all programs may send, and prints the returned status.
 func control(name string, code uint32) error {
 	return withService(name, func(service *mgr.Service) error {
 		if _, err := service.Control(svc.Cmd(code)); err != nil {
@@ -95,7 +95,7 @@ func start(name string) error {
 	return withService(name, startUnlocked)
 }
 
-// create creates a service that starts with the machine, and starts it.
+// create creates a service with automatic start, and starts it.
 func create(name, command string) error {
 	manager, err := mgr.Connect()
 	if err != nil {
@@ -110,7 +110,7 @@ func create(name, command string) error {
 	return errors.Join(startUnlocked(service), service.Close())
 }
 
-// startUnlocked starts a service. While a machine boots, no other service can be started.
+// startUnlocked starts a service. It retries during a boot, when Windows starts no other service.
 func startUnlocked(service *mgr.Service) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
@@ -122,7 +122,7 @@ func startUnlocked(service *mgr.Service) error {
 	}
 }
 
-// config is what a service is installed with.
+// config has the installed settings of a service.
 type config struct {
 	BinaryPathName, DisplayName        string
 	StartType, PreshutdownMilliseconds uint32
@@ -148,8 +148,8 @@ func showConfig(name string) error {
 
 const (
 	controlStop = 1
-	// pipeName is in the names of the pipes on which wine's services.exe tells the processes of
-	// services what to do, requestMagic begins each message there.
+	// pipeName is part of the names of the pipes on which wine's services.exe sends controls to the
+	// processes of services; requestMagic begins each message.
 	pipeName     = "NtControlPipe"
 	requestMagic = 0x57494e45
 	maxHandle    = 1 << 14
@@ -157,9 +157,9 @@ const (
 
 var clientOfPipe = windows.NewLazySystemDLL("kernel32.dll").NewProc("GetNamedPipeClientProcessId")
 
-// send sends a control to a service as the service control manager does. That one alone may tell a
-// service that the system is about to shut down, and wine's never does. This takes over its end of
-// the pipe to the service, so that the service gets a control that it cannot tell from a real one.
+// send sends a control to a service as the service control manager does. Only the manager may
+// notify services of a shutdown, and the manager of wine never does. send duplicates the manager's
+// end of the pipe to the service, so the service cannot distinguish this control from a real one.
 func send(name string, code uint32) error {
 	var pid uint32
 	err := withService(name, func(service *mgr.Service) error {
@@ -208,7 +208,7 @@ func processOf(program string) (uint32, error) {
 	return 0, fmt.Errorf("%s does not run", program)
 }
 
-// isControlPipe reports whether a handle is a pipe for controls, with a process at the other end.
+// isControlPipe reports whether a handle is a pipe for controls to a process.
 func isControlPipe(pipe windows.Handle, pid uint32) bool {
 	if kind, err := windows.GetFileType(pipe); err != nil || kind != windows.FILE_TYPE_PIPE {
 		return false
@@ -229,7 +229,7 @@ func isControlPipe(pipe windows.Handle, pid uint32) bool {
 	return strings.Contains(string(utf16.Decode(units)), pipeName)
 }
 
-// request sends a control and waits until the service has taken it.
+// request sends a control and waits for the answer of the service.
 func request(pipe windows.Handle, service string, code uint32) error {
 	name := append(utf16.Encode([]rune(service)), 0)
 	message := binary.LittleEndian.AppendUint32(nil, requestMagic)
