@@ -96,7 +96,6 @@ func compile(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPo
 	)
 }
 
-// update is an update of an object.
 type update struct {
 	resource, subresource string
 	kind                  schema.GroupVersionKind

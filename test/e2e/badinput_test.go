@@ -133,8 +133,8 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 }
 
 // TestEvacuationsThatFillANamespace creates many Evacuations of pods without a node, and deletes
-// the pods: first Evacuations of the maximum size with a finalizer that would keep them, then plain
-// ones.
+// the pods. The server must refuse Evacuations of the maximum size with a finalizer that would keep
+// them, and limit the number of plain ones.
 func TestEvacuationsThatFillANamespace(t *testing.T) {
 	t.Parallel()
 	const tries, allowed = 500, 200

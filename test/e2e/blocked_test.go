@@ -349,10 +349,10 @@ func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 	web, db := app("web", node, other), app("db", other, node)
 
 	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageDrain)
-	ofWeb := evacuationFor(t, web, "is made", isOurs)
+	ofWeb := evacuationFor(t, web, "is created", isOurs)
 	blocked(t, ofWeb, v1alpha1.ReasonBudgetPodsCordoned, "web-down-1 on node "+other, second.Name)
 	setStage(t, second.Name, v1alpha1.NodeMaintenanceStageDrain)
-	ofDB := evacuationFor(t, db, "is made", isOurs)
+	ofDB := evacuationFor(t, db, "is created", isOurs)
 	blocked(t, ofDB, v1alpha1.ReasonBudgetPodsCordoned, "db-down-1 on node "+node, first.Name)
 
 	// The advice of the message: complete one of the two, and the pods of the other budget become

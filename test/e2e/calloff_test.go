@@ -71,7 +71,8 @@ func TestCallingOff(t *testing.T) {
 			namespace := cluster.NewNamespace(t)
 			cluster.Deployment(t, namespace, "stuck", pool, 3)
 			cluster.Budget(t, namespace, "stuck", 0)
-			// It has a second instigator, which stays. The idle evacuator keeps the pod.
+			// The pod shared has a second instigator, which stays. The idle evacuator keeps the
+			// pod.
 			shared := cluster.PodOn(t, namespace, "shared", pool, nodes[0], movable)
 			busy := cluster.PodOn(t, namespace, "busy", pool, nodes[0], movable)
 			evacuations := cluster.As(t).Evacuations(namespace)
@@ -176,7 +177,7 @@ func TestIdleChangesNothing(t *testing.T) {
 	if diff := cmp.Diff(before, look()); diff != "" {
 		t.Errorf("an Idle maintenance has changed its nodes (-before +after):\n%s", diff)
 	}
-	// Without --advertise-planned-maintenance.
+	// The server runs without --advertise-planned-maintenance.
 	for _, name := range nodes {
 		is.Slices(t, shownOn(theNode(t, name)), showsNothing, name)
 	}
@@ -249,7 +250,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 			return false, nil
 		},
 	)
-	evacuationFor(t, late, "is made", isOurs)
+	evacuationFor(t, late, "is created", isOurs)
 	if _, err := cluster.As(t).Evacuations(namespace).
 		Get(t.Context(), string(last.UID)+"-"+last.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a critical pod on the new node has an Evacuation before the ordinary pod has left: %v", err)
@@ -285,8 +286,8 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 			nm.Spec.NodeSelector = framework.Select(roleLabel, pool)
 		}),
 	)
-	evacuationFor(t, stays, "is made", isOurs)
-	evacuationFor(t, released, "is made", isOurs)
+	evacuationFor(t, stays, "is created", isOurs)
+	evacuationFor(t, released, "is created", isOurs)
 	cluster.MustKubectl(t, "", "label", "node", nodes[1], roleLabel+"-")
 	// Wait for a later status write of the server: by then it has seen the removal of the label.
 	framework.Eventually(t, "the server has written a status after the label was removed", func(ctx context.Context) (bool, error) {

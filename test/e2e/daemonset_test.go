@@ -236,7 +236,7 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 		return s.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDaemonSet && s.EvacuationProgressTimestamp != nil &&
 			s.ExpectedEvacuationFinishTime == nil
 	})
-	leaves(t, evacuationFor(t, &free, "is made", isOurs))
+	leaves(t, evacuationFor(t, &free, "is created", isOurs))
 	pod, err := cluster.As(t).Pods(namespace).Get(t.Context(), waiting.Name, metav1.GetOptions{})
 	if err != nil || pod.UID != waiting.UID || pod.DeletionTimestamp != nil {
 		t.Fatalf("the pod did not wait for volume %s: %v (%v)", released, pod, err)

@@ -232,12 +232,12 @@ func TestInstigatorThatApplies(t *testing.T) {
 	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "pod", "-n", namespace, "--selector=app=pod",
 		"--min-available=1")
 	drainNodes(t, pool, nodes...)
-	made := evacuationFor(t, pod, "is made", isOurs)
+	made := evacuationFor(t, pod, "is created", isOurs)
 	const theirs = v1alpha1.FinalizerInstigatorPrefix + "other.example.com"
 	for _, step := range []struct{ name, metadata string }{
-		{"asks", fmt.Sprintf(`,"labels":{"ticket":"7"},"finalizers":[%q]`, theirs)},
-		{"asks again", fmt.Sprintf(`,"labels":{"ticket":"7"},"finalizers":[%q]`, theirs)},
-		{"withdraws", ""},
+		{"add the finalizer", fmt.Sprintf(`,"labels":{"ticket":"7"},"finalizers":[%q]`, theirs)},
+		{"add it again", fmt.Sprintf(`,"labels":{"ticket":"7"},"finalizers":[%q]`, theirs)},
+		{"withdraw", ""},
 	} {
 		e, err := cluster.As(t).Evacuations(namespace).Patch(
 			t.Context(), made.Name, types.ApplyPatchType,

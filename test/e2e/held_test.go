@@ -124,7 +124,7 @@ func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 		}
 		return left[0].UID == denied.UID, nil
 	})
-	e := evacuationFor(t, &denied, "is made", isOurs)
+	e := evacuationFor(t, &denied, "is created", isOurs)
 	blocked(t, e, v1alpha1.ReasonEvictionDenied, words)
 	progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 	calls := must.Get(log.Calls())(t)
@@ -157,7 +157,7 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 		p.Spec.PriorityClassName = "system-cluster-critical"
 	})
 	nm := drainNodes(t, pool, nodes...)
-	e := evacuationFor(t, pod, "is made", isOurs)
+	e := evacuationFor(t, pod, "is created", isOurs)
 	evacuations := cluster.As(t).Evacuations(namespace)
 	patch := func(ctx context.Context, patchType types.PatchType, patch string) error {
 		_, err := evacuations.Patch(ctx, e.Name, patchType, []byte(patch), metav1.PatchOptions{})

@@ -60,11 +60,11 @@ func TestKubectl(t *testing.T) {
 		}
 		first, second := apply(), apply()
 		if first.Generation != second.Generation || len(first.Spec.DrainPlan) != 12 {
-			t.Errorf("generation %d, then %d; %d entries in the plan",
+			t.Errorf("got generation %d, then %d, and %d entries in the plan, want one generation and 12 entries",
 				first.Generation, second.Generation, len(first.Spec.DrainPlan))
 		}
 	})
-	t.Run("plain apply twice changes nothing either", func(t *testing.T) {
+	t.Run("apply twice changes nothing the second time", func(t *testing.T) {
 		cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-")
 		out := cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-")
 		is.True(t, strings.Contains(out, "unchanged"), "got %q", out)
@@ -103,20 +103,20 @@ func TestKubectl(t *testing.T) {
 			"NAMESPACE", "POD", "NODE", "EVACUATOR", "EVICTIONS", "BLOCKED", "stuck-", nodes[0],
 			v1alpha1.EvacuatorClassEviction, v1alpha1.ReasonPodDisruptionBudget,
 		} {
-			is.True(t, strings.Contains(out, word), "%q is missing in\n%s", word, out)
+			is.True(t, strings.Contains(out, word), "got no %q in\n%s", word, out)
 		}
 		byNode := cluster.MustKubectl(t, "", "get", "evac", "-A", "--field-selector", "spec.nodeName="+nodes[1], "-o",
 			"name")
-		is.True(t, strings.Count(byNode, "evacuation") == count(t, nodes[1]), "by node:\n%s", byNode)
+		is.True(t, strings.Count(byNode, "evacuation") == count(t, nodes[1]), "got the evacuations by node\n%s", byNode)
 	})
 	t.Run("describe and explain", func(t *testing.T) {
 		if out := cluster.MustKubectl(t, "", "describe", "nm", name); !strings.Contains(out, "Drain Plan") ||
 			!strings.Contains(out, "Drained") {
-			t.Errorf("describe:\n%s", out)
+			t.Errorf("got the description\n%s", out)
 		}
 		drainPlan := cluster.MustKubectl(t, "", "explain", "nodemaintenance.spec.drainPlan", "--recursive")
 		if !strings.Contains(drainPlan, "podPriority") || !strings.Contains(drainPlan, "matchExpressions") {
-			t.Errorf("explain:\n%s", drainPlan)
+			t.Errorf("got the explanation\n%s", drainPlan)
 		}
 		activeClass := cluster.MustKubectl(t, "", "explain", "evac.status.activeEvacuatorClass")
 		is.True(t, strings.Contains(activeClass, "class of the active evacuator"), "got the explanation\n%s", activeClass)
@@ -136,7 +136,7 @@ func TestKubectl(t *testing.T) {
 			framework.Eventually(t, "get -w shows"+text, func(context.Context) (bool, error) {
 				out, err := os.ReadFile(seen.Name())
 				if err == nil && !strings.Contains(string(out), text) {
-					err = fmt.Errorf("it shows\n%s", out)
+					err = fmt.Errorf("the watch shows\n%s", out)
 				}
 				return err == nil, err
 			})

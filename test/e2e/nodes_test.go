@@ -27,7 +27,7 @@ import (
 func holdsNodes(t *testing.T, name string, want ...string) {
 	t.Helper()
 	slices.Sort(want)
-	framework.Eventually(t, fmt.Sprintf("%s holds %v", name, want),
+	framework.Eventually(t, fmt.Sprintf("the status of %s names %v", name, want),
 		func(ctx context.Context) (bool, error) {
 			nm, err := cluster.As(t).Maintenances().Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
@@ -38,7 +38,7 @@ func holdsNodes(t *testing.T, name string, want ...string) {
 				got = append(got, status.NodeRef.Name)
 			}
 			if !slices.Equal(got, want) {
-				return false, fmt.Errorf("it holds %v", got)
+				return false, fmt.Errorf("the status names %v", got)
 			}
 			return true, nil
 		})
@@ -69,7 +69,7 @@ func TestNewNodes(t *testing.T) {
 	if nm.Spec.NewNodes != v1alpha1.NewNodesPolicyIgnore {
 		t.Errorf("newNodes is %q, want %q by default", nm.Spec.NewNodes, v1alpha1.NewNodesPolicyIgnore)
 	}
-	evacuationFor(t, stays, "is made", isOurs)
+	evacuationFor(t, stays, "is created", isOurs)
 	nodesAreNew(t, nm.Name)
 
 	created := pool + "-created"
@@ -122,8 +122,8 @@ func shownOn(node *corev1.Node) []string {
 	return shown
 }
 
-// nodeShows waits until a node has exactly these conditions about maintenances. The node must have
-// our annotation only if some of them are ours.
+// nodeShows waits until a node has exactly these conditions about maintenances, and has our
+// annotation if and only if some of them are ours.
 func nodeShows(t *testing.T, name string, want []string) *corev1.Node {
 	t.Helper()
 	annotated := slices.ContainsFunc(want, func(s string) bool {

@@ -264,7 +264,7 @@ func TestPlugin(t *testing.T) {
 	all.ends(t, 1)
 	has(all.output(), "nothing was changed")
 	if names := ownedBy(t, user); len(names) > 0 {
-		t.Errorf("%q were made", names)
+		t.Errorf("%q were created", names)
 	}
 }
 

@@ -194,7 +194,6 @@ func neverEvictedOn(t *testing.T, namespace, pool, node, priorityClass string) *
 	return &pods.Items[0]
 }
 
-// checkPreview checks the preview of the Idle maintenance.
 func checkPreview(
 	t *testing.T, preview *v1alpha1.NodeMaintenancePreview, nm *v1alpha1.NodeMaintenance, stuck *corev1.Pod,
 	pods []string,

@@ -65,8 +65,8 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 			metav1.CreateOptions{},
 		))(t)
 		moments := []string{
-			"immediately", "when pods were asked to leave", "when pods had left",
-			"when its DaemonSet pods were asked to leave",
+			"immediately", "when pods have Evacuations", "when pods have left",
+			"when DaemonSet pods are drain targets",
 		}
 		moment, kill, complete := moments[random.IntN(len(moments))], random.IntN(3) == 0, random.IntN(2) == 0
 		t.Logf("round %d: cancel %s of %v %s; kill the server: %v, complete it first: %v",
@@ -165,11 +165,11 @@ func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 		ended := conditionIs(nm.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, "") ||
 			blocked > 0 && blocked+left == asked
 		switch moment {
-		case "when pods were asked to leave":
+		case "when pods have Evacuations":
 			return ended || asked > 0, nil
-		case "when pods had left":
+		case "when pods have left":
 			return ended || left > 0, nil
-		case "when its DaemonSet pods were asked to leave":
+		case "when DaemonSet pods are drain targets":
 			return ended ||
 				slices.ContainsFunc(nm.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool {
 					return slices.ContainsFunc(s.DrainTargets, func(e v1alpha1.DrainPlanEntry) bool {

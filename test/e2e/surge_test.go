@@ -173,7 +173,7 @@ func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
 			node := single(t, namespace, "web", pool, budget)
 			pod := livePods(t, namespace)[0]
 			nm := drainNodes(t, pool, node)
-			e := evacuationFor(t, &pod, "is made", isOurs)
+			e := evacuationFor(t, &pod, "is created", isOurs)
 			blocked(t, e, v1alpha1.ReasonPodDisruptionBudget, "PodDisruptionBudget web")
 			progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 			d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(t.Context(), "web", metav1.GetOptions{})
@@ -235,7 +235,7 @@ func TestAutoscalerWithoutMetricsIsNotUsed(t *testing.T) {
 	available := watchAvailability(t, namespace, "web")
 	pod := livePods(t, namespace)[0]
 	nm := drainNodes(t, pool, node)
-	blocked(t, evacuationFor(t, &pod, "is made", isOurs), v1alpha1.ReasonPodDisruptionBudget, "PodDisruptionBudget web")
+	blocked(t, evacuationFor(t, &pod, "is created", isOurs), v1alpha1.ReasonPodDisruptionBudget, "PodDisruptionBudget web")
 	a, err := autoscalers.Get(t.Context(), "web", metav1.GetOptions{})
 	if err != nil || *a.Spec.MinReplicas != 1 || a.Status.CurrentReplicas != 1 {
 		t.Fatalf("the autoscaler is %+v (%v)", a, err)
@@ -428,7 +428,7 @@ func TestNoPodCanBeCreated(t *testing.T) {
 	available := watchAvailability(t, namespace, "web")
 	merge(t, "", "namespace", namespace, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`)
 	nm := drainNodes(t, pool, node)
-	blocked(t, evacuationFor(t, &pod, "is made", isOurs), v1alpha1.ReasonReplicaFailure, "PodSecurity")
+	blocked(t, evacuationFor(t, &pod, "is created", isOurs), v1alpha1.ReasonReplicaFailure, "PodSecurity")
 	progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 	merge(t, "", "namespace", namespace, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":null}}}`)
 	drained(t, nm.Name)

@@ -63,7 +63,7 @@ func TestArgs(t *testing.T) {
 		"too high for int":  {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 3000000000", want: "allowDisruptionByPriorityGreaterThanOrEqual"},
 		"a misspelt field":  {yaml: "allowDisruptionByPriority: 5", want: `unknown field "allowDisruptionByPriority"`},
 		"other upper case":  {yaml: "AllowDisruptionByPriorityGreaterThanOrEqual: 5", want: "unknown field"},
-		"a text":            {yaml: "minCandidateNodesAbsolute: many", want: "minCandidateNodesAbsolute"},
+		"a string":            {yaml: "minCandidateNodesAbsolute: many", want: "minCandidateNodesAbsolute"},
 		"a field twice":     {yaml: "minCandidateNodesAbsolute: 1\nminCandidateNodesAbsolute: 2", want: "already set"},
 		"not an object": {yaml: "- 1", want: "cannot unmarshal"},
 	} {
@@ -140,11 +140,11 @@ func TestThresholdOfPod(t *testing.T) {
 		"of its class":                        {[]podOption{ofClass("high")}, nil, 1000},
 		"of the arguments, without a class":   {nil, nil, 500},
 		"of the arguments, with a plain one":  {[]podOption{ofClass("plain")}, nil, 500},
-		"of the arguments, with a class gone": {[]podOption{ofClass("gone")}, nil, 500},
+		"of the arguments, with a missing class": {[]podOption{ofClass("gone")}, nil, 500},
 		"none, with a class that opts out":    {[]podOption{ofClass("optout")}, nil, noThreshold},
 		"the highest, with a malformed one":   {[]podOption{ofClass("broken")}, nil, maxThreshold},
 		"of its group, which is higher":       {[]podOption{ofClass("low"), grouped}, []string{"high"}, 1000},
-		"of its own, which is higher":         {[]podOption{ofClass("high"), grouped}, []string{"low"}, 1000},
+		"of the pod, which is higher":         {[]podOption{ofClass("high"), grouped}, []string{"low"}, 1000},
 		"of the second group":                 {[]podOption{ofClass("low"), grouped}, []string{"optout", "high"}, 1000},
 	} {
 		groupClasses = test.groups

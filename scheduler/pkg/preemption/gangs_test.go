@@ -330,7 +330,7 @@ func TestMasks(t *testing.T) {
 			t.Errorf("%s shows %s", what, got)
 		}
 		for _, pod := range pods {
-			is.True(t, len(pod.GetRequiredAntiAffinityTerms()) == 1, "%s: the terms are gone", what)
+			is.True(t, len(pod.GetRequiredAntiAffinityTerms()) == 1, "%s: the terms are missing", what)
 		}
 	}
 	// The other fields of the pod must be the same, and the pod in the cache must not change.

@@ -131,7 +131,6 @@ type noActivator struct{}
 
 func (noActivator) Activate(klog.Logger, map[string]*corev1.Pod) {}
 
-// plugin returns our plugin for the cluster.
 func (c cluster) plugin(t testing.TB, ctx context.Context) *Plugin {
 	t.Helper()
 	return pluginOf(t, ctx, c.framework(t, ctx, c.client(true)))
@@ -398,7 +397,7 @@ func TestNewNeedsItsRights(t *testing.T) {
 	}
 }
 
-// TestBothPluginsAreRefused enables DefaultPreemption beside ours.
+// TestBothPluginsAreRefused enables both plugins in one profile.
 func TestBothPluginsAreRefused(t *testing.T) {
 	c := cluster{nodes: []*corev1.Node{node("n1", 1)}}
 	theirs := frameworkruntime.FactoryAdapter(feature.Features{}, func(ctx context.Context, args runtime.Object, fh fwk.Handle, fts feature.Features) (fwk.Plugin, error) {

@@ -137,7 +137,6 @@ type call struct {
 	Example string `json:"example,omitempty"`
 }
 
-// usageOf is the usage of the server.
 type usageOf struct {
 	Goroutines float64 `json:"goroutines"`
 	HeapBytes  float64 `json:"heapBytes"`
@@ -222,7 +221,7 @@ func least(a, b float64) float64 { return min(a, b) }
 func most(a, b float64) float64  { return max(a, b) }
 
 // follow reads the usage for a while and returns its minimum or maximum. The heap includes garbage;
-// its minimum includes the least.
+// the minimum has the least garbage.
 func (s *scraper) follow(ctx context.Context, lasts time.Duration, which func(a, b float64) float64) (usageOf, error) {
 	found, err := s.read(ctx)
 	for end := time.Now().Add(lasts); err == nil && time.Now().Before(end); {

@@ -23,8 +23,9 @@ import (
 	"haulout.dev/haulout/pkg/host/evict"
 )
 
-// loopCommand is the argument that makes this program the bare loop. The loop is a process of its
-// own, like the other contenders, so that its processor time does not include the observer's.
+// loopCommand is the argument that makes this program the bare loop. The loop runs in a
+// separate process, like the other contenders, so that its processor time does not include the
+// observer's.
 const loopCommand = "loop"
 
 // loop evicts pods with many workers that do not look at budgets.

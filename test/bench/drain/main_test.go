@@ -62,7 +62,7 @@ func TestWorkloads(t *testing.T) {
 		for i, d := range w.withoutSurge().deployments {
 			off := d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled
 			if _, changed := w.deployments[i].Annotations[v1alpha1.AnnotationSurge]; changed || !off {
-				t.Errorf("%s: surge must be off for the contender %s alone", name, noSurge)
+				t.Errorf("%s: only the contender %s must have surge off", name, noSurge)
 			}
 		}
 		if got := len(w.watched()); got != want[0] {

@@ -125,7 +125,6 @@ func newBudget(app string, spec policyv1.PodDisruptionBudgetSpec) *policyv1.PodD
 	return &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: app}, Spec: spec}
 }
 
-// pods returns the number of pods.
 func (w workload) pods() int {
 	sum := 0
 	for _, d := range w.deployments {

@@ -221,7 +221,7 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 	return nil
 }
 
-// fillPods spreads the pods over the nodes.
+// fillPods creates the pods, spread evenly over the nodes.
 func (c *cluster) fillPods(ctx context.Context, s settings, owners []types.UID) error {
 	return crowd.Store(ctx, c.dir, s.pods, func(i int) *corev1.Pod {
 		app := i / podsPerApp

@@ -203,7 +203,7 @@ func (c *Cluster) Kill(tb testing.TB, process string) {
 // assumes that it runs.
 func Gone(tb testing.TB, process string, pid int) {
 	tb.Helper()
-	Eventually(tb, process+" is gone", func(context.Context) (bool, error) {
+	Eventually(tb, process+" has ended", func(context.Context) (bool, error) {
 		return syscall.Kill(pid, 0) != nil || zombie(pid), nil
 	})
 }

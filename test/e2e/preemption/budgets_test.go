@@ -41,7 +41,7 @@ type world struct {
 	log             oracle.Log
 }
 
-// fullNode creates a world. maxUnavailable is that of the budget.
+// fullNode creates a world whose budget has this maxUnavailable.
 func fullNode(t *testing.T, maxUnavailable int) world {
 	t.Helper()
 	pool, _ := cluster.NewPool(t, 1, true)

@@ -109,7 +109,7 @@ func (w world) allow(t *testing.T, budget string, maxUnavailable int) {
 // then waits for the Eviction API.
 func TestSynchronousPreemption(t *testing.T) {
 	defer withScheduler(t, "--feature-gates=SchedulerAsyncPreemption=false")()
-	t.Run("a budget holds up a pod", TestBudgetHoldsUpAPod)
+	t.Run("a budget protects its pods", TestBudgetHoldsUpAPod)
 	t.Run("the threshold is reached", TestThresholdIsReached)
 	t.Run("the budget allows one of two", TestRoomForOne)
 }

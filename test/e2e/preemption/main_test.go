@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preemption has the end-to-end tests of haulout-scheduler, which preempts pods for
-// important pods within their budgets, on a development cluster with simulated nodes.
+// Package preemption has the end-to-end tests of haulout-scheduler, which makes room for important
+// pods within the budgets of other pods, on a development cluster with simulated nodes.
 package preemption
 
 import (

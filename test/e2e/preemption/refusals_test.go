@@ -70,7 +70,7 @@ func wantRefusal(t *testing.T, config string, texts ...string) {
 	said := strings.ReplaceAll(output.String(), `\"`, `"`)
 	for _, text := range texts {
 		if !strings.Contains(said, text) {
-			t.Errorf("haulout-scheduler does not say %q; its output is\n%s", text, output.String())
+			t.Errorf("got no %q in the output of haulout-scheduler:\n%s", text, output.String())
 		}
 	}
 }

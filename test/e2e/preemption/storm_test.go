@@ -145,7 +145,7 @@ func (s *storm) moveBudgets(t *testing.T, random *rand.Rand, after func()) {
 // why it waits. With haulout-scheduler, budgets must be the reason.
 func (s *storm) waitSettled(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, "every pod is scheduled or says why not", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "every pod is scheduled or reports why not", func(ctx context.Context) (bool, error) {
 		list, err := cluster.As(t).Kube.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err

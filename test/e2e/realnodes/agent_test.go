@@ -380,7 +380,6 @@ func testStaticPods(t *testing.T, m *machine) {
 	removeStatic(t, m, namespace)
 }
 
-// killAgent kills the agent of the node.
 func killAgent(t *testing.T, m *machine) {
 	t.Helper()
 	signal(t, match{program: agentProgram, argument: "run"}, syscall.SIGKILL)

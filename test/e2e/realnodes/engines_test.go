@@ -130,7 +130,7 @@ func testInstaller(t *testing.T, m *machine) {
 	image := exec.CommandContext(t.Context(), filepath.Join(bin, "image-tool"), "--tag=localhost/"+agentProgram+":dev", "--archives="+m.c.Dir(),
 		"--program=linux/"+runtime.GOARCH+"="+filepath.Join(bin, agentProgram))
 	if out, err := image.CombinedOutput(); err != nil {
-		t.Fatalf("make the image: %v\n%s", err, out)
+		t.Fatalf("build the image: %v\n%s", err, out)
 	}
 	enter(filepath.Join(bin, "node", "ctr"), "--address=/run/containerd/containerd.sock", "--namespace=k8s.io", "images", "import",
 		filepath.Join(m.c.Dir(), agentProgram+"-"+runtime.GOARCH+".tar"))

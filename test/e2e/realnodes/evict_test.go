@@ -104,7 +104,7 @@ func (m *machine) dropConnections(program string) {
 		"add chain inet dead in { type filter hook input priority 0 ; }", "add rule inet dead in tcp dport " + list + " drop",
 	} {
 		enter := m.enter("nft", line)
-		if out, err := exec.CommandContext(m.t.Context(), "nsenter", enter...).CombinedOutput(); err != nil { //nolint:gosec // the arguments are ours
+		if out, err := exec.CommandContext(m.t.Context(), "nsenter", enter...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
 			m.t.Fatalf("nft %s: %v\n%s", line, err, out)
 		}
 	}

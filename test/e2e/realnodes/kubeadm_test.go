@@ -134,7 +134,6 @@ func TestKubeadm(t *testing.T) {
 	t.Run("static pods of other installers", k.testOtherInstallers)
 }
 
-// startKubeadm creates the cluster.
 func startKubeadm(t *testing.T, c *framework.Cluster) *kubeadmCluster {
 	t.Helper()
 	k := &kubeadmCluster{t: t, c: c, nodes: map[string]*machine{}}

@@ -37,7 +37,6 @@ const (
 	heldDir    = "/run/held"
 )
 
-// machine is the machine of a node.
 type machine struct {
 	t    *testing.T
 	c    *framework.Cluster
@@ -120,7 +119,7 @@ func (m *machine) hasGoneDown() bool {
 // untilDown waits until logind starts the shutdown of the machine.
 func (m *machine) untilDown(limit time.Duration) {
 	m.t.Helper()
-	framework.EventuallyWithin(m.t, limit, m.node+" goes down", func(context.Context) (bool, error) {
+	framework.EventuallyWithin(m.t, limit, m.node+" shuts down", func(context.Context) (bool, error) {
 		return m.hasGoneDown(), nil
 	})
 }

@@ -77,7 +77,7 @@ func TestReplicas(t *testing.T) {
 	c := start(t)
 	etcd := startEtcd(t, c)
 	installReplicas(t, c, etcd)
-	t.Run("any serves", func(t *testing.T) {
+	t.Run("each replica serves", func(t *testing.T) {
 		for _, pod := range serverPods(t, c) {
 			checkServes(t, c, pod.Name)
 		}
@@ -281,7 +281,7 @@ func checkTakeover(t *testing.T, what string, begin time.Time, limit time.Durati
 	is.True(t, took <= limit, "got another leader %s after %s, want it within %s", took, what, limit)
 }
 
-// podsIn returns the pods on nodes that have not ended.
+// podsIn returns the names of the pods on nodes.
 func podsIn(t *testing.T, c *framework.Cluster, namespace string, nodes []string) []string {
 	t.Helper()
 	list := must.Get(c.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}))(t)

@@ -220,7 +220,6 @@ func serverPod(t *testing.T, c *framework.Cluster) *corev1.Pod {
 	return nil
 }
 
-// drain drains a node.
 func drain(t *testing.T, c *framework.Cluster, name, node string) {
 	t.Helper()
 	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()

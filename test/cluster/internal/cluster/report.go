@@ -135,7 +135,7 @@ func (c *Cluster) Status(ctx context.Context) error {
 	return nil
 }
 
-// expected returns the names of the processes that the options ask for.
+// expected returns the names of the processes of a cluster with these options.
 func (c *Cluster) expected() []string {
 	names := slices.DeleteFunc(slices.Clone(startOrder), func(name string) bool {
 		return name == layout.Haulout && c.options.Haulout != options.ModeRun ||

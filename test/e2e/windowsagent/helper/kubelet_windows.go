@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/windows/svc"
 )
 
-// kubelet is a service that reports that it is healthy.
+// kubelet is a service with a healthz endpoint.
 type kubelet struct {
 	address string
 }
