@@ -250,7 +250,7 @@ func TestSentencesToTriageAreInTheTests(t *testing.T) {
 		for _, match := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
 			sentences++
 			if !regexp.MustCompile(strings.ReplaceAll(regexp.QuoteMeta(match[1]), "…", "%[a-z]")).MatchString(code.String()) {
-				t.Errorf("docs/triage.md: no test says %q", match[1])
+				t.Errorf("docs/triage.md: no test has the message %q", match[1])
 			}
 		}
 	}

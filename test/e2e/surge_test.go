@@ -297,7 +297,7 @@ func TestStuckSurge(t *testing.T) {
 	}
 	// With a short timeout of the owner, the server reports a stuck surge soon.
 	soon := annotated(v1alpha1.AnnotationSurgeTimeout, "5s")
-	t.Run("for lack of room", func(t *testing.T) {
+	t.Run("without room", func(t *testing.T) {
 		t.Parallel()
 		pool, nodes := cluster.NewPool(t, 1, true)
 		namespace := cluster.NewNamespace(t)
@@ -309,7 +309,7 @@ func TestStuckSurge(t *testing.T) {
 		progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 		stays(t, namespace, nm, e)
 	})
-	t.Run("for a quota", func(t *testing.T) {
+	t.Run("with a quota", func(t *testing.T) {
 		t.Parallel()
 		pool, _ := cluster.NewPool(t, 2, true)
 		namespace := cluster.NewNamespace(t)

@@ -132,7 +132,7 @@ func (c *cluster) prepare(ctx context.Context, w workload) error {
 			"uncordon all nodes",
 			func(ctx context.Context) error { return c.setNodes(ctx, slices.Concat(c.drained, c.spare), nil) },
 		},
-		{"wait for calm", c.calm},
+		{"wait until the processes are idle", c.calm},
 	} {
 		if err := step.do(ctx); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
