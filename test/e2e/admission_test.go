@@ -54,9 +54,9 @@ func (r *received) take() []string {
 	return texts
 }
 
-// TestPodsInTheWayAreNamedWhenADrainBegins drains pods that cannot leave, pods that are replaced
-// first, and pods that a drain keeps. Admission does not list pods: the controller names the
-// blocking pods when the drain begins.
+// TestPodsInTheWayAreNamedWhenADrainBegins drains pods that cannot leave, bare pods, and pods that
+// a drain keeps. Admission does not list pods: the controller names the blocking pods when the
+// drain begins.
 func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)

@@ -202,7 +202,8 @@ func TestExampleEvacuator(t *testing.T) {
 	})
 }
 
-// TestConformanceFindsWhatIsWrong runs the checks without an evacuator. They must fail.
+// TestConformanceFindsWhatIsWrong runs the checks without an evacuator: the checks that need one
+// must fail.
 func TestConformanceFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 1, true)

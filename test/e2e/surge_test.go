@@ -417,8 +417,8 @@ func TestDeploymentThatToleratesTheCordon(t *testing.T) {
 	available.atLeast(t, 1)
 }
 
-// TestNoPodCanBeCreated drains the only pod of an app while the quota of its namespace allows no
-// new pods.
+// TestNoPodCanBeCreated drains the only pod of an app while Pod Security refuses new pods in its
+// namespace.
 func TestNoPodCanBeCreated(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 2, true)

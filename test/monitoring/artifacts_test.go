@@ -105,7 +105,7 @@ func TestRules(t *testing.T) {
 	seen := map[string]bool{}
 	for _, rule := range rules(t) {
 		if rule.Alert == "" || seen[rule.Alert] {
-			t.Errorf("rule %q has no name, or the name of another rule", rule.Alert+rule.Record)
+			t.Errorf("rule %q has no name, or a duplicate one", rule.Alert+rule.Record)
 		}
 		seen[rule.Alert] = true
 		for _, annotation := range []string{"summary", "description"} {

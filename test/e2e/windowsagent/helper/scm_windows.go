@@ -159,7 +159,8 @@ var clientOfPipe = windows.NewLazySystemDLL("kernel32.dll").NewProc("GetNamedPip
 
 // send sends a control to a service as the service control manager does. Only the manager may
 // notify services of a shutdown, and the manager of wine never does. send duplicates the manager's
-// end of the pipe to the service, so the service cannot distinguish this control from a real one.
+// handle of the pipe to the service, so the service cannot distinguish this control from a real
+// one.
 func send(name string, code uint32) error {
 	var pid uint32
 	err := withService(name, func(service *mgr.Service) error {
