@@ -423,18 +423,18 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 		with values
 		want string
 	}{
-		"no image":                   {nil, "image.repository is required"},
-		"replicas without etcd":      {image(values{"replicas": 3}), "/etcd/servers"},
-		"no replica":                 {image(values{"replicas": 0}), "/replicas"},
-		"an unknown value":           {image(values{"replicaCount": 3}), "replicaCount"},
-		"an unknown nested value":    {image(values{"storage": values{"class": "fast"}}), "class"},
-		"an invalid size":        {image(values{"storage": values{"size": "much"}}), "/storage/size"},
-		"an invalid digest":      {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
-		"an argument without --":     {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
-		"an invalid memory limit of Go":       {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
-		"a string in place of a boolean":    {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
+		"no image":                       {nil, "image.repository is required"},
+		"replicas without etcd":          {image(values{"replicas": 3}), "/etcd/servers"},
+		"no replica":                     {image(values{"replicas": 0}), "/replicas"},
+		"an unknown value":               {image(values{"replicaCount": 3}), "replicaCount"},
+		"an unknown nested value":        {image(values{"storage": values{"class": "fast"}}), "class"},
+		"an invalid size":                {image(values{"storage": values{"size": "much"}}), "/storage/size"},
+		"an invalid digest":              {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
+		"an argument without --":         {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
+		"an invalid memory limit of Go":  {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
+		"a string in place of a boolean": {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
 		"a string in place of a list":    {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
-		"a node agent without image": {nodeAgent(values{"image": values{}}), "nodeAgent.image.repository is required"},
+		"a node agent without image":     {nodeAgent(values{"image": values{}}), "nodeAgent.image.repository is required"},
 		"a node agent for Windows without image": {
 			nodeAgent(values{"windows": values{"enabled": true}}), "nodeAgent.windows.image.repository is required",
 		},
@@ -442,7 +442,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			nodeAgent(values{"image": values{"pullPolicy": "Sometimes"}}), "/nodeAgent/image/pullPolicy",
 		},
 		"an unknown value of the node agent": {nodeAgent(values{"image": values{}, "kubelet": "x"}), "kubelet"},
-		"an invalid pull policy":           {image(values{"image": values{"pullPolicy": "Sometimes"}}), "/image/pullPolicy"},
+		"an invalid pull policy":             {image(values{"image": values{"pullPolicy": "Sometimes"}}), "/image/pullPolicy"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := render(t, load(t), "haulout-system", test.with)

@@ -151,11 +151,11 @@ func TestWalkChecksFindMistakes(t *testing.T) {
 		list string
 		want []string
 	}{
-		"each file uses a name of the next":              {"- `a.go`: x\n- `b.go`, by `Next`: y\n  - `c.go`, by `Leaf`: z\n", nil},
+		"each file uses a name of the next":        {"- `a.go`: x\n- `b.go`, by `Next`: y\n  - `c.go`, by `Leaf`: z\n", nil},
 		"after a nested file its caller continues": {"- `b.go`: x\n  - `c.go`, by `Leaf`: y\n- `a.go`, by `Next`: z\n", nil},
-		"a nested file passes the value on":                   {"- `b.go`: x\n  - `a.go`, by `Next`: y\n- `d.go`, by `Other`: z\n", nil},
-		"a wrapped line":                        {"- `a.go`: x\n- `b.go`, by\n  `Next`: y\n", nil},
-		"a missing file":                      {"- `a.go`: x\n- `gone.go`, by `Next`: y\n", []string{"gone.go: file does not exist"}},
+		"a nested file passes the value on":        {"- `b.go`: x\n  - `a.go`, by `Next`: y\n- `d.go`, by `Other`: z\n", nil},
+		"a wrapped line":                           {"- `a.go`: x\n- `b.go`, by\n  `Next`: y\n", nil},
+		"a missing file":                           {"- `a.go`: x\n- `gone.go`, by `Next`: y\n", []string{"gone.go: file does not exist"}},
 		"a name that the next file does not have":  {"- `a.go`: x\n- `c.go`, by `Next`: y\n", []string{"c.go does not have the name Next"}},
 		"a name that the previous file does not use": {"- `a.go`: x\n- `c.go`, by `Leaf`: y\n",
 			[]string{"a.go does not use Leaf of the next file, c.go"}},

@@ -223,9 +223,9 @@ func tryRight(t *testing.T, namespace, elsewhere string, c rightCase) {
 	missing := c.verb + " " + c.resource + "." + v1alpha1.GroupName + ` "` + c.name + `" in namespace "` + namespace +
 		`"`
 	for without, evacuations := range map[string]clientv1alpha1.EvacuationInterface{
-		"without it":                     account(),
-		"with another name":      account(grant(namespace, c.resource, "other.example.com", c.verb)),
-		"with another verb":              account(grant(namespace, c.resource, c.name, "get")),
+		"without it":           account(),
+		"with another name":    account(grant(namespace, c.resource, "other.example.com", c.verb)),
+		"with another verb":    account(grant(namespace, c.resource, c.name, "get")),
 		"in another namespace": account(grant(elsewhere, c.resource, c.name, c.verb)),
 	} {
 		framework.Eventually(t, without+", the server refuses the request and names the permission", func(ctx context.Context) (bool, error) {

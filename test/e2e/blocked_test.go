@@ -118,11 +118,11 @@ func TestBlocked(t *testing.T) {
 		"by a budget at its limit":                        blockedByBudget,
 		"by two budgets":                                  blockedByTwoBudgets,
 		"by pods that crash":                              blockedByCrashingPods,
-		"by a finalizer and by a failed kubelet":            blockedAfterItsGrace,
+		"by a finalizer and by a failed kubelet":          blockedAfterItsGrace,
 		"by an evacuator that has stopped":                blockedByEvacuator,
 		"by a user who recreates the pod":                 blockedByReturn,
 		"by a namespace that cannot have new Evacuations": blockedByNamespace,
-		"by another drain that it blocks as well":       blockedByEachOther,
+		"by another drain that it blocks as well":         blockedByEachOther,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -284,10 +284,10 @@ func TestWhoMaySeeAPreview(t *testing.T) {
 		user, maintenance string
 		is                func(error) bool
 	}{
-		"an administrator of maintenances":    {operator, nm.Name, func(err error) bool { return err == nil }},
-		"a viewer of maintenances":      {viewer, nm.Name, apierrors.IsForbidden},
-		"any other user":                     {framework.Name("nobody"), nm.Name, apierrors.IsForbidden},
-		"a missing maintenance": {operator, "none", apierrors.IsNotFound},
+		"an administrator of maintenances": {operator, nm.Name, func(err error) bool { return err == nil }},
+		"a viewer of maintenances":         {viewer, nm.Name, apierrors.IsForbidden},
+		"any other user":                   {framework.Name("nobody"), nm.Name, apierrors.IsForbidden},
+		"a missing maintenance":            {operator, "none", apierrors.IsNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
 			maintenances := cluster.As(t, test.user).Maintenances()

@@ -116,19 +116,19 @@ func TestAnswers(t *testing.T) {
 		counted string
 		goes    bool
 	}{
-		"201":                         {apiAnswer{201, nil, metav1.Status{Status: metav1.StatusSuccess}}, same, answerEvicted, true},
-		"201 with a failure":          {apiAnswer{201, nil, failure(500, "", "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.")}, same, answerError, false},
-		"404":                         {apiAnswer{404, nil, failure(404, metav1.StatusReasonNotFound, `pods "a" not found`)}, nil, answerGone, true},
-		"409, another pod":            {apiAnswer{409, nil, failure(409, metav1.StatusReasonConflict, "the UID in the precondition does not match")}, other, answerGone, true},
-		"409, no pod":                 {apiAnswer{409, nil, failure(409, metav1.StatusReasonConflict, "the UID in the precondition does not match")}, nil, answerGone, true},
-		"409, the same pod":           {apiAnswer{409, nil, failure(409, metav1.StatusReasonConflict, "the object has been modified")}, same, answerError, false},
-		"429 by a budget":             {apiAnswer{429, nil, failure(429, metav1.StatusReasonTooManyRequests, "Cannot evict pod", closed)}, same, answerBudget, false},
-		"429 by a stale budget":       {apiAnswer{429, retryAfter, failure(429, metav1.StatusReasonTooManyRequests, "Cannot evict pod", closed)}, same, answerBudget, false},
-		"429 without a cause":         {apiAnswer{429, retryAfter, failure(429, metav1.StatusReasonTooManyRequests, "too many requests")}, same, answerError, false},
-		"403":                         {apiAnswer{403, nil, failure(403, metav1.StatusReasonForbidden, "by a webhook")}, same, answerForbidden, false},
-		"500":                         {apiAnswer{500, nil, failure(500, metav1.StatusReasonInternalError, "broken")}, same, answerError, false},
-		"504":                         {apiAnswer{504, nil, failure(504, metav1.StatusReasonTimeout, "couldn't update PodDisruptionBudget due to conflicts")}, same, answerError, false},
-		"503 with Retry-After": {apiAnswer{503, retryAfter, failure(503, metav1.StatusReasonServiceUnavailable, "overloaded")}, same, answerError, false},
+		"201":                   {apiAnswer{201, nil, metav1.Status{Status: metav1.StatusSuccess}}, same, answerEvicted, true},
+		"201 with a failure":    {apiAnswer{201, nil, failure(500, "", "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.")}, same, answerError, false},
+		"404":                   {apiAnswer{404, nil, failure(404, metav1.StatusReasonNotFound, `pods "a" not found`)}, nil, answerGone, true},
+		"409, another pod":      {apiAnswer{409, nil, failure(409, metav1.StatusReasonConflict, "the UID in the precondition does not match")}, other, answerGone, true},
+		"409, no pod":           {apiAnswer{409, nil, failure(409, metav1.StatusReasonConflict, "the UID in the precondition does not match")}, nil, answerGone, true},
+		"409, the same pod":     {apiAnswer{409, nil, failure(409, metav1.StatusReasonConflict, "the object has been modified")}, same, answerError, false},
+		"429 by a budget":       {apiAnswer{429, nil, failure(429, metav1.StatusReasonTooManyRequests, "Cannot evict pod", closed)}, same, answerBudget, false},
+		"429 by a stale budget": {apiAnswer{429, retryAfter, failure(429, metav1.StatusReasonTooManyRequests, "Cannot evict pod", closed)}, same, answerBudget, false},
+		"429 without a cause":   {apiAnswer{429, retryAfter, failure(429, metav1.StatusReasonTooManyRequests, "too many requests")}, same, answerError, false},
+		"403":                   {apiAnswer{403, nil, failure(403, metav1.StatusReasonForbidden, "by a webhook")}, same, answerForbidden, false},
+		"500":                   {apiAnswer{500, nil, failure(500, metav1.StatusReasonInternalError, "broken")}, same, answerError, false},
+		"504":                   {apiAnswer{504, nil, failure(504, metav1.StatusReasonTimeout, "couldn't update PodDisruptionBudget due to conflicts")}, same, answerError, false},
+		"503 with Retry-After":  {apiAnswer{503, retryAfter, failure(503, metav1.StatusReasonServiceUnavailable, "overloaded")}, same, answerError, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			victims := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10)}

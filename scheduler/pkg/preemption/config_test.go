@@ -54,18 +54,18 @@ func TestArgs(t *testing.T) {
 		// want is a part of the error; "" means valid arguments.
 		want string
 	}{
-		"none":              {yaml: "", threshold: noThreshold, nodes: 100},
-		"a threshold":       {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 5", threshold: 5, nodes: 100},
-		"the highest":       {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000000", threshold: maxThreshold, nodes: 100},
-		"the lowest":        {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: -2147483648", threshold: noThreshold, nodes: 100},
-		"JSON":              {yaml: `{"minCandidateNodesAbsolute": 7}`, threshold: noThreshold, nodes: 7},
-		"one too high":      {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000001", want: "from -2147483648 to 2000000000, got 2000000001"},
-		"too high for int":  {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 3000000000", want: "allowDisruptionByPriorityGreaterThanOrEqual"},
-		"a misspelt field":  {yaml: "allowDisruptionByPriority: 5", want: `unknown field "allowDisruptionByPriority"`},
-		"other upper case":  {yaml: "AllowDisruptionByPriorityGreaterThanOrEqual: 5", want: "unknown field"},
-		"a string":            {yaml: "minCandidateNodesAbsolute: many", want: "minCandidateNodesAbsolute"},
-		"a field twice":     {yaml: "minCandidateNodesAbsolute: 1\nminCandidateNodesAbsolute: 2", want: "already set"},
-		"not an object": {yaml: "- 1", want: "cannot unmarshal"},
+		"none":             {yaml: "", threshold: noThreshold, nodes: 100},
+		"a threshold":      {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 5", threshold: 5, nodes: 100},
+		"the highest":      {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000000", threshold: maxThreshold, nodes: 100},
+		"the lowest":       {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: -2147483648", threshold: noThreshold, nodes: 100},
+		"JSON":             {yaml: `{"minCandidateNodesAbsolute": 7}`, threshold: noThreshold, nodes: 7},
+		"one too high":     {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000001", want: "from -2147483648 to 2000000000, got 2000000001"},
+		"too high for int": {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 3000000000", want: "allowDisruptionByPriorityGreaterThanOrEqual"},
+		"a misspelt field": {yaml: "allowDisruptionByPriority: 5", want: `unknown field "allowDisruptionByPriority"`},
+		"other upper case": {yaml: "AllowDisruptionByPriorityGreaterThanOrEqual: 5", want: "unknown field"},
+		"a string":         {yaml: "minCandidateNodesAbsolute: many", want: "minCandidateNodesAbsolute"},
+		"a field twice":    {yaml: "minCandidateNodesAbsolute: 1\nminCandidateNodesAbsolute: 2", want: "already set"},
+		"not an object":    {yaml: "- 1", want: "cannot unmarshal"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args, err := decodeArgs(&runtime.Unknown{Raw: []byte(test.yaml)})
@@ -137,15 +137,15 @@ func TestThresholdOfPod(t *testing.T) {
 		groups []string
 		want   int32
 	}{
-		"of its class":                        {[]podOption{ofClass("high")}, nil, 1000},
-		"of the arguments, without a class":   {nil, nil, 500},
-		"of the arguments, with a plain one":  {[]podOption{ofClass("plain")}, nil, 500},
+		"of its class":                           {[]podOption{ofClass("high")}, nil, 1000},
+		"of the arguments, without a class":      {nil, nil, 500},
+		"of the arguments, with a plain one":     {[]podOption{ofClass("plain")}, nil, 500},
 		"of the arguments, with a missing class": {[]podOption{ofClass("gone")}, nil, 500},
-		"none, with a class that opts out":    {[]podOption{ofClass("optout")}, nil, noThreshold},
-		"the highest, with a malformed one":   {[]podOption{ofClass("broken")}, nil, maxThreshold},
-		"of its group, which is higher":       {[]podOption{ofClass("low"), grouped}, []string{"high"}, 1000},
-		"of the pod, which is higher":         {[]podOption{ofClass("high"), grouped}, []string{"low"}, 1000},
-		"of the second group":                 {[]podOption{ofClass("low"), grouped}, []string{"optout", "high"}, 1000},
+		"none, with a class that opts out":       {[]podOption{ofClass("optout")}, nil, noThreshold},
+		"the highest, with a malformed one":      {[]podOption{ofClass("broken")}, nil, maxThreshold},
+		"of its group, which is higher":          {[]podOption{ofClass("low"), grouped}, []string{"high"}, 1000},
+		"of the pod, which is higher":            {[]podOption{ofClass("high"), grouped}, []string{"low"}, 1000},
+		"of the second group":                    {[]podOption{ofClass("low"), grouped}, []string{"optout", "high"}, 1000},
 	} {
 		groupClasses = test.groups
 		is.Equal(t, t1.of(runningPod("p", 1, test.pod...)), test.want, name)

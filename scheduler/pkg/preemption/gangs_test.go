@@ -242,9 +242,9 @@ func TestGangWaitsForItsVictims(t *testing.T) {
 		nominated string
 		ongoing   bool
 	}{
-		"the condition of the victim is not set yet":           {func(*corev1.Pod) {}, true, "n1", true},
-		"the condition of the victim is set":       {marked, false, "n1", true},
-		"nominated for another node": {func(*corev1.Pod) {}, true, "n2", false},
+		"the condition of the victim is not set yet": {func(*corev1.Pod) {}, true, "n1", true},
+		"the condition of the victim is set":         {marked, false, "n1", true},
+		"nominated for another node":                 {func(*corev1.Pod) {}, true, "n2", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := cluster{

@@ -258,7 +258,7 @@ func TestGate(t *testing.T) {
 			calls:    []string{"delete a", "delete b", "delete c", "delete d"},
 		},
 		"a set that exceeds the budget is refused without calls": {allowed: 3, fails: true, event: "PodDisruptionBudget web allows no further disruption"},
-		"if a budget refuses, all pods stay":           {allowed: 4, asked: map[string]error{"a": closed}, calls: []string{"ask a", "ask c"}, fails: true, event: "no"},
+		"if a budget refuses, all pods stay":                     {allowed: 4, asked: map[string]error{"a": closed}, calls: []string{"ask a", "ask c"}, fails: true, event: "no"},
 		"if a webhook refuses, all pods stay": {
 			allowed: 4,
 			asked:   map[string]error{"c": apierrors.NewForbidden(pods, "c", errors.New("by a webhook"))},
@@ -346,7 +346,7 @@ func TestStartingVictim(t *testing.T) {
 	}{
 		"the victim is still starting":                  {100, nil, []string{"evict a", "delete b"}},
 		"the victim is ready, and its budget is closed": {100, closed, []string{"evict a"}},
-		"the priority reaches the threshold":         {1000, closed, []string{"delete a", "delete b"}},
+		"the priority reaches the threshold":            {1000, closed, []string{"delete a", "delete b"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			starting := runningPod("a", 10, ofClass("guarded"), notReady)

@@ -182,7 +182,7 @@ func TestHeldBudgets(t *testing.T) {
 		pods []*corev1.Pod
 		want []string
 	}{
-		"its own":                        {[]*corev1.Pod{runningPod("a", 10, ofClass("guarded"))}, []string{"web"}},
+		"its own": {[]*corev1.Pod{runningPod("a", 10, ofClass("guarded"))}, []string{"web"}},
 		"also the budget of an unguarded pod of the group": {[]*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofApp("db"))}, []string{"db", "web"}},
 	} {
 		held := rulesFor(100, budgets).heldOf(test.pods)

@@ -449,11 +449,11 @@ func TestWaitsForItsVictims(t *testing.T) {
 		code              fwk.Code
 		waits             bool
 	}{
-		"nominated":                        {"n1", "n1", fwk.Unschedulable, true},
+		"nominated":                            {"n1", "n1", fwk.Unschedulable, true},
 		"nominated, but not yet in the status": {"n1", "", fwk.UnschedulableAndUnresolvable, true},
-		"the node is cordoned":             {"n1", "n1", fwk.UnschedulableAndUnresolvable, false},
-		"the nomination was withdrawn":     {"", "", fwk.UnschedulableAndUnresolvable, false},
-		"nominated for another node":       {"n2", "n2", fwk.Unschedulable, false},
+		"the node is cordoned":                 {"n1", "n1", fwk.UnschedulableAndUnresolvable, false},
+		"the nomination was withdrawn":         {"", "", fwk.UnschedulableAndUnresolvable, false},
+		"nominated for another node":           {"n2", "n2", fwk.Unschedulable, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()

@@ -379,7 +379,7 @@ func TestUpstreamEligibility(t *testing.T) {
 			fwk.UnschedulableAndUnresolvable, true,
 		},
 		"it has no nominated node": {upstreamCase{cluster: cluster{nodes: five("n1")}, pending: wanting(high, 1)}, fwk.Success, true},
-		"it never preempts":           {upstreamCase{cluster: cluster{nodes: five("n1")}, pending: wanting(high, 1, never)}, fwk.Success, false},
+		"it never preempts":        {upstreamCase{cluster: cluster{nodes: five("n1")}, pending: wanting(high, 1, never)}, fwk.Success, false},
 		"its victim is leaving": {
 			upstreamCase{cluster: cluster{pods: leaving("n1: a/low/1", corev1.PodReasonPreemptionByScheduler), nodes: five("n1")}, pending: wanting(high, 1, nominated)},
 			fwk.Unschedulable, false,

@@ -174,8 +174,8 @@ func TestOpenings(t *testing.T) {
 		"not":                                {budgetOf("web", 0), budgetOf("web", 0), nil},
 		"of another name":                    {budgetOf("web", 0), budgetOf("db", 2), nil},
 		"with a new spec":                    {budgetOf("web", 0), budgetOf("web", 0, stale), []string{"p3"}},
-		"enough healthy pods":        {budgetOf("web", 0, healthyPods(1, 2)), budgetOf("web", 0, healthyPods(2, 2)), []string{"p3"}},
-		"one more healthy pod, but too few":      {budgetOf("web", 0, healthyPods(2, 4)), budgetOf("web", 0, healthyPods(3, 4)), nil},
+		"enough healthy pods":                {budgetOf("web", 0, healthyPods(1, 2)), budgetOf("web", 0, healthyPods(2, 2)), []string{"p3"}},
+		"one more healthy pod, but too few":  {budgetOf("web", 0, healthyPods(2, 4)), budgetOf("web", 0, healthyPods(3, 4)), nil},
 		"a pod has other labels":             {runningPod("a", 1), runningPod("a", 1, ofApp("other")), []string{"p3"}},
 		"a pod is not ready":                 {runningPod("a", 1), runningPod("a", 1, notReady), []string{"p3"}},
 		"a pod has failed":                   {runningPod("a", 1), runningPod("a", 1, failed), []string{"p3"}},
@@ -244,15 +244,15 @@ func TestNextIsTried(t *testing.T) {
 			r.fail(1, nameOfWeb)
 			r.fail(2, nameOfWeb)
 		}, 0, []string{"p0"}},
-		"another budget prevents it":       {func(r *room) { r.fail(2, nameOfDB) }, 0, []string{"p1"}},
-		"it fits on no node":                  {func(r *room) { r.try(2, outcome{searched: true, restricted: true}) }, 0, []string{"p1"}},
-		"it did not search":          {func(r *room) { r.try(2, outcome{}) }, 0, []string{"p1"}},
-		"it may exceed budgets":                {func(r *room) { r.try(2, outcome{searched: true, found: true}) }, 0, []string{"p1"}},
-		"it was scheduled":                   {func(r *room) { r.change(runningPod("p2", 2)) }, wakeInterval, []string{"p1"}},
-		"it was deleted":                       {func(r *room) { r.delete("pods", "p2") }, wakeInterval, []string{"p1"}},
-		"it makes no attempt":              {func(*room) {}, trialTimeout, []string{"p1"}},
-		"it makes no attempt before the timeout":       {func(*room) {}, trialTimeout - time.Millisecond, nil},
-		"it has victims of another budget": {func(r *room) { r.try(2, found) }, settleTime, []string{"p1"}},
+		"another budget prevents it":             {func(r *room) { r.fail(2, nameOfDB) }, 0, []string{"p1"}},
+		"it fits on no node":                     {func(r *room) { r.try(2, outcome{searched: true, restricted: true}) }, 0, []string{"p1"}},
+		"it did not search":                      {func(r *room) { r.try(2, outcome{}) }, 0, []string{"p1"}},
+		"it may exceed budgets":                  {func(r *room) { r.try(2, outcome{searched: true, found: true}) }, 0, []string{"p1"}},
+		"it was scheduled":                       {func(r *room) { r.change(runningPod("p2", 2)) }, wakeInterval, []string{"p1"}},
+		"it was deleted":                         {func(r *room) { r.delete("pods", "p2") }, wakeInterval, []string{"p1"}},
+		"it makes no attempt":                    {func(*room) {}, trialTimeout, []string{"p1"}},
+		"it makes no attempt before the timeout": {func(*room) {}, trialTimeout - time.Millisecond, nil},
+		"it has victims of another budget":       {func(r *room) { r.try(2, found) }, settleTime, []string{"p1"}},
 		"it has victims of the budget": {func(r *room) {
 			r.try(2, found)
 			r.change(budgetOf("web", 0))
@@ -278,10 +278,10 @@ func TestNextIsTried(t *testing.T) {
 // TestEachIsTriedOnce has all pods fail: each change must activate each of them once.
 func TestEachIsTriedOnce(t *testing.T) {
 	for name, open := range map[string]func(r *room){
-		"too little room": func(r *room) { r.change(budgetOf("web", 1)) },
-		"a new spec":               func(r *room) { r.change(budgetOf("web", 0, stale)) },
-		"a PriorityClass":          func(r *room) { r.change(class("c", "")) },
-		"the deletion of the budget":    func(r *room) { r.delete("budgets", "web") },
+		"too little room":            func(r *room) { r.change(budgetOf("web", 1)) },
+		"a new spec":                 func(r *room) { r.change(budgetOf("web", 0, stale)) },
+		"a PriorityClass":            func(r *room) { r.change(class("c", "")) },
+		"the deletion of the budget": func(r *room) { r.delete("budgets", "web") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRoom(t, 3, func(r *room) {

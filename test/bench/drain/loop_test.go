@@ -31,12 +31,12 @@ func TestEvictAll(t *testing.T) {
 		want    int // calls for each pod
 		fail    error
 	}{
-		"each pod is evicted once":                  {workers: 3, want: 1},
-		"one worker evicts all":                     {workers: 1, want: 1},
-		"more workers than pods":                    {workers: 20, want: 1},
-		"a refused pod is tried again":              {workers: 2, answers: []error{closed, conflict, closed}, want: 4},
-		"a pod that is already gone is not tried again":         {workers: 2, answers: []error{gone}, want: 1},
-		"a permanent error ends the loop": {workers: 1, answers: []error{forbidden}, fail: forbidden},
+		"each pod is evicted once":                      {workers: 3, want: 1},
+		"one worker evicts all":                         {workers: 1, want: 1},
+		"more workers than pods":                        {workers: 20, want: 1},
+		"a refused pod is tried again":                  {workers: 2, answers: []error{closed, conflict, closed}, want: 4},
+		"a pod that is already gone is not tried again": {workers: 2, answers: []error{gone}, want: 1},
+		"a permanent error ends the loop":               {workers: 1, answers: []error{forbidden}, fail: forbidden},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex

@@ -20,18 +20,18 @@ func TestSettings(t *testing.T) {
 		fails string
 	}{
 		"the defaults are valid": {},
-		"a small size":      {args: []string{"--pods=60", "--deployments=6", "--nodes=6", "--spare=4"}},
+		"a small size":           {args: []string{"--pods=60", "--deployments=6", "--nodes=6", "--spare=4"}},
 		"one workload and two contenders": {
 			args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"},
 		},
 		"pods that do not divide into Deployments":  {args: []string{"--pods=601"}, fails: "--deployments"},
 		"more pods than the spare nodes can take":   {args: []string{"--pods=600", "--spare=2"}, fails: "--spare"},
 		"more pods than the nodes to drain can run": {args: []string{"--pods=600", "--nodes=2"}, fails: "--nodes"},
-		"no repetition":              {args: []string{"--repetitions=0"}, fails: "--repetitions=0"},
-		"an unknown contender":       {args: []string{"--contenders=unknown"}, fails: "--contenders"},
-		"an empty list of workloads": {args: []string{"--workloads="}, fails: "--workloads"},
-		"no time for a drain":        {args: []string{"--timeout=0s"}, fails: "--timeout"},
-		"an argument that is not a flag":     {args: []string{"fast"}, fails: "\"fast\""},
+		"no repetition":                  {args: []string{"--repetitions=0"}, fails: "--repetitions=0"},
+		"an unknown contender":           {args: []string{"--contenders=unknown"}, fails: "--contenders"},
+		"an empty list of workloads":     {args: []string{"--workloads="}, fails: "--workloads"},
+		"no time for a drain":            {args: []string{"--timeout=0s"}, fails: "--timeout"},
+		"an argument that is not a flag": {args: []string{"fast"}, fails: "\"fast\""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := readSettings(test.args)

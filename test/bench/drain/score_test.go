@@ -142,10 +142,10 @@ func TestMedian(t *testing.T) {
 		values []float64
 		want   float64
 	}{
-		"no values":                       {nil, 0},
-		"an odd number of values":    {[]float64{9, 1, 2}, 2},
-		"an even number of values":    {[]float64{9, 1, 2, 4}, 3},
-		"one value": {[]float64{7}, 7},
+		"no values":                {nil, 0},
+		"an odd number of values":  {[]float64{9, 1, 2}, 2},
+		"an even number of values": {[]float64{9, 1, 2, 4}, 3},
+		"one value":                {[]float64{7}, 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, median(test.values), test.want)
