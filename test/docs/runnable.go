@@ -23,11 +23,11 @@ type Script struct {
 
 // A marker is an HTML comment immediately before a block of shell commands:
 //
-// <!-- runnable -->             an independent block
-// <!-- runnable, continued -->  a block that continues the previous one
-// <!-- runnable                 a block with commands that run first and that the page does
-// kubectl create ...            not show
-// -->
+//	<!-- runnable -->             an independent block
+//	<!-- runnable, continued -->  a block that continues the previous one
+//	<!-- runnable                 a block with commands that run first and that the page does
+//	kubectl create ...            not show
+//	-->
 var (
 	marker   = regexp.MustCompile(`(?s)^<!-- runnable(, continued)?(?: -->|\n(.*?)\n-->)\n` + "```sh\n(.*?)\n```(?:\n|$)")
 	anything = regexp.MustCompile(`(?m)^<!-- *runnable`)

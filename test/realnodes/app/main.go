@@ -3,12 +3,10 @@
 
 // Command app runs in the pods of tests on real nodes.
 //
-// app pause            wait for SIGTERM: the sandbox of every pod
-// app serve SECONDS    serve the host name at port 8080, and count the starts in /data if that
-//
-//	folder exists; after SIGTERM continue for this number of seconds
-//
-// app stop SECONDS     the preStop hook: write to the log of the first process, and wait
+//	app pause            wait for SIGTERM: the sandbox of every pod
+//	app serve SECONDS    serve the host name at port 8080, and count the starts in /data if that
+//	                     folder exists; after SIGTERM continue for this number of seconds
+//	app stop SECONDS     the preStop hook: write to the log of the first process, and wait
 package main
 
 import (
