@@ -67,14 +67,18 @@ func verifyLeaf(m material, o Options, at time.Time) (*x509.Certificate, error) 
 	if err != nil {
 		return nil, err
 	}
+	leaf, err := x509.ParseCertificate(pair.Certificate[0])
+	if err != nil {
+		return nil, err
+	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(m.caBundle)
 	for _, name := range o.dnsNames() {
-		if _, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: at}); err != nil {
+		if _, err := leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: at}); err != nil {
 			return nil, err
 		}
 	}
-	return pair.Leaf, nil
+	return leaf, nil
 }
 
 func newCA(now time.Time, life time.Duration) (authority, error) {
