@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/warning"
@@ -16,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/owners"
 )
 
 // resolveEvacuators sets the evacuators of a new Evacuation: the evacuators of its pod and the
@@ -105,4 +107,19 @@ func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *co
 				"Annotation %s is ignored: %s", annotation.Key, annotation.Why)
 		}
 	}
+}
+
+// builtInOf returns the built-in evacuator of a pod. An evacuator that a pod got by mistake
+// declines; a missing one is never added, so that is not decided from what was read before.
+func (p *Plugin) builtInOf(ctx context.Context, pod *corev1.Pod) (builtIn protocol.BuiltIn, err error) {
+	for _, from := range []owners.Live{p.recentOwners, owners.NewLive(p.client)} {
+		builtIn, err = protocol.BuiltInOf(ctx, pod, p.builtIn, from)
+		if err != nil {
+			return builtIn, apierrors.NewInternalError(err)
+		}
+		if builtIn.Class != "" || builtIn.OptedOut {
+			break
+		}
+	}
+	return builtIn, nil
 }
