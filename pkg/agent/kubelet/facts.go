@@ -24,9 +24,9 @@ import (
 	"time"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	nodeutil "k8s.io/component-helpers/node/util"
 	"k8s.io/klog/v2"
-	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -209,13 +209,28 @@ func (Health) Instance(ctx context.Context) (string, error) {
 }
 
 const (
-	configKind = "KubeletConfiguration"
+	configAPIVersion, configKind = "kubelet.config.k8s.io/v1beta1", "KubeletConfiguration"
 	// dropInExtension is the extension of the files that the kubelet reads in its --config-dir.
 	dropInExtension = ".conf"
 )
 
-// configuration is the kubelet's configuration from its files and flags, without defaults.
-type configuration kubeletv1beta1.KubeletConfiguration
+// configuration has the fields of the kubelet's configuration that the agent reads, without
+// defaults. The kubelet of the node may be of another version: the type of a field that the agent
+// does not need may differ there.
+type configuration struct {
+	StaticPodPath                    string          `json:"staticPodPath"`
+	StaticPodURL                     string          `json:"staticPodURL"`
+	ShutdownGracePeriod              metav1.Duration `json:"shutdownGracePeriod"`
+	ShutdownGracePeriodCriticalPods  metav1.Duration `json:"shutdownGracePeriodCriticalPods"`
+	ShutdownGracePeriodByPodPriority []struct {
+		Priority                   int32 `json:"priority"`
+		ShutdownGracePeriodSeconds int64 `json:"shutdownGracePeriodSeconds"`
+	} `json:"shutdownGracePeriodByPodPriority"`
+	HealthzPort              *int32          `json:"healthzPort"`
+	HealthzBindAddress       string          `json:"healthzBindAddress"`
+	ContainerRuntimeEndpoint string          `json:"containerRuntimeEndpoint"`
+	FeatureGates             map[string]bool `json:"featureGates"`
+}
 
 // loadConfig reads the configuration file and the drop-ins in the directory, in the kubelet's
 // order. It skips empty paths.
@@ -258,9 +273,9 @@ func apply(config []byte, path, dir string) ([]byte, error) {
 	if err := yaml.Unmarshal(data, &values); err != nil {
 		return nil, fmt.Errorf("kubelet configuration %s: %w", path, err)
 	}
-	if version := kubeletv1beta1.SchemeGroupVersion.String(); values["apiVersion"] != version || values["kind"] != configKind {
+	if values["apiVersion"] != configAPIVersion || values["kind"] != configKind {
 		return nil, fmt.Errorf("kubelet configuration %s: must be of apiVersion %s and kind %s, is %v, %v",
-			path, version, configKind, values["apiVersion"], values["kind"])
+			path, configAPIVersion, configKind, values["apiVersion"], values["kind"])
 	}
 	if static, ok := values["staticPodPath"].(string); ok {
 		values["staticPodPath"] = absolute(static, dir)

@@ -61,6 +61,8 @@ healthzPort: 10999
 healthzBindAddress: 0.0.0.0
 containerRuntimeEndpoint: unix:///run/crio/crio.sock
 unknownField: {a: b}
+maxOpenFiles: 9223372036854775807
+registryBurst: of a type that this version does not know
 `},
 			args: []string{"--config=DIR/config.yaml"},
 			want: Facts{
