@@ -8,12 +8,20 @@ package protocol
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -170,4 +178,198 @@ func ParseAnnotation(key, value string) (class string, priority int32, role v1al
 		return "", 0, "", fmt.Errorf("value %q of class %s: %s", value, class, msg)
 	}
 	return class, priority, role, nil
+}
+
+// Owners finds the owners of pods. Each method returns nil for an object that does not exist, and
+// an error only if the lookup fails.
+type Owners interface {
+	// ReplicaSet returns the ReplicaSet with its selector and owner references.
+	ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error)
+	// Deployment returns the Deployment with its selector and, if set, the annotation that disables
+	// its surge.
+	Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error)
+	// DaemonSet returns the DaemonSet with its selector.
+	DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error)
+	// Node returns the node with its conditions.
+	Node(ctx context.Context, name string) (*corev1.Node, error)
+}
+
+// BuiltInClasses are the classes of the evacuators that pods get because of their owner, without an
+// annotation: those of the server and that of the node agents, which acts only on nodes that have
+// one.
+var BuiltInClasses = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet, v1alpha1.EvacuatorClassKubelet}
+
+// BuiltIn is the built-in evacuator of a pod, as its owner determines it. The zero value means that
+// there is none.
+type BuiltIn struct {
+	// Class is the class of the evacuator.
+	Class string
+	// Deployment is the name of the Deployment. It is set for the class of Deployments, and if the
+	// Deployment has opted out.
+	Deployment string
+	// OptedOut is set if there is no class because the pod's Deployment has the annotation that
+	// disables its surge.
+	OptedOut bool
+}
+
+// BuiltInOf returns the built-in evacuator of a pod, among the enabled ones. A user who can write a
+// pod can set any owner, so the owner has to exist with that UID and has to select the pod. A
+// static pod only has an evacuator on a node with a node agent. BuiltInOf reads the metadata of the
+// pod and the name of its node.
+func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners Owners) (BuiltIn, error) {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return BuiltIn{}, nil
+	}
+	switch kind := GroupKindOf(owner); {
+	case kind == AppsKind("ReplicaSet") && on.Has(v1alpha1.EvacuatorClassDeployment):
+		deployment, err := deploymentOf(ctx, pod, owner, owners)
+		switch {
+		case err != nil || deployment == nil:
+			return BuiltIn{}, err
+		case deployment.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled:
+			// The Deployment has opted out, so its evacuator would decline.
+			return BuiltIn{Deployment: deployment.Name, OptedOut: true}, nil
+		}
+		return BuiltIn{Class: v1alpha1.EvacuatorClassDeployment, Deployment: deployment.Name}, nil
+	case kind == AppsKind("DaemonSet") && on.Has(v1alpha1.EvacuatorClassDaemonSet):
+		daemonSet, err := owners.DaemonSet(ctx, pod.Namespace, owner.Name)
+		if err != nil || daemonSet == nil || daemonSet.UID != owner.UID || !selects(daemonSet.Spec.Selector, pod) {
+			return BuiltIn{}, err
+		}
+		return BuiltIn{Class: v1alpha1.EvacuatorClassDaemonSet}, nil
+	case kind == corev1.SchemeGroupVersion.WithKind("Node").GroupKind() && on.Has(v1alpha1.EvacuatorClassKubelet):
+		if _, isMirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !isMirror || pod.Spec.NodeName != owner.Name {
+			return BuiltIn{}, nil
+		}
+		node, err := owners.Node(ctx, owner.Name)
+		if err != nil || node == nil || node.UID != owner.UID || !HasNodeAgent(node) {
+			return BuiltIn{}, err
+		}
+		return BuiltIn{Class: v1alpha1.EvacuatorClassKubelet}, nil
+	}
+	return BuiltIn{}, nil
+}
+
+// ControllerOf returns the controller of an object if it is of the given kind of the group apps, or
+// nil.
+func ControllerOf(object metav1.Object, kind string) *metav1.OwnerReference {
+	if owner := metav1.GetControllerOfNoCopy(object); owner != nil && owner.Kind == kind && GroupKindOf(owner).Group == appsv1.GroupName {
+		return owner
+	}
+	return nil
+}
+
+// GroupKindOf returns the group and the kind of an owner. They are empty if its version is invalid:
+// the API server accepts such owner references, which refer to nothing.
+func GroupKindOf(owner *metav1.OwnerReference) schema.GroupKind {
+	version, err := schema.ParseGroupVersion(owner.APIVersion)
+	if err != nil {
+		return schema.GroupKind{}
+	}
+	return version.WithKind(owner.Kind).GroupKind()
+}
+
+// AppsKind returns a kind of the group apps.
+func AppsKind(kind string) schema.GroupKind {
+	return appsv1.SchemeGroupVersion.WithKind(kind).GroupKind()
+}
+
+// deploymentOf returns the Deployment that owns a pod through the ReplicaSet in owner, or nil if
+// there is none.
+func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerReference, owners Owners) (*appsv1.Deployment, error) {
+	replicaSet, err := owners.ReplicaSet(ctx, pod.Namespace, owner.Name)
+	if err != nil || replicaSet == nil || replicaSet.UID != owner.UID || !selects(replicaSet.Spec.Selector, pod) {
+		return nil, err
+	}
+	if owner = ControllerOf(replicaSet, "Deployment"); owner == nil {
+		return nil, nil
+	}
+	deployment, err := owners.Deployment(ctx, pod.Namespace, owner.Name)
+	if err != nil || deployment == nil || deployment.UID != owner.UID || !selects(deployment.Spec.Selector, pod) {
+		return nil, err
+	}
+	return deployment, nil
+}
+
+// selects reports whether a selector matches a pod; an invalid selector matches none.
+func selects(selector *metav1.LabelSelector, pod *corev1.Pod) bool {
+	parsed, err := metav1.LabelSelectorAsSelector(selector)
+	return err == nil && parsed.Matches(labels.Set(pod.Labels))
+}
+
+// DefaultProgressDeadline is the default of spec.progressDeadlineSeconds.
+const DefaultProgressDeadline = 30 * time.Minute
+
+// Turn is the state of the active evacuator in the status of an Evacuation.
+type Turn struct {
+	// Class is the class of the active evacuator.
+	Class string
+	// Completed is set if the evacuator has reported that it has done all it can.
+	Completed bool
+	// Since is the start of the deadline: the last report or, before the first one, the time at
+	// which the evacuator became active. Zero if neither is recorded.
+	Since time.Time
+	// Reported is set if the evacuator has reported since it became active.
+	Reported bool
+}
+
+// TurnOf returns the turn in a status.
+func TurnOf(status *v1alpha1.EvacuationStatus) Turn {
+	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
+}
+
+// TurnOfInternal is TurnOf for the internal type.
+func TurnOfInternal(status *maintenance.EvacuationStatus) Turn {
+	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
+}
+
+func turnOf(class string, since, progress *metav1.Time, completed bool) Turn {
+	turn := Turn{Class: class, Completed: completed, Reported: progress != nil}
+	for _, t := range []*metav1.Time{since, progress} {
+		if t != nil && t.After(turn.Since) {
+			turn.Since = t.Time
+		}
+	}
+	return turn
+}
+
+// Patience returns how long the evacuator may go without a report before the next one becomes
+// active. progressDeadlineSeconds is the field of the spec; start limits the time until the first
+// report.
+func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time.Duration {
+	patience := DefaultProgressDeadline
+	if progressDeadlineSeconds != nil {
+		patience = time.Duration(*progressDeadlineSeconds) * time.Second
+	}
+	if t.Reported {
+		return patience
+	}
+	return min(patience, start)
+}
+
+// FirstTurn returns the first active class of a new Evacuation with the given evacuators, and the
+// reason.
+func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
+	if len(evacuators) == 0 {
+		return v1alpha1.EvacuatorClassEviction, "it has no evacuator"
+	}
+	sorted := slices.Clone(evacuators)
+	SortInternal(sorted)
+	return sorted[0].EvacuatorClass, "it is the first evacuator"
+}
+
+// TurnMessage returns the status message at a hand-over: which class is active now, and why. It is
+// for people; programs do not read it.
+func TurnMessage(class, account string) string {
+	if class == v1alpha1.EvacuatorClassEviction {
+		return "The pod is up for eviction, within its disruption budget if it has one: " + account + "."
+	}
+	return "Evacuator " + class + " is active: " + account + "."
+}
+
+// Timestamp returns a time with the precision that the API stores.
+func Timestamp(t time.Time) *metav1.Time {
+	at := metav1.NewTime(t).Rfc3339Copy()
+	return &at
 }
