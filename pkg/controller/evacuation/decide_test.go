@@ -405,7 +405,7 @@ func TestDecideEviction(t *testing.T) {
 			mod:  func(s *situation) { s.podType = v1alpha1.PodTypeStatic },
 			want: outcome{Active: evict, Blocked: "NoEvacuator", Events: EventBlocked},
 		},
-		"terminating pods are waited for": {
+		"the Evacuation waits for a terminating pod": {
 			evacuation: upForEviction(), pod: newPod(terminatingUntil(minute)), at: minute,
 			want: outcome{Active: evict, Wake: 90 * second},
 		},
@@ -431,7 +431,7 @@ func TestDecideEviction(t *testing.T) {
 			evacuation: upForEviction(wasBlocked), pod: newPod(),
 			want: outcome{Active: evict, Blocked: "PodDisruptionBudget", Evict: true},
 		},
-		"Blocked stays with the reason of an older server until the queue says more": {
+		"Blocked stays with the reason of an older server until the queue has an answer": {
 			evacuation: inherited, pod: newPod(),
 			mod: func(s *situation) {
 				s.eviction = eviction.State{Known: true, Blocker: blockerOf(&inherited.Status)}

@@ -75,7 +75,7 @@ func TestDecideHeld(t *testing.T) {
 			evacuation: heldBack(), pod: newPod(), mod: ofType(v1alpha1.PodTypeDaemonSet, false),
 			want: outcome{Active: evict, Blocked: held, Evict: true, Wake: minute, Events: EventBlocked},
 		},
-		"a terminating pod is waited for": {
+		"the Evacuation waits for a terminating pod": {
 			evacuation: heldBack(wasHeld), pod: newPod(terminatingUntil(20 * second)), mod: targeted,
 			want: outcome{Active: evict, Blocked: "not: NotBlocked", Wake: 50 * second},
 		},

@@ -35,30 +35,30 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 			budget: newBudget("web", 0, granting("web-0", start)),
 			pods:   []*corev1.Pod{newPod("web-0"), newPod("web-1")}, want: []string{"finish web-0/uid-web-0"},
 		},
-		"but not if the grant is about to expire": {
+		"not if the grant is about to expire": {
 			budget: newBudget("web", 0, granting("web-0", start.Add(-interruptedUntil))),
 			pods:   []*corev1.Pod{newPod("web-0")},
 		},
-		"but not if the clock of the API server is five minutes ahead, so that the age is not known": {
+		"not if the clock of the API server is five minutes ahead, so that the age is not known": {
 			budget: newBudget("web", 0, granting("web-0", start.Add(5*time.Minute))),
 			pods:   []*corev1.Pod{newPod("web-0")},
 		},
-		"but not if the clock of the API server is five minutes behind": {
+		"not if the clock of the API server is five minutes behind": {
 			budget: newBudget("web", 0, granting("web-0", start.Add(-5*time.Minute))),
 			pods:   []*corev1.Pod{newPod("web-0", younger(-time.Hour))},
 		},
-		"but not if the grant was for an earlier pod of that name": {
+		"not if the grant was for an earlier pod of that name": {
 			budget: newBudget("web", 0, granting("web-0", start.Add(-2*time.Second))),
 			pods:   []*corev1.Pod{newPod("web-0", younger(time.Hour))},
 		},
-		"but not if the API server withdraws the grant meanwhile": {
+		"not if the API server withdraws the grant meanwhile": {
 			budget: newBudget("web", 0, granting("web-0", start)), pods: []*corev1.Pod{newPod("web-0")},
 			later: func(w *world) {
 				w.updateBudget(newBudget("web", 0))
 				w.until("the cache shows it", 0, func() bool { return len(w.laneOf("web").budget.Status.DisruptedPods) == 0 })
 			},
 		},
-		"but not if the pod terminates meanwhile": {
+		"not if the pod terminates meanwhile": {
 			budget: newBudget("web", 0, granting("web-0", start)), pods: []*corev1.Pod{newPod("web-0")},
 			later: func(w *world) {
 				w.updatePod(newPod("web-0", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} }))

@@ -229,9 +229,9 @@ func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, hold
 	return nil
 }
 
-// livePods lists the pods on a node from the API, without those that the drain keeps. For pods that
-// are only nominated for the node, the cache and the nodemaintenance controller must do: the API
-// cannot select them by node.
+// livePods lists the pods on a node from the API, without those that the drain keeps. It does not
+// list pods that are only nominated for the node, since the API cannot select them by node; the
+// cache and the nodemaintenance controller check these.
 func (c *Controller) livePods(ctx context.Context, node *corev1.Node) ([]nodestate.Pod, error) {
 	view, err := c.state.View(node)
 	if err != nil {

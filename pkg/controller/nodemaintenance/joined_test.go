@@ -27,7 +27,7 @@ func TestRefusedJoinsAreBlockers(t *testing.T) {
 		"a join that admission forbids": {
 			apierrors.NewForbidden(v1alpha1.Resource("evacuations"), "p", nil), 1,
 		},
-		"but not a join that conflicts with another write": {
+		"a join that conflicts with another write": {
 			apierrors.NewConflict(v1alpha1.Resource("evacuations"), "p", nil), 0,
 		},
 	} {

@@ -35,7 +35,7 @@ type decision struct {
 	restore, lower []*corev1.Pod
 	// ended are the pods whose turns end without a replacement.
 	ended []*pod
-	// short caches what the surge lacks.
+	// short caches the shortage.
 	short *shortage
 	// scale is the change of the target; nil if there is none.
 	scale *scaling

@@ -77,8 +77,8 @@ func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 
 // waitsToReport reports whether the first report of a turn can wait, and schedules the sync that
 // writes it: most surges end before that and need only one report. It waits for at most a quarter
-// of the start deadline. A start of the turn in the future comes from another clock; then it does
-// not wait.
+// of the start deadline. If the turn starts in the future, that time comes from another clock, and
+// the report does not wait.
 func (d *decision) waitsToReport(s situation, p *pod) bool {
 	turn := protocol.TurnOf(&p.evacuation.Status)
 	if turn.Reported {
