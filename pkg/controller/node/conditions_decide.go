@@ -146,7 +146,8 @@ const (
 	drainGoesOn
 	// drainDone: no pod is left.
 	drainDone
-	// drainRefused: only maintenances whose requester may no longer delete the node have pods left.
+	// drainRefused: the drain of the other maintenances is done, and the requester of at least one
+	// may no longer delete the node.
 	drainRefused
 )
 

@@ -188,7 +188,8 @@ func (c *Controller) sync(ctx context.Context, node *corev1.Node) error {
 	}
 	switch {
 	case err != nil:
-		// A node without a holder is released, but not because the authorizer does not answer.
+		// A node without a holder would be released: an authorizer that does not answer must not
+		// cause that.
 		return err
 	case f.undecided:
 		// A maintenance may be about to hold the node: the answer of the authorizer enqueues the
