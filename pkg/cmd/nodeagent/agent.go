@@ -175,8 +175,7 @@ func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *
 	a.manager, err = shutdown.New(shutdown.Config{
 		NodeName: node, BootID: s.bootID, Version: version.Get(),
 		Machine: h.machine, Warnings: a.warnings, Limited: a.limited, Configuration: a.known, Cluster: client, Refused: a.static.Refused,
-		Store: s.store, Local: a.engine, Kubelet: stopped,
-		Priorities: a.checkpoint.Priorities, StaticPodProblem: a.static.Problem, Buckets: table,
+		Store: s.store, Local: a.engine, Kubelet: stopped, Priorities: a.checkpoint.Priorities, StaticPodProblem: a.static.Problem, Buckets: table,
 		MaxShutdownDelay: c.MaxShutdownDelay.Duration, APIGracePeriod: c.APIGracePeriod.Duration,
 		DrainBeforeShutdown: *c.DrainBeforeShutdown, Within: func() *state.Within { return readWithin(ctx, c) },
 		CompleteAfterReboot: *c.CompleteAfterReboot, KeepForgotten: c.OnForgottenShutdown == configv1alpha1.ForgottenShutdownKeep,

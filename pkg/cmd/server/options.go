@@ -332,8 +332,8 @@ func (o CompletedOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// validateDurations requires minimums, and that the stall timeout is longer than the timeouts within
-// which a drain may wait: otherwise a waiting drain would be reported as stalled.
+// validateDurations requires minimums, and that the stall timeout is longer than the timeouts
+// within which a drain may wait: otherwise a waiting drain would be reported as stalled.
 func (o *Options) validateDurations() []error {
 	c, e := &o.Controllers, &o.Evacuators
 	var errs []error

@@ -72,8 +72,8 @@ func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
 // further list, and stops if it returns false.
 func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]corev1.Pod), more func() bool) error {
 	if nodes.Len() > listedByNode {
-		// Do not set a resource version on pages: the watch cache would return the whole list at
-		// once.
+		// Do not set a resource version on pages: the watch cache would return the whole list in
+		// one response.
 		return pages(ctx, podsPerPage, Unfinished, r.Client.CoreV1().Pods(metav1.NamespaceAll).List, func(list *corev1.PodList) error {
 			visit(list.Items)
 			return nil

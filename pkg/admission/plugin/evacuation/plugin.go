@@ -103,8 +103,8 @@ func (p *Plugin) SetUnconditionalAuthorizer(authz authorizer.UnconditionalAuthor
 	p.authorizer = authz
 }
 
-// SetDependencies sets the identity of the server, the recorder for events on pods, and the cache of
-// Evacuations.
+// SetDependencies sets the identity of the server, the recorder for events on pods, and the cache
+// of Evacuations.
 func (p *Plugin) SetDependencies(d initializer.Dependencies) {
 	p.identity, p.recorder = d.Identity, d.Recorder
 	p.countIn(d.Informers)
