@@ -12,7 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -62,79 +61,8 @@ func TestEvacuationThatIsRefused(t *testing.T) {
 	is.True(t, apierrors.IsInvalid(err) && hasCause(err, "spec.podRef.uid", string(pod.UID)), "got %v, want that the UID is invalid", err)
 }
 
-func TestEvacuationOfAnEvacuator(t *testing.T) {
-	t.Parallel()
-	pool, nodes := cluster.NewPool(t, 1, true)
-	namespace := cluster.NewNamespace(t)
-	const class = "mover.example.com"
-	pod := cluster.PodOn(t, namespace, "pod", pool, nodes[0], func(p *corev1.Pod) {
-		p.Annotations = map[string]string{v1alpha1.AnnotationEvacuatorPrefix + class: "20000"}
-		p.Labels = map[string]string{"app": "pod", "tier": "gold"}
-	})
-	admins := cluster.As(t).Evacuations(namespace)
-	created := must.Get(admins.Create(t.Context(), evacuationOf(pod), metav1.CreateOptions{}))(t)
-	if len(created.Spec.Evacuators) != 1 || created.Spec.Evacuators[0].EvacuatorClass != class ||
-		created.Spec.Evacuators[0].Priority != 20000 {
-		t.Errorf("evacuators are %+v, want the evacuator of the pod's annotation", created.Spec.Evacuators)
-	}
-	if created.Labels["tier"] != "gold" || created.Spec.NodeName != nodes[0] {
-		t.Errorf("labels %v and node %q are not those of the pod", created.Labels, created.Spec.NodeName)
-	}
-	framework.Until(t, "the evacuator is active", admins, created.Name, func(e *v1alpha1.Evacuation) bool {
-		return e.Status.ActiveEvacuatorClass == class
-	})
-	writeStatus := rbacv1.PolicyRule{
-		APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuations/status"},
-		Verbs: []string{"patch", "update"},
-	}
-	stranger, mover := framework.Name("stranger"), framework.Name("mover")
-	cluster.Grant(t, stranger, writeStatus,
-		rbacv1.PolicyRule{
-			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuators"},
-			ResourceNames: []string{"other.example.com"}, Verbs: []string{"progress"},
-		})
-	cluster.Grant(t, mover, writeStatus,
-		rbacv1.PolicyRule{
-			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuators"}, ResourceNames: []string{class},
-			Verbs: []string{"progress"},
-		})
-	forbid := []byte(`{"status":{"evacuationCancellationPolicy":"Forbid","message":"flushing"}}`)
-
-	t.Run("the server refuses a user who may only progress another class", func(t *testing.T) {
-		_, err := cluster.As(t, stranger).Evacuations(namespace).
-			Patch(t.Context(), created.Name, types.MergePatchType, forbid, metav1.PatchOptions{}, "status")
-		is.True(t, apierrors.IsForbidden(err), "got %v, want Forbidden", err)
-	})
-	t.Run("the server stores a report of the evacuator with a timestamp", func(t *testing.T) {
-		e := must.Get(cluster.As(t, mover).Evacuations(namespace).
-			Patch(t.Context(), created.Name, types.MergePatchType, forbid, metav1.PatchOptions{}, "status"))(t)
-		if e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid ||
-			e.Status.EvacuationProgressTimestamp == nil {
-			t.Errorf("status is %+v", e.Status)
-		}
-	})
-	t.Run("an evacuation with cancellation forbidden cannot be deleted before its pod", func(t *testing.T) {
-		err := admins.Delete(t.Context(), created.Name, metav1.DeleteOptions{})
-		if !apierrors.IsConflict(err) || !strings.Contains(err.Error(), "Forbid") {
-			t.Errorf("got %v, want a conflict that names the policy", err)
-		}
-	})
-	t.Run("the evacuator deletes the pod and the evacuation completes", func(t *testing.T) {
-		must.Do(t, cluster.As(t).Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
-		framework.Until(t, "the evacuation is complete", admins, created.Name, func(e *v1alpha1.Evacuation) bool {
-			return conditionIs(e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue,
-				v1alpha1.ReasonPodDeleted)
-		})
-		if _, err := admins.Patch(t.Context(), created.Name, types.MergePatchType,
-			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// TestEvacuationsThatFillANamespace creates many Evacuations of pods without a node, and deletes
-// the pods. The server must refuse Evacuations of the maximum size with a finalizer that would keep
-// them, and limit the number of plain ones.
+// TestEvacuationsThatFillANamespace has a tenant create Evacuations of pods without a node, which
+// it deletes again: first as large as they may be, then with a finalizer that would keep them.
 func TestEvacuationsThatFillANamespace(t *testing.T) {
 	t.Parallel()
 	const tries, allowed = 500, 200

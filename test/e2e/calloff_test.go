@@ -127,9 +127,8 @@ func TestCallingOff(t *testing.T) {
 			// Another drain creates Evacuations of the same pods, independent of the first drain.
 			again := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 			evacuationFor(t, busy, "is recreated", isOurs)
-			calls := must.Get(recorder.Calls())(t)
-			for _, call := range calls {
-				is.True(t, !call.Evicted() && !call.Deleted(), "%s evicted or deleted pod %s", call.User, call.Name)
+			for _, call := range must.Get(recorder.Log())(t).Calls {
+				is.True(t, !call.Evicted() && !call.Deleted(), "%s made pod %s leave", call.User, call.Name)
 				if call.Received.After(done) && call.Received.Before(again.CreationTimestamp.Time) {
 					t.Errorf("%s sent a request for pod %s after the drain was cancelled", call.User, call.Name)
 				}
@@ -199,7 +198,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 	// First, the recorder must see that the second wave is open. Only then the pods below are late.
 	waitFor(t, recorder, func(v *oracle.View) string {
-		if !slices.Contains(v.Evacuations(), held.UID) {
+		if !slices.ContainsFunc(v.Evacuations(), func(e *v1alpha1.Evacuation) bool { return e.Spec.PodRef.UID == held.UID }) {
 			return "the second wave is not open"
 		}
 		return ""

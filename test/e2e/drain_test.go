@@ -6,18 +6,12 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -76,93 +70,33 @@ func podsOn(ctx context.Context, t *testing.T, nodes ...string) ([]corev1.Pod, e
 	}), nil
 }
 
-// availability watches the pods and the Deployment of an app, and records the minimum number of
-// ready pods.
-type availability struct {
-	app     string
-	mu      sync.Mutex
-	ready   map[types.UID]bool
-	lowest  int
-	history []string
-	cancel  context.CancelFunc
-	done    sync.WaitGroup
-}
-
-func watchAvailability(t *testing.T, namespace, app string) *availability {
+// watchAvailability records from now on what happens to the pods and Deployments of a namespace. A
+// test that fails shows it.
+func watchAvailability(t *testing.T, namespace string) *oracle.Recorder {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	a := &availability{app: app, ready: map[types.UID]bool{}, lowest: math.MaxInt, cancel: cancel}
-	kube := cluster.As(t).Kube
-	list := must.Get(kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app}))(t)
-	for i := range list.Items {
-		a.see(&list.Items[i], false)
-	}
-	a.lowest = a.count()
-	pods := must.Get(kube.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{
-		LabelSelector: "app=" + app, ResourceVersion: list.ResourceVersion,
+	admin := cluster.As(t)
+	recorder := must.Get(oracle.Start(t.Context(), admin.Kube, admin.Haulout, oracle.Scope{
+		Namespaces: []string{namespace}, Only: []string{"pods", "deployments"},
 	}))(t)
-	owners := must.Get(kube.AppsV1().Deployments(namespace).Watch(ctx, metav1.ListOptions{
-		FieldSelector: "metadata.name=" + app,
-	}))(t)
-	a.done.Go(func() {
-		defer pods.Stop()
-		for event := range pods.ResultChan() {
-			if pod, ok := event.Object.(*corev1.Pod); ok {
-				a.see(pod, event.Type == watch.Deleted)
-			}
-		}
-	})
-	a.done.Go(func() {
-		defer owners.Stop()
-		for event := range owners.ResultChan() {
-			if d, ok := event.Object.(*appsv1.Deployment); ok {
-				a.tell("deployment %s: %s, replicas %d, available %d, %v",
-					d.Name, d.ResourceVersion, *d.Spec.Replicas, d.Status.AvailableReplicas, d.Annotations)
-			}
-		}
-	})
-	return a
-}
-
-// tell adds a line to the history, which a failed test prints.
-func (a *availability) tell(format string, args ...any) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.history = append(a.history, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
-}
-
-func (a *availability) see(pod *corev1.Pod, deleted bool) {
-	up := !deleted && pod.DeletionTimestamp == nil && oracle.IsReady(pod)
-	a.tell("pod %s on %q: %s, available %t, leaving %t, gone %t, %v",
-		pod.Name, pod.Spec.NodeName, pod.ResourceVersion, up, pod.DeletionTimestamp != nil, deleted, pod.Annotations)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.ready[pod.UID] = up
-	a.lowest = min(a.lowest, a.count())
-}
-
-func (a *availability) count() int {
-	n := 0
-	for _, r := range a.ready {
-		if r {
-			n++
-		}
-	}
-	return n
-}
-
-// atLeast ends the watch, and checks the minimum number of ready pods. If the test fails, it prints
-// the history.
-func (a *availability) atLeast(t *testing.T, want int) {
-	t.Helper()
-	a.cancel()
-	a.done.Wait()
 	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log("cluster: pods and Deployment of the app " + a.app + ":\n" + strings.Join(a.history, "\n"))
+		if log, err := recorder.Log(); t.Failed() {
+			t.Logf("cluster: pods and Deployments (%v):\n%s", err, log)
 		}
 	})
-	is.True(t, a.lowest >= want, "%s had only %d available pods at one time, want %d", a.app, a.lowest, want)
+	return recorder
+}
+
+// wasAvailable checks the lowest number of healthy pods of an app, and returns it.
+func wasAvailable(t *testing.T, recorder *oracle.Recorder, app string, want int) int {
+	t.Helper()
+	for workload, span := range oracle.Availability(must.Get(recorder.Log())(t)) {
+		if workload.Name == app {
+			is.True(t, span.Lowest >= want, "of %s, at one time %d pods were available, want %d", app, span.Lowest, want)
+			return span.Lowest
+		}
+	}
+	t.Errorf("no pod of %s was ever available", app)
+	return 0
 }
 
 func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
@@ -176,7 +110,7 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 	cluster.PodOn(t, namespace, "important", pool, nodes[1], func(p *corev1.Pod) {
 		p.Spec.PriorityClassName = "system-cluster-critical"
 	})
-	available := watchAvailability(t, namespace, "web")
+	available := watchAvailability(t, namespace)
 	target := nodes[:2]
 
 	nm := cluster.Create(
@@ -189,7 +123,7 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 	if pods, err := podsOn(t.Context(), t, target...); err != nil || len(pods) != 0 {
 		t.Errorf("drained with pods left on the nodes: %d, %v", len(pods), err)
 	}
-	available.atLeast(t, replicas-maxUnavailable)
+	wasAvailable(t, available, "web", replicas-maxUnavailable)
 	if len(nm.Status.NodeStatuses) != 2 || nm.Status.NodeStatuses[0].NodeRef.Name != target[0] ||
 		nm.Status.NodeStatuses[0].NodeRef.UID == "" {
 		t.Errorf("node statuses are %+v", nm.Status.NodeStatuses)

@@ -331,11 +331,10 @@ func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	must.Do(t, recorder.Settle(t.Context()))
 	found, err := recorder.Verdict(leftRunning, f.foreign)
 	framework.Accept(t, found, err)
-	missed, err := recorder.Missed()
-	framework.Accept(t, missed, err)
-	calls := must.Get(recorder.Calls())(t)
+	log := must.Get(recorder.Log())(t)
+	framework.Accept(t, oracle.Missed(log), nil)
 	granted, tried := 0, sets.New[types.UID]()
-	for _, call := range calls {
+	for _, call := range log.Calls {
 		if call.Evicted() {
 			granted++
 		}
@@ -343,8 +342,7 @@ func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 			tried.Insert(call.UID)
 		}
 	}
-	var evacuated []types.UID
-	waitFor(t, recorder, func(v *oracle.View) string { evacuated = v.Evacuated(); return "" })
+	evacuated := oracle.Evacuated(log)
 	scaledDown := len(evacuated) - len(tried.Intersection(sets.New(evacuated...)))
 	// Without observations the judge finds nothing. A few may be missing: an Evacuation can be
 	// created and deleted while a kill interrupts the watch.
@@ -402,17 +400,14 @@ func (f *fleet) killLeader(t *testing.T) {
 			// After a random number of further pods, which may be 0. One drain is long enough for
 			// most of the kills.
 			later := f.random.IntN(max(1, d.pods/f.kills))
-			var asked int
-			waitFor(t, recorder, func(v *oracle.View) string { asked = v.Asked(); return "" })
+			asked := recorder.View().Asked()
 			waitFor(t, recorder, func(v *oracle.View) string {
 				if v.Asked() >= asked+later || allDrained(d.names...)(v) == "" {
 					return ""
 				}
 				return fmt.Sprintf("%d pods have an Evacuation, waiting for %d", v.Asked(), asked+later)
 			})
-			var drained bool
-			waitFor(t, recorder, func(v *oracle.View) string { drained = allDrained(d.names...)(v) == ""; return "" })
-			if drained {
+			if allDrained(d.names...)(recorder.View()) == "" {
 				break
 			}
 			kills++
@@ -475,9 +470,8 @@ func (f *fleet) callOff(t *testing.T) {
 		must.Do(t, recorder.Settle(t.Context()))
 		found, err := recorder.Verdict(leftRunning, f.foreign)
 		framework.Accept(t, found, err)
-		calls := must.Get(recorder.Calls())(t)
 		evicted := 0
-		for _, call := range calls {
+		for _, call := range must.Get(recorder.Log())(t).Calls {
 			if call.Evicted() {
 				evicted++
 			}

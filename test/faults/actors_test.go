@@ -21,7 +21,7 @@ import (
 	clientv1alpha1 "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
 )
 
-// evacuators there are. Each has a user of its own, who may report for it and for no other.
+// evacuators are the classes. The user of a class may report for that class only.
 var evacuators = []v1alpha1.Evacuator{
 	{EvacuatorClass: "fast.movers.example.com", Priority: 30000},
 	{
@@ -31,10 +31,10 @@ var evacuators = []v1alpha1.Evacuator{
 	{EvacuatorClass: "slow.movers.example.com", Priority: 500},
 }
 
-// instigators there are. Each has a user of its own, too.
+// instigators are the users that request Evacuations.
 var instigators = []string{"x.faults.haulout.dev", "y.faults.haulout.dev", "z.faults.haulout.dev"}
 
-// action is one thing that may be done, so often as its weight is among those of all.
+// action is a request of an actor. Its weight is its share of all requests.
 type action struct {
 	name   string
 	weight int
@@ -88,7 +88,7 @@ func (s *storm) grant() {
 
 func one[T any](random *rand.Rand, list []T) T { return list[random.IntN(len(list))] }
 
-// evacuations are those of a namespace, to a user.
+// evacuations returns the client of a user for the Evacuations of a namespace.
 func (s *storm) evacuations(user, namespace string) clientv1alpha1.EvacuationInterface {
 	clients, ok := s.as[user]
 	if !ok {
@@ -97,9 +97,9 @@ func (s *storm) evacuations(user, namespace string) clientv1alpha1.EvacuationInt
 	return clients.Evacuations(namespace)
 }
 
-// evacuation picks one of the Evacuations that exist; nil if there is none.
+// evacuation chooses one of the Evacuations that exist; nil if there is none.
 func (s *storm) evacuation(random *rand.Rand) *v1alpha1.Evacuation {
-	list := s.witness.Evacuations()
+	list := s.recorder.View().Evacuations()
 	if len(list) == 0 {
 		return nil
 	}
@@ -107,7 +107,7 @@ func (s *storm) evacuation(random *rand.Rand) *v1alpha1.Evacuation {
 }
 
 func (s *storm) ask(ctx context.Context, random *rand.Rand) error {
-	pods := s.witness.Pods()
+	pods := s.recorder.View().Pods()
 	if len(pods) == 0 {
 		return errNothing
 	}
@@ -140,7 +140,7 @@ func (s *storm) askTwice(ctx context.Context, random *rand.Rand) error {
 	}
 	_, err := s.evacuations("", e.Namespace).Create(ctx, second, metav1.CreateOptions{})
 	if err == nil {
-		s.witness.Report("a second Evacuation of pod %s/%s was accepted", e.Namespace, e.Spec.PodRef.Name)
+		s.accuse("a second Evacuation of pod %s/%s was accepted", e.Namespace, e.Spec.PodRef.Name)
 	}
 	return err
 }
@@ -185,13 +185,13 @@ func (s *storm) withdrawAnother(ctx context.Context, random *rand.Rand) error {
 	e.Finalizers = kept
 	_, err := s.evacuations(user, e.Namespace).Update(ctx, e, metav1.UpdateOptions{})
 	if err == nil {
-		s.witness.Report("%s could withdraw Evacuation %s/%s for others", user, e.Namespace, e.Name)
+		s.accuse("%s could withdraw Evacuation %s/%s for others", user, e.Namespace, e.Name)
 	}
 	return err
 }
 
-// deleteEvacuation deletes one in the state in which it was seen, and looks whether that should
-// have been refused.
+// deleteEvacuation deletes an Evacuation in the state that the recorder has, and checks whether the
+// server should have refused it.
 func (s *storm) deleteEvacuation(ctx context.Context, random *rand.Rand) error {
 	e := s.evacuation(random)
 	if e == nil {
@@ -206,14 +206,14 @@ func (s *storm) deleteEvacuation(ctx context.Context, random *rand.Rand) error {
 	if err == nil && forbidden {
 		pod, err := s.admin.Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{})
 		if err == nil && pod.UID == e.Spec.PodRef.UID {
-			s.witness.Report("Evacuation %s/%s could be deleted although its evacuator forbids it and the pod is there",
+			s.accuse("Evacuation %s/%s could be deleted although its evacuator forbids it and the pod is there",
 				e.Namespace, e.Name)
 		}
 	}
 	return err
 }
 
-// turnOf returns the evacuator that has the turn, or, now and then, another one.
+// turnOf returns the active evacuator or, at times, another one.
 func turnOf(e *v1alpha1.Evacuation, random *rand.Rand) string {
 	others := e.Spec.Evacuators
 	isActive := slices.ContainsFunc(others, func(o v1alpha1.Evacuator) bool {
@@ -228,8 +228,8 @@ func turnOf(e *v1alpha1.Evacuation, random *rand.Rand) string {
 	return one(random, evacuators).EvacuatorClass
 }
 
-// report has an evacuator say something: that it lives, how far it is, that it cannot stop any
-// more, that it is done, which may be a lie.
+// report has an evacuator report: that it is alive, its progress, that it can no longer stop, or
+// that it is done, which may be false.
 func (s *storm) report(ctx context.Context, random *rand.Rand) error {
 	e := s.evacuation(random)
 	if e == nil {
@@ -268,11 +268,11 @@ func (s *storm) report(ctx context.Context, random *rand.Rand) error {
 		metav1.PatchOptions{}, "status"))
 }
 
-// heard looks whether a report that was accepted was that of the evacuator that had the turn.
+// heard checks that a report that was accepted came from the active evacuator.
 func (s *storm) heard(e *v1alpha1.Evacuation, class string) func(*v1alpha1.Evacuation, error) error {
 	return func(answer *v1alpha1.Evacuation, err error) error {
 		if err == nil && answer.Status.ActiveEvacuatorClass != class {
-			s.witness.Report("Evacuation %s/%s: %s was heard although the turn was with %s", e.Namespace, e.Name, class,
+			s.accuse("Evacuation %s/%s: %s was heard although the turn was with %s", e.Namespace, e.Name, class,
 				answer.Status.ActiveEvacuatorClass)
 		}
 		return err
@@ -288,8 +288,7 @@ func (s *storm) keep(e *v1alpha1.Evacuation) {
 	s.old = append(s.old, e)
 }
 
-// reportLate has an evacuator write what it has seen a while ago, which it may believe to be up to
-// date.
+// reportLate has an evacuator report on an old version of an Evacuation.
 func (s *storm) reportLate(ctx context.Context, random *rand.Rand) error {
 	s.mu.Lock()
 	if len(s.old) == 0 {
@@ -311,7 +310,7 @@ func (s *storm) reportLate(ctx context.Context, random *rand.Rand) error {
 	return s.heard(e, class)(s.evacuations(class, e.Namespace).UpdateStatus(ctx, e, metav1.UpdateOptions{}))
 }
 
-// usurp has an evacuator, or an administrator, write into the status what only the server may.
+// usurp has an evacuator or an administrator write status fields that are reserved for the server.
 func (s *storm) usurp(ctx context.Context, random *rand.Rand) error {
 	e := s.evacuation(random)
 	if e == nil {
@@ -347,18 +346,18 @@ func (s *storm) usurp(ctx context.Context, random *rand.Rand) error {
 	}
 	_, err := s.evacuations(user, e.Namespace).UpdateStatus(ctx, e, metav1.UpdateOptions{})
 	if err == nil {
-		s.witness.Report("Evacuation %s/%s: user %q could %s", e.Namespace, e.Name, user, what)
+		s.accuse("Evacuation %s/%s: user %q could %s", e.Namespace, e.Name, user, what)
 	}
 	return err
 }
 
-// giveUp has the evacuators of Evacuations with a long deadline, which are those of maintenances,
-// say that they can do no more: no actor here would wait for them otherwise.
+// giveUp has the evacuators of Evacuations with a long deadline report that they are done. These
+// Evacuations are those of maintenances; the deadline is too long for a test.
 func (s *storm) giveUp(ctx context.Context) {
-	for _, e := range s.witness.Evacuations() {
+	for _, e := range s.recorder.View().Evacuations() {
 		class := e.Status.ActiveEvacuatorClass
 		if *e.Spec.ProgressDeadlineSeconds > 10 && s.as[class].Haulout != nil && !e.Status.ActiveEvacuatorCompleted {
-			// It is tried again until it is heard.
+			// The caller repeats it until the report is accepted.
 			_, _ = s.evacuations(class, e.Namespace).Patch(ctx, e.Name, types.MergePatchType,
 				[]byte(`{"status":{"activeEvacuatorCompleted":true}}`), metav1.PatchOptions{}, "status")
 		}

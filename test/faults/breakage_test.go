@@ -21,49 +21,49 @@ import (
 )
 
 const (
-	// breakers is how many faults there are at a time.
+	// breakers is the number of faults at a time.
 	breakers = 2
-	// longest is how long a fault lasts at most.
+	// longest is the longest time that a fault lasts.
 	longest = 6 * time.Second
-	// repairTime is how long the cluster may take to run again when a fault is over.
+	// repairTime is the time that the cluster may take to run again after a fault.
 	repairTime          = 2 * time.Minute
 	pauseBetweenRepairs = 500 * time.Millisecond
 )
 
-// processes are those of the development cluster that fail. kwok is all kubelets together; it is
-// not killed, as another one waits for the leases of the first to run out.
+// processes are the processes of the development cluster that fail. kwok acts for all kubelets. It
+// is not killed, because the next kwok waits until the leases of the first one have expired.
 var processes = []string{
 	"haulout-apiserver", "haulout-apiserver", "kube-apiserver", "etcd",
 	"kube-controller-manager", "kube-scheduler", "kwok",
 }
 
-// fault is something that goes wrong for a while.
+// fault is a temporary failure.
 type fault struct {
 	name string
-	// on is what fails. Of each thing there is one fault at a time.
+	// on is what fails. It has one fault at a time.
 	on string
-	// begin has it go wrong, until the function is called that it returns.
+	// begin starts the fault; the function that it returns ends it.
 	begin func() (end func())
 }
 
-// breakage breaks things in an order left to chance.
+// breakage makes the cluster fail in a random order.
 type breakage struct {
 	*rig
 
 	t *testing.T
-	// begun is when it began, denied how the webhook answers now, nil for yes.
+	// begun is when it began, denied what the webhook denies now, or nil.
 	begun  time.Time
 	denied atomic.Pointer[denial]
-	// hanging is what the webhook does not answer, nil for nothing.
+	// hanging is the resource about which the webhook does not answer, or nil.
 	hanging atomic.Pointer[hang]
 
 	mu   sync.Mutex
 	busy map[string]bool
-	// repairing keeps two from starting processes at a time.
+	// repairing is held while processes are started.
 	repairing sync.Mutex
 }
 
-// denial is how a webhook answers about a resource.
+// denial is the answer of a webhook about a resource.
 type denial struct {
 	resource string
 	code     int32
@@ -72,15 +72,15 @@ type denial struct {
 // denials are the writes of the server that a webhook denies.
 var denials = []string{"pods/eviction", "deployments", "pods", "events"}
 
-// hang is a resource about which a webhook gives no answer before over is closed. The clients
-// that ask wait for as long as they want to.
+// hang is a resource about which a webhook does not answer before over is closed. The clients wait
+// until their own timeout.
 type hang struct {
 	resource string
 	over     chan struct{}
 }
 
-// hangs are the resources about whose writes a webhook gives no answer. The server asks about
-// Evacuations itself.
+// hangs are the resources about whose writes a webhook does not answer. The server itself calls the
+// webhook about Evacuations.
 var hangs = []string{"pods/eviction", "deployments", "pods", "evacuations", "evacuations/status"}
 
 func newBreakage(t *testing.T, r *rig, namespace string) *breakage {
@@ -95,7 +95,7 @@ func newBreakage(t *testing.T, r *rig, namespace string) *breakage {
 	return b
 }
 
-// decide denies what the server asks for, as long as a fault has it so.
+// decide denies requests of the server during a fault of the webhook.
 func (b *breakage) decide(r *admissionv1.AdmissionRequest) *metav1.Status {
 	resource := r.Resource.Resource
 	if r.SubResource != "" {
@@ -111,7 +111,7 @@ func (b *breakage) decide(r *admissionv1.AdmissionRequest) *metav1.Status {
 	return &metav1.Status{Status: metav1.StatusFailure, Code: d.code, Message: "denied by the faults test"}
 }
 
-// rage lets things go wrong for a time. When it returns, everything runs again.
+// rage makes things fail for a time. When it returns, all runs again.
 func (b *breakage) rage(seed uint64, lasts time.Duration) {
 	b.t.Helper()
 	b.begun = time.Now()
@@ -128,10 +128,10 @@ func (b *breakage) rage(seed uint64, lasts time.Duration) {
 	b.repair()
 }
 
-// breakOne has one thing go wrong for a while.
+// breakOne begins a fault and ends it after a while.
 func (b *breakage) breakOne(random *rand.Rand) {
 	faults := b.faults(random)
-	// The choices are made before anything is read, so that a seed makes the same ones again.
+	// All choices come before any read, so that a seed repeats them.
 	f := one(random, faults)
 	lasts := time.Duration(random.Int64N(int64(longest)))
 	pause := time.Duration(random.Int64N(int64(time.Second)))
@@ -167,7 +167,7 @@ func (b *breakage) release(thing string) {
 	delete(b.busy, thing)
 }
 
-// faults are those to choose from. Each kind is as likely as another.
+// faults are the possible faults. Each kind has the same probability.
 func (b *breakage) faults(random *rand.Rand) []fault {
 	process := one(random, processes)
 	links := []*link{b.toHost, b.toServer}
@@ -245,18 +245,18 @@ func (b *breakage) signal(process string, signal syscall.Signal) {
 	}
 }
 
-// deleteLease deletes the Lease of the server, as a user does who hopes that it helps.
+// deleteLease deletes the Lease of the server, as users do when a server seems to hang.
 func (b *breakage) deleteLease() (end func()) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), writeTime)
 	defer cancel()
-	// There may be none, or no kube-apiserver.
+	// The Lease or kube-apiserver may be away.
 	if err := b.observer.Kube.CoordinationV1().Leases("haulout-system").Delete(ctx, "haulout-apiserver", metav1.DeleteOptions{}); err != nil {
 		b.logf("the Lease was not deleted: %v", err)
 	}
 	return func() {}
 }
 
-// slow gives a process a fifth of the time.
+// slow gives a process a fifth of its processor time.
 func (b *breakage) slow(process string) (end func()) {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan struct{})
@@ -272,7 +272,7 @@ func (b *breakage) slow(process string) (end func()) {
 	return func() { cancel(); <-done }
 }
 
-// fillDisk leaves no space to the embedded etcd. The server may end.
+// fillDisk leaves no space for the embedded etcd. The server may end.
 func (b *breakage) fillDisk() (end func()) {
 	empty, err := b.disk.fill()
 	if err != nil {
@@ -287,7 +287,7 @@ func (b *breakage) fillDisk() (end func()) {
 	}
 }
 
-// loseMember ends or stops the leader of the etcd cluster.
+// loseMember kills or stops the leader of the etcd cluster.
 func (b *breakage) loseMember(random *rand.Rand, signal syscall.Signal) (end func()) {
 	member := b.etcd.leaderOrAny(b.t.Context(), random)
 	if signal == syscall.SIGKILL {
@@ -299,7 +299,7 @@ func (b *breakage) loseMember(random *rand.Rand, signal syscall.Signal) (end fun
 	return func() { _ = process.Signal(syscall.SIGCONT) }
 }
 
-// repair starts what has ended. While other faults last, that may fail.
+// repair starts the processes that have ended. It may fail during another fault.
 func (b *breakage) repair() {
 	b.repairing.Lock()
 	defer b.repairing.Unlock()

@@ -22,27 +22,28 @@ import (
 )
 
 const (
-	// counter is the annotation that the ledger counts up.
+	// counter is the annotation that the ledger increments.
 	counter = "faults.haulout.dev/counter"
 	// absent is the value of an object that does not exist.
 	absent = -1
-	// writeTime is how long the ledger waits for an answer.
+	// writeTime is the time that the ledger waits for an answer.
 	writeTime = 3 * time.Second
-	// updates is how often an object of the ledger is changed before it is deleted.
+	// updates is the number of changes of an object before its deletion.
 	updates = 3
 )
 
-// ledger writes NodeMaintenances that do nothing, and remembers what the server has acknowledged.
+// ledger writes NodeMaintenances without nodes, and stores which writes the server acknowledged.
 type ledger struct {
 	client maintenanceclient.NodeMaintenanceInterface
 	entry  entry
-	// closed are the objects of which one write had no answer: it may come true later.
+	// closed are the earlier objects. The last write of one may have had no answer: it may succeed
+	// later.
 	closed       []entry
 	acknowledged int
 }
 
-// entry is what an object may look like: the last value that was acknowledged or the one that was
-// tried after it.
+// entry has the possible values of an object: the last one that was acknowledged and the one that
+// was tried after it.
 type entry struct {
 	name                string
 	acknowledged, tried int
@@ -106,10 +107,11 @@ func (l *ledger) writeOnce(ctx context.Context) {
 	}
 }
 
-// check fails the test for each acknowledged write that was lost, and removes what is left.
+// check fails the test for each acknowledged write that was lost, and deletes the objects. It reads
+// the objects, because a watch may show a value that the storage has lost since.
 func (l *ledger) check(t *testing.T) {
 	t.Helper()
-	// kube-apiserver may need as long as the trial to find out that its connections are dead.
+	// kube-apiserver may take as long as a trial to notice that its connections are dead.
 	framework.Eventually(t, "the server acknowledges a write", func(ctx context.Context) (bool, error) {
 		if l.acknowledged == 0 {
 			l.writeOnce(ctx)

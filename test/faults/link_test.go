@@ -17,7 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// link passes connections on from one address to others in turn, until it is told to fail.
+// link forwards connections from one address to others by turns, until it is set to fail.
 type link struct {
 	name      string
 	upstreams []string
@@ -29,21 +29,20 @@ type link struct {
 	state       linkState
 	delay       time.Duration
 	connections []net.Conn
-	// dropped are the ends of connections that were dropped: they stay open, and nothing is passed
-	// on any more.
+	// dropped are the ends of dropped connections: they stay open, and nothing is forwarded.
 	dropped []net.Conn
 	// changed is closed when the state changes.
 	changed chan struct{}
 }
 
-// linkState is what a link does with bytes.
+// linkState is what a link does with packets.
 type linkState int
 
 const (
 	passes linkState = iota
-	// refuses closes all connections, and new ones immediately.
+	// refuses closes all connections, new ones too.
 	refuses
-	// isSilent keeps connections open and passes nothing on until it passes again.
+	// isSilent keeps connections open and forwards nothing.
 	isSilent
 )
 
@@ -103,7 +102,7 @@ func (l *link) dial() net.Conn {
 	return nil
 }
 
-// keep remembers the two ends of a connection, for set to close them.
+// keep stores the two ends of a connection, so that set can close them.
 func (l *link) keep(ends ...net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,8 +120,8 @@ func closeAll(connections []net.Conn) {
 	}
 }
 
-// drop has the present connections carry nothing any more, without a reset, as a firewall does that
-// forgets them. New ones work.
+// drop ends the forwarding of the present connections without a reset, as a firewall does that lost
+// its state. New connections work.
 func (l *link) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,8 +135,8 @@ func (l *link) isDropped(end net.Conn) bool {
 	return slices.Contains(l.dropped, end)
 }
 
-// copy passes on what comes, until one end is closed. What comes on a dropped connection is thrown
-// away, also that an end was closed.
+// copy forwards packets until one end is closed. It discards those of a dropped connection, and
+// does not forward its end.
 func (l *link) copy(to, from net.Conn) {
 	defer func() {
 		if l.isDropped(from) {
@@ -167,7 +166,7 @@ func (l *link) copy(to, from net.Conn) {
 	}
 }
 
-// wait returns when the link may pass on what it has.
+// wait returns when the link may forward a packet.
 func (l *link) wait() {
 	for {
 		l.mu.Lock()
@@ -183,7 +182,7 @@ func (l *link) wait() {
 	}
 }
 
-// set changes what the link does. A delay holds each packet up for so long, in each direction.
+// set changes the state of the link. It forwards each packet after the delay, in both directions.
 func (l *link) set(state linkState, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -26,16 +26,16 @@ import (
 )
 
 const (
-	// slots is how many pods a namespace may have, groups how many budgets they are divided among.
+	// slots is the number of pods in a namespace at most, groups the number of budgets for them.
 	slots, groups = 10, 2
-	// last is how many pods are asked to leave when the storm is over.
+	// last is the number of pods that are asked to leave after the storm.
 	last = 15
-	// hold is a finalizer that keeps a pod from going.
+	// hold is a finalizer that keeps a deleted pod.
 	hold = "faults.haulout.dev/hold"
 )
 
-// makePod makes a pod of one of the few names that there are, if there is none of that name. Some
-// name evacuators.
+// makePod creates a pod with one of a few names, unless that name is taken. Some pods have
+// evacuators.
 func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
 	slot, node, namespace := random.IntN(slots), one(random, s.nodes), one(random, s.namespaces)
 	s.mu.Lock()
@@ -45,8 +45,7 @@ func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: fmt.Sprintf("web-%d", slot), Annotations: map[string]string{},
-			// The serial keeps pods of different names from being taken for each other's
-			// successors.
+			// Pods with the same labels would count as successors of each other.
 			Labels: map[string]string{"group": strconv.Itoa(slot % groups), "serial": strconv.Itoa(serial)},
 		},
 		Spec: framework.PodSpec(s.pool),
@@ -65,9 +64,9 @@ func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// pod picks one of the pods that exist; nil if there is none.
+// pod chooses one of the pods that exist; nil if there is none.
 func (s *storm) pod(random *rand.Rand) *corev1.Pod {
-	list := s.witness.Pods()
+	list := s.recorder.View().Pods()
 	if len(list) == 0 {
 		return nil
 	}
@@ -104,9 +103,9 @@ func (s *storm) patchPod(ctx context.Context, random *rand.Rand, patch string, s
 	return err
 }
 
-// letPodsGo takes the finalizers off all pods.
+// letPodsGo removes the finalizers of all pods.
 func (s *storm) letPodsGo(ctx context.Context, _ *rand.Rand) error {
-	for _, pod := range s.witness.Pods() {
+	for _, pod := range s.recorder.View().Pods() {
 		if len(pod.Finalizers) == 0 {
 			continue
 		}
@@ -120,7 +119,7 @@ func (s *storm) letPodsGo(ctx context.Context, _ *rand.Rand) error {
 }
 
 // changeBudget gives the pods of a group a budget that allows every disruption, none, or cannot be
-// computed, as its pods have no controller; a second one beside it; or no budget any more.
+// computed because its pods have no controller; or a second budget; or it removes their budgets.
 func (s *storm) changeBudget(ctx context.Context, random *rand.Rand) error {
 	namespace, group, what := one(random, s.namespaces), random.IntN(groups), random.IntN(8)
 	budgets := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace)
@@ -131,7 +130,7 @@ func (s *storm) changeBudget(ctx context.Context, random *rand.Rand) error {
 		},
 	}
 	if random.IntN(4) == 0 {
-		// Most of the time there is but one.
+		// Mostly there is one budget.
 		budget.Name += "-second"
 		what = max(0, what-4)
 	}
@@ -158,7 +157,7 @@ func (s *storm) changeBudget(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// maintain begins to drain a node, or calls that off: by the stage or by deletion.
+// maintain begins to drain a node, or cancels the drain: by the stage or by deletion.
 func (s *storm) maintain(ctx context.Context, random *rand.Rand) error {
 	maintenances := s.admin.Maintenances()
 	node, how := one(random, s.nodes[:2]), random.IntN(2)
@@ -182,7 +181,7 @@ func (s *storm) maintain(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// deleteNamespace is not done often: whatever happens in a namespace comes to an end by it.
+// deleteNamespace deletes a namespace. It is rare, because it ends everything in there.
 func (s *storm) deleteNamespace(ctx context.Context, random *rand.Rand) error {
 	namespace := one(random, s.namespaces)
 	if random.IntN(8) > 0 {
@@ -191,7 +190,7 @@ func (s *storm) deleteNamespace(ctx context.Context, random *rand.Rand) error {
 	return s.admin.Kube.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{})
 }
 
-// makeNamespaces recreates the namespaces that are gone.
+// makeNamespaces recreates the deleted namespaces.
 func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 	for _, namespace := range s.namespaces {
 		_, err := s.admin.Kube.CoreV1().Namespaces().Create(ctx,
@@ -203,9 +202,9 @@ func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 	return nil
 }
 
-// askOnceMore has some more pods asked to leave, of which half are under budgets that allow none to
-// go. A storm may have brought nearly everything to an end that would have been blocked, by a
-// namespace or a pod that was deleted, and may have closed no budget in time.
+// askOnceMore requests some more pods to leave, half of them under closed budgets. A storm may have
+// ended nearly everything by deletions of pods and namespaces, and may have closed no budget, so
+// that nothing would be blocked.
 func (s *storm) askOnceMore() {
 	s.t.Helper()
 	random := rand.New(rand.NewPCG(s.seed, 200)) //nolint:gosec // nothing here is secret
@@ -220,7 +219,7 @@ func (s *storm) askOnceMore() {
 			for _, namespace := range s.namespaces {
 				err := s.closeBudget(ctx, namespace)
 				if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-					// What is in it has to end like everything else. The others are enough here.
+					// This namespace is being deleted. The others are enough.
 					going = errors.Join(going, s.whatHolds(ctx, namespace))
 					continue
 				}
@@ -229,7 +228,7 @@ func (s *storm) askOnceMore() {
 				}
 			}
 			for range last {
-				// Those whose name is taken, or whose namespace still goes, are refused.
+				// The name may be taken, and the namespace may be terminating.
 				_ = s.makePod(ctx, random)
 				if s.ask(ctx, random) == nil {
 					asked++
@@ -243,7 +242,7 @@ func (s *storm) askOnceMore() {
 	)
 }
 
-// whatHolds says what keeps a namespace that is being deleted.
+// whatHolds returns what keeps a namespace that is being deleted.
 func (s *storm) whatHolds(ctx context.Context, namespace string) error {
 	found, err := s.admin.Kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 	if err != nil {
@@ -258,7 +257,7 @@ func (s *storm) whatHolds(ctx context.Context, namespace string) error {
 	return fmt.Errorf("namespace %s, %s: %s", namespace, found.Status.Phase, strings.Join(all, "; "))
 }
 
-// closeBudget has the pods of one group under a budget that allows none to go.
+// closeBudget gives the pods of one group a budget that allows no disruption.
 func (s *storm) closeBudget(ctx context.Context, namespace string) error {
 	budgets := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace)
 	_, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
@@ -274,13 +273,13 @@ func (s *storm) closeBudget(ctx context.Context, namespace string) error {
 	return err
 }
 
-// callOff withdraws half of the Evacuations in the name of all instigators. Their pods have to stay
-// then, whatever their budgets allow later.
+// callOff withdraws half of the Evacuations for all instigators. Then their pods have to stay,
+// whatever their budgets allow later.
 func (s *storm) callOff() {
 	s.t.Helper()
 	chance := rand.New(rand.NewPCG(s.seed, 100)) //nolint:gosec // nothing here is secret
 	turns := map[string]int{}
-	for _, e := range s.witness.Evacuations() {
+	for _, e := range s.recorder.View().Evacuations() {
 		if chance.IntN(2) == 0 {
 			continue
 		}
@@ -296,7 +295,7 @@ func (s *storm) callOff() {
 	s.t.Logf("called off in the end, by whose turn it was: %v", turns)
 }
 
-// letEveryPodGo takes away what would keep pods that are on their way out.
+// letEveryPodGo removes the finalizers of all pods.
 func (s *storm) letEveryPodGo() {
 	s.t.Helper()
 	framework.Eventually(s.t, "no finalizer holds a pod", func(ctx context.Context) (bool, error) {
@@ -304,7 +303,7 @@ func (s *storm) letEveryPodGo() {
 	})
 }
 
-// clearAway ends all that may keep pods from leaving.
+// clearAway deletes the maintenances and budgets, so that all pods may leave.
 func (s *storm) clearAway() {
 	s.t.Helper()
 	for _, node := range s.nodes {

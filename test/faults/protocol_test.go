@@ -26,10 +26,10 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// serverUser is who the server is to kube-apiserver.
+// serverUser is the user of the server in the host cluster.
 const serverUser = "system:serviceaccount:haulout-system:haulout-apiserver"
 
-// startDeadline is how long evacuators have for their first report.
+// startDeadline is the time that evacuators have for their first report.
 const startDeadline = 2 * time.Second
 
 // cluster is that of the test.
@@ -53,10 +53,10 @@ func start(t *testing.T) {
 	})
 }
 
-// size is how long the storm is and how often the worst happens in it.
+// size is the length of the storm and the number of kills.
 type size struct {
-	// lasts is how long things are done with the server there, kills how often it is killed in that
-	// time.
+	// lasts is the time of the requests without the times in which the server is away, kills the
+	// number of its kills.
 	lasts time.Duration
 	kills int
 }
@@ -67,11 +67,11 @@ var (
 )
 
 const (
-	// workers do things at the same time, so many a second in all.
+	// workers send requests at the same time, perSecond of them in all.
 	workers   = 8
 	perSecond = 55
-	// settles is how long it may take until everything has ended or says what blocks it: some
-	// turns, on a machine that is busy.
+	// settles is the time that all Evacuations may take to end or to report what blocks them, on a
+	// busy machine.
 	settles = 90 * time.Second
 )
 
@@ -83,19 +83,21 @@ type storm struct {
 	pool       string
 	nodes      []string
 	namespaces []string
-	witness    *oracle.Witness
+	recorder   *oracle.Recorder
 	admin      framework.Clients
 	as         map[string]framework.Clients
 
 	mu sync.Mutex
-	// outcomes counts the answers, by what was done.
+	// found is what the server allowed an actor although it must not.
+	found []string
+	// outcomes counts the answers, by the name of the action.
 	outcomes map[string]map[string]int
-	// serial tells pods apart that follow each other.
+	// serial distinguishes pods that follow each other.
 	serial int
-	// old are Evacuations as they once were, for actors that work with an old version.
+	// old are earlier states of Evacuations, for actors that work with an old version.
 	old []*v1alpha1.Evacuation
-	// down is when the server was killed last, up when it was back, lost for how long it was away
-	// before that.
+	// down is when the server was killed last, up when it was back, lost the sum of the times before
+	// that in which it was away.
 	down, up time.Time
 	lost     time.Duration
 }
@@ -103,13 +105,12 @@ type storm struct {
 func TestProtocol(t *testing.T) {
 	start(t)
 	s := newStorm(t)
-	log := cluster.AuditLog(t)
-	s.follow()
 	judged := false
 	defer func() {
-		// What was waited for in vain does not hide what was found before.
+		// A wait in vain does not hide what was found before it.
 		if !judged {
-			framework.Accept(t, s.witness.Found(), nil)
+			log, err := s.recorder.Log()
+			framework.Accept(t, slices.Concat(s.found, oracle.Protocol(log, startDeadline)), err)
 		}
 	}()
 	s.blow()
@@ -124,31 +125,31 @@ func TestProtocol(t *testing.T) {
 	framework.EventuallyWithin(t, settles, "everything has ended", func(ctx context.Context) (bool, error) {
 		s.giveUp(ctx)
 		var left []string
-		for _, e := range s.witness.Evacuations() {
+		for _, e := range s.recorder.View().Evacuations() {
 			left = append(left, fmt.Sprintf("%s/%s: %v, %+v", e.Namespace, e.Name, e.Finalizers, e.Status))
 		}
 		return settled(left)
 	})
-	calls := must.Get(log.Calls())(t)
-	found, evictions := s.witness.Judge(calls, serverUser)
+	log := must.Get(s.recorder.Log())(t)
+	found, evictions := oracle.OutOfTurn(log, serverUser)
 	judged = true
-	framework.Accept(t, found, nil)
-	counts := s.witness.Counts()
+	framework.Accept(t, slices.Concat(s.found, oracle.Protocol(log, startDeadline), oracle.EndedEarly(log), found), nil)
+	counts := oracle.CountsOf(log)
 	t.Logf("%s; %d evictions were tried", counts, evictions)
 	if counts.HandOvers == 0 || counts.Completed == 0 || counts.Vanished == 0 || counts.Forbidden == 0 ||
 		len(counts.Blocked) < 2 || evictions == 0 {
-		t.Error("the witness has not seen every part of the protocol")
+		t.Error("the log does not have every part of the protocol")
 	}
 }
 
-// settle waits until everything has ended or says what blocks it.
+// settle waits until all Evacuations have ended or report what blocks them.
 func (s *storm) settle() {
 	s.t.Helper()
 	framework.EventuallyWithin(
 		s.t, settles, "everything has ended or says what blocks it",
 		func(ctx context.Context) (bool, error) {
 			s.giveUp(ctx)
-			return settled(s.witness.Unsettled())
+			return settled(oracle.Unsettled(s.recorder.View().Evacuations()))
 		},
 	)
 }
@@ -163,8 +164,7 @@ func settled(left []string) (bool, error) {
 func newStorm(t *testing.T) *storm {
 	t.Helper()
 	s := &storm{
-		t: t, size: smallSize, witness: oracle.NewWitness(startDeadline), admin: cluster.As(t),
-		as: map[string]framework.Clients{}, outcomes: map[string]map[string]int{},
+		t: t, size: smallSize, admin: cluster.As(t), as: map[string]framework.Clients{}, outcomes: map[string]map[string]int{},
 	}
 	if framework.Full(t) {
 		s.size = fullSize
@@ -175,19 +175,21 @@ func newStorm(t *testing.T) *storm {
 		s.namespaces = append(s.namespaces, cluster.NewNamespace(t))
 	}
 	s.grant()
+	s.recorder = cluster.Record(t, oracle.Scope{
+		Nodes: labels.SelectorFromSet(labels.Set{framework.Pool: s.pool}), Namespaces: s.namespaces,
+	})
 	return s
 }
 
-// follow has the witness see all that happens in the storm's namespaces, and nothing else.
-func (s *storm) follow() {
-	s.t.Helper()
-	cluster.Record(s.t, oracle.Scope{
-		Nodes: labels.SelectorFromSet(labels.Set{framework.Pool: s.pool}), Namespaces: s.namespaces, Witness: s.witness,
-	})
+// accuse notes something that the server must not have allowed.
+func (s *storm) accuse(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.found = append(s.found, time.Now().UTC().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// blow does what is left to chance. Each worker makes its own choices in its own order, so that a
-// seed gives the same ones again.
+// blow sends random requests. Each worker has its own sequence of choices, so that a seed repeats
+// them.
 func (s *storm) blow() {
 	s.t.Helper()
 	begin := time.Now()
@@ -213,7 +215,7 @@ func (s *storm) blow() {
 			steps++
 		}
 	})
-	// The others continue.
+	// The workers continue.
 	for _, at := range kills {
 		if !s.sleep(time.Until(begin.Add(at + s.away()))) {
 			return
@@ -224,7 +226,7 @@ func (s *storm) blow() {
 	s.t.Logf("%d steps in %v, %d kills of the server", steps, time.Since(begin).Round(time.Second), len(kills))
 }
 
-// away is for how long the server has been away so far.
+// away returns the time in which the server has been away so far.
 func (s *storm) away() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,8 +236,8 @@ func (s *storm) away() time.Duration {
 	return s.lost
 }
 
-// killTimes are when the server is killed, counted from the beginning of the storm without the
-// times in which it was away.
+// killTimes returns the times of the kills since the beginning of the storm, without the times in
+// which the server was away.
 func (s *storm) killTimes() []time.Duration {
 	chance := rand.New(rand.NewPCG(s.seed, 0)) //nolint:gosec // nothing here is secret
 	var at []time.Duration
@@ -246,7 +248,7 @@ func (s *storm) killTimes() []time.Duration {
 	return at
 }
 
-// sleep lets time go by, unless the test ends.
+// sleep waits; it returns false if the test ends before.
 func (s *storm) sleep(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -272,11 +274,11 @@ func (s *storm) kill() {
 	s.up = now
 	s.lost += now.Sub(from)
 	s.mu.Unlock()
-	// The witness needs a moment to list what it has missed.
-	s.witness.Blind(from, now.Add(5*time.Second))
+	// The recorder needs a moment to list the Evacuations again.
+	s.recorder.NoteGap(from, now.Add(5*time.Second))
 }
 
-// step does one thing.
+// step does one of the actions.
 func (s *storm) step(random *rand.Rand) {
 	total := 0
 	for _, a := range actions {
@@ -298,7 +300,7 @@ func (s *storm) do(a action, random *rand.Rand) {
 	s.account(a.name, began, a.do(s, ctx, random))
 }
 
-// errNothing is the answer of who has found nothing to do it to.
+// errNothing is the answer of an action that has found no object.
 var errNothing = errors.New("nothing to do")
 
 // account counts an answer, and reports one that no client should get.
@@ -311,20 +313,20 @@ func (s *storm) account(what string, began time.Time, err error) {
 		outcome = string(apierrors.ReasonForError(err))
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.outcomes[what] == nil {
 		s.outcomes[what] = map[string]int{}
 	}
 	s.outcomes[what][outcome]++
-	// A client that asks while the server goes down or comes up may get any answer.
+	// While the server goes down or comes up, a client may get any answer.
 	away := !s.down.IsZero() && (s.up.Before(s.down) || began.Before(s.up.Add(2*time.Second)))
+	s.mu.Unlock()
 	switch metav1.StatusReason(outcome) {
 	case "ok", "nothing", metav1.StatusReasonNotFound, metav1.StatusReasonConflict,
 		metav1.StatusReasonAlreadyExists, metav1.StatusReasonForbidden,
 		metav1.StatusReasonInvalid, metav1.StatusReasonGone:
 	default:
 		if !away {
-			s.witness.Report("%s: %v", what, err)
+			s.accuse("%s: %v", what, err)
 		}
 	}
 }

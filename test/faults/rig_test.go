@@ -33,13 +33,13 @@ type rig struct {
 	// flags are those of the server, second where a second one may listen.
 	flags  []string
 	second string
-	// toHost is what the server has to kube-apiserver, toServer what kube-apiserver has to it.
+	// toHost is the link of the server to kube-apiserver, toServer that of kube-apiserver to the server.
 	toHost, toServer *link
-	// disk holds the data of the embedded etcd; nil if the machine allows no volume, or with etcd.
+	// disk has the data of the embedded etcd; nil if the machine allows no volume, or with etcd.
 	disk *volume
 	// etcd is the cluster that the server uses in place of the embedded one, or nil.
 	etcd *etcdCluster
-	// observer has a kube-apiserver to itself, of which nothing fails.
+	// observer uses a kube-apiserver of its own, which does not fail.
 	observer framework.Clients
 }
 
@@ -47,7 +47,7 @@ type rig struct {
 func newRig(t *testing.T, withEtcd bool) *rig {
 	t.Helper()
 	t.Setenv("HAULOUT", "external")
-	// No fault lasts as long as nodes may be silent: their pods stay ready.
+	// Nodes may be silent for longer than any fault, so that their pods stay ready.
 	t.Setenv("CONTROLLER_MANAGER_FLAGS", "--node-monitor-grace-period=5m")
 	c := must.Get(framework.Start())(t)
 	t.Cleanup(func() {
@@ -85,7 +85,7 @@ func portOf(t *testing.T, address string) string {
 	return port
 }
 
-// clusterState is what the development cluster knows of itself.
+// clusterState is the state file of the development cluster.
 type clusterState struct {
 	Ports     map[string]int `json:"ports"`
 	Processes map[string]struct {
@@ -102,7 +102,7 @@ func stateOf(c *framework.Cluster) (clusterState, error) {
 	return state, json.Unmarshal(content, &state)
 }
 
-// kubeconfig writes that of the server, with the link in place of kube-apiserver.
+// kubeconfig writes the kubeconfig of the server, with the link in place of kube-apiserver.
 func (r *rig) kubeconfig(t *testing.T) string {
 	t.Helper()
 	config := must.Get(clientcmd.LoadFromFile(filepath.Join(r.Dir(), "haulout-apiserver.kubeconfig")))(t)
@@ -114,8 +114,8 @@ func (r *rig) kubeconfig(t *testing.T) string {
 	return path
 }
 
-// observe starts a second kube-apiserver over the same etcd. Without a watch cache it tells all
-// that happened, also while etcd was away.
+// observe starts a second kube-apiserver with the same etcd. Without a watch cache it shows all
+// events, also those during a failure of etcd.
 func (r *rig) observe(t *testing.T) {
 	t.Helper()
 	const program = "kube-apiserver"

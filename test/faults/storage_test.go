@@ -35,15 +35,14 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// volumeSize is that of the volume which the embedded etcd has for itself. It preallocates files
-// of 64 MB.
+// volumeSize is the size of the volume of the embedded etcd, which preallocates files of 64 MB.
 const volumeSize = "400m"
 
-// volume is a file system of its own.
+// volume is a file system for one directory.
 type volume struct{ path string }
 
-// newVolume mounts a file system in a mount namespace of its own, which ends with the test. If the
-// machine refuses that, it returns nil, except in CI.
+// newVolume mounts a file system in a new mount namespace, which ends with the test. If the machine
+// refuses that, it returns nil, except in CI.
 func newVolume(t *testing.T) *volume {
 	t.Helper()
 	folder := t.TempDir()
@@ -59,7 +58,7 @@ func newVolume(t *testing.T) *volume {
 		t.Log("THIS MACHINE REFUSES TO MOUNT A VOLUME: the disk does not become full in this run")
 		return nil
 	}
-	// Through this path others reach the volume in its namespace.
+	// Other processes reach the volume through this path.
 	return &volume{path: filepath.Join(fmt.Sprintf("/proc/%d/root", holder.Process.Pid), folder)}
 }
 
@@ -89,11 +88,11 @@ type etcdCluster struct {
 	urls  [members]string
 	run   [members]*exec.Cmd
 	links [members]*link
-	// certificates are those of its clients, and of the members; nil if it accepts all clients.
+	// certificates are those of the clients and the members; nil if it accepts all clients.
 	certificates *certificates
 }
 
-// certificates are files that a client of etcd and its members have.
+// certificates are the files of the clients and the members of etcd.
 type certificates struct{ ca, cert, key string }
 
 func newCertificates(t *testing.T) *certificates {
@@ -232,7 +231,7 @@ func (e *etcdCluster) leaderOrAny(ctx context.Context, random *rand.Rand) int {
 }
 
 // TestMoveToAnEtcdCluster moves a server from its embedded etcd to a cluster of three with TLS, as
-// docs/operations.md says, in the middle of a drain. The drain goes on where it was.
+// docs/operations.md says, in the middle of a drain, which then continues.
 func TestMoveToAnEtcdCluster(t *testing.T) {
 	c := must.Get(framework.Start())(t)
 	t.Cleanup(func() {
@@ -271,7 +270,7 @@ func TestMoveToAnEtcdCluster(t *testing.T) {
 	for _, object := range before {
 		is.True(t, slices.Contains(after, object), "%s was in the embedded etcd and is not in the cluster, which has %q", object, after)
 	}
-	// The controllers act: the budget's owner gives way.
+	// The controllers still act: the drain ends after the owner of the budget has opened it.
 	c.MustKubectl(t, "", "delete", "poddisruptionbudget", "--namespace="+namespace, "stuck")
 	framework.EventuallyWithin(t, drainTime, "the node is drained", func(ctx context.Context) (bool, error) {
 		nm, err := c.As(t).Maintenances().Get(ctx, drain.Name, metav1.GetOptions{})
@@ -299,8 +298,8 @@ func stored(t *testing.T, c *framework.Cluster) []string {
 }
 
 // TestSideBySide runs the server of an earlier commit beside that of this one, as two replicas over
-// one etcd cluster: an update, and the way back. Requests go to both in turns. While nodes are
-// drained, the leadership goes from one to the other and back, by a clean end and by a kill.
+// one etcd cluster: an update and a downgrade. Requests go to both by turns. During a drain the
+// leadership changes to the other server and back, by a clean end and by a kill.
 func TestSideBySide(t *testing.T) {
 	r := newRig(t, true)
 	old := &previous{rig: r, t: t}
@@ -335,14 +334,14 @@ func TestSideBySide(t *testing.T) {
 		}
 		return ""
 	})
-	// Each reads and writes what the other has stored.
+	// Each server reads and writes objects that the other has stored.
 	for i := range 4 {
 		patch := fmt.Appendf(nil, `{"spec":{"reason":"side by side %d"}}`, i)
 		framework.Eventually(t, "the reason is changed", func(ctx context.Context) (bool, error) {
 			_, err := r.As(t).Maintenances().Patch(ctx, nm, types.MergePatchType, patch, metav1.PatchOptions{})
 			return err == nil, err
 		})
-		// The next request takes a new connection, to the other one.
+		// The next request has a new connection, to the other server.
 		r.toServer.set(refuses, 0)
 		r.toServer.set(passes, 0)
 	}
@@ -367,7 +366,7 @@ func TestSideBySide(t *testing.T) {
 	framework.Accept(t, found, err)
 }
 
-// record has the observer judge a pool and a namespace.
+// record records a pool and a namespace through the observer.
 func (r *rig) record(t *testing.T, pool, namespace string) *oracle.Recorder {
 	t.Helper()
 	return must.Get(oracle.Start(t.Context(), r.observer.Kube, r.observer.Haulout, oracle.Scope{
@@ -376,7 +375,7 @@ func (r *rig) record(t *testing.T, pool, namespace string) *oracle.Recorder {
 	}))(t)
 }
 
-// untilGone waits until so many pods were told to end.
+// untilGone waits until a number of pods were told to end.
 func (r *rig) untilGone(t *testing.T, judge *oracle.Recorder, pods int) {
 	t.Helper()
 	untilView(t, judge, func(v *oracle.View) string {
@@ -403,7 +402,7 @@ func (r *rig) handOver(t *testing.T, old *previous) {
 	r.up(t)
 }
 
-// up starts what does not run.
+// up starts the processes that do not run.
 func (r *rig) up(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "the server runs again", func(context.Context) (bool, error) {

@@ -24,25 +24,25 @@ import (
 )
 
 const (
-	// tenantRounds is how often a tenant makes one of each object at most, so that the machine of
-	// the test is not what gives up.
+	// tenantRounds is the number of objects of each kind that a tenant creates at most, so that they
+	// do not overload the machine of the test.
 	tenantRounds = 200
-	// paddingBytes is the size of a label's value that makes an Evacuation large.
+	// paddingBytes is the size of a label that makes an Evacuation large.
 	paddingBytes = 60
 )
 
-// tenant is a user who may do what he wants in a namespace of his own, and nothing to nodes. He
-// fills the storage of the server: pods that no node takes, an Evacuation of each, budgets, and
-// maintenances that select no node.
+// tenant is a user with rights in one namespace and none to nodes. The tenant fills the storage of
+// the server: with pods that fit no node, their Evacuations, budgets, and maintenances without
+// nodes.
 type tenant struct {
 	t         *testing.T
 	namespace string
 	clients   framework.Clients
-	// made counts his objects.
+	// made counts the objects of the tenant.
 	made int
 }
 
-// newTenant makes the namespace of a tenant. What he has made goes with the test.
+// newTenant creates the namespace of a tenant. The objects of the tenant are deleted with the test.
 func newTenant(t *testing.T, r *rig) *tenant {
 	t.Helper()
 	x := &tenant{t: t, namespace: r.NewNamespace(t)}
@@ -61,15 +61,14 @@ func newTenant(t *testing.T, r *rig) *tenant {
 	return x
 }
 
-// label is on everything that a tenant makes.
+// label is the label of all objects of a tenant.
 const label = "faults.haulout.dev/tenant"
 
 func (x *tenant) labels(i int) map[string]string {
 	return map[string]string{label: x.namespace, "app": fmt.Sprintf("p-%d", i), "padding": strings.Repeat("x", paddingBytes)}
 }
 
-// fill makes one object after the other until the context ends. What is refused, and he should be
-// refused some of it, is left out.
+// fill creates objects until the context ends. It ignores refusals, which have to come.
 func (x *tenant) fill(ctx context.Context) {
 	for i := 0; i < tenantRounds && ctx.Err() == nil; i++ {
 		for _, create := range []func(context.Context, int) error{x.makePod, x.makeBudget, x.makeMaintenance} {
@@ -82,8 +81,8 @@ func (x *tenant) fill(ctx context.Context) {
 	}
 }
 
-// makePod makes a pod that no node takes and an Evacuation of it, and deletes every other pod: what
-// bounds his pods does not bound their Evacuations.
+// makePod creates a pod that fits no node, with an Evacuation, and deletes every other pod: a limit
+// on pods does not limit their Evacuations.
 func (x *tenant) makePod(ctx context.Context, i int) error {
 	pods := x.clients.Pods(x.namespace)
 	pod, err := pods.Create(ctx, &corev1.Pod{
@@ -126,7 +125,7 @@ func (x *tenant) makeMaintenance(ctx context.Context, i int) error {
 	return err
 }
 
-// removeMaintenances deletes his maintenances, which do not go with his namespace.
+// removeMaintenances deletes the maintenances of the tenant, which are not in the namespace.
 func (x *tenant) removeMaintenances(r *rig) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()

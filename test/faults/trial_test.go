@@ -28,18 +28,18 @@ import (
 )
 
 const (
-	// rageTime is how long things go wrong in one trial, drainTime how long the drains may take
-	// when everything runs again.
+	// rageTime is the time of the faults in a trial, drainTime the time that the drains may take
+	// after the last fault.
 	rageTime  = 10 * time.Second
 	drainTime = 2 * time.Minute
 )
 
-// TestRandomFaults drains nodes while things go wrong that the seed chooses: processes are killed,
-// stopped and slowed down, connections are cut, silenced, delayed and dropped without a reset, the
-// disk is full, a webhook denies what the server writes or does not answer, the Lease is deleted,
-// and a tenant fills the storage. Then the drains finish, the nodes are released, and an observer
-// has nothing to say: no budget was broken, no pod evicted that no maintenance asked for, no cordon
-// of others undone, no acknowledged write lost.
+// TestRandomFaults drains nodes during faults that the seed chooses: processes are killed, stopped
+// and slowed down, connections are cut, silenced, delayed and dropped without a reset, the disk is
+// full, a webhook denies writes of the server or does not answer, the Lease is deleted, and a tenant
+// fills the storage. Then the drains finish and the nodes are released. An observer checks that no
+// budget was broken, no pod was evicted without a maintenance, no cordon of others was undone, and
+// no acknowledged write was lost.
 func TestRandomFaults(t *testing.T) { testRandomFaults(t, false, 2, 60) }
 
 // TestRandomFaultsOfEtcdCluster is TestRandomFaults with an etcd cluster of three in place of the
@@ -62,13 +62,13 @@ func testRandomFaults(t *testing.T, withEtcd bool, small, full int) {
 	for _, seed := range seeds(t, count) {
 		name := fmt.Sprintf("E2E_SEED=%d", seed)
 		if !t.Run(name, func(t *testing.T) { newTrial(t, r, seed).run() }) {
-			// Whether it fails again tells how much of it was chance.
+			// A second failure means that it does not depend on chance.
 			t.Run(name+" again", func(t *testing.T) { newTrial(t, r, seed).run() })
 		}
 	}
 }
 
-// seeds returns as many seeds as wanted, or the one of the environment.
+// seeds returns a number of seeds, or the one of the environment.
 func seeds(t *testing.T, count int) []uint64 {
 	t.Helper()
 	if value := os.Getenv("E2E_SEED"); value != "" {
@@ -83,7 +83,7 @@ func seeds(t *testing.T, count int) []uint64 {
 	return list
 }
 
-// trial is what happens with one seed.
+// trial is the run of one seed.
 type trial struct {
 	*rig
 
@@ -96,7 +96,7 @@ type trial struct {
 	foreign []string
 	judge   *oracle.Recorder
 	ledger  *ledger
-	// maintenances are to be drained, calledOff is one of them that a user completes before.
+	// calledOff is one of the maintenances that a user completes before it is drained.
 	maintenances []*v1alpha1.NodeMaintenance
 	calledOff    string
 	tenant       *tenant
@@ -120,7 +120,7 @@ func newTrial(t *testing.T, r *rig, seed uint64) *trial {
 			r.Budget(t, x.namespace, name, 1+x.random.IntN(2))
 		}
 	}
-	// One is drained, one is not.
+	// The first node is in a maintenance, the last one is not.
 	x.foreign = []string{x.nodes[0], x.nodes[7]}
 	for _, node := range x.foreign {
 		r.MustKubectl(t, "", "cordon", node)
@@ -178,16 +178,16 @@ func (x *trial) run() {
 // nudgeInterval is the time between two changes of the pods that kwok may have forgotten.
 const nudgeInterval = 2 * time.Second
 
-// nudge has kwok look at the pods again until the test ends.
+// nudge changes the pods, so that kwok sees them again, until the test ends.
 func (x *trial) nudge() {
 	for x.t.Context().Err() == nil {
 		<-time.After(nudgeInterval)
-		// It names pods that do not run, and what fails is tried again.
+		// The error names pods that do not run; they get another nudge.
 		_ = framework.Nudge(x.t.Context(), x.observer.Pods(x.namespace))
 	}
 }
 
-// act is what users do during the faults: they begin the maintenances and may call one off.
+// act creates the maintenances during the faults, and may complete one early.
 func (x *trial) act() {
 	random := rand.New(rand.NewPCG(x.seed, breakers+1)) //nolint:gosec // nothing here is secret
 	for _, nm := range x.maintenances {
@@ -214,7 +214,7 @@ func (x *trial) complete(name string) {
 	})
 }
 
-// acknowledged repeats a write until it has an answer.
+// acknowledged repeats a write until it succeeds.
 func (x *trial) acknowledged(write func(context.Context) error) {
 	framework.EventuallyWithin(x.t, repairTime, "a write is acknowledged", func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, 2*writeTime)
@@ -231,7 +231,7 @@ func (x *trial) waitFor(what string, check func(*oracle.View) string) {
 	must.Do(x.t, x.judge.Wait(ctx, check))
 }
 
-// drained is true when all maintenances say so of themselves.
+// drained checks that all maintenances are Drained.
 func (x *trial) drained(v *oracle.View) string {
 	for _, nm := range x.maintenances {
 		if nm.Name != x.calledOff && !v.Drained(nm.Name) {
@@ -241,7 +241,7 @@ func (x *trial) drained(v *oracle.View) string {
 	return ""
 }
 
-// putBack is true when nothing is left of the maintenances.
+// putBack checks that nothing is left of the maintenances.
 func (x *trial) putBack(v *oracle.View) string {
 	for _, nm := range x.maintenances {
 		if !v.Done(nm.Name) {
@@ -257,7 +257,7 @@ func (x *trial) putBack(v *oracle.View) string {
 	return ""
 }
 
-// removeMaintenances leaves nothing to the next trial.
+// removeMaintenances deletes the maintenances, which would disturb the next trial.
 func (x *trial) removeMaintenances() {
 	for _, nm := range x.maintenances {
 		x.Remove(x.t, nm.Name)

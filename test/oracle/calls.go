@@ -23,12 +23,12 @@ import (
 
 // Call is a request to make a pod leave that kube-apiserver has answered.
 type Call struct {
-	// Verb and Subresource say what was asked for: create of eviction, or delete.
+	// Verb and Subresource are those of the request: create of eviction, or delete.
 	Verb, Subresource string
 	// Namespace and Name are those of the pod, UID the precondition that the caller set.
 	Namespace, Name string
 	UID             types.UID
-	// User is who asked.
+	// User sent the request.
 	User string
 	// Code is the HTTP status of the answer.
 	Code int32
@@ -112,8 +112,8 @@ func parseCall(line []byte) (*Call, error) {
 	return call, nil
 }
 
-// refusingBudget reads from the answer to an eviction by which budget it was refused; "" if by
-// none. The API names it in a sentence only: "The disruption budget web needs 9 healthy pods and
+// refusingBudget returns the name of the budget that refused an eviction; "" if none did. The answer
+// has it in a sentence only: "The disruption budget web needs 9 healthy pods and
 // has 9 currently", "The disruption budget web is still being processed by the server."
 func refusingBudget(answer *metav1.Status) string {
 	if answer.Code != http.StatusTooManyRequests || answer.Details == nil {
@@ -128,11 +128,11 @@ func refusingBudget(answer *metav1.Status) string {
 }
 
 // EvictedTwice describes the pods of which more than one eviction was granted, and the evictions
-// that were not bound to the UID of a pod: they may hit another pod of the same name.
-func EvictedTwice(calls []Call) []string {
+// without the UID of a pod: they may hit another pod of the same name.
+func EvictedTwice(log Log) []string {
 	var found []string
-	granted := map[string]int{}
-	for _, call := range calls {
+	granted := map[types.UID]int{}
+	for _, call := range log.Calls {
 		if !call.Evicted() {
 			continue
 		}
@@ -141,8 +141,7 @@ func EvictedTwice(calls []Call) []string {
 				fmt.Sprintf("%s evicted pod %s/%s, whichever has that name", call.User, call.Namespace, call.Name))
 			continue
 		}
-		id := string(call.UID)
-		if granted[id]++; granted[id] == 2 {
+		if granted[call.UID]++; granted[call.UID] == 2 {
 			found = append(found,
 				fmt.Sprintf("pod %s/%s (%s) was evicted more than once", call.Namespace, call.Name, call.UID))
 		}
@@ -150,24 +149,24 @@ func EvictedTwice(calls []Call) []string {
 	return found
 }
 
-// Log is an audit log from some point on.
-type Log struct {
+// AuditLog is an audit log from some point on.
+type AuditLog struct {
 	path   string
 	offset int64
 }
 
-// OpenLog takes the present end of an audit log for the beginning; a line that is being written
-// belongs to what was before. It fails if there is none.
-func OpenLog(path string) (Log, error) {
+// OpenAuditLog takes the present end of an audit log for the beginning; a line that is being
+// written belongs to what was before. It fails if there is none.
+func OpenAuditLog(path string) (AuditLog, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return Log{}, fmt.Errorf("the cluster keeps no audit log (AUDIT=true make cluster-up): %w", err)
+		return AuditLog{}, fmt.Errorf("the cluster keeps no audit log (AUDIT=true make cluster-up): %w", err)
 	}
-	return Log{path, info.Size()}, nil
+	return AuditLog{path, info.Size()}, nil
 }
 
 // Calls returns the calls that were written since.
-func (l Log) Calls() ([]Call, error) {
+func (l AuditLog) Calls() ([]Call, error) {
 	var calls []Call
 	err := l.Read(func(log io.Reader) (err error) {
 		calls, err = ReadCalls(log)
@@ -176,15 +175,14 @@ func (l Log) Calls() ([]Call, error) {
 	return calls, err
 }
 
-// Read hands the lines that were written since to a function, of which the last may have no end
-// yet.
-func (l Log) Read(read func(log io.Reader) error) error {
+// Read passes the lines that were written since to a function. The last line may be incomplete.
+func (l AuditLog) Read(read func(log io.Reader) error) error {
 	file, err := os.Open(l.path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	// From the last byte before, which ends a line unless one was being written.
+	// Start at the last byte before, which ends a line unless one was being written.
 	if _, err := file.Seek(max(l.offset-1, 0), io.SeekStart); err != nil {
 		return err
 	}

@@ -92,9 +92,9 @@ func TestReadCalls(t *testing.T) {
 	}
 }
 
-func TestLogBeginsWhereItIsOpened(t *testing.T) {
+func TestAuditLogBeginsWhereItIsOpened(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
-	if _, err := OpenLog(path); err == nil {
+	if _, err := OpenAuditLog(path); err == nil {
 		t.Error("a missing log is no error")
 	}
 	deletion, eviction := line("delete", "", "200", ""), line("create", "eviction", "201", withUID)
@@ -112,7 +112,7 @@ func TestLogBeginsWhereItIsOpened(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			must.Do(t, os.WriteFile(path, []byte(test.before), 0o600))
-			log := must.Get(OpenLog(path))(t)
+			log := must.Get(OpenAuditLog(path))(t)
 			must.Do(t, os.WriteFile(path, []byte(test.before+test.after), 0o600))
 			calls := must.Get(log.Calls())(t)
 			var got []string
@@ -144,7 +144,7 @@ func TestEvictedTwice(t *testing.T) {
 		"one that may hit another pod": {calls: []Call{anybody}, want: []string{"whichever has that name"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			expect(t, EvictedTwice(test.calls), test.want...)
+			expect(t, EvictedTwice(Log{Calls: test.calls}), test.want...)
 		})
 	}
 }

@@ -9,58 +9,75 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
-	// lag is how long the server may take to see a withdrawal and stop, and a watch to tell, on a
-	// machine that is busy.
+	// lag is the time that the server may take to see a cancellation and stop, and a watch to show
+	// an event, on a busy machine.
 	lag = 2 * time.Second
-	// stampLag is how much earlier than the moment itself its stamp may be, which is cut to a
-	// second.
+	// stampLag is the error of a timestamp, which is cut to a second.
 	stampLag = time.Second
 )
 
-// Judge adds what the calls to kube-apiserver, of whose callers server is the one to judge, say
-// about evictions, and whether Evacuations that ended told the truth. Everything has to have been
-// seen by then. evictions is how many there were.
-func (w *Witness) Judge(calls []Call, server string) (found []string, evictions int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	found = slices.Clone(w.found)
-	for i := range calls {
-		call := &calls[i]
-		if call.Subresource != "eviction" || call.User != server {
+// state is what an Evacuation was from a moment on.
+type state struct {
+	// at is when it was seen, since its timestamp if that is earlier.
+	at, since time.Time
+	created   time.Time
+	class     string
+	// asked means that an instigator asks for it, and it is not complete.
+	asked bool
+	gone  bool
+}
+
+// statesOf returns the states of the Evacuations of each pod, in order.
+func statesOf(log Log) map[types.UID][]state {
+	states := map[types.UID][]state{}
+	for o, e := range Each[*v1alpha1.Evacuation](log) {
+		now := state{
+			at: o.Seen, since: o.Seen, created: e.CreationTimestamp.Time, class: e.Status.ActiveEvacuatorClass,
+			gone: o.Type == watch.Deleted,
+			// A foreign finalizer does not keep the pod if a drain still wants it to leave.
+			asked: (!isWithdrawn(e) || heldByOthers(e)) && !isComplete(e),
+		}
+		if stamp := e.Status.ActiveEvacuatorSince; stamp != nil && stamp.Time.Before(now.at) {
+			now.since = stamp.Time
+		}
+		states[e.Spec.PodRef.UID] = append(states[e.Spec.PodRef.UID], now)
+	}
+	return states
+}
+
+// OutOfTurn describes the evictions by a user, granted or refused, that its Evacuations did not
+// allow at that time. It also returns the number of its evictions.
+func OutOfTurn(log Log, user string) (found []string, evictions int) {
+	states := statesOf(log)
+	for i := range log.Calls {
+		call := &log.Calls[i]
+		if call.Subresource != "eviction" || call.User != user {
 			continue
 		}
 		evictions++
-		if text := w.unlawful(call); text != "" {
+		blind := slices.ContainsFunc(log.Gaps, func(g Gap) bool { return g.has(call.Received) })
+		if text := unlawful(call, states[call.UID], blind); text != "" {
 			found = append(found, text)
-		}
-	}
-	for _, e := range w.ended {
-		left, known := w.left[e.pod]
-		switch {
-		case e.reason == v1alpha1.ReasonCancelled:
-		case !known:
-			found = append(found, fmt.Sprintf("Evacuation %s says %s, and its pod has not left", e.name, e.reason))
-		case left.After(e.at.Add(lag)):
-			found = append(found,
-				fmt.Sprintf("Evacuation %s said %s %v before its pod had left", e.name, e.reason, left.Sub(e.at)))
 		}
 	}
 	return found, evictions
 }
 
-// unlawful says why the server must not have sent an eviction, refused or not.
-func (w *Witness) unlawful(call *Call) string {
+// unlawful returns why the server must not have sent an eviction; "" if it may have.
+func unlawful(call *Call, states []state, blind bool) string {
 	what := fmt.Sprintf("pod %s/%s (%s) was to be evicted at %s",
 		call.Namespace, call.Name, call.UID, call.Received.UTC().Format("15:04:05.000"))
 	if call.UID == "" {
 		return what + " without saying which pod of that name is meant"
 	}
-	states := w.states[call.UID]
-	blind := slices.ContainsFunc(w.blind, func(s span) bool { return s.has(call.Received) })
 	if len(states) == 0 && !blind {
 		return what + " although it never had an Evacuation"
 	}
@@ -68,7 +85,7 @@ func (w *Witness) unlawful(call *Call) string {
 		if !mayBeEvicted(s.class) || !s.asked || s.gone {
 			continue
 		}
-		// It was up for eviction from then on until the next state that says otherwise.
+		// It may be evicted until the next state.
 		if call.Received.Before(s.since.Add(-stampLag)) {
 			continue
 		}
@@ -76,21 +93,21 @@ func (w *Witness) unlawful(call *Call) string {
 			return ""
 		}
 	}
-	if blind && !w.knownBetter(states, call.Received) {
+	if blind && !knownBetter(states, call.Received) {
 		return ""
 	}
 	return what + ", which was not its turn: " + describe(states, call.Received)
 }
 
 // mayBeEvicted reports whether a pod may be evicted while a class is active. The evacuator of
-// DaemonSet pods has them evicted in its own name, since nothing comes after it for them.
+// DaemonSet pods requests their eviction itself, because no class follows it.
 func mayBeEvicted(class string) bool {
 	return class == v1alpha1.EvacuatorClassEviction || class == v1alpha1.EvacuatorClassDaemonSet
 }
 
-// knownBetter reports whether what was seen after a blind spot tells that the eviction had no turn
-// within it: it was still an evacuator's.
-func (w *Witness) knownBetter(states []state, at time.Time) bool {
+// knownBetter reports whether the first state after a gap excludes the eviction within the gap:
+// another evacuator was still active.
+func knownBetter(states []state, at time.Time) bool {
 	for _, s := range states {
 		if s.at.After(at) {
 			return s.created.Before(at.Add(-stampLag)) && !mayBeEvicted(s.class) && s.asked && !s.gone
@@ -99,7 +116,7 @@ func (w *Witness) knownBetter(states []state, at time.Time) bool {
 	return false
 }
 
-// describe tells the states around a moment.
+// describe returns the states around a moment.
 func describe(states []state, at time.Time) string {
 	next := slices.IndexFunc(states, func(s state) bool { return s.at.After(at) })
 	if next < 0 {
@@ -111,4 +128,34 @@ func describe(states []state, at time.Time) string {
 			s.at.UTC().Format("15:04:05.000"), s.class, s.asked, s.gone)
 	}
 	return text.String()
+}
+
+// EndedEarly describes the Evacuations that were completed for the end of their pod although the
+// pod had not left.
+func EndedEarly(log Log) []string {
+	left := map[types.UID]time.Time{}
+	for o, pod := range Each[*corev1.Pod](log) {
+		if _, known := left[pod.UID]; !known && (o.Type == watch.Deleted || isFinished(pod)) {
+			left[pod.UID] = o.Seen
+		}
+	}
+	var found []string
+	ended := map[types.UID]bool{}
+	for o, e := range Each[*v1alpha1.Evacuation](log) {
+		if o.Type == watch.Deleted || !isComplete(e) || ended[e.UID] {
+			continue
+		}
+		ended[e.UID] = true
+		name, reason := e.Namespace+"/"+e.Name, completionOf(e)
+		at, known := left[e.Spec.PodRef.UID]
+		switch {
+		case reason == v1alpha1.ReasonCancelled:
+		case !known:
+			found = append(found, fmt.Sprintf("Evacuation %s says %s, and its pod has not left", name, reason))
+		case at.After(o.Seen.Add(lag)):
+			found = append(found,
+				fmt.Sprintf("Evacuation %s said %s %v before its pod had left", name, reason, at.Sub(o.Seen)))
+		}
+	}
+	return found
 }

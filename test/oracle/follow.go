@@ -21,56 +21,53 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// relistInterval is how often a server is asked again that does not answer.
+// relistInterval is the time between two requests to a server that does not answer.
 const relistInterval = 100 * time.Millisecond
 
-// Resource is what to watch: all objects of one resource in all namespaces.
+// Resource is what to watch: the objects of one resource.
 type Resource struct {
 	// Client serves the resource, Name is its name in the plural.
 	Client cache.Getter
 	Name   string
-	// MayRestart says that the server of the resource may end and come back, and then not know what
-	// happened in between. The state that it comes back with is taken for events. Without, events
-	// that are lost are an error.
+	// Namespace is that of the objects; "" for all namespaces.
+	Namespace string
+	// MayRestart means that the server of the resource may end and come back without the events in
+	// between. Then the difference to its new state is passed on as events. Otherwise lost events
+	// are an error.
 	MayRestart bool
-	// See is told each event, in order. What is there at the beginning is added.
-	See func(watch.Event)
-	// SeeState, if not nil, is told instead of See what follows from the list after a restart:
-	// other things may have happened to the object between such an event and the one before.
-	SeeState func(watch.Event)
-	// Fail is told why no more events will come. It is not called for the end of the context.
+	// See gets each event, in order. Objects that exist at the beginning are added. relisted means
+	// that other events of the object may have been lost before this one.
+	See func(event watch.Event, relisted bool)
+	// Fail gets the reason why no more events will come. It is not called for the end of the
+	// context.
 	Fail func(error)
 }
 
 type follower struct {
 	Resource
 	listWatch *cache.ListWatch
-	// known is what is there, for a resource whose server may restart.
+	// known are the objects that exist, for a resource whose server may restart.
 	known map[types.UID]runtime.Object
 }
 
-// Follow tells See what is there and then, until the context ends, what happens. Unlike an informer
-// it skips no event: one might be the moment in which a promise is broken.
+// Follow lists the objects and watches them until the context ends. Unlike an informer it skips no
+// event: one might be the moment in which a promise is broken.
 func Follow(ctx context.Context, r Resource) error {
 	f := &follower{
 		Resource: r, known: map[types.UID]runtime.Object{},
-		listWatch: cache.NewListWatchFromClient(r.Client, r.Name, metav1.NamespaceAll, fields.Everything()),
+		listWatch: cache.NewListWatchFromClient(r.Client, r.Name, r.Namespace, fields.Everything()),
 	}
-	version, err := f.list(ctx, f.See)
+	version, err := f.list(ctx, false)
 	if err != nil {
 		return fmt.Errorf("list %s: %w", r.Name, err)
 	}
-	// What it cannot repair it reports to Fail; the rest would only fill the output of tests.
+	// Fail gets what cannot be repaired; the rest would only fill the output of tests.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	go f.run(ctx, version)
 	return nil
 }
 
 func (f *follower) run(ctx context.Context, version string) {
-	seeState := f.SeeState
-	if seeState == nil {
-		seeState = f.See
-	}
 	for {
 		err := f.watch(ctx, version)
 		if ctx.Err() != nil {
@@ -81,7 +78,7 @@ func (f *follower) run(ctx context.Context, version string) {
 			return
 		}
 		err = wait.PollUntilContextCancel(ctx, relistInterval, true, func(ctx context.Context) (bool, error) {
-			version, err = f.list(ctx, seeState)
+			version, err = f.list(ctx, true)
 			return err == nil, nil
 		})
 		if err != nil {
@@ -90,7 +87,7 @@ func (f *follower) run(ctx context.Context, version string) {
 	}
 }
 
-// watch passes events on until the server cannot say what came next.
+// watch passes events on until the server does not know the next ones.
 func (f *follower) watch(ctx context.Context, version string) error {
 	watcher, err := toolswatch.NewRetryWatcherWithContext(ctx, version, f.listWatch)
 	if err != nil {
@@ -102,7 +99,7 @@ func (f *follower) watch(ctx context.Context, version string) error {
 		case watch.Error:
 			return apierrors.FromObject(event.Object)
 		case watch.Added, watch.Modified, watch.Deleted:
-			if err := f.tell(f.See, event); err != nil {
+			if err := f.tell(event, false); err != nil {
 				return err
 			}
 		}
@@ -110,9 +107,8 @@ func (f *follower) watch(ctx context.Context, version string) error {
 	return fmt.Errorf("the watch ended")
 }
 
-// list reports to see how the objects differ from the known ones, and returns the version of the
-// list.
-func (f *follower) list(ctx context.Context, see func(watch.Event)) (version string, err error) {
+// list passes on how the objects differ from the known ones, and returns the version of the list.
+func (f *follower) list(ctx context.Context, relisted bool) (version string, err error) {
 	list, err := f.listWatch.ListWithContext(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
@@ -138,12 +134,12 @@ func (f *follower) list(ctx context.Context, see func(watch.Event)) (version str
 			}
 			event.Type = watch.Modified
 		}
-		if err := f.tell(see, event); err != nil {
+		if err := f.tell(event, relisted); err != nil {
 			return "", err
 		}
 	}
 	for _, object := range gone {
-		if err := f.tell(see, watch.Event{Type: watch.Deleted, Object: object}); err != nil {
+		if err := f.tell(watch.Event{Type: watch.Deleted, Object: object}, relisted); err != nil {
 			return "", err
 		}
 	}
@@ -159,7 +155,7 @@ func sameVersion(known runtime.Object, now metav1.Object) bool {
 	return err == nil && accessor.GetResourceVersion() == now.GetResourceVersion()
 }
 
-func (f *follower) tell(see func(watch.Event), event watch.Event) error {
+func (f *follower) tell(event watch.Event, relisted bool) error {
 	if f.MayRestart {
 		accessor, err := meta.Accessor(event.Object)
 		if err != nil {
@@ -171,6 +167,6 @@ func (f *follower) tell(see func(watch.Event), event watch.Event) error {
 			f.known[accessor.GetUID()] = event.Object
 		}
 	}
-	see(event)
+	f.See(event, relisted)
 	return nil
 }

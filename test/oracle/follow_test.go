@@ -73,7 +73,6 @@ func TestFollow(t *testing.T) {
 	events := []watch.Event{{Type: watch.Modified, Object: pod("a", "3")}, {Type: watch.Added, Object: pod("b", "4")}}
 	for name, test := range map[string]struct {
 		mayRestart bool
-		tellsState bool
 		want       []string
 	}{
 		"what a server does not remember is an error": {
@@ -81,12 +80,9 @@ func TestFollow(t *testing.T) {
 		},
 		"what a server does not remember is told by the state that it comes back with": {
 			mayRestart: true,
-			want:       []string{"ADDED a 1", "MODIFIED a 3", "ADDED b 4", "MODIFIED b 6", "ADDED c 7", "DELETED a 3"},
-		},
-		"the state that a server comes back with is told apart": {
-			mayRestart: true, tellsState: true,
 			want: []string{
-				"ADDED a 1", "MODIFIED a 3", "ADDED b 4", "state MODIFIED b 6", "state ADDED c 7", "state DELETED a 3",
+				"ADDED a 1", "MODIFIED a 3", "ADDED b 4", "relisted MODIFIED b 6", "relisted ADDED c 7",
+				"relisted DELETED a 3",
 			},
 		},
 	} {
@@ -98,18 +94,15 @@ func TestFollow(t *testing.T) {
 			}
 			f := &follower{known: map[types.UID]runtime.Object{}, listWatch: s.listWatch(), Resource: Resource{
 				Name: "pods", MayRestart: test.mayRestart, Fail: func(error) { told <- "failed" },
-				See: func(e watch.Event) {
-					p := e.Object.(*corev1.Pod)
-					told <- fmt.Sprintf("%s %s %s", e.Type, p.Name, p.ResourceVersion)
+				See: func(e watch.Event, relisted bool) {
+					p, prefix := e.Object.(*corev1.Pod), ""
+					if relisted {
+						prefix = "relisted "
+					}
+					told <- fmt.Sprintf("%s%s %s %s", prefix, e.Type, p.Name, p.ResourceVersion)
 				},
 			}}
-			if test.tellsState {
-				f.SeeState = func(e watch.Event) {
-					p := e.Object.(*corev1.Pod)
-					told <- fmt.Sprintf("state %s %s %s", e.Type, p.Name, p.ResourceVersion)
-				}
-			}
-			version := must.Get(f.list(t.Context(), f.See))(t)
+			version := must.Get(f.list(t.Context(), false))(t)
 			go f.run(t.Context(), version)
 			for i, want := range test.want {
 				select {

@@ -19,25 +19,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Rules say what is allowed in a history.
-type Rules struct {
-	// Running are the types of pods that are left running on purpose: no wave waits for them and
-	// none of them may be asked to leave.
-	Running []v1alpha1.PodType
-	// BudgetsMove says that budgets are changed in the course of it, so that what they demanded at
-	// the beginning does not hold.
-	BudgetsMove bool
-	// Server is the user of the server. If it is set, each eviction of it has to be one that a
-	// maintenance asked for.
-	Server string
-	// SeesLate says that the server may be cut off from the cluster for a while. It may then send
-	// evictions to a budget which it does not know to be closed.
-	SeesLate bool
-}
-
-// raceTime is how old a pod may be that the scheduler has put behind a cordon before the server has
-// to know of it. It allows for what Haulout's server shows coming here late.
-const raceTime = 10 * time.Second
+// bindLag is the time in which the server has to learn of a pod that was bound to a node after its
+// cordon. It includes the delay of the events of Haulout's server.
+const bindLag = 10 * time.Second
 
 // notCovered is the wave of a pod that a plan does not cover.
 const notCovered = -1
@@ -53,39 +37,40 @@ type docket struct {
 	answers map[question]*podRecord
 }
 
-// question is what overtaken is asked.
+// question has the arguments of overtaken.
 type question struct {
 	wave   int
 	opened stamp
 }
 
-// change is a difference in what a maintenance's status says of a node.
+// change is a change of a maintenance's status about a node.
 type change struct {
 	stamp
 
 	maintenance types.UID
-	// held says that the maintenance drains and names the node.
+	// held means that the maintenance drains and its status has the node.
 	held    bool
 	targets []v1alpha1.DrainPlanEntry
 }
 
-// OutOfOrder describes the pods that were asked to leave while a pod that an earlier entry of the
-// plan covers was on any node of the maintenance. Nothing is wrong with it where that pod, its node
-// or the maintenance came only after the node had the asked one within its drain targets: these do
-// not fall back, so the late are behind the times (KEP-4212, "Pod Selection and DrainTargets
-// Example"). The same goes for a maintenance whose order was overridden, if an event says so.
-func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
-	sent := h.sentAway(calls)
-	h.precede(sent)
-	h.straighten()
-	dockets, err := h.dockets(rules)
+// outOfOrder describes the pods that were asked to leave while a pod that an earlier entry of the
+// plan covers was on any node of the maintenance. It allows this if that pod, its node or the
+// maintenance came after the drain targets of the node covered the asked pod: drain targets do not
+// fall back for late pods (KEP-4212, "Pod Selection and DrainTargets Example"). It also allows it
+// for a maintenance whose order was overridden, according to an event.
+//
+// Pods of the types in running are left running on purpose: no wave waits for them, and they must
+// not be asked to leave.
+func outOfOrder(log Log, running ...v1alpha1.PodType) []string {
+	h := historyOf(log)
+	dockets, err := h.dockets(running)
 	if err != nil {
-		return nil, err
+		return []string{err.Error()}
 	}
 	changes, nodes := h.changes(), h.nodesByName()
 	var found []string
 	for _, p := range h.sortedPods() {
-		asked, ok := h.askedAt(p, sent)
+		asked, ok := h.askedAt(p)
 		if !ok {
 			continue
 		}
@@ -93,7 +78,7 @@ func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
 		if node == nil {
 			continue
 		}
-		if slices.Contains(rules.Running, typeOf(p.Pod)) {
+		if slices.Contains(running, typeOf(p.Pod)) {
 			found = append(found, fmt.Sprintf("pod %s/%s was asked to leave, although pods of type %s are left running",
 				p.Namespace, p.Name, typeOf(p.Pod)))
 			continue
@@ -116,11 +101,11 @@ func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
 			}
 		}
 	}
-	return found, nil
+	return found
 }
 
 // dockets prepares the maintenances.
-func (h *History) dockets(rules Rules) ([]*docket, error) {
+func (h *history) dockets(running []v1alpha1.PodType) ([]*docket, error) {
 	var dockets []*docket
 	for _, m := range h.maintenances {
 		if m.moved {
@@ -138,7 +123,7 @@ func (h *History) dockets(rules Rules) ([]*docket, error) {
 			wave := slices.IndexFunc(m.last.Spec.DrainPlan, func(e v1alpha1.DrainPlanEntry) bool {
 				return covers(e, p.Pod)
 			})
-			if wave != notCovered && !slices.Contains(rules.Running, typeOf(p.Pod)) {
+			if wave != notCovered && !slices.Contains(running, typeOf(p.Pod)) {
 				d.waves[uid] = wave
 			}
 		}
@@ -148,16 +133,16 @@ func (h *History) dockets(rules Rules) ([]*docket, error) {
 	return dockets, nil
 }
 
-func (h *History) sortedPods() []*podRecord {
+func (h *history) sortedPods() []*podRecord {
 	return slices.SortedFunc(maps.Values(h.pods), func(a, b *podRecord) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
 			cmp.Compare(a.bound.at, b.bound.at))
 	})
 }
 
-// askedAt returns when a maintenance first asked a pod to leave. A pod that ends for reasons of its
-// own was not asked.
-func (h *History) askedAt(p *podRecord, sent map[types.UID]bool) (stamp, bool) {
+// askedAt returns when a maintenance first asked a pod to leave. A pod that ends for another reason
+// was not asked.
+func (h *history) askedAt(p *podRecord) (stamp, bool) {
 	asked, evacuated := p.asked, false
 	for _, e := range h.byPod[p.UID] {
 		if e.made == nil {
@@ -168,13 +153,13 @@ func (h *History) askedAt(p *podRecord, sent map[types.UID]bool) (stamp, bool) {
 			asked = *e.made
 		}
 	}
-	return asked, (evacuated || sent[p.UID]) && asked.at != never
+	return asked, (evacuated || h.sent[p.UID]) && asked.at != never
 }
 
-// nodesByName are the nodes that had a name, one after another.
+// nodesByName are the nodes of each name, one after another.
 type nodesByName map[string][]*nodeRecord
 
-func (h *History) nodesByName() nodesByName {
+func (h *history) nodesByName() nodesByName {
 	nodes := nodesByName{}
 	for _, n := range h.nodes {
 		nodes[n.last.Name] = append(nodes[n.last.Name], n)
@@ -192,8 +177,8 @@ func (n nodesByName) at(name string, at moment) *nodeRecord {
 	return nil
 }
 
-// changes returns what the statuses said of each node, by UID and in order.
-func (h *History) changes() map[types.UID][]change {
+// changes returns the changes of the statuses about each node, by UID and in order.
+func (h *history) changes() map[types.UID][]change {
 	out := map[types.UID][]change{}
 	for uid, m := range h.maintenances {
 		last := map[types.UID]change{}
@@ -230,8 +215,8 @@ func (h *History) changes() map[types.UID][]change {
 	return out
 }
 
-// openedAt returns since when the targets of a pod's node have covered it without interruption, if
-// that is before it was asked to leave.
+// openedAt returns when the targets of a pod's node began to cover it without interruption, or when
+// it was asked to leave if they did not.
 func openedAt(p *corev1.Pod, changes []change, asked stamp) stamp {
 	covering := map[types.UID]bool{}
 	var since stamp
@@ -254,7 +239,7 @@ func openedAt(p *corev1.Pod, changes []change, asked stamp) stamp {
 	return since
 }
 
-// overtaken returns a pod that should have left before the given wave was opened, or nil.
+// overtaken returns a pod that should have left before a wave was opened, or nil.
 func (d *docket) overtaken(pods map[types.UID]*podRecord, nodes nodesByName, wave int, opened stamp) *podRecord {
 	q := question{wave, opened}
 	if answer, ok := d.answers[q]; ok {
@@ -277,7 +262,7 @@ func (d *docket) overtaken(pods map[types.UID]*podRecord, nodes nodesByName, wav
 		if joined := d.joined(node, opened.at); joined == nil || joined.at >= opened.at {
 			continue
 		}
-		if node.cordonedAt(p.bound.at) && opened.seen.Sub(p.bound.seen) < raceTime {
+		if node.cordonedAt(p.bound.at) && opened.seen.Sub(p.bound.seen) < bindLag {
 			continue
 		}
 		d.answers[q] = p
@@ -286,7 +271,7 @@ func (d *docket) overtaken(pods map[types.UID]*podRecord, nodes nodesByName, wav
 	return nil
 }
 
-// drainingSince returns since when the maintenance had drained; nil if it did not.
+// drainingSince returns when the maintenance began to drain; nil if it did not drain.
 func (d *docket) drainingSince(now stamp) *stamp {
 	if d.gone != nil && d.gone.at <= now.at {
 		return nil
@@ -306,8 +291,8 @@ func (d *docket) drainingSince(now stamp) *stamp {
 	return since
 }
 
-// joined returns since when a node is one of the maintenance's at a place in the history; nil if it
-// is not.
+// joined returns when the maintenance began to select a node; nil if it did not select the node at
+// a place in the history.
 func (d *docket) joined(node *nodeRecord, at moment) *stamp {
 	if node.gone.at <= at {
 		return nil
@@ -331,7 +316,7 @@ func (d *docket) joined(node *nodeRecord, at moment) *stamp {
 	return since
 }
 
-// cordonedAt reports whether the node was closed to new pods at a place in the history.
+// cordonedAt reports whether the node was unschedulable at a place in the history.
 func (n *nodeRecord) cordonedAt(at moment) bool {
 	closed := false
 	for _, state := range n.states {
@@ -359,7 +344,7 @@ func covers(e v1alpha1.DrainPlanEntry, p *corev1.Pod) bool {
 	return err == nil && selector.Matches(labels.Set(p.Labels))
 }
 
-// typeOf returns the type of a pod, as its controller tells it.
+// typeOf returns the type of a pod by the kind of its controller.
 func typeOf(p *corev1.Pod) v1alpha1.PodType {
 	switch owner := metav1.GetControllerOf(p); {
 	case owner == nil:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,24 +22,22 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// tape plays events into a history. Both servers count their versions up; a second passes between
-// two events.
+// tape writes a log. Both servers count their versions up; a second passes between two events.
 type tape struct {
 	t     *testing.T
-	h     *History
+	log   Log
 	host  int
 	ours  int
 	nodes map[string]*corev1.Node
 	pods  map[string]*corev1.Pod
 	nms   map[string]*v1alpha1.NodeMaintenance
 	evacs map[string]*v1alpha1.Evacuation
-	calls []Call
 }
 
 func newTape(t *testing.T) *tape {
 	t.Helper()
 	return &tape{
-		t: t, h: NewHistory(), host: 100, ours: 7, nodes: map[string]*corev1.Node{}, pods: map[string]*corev1.Pod{},
+		t: t, host: 100, ours: 7, nodes: map[string]*corev1.Node{}, pods: map[string]*corev1.Pod{},
 		nms: map[string]*v1alpha1.NodeMaintenance{}, evacs: map[string]*v1alpha1.Evacuation{},
 	}
 }
@@ -52,7 +51,7 @@ func (p *tape) onHost(kind watch.EventType, object interface {
 	p.t.Helper()
 	p.host++
 	object.SetResourceVersion(strconv.Itoa(p.host))
-	must.Do(p.t, p.h.HostEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, p.now()))
+	must.Do(p.t, p.log.addHost(watch.Event{Type: kind, Object: object.DeepCopyObject()}, p.now()))
 }
 
 func (p *tape) onOurs(kind watch.EventType, object interface {
@@ -63,7 +62,8 @@ func (p *tape) onOurs(kind watch.EventType, object interface {
 	p.host++
 	p.ours++
 	object.SetResourceVersion(strconv.Itoa(p.ours))
-	must.Do(p.t, p.h.HauloutEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, moment(p.host), p.now()))
+	event := watch.Event{Type: kind, Object: object.DeepCopyObject()}
+	must.Do(p.t, p.log.addHaulout(event, p.now(), false, moment(p.host)))
 }
 
 // node makes or changes a node in a pool.
@@ -126,7 +126,7 @@ func (p *tape) evacuation(name string, finalizers ...string) {
 
 func (p *tape) evict(name string) {
 	p.t.Helper()
-	p.calls = append(p.calls, Call{
+	p.log.Calls = append(p.log.Calls, Call{
 		Verb: "create", Subresource: "eviction", Namespace: "shop", Name: name, UID: types.UID(name), User: "haulout",
 		Code: 201, Received: p.now(), Answered: p.now(),
 	})
@@ -243,11 +243,10 @@ func begin(p *tape) {
 	p.pod("low-2", "two", 1000)
 	p.pod("high-1", "one", 1001)
 	p.pod("other", "green", 0)
-	p.h.Begin()
+	p.log.begin()
 }
 
 func TestOutOfOrder(t *testing.T) {
-	rules := Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic}}
 	for name, test := range map[string]struct {
 		play func(p *tape)
 		want []string
@@ -388,7 +387,7 @@ func TestOutOfOrder(t *testing.T) {
 			p.ask("high-1")
 		}},
 		"a maintenance whose order was overridden, as an event says, has none": {play: func(p *tape) {
-			p.h.Overridden("a")
+			p.onHost(watch.Added, &eventsv1.Event{Regarding: corev1.ObjectReference{UID: "a"}})
 			p.ask("high-1")
 		}},
 		"a maintenance that is complete waits for nothing": {play: func(p *tape) {
@@ -413,8 +412,7 @@ func TestOutOfOrder(t *testing.T) {
 			begin(p)
 			p.drain("a", "blue")
 			test.play(p)
-			found := must.Get(p.h.OutOfOrder(p.calls, rules))(t)
-			expect(t, found, test.want...)
+			expect(t, outOfOrder(p.log, v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic), test.want...)
 		})
 	}
 }
@@ -438,7 +436,7 @@ func TestEvacuatedCountsPods(t *testing.T) {
 			}
 			p.reach("a", 2000, "one", "two")
 			leave(p, "high-1")
-			is.Equal(t, len((&View{p.h}).Evacuated()), 3, "pods were evacuated")
+			is.Equal(t, len(Evacuated(p.log)), 3, "pods were evacuated")
 		})
 	}
 }
@@ -449,7 +447,5 @@ func TestOutOfOrderRefusesAPlanThatMoved(t *testing.T) {
 	p.drain("a", "blue")
 	p.nms["a"].Spec.DrainPlan = plan(5)
 	p.onOurs(watch.Modified, p.nms["a"])
-	if found, err := p.h.OutOfOrder(nil, Rules{}); err == nil {
-		t.Errorf("got %q and no error", found)
-	}
+	expect(t, outOfOrder(p.log), "cannot be judged")
 }

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -20,9 +22,48 @@ import (
 // longestSpecified is the default of spec.progressDeadlineSeconds.
 const longestSpecified = 30 * time.Minute
 
-// broken says in words which rules two states of an Evacuation break that follow each other,
-// directly if they are consecutive.
-func (w *Witness) broken(before, e *v1alpha1.Evacuation, consecutive bool) []string {
+// Protocol describes the Evacuations that do not follow their protocol. startDeadline is the time
+// that evacuators have for their first report at least.
+func Protocol(log Log, startDeadline time.Duration) []string {
+	var found []string
+	live, names := map[types.UID]*v1alpha1.Evacuation{}, map[types.UID]string{}
+	for o, e := range Each[*v1alpha1.Evacuation](log) {
+		if o.Type == watch.Deleted {
+			delete(live, e.UID)
+			continue
+		}
+		var texts []string
+		if before := live[e.UID]; before == nil {
+			texts = checkName(names, e)
+		} else {
+			texts = broken(before, e, startDeadline, !o.relisted)
+		}
+		for _, text := range texts {
+			found = append(found, fmt.Sprintf("%s Evacuation %s/%s: %s",
+				o.Seen.UTC().Format("15:04:05.000"), e.Namespace, e.Name, text))
+		}
+		live[e.UID] = e
+	}
+	return found
+}
+
+// checkName checks that an Evacuation is the only one that its pod may have.
+func checkName(names map[types.UID]string, e *v1alpha1.Evacuation) []string {
+	var found []string
+	ref, name := e.Spec.PodRef, e.Namespace+"/"+e.Name
+	if want := string(ref.UID) + "-" + ref.Name; e.Name != want {
+		found = append(found, fmt.Sprintf("it is not named %s after its pod", want))
+	}
+	if first, known := names[ref.UID]; known && first != name {
+		found = append(found, fmt.Sprintf("pod %s has two Evacuations, the other is %s", ref.UID, first))
+	}
+	names[ref.UID] = name
+	return found
+}
+
+// broken describes the rules that two states of an Evacuation break. Other states may have been
+// between them unless they are consecutive.
+func broken(before, e *v1alpha1.Evacuation, startDeadline time.Duration, consecutive bool) []string {
 	var found []string
 	if !equality.Semantic.DeepEqual(before.Spec, e.Spec) {
 		found = append(found, "its spec has changed")
@@ -38,7 +79,7 @@ func (w *Witness) broken(before, e *v1alpha1.Evacuation, consecutive bool) []str
 		found = append(found, fmt.Sprintf("failedEvictionCounter fell from %d to %d",
 			was.FailedEvictionCounter, is.FailedEvictionCounter))
 	}
-	if text := w.brokenTurn(before, e, consecutive); text != "" {
+	if text := brokenTurn(before, e, startDeadline, consecutive); text != "" {
 		found = append(found, text)
 	}
 	if consecutive && is.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid {
@@ -55,8 +96,8 @@ func (w *Witness) broken(before, e *v1alpha1.Evacuation, consecutive bool) []str
 	return found
 }
 
-// brokenTurn says what is wrong with a hand-over.
-func (w *Witness) brokenTurn(before, e *v1alpha1.Evacuation, consecutive bool) string {
+// brokenTurn returns what is wrong with a change of the active evacuator, or "".
+func brokenTurn(before, e *v1alpha1.Evacuation, startDeadline time.Duration, consecutive bool) string {
 	was, is := &before.Status, &e.Status
 	if was.ActiveEvacuatorClass == is.ActiveEvacuatorClass {
 		return ""
@@ -68,7 +109,7 @@ func (w *Witness) brokenTurn(before, e *v1alpha1.Evacuation, consecutive bool) s
 	case to < 0:
 		return handOver + ", which is no evacuator"
 	case to == len(order)-2 && from == to+1 && is.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment:
-		// Its evacuator takes up a turn again that it has declined.
+		// The evacuator of Deployments may become active again after it has declined.
 		return ""
 	case to < from:
 		return handOver + ", which comes before it"
@@ -81,7 +122,7 @@ func (w *Witness) brokenTurn(before, e *v1alpha1.Evacuation, consecutive bool) s
 	case from < 0 || was.ActiveEvacuatorCompleted:
 		return ""
 	}
-	patience := w.patience(before)
+	patience := patienceOf(before, startDeadline)
 	since := was.ActiveEvacuatorSince
 	if was.EvacuationProgressTimestamp != nil {
 		since = was.EvacuationProgressTimestamp
@@ -96,8 +137,8 @@ func (w *Witness) brokenTurn(before, e *v1alpha1.Evacuation, consecutive bool) s
 	return ""
 }
 
-// patience is how long the active evacuator may be silent at least.
-func (w *Witness) patience(e *v1alpha1.Evacuation) time.Duration {
+// patienceOf returns how long the active evacuator may be silent at least.
+func patienceOf(e *v1alpha1.Evacuation, startDeadline time.Duration) time.Duration {
 	patience := longestSpecified
 	if seconds := e.Spec.ProgressDeadlineSeconds; seconds != nil {
 		patience = time.Duration(*seconds) * time.Second
@@ -105,11 +146,11 @@ func (w *Witness) patience(e *v1alpha1.Evacuation) time.Duration {
 	if e.Status.EvacuationProgressTimestamp != nil {
 		return patience
 	}
-	return min(patience, w.startDeadline)
+	return min(patience, startDeadline)
 }
 
-// turns are the classes in the order of their turns. Those of equal priority cannot be told apart
-// here: tests give each its own.
+// turns are the classes in the order in which they become active. The order of equal priorities is
+// not known here: tests give each class a priority of its own.
 func turns(e *v1alpha1.Evacuation) []string {
 	sorted := slices.Clone(e.Spec.Evacuators)
 	slices.SortStableFunc(sorted, func(a, b v1alpha1.Evacuator) int { return int(b.Priority) - int(a.Priority) })
@@ -130,7 +171,7 @@ func isComplete(e *v1alpha1.Evacuation) bool {
 	return meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete)
 }
 
-// isWithdrawn reports whether no instigator asks for an Evacuation any more.
+// isWithdrawn reports whether an Evacuation has no instigator left.
 func isWithdrawn(e *v1alpha1.Evacuation) bool {
 	return e.DeletionTimestamp != nil || !slices.ContainsFunc(e.Finalizers, isInstigator)
 }
@@ -139,10 +180,10 @@ func isInstigator(finalizer string) bool {
 	return strings.HasPrefix(finalizer, v1alpha1.FinalizerInstigatorPrefix)
 }
 
-// Unsettled describes the Evacuations that have neither ended nor say what keeps them.
-func (w *Witness) Unsettled() []string {
+// Unsettled describes the Evacuations that have not ended and do not report what keeps them.
+func Unsettled(evacuations []*v1alpha1.Evacuation) []string {
 	var found []string
-	for _, e := range w.Evacuations() {
+	for _, e := range evacuations {
 		describe := func(what string) {
 			found = append(found, fmt.Sprintf("Evacuation %s/%s %s: finalizers %v, deleted %v, status %+v",
 				e.Namespace, e.Name, what, e.Finalizers, e.DeletionTimestamp, e.Status))
@@ -165,4 +206,72 @@ func (w *Witness) Unsettled() []string {
 
 func heldByOthers(e *v1alpha1.Evacuation) bool {
 	return slices.ContainsFunc(e.Finalizers, func(finalizer string) bool { return !isInstigator(finalizer) })
+}
+
+// Counts is how much of the protocol a log has: a log without Evacuations breaks no rule.
+type Counts struct {
+	// Evacuations counts all of them, HandOvers the changes of the active evacuator; Completed,
+	// Cancelled and Vanished the Evacuations that ended because their pod was gone, because no
+	// instigator asked for them, and without a condition.
+	Evacuations, HandOvers, Completed, Cancelled, Vanished int
+	// Forbidden counts those whose evacuator did not allow the cancellation at any time.
+	Forbidden int
+	// Blocked counts those that were blocked at any time, by the reason.
+	Blocked map[string]int
+}
+
+func (c Counts) String() string {
+	return fmt.Sprintf(
+		"%d Evacuations, %d hand-overs; %d completed, %d were cancelled, %d vanished; %d could not be cancelled "+
+			"for a while; blocked were %v",
+		c.Evacuations, c.HandOvers, c.Completed, c.Cancelled, c.Vanished, c.Forbidden, c.Blocked,
+	)
+}
+
+// CountsOf counts how much of the protocol a log has.
+func CountsOf(log Log) Counts {
+	c := Counts{Blocked: map[string]int{}}
+	live, counted := map[types.UID]*v1alpha1.Evacuation{}, map[string]bool{}
+	for o, e := range Each[*v1alpha1.Evacuation](log) {
+		// once reports whether something is true of the Evacuation for the first time.
+		once := func(what string, is bool) int {
+			key := what + " " + string(e.UID)
+			if !is || counted[key] {
+				return 0
+			}
+			counted[key] = true
+			return 1
+		}
+		before := live[e.UID]
+		if o.Type == watch.Deleted {
+			delete(live, e.UID)
+			if before != nil && !isComplete(before) {
+				c.Vanished++
+			}
+			continue
+		}
+		live[e.UID] = e
+		if before == nil {
+			c.Evacuations++
+		} else if was := before.Status.ActiveEvacuatorClass; was != "" && was != e.Status.ActiveEvacuatorClass {
+			c.HandOvers++
+		}
+		c.Forbidden += once("forbidden",
+			e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid)
+		if meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionBlocked) {
+			reason := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked).Reason
+			c.Blocked[reason] += once(reason, true)
+		}
+		if isComplete(e) {
+			cancelled := completionOf(e) == v1alpha1.ReasonCancelled
+			c.Cancelled += once("cancelled", cancelled)
+			c.Completed += once("completed", !cancelled)
+		}
+	}
+	return c
+}
+
+// completionOf returns the reason of an Evacuation that is complete.
+func completionOf(e *v1alpha1.Evacuation) string {
+	return meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete).Reason
 }

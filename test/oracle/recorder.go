@@ -4,9 +4,11 @@
 package oracle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -17,172 +19,158 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
 
-// overriddenReason is the reason of the event about a maintenance whose order is not followed.
-const overriddenReason = "DrainOrderOverridden"
+const (
+	// overriddenReason is the reason of the event about a maintenance whose order is not followed.
+	overriddenReason = "DrainOrderOverridden"
+	// checkInterval is the time between two checks of Wait.
+	checkInterval = 20 * time.Millisecond
+)
 
 // Scope is what a Recorder looks at.
 type Scope struct {
-	// Nodes selects the nodes. Their labels that it looks at must not change.
+	// Only are the resources that it watches, by their names in the plural; empty for all but
+	// Deployments.
+	Only []string
+	// Nodes selects the nodes. The labels that it uses must not change.
 	Nodes labels.Selector
-	// Namespaces are those of the pods and Evacuations.
+	// Namespaces are those of the pods, budgets, Deployments and Evacuations.
 	Namespaces []string
-	// AuditLog is the file that kube-apiserver writes its audit log to.
+	// Budgets are recorded as if they existed at the beginning, to count the healthy pods of
+	// workloads without a budget.
+	Budgets []policyv1.PodDisruptionBudget
+	// AuditLog is the file to which kube-apiserver writes its audit log. Without one there are no
+	// calls.
 	AuditLog string
-	// Witness, if not nil, is told what happens to pods and Evacuations, and what the recorder
-	// fails with.
-	Witness *Witness
 }
 
-// Recorder watches a cluster and keeps the history of it, and the books of its budgets.
+// Recorder watches a cluster and keeps the log.
 type Recorder struct {
 	Scope
 
-	kube kubernetes.Interface
-	log  Log
+	kube  kubernetes.Interface
+	audit AuditLog
 
-	mu      sync.Mutex
-	history *History
-	// books count the healthy pods of budgets. There are none before Start has seen all pods.
-	books *Books
-	// budgets is how budgets opened and closed.
-	budgets Budgets
-	// waiting are events of Haulout's server that have no place in the history yet.
-	waiting []foreignEvent
+	mu  sync.Mutex
+	log Log
+	// view is the present state.
+	view View
+	// waiting are events of Haulout's server that have no place in the log yet.
+	waiting []Observation
 	// arrived has an element if there are any.
 	arrived chan struct{}
-	// placed is closed and recreated with each event.
-	placed chan struct{}
-	failed error
+	failed  error
 }
 
-type foreignEvent struct {
-	watch.Event
-
-	seen time.Time
-}
-
-// Start begins to record; it ends with the context. It fails if a budget of the namespace is broken
+// Start begins to record; it ends with the context. It fails if a budget in the scope is broken
 // already.
 func Start(
 	ctx context.Context, kube kubernetes.Interface, haulout clientset.Interface, scope Scope,
 ) (*Recorder, error) {
-	log, err := OpenLog(scope.AuditLog)
-	if err != nil {
-		return nil, err
+	r := &Recorder{
+		Scope: scope, kube: kube, arrived: make(chan struct{}, 1), view: View{live: map[types.UID]runtime.Object{}},
 	}
-	var budgets []policyv1.PodDisruptionBudget
-	for _, namespace := range scope.Namespaces {
-		list, err := kube.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
+	if scope.AuditLog != "" {
+		var err error
+		if r.audit, err = OpenAuditLog(scope.AuditLog); err != nil {
 			return nil, err
 		}
-		budgets = append(budgets, list.Items...)
 	}
-	r := &Recorder{
-		Scope: scope, kube: kube, log: log, history: NewHistory(), arrived: make(chan struct{}, 1),
-		placed: make(chan struct{}),
+	for i := range scope.Budgets {
+		r.log.Observations = append(r.log.Observations, Observation{
+			Event: watch.Event{Type: watch.Added, Object: &scope.Budgets[i]}, Seen: time.Now(),
+		})
 	}
-	resources := []Resource{
-		{Client: kube.CoreV1().RESTClient(), Name: "pods", See: r.seeHost},
-		{Client: kube.CoreV1().RESTClient(), Name: "nodes", See: r.seeHost},
-		{
-			Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets",
-			See: func(e watch.Event) { r.budgets.See(e, time.Now()) },
-		},
-		{Client: kube.EventsV1().RESTClient(), Name: "events", See: r.seeEvent},
-		{
-			Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "nodemaintenances", MayRestart: true,
-			See: r.seeHaulout, SeeState: r.seeHauloutState,
-		},
-		{
-			Client: haulout.MaintenanceV1alpha1().RESTClient(), Name: "evacuations", MayRestart: true,
-			See: r.seeHaulout, SeeState: r.seeHauloutState,
-		},
-	}
-	for _, resource := range resources {
-		resource.Fail = r.fail
+	for _, resource := range resources(kube, haulout) {
+		if len(scope.Only) > 0 && !slices.Contains(scope.Only, resource.Name) ||
+			len(scope.Only) == 0 && resource.Name == "deployments" {
+			continue
+		}
+		if len(scope.Namespaces) == 1 && isNamespaced(resource.Name) {
+			resource.Namespace = scope.Namespaces[0]
+		}
+		resource.See, resource.Fail = r.see, r.fail
 		if err := Follow(ctx, resource); err != nil {
 			return nil, err
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	pods := make([]corev1.Pod, 0, len(r.history.pods))
-	for _, p := range r.history.pods {
-		if p.gone.at == never {
-			pods = append(pods, *p.Pod)
+	r.log.begin()
+	r.view.asked = 0
+	for _, h := range HealthOf(r.log) {
+		if h.Healthy < h.Floor {
+			return nil, fmt.Errorf("budget %s is broken before anything has begun: %d pods are healthy, %d are needed",
+				h.Name, h.Healthy, h.Floor)
 		}
 	}
-	if r.books, err = OpenBooks(budgets, pods); err != nil {
-		return nil, err
-	}
-	r.history.Begin()
 	go r.place(ctx)
 	return r, nil
 }
 
-func (r *Recorder) seeHost(event watch.Event) {
-	switch object := event.Object.(type) {
-	case *corev1.Pod:
-		if !slices.Contains(r.Namespaces, object.Namespace) {
-			return
-		}
-		if r.Witness != nil {
-			r.Witness.SeePod(event.Type, object, time.Now())
-		}
+func resources(kube kubernetes.Interface, haulout clientset.Interface) []Resource {
+	ours := func() cache.Getter { return haulout.MaintenanceV1alpha1().RESTClient() }
+	return []Resource{
+		{Client: kube.CoreV1().RESTClient(), Name: "pods"},
+		{Client: kube.CoreV1().RESTClient(), Name: "nodes"},
+		{Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets"},
+		{Client: kube.AppsV1().RESTClient(), Name: "deployments"},
+		{Client: kube.EventsV1().RESTClient(), Name: "events"},
+		{Client: ours(), Name: "nodemaintenances", MayRestart: true},
+		{Client: ours(), Name: "evacuations", MayRestart: true},
+	}
+}
+
+// isNamespaced reports whether the objects of a resource are in the namespaces of the scope. Events
+// about maintenances are in another one.
+func isNamespaced(resource string) bool {
+	return !slices.Contains([]string{"nodes", "events", "nodemaintenances"}, resource)
+}
+
+func (r *Recorder) covers(object runtime.Object) bool {
+	switch object := object.(type) {
 	case *corev1.Node:
-		if !r.Nodes.Matches(labels.Set(object.Labels)) {
-			return
-		}
+		return r.Nodes.Matches(labels.Set(object.Labels))
+	case *eventsv1.Event:
+		return object.Reason == overriddenReason
+	case *v1alpha1.NodeMaintenance:
+		return true
+	case metav1.Object:
+		return slices.Contains(r.Namespaces, object.GetNamespace())
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.history.HostEvent(event, time.Now()); err != nil {
-		r.failed = errors.Join(r.failed, err)
-	}
-	if pod, ok := event.Object.(*corev1.Pod); ok && r.books != nil {
-		r.books.Observe(event.Type, pod)
-	}
-	r.wake()
+	return false
 }
 
-func (r *Recorder) seeEvent(event watch.Event) {
-	if e, ok := event.Object.(*eventsv1.Event); ok && e.Reason == overriddenReason {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.history.Overridden(e.Regarding.UID)
+func (r *Recorder) see(event watch.Event, relisted bool) {
+	if !r.covers(event.Object) {
+		return
 	}
-}
-
-func (r *Recorder) seeHaulout(event watch.Event)      { r.seeHauloutAs(event, true) }
-func (r *Recorder) seeHauloutState(event watch.Event) { r.seeHauloutAs(event, false) }
-
-// seeHauloutAs takes an event, before which others of the same object may have been missed unless
-// it is consecutive.
-func (r *Recorder) seeHauloutAs(event watch.Event, isConsecutive bool) {
-	if e, ok := event.Object.(*v1alpha1.Evacuation); ok {
-		if !slices.Contains(r.Namespaces, e.Namespace) {
-			return
-		}
-		if r.Witness != nil {
-			r.Witness.See(event.Type, e, time.Now(), isConsecutive)
-		}
-	}
+	// They are half of each object, and no rule reads them.
+	event.Object.(metav1.Object).SetManagedFields(nil)
+	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.waiting = append(r.waiting, foreignEvent{event, time.Now()})
-	select {
-	case r.arrived <- struct{}{}:
+	switch event.Object.(type) {
+	case *v1alpha1.NodeMaintenance, *v1alpha1.Evacuation:
+		r.waiting = append(r.waiting, Observation{Event: event, Seen: now, relisted: relisted})
+		select {
+		case r.arrived <- struct{}{}:
+		default:
+		}
 	default:
+		r.failed = errors.Join(r.failed, r.log.addHost(event, now))
+		r.view.add(event)
 	}
 }
 
@@ -204,11 +192,11 @@ func (r *Recorder) place(ctx context.Context) {
 			return
 		}
 		r.mu.Lock()
-		for _, event := range batch {
-			err = errors.Join(err, r.history.HauloutEvent(event.Event, now, event.seen))
+		for _, o := range batch {
+			err = errors.Join(err, r.log.addHaulout(o.Event, o.Seen, o.relisted, now))
+			r.view.add(o.Event)
 		}
 		r.failed = errors.Join(r.failed, err)
-		r.wake()
 		r.mu.Unlock()
 	}
 }
@@ -230,44 +218,8 @@ func (r *Recorder) now(ctx context.Context) (moment, error) {
 	return parseMoment(version)
 }
 
-func (r *Recorder) fail(err error) {
-	if r.Witness != nil {
-		r.Witness.Report("%v", err)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.failed = errors.Join(r.failed, err)
-	r.wake()
-}
-
-func (r *Recorder) wake() {
-	close(r.placed)
-	r.placed = make(chan struct{})
-}
-
-// Wait waits until check, which sees the present state, returns an empty text. Until then that says
-// what is missing.
-func (r *Recorder) Wait(ctx context.Context, check func(*View) (missing string)) error {
-	for {
-		r.mu.Lock()
-		missing, failed, placed := check(&View{r.history}), r.failed, r.placed
-		r.mu.Unlock()
-		if failed != nil {
-			return failed
-		}
-		if missing == "" {
-			return nil
-		}
-		select {
-		case <-placed:
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %s", context.Cause(ctx), missing)
-		}
-	}
-}
-
-// Settle waits until everything that has happened to pods so far has been recorded: it makes a pod
-// that never runs, and removes it.
+// Settle waits until all events of pods so far have been recorded: it creates a pod that never runs,
+// and deletes it.
 func (r *Recorder) Settle(ctx context.Context) error {
 	marker, err := r.kube.CoreV1().Pods(r.Namespaces[0]).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "judge-"},
@@ -279,55 +231,150 @@ func (r *Recorder) Settle(ctx context.Context) error {
 	if err := r.kube.CoreV1().Pods(r.Namespaces[0]).Delete(ctx, marker.Name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
-	return r.Wait(ctx, func(v *View) string {
-		if p := v.history.pods[marker.UID]; p == nil || p.gone.at == never {
-			return "the last event of the pods has not come"
+	return r.wait(ctx, func() string {
+		for o, pod := range Each[*corev1.Pod](r.log) {
+			if pod.UID == marker.UID && o.Type == watch.Deleted {
+				return ""
+			}
 		}
-		return ""
+		return "the last event of the pods has not come"
 	})
 }
 
-// Missed describes the Deployments that had fewer healthy pods at some time than in the beginning:
-// a drain that replaces pods before they leave finds none.
-func (r *Recorder) Missed() ([]string, error) {
+func (r *Recorder) fail(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.books.Missed(), r.failed
+	r.failed = errors.Join(r.failed, err)
 }
 
-// Calls returns the requests to make pods leave so far.
-func (r *Recorder) Calls() ([]Call, error) {
-	calls, err := r.log.Calls()
-	return slices.DeleteFunc(calls, func(c Call) bool { return !slices.Contains(r.Namespaces, c.Namespace) }), err
+// NoteGap notes that events of Haulout's server may be missing between two moments.
+func (r *Recorder) NoteGap(from, to time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.log.Gaps = append(r.log.Gaps, Gap{from, to})
+}
+
+// Log returns what was recorded so far. It fails if events are missing.
+func (r *Recorder) Log() (Log, error) {
+	r.mu.Lock()
+	log, err := r.log, r.failed
+	r.mu.Unlock()
+	if err != nil || r.AuditLog == "" {
+		return log, err
+	}
+	log.Calls, err = r.audit.Calls()
+	log.Calls = slices.DeleteFunc(log.Calls, func(c Call) bool { return !slices.Contains(r.Namespaces, c.Namespace) })
+	return log, err
+}
+
+// Verdict describes what maintenances did wrong so far, given the names of the nodes that a user
+// has cordoned.
+func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
+	log, err := r.Log()
+	if err != nil {
+		return nil, err
+	}
+	return Verdict(log, rules, cordoned...), nil
+}
+
+// View returns the present state.
+func (r *Recorder) View() *View {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &View{maps.Clone(r.view.live), r.view.asked}
+}
+
+// Wait waits until a check of the present state returns "". Otherwise the check returns what is
+// missing.
+func (r *Recorder) Wait(ctx context.Context, check func(*View) (missing string)) error {
+	return r.wait(ctx, func() string { return check(&r.view) })
+}
+
+// wait calls a check, with the lock, when something was recorded.
+func (r *Recorder) wait(ctx context.Context, check func() (missing string)) error {
+	checked, missing := -1, ""
+	err := wait.PollUntilContextCancel(ctx, checkInterval, true, func(context.Context) (bool, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.failed != nil {
+			return false, r.failed
+		}
+		if len(r.log.Observations) == checked {
+			return false, nil
+		}
+		checked = len(r.log.Observations)
+		missing = check()
+		return missing == "", nil
+	})
+	if ctx.Err() != nil && err != nil {
+		return fmt.Errorf("%w: %s", context.Cause(ctx), missing)
+	}
+	return err
 }
 
 // View is the present state of what is recorded.
 type View struct {
-	history *History
+	live  map[types.UID]runtime.Object
+	asked int
+}
+
+func (v *View) add(event watch.Event) {
+	uid := event.Object.(metav1.Object).GetUID()
+	if pod, ok := event.Object.(*corev1.Pod); ok {
+		before, known := v.live[uid].(*corev1.Pod)
+		asked := event.Type == watch.Deleted || pod.DeletionTimestamp != nil
+		if asked && !(known && before.DeletionTimestamp != nil) {
+			v.asked++
+		}
+	}
+	if event.Type == watch.Deleted {
+		delete(v.live, uid)
+	} else {
+		v.live[uid] = event.Object
+	}
 }
 
 // Asked counts the pods that were told to end since the recording began.
-func (v *View) Asked() int { return v.history.asked }
+func (v *View) Asked() int { return v.asked }
 
-// Evacuated returns the UIDs of the pods that a maintenance asked for and that were told to end
-// since: by an eviction, or because their Deployment was scaled back.
-func (v *View) Evacuated() []types.UID {
-	var pods []types.UID
-	for uid := range v.history.byPod {
-		if v.history.evacuated(uid) {
-			pods = append(pods, uid)
+// PodsOn counts the pods on some nodes that have not ended.
+func (v *View) PodsOn(nodes sets.Set[string]) int {
+	count := 0
+	for _, object := range v.live {
+		if pod, ok := object.(*corev1.Pod); ok && !isFinished(pod) && nodes.Has(pod.Spec.NodeName) {
+			count++
 		}
 	}
-	return pods
+	return count
 }
 
-// Drained reports whether a maintenance says so of itself.
+// Pods returns the pods that exist.
+func (v *View) Pods() []*corev1.Pod { return sorted[*corev1.Pod](v) }
+
+// Evacuations returns the Evacuations that exist.
+func (v *View) Evacuations() []*v1alpha1.Evacuation { return sorted[*v1alpha1.Evacuation](v) }
+
+// sorted returns the objects of a type in the order of their names.
+func sorted[T metav1.Object](v *View) []T {
+	var list []T
+	for _, object := range v.live {
+		if object, ok := object.(T); ok {
+			list = append(list, object)
+		}
+	}
+	slices.SortFunc(list, func(a, b T) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	return list
+}
+
+// Drained reports whether the condition Drained of a maintenance is True.
 func (v *View) Drained(name string) bool {
 	condition := v.drained(name)
 	return condition != nil && condition.Status == metav1.ConditionTrue
 }
 
-// Progress is what a maintenance says of its drain.
+// Progress is the message of a maintenance's condition Drained.
 func (v *View) Progress(name string) string {
 	if condition := v.drained(name); condition != nil {
 		return condition.Message
@@ -349,40 +396,21 @@ func (v *View) Done(name string) bool {
 }
 
 func (v *View) maintenance(name string) *v1alpha1.NodeMaintenance {
-	for _, m := range v.history.maintenances {
-		if m.last.Name == name && m.gone == nil {
-			return m.last
+	for _, object := range v.live {
+		if nm, ok := object.(*v1alpha1.NodeMaintenance); ok && nm.Name == name {
+			return nm
 		}
 	}
 	return nil
 }
 
-// Evacuations returns the UIDs of the pods of the Evacuations that exist.
-func (v *View) Evacuations() []types.UID {
-	var pods []types.UID
-	for _, e := range v.history.evacuations {
-		if !e.gone {
-			pods = append(pods, e.Spec.PodRef.UID)
-		}
-	}
-	return pods
-}
-
 // Closed returns the names of the nodes that are not schedulable.
 func (v *View) Closed() []string {
 	var closed []string
-	for _, n := range v.history.nodes {
-		if n.gone.at == never && n.last.Spec.Unschedulable {
-			closed = append(closed, n.last.Name)
+	for _, node := range sorted[*corev1.Node](v) {
+		if node.Spec.Unschedulable {
+			closed = append(closed, node.Name)
 		}
 	}
-	slices.Sort(closed)
 	return closed
-}
-
-// evacuated reports whether a pod that a maintenance has asked for was told to go, in any way.
-func (h *History) evacuated(uid types.UID) bool {
-	p := h.pods[uid]
-	return p != nil && p.asked.at != never &&
-		slices.ContainsFunc(h.byPod[uid], func(e *evacuationRecord) bool { return e.made != nil })
 }

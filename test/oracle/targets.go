@@ -14,13 +14,13 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// key is what drain targets are told apart by: one priority belongs to each.
+// key identifies a drain target: each has one priority.
 type key struct {
 	podType  v1alpha1.PodType
 	selector string
 }
 
-// reach are the drain targets of a node: how far each type and selector has come.
+// reach are the drain targets of a node: the highest priority of each type and selector.
 type reach map[key]int32
 
 func reachOf(targets []v1alpha1.DrainPlanEntry) reach {
@@ -37,7 +37,7 @@ func reachOf(targets []v1alpha1.DrainPlanEntry) reach {
 	return r
 }
 
-// of returns how far a key has come: by itself, or by the entry of its type that has no selector.
+// of returns the priority of a key: its own, or that of its type without a selector.
 func (r reach) of(k key) (priority int32, ok bool) {
 	priority, ok = r[k]
 	if all, reached := r[key{podType: k.podType}]; reached && (!ok || all > priority) {
@@ -56,7 +56,7 @@ func (r reach) covers(other reach) bool {
 	return true
 }
 
-// both returns what two reaches cover alike.
+// both returns what two reaches have in common.
 func both(a, b reach) reach {
 	out := reach{}
 	for _, r := range []reach{a, b} {
@@ -88,11 +88,11 @@ func sameTargets(a, b []v1alpha1.DrainPlanEntry) bool {
 	return x.covers(y) && y.covers(x)
 }
 
-// holders are the maintenances that hold a node, with what each of them says of it.
+// holders are the maintenances that hold a node, with the drain targets in their statuses.
 type holders map[types.UID]reach
 
-// all returns what all holders agree on that the node has reached. One that says nothing yet agrees
-// to nothing: no pod is asked to leave before it has the targets in its status, too.
+// all returns the targets that all holders have. A holder without targets agrees to none: no pod is
+// asked to leave before it has the targets in its status, too.
 func (h holders) all() reach {
 	var out reach
 	for _, r := range h {
@@ -105,7 +105,7 @@ func (h holders) all() reach {
 	return out
 }
 
-// any returns what at least one holder says.
+// any returns the targets that at least one holder has.
 func (h holders) any() reach {
 	out := reach{}
 	for _, r := range h {
@@ -114,12 +114,12 @@ func (h holders) any() reach {
 	return out
 }
 
-// WentBack describes the nodes whose drain targets covered less than before while they were held:
+// wentBack describes the nodes whose drain targets covered less than before while they were held:
 // in the status of one maintenance, or because one maintenance released the node and the
-// maintenances that still hold it know of less than all holders had once agreed on. Maintenances
-// that know of nothing start over: they came so late that no pod was asked to leave since.
-func (h *History) WentBack() []string {
-	h.straighten()
+// maintenances that still hold it have less than all holders had once agreed on. Maintenances
+// without any targets start over: they came so late that no pod was asked to leave since.
+func wentBack(log Log) []string {
+	h := historyOf(log)
 	var found []string
 	for uid, changes := range h.changes() {
 		held, agreed := holders{}, reach{}
@@ -154,7 +154,7 @@ func (h *History) WentBack() []string {
 	return found
 }
 
-func (h *History) nodeName(uid types.UID) string {
+func (h *history) nodeName(uid types.UID) string {
 	if node := h.nodes[uid]; node != nil {
 		return node.last.Name
 	}

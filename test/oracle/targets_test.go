@@ -109,7 +109,7 @@ func TestWentBack(t *testing.T) {
 			begin(p)
 			p.drain("a", "blue")
 			test.play(p)
-			expect(t, p.h.WentBack(), test.want...)
+			expect(t, wentBack(p.log), test.want...)
 		})
 	}
 }

@@ -7,69 +7,57 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Verdict judges what was recorded so far, given the names of the nodes that a user has
+// Rules are what the Verdict on a log depends on.
+type Rules struct {
+	// Running are the types of pods that are left running on purpose: no wave waits for them and
+	// they must not be asked to leave.
+	Running []v1alpha1.PodType
+	// Server is the user of the server. If it is set, each of its evictions needs a maintenance
+	// that asked for it.
+	Server string
+	// SeesLate means that the server may be cut off from the cluster for a while. Then it may send
+	// evictions to a budget without knowing that it is closed.
+	SeesLate bool
+}
+
+// Verdict describes what maintenances did wrong, given the names of the nodes that a user has
 // cordoned.
-func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
-	calls, err := r.Calls()
-	if err != nil {
-		return nil, err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.failed != nil {
-		return nil, r.failed
-	}
-	found, err := r.history.OutOfOrder(calls, rules)
-	if err != nil {
-		return nil, err
-	}
-	found = append(found, r.history.WentBack()...)
-	found = append(found, r.history.NotPutBack(cordoned...)...)
-	found = append(found, EvictedTwice(calls)...)
+func Verdict(log Log, rules Rules, cordoned ...string) []string {
+	found := slices.Concat(
+		outOfOrder(log, rules.Running...), wentBack(log), notPutBack(log, cordoned...), EvictedTwice(log), leftOver(log),
+		brokenBudgets(log),
+	)
 	if !rules.SeesLate {
-		toClosed, _ := r.budgets.SentToClosed(calls)
+		toClosed, _ := SentToClosed(log)
 		found = append(found, toClosed...)
 	}
 	if rules.Server != "" {
-		unasked, err := r.history.Unasked(calls, rules.Server)
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, unasked...)
+		found = append(found, unasked(log, rules.Server)...)
 	}
-	found = append(found, r.history.LeftOver()...)
-	if !rules.BudgetsMove {
-		found = append(found, r.books.Broken()...)
-	}
-	return found, nil
+	return found
 }
 
 const (
-	// watchDelay is how long a change of a budget may take to reach a client that watches it, on a
-	// machine that is busy. An eviction that was sent sooner has raced with the change that closed
-	// the budget.
+	// watchDelay is the time that a change of a budget may take to reach a client that watches it,
+	// on a busy machine. An eviction that was sent sooner has raced with the change that closed the
+	// budget.
 	watchDelay = 250 * time.Millisecond
-	// Probes ask whether the API sees what the watch has shown. The first one comes when the budget
-	// has been closed for ten seconds, and all closed budgets together get one in six; both with
-	// something to spare for the clocks.
+	// Probes ask whether a budget that the watch shows as closed is closed. The first one comes ten
+	// seconds after it was closed, and all closed budgets together get one in six seconds; both less
+	// a tolerance for the clocks.
 	probeAfter = 9500 * time.Millisecond
 	probeEvery = 5500 * time.Millisecond
 )
-
-// Budgets is how PodDisruptionBudgets opened and closed, as a watch showed it.
-type Budgets struct {
-	mu     sync.Mutex
-	states map[string][]budgetState
-}
 
 // budgetState is whether a budget let a pod go, since it was seen to.
 type budgetState struct {
@@ -77,33 +65,26 @@ type budgetState struct {
 	open  bool
 }
 
-// See enters an event of a budget that has just come.
-func (b *Budgets) See(event watch.Event, now time.Time) {
-	budget, ok := event.Object.(*policyv1.PodDisruptionBudget)
-	if !ok {
-		return
+// budgetStates returns the states of the budgets, by namespace and name.
+func budgetStates(log Log) map[string][]budgetState {
+	states := map[string][]budgetState{}
+	for o, pdb := range Each[*policyv1.PodDisruptionBudget](log) {
+		open := o.Type == watch.Deleted ||
+			pdb.Status.ObservedGeneration >= pdb.Generation && pdb.Status.DisruptionsAllowed > 0
+		name := pdb.Namespace + "/" + pdb.Name
+		if last := len(states[name]) - 1; last < 0 || states[name][last].open != open {
+			states[name] = append(states[name], budgetState{o.Seen, open})
+		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.states == nil {
-		b.states = map[string][]budgetState{}
-	}
-	open := event.Type == watch.Deleted ||
-		budget.Status.ObservedGeneration >= budget.Generation && budget.Status.DisruptionsAllowed > 0
-	name := budget.Namespace + "/" + budget.Name
-	states := b.states[name]
-	if last := len(states) - 1; last < 0 || states[last].open != open {
-		b.states[name] = append(states, budgetState{now, open})
-	}
+	return states
 }
 
-// closedSince returns since when a budget had let no pod go at a time; not ok if it did, or may
-// have.
-func (b *Budgets) closedSince(name string, at time.Time) (time.Time, bool) {
-	states := b.states[name]
-	for i := len(states) - 1; i >= 0; i-- {
-		if !states[i].since.After(at) {
-			return states[i].since, !states[i].open && at.Sub(states[i].since) >= watchDelay
+// closedSince returns when a budget was closed that lets no pod go at a time; not ok if it does, or
+// may.
+func closedSince(states []budgetState, at time.Time) (time.Time, bool) {
+	for _, s := range slices.Backward(states) {
+		if !s.since.After(at) {
+			return s.since, !s.open && at.Sub(s.since) >= watchDelay
 		}
 	}
 	return time.Time{}, false
@@ -111,16 +92,15 @@ func (b *Budgets) closedSince(name string, at time.Time) (time.Time, bool) {
 
 // SentToClosed describes the evictions that a budget refused, if the budget had let no pod go for a
 // while when they were sent and they were no probes. It also returns the number of probes.
-func (b *Budgets) SentToClosed(calls []Call) (found []string, probes int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	byTime := slices.SortedFunc(slices.Values(calls), func(x, y Call) int { return x.Received.Compare(y.Received) })
+func SentToClosed(log Log) (found []string, probes int) {
+	states := budgetStates(log)
+	byTime := slices.SortedFunc(slices.Values(log.Calls), func(x, y Call) int { return x.Received.Compare(y.Received) })
 	var lastProbe time.Time
 	for _, call := range byTime {
 		if call.RefusedBy == "" {
 			continue
 		}
-		since, closed := b.closedSince(call.Namespace+"/"+call.RefusedBy, call.Received)
+		since, closed := closedSince(states[call.Namespace+"/"+call.RefusedBy], call.Received)
 		if !closed {
 			continue
 		}
@@ -145,11 +125,11 @@ const ourPrefix = "maintenance.haulout.dev/"
 var nodeConditions = sets.New[corev1.NodeConditionType]("MaintenancePlanned", "MaintenanceInProgress",
 	"DrainInProgress", "Drained")
 
-// NotPutBack describes what maintenances have left behind on nodes, given the names of the nodes
+// notPutBack describes what maintenances have left behind on nodes, given the names of the nodes
 // that a user had cordoned.
-func (h *History) NotPutBack(cordoned ...string) []string {
+func notPutBack(log Log, cordoned ...string) []string {
 	var found []string
-	for _, n := range h.nodes {
+	for _, n := range historyOf(log).nodes {
 		if n.gone.at == never {
 			found = append(found, LeftOn(n.last, slices.Contains(cordoned, n.last.Name))...)
 		}
@@ -158,8 +138,8 @@ func (h *History) NotPutBack(cordoned ...string) []string {
 	return found
 }
 
-// LeftOn describes what maintenances have left behind on a node that is in none; cordoned is
-// whether a user has cordoned it.
+// LeftOn describes what maintenances have left behind on a node without a maintenance; cordoned
+// means that a user has cordoned it.
 func LeftOn(node *corev1.Node, cordoned bool) []string {
 	var found []string
 	switch {
@@ -186,10 +166,10 @@ func LeftOn(node *corev1.Node, cordoned bool) []string {
 	return found
 }
 
-// LeftOver describes the Evacuations that are still there.
-func (h *History) LeftOver() []string {
+// leftOver describes the Evacuations that still exist.
+func leftOver(log Log) []string {
 	var found []string
-	for _, e := range h.evacuations {
+	for _, e := range historyOf(log).evacuations {
 		if !e.gone {
 			found = append(
 				found,
@@ -202,23 +182,24 @@ func (h *History) LeftOver() []string {
 	return found
 }
 
-// stopTime is how long a server may take to learn that a maintenance is over. An eviction that it
-// has sent may also be on its way.
+// stopTime is the time that a server may take to learn that a maintenance is over. An eviction that
+// it has sent may also be under way.
 const stopTime = 3 * time.Second
 
-// Unasked describes the evictions that server was granted of pods on nodes which no maintenance
-// drained when kube-apiserver received the call, nor shortly before.
-func (h *History) Unasked(calls []Call, server string) ([]string, error) {
-	dockets, err := h.dockets(Rules{})
+// unasked describes the granted evictions by a user of pods on nodes that no maintenance drained
+// when kube-apiserver received the call, or shortly before.
+func unasked(log Log, user string) []string {
+	h := historyOf(log)
+	dockets, err := h.dockets(nil)
 	if err != nil {
-		return nil, err
+		return []string{err.Error()}
 	}
 	nodes := h.nodesByName()
 	var found []string
-	for i := range calls {
-		call := &calls[i]
+	for i := range log.Calls {
+		call := &log.Calls[i]
 		pod := h.pods[call.UID]
-		if !call.Evicted() || call.User != server || pod == nil {
+		if !call.Evicted() || call.User != user || pod == nil {
 			continue
 		}
 		asked := false
@@ -230,7 +211,7 @@ func (h *History) Unasked(calls []Call, server string) ([]string, error) {
 				pod.Namespace, pod.Name, pod.Spec.NodeName, call.Received.UTC().Format("15:04:05.000")))
 		}
 	}
-	return found, nil
+	return found
 }
 
 // asksFor reports whether the maintenance drained one of some nodes at a time or shortly before.

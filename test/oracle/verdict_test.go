@@ -14,19 +14,18 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestSentToClosed(t *testing.T) {
 	start := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
 	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
-	status := func(allowed int32, behind ...int64) watch.Event {
+	status := func(allowed int32, behind ...int64) *policyv1.PodDisruptionBudget {
 		b := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Generation: 1}}
 		b.Status = policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: allowed, ObservedGeneration: 1}
 		for _, generation := range behind {
 			b.Generation = generation
 		}
-		return watch.Event{Type: watch.Modified, Object: b}
+		return b
 	}
 	refused := func(seconds float64) Call {
 		return Call{
@@ -37,52 +36,52 @@ func TestSentToClosed(t *testing.T) {
 	granted := refused(5)
 	granted.Code, granted.RefusedBy = 201, ""
 	for sentence, tc := range map[string]struct {
-		events map[float64]watch.Event
+		events map[float64]*policyv1.PodDisruptionBudget
 		calls  []Call
 		want   []string
 		probes int
 	}{
 		"one that is sent while the budget is open, and lost a race": {
-			events: map[float64]watch.Event{0: status(1)}, calls: []Call{refused(5)},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1)}, calls: []Call{refused(5)},
 		},
 		"one that is sent before a client could know": {
-			events: map[float64]watch.Event{0: status(1), 5: status(0)}, calls: []Call{refused(5.1)},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{refused(5.1)},
 		},
 		"one that is sent to a closed budget": {
-			events: map[float64]watch.Event{0: status(1), 5: status(0)}, calls: []Call{refused(6)},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{refused(6)},
 			want: []string{"budget web had let no pod go for 1s"},
 		},
 		"one that is sent to a budget that is not up to date": {
-			events: map[float64]watch.Event{0: status(1), 5: status(1, 2)}, calls: []Call{refused(6)},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(1, 2)}, calls: []Call{refused(6)},
 			want: []string{"budget web had let no pod go for 1s"},
 		},
 		"a budget that never closed any more after it had opened": {
-			events: map[float64]watch.Event{0: status(0), 5: status(1)}, calls: []Call{refused(6)},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(0), 5: status(1)}, calls: []Call{refused(6)},
 		},
 		"what passes although the budget is closed": {
-			events: map[float64]watch.Event{0: status(0)}, calls: []Call{granted},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(0)}, calls: []Call{granted},
 		},
 		"probes": {
-			events: map[float64]watch.Event{0: status(0)}, calls: []Call{refused(10), refused(16), refused(22)},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(0)}, calls: []Call{refused(10), refused(16), refused(22)},
 			probes: 3,
 		},
 		"probes are not in the log by time": {
-			events: map[float64]watch.Event{0: status(0)}, calls: []Call{refused(16), refused(10)}, probes: 2,
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(0)}, calls: []Call{refused(16), refused(10)}, probes: 2,
 		},
 		"more of them than there may be": {
-			events: map[float64]watch.Event{0: status(0)}, calls: []Call{refused(10), refused(12), refused(16)},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(0)}, calls: []Call{refused(10), refused(12), refused(16)},
 			want: []string{"for 12s"}, probes: 2,
 		},
 		"a budget that no client has seen": {calls: []Call{refused(10)}},
 	} {
 		t.Run(sentence, func(t *testing.T) {
-			var b Budgets
+			log := Log{Calls: tc.calls}
 			for _, second := range []float64{0, 5} {
-				if event, ok := tc.events[second]; ok {
-					b.See(event, at(second))
+				if budget, ok := tc.events[second]; ok {
+					log.Observations = append(log.Observations, observe(at(second), watch.Modified, budget))
 				}
 			}
-			found, probes := b.SentToClosed(tc.calls)
+			found, probes := SentToClosed(log)
 			expect(t, found, tc.want...)
 			is.Equal(t, probes, tc.probes, "probes")
 		})
@@ -131,7 +130,7 @@ func TestNotPutBack(t *testing.T) {
 			if test.cordoned {
 				cordoned = []string{"one"}
 			}
-			expect(t, p.h.NotPutBack(cordoned...), test.want...)
+			expect(t, notPutBack(p.log, cordoned...), test.want...)
 		})
 	}
 }
@@ -141,7 +140,7 @@ func TestLeftOver(t *testing.T) {
 	begin(p)
 	p.ask("low-1", "low-2")
 	p.end("low-1")
-	expect(t, p.h.LeftOver(), "Evacuation shop/low-2 is still there")
+	expect(t, leftOver(p.log), "Evacuation shop/low-2 is still there")
 }
 
 func TestUnasked(t *testing.T) {
@@ -188,8 +187,8 @@ func TestUnasked(t *testing.T) {
 				p.evict("web")
 			},
 		},
-		"another user evicts": {play: func(p *tape) { p.evict("web"); p.calls[0].User = "alice" }},
-		"a budget refused":    {play: func(p *tape) { p.evict("web"); p.calls[0].Code = 429 }},
+		"another user evicts": {play: func(p *tape) { p.evict("web"); p.log.Calls[0].User = "alice" }},
+		"a budget refused":    {play: func(p *tape) { p.evict("web"); p.log.Calls[0].Code = 429 }},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -197,10 +196,9 @@ func TestUnasked(t *testing.T) {
 			p.node("a1", "a")
 			p.node("b1", "b")
 			p.pod("web", "a1", 0)
-			p.h.Begin()
+			p.log.begin()
 			tt.play(p)
-			found := must.Get(p.h.Unasked(p.calls, "haulout"))(t)
-			expect(t, found, tt.want...)
+			expect(t, unasked(p.log, "haulout"), tt.want...)
 		})
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"haulout.dev/haulout/test/bench/internal/devcluster"
-	"haulout.dev/haulout/test/oracle"
 )
 
 // bench measures all contenders with all workloads on a new cluster.
@@ -127,11 +126,7 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	}
 	watching, stopWatching := context.WithCancel(ctx)
 	defer stopWatching()
-	books, err := startWatcher(watching, c.kube, c.drained, w.watched())
-	if err != nil {
-		return err
-	}
-	log, err := oracle.OpenLog(c.AuditLog())
+	recorder, err := c.watchDrain(watching, w)
 	if err != nil {
 		return err
 	}
@@ -149,13 +144,9 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	begin := time.Now()
 	took, failed := c.drain(limited, r.Contender, s)
 	done := time.Now()
-	emptied := done
 	if failed == nil {
-		var at time.Time
-		if at, failed = books.wait(limited); failed == nil {
-			emptied, done = at, latest(done, at)
-		} else {
-			emptied, done = time.Now(), time.Now()
+		if failed = c.waitEmpty(limited, recorder); failed != nil {
+			done = time.Now()
 		}
 	}
 	if ctx.Err() != nil {
@@ -165,26 +156,19 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	if err != nil {
 		return err
 	}
-	calls, err := log.Calls()
+	log, err := recorder.Log()
 	if err != nil {
 		return err
 	}
+	emptied := r.enterLog(log, c.drained, begin)
 	if failed != nil {
-		r.Failed = failed.Error()
+		r.Failed, emptied = failed.Error(), done
+	}
+	if emptied.After(done) {
+		done = emptied
 	}
 	r.Seconds, r.DoneSeconds = emptied.Sub(begin).Seconds(), done.Sub(begin).Seconds()
 	r.Starts, r.ClientCPUSeconds = took.starts, took.cpu.Seconds()
-	r.enterBooks(books.left(), books.healthy.Budgets())
-	r.Created = books.made()
-	r.enterCalls(calls, begin)
-	r.enterClosed(&books.budgets, calls)
 	r.enterCosts(costs)
 	return nil
-}
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }

@@ -128,7 +128,7 @@ func (c *cluster) maintain(ctx context.Context) error {
 	}
 	if err := oracle.Follow(ctx, oracle.Resource{
 		Client: c.haulout.MaintenanceV1alpha1().RESTClient(), Name: "nodemaintenances", Fail: tell,
-		See: func(event watch.Event) {
+		See: func(event watch.Event, _ bool) {
 			if nm, ok := event.Object.(*v1alpha1.NodeMaintenance); ok && meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) {
 				tell(nil)
 			}

@@ -104,16 +104,7 @@ type budget struct {
 	Below  int `json:"momentsBelow"`
 }
 
-// enterBooks adds the findings of the watcher.
-func (r *result) enterBooks(left int, budgets []oracle.Health) {
-	r.Left = left
-	for _, b := range budgets {
-		r.Budgets = append(r.Budgets,
-			budget{Name: b.Name, Expected: b.Expected, Needed: b.Floor, Lowest: b.Lowest, Below: b.Below})
-	}
-}
-
-// enterCalls counts the evictions since the begin of the drain.
+// enterCalls counts the evictions since the drain began.
 func (r *result) enterCalls(calls []oracle.Call, begin time.Time) {
 	r.Answers = map[int32]int{}
 	var first time.Time
@@ -132,13 +123,6 @@ func (r *result) enterCalls(calls []oracle.Call, begin time.Time) {
 			r.Rejected++
 		}
 	}
-}
-
-// enterClosed counts the evictions sent to closed budgets.
-func (r *result) enterClosed(budgets *oracle.Budgets, calls []oracle.Call) {
-	evictions := slices.DeleteFunc(slices.Clone(calls), func(c oracle.Call) bool { return c.Namespace != namespace })
-	found, probes := budgets.SentToClosed(evictions)
-	r.ToClosed, r.Probes = len(found), probes
 }
 
 func (r *result) enterCosts(costs map[string]usage.Cost) {

@@ -10,6 +10,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -38,12 +46,37 @@ func TestEnterCalls(t *testing.T) {
 	}
 }
 
-func TestEnterBooks(t *testing.T) {
+func TestEnterLog(t *testing.T) {
+	begin := time.Unix(100, 0)
+	pod := func(name, node string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: namespace, Name: name, UID: types.UID(name), Labels: map[string]string{appLabel: "app-00"},
+			},
+			Spec: corev1.PodSpec{NodeName: node}, Status: build.Ready(),
+		}
+	}
+	budgets := newBudget("app-00", policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1))})
+	budgets.Namespace = namespace
+	see := func(kind watch.EventType, object runtime.Object, after int) oracle.Observation {
+		return oracle.Observation{
+			Event: watch.Event{Type: kind, Object: object}, Seen: begin.Add(time.Duration(after) * time.Second),
+			Initial: after == 0,
+		}
+	}
+	log := oracle.Log{Observations: []oracle.Observation{
+		see(watch.Added, budgets, 0), see(watch.Added, pod("old", "drained"), 0), see(watch.Added, pod("new", ""), 1),
+		see(watch.Modified, pod("new", "spare"), 2), see(watch.Deleted, pod("old", "drained"), 3),
+		see(watch.Deleted, pod("new", "spare"), 4),
+	}}
 	var r result
-	r.enterBooks(3, []oracle.Health{{Name: "bench/app-00", Expected: 10, Floor: 9, Lowest: 8, Below: 2}})
-	want := result{Left: 3, Budgets: []budget{{Name: "bench/app-00", Expected: 10, Needed: 9, Lowest: 8, Below: 2}}}
-	if diff := cmp.Diff(want, r); diff != "" {
-		t.Error(diff)
+	emptied := r.enterLog(log, []string{"drained"}, begin)
+	want := result{
+		Created: 1, Answers: map[int32]int{},
+		Budgets: []budget{{Name: "bench/app-00", Expected: 1, Needed: 1, Lowest: 0, Below: 1}},
+	}
+	if diff := cmp.Diff(want, r); diff != "" || !emptied.Equal(begin.Add(3*time.Second)) {
+		t.Errorf("emptied at %v: %s", emptied, diff)
 	}
 }
 

@@ -183,7 +183,7 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, err := oracle.OpenLog(c.AuditLog())
+	log, err := oracle.OpenAuditLog(c.AuditLog())
 	if err != nil {
 		return nil, err
 	}

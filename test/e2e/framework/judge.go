@@ -77,10 +77,10 @@ func (c *Cluster) Record(tb testing.TB, scope oracle.Scope) *oracle.Recorder {
 	return must.Get(oracle.Start(tb.Context(), admin.Kube, admin.Haulout, scope))(tb)
 }
 
-// AuditLog returns kube-apiserver's log of evictions and deletions of pods, from now on.
-func (c *Cluster) AuditLog(tb testing.TB) oracle.Log {
+// AuditLog is the log of kube-apiserver about evictions and deletions of pods, from now on.
+func (c *Cluster) AuditLog(tb testing.TB) oracle.AuditLog {
 	tb.Helper()
-	return must.Get(oracle.OpenLog(c.AuditLogFile()))(tb)
+	return must.Get(oracle.OpenAuditLog(c.AuditLogFile()))(tb)
 }
 
 // AuditLogFile returns the file of kube-apiserver's log of evictions and deletions of pods.

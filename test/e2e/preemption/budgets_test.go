@@ -38,7 +38,7 @@ const (
 // threshold 1000: only pods with this priority may exceed their budget.
 type world struct {
 	pool, namespace string
-	log             oracle.Log
+	log             oracle.AuditLog
 }
 
 // fullNode creates a world whose budget has this maxUnavailable.

@@ -6,7 +6,6 @@ package preemption
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -50,8 +49,8 @@ var belowThreshold = []int32{100, 200, 300, 400, 500, 600, 700, 800, stormThresh
 type storm struct {
 	world
 	stormSize
-	names []string // of the budgets and their Deployments
-	judge *stormJudge
+	names    []string // of the budgets and their Deployments
+	recorder *oracle.Recorder
 	// priorities of the pending pods, by name.
 	priorities map[string]int32
 	uids       map[types.UID]string
@@ -93,12 +92,29 @@ func newStorm(t *testing.T, size stormSize) *storm {
 		cluster.Budget(t, s.namespace, name, 0)
 		s.names = append(s.names, name)
 	}
-	s.log = cluster.AuditLog(t)
-	s.judge = s.judgeBudgets(t, replicas, s.names...)
+	s.recorder = s.record(t)
 	return s
 }
 
-// createPending creates the pending pods. It assigns the priorities in rotation.
+// record records from now on what happens to the pods and budgets of the world.
+func (w world) record(t *testing.T) *oracle.Recorder {
+	t.Helper()
+	return cluster.Record(t, oracle.Scope{
+		Namespaces: []string{w.namespace}, Only: []string{"pods", "poddisruptionbudgets"},
+	})
+}
+
+// judge judges what the scheduler did to the guarded pods of the world.
+func (w world) judge(t *testing.T, recorder *oracle.Recorder, priorityFor func(victim string) int32) oracle.Preemption {
+	t.Helper()
+	must.Do(t, recorder.Settle(t.Context()))
+	log := must.Get(recorder.Log())(t)
+	return oracle.JudgePreemption(log, oracle.Scheduler{
+		User: scheduler, Threshold: stormThreshold, PriorityFor: priorityFor,
+	})
+}
+
+// createPending creates the pods that want a place, of the priorities by turns.
 func (s *storm) createPending(t *testing.T, priorities []int32) {
 	t.Helper()
 	classes := make([]string, len(priorities))
@@ -130,19 +146,30 @@ func (s *storm) moveBudgets(t *testing.T, random *rand.Rand, after func()) {
 		name := s.names[random.IntN(len(s.names))]
 		room := 0
 		if random.IntN(2) == 0 {
-			// Pods that left before cannot return: the budget counts them as missing.
-			room = s.judge.missing(name) + 1 + random.IntN(3)
+			// Pods that went before have no place to come back to: they count as missing.
+			room = s.missing(name) + 1 + random.IntN(3)
 		}
-		s.allowAndNote(t, s.judge, name, room)
+		s.allow(t, name, room)
 		after()
 	}
 	for _, name := range s.names {
-		s.allowAndNote(t, s.judge, name, 0)
+		s.allow(t, name, 0)
 	}
 }
 
-// waitSettled waits until each pod is scheduled, was preempted by a more important one, or reports
-// why it waits. With haulout-scheduler, budgets must be the reason.
+// missing returns how many pods of a Deployment are not healthy.
+func (s *storm) missing(name string) int {
+	missing := s.guarded / s.budgets
+	for _, pod := range s.recorder.View().Pods() {
+		if pod.Labels["app"] == name && pod.DeletionTimestamp == nil && oracle.IsReady(pod) {
+			missing--
+		}
+	}
+	return missing
+}
+
+// waitSettled waits until each pod has a place, was preempted by a more important one, or says why
+// it waits; with haulout-scheduler, that budgets are the reason.
 func (s *storm) waitSettled(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "every pod is scheduled or reports why not", func(ctx context.Context) (bool, error) {
@@ -164,66 +191,66 @@ func (s *storm) waitSettled(t *testing.T) {
 	})
 }
 
-// preemptors returns the preemptor of each victim, by pod name, from the events of the scheduler.
-func (s *storm) preemptors(ctx context.Context, t *testing.T) (map[string]string, error) {
+// preemptors returns the names of the pending pods for which pods were preempted, by the names of
+// the victims. They are from the events of the scheduler: it waits until there is one about each
+// pod that was deleted.
+func (s *storm) preemptors(t *testing.T) map[string]string {
 	t.Helper()
-	events, err := cluster.As(t).Kube.EventsV1().Events(s.namespace).List(
-		ctx, metav1.ListOptions{FieldSelector: "reason=Preempted"},
-	)
-	if err != nil {
-		return nil, err
-	}
-	preemptors := map[string]string{}
-	for i := range events.Items {
-		for word := range strings.FieldsSeq(events.Items[i].Note) {
-			if name, ok := s.uids[types.UID(word)]; ok {
-				preemptors[events.Items[i].Regarding.Name] = name
-			}
-		}
-	}
-	return preemptors, nil
-}
-
-// calls returns the scheduler's granted calls about pods of the storm. It waits for the event about
-// each deleted victim.
-func (s *storm) calls(t *testing.T) (calls []oracle.Call, preemptors map[string]string) {
-	t.Helper()
-	calls = s.granted(t)
-	framework.Eventually(t, "each deleted pod has an event with its preemptor", func(ctx context.Context) (bool, error) {
-		var err error
-		if preemptors, err = s.preemptors(ctx, t); err != nil {
+	preemptors, calls := map[string]string{}, must.Get(s.recorder.Log())(t).Calls
+	framework.Eventually(t, "events tell for whom pods were deleted", func(ctx context.Context) (bool, error) {
+		events, err := cluster.As(t).Kube.EventsV1().Events(s.namespace).List(
+			ctx, metav1.ListOptions{FieldSelector: "reason=Preempted"},
+		)
+		if err != nil {
 			return false, err
 		}
+		for i := range events.Items {
+			for word := range strings.FieldsSeq(events.Items[i].Note) {
+				if name, ok := s.uids[types.UID(word)]; ok {
+					preemptors[events.Items[i].Regarding.Name] = name
+				}
+			}
+		}
 		for i := range calls {
-			if calls[i].Deleted() && preemptors[calls[i].Name] == "" {
+			if calls[i].User == scheduler && calls[i].Deleted() && preemptors[calls[i].Name] == "" {
 				return false, fmt.Errorf("no event about pod %s", calls[i].Name)
 			}
 		}
 		return true, nil
 	})
-	return calls, preemptors
+	return preemptors
 }
 
-func (s *storm) pendingNames() []string { return slices.Collect(maps.Keys(s.priorities)) }
+// placed returns how many of the pending pods were ever scheduled, and when the last one was.
+func (s *storm) placed(t *testing.T) (count int, last time.Time) {
+	t.Helper()
+	known := map[string]bool{}
+	for o, pod := range oracle.Each[*corev1.Pod](must.Get(s.recorder.Log())(t)) {
+		if _, wants := s.priorities[pod.Name]; wants && pod.Spec.NodeName != "" && !known[pod.Name] {
+			known[pod.Name], last = true, o.Seen
+		}
+	}
+	return len(known), last
+}
 
 // report judges the calls and prints the figures.
 func (s *storm) report(t *testing.T) {
 	t.Helper()
-	calls, preemptors := s.calls(t)
-	verdict := s.judge.verdict(t, calls, func(victim string) int32 { return s.priorities[preemptors[victim]] })
-	placed, last := s.judge.placed(s.pendingNames())
+	preemptors := s.preemptors(t)
+	verdict := s.judge(t, s.recorder, func(victim string) int32 { return s.priorities[preemptors[victim]] })
+	placed, last := s.placed(t)
 	name := "haulout-scheduler"
 	if stock() {
 		name = "kube-scheduler"
 	}
 	t.Logf("storm: %s, %d nodes, %d guarded pods, %d pending pods, %v", name, s.nodes, s.guarded, s.wanting, s.duration)
 	t.Logf("storm: budgets broken: %d of %d, by %d deletions for pods below the threshold (%d by %d for all pods)",
-		len(verdict.brokenBelow), len(s.names), verdict.deletedBelow, len(verdict.broken), verdict.deleted)
+		len(verdict.BrokenBelow), len(s.names), verdict.DeletedBelow, len(verdict.Broken), verdict.Deleted)
 	t.Logf("storm: evictions: %d, pods placed: %d of %d, seconds until the last one: %.1f",
-		verdict.evicted, placed, s.wanting, last.Sub(s.begin).Seconds())
+		verdict.Evicted, placed, s.wanting, last.Sub(s.begin).Seconds())
 	if stock() {
 		return
 	}
-	framework.Accept(t, append(verdict.found, oracle.EvictedTwice(calls)...), nil)
-	is.True(t, verdict.evicted != 0, "no pod was evicted: the storm has not tested anything")
+	framework.Accept(t, verdict.Found, nil)
+	is.True(t, verdict.Evicted != 0, "no pod was evicted: the storm has tested nothing")
 }

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
@@ -30,6 +31,11 @@ const (
 var dawn = time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
 
 type mod func(*v1alpha1.Evacuation)
+
+// observe returns an observation.
+func observe(seen time.Time, kind watch.EventType, object runtime.Object) Observation {
+	return Observation{Event: watch.Event{Type: kind, Object: object}, Seen: seen}
+}
 
 // evacuation returns one with two evacuators that have 10 s each, of which none has the turn.
 func evacuation(mods ...mod) *v1alpha1.Evacuation {
@@ -91,7 +97,7 @@ func condition(conditionType, reason string) mod {
 func TestRules(t *testing.T) {
 	tests := map[string]struct {
 		states []*v1alpha1.Evacuation
-		// missed: events were missed between the states.
+		// missed means that events were missed between the states.
 		missed bool
 		want   []string
 	}{
@@ -110,7 +116,7 @@ func TestRules(t *testing.T) {
 			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(second, 9))},
 			want:   []string{"may be silent for 10s"},
 		},
-		"what the witness has not seen may have been right": {
+		"states that were missed may have been right": {
 			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), reports(0)), evacuation(turn(evict, 1))},
 			missed: true,
 		},
@@ -182,11 +188,13 @@ func TestRules(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := NewWitness(2 * time.Second)
+			var log Log
 			for _, e := range tt.states {
-				w.See(watch.Modified, e, dawn.Add(time.Minute), !tt.missed)
+				o := observe(dawn.Add(time.Minute), watch.Modified, e)
+				o.relisted = tt.missed
+				log.Observations = append(log.Observations, o)
 			}
-			expect(t, w.Found(), tt.want...)
+			expect(t, Protocol(log, 2*time.Second), tt.want...)
 		})
 	}
 }
@@ -238,14 +246,14 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 				e: evacuation(func(e *v1alpha1.Evacuation) { e.UID = "evacuation-2" }, turn(first, 41)),
 			}),
 			uid: podUID, at: 44, want: []string{"not its turn"}},
-		"while the witness was away, and perhaps in order": {
+		"in a gap, and perhaps in order": {
 			seen: []seen{
 				{at: 0, event: watch.Added, e: evacuation(turn(first, 0))},
 				{at: 30, event: watch.Modified, e: evacuation(turn(evict, 10), condition("Complete", "PodDeleted"))},
 			},
 			uid: podUID, blind: [2]int{5, 30}, at: 15,
 		},
-		"while the witness was away, and it was not active after": {
+		"in a gap, and it was not active after": {
 			seen: []seen{
 				{0, watch.Added, evacuation(turn(first, 0))}, {30, watch.Modified, evacuation(turn(first, 29))},
 			},
@@ -254,22 +262,20 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := NewWitness(2 * time.Second)
-			w.SeePod(watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}}, at(0))
-			if tt.blind[1] > 0 {
-				w.Blind(at(tt.blind[0]), at(tt.blind[1]))
-			}
-			for _, s := range tt.seen {
-				w.See(s.event, s.e, at(s.at), false)
-			}
-			calls := []Call{
+			log := Log{Calls: []Call{
 				{
 					Subresource: "eviction", Namespace: "blue", Name: "web", UID: tt.uid, User: sender,
 					Received: at(tt.at),
 				},
 				{Subresource: "eviction", Namespace: "blue", Name: "web", User: "somebody else", Received: at(tt.at)},
+			}}
+			if tt.blind[1] > 0 {
+				log.Gaps = []Gap{{at(tt.blind[0]), at(tt.blind[1])}}
 			}
-			found, evictions := w.Judge(calls, sender)
+			for _, s := range tt.seen {
+				log.Observations = append(log.Observations, observe(at(s.at), s.event, s.e))
+			}
+			found, evictions := OutOfTurn(log, sender)
 			expect(t, found, tt.want...)
 			is.True(t, evictions == 1, "counted %d evictions of the server, want 1", evictions)
 		})
@@ -290,14 +296,15 @@ func TestCompletionTellsTheTruth(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := NewWitness(2 * time.Second)
-			w.See(watch.Added, evacuation(condition("Complete", tt.reason)), dawn, true)
+			log := Log{Observations: []Observation{
+				observe(dawn, watch.Added, evacuation(condition("Complete", tt.reason))),
+			}}
 			if tt.left >= 0 {
-				w.SeePod(watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}},
-					dawn.Add(time.Duration(tt.left)*time.Second))
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}}
+				log.Observations = append(log.Observations,
+					observe(dawn.Add(time.Duration(tt.left)*time.Second), watch.Deleted, pod))
 			}
-			found, _ := w.Judge(nil, sender)
-			expect(t, found, tt.want...)
+			expect(t, EndedEarly(log), tt.want...)
 		})
 	}
 }
@@ -310,7 +317,7 @@ func TestUnsettled(t *testing.T) {
 		"it is over":             {e: evacuation(condition("Complete", "PodDeleted"))},
 		"it says what blocks it": {e: evacuation(turn(evict, 0), condition("Blocked", "PodDisruptionBudget"))},
 		"it says nothing":        {e: evacuation(turn(evict, 0)), want: []string{"does not say why"}},
-		"it says what the witness does not understand": {
+		"it has an unknown reason": {
 			e: evacuation(turn(evict, 0), condition("Blocked", "BadMood")), want: []string{"no reason"},
 		},
 		"it was cancelled": {
@@ -326,9 +333,7 @@ func TestUnsettled(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := NewWitness(2 * time.Second)
-			w.See(watch.Added, tt.e, dawn, true)
-			expect(t, w.Unsettled(), tt.want...)
+			expect(t, Unsettled([]*v1alpha1.Evacuation{tt.e}), tt.want...)
 		})
 	}
 }
