@@ -102,12 +102,7 @@ func TestCallingOff(t *testing.T) {
 				// evacuator does.
 				cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 			}
-			waitFor(t, recorder, func(v *oracle.View) string {
-				if !v.Done(nm.Name) {
-					return "the maintenance is not done"
-				}
-				return ""
-			})
+			waitFor(t, recorder, oracle.Done(nm.Name))
 			done := time.Now()
 			list := must.Get(evacuations.List(t.Context(), metav1.ListOptions{}))(t)
 			left := map[string][]string{}
@@ -260,9 +255,9 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 		})
 		must.Do(t, kube.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
 	}
-	waitFor(t, recorder, allDrained(nm.Name))
+	waitFor(t, recorder, oracle.Drained(nm.Name))
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
-	waitFor(t, recorder, allPutBack(nil, nm.Name))
+	waitFor(t, recorder, oracle.PutBack(nil, nm.Name))
 	found, err := recorder.Verdict(oracle.Rules{})
 	framework.Accept(t, found, err)
 }

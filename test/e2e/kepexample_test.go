@@ -236,7 +236,7 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 	for _, name := range names {
 		setStage(t, name, v1alpha1.NodeMaintenanceStageComplete)
 	}
-	waitFor(t, recorder, allPutBack(nil, names...))
+	waitFor(t, recorder, oracle.PutBack(nil, names...))
 	found, err := recorder.Verdict(oracle.Rules{})
 	framework.Accept(t, found, err)
 }

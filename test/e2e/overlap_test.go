@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -272,47 +271,14 @@ func waitFor(t *testing.T, recorder *oracle.Recorder, check func(*oracle.View) s
 	if framework.Full(t) {
 		patience = fullSize.patience
 	}
-	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("waited %v in vain", patience))
-	defer cancel()
-	must.Do(t, recorder.Wait(ctx, check))
+	framework.Await(t, recorder, patience, check)
 }
 
-// allDrained returns a check that all maintenances are drained.
-func allDrained(names ...string) func(*oracle.View) string {
-	return func(v *oracle.View) string {
-		for _, name := range names {
-			if !v.Drained(name) {
-				return name + " is not drained: " + v.Progress(name)
-			}
-		}
-		return ""
-	}
-}
-
-// allPutBack returns a check that all maintenances have released their nodes. Only the nodes that
-// were cordoned before may be cordoned.
-func allPutBack(cordoned []string, names ...string) func(*oracle.View) string {
-	return func(v *oracle.View) string {
-		for _, name := range names {
-			if !v.Done(name) {
-				return name + " is not done"
-			}
-		}
-		if left := len(v.Evacuations()); left > 0 {
-			return fmt.Sprintf("%d Evacuations are left", left)
-		}
-		if closed := v.Closed(); !slices.Equal(closed, cordoned) {
-			return "not schedulable: " + strings.Join(closed, ", ")
-		}
-		return ""
-	}
-}
-
-// finish waits for the end of a drain, completes its maintenances in random order, and judges. It
-// calls between after each completion.
+// finish waits until a drain is complete, completes its maintenances in a random order, and judges.
+// It calls between after each of them.
 func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, between func()) {
 	t.Helper()
-	waitFor(t, recorder, allDrained(d.names...))
+	waitFor(t, recorder, oracle.Drained(d.names...))
 	pods := must.Get(podsOn(t.Context(), t, d.nodes...))(t)
 	if len(pods) > 0 {
 		t.Errorf("%d pods are on drained nodes, the first is %s", len(pods), pods[0].Name)
@@ -321,13 +287,14 @@ func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, betwee
 		stage(t, d.names[i], v1alpha1.NodeMaintenanceStageComplete)
 		between()
 	}
-	waitFor(t, recorder, allPutBack([]string{f.foreign}, d.names...))
+	waitFor(t, recorder, oracle.PutBack([]string{f.foreign}, d.names...))
 	f.judge(t, recorder, d)
 }
 
 // judge fails the test for every broken promise.
 func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	t.Helper()
+	defer recorder.Stop()
 	must.Do(t, recorder.Settle(t.Context()))
 	found, err := recorder.Verdict(leftRunning, f.foreign)
 	framework.Accept(t, found, err)
@@ -378,7 +345,7 @@ func TestOverlappingMaintenances(t *testing.T) {
 		recorder := cluster.Judge(t, f.pool, f.namespace)
 		begin := time.Now()
 		d := f.drain(t)
-		waitFor(t, recorder, allDrained(d.names...))
+		waitFor(t, recorder, oracle.Drained(d.names...))
 		t.Logf("%d pods left %d nodes in %v", d.pods, len(d.nodes), time.Since(begin).Round(100*time.Millisecond))
 		f.finish(t, recorder, d, func() {})
 	})
@@ -402,12 +369,12 @@ func (f *fleet) killLeader(t *testing.T) {
 			later := f.random.IntN(max(1, d.pods/f.kills))
 			asked := recorder.View().Asked()
 			waitFor(t, recorder, func(v *oracle.View) string {
-				if v.Asked() >= asked+later || allDrained(d.names...)(v) == "" {
+				if oracle.Drained(d.names...)(v) == "" {
 					return ""
 				}
-				return fmt.Sprintf("%d pods have an Evacuation, waiting for %d", v.Asked(), asked+later)
+				return oracle.Asked(asked + later)(v)
 			})
-			if allDrained(d.names...)(recorder.View()) == "" {
+			if oracle.Drained(d.names...)(recorder.View()) == "" {
 				break
 			}
 			kills++
@@ -436,12 +403,7 @@ func (f *fleet) callOff(t *testing.T) {
 		recorder := cluster.Judge(t, f.pool, f.namespace)
 		d := f.drain(t)
 		when := f.random.IntN(d.pods)
-		waitFor(t, recorder, func(v *oracle.View) string {
-			if v.Asked() >= when {
-				return ""
-			}
-			return fmt.Sprintf("%d pods have an Evacuation, waiting for %d", v.Asked(), when)
-		})
+		waitFor(t, recorder, oracle.Asked(when))
 		for _, i := range f.random.Perm(len(d.names)) {
 			if f.random.IntN(2) == 0 {
 				stage(t, d.names[i], v1alpha1.NodeMaintenanceStageComplete)
@@ -450,23 +412,16 @@ func (f *fleet) callOff(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		waitFor(t, recorder, func(v *oracle.View) string {
-			for _, name := range d.names {
-				if !v.Done(name) {
-					return name + " is not done"
-				}
-			}
-			return ""
-		})
-		// A maintenance that is done has withdrawn all Evacuations: none may be left, and no
-		// eviction may follow.
+		waitFor(t, recorder, oracle.Done(d.names...))
+		// A maintenance that is done has withdrawn from every pod: nothing may be left, and nothing
+		// be evicted after it.
 		done := time.Now()
 		evacuations := must.Get(cluster.As(t).Evacuations(f.namespace).List(t.Context(), metav1.ListOptions{}))(t)
 		for i := range evacuations.Items {
 			t.Errorf("Evacuation %s is left, with the finalizers %v",
 				evacuations.Items[i].Name, evacuations.Items[i].Finalizers)
 		}
-		waitFor(t, recorder, allPutBack([]string{f.foreign}, d.names...))
+		waitFor(t, recorder, oracle.PutBack([]string{f.foreign}, d.names...))
 		must.Do(t, recorder.Settle(t.Context()))
 		found, err := recorder.Verdict(leftRunning, f.foreign)
 		framework.Accept(t, found, err)
@@ -484,7 +439,8 @@ func (f *fleet) callOff(t *testing.T) {
 					call.Name, call.Answered.Sub(done))
 			}
 		}
-		t.Logf("cancelled when %d of %d pods had an Evacuation; %d were evicted", when, d.pods, evicted)
+		recorder.Stop()
+		t.Logf("called off when %d of %d pods had been asked to leave; %d were evicted", when, d.pods, evicted)
 		f.settle(t)
 	}
 }

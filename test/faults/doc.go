@@ -20,12 +20,12 @@
 // (E2E_CLUSTER_DIR), start the server with the flags that this test would give it:
 // HAULOUT_FLAGS="--evacuator-start-deadline=2s --completed-evacuation-ttl=10s".
 //
-// TestRandomFaults and TestRandomFaultsOfEtcdCluster are about drains. Two maintenances drain nodes,
-// one of which a user has cordoned, and may be cancelled. Meanwhile two faults at a time last up to
-// six seconds each: a process of the cluster is killed, stopped or gets a fifth of the processor; a
-// connection between the server, kube-apiserver and the members of etcd is cut, silent or slow; the
-// disk of the embedded etcd is full, or the leader of etcd fails; a webhook denies evictions,
-// events, or changes of pods or Deployments. An observer reads the same etcd through a
+// TestRandomFaults and TestRandomFaultsOfEtcdCluster are about drains. Two maintenances drain
+// nodes, one of which a user has cordoned, and may be cancelled. Meanwhile two faults at a time
+// last up to six seconds each: a process of the cluster is killed, stopped or gets a fifth of the
+// processor; a connection between the server, kube-apiserver and the members of etcd is cut, silent
+// or slow; the disk of the embedded etcd is full, or the leader of etcd fails; a webhook denies
+// evictions, events, or changes of pods or Deployments. An observer reads the same etcd through a
 // kube-apiserver of its own. After the faults the drains have to finish and to put everything back,
 // and the observer must not have seen a broken budget, an eviction without a maintenance, a cordon
 // of others that was undone, or the loss of an acknowledged write. Each seed is a subtest: a failed

@@ -96,8 +96,8 @@ type storm struct {
 	serial int
 	// old are earlier states of Evacuations, for actors that work with an old version.
 	old []*v1alpha1.Evacuation
-	// down is when the server was killed last, up when it was back, lost the sum of the times before
-	// that in which it was away.
+	// down is when the server was killed last, up when it was back, lost the sum of the times
+	// before that in which it was away.
 	down, up time.Time
 	lost     time.Duration
 }

@@ -33,7 +33,8 @@ type rig struct {
 	// flags are those of the server, second where a second one may listen.
 	flags  []string
 	second string
-	// toHost is the link of the server to kube-apiserver, toServer that of kube-apiserver to the server.
+	// toHost is the link of the server to kube-apiserver, toServer that of kube-apiserver to the
+	// server.
 	toHost, toServer *link
 	// disk has the data of the embedded etcd; nil if the machine allows no volume, or with etcd.
 	disk *volume

@@ -317,23 +317,18 @@ func TestSideBySide(t *testing.T) {
 	nm := r.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
 		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[:5]...)
 	})).Name
-	r.untilGone(t, judge, 3)
+	framework.Await(t, judge, drainTime, oracle.Asked(3))
 	if !old.leads() {
 		r.handOver(t, old)
 	}
-	r.untilGone(t, judge, 12)
+	framework.Await(t, judge, drainTime, oracle.Asked(12))
 	old.kill()
 	old.untilLeads(false)
 	old.start()
-	r.untilGone(t, judge, 24)
+	framework.Await(t, judge, drainTime, oracle.Asked(24))
 	r.handOver(t, old)
 
-	untilView(t, judge, func(v *oracle.View) string {
-		if !v.Drained(nm) {
-			return "the nodes are not drained: " + v.Progress(nm)
-		}
-		return ""
-	})
+	framework.Await(t, judge, drainTime, oracle.Drained(nm))
 	// Each server reads and writes objects that the other has stored.
 	for i := range 4 {
 		patch := fmt.Appendf(nil, `{"spec":{"reason":"side by side %d"}}`, i)
@@ -350,17 +345,7 @@ func TestSideBySide(t *testing.T) {
 			types.MergePatchType, []byte(`{"spec":{"stage":"Complete"}}`), metav1.PatchOptions{})
 		return err == nil, err
 	})
-	untilView(t, judge, func(v *oracle.View) string {
-		switch {
-		case !v.Done(nm):
-			return nm + " is not done"
-		case len(v.Evacuations()) > 0:
-			return fmt.Sprintf("%d Evacuations are left", len(v.Evacuations()))
-		case len(v.Closed()) > 0:
-			return "not schedulable: " + strings.Join(v.Closed(), ", ")
-		}
-		return ""
-	})
+	framework.Await(t, judge, drainTime, oracle.PutBack(nil, nm))
 	must.Do(t, judge.Settle(t.Context()))
 	found, err := judge.Verdict(oracle.Rules{Server: serverUser})
 	framework.Accept(t, found, err)
@@ -373,24 +358,6 @@ func (r *rig) record(t *testing.T, pool, namespace string) *oracle.Recorder {
 		Nodes:      labels.SelectorFromSet(labels.Set{framework.Pool: pool}),
 		Namespaces: []string{namespace}, AuditLog: r.AuditLogFile(),
 	}))(t)
-}
-
-// untilGone waits until a number of pods were told to end.
-func (r *rig) untilGone(t *testing.T, judge *oracle.Recorder, pods int) {
-	t.Helper()
-	untilView(t, judge, func(v *oracle.View) string {
-		if v.Asked() < pods {
-			return fmt.Sprintf("%d pods were told to end, want %d", v.Asked(), pods)
-		}
-		return ""
-	})
-}
-
-func untilView(t *testing.T, judge *oracle.Recorder, check func(*oracle.View) string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), drainTime, fmt.Errorf("waited %s", drainTime))
-	defer cancel()
-	must.Do(t, judge.Wait(ctx, check))
 }
 
 // handOver ends this server cleanly, so that the earlier one leads, and starts it again.

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// tenantRounds is the number of objects of each kind that a tenant creates at most, so that they
-	// do not overload the machine of the test.
+	// tenantRounds is the number of objects of each kind that a tenant creates at most, so that
+	// they do not overload the machine of the test.
 	tenantRounds = 200
 	// paddingBytes is the size of a label that makes an Evacuation large.
 	paddingBytes = 60

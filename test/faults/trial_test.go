@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -36,10 +34,10 @@ const (
 
 // TestRandomFaults drains nodes during faults that the seed chooses: processes are killed, stopped
 // and slowed down, connections are cut, silenced, delayed and dropped without a reset, the disk is
-// full, a webhook denies writes of the server or does not answer, the Lease is deleted, and a tenant
-// fills the storage. Then the drains finish and the nodes are released. An observer checks that no
-// budget was broken, no pod was evicted without a maintenance, no cordon of others was undone, and
-// no acknowledged write was lost.
+// full, a webhook denies writes of the server or does not answer, the Lease is deleted, and a
+// tenant fills the storage. Then the drains finish and the nodes are released. An observer checks
+// that no budget was broken, no pod was evicted without a maintenance, no cordon of others was
+// undone, and no acknowledged write was lost.
 func TestRandomFaults(t *testing.T) { testRandomFaults(t, false, 2, 60) }
 
 // TestRandomFaultsOfEtcdCluster is TestRandomFaults with an etcd cluster of three in place of the
@@ -163,12 +161,19 @@ func (x *trial) run() {
 	x.t.Logf("the tenant has made %d objects", x.tenant.made)
 	calm := time.Now()
 	go x.nudge()
-	x.waitFor("the nodes are drained", x.drained)
-	x.t.Logf("the nodes were drained %s after everything ran again", time.Since(calm).Round(100*time.Millisecond))
+	var names, drained []string
 	for _, nm := range x.maintenances {
-		x.complete(nm.Name)
+		names = append(names, nm.Name)
+		if nm.Name != x.calledOff {
+			drained = append(drained, nm.Name)
+		}
 	}
-	x.waitFor("the nodes are put back", x.putBack)
+	framework.Await(x.t, x.judge, drainTime, oracle.Drained(drained...))
+	x.t.Logf("the nodes were drained %s after everything ran again", time.Since(calm).Round(100*time.Millisecond))
+	for _, name := range names {
+		x.complete(name)
+	}
+	framework.Await(x.t, x.judge, drainTime, oracle.PutBack(x.foreign, names...))
 	must.Do(x.t, x.judge.Settle(x.t.Context()))
 	found, err := x.judge.Verdict(oracle.Rules{Server: serverUser, SeesLate: true}, x.foreign...)
 	framework.Accept(x.t, found, err)
@@ -222,39 +227,6 @@ func (x *trial) acknowledged(write func(context.Context) error) {
 		err := write(ctx)
 		return err == nil, err
 	})
-}
-
-func (x *trial) waitFor(what string, check func(*oracle.View) string) {
-	x.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(x.t.Context(), drainTime, fmt.Errorf("waited %s until %s", drainTime, what))
-	defer cancel()
-	must.Do(x.t, x.judge.Wait(ctx, check))
-}
-
-// drained checks that all maintenances are Drained.
-func (x *trial) drained(v *oracle.View) string {
-	for _, nm := range x.maintenances {
-		if nm.Name != x.calledOff && !v.Drained(nm.Name) {
-			return nm.Name + " is not drained: " + v.Progress(nm.Name)
-		}
-	}
-	return ""
-}
-
-// putBack checks that nothing is left of the maintenances.
-func (x *trial) putBack(v *oracle.View) string {
-	for _, nm := range x.maintenances {
-		if !v.Done(nm.Name) {
-			return nm.Name + " is not done"
-		}
-	}
-	if left := len(v.Evacuations()); left > 0 {
-		return fmt.Sprintf("%d Evacuations are left", left)
-	}
-	if closed := v.Closed(); !slices.Equal(closed, x.foreign) {
-		return fmt.Sprintf("not schedulable: %s, want %s", strings.Join(closed, ", "), strings.Join(x.foreign, ", "))
-	}
-	return ""
 }
 
 // removeMaintenances deletes the maintenances, which would disturb the next trial.

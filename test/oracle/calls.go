@@ -112,9 +112,9 @@ func parseCall(line []byte) (*Call, error) {
 	return call, nil
 }
 
-// refusingBudget returns the name of the budget that refused an eviction; "" if none did. The answer
-// has it in a sentence only: "The disruption budget web needs 9 healthy pods and
-// has 9 currently", "The disruption budget web is still being processed by the server."
+// refusingBudget returns the name of the budget that refused an eviction; "" if none did. The
+// answer has it in a sentence only: "The disruption budget web needs 9 healthy pods and has 9
+// currently", "The disruption budget web is still being processed by the server."
 func refusingBudget(answer *metav1.Status) string {
 	if answer.Code != http.StatusTooManyRequests || answer.Details == nil {
 		return ""

@@ -37,8 +37,8 @@ type history struct {
 // podRecord is the life of a pod.
 type podRecord struct {
 	*corev1.Pod
-	// bound is when it came to its node, asked when it was told to end, gone when it had ended. Each
-	// is never if it did not happen.
+	// bound is when it came to its node, asked when it was told to end, gone when it had ended.
+	// Each is never if it did not happen.
 	bound, asked, gone stamp
 }
 

@@ -23,8 +23,8 @@ type Scheduler struct {
 
 // Preemption is what the calls of a scheduler did to the budgets of guarded pods.
 type Preemption struct {
-	// Evicted counts the guarded pods that were evicted, Deleted the pods that were deleted although
-	// their budget had no room, DeletedBelow those of them for a pod below the threshold.
+	// Evicted counts the guarded pods that were evicted, Deleted the pods that were deleted
+	// although their budget had no room, DeletedBelow those of them for a pod below the threshold.
 	Evicted, Deleted, DeletedBelow int
 	Broken, BrokenBelow            sets.Set[string]
 	// Found describes what the scheduler must not do.

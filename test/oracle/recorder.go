@@ -25,7 +25,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
@@ -59,6 +58,9 @@ type Scope struct {
 type Recorder struct {
 	Scope
 
+	// Stop ends the recording.
+	Stop func()
+
 	kube  kubernetes.Interface
 	audit AuditLog
 
@@ -81,6 +83,7 @@ func Start(
 	r := &Recorder{
 		Scope: scope, kube: kube, arrived: make(chan struct{}, 1), view: View{live: map[types.UID]runtime.Object{}},
 	}
+	ctx, r.Stop = context.WithCancel(ctx)
 	if scope.AuditLog != "" {
 		var err error
 		if r.audit, err = OpenAuditLog(scope.AuditLog); err != nil {
@@ -120,15 +123,15 @@ func Start(
 }
 
 func resources(kube kubernetes.Interface, haulout clientset.Interface) []Resource {
-	ours := func() cache.Getter { return haulout.MaintenanceV1alpha1().RESTClient() }
+	ours := haulout.MaintenanceV1alpha1().RESTClient()
 	return []Resource{
 		{Client: kube.CoreV1().RESTClient(), Name: "pods"},
 		{Client: kube.CoreV1().RESTClient(), Name: "nodes"},
 		{Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets"},
 		{Client: kube.AppsV1().RESTClient(), Name: "deployments"},
 		{Client: kube.EventsV1().RESTClient(), Name: "events"},
-		{Client: ours(), Name: "nodemaintenances", MayRestart: true},
-		{Client: ours(), Name: "evacuations", MayRestart: true},
+		{Client: ours, Name: "nodemaintenances", MayRestart: true},
+		{Client: ours, Name: "evacuations", MayRestart: true},
 	}
 }
 
@@ -218,8 +221,8 @@ func (r *Recorder) now(ctx context.Context) (moment, error) {
 	return parseMoment(version)
 }
 
-// Settle waits until all events of pods so far have been recorded: it creates a pod that never runs,
-// and deletes it.
+// Settle waits until all events of pods so far have been recorded: it creates a pod that never
+// runs, and deletes it.
 func (r *Recorder) Settle(ctx context.Context) error {
 	marker, err := r.kube.CoreV1().Pods(r.Namespaces[0]).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "judge-"},
@@ -368,33 +371,6 @@ func sorted[T metav1.Object](v *View) []T {
 	return list
 }
 
-// Drained reports whether the condition Drained of a maintenance is True.
-func (v *View) Drained(name string) bool {
-	condition := v.drained(name)
-	return condition != nil && condition.Status == metav1.ConditionTrue
-}
-
-// Progress is the message of a maintenance's condition Drained.
-func (v *View) Progress(name string) string {
-	if condition := v.drained(name); condition != nil {
-		return condition.Message
-	}
-	return "it does not say"
-}
-
-func (v *View) drained(name string) *metav1.Condition {
-	if nm := v.maintenance(name); nm != nil {
-		return meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
-	}
-	return nil
-}
-
-// Done reports whether a maintenance has put everything back, or is gone.
-func (v *View) Done(name string) bool {
-	nm := v.maintenance(name)
-	return nm == nil || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete && len(nm.Finalizers) == 0
-}
-
 func (v *View) maintenance(name string) *v1alpha1.NodeMaintenance {
 	for _, object := range v.live {
 		if nm, ok := object.(*v1alpha1.NodeMaintenance); ok && nm.Name == name {
@@ -404,13 +380,60 @@ func (v *View) maintenance(name string) *v1alpha1.NodeMaintenance {
 	return nil
 }
 
-// Closed returns the names of the nodes that are not schedulable.
-func (v *View) Closed() []string {
-	var closed []string
-	for _, node := range sorted[*corev1.Node](v) {
-		if node.Spec.Unschedulable {
-			closed = append(closed, node.Name)
+// Drained checks that maintenances are drained.
+func Drained(names ...string) func(*View) string {
+	return func(v *View) string {
+		for _, name := range names {
+			nm := v.maintenance(name)
+			if nm == nil {
+				return name + " does not exist"
+			}
+			if !meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) {
+				return fmt.Sprintf("%s is not drained: %+v", name, nm.Status.Conditions)
+			}
 		}
+		return ""
 	}
-	return closed
+}
+
+// Done checks that maintenances are complete, or gone.
+func Done(names ...string) func(*View) string {
+	return func(v *View) string {
+		for _, name := range names {
+			nm := v.maintenance(name)
+			if nm != nil && (nm.Spec.Stage != v1alpha1.NodeMaintenanceStageComplete || len(nm.Finalizers) > 0) {
+				return name + " is not done"
+			}
+		}
+		return ""
+	}
+}
+
+// PutBack checks that maintenances are done and have left nothing but the cordons of users.
+func PutBack(cordoned []string, names ...string) func(*View) string {
+	return func(v *View) string {
+		var closed []string
+		for _, node := range sorted[*corev1.Node](v) {
+			if node.Spec.Unschedulable {
+				closed = append(closed, node.Name)
+			}
+		}
+		switch left := len(v.Evacuations()); {
+		case left > 0:
+			return fmt.Sprintf("%d Evacuations are left", left)
+		case !slices.Equal(closed, cordoned):
+			return fmt.Sprintf("not schedulable are %v, want %v", closed, cordoned)
+		}
+		return Done(names...)(v)
+	}
+}
+
+// Asked checks that so many pods were told to end since the recording began.
+func Asked(pods int) func(*View) string {
+	return func(v *View) string {
+		if v.asked >= pods {
+			return ""
+		}
+		return fmt.Sprintf("%d pods were told to end, want %d", v.asked, pods)
+	}
 }

@@ -53,8 +53,8 @@ const (
 	// budget.
 	watchDelay = 250 * time.Millisecond
 	// Probes ask whether a budget that the watch shows as closed is closed. The first one comes ten
-	// seconds after it was closed, and all closed budgets together get one in six seconds; both less
-	// a tolerance for the clocks.
+	// seconds after it was closed, and all closed budgets together get one in six seconds; both
+	// less a tolerance for the clocks.
 	probeAfter = 9500 * time.Millisecond
 	probeEvery = 5500 * time.Millisecond
 )

@@ -124,12 +124,11 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 		}
 		defer func() { err = errors.Join(err, end(ctx)) }()
 	}
-	watching, stopWatching := context.WithCancel(ctx)
-	defer stopWatching()
-	recorder, err := c.watchDrain(watching, w)
+	recorder, err := c.watchDrain(ctx, w)
 	if err != nil {
 		return err
 	}
+	defer recorder.Stop()
 	meter, err := c.running.Start()
 	if err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// watchDrain begins to record a drain until the context ends.
+// watchDrain begins to record a drain.
 func (c *cluster) watchDrain(ctx context.Context, w workload) (*oracle.Recorder, error) {
 	return oracle.Start(ctx, c.kube, c.haulout, oracle.Scope{
 		Namespaces: []string{namespace}, Only: []string{"pods", "poddisruptionbudgets"}, Budgets: w.watched(),

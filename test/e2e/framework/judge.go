@@ -5,6 +5,7 @@ package framework
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -75,6 +76,14 @@ func (c *Cluster) Record(tb testing.TB, scope oracle.Scope) *oracle.Recorder {
 	scope.AuditLog = c.AuditLogFile()
 	admin := c.As(tb)
 	return must.Get(oracle.Start(tb.Context(), admin.Kube, admin.Haulout, scope))(tb)
+}
+
+// Await waits until a check of what was recorded returns "".
+func Await(tb testing.TB, recorder *oracle.Recorder, patience time.Duration, check func(*oracle.View) string) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeoutCause(tb.Context(), patience, fmt.Errorf("waited %v in vain", patience))
+	defer cancel()
+	must.Do(tb, recorder.Wait(ctx, check))
 }
 
 // AuditLog is the log of kube-apiserver about evictions and deletions of pods, from now on.

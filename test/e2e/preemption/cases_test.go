@@ -215,14 +215,7 @@ func TestDrainBesidePreemption(t *testing.T) {
 	nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
 	cluster.Create(t, nm)
 	cluster.NewNodes(t, pool, true, pool+"-a", pool+"-b", pool+"-c")
-	ctx, cancel := deadline(t)
-	defer cancel()
-	must.Do(t, recorder.Wait(ctx, func(v *oracle.View) string {
-		if v.Drained(nm.Name) {
-			return ""
-		}
-		return "the node is not drained: " + v.Progress(nm.Name)
-	}))
+	framework.Await(t, recorder, framework.Timeout, oracle.Drained(nm.Name))
 	for name, want := range map[string]int32{"web": 5, "important": 3} {
 		framework.Eventually(t, name+" is complete", func(ctx context.Context) (bool, error) {
 			d, err := cluster.As(t).Kube.AppsV1().Deployments(w.namespace).Get(ctx, name, metav1.GetOptions{})
@@ -230,13 +223,8 @@ func TestDrainBesidePreemption(t *testing.T) {
 		})
 	}
 	cluster.Remove(t, nm.Name)
-	// The recorder observes a change a moment after the API's answer.
-	must.Do(t, recorder.Wait(ctx, func(v *oracle.View) string {
-		if !v.Done(nm.Name) || len(v.Evacuations()) > 0 || len(v.Closed()) > 0 {
-			return fmt.Sprintf("%d Evacuations are left, and the nodes %v are cordoned", len(v.Evacuations()), v.Closed())
-		}
-		return ""
-	}))
+	// The recorder sees a moment later what the API has answered.
+	framework.Await(t, recorder, framework.Timeout, oracle.PutBack(nil, nm.Name))
 	must.Do(t, recorder.Settle(t.Context()))
 	found, err := recorder.Verdict(oracle.Rules{})
 	framework.Accept(t, found, err)
