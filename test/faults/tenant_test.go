@@ -27,7 +27,7 @@ const (
 	// tenantRounds is the number of objects of each kind that a tenant creates at most, so that
 	// they do not overload the machine of the test.
 	tenantRounds = 200
-	// paddingBytes is the size of a label that makes an Evacuation large.
+	// paddingBytes is the size of the value of a label that makes an Evacuation large.
 	paddingBytes = 60
 )
 
