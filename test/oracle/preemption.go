@@ -26,7 +26,9 @@ type Preemption struct {
 	// Evicted counts the guarded pods that were evicted, Deleted the pods that were deleted
 	// although their budget had no room, DeletedBelow those of them for a pod below the threshold.
 	Evicted, Deleted, DeletedBelow int
-	Broken, BrokenBelow            sets.Set[string]
+	// Broken are the budgets that deletions have broken, BrokenBelow those that deletions for a pod
+	// below the threshold have broken.
+	Broken, BrokenBelow sets.Set[string]
 	// Found describes what the scheduler must not do.
 	Found []string
 }
