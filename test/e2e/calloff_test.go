@@ -123,7 +123,7 @@ func TestCallingOff(t *testing.T) {
 			again := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 			evacuationFor(t, busy, "is recreated", isOurs)
 			for _, call := range must.Get(recorder.Log())(t).Calls {
-				is.True(t, !call.Evicted() && !call.Deleted(), "%s made pod %s leave", call.User, call.Name)
+				is.True(t, !call.Evicted() && !call.Deleted(), "%s evicted or deleted pod %s", call.User, call.Name)
 				if call.Received.After(done) && call.Received.Before(again.CreationTimestamp.Time) {
 					t.Errorf("%s sent a request for pod %s after the drain was cancelled", call.User, call.Name)
 				}

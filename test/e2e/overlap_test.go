@@ -274,8 +274,8 @@ func waitFor(t *testing.T, recorder *oracle.Recorder, check func(*oracle.View) s
 	framework.Await(t, recorder, patience, check)
 }
 
-// finish waits until a drain is complete, completes its maintenances in a random order, and judges.
-// It calls between after each of them.
+// finish waits for the end of a drain, completes its maintenances in random order, and judges. It
+// calls between after each completion.
 func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, between func()) {
 	t.Helper()
 	waitFor(t, recorder, oracle.Drained(d.names...))
@@ -413,8 +413,8 @@ func (f *fleet) callOff(t *testing.T) {
 			}
 		}
 		waitFor(t, recorder, oracle.Done(d.names...))
-		// A maintenance that is done has withdrawn from every pod: nothing may be left, and nothing
-		// be evicted after it.
+		// A maintenance that is done has withdrawn all Evacuations: none may be left, and no
+		// eviction may follow.
 		done := time.Now()
 		evacuations := must.Get(cluster.As(t).Evacuations(f.namespace).List(t.Context(), metav1.ListOptions{}))(t)
 		for i := range evacuations.Items {
@@ -440,7 +440,7 @@ func (f *fleet) callOff(t *testing.T) {
 			}
 		}
 		recorder.Stop()
-		t.Logf("called off when %d of %d pods had been asked to leave; %d were evicted", when, d.pods, evicted)
+		t.Logf("cancelled when %d of %d pods had an Evacuation; %d were evicted", when, d.pods, evicted)
 		f.settle(t)
 	}
 }

@@ -86,7 +86,7 @@ func Await(tb testing.TB, recorder *oracle.Recorder, patience time.Duration, che
 	must.Do(tb, recorder.Wait(ctx, check))
 }
 
-// AuditLog is the log of kube-apiserver about evictions and deletions of pods, from now on.
+// AuditLog returns kube-apiserver's log of evictions and deletions of pods, from now on.
 func (c *Cluster) AuditLog(tb testing.TB) oracle.AuditLog {
 	tb.Helper()
 	return must.Get(oracle.OpenAuditLog(c.AuditLogFile()))(tb)

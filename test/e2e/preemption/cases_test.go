@@ -223,7 +223,7 @@ func TestDrainBesidePreemption(t *testing.T) {
 		})
 	}
 	cluster.Remove(t, nm.Name)
-	// The recorder sees a moment later what the API has answered.
+	// The recorder observes a change a moment after the API's answer.
 	framework.Await(t, recorder, framework.Timeout, oracle.PutBack(nil, nm.Name))
 	must.Do(t, recorder.Settle(t.Context()))
 	found, err := recorder.Verdict(oracle.Rules{})

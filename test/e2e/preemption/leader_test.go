@@ -119,7 +119,7 @@ func TestLeaderIsKilled(t *testing.T) {
 	framework.Eventually(t, "a scheduler leads", func(ctx context.Context) (bool, error) { return r.complete(ctx, t), nil })
 	s.waitSettled(t)
 
-	// No pod has the priority to break a budget: each deletion of a guarded pod is wrong.
+	// No pod may exceed a budget: each deletion of a guarded pod is wrong.
 	verdict := s.judge(t, s.recorder, func(string) int32 { return 0 })
 	placed, _ := s.placed(t)
 	t.Logf("%d kills, %d evictions, %d of %d pods placed", r.kills, verdict.Evicted, placed, s.wanting)

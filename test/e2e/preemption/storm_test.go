@@ -96,7 +96,7 @@ func newStorm(t *testing.T, size stormSize) *storm {
 	return s
 }
 
-// record records from now on what happens to the pods and budgets of the world.
+// record records the changes of the pods and budgets of the world from now on.
 func (w world) record(t *testing.T) *oracle.Recorder {
 	t.Helper()
 	return cluster.Record(t, oracle.Scope{
@@ -114,7 +114,7 @@ func (w world) judge(t *testing.T, recorder *oracle.Recorder, priorityFor func(v
 	})
 }
 
-// createPending creates the pods that want a place, of the priorities by turns.
+// createPending creates the pending pods. It assigns the priorities in rotation.
 func (s *storm) createPending(t *testing.T, priorities []int32) {
 	t.Helper()
 	classes := make([]string, len(priorities))
@@ -146,7 +146,7 @@ func (s *storm) moveBudgets(t *testing.T, random *rand.Rand, after func()) {
 		name := s.names[random.IntN(len(s.names))]
 		room := 0
 		if random.IntN(2) == 0 {
-			// Pods that went before have no place to come back to: they count as missing.
+			// Pods that left before cannot return: the budget counts them as missing.
 			room = s.missing(name) + 1 + random.IntN(3)
 		}
 		s.allow(t, name, room)
@@ -168,8 +168,8 @@ func (s *storm) missing(name string) int {
 	return missing
 }
 
-// waitSettled waits until each pod has a place, was preempted by a more important one, or says why
-// it waits; with haulout-scheduler, that budgets are the reason.
+// waitSettled waits until each pod is scheduled, was preempted by a more important one, or reports
+// why it waits. With haulout-scheduler, budgets must be the reason.
 func (s *storm) waitSettled(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "every pod is scheduled or reports why not", func(ctx context.Context) (bool, error) {
@@ -191,13 +191,12 @@ func (s *storm) waitSettled(t *testing.T) {
 	})
 }
 
-// preemptors returns the names of the pending pods for which pods were preempted, by the names of
-// the victims. They are from the events of the scheduler: it waits until there is one about each
-// pod that was deleted.
+// preemptors returns the preemptor of each victim, by pod name, from the events of the scheduler. It
+// waits for the event about each deleted victim.
 func (s *storm) preemptors(t *testing.T) map[string]string {
 	t.Helper()
 	preemptors, calls := map[string]string{}, must.Get(s.recorder.Log())(t).Calls
-	framework.Eventually(t, "events tell for whom pods were deleted", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "each deleted pod has an event with its preemptor", func(ctx context.Context) (bool, error) {
 		events, err := cluster.As(t).Kube.EventsV1().Events(s.namespace).List(
 			ctx, metav1.ListOptions{FieldSelector: "reason=Preempted"},
 		)
@@ -252,5 +251,5 @@ func (s *storm) report(t *testing.T) {
 		return
 	}
 	framework.Accept(t, verdict.Found, nil)
-	is.True(t, verdict.Evicted != 0, "no pod was evicted: the storm has tested nothing")
+	is.True(t, verdict.Evicted != 0, "no pod was evicted: the storm has not tested anything")
 }

@@ -338,9 +338,9 @@ func pidOf(t *testing.T, m match) int {
 	return pids[0]
 }
 
-// writesOf returns what a replica has written to the cluster since a time. Attempts to get the
-// Lease back, and questions about tokens and rights, change nothing; an event tells what the
-// replica did while it led.
+// writesOf returns the writes of a replica since a time. It ignores attempts to acquire the Lease
+// and reviews of tokens and permissions, which change nothing, and events, which may report earlier
+// actions.
 func writesOf(t *testing.T, log oracle.AuditLog, pod string, since time.Time) []string {
 	t.Helper()
 	var writes []string
