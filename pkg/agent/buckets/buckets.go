@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package buckets has the table of KEP-2712: how much time the pods of each priority have when
-// their node shuts down.
+// Package buckets has the table of KEP-2712: the time in which the pods of each priority must end
+// when their node shuts down.
 package buckets
 
 import (
@@ -16,8 +16,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Bucket is the range of priorities from its own up to that of the next bucket, with the time that
-// its pods have to end.
+// Bucket is a range of priorities, from Priority up to the Priority of the next bucket, with the
+// time in which its pods must end.
 type Bucket struct {
 	// Priority is the lowest priority of the bucket.
 	Priority int32
@@ -29,7 +29,7 @@ type Bucket struct {
 type Table []Bucket
 
 // New returns the table of a validated configuration. Without entries, all pods are in one bucket
-// with no time.
+// without any time to end.
 func New(entries []configv1alpha1.ShutdownGracePeriodByPodPriority) Table {
 	if len(entries) == 0 {
 		return Table{{Priority: 0}}
@@ -42,7 +42,7 @@ func New(entries []configv1alpha1.ShutdownGracePeriodByPodPriority) Table {
 	return t
 }
 
-// Index returns the index of the bucket of a pod priority: the last one whose priority is not
+// Index returns the index of the bucket of a pod priority: the last bucket whose priority is not
 // higher. Pods below the lowest bucket are in the lowest one.
 func (t Table) Index(priority int32) int {
 	above := sort.Search(len(t), func(i int) bool { return t[i].Priority > priority })
@@ -70,8 +70,8 @@ func (t Table) DrainPlan() []v1alpha1.DrainPlanEntry {
 	return plan
 }
 
-// LocalTime returns the time that pods of these priorities need to end, one bucket after the other.
-// Buckets without pods need no time.
+// LocalTime returns the total time in which pods of these priorities must end, one bucket after the
+// other. Buckets without pods need no time.
 func (t Table) LocalTime(priorities []int32) time.Duration {
 	occupied := make([]bool, len(t))
 	for _, p := range priorities {

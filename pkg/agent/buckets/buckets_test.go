@@ -142,8 +142,8 @@ func defaulted(t *testing.T, plan []v1alpha1.DrainPlanEntry) []v1alpha1.DrainPla
 	return nm.Spec.DrainPlan
 }
 
-// firstCovering returns the entry that evacuates a pod: the first one of its type that reaches its
-// priority.
+// firstCovering returns the entry that evacuates a pod: the first entry of the pod's type whose
+// upper bound is at least the pod's priority.
 func firstCovering(plan []v1alpha1.DrainPlanEntry, podType v1alpha1.PodType, priority int32) int {
 	return slices.IndexFunc(plan, func(e v1alpha1.DrainPlanEntry) bool {
 		return e.PodType == podType && e.PodPriority >= priority
@@ -171,7 +171,7 @@ func randomTable(random *rand.Rand) []configv1alpha1.ShutdownGracePeriodByPodPri
 }
 
 // interesting returns the priorities at and around each boundary of the table and of the default
-// plan.
+// drain plan.
 func interesting(table Table, random *rand.Rand) []int32 {
 	priorities := []int32{math.MinInt32, 0, math.MaxInt32, int32(random.Uint32())}
 	for _, p := range v1alpha1.FrozenPriorities() {

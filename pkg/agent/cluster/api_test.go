@@ -61,19 +61,22 @@ type api struct {
 	// requests are "VERB path" in order; patches are the bodies of patches by path.
 	requests []string
 	patches  map[string][]byte
-	// before is called before a request is handled, without the lock; it may return the response.
+	// before runs before each request is handled, without the lock. If it returns a response, the
+	// server sends that response.
 	before func(verb, path string) *apierrors.StatusError
-	// warning is added to the responses about maintenances.
+	// warning is a warning that the server adds to its responses about maintenances.
 	warning string
-	// evict returns the response to an eviction that the node may request; nil accepts it.
+	// evict returns the response to an eviction request that the node may make; nil accepts the
+	// request.
 	evict func(eviction *policyv1.Eviction) *metav1.Status
 	// evictions are the accepted evictions.
 	evictions []*policyv1.Eviction
-	// older: the server does not support field selectors for maintenances. listed is the number of
-	// maintenances in all returned lists.
+	// older is set if the server does not support field selectors for maintenances. listed is the
+	// number of maintenances in all returned lists.
 	older  bool
 	listed int
-	// finalizer keeps deleted maintenances, as the server does until the nodes are released.
+	// finalizer is set if the server keeps deleted maintenances, as it does until the nodes are
+	// released.
 	finalizer bool
 }
 

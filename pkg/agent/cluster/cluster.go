@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster makes the API requests of a node's shutdown: for its NodeMaintenance, the
-// conditions and events of its Node, and the status of pods that ended without the API.
+// Package cluster makes the API requests of a node's shutdown: about its NodeMaintenance, about the
+// conditions and events of its Node, and about the status of pods that ended without the API.
 package cluster
 
 import (
@@ -67,7 +67,6 @@ type shared struct {
 
 var _ shutdown.Cluster = &Client{}
 
-// New returns a Client.
 func New(config Config) (*Client, error) {
 	if config.NodeName == "" || config.REST == nil || config.Recorder == nil {
 		return nil, errors.New("the name of the node, an API configuration and a recorder are required")
@@ -137,7 +136,8 @@ func apiMissing(err error) bool {
 	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// refused wraps an error with shutdown.ErrRefused if the API would refuse the request again.
+// refused wraps an error with shutdown.ErrRefused if the API server would refuse the same request
+// again.
 func refused(err error) error {
 	switch {
 	case apiMissing(err):

@@ -243,7 +243,7 @@ func TestDrain(t *testing.T) {
 		nm      *v1alpha1.NodeMaintenance
 		want    shutdown.DrainState
 		warning string
-		// refused: the error is ErrRefused; fails: it is another error.
+		// refused expects ErrRefused; fails expects another error.
 		refused, fails bool
 	}{
 		"no leader has seen it": {nm: own(), fails: true},

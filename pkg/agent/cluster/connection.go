@@ -22,7 +22,7 @@ import (
 // dialTimeout limits an attempt to connect to one address.
 const dialTimeout = 2 * time.Second
 
-// ask makes a request for a shutdown. After a failure, it uses a new connection: client-go sends
+// ask sends a request for a shutdown. After a failure, it uses a new connection: client-go sends
 // all requests of a process over one connection, and if that connection is dead but not closed, all
 // requests fail while the API works.
 func ask[T any](ctx context.Context, c *Client, request func(ctx context.Context, c *Client) (T, error)) (T, error) {
@@ -76,7 +76,8 @@ func (c *Client) reconnect() (own *Client, closeAll func(), err error) {
 }
 
 // newDialer returns a dialer for one attempt. Each attempt begins with the next address of the
-// server's name: one of several API servers may accept connections without answering.
+// server's name: otherwise the agent could always reach the one API server that accepts connections
+// but does not respond.
 func newDialer(attempt int) *connrotation.Dialer {
 	return connrotation.NewDialer(func(ctx context.Context, network, address string) (net.Conn, error) {
 		host, port, err := net.SplitHostPort(address)
@@ -103,7 +104,7 @@ func newDialer(attempt int) *connrotation.Dialer {
 // warningKey is the key of the warning that no controller is active, in the context of a request.
 type warningKey struct{}
 
-// warning is the text of that warning; "" if the response to the request has none.
+// warning is the text of that warning; "" if the response has no such warning.
 type warning struct{ text string }
 
 // listening returns a configuration whose clients pass the warnings of the API to the context of
@@ -131,7 +132,8 @@ func (h warningHandler) HandleWarningHeaderWithContext(ctx context.Context, code
 	}
 }
 
-// withWarning returns a context in which a request leaves the warning.
+// withWarning returns a context in which HandleWarningHeaderWithContext stores the warning of a
+// request.
 func withWarning(ctx context.Context) (context.Context, *warning) {
 	w := &warning{}
 	return context.WithValue(ctx, warningKey{}, w), w

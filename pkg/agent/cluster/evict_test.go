@@ -109,7 +109,7 @@ func TestEvict(t *testing.T) {
 	}
 }
 
-// A pod that is deleted while the machine boots needs no report: the node gets the response that it
+// A pod that was deleted while the machine boots needs no report: the API responds that the pod
 // does not exist.
 func TestReportOfADeletedPod(t *testing.T) {
 	a := newAPI(t)

@@ -38,10 +38,10 @@ const (
 	reportWorkers = 8
 )
 
-// ReportKilled sets the phase of pods that were ended on the node to Failed.
+// ReportKilled sets the phase of pods that the agent ended on the node to Failed.
 func (c *Client) ReportKilled(ctx context.Context, pods []state.KilledPod, since time.Time) ([]state.KilledPod, error) {
 	errs := make([]error, len(pods))
-	// Not ctx: a pod that was left out would count as reported.
+	// Do not cancel this with ctx: a skipped pod would count as reported.
 	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), reportWorkers, len(pods), func(i int) { errs[i] = c.reportPod(ctx, &pods[i], since) })
 	var reported []state.KilledPod
 	for i, err := range errs {
@@ -56,8 +56,8 @@ func (c *Client) ReportKilled(ctx context.Context, pods []state.KilledPod, since
 
 // reportPod reports one pod. It returns nil for a pod that needs no report.
 func (c *Client) reportPod(ctx context.Context, killed *state.KilledPod, since time.Time) error {
-	// On a conflict, read the pod again: another pod has its name now, or another client wrote at
-	// the same time.
+	// On a conflict, read the pod again: another pod may have its name now, or another client may
+	// have written the status.
 	return retry.RetryOnConflict(patchAttempts, func() error {
 		pod, err := c.podOfNode(ctx, killed)
 		if err != nil || pod == nil {
@@ -71,8 +71,9 @@ func (c *Client) reportPod(ctx context.Context, killed *state.KilledPod, since t
 	})
 }
 
-// podOfNode returns a pod of this node, or nil if none has this name. It lists: for a pod that is
-// gone or on another node, a get of a node returns Forbidden.
+// podOfNode returns a pod of this node, or nil if no pod of this node has the name. It sends a list
+// request, because a get request with the rights of a node returns Forbidden for a pod that is gone
+// or on another node.
 func (c *Client) podOfNode(ctx context.Context, pod *state.KilledPod) (*corev1.Pod, error) {
 	list, err := c.host.CoreV1().Pods(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.AndSelectors(
 		fields.OneTermEqualSelector("spec.nodeName", c.node), fields.OneTermEqualSelector(metav1.ObjectNameField, pod.Name),
@@ -114,7 +115,8 @@ func (c *Client) patchKilled(ctx context.Context, killed *state.KilledPod) error
 	return nil
 }
 
-// needsNoReport returns why a pod needs no report; empty if the agent must report it.
+// needsNoReport returns the reason why a pod needs no report; empty if the agent must report the
+// pod.
 func needsNoReport(pod *corev1.Pod, killed *state.KilledPod, node string, since time.Time) string {
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return "the kubelet reports static pods"
@@ -161,8 +163,8 @@ func (c *Client) SetCondition(ctx context.Context, condition corev1.NodeConditio
 	if condition.LastTransitionTime.IsZero() {
 		condition.LastTransitionTime = now
 	}
-	// The patch merges by type and leaves the kubelet's conditions unchanged. The UID excludes a
-	// Node that was recreated in the meantime.
+	// The patch merges by type and leaves the kubelet's conditions unchanged. The UID makes the
+	// patch fail for a Node that was recreated in the meantime.
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": node.UID},
 		"status":   map[string]any{"conditions": []corev1.NodeCondition{condition}},
@@ -220,8 +222,8 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 		},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
 	}
-	// Do not use the typed client: it sleeps and retries, and does not return a failure that comes
-	// with code 201. The API answers with that code if several budgets select the pod.
+	// Do not use the typed client: it sleeps and retries, and ignores a failure with code 201. The
+	// API answers with that code if several budgets select the pod.
 	_, err := c.host.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
 		MaxRetries(0).Body(eviction).Do(ctx).Get()
 	var status apierrors.APIStatus

@@ -30,8 +30,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// patchAttempts is how often a patch is tried again with a newer version of the object: during a
-// drain, the server writes the status of a maintenance often.
+// patchAttempts limits the attempts to patch an object. Each attempt uses a newer version of the
+// object, because the server often writes the status of a maintenance during a drain.
 var patchAttempts = wait.Backoff{Steps: 5}
 
 const (
@@ -97,8 +97,8 @@ func (c *Client) build(request shutdown.MaintenanceRequest) *v1alpha1.NodeMainte
 	}
 }
 
-// mayAdopt returns an error with the reason if this agent did not create an existing maintenance
-// for this boot.
+// mayAdopt returns an error if another user, or this agent for another boot, created an existing
+// maintenance.
 func (c *Client) mayAdopt(ctx context.Context, old, want *v1alpha1.NodeMaintenance) error {
 	inTheWay := func(format string, args ...any) error {
 		return fmt.Errorf("%w: NodeMaintenance %s exists, and %s; delete it", shutdown.ErrRefused, old.Name, fmt.Sprintf(format, args...))
@@ -111,7 +111,7 @@ func (c *Client) mayAdopt(ctx context.Context, old, want *v1alpha1.NodeMaintenan
 		return inTheWay("it does not select exactly node %s by name", c.node)
 	}
 	if v1alpha1.IsDraining(old) {
-		return nil // no matter who advanced it
+		return nil // ~ return nil // no matter which user advanced it
 	}
 	if !v1alpha1.IsEnding(old) {
 		return inTheWay("its stage is %s and not Drain", old.Spec.Stage)
@@ -269,8 +269,9 @@ func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed in
 	return completed, errors.Join(errs...)
 }
 
-// DeleteOldest deletes the oldest completed maintenances of earlier boots, including those that
-// another user completed: each reboot creates one, and their number on a node is limited.
+// DeleteOldest deletes the oldest completed maintenances of earlier boots, including the
+// maintenances that another user completed: each reboot creates one, and their number on a node is
+// limited.
 func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 	older, errs := c.listOlder(ctx, bootID)
 	older = slices.DeleteFunc(older, func(nm *v1alpha1.NodeMaintenance) bool { return !v1alpha1.IsEnding(nm) })

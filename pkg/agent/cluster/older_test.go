@@ -56,8 +56,8 @@ func TestCompleteOlder(t *testing.T) {
 	}
 }
 
-// Each reboot creates a maintenance. The agent keeps the newest completed ones and deletes the
-// others.
+// Each reboot creates a maintenance. The agent keeps the newest completed maintenances and deletes
+// older ones.
 func TestOldestMaintenancesAreDeleted(t *testing.T) {
 	completed := stage(v1alpha1.NodeMaintenanceStageComplete)
 	hour := func(n int) func(*v1alpha1.NodeMaintenance) {
@@ -72,7 +72,7 @@ func TestOldestMaintenancesAreDeleted(t *testing.T) {
 	for n := range 17 {
 		objects = append(objects, of(n, completed))
 	}
-	// A user has completed the first one, the second one is still active, and the third one
+	// A user has completed the first maintenance, the second one is still active, and the third one
 	// belongs to the present shutdown.
 	objects = append(objects, of(20, completed, byUser("jane"), hour(0)), of(21, hour(0)), own(hour(0), completed))
 	forbidden := of(22, completed, byUser("joe"), hour(0))

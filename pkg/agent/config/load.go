@@ -84,7 +84,8 @@ func decode(data []byte) (*configv1alpha1.NodeAgentConfiguration, error) {
 	return c, nil
 }
 
-// checkKind returns an error if the data is not exactly one document of our kind.
+// checkKind returns an error if the data is not exactly one document of kind
+// NodeAgentConfiguration.
 func checkKind(data []byte) error {
 	if documents(data) > 1 {
 		return errors.New("the file has several YAML documents: must have exactly one")

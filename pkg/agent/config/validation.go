@@ -59,7 +59,7 @@ func validate(c *configv1alpha1.NodeAgentConfiguration, goos string) field.Error
 // validateTable accepts each table that the kubelet accepts and that has only one meaning. Any
 // order is valid, since the kubelet sorts its table, and KEP-2712 has examples in descending order.
 // Two entries with one priority are invalid: the result in the kubelet depends on its sorting. An
-// entry with no time is invalid: it kills pods without waiting.
+// entry without any time is invalid: its pods would be killed immediately.
 func validateTable(table []configv1alpha1.ShutdownGracePeriodByPodPriority, fldPath *field.Path) field.ErrorList {
 	if len(table) == 0 {
 		return field.ErrorList{field.Required(fldPath, "must have at least one entry")}
@@ -183,8 +183,8 @@ func validateChoices(c *configv1alpha1.NodeAgentConfiguration, goos string) fiel
 }
 
 // validateEngine returns a hint for the engine of older versions, instead of replacing it with CRI.
-// Such a kubelet still has its own graceful shutdown, which KubeletBus needed. It would end all
-// pods when a shutdown begins, without their budgets.
+// A node that used KubeletBus still has the kubelet's own graceful shutdown enabled, which ends all
+// pods when a shutdown begins, without regard to their budgets.
 func validateEngine(engine configv1alpha1.LocalEngine, fldPath *field.Path) field.ErrorList {
 	if engine == "KubeletBus" {
 		return field.ErrorList{field.Invalid(fldPath, engine, `was removed: must be "CRI" or "None"; first remove `+

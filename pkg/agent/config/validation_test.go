@@ -18,8 +18,7 @@ import (
 
 type modifier func(*configv1alpha1.NodeAgentConfiguration)
 
-// config returns a configuration that is valid for an operating system before the modifiers are
-// applied.
+// config returns a configuration that is valid for an operating system and applies the modifiers.
 func config(goos string, modifiers ...modifier) *configv1alpha1.NodeAgentConfiguration {
 	c := Default()
 	if goos == "windows" {

@@ -36,7 +36,7 @@ const (
 	defaultHealthzAddress = "127.0.0.1"
 )
 
-// ErrNotRunning means that no kubelet runs as a separate process.
+// ErrNotRunning is returned if no kubelet runs as a separate process.
 var ErrNotRunning = errors.New("no process of the kubelet found")
 
 // Facts are the parts of the kubelet's configuration that the node agent needs.
@@ -59,7 +59,7 @@ type Facts struct {
 	Kubeconfig string
 	// NodeName is the node name that the kubelet derives without a cloud provider.
 	NodeName string
-	// Running is set if the facts are those of a running kubelet.
+	// Running is set if the facts come from the command line of a running kubelet.
 	Running bool
 }
 
@@ -122,7 +122,8 @@ func (c *configuration) healthzAddress() string {
 	return Reachable(net.JoinHostPort(cmp.Or(c.HealthzBindAddress, defaultHealthzAddress), strconv.Itoa(int(port))))
 }
 
-// Reachable returns an address to connect to, for the address that a server on this machine binds.
+// Reachable returns an address to which a client on this machine can connect, for the address that
+// a server binds.
 func Reachable(address string) string {
 	parsed, err := netip.ParseAddrPort(address)
 	if err != nil || !parsed.Addr().IsUnspecified() {
@@ -149,7 +150,7 @@ type Process struct {
 	// ID is unique among all processes of the machine, including those of earlier boots. It does
 	// not depend on the clock.
 	ID string
-	// Started is when the process was started, according to the present clock.
+	// Started is the time at which the process was started, on the present wall clock.
 	Started time.Time
 	// Args is the command line with the program's name, and Dir is the working directory. Both are
 	// empty if the operating system does not provide them.
@@ -311,7 +312,7 @@ func (c *configuration) override(flags map[string]string) error {
 		name, value, _ := strings.Cut(strings.TrimSpace(gate), "=")
 		on, err := strconv.ParseBool(value)
 		if err != nil {
-			continue // the kubelet refuses to start with it
+			continue // the kubelet does not start with such a line
 		}
 		if c.FeatureGates == nil {
 			c.FeatureGates = map[string]bool{}

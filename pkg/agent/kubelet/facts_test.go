@@ -16,7 +16,7 @@ import (
 
 const header = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 
-// write writes files below a folder and returns the folder.
+// write creates files below a folder and returns the folder.
 func write(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -21,9 +21,9 @@ const shutdownFeature = "GracefulNodeShutdown"
 // ticksPerSecond is the unit of times in /proc (USER_HZ), the same on all architectures of Go.
 const ticksPerSecond = 100
 
-// Find returns the running kubelet; the oldest one if there are several. It considers only
-// processes of the agent's own user and PID namespace that are not in a pod: any user can name a
-// process kubelet, and a node may run other nodes in containers.
+// Find returns the running kubelet; the oldest kubelet if there are several. It considers only
+// processes of the agent's own user and PID namespace that are not in a pod: any user can start a
+// process with the name kubelet, and containers of a node can be nodes themselves.
 func Find(context.Context) (Process, error) {
 	return findIn("/proc", os.Getuid())
 }
@@ -74,7 +74,7 @@ func findIn(proc string, uid int) (Process, error) {
 	return found, nil
 }
 
-// kubeletArgs returns the command line of a process if it is a kubelet of the user and the PID
+// kubeletArgs returns the command line of a process if it is a kubelet of the given user and PID
 // namespace.
 func kubeletArgs(dir string, uid int, namespace string) ([]string, bool) {
 	line, err := os.ReadFile(filepath.Join(dir, "cmdline"))

@@ -20,7 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// envKubelet makes the test binary run as a process that only waits.
+// envKubelet is the environment variable that makes the test binary run as a process that only
+// waits.
 const envKubelet = "HAULOUT_TEST_AS_KUBELET"
 
 func TestMain(m *testing.M) {
@@ -54,8 +55,8 @@ func runKubelet(t *testing.T, dir string, args ...string) (pid int, end func()) 
 	return command.Process.Pid, end
 }
 
-// only returns a folder like /proc with only the given processes, so that other kubelets of the
-// machine do not matter.
+// only returns a folder like /proc that has only the given processes, without other kubelets of the
+// machine.
 func only(t *testing.T, pids ...int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -91,7 +92,7 @@ func TestARealProcessIsFound(t *testing.T) {
 		t.Errorf("got %+v, %v", facts, err)
 	}
 
-	// A kubelet that is started again is another instance.
+	// A kubelet that is started again is a different instance.
 	again, _ := runKubelet(t, dir, "--config=config.yaml")
 	end()
 	next, err := findIn(only(t, again), os.Getuid())
@@ -110,7 +111,7 @@ func TestTheOldestKubeletIsFound(t *testing.T) {
 		ticks := must.Get(startOf(filepath.Join(proc, strconv.Itoa(first))))(t)
 		return ticks
 	}()
-	// The second process must start in another tick of 10 ms to be younger.
+	// The second process must start in a later tick of 10 ms to count as younger.
 	for deadline := time.Now().Add(20 * time.Second); ; {
 		second, end := runKubelet(t, t.TempDir())
 		ticks := must.Get(startOf("/proc/" + strconv.Itoa(second)))(t)
@@ -139,7 +140,7 @@ func TestKubeletsOfOthersAreIgnored(t *testing.T) {
 		for _, name := range []string{"stat", "sys"} {
 			link(t, "/proc/"+name, filepath.Join(proc, name))
 		}
-		// A process has its own folder here, with the same files except for the cgroup.
+		// Each process has its own folder here, with the same files except for the cgroup.
 		process := func(name, source, cgroup string) {
 			dir := filepath.Join(proc, name)
 			must.Do(t, os.RemoveAll(dir))

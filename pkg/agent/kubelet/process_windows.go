@@ -15,8 +15,8 @@ import (
 // shutdownFeature is the feature gate of the kubelet's own graceful node shutdown.
 const shutdownFeature = "WindowsGracefulNodeShutdown"
 
-// Find returns the running kubelet; the oldest one if there are several. Windows does not provide
-// its command line.
+// Find returns the running kubelet; the oldest kubelet if there are several. Windows does not
+// provide its command line.
 func Find(context.Context) (Process, error) {
 	snapshot, err := windows.CreateToolhelp32Snapshot(windows.TH32CS_SNAPPROCESS, 0)
 	if err != nil {

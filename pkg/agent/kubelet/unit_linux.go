@@ -25,7 +25,8 @@ const (
 	// stoppedFile exists while the agent keeps the kubelet stopped. A boot, which starts the
 	// kubelet, removes the file.
 	stoppedFile = "/run/haulout-node-agent.kubelet-stopped"
-	// problemTimeout limits the queries to systemd about the unit. Static pods wait for the answer.
+	// problemTimeout limits the queries to systemd about the unit. Decisions about static pods wait
+	// for the response.
 	problemTimeout = 5 * time.Second
 )
 
@@ -47,13 +48,13 @@ type unitService interface {
 	State(ctx context.Context) (systemd.UnitState, error)
 }
 
-// NewUnit returns the kubelet that is the main process of the unit of that name.
+// NewUnit returns the kubelet that is the main process of the named unit.
 func NewUnit(name string) *Unit {
 	return &Unit{name: name, service: systemd.Service{Unit: name}, stopped: stoppedFile, find: Find, end: systemd.EndProcess}
 }
 
-// Stopped reports whether an agent has stopped the kubelet in this boot, and none has started it
-// since.
+// Stopped reports whether an agent has stopped the kubelet in this boot, and whether the kubelet
+// has not been started since.
 func (u *Unit) Stopped() bool {
 	_, err := os.Lstat(u.stopped)
 	return err == nil
@@ -68,10 +69,10 @@ func (u *Unit) Start(ctx context.Context) error {
 }
 
 // Stop ends the kubelet. It returns nil only when no kubelet process is left. If systemd does not
-// answer, systemd may restart the kubelet as its unit says: then call Stop again for as long as the
+// respond, it may restart the kubelet according to the unit file: then call Stop again while the
 // kubelet must stay stopped.
 func (u *Unit) Stop(ctx context.Context) error {
-	// Write the file first: the agent can end at any time, and the next agent may have another
+	// Write the file first: the agent can end at any time, and the next agent may not have this
 	// state.
 	if err := os.WriteFile(u.stopped, []byte(u.name+"\n"), 0o600); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot record that the agent stops the kubelet")
@@ -102,9 +103,9 @@ func (u *Unit) Stop(ctx context.Context) error {
 	}
 }
 
-// Problem returns why the agent cannot stop the kubelet by its unit; empty if it can. ok is false
-// if that is unknown now: the unit has ended, the kubelet has just started, or systemd does not
-// answer.
+// Problem returns the reason why the agent cannot stop the kubelet by its unit; empty if it can. ok
+// is false if this is unknown now: the unit has ended, the kubelet has just started, or systemd
+// does not answer.
 //
 // Without a kubelet process, the kubelet may still run as a part of another program. It counts as
 // stopped only if its unit ran in this boot and does not run now.

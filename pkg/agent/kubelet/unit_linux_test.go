@@ -19,7 +19,7 @@ import (
 
 var errNoBus = errors.New("no bus")
 
-// world is a machine with kubelet processes; the first one is found first.
+// world is a machine with kubelet processes; the agent finds the first process first.
 type world struct {
 	running []int
 	// returns are the kubelets that systemd starts after a signal has ended one.
@@ -27,11 +27,11 @@ type world struct {
 	// unit is the state of the unit in systemd; busErr is the error of a query.
 	unit             systemd.UnitState
 	busErr, startErr error
-	// starts: systemd starts the kubelet after it has responded.
+	// starts is set if systemd responds first and starts the kubelet afterwards.
 	starts bool
-	// hangs: systemd does not respond before the context ends.
+	// hangs is set if systemd does not respond before the context ends.
 	hangs bool
-	// own reports whether the unit's job ends all kubelets.
+	// own is set if all kubelets belong to the unit, so that the stop job of the unit ends them.
 	own   bool
 	ended []int
 	stops int
@@ -108,8 +108,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// The agent stores that it stops the kubelet before it does so, and keeps this until the kubelet
-// runs again.
+// The agent records the stop of the kubelet before it stops the kubelet, and keeps the record until
+// the kubelet runs again.
 func TestStoppedUntilTheUnitIsStarted(t *testing.T) {
 	w := &world{running: []int{7}}
 	u := &Unit{name: "kubelet.service", service: w, stopped: filepath.Join(t.TempDir(), "stopped"), find: w.find, end: w.end}

@@ -48,7 +48,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// bench is a bus with a logind and the systemd that it needs.
+// bench is a bus with a logind and the fake systemd that logind needs.
 type bench struct {
 	t            *testing.T
 	dbus, logind *exec.Cmd
@@ -96,7 +96,7 @@ func (b *bench) startLogind() {
 	})
 }
 
-// kill kills a process, like a crash.
+// kill kills a process, which simulates a crash.
 func (b *bench) kill(cmd *exec.Cmd) {
 	b.t.Helper()
 	must.Do(b.t, cmd.Process.Kill())
@@ -134,8 +134,8 @@ func (b *bench) reboot() {
 	b.call("Reboot", false)
 }
 
-// property reads a property of logind. logind has one thread, so it has then handled all earlier
-// messages.
+// property reads a property of logind. logind has one thread, so after the response it has handled
+// all earlier messages.
 func (b *bench) property(name string) any {
 	b.t.Helper()
 	value, err := b.conn.Object(loginName, loginPath).GetProperty(login + "." + name)
@@ -169,7 +169,7 @@ func (b *bench) inhibit(who string) *os.File {
 	return os.NewFile(uintptr(fd), who)
 }
 
-// mustWait fails if the machine went down.
+// mustWait fails the test if the machine went down.
 func (b *bench) mustWait() {
 	b.t.Helper()
 	must.True(b.t, b.property("PreparingForShutdown") == true, "no shutdown is pending")
@@ -191,7 +191,7 @@ func (b *bench) mustGoDown(want string) {
 	}
 }
 
-// configure writes a configuration file of logind.
+// configure creates a configuration file of logind.
 func (b *bench) configure(path, delay string) {
 	b.t.Helper()
 	must.Do(b.t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -208,7 +208,7 @@ func (b *bench) sighup() {
 type fakeSystemd struct {
 	bench *bench
 	conn  *dbus.Conn
-	// started receives the targets that logind started: the machine goes down.
+	// started receives the targets that logind started: each such start takes the machine down.
 	started chan string
 
 	mu   sync.Mutex
@@ -262,7 +262,7 @@ func (f *fakeSystemd) ListJobs() ([]job, *dbus.Error) {
 	return f.jobs, nil
 }
 
-// KillUnit sends the signal to logind, which is the only unit.
+// KillUnit sends the signal to logind, which is the only unit on this bus.
 func (f *fakeSystemd) KillUnit(unit, who string, signal int32) *dbus.Error {
 	if unit != "systemd-logind.service" || who != "all" {
 		return dbus.NewError("org.freedesktop.systemd1.NoSuchUnit", []any{unit})
@@ -307,11 +307,11 @@ func config(modify ...func(*logind.Config)) logind.Config {
 	return c
 }
 
-// agent is a running Manager, with its notifications.
+// agent is a running Manager with the channel of its notifications.
 type agent struct {
 	*logind.Manager
 	t *testing.T
-	// told receives a value after each change of the state.
+	// told is the channel that receives a value after each change of the state.
 	told chan struct{}
 }
 
@@ -362,7 +362,8 @@ func pending(s shutdown.MachineState) bool { return s.ShuttingDown }
 
 func idle(s shutdown.MachineState) bool { return s.Known && !s.ShuttingDown && s.LockHeld }
 
-// hold runs a Manager in a separate process, and prints its state after each change.
+// hold is the child process of a test: it runs a Manager in a separate process, and prints its
+// state after each change.
 func hold() error {
 	manager := logind.New(config())
 	var mu sync.Mutex

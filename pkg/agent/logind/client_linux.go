@@ -36,7 +36,8 @@ const (
 // errInProgress is logind's response to a lock request while a shutdown is pending.
 var errInProgress = errors.New("a shutdown is pending")
 
-// client talks to logind over one connection to the bus. It follows logind when that is restarted.
+// client talks to logind over one connection to the bus. When logind is restarted, the client finds
+// the new process.
 type client struct {
 	conn    *dbus.Conn
 	timeout time.Duration
@@ -73,8 +74,8 @@ func (c *client) subscribe(ctx context.Context) error {
 	return nil
 }
 
-// findOwner finds the running logind. All calls go to its unique name, so that a response cannot
-// come from another logind than identity says.
+// findOwner finds the running logind. All calls go to its unique name, so that every response comes
+// from the logind process that identity names.
 func (c *client) findOwner(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -84,7 +85,7 @@ func (c *client) findOwner(ctx context.Context) error {
 		return bus.CallWithContext(ctx, busInterface+".GetNameOwner", 0, loginName).Store(&owner)
 	}
 	err := getOwner()
-	// Start logind if the bus can; a shutdown request would do the same.
+	// Make the bus start logind if possible, as a shutdown request would do.
 	if err != nil && bus.CallWithContext(ctx, busInterface+".StartServiceByName", 0, loginName, uint32(0)).Err == nil {
 		err = getOwner()
 	}
@@ -174,8 +175,8 @@ func (c *client) inhibit(ctx context.Context) (*os.File, error) {
 }
 
 // kind returns the kind of the pending shutdown; "" if unknown. logind does not report it before
-// systemd 255; for older versions, kind recognizes scheduled shutdowns and shutdowns that systemd
-// has begun.
+// systemd 255; with an older logind, kind returns a kind only for scheduled shutdowns and for
+// shutdowns that systemd has begun.
 func (c *client) kind(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -183,7 +184,7 @@ func (c *client) kind(ctx context.Context) string {
 		Type string
 		USec uint64
 	}](ctx, c, "ScheduledShutdown")
-	// A shutdown that is scheduled for later is not the pending one.
+	// A shutdown that is scheduled for later is not the pending shutdown.
 	if err == nil && scheduled.Type != "" && scheduled.USec <= uint64(time.Now().UnixMicro()) {
 		return systemd.KindOf(scheduled.Type)
 	}
@@ -191,8 +192,8 @@ func (c *client) kind(ctx context.Context) string {
 	return kind
 }
 
-// parsePrepare returns the content of a signal: begins is true if a shutdown begins, false if it
-// was cancelled, and nil if the signal is about something else. kind is "" if unknown.
+// parsePrepare returns the content of a signal: begins points to true if a shutdown begins and to
+// false if it was cancelled; it is nil for any other signal. kind is "" if unknown.
 func parsePrepare(signal *dbus.Signal) (begins *bool, kind string) {
 	var begin bool
 	switch signal.Name {

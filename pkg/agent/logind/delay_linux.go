@@ -37,7 +37,8 @@ const (
 // the file is written to /run, for this boot.
 var dropInDirs = []string{"/etc/systemd/logind.conf.d", "/run/systemd/logind.conf.d"}
 
-// reloadKey identifies a logind process and a configuration; each pair is reloaded once.
+// reloadKey identifies a logind process and a configuration; the agent makes logind reload at most
+// once for each pair.
 type reloadKey struct {
 	identity, content string
 	winner            setting
@@ -122,7 +123,7 @@ func (m *Manager) reload(ctx context.Context, c *client, before uint64) (uint64,
 	}
 }
 
-// delayProblem explains why logind allows less than the configured delay.
+// delayProblem returns a sentence that explains why logind allows less than the configured delay.
 func (m *Manager) delayProblem(usec uint64, failed error) string {
 	text := fmt.Sprintf("logind delays a shutdown for at most %s, not %s", formatUSec(usec), m.cfg.Delay)
 	if usec == infinity {
@@ -214,7 +215,7 @@ type setting struct {
 	path, value string
 }
 
-// effectiveSetting returns the setting of InhibitDelayMaxSec that wins; zero if no file sets it.
+// effectiveSetting returns the effective setting of InhibitDelayMaxSec; zero if no file sets it.
 func effectiveSetting(root string) (setting, error) {
 	names := map[string]string{}
 	for _, dir := range slices.Backward(configDirs) {
@@ -235,8 +236,8 @@ func effectiveSetting(root string) (setting, error) {
 			break
 		}
 	}
-	// logind reads the drop-ins of all directories in the order of their names, and the last value
-	// wins.
+	// logind reads the drop-ins of all directories in the order of their names, and uses the last
+	// value.
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		paths = append(paths, names[name])
 	}

@@ -120,7 +120,7 @@ func TestRemoveDropIn(t *testing.T) {
 		t.Helper()
 		a := start(t, config(func(c *logind.Config) { c.ResyncPeriod = time.Hour }))
 		a.until("the delay is raised", func(s shutdown.MachineState) bool { return locked(s) && s.Delay == time.Minute })
-		for range 2 { // the second call finds nothing
+		for range 2 { // the second call finds no file
 			must.Do(t, logind.RemoveDropIn(t.Context(), systemd.NewClient(b.conn), ""))
 		}
 		eventually(t, "logind has its own delay again", func() bool { return b.property("InhibitDelayMaxUSec") == uint64(5_000_000) })

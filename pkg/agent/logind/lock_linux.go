@@ -51,13 +51,13 @@ func (m *Manager) adopt(ctx context.Context) {
 	m.addToStore(ctx)
 }
 
-// openLock opens the pipe of a lock; an open pipe holds the lock.
+// openLock opens the pipe of a lock; the lock is held while the pipe is open.
 func openLock(path string) (*os.File, error) {
 	if filepath.Dir(path) != inhibitDir || filepath.Ext(path) != ".ref" {
 		return nil, fmt.Errorf("lock path %q: must be %s/NUMBER.ref", path, inhibitDir)
 	}
-	// Check the owner: after a restart, logind reuses the numbers. If this process held the lock of
-	// another program, every shutdown would be delayed.
+	// Check the owner: after a restart, logind assigns the numbers of the pipes again. If this
+	// process held the lock of another program, every shutdown would be delayed.
 	described, err := os.ReadFile(strings.TrimSuffix(path, ".ref"))
 	if err != nil {
 		return nil, err
@@ -65,8 +65,8 @@ func openLock(path string) (*os.File, error) {
 	if !strings.Contains("\n"+string(described), "\nWHO="+Who+"\n") {
 		return nil, fmt.Errorf("lock %s belongs to another program", path)
 	}
-	// With O_NONBLOCK, the call fails with ENXIO instead of waiting if logind does not read the
-	// pipe.
+	// With O_NONBLOCK, the call fails with ENXIO if logind does not read the pipe; otherwise it
+	// would block.
 	file, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -101,8 +101,8 @@ func lockPath(file *os.File) (string, error) {
 	return "", fmt.Errorf("logind has removed the pipe from %s", inhibitDir)
 }
 
-// ensureLock takes a lock if the agent has none or if logind does not list it. A held lock is kept
-// over a cancelled shutdown, so that there is always a lock.
+// ensureLock takes a lock if the agent has none or if logind does not list it. It keeps a held lock
+// when a shutdown is cancelled, so that there is no moment without a lock.
 func (m *Manager) ensureLock(ctx context.Context, c *client, preparing bool) error {
 	if m.cfg.GiveUp {
 		m.mu.Lock()
@@ -156,7 +156,7 @@ func (m *Manager) needsLock(ctx context.Context, inhibitors []inhibitor, prepari
 func (m *Manager) setLock(ctx context.Context, file *os.File) {
 	path, err := lockPath(file)
 	if err != nil {
-		// Only a restart after a crash needs the path.
+		// Continue: only an agent that restarts after a crash needs the path.
 		klog.FromContext(ctx).Error(err, "Cannot find the path of the shutdown lock")
 	}
 	m.mu.Lock()

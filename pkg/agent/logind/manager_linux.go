@@ -8,7 +8,7 @@
 // The lock is the writing end of a named pipe (/run/systemd/inhibit/N.ref). logind starts no
 // shutdown while a process has the pipe open, for at most InhibitDelayMaxSec, and refuses new locks
 // while a shutdown is pending. So the lock must outlive this process: systemd stores a copy, and
-// the state has the path of the pipe, with which the next process can open it again.
+// the agent stores the path of the pipe, so that its next process can open the pipe again.
 package logind
 
 import (
@@ -32,7 +32,7 @@ import (
 const (
 	// Who is the name of the agent in logind's list of locks.
 	Who = "haulout-node-agent"
-	// StoreName is the name of the lock in systemd's store for file descriptors.
+	// StoreName is the name of the lock in the file descriptor store of systemd.
 	StoreName = "inhibit"
 
 	defaultRetryPeriod  = time.Second
@@ -64,14 +64,14 @@ type Config struct {
 	Stored []*os.File
 	// Store keeps a copy of the lock; nil means no copy.
 	Store Store
-	// GiveUp means: take no lock, and release the lock of an earlier process when no shutdown is
-	// pending.
+	// GiveUp makes the Manager take no lock, and release the lock of an earlier process when no
+	// shutdown is pending.
 	GiveUp bool
 	// RetryPeriod is the pause between two attempts to connect to logind, 1s if zero; up to half of
 	// it is added at random.
 	RetryPeriod time.Duration
-	// ResyncPeriod is the interval at which the manager reads everything again without a signal,
-	// 20s if zero.
+	// ResyncPeriod is the interval at which the manager reads the state of logind even without a
+	// signal, 20s if zero.
 	ResyncPeriod time.Duration
 	// CallTimeout limits each call of logind, 10s if zero. A logind that has lost its bus may keep
 	// running without answering.
@@ -98,7 +98,7 @@ type Manager struct {
 	stopping bool
 	problems problems
 
-	// The goroutine of Run owns the following fields.
+	// Only the goroutine of Run uses the following fields.
 
 	// detectedBy is the identity of the logind that announced the pending shutdown.
 	detectedBy string
@@ -108,7 +108,8 @@ type Manager struct {
 
 var _ shutdown.Machine = &Manager{}
 
-// problems are sentences about what prevents the agent from delaying shutdowns; "" for none.
+// problems has the sentences about each problem that prevents the agent from delaying shutdowns; ""
+// if there is no such problem.
 type problems struct {
 	bus, lock, store, delay, kubelet string
 }
@@ -132,7 +133,8 @@ func New(cfg Config) *Manager {
 }
 
 // Run holds the lock and watches logind until ctx ends. It calls changed after each change of the
-// State. It does not close the lock: when a process ends, a pending shutdown must not continue.
+// State. It does not close the lock when it returns: a pending shutdown must not continue only
+// because the agent is restarted.
 func (m *Manager) Run(ctx context.Context, changed func()) error {
 	m.changed = changed
 	m.adopt(ctx)
@@ -191,8 +193,8 @@ func (m *Manager) closeLock(ctx context.Context) error {
 }
 
 // Stopping informs the Manager that systemd stops this service because the system goes down, and
-// kills it after limit. Either logind was bypassed (`systemctl start reboot.target`) or its delay
-// has passed. From then on the shutdown cannot be cancelled.
+// that systemd kills the service after limit. Either logind was bypassed (`systemctl start
+// reboot.target`) or its delay has passed. From then on the shutdown cannot be cancelled.
 func (m *Manager) Stopping(kind string, limit time.Duration) {
 	defer m.publish()
 	m.mu.Lock()
@@ -251,8 +253,9 @@ func (m *Manager) session(ctx context.Context) error {
 	}
 }
 
-// handle processes the part of a signal that the following sync cannot read. It checks the sender,
-// since a signal can be sent directly to this client, regardless of subscriptions.
+// handle processes the information of a signal that the following sync cannot read from logind. It
+// checks the sender, since a signal can be sent directly to this client, regardless of
+// subscriptions.
 func (m *Manager) handle(c *client, signal *dbus.Signal) {
 	if signal.Sender != c.owner {
 		return
@@ -268,7 +271,7 @@ func (m *Manager) handle(c *client, signal *dbus.Signal) {
 	m.publish()
 }
 
-// sync reads everything from logind, and takes the lock and raises the delay if necessary.
+// sync reads the whole state from logind, and takes the lock and raises the delay if necessary.
 func (m *Manager) sync(ctx context.Context, c *client) error {
 	defer m.publish()
 	if err := c.findOwner(ctx); err != nil {
@@ -292,7 +295,7 @@ func (m *Manager) sync(ctx context.Context, c *client) error {
 		if err != nil {
 			return err
 		}
-		// Read this again: a shutdown that began in the meantime would get the delay from before.
+		// Read this again: for a shutdown that began in the meantime, the old delay applies.
 		if preparing, err = c.preparing(ctx); err != nil {
 			return err
 		}
@@ -324,11 +327,12 @@ func (m *Manager) observe(preparing bool, identity string) {
 		m.detectedBy = identity
 	case m.state.ShuttingDown:
 		m.state.ShuttingDown = false
-		// Only the logind that announced a shutdown can cancel it; another one has forgotten it.
+		// Only the logind that announced a shutdown can cancel it; a restarted logind has forgotten
+		// it.
 		m.state.Forgotten = m.detectedBy != identity
 		m.state.Since, m.state.Deadline, m.state.Kind = time.Time{}, time.Time{}, ""
 	}
-	// Only the first shutdown in this process can be one that an earlier process saw.
+	// Only the first shutdown in this process can be the one that an earlier process recorded.
 	m.cfg.Resume.Since, m.cfg.Resume.Deadline = time.Time{}, time.Time{}
 }
 
@@ -340,7 +344,7 @@ func (m *Manager) resumed(now time.Time) (since, deadline time.Time) {
 	case since.IsZero() || deadline.IsZero():
 		return now, latest
 	case deadline.After(latest) || since.After(now):
-		// The clock was set back.
+		// The wall clock was set back.
 		return now, latest
 	default:
 		return since, deadline
@@ -355,7 +359,7 @@ func (m *Manager) setKind(kind string) {
 	}
 }
 
-// busProblem stores why logind does not answer; nil if it answers.
+// busProblem stores the error with which logind does not respond; nil if it responds.
 func (m *Manager) busProblem(ctx context.Context, err error) {
 	text := ""
 	if err != nil {

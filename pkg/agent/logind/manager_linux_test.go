@@ -44,7 +44,7 @@ func TestShutdownWaitsForTheRelease(t *testing.T) {
 			t.Errorf("the deadline is %s after the request, want 1m", got)
 		}
 		b.mustWait()
-		for range 2 { // the second call does nothing
+		for range 2 { // the second call has no effect
 			must.Do(t, a.Release(t.Context()))
 		}
 		b.mustGoDown("reboot.target")
@@ -117,8 +117,8 @@ func TestLockOutlivesTheKilledHolder(t *testing.T) {
 		t.Helper()
 		first, held := b.startHolder(locked)
 		b.reboot()
-		// The next process opens the pipe by its path. A process that has the pipe open holds the
-		// lock.
+		// The next process opens the pipe by its path. While a process has the pipe open, the lock
+		// is held.
 		since := time.Now().Add(-10 * time.Second)
 		deadline := since.Add(30 * time.Second)
 		second := start(t, config(func(c *logind.Config) {
@@ -197,7 +197,7 @@ func TestLockIsKeptOverRestarts(t *testing.T) {
 				a := start(t, config())
 				before := a.until("the lock is held", locked)
 				restart(b)
-				// If this lock is listed, the Manager is connected to the new logind.
+				// Once the Manager reports this lock, it is connected to the new logind.
 				kubelet := b.inhibit("kubelet")
 				a.until("the new logind was asked", func(s shutdown.MachineState) bool { return hasProblem(s, "kubelet") })
 				kubelet.Close()
@@ -249,7 +249,8 @@ func TestCancelledShutdown(t *testing.T) {
 	for name, test := range map[string]struct {
 		delay   time.Duration
 		release bool
-		// refuse: systemd refuses the shutdown; otherwise it cancels the job of the shutdown.
+		// refuse is set if systemd refuses the shutdown; otherwise systemd cancels the job of the
+		// shutdown.
 		refuse bool
 	}{
 		"the job is cancelled after the release":            {delay: time.Minute, release: true},
@@ -315,7 +316,7 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 		spoof := func(begins bool) {
 			t.Helper()
 			// The signal is sent as a broadcast, and directly to each client of the bus:
-			// subscriptions do not filter the latter.
+			// subscriptions do not filter a direct signal.
 			var names []string
 			must.Do(t, b.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names))
 			for _, name := range append(names, "") {
@@ -331,8 +332,8 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 				b.conn.Send(message, nil)
 			}
 		}
-		// The bus delivers in order: when the next signal of logind is handled, the spoofed one has
-		// been handled, too.
+		// The bus delivers messages in order: when the next signal of logind is handled, the
+		// spoofed one has been handled, too.
 		spoof(true)
 		requested := time.Now()
 		b.reboot()
@@ -416,7 +417,7 @@ func TestAgentWaitsForLogind(t *testing.T) {
 		b.startBus()
 		b.startLogind()
 		a.until("the lock is held", locked)
-		// This logind hangs.
+		// Make logind hang.
 		must.Do(t, b.logind.Process.Signal(syscall.SIGSTOP))
 		slow := start(t, config(func(c *logind.Config) { c.CallTimeout = 50 * time.Millisecond }))
 		slow.until("logind does not answer", func(s shutdown.MachineState) bool { return hasProblem(s, "cannot be reached") })

@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hideMachine hides the folders of the real machine. It is called in the new namespaces.
+// hideMachine hides the folders of the real machine. It must run in the new namespaces.
 func hideMachine() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
@@ -91,7 +91,7 @@ func withLogind(t *testing.T, test func(*testing.T, *bench)) {
 	cmd.Env = append(os.Environ(), roleVariable+"="+roleNamespace)
 	cmd.SysProcAttr = newNamespaces()
 	output, err := cmd.CombinedOutput()
-	// The run also passes if the pattern matches no test.
+	// Check the output as well: go test also succeeds if the pattern matches no test.
 	if err != nil || !strings.Contains(string(output), "--- PASS: "+t.Name()+" (") {
 		t.Errorf("in the namespaces: %v\n%s", err, output)
 	}

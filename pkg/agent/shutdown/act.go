@@ -35,7 +35,7 @@ const (
 	minGrace          = time.Second
 )
 
-// pace is the time of the next attempt.
+// pace limits how often an action is tried.
 type pace struct {
 	next time.Time
 }
@@ -55,8 +55,8 @@ type slot struct {
 	abandoned bool
 }
 
-// want starts a call if it is due and no call is in flight. It cancels a different call in flight;
-// the new one starts after that has returned.
+// want starts a call if the call is due and the slot has no call in flight. It cancels a call of
+// another task in flight; the new call starts after the old one has returned.
 func (m *Manager) want(ctx context.Context, s *slot, t task, timeout time.Duration, call func(context.Context) func()) {
 	if s.task != taskNone {
 		if s.task != t {
@@ -67,8 +67,7 @@ func (m *Manager) want(ctx context.Context, s *slot, t task, timeout time.Durati
 	if t == taskNone || t == s.last && !s.due(time.Now()) {
 		return
 	}
-	// Complete a requested call even if the agent ends, for example the write of a condition with
-	// the reason.
+	// Let a started call complete even if the agent ends, for example the write of a condition.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	s.task, s.last, s.cancel = t, t, cancel
 	m.calls.Go(func() {
@@ -82,10 +81,10 @@ func (m *Manager) want(ctx context.Context, s *slot, t task, timeout time.Durati
 	})
 }
 
-// settle gives the calls in flight, which may write the last condition, a short time, and then
+// settle waits a short time for the calls in flight, which may write the last condition, and then
 // cancels them.
 func (m *Manager) settle() {
-	// The node's API server may have ended with the last pods.
+	// The node's API server may be one of the pods that have ended.
 	if local := m.state.Local; m.state.Phase.Pending() && local != nil && local.Bucket >= m.settings.criticalBucket() {
 		m.cancelCalls()
 		return
@@ -136,7 +135,7 @@ func (m *Manager) act(ctx context.Context, in *input, d *decision) time.Time {
 	m.actReport(ctx, d)
 	m.actResume(ctx, in, d)
 	m.actConditions(ctx, in, d)
-	// Release last, after the condition that reports it is on its way.
+	// Release the lock last, after the write of the condition that reports the release has begun.
 	m.actRelease(ctx, in, d)
 	return m.nextWake(in, d)
 }
@@ -184,7 +183,7 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 	shutdown := d.next.Phase.Pending()
 	timeout := m.requestTimeout()
 	if !shutdown {
-		timeout = m.config.APIGracePeriod // there may be many maintenances to read
+		timeout = m.config.APIGracePeriod // the agent may have to read many maintenances
 	}
 	m.want(ctx, &m.maintenance, d.maintenance, timeout, func(ctx context.Context) func() {
 		switch d.maintenance {
@@ -193,7 +192,7 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 			return func() {
 				m.answered(ctx, err, ensureRetry)
 				if err == nil {
-					// The progress of an adopted maintenance belongs to an earlier shutdown.
+					// The progress of an adopted maintenance is that of an earlier shutdown.
 					m.news.ensured, m.drain = &ensured, nil
 				}
 			}
@@ -225,8 +224,8 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 }
 
 // drainOf returns the progress of the drain. A server that is older than the agent does not read
-// which static pods are kept, and waits for them. So the node also counts as drained if the server
-// waits only for the static pods that the agent keeps.
+// the list of kept static pods, and waits for these pods. So the node also counts as drained if the
+// server waits only for the static pods that the agent keeps.
 func (m *Manager) drainOf(ctx context.Context, ref state.MaintenanceRef) (DrainState, error) {
 	drain, err := m.config.Cluster.Drain(ctx, ref)
 	if err != nil || drain.Ended || drain.Drained || drain.PodsLeft == 0 || m.config.Refused() != drain.PodsLeft {
@@ -239,8 +238,8 @@ func (m *Manager) drainOf(ctx context.Context, ref state.MaintenanceRef) (DrainS
 	return drain, nil
 }
 
-// endOlder completes the maintenances of earlier boots, unless users have to do that, and deletes
-// the oldest ones.
+// endOlder completes the maintenances of earlier boots, unless the configuration leaves this to
+// users, and deletes the oldest ones.
 func (m *Manager) endOlder(ctx context.Context) (completed int, err error) {
 	if m.config.CompleteAfterReboot {
 		completed, err = m.config.Cluster.CompleteOlder(ctx, m.config.BootID)
@@ -270,7 +269,7 @@ func (m *Manager) complete(ctx context.Context, t task, ref state.MaintenanceRef
 	}
 }
 
-// answered records the result of a request about the maintenance, and when the next one is due.
+// answered records the result of a request about the maintenance, and the time of the next request.
 func (m *Manager) answered(ctx context.Context, err error, retry time.Duration) {
 	now := time.Now()
 	m.maintenance.next = now.Add(m.pause(retry))

@@ -53,7 +53,8 @@ func (m *Manager) actHost(ctx context.Context, d *decision) {
 				m.cordonErr = err
 				klog.FromContext(ctx).Error(err, "Failed to make the node unschedulable, retrying")
 			case err != nil:
-				// Usually there is nothing to undo, and the node shows a remaining cordon.
+				// This is not an error: usually there is nothing to undo, and a user can see a
+				// remaining cordon on the node.
 				klog.FromContext(ctx).V(2).Info("Failed to undo the cordon of the agent, retrying", "err", err)
 			case wanted == taskCordon:
 				m.cordonErr, m.host.cordoned = nil, now
@@ -72,7 +73,8 @@ func (m *Manager) actList(ctx context.Context, d *decision) {
 		m.want(ctx, &m.lists, taskNone, 0, nil)
 		return
 	}
-	// Responses of Haulout pass through kube-apiserver, so they count for it as well.
+	// kube-apiserver forwards the responses of Haulout, so these also prove that kube-apiserver
+	// responds.
 	if m.host.since.Before(m.api.since) {
 		m.host.since = m.api.since
 	}
@@ -112,7 +114,7 @@ func (m *Manager) actEvict(ctx context.Context, d *decision) {
 	pods := d.evictions
 	m.want(ctx, &m.evicts, taskEvict, evictionTimeout, func(ctx context.Context) func() {
 		errs := make([]error, len(pods))
-		// Not ctx: a pod that was left out would count as evicted.
+		// Do not cancel this with ctx: a skipped pod would count as evicted.
 		workqueue.ParallelizeUntil(context.WithoutCancel(ctx), evictionWorkers, len(pods), func(i int) { errs[i] = m.config.Cluster.Evict(ctx, pods[i]) })
 		return func() {
 			now := time.Now()
@@ -140,7 +142,8 @@ func (m *Manager) actEvict(ctx context.Context, d *decision) {
 	})
 }
 
-// grace is how long an API may fail now.
+// grace returns the time for which requests to an API may fail at present before the API counts as
+// lost.
 func (m *Manager) grace() time.Duration {
 	if m.deadline.IsZero() {
 		return m.config.APIGracePeriod
@@ -153,7 +156,7 @@ func (m *Manager) requestTimeout() time.Duration {
 	return min(maxRequestTimeout, m.grace()/4)
 }
 
-// pause returns the time until the next request, at most longest.
+// pause returns the time until the next request, which is at most longest.
 func (m *Manager) pause(longest time.Duration) time.Duration {
 	if m.deadline.IsZero() {
 		return longest

@@ -16,9 +16,9 @@ import (
 
 // Reasons of the condition GracefulNodeShutdownInProgress.
 const (
-	// ReasonWaitingForDrain (True): the pods leave the node through the API.
+	// ReasonWaitingForDrain (True): the pods are evicted through the API.
 	ReasonWaitingForDrain = "WaitingForDrain"
-	// ReasonEvictingPods (True): Haulout does not answer, and the agent evicts the pods.
+	// ReasonEvictingPods (True): Haulout does not respond, and the agent evicts the pods.
 	ReasonEvictingPods = "EvictingPods"
 	// ReasonEndingPodsLocally (True): the agent ends the pods on the node.
 	ReasonEndingPodsLocally = "EndingPodsLocally"
@@ -37,19 +37,19 @@ const (
 
 // Reasons of the conditions NodeAgentRunning and NodeAgentReady.
 const (
-	// ReasonRunning (True): the agent runs and delays shutdowns. Of NodeAgentRunning.
+	// ReasonRunning (NodeAgentRunning, True): the agent runs and delays shutdowns.
 	ReasonRunning = "Running"
-	// ReasonNoLock (False): the agent runs and does not delay shutdowns. Of NodeAgentRunning.
+	// ReasonNoLock (NodeAgentRunning, False): the agent runs and does not delay shutdowns.
 	ReasonNoLock = "NoLock"
 	// ReasonSafeMode (False): the agent has no usable configuration or kubeconfig, or it crashes.
 	ReasonSafeMode = "SafeMode"
 	// ReasonKubeletUnit (False): the kubelet is not the main process of its configured unit. The
 	// agent drains the node, but ends no pods on it and stops no static pods.
 	ReasonKubeletUnit = "KubeletUnit"
-	// ReasonReady (True): the agent can stop and restart static pods. Of NodeAgentReady.
+	// ReasonReady (NodeAgentReady, True): the agent can stop and restart static pods.
 	ReasonReady = "Ready"
-	// ReasonStaticPodsUnavailable (False): the agent runs but cannot stop and restart static pods.
-	// Of NodeAgentReady.
+	// ReasonStaticPodsUnavailable (NodeAgentReady, False): the agent runs but cannot stop and
+	// restart static pods.
 	ReasonStaticPodsUnavailable = "StaticPodsUnavailable"
 	// ReasonStopped (False): the agent was uninstalled.
 	ReasonStopped = "Stopped"
@@ -57,24 +57,24 @@ const (
 
 // Reasons of the events about the node.
 const (
-	// EventDetected: a shutdown was requested. About the node.
+	// EventDetected is the reason of the event that a shutdown was requested.
 	EventDetected = "NodeShutdownDetected"
-	// EventDraining: the pods leave through the API. About the node.
+	// EventDraining is the reason of the event that pods are evicted through the API.
 	EventDraining = "NodeShutdownDraining"
-	// EventRefused: the API refuses the maintenance. About the node.
+	// EventRefused is the reason of the event that the API refuses the maintenance.
 	EventRefused = "NodeShutdownMaintenanceRefused"
-	// EventEvicting: Haulout does not answer, and the agent evicts the pods of the node itself,
-	// within their budgets. About the node.
+	// EventEvicting is the reason of the event that Haulout does not respond and the agent evicts
+	// the pods of the node itself, within their budgets.
 	EventEvicting = "NodeShutdownEvictingPods"
-	// EventLocal: the agent ends the pods on the node. About the node.
+	// EventLocal is the reason of the event that the agent ends the pods on the node.
 	EventLocal = "NodeShutdownEndingPodsLocally"
-	// EventReleased: the machine goes down. About the node.
+	// EventReleased is the reason of the event that the machine goes down.
 	EventReleased = "NodeShutdownReleased"
-	// EventCancelled: the shutdown was cancelled. About the node.
+	// EventCancelled is the reason of the event that the shutdown was cancelled.
 	EventCancelled = "NodeShutdownCancelled"
-	// EventVanished: the service manager has forgotten the shutdown. About the node.
+	// EventVanished is the reason of the event that the service manager has forgotten the shutdown.
 	EventVanished = "NodeShutdownVanished"
-	// EventRebooted: the machine has booted after a shutdown. About the node.
+	// EventRebooted is the reason of the event that the machine has booted after a shutdown.
 	EventRebooted = "NodeShutdownRebooted"
 )
 
@@ -144,7 +144,7 @@ func evictingMessage(in *input) string {
 		return "waiting for kube-apiserver to evict the pods of the node" + prefixed(": ", in.host.failure)
 	}
 	message := fmt.Sprintf("evicting the pods of the node: %d left", len(in.host.pods)-in.host.stay())
-	for i := range in.host.pods { // one refusal is enough as an example
+	for i := range in.host.pods { // one refused pod is enough as an example
 		if pod := &in.host.pods[i]; in.host.refused[pod.UID].message != "" {
 			return message + fmt.Sprintf(", %d refused, such as %s/%s: %s", len(in.host.refused), pod.Namespace, pod.Name, in.host.refused[pod.UID].message)
 		}
@@ -184,7 +184,7 @@ func runningCondition(version, reason, limit string, machine *MachineState, prob
 }
 
 // readyCondition returns the condition NodeAgentReady, which reports that the agent may stop static
-// pods. reason is that of a limitation of the agent; empty if there is none.
+// pods. reason is the reason of a limitation of the agent; empty if the agent has no limitation.
 func readyCondition(version, reason, staticProblem string, machine *MachineState, problems []string) corev1.NodeCondition {
 	c := corev1.NodeCondition{Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: ReasonReady}
 	if staticProblem != "" {
@@ -211,7 +211,7 @@ func agentMessage(version, problem string, machine *MachineState, problems []str
 	return cut(strings.Join(parts, "; "))
 }
 
-// prefixed returns a text behind a prefix, and nothing if there is no text.
+// prefixed returns a text with a prefix; empty if the text is empty.
 func prefixed(prefix, text string) string {
 	if text == "" {
 		return ""
@@ -219,7 +219,7 @@ func prefixed(prefix, text string) string {
 	return prefix + text
 }
 
-// cut limits a message to maxConditionMessage bytes, without an incomplete character at the end.
+// cut limits a message to maxConditionMessage bytes, and never ends in the middle of a character.
 func cut(message string) string {
 	if len(message) <= maxConditionMessage {
 		return message

@@ -11,11 +11,12 @@ import (
 )
 
 // The wall clock can be set during a shutdown, so the manager keeps the deadline on the monotonic
-// clock. A process cannot pass on that clock, so it stores the time since the boot.
+// clock. The next process cannot use that clock, so the manager stores the deadline as a time since
+// the boot.
 
-// remainingOf returns the time until the deadline of a machine on the present wall clock. A
-// deadline that has already passed when the agent first sees it is ignored: the machine still runs,
-// so the clock was set.
+// remainingOf returns the time until the deadline that a machine reports, according to the present
+// wall clock. A deadline that has already passed when the agent first sees it is ignored: the
+// machine still runs, so the clock was set.
 func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) time.Duration {
 	if machine.Deadline.IsZero() || !machine.Deadline.After(wall) {
 		if machine.Delay > 0 {
@@ -32,15 +33,16 @@ func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) t
 	return min(max(deadline.Sub(wall), 0), longest)
 }
 
-// goingDownPeriod is how long a machine can still start the agent after the deadline: the timer of
-// the machine is late, and the machine does not stop all services in the same moment.
+// goingDownPeriod is the time after the deadline in which a machine may still start the agent: the
+// timer of the machine is late, and the machine does not stop all services at the same moment.
 const goingDownPeriod = 10 * time.Second
 
-// remainingOfStored returns the time until a stored deadline, 0 if it has passed and the machine is
-// going down. ok is false if there is none, or if the machine still runs goingDownPeriod later:
-// then the deadline belongs to another shutdown. Without the time since the boot, it uses the wall
-// clock. If that clock was set forward, the deadline may have passed as well; if it was set back,
-// the result is limited to the remaining time at the start of the shutdown.
+// remainingOfStored returns the time until a stored deadline, 0 if the deadline has passed and the
+// machine is going down. ok is false if there is no stored deadline, or if it passed more than
+// goingDownPeriod ago and the machine still runs: then the deadline belongs to another shutdown. If
+// the time since the boot is unknown, the wall clock is used. If the wall clock was set forward,
+// the deadline may seem to have passed; if it was set back, the result is limited to the remaining
+// time at the start of the shutdown.
 func remainingOfStored(signal *state.Signal, wall time.Time, sinceBoot, longest time.Duration) (remaining time.Duration, ok bool) {
 	if signal.Deadline.IsZero() {
 		return 0, false
@@ -69,12 +71,13 @@ func Resumed(signal state.Signal, now time.Time, sinceBoot time.Duration) (since
 	return deadline.Add(signal.Time.Sub(signal.Deadline)), deadline
 }
 
-// withinPeriod is how long a request to shorten a shutdown is valid before a shutdown begins.
+// withinPeriod is the time for which a request to shorten a shutdown stays valid if no shutdown
+// begins.
 const withinPeriod = 5 * time.Minute
 
 // remainingWithin returns the remaining time that a request allows for a shutdown that began at the
-// given time since the boot. The time counts from the request; if it ended before the shutdown
-// began, it counts from the start of the shutdown.
+// given time since the boot. The time counts from the request; if that time ended before the
+// shutdown began, it counts from the start of the shutdown.
 func remainingWithin(w *state.Within, bootID string, begun, sinceBoot time.Duration) (remaining time.Duration, ok bool) {
 	if w == nil || !state.OfKernel(bootID, w.BootID) || w.SinceBoot+withinPeriod < begun {
 		return 0, false
@@ -86,8 +89,8 @@ func remainingWithin(w *state.Within, bootID string, begun, sinceBoot time.Durat
 	return max(end-sinceBoot, 0), true
 }
 
-// IsSooner reports whether an older request, which may be nil, is still valid and ends the machine
-// earlier than a newer one on the same clock.
+// IsSooner reports whether an older request, which may be nil, is still valid and its end is
+// earlier than the end of a newer request.
 func IsSooner(old, request *state.Within) bool {
 	end := func(w *state.Within) time.Duration { return w.SinceBoot + w.Within }
 	return old != nil && old.BootID == request.BootID && old.SinceBoot+withinPeriod >= request.SinceBoot &&

@@ -84,8 +84,8 @@ func TestRemainingOfStored(t *testing.T) {
 	}
 }
 
-// TestResumed checks the times that the logind watch gets after a restart: they must be on the
-// present clock.
+// TestResumed checks the start and the deadline that the logind watch gets after a restart: they
+// must be times on the present wall clock.
 func TestResumed(t *testing.T) {
 	stored := state.Signal{Time: wall, Deadline: wall.Add(30 * time.Minute), DeadlineSinceBoot: 2 * time.Hour}
 	for name, now := range map[string]time.Time{

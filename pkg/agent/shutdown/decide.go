@@ -19,36 +19,39 @@ const (
 	// localReserve is the time between the end of the last bucket and the deadline: stopping the
 	// kubelet and the containers of the last bucket takes longer than planned.
 	localReserve = 5 * time.Second
-	// The engine must end engineReserve before the deadline, and the lock is released
-	// releaseReserve before it at the latest: an orderly shutdown with some pods is better than one
-	// that the machine forces.
+	// The engine must stop at least engineReserve before the deadline, and the agent releases the
+	// lock at least releaseReserve before the deadline: an orderly shutdown with some pods is
+	// better than one that the machine forces.
 	engineReserve  = 2 * time.Second
 	releaseReserve = time.Second
-	// knownGrace is how long a restarted agent waits for the machine's state before it continues a
-	// stored shutdown: that may have been cancelled in the meantime.
+	// knownGrace is the time that a restarted agent waits for the state of the machine before it
+	// continues a stored shutdown, which may have been cancelled in the meantime.
 	knownGrace = 5 * time.Second
-	// vanishedGrace is how long the machine may not report a released shutdown before it counts as
-	// forgotten: when a machine goes down, its services end, including logind.
+	// vanishedGrace is the time after which a released shutdown that the machine no longer reports
+	// counts as forgotten. The agent waits because logind ends, like all services, when the machine
+	// goes down.
 	vanishedGrace = time.Minute
 	// minFailures is the number of failed requests after which an API counts as lost.
 	minFailures = 3
-	// reportGrace is how long the kubelet stays stopped because a report fails.
+	// reportGrace is the longest time for which the kubelet stays stopped because the reports of
+	// ended pods fail.
 	reportGrace = 10 * time.Second
 )
 
-// settings are the constant inputs of decisions.
+// settings are the inputs that are the same for all decisions.
 type settings struct {
 	node, bootID string
 	buckets      buckets.Table
 	apiGrace     time.Duration
-	// drain is set if pods are drained or evicted before they are ended on the node.
+	// drain is set if the agent drains the node, or evicts its pods, before it ends pods on the
+	// node.
 	drain bool
 	// engine is the name of the engine; empty if there is none.
 	engine        string
 	keepForgotten bool
 }
 
-// outcome is how the last shutdown ended.
+// outcome is the way in which the last shutdown ended.
 type outcome string
 
 const (
@@ -72,7 +75,7 @@ const (
 	taskSweep task = "sweep"
 )
 
-// news are results since the last decision. Each is used once.
+// news are results since the last decision. The next decision uses and drops them.
 type news struct {
 	ensured   *state.MaintenanceRef
 	completed bool
@@ -84,7 +87,8 @@ type news struct {
 	released  bool
 }
 
-// apiFacts are the results of requests: to Haulout about the maintenance, or to kube-apiserver.
+// apiFacts are the results of the requests to one API: to Haulout about the maintenance, or to
+// kube-apiserver.
 type apiFacts struct {
 	// ok is set if the last request succeeded.
 	ok bool
@@ -99,7 +103,7 @@ type apiFacts struct {
 // localFacts are the state of the engine.
 type localFacts struct {
 	running bool
-	// asking is set if the engine has ended a bucket and waits for the decision whether to
+	// asking is set while the engine has ended a bucket and waits for the decision whether to
 	// continue.
 	asking bool
 	// final is set if the node cannot run pods again.
@@ -112,12 +116,12 @@ type input struct {
 	news    news
 	machine MachineState
 	// now, deadline and the other times are on the monotonic clock. wall is the wall clock, for the
-	// stored times. sinceBoot is the time since the boot, for the stored times as well.
+	// stored times. sinceBoot is the time since the boot, which is stored, too.
 	now, wall time.Time
 	sinceBoot time.Duration
-	// deadline is set during a shutdown. unknownFor is how long the machine has not answered since
-	// the agent started. vanishedFor is how long the shutdown that the agent works on has not been
-	// pending.
+	// deadline is set during a shutdown. unknownFor is the time since the start of the agent if the
+	// machine has not reported its state yet. vanishedFor is the time for which the machine has no
+	// longer reported the shutdown that the agent handles.
 	deadline                time.Time
 	unknownFor, vanishedFor time.Duration
 	priorities              []int32
@@ -130,12 +134,12 @@ type input struct {
 	// stopped is set if an engine has stopped the kubelet, possibly in a process whose state was
 	// lost.
 	stopped bool
-	// reportingFor is how long the agent has tried to report pods.
+	// reportingFor is the time for which the agent has tried to report ended pods.
 	reportingFor time.Duration
 	// releasedHere is set if this process released the lock during this shutdown.
 	releasedHere bool
 	// olderDone is set when older maintenances were completed. sweepDue and uncordonDue are set
-	// when it is time to look for a maintenance or a cordon of the agent that should not exist.
+	// when the agent must check whether it left a maintenance or a cordon that should not exist.
 	olderDone, sweepDue, uncordonDue bool
 	outcome                          outcome
 	why                              string
@@ -146,30 +150,30 @@ type event struct {
 	eventType, reason, message string
 }
 
-// decision is the result of decide. The manager stores the state before it does anything.
+// decision is the result of decide. The manager stores the state before it acts.
 type decision struct {
 	next state.State
 	// maintenance is the request to send; empty for none.
 	maintenance task
 	// local is set if the engine must run; a running engine stops if it is not set. proceed is the
-	// answer to an engine that asks whether to continue.
+	// decision for an engine that has ended a bucket and waits.
 	local, proceed bool
-	// list is set if the pods of the node must be listed through kube-apiserver. cordon and
-	// uncordon are about the node. evictions are the pods to evict now.
+	// list is set if the agent must list the pods of the node through kube-apiserver. cordon and
+	// uncordon are set if it must cordon or uncordon the node. evictions are the pods to evict now.
 	list, cordon, uncordon bool
 	evictions              []Pod
-	// report reports ended pods, resume lets the node run pods again, and release releases the
-	// shutdown.
+	// report is set if the agent must report ended pods, resume if it must let the node run pods
+	// again, and release if it must release the shutdown.
 	report, resume, release bool
 	outcome                 outcome
-	// why is the reason of the phase, for people.
+	// why is the explanation of the phase in messages.
 	why    string
 	events []event
 	// wake is the time of the next decision without an event; zero if there is none.
 	wake time.Time
 }
 
-// decide returns the next actions. It has no side effects, so that each case can be a row of a
+// decide returns the next actions. It has no side effects, so that tests can list the cases in a
 // table.
 func decide(s *settings, in *input) decision {
 	d := decision{next: cloneState(&in.state), outcome: in.outcome, why: in.why}
@@ -201,8 +205,7 @@ func decide(s *settings, in *input) decision {
 	return d
 }
 
-// asked reports whether the machine has answered whether a shutdown is pending, or has had enough
-// time to answer.
+// asked reports whether the machine has reported its state, or has had enough time to do so.
 func (in *input) asked() bool {
 	return in.machine.Known || in.unknownFor >= knownGrace
 }
@@ -221,9 +224,9 @@ func cloneState(st *state.State) state.State {
 	return c
 }
 
-// afterBoot replaces the state of another boot. It drops unreported pods of that boot: the kubelet
-// has started them again, possibly before the API shows that. A soft reboot is another boot as
-// well, although the kernel keeps running.
+// afterBoot replaces the state of another boot. It drops the unreported pods of that boot: the
+// kubelet has started them again, even if the API does not show this yet. A soft reboot is another
+// boot as well, although the kernel keeps running.
 func (d *decision) afterBoot(s *settings) {
 	old := d.next
 	d.next = state.State{BootID: s.bootID, Phase: state.Armed, Last: old.Last}
@@ -300,11 +303,11 @@ func (d *decision) shutdown(s *settings, in *input) {
 		d.detect(in)
 	}
 	if st.Signal.Kind == "" {
-		st.Signal.Kind = in.machine.Kind // logind reports the kind after the signal
+		st.Signal.Kind = in.machine.Kind // logind reports the kind after the shutdown signal
 	}
 	if st.Phase == state.Releasing || st.Phase == state.Down {
-		// A restarted agent may have taken the lock again before it found out that it had released
-		// it.
+		// A restarted agent may have taken the lock again before it found out that an earlier
+		// process had released the shutdown.
 		d.release = !in.releasedHere || st.Phase == state.Releasing || in.machine.LockHeld
 		return
 	}
@@ -366,8 +369,8 @@ func (d *decision) detect(in *input) {
 		shutdownReason(in.machine.Kind), st.Signal.Deadline.UTC().Format(time.RFC3339))
 }
 
-// leaving decides while the pods should leave through the API: by the drain of Haulout (step 1), or
-// by evictions of the agent if only Haulout does not answer (step 2).
+// leaving decides while the pods should be evicted through the API: by the drain of Haulout (step
+// 1), or by evictions of the agent if only Haulout does not answer (step 2).
 func (d *decision) leaving(s *settings, in *input) {
 	st := &d.next
 	if drain := in.drain; drain != nil && drain.Drained && st.Maintenance != nil {
@@ -422,9 +425,9 @@ func ended(in *input) bool {
 	return in.drain != nil && in.drain.Ended
 }
 
-// hauloutLost returns why Haulout cannot drain the node; empty if it can or if that is not certain
-// yet. Every unusable answer of kube-apiserver counts here, and never as a reason to end pods
-// locally.
+// hauloutLost returns the reason why Haulout cannot drain the node; empty if Haulout can, or if
+// this is not certain yet. Every response of kube-apiserver that the agent cannot use is such a
+// reason, and never a reason to end pods locally.
 func (d *decision) hauloutLost(s *settings, in *input) string {
 	switch st := &d.next; {
 	case ended(in) && st.Maintenance != nil:
@@ -437,18 +440,19 @@ func (d *decision) hauloutLost(s *settings, in *input) string {
 	return ""
 }
 
-// grace returns how long an API may fail after its last answer, or after it was first needed. A
-// shortened shutdown has a shorter grace period.
+// grace returns the time without a response after which an API counts as lost. It begins with the
+// last response, or with the time at which the agent first needed the API. A shortened shutdown has
+// a shorter grace period.
 func (s *settings) grace(in *input, since time.Time) time.Duration {
 	return min(s.apiGrace, max(in.deadline.Sub(since)/4, 0))
 }
 
-// lost reports whether the API does not answer. A single hanging request is not enough.
+// lost reports whether the API does not respond. A single hanging request is not enough.
 func (f *apiFacts) lost(s *settings, in *input) bool {
 	return f.failures >= minFailures && !in.now.Before(f.since.Add(s.grace(in, f.since)))
 }
 
-// releasing begins to release the shutdown.
+// releasing enters the phase in which the shutdown is released.
 func (d *decision) releasing(in *input, why string) {
 	d.next.Phase = state.Releasing
 	if !d.next.Last.Start.IsZero() {
@@ -461,7 +465,7 @@ func (d *decision) releasing(in *input, why string) {
 	d.event(corev1.EventTypeNormal, EventReleased, "letting the machine shut down: %s", why)
 }
 
-// vanished decides when the machine no longer reports the shutdown that the agent works on.
+// vanished decides when the machine no longer reports the shutdown that the agent handles.
 func (d *decision) vanished(s *settings, in *input) {
 	st := &d.next
 	if in.machine.Forgotten && st.Phase == state.Down && in.vanishedFor < vanishedGrace {
@@ -470,7 +474,7 @@ func (d *decision) vanished(s *settings, in *input) {
 	}
 	d.why, st.Last = "", state.Times{}
 	if st.Local != nil {
-		// The kubelet is stopped, even if all pods had ended, and has to be started.
+		// The engine has stopped the kubelet, which must be started even if all pods had ended.
 		st.Local.Done = false
 	}
 	if in.machine.Forgotten && s.keepForgotten && st.Maintenance != nil {

@@ -19,8 +19,8 @@ func localStart(s *settings, in *input) time.Time {
 	return in.deadline.Add(-s.buckets.LocalTime(in.priorities) - localReserve)
 }
 
-// localDue returns why the pods must end without the API; empty if they need not. lost is why
-// Haulout cannot drain the node.
+// localDue returns the reason why the pods must end without the API; empty if they need not. lost
+// is the reason why Haulout cannot drain the node.
 func (d *decision) localDue(s *settings, in *input, lost string) string {
 	start := localStart(s, in)
 	switch {
@@ -37,7 +37,7 @@ func (d *decision) localDue(s *settings, in *input, lost string) string {
 	return ""
 }
 
-// endLocally begins, or continues, to end the pods on the node.
+// endLocally starts or continues the end of the pods on the node.
 func (d *decision) endLocally(s *settings, in *input, why string) {
 	st := &d.next
 	st.Phase = state.LocalRun
@@ -56,7 +56,7 @@ func (d *decision) endLocally(s *settings, in *input, why string) {
 func (d *decision) localRun(s *settings, in *input) {
 	st := &d.next
 	if st.Local == nil {
-		// The state is of another engine, or was edited by hand.
+		// The stored state comes from another engine, or a user has edited it.
 		st.Local = &state.Local{Started: in.wall}
 	}
 	if st.Local.Done {
@@ -88,9 +88,10 @@ func (d *decision) localRun(s *settings, in *input) {
 	d.report = (in.api.ok || in.host.ok) && unreported(st.Killed)
 }
 
-// isTimeToGoBack reports whether there is enough time to return to the engine if the API is lost
-// again. The pods of the entry of system-node-critical may be the only API server that the node can
-// reach: after that bucket, the agent does not wait for the API any longer.
+// isTimeToGoBack reports whether the remaining time is enough to use the API first and the engine
+// again if the API is lost once more. The pods of the system-node-critical bucket may be the only
+// API server that the node can reach: after that bucket, the agent does not wait for the API any
+// longer.
 func (d *decision) isTimeToGoBack(s *settings, in *input) bool {
 	return !in.local.final && d.next.Local.Bucket <= s.criticalBucket() && in.now.Add(s.apiGrace).Before(localStart(s, in))
 }
@@ -100,14 +101,14 @@ func (s *settings) criticalBucket() int {
 	return s.buckets.Index(v1alpha1.SystemNodeCritical)
 }
 
-// canLeave reports whether remaining pods can leave through the API: kube-apiserver answers, and
-// either Haulout drains the node or the agent has to evict the pods. A maintenance that was created
-// a moment ago has no status yet.
+// canLeave reports whether remaining pods can be evicted through the API: kube-apiserver answers,
+// and either Haulout drains the node or the agent has to evict the pods. A maintenance that was
+// created a moment ago has no status yet.
 func (d *decision) canLeave(s *settings, in *input) bool {
 	st := &d.next
 	switch {
 	case st.Maintenance != nil && in.drain != nil && in.drain.Drained:
-		return false // kept pods end on the node
+		return false // the kept pods end on the node
 	case in.host.ok && in.now.Sub(in.host.since) < s.apiGrace:
 		return slices.ContainsFunc(in.host.pods, func(pod Pod) bool { return !pod.Stays && !wasKilled(st.Killed, pod.UID) })
 	default:

@@ -24,7 +24,8 @@ const (
 
 var (
 	wall = time.Date(2026, 11, 24, 3, 0, 0, 0, time.UTC)
-	// The deadline of the rows is ten minutes away, and the table needs 60 + 30 seconds.
+	// In each row the deadline is ten minutes away, and the buckets of the table have 60 and 30
+	// seconds.
 	testTable = buckets.Table{{Priority: 0, Period: time.Minute}, {Priority: 2000000000, Period: 30 * time.Second}}
 	ownRef    = state.MaintenanceRef{Name: ownName, UID: "nm-1"}
 	podA      = state.KilledPod{Namespace: "default", Name: "a", UID: "a"}
@@ -36,10 +37,10 @@ func reported(pod state.KilledPod) state.KilledPod {
 	return pod
 }
 
-// row is a case: modify changes the input of a healthy agent.
+// row is a test case. modify changes the input of a healthy agent.
 type row struct {
 	modify func(s *settings, in *input)
-	// The expected results.
+	// The following fields are the expected results.
 	boot        string
 	phase       state.Phase
 	maintenance *state.MaintenanceRef
@@ -96,7 +97,8 @@ func pending(phase state.Phase, more ...func(in *input)) func(*settings, *input)
 	}
 }
 
-// gone returns a modifier for an input in which the shutdown of a phase is no longer pending.
+// gone returns a modifier for an input in which the stored phase is given and the machine no longer
+// reports the shutdown.
 func gone(phase state.Phase, more ...func(in *input)) func(*settings, *input) {
 	return func(s *settings, in *input) {
 		pending(phase, more...)(s, in)
@@ -175,7 +177,7 @@ func checkRows(t *testing.T, rows map[string]row) {
 	}
 }
 
-// doing lists the actions of a decision.
+// doing returns a text with the actions of a decision.
 func doing(d *decision) string {
 	var do []string
 	for what, done := range map[string]bool{

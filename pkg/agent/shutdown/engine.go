@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
-// engineRun is a call of Local.End.
+// engineRun is the state of a call of Local.End.
 type engineRun struct {
 	pace
 	// cancel is set while the engine runs. stopped is set if the manager stopped the engine early.
@@ -41,7 +41,7 @@ func (r *engineRun) answer(proceed bool) {
 		return
 	}
 	r.stopped = r.stopped || !proceed
-	r.asking <- proceed // never blocks: each question has its own buffered channel
+	r.asking <- proceed // never blocks: each request for a decision has its own buffered channel
 	r.asking = nil
 }
 
@@ -50,8 +50,8 @@ func (m *Manager) actLocal(ctx context.Context, d *decision) {
 	case m.engine.running() && d.local:
 		m.engine.answer(d.proceed)
 	case m.engine.running():
-		// An engine that asks ends by itself. A working engine is interrupted only if the shutdown
-		// is cancelled or out of time.
+		// An engine that waits for a decision returns after the decision. An engine that ends pods
+		// is interrupted only if the shutdown is cancelled or its time is over.
 		if m.engine.asking != nil {
 			m.engine.answer(d.proceed)
 		} else if !m.engine.stopped {

@@ -33,16 +33,17 @@ type hostFacts struct {
 	// pods is the last list, which was requested at listed.
 	pods   []Pod
 	listed time.Time
-	// cordoned is when the node was seen to be unschedulable; zero before.
+	// cordoned is the time at which the agent found the node unschedulable; zero before.
 	cordoned time.Time
-	// evicting is set while evictions are in flight. evicted is when the last ones were answered.
+	// evicting is set while evictions are in flight. evicted is the time at which the last
+	// evictions returned.
 	evicting bool
 	evicted  time.Time
 	// refused has the refused evictions.
 	refused map[types.UID]refusal
 }
 
-// stay returns the number of pods that cannot be evicted.
+// stay counts the number of pods that cannot be evicted.
 func (f *hostFacts) stay() (n int) {
 	for i := range f.pods {
 		if f.pods[i].Stays {
@@ -60,16 +61,16 @@ type refusal struct {
 	message string
 }
 
-// after returns the refusal after another answer of the API. It follows the API's Retry-After only
-// up to the longest pause, because a webhook can choose it.
+// after returns the refusal that replaces r after another refusal of the API. It uses the
+// Retry-After of the response only up to the longest pause, because a webhook can set any value.
 func (r refusal) after(now time.Time, retryAfter time.Duration, message string) refusal {
 	pause := min(max(2*r.pause, evictionRetry), maxEvictionRetry)
 	wait := max(pause, min(retryAfter, maxEvictionRetry))
 	return refusal{next: now.Add(wait), pause: pause, message: message}
 }
 
-// evicting decides while the agent evicts the pods of its node. It returns false when the evictions
-// are over.
+// evicting decides while the agent evicts the pods of its node. It returns false when the agent
+// must not evict any longer.
 func (d *decision) evicting(s *settings, in *input, why string) bool {
 	st := &d.next
 	if st.Phase != state.Evicting {
@@ -91,7 +92,7 @@ func (d *decision) evicting(s *settings, in *input, why string) bool {
 		}
 		return false
 	}
-	// A list that was requested before the last eviction was answered may be out of date.
+	// A list that was requested before the last eviction returned may be out of date.
 	if !d.cordon && st.Local == nil && !in.host.evicting && in.host.listed.After(in.host.evicted) {
 		d.evictions = evictions(s, in)
 	}
@@ -100,10 +101,11 @@ func (d *decision) evicting(s *settings, in *input, why string) bool {
 
 // evictions returns the pods to evict now. The entries of the table follow each other: an entry
 // begins when the pods of the earlier entries are gone, or when the time until the local end is
-// just enough for it and the later entries. Until then, pods of earlier entries are tried again.
+// just enough for this and the later entries. The agent retries the pods of earlier entries that
+// the API refused to evict.
 //
-// A node may not read budgets, so the agent treats each pod as if it had no budget: it evicts one
-// pod of an owner on this node at a time.
+// A node may not read budgets, so the agent treats each pod as if it had no budget: of each owner,
+// it evicts one pod of this node at a time.
 func evictions(s *settings, in *input) []Pod {
 	end := in.deadline.Add(-releaseReserve)
 	if s.engine != "" {
@@ -111,8 +113,8 @@ func evictions(s *settings, in *input) []Pod {
 	}
 	open := openEntries(s, in, end)
 	busy := map[types.UID]bool{}
-	// asked is set for an entry if each of its pods without its own evacuator is leaving or was
-	// evicted.
+	// asked is set for an entry if each of its pods is terminating or was evicted, except pods that
+	// name their own evacuator.
 	asked := make([]bool, len(s.buckets))
 	for i := range asked {
 		asked[i] = true

@@ -29,8 +29,8 @@ func stays(pod *Pod)                 { pod.Stays = true }
 func isLeaving(pod *Pod)             { pod.Leaving = true }
 func evacuator(pod *Pod)             { pod.Evacuator = true }
 
-// answering: kube-apiserver responds and lists the pods of a node that has been cordoned for a long
-// time.
+// answering returns a modifier: kube-apiserver responds and lists these pods, and the node has been
+// cordoned for a long time.
 func answering(pods ...Pod) func(in *input) {
 	return func(in *input) {
 		in.host = hostFacts{
@@ -183,7 +183,7 @@ func TestEvictions(t *testing.T) {
 			input.host.refused[name] = refusal{next: input.now.Add(in)}
 		}
 	}
-	// The local end begins after 505 seconds, and its last entry of the table takes 30 seconds.
+	// The local end begins after 505 seconds, and its last entry of the table has 30 seconds.
 	left := func(d time.Duration) func(*input) {
 		return func(in *input) { in.deadline = in.now.Add(95*time.Second + d) }
 	}
@@ -259,8 +259,8 @@ func TestRemainingWithin(t *testing.T) {
 	}
 }
 
-// The command that requests a shutdown knows the boot ID of the kernel; the manager also knows when
-// userspace started.
+// The command that requests a shutdown knows the boot ID of the kernel; the ID of the manager also
+// identifies the boot of userspace.
 func TestWithinInAnotherBootOfUserspace(t *testing.T) {
 	request := &state.Within{BootID: thisBoot, SinceBoot: time.Hour, Within: 2 * time.Minute}
 	for boot, want := range map[string]bool{thisBoot: true, thisBoot + "-4711": true, otherBoot + "-4711": false} {

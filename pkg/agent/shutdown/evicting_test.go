@@ -21,7 +21,7 @@ func TestWithoutHaulout(t *testing.T) {
 		mode   apiMode
 		after  time.Duration
 		events []string
-		// refused: the maintenance is not created again.
+		// refused is set if the agent must not create the maintenance again.
 		refused bool
 	}{
 		"it does not answer":         {apiNoHaulout, 14 * time.Second, []string{EventDetected, EventEvicting, EventReleased, EventRebooted}, false},
@@ -93,7 +93,7 @@ func TestWithin(t *testing.T) {
 		}
 	}, func(w *world) {
 		w.request()
-		w.set(func() { w.unsettled = true }) // the world does not know the new deadline
+		w.set(func() { w.unsettled = true }) // the world does not know the new deadline yet
 		w.wait(50 * time.Second)
 		w.wantPhase(state.Evicting)
 		w.wait(10 * time.Second)

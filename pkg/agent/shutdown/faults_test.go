@@ -42,7 +42,8 @@ func TestTheCopyOfTheStateIsStored(t *testing.T) {
 	})
 }
 
-// The annotation of the node replaces a state that the agent could not store.
+// The annotation of the node is enough to undo the cordon after a state that the agent could not
+// store.
 func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.diskFull = apiNoHaulout, true }, func(w *world) {
 		w.request()
@@ -128,7 +129,7 @@ func TestTheAgentIsRestartedAfterTheDeadline(t *testing.T) {
 	})
 }
 
-// damagedStore has no state to load.
+// damagedStore is a Store whose stored state is damaged.
 type damagedStore struct {
 	Store
 	err error
@@ -163,7 +164,7 @@ func TestStateOfAnotherVersion(t *testing.T) {
 	expect(t, "what was stored", state.State{}, w.disk)
 }
 
-// brokenMachine fails a number of times.
+// brokenMachine is a Machine whose Run fails a number of times.
 type brokenMachine struct {
 	Machine
 	broken *atomic.Bool

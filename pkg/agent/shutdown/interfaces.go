@@ -20,10 +20,10 @@ var (
 	// ErrFinal is returned by Local.Resume if the node cannot run pods before the machine has
 	// restarted.
 	ErrFinal = errors.New("the pods of this node cannot run again before the machine has restarted")
-	// ErrNothingToEnd is returned by Local.End if it cannot end any pods on this machine, and
-	// waiting would not help: the machine then goes down as after End.
+	// ErrNothingToEnd is returned by Local.End if no pods of this machine can be ended, and waiting
+	// would not help: the agent then releases the shutdown as if all pods had ended.
 	ErrNothingToEnd = errors.New("no pods can be ended on the node")
-	// ErrRefused marks an error with which the API rejected the maintenance: the API answers, but
+	// ErrRefused marks an error with which the API rejected the maintenance: the API responds, but
 	// cannot help with this shutdown.
 	ErrRefused = errors.New("refused")
 )
@@ -31,7 +31,7 @@ var (
 // Machine reports and delays shutdowns of the machine.
 type Machine interface {
 	// Run watches the machine until the context ends. It calls changed after every change of the
-	// State, and at least once as soon as the state is known. It retries forever: it connects again
+	// State, and at least once as soon as the state is known. It never gives up: it reconnects
 	// after it has lost the connection to the service manager.
 	Run(ctx context.Context, changed func()) error
 	// State returns the last known state. It does not block.
@@ -44,8 +44,8 @@ type Machine interface {
 // MachineState is the known state of a machine.
 type MachineState struct {
 	// Known is true once the machine has reported whether a shutdown is pending, and stays true.
-	// While it is false, ShuttingDown=false has no meaning: without this field, an agent that
-	// restarts during a shutdown would treat it as cancelled until the connection is up.
+	// While it is false, ShuttingDown=false has no meaning: otherwise an agent that restarts during
+	// a shutdown would treat the shutdown as cancelled until it is connected to the machine.
 	Known bool
 	// ShuttingDown is true from the request of a shutdown until it is cancelled or forgotten. It
 	// stays unchanged while the connection is lost.
@@ -60,8 +60,9 @@ type MachineState struct {
 	Forgotten bool
 	// Stopping is true when systemd stops the system: stopped services cannot start again.
 	Stopping bool
-	// LockHeld is true while the agent delays shutdowns. LockPath is the FIFO of the lock, with
-	// which a restarted agent takes it over. Delay is the maximum time that the machine waits.
+	// LockHeld is true while the agent delays shutdowns. LockPath is the path of the lock's FIFO,
+	// with which a restarted agent takes over the lock. Delay is the maximum delay that the machine
+	// allows.
 	LockHeld bool
 	LockPath string
 	Delay    time.Duration
@@ -86,8 +87,8 @@ type Pod struct {
 	Priority        int32
 	// Owner is the UID of the controller, empty if there is none.
 	Owner types.UID
-	// Stays is set if an eviction would have no effect, because the pod is a mirror pod or belongs
-	// to a DaemonSet.
+	// Stays is set if an eviction would not remove the pod from the node, because the pod is a
+	// mirror pod or belongs to a DaemonSet.
 	Stays bool
 	// Leaving is set if the pod is terminating.
 	Leaving bool
@@ -110,12 +111,12 @@ func (e *RefusedEvictionError) Error() string {
 
 // DrainState is the progress of the node's drain.
 type DrainState struct {
-	// Drained is true when no pod is left that has to leave.
+	// Drained is true when no pod is left that must leave the node.
 	Drained bool
-	// Message describes what the drain does or waits for.
+	// Message describes the present activity of the drain.
 	Message string
-	// PodsLeft is the number of pods that still have to leave. PodsKept is the number of pods that
-	// the drain keeps running on purpose.
+	// PodsLeft is the number of pods that must still leave the node. PodsKept is the number of pods
+	// that the drain keeps running on purpose.
 	PodsLeft, PodsKept int
 	// Ended is true if the maintenance is no longer in stage Drain or does not exist: another user
 	// has ended it.
@@ -125,9 +126,9 @@ type DrainState struct {
 // Cluster has the API requests of a shutdown. Every method except Event returns an error if the API
 // does not answer before the context ends.
 type Cluster interface {
-	// EnsureMaintenance creates the NodeMaintenance of the shutdown. It adopts an existing one in
-	// stage Drain. It replaces one in stage Complete, which an earlier, cancelled shutdown of the
-	// same boot leaves. Otherwise it returns an error that wraps ErrRefused.
+	// EnsureMaintenance creates the NodeMaintenance of the shutdown. It adopts an existing
+	// maintenance in stage Drain. It replaces one in stage Complete, which exists after an earlier,
+	// cancelled shutdown of the same boot. Otherwise it returns an error that wraps ErrRefused.
 	EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error)
 	// Drain returns the progress of the drain. It returns an error if no controller acts on the
 	// maintenance.
@@ -136,7 +137,7 @@ type Cluster interface {
 	// the maintenance does not exist or has another UID. An empty UID matches any.
 	Complete(ctx context.Context, ref state.MaintenanceRef) error
 	// CompleteOlder completes the maintenances that this agent created in other boots, and returns
-	// their number.
+	// the number of maintenances that it completed.
 	CompleteOlder(ctx context.Context, bootID string) (completed int, err error)
 	// DeleteOldest deletes the oldest completed maintenances of earlier boots if there are too
 	// many.
@@ -158,8 +159,8 @@ type Cluster interface {
 	// and its heartbeat is not due, see protocol.AgentHeartbeatOf.
 	SetCondition(ctx context.Context, condition corev1.NodeCondition) error
 	// ReportKilled sets the phase of pods that were ended without the API to Failed. It returns the
-	// pods that no longer need a report, even if it returns an error for others. It skips pods of
-	// which a container was started after since: they run again.
+	// pods that no longer need a report, even if it returns an error about other pods. It skips a
+	// pod if one of its containers was started after since, because this pod runs again.
 	ReportKilled(ctx context.Context, pods []state.KilledPod, since time.Time) (reported []state.KilledPod, err error)
 	// Event records an event about the node. It does not block.
 	Event(eventType, reason, message string)
@@ -171,11 +172,11 @@ type Local interface {
 	Name() string
 	// End ends the pods of the node within the deadline, bucket by bucket, beginning with
 	// resume.Bucket. After each bucket it calls next with the progress and the ended pods, and
-	// returns nil if next returns false. It returns nil when all pods have ended. After an error
-	// other than ErrNothingToEnd, the caller calls End again with the last progress.
+	// returns nil if next returns false. It also returns nil when all pods have ended. After an
+	// error other than ErrNothingToEnd, the caller calls End again with the last progress.
 	End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error
 	// Resume lets the node run pods again after End has returned. It is idempotent, and returns
-	// ErrFinal if that is impossible.
+	// ErrFinal if the node cannot run pods before the machine has restarted.
 	Resume(ctx context.Context) error
 }
 

@@ -15,14 +15,15 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// unable is an engine that cannot end pods on this machine.
+// unable is a Local that cannot end pods on this machine.
 type unable struct{ Local }
 
 func (unable) End(context.Context, state.Local, time.Time, func(state.Local, []state.KilledPod) bool) error {
 	return fmt.Errorf("%w: the runtime does not answer", ErrNothingToEnd)
 }
 
-// If the pods of a machine cannot be ended, it goes down immediately after a report to the cluster.
+// If the engine cannot end pods on a machine, the machine goes down immediately after the agent has
+// reported this to the cluster.
 func TestNothingCanBeEnded(t *testing.T) {
 	scenario(t, func(w *world) {
 		w.configure = func(c *Config) {
@@ -39,7 +40,7 @@ func TestNothingCanBeEnded(t *testing.T) {
 		w.set(func() {
 			w.mode = apiDown
 			for _, pod := range w.pods {
-				pod.alive = false // there is no runtime
+				pod.alive = false // the machine has no container runtime
 			}
 		})
 		w.request()

@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package shutdown guides a node through the shutdown of its machine: it creates a NodeMaintenance,
+// Package shutdown coordinates the shutdown of the machine of a node: it creates a NodeMaintenance,
 // waits until the pods have left the node, ends them on the node if the API does not answer or the
 // time is short, and then releases the shutdown (KEP-2712, KEP-4212).
 //
 // The Manager gathers the facts, decide returns the next actions, and the Manager carries them out.
-// It stores everything that a restarted agent needs before it acts.
+// Before it acts, it stores the state that a restarted agent needs.
 package shutdown
 
 import (
@@ -34,7 +34,7 @@ const (
 	releaseTimeout = 5 * time.Second
 	// sweepPeriod is how often an idle agent checks for a maintenance that should not exist.
 	sweepPeriod = 5 * time.Minute
-	// machineRetry is the pause before the manager runs a Machine again whose Run has returned.
+	// machineRetry is the pause before the manager calls Run of a Machine again that has returned.
 	machineRetry = time.Second
 	// idlePeriod and activePeriod are the maximum times between two decisions.
 	idlePeriod   = 30 * time.Second
@@ -57,8 +57,8 @@ type Config struct {
 	Cluster Cluster
 	Store   Store
 	// Priorities returns the priorities of the pods on the node, without the API. StaticPodProblem
-	// returns why static pods cannot be stopped and restarted now, empty if they can. Neither
-	// blocks.
+	// returns the reason why the agent cannot stop and restart static pods at present; empty if it
+	// can. Neither blocks.
 	Priorities       func() []int32
 	StaticPodProblem func() string
 	// Local is the engine; nil means that pods are never ended without the API.
@@ -68,7 +68,8 @@ type Config struct {
 	Kubelet Kubelet
 	// Buckets is the table of KEP-2712.
 	Buckets buckets.Table
-	// MaxShutdownDelay limits the delay. APIGracePeriod is how long the API may not answer.
+	// MaxShutdownDelay limits the delay. APIGracePeriod is the time without a response after which
+	// the API counts as lost.
 	MaxShutdownDelay, APIGracePeriod time.Duration
 	// DrainBeforeShutdown is set if the agent drains the node, or evicts its pods, before it ends
 	// pods on the node.
@@ -88,8 +89,8 @@ type Config struct {
 	// Refused returns the number of static pods that are kept although the server requests their
 	// end.
 	Refused func() int
-	// Wall returns the time to store and to show, without a monotonic part. The default is the
-	// system clock, which can be set at any time; durations do not depend on it.
+	// Wall returns the wall clock time, without a monotonic part, for stored and displayed times.
+	// The default is the system clock, which can be set at any time; durations do not depend on it.
 	Wall func() time.Time
 	// SinceBoot returns the time since the machine booted, for the stored deadline. The default is
 	// state.SinceBoot.
@@ -98,7 +99,7 @@ type Config struct {
 	Within func() *state.Within
 }
 
-// Status is the state of the manager, for people.
+// Status is the state of the manager, for the status page and the metrics.
 type Status struct {
 	State    state.State   `json:"state"`
 	Why      string        `json:"why,omitempty"`
@@ -108,7 +109,7 @@ type Status struct {
 	Problems []string      `json:"problems,omitempty"`
 }
 
-// Manager guides the machine through its shutdowns.
+// Manager delays the shutdowns of the machine and coordinates them.
 type Manager struct {
 	config   Config
 	settings settings
@@ -208,14 +209,14 @@ func New(config Config) (*Manager, error) {
 
 // Down returns a channel that is closed when the machine goes down and the agent has nothing more
 // to do. A service that is stopped because of the shutdown must not end before that. If the
-// shutdown fails, the channel becomes invalid: call Down each time.
+// shutdown fails, the channel is replaced: call Down each time.
 func (m *Manager) Down() <-chan struct{} {
 	m.statusMu.Lock()
 	defer m.statusMu.Unlock()
 	return m.down
 }
 
-// setDown closes the channel of Down, or replaces a closed one.
+// setDown closes the channel of Down, or replaces a closed channel.
 func (m *Manager) setDown(down bool) {
 	m.statusMu.Lock()
 	defer m.statusMu.Unlock()
@@ -244,9 +245,10 @@ func (m *Manager) Wake() {
 	}
 }
 
-// Run guides the machine until the context ends. It loads the stored state first. It reports an
-// error of that but continues, because the agent must delay shutdowns in any case. The exception is
-// the state of another version, which the agent must not overwrite.
+// Run coordinates shutdowns until the context ends. It loads the stored state first. If this fails,
+// it reports the error and continues, because the agent must delay shutdowns in any case. Only if
+// another version wrote the state, Run returns the error, because the agent must not overwrite that
+// state.
 func (m *Manager) Run(ctx context.Context) error {
 	registerMetrics()
 	if err := m.load(ctx); err != nil {
@@ -290,7 +292,7 @@ func (m *Manager) load(ctx context.Context) error {
 		logger.Error(err, "Failed to load the stored state, starting without it")
 		m.loadErr = err
 	}
-	// Write the state again: it may come from the copy that is lost with this boot.
+	// Write the state again: it may come from the copy that only lasts until the next boot.
 	m.state, m.dirty = stored, true
 	m.resumedHere = stored.BootID == m.config.BootID && stored.Phase.Pending()
 	if m.resumedHere {
@@ -299,7 +301,7 @@ func (m *Manager) load(ctx context.Context) error {
 	return nil
 }
 
-// watchMachine runs the Machine, and runs it again if it returns.
+// watchMachine calls Run of the Machine, again and again if it returns.
 func (m *Manager) watchMachine(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		err := m.config.Machine.Run(ctx, func() {
@@ -329,7 +331,7 @@ func (m *Manager) post(f func()) bool {
 }
 
 // step is one round: gather, decide, store, act. It returns the latest time of the next round, and
-// whether that must follow immediately.
+// whether the next round must follow immediately.
 func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
 	in := m.gather()
 	d := decide(&m.settings, in)
@@ -353,7 +355,7 @@ func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
 }
 
 // store saves a changed state. If that fails, the shutdown continues in memory, and every later
-// step tries again.
+// step retries.
 func (m *Manager) store(ctx context.Context, next state.State) {
 	if !m.dirty && reflect.DeepEqual(m.state, next) {
 		return

@@ -21,7 +21,7 @@ import (
 )
 
 // scenario runs a script in a world with three pods, the last of which is critical, and an agent
-// that has read the state of its machine.
+// that knows the state of its machine.
 func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -38,8 +38,8 @@ func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 		w.start()
 		<-time.After(5 * time.Second)
 		script(w)
-		w.set(func() {}) // see wait
-		// If the machine goes down, it has booted again before the end of the test.
+		w.set(func() {}) // see wait for the lock
+		// Wait until a machine that goes down has booted again.
 		<-time.After(time.Minute)
 		w.mu.Lock()
 		p := w.process
@@ -56,7 +56,8 @@ func (w *world) wait(d time.Duration) {
 	synctest.Wait()
 }
 
-// reasons returns the reasons that were written to a condition, in order and without repetitions.
+// reasons returns the reasons that the agent wrote to a condition, in order and without
+// repetitions.
 func (w *world) reasons(conditionType corev1.NodeConditionType) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -99,8 +100,8 @@ func (w *world) wantPhase(want state.Phase) {
 	}
 }
 
-// wantReleasedEmpty checks that the lock was released once, when no pods were left. left is the
-// beginning of the remaining time.
+// wantReleasedEmpty checks that the agent released the lock once, when no pods were left. left is
+// the prefix of the time that remained.
 func (w *world) wantReleasedEmpty(left string) {
 	w.t.Helper()
 	if len(w.releases) != 1 || !strings.HasPrefix(w.releases[0], "0 alive, "+left) {
@@ -168,7 +169,8 @@ func TestAPILost(t *testing.T) {
 	}
 }
 
-// oneHang is an API that responds, except that one request hangs until its context ends.
+// oneHang is a Cluster in which one request hangs until its context ends and all other requests
+// work.
 type oneHang struct {
 	Cluster
 	n atomic.Int32
@@ -211,7 +213,8 @@ func TestWithoutDrain(t *testing.T) {
 	})
 }
 
-// The times of a shutdown are known after the boot; a cancelled shutdown has none.
+// After the boot, the agent still knows the start and the end of the last shutdown. A cancelled
+// shutdown has no such times.
 func TestTimesOfTheLastShutdown(t *testing.T) {
 	scenario(t, nil, func(w *world) {
 		w.request()
@@ -227,7 +230,7 @@ func TestTimesOfTheLastShutdown(t *testing.T) {
 	})
 }
 
-// deafMachine does not release the lock, so the machine continues to run.
+// deafMachine is a Machine that does not release the lock, so the machine continues to run.
 type deafMachine struct {
 	Machine
 }
@@ -293,8 +296,8 @@ func TestAPIBackOnAFinalNode(t *testing.T) {
 	})
 }
 
-// TestAPIBackWhileSystemdStops has the API respond again in the middle of a local end, while
-// systemd stops the system: systemd then starts no units, so the kubelet does not start again.
+// TestAPIBackWhileSystemdStops restores the API in the middle of a local end, while systemd stops
+// the system: systemd then starts no units, so the kubelet cannot be started again.
 func TestAPIBackWhileSystemdStops(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.final, w.stopping = apiDown, true, true }, func(w *world) {
 		w.request()
@@ -360,8 +363,8 @@ func TestWithoutEngine(t *testing.T) {
 func TestCancelled(t *testing.T) {
 	for name, tt := range map[string]struct {
 		mode apiMode
-		// after is the time of the cancellation; undone is how long the agent may take to undo its
-		// work.
+		// after is the time of the cancellation; undone is the time in which the agent must undo
+		// its work.
 		after, undone time.Duration
 	}{
 		"while the API hangs":   {apiHang, 5 * time.Second, time.Second},
@@ -448,7 +451,7 @@ func TestForgotten(t *testing.T) {
 	})
 }
 
-// In every phase in which the agent is killed, the shutdown ends in order.
+// The shutdown ends in order, regardless of the phase in which the agent is killed.
 func TestKilledInEveryPhase(t *testing.T) {
 	for _, mode := range []apiMode{apiUp, apiDown, apiNoHaulout} {
 		for _, phase := range []state.Phase{state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down} {
@@ -479,7 +482,7 @@ func TestKilledInEveryPhase(t *testing.T) {
 	})
 }
 
-// When the service is stopped, decisions are stored and the last condition is written.
+// When the service is stopped, the agent stores its decision and writes the last condition.
 func TestStop(t *testing.T) {
 	scenario(t, func(w *world) { w.mode = apiDown }, func(w *world) {
 		w.request()

@@ -27,7 +27,7 @@ type process struct {
 
 	// The lock of the world guards the fields below.
 	dead, known bool
-	// These fields are the shutdown as this process has seen it.
+	// seen is set once this process has recorded the shutdown in the following fields.
 	seen            bool
 	since, deadline time.Time
 }
@@ -43,7 +43,7 @@ func (w *world) start() *process {
 	return p
 }
 
-// sinceBoot is a clock that no user can set.
+// sinceBoot returns the time of a clock that no user can set.
 func sinceBoot() time.Duration {
 	return time.Since(time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
 }
@@ -123,7 +123,7 @@ func (p *process) enter() error {
 	return nil
 }
 
-// call is enter for a request to the API server.
+// call is like enter, for a request to the API server.
 func (p *process) call(ctx context.Context) error {
 	p.mu.Lock()
 	mode, latency := p.mode, p.latency
@@ -143,7 +143,7 @@ func (p *process) call(ctx context.Context) error {
 	return p.enter()
 }
 
-// callHaulout is call for a request to the Haulout API.
+// callHaulout is like call, for a request to the Haulout API.
 func (p *process) callHaulout(ctx context.Context) error {
 	p.mu.Lock()
 	mode := p.mode
@@ -173,7 +173,7 @@ func (p *process) Run(ctx context.Context, changed func()) error {
 		case p.pending && !p.seen:
 			p.seen, p.since, p.deadline = true, p.wall(), p.wall().Add(time.Until(p.world.deadline))
 			if !known {
-				// The default for a new process without a stored deadline.
+				// This is the deadline of a new process that has no stored deadline.
 				p.deadline = p.wall().Add(p.delay)
 				real := sinceBoot() + time.Until(p.world.deadline)
 				p.unsettled = p.unsettled || !p.disk.Phase.Pending() || p.disk.BootID != p.world.bootID ||
@@ -225,7 +225,7 @@ func (p *process) Release(context.Context) error {
 func (p *process) EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error) {
 	name := protocol.ShutdownName("worker-1", request.BootID)
 	p.mu.Lock()
-	// A request that was sent before the machine went down, or in the same moment, may arrive
+	// A request that was sent before the machine went down, or at the same moment, may arrive
 	// later: see taskSweep.
 	late := p.down && !p.byForce && time.Now().After(p.downAt)
 	p.mu.Unlock()
@@ -330,7 +330,8 @@ func (p *process) Pods(ctx context.Context) ([]Pod, error) {
 	return pods, nil
 }
 
-// Evict responds as the API does for a node, and reports requests that a node must not make.
+// Evict responds as the API does for a node, and fails the test for requests that a node must not
+// make.
 func (p *process) Evict(ctx context.Context, evicted Pod) error {
 	if err := p.call(ctx); err != nil {
 		return err
@@ -449,8 +450,8 @@ func (p *process) End(ctx context.Context, resume state.Local, deadline time.Tim
 	return nil
 }
 
-// judgeEnd reports a local end, which ignores budgets, of pods that could have been evicted because
-// kube-apiserver has been responding for a long time and there is enough time.
+// judgeEnd fails the test if the agent ends pods locally, and so ignores their budgets, although it
+// could have evicted them: kube-apiserver has responded for a long time, and enough time is left.
 func (p *process) judgeEnd() {
 	p.seeChange()
 	answers := p.mode != apiDown && p.mode != apiHang && p.latency < time.Second
@@ -466,7 +467,7 @@ func (p *process) judgeEnd() {
 	}
 }
 
-// endBucket ends the pods of one bucket. It sets Done to stop the engine after it.
+// endBucket ends the pods of one bucket. It sets Done to stop the engine after this bucket.
 func (p *process) endBucket(ctx context.Context, index int, quick bool, resume *state.Local, next func(state.Local, []state.KilledPod) bool) error {
 	p.mu.Lock()
 	var pods []*worldPod
@@ -509,7 +510,7 @@ func (p *process) Resume(context.Context) error {
 		return err
 	}
 	defer p.mu.Unlock()
-	// The kubelet may be started in the same moment.
+	// The agent may start the kubelet at the same moment.
 	if p.down && !p.byForce && time.Now().After(p.downAt) {
 		p.violation("the kubelet was started after the release")
 	}
@@ -564,7 +565,7 @@ func (p *process) Save(s state.State) error {
 		return errDisk
 	}
 	p.disk, p.inMemory = cloneState(&s), nil
-	// The process crashes right after the write: it has done nothing of what it decided.
+	// The process crashes right after the write, before it acts on its decision.
 	if p.crashAfter != "" && s.Phase == p.crashAfter || p.crashes > 0 && p.random.Float64() < p.crashes {
 		p.crashAfter = ""
 		p.crash()

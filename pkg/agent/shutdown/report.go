@@ -25,7 +25,7 @@ import (
 
 const (
 	// messagePeriod is the minimum time between two writes that change only the message: the
-	// progress of a drain changes too often to write the Node each time.
+	// progress of a drain changes too often to write the Node after each change.
 	messagePeriod = 10 * time.Second
 	// conditionRetry is the pause after a failed write.
 	conditionRetry = 5 * time.Second
@@ -36,7 +36,7 @@ const (
 // conditionWriter keeps one condition of the node up to date.
 type conditionWriter struct {
 	slot slot
-	// written is the last condition that was written, at the time writtenAt and in that step.
+	// written is the last condition that was written, with its time and its step.
 	written   *corev1.NodeCondition
 	writtenAt time.Time
 	step      string
@@ -44,7 +44,7 @@ type conditionWriter struct {
 	due time.Time
 }
 
-// dueAt returns when to write the condition. A new step makes it due immediately.
+// dueAt returns when to write the condition. After a new step, the write is due immediately.
 func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Time {
 	switch old := w.written; {
 	case old == nil || w.step != step || old.Status != want.Status || old.Reason != want.Reason:
@@ -68,7 +68,7 @@ func (m *Manager) actConditions(ctx context.Context, in *input, d *decision) {
 	m.keepCondition(ctx, readyCondition(m.config.Version, reason, staticProblem, &in.machine, problems), "")
 	step := string(d.next.Phase)
 	if d.next.Phase == state.Maintaining && in.drain != nil {
-		step = "Draining" // now the message has numbers
+		step = "Draining" // from now on, the message has numbers
 	}
 	m.keepCondition(ctx, shutdownCondition(in, d), step)
 }
@@ -97,7 +97,7 @@ func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition, 
 	})
 }
 
-// problems returns all problems that an operator should see, as sentences.
+// problems returns a sentence for each problem that an operator should know.
 func (m *Manager) problems(in *input) []string {
 	problems := append(slices.Clone(in.machine.Problems), m.config.Warnings()...)
 	if m.watching.Load() {

@@ -19,8 +19,9 @@ func TestConditionWrites(t *testing.T) {
 	scenario(t, nil, func(w *world) {
 		w.wait(21 * time.Minute)
 		ready, running := v1alpha1.NodeConditionAgentReady, v1alpha1.NodeConditionAgentRunning
-		// There is one write at the start, one when the machine is known, and a heartbeat every
-		// five minutes. The condition that the server needs has a heartbeat every minute.
+		// The agent writes each condition at the start, when it knows the state of the machine, and
+		// as a heartbeat every five minutes. The heartbeat of the condition that the server needs
+		// is every minute.
 		counts := map[corev1.NodeConditionType]int{}
 		for _, c := range w.written {
 			counts[c.Type]++

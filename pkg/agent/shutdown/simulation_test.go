@@ -17,8 +17,8 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
-// simulations is the number of random histories. With the race detector each takes five times as
-// long.
+// simulations is the number of random histories. With the race detector, each history takes five
+// times as long.
 var simulations = usualSimulations()
 
 func usualSimulations() int {
@@ -30,10 +30,10 @@ func usualSimulations() int {
 }
 
 // TestSimulation causes random events on a machine: shutdowns, cancellations, a restart of logind,
-// an API that is lost, refuses or hangs, the loss of Haulout alone, a full disk, a runtime that
-// fails, a change of the wall clock, actions of users, and a crash of the agent in any of its
-// calls. The world reports when a rule is broken. At the end all failures are removed, and the
-// agent must have undone or finished its work.
+// failures of the API (no response, refusals, hanging requests) or of Haulout alone, a full disk, a
+// runtime that fails, a change of the wall clock, actions of users, and a crash of the agent in any
+// of its calls. The world fails the test when a rule is broken. At the end all failures are
+// removed, and the agent must have undone or finished its work.
 func TestSimulation(t *testing.T) {
 	var done, released, cancelled, forced, ends, evicted int
 	for seed := range uint64(simulations) {
@@ -58,8 +58,8 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// simulate draws random events from a separate source, because the processes use the source of the
-// world.
+// simulate causes random events. It has its own random source, because the processes use that of
+// the world.
 func simulate(w *world, r *rand.Rand) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -131,7 +131,7 @@ func act(w *world) {
 	}
 }
 
-// check reports unfinished work after a long time without failures.
+// check fails the test if work is unfinished after a long time without failures.
 func (w *world) check() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

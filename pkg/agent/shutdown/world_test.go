@@ -19,9 +19,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
-// The world is a machine with its node and its cluster. All fakes of the interfaces share it, so
-// that each action has the same consequences as on a node: a released lock takes the machine down,
-// and a stopped kubelet delays the drain.
+// The world is a machine with its node and its cluster. All fakes of the interfaces share this
+// world, so that each action has the same consequences as on a node: a released lock takes the
+// machine down, and a stopped kubelet delays the drain.
 
 // apiMode is the behaviour of the API.
 type apiMode int
@@ -29,9 +29,9 @@ type apiMode int
 const (
 	apiUp apiMode = iota
 	apiDown
-	// apiHang sends no responses; the requests may be executed later.
+	// apiHang: the API does not respond, but may execute the requests later.
 	apiHang
-	// apiRefuse refuses the maintenance.
+	// apiRefuse: the API refuses the maintenance.
 	apiRefuse
 	// apiNoHaulout: kube-apiserver responds, Haulout does not.
 	apiNoHaulout
@@ -47,10 +47,10 @@ var (
 type worldPod struct {
 	pod      state.KilledPod
 	priority int32
-	// kept: the drain keeps the pod. alive: its containers run. known: the API has it as running.
-	// leaving: it is terminating.
+	// kept is set if the drain keeps the pod, alive if its containers run, known if it runs
+	// according to the API, and leaving if it is terminating.
 	kept, alive, known, leaving bool
-	// owner is its owner, which has a budget; empty if it has none.
+	// owner is the owner of the pod, which has a budget; empty if the pod has no owner.
 	owner   string
 	started time.Time
 }
@@ -73,13 +73,14 @@ type world struct {
 
 	pending, forgotten bool
 	vanished           time.Time
-	// deadline is the real deadline. down: the machine goes down. lock: the agent holds the lock.
+	// deadline is the real deadline. down is set if the machine goes down. lock is set if the agent
+	// holds the lock.
 	deadline   time.Time
 	down, lock bool
 	// downAt is the time at which the machine began to go down.
 	downAt time.Time
-	// byForce: the machine went down although the agent held the lock, so the agent may still be at
-	// work.
+	// byForce is set if the machine went down although the agent held the lock, so the agent may
+	// still be at work.
 	byForce                     bool
 	released, forced, cancelled int
 
@@ -93,11 +94,12 @@ type world struct {
 	ghosts       []MaintenanceRequest
 	latency      time.Duration
 
-	// kubelet: the kubelet runs. noted: there is a record that the agent has stopped it.
+	// kubelet is set if the kubelet runs. noted is set if the agent has recorded that it stopped
+	// the kubelet.
 	kubelet, noted bool
-	// stopping: systemd stops the system.
+	// stopping is set if systemd stops the system.
 	stopping bool
-	// final: the kubelet cannot start again during a shutdown.
+	// final is set if the kubelet cannot start again during a shutdown.
 	final    bool
 	pods     []*worldPod
 	engineOK bool
@@ -105,7 +107,7 @@ type world struct {
 	// ended, in order.
 	ends  []state.Local
 	ended []string
-	// requests are the requests for maintenances.
+	// requests are the requests to create maintenances.
 	requests []MaintenanceRequest
 
 	disk     state.State
@@ -115,7 +117,7 @@ type world struct {
 
 	// cordoned is the boot whose agent has cordoned the node. disruptions is the time at which the
 	// budget of an owner allows a disruption again. evicted are the evicted pods, in order; lists
-	// is the number of lists.
+	// is the number of list requests.
 	cordoned    string
 	disruptions map[string]time.Time
 	evicted     []string
@@ -126,7 +128,7 @@ type world struct {
 	wallOffset time.Duration
 	// crashes is the probability of a crash in each call; crashed is the time of the last crash.
 	crashes float64
-	// crashAfter is a phase: the process crashes once after it has stored this phase.
+	// crashAfter is a phase. The process crashes once, after it has stored this phase.
 	crashAfter state.Phase
 	crashed    time.Time
 	unsettled  bool
@@ -150,7 +152,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// nextBoot starts the machine. The kubelet starts the pods of the API.
+// nextBoot boots the machine. The kubelet starts the pods that the API server has.
 func (w *world) nextBoot() {
 	w.boot++
 	w.inMemory = nil
@@ -205,7 +207,7 @@ func (w *world) own() *worldMaintenance {
 	return w.maintenances[protocol.ShutdownName("worker-1", w.bootID)]
 }
 
-// seeChange records when the behaviour of the API changes.
+// seeChange records the time if the behaviour of the API has changed.
 func (w *world) seeChange() {
 	if w.mode != w.seenMode || w.latency != w.seenLatency {
 		w.seenMode, w.seenLatency, w.changed = w.mode, w.latency, time.Now()

@@ -17,7 +17,7 @@ import (
 // Version is the version of the file that this agent writes and the only one that it reads.
 const Version = 1
 
-// Phase is the progress of a shutdown.
+// Phase is the phase of a shutdown.
 type Phase string
 
 const (
@@ -27,7 +27,7 @@ const (
 	Detected Phase = "Detected"
 	// Maintaining means: the NodeMaintenance exists, and the server drains the node.
 	Maintaining Phase = "Maintaining"
-	// Evicting means: Haulout does not answer, and the agent evicts the pods itself.
+	// Evicting means: Haulout does not respond, and the agent evicts the pods itself.
 	Evicting Phase = "Evicting"
 	// LocalRun means: the agent ends the pods without the API.
 	LocalRun Phase = "Local"
@@ -39,7 +39,7 @@ const (
 	Cancelled Phase = "Cancelled"
 )
 
-// Phases are all phases. The zero State has none of them.
+// Phases are all phases. The Phase of a zero State is none of them.
 var Phases = []Phase{Armed, Detected, Maintaining, Evicting, LocalRun, Releasing, Down, Cancelled}
 
 // Pending reports whether a shutdown is pending in this phase.
@@ -71,15 +71,16 @@ type State struct {
 	Local *Local `json:"local,omitempty"`
 	// Killed are the pods that ended without the API.
 	Killed []KilledPod `json:"killed,omitempty"`
-	// Configuration is the configuration of the agent that stored this state, with the name of the
-	// node, the endpoint of the runtime and the folder of static pods that the agent found. An
-	// agent whose configuration cannot be loaded uses it to end the pods.
+	// Configuration is the configuration of the agent that stored this state, with the node name,
+	// the runtime endpoint and the static pod folder that the agent found. An agent whose
+	// configuration cannot be loaded uses it to end the pods.
 	Configuration *configv1alpha1.NodeAgentConfiguration `json:"configuration,omitempty"`
 }
 
 // Times are the times of a shutdown; zero for steps that it has not reached.
 type Times struct {
-	// Start is when the shutdown was detected; End is when the agent released it.
+	// Start is the time at which the agent detected the shutdown. End is the time at which it
+	// released the shutdown.
 	Start time.Time `json:"start,omitzero"`
 	End   time.Time `json:"end,omitzero"`
 }
@@ -88,9 +89,9 @@ type Times struct {
 type Signal struct {
 	// Kind is reboot, poweroff, or "" if unknown.
 	Kind string `json:"kind,omitempty"`
-	// Time is when the machine asked for the shutdown.
+	// Time is the time at which the machine requested the shutdown.
 	Time time.Time `json:"time,omitzero"`
-	// Deadline is when the machine goes down regardless of the agent.
+	// Deadline is the time at which the machine goes down regardless of the agent.
 	Deadline time.Time `json:"deadline,omitzero"`
 	// DeadlineSinceBoot is the deadline on the clock that counts since the boot and that no user
 	// can set, see SinceBoot. 0 if unknown.
@@ -105,7 +106,7 @@ type MaintenanceRef struct {
 
 // Local is the progress of ending pods without the API.
 type Local struct {
-	// Started is when it began.
+	// Started is the time at which the agent began to end pods.
 	Started time.Time `json:"started,omitzero"`
 	// Bucket is the index of the next bucket.
 	Bucket int `json:"bucket"`
@@ -117,7 +118,7 @@ type Local struct {
 type KilledPod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// UID of the pod; its status is only changed if it still has this UID.
+	// UID is the UID of the pod. The agent changes the status only if the pod still has this UID.
 	UID types.UID `json:"uid"`
 	// Reported is set if the pod's status in the API reports that the pod ended.
 	Reported bool `json:"reported,omitempty"`

@@ -26,9 +26,9 @@ const (
 
 // VersionError means that another version of the agent wrote the file. The file is not changed.
 type VersionError struct {
-	// Path of the file.
+	// Path is the path of the file.
 	Path string
-	// Version of the file.
+	// Version is the version of the file.
 	Version int
 }
 
@@ -40,11 +40,11 @@ func (e *VersionError) Error() string {
 
 // DamagedError means that the file has invalid content. It was renamed and kept.
 type DamagedError struct {
-	// Path of the file.
+	// Path is the path of the file.
 	Path string
-	// KeptAs is the new path of the damaged file; empty if it is still at Path.
+	// KeptAs is the new path of the damaged file; empty if the file could not be renamed.
 	KeptAs string
-	// Reason is the cause.
+	// Reason is the error in the content.
 	Reason error
 }
 
@@ -56,9 +56,9 @@ func (e *DamagedError) Error() string {
 	return fmt.Sprintf("%s is damaged and was moved to %s: %v", e.Path, e.KeptAs, e.Reason)
 }
 
-// Store keeps the state of one agent in a directory. While that directory cannot be written,
-// because its disk is full or read-only, the Store writes to a second one, which is lost with the
-// boot. So even on such a machine, a restarted agent knows that it has stopped the kubelet.
+// Store keeps the state of one agent in a directory. While the disk of that directory is full or
+// read-only, the Store writes to a second directory, which lasts until the next boot. So even on
+// such a machine, a restarted agent knows that it has stopped the kubelet.
 type Store struct {
 	dir, run string
 	// sequence is the sequence of the newest file.
@@ -71,14 +71,15 @@ type Store struct {
 	lock    *os.File
 }
 
-// file is the content of state.json. Of two files, the one with the higher sequence is newer.
+// file is the structure of state.json. Of two files, the one with the higher sequence is newer.
 type file struct {
 	State
 	Sequence int64 `json:"sequence,omitempty"`
 }
 
 // Open returns the store in a directory, which it creates if necessary. Only the user of the agent
-// may read it. run is the directory of the second copy, empty for none; it is created on demand.
+// may read it. run is the directory of the second copy, empty for no second copy; it is created on
+// demand.
 func Open(dir, run string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the state directory: %w", err)
@@ -97,7 +98,8 @@ func (s *Store) Lock() error {
 		return nil
 	}
 	path := filepath.Join(s.dir, lockName)
-	// Open it read-only: this works for an existing file on a disk that has become read-only.
+	// Open the file read-only: this also works if the file exists and the disk has become
+	// read-only.
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("lock the state directory: %w", err)
@@ -133,14 +135,14 @@ func (s *Store) Load() (State, error) {
 	return State{}, damaged
 }
 
-// Read returns the state that Open's Store would load. It changes no file.
+// Read returns the state that a Store of these directories would load. It changes no file.
 func Read(dir, run string) (State, error) {
 	stored, err := read(dir, run)
 	return stored.State, err
 }
 
-// Stored returns when the state was last stored in one of the two directories, on the wall clock;
-// zero if no state is stored.
+// Stored returns the time at which the state was last stored in one of the two directories, on the
+// wall clock; zero if no state is stored.
 func Stored(dir, run string) time.Time {
 	var last time.Time
 	for _, dir := range []string{dir, run} {
@@ -224,7 +226,7 @@ func (s *Store) Save(state State) error {
 		return err
 	}
 	if s.run != "" {
-		_ = os.Remove(filepath.Join(s.run, fileName)) // if this fails, its lower sequence marks it as older
+		_ = os.Remove(filepath.Join(s.run, fileName)) // if this fails, its lower sequence marks the copy as older
 	}
 	return nil
 }
@@ -238,19 +240,19 @@ type Within struct {
 	BootID string `json:"bootID"`
 	// SinceBoot is the time of the request, see the function SinceBoot.
 	SinceBoot time.Duration `json:"sinceBoot"`
-	// Within is how long the machine runs after the request.
+	// Within is the time after the request at which the machine must go down.
 	Within time.Duration `json:"within"`
 }
 
 // OfKernel reports whether a boot of userspace belongs to the boot of the kernel that BootID
-// returns. The identity of a boot begins with that of the kernel; after a soft-reboot, a suffix
-// distinguishes it from the earlier ones.
+// returns. The ID of a boot of userspace begins with the kernel's boot ID. After a soft-reboot, a
+// suffix distinguishes it from earlier boots.
 func OfKernel(boot, kernel string) bool {
 	return boot == kernel || strings.HasPrefix(boot, kernel+"-")
 }
 
-// WriteWithin stores a request in a directory, which it creates if necessary. It replaces an
-// earlier request.
+// WriteWithin stores a request in a directory and creates the directory if necessary. The request
+// replaces an earlier request.
 func WriteWithin(dir string, w Within) error {
 	data, err := json.Marshal(w)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// childEnv is set in child processes of a test.
+// childEnv is the environment variable of the child processes of a test.
 const childEnv = "HAULOUT_STATE_TEST_DIR"
 
 // child returns the command that runs one test of this program again.
@@ -49,7 +49,8 @@ func TestKilledWhileSaving(t *testing.T) {
 		for lines.Scan() {
 			if n, ok := strings.CutPrefix(lines.Text(), "saved "); ok {
 				saved = must.Get(strconv.Atoi(n))(t)
-				// Use another number in each round, so that the kill happens at another moment.
+				// Use another number in each round, so that each round kills the process at another
+				// moment.
 				if saved == 3+round*7 {
 					must.Do(t, cmd.Process.Kill())
 				}

@@ -202,7 +202,7 @@ func TestPartialTemporaryFile(t *testing.T) {
 	if diff := cmp.Diff(full(), load(t, restarted)); diff != "" {
 		t.Errorf("the state differs (-want +got):\n%s", diff)
 	}
-	// The next state must not be followed by the rest of a longer temporary file.
+	// The new file must not end with the remainder of a longer temporary file.
 	must.Do(t, os.WriteFile(files.Temporary(filepath.Join(dir, fileName)), bytes.Repeat([]byte("x"), 10000), 0o600))
 	next := State{Version: Version, BootID: "b", Phase: Armed}
 	save(t, restarted, next)
@@ -247,7 +247,7 @@ func TestOneAgentPerDirectory(t *testing.T) {
 	if err := second.Lock(); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("the error is %v, want one that names %s", err, dir)
 	}
-	// The lock ends with the process that holds it, even if the process crashes.
+	// The kernel releases the lock when the process that holds it ends, even after a crash.
 	must.Do(t, first.lock.Close())
 	if err := second.Lock(); err != nil {
 		t.Error(err)
@@ -287,7 +287,7 @@ func TestAFullDiskLeavesASecondCopy(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(run, fileName)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the second copy is still there: %v", err)
 	}
-	// After a crash the second copy may still exist, but it is older.
+	// After a crash the second copy may still exist, but its sequence is lower.
 	must.Do(t, os.WriteFile(filepath.Join(run, fileName), []byte(`{"version":1,"sequence":1}`), 0o600))
 	if diff := cmp.Diff(newest, load(t, again)); diff != "" {
 		t.Errorf("the older copy is loaded (-want +got):\n%s", diff)

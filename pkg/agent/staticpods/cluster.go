@@ -28,7 +28,8 @@ type Cluster struct {
 	CAs []string `json:"cas,omitempty"`
 }
 
-// membership reports whether a manifest was parked in the cluster to which the node belongs now.
+// membership is the knowledge whether a manifest was parked in the cluster to which the node
+// belongs now.
 type membership int
 
 const (
@@ -39,7 +40,7 @@ const (
 )
 
 // membershipOf compares the cluster in which a manifest was parked with the present cluster. A
-// recreated Node or a rotated CA changes one part; another cluster changes all parts.
+// recreated Node or a rotated CA changes only one part; in another cluster, all parts differ.
 func membershipOf(parked *Cluster, now *Cluster) membership {
 	switch {
 	case parked == nil || now == nil:
@@ -54,7 +55,7 @@ func membershipOf(parked *Cluster, now *Cluster) membership {
 	case slices.ContainsFunc(parked.CAs, func(ca string) bool { return slices.Contains(now.CAs, ca) }):
 		return memberSame
 	case now.Node == "":
-		return memberUnknown // the API has not answered yet
+		return memberUnknown // the API has not responded yet
 	}
 	return memberForeign
 }
@@ -109,14 +110,14 @@ func (k *Keeper) findNamespace(ctx context.Context) {
 	k.namespace = namespace.UID
 }
 
-// isRefuted reports whether the CAs show that a manifest was not parked in the present cluster. It
-// is for the time before the API has answered.
+// isRefuted reports whether the CAs show that a manifest was not parked in the present cluster. The
+// Keeper uses it until the API has responded.
 func isRefuted(parked *Cluster, now *Cluster) bool {
 	return parked != nil && len(parked.CAs) > 0 && len(now.CAs) > 0 && membershipOf(parked, now) != memberSame
 }
 
 // sortByCluster adds the cluster to entries of an older version. It sets aside the manifests of
-// another cluster; a node has these after it was reset and has joined another cluster. An entry
+// another cluster, which exist on a node that was reset and has joined another cluster. An entry
 // without a cluster belongs to the present one, unless it is older than the Node.
 func (k *Keeper) sortByCluster(ctx context.Context, entries []Entry) {
 	now := k.cluster(ctx)
@@ -128,7 +129,7 @@ func (k *Keeper) sortByCluster(ctx context.Context, entries []Entry) {
 	k.mu.Unlock()
 	stamp := func(e *Entry) {
 		switch {
-		case e.Cluster != nil: // for another manifest of the pod
+		case e.Cluster != nil: // the entry belongs to another manifest of the pod
 		case e.ParkedAt.Before(created):
 			e.Cluster = &Cluster{}
 		default:

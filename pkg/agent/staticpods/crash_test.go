@@ -18,8 +18,8 @@ import (
 
 var errCrash = errors.New("crashed")
 
-// crashing has the file operations of a process that dies: the operation at which it dies fails,
-// and all later ones.
+// crashing has the file operations of a process that dies: the operation at which the process dies
+// and all later ones fail.
 type crashing struct {
 	osFiles
 	// left is the number of operations before the process dies.
@@ -105,8 +105,8 @@ func (c crashing) Sync(dir string) error {
 	return c.osFiles.Sync(dir)
 }
 
-// contents returns how often each text occurs in the files below the parent, except in the files of
-// the parking folder itself.
+// contents returns the number of occurrences of each text in the files below the parent, without
+// the parking folder's own files.
 func (w *tree) contents() map[string]int {
 	found := map[string]int{}
 	for _, name := range w.list() {
@@ -142,10 +142,10 @@ func TestCrashes(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		prepare func(*tree)
-		// run is the operation of the process that dies; again is what the Keeper does in the next
+		// run is the operation during which the process dies. again is the operation of the next
 		// processes.
 		run, again func(*folder) error
-		// replaces are the texts that a newer text at the same path may replace.
+		// replaces has the texts that a newer text at the same path may replace.
 		replaces []string
 		want     []string
 		entries  []string
@@ -178,8 +178,8 @@ func TestCrashes(t *testing.T) {
 				w.write("manifests/b.yaml", text("web", "  priority: 9"))
 			},
 			run: func(f *folder) error { _, err := f.restore(all); return err },
-			// The manifest may be held if the process dies before the first step, so this does not
-			// use restoreAgain.
+			// This does not use restoreAgain: the manifest may still be held if the process dies
+			// before the first step.
 			again: func(f *folder) error { _, err := f.restore(all); return err },
 			want: []string{
 				".nm-parked/archive/b.yaml", "manifests/a.yaml", "manifests/b.yaml", "manifests/c.yaml", "manifests/db.yaml", "sources/web.yaml",
@@ -250,7 +250,7 @@ func TestCrashes(t *testing.T) {
 	}
 }
 
-// leftovers returns the partial index of a process that died.
+// leftovers returns the name of the partial index that a killed process left.
 func (w *tree) leftovers() []string {
 	return slices.DeleteFunc(w.list(), func(name string) bool { return name != ".nm-parked/index.json.tmp" })
 }
@@ -266,8 +266,8 @@ func (w *tree) wantContents(before map[string]int, replaces []string) {
 	}
 }
 
-// parkAgain does the same as the Keeper for a pod that has to leave: it parks the manifest, unless
-// a manifest of the pod is parked already, and holds it.
+// parkAgain acts like the Keeper for a pod that must leave the node: it parks the manifest and
+// holds it, unless a manifest of the pod is parked already.
 func parkAgain(f *folder) error { return parkUnlessParked(f, "web") }
 
 func parkUnlessParked(f *folder, name string) error {
@@ -285,8 +285,8 @@ func parkUnlessParked(f *folder, name string) error {
 	return err
 }
 
-// restoreAgain does the same as the Keeper if the API is lost after a crash: it finishes a restore
-// that has begun, and keeps other manifests parked. Then it restores all.
+// restoreAgain acts like the Keeper if the API is lost after a crash: it completes a restore that
+// has begun and keeps other manifests parked. Then it restores all manifests.
 func restoreAgain(f *folder) error {
 	if _, err := f.restore(func(e *Entry) bool { return e.Restoring }); err != nil {
 		return err

@@ -18,14 +18,14 @@ const (
 	sourceURL              = "http"
 )
 
-// patience is how long after its grace period a pod does not yet count as late: the kubelet removes
-// the mirror pod some seconds after the containers.
+// patience is the time after its grace period in which a pod does not count as late: the kubelet
+// removes the mirror pod some seconds after the containers have ended.
 const patience = 10 * time.Second
 
-// situation is the Keeper's knowledge about a pod that has to leave.
+// situation is the Keeper's knowledge about a pod that must leave the node.
 type situation struct {
 	now time.Time
-	// namespace and name are those of the pod, dir is the static pod folder.
+	// namespace and name are the namespace and name of the pod. dir is the static pod folder.
 	namespace, name, dir string
 	// pod is the pod in the API; nil if there is none.
 	pod *corev1.Pod
@@ -41,13 +41,15 @@ type situation struct {
 	running bool
 	// instance is the process of the kubelet, empty if unknown.
 	instance string
-	// latency is how long the kubelet may take to notice a change of the folder.
+	// latency is the time in which the kubelet notices a change of the folder.
 	latency time.Duration
-	// kept is why the pod must not be stopped. unhealthy is why the kubelet or the container
-	// runtime is not healthy. Both are only determined if the pod could be parked otherwise.
+	// kept is the reason why the agent must not stop the pod. unhealthy is the error of an
+	// unhealthy kubelet or container runtime. Both are determined only if the pod could be parked
+	// otherwise.
 	kept      protocol.KeptReason
 	unhealthy error
-	// runtime is why the container runtime cannot report whether a parked pod still runs.
+	// runtime is the error with which the container runtime cannot report whether a parked pod
+	// still runs.
 	runtime error
 }
 

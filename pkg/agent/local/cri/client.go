@@ -102,8 +102,8 @@ func mayRun(s runtimeapi.ContainerState) bool {
 	return s == runtimeapi.ContainerState_CONTAINER_RUNNING || s == runtimeapi.ContainerState_CONTAINER_UNKNOWN
 }
 
-// list returns all containers and sandboxes. The sandboxes come last, so that the sandbox of every
-// container is among them.
+// list returns all containers and sandboxes. It lists the sandboxes last, so that the result has
+// the sandbox of every container.
 func (c *client) list(ctx context.Context) ([]*runtimeapi.Container, []*runtimeapi.PodSandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -23,7 +23,8 @@ func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
 	deadline := time.Now().Add(5 * time.Second)
 	must.Do(t, n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next))
 	is.True(t, !time.Now().After(deadline), "returned after the deadline")
-	// Two later buckets have pods and reserve 2 seconds each, so the first one has one second.
+	// Two later buckets have pods, and 2 seconds are reserved for each. So the first bucket has one
+	// second.
 	for pod, latest := range map[string]time.Duration{"b": -4 * time.Second, "d": -2 * time.Second} {
 		if at := n.of(t, stopAsked, pod).at.Sub(deadline); at < latest-200*time.Millisecond || at > latest+slow {
 			t.Errorf("%s was stopped %s before the deadline, want %s", pod, -at, -latest)
@@ -39,8 +40,8 @@ func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
 	}
 }
 
-// If the time is short, each bucket gets a proportional part of it. A bucket without pods gets
-// none.
+// If the remaining time is too short, each bucket gets a proportional part of the time. A bucket
+// without pods gets no time.
 func TestAShortTimeIsCutInProportion(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(time.Minute, 0, 1000, 2000))

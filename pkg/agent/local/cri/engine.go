@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	// minimumGrace is the minimum time between SIGTERM and SIGKILL, as in the kubelet. If the
-	// deadline comes too early, each later bucket still keeps this time.
+	// minimumGrace is the minimum time between SIGTERM and SIGKILL, as in the kubelet. If the time
+	// until the deadline is too short for all buckets, each later bucket still has this time.
 	minimumGrace = 2 * time.Second
 	// stopMargin is added to the time of a container: the runtime needs it to kill the container
 	// and to respond.
 	stopMargin = 10 * time.Second
-	// lastWait is how long the runtime may take to kill the last containers after the time of their
-	// bucket.
+	// lastWait is the time in which the runtime must kill the last containers after the end of
+	// their bucket's time.
 	lastWait = 3 * time.Second
 	// sandboxTime limits the removal of a pod's network, which can hang while the API server is
 	// unreachable.
@@ -36,7 +36,8 @@ const (
 	listInterval = time.Second
 	// retryInterval is the time between two attempts to reach the runtime.
 	retryInterval = 250 * time.Millisecond
-	// runtimePatience is how long the runtime may not answer before the engine gives up.
+	// runtimePatience is the time without a response of the runtime after which the engine gives
+	// up.
 	runtimePatience = 30 * time.Second
 	// kubeletInterval is the interval at which the engine checks whether the kubelet was started
 	// again.
@@ -57,16 +58,17 @@ type Config struct {
 	Endpoint func() string
 	// Table has the time of each priority. It must not be empty.
 	Table buckets.Table
-	// Pods returns the pods of the node, whose priorities the container runtime does not have.
+	// Pods returns the pods of the node, with their priorities, which the container runtime does
+	// not know.
 	Pods func() []pods.Pod
 	// Kubelet is stopped before the first pod ends: otherwise it would restart the containers.
 	Kubelet Kubelet
 	// Final is set if the kubelet cannot be started again before the machine has restarted, as
-	// during a shutdown of Windows.
+	// during a shutdown on Windows.
 	Final bool
-	// Problem returns why the kubelet cannot be stopped; empty if it can. With a problem, the
-	// engine ends no pods, because the kubelet would start them again, and does not stop the
-	// kubelet. A nil Problem means that there is none.
+	// Problem returns the reason why the kubelet cannot be stopped; empty if it can. With a
+	// problem, the engine ends no pods, because the kubelet would start them again, and does not
+	// stop the kubelet. A nil Problem means that there is none.
 	Problem func() string
 }
 
@@ -108,7 +110,7 @@ func (e *Engine) Close() error {
 func (e *Engine) Name() string { return "CRI" }
 
 // Running reports whether a container of a pod runs. podUID is the UID in the container runtime:
-// for a static pod, it is not the UID of the mirror pod but that in the annotation
+// for a static pod, it is not the UID of the mirror pod but the UID in the annotation
 // kubernetes.io/config.mirror.
 func (e *Engine) Running(ctx context.Context, podUID string) (bool, error) {
 	return e.runtime.running(ctx, podUID)
@@ -117,7 +119,7 @@ func (e *Engine) Running(ctx context.Context, podUID string) (bool, error) {
 // Resume starts the kubelet.
 func (e *Engine) Resume(ctx context.Context) error {
 	if e.config.Problem() != "" {
-		return nil // it was not stopped
+		return nil // the kubelet was not stopped
 	}
 	if e.config.Final {
 		return shutdown.ErrFinal
@@ -133,10 +135,10 @@ func (e *Engine) Resume(ctx context.Context) error {
 // pods that have ended since the last call. It ends static pods but does not pass them to next: the
 // kubelet owns the status of their mirror pods, and would not restart static pods in phase Failed.
 //
-// A pod that exceeds the time of its bucket does not delay later buckets. After the last bucket it
-// is not an error: the shutdown must not wait for it any longer. If the deadline is too short for
-// the table, earlier buckets lose time before later ones lose their last 2 seconds. A zero deadline
-// means no deadline. If the runtime does not answer for 30 seconds, the error is
+// A pod that exceeds the time of its bucket does not delay later buckets. If it still runs after
+// the last bucket, End returns no error: the shutdown must not wait any longer. If the deadline is
+// too short for the table, earlier buckets lose time before later ones lose their last 2 seconds. A
+// zero deadline means no deadline. If the runtime does not answer for 30 seconds, the error is
 // shutdown.ErrNothingToEnd: nothing can be ended in order. End checks this before it stops the
 // kubelet, so that the kubelet keeps running on a machine without a runtime.
 //
@@ -179,7 +181,7 @@ func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time
 	r.reportRest()
 	switch {
 	case r.progress.Done:
-		// All buckets have ended, so ignore later errors.
+		// All buckets have ended, so ignore any error.
 	case ctx.Err() != nil:
 		return fmt.Errorf("ending pods was interrupted: %w", ctx.Err())
 	case r.overdue():

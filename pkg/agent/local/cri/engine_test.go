@@ -260,7 +260,7 @@ func TestTheRuntimeIsDownAtFirst(t *testing.T) {
 	go func() {
 		done <- n.engine.End(t.Context(), agentstate.Local{}, began.Add(time.Minute), n.next)
 	}()
-	// The deadline is late enough to wait longer than the period of the bucket.
+	// The deadline is so late that the bucket would have more time than its period.
 	eventually(t, "the period of the bucket is over", func() bool { return time.Since(began) > 800*time.Millisecond })
 	n.serve(t)
 	must.Do(t, <-done)
@@ -308,8 +308,8 @@ func TestTheRuntimeIsLostInTheMiddle(t *testing.T) {
 	}
 }
 
-// The agent may read the endpoint of the kubelet later than its own configuration, and the two can
-// differ.
+// The agent may find the endpoint in the kubelet's configuration after it has read its own
+// configuration, and the two can differ.
 func TestEndpointIsAskedBeforeEachConnection(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
@@ -409,7 +409,7 @@ func TestResumeAfterACrash(t *testing.T) {
 	for _, name := range n.stops() {
 		stopped[name]++
 	}
-	// The first agent may have sent another request before it was killed.
+	// The first agent may have sent a second stop request before it was killed.
 	if stopped["b-slow"] < 2 {
 		t.Errorf("the pod that had not ended was asked to stop %d times, want once more by the second agent", stopped["b-slow"])
 	}

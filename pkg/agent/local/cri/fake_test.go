@@ -42,8 +42,8 @@ type event struct {
 	at                   time.Time
 }
 
-// fakeRuntime is a container runtime behind a real socket. It runs no containers, and only
-// simulates how long they take.
+// fakeRuntime is a container runtime behind a real socket. It does not run containers; it only
+// simulates their durations.
 type fakeRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	endpoint string
@@ -65,7 +65,7 @@ type fakeContainer struct {
 	// ends is the time from the stop request until the container ends; negative means never.
 	ends     time.Duration
 	finished time.Time
-	// exec is the duration of a command in the container; code is its exit code.
+	// exec is the duration of a command in the container. code is the exit code of the command.
 	exec time.Duration
 	code int32
 }
@@ -169,11 +169,11 @@ func (f *fakeRuntime) start() error {
 	f.mu.Lock()
 	f.server = server
 	f.mu.Unlock()
-	go func() { _ = server.Serve(listener) }() // it returns when die stops it
+	go func() { _ = server.Serve(listener) }() // Serve returns when die stops the server
 	return nil
 }
 
-// die closes all connections, as kill -9 of the runtime does; the containers remain.
+// die closes all connections, as kill -9 of the runtime does; the containers continue to run.
 func (f *fakeRuntime) die() {
 	f.mu.Lock()
 	server := f.server

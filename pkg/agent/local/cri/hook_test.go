@@ -121,8 +121,8 @@ func TestHooksTakeFromTheGrace(t *testing.T) {
 	tests := []struct {
 		name string
 		mods []func(*podSpec)
-		// waits is the time from the start until the container is asked to end, with a tolerance of
-		// slow.
+		// waits is the expected time from the start until the container gets the stop request, with
+		// a tolerance of slow.
 		waits, timeout time.Duration
 	}{
 		{name: "a sleep", mods: []func(*podSpec){grace("6"), preStop(sleepHook(1))}, waits: time.Second, timeout: 5 * time.Second},

@@ -30,7 +30,7 @@ type pod struct {
 	uid             types.UID
 	namespace, name string
 	static          bool
-	// finished is true if the API server had recorded that the pod ended.
+	// finished is true if the pod is finished according to the API server.
 	finished bool
 	priority int32
 	bucket   int
@@ -48,8 +48,9 @@ type container struct {
 	annotations       map[string]string
 }
 
-// group returns the pods of containers and sandboxes, in the order in which they end. A pod can
-// have several sandboxes: its previous sandboxes are not ready, but their containers may still run.
+// group returns the pods to which containers and sandboxes belong, in the order in which the pods
+// must end. A pod can have several sandboxes: its previous sandboxes are not ready, but their
+// containers may still run.
 func group(containers []*runtimeapi.Container, sandboxes []*runtimeapi.PodSandbox, known pods.Index, table buckets.Table) []*pod {
 	byUID := make(map[types.UID]*pod)
 	podOf := func(uid, namespace, name string) *pod {
@@ -74,7 +75,7 @@ func group(containers []*runtimeapi.Container, sandboxes []*runtimeapi.PodSandbo
 	grace := make(map[types.UID]time.Duration)
 	for _, c := range containers {
 		p, found := ofSandbox[c.GetPodSandboxId()]
-		if !found { // the sandbox does not exist any longer
+		if !found { // the sandbox no longer exists
 			labels := c.GetLabels()
 			p = podOf(cmp.Or(labels[labelPodUID], c.GetPodSandboxId()), labels[labelPodNamespace], labels[labelPodName])
 		}
@@ -122,7 +123,7 @@ func (p *pod) complete(grace time.Duration, hasGrace bool, known pods.Index, tab
 }
 
 // waitsFor returns the indices of the containers that must end before the named container is ended.
-// For a sidecar these are all others, except itself and the sidecars that were started earlier.
+// For a sidecar, these are all other containers except the sidecars that were started earlier.
 // Sidecars end last, in the reverse order of their start, so that the containers that use them can
 // end.
 func (p *pod) waitsFor(name string) []int {

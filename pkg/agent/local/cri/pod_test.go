@@ -78,7 +78,8 @@ func TestWhatIsRecorded(t *testing.T) {
 	tests := []struct {
 		name string
 		pod  podSpec
-		// stopped: its container is stopped; removed: its sandbox is stopped.
+		// stopped is set if the pod's container must be stopped; removed is set if its sandbox must
+		// be stopped.
 		stopped, removed, recorded bool
 	}{
 		{name: "a running pod", pod: newPod("p", 0), stopped: true, removed: true, recorded: true},
@@ -184,7 +185,7 @@ func TestCheckEndpoint(t *testing.T) {
 	}
 }
 
-// TestAnyPodsEndInTheOrderOfTheirPriorities ends random pods with random tables.
+// TestAnyPodsEndInTheOrderOfTheirPriorities ends random pods and uses random tables.
 func TestAnyPodsEndInTheOrderOfTheirPriorities(t *testing.T) {
 	t.Parallel()
 	for range 15 {
@@ -217,7 +218,7 @@ func TestAnyPodsEndInTheOrderOfTheirPriorities(t *testing.T) {
 	}
 }
 
-// bucketOf finds the bucket without the search of the table.
+// bucketOf finds the bucket of a priority independently of Table.Index.
 func bucketOf(table buckets.Table, priority int32) int {
 	bucket := 0
 	for i, b := range table {

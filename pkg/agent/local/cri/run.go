@@ -22,32 +22,31 @@ import (
 
 // run is one call of End.
 type run struct {
-	engine *Engine
-	table  buckets.Table
-	next   func(state.Local, []state.KilledPod) bool
-	// deadline is zero if there is no deadline.
+	engine   *Engine
+	table    buckets.Table
+	next     func(state.Local, []state.KilledPod) bool
 	deadline time.Time
 	// pods counts the pods that are being ended.
 	pods sync.WaitGroup
-	// wake has a value after a pod has ended.
+	// wake receives a value after a pod has ended.
 	wake chan struct{}
 
-	// Only the goroutine of End uses progress, first and listed. first is the bucket with which it
-	// began; listed is set once the runtime has answered.
+	// Only the goroutine of End uses progress, first and listed. first is the bucket with which End
+	// began; listed is set once the runtime has responded.
 	progress state.Local
 	first    int
 	listed   bool
 
 	mu sync.Mutex
-	// endings are the pods that are being ended, or that were.
+	// endings are the pods that are being ended or have been ended.
 	endings map[types.UID]*ending
 	// hooked are the containers whose preStop hook was started. untouchable are the sandboxes that
-	// the runtime failed to stop. The engine tries neither again.
+	// the runtime failed to stop. The engine retries neither.
 	hooked, untouchable map[string]bool
 	killed              []state.KilledPod
 }
 
-// ending is a pod that is being ended, or that was.
+// ending is the record of a pod that is being ended or has been ended.
 type ending struct {
 	// bucket is the bucket that waits for the pod.
 	bucket int
@@ -61,7 +60,7 @@ type ending struct {
 }
 
 func newRun(e *Engine, resume state.Local, next func(state.Local, []state.KilledPod) bool) *run {
-	// Limit the index: the table may have become shorter since.
+	// Limit the index: the table may be shorter than when the progress was stored.
 	resume.Bucket = min(max(resume.Bucket, 0), len(e.config.Table)-1)
 	return &run{
 		engine: e, table: e.config.Table, next: next, progress: resume, first: resume.Bucket,
@@ -97,8 +96,8 @@ func (r *run) buckets(ctx context.Context) error {
 	return nil
 }
 
-// bucket ends the pods of a bucket, and those of earlier buckets that still run. It reports whether
-// the bucket had pods, and returns an error if the runtime did not answer.
+// bucket ends the pods of a bucket, and the pods of earlier buckets that still run. It reports
+// whether the bucket had pods, and returns an error if the runtime did not answer.
 func (r *run) bucket(ctx context.Context, index int) (occupied bool, err error) {
 	list, err := r.awaitRuntime(ctx, index)
 	if err != nil {
@@ -139,7 +138,7 @@ func (r *run) bucket(ctx context.Context, index int) (occupied bool, err error) 
 }
 
 // lookAgain lists the pods again after all pods of the bucket have ended or some time has passed.
-// It returns nil if the time of the bucket is over.
+// It returns nil when the time of the bucket is over.
 func (r *run) lookAgain(ctx context.Context, index int, look, over <-chan time.Time) ([]*pod, error) {
 	for {
 		select {
@@ -186,8 +185,8 @@ func (r *run) keepStopped(ctx context.Context) {
 	}
 }
 
-// awaitRuntime returns the pods as soon as the runtime answers. It waits no longer than the
-// engine's patience, and leaves the minimum time for this bucket and the later ones.
+// awaitRuntime returns the pods as soon as the runtime answers. It waits at most for the engine's
+// patience, and only while this bucket and the later ones still have their minimum time.
 func (r *run) awaitRuntime(ctx context.Context, index int) ([]*pod, error) {
 	logger := klog.FromContext(ctx)
 	limit := time.Now().Add(r.engine.patience)
@@ -219,9 +218,10 @@ func (r *run) list(ctx context.Context) ([]*pod, error) {
 	return group(containers, sandboxes, pods.NewIndex(r.engine.config.Pods()), r.table), nil
 }
 
-// endOf returns the end of a bucket that begins now. If the time is too short for the bucket and
-// the later ones that have pods, all are shortened in proportion. Each later bucket keeps the
-// minimum, so that every pod receives SIGTERM before the machine goes down.
+// endOf returns the time at which a bucket that begins now must end. If the remaining time is too
+// short for this bucket and the later buckets that have pods, all of them are shortened in
+// proportion. Each later bucket keeps its minimum time, so that every pod receives SIGTERM before
+// the machine goes down.
 func (r *run) endOf(index int, list []*pod) time.Time {
 	now := time.Now()
 	period := r.table[index].Period
@@ -255,7 +255,7 @@ func (r *run) lives(p *pod) bool {
 	return len(p.running) > 0 || slices.ContainsFunc(p.ready, func(s string) bool { return !r.untouchable[s] })
 }
 
-// begin starts to end the due pods that are not being ended yet.
+// begin starts the end of the due pods that are not being ended yet.
 func (r *run) begin(ctx context.Context, due []*pod, index int, end time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -304,7 +304,7 @@ func (r *run) active(index int) int {
 	return r.count(func(e *ending) bool { return e.active && e.bucket == index })
 }
 
-// left returns the number of pods whose end has begun but not completed.
+// left returns the number of pods that are being ended and still run.
 func (r *run) left() int {
 	return r.count(func(e *ending) bool { return !e.ended })
 }
@@ -321,8 +321,8 @@ func (r *run) count(matches func(*ending) bool) int {
 	return n
 }
 
-// awaited reports whether a bucket waits for one of the pods. It does not wait for pods that
-// exceeded the time of an earlier bucket.
+// awaited reports whether a bucket waits for at least one of the pods. It does not wait for pods
+// that exceeded the time of an earlier bucket.
 func (r *run) awaited(due []*pod, index int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -356,7 +356,7 @@ func (r *run) record(p *pod, e *ending) {
 	r.killed = append(r.killed, state.KilledPod{Namespace: p.namespace, Name: p.name, UID: p.uid})
 }
 
-// report passes the progress and the pods that have ended since the last report to next, and
+// report calls next with the progress and the pods that have ended since the last report, and
 // returns whether to continue.
 func (r *run) report() bool {
 	r.mu.Lock()

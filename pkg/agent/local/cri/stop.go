@@ -80,8 +80,8 @@ func (r *run) preStop(ctx context.Context, p *pod, c container, until time.Time)
 		"failed", err != nil, "took", time.Since(began).Round(time.Millisecond))
 }
 
-// stopSandboxes stops the rest of a pod, above all its network. The pod counts as ended even if
-// this fails: a network that needs the API server cannot be removed without it.
+// stopSandboxes stops the sandboxes of a pod and removes its network. The pod counts as ended even
+// if this fails: a network that needs the API server cannot be removed without it.
 func (r *run) stopSandboxes(ctx context.Context, p *pod) {
 	for _, id := range p.ready {
 		err := r.engine.runtime.stopSandbox(ctx, id)
@@ -95,8 +95,9 @@ func (r *run) stopSandboxes(ctx context.Context, p *pod) {
 	}
 }
 
-// stopTimeout returns the time between the two signals, in whole seconds, as the runtime requires.
-// It rounds, because a bucket of five seconds has 4.99 left when its pods are stopped.
+// stopTimeout returns the time between SIGTERM and SIGKILL, in whole seconds, as the runtime
+// requires. It rounds, because a bucket of five seconds has 4.99 seconds left when its pods are
+// stopped.
 func stopTimeout(left time.Duration) time.Duration {
 	return max(minimumGrace, left.Round(time.Second))
 }
@@ -105,7 +106,7 @@ func wholeSeconds(d time.Duration) int64 {
 	return max(1, int64(math.Ceil(d.Seconds())))
 }
 
-// wait waits, and returns false if the context ended first.
+// wait sleeps for a duration. It returns false if the context ended first.
 func wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -139,8 +140,8 @@ func earliest(a, b time.Time) time.Time {
 const maxHookBytes = 10 << 10
 
 // hookHTTP sends the hooks of kind httpGet. Like the kubelet, it does not check the certificate: it
-// uses the address of the container, and sends no secrets except those in the spec of that
-// container.
+// connects to the address of the container itself, and sends only secrets that are in the spec of
+// that container.
 var hookHTTP = &http.Client{Transport: &http.Transport{
 	DisableKeepAlives: true,
 	TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
@@ -191,8 +192,8 @@ func (c *client) hookGet(ctx context.Context, container container, get *corev1.H
 	headers := hookHeaders(get.HTTPHeaders)
 	err = send(ctx, target, headers)
 	if err != nil && strings.Contains(err.Error(), "server gave HTTP response to HTTPS client") {
-		// Older kubelets ignored the scheme, and the kubelet still accepts such hooks. Do not send
-		// the Authorization header in plain text.
+		// Older kubelets ignored the scheme, so the kubelet sends such a hook over HTTP if HTTPS
+		// fails. Do not send the Authorization header in plain text.
 		target.Scheme = "http"
 		headers.Del("Authorization")
 		err = send(ctx, target, headers)

@@ -28,7 +28,7 @@ import (
 )
 
 // writeDelay is the time between a change and its write: a rollout changes many pods within a
-// second. It is also the pause after a failed write, for example to a full disk.
+// second. It is also the pause after a failed write, for example when the disk is full.
 const writeDelay = time.Second
 
 // Checkpoint has the pods of this node as the API server last reported them. It is stored on disk,
@@ -109,7 +109,8 @@ func (c *Checkpoint) Run(ctx context.Context) error {
 	}
 	factory.Start(ctx.Done())
 	defer factory.Shutdown()
-	// Wait for the complete first list: before that, the file has more pods than the informer.
+	// Wait for the complete first list: before that, the informer may have fewer pods than the
+	// file.
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		return nil
 	}
@@ -118,7 +119,7 @@ func (c *Checkpoint) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow applies every change immediately and writes it a little later.
+// follow applies every change to the pods immediately and writes the file after writeDelay.
 func (c *Checkpoint) follow(ctx context.Context, store cache.Store, changes <-chan struct{}) {
 	var write <-chan time.Time
 	for {
@@ -207,7 +208,8 @@ func strip(object any) (any, error) {
 const (
 	fileName    = "pods.json"
 	fileVersion = 1
-	// damagedSuffix is appended to the name of an unreadable file. Only the last such file is kept.
+	// damagedSuffix is the suffix that is appended to the name of an unreadable file. Only the last
+	// such file is kept.
 	damagedSuffix = ".damaged"
 )
 
@@ -220,7 +222,7 @@ type file struct {
 
 func encode(node string, pods []Pod) ([]byte, error) {
 	if pods == nil {
-		pods = []Pod{} // and not null
+		pods = []Pod{} // [] in the file instead of null
 	}
 	data, err := json.MarshalIndent(file{Version: fileVersion, Node: node, Pods: pods}, "", " ")
 	if err != nil {
@@ -243,8 +245,8 @@ func decode(node string, data []byte) ([]Pod, error) {
 	return f.Pods, nil
 }
 
-// load reads the stored pods. It renames a file that cannot be read, so that a person can examine
-// it and the next write does not replace it.
+// load reads the stored pods. It renames a file that cannot be read, so that a user can examine it
+// and the next write does not replace it.
 func load(dir, node string) ([]Pod, []byte, error) {
 	path := filepath.Join(dir, fileName)
 	data, err := os.ReadFile(path)

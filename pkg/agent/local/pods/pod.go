@@ -37,7 +37,7 @@ type Pod struct {
 	Namespace  string `json:"namespace"`
 	Name       string `json:"name"`
 	Priority   int32  `json:"priority"`
-	// Static is true for a pod whose source is a file or a web page.
+	// Static is true for a pod whose manifest comes from a file or a URL.
 	Static bool `json:"static,omitempty"`
 	// Finished is true for a pod in phase Succeeded or Failed.
 	Finished bool `json:"finished,omitempty"`
@@ -56,9 +56,9 @@ func IsStatic(annotations map[string]string) bool {
 	return found && source != sourceAPI
 }
 
-// UnknownPriority returns the priority of a pod of which only the namespace is known: the lowest
-// one or, in namespace kube-system, that of class system-cluster-critical. If the pods of
-// kube-system ended first, the pods of later buckets could not end in order.
+// UnknownPriority returns the priority of a pod if only its namespace is known: the lowest priority
+// or, in namespace kube-system, that of class system-cluster-critical. If the pods of kube-system
+// ended first, the node would lack, for example, its network while the pods of later buckets end.
 func UnknownPriority(namespace string) int32 {
 	if namespace == metav1.NamespaceSystem {
 		return v1alpha1.SystemClusterCritical
@@ -93,9 +93,9 @@ func newPod(pod *corev1.Pod) Pod {
 	return p
 }
 
-// PriorityOf returns the priority of a pod. A manifest often has a class without the number; the
-// kubelet then uses 0 and ends the node's most important pods first (kubernetes/kubernetes issues
-// 113940 and 133442).
+// PriorityOf returns the priority of a pod. A manifest often has only the priority class, without
+// the number. The kubelet then uses priority 0 and ends the node's most important pods first
+// (kubernetes/kubernetes issues 113940 and 133442).
 func PriorityOf(pod *corev1.Pod) int32 {
 	switch {
 	case pod.Spec.Priority != nil:
@@ -138,8 +138,8 @@ func NewIndex(pods []Pod) Index {
 	return i
 }
 
-// Find returns the pod with the UID that the container runtime has. Otherwise it returns the pod
-// with that name: the manifest of a static pod does not have the UID, and a newer pod of a
+// Find returns the pod with a UID of the container runtime. If none has it, Find returns the pod
+// with the name: the manifest of a static pod does not have the UID, and a newer pod of a
 // StatefulSet has the priority of the older one.
 func (i Index) Find(uid types.UID, namespace, name string) (Pod, bool) {
 	if p, found := i.byUID[string(uid)]; found {
@@ -149,8 +149,9 @@ func (i Index) Find(uid types.UID, namespace, name string) (Pod, bool) {
 	return p, found
 }
 
-// merge adds the static pods of manifests to the pods from the API. A static pod with a mirror pod
-// is in both lists; the mirror pod has the priority that the API server derived from its class.
+// merge adds the static pods of manifests to the pods from the API. If a static pod has a mirror
+// pod, and so is in both lists, the result has only the mirror pod: it has the priority that the
+// API server derived from its class.
 func merge(fromAPI, manifests []Pod) []Pod {
 	merged := slices.Clone(fromAPI)
 	mirrors := make(map[types.NamespacedName]int)

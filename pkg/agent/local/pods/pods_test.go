@@ -33,7 +33,7 @@ import (
 
 const node = "Node-1"
 
-// newAPIPod returns a pod of the node as the API server has it.
+// newAPIPod returns a pod of the node as the API server returns it.
 func newAPIPod(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid-" + name)},
@@ -272,7 +272,7 @@ func TestMirrorPodsAndManifestsAreOnePod(t *testing.T) {
 	}
 }
 
-// stored returns the file of a folder; empty if there is none.
+// stored returns the content of the checkpoint file in a folder; empty if there is no file.
 func stored(t *testing.T, dir string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dir, fileName))
@@ -282,7 +282,7 @@ func stored(t *testing.T, dir string) string {
 	return string(data)
 }
 
-// running runs a checkpoint in a bubble until the test ends.
+// running starts a checkpoint in a synctest bubble and stops it when the test ends.
 func running(t *testing.T, dir string, client *fake.Clientset) *Checkpoint {
 	t.Helper()
 	c, err := New(dir, client, node)
@@ -301,7 +301,7 @@ func running(t *testing.T, dir string, client *fake.Clientset) *Checkpoint {
 	return c
 }
 
-// passes advances the time of a bubble.
+// passes advances the time of a synctest bubble.
 func passes(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()

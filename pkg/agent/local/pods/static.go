@@ -32,7 +32,7 @@ type manifests struct {
 	files map[string]manifest
 }
 
-// manifest is a file as last read.
+// manifest is a file of the folder as it was last read.
 type manifest struct {
 	size    int64
 	changed time.Time
@@ -131,7 +131,7 @@ func readPod(path, node string) (Pod, error) {
 		return Pod{}, err
 	}
 	p := newPod(pod)
-	// The kubelet computes the UID from the whole file, unless the file has a UID.
+	// The kubelet derives this UID from the content of the file, unless the manifest sets a UID.
 	p.Static, p.Finished, p.UID, p.ConfigHash = true, false, "", string(pod.UID)
 	return p, nil
 }
