@@ -67,15 +67,15 @@ const (
 	stepPark
 	// stepWatch waits for the pod's end.
 	stepWatch
-	// stepDone means that the pod has stopped and is gone.
+	// stepDone means that the pod has stopped and is no longer in the API.
 	stepDone
 )
 
-// decision is a step and its report.
+// decision is a step with the data for its report.
 type decision struct {
 	step    step
 	message string
-	// expected is when the pod is expected to have stopped (stepWatch).
+	// expected is the time at which the pod should have stopped (stepWatch).
 	expected time.Time
 	// late is set if the pod should have stopped some time ago.
 	late bool
@@ -89,7 +89,8 @@ func decide(s situation) decision {
 	case len(s.parked) > 0 && !s.parked[0].Restoring:
 		return watch(s)
 	case !s.isMirror || len(s.targeting) == 0:
-		// KEP-4212: the kubelet does nothing unless a maintenance targets the pod.
+		// According to KEP-4212, the kubelet ignores an Evacuation unless a maintenance targets the
+		// pod.
 		return decision{step: stepLeave}
 	case s.pod.Annotations[annotationConfigSource] == sourceURL:
 		return decision{step: stepGiveUp, message: fmt.Sprintf(
@@ -127,7 +128,7 @@ func watch(s situation) decision {
 		}
 	}
 	if since.After(s.now) {
-		since = s.now // the clock was set back
+		since = s.now // the wall clock was set back
 	}
 	if s.runtime != nil {
 		return decision{step: stepWait, message: fmt.Sprintf(

@@ -31,19 +31,19 @@ type evacuation struct {
 	*evacuator.Evacuation
 	keeper *Keeper
 	key    types.NamespacedName
-	// said is the last reported message; the report was at the time at.
+	// said is the message of the last report, and at is the time of that report.
 	said string
 	at   time.Time
 	// targeting are the maintenances for which this process has parked the pod.
 	targeting []Maintenance
-	// restarted is set if the event about a restarted kubelet was reported.
+	// restarted is set once the event about a restarted kubelet was recorded.
 	restarted bool
 }
 
 // evacuate handles Evacuations for the class kubelet.k8s.io.
 func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 	w := &evacuation{Evacuation: e, keeper: k, key: types.NamespacedName{Namespace: e.Namespace, Name: e.PodName}}
-	// Wake the loop even without an action: the evacuation may have been cancelled.
+	// Wake the main loop even if there is nothing to do: the Evacuation may have been cancelled.
 	defer wake(k.decided)
 	defer k.setRefused(w.key, false)
 	logger := klog.FromContext(ctx)
@@ -124,8 +124,8 @@ func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	return s, nil
 }
 
-// pod returns the pod in the API; nil if this node has no such pod. It lists, because a get returns
-// Forbidden to a node if the pod does not exist.
+// pod returns the pod in the API; nil if this node has no such pod. It sends a list request,
+// because a get request of a node returns Forbidden if the pod does not exist.
 func (w *evacuation) pod(ctx context.Context) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

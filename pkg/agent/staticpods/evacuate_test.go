@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 )
 
-// TestAPodThatStopsAfterItsEvacuation: the server completes the Evacuation when the mirror pod is
-// gone, before the handler sees that the pod has stopped.
+// TestAPodThatStopsAfterItsEvacuation has a server that completes the Evacuation when the mirror
+// pod is gone, before the evacuator notices that the pod has stopped.
 func TestAPodThatStopsAfterItsEvacuation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))

@@ -30,7 +30,8 @@ const (
 	indexName, lockName, archiveName = "index.json", ".lock", "archive"
 	// foreignName is the folder for manifests of other clusters.
 	foreignName = "foreign"
-	// probeName is the name of the file for the test rename. The kubelet ignores names with a dot.
+	// probeName is the name of the file for the test rename. The kubelet ignores names that begin
+	// with a dot.
 	probeName = ".haulout-probe"
 )
 
@@ -45,7 +46,7 @@ type folder struct {
 	dir string
 	// parking is the parking folder.
 	parking string
-	// node is the name of the node; empty if unknown. Then new entries have no pod.
+	// node is the name of the node; empty if unknown. If it is unknown, new entries have no pod.
 	node string
 	now  func() time.Time
 }
@@ -108,7 +109,7 @@ func (f *folder) manifestsOf(key types.NamespacedName) ([]manifest, error) {
 	return slices.DeleteFunc(all, func(m manifest) bool { return m.pod.Namespace != key.Namespace || m.pod.Name != key.Name }), err
 }
 
-// begin locks the parking folder and returns the index as it is on the disk.
+// begin locks the parking folder and returns the index that is on the disk.
 func (f *folder) begin() (*index, func(), error) {
 	if f.parking == "" {
 		return &index{}, func() {}, nil
@@ -135,7 +136,8 @@ func (f *folder) load() (*index, error) {
 	data, err := f.files.ReadFile(name)
 	if err == nil {
 		if i, err = parseIndex(data); err != nil {
-			// Keep the damaged file for people. The entries are recreated from the parked files.
+			// Keep the damaged file so that a user can examine it. The entries are recreated from
+			// the parked files.
 			aside := name + ".damaged-" + f.now().UTC().Format("20060102T150405")
 			if err := f.files.Rename(name, aside); err != nil {
 				return nil, err
@@ -150,7 +152,7 @@ func (f *folder) load() (*index, error) {
 		return nil, err
 	}
 	before := len(i.Entries)
-	// Drop entries whose manifests were never moved, or already restored.
+	// Drop the entries of manifests that were never moved or are already restored.
 	i.Entries = slices.DeleteFunc(i.Entries, func(e *Entry) bool { return !slices.Contains(parked, e.File) })
 	changed := before != len(i.Entries)
 	for _, file := range parked {
@@ -219,8 +221,8 @@ func (f *folder) refresh(e *Entry) bool {
 	return changed
 }
 
-// content reads a parked manifest. If it is a link, content resolves it relative to its origin, and
-// also returns it.
+// content reads a parked manifest. If the manifest is a symbolic link, content resolves the link
+// relative to its original folder, and also returns the link.
 func (f *folder) content(e *Entry) (data []byte, link string, mode fs.FileMode, err error) {
 	path := f.path(e)
 	info, err := f.files.Lstat(path)
@@ -283,8 +285,8 @@ func (f *folder) change(key types.NamespacedName, mod func(*Entry)) error {
 	return f.save(i)
 }
 
-// park moves all manifests of a pod to the folder of the first of the maintenances. pod is the
-// mirror pod.
+// park moves all manifests of a pod to the folder of the first of the maintenances. The given pod
+// is the mirror pod.
 func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance string, cluster *Cluster) ([]string, error) {
 	if len(maintenances) == 0 {
 		return nil, errors.New("a maintenance is required")
@@ -330,7 +332,7 @@ func (f *folder) parkedPods() ([]*corev1.Pod, error) {
 	return found, err
 }
 
-// reappeared returns manifests in the static pod folder whose pods are parked.
+// reappeared returns the manifests in the static pod folder that belong to parked pods.
 func (f *folder) reappeared(i *index) (map[types.NamespacedName][]manifest, error) {
 	held := map[types.NamespacedName][]manifest{}
 	if len(i.Entries) == 0 {
@@ -350,8 +352,8 @@ func (f *folder) reappeared(i *index) (map[types.NamespacedName][]manifest, erro
 	return held, nil
 }
 
-// hold parks manifests that have reappeared, if their pods are due and the check allows it. The
-// newest manifest replaces a parked one of the same path.
+// hold parks manifests that have reappeared, unless due excludes their pods or check returns an
+// error. The newest manifest replaces a parked manifest with the same path.
 func (f *folder) hold(due func(types.NamespacedName) bool, check func() (instance string, err error)) ([]Entry, error) {
 	i, unlock, err := f.begin()
 	if err != nil {
@@ -420,7 +422,7 @@ func (f *folder) move(i *index, to string, manifests []manifest, describe func(*
 		case errors.Is(err, files.ErrCrossDevice):
 			return names, f.crossDevice(err)
 		case errors.Is(err, fs.ErrNotExist):
-			continue // it was just removed
+			continue // the manifest was just removed
 		case err != nil:
 			return names, fmt.Errorf("park the manifest %s: %w", m.path, err)
 		}
@@ -457,8 +459,9 @@ func (f *folder) restore(selected func(*Entry) bool) ([]Restored, error) {
 	if len(todo) == 0 {
 		return nil, nil
 	}
-	// Save first: after a crash the restore continues, and hold does not park manifests that are
-	// already restored. Ignore the error, since a restore must work on a full disk.
+	// Save the index first: after a crash, the next process then continues the restore, and hold
+	// does not park manifests that are already restored. Ignore the error, since a restore must
+	// work even if the disk is full.
 	_ = f.save(i)
 	var done []Restored
 	var errs []error

@@ -23,7 +23,7 @@ func TestTwoMountsAreNamed(t *testing.T) {
 	w.wantEntries()
 }
 
-// onlyManifests fails to move manifests to another mount.
+// onlyManifests has file operations that fail to move manifests to another mount.
 type onlyManifests struct{ osFiles }
 
 func (f onlyManifests) Rename(from, to string) error {

@@ -31,7 +31,7 @@ const node = "Node-7"
 // at is the current time in the tests of folders.
 var at = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 
-// text returns a manifest; more are additional lines.
+// text returns a manifest; more has additional lines.
 func text(name string, more ...string) string {
 	return "apiVersion: v1\nkind: Pod\nmetadata:\n  name: " + name + "\nspec:\n  containers:\n  - {name: app, image: example/app}\n" +
 		strings.Join(more, "\n")
@@ -151,7 +151,7 @@ func (w *tree) wantEntries(want ...string) {
 
 func all(*Entry) bool { return true }
 
-// each selects every pod.
+// each returns true for every pod.
 func each(types.NamespacedName) bool { return true }
 
 func always() (string, error) { return "instance-1", nil }
@@ -293,7 +293,8 @@ func TestParkRefuses(t *testing.T) {
 func TestHold(t *testing.T) {
 	parked := map[string]string{"manifests/web.yaml": text("web"), "manifests/db.yaml": text("db")}
 	for name, tc := range map[string]struct {
-		// puts are files that are written into the folder after web is parked.
+		// puts has the files that a program writes into the folder after the manifest of web is
+		// parked.
 		puts        map[string]string
 		want        []string
 		wantEntries []string
@@ -496,7 +497,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// failing has file operations that fail to rename, or to write.
+// failing has file operations of which the renames or the writes fail.
 type failing struct {
 	osFiles
 	rename, write error

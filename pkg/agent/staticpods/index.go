@@ -10,10 +10,10 @@
 //
 // <parent>/.nm-parked/index.json has an entry for each parked manifest. The kubelet then terminates
 // the pod within its grace period. The pod does not start again after a restart of the kubelet, of
-// the agent or of the machine; this needs no action. The Keeper holds the pod: if a tool puts a
-// manifest of the pod into the folder, the Keeper parks that as well. When no NodeMaintenance in
-// stage Drain targets the pod any longer, the manifests return to their paths, and the pod has its
-// previous UID again.
+// the agent or of the machine, since its manifest is not in the folder. The Keeper holds the pod:
+// if a tool puts a manifest of the pod into the folder, the Keeper parks this manifest as well.
+// When no NodeMaintenance in stage Drain targets the pod any longer, the manifests return to their
+// paths, and the pod has its previous UID again.
 //
 // All changes can be interrupted at any point. The Keeper adds an entry to the index before it
 // moves the manifest, and every operation first compares the index with the disk: it drops an entry
@@ -51,7 +51,7 @@ const indexVersion = 1
 type Maintenance struct {
 	Name string    `json:"name,omitempty"`
 	UID  types.UID `json:"uid"`
-	// reason is the maintenance's reason, for messages.
+	// reason is spec.reason of the maintenance, for messages.
 	reason string
 }
 
@@ -61,8 +61,8 @@ type Entry struct {
 	File string `json:"file"`
 	// Origin is the original path of the manifest.
 	Origin string `json:"origin"`
-	// SHA256 is the checksum of the content, Link is the target if it is a symbolic link, and Mode
-	// has the permissions. They are for people: the file is moved, not copied.
+	// SHA256 is the checksum of the content, Link is the target of a symbolic link, and Mode has
+	// the permissions. They only inform users: the Keeper moves the file and does not copy it.
 	SHA256 string `json:"sha256,omitempty"`
 	Link   string `json:"link,omitempty"`
 	Mode   string `json:"mode,omitempty"`
@@ -79,13 +79,13 @@ type Entry struct {
 	Cluster *Cluster `json:"cluster,omitempty"`
 	// Maintenances are the maintenances that targeted the pod at the last check.
 	Maintenances []Maintenance `json:"maintenances"`
-	// ParkedAt is when the manifest was moved.
+	// ParkedAt is the time at which the manifest was moved.
 	ParkedAt time.Time `json:"parkedAt"`
 	// KubeletInstance is the process of the kubelet at that time, empty if unknown.
 	KubeletInstance string `json:"kubeletInstance,omitempty"`
 	// Stopped is set if the pod has stopped since.
 	Stopped bool `json:"stopped,omitempty"`
-	// Restoring is set before the manifest returns.
+	// Restoring is set before the manifest is moved back.
 	Restoring bool `json:"restoring,omitempty"`
 }
 

@@ -27,37 +27,39 @@ import (
 
 // Reasons of events of the node.
 const (
-	// EventParked: the manifests of a static pod were parked. About the node.
+	// EventParked is the reason of the event that the manifests of a static pod were parked.
 	EventParked = "StaticPodParked"
-	// EventParkedAgain: a manifest of a parked static pod was in the folder and was parked again.
-	// About the node.
+	// EventParkedAgain is the reason of the event that a manifest of a parked static pod reappeared
+	// in the folder and was parked again.
 	EventParkedAgain = "StaticPodParkedAgain"
-	// EventRestored: the manifests of static pods returned. About the node.
+	// EventRestored is the reason of the event that the manifests of static pods were restored.
 	EventRestored = "StaticPodRestored"
-	// EventRestoredWithoutAPI: the manifests of static pods returned because the API did not
-	// answer. About the node.
+	// EventRestoredWithoutAPI is the reason of the event that the manifests of static pods were
+	// restored because the API did not respond.
 	EventRestoredWithoutAPI = "StaticPodRestoredWithoutAPI"
-	// EventForeign: a parked manifest is of another cluster and was set aside. About the node.
+	// EventForeign is the reason of the event that a parked manifest of another cluster was set
+	// aside.
 	EventForeign = "StaticPodOfAnotherCluster"
-	// EventTrouble: work on static pods has failed for a minute. About the node.
+	// EventTrouble is the reason of the event that an operation on static pods has failed for a
+	// minute.
 	EventTrouble = "StaticPodsNotAsTheyShouldBe"
-	// EventNotStopped: a static pod cannot be stopped. About the node.
+	// EventNotStopped is the reason of the event that a static pod cannot be stopped.
 	EventNotStopped = "StaticPodNotStopped"
-	// EventKubeletRestarted: the kubelet was restarted while a static pod was terminating.
-	// About the node.
+	// EventKubeletRestarted is the reason of the event that the kubelet was restarted while a
+	// static pod was terminating.
 	EventKubeletRestarted = "KubeletRestartedDuringTermination"
 )
 
 const (
-	// relistPeriod is how often the Keeper lists the folder. While manifests are parked, it reads
-	// its Node as often.
+	// relistPeriod is the interval at which the Keeper lists the folder and, while manifests are
+	// parked, reads its Node.
 	relistPeriod = 10 * time.Second
-	// pollPeriod is how often the Keeper checks a terminating pod.
+	// pollPeriod is the interval at which the Keeper checks a terminating pod.
 	pollPeriod = 2 * time.Second
 	// requestTimeout limits the Keeper's requests to the API.
 	requestTimeout = 10 * time.Second
-	// pollingLatency is how long a kubelet without file events takes to notice a change of the
-	// folder: its default fileCheckFrequency.
+	// pollingLatency is the longest time after which a kubelet without file events notices a change
+	// of the folder: its default fileCheckFrequency.
 	pollingLatency = 20 * time.Second
 	// If a program restores a manifest again and again, the pause before the Keeper parks it again
 	// doubles, from shortestHold to longestHold.
@@ -81,7 +83,7 @@ type Kubelet interface {
 
 // Config has the dependencies and options of a Keeper.
 type Config struct {
-	// Dir is the kubelet's static pod folder; empty if it has none.
+	// Dir is the kubelet's static pod folder; empty if the kubelet has none.
 	Dir string
 	// NodeName is the name of the node.
 	NodeName string
@@ -96,22 +98,23 @@ type Config struct {
 	CA     func() ([]byte, error)
 	// Static returns the static pods of the node according to the API.
 	Static func() []types.NamespacedName
-	// Kube and Maintenance are clients with the kubelet's identity.
+	// Kube and Maintenance are clients that authenticate as the kubelet.
 	Kube        kubernetes.Interface
 	Maintenance versioned.Interface
-	// APILossRestorePeriod is how long neither Kubernetes nor Haulout may answer before the Keeper
-	// restores all static pods. HauloutLossRestorePeriod is how long Haulout may not answer while
-	// Kubernetes does.
+	// APILossRestorePeriod is the time after which the Keeper restores all static pods if neither
+	// Kubernetes nor Haulout responds. HauloutLossRestorePeriod is this time if Kubernetes responds
+	// and Haulout does not.
 	APILossRestorePeriod, HauloutLossRestorePeriod time.Duration
 	// PollingOnly is set if neither the Keeper nor the kubelet watches the folder (Windows).
 	PollingOnly bool
-	// Leaving reports whether the machine shuts down. Meanwhile the Keeper does not restore pods
-	// because of an API that does not answer.
+	// Leaving reports whether the machine shuts down. During a shutdown, the Keeper does not
+	// restore pods only because an API does not respond.
 	Leaving func() bool
 	// Event reports an event of the node.
 	Event func(eventType, reason, message string)
-	// BootID is the boot ID of the kernel; empty if the Node has a different one (Windows). While
-	// the Node still has the boot ID of the previous boot, the Keeper reads the Node often.
+	// BootID is the boot ID of the kernel; empty if the kubelet writes a different ID to the Node
+	// (Windows). While the Node still has the boot ID of the previous boot, the Keeper reads the
+	// Node often.
 	BootID string
 }
 
@@ -122,18 +125,19 @@ type Keeper struct {
 	folder        *folder
 	relist        time.Duration
 	held, decided chan struct{}
-	// holds has the pauses for pods whose manifests were put back into the folder.
+	// holds has the pauses for pods whose manifests another program has put back into the folder.
 	holds *flowcontrol.Backoff
 
 	mu sync.Mutex
-	// problem is why manifests cannot be moved. troubles are repeated failures.
+	// problem is the reason why manifests cannot be moved. troubles are the repeated failures.
 	problem  string
 	troubles map[string]*trouble
-	// lostSince is when both Kubernetes and Haulout first failed to answer. hauloutLostSince is
-	// when Haulout first failed to answer. Both are zero while they answer.
+	// lostSince is the time since which neither Kubernetes nor Haulout has responded.
+	// hauloutLostSince is the time since which Haulout has not responded. Both are zero while the
+	// APIs respond.
 	lostSince, hauloutLostSince time.Time
 	// seen is the Node as read at seenAt. published is set once the Node has the list of kept pods.
-	// place is where the API server was last found. namespace is the UID of kube-system, once
+	// place is the last known location of the API server. namespace is the UID of kube-system, once
 	// known.
 	seen      *corev1.Node
 	seenAt    time.Time
@@ -143,10 +147,11 @@ type Keeper struct {
 	// list has the maintenances as listed at listedAt.
 	list     []v1alpha1.NodeMaintenance
 	listedAt time.Time
-	// checked are the marks of the Node at checkedAt, when the maintenances were last read.
+	// checked has the marks that the Node had at checkedAt, the time at which the Keeper last read
+	// the maintenances.
 	checked   string
 	checkedAt time.Time
-	// refused are the pods with an Evacuation that are kept nevertheless.
+	// refused has the kept pods that have an Evacuation nevertheless.
 	refused map[types.NamespacedName]bool
 }
 
@@ -212,8 +217,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// Problem returns why static pods cannot be stopped and restarted now; empty if they can. It does
-// not block.
+// Problem returns the reason why the Keeper cannot stop and restart static pods at present; empty
+// if it can. It does not block.
 func (k *Keeper) Problem() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -247,7 +252,7 @@ func (k *Keeper) setRefused(pod types.NamespacedName, refused bool) {
 // Parked returns the parked manifests.
 func (k *Keeper) Parked() ([]Entry, error) { return k.folder.entries() }
 
-// wake makes the loop run once more.
+// wake makes the main loop run once more.
 func wake(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -256,7 +261,7 @@ func wake(c chan<- struct{}) {
 }
 
 // reconcile publishes which static pods are kept, restores the manifests of pods that are kept or
-// no longer targeted, and holds the others.
+// no longer targeted, and holds the other parked pods.
 func (k *Keeper) reconcile(ctx context.Context) {
 	entries, err := k.folder.entries()
 	k.mu.Lock()
@@ -290,7 +295,7 @@ func (k *Keeper) reconcile(ctx context.Context) {
 	}
 }
 
-// restoreKept publishes the list of kept pods, and restores parked pods that are on it.
+// restoreKept publishes the list of kept pods, and restores the parked pods that are on this list.
 func (k *Keeper) restoreKept(ctx context.Context, entries []Entry) {
 	kept, err := k.kept(ctx)
 	k.mu.Lock()
@@ -335,7 +340,7 @@ func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr
 }
 
 // noteStopped records which pods have stopped. If the Evacuation of a pod completes early, its
-// handler ends before it can record that.
+// handler ends before it can record this.
 func (k *Keeper) noteStopped(ctx context.Context, entries []Entry) {
 	uids := map[types.NamespacedName][]types.UID{}
 	for i := range entries {
@@ -383,11 +388,11 @@ func (k *Keeper) setProblem(ctx context.Context, err error) {
 	}
 }
 
-// restoreUntargeted restores the entries of pods that no maintenance targets, and updates the
-// others.
+// restoreUntargeted restores the entries of pods that no maintenance targets, and updates the other
+// entries.
 func (k *Keeper) restoreUntargeted(ctx context.Context, entries []Entry, list []v1alpha1.NodeMaintenance) {
-	// Restore all manifests of a pod together: while one of them is parked, the others would be
-	// held.
+	// Restore all manifests of a pod together: while one of them stays parked, the Keeper would
+	// park the restored manifests again.
 	untargeted := map[string]time.Time{}
 	for i := range entries {
 		e := &entries[i]
@@ -424,16 +429,17 @@ func (k *Keeper) targeting(e *Entry, list []v1alpha1.NodeMaintenance) ([]Mainten
 	return found, nil
 }
 
-// setFound records that both APIs answer.
+// setFound records that both APIs respond.
 func (k *Keeper) setFound() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.lostSince, k.hauloutLostSince = time.Time{}, time.Time{}
 }
 
-// restoreWithoutAPI restores all pods if their maintenances cannot be read for too long: a pod must
-// not stay stopped for a maintenance that no one can end. If Kubernetes does not answer, the period
-// is short, since the API may need these pods. An update of Haulout alone takes minutes.
+// restoreWithoutAPI restores all pods if their maintenances could not be read for too long: a pod
+// must not stay stopped for a maintenance that no user can end. If Kubernetes does not respond, the
+// period is short, since the API server may need these pods. If only Haulout does not respond, the
+// period is longer, since an update of Haulout can take minutes.
 func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry, kubernetesAnswers bool) {
 	now := time.Now()
 	k.mu.Lock()
@@ -451,8 +457,8 @@ func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry, kuberne
 	if !isOver || k.Leaving() {
 		return
 	}
-	// The API server itself may be parked. Then the cluster of an entry of an older version stays
-	// unknown.
+	// The API server itself may be parked. In that case the cluster of an entry from an older
+	// version stays unknown.
 	var kept map[types.NamespacedName]protocol.KeptReason
 	if !kubernetesAnswers {
 		var err error
@@ -472,8 +478,8 @@ func (k *Keeper) restore(ctx context.Context, selected func(*Entry) bool, eventT
 	k.restoreIn(ctx, func(e *Entry, now *Cluster) bool { return selected(e) && membershipOf(e.Cluster, now) == memberSame }, eventType, reason)
 }
 
-// restoreIn restores and reports the manifests that selected returns for the known parts of the
-// present cluster.
+// restoreIn restores and reports the manifests for which selected returns true, given the known
+// parts of the present cluster.
 func (k *Keeper) restoreIn(ctx context.Context, selected func(*Entry, *Cluster) bool, eventType, reason string) {
 	now := k.cluster(ctx)
 	tried := false
@@ -519,13 +525,15 @@ func (k *Keeper) hold(ctx context.Context) {
 	}
 }
 
-// mayHold reports whether the pause of a pod has ended.
+// mayHold reports whether the pause has ended after which the manifest of a pod may be parked
+// again.
 func (k *Keeper) mayHold(pod types.NamespacedName) bool {
 	return !k.holds.IsInBackOffSinceUpdate(pod.String(), time.Now())
 }
 
-// pauseHold begins the pause of a held pod. The pause doubles each time that a program puts the
-// manifest back, which would otherwise start and stop the pod in a loop.
+// pauseHold begins the pause of a held pod before its manifest may be parked again. The pause
+// doubles each time that a program puts the manifest back, which would otherwise start and stop the
+// pod in a loop.
 func (k *Keeper) pauseHold(ctx context.Context, pod types.NamespacedName) {
 	k.holds.Next(pod.String(), time.Now())
 	length := k.holds.Get(pod.String())

@@ -49,7 +49,7 @@ func TestPodsThatAreKeptAreNotParked(t *testing.T) {
 					tc.prepare(w)
 					w.run()
 				}
-				// The server has not read the list of kept pods.
+				// Simulate a server that has not read the list of kept pods.
 				w.add(evacuationOf("web"))
 				if got := w.untilReported("keeps running until the machine goes down (" + string(tc.reason) + ")"); got.done {
 					t.Errorf("got %+v, want the evacuator to stay", got)
@@ -105,7 +105,7 @@ func TestKeptPodsArePublishedBeforeTheAgentIsReady(t *testing.T) {
 	})
 }
 
-// TestKeptPodsArePublishedSoonAfterABoot has the kubelet register after the agent has started.
+// TestKeptPodsArePublishedSoonAfterABoot makes the kubelet register after the agent has started.
 // Until then the Node has the previous boot ID, and the server ignores what the agent publishes for
 // the new boot.
 func TestKeptPodsArePublishedSoonAfterABoot(t *testing.T) {
@@ -143,7 +143,8 @@ func TestWhatIsKeptIsPublishedOnEachChange(t *testing.T) {
 	})
 }
 
-// TestAPodThatBecomesKeptComesBack: an agent has parked a pod that the next agent version keeps.
+// TestAPodThatBecomesKeptComesBack has a pod that an agent has parked and that the next version of
+// the agent keeps.
 func TestAPodThatBecomesKeptComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
@@ -155,7 +156,7 @@ func TestAPodThatBecomesKeptComesBack(t *testing.T) {
 	})
 }
 
-// A manifest that is a relative link must be in the static pod folder to resolve.
+// A manifest that is a relative link only resolves in the static pod folder.
 func TestALinkedManifestThatIsKeptComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, drain("update", 1000))

@@ -104,7 +104,7 @@ func TestHoldingNeedsNoAPI(t *testing.T) {
 	})
 }
 
-// TestWhatFailsForAMinuteIsReported has Haulout, and then the folder, fail permanently.
+// TestWhatFailsForAMinuteIsReported makes Haulout fail permanently, and then the folder.
 func TestWhatFailsForAMinuteIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
@@ -177,7 +177,7 @@ func TestARestoreThatWasInterruptedIsFinished(t *testing.T) {
 		if _, err := w.folder(refusing{name: "web.yaml"}).restore(all); err == nil {
 			t.Error("got no error")
 		}
-		// The restore was already decided, so it needs no API.
+		// The agent already decided to restore the pod, so it needs no API.
 		w.setNoAPI(errors.New("connection refused"))
 		w.run()
 		w.wantHappened("run web", "TERM web", "stop web", "run web")

@@ -140,7 +140,7 @@ func TestPodsThatNoMaintenanceTargetsAreLeftAlone(t *testing.T) {
 				if got := w.reported(); len(got) != 0 {
 					t.Errorf("got the reports %+v, want none", got)
 				}
-				// The wave opens later.
+				// The maintenance targets the pod only now.
 				w.editMaintenance("update", func(nm *v1alpha1.NodeMaintenance) { *nm = *drain("update", 1000) })
 				w.wantHappened("run web", "TERM web", "stop web")
 			})
@@ -203,7 +203,7 @@ func TestAManifestThatIsPutBackIsParkedAgain(t *testing.T) {
 			t.Errorf("got the events %q, want one that names the maintenance", w.events)
 		}
 
-		// Nothing is reported while the kubelet is down.
+		// The agent reports nothing while the kubelet is down.
 		w.kubelet.stop()
 		w.write("manifests/copy.yaml", newer)
 		w.pass(time.Minute)
@@ -322,7 +322,7 @@ func TestHeartbeatsWhileAPodTerminates(t *testing.T) {
 func TestALatePodIsNamedWithoutHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
-		// The kubelet does not see the change.
+		// The kubelet does not notice the change.
 		w.kubelet.set(func(k *fakeKubelet) { k.down, k.unwell = false, false; k.every = time.Hour })
 		w.add(evacuationOf("web"))
 		w.untilReported("it should have stopped at")
@@ -342,7 +342,7 @@ func TestAContainerThatRunsKeepsThePodFromBeingDone(t *testing.T) {
 		// A user deletes the mirror pod.
 		must.Do(t, w.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "web-node-7"))
 		w.pass(time.Minute)
-		// If the runtime does not respond, this does not mean that the pod has stopped.
+		// A runtime that does not respond must not count as a stopped pod.
 		w.kubelet.set(func(k *fakeKubelet) { k.runtime = errors.New("no runtime") })
 		w.pass(2 * time.Minute)
 		if slices.ContainsFunc(w.reported(), func(r report) bool { return strings.Contains(r.message, "has stopped") }) {
@@ -353,7 +353,7 @@ func TestAContainerThatRunsKeepsThePodFromBeingDone(t *testing.T) {
 	})
 }
 
-// TestHoldsBackOff has a program that restores the manifest each time it is gone.
+// TestHoldsBackOff has a program that puts the manifest back each time that the Keeper parks it.
 func TestHoldsBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
@@ -370,8 +370,8 @@ func TestHoldsBackOff(t *testing.T) {
 	})
 }
 
-// TestTheHoldersOfTheNodeAreReadByName has the Node name the maintenance: then the agent lists no
-// maintenances, and does not read an unchanged maintenance every ten seconds.
+// TestTheHoldersOfTheNodeAreReadByName checks that the agent does not list the maintenances if the
+// Node names them, and does not read an unchanged maintenance every ten seconds.
 func TestTheHoldersOfTheNodeAreReadByName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
@@ -442,7 +442,7 @@ func TestManifestsOfAnotherClusterAreSetAside(t *testing.T) {
 }
 
 // An entry of an older version has no cluster. It belongs to the present cluster only if the Node
-// already existed then.
+// already existed when the manifest was parked.
 func TestAnEntryThatIsOlderThanTheNodeIsOfAnotherCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)

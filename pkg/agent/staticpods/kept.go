@@ -22,14 +22,14 @@ import (
 // Policy is the agent's configuration for static pods. The patterns are those of path.Match, for
 // <namespace>/<name>; the name may be with or without the name of the node.
 type Policy struct {
-	// KeepAll is set if static pods are kept, except for those that Evacuate matches.
+	// KeepAll is set if static pods are kept, except for the pods that Evacuate matches.
 	KeepAll bool
-	// Keep matches the static pods that are kept.
+	// Keep has patterns of the static pods that are kept.
 	Keep []string
-	// Evacuate matches static pods that leave although KeepAll is set or another pod of the node is
-	// part of a control plane. It has no effect on control plane programs, on pods through which
-	// the kubelet may reach the API server, and on Nodes with a control plane label, whose static
-	// pods the server keeps.
+	// Evacuate has patterns of static pods that are stopped although KeepAll is set or another pod
+	// of the node is part of a control plane. It has no effect on control plane programs, on pods
+	// through which the kubelet may reach the API server, and on Nodes with a control plane label,
+	// where the server keeps such pods.
 	Evacuate []string
 }
 
@@ -39,7 +39,7 @@ type surroundings struct {
 	// node is the name of the node. labelled is set if the Node has a control plane label.
 	node     string
 	labelled bool
-	// api is the place where the kubelet reaches its API server.
+	// api is the location of the kubelet's API server.
 	api apiPlace
 }
 
@@ -49,15 +49,14 @@ type apiPlace int
 const (
 	// apiUnknown: the kubelet's kubeconfig cannot be read, or its host cannot be resolved.
 	apiUnknown apiPlace = iota
-	// apiElsewhere: none of its addresses is an address of this node. apiNamed: the same, but the
-	// kubeconfig has a name that has to be resolved.
+	// apiElsewhere: no address of the API server is an address of this node. apiNamed: the same is
+	// true, but the kubeconfig has a host name that must be resolved.
 	apiElsewhere
 	apiNamed
-	// apiHere: the kubelet reaches it through an address of this node.
+	// apiHere: the kubelet reaches the API server through an address of this node.
 	apiHere
 )
 
-// The programs of a control plane.
 var controlPrograms = []string{
 	"kube-apiserver", "etcd", "kube-scheduler", "kube-controller-manager", "cloud-controller-manager", "etcd-manager",
 	"openshift-kube-apiserver", "openshift-apiserver", "openshift-kube-scheduler", "openshift-kube-controller-manager", "openshift-controller-manager",
@@ -71,10 +70,10 @@ var hyperkubeCommands = map[string]string{
 	"apiserver": "kube-apiserver", "controller-manager": "kube-controller-manager", "scheduler": "kube-scheduler",
 }
 
-// balancers are programs that hold an address of the API, or distribute its connections.
+// balancers are programs that own an address of the API server or distribute its connections.
 var balancers = []string{"kube-vip", "keepalived", "haproxy", "nginx", "nginx-proxy", "envoy", "traefik"}
 
-// resolvers are name servers, which the node may ask for the address of the API.
+// resolvers are name servers that the node may use to resolve the name of the API server.
 var resolvers = []string{"coredns", "dnsmasq", "node-cache", "k8s-dns-node-cache"}
 
 // controlPorts are the ports of kube-apiserver and etcd. listenFlags are the flags that set a
@@ -84,8 +83,8 @@ var (
 	listenFlags  = []string{"secure-port", "listen-client-urls", "listen-peer-urls", "bind-address"}
 )
 
-// keptPods decides which static pods of the node are kept, and why. unread are the static pods of
-// the node without a readable manifest.
+// keptPods decides which static pods of the node are kept, and for which reason. unread are the
+// static pods of the node without a readable manifest.
 func keptPods(pods []*corev1.Pod, unread []types.NamespacedName, s surroundings) map[types.NamespacedName]protocol.KeptReason {
 	kept := map[types.NamespacedName]protocol.KeptReason{}
 	isControlPlane := s.labelled || slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return runsAny(pod, nodePrograms) })
@@ -102,7 +101,7 @@ func keptPods(pods []*corev1.Pod, unread []types.NamespacedName, s surroundings)
 	return kept
 }
 
-// keptReason returns the first reason to keep a pod; "" if the pod leaves.
+// keptReason returns the first reason to keep a pod; "" if the pod may be stopped.
 func keptReason(pod *corev1.Pod, isControlPlane bool, s surroundings) protocol.KeptReason {
 	matches := func(patterns []string) bool {
 		name := strings.TrimSuffix(pod.Name, "-"+strings.ToLower(s.node))

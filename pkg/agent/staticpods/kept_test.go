@@ -26,7 +26,7 @@ import (
 var manifests = map[string]struct {
 	manifest string
 	want     protocol.KeptReason
-	// node: the pod makes its node a control-plane node.
+	// node is set if the pod makes its node a control-plane node.
 	node bool
 }{
 	"kubeadm's kube-apiserver": {
@@ -105,7 +105,7 @@ var manifests = map[string]struct {
 	"hyperkube kubelet": {`{spec: {hostNetwork: true, containers: [{image: "registry/hyperkube:v1", command: [/hyperkube, kubelet]}]}}`, "", false},
 }
 
-// podIn returns the pod of a manifest that has no names.
+// podIn returns the pod of a manifest, and adds the missing names.
 func podIn(t *testing.T, name, manifest string) *corev1.Pod {
 	t.Helper()
 	pod := &corev1.Pod{}

@@ -25,7 +25,7 @@ import (
 
 // fakeKubelet handles the static pod folder like the kubelet: it runs the pods of the manifests,
 // terminates a pod within its grace period when its manifest is gone, and removes the mirror pod a
-// second later. If it is started while containers run whose manifest is gone, it kills them
+// second later. If it is started while containers without a manifest run, it kills these containers
 // immediately.
 type fakeKubelet struct {
 	t    *testing.T
@@ -36,7 +36,7 @@ type fakeKubelet struct {
 
 	mu   sync.Mutex
 	pods map[string]*fakePod
-	// log has the events of containers.
+	// log has the events of the containers, in order.
 	log      []string
 	starts   int
 	down     bool
@@ -45,7 +45,7 @@ type fakeKubelet struct {
 	mirrored int
 }
 
-// fakePod is a pod of the fakeKubelet, by its name in the API.
+// fakePod is a pod of the fakeKubelet.
 type fakePod struct {
 	uid         types.UID
 	api         types.UID

@@ -33,10 +33,10 @@ import (
 )
 
 const (
-	// refreshPeriod is how often the Keeper reads its Node while nothing is parked.
+	// refreshPeriod is the interval at which the Keeper reads its Node while no manifest is parked.
 	refreshPeriod = 2 * time.Minute
-	// listPeriod is how often the Keeper lists the maintenances if its Node names none, and how
-	// often it reads the named ones if they have not changed.
+	// listPeriod is the interval at which the Keeper lists the maintenances if its Node names none,
+	// or reads the named maintenances again if the marks of the Node are unchanged.
 	listPeriod = time.Minute
 )
 
@@ -66,7 +66,7 @@ func (k *Keeper) ref() v1alpha1.NodeReference {
 	return ref
 }
 
-// isDue reports whether the Keeper has to read the Node although nothing is parked.
+// isDue reports whether the Keeper must read the Node although no manifest is parked.
 func (k *Keeper) isDue() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -222,7 +222,7 @@ func answers(err error) bool {
 	return err == nil || errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500
 }
 
-// trouble is a repeated failure.
+// trouble is the record of a repeated failure.
 type trouble struct {
 	since time.Time
 	text  string
@@ -237,7 +237,7 @@ const (
 	troubleForeign = "foreign"
 	troubleHold    = "hold"
 	troubleHaulout = "haulout"
-	// troublePatience is how long an operation may fail before that is reported.
+	// troublePatience is the time for which an operation must fail before the failure is reported.
 	troublePatience = time.Minute
 )
 
@@ -266,7 +266,8 @@ func (k *Keeper) note(ctx context.Context, what string, err error) {
 	}
 }
 
-// problems returns the operations that have failed for a minute. The caller holds the lock.
+// problems returns a sentence about the operations that have failed for a minute. The caller holds
+// the lock.
 func (k *Keeper) problems() string {
 	var texts []string
 	for _, what := range []string{troublePublish, troubleMove, troubleForeign, troubleHold, troubleHaulout} {

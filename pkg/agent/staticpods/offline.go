@@ -42,8 +42,8 @@ func RestoreAll(dir string) ([]Restored, error) {
 	return newFolder(osFiles{}, dir, "", time.Now).restore(func(*Entry) bool { return true })
 }
 
-// RestoreForeign restores the manifests that were parked in another cluster and set aside. A
-// manifest whose path is in use stays there.
+// RestoreForeign restores the manifests that were parked in another cluster and set aside. If the
+// path of a manifest is in use, the manifest stays set aside.
 func RestoreForeign(dir string) ([]Restored, error) {
 	f := newFolder(osFiles{}, dir, "", time.Now)
 	_, unlock, err := f.begin()

@@ -75,7 +75,7 @@ func TestNothingIsParkedOnAFullDisk(t *testing.T) {
 	w.want("manifests/a")
 }
 
-// refusing has file operations that fail to restore one of the files.
+// refusing has file operations that cannot restore one of the files.
 type refusing struct {
 	osFiles
 	name string

@@ -61,7 +61,7 @@ func TestABindMountIsNamed(t *testing.T) {
 	}
 }
 
-// TestAManifestThatIsPutBackIsSeen uses the file events of the real file system.
+// TestAManifestThatIsPutBackIsSeen depends on the file events of the real file system.
 func TestAManifestThatIsPutBackIsSeen(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
 	must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(t)
@@ -76,7 +76,7 @@ func TestAManifestThatIsPutBackIsSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// With this interval the folder is only read in time after a file event.
+	// With this interval, only a file event makes the agent read the folder in time.
 	k.relist = time.Hour
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)

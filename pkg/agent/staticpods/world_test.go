@@ -33,8 +33,7 @@ func manifestOf(name string, more ...string) string {
 	return text(name, append([]string{"  priority: 1000", "  terminationGracePeriodSeconds: 5"}, more...)...)
 }
 
-// drain returns a NodeMaintenance in stage Drain that asks static pods up to a priority to leave
-// the node.
+// drain returns a NodeMaintenance in stage Drain that targets the static pods up to a priority.
 func drain(name string, priority int32, mods ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
@@ -85,7 +84,7 @@ var (
 type report struct {
 	at      time.Duration
 	message string
-	// finish is the expected finish time; done is the report that the pod has stopped.
+	// finish is the expected finish time. done is set if the report says that the pod has stopped.
 	finish string
 	done   bool
 }
@@ -102,8 +101,8 @@ type world struct {
 	stop func()
 
 	mu sync.Mutex
-	// noAPI is the error of all requests for maintenances; noKube is that of all requests for the
-	// Node.
+	// noAPI is the error of all requests to Haulout. noKube is the error of all requests to
+	// Kubernetes.
 	noAPI, noKube error
 	// server is the API server URL of the kubelet, policy is the configuration, and static are the
 	// static pods in the API.
@@ -114,7 +113,7 @@ type world struct {
 	events  []string
 }
 
-// ownNode returns the Node.
+// ownNode returns the Node of the agent.
 func ownNode() *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node, UID: "uid-node-7"}, Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{BootID: "boot-1"}},
@@ -148,7 +147,7 @@ func newWorld(t *testing.T, files map[string]string, objects ...runtime.Object) 
 		return w.noKube != nil, nil, w.noKube
 	})
 	w.api.PrependReactor("patch", "evacuations", w.patched)
-	// The node authorizer behaves like this.
+	// Return Forbidden, as the node authorizer does.
 	w.kube.PrependReactor("get", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), action.(clienttesting.GetAction).GetName(), errors.New("no relationship found"))
 	})
@@ -237,7 +236,7 @@ func (w *world) until(what string, condition func() bool) {
 // pass advances the time.
 func (w *world) pass(d time.Duration) {
 	w.Helper()
-	// until ends after half an hour.
+	// The function until advances the time by at most half an hour.
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		next := time.Now().Add(min(10*time.Minute, time.Until(end)))
 		w.until("time passes", func() bool { return !time.Now().Before(next) })
@@ -289,7 +288,7 @@ func (w *world) countEvents(part string) int {
 	return n
 }
 
-// add creates an object in our API.
+// add creates an object in Haulout's API.
 func (w *world) add(object runtime.Object) {
 	w.Helper()
 	must.Do(w, w.api.Tracker().Add(object))
@@ -313,7 +312,7 @@ func (w *world) editEvacuation(name string, mod func(*v1alpha1.Evacuation)) {
 	must.Do(w, w.api.Tracker().Update(evacuationsResource, e, "default"))
 }
 
-// departed changes an Evacuation as the server does when the pod is gone.
+// departed completes an Evacuation as the server does when the pod is gone.
 func departed(e *v1alpha1.Evacuation) {
 	e.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPodDeleted,
@@ -348,7 +347,7 @@ func (w *world) editNode(mod func(*corev1.Node)) {
 	must.Do(w, w.kube.Tracker().Update(nodesResource, n, ""))
 }
 
-// published returns the annotation of the Node.
+// published returns the annotation with the kept static pods of the Node.
 func (w *world) published() string {
 	w.Helper()
 	stored := must.Get(w.kube.Tracker().Get(nodesResource, "", node))(w)

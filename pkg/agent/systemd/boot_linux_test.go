@@ -72,7 +72,8 @@ func boot(work, share string) error {
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount the old root: %w", err)
 	}
-	// systemd must not be able to change what namespaces do not isolate.
+	// Drop the capabilities with which systemd could change parts of the real machine that
+	// namespaces do not isolate.
 	for _, capability := range []uintptr{unix.CAP_SYS_MODULE, unix.CAP_SYS_TIME, unix.CAP_SYS_RAWIO, unix.CAP_SYSLOG, unix.CAP_AUDIT_CONTROL} {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0); err != nil {
 			return fmt.Errorf("drop capability %d: %w", capability, err)
@@ -141,7 +142,8 @@ func mountRoot(root, layers, share string) error {
 	)
 }
 
-// makeMountPoint makes the target of a mount: a file if a file is bound to it, else a directory.
+// makeMountPoint makes the target of a mount: a file if a file is bound to it, otherwise a
+// directory.
 func makeMountPoint(source, target string) error {
 	if info, err := os.Stat(source); err == nil && !info.IsDir() {
 		return os.WriteFile(target, nil, 0o644)

@@ -46,7 +46,7 @@ const (
 	KindPowerOff = "poweroff"
 )
 
-// kinds maps the actions that end the system to the kinds of shutdown. logind uses these names, and
+// kinds maps the names of shutdown actions to the kinds of shutdown. logind uses these names, and
 // systemd has a target for each of them except power-off.
 var kinds = map[string]string{
 	"reboot":      KindReboot,
@@ -74,8 +74,8 @@ type UnitState struct {
 	Active string
 	// File is enabled, disabled, static, masked and so on, or "" if there is no unit file.
 	File string
-	// MainPID is the process ID of a service; 0 if it does not run. LastPID keeps the value after
-	// the service has ended; it is 0 if the service has not run in this boot.
+	// MainPID is the process ID of a service; 0 if it does not run. LastPID is the last MainPID,
+	// even after the service has ended; it is 0 if the service has not run in this boot.
 	MainPID, LastPID uint32
 }
 
@@ -96,7 +96,7 @@ func NewClient(conn *dbus.Conn) *Client {
 }
 
 // Dial connects to systemd over the system bus. root is the directory where the root of the host is
-// mounted, or "". The connection ends with ctx or by Close.
+// mounted, or "". The connection is closed when ctx ends or by Close.
 func Dial(ctx context.Context, root string) (*Client, error) {
 	conn, err := ConnectBus(ctx, root)
 	if err != nil {
@@ -118,7 +118,8 @@ func (c *Client) SystemState(ctx context.Context) (string, error) {
 }
 
 // Incarnation returns an ID that distinguishes the boots of userspace within one boot of the
-// kernel. It is "" for the first one, and for versions of systemd without soft-reboot.
+// kernel. It is "" in the first boot of userspace, and with a version of systemd without
+// soft-reboot.
 func (c *Client) Incarnation(ctx context.Context) (string, error) {
 	found, err := incarnation(func(name string) (any, error) {
 		var variant dbus.Variant
@@ -157,7 +158,7 @@ func incarnation(property func(name string) (any, error)) (string, error) {
 	}
 	switch {
 	case major < 254:
-		return "", nil // this version has no soft-reboot
+		return "", nil // this version of systemd has no soft-reboot
 	case major < 256:
 		began, err := property("UserspaceTimestampMonotonic")
 		return fmt.Sprint(began), err
@@ -193,7 +194,7 @@ func (c *Client) shutdownTarget(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// Unit returns the state of a unit. A unit that does not exist is not an error.
+// Unit returns the state of a unit. It returns no error for a unit that does not exist.
 func (c *Client) Unit(ctx context.Context, name string) (UnitState, error) {
 	unit, err := c.load(ctx, name)
 	if err != nil {
@@ -242,11 +243,11 @@ func (c *Client) StopUnit(ctx context.Context, name string) error {
 	return unless(c.runJob(ctx, "StopUnit", name), errNoSuchUnit, errNotLoaded)
 }
 
-// EndService ends a service and waits until its main process is gone. It is StopUnit, except when
-// systemd already has a job that stops the service, as when the system goes down. That job waits
-// for the services that are ordered after it, possibly including the caller: so EndService sends
-// the signals of systemd to the main process itself. It must not do so without such a job, because
-// systemd would restart the service.
+// EndService ends a service and waits until its main process is gone. It does the same as StopUnit,
+// unless systemd already has a job that stops the service, for example because the system goes
+// down. That job waits for the services that are ordered after the service, possibly including the
+// caller. So EndService itself sends the signals of systemd to the main process. It does not send
+// signals without such a job, because systemd would restart the service.
 func (c *Client) EndService(ctx context.Context, name string) error {
 	queued, err := c.stopQueued(ctx, name)
 	if err != nil {
@@ -319,7 +320,7 @@ func (c *Client) call(ctx context.Context, what, method string, args ...any) err
 	return nil
 }
 
-// unless returns nil for the errors of D-Bus with these names.
+// unless returns the error, or nil for a D-Bus error with one of these names.
 func unless(err error, names ...string) error {
 	var remote dbus.Error
 	if errors.As(err, &remote) && slices.Contains(names, remote.Name) {
@@ -338,7 +339,8 @@ func (c *Client) runJob(ctx context.Context, method, name string) error {
 	if err := c.conn.AddMatchSignalContext(ctx, match...); err != nil {
 		return fmt.Errorf("watch the jobs of systemd: %w", err)
 	}
-	// Ignore the error: a remaining match only costs a few signals and ends with the connection.
+	// Ignore the error: a match that is not removed only causes a few more signals and ends with
+	// the connection.
 	defer func() { _ = c.conn.RemoveMatchSignal(match...) }()
 	// systemd sends signals about jobs only if a client has subscribed.
 	if err := unless(c.call(ctx, "subscribe to systemd", "Subscribe"), "org.freedesktop.systemd1.AlreadySubscribed"); err != nil {
@@ -389,7 +391,7 @@ func Property[T any](ctx context.Context, object dbus.BusObject, iface, name str
 	return value, err
 }
 
-// connectTimeout limits the authentication by the daemon of the bus.
+// connectTimeout limits the authentication at the bus daemon.
 const connectTimeout = 10 * time.Second
 
 // ConnectBus connects to the system bus, until ctx ends or the connection is closed. It delivers
@@ -429,7 +431,7 @@ func connect(ctx context.Context, dial func(...dbus.ConnOption) (*dbus.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	// Neither call takes a context, and a stopped daemon never answers.
+	// Neither call has a context, and a stopped daemon never responds.
 	limit := time.AfterFunc(connectTimeout, func() { conn.Close() })
 	defer limit.Stop()
 	if err := conn.Auth(nil); err != nil {

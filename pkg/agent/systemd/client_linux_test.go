@@ -47,7 +47,7 @@ func TestUnits(t *testing.T) {
 		t.Errorf("userspace has booted %v ago, %v", age, err)
 	}
 
-	// A service that has ended differs from a service that never ran, even after systemd has
+	// A service that has ended must differ from a service that never ran, even after systemd has
 	// reloaded its units.
 	kubelet := m.service("kubelet.service")
 	if state, err := kubelet.State(ctx); err != nil || !state.Exists() || state.MainPID != 0 || state.LastPID != 0 {

@@ -22,7 +22,8 @@ type unitProperty struct {
 	Value dbus.Variant
 }
 
-// startTransient starts a unit as the kubelet and the runtime start slices and scopes.
+// startTransient starts a transient unit, as the kubelet and the container runtime do for slices
+// and scopes.
 func (m *machine) startTransient(unit string, properties map[string]any) error {
 	m.t.Helper()
 	conn := must.Get(systemd.ConnectBus(m.t.Context(), m.root))(m.t)

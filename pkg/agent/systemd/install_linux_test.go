@@ -48,7 +48,7 @@ func TestKilledAgentKeepsTheShutdownWaiting(t *testing.T) {
 					t.Errorf("logind has locks of the processes %d, want one of %d", pids, first.PID)
 				}
 			}
-			// The agent is updated at this moment.
+			// Update the agent at this moment.
 			m.install(true, withFile("new"))
 			m.until("the new agent holds the lock", func(r record) bool { return r.PID != last.PID && pending(r) && held(r) })
 			m.mustRun()
@@ -66,12 +66,13 @@ func TestRestartsOfLogindAndOfTheBus(t *testing.T) {
 			first := m.until("the lock is held", held)
 			m.login("Reboot", false)
 			m.until("a shutdown is pending", pending)
-			// The restart of the bus closes the connection over which it was requested.
+			// If the bus is restarted, the request fails because its own connection is closed.
 			if err := m.client().RestartUnit(t.Context(), unit); err != nil && unit != "dbus.service" {
 				t.Fatal(err)
 			}
 			last := m.until("the shutdown is forgotten, the lock held", func(r record) bool { return r.State.Forgotten && held(r) })
-			// systemd must still have its copy after the old logind has closed the pipe.
+			// systemd must still have its copy of the lock after the old logind has closed the
+			// pipe.
 			m.kill(syscall.SIGKILL)
 			last = m.until("another process holds the lock", func(r record) bool { return r.PID != last.PID && held(r) })
 			// logind starts to number the locks again, but it knows which process took each lock.
@@ -109,7 +110,7 @@ func TestShutdownAroundLogind(t *testing.T) {
 				t.Errorf("the agent saw %+v and the kubelet %s, want %s within %s and the kubelet active",
 					stopped.Ending, stopped.Kubelet, test.wantKind, test.wantLimit)
 			}
-			// The pods need their kubelet as long as the agent works.
+			// The kubelet must run while the agent works, because the pods need it.
 			if state, err := m.service("kubelet.service").State(t.Context()); err != nil || state.Active != "active" {
 				t.Errorf("the kubelet is %s, %v, want active", state.Active, err)
 			}
@@ -119,7 +120,7 @@ func TestShutdownAroundLogind(t *testing.T) {
 	}
 }
 
-// TestShutdownWithoutABus: the agent cannot ask systemd over the bus why it is stopped.
+// TestShutdownWithoutABus has no bus over which the agent could find out why systemd stops it.
 func TestShutdownWithoutABus(t *testing.T) {
 	m := bootMachine(t)
 	m.install(true)
@@ -136,8 +137,8 @@ func TestShutdownWithoutABus(t *testing.T) {
 	m.mustEnd(syscall.SIGHUP)
 }
 
-// TestKubeletEndsWhileTheSystemStops: the systemd job that stops the kubelet waits for the agent.
-// The agent must be able to end the kubelet nevertheless.
+// TestKubeletEndsWhileTheSystemStops checks that the agent can end the kubelet although the systemd
+// job that stops the kubelet waits for the agent.
 func TestKubeletEndsWhileTheSystemStops(t *testing.T) {
 	m := bootMachine(t)
 	kubelet := m.service(kubeletUnit)
@@ -159,8 +160,8 @@ func TestKubeletEndsWhileTheSystemStops(t *testing.T) {
 	m.mustEnd(syscall.SIGHUP)
 }
 
-// TestAgentInSafeMode: an agent that cannot do its work takes over the lock of an agent that could.
-// It must not let the machine wait.
+// TestAgentInSafeMode starts an agent in safe mode, which takes over the lock of an earlier agent.
+// It must not delay a shutdown.
 func TestAgentInSafeMode(t *testing.T) {
 	for name, test := range map[string]struct {
 		config  string
@@ -195,7 +196,8 @@ func TestAgentInSafeMode(t *testing.T) {
 	}
 }
 
-// TestAgentOfAMachineThatLeavesItsCluster does what `kubeadm reset` does while the agent runs.
+// TestAgentOfAMachineThatLeavesItsCluster removes the files that `kubeadm reset` removes while the
+// agent runs.
 func TestAgentOfAMachineThatLeavesItsCluster(t *testing.T) {
 	m := bootMachine(t)
 	const config, kubeconfig = "/etc/haulout-node-agent/config.yaml", "/etc/kubernetes/kubelet.conf"
@@ -251,7 +253,7 @@ func TestInstallUpdateUninstall(t *testing.T) {
 	program := otherProgram(t)
 	withProgram := func(o *install.Options) { o.Source = program }
 	restarted("another program", withFile("1"), withProgram)
-	// An update ended before the restart.
+	// Simulate an update that was interrupted before the restart.
 	must.Do(t, os.WriteFile(m.root+"/run/haulout-node-agent.restart", nil, 0o644))
 	restarted("the rest of an update", withFile("1"), withProgram)
 	must.Do(t, m.service(install.Unit).End(t.Context()))
@@ -274,7 +276,7 @@ func TestUninstall(t *testing.T) {
 	if _, err := os.Stat(dropIn); err != nil {
 		t.Error(err)
 	}
-	for range 2 { // the second call finds nothing
+	for range 2 { // the second call finds no files
 		must.Do(t, install.Uninstall(t.Context(), m.options()))
 	}
 	for _, path := range []string{
@@ -290,7 +292,7 @@ func TestUninstall(t *testing.T) {
 	if status := m.status(); status.Exists() || status.Active != "inactive" {
 		t.Errorf("status %+v, want no unit", status)
 	}
-	// Nothing delays the shutdown now, so the bus may end before it responds.
+	// No lock delays the shutdown now, so the bus may end before it responds.
 	m.reboot()
 	m.mustEnd(syscall.SIGHUP)
 }
@@ -313,7 +315,7 @@ func withFile(content string) func(*install.Options) {
 	}
 }
 
-// otherProgram returns a program that does the same as this one, but has another content.
+// otherProgram returns a program that behaves like this one but has a different content.
 func otherProgram(t *testing.T) string {
 	t.Helper()
 	program := must.Get(os.ReadFile("/proc/self/exe"))(t)
@@ -322,7 +324,7 @@ func otherProgram(t *testing.T) string {
 	return path
 }
 
-// status is the state of the agent's unit, and whether a change needs a restart of the agent.
+// status is the state of the agent's unit, and whether the agent must be restarted after a change.
 type status struct {
 	systemd.UnitState
 	RestartPending bool
@@ -338,7 +340,7 @@ func (m *machine) status() status {
 	return status{UnitState: state, RestartPending: err == nil}
 }
 
-// TestInstallCommand runs what the pod of the DaemonSet runs, with a real systemd.
+// TestInstallCommand runs the commands of the DaemonSet's pod, with a real systemd.
 func TestInstallCommand(t *testing.T) {
 	m := bootMachine(t)
 	must.Do(t, m.service(kubeletUnit).Start(t.Context()))
@@ -370,7 +372,7 @@ func TestInstallCommand(t *testing.T) {
 			t.Errorf("%s: the configuration is %q, %v", step.name, installed, err)
 		}
 	}
-	// The running agent is not changed.
+	// An invalid configuration must not change the running agent.
 	for config, named := range map[string]string{"maxShutdownDelay: 7d\n": "7d", "localEngine: KubeletBus\n": `must be "CRI" or "None"`} {
 		before := m.status()
 		out, err := run(config)

@@ -70,7 +70,7 @@ type machine struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	ended chan struct{}
-	// root is a path of its root on the real machine.
+	// root is the path of the machine's root on the real machine.
 	root  string
 	share string
 }
@@ -88,7 +88,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// bootMachine boots a machine and waits until it runs. It ends with the test.
+// bootMachine boots a machine and waits until it runs. The machine ends with the test.
 func bootMachine(t *testing.T) *machine {
 	t.Helper()
 	err := canBoot()
@@ -158,8 +158,8 @@ func (m *machine) start(group *os.File, work string) {
 	})
 }
 
-// booted reports whether the process has changed its root. Before that it has the root of the real
-// machine, and the tests must never call the systemd of the real machine.
+// booted reports whether the process has changed its root. Before that, it still has the root of
+// the real machine, whose systemd the tests must never call.
 func (m *machine) booted() bool {
 	_, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", m.cmd.Process.Pid, rootMarker))
 	return err == nil
@@ -195,7 +195,7 @@ func (m *machine) login(method string, args ...any) *dbus.Call {
 	return call
 }
 
-// reboot requests a reboot that nothing delays. The connection may end with the machine.
+// reboot requests a reboot that no lock delays. It ignores the end of the connection.
 func (m *machine) reboot() {
 	m.t.Helper()
 	if call := m.tryLogin("Reboot", false); call.Err != nil && !errors.Is(call.Err, io.EOF) && !errors.Is(call.Err, dbus.ErrClosed) {
@@ -229,7 +229,7 @@ func (m *machine) lockPIDs() []uint32 {
 }
 
 // startTarget starts a unit without waiting, as `systemctl reboot` and logind do. It calls the
-// functions after it has connected to the bus.
+// functions in connected after it has connected to the bus.
 func (m *machine) startTarget(unit string, connected ...func()) {
 	m.t.Helper()
 	m.startUnit(unit, "replace-irreversibly", connected...)
@@ -261,7 +261,7 @@ func (m *machine) mustEnd(want syscall.Signal) {
 	}
 }
 
-// mustRun fails if the machine went down.
+// mustRun fails the test if the machine went down.
 func (m *machine) mustRun() {
 	m.t.Helper()
 	select {
@@ -280,7 +280,7 @@ func (m *machine) options(modify ...func(*install.Options)) install.Options {
 	return o
 }
 
-// install installs the agent. It fails unless the installation reports a change as expected.
+// install installs the agent. It fails the test if the installation does not report wantChanged.
 func (m *machine) install(wantChanged bool, modify ...func(*install.Options)) {
 	m.t.Helper()
 	changed, err := install.Install(m.t.Context(), m.options(modify...))
@@ -305,7 +305,7 @@ func (m *machine) records() []record {
 	var records []record
 	for lines := bufio.NewScanner(bytes.NewReader(content)); lines.Scan(); {
 		var r record
-		// The last line may be unfinished.
+		// The last line may be incomplete.
 		if json.Unmarshal(lines.Bytes(), &r) == nil {
 			records = append(records, r)
 		}

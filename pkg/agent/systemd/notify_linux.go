@@ -17,13 +17,14 @@ import (
 // notifyTimeout limits how long a notification waits for systemd.
 const notifyTimeout = 5 * time.Second
 
-// Notifier sends notifications to the systemd that supervises this process (sd_notify). Without
-// one, every method does nothing and returns nil.
+// Notifier sends notifications to the systemd that supervises this process (sd_notify). Without a
+// supervisor, every method does nothing and returns nil.
 type Notifier struct {
 	socket string
 }
 
-// NewNotifier returns the Notifier of this process, by the environment variable NOTIFY_SOCKET.
+// NewNotifier returns the Notifier of this process, which uses the environment variable
+// NOTIFY_SOCKET.
 func NewNotifier() *Notifier {
 	return &Notifier{socket: os.Getenv("NOTIFY_SOCKET")}
 }
@@ -51,8 +52,8 @@ func (n *Notifier) Stopping(status string) error {
 // Add stores a copy of the file in systemd's store, which outlives this process: after a restart,
 // the service finds it through ListenFDs. Add returns when systemd has the copy.
 func (n *Notifier) Add(name string, file *os.File) error {
-	// Without FDPOLL=0, systemd drops a pipe when its reader closes it. logind does that while it
-	// restarts.
+	// Without FDPOLL=0, systemd drops its copy of a pipe when the reader closes the pipe, as logind
+	// does while it restarts.
 	if err := n.sendFile("FDSTORE=1\nFDPOLL=0\nFDNAME="+name, file); err != nil {
 		return err
 	}
@@ -129,14 +130,14 @@ func oneLine(text string) string {
 	return strings.ReplaceAll(text, "\n", " ")
 }
 
-// firstListenFD is the number of the first descriptor that systemd hands to a service.
+// firstListenFD is the number of the first descriptor that systemd passes to a service.
 const firstListenFD = 3
 
-// ListenFDs takes over the file descriptors that systemd kept for this service, by their names. It
-// clears the environment variables that name them, so only the first call returns files.
+// ListenFDs takes over the file descriptors that systemd kept for this service, and returns them by
+// name. It clears the environment variables that list them, so only the first call returns files.
 func ListenFDs() (map[string][]*os.File, error) {
 	pid, count, names := os.Getenv("LISTEN_PID"), os.Getenv("LISTEN_FDS"), os.Getenv("LISTEN_FDNAMES")
-	// Remove the variables, so that a child process does not use the descriptors.
+	// Remove the variables, so that no child process uses the descriptors.
 	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, fmt.Errorf("clear %s: %w", name, err)

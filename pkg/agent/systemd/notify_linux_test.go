@@ -19,7 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// message is a notification with the number of files that came with it.
+// message is a notification with the number of its files.
 type message struct {
 	text  string
 	files int

@@ -30,8 +30,8 @@ func (m *machine) unit(name string) systemd.UnitState {
 	return state
 }
 
-// installOlder leaves what an older version installed for its engine KubeletBus: a running bus, and
-// a kubelet that was started with this bus.
+// installOlder installs the parts that an older version installed for its engine KubeletBus: a
+// running bus, and a kubelet that was started with this bus.
 func (m *machine) installOlder() {
 	m.t.Helper()
 	for path, content := range map[string]string{
@@ -57,9 +57,8 @@ func (m *machine) kubeletHasBus() bool {
 	return bytes.Contains(environment, []byte("DBUS_SYSTEM_BUS_ADDRESS="))
 }
 
-// TestBusOfAnOlderVersionIsRemoved: if an older version with the engine KubeletBus started the
-// kubelet with a bus, an update and an uninstallation restart the kubelet without it, but not while
-// a shutdown is pending.
+// TestBusOfAnOlderVersionIsRemoved has a kubelet with the bus of an older version. An update or an
+// uninstallation must restart the kubelet without the bus, but not while a shutdown is pending.
 func TestBusOfAnOlderVersionIsRemoved(t *testing.T) {
 	m := bootMachine(t)
 	gone := func(after string) {
@@ -98,7 +97,7 @@ func TestBusOfAnOlderVersionIsRemoved(t *testing.T) {
 	m.mustEnd(syscall.SIGHUP)
 }
 
-// TestProgramElsewhere: the program is removed from the path to which it was installed.
+// TestProgramElsewhere checks that the program is removed from the path to which it was installed.
 func TestProgramElsewhere(t *testing.T) {
 	m := bootMachine(t)
 	const first, second = "/opt/haulout/node agent", "/opt/haulout/agent"

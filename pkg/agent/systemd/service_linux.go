@@ -82,14 +82,14 @@ func (s Service) do(ctx context.Context, act func(*Client, context.Context, stri
 // the limit.
 const endReserve = 90 * time.Second
 
-// Ending is why and how systemd ends the system.
+// Ending describes the shutdown in which systemd ends the system.
 type Ending struct {
 	// Stopping is set if the system goes down.
 	Stopping bool
 	// Kind is KindReboot, KindPowerOff, or "" if unknown.
 	Kind string
-	// Limit is how long systemd waits for the unit: until it kills the unit, or until it ends the
-	// system regardless of running units (30 minutes in systemd's own targets).
+	// Limit is the time that systemd waits for the unit. After that, systemd kills the unit, or it
+	// ends the system regardless of running units (after 30 minutes in systemd's own targets).
 	Limit time.Duration
 }
 
@@ -116,8 +116,8 @@ func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 }
 
 // MakeIrreversible prevents that the shutdown in progress is cancelled. Otherwise a shutdown by
-// `systemctl start reboot.target` ends half-way when the kubelet starts a pod: the start of the
-// pod's slice, which may not run during a shutdown, removes the job of shutdown.target.
+// `systemctl start reboot.target` ends half-way when the kubelet starts a pod: the job that starts
+// the pod's slice conflicts with the job of shutdown.target and removes it.
 func (c *Client) MakeIrreversible(ctx context.Context) error {
 	target, err := c.shutdownTarget(ctx)
 	if err != nil || target == "" {
@@ -154,14 +154,15 @@ const (
 	endPoll = 100 * time.Millisecond
 )
 
-// EndProcess ends a process without systemd, but in the same way: by SIGTERM, and after 10 seconds
-// by SIGKILL. It returns when the process is gone, and nil if the process does not exist.
+// EndProcess ends a process without systemd, but in the same way: with SIGTERM, and after 10
+// seconds with SIGKILL. It returns when the process is gone. It returns nil if the process does not
+// exist.
 func EndProcess(ctx context.Context, pid int) error {
 	return endProcess(ctx, pid, func(fd int, signal syscall.Signal) error { return unix.PidfdSendSignal(fd, signal, nil, 0) })
 }
 
-// endProcess ends a process with a function that sends signals to it. The file descriptor refers to
-// this process even if another process gets its ID.
+// endProcess ends a process; send sends a signal to it. The file descriptor refers to this process
+// even if another process gets its ID.
 func endProcess(ctx context.Context, pid int, send func(fd int, signal syscall.Signal) error) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// pendingPeriod is how often the service reports to Windows that a stop or start is still
-	// pending. pendingHint is the time in which Windows expects the next report.
+	// pendingPeriod is the interval at which the service reports to Windows that a stop or start is
+	// still pending. pendingHint is the time in which Windows expects the next report.
 	pendingPeriod = 2 * time.Second
 	pendingHint   = 10 * time.Second
 	// exitFailed is the exit code of a service that ended with an error.
@@ -46,7 +46,7 @@ func RunService(h *Handler) error {
 }
 
 // Execute implements svc.Handler. It never waits for the agent: Windows treats a service that does
-// not answer as hung.
+// not respond as hung.
 func (h *Handler) Execute(_ []string, requests <-chan svc.ChangeRequest, status chan<- svc.Status) (specific bool, code uint32) {
 	current := svc.Status{State: svc.StartPending, CheckPoint: 1, WaitHint: uint32(pendingHint.Milliseconds())}
 	set := func(state svc.State, accepts svc.Accepted) {
@@ -150,7 +150,8 @@ func (l *EventLog) Close() error {
 	return l.log.Close()
 }
 
-// installEventSource registers the source of the messages, and reports whether it was new.
+// installEventSource registers the source of the messages, and reports whether it was not
+// registered before.
 func installEventSource() (changed bool, err error) {
 	key, err := registry.OpenKey(registry.LOCAL_MACHINE, eventSourceKey, registry.QUERY_VALUE)
 	if err == nil {

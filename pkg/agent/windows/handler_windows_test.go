@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/windows/svc"
 )
 
-// execution is a running handler with the test's ends of its channels.
+// execution is a running handler with the channels through which the test plays the part of
+// Windows.
 type execution struct {
 	t        *testing.T
 	requests chan svc.ChangeRequest

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// DefaultBinary is where the program is installed.
+	// DefaultBinary is the default path of the installed program.
 	DefaultBinary = `C:\Program Files\haulout-node-agent\haulout-node-agent.exe`
 
 	displayName = "Haulout node agent"
@@ -35,7 +35,7 @@ const (
 	// resets its count of failures.
 	restartDelay = time.Second
 	resetSeconds = 24 * 60 * 60
-	// changeTimeout limits how long the service may take to start or to stop.
+	// changeTimeout limits the time for a start or a stop of the service.
 	changeTimeout = 30 * time.Second
 )
 
@@ -142,14 +142,14 @@ func commandLine(binary string, args []string) string {
 	return strings.Join(words, " ")
 }
 
-// serviceConfig has the settings of the service that install owns. Other settings, such as a
-// delayed start, belong to the administrator.
+// serviceConfig has the settings of the service that Install writes. It leaves other settings, such
+// as a delayed start, to the administrator.
 type serviceConfig struct {
 	kind, start, errorControl     uint32
 	command, display, description string
 }
 
-// ensureService creates or changes the service, and reports whether it did.
+// ensureService creates or changes the service, and reports whether it changed anything.
 func ensureService(command string) (changed bool, err error) {
 	want := serviceConfig{
 		kind: windows.SERVICE_WIN32_OWN_PROCESS, start: mgr.StartAutomatic, errorControl: mgr.ErrorNormal,
@@ -296,8 +296,9 @@ func installedBinary() (string, error) {
 	return words[0], nil
 }
 
-// writeFile writes a file if its content differs, and reports whether it did. It calls stop before
-// the write, since Windows cannot replace a running program; stop is nil for other files.
+// writeFile writes a file if its content differs, and reports whether it wrote the file. It calls
+// stop before the write, since Windows cannot replace a running program; stop is nil for other
+// files.
 func writeFile(file File, stop func() error) (bool, error) {
 	have, err := os.ReadFile(file.Path)
 	if err == nil && bytes.Equal(have, file.Content) {
@@ -312,8 +313,8 @@ func writeFile(file File, stop func() error) (bool, error) {
 	return err == nil, err
 }
 
-// removeBinary removes the program and its folder if that is then empty. A running program cannot
-// remove itself: in that case, Windows removes it at its next start.
+// removeBinary removes the program and its folder if the folder is empty then. A running program
+// cannot remove itself: in that case, Windows removes the program at the next boot.
 func removeBinary(path string) error {
 	if err := files.Remove(path); err != nil {
 		text, textErr := windows.UTF16PtrFromString(path)

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// maxLogBytes is the size at which a new file is begun. One older file is kept.
+// maxLogBytes is the size at which a new log file is begun. One older file is kept.
 const maxLogBytes = 10 << 20
 
 // LogFile is a log of limited size: Windows does not keep the output of services.
@@ -53,7 +53,8 @@ func (l *LogFile) Write(data []byte) (int, error) {
 	return n, err
 }
 
-// turn begins a new file. If that fails, it continues with the old one.
+// turn begins a new log file and renames the old one. If this fails, it continues with the old
+// file.
 func (l *LogFile) turn() {
 	if err := l.file.Close(); err != nil {
 		return

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package windows is the part of the node agent for Windows: the service that Windows notifies
-// before a shutdown begins (SERVICE_CONTROL_PRESHUTDOWN), the settings for how long Windows waits
-// for it and in which order, and the installation, start and stop of services (KEP-4802). It is
-// experimental: it has not been tested on a real Windows machine.
+// before a shutdown begins (SERVICE_CONTROL_PRESHUTDOWN), the settings for the time and the order
+// in which Windows waits for services, and the installation, start and stop of services (KEP-4802).
+// It is experimental: it has not been tested on a real Windows machine.
 //
-// Code that decides has no build tag, so that its tests run everywhere; code that calls Windows is
-// in files that end with _windows.go.
+// The code that makes decisions has no build tag, so that its tests run on every operating system.
+// The code that calls Windows is in files that end with _windows.go.
 package windows
 
 import (
@@ -20,13 +20,14 @@ import (
 	"haulout.dev/haulout/pkg/agent/shutdown"
 )
 
-// checkPeriod is how often the settings in Windows are checked: other programs change them as well.
+// checkPeriod is the interval at which the settings in Windows are checked, since other programs
+// change them as well.
 const checkPeriod = time.Minute
 
 // Settings are the settings of Windows for a shutdown.
 type Settings interface {
 	// Apply makes Windows wait for this service for the given delay, and notify it before the
-	// kubelet. It returns how long Windows waits, 0 if unknown, and the problems.
+	// kubelet. It returns the time that Windows waits, 0 if unknown, and the problems.
 	Apply(delay time.Duration) (waits time.Duration, problems []string)
 }
 
@@ -37,13 +38,13 @@ type Config struct {
 	// Settings and Controls are required.
 	Settings Settings
 	Controls *Controls
-	// Since and Deadline are those of a pending shutdown that an earlier process of this boot was
-	// notified of; zero if there is none.
+	// Since and Deadline are the times of a pending shutdown of which Windows notified an earlier
+	// process of this boot; zero if there is none.
 	Since, Deadline time.Time
 }
 
-// Machine is a Windows machine. It notifies the service of a shutdown and then waits until the
-// service has stopped or the time is over. Such a shutdown cannot be cancelled. Machine implements
+// Machine is a Windows machine. Windows notifies the service of a shutdown and then waits until the
+// service has stopped or its time is over. Such a shutdown cannot be cancelled. Machine implements
 // shutdown.Machine.
 type Machine struct {
 	config Config
@@ -70,8 +71,8 @@ func (m *Machine) State() shutdown.MachineState {
 	return s
 }
 
-// Release implements shutdown.Machine. Windows continues when the service has stopped; the caller
-// of Run stops it.
+// Release implements shutdown.Machine. It does nothing: Windows continues when the service has
+// stopped, and the caller of Run stops the service.
 func (m *Machine) Release(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,9 +144,9 @@ func (m *Machine) begin(since time.Time) {
 	m.state.Since, m.state.Deadline, m.state.Delay = since, since.Add(delay), delay
 }
 
-// resume takes over the shutdown of which an earlier process was notified. Windows does not wait
-// for this process. It returns a channel that is ready when the time of that shutdown is over: if
-// the machine still runs then, there is no shutdown.
+// resume takes over the shutdown of which Windows notified an earlier process. Windows does not
+// wait for this process. The returned channel receives a value when the time of that shutdown is
+// over: if the machine still runs then, no shutdown is pending.
 func (m *Machine) resume() <-chan time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -158,7 +159,7 @@ func (m *Machine) resume() <-chan time.Time {
 	return time.After(left)
 }
 
-// forget ends a shutdown when the machine still runs after its deadline.
+// forget drops a shutdown if the machine still runs after its deadline.
 func (m *Machine) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -176,16 +177,15 @@ func milliseconds(d time.Duration) (uint32, error) {
 // ServiceName is the name of the agent's service.
 const ServiceName = "haulout-node-agent"
 
-// DefaultTimeout is how long Windows waits for a service without this setting, since build 15063.
-// Earlier builds wait three minutes.
+// DefaultTimeout is the time that Windows waits for a service without this setting, since build
+// 15063. Earlier builds wait three minutes.
 const DefaultTimeout = 10 * time.Second
 
 // Controls are the requests of Windows to the running service.
 type Controls struct {
 	ready       chan struct{}
 	preshutdown chan struct{}
-	// paramChanges receives an element when a user requests that the service reads its settings
-	// again.
+	// paramChanges receives a value when a user requests that the service read its settings again.
 	paramChanges chan struct{}
 
 	readyOnce, preshutdownOnce sync.Once
@@ -218,6 +218,6 @@ func (c *Controls) beginPreshutdown(since time.Time) {
 func (c *Controls) paramChange() {
 	select {
 	case c.paramChanges <- struct{}{}:
-	default: // one is already pending
+	default: // a request is already pending
 	}
 }

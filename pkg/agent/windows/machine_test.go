@@ -17,7 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// fakeSettings are the settings of a Windows that waits for the time in waits.
+// fakeSettings are the Settings of a Windows machine that waits for the time in waits.
 type fakeSettings struct {
 	mu       sync.Mutex
 	waits    time.Duration

@@ -31,7 +31,7 @@ type orderValue interface {
 	remove() error
 }
 
-// orderRecord is the content of orderFile.
+// orderRecord is the structure of orderFile.
 type orderRecord struct {
 	// Existed is set if the registry had the value.
 	Existed bool `json:"existed"`
@@ -40,7 +40,7 @@ type orderRecord struct {
 	Written []string `json:"written"`
 }
 
-// place returns the order with a service before another one, and whether that changes the order.
+// place returns the order with a service before another one, and whether the order has changed.
 // Names of services are case-insensitive. If the other service is not in the list, Windows notifies
 // it after all services in the list.
 func place(order []string, own, other string) (placed []string, changed bool) {
@@ -93,7 +93,7 @@ func placeInOrder(value orderValue, stateDir, own, other string) error {
 }
 
 // restoreOrder removes the service from the list. If no other program has changed the list, it
-// restores the previous value, or removes the value if there was none.
+// restores the previous value, or removes the value if it did not exist before.
 func restoreOrder(value orderValue, stateDir, own string) error {
 	order, found, err := value.get()
 	if err != nil {

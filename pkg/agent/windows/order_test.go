@@ -69,9 +69,9 @@ func (f *fakeOrder) remove() error {
 func TestOrderIsRestored(t *testing.T) {
 	for name, test := range map[string]struct {
 		before fakeOrder
-		// change is what other programs do while the agent is installed.
+		// change simulates the changes of other programs while the agent is installed.
 		change func(*fakeOrder)
-		// again: the agent checks the value again after the change.
+		// again is set if the agent checks the value once more after the change.
 		again bool
 		want  fakeOrder
 	}{

@@ -17,7 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// pollPeriod is how often the state of a service is read while it starts or stops.
+// pollPeriod is the interval at which the state of a service is read while the service starts or
+// stops.
 const pollPeriod = 100 * time.Millisecond
 
 // Service is a service to start and stop, such as the kubelet.
@@ -32,7 +33,7 @@ func (s Service) Start(ctx context.Context) error {
 		err := wait.PollUntilContextCancel(ctx, pollPeriod, true, func(context.Context) (bool, error) {
 			err := service.Start()
 			if errors.Is(err, windows.ERROR_SERVICE_DATABASE_LOCKED) {
-				return false, nil // as at boot
+				return false, nil // the service is started as at boot
 			}
 			return err == nil, err
 		})
@@ -119,7 +120,7 @@ const (
 	infoBufferBytes = 64
 )
 
-// serviceSettings are the settings of the agent's service. It implements Settings.
+// serviceSettings are the settings of the agent's service. They implement Settings.
 type serviceSettings struct {
 	stateDir, kubelet string
 }
@@ -143,7 +144,7 @@ func (s *serviceSettings) Apply(delay time.Duration) (waits time.Duration, probl
 	return waits, problems
 }
 
-// setTimeout sets how long Windows waits for a service, and returns the resulting value.
+// setTimeout sets the time that Windows waits for a service, and returns the resulting value.
 func setTimeout(name string, timeout time.Duration) (time.Duration, error) {
 	wanted, err := milliseconds(timeout)
 	if err != nil {

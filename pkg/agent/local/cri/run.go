@@ -22,9 +22,10 @@ import (
 
 // run is one call of End.
 type run struct {
-	engine   *Engine
-	table    buckets.Table
-	next     func(state.Local, []state.KilledPod) bool
+	engine *Engine
+	table  buckets.Table
+	next   func(state.Local, []state.KilledPod) bool
+	// deadline is the zero time if there is none.
 	deadline time.Time
 	// pods counts the pods that are being ended.
 	pods sync.WaitGroup

@@ -32,18 +32,18 @@ import (
 const (
 	// Unit is the name of the agent's service.
 	Unit = "haulout-node-agent.service"
-	// DefaultBinary is where the program is installed.
+	// DefaultBinary is the default path of the installed program.
 	DefaultBinary = "/usr/local/bin/haulout-node-agent"
 	// UnitPath is the path of the unit file.
 	UnitPath = "/etc/systemd/system/" + Unit
 
-	// restartMarker exists while the running agent does not have a change that is on the disk. A
-	// reboot removes it, since that restarts the agent as well.
+	// restartMarker is a file that exists while a change on the disk has no effect on the running
+	// agent yet. A reboot removes the file, and also restarts the agent.
 	restartMarker = "/run/haulout-node-agent.restart"
 )
 
 // ErrShutdownPending is returned by Uninstall: without the agent, the machine would go down
-// immediately, with all its pods.
+// immediately, with all pods running.
 var ErrShutdownPending = errors.New("the agent delays a pending shutdown")
 
 // Options describe the service.
@@ -57,11 +57,11 @@ type Options struct {
 	Binary string
 	// Args are the arguments of the program.
 	Args []string
-	// Files are written to the host, such as the configuration.
+	// Files are additional files for the host, such as the configuration.
 	Files []File
 	// KubeletUnit is the kubelet's unit, kubelet.service if empty.
 	KubeletUnit string
-	// MaxDelay is how long systemd waits for the agent when the system goes down.
+	// MaxDelay is the time that systemd waits for the agent when the system goes down.
 	MaxDelay time.Duration
 }
 
@@ -76,7 +76,7 @@ type File struct {
 }
 
 // Install installs or updates the service, and starts or restarts it if necessary. It reports
-// whether it changed anything. If it fails half-way, the next call completes it.
+// whether it changed anything. If it fails, the next call completes the installation.
 func Install(ctx context.Context, o Options) (changed bool, err error) {
 	if err := o.complete(); err != nil {
 		return false, err
@@ -147,7 +147,7 @@ func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, erro
 		return changed, nil
 	}
 	klog.FromContext(ctx).Info("Starting the node agent", "unit", Unit, "wasActive", state.Active)
-	// A pending shutdown continues to wait: systemd holds the lock during the restart.
+	// A pending shutdown is still delayed: systemd holds the lock during the restart.
 	if err := client.RestartUnit(ctx, Unit); err != nil {
 		return changed, err
 	}
@@ -176,7 +176,7 @@ func Uninstall(ctx context.Context, o Options) error {
 	}
 	pending, err := Pending(ctx, o.Root)
 	if err != nil {
-		// Continue: without logind, no shutdown can wait for the agent.
+		// Continue: without logind, the agent cannot delay a shutdown.
 		klog.FromContext(ctx).Error(err, "Cannot check whether a shutdown is pending")
 	}
 	if pending {
@@ -232,7 +232,7 @@ func (o *Options) write(ctx context.Context, path string, mode fs.FileMode, open
 	if same {
 		return false, nil
 	}
-	// Create the marker before the change: if this process ends after the change, the next one must
+	// Create the marker before the change: if this process ends after the change, its next run must
 	// still restart the agent.
 	if err := os.WriteFile(o.path(restartMarker), nil, 0o644); err != nil {
 		return false, fmt.Errorf("create the marker for a restart: %w", err)
@@ -277,13 +277,13 @@ func sumOf(open func() (io.ReadCloser, error)) (sum [sha256.Size]byte, err error
 	return [sha256.Size]byte(hash.Sum(nil)), err
 }
 
-// removeDropIn removes a drop-in, and its folder if that is then empty.
+// removeDropIn removes a drop-in, and its folder if the folder is empty then.
 func removeDropIn(path string) error {
 	if err := files.Remove(path); err != nil {
 		return err
 	}
 	err := unix.Rmdir(filepath.Dir(path))
-	// ENOTDIR: the folder is a link, which the agent did not create.
+	// The error ENOTDIR means that the folder is a link, which the agent did not create.
 	for _, left := range []error{unix.ENOENT, unix.ENOTEMPTY, unix.ENOTDIR, unix.EBUSY} {
 		if errors.Is(err, left) {
 			return nil
@@ -332,8 +332,8 @@ var scopeDropIns = []string{
 }
 
 // scopeDropIn makes systemd end containers after the agent. Otherwise a shutdown that bypasses
-// logind ends all containers first, regardless of their priority, since the slices of pods may not
-// run during a shutdown.
+// logind ends all containers first, regardless of their priority, since systemd stops the slices of
+// pods at the start of a shutdown.
 const scopeDropIn = `# Written by haulout-node-agent install, which overwrites all changes.
 # When the system goes down, the node agent ends the containers in the order of their priorities.
 [Unit]
@@ -343,8 +343,8 @@ Before=` + Unit + "\n"
 // sections that begin with X-.
 const programKey = "Program="
 
-// installedProgram returns the path of the installed program; the one of the options if the unit
-// does not have it.
+// installedProgram returns the path of the installed program; the path in the options if the unit
+// file does not have the path.
 func (o *Options) installedProgram() string {
 	content, err := os.ReadFile(o.path(UnitPath))
 	if err != nil {

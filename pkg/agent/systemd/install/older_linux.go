@@ -32,7 +32,7 @@ const (
 
 // removeOlder removes the kubelet's bus, and restarts a kubelet that uses it. It reports whether it
 // removed anything. While the agent delays a shutdown it does nothing, because the kubelet must not
-// restart now; after the boot, the installing pod calls it again.
+// restart now; after the next boot, the installing pod calls it again.
 func (o *Options) removeOlder(ctx context.Context, client *systemd.Client) (bool, error) {
 	dropIns, err := filepath.Glob(o.path(filepath.Join(unitDir, "*.d", dropInName)))
 	if err != nil {
@@ -49,7 +49,8 @@ func (o *Options) removeOlder(ctx context.Context, client *systemd.Client) (bool
 		klog.FromContext(ctx).Info("The kubelet's bus of an older version stays until the next installation", "shutdownPending", pending, "err", err)
 		return false, nil
 	}
-	// Remove the bus last: through it, an installation after an interruption finds the kubelet.
+	// Remove the bus last: after an interruption, the next installation finds the kubelet through
+	// the bus.
 	kubelets := []string{o.KubeletUnit}
 	for _, path := range dropIns {
 		if unit := strings.TrimSuffix(filepath.Base(filepath.Dir(path)), ".d"); !slices.Contains(kubelets, unit) {
