@@ -22,19 +22,19 @@ const (
 	// downAfter is the time between the departure of a pod and the check of its app: a replacement
 	// needs time to start.
 	downAfter = time.Minute
-	// downNamespaces is the maximum number of namespaces whose apps are read.
+	// downNamespaces is the maximum number of namespaces whose workloads are read.
 	downNamespaces = 20
 )
 
-// hasLeft reports whether the pod of an Evacuation left long enough ago that its replacement should
-// be ready. The server keeps such Evacuations for some minutes.
+// hasLeft reports whether the pod of an Evacuation left its node so long ago that the replacement
+// should be ready. The server keeps such Evacuations for some minutes.
 func hasLeft(e *v1alpha1.Evacuation, now time.Time) bool {
 	at, left := protocol.LeftAt(e)
 	return left && now.Sub(at) >= downAfter
 }
 
-// appsDown returns the Deployments and StatefulSets that lost a pod to a maintenance and have no
-// ready pod. It omits those that the user may not read.
+// appsDown returns the Deployments and StatefulSets that have lost a pod to a maintenance and have
+// no ready pod. It omits workloads that the user may not read.
 func appsDown(ctx context.Context, c clients, left []v1alpha1.Evacuation) ([]show.AppDown, error) {
 	byNamespace := map[string][]labels.Set{}
 	for i := range left {

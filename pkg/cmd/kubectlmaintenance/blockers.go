@@ -120,7 +120,8 @@ func (e *environment) obstacles(maintenances []v1alpha1.NodeMaintenance, evacuat
 }
 
 // blockedMaintenances returns the maintenances for the command blockers: the named one, or all.
-// With only a namespace it returns none, since the owner of a namespace may not read them.
+// With only a namespace it returns none, since the owner of a namespace usually may not read
+// maintenances.
 func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, namespace string) ([]v1alpha1.NodeMaintenance, error) {
 	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
 	switch {
@@ -144,8 +145,8 @@ func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, 
 	return slices.DeleteFunc(all.Items, func(nm v1alpha1.NodeMaintenance) bool { return v1alpha1.IsDone(&nm) }), nil
 }
 
-// inTheWay reads the Evacuations that are blocked, then those that wait. It returns those whose
-// pods have left in a separate list. The server has an index for both lists.
+// inTheWay reads the blocked Evacuations, then the waiting ones. It returns the Evacuations whose
+// pods have left in a separate list. The server has an index for both requests.
 func inTheWay(ctx context.Context, c clients, namespace string, now time.Time) (found *v1alpha1.EvacuationList, left []v1alpha1.Evacuation, err error) {
 	list := func(selector string, keep func(*v1alpha1.Evacuation) bool) (*v1alpha1.EvacuationList, error) {
 		found, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})

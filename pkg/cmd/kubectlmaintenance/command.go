@@ -54,8 +54,8 @@ type environment struct {
 	now     func() time.Time
 	// suffix returns the unique part of a generated name.
 	suffix func() string
-	// interactive reports whether the standard input is a terminal, so that the command can ask a
-	// question.
+	// interactive reports whether the standard input is a terminal, so that the command can ask the
+	// user for a confirmation.
 	interactive func() bool
 	// screen returns the screen of a stream.
 	screen func(io.Writer) *screen.Screen
@@ -133,8 +133,8 @@ func (w escapedWarnings) HandleWarningHeader(code int, agent, text string) {
 	w.WarningHandler.HandleWarningHeader(code, agent, screen.Escape(text))
 }
 
-// The exit codes that scripts can rely on; the help of the plugin and docs/kubectl-plugin.md list
-// them.
+// Scripts can rely on the following exit codes; the help of the plugin and docs/kubectl-plugin.md
+// list them.
 const (
 	exitDone        = 0
 	exitFailed      = 1
@@ -243,7 +243,7 @@ func (e *environment) newCommand() *cobra.Command {
 	add(groupLook, e.newStatusCommand(), e.newBlockersCommand(), e.newHistoryCommand())
 	add(groupEnd, e.newStageCommand(), e.newCompleteCommand(), e.newCancelCommand())
 	root.AddCommand(newOptionsCommand())
-	// Completion goes through kubectl, which would not find a script for kubectl-maintenance.
+	// Completion works through kubectl, which would not find a script for kubectl-maintenance.
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetUsageTemplate(usageTemplate)
 	e.flags.AddFlags(root.PersistentFlags())

@@ -16,7 +16,7 @@ import (
 // completionLimit is the maximum number of names for the completion.
 const completionLimit = 500
 
-// completeNodes offers the nodes of the cluster.
+// completeNodes returns the names of the cluster's nodes as completions.
 func (e *environment) completeNodes(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	c, err := e.connect()
 	if err != nil {
@@ -33,19 +33,20 @@ func (e *environment) completeNodes(cmd *cobra.Command, args []string, toComplet
 	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeMaintenances offers the maintenances of the cluster.
+// completeMaintenances returns the names of all maintenances as completions.
 func (e *environment) completeMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	return e.completeThose(cmd, args, toComplete, func(*v1alpha1.NodeMaintenance) bool { return true })
 }
 
-// completeActive offers the maintenances that are not complete.
+// completeActive returns the names of the maintenances that are not complete as completions.
 func (e *environment) completeActive(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	return e.completeThose(cmd, args, toComplete, func(nm *v1alpha1.NodeMaintenance) bool {
 		return nm.DeletionTimestamp == nil && nm.Spec.Stage != v1alpha1.NodeMaintenanceStageComplete
 	})
 }
 
-// completeNodesAndMaintenances offers nodes and maintenances, for commands that take either.
+// completeNodesAndMaintenances returns the names of nodes and maintenances as completions, for
+// commands that accept both.
 func (e *environment) completeNodesAndMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	nodes, _ := e.completeNodes(cmd, args, toComplete)
 	if len(args) > 0 {
@@ -76,7 +77,7 @@ func (e *environment) completeThose(cmd *cobra.Command, args []string, toComplet
 	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
-// offer returns the names that begin with the typed text and are not arguments already.
+// offer returns the names that begin with the typed text and are not among the arguments yet.
 func offer(names, given []string, typed string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, typed) || slices.Contains(given, name) })
 }

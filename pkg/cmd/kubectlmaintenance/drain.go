@@ -85,8 +85,8 @@ that Haulout does not do.`,
 	return cmd
 }
 
-// check returns notes about flags that are not needed, and an error about flags that Haulout cannot
-// honour.
+// check returns notes about flags that are not needed, and an error about flags that Haulout does
+// not support.
 func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 	var refused []string
 	refuse := func(flag, why string) {

@@ -103,7 +103,7 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 			return true, newPreview(name), nil
 		},
 	)
-	// carryOut sets the status of a new maintenance as if the server had finished all work.
+	// carryOut sets the status of a new maintenance as if the server had completed all work.
 	carryOut := func(nm *v1alpha1.NodeMaintenance) {
 		nm.UID = types.UID("uid-of-" + nm.Name)
 		if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
@@ -205,7 +205,8 @@ func draining() *v1alpha1.NodeMaintenance {
 	}
 }
 
-// long returns a drain that began so long ago that the Evacuations of most of its pods are deleted.
+// long returns the maintenance of a drain that began so long ago that the Evacuations of most of
+// its pods are deleted.
 func long() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	for i := range nm.Status.StageStatuses {
@@ -357,8 +358,8 @@ func stopping() []runtime.Object {
 	}
 }
 
-// turns returns Evacuations of draining whose pods may be evicted; one of them waits for the
-// others.
+// turns returns Evacuations of draining whose pods may be evicted; one pod waits until the budget
+// allows its eviction.
 func turns() []runtime.Object {
 	waits := func(e *v1alpha1.Evacuation) {
 		blocked(v1alpha1.ReasonPodWaits, "The pod waits for other pods of Deployment web to be available: no PodDisruptionBudget "+
@@ -369,7 +370,7 @@ func turns() []runtime.Object {
 }
 
 // appDown returns a Deployment whose only pod has left and has no ready replacement, and another
-// one that is ready.
+// Deployment that is ready.
 func appDown() []runtime.Object {
 	objects := []runtime.Object{draining()}
 	for app, ready := range map[string]int32{"single": 0, "other": 1} {
@@ -385,8 +386,8 @@ func appDown() []runtime.Object {
 	return objects
 }
 
-// again returns an app that tolerates the drain: its pods are recreated on the node and leave
-// again.
+// again returns the Evacuations of an app whose pods tolerate the drain: they are recreated on the
+// node and leave it again.
 func again() []runtime.Object {
 	app := func(e *v1alpha1.Evacuation) { e.Labels = map[string]string{"app": "free"} }
 	created := func(d time.Duration) func(*v1alpha1.Evacuation) {
@@ -515,7 +516,7 @@ func event(name, reason, kind, object, note string, at time.Duration, modify ...
 	return build.With(e, modify...)
 }
 
-// events returns the events of draining, and one of another maintenance.
+// events returns the events of draining, and one event of another maintenance.
 func events() []runtime.Object {
 	return []runtime.Object{
 		event("a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update",

@@ -26,9 +26,9 @@ import (
 )
 
 const (
-	// redrawAfter is how long the follower collects changes before it shows them.
+	// redrawAfter is the time for which the follower collects changes before it shows them.
 	redrawAfter = 200 * time.Millisecond
-	// redrawAtLeast is the interval at which ages and paces are updated if nothing changes.
+	// redrawAtLeast is the interval at which ages and rates are updated if no object changes.
 	redrawAtLeast = time.Second
 )
 
@@ -54,7 +54,8 @@ type follower struct {
 	troubleAt time.Time
 }
 
-// troubleFor is how long an error is shown. A lasting error occurs again and is shown again.
+// troubleFor is the time for which an error is shown. An error that persists occurs again and is
+// shown again.
 const troubleFor = 15 * time.Second
 
 // newFollower starts a follower, which runs until the context ends.
@@ -185,8 +186,8 @@ func (f *follower) notes() []string {
 	return notes
 }
 
-// each calls look with the facts after every change and at least once a second, until look returns
-// true.
+// each calls look with the facts after every change, and at least once a second, until look returns
+// done.
 func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool, err error)) error {
 	ticker := time.NewTicker(redrawAtLeast)
 	defer ticker.Stop()

@@ -89,7 +89,7 @@ func TestWatch(t *testing.T) {
 	must.Do(t, w.haulout.Tracker().Add(evacuation("shop", "web-99", "node-003", gone(0))))
 	eventually(t, w.out, "5 of 17 gone")
 	nm := draining()
-	// If podsPeak is not set, only the pods that the plugin has observed count.
+	// If podsPeak is not set, the plugin counts only the pods that it has observed.
 	nm.Status.NodeStatuses[0].PodsPeak = 0
 	nm.Status.NodeStatuses[0].PodsEvacuating--
 	must.Get(maintenances.Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
@@ -119,7 +119,7 @@ func TestWatchInAPipe(t *testing.T) {
 	w := newWorld(t, "", everything()...)
 	clock := make(chan time.Time, 1)
 	clock <- now
-	// The clock advances with each read, so that no line is delayed.
+	// The clock advances with each read, so that the plugin delays no line.
 	w.environment.now = func() time.Time {
 		at := <-clock
 		clock <- at.Add(3 * time.Second)
@@ -145,8 +145,8 @@ func TestWatchInAPipe(t *testing.T) {
 	}
 }
 
-// TestWaitingIsNotTheWork: the maintenance continues when the command ends, and the command ends
-// when the maintenance ends.
+// TestWaitingIsNotTheWork checks that the maintenance continues when a waiting command ends, and
+// that the command ends when the maintenance ends.
 func TestWaitingIsNotTheWork(t *testing.T) {
 	for name, test := range map[string]struct {
 		happens  func(t *testing.T, w *world, interrupt func())
@@ -218,8 +218,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 	}
 }
 
-// TestAnInterruptedPreviewLeavesNothing: the temporary object is deleted, regardless of why the
-// preview cannot be shown.
+// TestAnInterruptedPreviewLeavesNothing checks that the temporary object is deleted, regardless of
+// the reason why the preview cannot be shown.
 func TestAnInterruptedPreviewLeavesNothing(t *testing.T) {
 	for name, reach := range map[string]func(interrupt func()) error{
 		"interrupted while the server previews": func(interrupt func()) error { interrupt(); return context.Canceled },
@@ -275,13 +275,13 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestADrainIsPreviewedBeforeItBegins: the plugin requests the preview before the maintenance
-// exists, so an interruption at that moment leaves no object.
+// TestADrainIsPreviewedBeforeItBegins checks that the plugin requests the preview before it creates
+// the maintenance. So an interruption of the preview leaves no object.
 func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 	for name, test := range map[string]struct {
 		line       string
 		interrupts bool
-		// want are the created objects, in order.
+		// want has the objects that must be created, in order.
 		want []string
 		code int
 	}{
@@ -331,8 +331,8 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 	}
 }
 
-// TestAPreviewThatIsLeft: if the temporary NodeMaintenance of the preview cannot be deleted, the
-// plugin prints a note and begins the drain nevertheless.
+// TestAPreviewThatIsLeft has a temporary NodeMaintenance that cannot be deleted: the plugin prints
+// a note and begins the drain nevertheless.
 func TestAPreviewThatIsLeft(t *testing.T) {
 	w := newWorld(t, "")
 	forbid("delete", "nodemaintenances")(w)

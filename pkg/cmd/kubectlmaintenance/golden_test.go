@@ -54,7 +54,7 @@ type golden struct {
 	stdin string
 	// objects are the objects in the cluster; everything() if nil.
 	objects []runtime.Object
-	// arrange changes the world before the command runs.
+	// arrange modifies the world before the command runs.
 	arrange func(*world)
 }
 
@@ -303,7 +303,7 @@ func leavesNothing(t *testing.T, w *world) {
 	}
 }
 
-// TestNoFileIsLeftOver reports golden files without a case.
+// TestNoFileIsLeftOver fails if a golden file belongs to no test case.
 func TestNoFileIsLeftOver(t *testing.T) {
 	files := must.Get(filepath.Glob("testdata/*.txt"))(t)
 	for _, file := range files {
@@ -313,7 +313,7 @@ func TestNoFileIsLeftOver(t *testing.T) {
 	}
 }
 
-// shellFields splits a command line as a shell does, as far as the examples need it.
+// shellFields splits a command line as a shell does, for the syntax that the examples use.
 func shellFields(line string) []string {
 	var out []string
 	for _, word := range regexp.MustCompile(`(?:[^\s"']|"[^"]*"|'[^']*')+`).FindAllString(line, -1) {
@@ -322,12 +322,12 @@ func shellFields(line string) []string {
 	return out
 }
 
-// tryLine runs a command line of an example or a page, in a cluster with the objects that these
-// mention.
+// tryLine runs a command line of an example or a page, in a cluster with the objects that the
+// examples and pages mention.
 func tryLine(t *testing.T, line string) {
 	t.Helper()
 	w := newWorld(t, "", everything()...)
-	// The drain of an example ends, and so does a maintenance that is completed.
+	// Simulate a server that completes each drain and each maintenance.
 	w.haulout.PrependReactor(
 		"patch", "nodemaintenances",
 		func(action clienttesting.Action) (bool, runtime.Object, error) {

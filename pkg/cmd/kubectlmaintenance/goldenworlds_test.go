@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// progressing sets the condition Progressing, and the time of the last progress.
+// progressing sets the condition Progressing, and the time at which it last changed.
 func progressing(
 	nm *v1alpha1.NodeMaintenance, status metav1.ConditionStatus, reason, message string, last time.Duration,
 ) *v1alpha1.NodeMaintenance {
@@ -101,7 +101,7 @@ func ignoring(policy v1alpha1.NewNodesPolicy) *v1alpha1.NodeMaintenance {
 	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, message, 5*time.Second)
 }
 
-// clearPreview reduces previews to one budget under which pods leave in groups.
+// clearPreview reduces previews to one budget that only splits the drain into groups.
 func clearPreview(w *world) {
 	w.haulout.PrependReactor(
 		"get", "nodemaintenances/preview",
@@ -129,8 +129,8 @@ func staticPreview(w *world) {
 	)
 }
 
-// manyWarnings adds more blockers to previews than are printed; the first is a workload without a
-// budget.
+// manyWarnings adds more blockers to previews than are printed; the first blocker is a workload
+// without a budget.
 func manyWarnings(w *world) {
 	w.haulout.PrependReactor(
 		"get", "nodemaintenances/preview",
@@ -148,7 +148,7 @@ func manyWarnings(w *world) {
 	)
 }
 
-// newReasons returns a pod for each of the newer reasons.
+// newReasons returns a pod for each of the reasons that were added later.
 func newReasons() []runtime.Object {
 	objects := []runtime.Object{draining()}
 	for i, reason := range []string{
@@ -162,8 +162,7 @@ func newReasons() []runtime.Object {
 	return objects
 }
 
-// because sets a reason in the status of the maintenances why a node is not drained like the
-// others.
+// because sets the reason, in the status of the maintenances, why a node is not drained.
 func because(node string, reason v1alpha1.NodeStatusReason) func(*world) {
 	return func(w *world) {
 		resource := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
@@ -184,10 +183,10 @@ func because(node string, reason v1alpha1.NodeStatusReason) func(*world) {
 	}
 }
 
-// uncordoned adds a node that is not cordoned.
+// uncordoned marks a node as not cordoned.
 func uncordoned(node string) func(*world) { return because(node, v1alpha1.NodeStatusNotCordoned) }
 
-// refused adds a node that the requester may not delete.
+// refused marks a node as one that the requester may not delete.
 func refused(node string) func(*world) { return because(node, v1alpha1.NodeStatusNotAuthorized) }
 
 // withoutWaves returns draining as an older server reports it.
@@ -230,7 +229,7 @@ func cordonsWhatIsMade(w *world) {
 	)
 }
 
-// dryRunsDelete makes the fake client not delete in a dry run.
+// dryRunsDelete makes the fake client ignore the deletions of a dry run.
 func dryRunsDelete(w *world) {
 	w.haulout.PrependReactor(
 		"delete", "nodemaintenances",

@@ -146,8 +146,7 @@ func allNodes(ctx context.Context, c clients) ([]corev1.Node, error) {
 	}
 }
 
-// dangerOf returns the fact about the selected nodes of a cluster that the user has to confirm, or
-// "".
+// dangerOf returns the fact about the selected nodes that the user must confirm, or "".
 func dangerOf(selector *corev1.NodeSelector, nodes []corev1.Node) (string, error) {
 	matcher, err := nodeaffinity.NewNodeSelector(selector)
 	if err != nil {

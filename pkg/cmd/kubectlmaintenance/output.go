@@ -20,7 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
 )
 
-// wide is the output format that lists everything.
+// wide is the output format that lists all nodes and pods.
 const wide = "wide"
 
 // output is the flag -o and its printers.
@@ -30,8 +30,8 @@ type output struct {
 	lines bool
 }
 
-// outputOfObjects is the output of commands that print the object they wrote, followed by the
-// operation.
+// outputOfObjects is the output of commands that print the name of the object that they wrote,
+// followed by the operation.
 func outputOfObjects(operation string) *output {
 	return &output{flags: genericclioptions.NewPrintFlags(operation).WithTypeSetter(scheme.Scheme)}
 }
@@ -56,7 +56,7 @@ func (o *output) addFlags(cmd *cobra.Command) {
 
 func (o *output) format() string { return *o.flags.OutputFormat }
 
-// forPeople reports whether the output is lines, not a document.
+// forPeople reports whether the output consists of lines and not of a document.
 func (o *output) forPeople() bool {
 	return o.lines && (o.format() == "" && *o.flags.TemplatePrinterFlags.TemplateArgument == "" || o.format() == wide)
 }

@@ -136,7 +136,8 @@ func (e *environment) stored(ctx context.Context, o *waitOptions, name string) (
 	return c, nm, err
 }
 
-// moveTo sets the stage of a maintenance and, with --wait, waits for it.
+// moveTo sets the stage of a maintenance and, with --wait, waits until the maintenance has reached
+// the stage.
 func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, stage v1alpha1.NodeMaintenanceStage) error {
 	c, nm, err := e.stored(ctx, o, name)
 	if err != nil {
@@ -156,8 +157,8 @@ func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, s
 			return err
 		}
 	}
-	// The UID protects a different maintenance that was created under the same name in the
-	// meantime.
+	// The UID makes the patch fail if a different maintenance was created under the same name in
+	// the meantime.
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": nm.UID}, "spec": map[string]any{"stage": stage}})
 	if err != nil {
 		return err

@@ -96,7 +96,7 @@ func (o *startOptions) addFlags(cmd *cobra.Command) {
 // newNodesPolicies are the values of --new-nodes.
 var newNodesPolicies = []string{string(v1alpha1.NewNodesPolicyIgnore), string(v1alpha1.NewNodesPolicyJoin)}
 
-// start creates a maintenance and, with --wait, waits for it.
+// start creates a maintenance and, with --wait, waits for the result.
 func (e *environment) start(ctx context.Context, o *startOptions, args []string) error {
 	stage, err := stageOf(o.stage, startStages)
 	if err != nil {
@@ -209,7 +209,8 @@ func parsePlan(content []byte) ([]v1alpha1.DrainPlanEntry, error) {
 	}
 	var parts map[string]any
 	if err := yaml.Unmarshal(content, &parts); err != nil {
-		// The content is neither form: return the error for the list form, which is clearer.
+		// The content is neither a list nor a maintenance. Return the error about the list, which
+		// is clearer.
 		return nil, listErr
 	}
 	if _, isObject := parts["spec"]; isObject {

@@ -83,7 +83,7 @@ func (e *environment) status(ctx context.Context, o *output, name string) error 
 	return nil
 }
 
-// theOne returns the named maintenance. Without a name, it returns the only one that is not
+// theOne returns the named maintenance. Without a name, it returns the only maintenance that is not
 // complete; nil if there is none or more than one.
 func theOne(all []show.Facts, name string) *show.Facts {
 	var one *show.Facts

@@ -69,7 +69,7 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *waitOptions) error {
 	out := e.Out
 	if o.output.format() != "" {
-		// The progress is not part of the requested output.
+		// Write the progress to the error stream: it is not part of the requested output.
 		out = e.ErrOut
 	}
 	ctx, cancel := withTimeout(ctx, o.timeout)
@@ -103,7 +103,7 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 }
 
 // keptPods returns the server's message about pods that stay on the drained nodes; empty if all
-// have left.
+// pods have left.
 func keptPods(nm *v1alpha1.NodeMaintenance) string {
 	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	if drained == nil || drained.Status != metav1.ConditionTrue || drained.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft {
@@ -134,7 +134,7 @@ func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Dura
 		name, timeout, name)
 }
 
-// follow shows the progress of a maintenance until look returns true. It passes nil to look if the
+// follow shows the progress of a maintenance until look returns done. It passes nil to look if the
 // maintenance does not exist.
 func (e *environment) follow(ctx context.Context, c clients, name string, out io.Writer, look func(*show.Facts) (bool, error)) error {
 	f, err := e.newFollower(ctx, c, name)
@@ -162,8 +162,8 @@ func (e *environment) follow(ctx context.Context, c clients, name string, out io
 	return err
 }
 
-// reached reports whether a maintenance has reached a stage. It returns an error if it cannot reach
-// it any longer.
+// reached reports whether a maintenance has reached a stage. It returns an error if the maintenance
+// can no longer reach the stage.
 func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (bool, error) {
 	if v1alpha1.IsEnding(nm) {
 		return true, exitWith(exitEnded, "%s was completed before it reached the stage %s", nm.Name, stage)
@@ -181,7 +181,7 @@ func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) 
 }
 
 // isCordoned reports whether all nodes of a maintenance are cordoned. It returns an error if the
-// requester may not delete one of them: the server will not cordon that node.
+// requester may not delete one of the nodes, because the server will not cordon such a node.
 func isCordoned(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	if refused := show.NodesFor(nm, v1alpha1.NodeStatusNotAuthorized); len(refused) > 0 {
 		return false, exitWith(exitBlocked,
@@ -191,7 +191,7 @@ func isCordoned(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	return len(nm.Status.NodeStatuses) > 0 && len(show.NodesFor(nm, v1alpha1.NodeStatusNotCordoned)) == 0, nil
 }
 
-// firstOf returns the first names and the number of the others.
+// firstOf returns the first names and the number of the remaining names.
 func firstOf(names []string) string {
 	const few = 3
 	if len(names) <= few {

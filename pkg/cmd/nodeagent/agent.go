@@ -29,15 +29,15 @@ import (
 )
 
 const (
-	// stopTimeout is how long an agent that has to end waits for its parts. An informer without a
-	// connection to the API can take half a minute to end, and after a restart of the service the
-	// machine should have its agent again soon.
+	// stopTimeout is the time that an agent waits for its parts to end. An informer without a
+	// connection to the API can take half a minute to end, but after a restart of the service a new
+	// agent should run soon.
 	stopTimeout = 2 * time.Second
-	// statusPeriod is the interval at which the agent updates its status at the service manager.
+	// statusPeriod is the interval at which the agent sends its status to the service manager.
 	statusPeriod = 2 * time.Second
 )
 
-// host is what differs between the operating systems.
+// host has the parts of the agent that differ between the operating systems.
 type host struct {
 	// machine delays the shutdown.
 	machine shutdown.Machine
@@ -45,14 +45,14 @@ type host struct {
 	kubelet cri.Kubelet
 	// final is set if the kubelet cannot be started again once the machine shuts down.
 	final bool
-	// kubeletProblem returns why the agent cannot stop the kubelet, empty if it can; ok is false if
-	// that is unknown. The field is nil if the check does not apply.
+	// kubeletProblem returns the reason why the agent cannot stop the kubelet; empty if it can. ok
+	// is false if this is unknown. The field is nil if the check does not apply.
 	kubeletProblem func(context.Context) (problem string, ok bool)
-	// safeMode is why the agent is in safe mode, empty if it is not. offline is why it has no API
-	// client, empty if it has one.
+	// safeMode is the reason why the agent is in safe mode; empty if it is not. offline is the
+	// reason why it has no API client; empty if it has one.
 	safeMode, offline string
 	// lastFolder is the folder of static pods of an earlier agent; empty if unknown. An agent in
-	// safe mode restores nothing from it.
+	// safe mode does not restore manifests from it.
 	lastFolder string
 	// pollingOnly is set if the operating system does not report changes of folders.
 	pollingOnly bool
@@ -73,11 +73,12 @@ type agent struct {
 	manager    *shutdown.Manager
 	static     *staticPods
 	checkpoint *pods.Checkpoint
-	// closers are called after everything has stopped.
+	// closers are called after all parts have stopped.
 	closers []func() error
 }
 
-// start is the state that the agent has before it asks systemd, the kubelet or the API.
+// start is the state that the agent has before it sends requests to systemd, the kubelet or the
+// API.
 type start struct {
 	store  *state.Store
 	bootID string
@@ -133,7 +134,7 @@ func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *
 		config: c, discover: kubelet.Discover, found: a.checkpoint.SetStaticPodPath, kubeletProblem: h.kubeletProblem,
 	}
 	if last := s.stored.Configuration; last != nil {
-		// Use the values that an earlier process found: the kubelet may be stopped now.
+		// Use the values that an earlier process found: the kubelet may not run now.
 		a.static.runtime = last.RuntimeEndpoint
 		a.static.leave(last.StaticPodPath)
 	}
@@ -149,7 +150,7 @@ func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *
 		return nil, err
 	}
 	a.closers = append(a.closers, runtime.Close)
-	// In safe mode, a shutdown with pods would wait until its deadline without an engine.
+	// In safe mode, a shutdown would wait for its pods until the deadline if there were no engine.
 	if c.LocalEngine == configv1alpha1.LocalEngineCRI || h.safeMode != "" {
 		a.engine = runtime
 	}
@@ -183,7 +184,8 @@ func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *
 	return a, err
 }
 
-// limited returns why the agent cannot do all of its work, for the conditions of the node.
+// limited returns the reason why the agent cannot do all of its work, for the conditions of the
+// node.
 func (a *agent) limited() (reason, message string) {
 	if a.host.safeMode != "" {
 		return shutdown.ReasonSafeMode, "safe mode, because " + a.host.safeMode
@@ -206,8 +208,8 @@ func (a *agent) warnings() []string {
 	return list
 }
 
-// known returns the configuration with the values that the agent has found out, for an agent that
-// starts without them. In safe mode it is the configuration that an earlier process stored.
+// known returns the configuration with the values that the agent has found, for a later process
+// that cannot find them. In safe mode it is the configuration that an earlier process stored.
 func (a *agent) known() *configv1alpha1.NodeAgentConfiguration {
 	c := a.config.DeepCopy()
 	c.NodeName, c.RuntimeEndpoint = a.node, a.static.RuntimeEndpoint()
@@ -287,8 +289,8 @@ func (a *agent) tellStatus(ctx context.Context) {
 	}, statusPeriod)
 }
 
-// statusLine is the status in `systemctl status`. It has no times, since these would change it all
-// the time.
+// statusLine is the status in `systemctl status`. It contains no times, since these would change
+// the line constantly.
 func statusLine(s *shutdown.Status) string {
 	line := string(s.State.Phase)
 	switch {

@@ -125,8 +125,8 @@ func (s *statuses) has(part string) bool {
 	return strings.Contains(strings.Join(s.lines, "\n"), part)
 }
 
-// startAgent runs an agent until the test ends. It returns a function that stops the agent and
-// returns its error.
+// startAgent runs an agent until the test ends. The returned function stops the agent and returns
+// the agent's error.
 func startAgent(t *testing.T, c *configv1alpha1.NodeAgentConfiguration, h *host) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -161,8 +161,8 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// A complete agent without an API and without an engine: the machine goes down shortly before the
-// deadline, the state is on the disk, and the command status shows it.
+// With a complete agent, but without an API and an engine, the machine goes down shortly before the
+// deadline, the state is on the disk, and the command status shows the state.
 func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -193,7 +193,8 @@ func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Errorf("the agent ends with %v", err)
 	}
-	// A restart of the service must not leave the machine without its agent for long.
+	// The agent must stop soon, because a restart of the service starts the next agent only after
+	// that.
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("the agent takes %v to end", took)
 	}
@@ -215,7 +216,7 @@ func TestAgentContinuesAfterARestart(t *testing.T) {
 		return err == nil && stored.Phase == state.Detected
 	})
 	must.Do(t, stop())
-	// The directory is locked until the process ends, so the second agent has a copy.
+	// The directory is locked until the process ends, so the second agent gets a copy.
 	second := *c
 	second.StateDirectory = t.TempDir()
 	data := must.Get(os.ReadFile(filepath.Join(c.StateDirectory, "state.json")))(t)
@@ -229,7 +230,7 @@ func TestAgentContinuesAfterARestart(t *testing.T) {
 func TestStateOfAnotherBootIsNotResumed(t *testing.T) {
 	c := testConfig(t)
 	store := must.Get(state.Open(c.StateDirectory, state.RunDirectory))(t)
-	if err := store.Save(draining()); err != nil { // of boot "b"
+	if err := store.Save(draining()); err != nil { // the state is of boot "b"
 		t.Fatal(err)
 	}
 	s := must.Get(begin(t.Context(), c))(t)

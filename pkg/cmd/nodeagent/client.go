@@ -24,11 +24,11 @@ import (
 	"haulout.dev/haulout/pkg/version"
 )
 
-// userPrefix begins the user name of every kubelet; the name of its node follows.
+// userPrefix is the prefix of the user name of every kubelet, before the node name.
 const userPrefix = "system:node:"
 
-// betterPeriod is how often an agent with limitations checks whether a new process would have
-// fewer.
+// betterPeriod is the interval at which an agent with limitations checks whether a new process
+// would have fewer limitations.
 const betterPeriod = 10 * time.Second
 
 // restConfig returns the configuration of the API client. The kubeconfig is read once, see
@@ -49,7 +49,7 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 }
 
 // noticeDeadConnections makes the clients of this process close a dead connection after ten seconds
-// instead of 45. Only an environment variable can set that.
+// instead of 45. Only an environment variable can set this time.
 func noticeDeadConnections() error {
 	for _, name := range []string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS", "HTTP2_PING_TIMEOUT_SECONDS"} {
 		if _, set := os.LookupEnv(name); set {
@@ -62,8 +62,8 @@ func noticeDeadConnections() error {
 	return nil
 }
 
-// clientOf returns the configuration of the API client, and the name of the node. It fails if no
-// client can be created, for example because the CA data contains no certificates.
+// clientOf returns the configuration of the API client, and the name of the node. It returns an
+// error if no client can be created, for example because the CA data has no certificates.
 func clientOf(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) (*rest.Config, string, error) {
 	config, err := restConfig(c.Kubeconfig)
 	if err != nil {
@@ -131,8 +131,8 @@ func nodeName(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, con
 	return facts.NodeName, nil
 }
 
-// certifiedNode returns the node name in the client certificate; empty if the client has no
-// certificate or is not a node.
+// certifiedNode returns the node name in the client certificate; empty if there is no certificate
+// or its user is not a node.
 func certifiedNode(config *rest.Config) (string, error) {
 	if config == nil {
 		return "", nil
@@ -150,7 +150,7 @@ func certifiedNode(config *rest.Config) (string, error) {
 			return "", errors.New("the client certificate is not PEM-encoded")
 		}
 		if block.Type != "CERTIFICATE" {
-			continue // the kubelet keeps the key in the same file
+			continue // the kubelet stores the key in the same file
 		}
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {

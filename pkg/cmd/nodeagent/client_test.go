@@ -58,7 +58,7 @@ func TestNodeName(t *testing.T) {
 	for name, test := range map[string]struct {
 		configured, user string
 		want             string
-		// refused are texts in the error.
+		// refused has texts that the error must contain.
 		refused []string
 	}{
 		"from the kubelet's certificate":       {user: file(node), want: "node-1"},

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeagent is the command haulout-node-agent.
+// Package nodeagent implements the command haulout-node-agent.
 package nodeagent
 
 import (
@@ -204,7 +204,7 @@ func printMigrated(out io.Writer, c *configv1alpha1.NodeAgentConfiguration, fact
 	}
 	total := int64(0)
 	for priority, seconds := range facts.ShutdownTable {
-		// An entry without time ends its pods without waiting, which the agent does not support.
+		// The agent does not support an entry without any time, which ends its pods immediately.
 		migrated.Table = append(migrated.Table, configv1alpha1.ShutdownGracePeriodByPodPriority{Priority: priority, ShutdownGracePeriodSeconds: max(seconds, 1)})
 		total += max(seconds, 1)
 	}
@@ -254,7 +254,7 @@ taken away, such as a handler of spot notices, and that then shut it down:
 			if within < time.Second {
 				return errors.New("--within must be at least 1s")
 			}
-			// A broken configuration must not stop the handler of a notice.
+			// An invalid configuration must not make the handler of a termination notice fail.
 			c, err := o.Load()
 			if err != nil && state.RunDirectory == "" {
 				return err

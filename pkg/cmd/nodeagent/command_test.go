@@ -90,7 +90,7 @@ func TestConfigCheckRefuses(t *testing.T) {
 	}
 }
 
-// A node without a configuration file has the defaults.
+// A node without a configuration file uses the defaults.
 func TestDefaultFileMayBeMissing(t *testing.T) {
 	if _, err := os.Stat(config.DefaultPath()); err == nil {
 		t.Fatalf("%s exists on this machine", config.DefaultPath())
@@ -104,7 +104,7 @@ func TestVersion(t *testing.T) {
 	is.True(t, err == nil && strings.Contains(out, "haulout-node-agent version "), "--version prints %q, %v", out, err)
 }
 
-// Every command has a description, and refuses arguments that it would ignore.
+// Every command has a description, and rejects arguments that it would ignore.
 func TestCommandsAreDescribed(t *testing.T) {
 	var names []string
 	var walk func(cmd *cobra.Command)

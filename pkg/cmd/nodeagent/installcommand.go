@@ -34,8 +34,8 @@ type installation struct {
 	root string
 	// binary is the path of the program on the machine, empty for the default.
 	binary string
-	// config is the configuration. content is its file, and path is where the service reads it.
-	// Without content, the file of the machine stays unchanged.
+	// config is the configuration. content is the content of its file, and path is the path from
+	// which the service reads the file. Without content, the file on the machine stays unchanged.
 	config  *configv1alpha1.NodeAgentConfiguration
 	content []byte
 	path    string
@@ -43,7 +43,8 @@ type installation struct {
 	args []string
 }
 
-// services installs and removes the service of the agent; platformServices is the real one.
+// services installs and removes the service of the agent; platformServices has the real
+// implementation.
 type services struct {
 	// root is set if the agent can be installed from a container that mounts the root of the
 	// machine.
@@ -52,7 +53,7 @@ type services struct {
 	note string
 	// install installs or updates the service, and reports whether anything changed.
 	install func(context.Context, *installation) (changed bool, err error)
-	// pending reports whether the agent delays a shutdown now.
+	// pending reports whether the agent delays a pending shutdown.
 	pending func(context.Context) (bool, error)
 	// uninstall removes the service.
 	uninstall func(context.Context) error
@@ -92,12 +93,12 @@ flags that override fields become arguments of the service.` + s.note,
 	return cmd
 }
 
-// installation checks the configuration for the service and returns the service to install.
+// installation checks the configuration of the service and returns the description of the service.
 func (o *Options) installation(root, binary string) (*installation, error) {
 	i := &installation{root: root, binary: binary, path: config.DefaultPath()}
 	load := *o
 	if o.ConfigFile == "" {
-		// This is the file that the service will read, if the machine has one.
+		// Load the file that the service will read, if the machine has this file.
 		load.ConfigFile = filepath.Join(root, i.path)
 		if _, err := os.Stat(load.ConfigFile); errors.Is(err, fs.ErrNotExist) {
 			load.ConfigFile = ""
@@ -172,14 +173,15 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	_, err = fmt.Fprintln(cmd.OutOrStdout(), "The service is removed.")
 	errs := []error{err}
 	if restore {
-		// Restore before the call to the API: this program, which could restore the pods later, is
-		// already removed. The agent may have parked more until it was stopped.
+		// Restore the manifests before the API request: the installed program, which could restore
+		// them later, is already removed. The agent may have parked more manifests until it was
+		// stopped.
 		restored, err := staticpods.RestoreAll(dir)
 		errs = append(errs, printRestored(cmd.OutOrStdout(), restored), err)
 	} else if _, parked, _ = parkedOf(cmd.Context(), o, true); len(parked) > 0 {
 		errs = append(errs, fmt.Errorf("the agent parked static pods before it stopped: %s; move their manifests back, see \"Undo everything by hand\" in docs/node-agent.md", strings.Join(parked, ", ")))
 	}
-	// Write the condition again: the agent wrote its own until it was stopped.
+	// Write the condition again: the agent wrote its own condition until it was stopped.
 	if err := reportStopped(cmd.Context(), c); err != nil && !force {
 		errs = append(errs, fmt.Errorf("the service is removed, but the condition NodeAgentReady of the node is not, and drains may wait for the agent for %s: %w", protocol.AgentSilence, err))
 	}

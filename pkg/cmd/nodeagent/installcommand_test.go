@@ -33,7 +33,7 @@ type fakeServices struct {
 	pending    bool
 	pendingErr error
 	err        error
-	// stopped is called when the service is stopped.
+	// stopped is a function that is called when the service is stopped.
 	stopped func()
 }
 
@@ -147,8 +147,8 @@ func TestUninstall(t *testing.T) {
 		kubeconfig string
 		parked     bool
 		args       []string
-		// want and refused are texts in the output and in the error; files are the files in the
-		// folder afterwards.
+		// want has texts of the output, and refused has texts of the error. files has the files in
+		// the folder afterwards.
 		want, refused string
 		files         string
 		// more is an additional line of the configuration.
@@ -215,15 +215,15 @@ func TestUninstallWithoutAKubelet(t *testing.T) {
 	}
 }
 
-// After the removal no other program would restore the parked pods. So no pod may stay parked, even
+// After the agent is removed, no program would restore parked pods. So no pod may stay parked, even
 // if the API fails or the agent parks pods until it stops.
 func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 	for name, test := range map[string]struct {
-		// parked: a pod is parked before the command runs.
+		// parked is set if a pod is parked before the command runs.
 		parked bool
-		// down: the API no longer answers. force: --force is given.
+		// down is set if the API no longer responds. force is set if --force is given.
 		down, force bool
-		// left: the pods are not restored.
+		// left is set if the pods must not be restored.
 		left    bool
 		refused string
 	}{
@@ -278,7 +278,7 @@ func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 	}
 }
 
-// If the state cannot be read, pods may be parked.
+// An unreadable state does not show whether pods are parked.
 func TestUninstallRefusesAStateThatCannotBeRead(t *testing.T) {
 	kubeconfig, _ := nodeServer(t)
 	dir := t.TempDir()

@@ -26,13 +26,12 @@ import (
 )
 
 const (
-	// startsFile has the times of the last starts. A boot removes it.
+	// startsFile is the file with the times of the last starts. A reboot removes it.
 	startsFile = "/run/haulout-node-agent.starts"
-	// directoryFile has the state directory of the last agent that loaded its configuration. A boot
-	// removes the file.
+	// directoryFile is the file with the path of the state directory of the last agent that loaded
+	// its configuration. A reboot removes it.
 	directoryFile = "/run/haulout-node-agent.directory"
-	// crashStarts is the number of starts within crashPeriod from which on the agent counts as
-	// crashing.
+	// crashStarts is the number of starts within crashPeriod at which the agent counts as crashing.
 	crashStarts = 5
 	crashPeriod = time.Minute
 	// releasingDir is the state directory of an agent in safe mode without a stored configuration.
@@ -42,16 +41,18 @@ const (
 // mode describes how the agent runs.
 //
 // With a configuration but no API client, the agent delays shutdowns and ends the pods on the node.
-// In safe mode it holds no lock: there is no usable configuration or no kubeconfig, or the agent
-// crashes. For a pending shutdown, safe mode ends the pods with the configuration that was stored
-// in this boot, or releases the shutdown immediately if there is none.
+// The agent is in safe mode if it has no usable configuration or no kubeconfig, or if it crashes.
+// In safe mode it takes no lock. For a pending shutdown, safe mode ends the pods with the
+// configuration that was stored in this boot, or releases the shutdown immediately if there is
+// none.
 type mode struct {
 	config *configv1alpha1.NodeAgentConfiguration
 	client *rest.Config
 	node   string
 	// files is the data from which the client was created, see clientFiles.
 	files []byte
-	// why is why the agent cannot do all of its work, empty if it can. safe is set in safe mode.
+	// why is the reason why the agent cannot do all of its work; empty if it can. safe is set in
+	// safe mode.
 	why  string
 	safe bool
 	// crashed is set if the agent is in safe mode because it crashed.
@@ -85,8 +86,8 @@ func chooseMode(ctx context.Context, o *Options, lastDir string, crashed bool) m
 // connect creates the client and finds the name of the node. If that fails, the client returns an
 // error for each request.
 func (m *mode) connect(ctx context.Context) error {
-	// Read the files before the client is created, so that a change in the meantime is noticed. A
-	// kubeconfig that cannot be read yields no client.
+	// Read the files before the client is created, so that a change in the meantime is noticed.
+	// Ignore the error: without a readable kubeconfig, no client can be created either.
 	m.files, _ = clientFiles(m.config.Kubeconfig)
 	var err error
 	if m.client, m.node, err = clientOf(ctx, m.config); err != nil {
@@ -103,7 +104,7 @@ func safeMode(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, why
 	if m.config == nil {
 		m.config = releasing(c)
 	}
-	// The agent does not use the API for this shutdown, so it need not wait for the API.
+	// The agent does not use the API for this shutdown, so it must not wait for the API.
 	m.config.APIGracePeriod.Duration = time.Second
 	if m.connect(ctx) != nil {
 		return m
@@ -137,8 +138,8 @@ func storedConfiguration(dir string) *configv1alpha1.NodeAgentConfiguration {
 	return stored.Configuration
 }
 
-// lastConfiguration returns the configuration for an agent whose own configuration cannot be
-// loaded.
+// lastConfiguration returns the configuration that the agent uses if its own configuration cannot
+// be loaded.
 func lastConfiguration(ctx context.Context, o *Options) *configv1alpha1.NodeAgentConfiguration {
 	c := config.Default()
 	c.StateDirectory = cmp.Or(o.StateDirectory, lastStateDirectory(ctx), c.StateDirectory)
@@ -176,9 +177,9 @@ func (n nodeOnly) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, errors.New("safe mode: the API is not used")
 }
 
-// awaitBetter returns when a new process could do more of the work than this one, or when the
-// kubeconfig has changed: the machine has left its cluster or has joined another one. It does not
-// return while a shutdown is pending, so that this process completes it.
+// awaitBetter returns when a new process would have fewer limitations than this one, or when the
+// kubeconfig has changed, because the machine has left its cluster or has joined another one. It
+// does not return while a shutdown is pending, so that this process completes it.
 func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() bool) {
 	better := func(ctx context.Context) (bool, error) {
 		changed := clientChanged(m.config.Kubeconfig, m.files)
@@ -192,11 +193,11 @@ func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() 
 		}
 		klog.FromContext(ctx).Info("Restarting the agent: the kubeconfig has changed, or a missing requirement is met", "kubeconfigChanged", changed, "lacked", m.why)
 		if m.crashed {
-			_ = os.Remove(startsFile) // count the next starts from here
+			_ = os.Remove(startsFile) // count only later starts
 		}
 		return true, nil
 	}
-	_ = wait.PollUntilContextCancel(ctx, betterPeriod, false, better) // ends with the context as well
+	_ = wait.PollUntilContextCancel(ctx, betterPeriod, false, better) // returns with the context, too
 }
 
 // lastDirectory returns the directory that noteDirectory wrote; empty if there is none.
@@ -209,7 +210,7 @@ func lastDirectory(ctx context.Context, path string) string {
 }
 
 // noteDirectory writes the path of the state directory to a file. An agent that cannot load its
-// configuration finds the state only through this file.
+// configuration can find the state only through this file.
 func noteDirectory(ctx context.Context, path, dir string) {
 	if err := os.WriteFile(path, []byte(dir+"\n"), 0o600); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot store the path of the state directory")

@@ -46,20 +46,21 @@ func TestChooseMode(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		config string
-		// noFile: there is no kubeconfig. badFile: it is not a valid kubeconfig.
+		// noFile is set if there is no kubeconfig. badFile is set if it is not a valid kubeconfig.
 		noFile, badFile, crashed bool
 		// server is the address of the API server; empty for the usual one.
 		server string
-		// stored is the boot of the stored state; noPods: the state has no list of pods.
+		// stored is the boot of the stored state. noPods is set if no list of pods was stored.
 		stored string
 		noPods bool
-		// inFile: the directory is set in the configuration, not by a flag. noted: an earlier
-		// process has recorded it.
+		// inFile is set if the directory is set in the configuration and not by a flag. noted is
+		// set if an earlier process has recorded the directory.
 		inFile, noted bool
 
 		safe bool
 		why  string
-		// local: the agent ends pods on the node, with the stored table.
+		// local is set if the agent must end pods on the node. storedTable is set if it must use
+		// the stored table.
 		local, storedTable bool
 	}{
 		"all is there":                                     {local: true},
@@ -113,7 +114,7 @@ func TestChooseMode(t *testing.T) {
 			if stored := m.config.ShutdownGracePeriodByPodPriority[0].ShutdownGracePeriodSeconds == 7; stored != test.storedTable {
 				t.Errorf("the table is %v, want the stored one: %t", m.config.ShutdownGracePeriodByPodPriority, test.storedTable)
 			}
-			// An agent without a client ends, is restarted, and holds the lock all the time.
+			// An agent without a client ends and is restarted, while the lock stays held.
 			if _, err := kubernetes.NewForConfig(m.client); m.node == "" || err != nil {
 				t.Errorf("the node is %q, there is no client: %v", m.node, err)
 			}
@@ -125,9 +126,9 @@ func TestChooseMode(t *testing.T) {
 // cluster.
 func TestAgentStartsAgainWithAnotherKubeconfig(t *testing.T) {
 	for name, test := range map[string]struct {
-		// change changes the kubeconfig, or the file of authorities that it names.
+		// change changes the kubeconfig, or the file of certificate authorities that it names.
 		change func(kubeconfig, authorities string) error
-		// shuttingDown: a shutdown is pending.
+		// shuttingDown is set if a shutdown is pending.
 		shuttingDown bool
 		want         bool
 	}{
@@ -184,8 +185,7 @@ func TestSafeModeOnlyTells(t *testing.T) {
 	}
 }
 
-// An agent in safe mode does not delay a pending shutdown, even if there are pods that it could not
-// end.
+// An agent in safe mode does not delay a pending shutdown, even if it cannot end the pods.
 func TestSafeModeReleases(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -203,7 +203,8 @@ func TestSafeModeReleases(t *testing.T) {
 	}
 }
 
-// In safe mode the agent does not restore parked pods, and the conditions say how to restore them.
+// In safe mode the agent does not restore parked pods, and the conditions of the node describe how
+// to restore them.
 func TestSafeModeTellsWhatIsParked(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -216,8 +217,8 @@ func TestSafeModeTellsWhatIsParked(t *testing.T) {
 	})
 }
 
-// If the kubelet is not the main process of its unit, the agent must not stop it, nor the
-// containers.
+// If the kubelet is not the main process of its unit, the agent must stop neither the kubelet nor
+// the containers.
 func TestKubeletOfAnotherUnitIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -247,7 +248,7 @@ func TestCrashes(t *testing.T) {
 	}{
 		{at: 10 * time.Second}, {at: 20 * time.Second}, {at: 30 * time.Second}, {at: 40 * time.Second},
 		{at: 65 * time.Second, want: true},
-		{at: 71 * time.Second, want: true}, // the first start is older than a minute, the others count
+		{at: 71 * time.Second, want: true}, // the first start is older than a minute and does not count
 		{at: 4 * time.Minute},
 		{at: time.Second}, // after a boot that has not removed the file
 	} {

@@ -21,12 +21,12 @@ import (
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 )
 
-// askSystemdTimeout limits the query why the agent has to stop.
+// askSystemdTimeout limits the request to systemd for the reason why the agent must stop.
 const askSystemdTimeout = 5 * time.Second
 
 // run runs the agent until the context ends or the service is stopped. It also runs an agent that
-// cannot do all of its work, see mode. That agent ends when a new process could do more or when the
-// kubeconfig has changed, and systemd starts it again.
+// cannot do all of its work, see mode. Such an agent ends when a new process would have fewer
+// limitations or when the kubeconfig has changed, and systemd starts it again.
 func (*runner) run(ctx context.Context, o *Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -35,7 +35,7 @@ func (*runner) run(ctx context.Context, o *Options) error {
 	defer signal.Stop(signals)
 
 	notifier := systemd.NewNotifier()
-	// Take over the files before anything else: an error below would close them and lose the lock.
+	// Take over the files first: an error below would close them and lose the lock.
 	files, err := systemd.ListenFDs()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot take over the files that systemd kept")
@@ -46,8 +46,8 @@ func (*runner) run(ctx context.Context, o *Options) error {
 		_, err = s.store.Load()
 	}
 	if err != nil && m.safe {
-		// Run in spite of the error: another agent, the state of another version or a broken disk
-		// must not block a shutdown.
+		// Run in spite of the error: neither another agent nor the state of another version nor a
+		// broken disk may block a shutdown.
 		klog.FromContext(ctx).Error(err, "Cannot use the state, running without it")
 		m.config = releasing(m.config)
 		s, err = begin(ctx, m.config)
@@ -127,9 +127,9 @@ func notifyStatus(ctx context.Context, notifier *systemd.Notifier) func(string) 
 }
 
 // bootIdentity returns the identity of this boot: the boot ID of the kernel, followed by that of
-// userspace if systemd rebooted userspace alone. last is the identity that was stored last, at the
-// time stored; it is used if systemd does not answer. The result has at most 64 characters, the
-// limit of the server.
+// userspace if systemd rebooted userspace alone. last is the identity that was stored last, and
+// stored is the time of that write. last is used if systemd does not respond. The result has at
+// most 64 characters, the limit of the server.
 func bootIdentity(ctx context.Context, last string, stored time.Time) (string, error) {
 	kernel, err := state.BootID()
 	if err != nil {
@@ -151,8 +151,8 @@ func bootIdentity(ctx context.Context, last string, stored time.Time) (string, e
 }
 
 // bootOf returns the identity of a boot. present is set if last was stored since userspace booted.
-// last has only the boot ID of the kernel if an older version of the agent stored it, or an agent
-// that got no answer from systemd.
+// last has only the boot ID of the kernel if it was stored by an older version of the agent, or by
+// an agent that got no response from systemd.
 func bootOf(kernel, userspace, last string, present bool, err error) string {
 	switch {
 	case err != nil && state.OfKernel(last, kernel), present && last == kernel:
@@ -163,15 +163,15 @@ func bootOf(kernel, userspace, last string, present bool, err error) string {
 	return kernel + "-" + userspace
 }
 
-// whySystemdStops returns whether systemd stops this service because the system goes down, and how
-// long systemd waits for it.
+// whySystemdStops reports whether systemd stops this service because the system goes down, and how
+// long systemd waits for the service.
 func whySystemdStops(ctx context.Context) (systemd.Ending, error) {
 	ctx, cancel := context.WithTimeout(ctx, askSystemdTimeout)
 	defer cancel()
 	return systemd.Service{Unit: install.Unit}.Ending(ctx)
 }
 
-// runner runs the agent. A service of systemd needs no state for that.
+// runner runs the agent. As a service of systemd, it needs no state.
 type runner struct{}
 
 func (*runner) addFlags(*pflag.FlagSet) {}
@@ -190,24 +190,23 @@ func nodeBootID() string {
 // configuration; empty if there is none.
 func lastStateDirectory(ctx context.Context) string { return lastDirectory(ctx, directoryFile) }
 
-// stopper decides when the service stops after a signal. If the whole system goes down, the order
-// of the units stops the agent before the kubelet, and this is the last chance to let the pods
-// leave in order.
+// stopper decides when the service stops after a signal. If the whole system goes down, systemd
+// stops the agent before the kubelet. In this case the agent must first end the pods in order.
 type stopper struct {
-	// limit is the maximum time that the agent may take.
+	// limit is the maximum time that the agent uses.
 	limit time.Duration
 	// machine and notifier are informed that the system goes down.
 	machine interface {
 		Stopping(kind string, limit time.Duration)
 	}
 	notifier interface{ Stopping(status string) error }
-	// ask returns whether the system goes down, and how long systemd waits.
+	// ask reports whether the system goes down, and how long systemd waits.
 	ask func(context.Context) (systemd.Ending, error)
 	// down returns a channel that is closed when the agent has released the shutdown.
 	down func() <-chan struct{}
 }
 
-// wait returns when the agent has to end.
+// wait returns when the agent must end.
 func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 	logger := klog.FromContext(ctx)
 	select {

@@ -29,21 +29,22 @@ import (
 )
 
 const (
-	// logName is the file of the log; crashName is the file of the stack trace of a crash.
+	// logName is the name of the log file. crashName is the name of the file for the stack trace of
+	// a crash.
 	logName, crashName = "agent.log", "crash.log"
 	// clientRetry is the pause before the agent tries again to read the kubelet's kubeconfig.
 	clientRetry = 5 * time.Second
-	// journalPeriod is how often new entries are written to the event log.
+	// journalPeriod is the interval at which new entries are written to the event log.
 	journalPeriod = time.Second
 )
 
 // runner runs the agent as a service of Windows, or in a console.
 type runner struct {
 	// service is set if the service control manager started this process. A flag sets it, because a
-	// process cannot detect this in every environment.
+	// process cannot detect its parent in every environment.
 	service bool
-	// controls receives the requests of Windows, and events writes to its event log. A console uses
-	// neither.
+	// controls receives the requests of Windows, and events writes to its event log. They are nil
+	// in a console.
 	controls *windows.Controls
 	events   *windows.EventLog
 }
@@ -52,8 +53,8 @@ func (r *runner) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&r.service, "windows-service", r.service, "The service control manager has started this process. Only 'install' sets it.")
 }
 
-// start calls run, which loads the configuration. Windows expects an answer of a service soon, so
-// run executes while the service already answers.
+// start calls run, which loads the configuration. A service must respond to Windows soon, so it
+// responds while run executes.
 func (r *runner) start(ctx context.Context, o *Options, run func(context.Context) error) error {
 	if !r.service {
 		r.controls = windows.NewControls()
@@ -160,7 +161,8 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 	}()
 	go func() {
 		defer cancel(nil)
-		// A process that resumes a shutdown continues after it: Windows has not asked this process.
+		// A process that has resumed the shutdown of an earlier process continues to run, because
+		// Windows does not wait for this process.
 		select {
 		case <-ctx.Done():
 			return
@@ -174,11 +176,11 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 	return r.endErr(ctx, a.run(ctx))
 }
 
-// lastStateDirectory returns "": on Windows, an agent whose configuration cannot be loaded does not
-// run.
+// lastStateDirectory returns "": on Windows, the agent ends if its configuration cannot be loaded.
 func lastStateDirectory(context.Context) string { return "" }
 
-// lastConfiguration returns the defaults, because such an agent does not run on Windows.
+// lastConfiguration returns the defaults: on Windows, the agent ends if its configuration cannot be
+// loaded.
 func lastConfiguration(_ context.Context, o *Options) *configv1alpha1.NodeAgentConfiguration {
 	c := config.Default()
 	c.StateDirectory = cmp.Or(o.StateDirectory, c.StateDirectory)
@@ -190,8 +192,8 @@ func nodeBootID() string { return "" }
 
 func bootIdentity(context.Context, string, time.Time) (string, error) { return state.BootID() }
 
-// endErr returns nil if the agent ended because it was stopped, or because a shutdown has nothing
-// to wait for.
+// endErr returns nil if the agent ended because it was stopped, or because a shutdown need not wait
+// for it.
 func (r *runner) endErr(ctx context.Context, err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return err

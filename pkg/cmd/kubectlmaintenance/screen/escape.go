@@ -12,19 +12,19 @@ import (
 
 // Escape replaces every non-printable character of a text: control characters, among them ESC, the
 // C1 controls and newlines; bytes that are not UTF-8, since an 8-bit terminal takes 0x9b for a
-// control sequence; and characters that change the order of others, such as U+202E. A user who
-// writes a message or a reason into the API must not control the terminal of the user who reads it
-// (CVE-2021-25743). printers.EscapeTerminal of cli-runtime only handles ESC and the carriage
-// return.
+// control sequence; and characters that change the order of other characters, such as U+202E. A
+// user who writes a message or a reason into the API must not control the terminal of the user who
+// reads it (CVE-2021-25743). printers.EscapeTerminal of cli-runtime only handles ESC and the
+// carriage return.
 //
-// Escaping twice is the same as escaping once.
+// Escaping a text twice has the same result as escaping it once.
 func Escape(text string) string {
 	return escape(text, func(rune) bool { return false })
 }
 
 // EscapeError escapes the text of an error, which may have several lines. Each line after the first
-// is indented, so that a newline within a message of the API cannot start a line that looks like
-// one of the program's.
+// is indented, so that a newline within a message of the API cannot start a line that looks like a
+// line of the program.
 func EscapeError(prefix, text string) string {
 	indent := "\n" + strings.Repeat(" ", len(prefix))
 	lines := strings.Split(text, "\n")

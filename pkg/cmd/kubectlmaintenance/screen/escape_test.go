@@ -12,7 +12,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// hostile has texts that could control a terminal, and how the plugin shows each of them.
+// hostile has texts that could control a terminal, with the text that the plugin shows instead.
 var hostile = map[string]struct{ text, want string }{
 	"ESC that clears the screen":        {"a\x1b[2Jb", `a\u001b[2Jb`},
 	"OSC that sets the title":           {"\x1b]0;root@host\x07", `\u001b]0;root@host\u0007`},
@@ -66,8 +66,8 @@ func TestNoTextControlsTheTerminal(t *testing.T) {
 	}
 }
 
-// TestEscapesAreCutToo: escaping makes a line longer. It must still fit the terminal, or it could
-// not be redrawn.
+// TestEscapesAreCutToo checks that an escaped line, which is longer, still fits the terminal.
+// Otherwise the line could not be redrawn.
 func TestEscapesAreCutToo(t *testing.T) {
 	var out strings.Builder
 	terminal(&out, 10, 24).Draw(text(strings.Repeat("\x1b", 8)))

@@ -45,7 +45,7 @@ type Screen struct {
 	terminal bool
 
 	mu sync.Mutex
-	// drawn is the number of last lines to redraw.
+	// drawn is the number of lines that the next Draw replaces.
 	drawn int
 }
 
@@ -178,7 +178,7 @@ func (s *Screen) erase() string {
 	return fmt.Sprintf("\x1b[%dA\x1b[J", s.drawn)
 }
 
-// paint returns a line with its style. It handles every line, so that no text can control the
+// paint returns a line with its style. All lines pass through it, so that no text can control the
 // terminal.
 func (s *Screen) paint(line Line) string {
 	text := Escape(line.Text)

@@ -68,7 +68,7 @@ func TestScreen(t *testing.T) {
 	}
 }
 
-// TestALineOfAllColumnsIsNotCut: text is wrapped at this width.
+// TestALineOfAllColumnsIsNotCut checks a line of the width at which text is wrapped.
 func TestALineOfAllColumnsIsNotCut(t *testing.T) {
 	var out strings.Builder
 	s := terminal(&out, 20, 24)

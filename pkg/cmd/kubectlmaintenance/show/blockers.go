@@ -28,8 +28,8 @@ type Blocker struct {
 	// evacuator is the class of the active evacuator.
 	evacuator string
 	// until is set if the pod is not blocked but waits for the active evacuator, see WaitingOf: if
-	// the evacuator sends no heartbeat, the class next becomes active then. The server may be
-	// configured with a shorter deadline, which the plugin cannot read.
+	// the evacuator sends no heartbeat until then, the evacuator of class next becomes active. The
+	// server may be configured with a shorter deadline, which the plugin cannot read.
 	until time.Time
 	next  string
 }
@@ -70,7 +70,7 @@ func sortBlockers(blockers []Blocker) {
 // Who returns the user or component that must act.
 func (b *Blocker) Who() string { return b.who("its deadline") }
 
-// WhoUntil returns Who with the deadline of the evacuator, if the pod waits for one.
+// WhoUntil returns Who with the deadline of the evacuator, if the pod waits for an evacuator.
 func (b *Blocker) WhoUntil() string { return b.who(b.deadline() + " at the latest") }
 
 func (b *Blocker) who(deadline string) string {
@@ -126,7 +126,7 @@ func groups(blockers []Blocker) []*group {
 }
 
 // lines shows the common parts of a group, then the rows of its first pods. shown is the number of
-// rows that are pods.
+// pods in the rows.
 func (g *group) lines(rows [][]string, shown int, o Options) []screen.Line {
 	lines := wrap("  ", g.first.Message, o.columns(), screen.Plain)
 	lines = append(lines, whoAndLook("  ", g.first.Who(), g.first.Look())...)
@@ -175,7 +175,7 @@ func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options)
 	return append(lines, line(screen.Heading, "%s cannot leave.", wording.Count(len(blockers), "pod")))
 }
 
-// BlockerTable shows one row for each obstacle, then one for each blocked pod.
+// BlockerTable shows one row for each obstacle, then one row for each blocked pod.
 func BlockerTable(obstacles []Obstacle, blockers []Blocker, now time.Time) []screen.Line {
 	rows := [][]string{{"NAMESPACE", "POD", "NODE", "SINCE", "REASON", "WHO", "MESSAGE"}}
 	rows = append(rows, obstacleRows(obstacles, now)...)
@@ -194,13 +194,13 @@ func more(count int, noun, indent string) []screen.Line {
 	return []screen.Line{line(screen.Faint, "%s... and %s (-o wide lists all)", indent, wording.Count(count, "more "+noun))}
 }
 
-// AppDown is a workload without a ready pod that lost a pod to a drain.
+// AppDown is a workload without a ready pod that has lost a pod to a drain.
 type AppDown struct {
 	Kind, Namespace, Name string
 }
 
-// NothingBlocked shows that no pod is blocked or waiting, and how many pods the drains still have
-// to move. While pods are left, it prints "Nothing is blocked", not "Nothing is in the way".
+// NothingBlocked shows that no pod is blocked or waiting, and how many pods must still leave their
+// nodes. While pods are left, it prints "Nothing is blocked", not "Nothing is in the way".
 func NothingBlocked(maintenances []v1alpha1.NodeMaintenance) []screen.Line {
 	var left []screen.Line
 	for i := range maintenances {

@@ -17,25 +17,26 @@ import (
 
 // Facts are the known facts about a maintenance at one time.
 type Facts struct {
-	// Maintenance is the object as last read.
+	// Maintenance is the object as it was last read.
 	Maintenance *v1alpha1.NodeMaintenance
 	// Evacuations are all Evacuations that were read; Evacuations on other nodes are ignored.
 	Evacuations []v1alpha1.Evacuation
-	// Departures are the pods that the plugin saw leaving the nodes; nil if Evacuations could not
-	// be read.
+	// Departures are the pods that left the nodes according to the Evacuations that the plugin has
+	// read; nil if Evacuations could not be read.
 	Departures *Departures
 	// Notes describe reads that failed.
 	Notes []string
 	// Now is the time of the facts.
 	Now time.Time
 
-	// living is the lazily computed number of Evacuations per node whose pods have not left.
+	// living has, for each node, the number of Evacuations whose pods have not left. It is computed
+	// on first use.
 	living map[string]int
 }
 
 // waves returns the waves that have or had pods; none if the server does not report waves. It
-// corrects the leaving wave by the Evacuations, which are newer: pods that have left since the
-// status was written belong to it.
+// corrects the numbers of the present wave with the Evacuations, which are newer: pods that have
+// left since the status was written belong to that wave.
 func (f *Facts) waves() []v1alpha1.NodeMaintenanceWave {
 	waves := slices.Clone(f.Maintenance.Status.Waves)
 	waves = slices.DeleteFunc(waves, func(w v1alpha1.NodeMaintenanceWave) bool { return int(w.Entry) >= len(f.Maintenance.Spec.DrainPlan) })
@@ -45,7 +46,7 @@ func (f *Facts) waves() []v1alpha1.NodeMaintenanceWave {
 		case waves[i].StartTime == nil || waves[i].PodsLeft == 0:
 			later += waves[i].PodsLeft
 		case leaving >= 0:
-			// With several leaving waves, the wave of a departed pod is unknown.
+			// If several waves are leaving, the wave of a departed pod is unknown.
 			return waves
 		default:
 			leaving = i
@@ -61,8 +62,8 @@ func (f *Facts) waves() []v1alpha1.NodeMaintenanceWave {
 
 // Departures records which pods have left the nodes of a maintenance, and when. The server deletes
 // an Evacuation some minutes after its pod has left, so a single read finds the most recent
-// departures, and a watch finds all since its start. Earlier departures are counted from the peaks
-// of the nodes.
+// departures, and a watch finds all departures since its start. The number of earlier departures is
+// derived from the peaks of the nodes.
 //
 // A pod that replaces a departed pod on the same node does not count when it leaves: pods that
 // leave and return again and again are no progress.
@@ -73,13 +74,14 @@ type Departures struct {
 	first map[podKind]time.Time
 }
 
-// podKind identifies pods that can replace each other on a node.
+// podKind identifies the pods of one workload on a node, which can replace each other.
 type podKind struct {
 	namespace, node, labels string
 }
 
 // kindOf returns the kind of the pod of an Evacuation, from the labels of the Evacuation, which are
-// those of the pod. It returns false for a pod without labels: no controller recreates such a pod.
+// copied from the pod. It returns false for a pod without labels: no controller recreates such a
+// pod.
 func kindOf(e *v1alpha1.Evacuation) (podKind, bool) {
 	return podKind{e.Namespace, e.Spec.NodeName, labels.Set(e.Labels).String()}, len(e.Labels) > 0
 }
@@ -126,7 +128,7 @@ func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Ev
 	}
 }
 
-// from returns how many departures from a node were recorded.
+// from returns the number of recorded departures from a node.
 func (d *Departures) from(node string) int {
 	if d == nil {
 		return 0
@@ -134,9 +136,9 @@ func (d *Departures) from(node string) int {
 	return d.byNode[node]
 }
 
-// evacuating returns how many pods of a node are being evacuated and have not left. It counts the
-// Evacuations, which are newer than the counter in the status: the server writes that at most once
-// a second.
+// evacuating returns the number of pods of a node that are being evacuated and have not left. It
+// counts the Evacuations, which are newer than the counter in the status: the server writes that at
+// most once a second.
 func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	if f.Departures == nil {
 		return int(n.PodsEvacuating)
@@ -152,13 +154,13 @@ func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return min(int(n.PodsEvacuating), f.living[n.NodeRef.Name])
 }
 
-// left returns how many pods still have to leave a node.
+// left returns the number of pods that must still leave a node.
 func (f *Facts) left(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return int(n.PodsPendingEvacuation) + f.evacuating(n)
 }
 
-// gone returns how many pods have left a node: the peak minus the remaining pods, or the recorded
-// departures if that is more, since new pods may have been created.
+// gone returns the number of pods that have left a node: the peak minus the remaining pods, or the
+// recorded departures if that is more, since new pods may have been created.
 func (f *Facts) gone(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return max(f.Departures.from(n.NodeRef.Name), int(n.PodsPeak)-f.left(n), 0)
 }
@@ -168,7 +170,7 @@ func (f *Facts) knowsGone() bool {
 	return f.Departures != nil || slices.ContainsFunc(f.Maintenance.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.PodsPeak > 0 })
 }
 
-// since returns how many pods have left since a time.
+// since returns the number of pods that have left since a time.
 func (d *Departures) since(start time.Time) int {
 	count := 0
 	for _, at := range d.all() {
@@ -204,8 +206,8 @@ type count struct {
 
 func (c count) left() int { return c.pending + c.evacuating }
 
-// done reports whether no pod has to leave a node any longer. A node without a target is not part
-// of any wave.
+// done reports whether all pods that must leave a node have left. A node without a target is not
+// part of any wave.
 func done(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return len(n.DrainTargets) > 0 && n.PodsPendingEvacuation == 0 && n.PodsEvacuating == 0
 }
@@ -214,7 +216,8 @@ func (f *Facts) count() count {
 	c := count{nodes: len(f.Maintenance.Status.NodeStatuses), gone: len(f.Departures.all())}
 	for i := range f.Maintenance.Status.NodeStatuses {
 		n := &f.Maintenance.Status.NodeStatuses[i]
-		// c.gone already includes the departures, also those from nodes that were released since.
+		// c.gone already includes the departures, including departures from nodes that were
+		// released since then.
 		c.gone += f.gone(n) - f.Departures.from(n.NodeRef.Name)
 		c.pending += int(n.PodsPendingEvacuation)
 		c.evacuating += f.evacuating(n)
@@ -230,7 +233,7 @@ func (f *Facts) count() count {
 // paceWindow is the time over which the pace is computed.
 const paceWindow = time.Minute
 
-// pace is how fast pods leave.
+// pace is the rate at which pods leave.
 type pace struct {
 	// departures is the number of pods that have left within the window.
 	departures int
@@ -251,7 +254,7 @@ func (p pace) perMinute() int {
 	return int(float64(p.departures)/p.over.Minutes() + 0.5)
 }
 
-// forPods returns how long a number of pods takes at this pace; 0 if the pace is unknown.
+// forPods returns the time in which a number of pods leave at this pace; 0 if the pace is unknown.
 func (p pace) forPods(pods int) time.Duration {
 	if p.departures == 0 || p.over < time.Second || pods <= 0 {
 		return 0

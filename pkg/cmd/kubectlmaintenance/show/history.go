@@ -23,17 +23,17 @@ type Moment struct {
 	Time metav1.Time `json:"time"`
 	// What is a stage, a condition or the reason of an event.
 	What string `json:"what"`
-	// Object is the object, such as a node; empty for the maintenance itself.
+	// Object is the affected object, such as a node; empty for the maintenance itself.
 	Object string `json:"object,omitempty"`
-	// Detail is the message.
+	// Detail is the message of the condition or the event.
 	Detail string `json:"detail,omitempty"`
-	// Warning: the moment needs attention.
+	// Warning is set if the moment needs attention.
 	Warning bool `json:"warning,omitempty"`
 }
 
-// History merges the records of a maintenance's status and the events about it, the oldest first.
-// The status keeps the stages; the cluster deletes events after an hour, unless it is configured
-// otherwise.
+// History returns the records in the status of a maintenance and the events about it, the oldest
+// first. The status keeps the stages; the cluster deletes events after an hour, unless it is
+// configured otherwise.
 func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 	by := ""
 	if nm.Spec.RequestedBy != nil && nm.Spec.RequestedBy.Username != "" {
@@ -53,7 +53,7 @@ func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil && drained.Reason != v1alpha1.ReasonNotRequested {
 		detail := drained.Reason + ": " + drained.Message
 		if drained.Status != metav1.ConditionTrue {
-			// The message may be newer than the transition of the status.
+			// The message may be newer than the last transition of the condition.
 			detail = "now " + detail
 		}
 		moments = append(moments, Moment{

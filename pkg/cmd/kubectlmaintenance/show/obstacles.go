@@ -30,11 +30,12 @@ type Obstacle struct {
 	Nodes []string
 }
 
-// cordonedAfter is how long the server may take to cordon the nodes of a maintenance before an
-// uncordoned node counts as an obstacle.
+// cordonedAfter is the time after which an uncordoned node counts as an obstacle: the server needs
+// some time to cordon the nodes of a maintenance.
 const cordonedAfter = 10 * time.Second
 
-// action is who must act on an Obstacle, and a command that shows details.
+// action names the user or component that must act on an Obstacle, and a command that shows
+// details.
 type action struct{ who, look string }
 
 // obstacleActions maps reasons of an Obstacle to actions. %s stands for the name of the
@@ -96,8 +97,8 @@ func drainedCondition(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	return meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 }
 
-// Obstacles returns the obstacles of a maintenance: those that its conditions report, and nodes
-// that are not cordoned or not authorized. If blocked pods are listed separately, it omits
+// Obstacles returns the obstacles of a maintenance: the obstacles that its conditions report, and
+// nodes that are not cordoned or not authorized. If blocked pods are listed separately, it omits
 // conditions that only report blocked pods.
 func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []Obstacle {
 	var out []Obstacle
@@ -108,7 +109,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 		}
 		out = append(out, Obstacle{Maintenance: nm.Name, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time})
 	}
-	// SyncFailed may be an obstacle for some nodes while others make progress.
+	// SyncFailed may be an obstacle for some nodes while other nodes make progress.
 	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
 	if progressing != nil && (progressing.Status == metav1.ConditionFalse || progressing.Reason == v1alpha1.ReasonProgressSyncFailed) {
 		add(progressing)
@@ -130,7 +131,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 	return out
 }
 
-// NodesFor returns the nodes of a maintenance with a reason.
+// NodesFor returns the nodes of a maintenance that have a reason in their status.
 func NodesFor(nm *v1alpha1.NodeMaintenance, reason v1alpha1.NodeStatusReason) []string {
 	var nodes []string
 	for i := range nm.Status.NodeStatuses {
@@ -162,7 +163,7 @@ func withNodes(obstacles []Obstacle, maintenance, reason string, nodes []string,
 	return obstacles
 }
 
-// obstacleLines shows obstacles and who must act.
+// obstacleLines shows obstacles, and the user or component that must act.
 func obstacleLines(obstacles []Obstacle, now time.Time, o Options) []screen.Line {
 	var lines []screen.Line
 	for i := range obstacles {
@@ -185,7 +186,8 @@ func obstacleLines(obstacles []Obstacle, now time.Time, o Options) []screen.Line
 	return lines
 }
 
-// obstacleRows are obstacles as rows of BlockerTable: one for each node, or one without a node.
+// obstacleRows are obstacles as rows of BlockerTable: one row for each node, or one row without a
+// node.
 func obstacleRows(obstacles []Obstacle, now time.Time) [][]string {
 	var rows [][]string
 	for i := range obstacles {
@@ -205,8 +207,8 @@ func obstacleRows(obstacles []Obstacle, now time.Time) [][]string {
 	return rows
 }
 
-// conditionLines shows the conditions of a maintenance: the rest of the drain, whether it makes
-// progress and since when, and who must act if it does not.
+// conditionLines shows the conditions of a maintenance: the remaining work, whether the drain makes
+// progress, and which user or component must act if it makes none.
 func (f *Facts) conditionLines(o Options) []screen.Line {
 	nm := f.Maintenance
 	var lines []screen.Line

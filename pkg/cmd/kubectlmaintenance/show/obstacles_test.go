@@ -16,8 +16,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// inStage returns a maintenance that entered a stage a minute ago, and before that the stage
-// Cordon. Conditions have the form "Type=Status Reason".
+// inStage returns a maintenance that entered a stage a minute ago, after stage Cordon. Conditions
+// have the form "Type=Status Reason".
 func inStage(stage v1alpha1.NodeMaintenanceStage, conditions ...string) *v1alpha1.NodeMaintenance {
 	minuteAgo := new(metav1.NewTime(now.Add(-time.Minute)))
 	nm := &v1alpha1.NodeMaintenance{
@@ -42,7 +42,7 @@ const (
 	cordon = v1alpha1.NodeMaintenanceStageCordon
 )
 
-// TestStuck covers the decision about exit codes.
+// TestStuck tests the condition on which the exit codes depend.
 func TestStuck(t *testing.T) {
 	for name, test := range map[string]struct {
 		nm   *v1alpha1.NodeMaintenance
@@ -103,7 +103,8 @@ func TestObstacles(t *testing.T) {
 	early.Status.StageStatuses[0].StartTimestamp = new(metav1.NewTime(now.Add(-9 * time.Second)))
 	for name, test := range map[string]struct {
 		nm *v1alpha1.NodeMaintenance
-		// uncordoned and refused are the nodes with these reasons.
+		// uncordoned has the nodes that are not cordoned, and refused has the nodes that are not
+		// authorized.
 		uncordoned, refused []string
 		podsListed          bool
 		want                []string
@@ -161,7 +162,7 @@ func TestObstacles(t *testing.T) {
 	}
 }
 
-// TestNodesOutsideTheWavesComeFirst has such nodes without messages.
+// TestNodesOutsideTheWavesComeFirst has nodes outside the waves, without messages.
 func TestNodesOutsideTheWavesComeFirst(t *testing.T) {
 	nm := inStage(drain)
 	for _, name := range []string{"a", "b", "c"} {

@@ -24,8 +24,8 @@ var effects = map[v1alpha1.PreviewEffect]struct {
 	v1alpha1.PreviewEffectDelayed: {"will leave in groups", screen.Plain},
 }
 
-// Preview shows what a drain will do: the blockers first, then the waves with the evacuators of
-// each pod, then the pods that are kept.
+// Preview shows the predicted course of a drain: the blockers first, then the waves with the
+// evacuators of each pod, then the pods that are kept.
 func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	lines := []screen.Line{line(screen.Heading, "%s will leave %s, %d will be kept. Nothing was changed.",
 		wording.Count(p.PodCount, "pod"), wording.Count(p.NodeCount, "node"), p.PodsKeptCount), {}}
@@ -61,7 +61,7 @@ func Blocks(p *v1alpha1.NodeMaintenancePreview) bool {
 	return p.NodesRefused > 0
 }
 
-// warningsShown is how many blockers are printed before a drain begins.
+// warningsShown is the maximum number of blockers that are printed before a drain begins.
 const warningsShown = 8
 
 // PreviewWarnings shows the blockers of a drain that is about to begin. It omits pods whose budget
@@ -180,7 +180,7 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	var lines []screen.Line
 	static := 0
 	for _, left := range p.PodsKept {
-		// The reason is "static pod", or "static pod (cause)".
+		// The reason is "static pod" or "static pod (…)" with the cause.
 		if strings.HasPrefix(left.Reason, "static pod") {
 			static += int(left.PodCount)
 		}

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package show turns facts about maintenances into lines for people. It has no client and no clock:
+// Package show formats facts about maintenances as lines of text. It has no client and no clock:
 // the caller passes values.
 package show
 
@@ -36,7 +36,7 @@ func (o Options) columns() int {
 	return o.Columns
 }
 
-// cut returns how many of count items to list, given a limit.
+// cut returns the number of items to list, given the number of all items and a limit.
 func (o Options) cut(count, limit int) int {
 	if o.Wide {
 		return count
@@ -69,7 +69,7 @@ func line(style screen.Style, format string, args ...any) screen.Line {
 func plain(format string, args ...any) screen.Line { return line(screen.Plain, format, args...) }
 
 // table aligns cells in columns, two spaces apart. The first row is the heading. styles has the
-// style of each row. table escapes the cells, since escapes take columns.
+// style of each row. table escapes the cells before it aligns them, since escaped text is longer.
 func table(indent string, rows [][]string, styles []screen.Style) []screen.Line {
 	var aligned strings.Builder
 	w := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)

@@ -129,7 +129,7 @@ func TestDeparturesOfPodsThatComeBack(t *testing.T) {
 	}
 }
 
-// TestGone counts the pods that have left, from different information.
+// TestGone tests the number of departed pods with different information about them.
 func TestGone(t *testing.T) {
 	seen := func(pods int) *Departures {
 		return &Departures{byNode: map[string]int{"a": pods}}
@@ -210,7 +210,8 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestManyNodes checks that long lists are truncated, with the number of omitted nodes.
+// TestManyNodes checks that a long list of nodes is truncated and ends with the number of omitted
+// nodes.
 func TestManyNodes(t *testing.T) {
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "all"},
@@ -240,8 +241,8 @@ func TestWaits(t *testing.T) {
 	never := time.Duration(-1)
 	for name, test := range map[string]struct {
 		class string
-		// activeFor is how long the evacuator has been active, and reported how long ago its last
-		// heartbeat was.
+		// activeFor is the time since the evacuator became active, and reported is the age of its
+		// last heartbeat.
 		activeFor, reported time.Duration
 		modify              func(*v1alpha1.Evacuation)
 		want                bool
@@ -311,7 +312,7 @@ func TestWaits(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// The message is for people: the plugin must not use the time in it.
+			// The plugin must not parse the time in the message, which is only a text for users.
 			e := &v1alpha1.Evacuation{Status: v1alpha1.EvacuationStatus{
 				ActiveEvacuatorClass: test.class,
 				Message:              test.class + " has the turn since 2026-11-21T10:00:00Z: it is the first.",

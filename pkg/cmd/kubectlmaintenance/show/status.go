@@ -74,7 +74,7 @@ func Stage(nm *v1alpha1.NodeMaintenance) string {
 	return stage
 }
 
-// blockers returns the blocked pods of the maintenance.
+// blockers returns the blocked pods on the nodes of the maintenance.
 func (f *Facts) blockers() []Blocker { return BlockersOf(f.Evacuations, Nodes(f.Maintenance).Has) }
 
 // blockerLines shows the blocked pods. They come first, since a user has to act on them.
@@ -187,7 +187,7 @@ func (f *Facts) paceText(c count) string {
 	return text
 }
 
-// target returns the last plan entry that a node has reached.
+// target returns the last entry of the drain plan that a node has reached.
 func (f *Facts) target() *v1alpha1.DrainPlanEntry {
 	place := func(e *v1alpha1.DrainPlanEntry) int {
 		return slices.IndexFunc(f.Maintenance.Spec.DrainPlan, func(p v1alpha1.DrainPlanEntry) bool { return Entry(p) == Entry(*e) })

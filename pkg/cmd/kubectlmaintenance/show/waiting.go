@@ -25,7 +25,7 @@ const (
 )
 
 // waits are the reasons of pods that wait but are not blocked, in the order of the output, with a
-// heading and a text.
+// heading and a description.
 var waits = []struct{ reason, heading, what string }{
 	{waitsForEvacuator, "WAITING", "waiting for evacuators that report no progress"},
 	{v1alpha1.ReasonPodWaits, "WAITING", "waiting to be evicted"},
@@ -53,8 +53,8 @@ func waitOf(e *v1alpha1.Evacuation, now time.Time) string {
 		now.Sub(t.Since) < waitingAfter:
 		return ""
 	case t.Class == v1alpha1.EvacuatorClassDaemonSet, t.Class == v1alpha1.EvacuatorClassKubelet:
-		// Built-in evacuators that are active from the start have nothing to do before the pod's
-		// wave opens.
+		// Built-in evacuators that are active from the start do nothing before the wave of the pod
+		// begins.
 		if !t.Reported {
 			return ""
 		}
@@ -144,7 +144,7 @@ func waitingTotals(waiting []Blocker) []screen.Line {
 	return lines
 }
 
-// waitingFor returns the pods that wait for a reason.
+// waitingFor returns the pods that wait for the given reason.
 func waitingFor(waiting []Blocker, reason string) []Blocker {
 	var found []Blocker
 	for i := range waiting {
