@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package registrytest runs the registry of a kind on a real etcd in the process of the test, so
-// that tests see what a client of the server would see: transactions, conflicts, finalizers, and
-// the effect of the storage encoding.
+// that tests observe the same behaviour as a client of the server: transactions, conflicts,
+// finalizers, and the effect of the storage encoding.
 package registrytest
 
 import (
@@ -42,7 +42,7 @@ var (
 	// Scheme has the types of the maintenance API. It is not the scheme of the server, which would
 	// cause an import cycle.
 	Scheme = runtime.NewScheme()
-	// Codecs encodes and decodes them.
+	// Codecs encodes and decodes the types of Scheme.
 	Codecs = serializer.NewCodecFactory(Scheme)
 )
 
@@ -75,8 +75,8 @@ func RunEtcd(t testing.TB) *Etcd {
 	return &Etcd{Client: testserver.RunEtcd(t, nil)}
 }
 
-// RESTOptions returns separate storage under a unique prefix, without a watch cache: reads see
-// every write.
+// RESTOptions returns the options of separate storage under a unique prefix. Without a watch cache,
+// reads return every earlier write.
 func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	config := storagebackend.NewDefaultConfig(fmt.Sprintf("/registry-%d", e.prefixes.Add(1)), StorageCodec())
 	config.Transport.ServerList = e.Client.Endpoints()
@@ -89,8 +89,8 @@ func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	}
 }
 
-// CachedRESTOptions is RESTOptions with the watch cache, which serves lists by index. The cache
-// refuses requests until it is filled, so CachedRESTOptions waits for that.
+// CachedRESTOptions returns the options of separate storage with a watch cache, which serves lists
+// by index. It waits until the cache is filled, since the cache refuses requests before.
 func (e *Etcd) CachedRESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	options := e.RESTOptions(resource)
 	options.Decorator = func(config *storagebackend.ConfigForResource, resourcePrefix string, keyFunc func(runtime.Object) (string, error),
@@ -112,8 +112,8 @@ func (e *Etcd) CachedRESTOptions(resource schema.GroupResource) generic.RESTOpti
 	return options
 }
 
-// StoredBytes returns the value of an object in etcd; name is "namespace/name" for a namespaced
-// one.
+// StoredBytes returns the value of an object in etcd; name is "namespace/name" for an object in a
+// namespace.
 func (e *Etcd) StoredBytes(ctx context.Context, t testing.TB, options generic.RESTOptions, name string) []byte {
 	t.Helper()
 	key := path.Join(options.StorageConfig.Prefix, options.ResourcePrefix, name)
@@ -131,7 +131,7 @@ func (e *Etcd) StoredBytes(ctx context.Context, t testing.TB, options generic.RE
 type Request struct {
 	// User is the user of the request.
 	User user.Info
-	// Verb is the request's verb. Admission plugins may depend on it, registries do not.
+	// Verb is the request's verb. Only admission plugins depend on it.
 	Verb string
 	// Resource and Subresource are the plural name of the kind and, if any, of the subresource.
 	Resource, Subresource string

@@ -242,7 +242,7 @@ func TestForbidAndTheInstigators(t *testing.T) {
 	}
 }
 
-// handOver is the write with which the server makes a class the active evacuator.
+// handOver makes a class the active evacuator, as the server does.
 func (r *registry) handOver(to string) error {
 	_, err := r.updateStatus(server, active(to), message(protocol.TurnMessage(to, "test")))
 	return err
@@ -262,10 +262,10 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 	}
 	tests := map[string]struct {
 		mod mod
-		// meanwhile is called a minute after the first evacuator became active.
+		// meanwhile is a function that is called a minute after the first evacuator became active.
 		meanwhile func(*registry)
-		// after is the time for which the first evacuator is active before the server tries to make
-		// the next one active.
+		// after is the time for which the first evacuator has been active before the server tries
+		// to make the next one active.
 		after time.Duration
 		want  []string
 	}{

@@ -39,7 +39,7 @@ var (
 )
 
 // NewStorage returns the endpoints on the storage of optsGetter. isServer recognizes the server's
-// own controllers; startDeadline is the time that an evacuator has for its first report.
+// own controllers; startDeadline is the time in which an evacuator must send its first report.
 func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, startDeadline time.Duration) (Storage, error) {
 	return newStorage(scheme, optsGetter, isServer, startDeadline, clock.RealClock{})
 }
@@ -64,8 +64,8 @@ func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, is
 	options := &generic.StoreOptions{
 		RESTOptions: optsGetter,
 		AttrFunc:    GetAttrs,
-		// Evacuators watch their own class: with the trigger, the watch cache only passes an event
-		// to the watchers of its class.
+		// Evacuators watch their own class. Because of this trigger, the watch cache passes an
+		// event only to the watchers of the class in the event.
 		TriggerFunc: storage.IndexerFuncs{maintenance.FieldActiveEvacuatorClass: activeEvacuatorClass},
 		Indexers: &cache.Indexers{
 			storage.FieldIndex(maintenance.FieldActiveEvacuatorClass): index(activeEvacuatorClass),

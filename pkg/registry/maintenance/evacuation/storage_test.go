@@ -29,7 +29,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// causes returns the "reason field" of each cause of a refused request.
+// causes returns a text with the reason and the field of each cause of a refused request.
 func causes(t *testing.T, err error) []string {
 	t.Helper()
 	if err == nil {

@@ -53,7 +53,7 @@ var (
 )
 
 // NewStrategy returns the strategy. isServer recognizes the server's own controllers; startDeadline
-// is the time that an evacuator has for its first report.
+// is the time in which an evacuator must send its first report.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, startDeadline time.Duration, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
 		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
@@ -77,8 +77,8 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 }
 
 // PrepareForCreate drops the client's status, and sets the name if the client omitted it. It keeps
-// the fields that admission set. The first evacuator is active from the start: this follows from
-// the spec, and saves one write per pod in a drain.
+// the fields that admission set. The first evacuator is active from the start: this saves one write
+// per pod in a drain.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	evacuation := obj.(*maintenance.Evacuation)
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
@@ -116,9 +116,9 @@ func (s *Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorLi
 	return append(validation.ValidateEvacuation(obj.(*maintenance.Evacuation)), size.Validate(s.Scheme, obj)...)
 }
 
-// ValidateDeclaratively adds the errors of the validation tags. At this point, only an object with
-// an incomplete podRef has no name: the tags report the podRef, and an error about the missing name
-// would be misleading.
+// ValidateDeclaratively adds the errors of the validation tags. At this point, an object has no
+// name only if its podRef is incomplete. The tags report the podRef, and an additional error about
+// the missing name would be misleading.
 func (s *Strategy) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, operationType operation.Type,
 	config rest.DeclarativeValidationConfig) field.ErrorList {
 	errs = slices.DeleteFunc(errs, func(err *field.Error) bool {
@@ -143,8 +143,8 @@ func (*Strategy) AllowCreateOnUpdate(context.Context) bool {
 	return false
 }
 
-// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. Otherwise an evacuator could
-// write long after it was active.
+// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. Otherwise an evacuator that
+// is no longer active could overwrite the status.
 func (*Strategy) AllowUnconditionalUpdate(context.Context) bool {
 	return false
 }
@@ -155,8 +155,8 @@ func (*Strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 }
 
 // ValidateUpdate checks an update. The size limit does not apply to the server, which only adds and
-// removes its own finalizer: otherwise a client could make an Evacuation so large that the server
-// could do neither.
+// removes its own finalizer. Otherwise a client could prevent this with an Evacuation of the
+// maximum size.
 func (s *Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	evacuation, before := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	errs := validation.ValidateEvacuationUpdate(evacuation, before)
@@ -189,9 +189,9 @@ func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set 
 	}
 }
 
-// PrepareForUpdate keeps metadata and spec, sets the time of a report, and clears the previous
-// evacuator's report at a hand-over. Deadlines start at these timestamps, so clients cannot choose
-// them.
+// PrepareForUpdate keeps metadata and spec, sets the time of a report, and clears the report of the
+// previous evacuator if the active evacuator changes. Deadlines start at these timestamps, so
+// clients cannot choose them.
 func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	evacuation.Spec = oldEvacuation.Spec
@@ -200,7 +200,7 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 		return
 	}
 	status, oldStatus := &evacuation.Status, &oldEvacuation.Status
-	// Use whole seconds, as they are stored.
+	// Use whole seconds, the stored precision.
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
 	if status.ActiveEvacuatorClass != oldStatus.ActiveEvacuatorClass && s.byServer(ctx) {
 		status.ActiveEvacuatorSince = &now
@@ -216,7 +216,7 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 			// A client without this field cannot intend to change it.
 			status.ActiveEvacuatorSince = oldStatus.ActiveEvacuatorSince
 		}
-		// Every write of an evacuator is a report; its own timestamp is ignored.
+		// Every write of an evacuator is a report. The timestamp in the write is ignored.
 		status.EvacuationProgressTimestamp = &now
 	} else {
 		status.ActiveEvacuatorSince = restamp(status.ActiveEvacuatorSince, oldStatus.ActiveEvacuatorSince, now)
@@ -224,13 +224,14 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 		reports = !status.EvacuationProgressTimestamp.Equal(oldStatus.EvacuationProgressTimestamp)
 	}
 	if reports && oldStatus.EvacuationProgressTimestamp == nil && status.Message == oldStatus.Message {
-		// The message is still the server's message about the hand-over, not the evacuator's.
+		// The message is still the server's message about the new active evacuator, and not a
+		// message of this evacuator.
 		status.Message = ""
 	}
 }
 
 // restamp returns the time to store for a timestamp that a controller of the server writes: an
-// unset time keeps the stored one, and a changed one becomes now.
+// unset timestamp keeps its stored value, and a changed one becomes now.
 func restamp(written, stored *metav1.Time, now metav1.Time) *metav1.Time {
 	if written == nil || written.Equal(stored) {
 		return stored
@@ -271,8 +272,8 @@ func GetAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	}, nil
 }
 
-// MatchEvacuation returns the selection predicate of Evacuations. The indexed fields are in the
-// order of their selectivity.
+// MatchEvacuation returns the selection predicate of Evacuations. The index fields are in the order
+// of their selectivity.
 func MatchEvacuation(label labels.Selector, field fields.Selector) storage.SelectionPredicate {
 	return storage.SelectionPredicate{
 		Label:       label,

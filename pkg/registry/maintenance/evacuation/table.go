@@ -19,8 +19,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// columns are the columns of "kubectl get evacuations". kubectl itself prints the namespace. The
-// name is long and mostly repeats the pod's name, so only the wide output has it.
+// columns are the columns of "kubectl get evacuations". kubectl itself prints the namespace. Only
+// the wide output has the name, which is long and mostly repeats the name of the pod.
 var columns = []metav1.TableColumnDefinition{
 	{Name: "Pod", Type: "string", Description: "Pod that has to leave its node."},
 	{Name: "Node", Type: "string", Description: "Node the pod ran on when the evacuation was requested."},
@@ -74,7 +74,8 @@ func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow
 	if condition := apimeta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked); condition != nil {
 		switch {
 		case condition.Status == metav1.ConditionTrue:
-			// Show the blocker instead of the active evacuator, since its message has a remedy.
+			// Show the reason and message of the condition Blocked instead of those of the
+			// evacuator, since that message has a remedy.
 			blockedReason, message = condition.Reason, condition.Message
 		case condition.Reason == v1alpha1.ReasonPodStopping:
 			// The evacuation is over, so show its result.

@@ -188,8 +188,8 @@ func TestDeletionEndsWhenTheServerTakesItsFinalizerOff(t *testing.T) {
 	}
 }
 
-// TestDeletionThatWasInterruptedIsFinishedByTheNext: the server fails between the two writes that
-// delete an Idle maintenance.
+// TestDeletionThatWasInterruptedIsFinishedByTheNext makes the server fail between the two writes
+// that delete a maintenance in stage Idle.
 func TestDeletionThatWasInterruptedIsFinishedByTheNext(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	created := r.mustCreate(ann, newMaintenance(t, "a"))

@@ -39,7 +39,7 @@ func TestLineIsDrawnWithTheStage(t *testing.T) {
 	wantLine(t, r.get("drain"), first)
 }
 
-// TestNoStageBeforeTheNodesAreKnown has a replica that has just started and has not read the nodes.
+// TestNoStageBeforeTheNodesAreKnown has a replica that has not read the nodes since its start.
 func TestNoStageBeforeTheNodesAreKnown(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	r.newest, r.known = nil, false
@@ -57,8 +57,9 @@ func TestNoStageBeforeTheNodesAreKnown(t *testing.T) {
 	r.mustUpdate(ann, "idle", setStage(complete))
 }
 
-// TestLineOfAnOlderServer has a maintenance without newestNodeTimestamp. Older servers stored it,
-// because their controller set the timestamp: the next write of the status sets it.
+// TestLineOfAnOlderServer has a maintenance without newestNodeTimestamp. Older servers stored such
+// maintenances, because their controller set the timestamp. The next write of the status must set
+// it.
 func TestLineOfAnOlderServer(t *testing.T) {
 	newest, known := &metav1.Time{Time: time.Unix(100, 0)}, false
 	strategy := NewStatusStrategy(NewStrategy(registrytest.Scheme, nil, nil, func() (*metav1.Time, bool) {

@@ -19,15 +19,15 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// observePatience is how long the controllers may take to observe a change of a NodeMaintenance
-// before users get a warning.
+// observePatience is the time after which users get a warning if no controller has observed a
+// change of a NodeMaintenance.
 const observePatience = time.Minute
 
 // observation warns users if no controller acts on a NodeMaintenance. It depends only on the object
 // and on the Lease, so every replica gives the same warnings.
 type observation struct {
 	clock clock.PassiveClock
-	// noLeader returns the warning that no replica leads; empty if one leads, or if that is
+	// noLeader returns the warning that no replica leads; empty if a replica leads, or if this is
 	// unknown.
 	noLeader func() string
 }

@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Previewer creates previews. Its errors are suitable as responses to clients.
+// Previewer creates previews. Its errors can be returned to clients unchanged.
 type Previewer interface {
 	Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error)
 }

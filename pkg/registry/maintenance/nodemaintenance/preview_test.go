@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
-// fakePreviewer records its requests, and returns one wave.
+// fakePreviewer records the requests, and returns a preview with one wave.
 type fakePreviewer struct {
 	err   error
 	asked []*v1alpha1.NodeMaintenance

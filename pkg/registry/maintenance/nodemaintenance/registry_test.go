@@ -70,7 +70,8 @@ type registry struct {
 	previewer *fakePreviewer
 	// noLeader is the warning that no replica leads.
 	noLeader string
-	// newest is the creation time of the newest node; known: this replica has read the nodes.
+	// newest is the creation time of the newest node. known is set if this replica has read the
+	// nodes.
 	newest *metav1.Time
 	known  bool
 }
@@ -115,7 +116,7 @@ func (r *registry) mustCreate(u user.Info, nm *maintenance.NodeMaintenance) *mai
 func transform(change func(*maintenance.NodeMaintenance)) rest.UpdatedObjectInfo {
 	return rest.DefaultUpdatedObjectInfo(nil, func(_ context.Context, _, old runtime.Object) (runtime.Object, error) {
 		nm := old.DeepCopyObject().(*maintenance.NodeMaintenance)
-		// An object from a request was decoded and defaulted.
+		// Set the defaults, as the decoder does for an object in a request.
 		change(nm)
 		return nm, nil
 	})
@@ -206,8 +207,8 @@ func setFinalizers(finalizers ...string) func(*maintenance.NodeMaintenance) {
 	return func(nm *maintenance.NodeMaintenance) { nm.Finalizers = finalizers }
 }
 
-// stagesOf returns the entered stages. It fails if one of them has another time than the expected
-// one.
+// stagesOf returns the entered stages. It fails the test if a stage has another time than the
+// expected one.
 func stagesOf(t testing.TB, nm *maintenance.NodeMaintenance, times ...time.Time) []maintenance.NodeMaintenanceStage {
 	t.Helper()
 	var names []maintenance.NodeMaintenanceStage

@@ -30,7 +30,7 @@ type Storage struct {
 }
 
 // NewStorage returns the storage. isServer recognizes the server's own controllers. noLeader
-// returns the warning that no replica leads; empty if one leads.
+// returns the warning that no replica leads; empty if a replica leads.
 func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader func() string,
 	newest NewestNode, previewer Previewer) (Storage, error) {
 	return newStorage(optsGetter, NewStrategy(scheme, isServer, noLeader, newest, clock.RealClock{}), previewer)
@@ -92,13 +92,14 @@ func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions)
 	return obj, err
 }
 
-// Create creates a maintenance. It refuses one whose line cannot be drawn, see drawLine.
+// Create creates a maintenance. It refuses a maintenance for which the line between old and new
+// nodes is required and unknown, see drawLine.
 func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
 	return r.Store.Create(ctx, obj, withLine(validate), options)
 }
 
-// Update updates a maintenance. It refuses a change that needs a line that cannot be drawn, see
-// drawLine.
+// Update updates a maintenance. It refuses a change for which the line between old and new nodes is
+// required and unknown, see drawLine.
 func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, validate rest.ValidateObjectFunc,
 	validateUpdate rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	return r.Store.Update(ctx, name, info, withLine(validate), func(ctx context.Context, obj, old runtime.Object) error {
@@ -109,8 +110,8 @@ func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectI
 	}, forceAllowCreate, options)
 }
 
-// withLine wraps a validation of new objects; the result first refuses objects without a required
-// line.
+// withLine returns a validation of new objects that first refuses an object without the required
+// line, see drawLine.
 func withLine(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
 	return func(ctx context.Context, obj runtime.Object) error {
 		if err := refuseWithoutLine(obj.(*maintenance.NodeMaintenance)); err != nil {

@@ -106,7 +106,7 @@ func TestNames(t *testing.T) {
 }
 
 // TestStatusOfFiveThousandNodesFits writes the largest status that the default plan can cause:
-// every wave is open on every node, names are long, messages have the maximum length.
+// every node has reached every wave, names are long, and messages have the maximum length.
 func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	r := newRegistry(t, etcd)
@@ -143,7 +143,7 @@ func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 	if limit := 3 << 19; size >= limit {
 		t.Errorf("it takes %d bytes, etcd's limit for a request is %d", size, limit)
 	}
-	// The most frequent write increases the counter in every message.
+	// Simulate the most frequent write, which increases the counter in every message.
 	if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
 		nm.Status.NodeStatuses[4999].PodsEvacuating = 1
 	}); err != nil {

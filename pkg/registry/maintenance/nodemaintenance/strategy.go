@@ -44,7 +44,7 @@ type Strategy struct {
 }
 
 // NewestNode returns the newest creation time among the nodes of the host cluster; nil if there are
-// no nodes. It returns false until this replica has read the nodes.
+// no nodes. ok is false until this replica has read the nodes.
 type NewestNode func() (*metav1.Time, bool)
 
 var (
@@ -55,7 +55,7 @@ var (
 )
 
 // NewStrategy returns the strategy of the main resource. noLeader returns the warning that no
-// replica leads; empty if one leads.
+// replica leads; empty if a replica leads.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, noLeader func() string, newest NewestNode, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
 		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
@@ -74,20 +74,21 @@ func (*Strategy) NamespaceScoped() bool { return false }
 func (*Strategy) AllowCreateOnUpdate(context.Context) bool { return false }
 
 // AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy
-// could silently widen the selector again, and drain the nodes. Patches and server-side apply only
-// contain the changed fields; kubectl replace reads the version.
+// could silently widen the selector again, and drain the nodes. Patches and server-side apply do
+// not need a version, since they contain only the changed fields. kubectl replace reads the version
+// itself.
 func (*Strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
 
 // Canonicalize does nothing.
 func (*Strategy) Canonicalize(runtime.Object) {}
 
-// WarningsOnCreate warns if no controller will act. Admission adds the warnings that depend on the
+// WarningsOnCreate warns if no replica leads. Admission adds the warnings that depend on the
 // cluster.
 func (s *Strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
 	return s.observed.warnings(obj.(*maintenance.NodeMaintenance))
 }
 
-// WarningsOnUpdate warns if no controller will act, or if none has acted on the last change.
+// WarningsOnUpdate warns if no replica leads, or if no controller has observed the last change.
 func (s *Strategy) WarningsOnUpdate(_ context.Context, _, old runtime.Object) []string {
 	return s.observed.warnings(old.(*maintenance.NodeMaintenance))
 }
@@ -103,7 +104,8 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	}
 }
 
-// PrepareForCreate sets the fields that only the server may set, and ignores the client's values.
+// PrepareForCreate sets the fields that only the server may set, and ignores the values of the
+// client.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	nm := obj.(*maintenance.NodeMaintenance)
 	nm.Generation = 1
@@ -114,7 +116,7 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	setCompletionFinalizer(nm, nm.Spec.Stage != maintenance.NodeMaintenanceStageIdle)
 }
 
-// PrepareForUpdate keeps the fields that only the server sets, and updates them if the change
+// PrepareForUpdate keeps the fields that only the server sets, and changes them only if the update
 // requires it.
 func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	nm, before := obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)
@@ -143,17 +145,18 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 }
 
 // CheckGracefulDelete is the only hook in the transaction that marks an object as deleting, so it
-// moves the stage to Complete. The result has two meanings.
+// moves the stage to Complete. Its result has a different meaning for each kind of maintenance.
 //
-// A maintenance that is not Idle has the completion finalizer. For it, false makes the store mark
-// it as deleting and increase its generation.
+// A maintenance that is not Idle has the completion finalizer. The result false makes the store
+// mark this maintenance as deleting and increase its generation.
 //
-// A maintenance in stage Idle has no such finalizer and is deleted immediately. But the store makes
-// that decision with a copy that it reads before the transaction, and then deletes the current
-// object. A request that moves the maintenance to Drain in between would be lost, together with the
-// list of nodes that it has just claimed. True, with a grace period of zero, makes the store first
-// mark the object as deleting within a transaction, in which this function checks the stage again.
-// After that the stage cannot change, and the same request deletes the object.
+// A maintenance in stage Idle has no such finalizer and is deleted immediately. But the store
+// decides this with a copy that it reads before the transaction, and then deletes the current
+// object. If another request moves the maintenance to Drain in between, that maintenance would be
+// lost, together with the list of its cordoned nodes. The result true, with a grace period of zero,
+// makes the store first mark the object as deleting within a transaction, in which this function
+// checks the stage again. After that, the stage cannot change, and the store deletes the object in
+// the same request.
 func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
 	nm := obj.(*maintenance.NodeMaintenance)
 	switch nm.Spec.Stage {
@@ -166,8 +169,8 @@ func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, 
 	nm.Spec.Stage = maintenance.NodeMaintenanceStageComplete
 	nm.Status.StageStatuses = slices.Clone(nm.Status.StageStatuses)
 	s.enterStage(nm)
-	// A deletion advances the stage. Its user was authorized for the nodes that it releases, and so
-	// becomes the requester.
+	// A deletion advances the stage. Admission has authorized its user for the released nodes, so
+	// this user becomes the requester.
 	s.setRequestedBy(ctx, nm)
 	return false
 }
@@ -194,7 +197,8 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 	case maintenance.NodeMaintenanceStageIdle, maintenance.NodeMaintenanceStageCordon, maintenance.NodeMaintenanceStageComplete:
 		stages = append(stages, nm.Spec.Stage)
 	default:
-		// Validation refuses an unknown stage. A record of it would cause a second error.
+		// Do not record an unknown stage: validation refuses it, and the record would cause a
+		// second error.
 	}
 	for _, stage := range stages {
 		entered := slices.ContainsFunc(nm.Status.StageStatuses, func(s maintenance.StageStatus) bool { return s.Name == stage })
@@ -204,11 +208,11 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 	}
 }
 
-// drawLine records which nodes are new to a maintenance that begins to hold its nodes: those that
-// are created after the newest node in the cache of this replica. This is part of the write that
-// changes the stage, so that the node controller need not wait for another write. It uses only the
-// clock of the host cluster. A maintenance that an older server stored without a line gets one with
-// the next write.
+// drawLine records the line between old and new nodes when a maintenance begins to hold its nodes:
+// the creation time of the newest node in the cache of this replica. Nodes that are created later
+// are new. This is part of the write that changes the stage, so that the node controller need not
+// wait for another write. It uses only the clock of the host cluster. If an older server stored a
+// maintenance without the line, the next write adds it.
 func (s *Strategy) drawLine(nm *maintenance.NodeMaintenance) {
 	if !isHolding(nm) || nm.Status.NewestNodeTimestamp != nil {
 		return
@@ -226,8 +230,8 @@ func isHolding(nm *maintenance.NodeMaintenance) bool {
 }
 
 // refuseWithoutLine refuses a write of a maintenance that holds its nodes but has no line, because
-// this replica has not read the nodes. A replica becomes ready only after it has read them: this
-// check is for clients that connect before.
+// this replica has not read the nodes. Such writes only come from clients that connect before the
+// replica is ready.
 func refuseWithoutLine(nm *maintenance.NodeMaintenance) error {
 	if isHolding(nm) && nm.Status.NewestNodeTimestamp == nil {
 		return apierrors.NewServiceUnavailable("this replica of haulout-apiserver has just started and has not read the nodes of the cluster yet, " +
@@ -252,7 +256,7 @@ func requester(ctx context.Context) *authenticationv1.UserInfo {
 	return userInfo(u)
 }
 
-// userInfo copies the user: the authenticator may share the object with its cache.
+// userInfo returns a copy of the user, because the cache of the authenticator may share the object.
 func userInfo(u user.Info) *authenticationv1.UserInfo {
 	info := &authenticationv1.UserInfo{Username: u.GetName(), UID: u.GetUID(), Groups: slices.Clone(u.GetGroups())}
 	if extra := u.GetExtra(); len(extra) > 0 {
@@ -265,8 +269,8 @@ func userInfo(u user.Info) *authenticationv1.UserInfo {
 }
 
 // wantsCompletionFinalizer reports whether the object must have the finalizer after an update. The
-// finalizer means that nodes still have to be released. Only the server adds and removes it:
-// changes by clients have no effect.
+// finalizer means that nodes must still be released. Only the server adds and removes it: changes
+// by clients have no effect.
 func (s *Strategy) wantsCompletionFinalizer(ctx context.Context, nm, old *maintenance.NodeMaintenance) bool {
 	had := hasCompletionFinalizer(old)
 	wasIdle := old.Spec.Stage == maintenance.NodeMaintenanceStageIdle
@@ -275,7 +279,7 @@ func (s *Strategy) wantsCompletionFinalizer(ctx context.Context, nm, old *mainte
 		// The API server does not accept new finalizers on an object that is being deleted.
 		return false
 	case nm.Spec.Stage == maintenance.NodeMaintenanceStageIdle:
-		// The controllers would never remove it.
+		// The controllers would never remove the finalizer.
 		return false
 	case wasIdle, nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete:
 		return true

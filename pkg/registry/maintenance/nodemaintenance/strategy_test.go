@@ -124,8 +124,8 @@ func TestCreateRefusesWithPathAndType(t *testing.T) {
 	}
 }
 
-// causes returns the path and the type of each cause: tags and handwritten code together must
-// report each mistake once.
+// causes returns the path and the type of each cause: the validation tags and the handwritten code
+// together must report each mistake only once.
 func causes(err error) []string {
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) || status.ErrStatus.Details == nil {

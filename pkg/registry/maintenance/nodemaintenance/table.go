@@ -20,7 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 )
 
-// noValue is the value of a column that has no meaning in the current stage.
+// noValue is the value of a column without meaning in the current stage.
 const noValue = "-"
 
 // tableConvertor returns the columns of kubectl get; -o wide shows those of priority 1.
@@ -77,8 +77,8 @@ func (c tableConvertor) cells(nm *maintenance.NodeMaintenance, name, age string)
 		pending += int64(node.PodsPendingEvacuation)
 		evacuating += int64(node.PodsEvacuating)
 		blocked += int64(node.PodsBlocked)
-		// A node without a target is not drained: it is not cordoned yet, or not authorized, and
-		// its pods have not been counted.
+		// A node without a target is not drained: its requester may not drain it, or it is not
+		// cordoned yet and its pods have not been counted.
 		if len(node.DrainTargets) > 0 && node.PodsPendingEvacuation == 0 && node.PodsEvacuating == 0 {
 			drained++
 		}
