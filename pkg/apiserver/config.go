@@ -22,18 +22,19 @@ import (
 
 // ExtraConfig is the configuration of the Haulout server in addition to that of a generic server.
 type ExtraConfig struct {
-	// Identity is set to the server's own user as soon as its authenticator is complete.
+	// Identity recognizes the server's own user. It learns this user when the authenticator is
+	// complete.
 	Identity *identity.Server
-	// MaintenanceInformers watch our own API through the loopback client, for admission on every
-	// replica.
+	// MaintenanceInformers watch Haulout's own API through the loopback client, for admission on
+	// every replica.
 	MaintenanceInformers informers.SharedInformerFactory
 	// NewestNode returns the creation time of the newest node of the host cluster; nil means that
 	// the server has no host cluster.
 	NewestNode nodemaintenance.NewestNode
 	// Previewer creates previews of maintenances.
 	Previewer nodemaintenance.Previewer
-	// EvacuatorStartDeadline is how long an evacuator may take to report for the first time before
-	// the next one may become active.
+	// EvacuatorStartDeadline is the time after which the next evacuator may become active if the
+	// active one has not sent its first report.
 	EvacuatorStartDeadline time.Duration
 	// Controllers act on the host cluster; if nil, the server only stores objects.
 	Controllers *Controllers
@@ -55,7 +56,8 @@ type CompletedConfig struct {
 	*completedConfig
 }
 
-// Complete sets the derived fields. It fails if the server could not recognize its own requests.
+// Complete sets the derived fields. It returns an error if the server could not recognize its own
+// requests.
 func (c *Config) Complete() (CompletedConfig, error) {
 	completed := completedConfig{generic: c.GenericConfig.Complete(), extra: &c.ExtraConfig}
 	auth := c.GenericConfig.Authentication.Authenticator
@@ -113,7 +115,7 @@ func (c CompletedConfig) New() (*Server, error) {
 }
 
 // addHooks adds the hooks that start informers and controllers. A post-start hook must return
-// immediately, and its error ends the process.
+// immediately, and an error that it returns ends the process.
 func (c CompletedConfig) addHooks(server *genericapiserver.GenericAPIServer) error {
 	own := c.extra.MaintenanceInformers
 	if err := server.AddPostStartHook("start-maintenance-informers", func(hook genericapiserver.PostStartHookContext) error {

@@ -23,12 +23,12 @@ import (
 
 // Reasons of the events about leadership.
 const (
-	// EventControllersOff: the controllers of this server do not run; the message has the cause and
-	// a remedy. About the Lease.
+	// EventControllersOff is the reason of the event that this server does not run its controllers.
+	// The message has the cause and a remedy.
 	EventControllersOff = "ControllersOff"
 )
 
-// offReason is why a replica must not lead although the Lease may be free.
+// offReason is the reason why a replica must not lead, even if the Lease is free.
 type offReason string
 
 const (
@@ -39,7 +39,7 @@ const (
 	// that this one does not have.
 	offOtherStorage offReason = "OtherStorage"
 	// offRestored: the storage was restored from a backup, so it may have maintenances that were
-	// completed since.
+	// completed after the backup.
 	offRestored offReason = "RestoredStorage"
 	// offCheckFails: the check itself fails, for example because the server may not read the
 	// APIService or the Lease, or because its storage does not respond.
@@ -51,8 +51,8 @@ var offReasons = []offReason{offElsewhere, offOtherStorage, offRestored, offChec
 const (
 	// checkTimeout limits one check, so that a check that hangs fails.
 	checkTimeout = 10 * time.Second
-	// failsAfter is how long the check has to fail before an event reports it: a restart of
-	// kube-apiserver needs no event.
+	// failsAfter is the time for which the check must fail before an event reports the failure: a
+	// restart of kube-apiserver needs no event.
 	failsAfter = time.Minute
 )
 
@@ -71,13 +71,13 @@ var (
 
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(controllersOff, leaderGauge)
-		showOff("")
+		setControllersOff("")
 	})
 )
 
-// showOff sets the metric. It is 0 from the start: an alert on a metric that does not exist never
-// fires.
-func showOff(why offReason) {
+// setControllersOff sets the metric controllers_off to 1 for one reason and to 0 for all others. It
+// sets each value from the start, because an alert on a metric that does not exist never fires.
+func setControllersOff(why offReason) {
 	for _, r := range offReasons {
 		value := 0.0
 		if r == why {
@@ -90,15 +90,16 @@ func showOff(why offReason) {
 // gate has the result of the last check whether this replica may lead.
 type gate struct {
 	mu sync.Mutex
-	// off is why this replica may not lead according to the last check; nil if it may. It is read
-	// without the lock, because a check that hangs holds the lock.
+	// off is the reason why this replica may not lead, according to the last check; nil if it may
+	// lead. It is read without the lock, because a check that hangs holds the lock.
 	off atomic.Pointer[string]
-	// told is the last message in the log and in an event.
+	// told is the last message that was logged and recorded as an event.
 	told string
-	// failing is the time since which every check has failed; zero if the last one succeeded.
+	// failing is the time since which every check has failed; zero if the last check succeeded.
 	failing time.Time
 	// holder is another holder of the Lease, and renewal is its last renewal time, from the clock
-	// of the holder. It is only compared with earlier values: if it changes, the holder is alive.
+	// of the holder. The gate only compares it with earlier values: if it changes, the holder is
+	// alive.
 	holder, renewal string
 }
 
@@ -113,15 +114,15 @@ func (c *Controllers) mayLead(ctx context.Context) bool {
 	return err == nil && why == ""
 }
 
-// mustNotLead reports whether a replica that takes part in the election has to leave it. It returns
+// mustNotLead reports whether a replica that takes part in the election must leave it. It returns
 // false if the check fails.
 func (c *Controllers) mustNotLead(ctx context.Context) bool {
 	why, err := c.whyOff(ctx)
 	return err == nil && why != ""
 }
 
-// whyOff returns why this replica must not lead; empty if it may. It reports a change in the log,
-// in an event and in a metric.
+// whyOff returns the reason why this replica must not lead; empty if it may lead. If the reason has
+// changed, whyOff reports it in the log, in an event and in a metric.
 func (c *Controllers) whyOff(ctx context.Context) (offReason, error) {
 	c.gate.mu.Lock()
 	defer c.gate.mu.Unlock()
@@ -136,8 +137,8 @@ func (c *Controllers) whyOff(ctx context.Context) (offReason, error) {
 	return why, nil
 }
 
-// noteFailing reports that the check before an election has failed: in a metric immediately, in an
-// event when it has failed for a while.
+// noteFailing reports that the check before an election has failed: in a metric immediately, and in
+// an event after failsAfter.
 func (c *Controllers) noteFailing(ctx context.Context, err error) {
 	c.gate.mu.Lock()
 	defer c.gate.mu.Unlock()
@@ -145,16 +146,16 @@ func (c *Controllers) noteFailing(ctx context.Context, err error) {
 		c.gate.failing = time.Now()
 	}
 	if time.Since(c.gate.failing) < failsAfter {
-		showOff(offCheckFails)
+		setControllersOff(offCheckFails)
 		return
 	}
 	c.setOff(ctx, offCheckFails, "the check whether this server may lead fails: "+err.Error())
 }
 
-// setOff stores why this replica does not lead, and reports a change. The caller has locked the
-// gate.
+// setOff stores the reason why this replica may not lead, and reports a changed reason. The caller
+// has locked the gate.
 func (c *Controllers) setOff(ctx context.Context, why offReason, message string) {
-	showOff(why)
+	setControllersOff(why)
 	c.gate.off.Store(nil)
 	if why != "" {
 		text := string(why) + ": " + message
@@ -175,7 +176,8 @@ func (c *Controllers) setOff(ctx context.Context, why offReason, message string)
 	}
 }
 
-// checkReady returns why this replica may not lead; nil if it leads, follows or may lead.
+// checkReady returns an error with the reason why this replica may not lead; nil if it leads,
+// follows or may lead.
 func (c *Controllers) checkReady() error {
 	if off := c.gate.off.Load(); off != nil {
 		return errors.New(*off)
@@ -184,8 +186,8 @@ func (c *Controllers) checkReady() error {
 }
 
 func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message string, err error) {
-	// Read the Lease first, so that a replica that may not lead still reports whether another one
-	// leads.
+	// Read the Lease first, so that a replica that may not lead still reports whether another
+	// replica leads.
 	lease, err := c.readLease(ctx)
 	if err != nil {
 		return "", "", err
@@ -215,8 +217,8 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 		return offOtherStorage, fmt.Sprintf("the last leader had storage %s, and this server has storage %s: nodes may be under maintenances that only exist in the "+
 			"other storage. Restore that storage, or start with --adopt-storage=%s to release the nodes of its maintenances", id, c.Storage.ID, id), nil
 	}
-	// Read the storage after the Lease, so that it is never behind because a leader continues to
-	// write.
+	// Read the storage after the Lease, so that the storage does not seem older than the Lease
+	// because a leader continues to write.
 	now, err := c.Storage.state(ctx)
 	if err != nil {
 		return "", "", err

@@ -229,7 +229,7 @@ func TestEmbeddedServerEndsBesideAnother(t *testing.T) {
 	})
 }
 
-// TestLeaderMarksSharedStorage counts the marks that a leader sets in an hour.
+// TestLeaderMarksSharedStorage checks how many marks a leader writes to the storage in an hour.
 func TestLeaderMarksSharedStorage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := fake.NewClientset(markedLease("400", "300"))
@@ -292,8 +292,8 @@ func TestRevisionOfTheStorage(t *testing.T) {
 	})
 }
 
-// TestCheckThatFailsIsReported revokes the right of the server to read its APIService, as after an
-// upgrade with an old role.
+// TestCheckThatFailsIsReported revokes the right of the server to read its APIService, as an
+// upgrade of the server without its new cluster role does.
 func TestCheckThatFailsIsReported(t *testing.T) {
 	for name, fails := range map[string]func(context.Context) error{
 		"when it is refused": func(context.Context) error { return errors.New("apiservices is forbidden") },

@@ -14,9 +14,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ErrLeaseLost is the cause of the end of the controllers' context if the Lease was deleted, or got
-// another holder, while this replica held it. Another replica may already act, so the calls of the
-// controllers are cancelled without CallGrace.
+// ErrLeaseLost is the cause with which the controllers' context ends if the Lease was deleted or
+// got another holder while this replica held it. Another replica may already act, so the calls of
+// the controllers are cancelled without CallGrace.
 var ErrLeaseLost = errors.New("the lease was deleted or has another holder")
 
 var (
@@ -24,30 +24,31 @@ var (
 	errMayNotLead = errors.New("this replica may no longer lead")
 )
 
-// gatePeriod is how often a replica that takes part in the election checks whether it still may.
+// gatePeriod is the interval at which a replica that takes part in the election checks whether it
+// still may lead.
 const gatePeriod = 10 * time.Second
 
 // term is one term of leadership: from acquiring the Lease until the controllers have ended.
 type term struct {
 	*Controllers
 	lease *lease
-	// server ends when the server shuts down; allowed also ends when this replica may no longer
-	// lead.
+	// server is a context that ends when the server shuts down. allowed also ends when this replica
+	// may no longer lead.
 	server, allowed context.Context
-	// ended is closed when the controllers have ended.
+	// ended is a channel that is closed when the controllers have ended.
 	ended chan struct{}
-	// leave ends the election, which stops the renewals.
+	// leave is a function that ends the participation in the election, which stops the renewals.
 	leave context.CancelFunc
 }
 
 // takePartInElection returns when this replica has released or lost leadership, or when the context
 // ends. Another replica can acquire the Lease only after the controllers of this one have ended:
 // this replica renews the Lease while they stop, and releases it afterwards. If the Lease was
-// deleted or has another holder, it cancels their calls immediately. If it cannot renew the Lease,
-// it stops the controllers after RenewDeadline, cancels their calls after CallGrace, and exits if
-// they still run. All of this takes less than LeaseDuration, the minimum time that other replicas
-// wait. A process that was suspended for longer notices before its next write that the Lease is too
-// old.
+// deleted or has another holder, this replica cancels the calls of its controllers immediately. If
+// it cannot renew the Lease, it stops the controllers after RenewDeadline, cancels their calls
+// after CallGrace, and exits if they still run. All of this takes less than LeaseDuration, the
+// minimum time that other replicas wait. A process that was suspended for longer than that notices
+// before its next write that the Lease is too old.
 func (c *Controllers) takePartInElection(ctx context.Context) {
 	electionCtx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	defer leave()
@@ -73,7 +74,7 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 		return
 	}
 	if c.watchdog != nil {
-		// client-go makes this connection only in RunOrDie.
+		// client-go itself sets the elector of the watchdog only in RunOrDie.
 		c.watchdog.SetLeaderElection(elector)
 		defer c.watchdog.SetLeaderElection(nil)
 	}

@@ -33,7 +33,7 @@ import (
 // wire is a connection to the host cluster that can break.
 type wire struct {
 	coordinationclient.LeasesGetter
-	// broken replaces the result of calls unless it is nil.
+	// broken returns the result of each call while it is set.
 	broken atomic.Pointer[func(context.Context) error]
 }
 
@@ -85,8 +85,8 @@ type stage struct {
 	begun  int
 }
 
-// act simulates a set of controllers. Its last call may continue after the end of the context, for
-// at most lasts.
+// act returns a Run function that simulates a set of controllers. The last call of the controllers
+// may continue for the time lasts after their context has ended.
 func (s *stage) act(identity string, lasts time.Duration) func(context.Context, func() error) error {
 	return func(ctx context.Context, mayAct func() error) error {
 		if err := mayAct(); err != nil {
@@ -129,7 +129,7 @@ func shipped(leases coordinationclient.LeasesGetter, identity string, run func(c
 	}}
 }
 
-// TestSuspendedLeaderMayNotAct has the clock advance while no timer of the process fires.
+// TestSuspendedLeaderMayNotAct advances the clock while no timer of the process fires.
 func TestSuspendedLeaderMayNotAct(t *testing.T) {
 	const deadline = 6 * time.Second
 	for name, test := range map[string]struct {
@@ -226,8 +226,8 @@ func TestDeletedLeaseGivesNoSecondLeader(t *testing.T) {
 }
 
 // TestReplicaThatStartsAfterADeletion deletes the Lease at many moments between two renewals, just
-// before a replica starts that has never seen the Lease. The first leader of a storage does not
-// wait.
+// before the start of a replica that has never read the Lease. Only the first leader of a storage
+// does not wait.
 func TestReplicaThatStartsAfterADeletion(t *testing.T) {
 	for i := range 20 {
 		synctest.Test(t, func(t *testing.T) {
@@ -306,7 +306,7 @@ func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 			if got := <-cause; !errors.Is(got, ErrLeaseLost) || time.Since(began) > 1500*time.Millisecond {
 				t.Errorf("the term ended after %v because %v", time.Since(began), got)
 			}
-			// A release is repeated after a conflict.
+			// The replica must repeat the release after a conflict.
 			changed.Store(false)
 			stop()
 			<-left
@@ -333,21 +333,22 @@ func TestReleaseThatConflicts(t *testing.T) {
 		began := time.Now()
 		stop()
 		<-left
-		// This includes renewals, one every 1.5 s for at most 6 s.
+		// The number includes renewals, one every 1.5 s for at most 6 s.
 		if took, n := time.Since(began), tries.Load(); took > 8*time.Second || n < 2 || n > 6 {
 			t.Errorf("%d tries to release the Lease in %v", n, took)
 		}
 	})
 }
 
-// TestWhoKnowsOfNoLeader covers replicas that do not lead.
+// TestWhoKnowsOfNoLeader tests the warning of replicas that do not lead.
 func TestWhoKnowsOfNoLeader(t *testing.T) {
 	for name, test := range map[string]struct {
 		lease *coordinationv1.Lease
-		// renews is the period with which another replica renews the Lease; 0 means never.
+		// renews is the interval at which another replica renews the Lease; 0 means never.
 		renews time.Duration
 		lasts  time.Duration
-		// failsFrom is the time from which reads of the Lease fail; 0 means never, -1 always.
+		// failsFrom is the time from which on reads of the Lease fail; 0 means never, -1 means
+		// always.
 		failsFrom time.Duration
 		warns     bool
 	}{

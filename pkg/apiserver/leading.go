@@ -31,22 +31,22 @@ type LeaderElection struct {
 	// with the same identity gets its Lease back immediately, so two servers that may run at the
 	// same time must have different identities.
 	Identity string
-	// LeaseDuration is how long other replicas wait before they take over from a holder that does
-	// not renew the Lease. A holder that cannot renew the Lease stops its controllers after
-	// RenewDeadline. RetryPeriod is the time between attempts.
+	// LeaseDuration is the time that other replicas wait before they acquire the Lease from a
+	// holder that does not renew it. A holder that cannot renew the Lease stops its controllers
+	// after RenewDeadline. RetryPeriod is the time between attempts.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
 const (
-	// CallGrace is how long a call to the host cluster may continue after the end of the
-	// controllers' context. A completed call is better than an interrupted one, but it must end
-	// before another replica can acquire the Lease.
+	// CallGrace is the time for which a call to the host cluster may continue after the end of the
+	// controllers' context. A completed call is better than an interrupted one, but each call must
+	// end before another replica can acquire the Lease.
 	CallGrace = 4 * time.Second
-	// StopTimeout is how long the controllers may take to stop after the Lease could not be
-	// renewed. Then the process exits.
+	// StopTimeout is the time in which the controllers must stop after the Lease could not be
+	// renewed. After that the process exits.
 	StopTimeout = CallGrace + time.Second
 
-	// shutdownTimeout is how long the controllers may take to stop while the Lease is still
+	// shutdownTimeout is the time in which the controllers must stop while the Lease is still
 	// renewed.
 	shutdownTimeout = 20 * time.Second
 )
@@ -54,14 +54,15 @@ const (
 // Controllers runs a set of controllers whenever this replica leads.
 type Controllers struct {
 	// Leases is the client for the Lease. It has its own connection and rate limiter: renewals must
-	// not wait behind requests of the controllers.
+	// not wait for requests of the controllers.
 	Leases coordinationclient.LeasesGetter
 	// Election configures whether and when this replica leads.
 	Election LeaderElection
 	// Run creates a new set of controllers, runs them until the context ends, and returns when the
 	// last of their writes is done. It is called again if this replica loses and regains
 	// leadership. The controllers must call mayAct before each write, and must not write if it
-	// returns an error: a process that resumes after it was suspended runs before its context ends.
+	// returns an error: when a suspended process resumes, its controllers can run before their
+	// context ends.
 	Run func(ctx context.Context, mayAct func() error) error
 	// Storage describes the storage of this server; nil if unknown.
 	Storage *Storage
@@ -148,8 +149,8 @@ func (c *Controllers) serveReady(w http.ResponseWriter, _ *http.Request) {
 	_, _ = fmt.Fprint(w, "ok")
 }
 
-// watch returns a health check. A waiting follower is healthy; a leader that has not renewed for
-// twice its lease is stuck.
+// watch returns a health check. A follower is healthy. A leader is not healthy if it has not
+// renewed the Lease for twice LeaseDuration.
 func (c *Controllers) watch() func(*http.Request) error {
 	c.watchdog = leaderelection.NewLeaderHealthzAdaptor(c.Election.LeaseDuration)
 	return c.watchdog.Check

@@ -20,8 +20,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// lease implements the lock of the elector. Unlike client-go's lock, it measures with the clock of
-// this process how long ago the last renewal was sent.
+// lease implements the lock of the elector. Unlike client-go's lock, it uses the clock of this
+// process to measure the time since the last renewal was sent.
 type lease struct {
 	client    coordinationclient.LeaseInterface
 	name      string
@@ -32,21 +32,21 @@ type lease struct {
 	storage *Storage
 	// retry is the pause between two attempts to release the Lease.
 	retry time.Duration
-	// sightings is what this replica has observed of the Lease. If the Lease was deleted, the
-	// replica creates a new one only duration after it last saw the old one or, if it never saw
-	// one, after it began to look.
+	// sightings has the observations of the Lease by this replica. If the Lease was deleted, the
+	// replica waits for duration before it creates a new one. The wait begins when the replica last
+	// read the old Lease or, if it never did, when it began to look for the Lease.
 	sightings *sightings
 	duration  time.Duration
 
 	mu sync.Mutex
 	// last is the Lease that this process last read or wrote.
 	last *coordinationv1.Lease
-	// held is set by the first write that names this replica as the holder.
+	// held is set once a write has named this replica as the holder.
 	held bool
-	// renewed is when that write was sent. Other replicas noticed it later, so their wait for the
-	// Lease ends later as well.
+	// renewed is the time at which the last such write was sent. Other replicas notice the write
+	// later, so their wait for the Lease ends later as well.
 	renewed time.Time
-	// uid is the UID of the Lease that this write stored.
+	// uid is the UID of the Lease that the last such write stored.
 	uid types.UID
 	// expiry fires if no such write has succeeded within the renew deadline.
 	expiry *time.Timer
@@ -151,7 +151,7 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 }
 
 // loseIf ends the term of this replica if it holds the Lease and the condition is true: another
-// replica may act from now on. Without this, client-go would continue until the renew deadline.
+// replica may act from now on. client-go itself would continue until the renew deadline.
 func (l *lease) loseIf(condition func() bool) {
 	l.mu.Lock()
 	if !l.held || l.lost || !condition() {
@@ -166,7 +166,7 @@ func (l *lease) loseIf(condition func() bool) {
 	}
 }
 
-// onLoss registers f, which is called once when the Lease is deleted or gets another holder.
+// onLoss registers a function that is called once when the Lease is deleted or gets another holder.
 func (l *lease) onLoss(f func()) {
 	l.mu.Lock()
 	lost := l.lost
@@ -217,8 +217,8 @@ func (l *lease) isLost() bool {
 	return l.lost
 }
 
-// release releases the Lease if this replica still holds it. It also covers an acquisition whose
-// response was lost.
+// release releases the Lease if this replica still holds it. It also releases a Lease that this
+// replica acquired without getting the response.
 func (l *lease) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, l.deadline)
 	defer cancel()

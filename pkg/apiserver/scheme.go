@@ -16,7 +16,7 @@ import (
 var (
 	// Scheme has the types that the server serves.
 	Scheme = runtime.NewScheme()
-	// Codecs encodes and decodes them.
+	// Codecs encodes and decodes the types of Scheme.
 	Codecs = serializer.NewCodecFactory(Scheme)
 	// ParameterCodec decodes the options in a request's query.
 	ParameterCodec = runtime.NewParameterCodec(Scheme)

@@ -18,16 +18,19 @@ import (
 // LeaseDuration.
 const leaderlessAfter = 2
 
-// sightings is what this replica has observed of the Lease, with the times of its own clock: the
-// times in the Lease come from other clocks. Unlike a lease, it outlives a term.
+// sightings has the observations of the Lease by this replica, with the times of its own clock,
+// because the times in the Lease come from other clocks. Unlike a lease, it outlives a term of
+// leadership.
 type sightings struct {
 	mu sync.Mutex
-	// seen is when the Lease was last read or written; zero if this replica has never seen one.
+	// seen is the time at which the Lease was last read or written; zero if this replica has never
+	// read one.
 	seen time.Time
-	// read is when this replica last found out whether the Lease exists, and who holds it.
+	// read is the time at which this replica last found out whether the Lease exists, and which
+	// replica holds it.
 	read time.Time
-	// renewed is when the holder or its renewal time last changed; at first it is when this replica
-	// began to look.
+	// renewed is the time at which the holder or its renewal time last changed. Before the first
+	// change, it is the time at which this replica began to look for a leader.
 	renewed         time.Time
 	holder, renewal string
 }
@@ -68,7 +71,7 @@ func (s *sightings) noteAbsent() {
 }
 
 // sinceSeen returns the time since this replica last saw the Lease. If it never saw one, it returns
-// the time since it began to look, and false.
+// the time since it began to look for a leader, and false.
 func (s *sightings) sinceSeen() (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +81,7 @@ func (s *sightings) sinceSeen() (time.Duration, bool) {
 	return time.Since(s.seen), true
 }
 
-// sinceRenewed returns the time since this replica last saw a renewal. It returns 0 if that is
+// sinceRenewed returns the time since this replica last saw a renewal. It returns 0 if this is
 // unknown, because the replica has not read the Lease within the given time.
 func (s *sightings) sinceRenewed(within time.Duration) time.Duration {
 	s.mu.Lock()
@@ -90,8 +93,8 @@ func (s *sightings) sinceRenewed(within time.Duration) time.Duration {
 }
 
 // NoLeader returns the warning for users that no replica leads; empty if one leads or if this is
-// unknown. Every replica returns it, since each reads the Lease. A replica that cannot read the
-// Lease returns nothing: other replicas may be able to read it.
+// unknown. Every replica returns the warning, since each reads the Lease. A replica that cannot
+// read the Lease returns no warning, since other replicas may be able to read it.
 func (c *Controllers) NoLeader() string {
 	if !c.Election.Enabled {
 		return ""

@@ -16,8 +16,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// Annotations of the Lease. They identify the storage of its holder, and its revision at the last
-// renewal.
+// Annotations of the Lease. They identify the storage of the holder, and the revision of this
+// storage at the last renewal.
 const (
 	annotationStorageID       = maintenance.GroupName + "/storage-id"
 	annotationStorageRevision = maintenance.GroupName + "/storage-revision"
@@ -31,11 +31,12 @@ const (
 	revisionTimeout = time.Second
 	// restoredBy is the minimum by which `etcdutl snapshot restore --bump-revision` increases the
 	// revision. The documentation recommends 1,000,000,000. Normal writes between two renewals of a
-	// leader never increase it that much. This applies only to embedded storage: in a shared etcd,
-	// other writers such as kube-apiserver can reach it within a few days without a leader.
+	// leader never increase the revision that much. This applies only to embedded storage: in a
+	// shared etcd, the writes of other clients, such as kube-apiserver, can increase it that much
+	// within a few days.
 	restoredBy = 100_000_000
-	// markPeriod is how often the leader marks an external storage. The restore of a backup that is
-	// less old than this is not recognized.
+	// markPeriod is the interval at which the leader marks an external storage. The restore of a
+	// backup that is younger than this is not recognized.
 	markPeriod = time.Minute
 )
 
@@ -45,8 +46,8 @@ type Storage struct {
 	ID string
 	// Revision returns the current revision of the storage.
 	Revision func(context.Context) (int64, error)
-	// Mark returns the revision at which the storage was last marked; 0 if never. SetMark marks it
-	// and returns that revision. Both are nil with embedded storage.
+	// Mark returns the revision at which the storage was last marked; 0 if never. SetMark marks the
+	// storage and returns the revision of the mark. Both are nil with embedded storage.
 	Mark, SetMark func(context.Context) (int64, error)
 	// Embedded is set if the storage runs in this process and only this process uses it.
 	Embedded bool
@@ -57,7 +58,7 @@ type Storage struct {
 
 	// last is the last revision that was read.
 	last atomic.Int64
-	// marked is when this process last marked the storage.
+	// marked is the time at which this process last marked the storage.
 	marked atomic.Pointer[time.Time]
 }
 
@@ -96,8 +97,8 @@ func (s *Storage) restored(lease *coordinationv1.Lease, now state) (known int64,
 	return known, err == nil && now.mark < marked
 }
 
-// sign adds the ID, the revision and the mark to a Lease before it is acquired or renewed. It
-// returns an error if this replica must not acquire the Lease.
+// sign adds the ID, the revision and the mark to a Lease before the replica acquires or renews it.
+// It returns an error if this replica must not acquire the Lease.
 func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bool) error {
 	revision, err := s.revision(ctx)
 	if err != nil {
