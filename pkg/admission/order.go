@@ -19,10 +19,11 @@ func OwnPlugins() []string {
 	return []string{nodemaintenance.PluginName, evacuation.PluginName}
 }
 
-// Configure registers our plugins and orders them before the policies and webhooks of the cluster,
-// so that these see complete objects. The namespace lifecycle check remains first. Both arguments
-// are read when the plugins are created, after flag parsing: nodes configures the plugin for
-// NodeMaintenances, evacuators returns the classes of the enabled built-in evacuators.
+// Configure registers Haulout's plugins and places them before the policies and webhooks of the
+// cluster, so that these get complete objects. The namespace lifecycle check remains first. The
+// last two arguments are used when the plugins are created, after flag parsing: nodes configures
+// the plugin for NodeMaintenances, evacuators returns the classes of the enabled built-in
+// evacuators.
 func Configure(o *genericoptions.AdmissionOptions, nodes *nodemaintenance.Config, evacuators func() []string) {
 	nodemaintenance.Register(o.Plugins, nodes)
 	evacuation.Register(o.Plugins, evacuators)

@@ -13,8 +13,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestOrder pins the plugin list of the library. Before a new plugin is added, check which RBAC
-// rules it needs, and clusters that do not serve its API.
+// TestOrder fails if the plugin list of the library changes. Before you add a new plugin, check
+// which RBAC rules it needs, and whether it works in clusters that do not serve its API.
 func TestOrder(t *testing.T) {
 	o := genericoptions.NewAdmissionOptions()
 	Configure(o, &nodemaintenance.Config{}, func() []string { return nil })

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package initializer passes dependencies to the admission plugins. The generic initializer of the
-// API server library already passes the host cluster: its client and informers through
-// WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, its authorizer through
-// WantsAuthorizer.
+// API server library already passes those of the host cluster: the client and informers through
+// WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, the authorizer through
+// WantsUnconditionalAuthorizer.
 package initializer
 
 import (
@@ -15,9 +15,10 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 )
 
-// Dependencies are what the plugins of Haulout need beside the host cluster.
+// Dependencies has the dependencies of Haulout's plugins, except those of the host cluster.
 type Dependencies struct {
-	// Informers are the informers of our API. They are started after all plugins are initialized.
+	// Informers are the informers of Haulout's API. They are started after all plugins are
+	// initialized.
 	Informers informers.SharedInformerFactory
 	// Identity recognizes the server itself. Its content may become available only after
 	// initialization.
@@ -30,7 +31,7 @@ type Dependencies struct {
 
 // WantsDependencies is implemented by the plugins of Haulout.
 type WantsDependencies interface {
-	// SetDependencies passes the dependencies, of which the plugin takes what it needs.
+	// SetDependencies passes the dependencies. The plugin keeps those that it needs.
 	SetDependencies(Dependencies)
 	admission.InitializationValidator
 }

@@ -29,8 +29,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// outcome returns the result of a request: "" if it is admitted, else the reason of the error, and
-// for an invalid object its fields.
+// outcome returns the result of a request: "" if it is admitted, otherwise the reason of the error
+// and, for an invalid object, the invalid fields.
 func outcome(err error) string {
 	if err == nil {
 		return ""
@@ -149,7 +149,7 @@ func TestAdmitSetsLabelsAndNodeNameOfThePod(t *testing.T) {
 	}
 }
 
-// TestAdmitCopiesLabelsUpToALimit covers pods with more labels than an Evacuation may have: the
+// TestAdmitCopiesLabelsUpToALimit uses pods with more labels than an Evacuation may have: the
 // Evacuation that the server creates must be valid.
 func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 	withLabels := func(n, length int) *corev1.Pod {
@@ -242,8 +242,8 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 		t.Errorf("got reads %v, want one of each owner and three of the pod", reads)
 	}
 
-	// A recreated owner has another UID. If the plugin still has the previous owner, the pod must
-	// get an evacuator nevertheless.
+	// A recreated owner has another UID. The pod must get its evacuator even if the plugin has
+	// cached the previous owner.
 	update := func(resource schema.GroupVersionResource, object runtime.Object) {
 		t.Helper()
 		must.Do(t, f.client.Tracker().Update(resource, object, "blue"))

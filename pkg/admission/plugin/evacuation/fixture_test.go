@@ -53,12 +53,13 @@ var (
 	ann    = &user.DefaultInfo{Name: "ann"}
 )
 
-// authz is an authorizer that allows the listed rights and records the questions.
+// authz is an authorizer that allows the listed rights and records the rights that it is asked to
+// check.
 type authz struct {
 	allowed []string
 	err     error
 	asked   []string
-	// users are the names of users other than ann about whom questions are expected.
+	// users are the names of users other than ann whose rights the plugin is expected to check.
 	users []string
 }
 
@@ -105,7 +106,7 @@ func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...run
 		Identity: self, Recorder: &events.FakeRecorder{Events: f.events},
 		Informers: informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0),
 	})
-	// The tests fill the store; there are no running informers that could sync.
+	// The tests fill the store, and no informer runs that could report that it has synced.
 	plugin.SetReadyFunc(func() bool { return true })
 	must.Do(t, plugin.ValidateInitialization())
 	return f

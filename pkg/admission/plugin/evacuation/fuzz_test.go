@@ -21,8 +21,8 @@ import (
 )
 
 // FuzzAdmit creates generated Evacuations for a pod with a generated annotation and label. It
-// checks that no user can create one without the right to delete the pod, that admission completes
-// each one that it accepts, and that a second run changes nothing.
+// checks that no user can create an Evacuation without the right to delete the pod, that admission
+// completes each Evacuation that it accepts, and that a second run changes nothing.
 func FuzzAdmit(f *testing.F) {
 	const valid = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"Evacuation",` +
 		`"metadata":{"namespace":"blue","name":"` + evacuationName + `","finalizers":["` + instigator + `"]},` +
@@ -78,7 +78,7 @@ func FuzzAdmit(f *testing.F) {
 	})
 }
 
-// reject accepts the errors that tell a client what is wrong with its request.
+// reject skips errors about an invalid request, and fails the test for all other errors.
 func reject(t *testing.T, err error) {
 	t.Helper()
 	must.True(t, apierrors.IsForbidden(err) || apierrors.IsInvalid(err), "got %v, want Forbidden or Invalid", err)

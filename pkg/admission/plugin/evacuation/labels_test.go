@@ -100,8 +100,8 @@ func TestLabelsOfThePodStayWhenAnotherManagerStopsApplying(t *testing.T) {
 	}
 }
 
-// TestAdmitAddsNoManagerToAnObjectWithoutManagers covers an object without managedFields: the first
-// apply then adds one manager for all fields.
+// TestAdmitAddsNoManagerToAnObjectWithoutManagers creates an object without managedFields: the
+// first apply then adds one manager for all fields.
 func TestAdmitAddsNoManagerToAnObjectWithoutManagers(t *testing.T) {
 	f := newFixture(t, nil, nil, newPod())
 	evacuation := newEvacuation()

@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	// alwaysAllowed is how many Evacuations every namespace may have.
+	// alwaysAllowed is the number of Evacuations that every namespace may have.
 	alwaysAllowed = 200
-	// allowedPerPod is the number of Evacuations per pod that a namespace may have, if the product
-	// is larger: one for the pod, and one for a pod that is gone, whose Evacuation is kept for a
-	// while.
+	// allowedPerPod is the number of Evacuations per pod that a namespace may have, if this is more
+	// than alwaysAllowed: one for the pod, and one for a pod that has left, whose Evacuation is
+	// kept for some time.
 	allowedPerPod = 2
-	// podCountTTL is how long a pod count is cached, and podCountsAtMost is the maximum number of
-	// cached namespaces.
+	// podCountTTL is the time for which a pod count is cached, and podCountsAtMost is the maximum
+	// number of cached namespaces.
 	podCountTTL     = 10 * time.Second
 	podCountsAtMost = 1024
 )
@@ -37,7 +37,7 @@ const (
 func (p *Plugin) countIn(f informers.SharedInformerFactory) {
 	informer := f.Maintenance().V1alpha1().Evacuations().Informer()
 	if err := informer.SetTransform(keepKey); err != nil {
-		// The informer already runs and keeps whole objects, which takes more memory.
+		// The informer already runs and caches whole objects. This only costs more memory.
 		utilruntime.HandleError(fmt.Errorf("keep only the keys of Evacuations: %w", err))
 	}
 	p.stored = informer.GetIndexer()
@@ -55,10 +55,10 @@ func keepKey(obj any) (any, error) {
 	}}, nil
 }
 
-// validateCount refuses an Evacuation if the namespace has too many. ResourceQuota does not count
-// the objects of an aggregated API, and the server has each of them in memory. The limit leaves
-// room for the server's own Evacuations, one for each pod that a maintenance evacuates: a tenant
-// must not be able to prevent these.
+// validateCount refuses an Evacuation if its namespace has too many. ResourceQuota does not count
+// the objects of an aggregated API, and the server keeps each of them in memory. The limit leaves
+// room for the Evacuations of the server, one for each pod that a maintenance evacuates, so that a
+// tenant cannot prevent them.
 func (p *Plugin) validateCount(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation) error {
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return nil
@@ -69,7 +69,7 @@ func (p *Plugin) validateCount(ctx context.Context, attrs admission.Attributes, 
 	namespace := attrs.GetNamespace()
 	podRef := evacuation.Spec.PodRef
 	if _, exists, err := p.stored.GetByKey(namespace + "/" + protocol.CanonicalName(podRef.Name, podRef.UID)); exists || err != nil {
-		return err // another object with this name causes a different error
+		return err // an existing object with this name causes a different error
 	}
 	keys, err := p.stored.IndexKeys(cache.NamespaceIndex, namespace)
 	if err != nil {
@@ -86,14 +86,14 @@ func (p *Plugin) validateCount(ctx context.Context, attrs admission.Attributes, 
 	if len(keys) < limit {
 		return nil
 	}
-	// Omit Retry-After: with it, clients would wait and hide the error from the user.
+	// Omit Retry-After: clients with this header would wait and hide the error from the user.
 	return apierrors.NewTooManyRequests(fmt.Sprintf(
 		"namespace %q has %d Evacuations, at most %d are allowed: %d for each of its %d pods, or %d if that is more",
 		namespace, len(keys), limit, allowedPerPod, pods, alwaysAllowed), 0)
 }
 
-// countPods returns the number of pods of a namespace, at most a few seconds old. It lists one pod,
-// since the response has the number of remaining ones.
+// countPods returns the number of pods of a namespace, at most a few seconds old. It requests a
+// list with one pod, since the response has the number of the remaining pods.
 func (p *Plugin) countPods(ctx context.Context, namespace string) (int, error) {
 	if count, known := p.podCounts.Get(namespace); known {
 		return count.(int), nil

@@ -21,8 +21,8 @@ import (
 
 func TestLimitOfEvacuationsOfANamespace(t *testing.T) {
 	for name, test := range map[string]struct {
-		// stored is the number of Evacuations in the namespace, elsewhere the number in other
-		// namespaces.
+		// stored is the number of Evacuations in the namespace, and elsewhere is the number in
+		// other namespaces.
 		stored, elsewhere int
 		pods              int
 		byServer, again   bool
@@ -85,7 +85,7 @@ func TestLimitOfEvacuationsOfANamespace(t *testing.T) {
 	}
 }
 
-// TestKeepKey checks what the cache keeps of each Evacuation.
+// TestKeepKey checks that the cache keeps only the key of each Evacuation.
 func TestKeepKey(t *testing.T) {
 	e := &v1alpha1.Evacuation{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "blue", Name: "a", UID: "1", ResourceVersion: "2", Labels: map[string]string{"a": "b"}, Finalizers: []string{instigator},

@@ -42,8 +42,8 @@ const PluginName = "Evacuation"
 type Plugin struct {
 	*admission.Handler
 
-	// builtIn are the enabled built-in evacuators. An Evacuation with a disabled one would wait
-	// until its deadline for nothing.
+	// builtIn are the enabled built-in evacuators. An Evacuation with a disabled evacuator would
+	// wait in vain until the deadline.
 	builtIn sets.Set[string]
 	// recentOwners caches the owners of pods for a short time.
 	recentOwners owners.Live
@@ -127,7 +127,7 @@ func (p *Plugin) ValidateInitialization() error {
 	return errors.Join(missing...)
 }
 
-// Admit completes a new Evacuation from its pod. It may run twice on the same object, if a webhook
+// Admit completes a new Evacuation from its pod. It runs twice on the same object if a webhook
 // changes the object after the first run.
 func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admission.ObjectInterfaces) error {
 	if attrs.GetResource().GroupResource() != resource || attrs.GetSubresource() != "" || attrs.GetOperation() != admission.Create {
@@ -139,10 +139,11 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 	}
 	podRef := evacuation.Spec.PodRef
 	if len(validation.IsDNS1123Subdomain(podRef.Name)) > 0 || podRef.UID == "" {
-		// No such pod can exist; validation reports the error in the reference.
+		// A pod with this reference cannot exist. Validation reports the invalid reference.
 		return nil
 	}
-	// Check this before reading the pod: the errors below reveal whether it exists and its UID.
+	// Check this before reading the pod: the errors below reveal whether the pod exists, and its
+	// UID.
 	if err := p.mayDeletePod(ctx, attrs, podRef.Name); err != nil {
 		return err
 	}
@@ -205,8 +206,8 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 		}
 		return p.validateCount(ctx, attrs, evacuation)
 	case attrs.GetOperation() == admission.Update:
-		// If the owner does not exist, the garbage collector deletes the object on the user's
-		// behalf.
+		// The garbage collector deletes an object whose owner does not exist, so setting an owner
+		// can delete the object.
 		if !equality.Semantic.DeepEqual(evacuation.OwnerReferences, old.OwnerReferences) {
 			if err := p.mayDeletePod(ctx, attrs, old.Spec.PodRef.Name); err != nil {
 				return err
@@ -243,8 +244,8 @@ func evacuationsOf(attrs admission.Attributes) (evacuation, old *maintenance.Eva
 	return evacuation, old, nil
 }
 
-// mayBeCalledOff refuses a deletion while the evacuator forbids cancellation and the pod has not
-// left.
+// mayBeCalledOff refuses the deletion of an Evacuation while the evacuator forbids the cancellation
+// and the pod has not left.
 func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Evacuation) error {
 	if evacuation.Status.EvacuationCancellationPolicy != maintenance.EvacuationCancellationPolicyForbid || maintenancevalidation.IsEvacuationComplete(evacuation) {
 		return nil
@@ -264,10 +265,10 @@ func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Eva
 
 // Reasons of the events of this plugin.
 const (
-	// EventEvacuatorIgnored: an annotation with which a pod names an evacuator is invalid and
-	// ignored. About the pod.
+	// EventEvacuatorIgnored is the reason of the event that an invalid annotation of a pod, which
+	// should name an evacuator, is ignored.
 	EventEvacuatorIgnored = "EvacuatorAnnotationIgnored"
 )
 
-// actionResolve is the action of that event.
+// actionResolve is the action in this event.
 const actionResolve = "ResolveEvacuators"

@@ -48,8 +48,9 @@ func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attribut
 }
 
 // usableClasses returns a function that reports whether the Evacuation may have an evacuator of a
-// class. It only restricts the evacuator of Deployments, which scales with the server's rights:
-// otherwise a user who may delete a pod but not scale would gain a right.
+// class. It only restricts the evacuator of Deployments, which scales Deployments with the rights
+// of the server. Otherwise a user who may delete a pod, but may not scale its Deployment, could
+// scale it through an Evacuation.
 func (p *Plugin) usableClasses(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod,
 	builtIn protocol.BuiltIn) (func(class string) bool, error) {
 	const scaling = v1alpha1.EvacuatorClassDeployment
@@ -86,7 +87,8 @@ func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, n
 		if !mayUse(class) {
 			continue
 		}
-		// Validation refuses an invalid class. A check without a name would be about all classes.
+		// Validation refuses an invalid class. A SubjectAccessReview without a name would be about
+		// all classes.
 		if len(validation.IsDNS1123Subdomain(class)) == 0 {
 			if err := p.mayAssign(ctx, attrs, class); err != nil {
 				return nil, err
@@ -114,8 +116,9 @@ func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *co
 	}
 }
 
-// builtInOf returns the built-in evacuator of a pod. An evacuator that a pod got by mistake
-// declines; a missing one is never added, so that is not decided from what was read before.
+// builtInOf returns the built-in evacuator of a pod. It does not rely on cached owners to find that
+// a pod has none: a missing evacuator is never added later, but an evacuator that a pod got by
+// mistake declines.
 func (p *Plugin) builtInOf(ctx context.Context, pod *corev1.Pod) (builtIn protocol.BuiltIn, err error) {
 	for _, from := range []owners.Live{p.recentOwners, owners.NewLive(p.client)} {
 		builtIn, err = protocol.BuiltInOf(ctx, pod, p.builtIn, from)
@@ -134,12 +137,12 @@ const (
 	// pod.
 	labelManager = "haulout-admission"
 	// maxOwnershipBytes is the maximum length of the list of owned labels. The list and the labels
-	// together have to stay within the limit for Evacuations.
+	// together must stay within the limit for Evacuations.
 	maxOwnershipBytes = 4 << 10
 )
 
 // copyLabels copies the labels of the pod to a new Evacuation, sorted by key, up to the size limit:
-// the limit must not prevent the Evacuation of a pod with many labels. It returns the copied keys.
+// a pod with many labels must not be impossible to evacuate. It returns the copied keys.
 func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *corev1.Pod) []string {
 	room := size.MaxEvacuationMetadataBytes - size.EvacuationMetadataBytes(&evacuation.ObjectMeta)
 	keys := slices.Sorted(maps.Keys(pod.Labels))
@@ -158,11 +161,11 @@ func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *co
 }
 
 // ownLabels makes the server the owner of the labels that a new Evacuation got from its pod. The
-// API server computes field ownership before admission, and keys of a map without an owner are lost
+// API server computes field ownership before admission. Without an owner, keys of a map are lost
 // when the last manager of the map removes its own keys by server-side apply.
 //
-// If the list of labels would be too long, the server only owns the map. That still protects them
-// from a manager that never applied them.
+// If the list of labels would be too long, the server only owns the map. This still protects the
+// labels from managers that never applied them.
 func ownLabels(evacuation *maintenance.Evacuation, keys []string) error {
 	// Without any manager, the first apply creates one that owns all existing fields.
 	if len(keys) == 0 || len(evacuation.ManagedFields) == 0 {

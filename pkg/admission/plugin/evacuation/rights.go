@@ -40,8 +40,9 @@ func (r right) String() string {
 	return fmt.Sprintf("%s in namespace %q", s, r.namespace)
 }
 
-// has reports whether the request's user has a right. Admission runs inside the storage transaction
-// and again on each conflict; the delegated authorizer caches its answers for ten seconds.
+// has reports whether the user of the request has a right. It has no cache of its own: admission
+// runs again on each conflict of the storage transaction, but the delegated authorizer caches its
+// decisions for ten seconds.
 func (p *Plugin) has(ctx context.Context, attrs admission.Attributes, asked right) (bool, error) {
 	decision, _, err := p.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User:            attrs.GetUserInfo(),
@@ -61,8 +62,8 @@ func (p *Plugin) has(ctx context.Context, attrs admission.Attributes, asked righ
 	return allowed, nil
 }
 
-// require returns an error if the request's user does not have a right. The server itself has all
-// rights.
+// require returns an error if the user of the request does not have a right. The server itself has
+// all rights.
 func (p *Plugin) require(ctx context.Context, attrs admission.Attributes, needed right) error {
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return nil
@@ -94,7 +95,8 @@ func (p *Plugin) mayDeletePod(ctx context.Context, attrs admission.Attributes, p
 	return p.require(ctx, attrs, right{verb: "delete", resource: "pods", namespace: attrs.GetNamespace(), name: podName})
 }
 
-// mayUseInstigators checks the right to use each instigator that the write adds or removes.
+// mayUseInstigators checks that the user has the right to use each instigator that the write adds
+// or removes.
 func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attributes, finalizers, oldFinalizers []string) error {
 	now, before := sets.New(protocol.Instigators(finalizers)...), sets.New(protocol.Instigators(oldFinalizers)...)
 	for _, name := range sets.List(now.SymmetricDifference(before)) {
@@ -110,9 +112,10 @@ func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attribut
 // that the garbage collector may delete after the request: a deletion withdraws the requests of all
 // instigators.
 //
-// The garbage collector acts for a user who was checked when the owner was set. In a namespace that
-// is being deleted, the pods are deleted in any case. The user who deletes them differs between
-// clusters, so this reads the namespace.
+// The garbage collector deletes objects because of their owners, and this plugin checked the user
+// when the owner was set. In a namespace that is being deleted, the pods are deleted in any case.
+// The check reads the namespace, since the user name of the namespace controller differs between
+// clusters.
 func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes, finalizers []string) error {
 	if attrs.GetUserInfo().GetName() == identity.GarbageCollector {
 		return nil
@@ -142,7 +145,7 @@ func (p *Plugin) mayProgress(ctx context.Context, attrs admission.Attributes, ol
 		return nil
 	}
 	if class == "" && !p.identity.Is(attrs.GetUserInfo()) {
-		// A check without a name would be about all evacuators.
+		// A SubjectAccessReview without a name would be about all evacuators.
 		return apierrors.NewForbidden(resource, attrs.GetName(), fmt.Errorf("no evacuator is active yet"))
 	}
 	return p.require(ctx, attrs, right{verb: "progress", group: maintenance.GroupName, resource: "evacuators", namespace: attrs.GetNamespace(), name: class})
@@ -153,8 +156,8 @@ func (p *Plugin) mayAssign(ctx context.Context, attrs admission.Attributes, clas
 	return p.require(ctx, attrs, right{verb: "assign", group: maintenance.GroupName, resource: "evacuators", namespace: attrs.GetNamespace(), name: class})
 }
 
-// mayScale reports whether the user may scale the Deployment, which its evacuator does with the
-// server's rights. name is empty if the Deployment is not known.
+// mayScale reports whether the user may scale the Deployment. The evacuator scales it with the
+// rights of the server. name is empty if the Deployment is not known.
 func (p *Plugin) mayScale(ctx context.Context, attrs admission.Attributes, name string) (bool, error) {
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return true, nil

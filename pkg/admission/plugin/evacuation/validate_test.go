@@ -27,8 +27,8 @@ import (
 func TestValidateRights(t *testing.T) {
 	ownedEvacuation := newEvacuation(owned)
 	first, both := newEvacuation(active("first.example.com")), newEvacuation(finalizers(instigator, instigatorA))
-	// needs are the required rights: the request is admitted with all of them, and refused if one
-	// is missing.
+	// needs has the required rights. The request must be admitted with all of them, and refused if
+	// one is missing.
 	tests := map[string]struct {
 		request request
 		needs   []string
@@ -89,7 +89,8 @@ func TestValidateRights(t *testing.T) {
 				t.Errorf("with all rights: %v", err)
 			}
 			asked := slices.Clone(f.authz.asked)
-			// Count equal questions once, because the delegated authorizer caches its answers.
+			// Count equal access reviews once, because the delegated authorizer caches its
+			// decisions.
 			slices.Sort(asked)
 			asked = slices.Compact(asked)
 			needs := slices.Sorted(slices.Values(tt.needs))
@@ -114,8 +115,8 @@ func owned(e *maintenance.Evacuation) {
 	e.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "gone", UID: "gone"}}
 }
 
-// TestDeletionForOtherInstigators covers a user who may not use the instigators of the object. So
-// the user may not withdraw their requests by a deletion.
+// TestDeletionForOtherInstigators has a user who may not use the instigators of the object. The
+// user must not be able to withdraw their requests by a deletion.
 func TestDeletionForOtherInstigators(t *testing.T) {
 	namespace := func(mods ...func(*corev1.Namespace)) *corev1.Namespace {
 		return build.With(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}, mods...)
@@ -184,8 +185,8 @@ func TestValidateReportWithoutAnActiveEvacuator(t *testing.T) {
 	}
 }
 
-// TestValidateReportOfANodeAgent covers reports about static pods. A node agent needs no right to
-// report about the static pods of its node, and this gives it no other right.
+// TestValidateReportOfANodeAgent has reports about static pods. A node agent needs no right to
+// report about the static pods of its own node, but gets no other right.
 func TestValidateReportOfANodeAgent(t *testing.T) {
 	const progressKubelet = `progress evacuators.maintenance.haulout.dev "kubelet.k8s.io" in namespace "blue"`
 	onNode := func(name string) mod { return func(e *maintenance.Evacuation) { e.Spec.NodeName = name } }
@@ -194,7 +195,7 @@ func TestValidateReportOfANodeAgent(t *testing.T) {
 	for name, tt := range map[string]struct {
 		user        user.Info
 		object, old *maintenance.Evacuation
-		// asked is the right that the user needs; empty for none.
+		// asked is the right that the plugin checks; empty for none.
 		asked string
 	}{
 		"the agent of the node": {user: agent, old: newEvacuation(kubelet, onNode("node-7"))},
@@ -245,8 +246,8 @@ func TestValidateReportOfANodeAgent(t *testing.T) {
 	}
 }
 
-// TestNodeAgentsHaveNoOtherRights covers the other writes of a node agent, which need the rights
-// that all users need.
+// TestNodeAgentsHaveNoOtherRights has other writes of a node agent, for which it needs the same
+// rights as any user.
 func TestNodeAgentsHaveNoOtherRights(t *testing.T) {
 	onNode := func(e *maintenance.Evacuation) { e.Spec.NodeName = "node-7" }
 	kubelet := active(v1alpha1.EvacuatorClassKubelet)

@@ -25,11 +25,11 @@ import (
 )
 
 const (
-	// askAtMost is the maximum number of joining nodes that a request checks. The controller checks
-	// the others before it changes them.
+	// askAtMost is the maximum number of joining nodes for which a request checks the rights. The
+	// controller checks the other nodes before it changes them.
 	askAtMost = 500
-	// refusalsAtMost is the number of refused nodes after which the checks stop. An error names no
-	// more.
+	// refusalsAtMost is the number of refused nodes after which the checks stop. An error names at
+	// most this number of nodes.
 	refusalsAtMost = 10
 )
 
@@ -64,8 +64,7 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 		slices.SortFunc(c.selected, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	}
 	for _, m := range []*maintenance.NodeMaintenance{old, nm} {
-		// In stage Complete, all nodes leave, including those of a selector that changes in the
-		// same write.
+		// In stage Complete, all nodes leave, even if the selector changes in the same write.
 		if m == nil || m == nm && m.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
 			continue
 		}
@@ -130,8 +129,8 @@ func appendNode(nodes rights.Nodes, name string, node *corev1.Node) rights.Nodes
 	return nodes
 }
 
-// authorize refuses the write if the user is not allowed to delete its nodes. It caches no answers:
-// if a conflict repeats the request, the delegated authorizer answers from its cache.
+// authorize refuses the write if the user is not allowed to delete its nodes. It has no cache of
+// its own: if a conflict repeats the request, the delegated authorizer uses its cache.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *change) error {
 	var joining rights.Nodes
 	for _, node := range c.selected {
@@ -156,7 +155,8 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *chang
 	return nil
 }
 
-// withTimeToAnswer returns a context that ends early enough to respond to the request.
+// withTimeToAnswer returns a context that ends shortly before the request does, so that time for a
+// response is left.
 func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -165,8 +165,9 @@ func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, time.Until(deadline)*4/5)
 }
 
-// describeRefused names the refused nodes that the user may read, and counts the others. A selector
-// matches labels, so a name would reveal the labels of a node to a user who may not read it.
+// describeRefused names the refused nodes that the user may read, and counts the other refused
+// nodes. A selector matches labels, so the name of a matching node would reveal its labels to a
+// user who may not read the node.
 func describeRefused(ctx context.Context, q rights.Questioner, verdict rights.Verdict) string {
 	var names []string
 	for _, name := range verdict.Refused {

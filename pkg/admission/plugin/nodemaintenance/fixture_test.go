@@ -38,7 +38,8 @@ var (
 	collector = &user.DefaultInfo{Name: identity.GarbageCollector}
 )
 
-// host is an authorizer that allows the deletion of the allowed nodes, and counts the questions.
+// host is an authorizer that allows the deletion of the allowed nodes, and counts the access
+// reviews.
 type host struct {
 	mu sync.Mutex
 	// user is the user in the requests.
@@ -46,7 +47,7 @@ type host struct {
 	allowed map[string]bool
 	// hidden are the nodes that the user may not get.
 	hidden map[string]bool
-	// hangs are the nodes for which the authorizer does not respond before the request ends.
+	// hangs has the nodes for which the authorizer does not respond before the request ends.
 	hangs   map[string]bool
 	fails   map[string]bool
 	asked   []string
@@ -121,7 +122,7 @@ func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1
 	plugin.SetExternalKubeInformerFactory(host)
 	plugin.SetUnconditionalAuthorizer(h)
 	must.Do(t, plugin.ValidateInitialization())
-	// The tests fill the stores; there are no running informers that could sync.
+	// The tests fill the stores, and no informer runs that could report that it has synced.
 	plugin.SetReadyFunc(func() bool { return true })
 	for _, node := range nodes {
 		must.Do(t, host.Core().V1().Nodes().Informer().GetStore().Add(node))
@@ -150,7 +151,7 @@ func (f *fixture) context(r request) (context.Context, *registrytest.Warnings) {
 func (f *fixture) validate(ctx context.Context, r request) error {
 	operation := admission.Update
 	var options runtime.Object = &metav1.UpdateOptions{}
-	// Use variables of the interface type: an interface with a nil pointer would not be nil.
+	// Use variables of the interface type: an interface value with a nil pointer is not nil.
 	var nm, old runtime.Object
 	if r.nm != nil {
 		nm = r.nm
@@ -218,7 +219,8 @@ func because(reason string) func(*maintenance.NodeMaintenance) {
 	return func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = reason }
 }
 
-// twoPools has nodes of pools blue and red, and one of pool new that was created after newest.
+// twoPools has nodes of the pools blue and red, and one node of pool new, which was created after
+// newest.
 var twoPools = []*corev1.Node{
 	node("blue-1", "blue"), node("blue-2", "blue"), node("red-1", "red"), created(node("new-1", "new")),
 }
@@ -234,7 +236,7 @@ func newest(nm *maintenance.NodeMaintenance) {
 
 func joins(nm *maintenance.NodeMaintenance) { nm.Spec.NewNodes = maintenance.NewNodesPolicyJoin }
 
-// manyNodes returns n nodes of pool blue, sorted, and three of the control plane.
+// manyNodes returns n nodes of pool blue, sorted, and three control-plane nodes.
 func manyNodes(n int) []*corev1.Node {
 	nodes := []*corev1.Node{
 		node("z-1", "blue", "control-plane"), node("z-2", "blue", "master"), node("z-3", "red", "control-plane"),

@@ -19,8 +19,8 @@ import (
 )
 
 // FuzzValidate writes generated maintenances as a user who may delete only the nodes of the pool
-// blue. An admitted maintenance must not hold or release other nodes. The test selects nodes by the
-// node affinity of Kubernetes.
+// blue. An admitted maintenance must not hold or release other nodes. To find the selected nodes,
+// the test uses the node affinity of Kubernetes.
 func FuzzValidate(f *testing.F) {
 	const blue = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"a"},` +
 		`"spec":{"stage":"Drain","nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"In","values":["blue"]}]}]}}}`
@@ -122,7 +122,8 @@ func reader() func(data []byte) *maintenance.NodeMaintenance {
 	return func(data []byte) *maintenance.NodeMaintenance {
 		obj, _, err := decoder.Decode(data, nil, nil)
 		nm, ok := obj.(*maintenance.NodeMaintenance)
-		// The strategy checks that a selector is set, because of a tag of the type.
+		// A missing selector is not an error of the validation below: the strategy reports it
+		// because of a validation tag.
 		if err != nil || !ok || nm.Spec.NodeSelector == nil || len(validation.ValidateNodeMaintenance(nm)) > 0 {
 			return nil
 		}

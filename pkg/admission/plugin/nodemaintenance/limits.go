@@ -29,8 +29,8 @@ func isHeldStage(stage maintenance.NodeMaintenanceStage) bool {
 	return stage == maintenance.NodeMaintenanceStageCordon || stage == maintenance.NodeMaintenanceStageDrain
 }
 
-// newShutdownOf returns the node whose shutdown a maintenance announces after the write but not
-// before it, or "".
+// newShutdownOf returns the node whose shutdown a maintenance announces only after the write, or
+// "".
 func newShutdownOf(nm, old *maintenance.NodeMaintenance) string {
 	if nm == nil {
 		return ""
@@ -43,9 +43,9 @@ func newShutdownOf(nm, old *maintenance.NodeMaintenance) string {
 }
 
 // validateShutdowns limits the number of stored maintenances that announce shutdowns of a node. It
-// also counts those that another user has changed since: a node must not be able to fill the
-// storage by creating them without end. Other users can create such a maintenance only for a node
-// that exists, after a check of their rights on the node.
+// also counts the maintenances that another user has changed since, so that a node cannot fill the
+// storage with them. Other users can create such a maintenance only for an existing node that they
+// may delete.
 func (p *Plugin) validateShutdowns(a admission.Attributes, nm, old *maintenance.NodeMaintenance) error {
 	node := newShutdownOf(nm, old)
 	if node == "" {
@@ -70,8 +70,8 @@ func (p *Plugin) validateShutdowns(a admission.Attributes, nm, old *maintenance.
 }
 
 // validateHolders refuses a write after which too many maintenances would hold a node. The node's
-// own shutdown may always hold it. If a maintenance selects a node because labels have changed,
-// there is no write to refuse; the controllers handle that.
+// own shutdown may always hold it. If a maintenance selects a node because labels have changed, no
+// write can be refused, and the controllers handle the limit.
 func (p *Plugin) validateHolders(ctx context.Context, a admission.Attributes, nm *maintenance.NodeMaintenance, c *change) error {
 	if !isHeldStage(nm.Spec.Stage) {
 		return nil
@@ -113,16 +113,16 @@ func (p *Plugin) validateHolders(ctx context.Context, a admission.Attributes, nm
 	return nil
 }
 
-// isObserved reports whether a leader has seen the present selector and stage of a maintenance. Its
-// status then has all of its nodes.
+// isObserved reports whether a controller has observed the present selector and stage of a
+// maintenance. Its status then has all of its nodes.
 func isObserved(nm *v1alpha1.NodeMaintenance) bool {
 	return nm.Status.ObservedGeneration == nm.Generation
 }
 
-// selectedBy returns those of the named nodes that another maintenance selects. It uses the status,
-// which also lists nodes that are omitted from the drain. Only if no leader has seen the present
-// selector does it parse that, which is expensive. It ignores annotations of nodes, which a kubelet
-// may write.
+// selectedBy returns the named nodes that another maintenance selects. It uses the status, which
+// also lists nodes that are omitted from the drain. It parses the selector, which is expensive,
+// only if no controller has observed it yet. It ignores annotations of nodes, which a kubelet may
+// write.
 func selectedBy(
 	ctx context.Context, other *v1alpha1.NodeMaintenance, among map[string]*corev1.Node, leftOut func(*v1alpha1.NodeMaintenanceNodeStatus) bool,
 ) ([]string, error) {
@@ -154,7 +154,7 @@ func byNameOf(nodes []*corev1.Node) map[string]*corev1.Node {
 	return byName
 }
 
-// oldest returns the names of the oldest of some maintenances.
+// oldest returns the names of the oldest of the given maintenances.
 func oldest(all []*v1alpha1.NodeMaintenance) string {
 	var names []string
 	for _, nm := range slices.SortedFunc(slices.Values(all), v1alpha1.CompareAge)[:min(namedAtMost, len(all))] {

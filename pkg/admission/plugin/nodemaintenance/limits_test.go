@@ -32,7 +32,7 @@ func stored(n int, selector *corev1.NodeSelector, stage v1alpha1.NodeMaintenance
 	return out
 }
 
-// seenBy sets the nodes in the status, as if a leader had found them.
+// seenBy sets the nodes in the status, as if a controller had observed them.
 func seenBy(all []*v1alpha1.NodeMaintenance, nodes ...v1alpha1.NodeMaintenanceNodeStatus) []*v1alpha1.NodeMaintenance {
 	for _, nm := range all {
 		nm.Status.ObservedGeneration, nm.Status.NodeStatuses = nm.Generation, nodes
@@ -119,7 +119,7 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 	}
 }
 
-// seenAt is seenBy with the observed generation.
+// seenAt does the same as seenBy and also sets the observed generation.
 func seenAt(all []*v1alpha1.NodeMaintenance, generation int64, nodes ...v1alpha1.NodeMaintenanceNodeStatus) []*v1alpha1.NodeMaintenance {
 	for _, nm := range seenBy(all, nodes...) {
 		nm.Generation = generation

@@ -26,13 +26,13 @@ import (
 // maxBootIDLength is the maximum length of a boot ID: a UUID on Linux, a time on Windows.
 const maxBootIDLength = 64
 
-// shutdownReasons are the allowed reasons of a node's maintenance. Messages and events repeat the
-// reason, so a node must not choose the text.
+// shutdownReasons are the allowed reasons of a maintenance that a node requests. Messages and
+// events repeat the reason, so a node must not choose the text.
 var shutdownReasons = []string{v1alpha1.ShutdownReason, v1alpha1.ShutdownReasonReboot, v1alpha1.ShutdownReasonPowerOff}
 
 // validateOfNode refuses a write of a node agent unless it announces the shutdown of its own node
-// or ends such a maintenance. It replaces the check whether the user may delete the node: nodes do
-// not have that right, and the permissions of their agents must not depend on it.
+// or ends such a maintenance. For nodes, this replaces the check whether the user may delete the
+// node, because nodes do not have that right.
 func validateOfNode(a admission.Attributes, node string, nm, old *maintenance.NodeMaintenance) error {
 	var errs field.ErrorList
 	if old == nil {
@@ -47,8 +47,9 @@ func validateOfNode(a admission.Attributes, node string, nm, old *maintenance.No
 		node, errs.ToAggregate()))
 }
 
-// validateShutdown returns errors for differences between a new maintenance and that of a shutdown
-// of the node. The registry has already set the finalizer and the requester.
+// validateShutdown returns an error for each field in which a new maintenance differs from the
+// maintenance of a shutdown of the node. The registry has already set the finalizer and the
+// requester.
 func validateShutdown(node string, nm *maintenance.NodeMaintenance) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := validateShutdownMetadata(node, nm)
@@ -137,9 +138,9 @@ func validateShutdownSelector(node string, selector *corev1.NodeSelector, path *
 	return errs
 }
 
-// validateEndOfShutdown returns errors for all changes in an update except that of the stage to
-// Complete; nm is nil for a deletion. It returns an error for an object that the node did not
-// request, unless the request deletes the maintenance of a finished shutdown of the node.
+// validateEndOfShutdown allows a node only to change the stage of its maintenance to Complete or,
+// if nm is nil, to delete the maintenance. It returns an error for an object that the node did not
+// request, unless the node deletes the maintenance of its own finished shutdown.
 func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) field.ErrorList {
 	spec, metadata := field.NewPath("spec"), field.NewPath("metadata")
 	if nm == nil && isOverShutdown(node, old) {
@@ -178,8 +179,8 @@ func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) fi
 }
 
 // isOverShutdown reports whether a maintenance announced a shutdown of the node, is complete, and
-// has released the node. It only counts against the limit, so the node may delete it no matter who
-// completed it.
+// has released the node. The node may delete such a maintenance, regardless of the user who
+// completed it: its only effect is that it counts against the limit.
 func isOverShutdown(node string, nm *maintenance.NodeMaintenance) bool {
 	return protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) == node && nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete &&
 		!slices.Contains(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion)

@@ -93,7 +93,7 @@ func by(u user.Info) modifier {
 	return func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = requestedBy(u) }
 }
 
-// asksNothing fails the test if the plugin asks the authorizer about a node.
+// asksNothing fails the test if the plugin requests an access review about a node.
 func (f *fixture) asksNothing() {
 	f.t.Helper()
 	is.True(f.t, len(f.host.asked) == 0, "the authorizer was asked about %q", f.host.asked)
@@ -215,8 +215,8 @@ func TestShutdownThatDeviates(t *testing.T) {
 	}
 }
 
-// TestUsersThatAreNoNodes covers users with an identity similar to that of node blue-1. The
-// authorizer allows them nothing, so they may not create its maintenance.
+// TestUsersThatAreNoNodes has users whose identity is similar to that of node blue-1. They have no
+// rights, so they must not be able to create the maintenance of the node.
 func TestUsersThatAreNoNodes(t *testing.T) {
 	for name, u := range map[string]*user.DefaultInfo{
 		"the name without the group":  {Name: "system:node:blue-1", Groups: []string{user.AllAuthenticated}},
@@ -339,7 +339,7 @@ func TestEndOfShutdownByItsNode(t *testing.T) {
 	}
 }
 
-// TestOthersEndAShutdown covers users who are not nodes: they need the right to delete the node.
+// TestOthersEndAShutdown has users who are not nodes: they need the right to delete the node.
 func TestOthersEndAShutdown(t *testing.T) {
 	f := newFixture(t, may("blue-1"), twoPools)
 	f.expect(request{by: bob, nm: shutdown(atStage(maintenance.NodeMaintenanceStageComplete)), old: shutdown()}, "")
@@ -356,8 +356,8 @@ func TestOthersEndAShutdown(t *testing.T) {
 	}
 }
 
-// TestShutdownThroughTheRegistry admits requests of an agent after defaulting by the registry: the
-// agent omits all fields with defaults.
+// TestShutdownThroughTheRegistry passes the requests of an agent, which omits all fields with
+// defaults, through the registry before admission.
 func TestShutdownThroughTheRegistry(t *testing.T) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
@@ -384,7 +384,7 @@ func TestShutdownThroughTheRegistry(t *testing.T) {
 
 	completed := created.DeepCopy()
 	completed.Spec.Stage = maintenance.NodeMaintenanceStageComplete
-	// A client may omit fields that it cannot set.
+	// A client may omit the fields that only the server sets.
 	completed.Finalizers, completed.Spec.RequestedBy = nil, nil
 	strategy.PrepareForUpdate(ctx, completed, created)
 	if errs := strategy.ValidateUpdate(ctx, completed, created); len(errs) > 0 {

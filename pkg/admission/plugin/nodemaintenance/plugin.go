@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodemaintenance authorizes users to put nodes under maintenance, and warns about
-// selectors that are probably unintended. It does not list pods: the preview predicts the effects
-// of a drain on them.
+// selectors that are probably unintended. It does not warn about pods: the preview predicts the
+// effects of a drain on them.
 package nodemaintenance
 
 import (
@@ -38,11 +38,11 @@ import (
 // PluginName is the name of the plugin in flags and configuration.
 const PluginName = "NodeMaintenance"
 
-// Config has the settings for administrators.
+// Config has the settings of the plugin.
 type Config struct {
 	// AskEveryNodeByName disables a shortcut for users who may delete all nodes: by default, the
-	// plugin checks only the control-plane nodes and a hundred others by name for them. Set this if
-	// an authorizer denies individual nodes by name to such a user.
+	// plugin checks only the control-plane nodes and a hundred other nodes by name for such a user.
+	// Set this if an authorizer denies individual nodes by name to a user who may delete all nodes.
 	AskEveryNodeByName bool
 }
 
@@ -76,7 +76,7 @@ var (
 	_ initializer.WantsDependencies                       = &Plugin{}
 )
 
-// New returns the plugin, which still has to be initialized.
+// New returns the plugin, which must still be initialized.
 func New(config Config) *Plugin {
 	p := &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), config: config}
 	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfControlPlane, p.warnOfOthers, warnOfGroups, warnOfStatusSize}
@@ -102,7 +102,7 @@ func (p *Plugin) waitFor(synced cache.InformerSynced) {
 // SetUnconditionalAuthorizer sets the authorizer of the host cluster.
 func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
 
-// SetDependencies sets the informers of our API, the identity of the server, and its node.
+// SetDependencies sets the informers of Haulout's API, the identity of the server, and its node.
 func (p *Plugin) SetDependencies(d initializer.Dependencies) {
 	p.identity, p.nodeName = d.Identity, d.NodeName
 	maintenances := d.Informers.Maintenance().V1alpha1().NodeMaintenances()
@@ -147,7 +147,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		if err := validateOfNode(a, node, nm, old); err != nil {
 			return err
 		}
-		// Other writes of a node only end a maintenance and need no further checks.
+		// The other writes of a node only end a maintenance, so they need no further checks.
 		if old != nil {
 			return nil
 		}
@@ -205,16 +205,16 @@ func asNodeMaintenance(obj runtime.Object) (*maintenance.NodeMaintenance, error)
 	return nm, nil
 }
 
-// needsAuthorization reports whether an update can affect nodes. Owners and finalizers count as
-// well: if the owner of an object does not exist, the garbage collector deletes the object with its
-// own rights.
+// needsAuthorization reports whether an update can affect nodes. Changes of owners and finalizers
+// count as well: the garbage collector uses its own rights to delete an object whose owner does not
+// exist.
 func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 	return !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) ||
 		!apiequality.Semantic.DeepEqual(nm.Finalizers, old.Finalizers)
 }
 
-// isGarbageCollection reports whether an update is by the garbage collector and only removes its
+// isGarbageCollection reports whether the garbage collector makes an update that only removes its
 // own finalizers.
 func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool {
 	if u.GetName() != identity.GarbageCollector || !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
@@ -228,7 +228,8 @@ func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool
 	return slices.Equal(nm.Finalizers, kept)
 }
 
-// sendsToNodes reports whether a write changes the nodes of a maintenance, or its effect on them.
+// sendsToNodes reports whether a write changes the set of nodes of a maintenance, or the effect on
+// them.
 func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 	if nm == nil || nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete {
 		return false
@@ -238,7 +239,8 @@ func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 }
 
 // validateStatusSize refuses a maintenance whose status could not be stored with all its drain
-// targets: the server would cordon its nodes, but could not store the progress of the drain.
+// targets: otherwise the server would cordon its nodes, but could not store the progress of the
+// drain.
 func validateStatusSize(nm *maintenance.NodeMaintenance, nodes int) error {
 	versioned := &v1alpha1.NodeMaintenance{}
 	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {

@@ -220,7 +220,8 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 	for name, test := range map[string]struct {
 		host   *host
 		byName bool
-		// least and most limit the number of questions; always lists some of them.
+		// least and most are the limits for the number of access reviews; always has nodes that
+		// must be among them.
 		least, most int
 		always      []string
 		err         func(error) bool
@@ -333,8 +334,8 @@ func (i initialize) Initialize(plugin admission.Interface) {
 	})
 }
 
-// TestReleaseOfNodesAmongManyOthers covers a write that concerns hundreds of nodes that the user
-// may delete, and releases three nodes that the user may not delete.
+// TestReleaseOfNodesAmongManyOthers has a write that concerns hundreds of nodes that the user may
+// delete, and releases three nodes that the user may not delete.
 func TestReleaseOfNodesAmongManyOthers(t *testing.T) {
 	nodes := []*corev1.Node{node("prod-0", "prod"), node("prod-1", "prod"), node("prod-2", "prod")}
 	own := []string{}
@@ -361,8 +362,8 @@ func TestReleaseOfNodesAmongManyOthers(t *testing.T) {
 	}
 }
 
-// TestReleaseOfManyNodes covers a user who may delete each of 1,202 nodes by name, and releases
-// them in one write.
+// TestReleaseOfManyNodes has a user who may delete each of 1,202 nodes by name, and releases them
+// in one write.
 func TestReleaseOfManyNodes(t *testing.T) {
 	nodes := manyNodes(1200)
 	f := newFixture(t, may(allOf(nodes)...), nodes)
@@ -488,8 +489,8 @@ func TestDrainPlanIsRefusedIfTheStatusWouldBeTooLarge(t *testing.T) {
 	}
 }
 
-// TestMatchingOfALargeSelectorStopsWithTheRequest covers an object that was stored before selectors
-// had a limit: its request stops when it is cancelled.
+// TestMatchingOfALargeSelectorStopsWithTheRequest has an object that was stored before selectors
+// had a limit: the matching stops when the request is cancelled.
 func TestMatchingOfALargeSelectorStopsWithTheRequest(t *testing.T) {
 	selector := &corev1.NodeSelector{}
 	for i := range 26_000 {

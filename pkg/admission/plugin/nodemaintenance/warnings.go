@@ -26,7 +26,7 @@ const (
 	warningsAtMost = 8
 	warningLength  = 120
 
-	// messageBytes is the stored size of the longest message of a node.
+	// messageBytes is the maximum stored size of a message about a node.
 	messageBytes = 128
 )
 
@@ -37,7 +37,8 @@ type write struct {
 	*change
 }
 
-// warner checks for one kind of problem. Warners are best-effort and never fail the request.
+// warner returns warnings about one kind of problem. An error in a warner never makes the request
+// fail.
 type warner func(context.Context, *write) []string
 
 func (p *Plugin) warnings(ctx context.Context, w *write) []string {
@@ -81,7 +82,7 @@ func warnOfExtent(_ context.Context, w *write) []string {
 }
 
 // warnOfControlPlane warns if a drain, alone or together with others, affects more than one
-// control-plane node. The static pods of these nodes stay, and stop with the machines.
+// control-plane node. The static pods of these nodes are kept until the machines stop.
 func (p *Plugin) warnOfControlPlane(ctx context.Context, w *write) []string {
 	if w.nm.Spec.Stage != maintenance.NodeMaintenanceStageDrain {
 		return nil
@@ -122,8 +123,8 @@ func (p *Plugin) warnOfOthers(ctx context.Context, w *write) []string {
 	return []string{listNames("spec.nodeSelector: nodes are already under maintenance by ", names)}
 }
 
-// othersOn returns the sorted names of the other maintenances that satisfy is and select one of the
-// nodes.
+// othersOn returns the sorted names of the other maintenances for which is returns true and that
+// select one of the nodes.
 func (p *Plugin) othersOn(ctx context.Context, w *write, nodes map[string]*corev1.Node, is func(*v1alpha1.NodeMaintenance) bool) []string {
 	others, err := p.maintenances.List(labels.Everything())
 	if err != nil {
@@ -184,7 +185,7 @@ func warnOfStatusSize(_ context.Context, w *write) []string {
 		len(w.selected), float64(estimate)/(1<<20))}
 }
 
-// listNames appends as many names as fit into a warning, and the number of the others.
+// listNames appends as many names as fit into a warning, and the number of the omitted names.
 func listNames(prefix string, names []string) string {
 	for n := min(len(names), warningLength/3); n > 1; n-- {
 		text := prefix + strings.Join(names[:n], ", ")
