@@ -11,16 +11,16 @@ const (
 	FieldNamespace = "metadata.namespace"
 	// FieldStage selects NodeMaintenances by spec.stage.
 	FieldStage = "spec.stage"
-	// FieldNodeOfShutdown selects the NodeMaintenances that announce a shutdown of a node, by the
-	// name of the node. It is not a field of the object: its value is derived from the name, the
+	// FieldNodeOfShutdown selects the NodeMaintenances that announce the shutdown of a node, by the
+	// name of this node. It is not a field of the object: its value is derived from the name, the
 	// boot ID in the annotation, and the selector.
 	FieldNodeOfShutdown = "nodeOfShutdown"
 	// FieldNodeName selects Evacuations by the node of their pod.
 	FieldNodeName = "spec.nodeName"
 	// FieldPodName selects Evacuations by the name of their pod.
 	FieldPodName = "spec.podRef.name"
-	// FieldActiveEvacuatorClass selects Evacuations by their active evacuator class; evacuators use
-	// it to watch.
+	// FieldActiveEvacuatorClass selects Evacuations by their active evacuator class; evacuators
+	// watch with it.
 	FieldActiveEvacuatorClass = "status.activeEvacuatorClass"
 	// FieldBlocked selects Evacuations by their condition Blocked: "true" or "false".
 	FieldBlocked = "status.blocked"

@@ -21,12 +21,12 @@ var (
 	AddToScheme = SchemeBuilder.AddToScheme
 )
 
-// Kind returns the group kind of a kind's name.
+// Kind returns the GroupKind of a kind in this group.
 func Kind(kind string) schema.GroupKind {
 	return SchemeGroupVersion.WithKind(kind).GroupKind()
 }
 
-// Resource returns the group resource of a plural name.
+// Resource returns the GroupResource of a resource in this group.
 func Resource(resource string) schema.GroupResource {
 	return SchemeGroupVersion.WithResource(resource).GroupResource()
 }

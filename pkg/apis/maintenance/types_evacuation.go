@@ -17,7 +17,7 @@ const EvacuatorRoleController EvacuatorRole = "controller"
 // EvacuationCancellationPolicy defines whether an evacuation can still be cancelled.
 type EvacuationCancellationPolicy string
 
-// The policies.
+// The cancellation policies are the following.
 const (
 	EvacuationCancellationPolicyAllow  EvacuationCancellationPolicy = "Allow"
 	EvacuationCancellationPolicyForbid EvacuationCancellationPolicy = "Forbid"
@@ -25,7 +25,7 @@ const (
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// Evacuation requests that one pod leaves its node.
+// Evacuation requests that one pod leave its node.
 type Evacuation struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta

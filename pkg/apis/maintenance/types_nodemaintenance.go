@@ -13,7 +13,7 @@ import (
 // NodeMaintenanceStage is a step of a maintenance.
 type NodeMaintenanceStage string
 
-// The stages, in their order.
+// The stages of a maintenance, in their order.
 const (
 	NodeMaintenanceStageIdle     NodeMaintenanceStage = "Idle"
 	NodeMaintenanceStageCordon   NodeMaintenanceStage = "Cordon"
@@ -21,21 +21,21 @@ const (
 	NodeMaintenanceStageComplete NodeMaintenanceStage = "Complete"
 )
 
-// PodType classifies the pods of a node by what recreates them when they leave.
+// PodType classifies the pods of a node by the component that recreates them when they leave.
 type PodType string
 
-// The types of pods.
+// The types of pods in a drain plan.
 const (
 	PodTypeDefault   PodType = "Default"
 	PodTypeDaemonSet PodType = "DaemonSet"
 	PodTypeStatic    PodType = "Static"
 )
 
-// NewNodesPolicy defines whether a maintenance takes matching nodes that are created after it left
-// stage Idle.
+// NewNodesPolicy defines whether a maintenance also selects matching nodes that are created after
+// it has left stage Idle.
 type NewNodesPolicy string
 
-// The policies.
+// The policies for new nodes.
 const (
 	NewNodesPolicyIgnore NewNodesPolicy = "Ignore"
 	NewNodesPolicyJoin   NewNodesPolicy = "Join"

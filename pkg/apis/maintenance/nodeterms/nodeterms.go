@@ -1,9 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeterms decides by which index the terms of a node selector are found for a node.
-// Validation limits the cost of a selector with it, and the selection of nodes has exactly this
-// cost.
+// Package nodeterms decides which index finds each term of a node selector for a node. Validation
+// uses this to limit the cost of a selector, and the selection of nodes has the same cost.
 package nodeterms
 
 import (
@@ -14,16 +13,16 @@ import (
 )
 
 const (
-	// MaxTried is the maximum number of terms of a selector that are tried on every node, because
-	// no name or label finds them.
+	// MaxTried is the maximum number of terms of a selector that are compared with every node,
+	// because they require neither a name nor a label.
 	MaxTried = 50
-	// maxShared is the maximum number of terms that the same name or label may find. Each further
-	// term would be tried on so many nodes that it counts as tried on every node.
+	// maxShared is the maximum number of terms that may be indexed by the same name or label. Each
+	// further term would be compared with so many nodes that it counts as compared with every node.
 	maxShared = 10
 )
 
 // Place is the index entry of a term: one of its Names, one of the Values of the label Key or,
-// without Values, the label Key. A term with none of them is tried on every node.
+// without Values, the label Key. A term without any of these is compared with every node.
 type Place struct {
 	// Term is the index of the term.
 	Term   int
@@ -33,8 +32,8 @@ type Place struct {
 }
 
 // Of returns the places of the terms that may match a node. It omits terms without requirements,
-// which match nothing, and duplicates of earlier terms. tried is the number of terms that have to
-// be tried on every node, or on almost as many.
+// which match nothing, and duplicates of earlier terms. tried is the number of terms that must be
+// compared with every node, or with almost as many.
 func Of(selector *corev1.NodeSelector) (places []Place, tried int) {
 	if selector == nil {
 		return nil, 0
@@ -82,8 +81,8 @@ func (p *Place) by() []by {
 	return all
 }
 
-// best returns the place of a term that the fewest other terms share, and their number. A node has
-// to meet each requirement of a term, so any requirement can serve as the index.
+// best returns the place of a term that the fewest other terms share, and the number of these
+// terms. A node must meet each requirement of a term, so any requirement can be the index.
 func best(term *corev1.NodeSelectorTerm, found map[by]int) (place Place, shared int) {
 	has := false
 	consider := func(p Place) {

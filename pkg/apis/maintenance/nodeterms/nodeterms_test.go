@@ -57,7 +57,7 @@ func TestTriedTerms(t *testing.T) {
 			term: func(i int) corev1.NodeSelectorTerm {
 				return labelsTerm(requirement("kubernetes.io/hostname", gt, fmt.Sprint(i)))
 			},
-			// Ten terms are found by the label.
+			// The label finds only ten of the terms.
 			places: 500, tried: 490,
 		},
 		"all share a label value and differ in what they exclude": {

@@ -15,7 +15,7 @@ import (
 
 // Key is the sort key of a drain plan entry.
 type Key struct {
-	// Type is the pod type; the empty one counts as Default.
+	// Type is the pod type; an empty type counts as Default.
 	Type string
 	// Priority is the highest pod priority that the entry covers.
 	Priority int32
@@ -23,16 +23,16 @@ type Key struct {
 	Selector *metav1.LabelSelector
 }
 
-// Violation is an ordering rule that an entry violates with respect to an earlier one.
+// Violation is an ordering rule that an entry violates with respect to an earlier entry.
 type Violation string
 
 const (
 	// TypeOrder means that the pod types are not in the order Default, DaemonSet, Static.
 	TypeOrder Violation = "pod types must be in the order Default, DaemonSet, Static"
-	// PriorityOrder means that the priority is lower than the one before it.
+	// PriorityOrder means that the priority is lower than that of the entry before it.
 	PriorityOrder Violation = "priorities must ascend within a pod type"
-	// SelectorOrder means that an entry with a selector comes after the one without, with the same
-	// type and priority.
+	// SelectorOrder means that an entry with a selector comes after the entry without a selector
+	// that has the same type and priority.
 	SelectorOrder Violation = "at equal pod type and priority, entries with a podSelector must come before the entry without one"
 	// Duplicate means that an earlier entry has the same type, priority and selector.
 	Duplicate Violation = "duplicate"
@@ -117,7 +117,7 @@ func violation(before, after Key) Violation {
 	return ""
 }
 
-// SelectsAll reports whether a selector is absent or empty, so that it matches all pods.
+// SelectsAll reports whether a selector matches all pods because it is absent or empty.
 func SelectsAll(s *metav1.LabelSelector) bool {
 	return s == nil || len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0
 }

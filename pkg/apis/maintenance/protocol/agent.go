@@ -12,10 +12,12 @@ import (
 )
 
 const (
-	// AgentHeartbeat is how often a node agent writes NodeAgentReady while a maintenance holds its
-	// node. It reads its Node as often, to find out whether one does.
+	// AgentHeartbeat is the interval at which a node agent writes NodeAgentReady while a
+	// maintenance holds its node. The agent reads its Node at the same interval to find out whether
+	// a maintenance holds it.
 	AgentHeartbeat = time.Minute
-	// AgentIdleHeartbeat is the interval at other times, and that of the agent's other conditions.
+	// AgentIdleHeartbeat is the interval while no maintenance holds the node, and the interval of
+	// the agent's other conditions.
 	AgentIdleHeartbeat = 5 * time.Minute
 	// missedHeartbeats is the number of missed heartbeats after which an agent counts as gone.
 	missedHeartbeats = 3
@@ -32,7 +34,7 @@ func HasNodeAgent(node *corev1.Node) bool {
 	return agent.Status == corev1.ConditionTrue && !isSilent(node, &agent)
 }
 
-// AgentHeartbeatOf returns how often the agent of a node writes NodeAgentReady.
+// AgentHeartbeatOf returns the interval at which the agent of a node writes NodeAgentReady.
 func AgentHeartbeatOf(node *corev1.Node) time.Duration {
 	if heldSince(node).IsZero() {
 		return AgentIdleHeartbeat
@@ -45,9 +47,9 @@ func AgentHeartbeatOf(node *corev1.Node) time.Duration {
 // them writes. A kubelet writes every 5 minutes.
 //
 // While a maintenance holds the node, the agent writes more often, but not before the hold began.
-// An older agent does not, and does not write NodeAgentRunning either. That condition must have
-// heartbeats, too: if an older agent replaces a newer one, the condition remains without
-// heartbeats.
+// An older agent never writes more often, and it does not write NodeAgentRunning. So the shorter
+// interval only applies if NodeAgentRunning has heartbeats, too: after an older agent has replaced
+// a newer one, this condition remains without heartbeats.
 func isSilent(node *corev1.Node, agent *corev1.NodeCondition) bool {
 	last, kubelet := agent.LastHeartbeatTime.Time, conditionOf(node, corev1.NodeReady).LastHeartbeatTime
 	running, held := conditionOf(node, v1alpha1.NodeConditionAgentRunning).LastHeartbeatTime, heldSince(node)
@@ -64,9 +66,9 @@ func isSilent(node *corev1.Node, agent *corev1.NodeCondition) bool {
 	return kubelet.After(last.Add(missedHeartbeats * AgentHeartbeat))
 }
 
-// heldSince returns the time since which maintenances hold a node; zero if none does. It is from
-// the clock of the server: if the node's clock differs, the time that an idle agent has to answer
-// differs as well.
+// heldSince returns the time since which maintenances hold a node; zero if none does. The time
+// comes from the clock of the server. If the clock of the node differs, the time in which an idle
+// agent must react differs by as much.
 func heldSince(node *corev1.Node) time.Time {
 	if held := conditionOf(node, v1alpha1.NodeConditionMaintenanceInProgress); held.Status == corev1.ConditionTrue {
 		return held.LastTransitionTime.Time

@@ -41,8 +41,8 @@ func heartbeats(later time.Duration, modify ...func(node *corev1.Node, kubelet t
 	return node
 }
 
-// held makes a maintenance hold the node since the given time before the last heartbeat of the
-// kubelet.
+// held returns a modifier that makes a maintenance hold the node since the given time before the
+// last heartbeat of the kubelet.
 func held(before time.Duration) func(*corev1.Node, time.Time) {
 	return func(node *corev1.Node, kubelet time.Time) {
 		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
@@ -51,7 +51,8 @@ func held(before time.Duration) func(*corev1.Node, time.Time) {
 	}
 }
 
-// older replaces the agent by one without NodeAgentRunning the given time ago.
+// older returns a modifier that makes an older agent, which does not write NodeAgentRunning,
+// replace the agent the given time ago.
 func older(ago time.Duration) func(*corev1.Node, time.Time) {
 	return func(node *corev1.Node, _ time.Time) {
 		running := &node.Status.Conditions[2]
@@ -113,13 +114,13 @@ func TestHasNodeAgent(t *testing.T) {
 	}
 }
 
-// TestSilenceOfANodeAgent has an agent and a kubelet write to their node for 40 minutes. A
-// maintenance begins to hold the node while the agent is idle, absent or dead.
+// TestSilenceOfANodeAgent simulates an agent and a kubelet that write to their node for 40 minutes.
+// A maintenance begins to hold the node while the agent is idle, absent or dead.
 func TestSilenceOfANodeAgent(t *testing.T) {
 	const end, kubeletPeriod, step = 40 * time.Minute, 5 * time.Minute, 5 * time.Second
 	start := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
 	// run returns the time at which the agent is first treated as absent, or end. The agent reads
-	// its node every minute, and dies at the time dies.
+	// its node every minute, and is killed at the time dies.
 	run := func(looks, writes, hold, dies time.Duration) time.Duration {
 		node := heartbeats(0, held(0), notHeldAnyMore)
 		kubelet, agent, running, inProgress := &node.Status.Conditions[0], &node.Status.Conditions[1], &node.Status.Conditions[2], &node.Status.Conditions[3]
@@ -181,7 +182,7 @@ func TestHeartbeatOfANodeAgent(t *testing.T) {
 	}
 }
 
-// ownerNode has one node and no other owner.
+// ownerNode implements Owners with one node and no other owner.
 type ownerNode struct{ node *corev1.Node }
 
 func (ownerNode) ReplicaSet(context.Context, string, string) (*appsv1.ReplicaSet, error) {

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package protocol has the rules about evacuators and instigators that the API, admission and the
-// controllers share: the order of evacuators, the annotations of pods, and the names of
+// Package protocol has the rules about evacuators and instigators that the API server, admission
+// and the controllers share: the order of evacuators, the annotations of pods, and the names of
 // Evacuations.
 package protocol
 
@@ -31,8 +31,8 @@ import (
 const (
 	// MaxEvacuators is the maximum number of evacuators of an Evacuation.
 	MaxEvacuators = 16
-	// MaxClassLength is the maximum length of a class name: with the prefix "priority_" it has to
-	// fit into the 63 characters of an annotation's name.
+	// MaxClassLength is the maximum length of a class name: with the prefix "priority_" it must fit
+	// into the 63 characters of an annotation's name.
 	MaxClassLength = 54
 	// MaxPriority is the highest priority of an evacuator.
 	MaxPriority int32 = 100000
@@ -44,7 +44,7 @@ const (
 )
 
 // CanonicalName returns the only valid name for the Evacuation of a pod, so that a pod has at most
-// one.
+// one Evacuation.
 func CanonicalName(podName string, podUID types.UID) string {
 	name := string(podUID) + "-" + podName
 	if len(name) > validation.DNS1123SubdomainMaxLength {
@@ -89,7 +89,7 @@ func SortInternal(evacuators []maintenance.Evacuator) {
 }
 
 // Next returns the class that follows active. It returns the first class if active is empty, and
-// the eviction class if active is the last evacuator or not one of the evacuators.
+// the eviction class if active is the last evacuator or is not in the list.
 func Next(evacuators []v1alpha1.Evacuator, active string) string {
 	sorted := slices.Clone(evacuators)
 	Sort(sorted)
@@ -123,7 +123,7 @@ func SharesParentDomain(class, controller string) bool {
 	return strings.Contains(parent, ".") && strings.HasSuffix(class, "."+parent)
 }
 
-// CheckRole returns why a role cannot be combined with a priority, or "" if it can.
+// CheckRole returns the reason why an evacuator cannot have a role at a priority, or "" if it can.
 func CheckRole(priority int32, role v1alpha1.EvacuatorRole) string {
 	isController := role == v1alpha1.EvacuatorRoleController
 	switch {
@@ -135,7 +135,7 @@ func CheckRole(priority int32, role v1alpha1.EvacuatorRole) string {
 	return ""
 }
 
-// CheckClass returns why an evacuator cannot have a class; nil if it can.
+// CheckClass returns an error with the reason if a class name is invalid.
 func CheckClass(class string) error {
 	if len(class) > MaxClassLength {
 		return fmt.Errorf("class %q is longer than %d characters", class, MaxClassLength)
@@ -149,7 +149,7 @@ func CheckClass(class string) error {
 	return nil
 }
 
-// IsAnnotation reports whether a pod's annotation has the prefix that names an evacuator.
+// IsAnnotation reports whether a pod's annotation names an evacuator, according to its prefix.
 func IsAnnotation(key string) bool {
 	return strings.HasPrefix(key, v1alpha1.AnnotationEvacuatorPrefix)
 }
@@ -183,20 +183,19 @@ func ParseAnnotation(key, value string) (class string, priority int32, role v1al
 // Owners finds the owners of pods. Each method returns nil for an object that does not exist, and
 // an error only if the lookup fails.
 type Owners interface {
-	// ReplicaSet returns the ReplicaSet with its selector and owner references.
+	// ReplicaSet returns a ReplicaSet, with at least its selector and owner references.
 	ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error)
-	// Deployment returns the Deployment with its selector and, if set, the annotation that disables
+	// Deployment returns a Deployment, with at least its selector and the annotation that disables
 	// its surge.
 	Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error)
-	// DaemonSet returns the DaemonSet with its selector.
+	// DaemonSet returns a DaemonSet, with at least its selector.
 	DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error)
-	// Node returns the node with its conditions.
+	// Node returns a node, with at least its conditions.
 	Node(ctx context.Context, name string) (*corev1.Node, error)
 }
 
 // BuiltInClasses are the classes of the evacuators that pods get because of their owner, without an
-// annotation: those of the server and that of the node agents, which acts only on nodes that have
-// one.
+// annotation: the evacuators of the server, and the node agent, which acts only on its own node.
 var BuiltInClasses = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet, v1alpha1.EvacuatorClassKubelet}
 
 // BuiltIn is the built-in evacuator of a pod, as its owner determines it. The zero value means that
@@ -212,10 +211,10 @@ type BuiltIn struct {
 	OptedOut bool
 }
 
-// BuiltInOf returns the built-in evacuator of a pod, among the enabled ones. A user who can write a
-// pod can set any owner, so the owner has to exist with that UID and has to select the pod. A
-// static pod only has an evacuator on a node with a node agent. BuiltInOf reads the metadata of the
-// pod and the name of its node.
+// BuiltInOf returns the built-in evacuator of a pod, if it is enabled. A user who can write a pod
+// can set any owner, so the owner must exist with the same UID and must select the pod. A static
+// pod has an evacuator only on a node with a node agent. BuiltInOf reads the metadata of the pod
+// and the name of its node.
 func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners Owners) (BuiltIn, error) {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
@@ -261,7 +260,7 @@ func ControllerOf(object metav1.Object, kind string) *metav1.OwnerReference {
 }
 
 // GroupKindOf returns the group and the kind of an owner. They are empty if its version is invalid:
-// the API server accepts such owner references, which refer to nothing.
+// the API server accepts such owner references, although they refer to no object.
 func GroupKindOf(owner *metav1.OwnerReference) schema.GroupKind {
 	version, err := schema.ParseGroupVersion(owner.APIVersion)
 	if err != nil {
@@ -275,8 +274,8 @@ func AppsKind(kind string) schema.GroupKind {
 	return appsv1.SchemeGroupVersion.WithKind(kind).GroupKind()
 }
 
-// deploymentOf returns the Deployment that owns a pod through the ReplicaSet in owner, or nil if
-// there is none.
+// deploymentOf returns the Deployment that owns a pod through the ReplicaSet that is its given
+// owner, or nil if there is none.
 func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerReference, owners Owners) (*appsv1.Deployment, error) {
 	replicaSet, err := owners.ReplicaSet(ctx, pod.Namespace, owner.Name)
 	if err != nil || replicaSet == nil || replicaSet.UID != owner.UID || !selects(replicaSet.Spec.Selector, pod) {
@@ -292,7 +291,7 @@ func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerRefer
 	return deployment, nil
 }
 
-// selects reports whether a selector matches a pod; an invalid selector matches none.
+// selects reports whether a selector matches a pod; an invalid selector matches no pod.
 func selects(selector *metav1.LabelSelector, pod *corev1.Pod) bool {
 	parsed, err := metav1.LabelSelectorAsSelector(selector)
 	return err == nil && parsed.Matches(labels.Set(pod.Labels))
@@ -301,7 +300,8 @@ func selects(selector *metav1.LabelSelector, pod *corev1.Pod) bool {
 // DefaultProgressDeadline is the default of spec.progressDeadlineSeconds.
 const DefaultProgressDeadline = 30 * time.Minute
 
-// Turn is the state of the active evacuator in the status of an Evacuation.
+// Turn is the state of the active evacuator according to the status of an Evacuation. A turn begins
+// when the evacuator becomes active, and ends when the next one does.
 type Turn struct {
 	// Class is the class of the active evacuator.
 	Class string
@@ -314,12 +314,12 @@ type Turn struct {
 	Reported bool
 }
 
-// TurnOf returns the turn in a status.
+// TurnOf returns the state of the active evacuator in a status.
 func TurnOf(status *v1alpha1.EvacuationStatus) Turn {
 	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
 }
 
-// TurnOfInternal is TurnOf for the internal type.
+// TurnOfInternal does the same as TurnOf for the internal type.
 func TurnOfInternal(status *maintenance.EvacuationStatus) Turn {
 	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
 }
@@ -334,9 +334,9 @@ func turnOf(class string, since, progress *metav1.Time, completed bool) Turn {
 	return turn
 }
 
-// Patience returns how long the evacuator may go without a report before the next one becomes
-// active. progressDeadlineSeconds is the field of the spec; start limits the time until the first
-// report.
+// Patience returns the time after which the next evacuator becomes active if the active one sends
+// no report. progressDeadlineSeconds is the field of the spec; start limits the time until the
+// first report.
 func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time.Duration {
 	patience := DefaultProgressDeadline
 	if progressDeadlineSeconds != nil {
@@ -359,8 +359,8 @@ func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
 	return sorted[0].EvacuatorClass, "it is the first evacuator"
 }
 
-// TurnMessage returns the status message at a hand-over: which class is active now, and why. It is
-// for people; programs do not read it.
+// TurnMessage returns the status message at a change of the active evacuator: the new class, and
+// the reason. Programs must not parse this message.
 func TurnMessage(class, account string) string {
 	if class == v1alpha1.EvacuatorClassEviction {
 		return "The pod is up for eviction, within its disruption budget if it has one: " + account + "."

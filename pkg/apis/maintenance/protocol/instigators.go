@@ -12,8 +12,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// IsInstigatorFinalizer returns the name of the instigator of a finalizer, and false for other
-// finalizers.
+// IsInstigatorFinalizer returns the name of the instigator to which a finalizer belongs, and false
+// for other finalizers.
 func IsInstigatorFinalizer(finalizer string) (name string, ok bool) {
 	name, ok = strings.CutPrefix(finalizer, v1alpha1.FinalizerInstigatorPrefix)
 	if !ok || name == "" {
@@ -38,8 +38,8 @@ func HasInstigator(finalizers []string) bool {
 	return len(Instigators(finalizers)) > 0
 }
 
-// IsWithdrawn reports whether no instigator requests an Evacuation, internal or versioned, any
-// longer.
+// IsWithdrawn reports whether no instigator requests the evacuation any longer. It accepts an
+// internal or a versioned Evacuation.
 func IsWithdrawn(evacuation metav1.Object) bool {
 	return evacuation.GetDeletionTimestamp() != nil || !HasInstigator(evacuation.GetFinalizers())
 }

@@ -16,8 +16,9 @@ import (
 // IsKeptByBudget reports whether the DaemonSet pod of an Evacuation is kept on its node because of
 // its disruption budget: the budget has allowed no disruption for longer than patience, or it can
 // never be computed. Such a pod counts among the podsKept of its node and does not block the drain.
-// It is evicted if the budget allows it later. Time with another reason of Blocked does not count:
-// when a budget becomes the reason, the controller of Evacuations restarts lastTransitionTime.
+// If the budget allows a disruption later, the pod is evicted. The time in which Blocked had
+// another reason does not count: when a budget becomes the reason, the controller of Evacuations
+// sets lastTransitionTime again.
 func IsKeptByBudget(evacuation *v1alpha1.Evacuation, patience time.Duration, now time.Time) bool {
 	at, kept := KeptByBudgetAt(evacuation, patience)
 	return kept && !now.Before(at)
@@ -41,9 +42,9 @@ func KeptByBudgetAt(evacuation *v1alpha1.Evacuation, patience time.Duration) (ti
 	return blocked.LastTransitionTime.Add(patience), true
 }
 
-// LeftAt returns when the pod of an Evacuation left its node, regardless of the cause: evicted,
-// scaled down, deleted by its owner, or finished. It returns false if the pod has not left, or if
-// the Evacuation was cancelled.
+// LeftAt returns the time at which the pod of an Evacuation left its node, regardless of the cause:
+// an eviction, a scale-down, a deletion by its owner, or its own end. It returns false if the pod
+// has not left, or if the Evacuation was cancelled.
 func LeftAt(evacuation *v1alpha1.Evacuation) (time.Time, bool) {
 	complete := meta.FindStatusCondition(evacuation.Status.Conditions, v1alpha1.ConditionComplete)
 	if complete == nil || complete.Status != metav1.ConditionTrue || complete.Reason == v1alpha1.ReasonCancelled {

@@ -5,15 +5,16 @@ package protocol
 
 import "time"
 
-// DefaultLongGrace is the default of --long-grace: how long a pod may take to stop within its grace
-// period before it is reported as blocked and no longer counts as progress.
+// DefaultLongGrace is the default of --long-grace: the time after which a pod that is still within
+// its grace period is reported as blocked and no longer counts as progress.
 const DefaultLongGrace = 2 * time.Hour
 
-// DefaultSurgeTimeout is the default of --surge-timeout: how long a surge may make no progress.
+// DefaultSurgeTimeout is the default of --surge-timeout: the time without progress after which a
+// surge is given up.
 const DefaultSurgeTimeout = 5 * time.Minute
 
-// DefaultBudgetPatience is the default of --daemonset-budget-patience: how long the budget of a
-// DaemonSet pod may allow no disruption before the pod is kept on its node.
+// DefaultBudgetPatience is the default of --daemonset-budget-patience: the time after which a
+// DaemonSet pod is kept on its node if its budget allows no disruption.
 const DefaultBudgetPatience = 5 * time.Minute
 
 // MaxMessage is the maximum length of status.message of an Evacuation, in bytes.

@@ -11,15 +11,16 @@ import (
 )
 
 // NoLeaderWarning is the beginning of the warning in the server's responses about a NodeMaintenance
-// while none of its replicas leads, so that no controller acts on it. kubectl shows the warning to
-// its user, and the node agent treats it as the answer of a server that cannot drain the node.
+// while no replica leads, so that no controller acts on the NodeMaintenance. kubectl shows the
+// warning to its user. For the node agent, the warning means that the server cannot drain the node
+// at present.
 const NoLeaderWarning = "no replica of haulout-apiserver acts on NodeMaintenances"
 
 // maxMentionedReason is the maximum length, in bytes, of the part of spec.reason that messages and
 // events repeat.
 const maxMentionedReason = 128
 
-// Mention returns the name of a NodeMaintenance for a message to people, with its reason if it has
+// Mention returns the name of a NodeMaintenance for a message to users, with its reason if it has
 // one: "NodeMaintenance kernel-2026-11 (kernel update)". The reason is one line of at most 128
 // bytes.
 func Mention(nm *v1alpha1.NodeMaintenance) string {
@@ -36,10 +37,11 @@ func LeavesFor(mention string) string {
 	return " The pod leaves for " + mention + "."
 }
 
-// OneLine returns a text that users wrote as one line of at most limit bytes. It joins white space
-// and removes control characters and invalid bytes, so the text is safe to print to a terminal.
+// OneLine converts a text that a user wrote to one line of at most limit bytes. It joins white
+// space and removes control characters and invalid bytes, so the text is safe to print to a
+// terminal.
 func OneLine(text string, limit int) string {
-	// Limit the work for long texts: this is enough even if only every fourth byte is kept.
+	// Limit the work for long texts: this length is enough even if only every fourth byte is kept.
 	if len(text) > 4*limit {
 		text = text[:4*limit]
 	}

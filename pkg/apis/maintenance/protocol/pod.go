@@ -18,11 +18,11 @@ type IgnoredAnnotation struct {
 	Key, Why string
 }
 
-// OfPod returns the evacuators of a pod in the order in which they act: those that its annotations
-// name, and the built-in evacuator of its owner. builtIn is the class of the built-in evacuator;
-// empty if there is none. OfPod also returns the annotations that it ignores. It ignores everything
-// that validation would refuse, so that the owner of a pod cannot prevent its evacuation. mayUse
-// reports whether an Evacuation of the pod may have an evacuator of a class.
+// OfPod returns the evacuators of a pod in the order in which they act: the evacuators that its
+// annotations name, and the built-in evacuator of its owner. builtIn is the class of the built-in
+// evacuator; empty if there is none. OfPod also returns the annotations that it ignores. It ignores
+// each annotation that validation would refuse, so that the owner of a pod cannot prevent its
+// evacuation. mayUse reports whether an Evacuation of the pod may have an evacuator of a class.
 func OfPod(annotations map[string]string, builtIn string, mayUse func(class string) bool) ([]maintenance.Evacuator, []IgnoredAnnotation) {
 	var list []maintenance.Evacuator
 	var ignored []IgnoredAnnotation
@@ -82,15 +82,15 @@ func HasClass(list []maintenance.Evacuator, class string) bool {
 
 // withoutUnusable removes the evacuators that this client may not use. If the client may not use
 // the controller, withoutUnusable also removes the evacuators that are only allowed together with
-// the controller. The pod's annotations are valid, so the server does not warn.
+// the controller. It returns no warnings, since the annotations of the pod are valid.
 func withoutUnusable(list []maintenance.Evacuator, controller string, mayUse func(class string) bool) []maintenance.Evacuator {
 	return slices.DeleteFunc(list, func(e maintenance.Evacuator) bool {
 		return !mayUse(e.EvacuatorClass) || controller != "" && !mayUse(controller) && IsReserved(e.Priority)
 	})
 }
 
-// atMost truncates a sorted list to the maximum for an Evacuation. It keeps the controller, on
-// which the pod's workload depends.
+// atMost truncates a sorted list to MaxEvacuators. It keeps the controller, on which the pod's
+// workload depends.
 func atMost(list []maintenance.Evacuator, ignore func(class, why string)) []maintenance.Evacuator {
 	kept := slices.Clone(list)
 	for i := len(kept) - 1; len(kept) > MaxEvacuators; i-- {

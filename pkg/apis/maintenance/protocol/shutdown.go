@@ -26,8 +26,8 @@ const (
 )
 
 // ShutdownName returns the name of the NodeMaintenance for the shutdown that ends a boot of a node.
-// It is the same for the same boot, so that a restarted agent finds its maintenance, and different
-// for the next boot. It is a valid name for every valid node name.
+// The name is the same during one boot, so that a restarted agent finds its maintenance, and
+// different in the next boot. It is a valid name for every valid node name.
 func ShutdownName(node, bootID string) string {
 	boot := "-" + bootPart(bootID)
 	room := validation.DNS1123SubdomainMaxLength - len(shutdownPrefix) - len(boot)
@@ -39,9 +39,9 @@ func ShutdownName(node, bootID string) string {
 	return shutdownPrefix + node + boot
 }
 
-// bootPart returns the digits for a boot ID: the first digits of a UUID as Linux writes it, or of a
-// hash of any other ID. Other kinds of IDs, such as a time, can begin with the same digits for two
-// boots.
+// bootPart returns the digits for a boot ID: the first digits of a UUID as Linux writes it, or the
+// first digits of a hash of any other ID, since, for example, two times can begin with the same
+// digits.
 func bootPart(bootID string) string {
 	if digits, ok := digitsOf(bootID); ok {
 		return digits[:bootDigits]
@@ -67,8 +67,8 @@ func digest(text string, digits int) string {
 
 // NodeOfShutdown returns the node whose shutdown a NodeMaintenance announces, or "". Such a
 // maintenance has the name of ShutdownName and the boot ID in its annotation, and selects exactly
-// the node by name, so that a user needs the right to the node to create one. This does not change
-// when another user completes it.
+// the node by name, so that only a user with the right to delete the node can create such a
+// maintenance. The result does not change when another user completes the maintenance.
 func NodeOfShutdown(meta *metav1.ObjectMeta, selector *corev1.NodeSelector) string {
 	bootID := meta.Annotations[v1alpha1.AnnotationBootID]
 	if bootID == "" || !strings.HasPrefix(meta.Name, shutdownPrefix) || selector == nil || len(selector.NodeSelectorTerms) != 1 {
@@ -88,7 +88,8 @@ func NodeOfShutdown(meta *metav1.ObjectMeta, selector *corev1.NodeSelector) stri
 // HasBootedSince reports whether a node has booted since the boot that a shutdown ended. nodeBootID
 // is status.nodeInfo.bootID of the Node, and shutdownBootID is the annotation of the
 // NodeMaintenance. It returns false if this is unknown: a boot of userspace alone changes only the
-// part after the kernel's ID in the annotation, and the kubelet of Windows has IDs of another kind.
+// part of the annotation after the kernel's ID, and on Windows, the kubelet uses another kind of
+// ID.
 func HasBootedSince(nodeBootID, shutdownBootID string) bool {
 	if _, ok := digitsOf(nodeBootID); !ok || len(shutdownBootID) < len(nodeBootID) {
 		return false

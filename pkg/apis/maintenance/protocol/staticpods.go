@@ -31,23 +31,24 @@ func IsControlPlane(node *corev1.Node) bool {
 	})
 }
 
-// KeptReason is why a drain keeps a static pod running although its node has an agent; empty if the
-// pod leaves.
+// KeptReason is the reason why a drain keeps a static pod running although its node has an agent;
+// empty if the drain stops the pod.
 type KeptReason string
 
 const (
-	// KeptControlPlane is the reason of the static pods of a control-plane node, and of the
+	// KeptControlPlane is the reason for the static pods of a control-plane node, and of the
 	// programs of a control plane on other nodes.
 	KeptControlPlane KeptReason = "ControlPlaneNode"
-	// KeptServesAPI is the reason of static pods through which the kubelet of the node may reach
+	// KeptServesAPI is the reason for static pods through which the kubelet of the node may reach
 	// the API server.
 	KeptServesAPI KeptReason = "ServesTheAPI"
-	// KeptByConfiguration is the reason of static pods that the agent's configuration keeps.
+	// KeptByConfiguration is the reason for static pods that are kept according to the agent's
+	// configuration.
 	KeptByConfiguration KeptReason = "KeptByConfiguration"
-	// KeptUndecided is the reason of static pods whose purpose the agent cannot determine.
+	// KeptUndecided is the reason for static pods whose purpose the agent cannot determine.
 	KeptUndecided KeptReason = "Undecided"
-	// KeptUnpublished is the reason of all static pods of a node whose agent has not published in
-	// this boot which ones it keeps.
+	// KeptUnpublished is the reason for all static pods of a node whose agent has not published the
+	// list of kept pods in this boot.
 	KeptUnpublished KeptReason = "NotPublished"
 )
 
@@ -59,8 +60,8 @@ const (
 )
 
 // KeptStaticPods is the value of the annotation with which a node agent publishes the static pods
-// that it keeps running. The server must not trust it, since a node writes it: it can keep a pod of
-// that node, but never make one leave.
+// that it keeps running. The server must not trust the value, since a node writes it: the value can
+// keep a pod on that node, but cannot cause the evacuation of a pod.
 type KeptStaticPods struct {
 	// BootID is status.nodeInfo.bootID of the Node.
 	BootID string `json:"bootID"`
@@ -69,7 +70,8 @@ type KeptStaticPods struct {
 }
 
 // EncodeKeptStaticPods returns the value of the annotation for pods by <namespace>/<name>. If there
-// are more than MaxKeptStaticPods, the value stands for all pods of the node. It is deterministic.
+// are more than MaxKeptStaticPods, the value stands for all static pods of the node. The result is
+// deterministic.
 func EncodeKeptStaticPods(bootID string, pods map[string]KeptReason) string {
 	kept := KeptStaticPods{BootID: bootID, Pods: pods}
 	if len(pods) > MaxKeptStaticPods {
@@ -90,7 +92,7 @@ type StaticPodFacts struct {
 	bootID, published        string
 }
 
-// StaticPodFactsOf returns the facts of a Node. It needs the labels, our annotations, the
+// StaticPodFactsOf returns the facts of a Node. It reads the labels, Haulout's annotations, the
 // conditions and status.nodeInfo.bootID of the Node.
 func StaticPodFactsOf(node *corev1.Node) StaticPodFacts {
 	f := StaticPodFacts{hasAgent: HasNodeAgent(node), isControlPlane: IsControlPlane(node)}
@@ -100,9 +102,9 @@ func StaticPodFactsOf(node *corev1.Node) StaticPodFacts {
 	return f
 }
 
-// Kept returns why a static pod of the node is kept, provided that the node has an agent. The
-// labels of the Node take precedence over the annotation of the agent. If the annotation cannot be
-// read, the pod is kept.
+// Kept returns the reason why a static pod of the node is kept, provided that the node has an
+// agent. The labels of the Node take precedence over the annotation of the agent. If the annotation
+// cannot be read, the pod is kept.
 func (f StaticPodFacts) Kept(namespace, name string) KeptReason {
 	if f.isControlPlane {
 		return KeptControlPlane
@@ -119,7 +121,8 @@ func (f StaticPodFacts) Kept(namespace, name string) KeptReason {
 	return ""
 }
 
-// orUndecided replaces unknown reasons: the value is shown to users, and a node can write any text.
+// orUndecided replaces an unknown reason with KeptUndecided: reasons are shown to users, and a node
+// can write any text.
 func (r KeptReason) orUndecided() KeptReason {
 	switch r {
 	case KeptControlPlane, KeptServesAPI, KeptByConfiguration:

@@ -22,8 +22,8 @@ const (
 	// MaxBytes is the limit for metadata and spec of a NodeMaintenance together, in bytes of
 	// protobuf. A selector that names 5,000 nodes one by one takes about half of it.
 	MaxBytes = 512 << 10
-	// MaxStatusBytes is the limit for what StatusBytes estimates. Together with MaxBytes it is
-	// etcd's default limit for one write: 1.5 MiB.
+	// MaxStatusBytes is the limit for the estimate of StatusBytes. MaxBytes and MaxStatusBytes
+	// together are etcd's default limit for one write, 1.5 MiB.
 	MaxStatusBytes = 1 << 20
 	// MaxEvacuationMetadataBytes is the limit for the labels, annotations, ownerReferences and
 	// finalizers of an Evacuation together, in bytes of protobuf; many short labels take more than
@@ -35,15 +35,15 @@ const (
 	MaxEvacuationBytes = 64 << 10
 
 	// nodeBytes is the size of a node in a stored status without its targets and its message. It
-	// assumes a name of 63 characters, about the maximum of cloud providers, and the longest reason
+	// assumes a name of 63 characters, about the maximum at cloud providers, and the longest reason
 	// of a node that has targets.
 	nodeBytes = 132 + 15
 	// waveBytes is the maximum size of a wave.
 	waveBytes = 48
-	// entryBytes is what protobuf adds to a target in a list.
+	// entryBytes is the number of bytes that protobuf adds to a target in a list.
 	entryBytes = 4
-	// labelBytes is the maximum that protobuf adds to the key and the value of a label: a tag and a
-	// length of up to two bytes for each of them and for both together.
+	// labelBytes is the maximum number of bytes that protobuf adds to the key and the value of a
+	// label: a tag and a length of up to two bytes for each of them and for both together.
 	labelBytes = 9
 )
 
@@ -66,7 +66,7 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	return perNode*nodes + waveBytes*len(plan)
 }
 
-// EvacuationMetadataBytes is the size to which MaxEvacuationMetadataBytes applies.
+// EvacuationMetadataBytes returns the size to which MaxEvacuationMetadataBytes applies.
 func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {
 	limited := metav1.ObjectMeta{
 		Labels: meta.Labels, Annotations: meta.Annotations, OwnerReferences: meta.OwnerReferences, Finalizers: meta.Finalizers,
@@ -74,7 +74,7 @@ func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {
 	return limited.Size() - emptyMetadataBytes
 }
 
-// LabelBytes is an upper estimate of the size that a label adds.
+// LabelBytes returns an upper bound of the size that a label adds.
 func LabelBytes(key, value string) int { return len(key) + len(value) + labelBytes }
 
 // Validate returns an error if the metadata and the spec of an internal object are too large
@@ -110,8 +110,8 @@ func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
 		fmt.Sprintf("too large: metadata takes %d KiB and spec %d KiB, at most %d KiB are allowed together", metadata>>10, spec>>10, limit>>10))}
 }
 
-// ValidateGrowth is Validate for an update: an object from an older version that is too large may
-// be changed if it does not grow.
+// ValidateGrowth does the same as Validate for an update, but it accepts an object that was stored
+// too large by an older version and does not grow.
 func ValidateGrowth(scheme *runtime.Scheme, evacuation, old *maintenance.Evacuation) field.ErrorList {
 	errs := Validate(scheme, evacuation)
 	if EvacuationMetadataBytes(&evacuation.ObjectMeta) > EvacuationMetadataBytes(&old.ObjectMeta) {

@@ -12,8 +12,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// addFieldLabelConversions allows our selectable fields in field selectors. Other fields cause an
-// error that names them.
+// addFieldLabelConversions allows Haulout's selectable fields in field selectors. Other fields
+// cause an error that names them.
 func addFieldLabelConversions(scheme *runtime.Scheme) error {
 	if err := scheme.AddFieldLabelConversionFunc(SchemeGroupVersion.WithKind("NodeMaintenance"),
 		allowFields(maintenance.FieldName, maintenance.FieldStage, maintenance.FieldNodeOfShutdown)); err != nil {

@@ -10,8 +10,8 @@ import (
 )
 
 // FrozenPriorities are the priorities that every drain plan has for every pod type (KEP-4212, "Pod
-// Selection"). Defaulting also runs on objects read from etcd, so they must never change within
-// v1alpha1: a stored plan would be decoded as a different one.
+// Selection"). Defaulting also runs on objects read from etcd, so the priorities must never change
+// within v1alpha1: a stored plan would be decoded as a different plan.
 func FrozenPriorities() []int32 {
 	return []int32{HighestUserDefinablePriority, SystemClusterCritical, SystemNodeCritical, MaxPodPriority}
 }

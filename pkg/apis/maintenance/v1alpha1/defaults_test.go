@@ -26,7 +26,8 @@ func web() *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 }
 
-// twelve has the entries of every plan as literals, because the constants must not change.
+// twelve has the entries of every plan. They are literals, so that the test notices a change of the
+// constants.
 var twelve = []string{
 	"Default 1000000000", "Default 2000000000", "Default 2000001000", "Default 2147483647",
 	"DaemonSet 1000000000", "DaemonSet 2000000000", "DaemonSet 2000001000", "DaemonSet 2147483647",
@@ -116,8 +117,8 @@ func describe(plan []v1alpha1.DrainPlanEntry) []string {
 }
 
 // stored is the value in etcd of a maintenance named "a" in stage Drain with the additional entry
-// Default 5, as v1alpha1 stored it before spec.newNodes. It must never be generated again: such
-// objects exist.
+// Default 5, as v1alpha1 stored it before spec.newNodes. Do not regenerate the value: such objects
+// exist in clusters.
 const stored = "" +
 	"6b3873000a330a206d61696e74656e616e63652e6861756c6f75742e6465762f7631616c70686131120f4e6f64654d61696e74656e616e63" +
 	"651280020a110a016112001a0022002a0032003800420012e6011205447261696e1a0b10051a0744656661756c741a0f108094ebdc031a07" +
@@ -126,7 +127,7 @@ const stored = "" +
 	"5365741a1110ffffffff071a094461656d6f6e5365741a0e108094ebdc031a065374617469631a0e1080a8d6b9071a065374617469631a0e" +
 	"10e8afd6b9071a065374617469631a0e10ffffffff071a0653746174696322001a0208001a002200"
 
-// storedWithNewNodes is the same object as it is stored since then, with newNodes: Ignore.
+// storedWithNewNodes is the same object as v1alpha1 stores it now, with newNodes: Ignore.
 const storedWithNewNodes = "" +
 	"6b3873000a330a206d61696e74656e616e63652e6861756c6f75742e6465762f7631616c70686131120f4e6f64654d61696e74656e616e63" +
 	"651288020a110a016112001a0022002a0032003800420012ee011205447261696e1a0b10051a0744656661756c741a0f108094ebdc031a07" +
@@ -147,7 +148,7 @@ func codec(t *testing.T) runtime.Codec {
 }
 
 // TestStoredPlanReadsBackAsItWasWritten pins the twelve entries. Defaulting also runs on objects
-// that are read from etcd, so other entries would be added to immutable plans in the middle of
+// that are read from etcd, so a change would add other entries to immutable plans in the middle of
 // their drains.
 func TestStoredPlanReadsBackAsItWasWritten(t *testing.T) {
 	for name, bytes := range map[string]string{"before newNodes": stored, "with newNodes": storedWithNewNodes} {

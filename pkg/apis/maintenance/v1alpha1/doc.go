@@ -11,5 +11,5 @@
 // +groupName=maintenance.haulout.dev
 
 // Package v1alpha1 is the first served version of the maintenance API: the declarative node
-// maintenance of KEP-4212 and the evacuation requests it is built on.
+// maintenance of KEP-4212 and the evacuation requests on which it is based.
 package v1alpha1

@@ -13,8 +13,8 @@ import (
 )
 
 // fuzzFuncs returns the functions for the types that have defaults, internal and versioned. The
-// random objects already have their defaults: otherwise defaulting would change them in a round
-// trip through an encoding.
+// functions set the defaults of the random objects, since otherwise defaulting would change the
+// objects in a round trip.
 func fuzzFuncs(serializer.CodecFactory) []any {
 	return []any{
 		func(spec *maintenance.NodeMaintenanceSpec, c randfill.Continue) {

@@ -18,7 +18,7 @@ func IsEnding(nm *NodeMaintenance) bool {
 
 // IsHolding reports whether a maintenance keeps its nodes cordoned: its stage is Cordon or Drain,
 // and it is not being deleted. An unknown stage, which a newer server has stored, also keeps them
-// cordoned: people may be working on the nodes.
+// cordoned: users may be working on the nodes.
 func IsHolding(nm *NodeMaintenance) bool {
 	return !IsEnding(nm) && nm.Spec.Stage != NodeMaintenanceStageIdle
 }
@@ -38,8 +38,8 @@ func IsDraining(nm *NodeMaintenance) bool {
 	return !IsEnding(nm) && nm.Spec.Stage == NodeMaintenanceStageDrain
 }
 
-// IsDone reports whether a maintenance has released everything: it is ending, and the server has
-// dropped its finalizer.
+// IsDone reports whether a maintenance has released all of its nodes: it is ending, and the server
+// has dropped its finalizer.
 func IsDone(nm *NodeMaintenance) bool {
 	return IsEnding(nm) && !slices.Contains(nm.Finalizers, FinalizerMaintenanceCompletion)
 }
@@ -54,7 +54,8 @@ func UncordonsOnly(nm *NodeMaintenance) bool {
 	})
 }
 
-// StageEntered returns when a maintenance entered a stage; the zero time if it did not.
+// StageEntered returns the time at which a maintenance entered a stage; the zero time if it did not
+// enter the stage.
 func StageEntered(nm *NodeMaintenance, stage NodeMaintenanceStage) time.Time {
 	for i := range nm.Status.StageStatuses {
 		if entered := &nm.Status.StageStatuses[i]; entered.Name == stage && entered.StartTimestamp != nil {

@@ -25,11 +25,11 @@ var (
 )
 
 func init() {
-	// The generated conversions add themselves in their own init.
+	// The generated conversions add themselves in their own init function.
 	localSchemeBuilder.Register(RegisterDefaults, addFieldLabelConversions)
 }
 
-// Resource returns the group resource of a plural name.
+// Resource returns the GroupResource of a resource in this group.
 func Resource(resource string) schema.GroupResource {
 	return SchemeGroupVersion.WithResource(resource).GroupResource()
 }

@@ -20,7 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// shortProgressDeadlineSeconds is the limit below which evacuators easily miss a progress deadline.
+// shortProgressDeadlineSeconds is the limit below which evacuators can easily miss their progress
+// deadline.
 const shortProgressDeadlineSeconds = 60
 
 // ValidateEvacuation checks the rules for a new Evacuation that the tags of its types cannot
@@ -44,7 +45,7 @@ func ValidateEvacuation(evacuation *maintenance.Evacuation) field.ErrorList {
 func validateEvacuationName(evacuation *maintenance.Evacuation) field.ErrorList {
 	podRef, podRefPath := evacuation.Spec.PodRef, field.NewPath("spec", "podRef")
 	if podRef.Name == "" || podRef.UID == "" {
-		// Without a pod there is no name to compare with; the tags report the missing field.
+		// Without a pod, the name cannot be checked. The validation tags report the missing pod.
 		return nil
 	}
 	if msgs := validation.IsDNS1123Subdomain(string(podRef.UID)); len(msgs) > 0 {
@@ -115,7 +116,7 @@ func WarnEvacuation(evacuation *maintenance.Evacuation) []string {
 	return []string{fmt.Sprintf("spec.progressDeadlineSeconds: an evacuator is replaced after %d s without a heartbeat; most evacuators report less often", *deadline)}
 }
 
-// ValidateEvacuationUpdate checks an update of an Evacuation outside of its status.
+// ValidateEvacuationUpdate checks an update of an Evacuation except its status.
 func ValidateEvacuationUpdate(evacuation, old *maintenance.Evacuation) field.ErrorList {
 	errs := validateAddedFinalizers(evacuation, old)
 	if !equality.Semantic.DeepEqual(evacuation.Spec, old.Spec) {
@@ -124,7 +125,7 @@ func ValidateEvacuationUpdate(evacuation, old *maintenance.Evacuation) field.Err
 	return errs
 }
 
-// validateAddedFinalizers refuses new finalizers that are not those of instigators: an Evacuation
+// validateAddedFinalizers refuses new finalizers that do not belong to instigators: an Evacuation
 // with such a finalizer stays stored after its pod is gone, so a quota of pods would not limit the
 // number of Evacuations. The garbage collector may add its finalizers to an object that is being
 // deleted. Existing finalizers may stay; old is nil for a new object.
@@ -147,13 +148,13 @@ func IsEvacuationComplete(evacuation *maintenance.Evacuation) bool {
 	return apimeta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionComplete)
 }
 
-// Turns has the additional inputs for the check of a hand-over.
+// Turns has the additional inputs for the check of a change of the active evacuator.
 type Turns struct {
 	// Now is the time with which deadlines are compared. It should come from the clock of the
-	// replica that decides on hand-overs: then a timestamp from another replica moves a deadline
-	// only by the difference of the clocks.
+	// replica that changes the active evacuator. Then a timestamp from another replica only shifts
+	// a deadline by the difference of the clocks.
 	Now time.Time
-	// StartDeadline is the time that an evacuator has for its first report.
+	// StartDeadline is the time in which an evacuator must send its first report.
 	StartDeadline time.Duration
 }
 
@@ -180,7 +181,8 @@ func validateConditions(conditions []metav1.Condition, path *field.Path) field.E
 	var errs field.ErrorList
 	for i, condition := range conditions {
 		for _, err := range metav1validation.ValidateCondition(condition, path.Index(i)) {
-			// Conditions are opaque to our tags, so nothing else reports this.
+			// The validation tags do not cover the fields of conditions, so only this code reports
+			// the error.
 			err.CoveredByDeclarative = false
 			errs = append(errs, err)
 		}
@@ -188,13 +190,13 @@ func validateConditions(conditions []metav1.Condition, path *field.Path) field.E
 	return errs
 }
 
-// validateHandOver checks that evacuators become active one by one from the highest priority down,
-// and eviction after all others, and that each stays active until it completes or its deadline
-// passes. The evacuator of Deployments may become active again after eviction: it had declined, and
-// the reason for that has ended.
+// validateHandOver checks a change of the active evacuator: evacuators become active one by one
+// from the highest priority down, and eviction is the last. Each stays active until it completes or
+// its deadline passes. The evacuator of Deployments may become active again after eviction, if the
+// reason for which it had declined no longer exists.
 //
-// An evacuator that waits until the drain reaches the pod has no deadline yet: until then the
-// controller updates its activeEvacuatorSince.
+// An evacuator has no deadline until the drain reaches its pod: until then, the controller updates
+// activeEvacuatorSince.
 func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path *field.Path) field.ErrorList {
 	class, oldClass := evacuation.Status.ActiveEvacuatorClass, old.Status.ActiveEvacuatorClass
 	if class == oldClass {
@@ -246,7 +248,8 @@ func evacuatorOrder(list []maintenance.Evacuator) []string {
 	return append(order, v1alpha1.EvacuatorClassEviction)
 }
 
-// validateCancellationPolicy refuses Forbid once the Evacuation is withdrawn, and in a hand-over.
+// validateCancellationPolicy refuses Forbid once the Evacuation is withdrawn, and in a write that
+// changes the active evacuator.
 func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *field.Path) field.ErrorList {
 	const forbid = maintenance.EvacuationCancellationPolicyForbid
 	if evacuation.Status.EvacuationCancellationPolicy != forbid {
@@ -268,7 +271,7 @@ func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *f
 }
 
 // ValidateEvacuationReport checks an update of the status by a user other than the server. Such an
-// update is the report of an evacuator, which has to be active and may only write the fields of a
+// update is the report of an evacuator, which must be active and may write only the fields of a
 // report.
 func ValidateEvacuationReport(evacuation, old *maintenance.Evacuation) field.ErrorList {
 	path := field.NewPath("status")
@@ -276,7 +279,7 @@ func ValidateEvacuationReport(evacuation, old *maintenance.Evacuation) field.Err
 	status, oldStatus := evacuation.Status, old.Status
 	switch active := oldStatus.ActiveEvacuatorClass; {
 	case IsEvacuationComplete(old):
-		// The rules for all writers report this error.
+		// The rules for all users report this error.
 		return nil
 	case active == "":
 		return field.ErrorList{field.Forbidden(path, "no evacuator is active yet")}

@@ -57,7 +57,7 @@ func active(class string) evacuationMod {
 	return func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorClass = class }
 }
 
-// The active evacuators of newEvacuation, one after the other.
+// The following modifiers set the active evacuator of newEvacuation.
 var (
 	first, second  = active("first.example.com"), active("deployment.apps.k8s.io")
 	last, evicting = active("last.example.com"), active(evacuationTestEviction)
@@ -448,7 +448,8 @@ func TestValidateEvacuationReport(t *testing.T) {
 	}
 }
 
-// TestAddedFinalizers has an object of an older version, to which any client could add finalizers.
+// TestAddedFinalizers has an object that an older version stored, when any client could add
+// finalizers.
 func TestAddedFinalizers(t *testing.T) {
 	const foreign = "example.com/other"
 	refused := field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(1), "")}

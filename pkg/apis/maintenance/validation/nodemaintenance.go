@@ -3,7 +3,7 @@
 
 // Package validation checks the rules that the validation tags of the API types cannot express. The
 // API server also enforces the tags, so this package does not repeat their rules (required fields,
-// enumerations, ranges, lengths of single values): each error would be reported twice.
+// enumerations, ranges, lengths of single values): otherwise each error would be reported twice.
 package validation
 
 import (
@@ -23,7 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// transitions maps each stage to the stages that may follow it; keeping the stage is always valid.
+// transitions maps each stage to the stages that may follow it; an unchanged stage is always valid.
 var transitions = map[maintenance.NodeMaintenanceStage][]maintenance.NodeMaintenanceStage{
 	maintenance.NodeMaintenanceStageIdle: {
 		maintenance.NodeMaintenanceStageCordon, maintenance.NodeMaintenanceStageDrain, maintenance.NodeMaintenanceStageComplete,
@@ -58,7 +58,7 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	}
 	errs = append(errs, validateStageChange(nm, old, spec.Child("stage"))...)
 	if !SameDrainPlan(nm.Spec.DrainPlan, old.Spec.DrainPlan) {
-		// Omit the value: the name of the field is clearer than two whole plans in a message.
+		// Omit the value: a message with two whole plans would be unreadable.
 		errs = append(errs, field.Invalid(spec.Child("drainPlan"), field.OmitValueType{},
 			"is immutable; omit the field or repeat the plan with which the maintenance was created").WithOrigin("immutable"))
 	}
@@ -86,7 +86,8 @@ func validateStageChange(nm, old *maintenance.NodeMaintenance, path *field.Path)
 	}
 	next, known := transitions[from]
 	if !known {
-		// A newer server stored this stage. Only Complete can certainly follow it.
+		// A newer server stored this stage. Allow only stage Complete after it, which is valid in
+		// every version.
 		next = []maintenance.NodeMaintenanceStage{maintenance.NodeMaintenanceStageComplete}
 	}
 	if slices.Contains(next, to) {
@@ -131,7 +132,7 @@ func validateNodeSelector(selector *corev1.NodeSelector, path *field.Path) field
 	return append(errs, validateTriedTerms(selector, path)...)
 }
 
-// validateTriedTerms limits the terms that are tried on every node of the cluster.
+// validateTriedTerms limits the terms that must be compared with every node of the cluster.
 func validateTriedTerms(selector *corev1.NodeSelector, path *field.Path) field.ErrorList {
 	_, tried := nodeterms.Of(selector)
 	if tried <= nodeterms.MaxTried {
@@ -147,7 +148,7 @@ func validateSelectorSize(selector *corev1.NodeSelector, path *field.Path) field
 	requirements, values := 0, 0
 	for i := range selector.NodeSelectorTerms {
 		term := &selector.NodeSelectorTerms[i]
-		// Count an empty term, which is refused as well, as one requirement.
+		// Count an empty term as one requirement, although it is refused anyway.
 		requirements += max(len(term.MatchExpressions)+len(term.MatchFields), 1)
 		for _, r := range slices.Concat(term.MatchExpressions, term.MatchFields) {
 			values += len(r.Values)
@@ -225,7 +226,7 @@ func planKeys(plan []maintenance.DrainPlanEntry) []planorder.Key {
 }
 
 // describeEntry returns a short description of an entry. Defaulting may have inserted entries
-// before it, so the index alone would be misleading.
+// before this entry, so the index alone would be misleading.
 func describeEntry(e *maintenance.DrainPlanEntry) string {
 	text := fmt.Sprintf("%s %d", e.PodType, e.PodPriority)
 	if !planorder.SelectsAll(e.PodSelector) {

@@ -31,7 +31,7 @@ func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) f
 	return errs
 }
 
-// validateTimes protects the timestamps on which later decisions depend.
+// validateTimes checks that the timestamps on which later decisions depend do not change.
 func validateTimes(status, old *maintenance.NodeMaintenanceStatus, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if newest := old.NewestNodeTimestamp; newest != nil && !newest.Equal(status.NewestNodeTimestamp) {
@@ -101,8 +101,8 @@ func validateNodeStatuses(nm *maintenance.NodeMaintenance, old []maintenance.Nod
 			continue
 		}
 		if previous != nil && slices.EqualFunc(status.DrainTargets, previous.DrainTargets, sameTarget) {
-			// Skip unchanged targets, which were validated when they were written: every write
-			// checks thousands of nodes.
+			// Skip unchanged targets, which were validated before: a status can have thousands of
+			// nodes.
 			continue
 		}
 		if previous == nil && name != "" {
@@ -159,7 +159,8 @@ func covers(highest map[targetKey]int32, target *maintenance.DrainPlanEntry) boo
 	return false
 }
 
-// sameTarget compares field by field without canonicalizing selectors, which is cheap.
+// sameTarget compares the fields of two targets without canonicalizing their selectors, which is
+// cheap.
 func sameTarget(a, b maintenance.DrainPlanEntry) bool {
 	return a.PodType == b.PodType && a.PodPriority == b.PodPriority && planorder.SameSelector(a.PodSelector, b.PodSelector)
 }

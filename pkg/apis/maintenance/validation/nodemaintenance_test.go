@@ -20,8 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// nodeMaintenance returns a maintenance that is valid and defaulted before the modifiers are
-// applied.
+// nodeMaintenance returns a valid maintenance with defaults, to which the modifiers are applied
+// afterwards.
 func nodeMaintenance(t *testing.T, modifiers ...func(*v1alpha1.NodeMaintenance)) *maintenance.NodeMaintenance {
 	t.Helper()
 	versioned := &v1alpha1.NodeMaintenance{

@@ -9,14 +9,15 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Remedy says who can do something about a pod that stays on its node.
+// Remedy names the user or component that must act on a pod that stays on its node.
 type Remedy struct {
-	// Reason is why the pod stays.
+	// Reason is the reason why the pod stays.
 	Reason string
-	// Who must act, and Look is a command that shows details. In both, %s stands for
-	// the namespace, %[2]s for the pod, %[3]s for the node and %[4]s for the evacuator.
+	// Who is the user or component that must act, and Look is a command that shows details. In
+	// both, %s stands for the namespace, %[2]s for the pod, %[3]s for the node and %[4]s for the
+	// evacuator.
 	Who, Look string
-	// OfBudget: a PodDisruptionBudget is the cause.
+	// OfBudget is set if a PodDisruptionBudget is the cause.
 	OfBudget bool
 }
 
@@ -64,8 +65,8 @@ var Blocked = []Remedy{
 	{v1alpha1.ReasonEvictionError, Administrator, evacuationsOf, false},
 }
 
-// notBlocked has the reasons for which a pod stays that is not blocked: it waits, or only a preview
-// names them.
+// notBlocked has the reasons of pods that stay but are not blocked: the pod only waits, or only a
+// preview uses the reason.
 var notBlocked = []Remedy{
 	{v1alpha1.ReasonPodStopping, "no action needed: the kubelet stops the pod within its grace period", pod, false},
 	{v1alpha1.ReasonPodWaits, "no action needed: the server will evict the pod", evacuationsOf, false},
@@ -79,7 +80,7 @@ var notBlocked = []Remedy{
 	{v1alpha1.ReasonNamespaceTerminating, "the user who deleted namespace %s", "kubectl describe namespace %s", false},
 }
 
-// RemedyFor returns who can do something about a reason for which a pod stays on its node.
+// RemedyFor returns the remedy for a reason why a pod stays on its node.
 func RemedyFor(reason string) Remedy {
 	for _, known := range [][]Remedy{Blocked, notBlocked} {
 		if at := slices.IndexFunc(known, func(r Remedy) bool { return r.Reason == reason }); at >= 0 {
@@ -89,7 +90,7 @@ func RemedyFor(reason string) Remedy {
 	return Remedy{reason, Administrator, evacuationsOf, false}
 }
 
-// IsBlocked reports whether a reason is one of the condition Blocked.
+// IsBlocked reports whether the condition Blocked can have a reason.
 func IsBlocked(reason string) bool {
 	return slices.ContainsFunc(Blocked, func(r Remedy) bool { return r.Reason == reason })
 }

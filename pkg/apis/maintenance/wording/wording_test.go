@@ -29,7 +29,8 @@ func TestWording(t *testing.T) {
 	}
 }
 
-// TestRemedies checks that each remedy names who has to act and a command, for every kind of pod.
+// TestRemedies checks that each remedy names a user or component and a command, for every kind of
+// pod.
 func TestRemedies(t *testing.T) {
 	for _, remedy := range append(append(Blocked, notBlocked...), RemedyFor("SomethingNew")) {
 		for _, format := range []string{remedy.Who, remedy.Look} {
