@@ -33,14 +33,14 @@ const (
 	firstRetry, longestRetry = 100 * time.Millisecond, 10 * time.Second
 )
 
-// Progress is the progress of an evacuation.
+// Progress is a report about the progress of an evacuation.
 type Progress struct {
-	// Message describes for people what happens. It is truncated to 1024 bytes.
+	// Message describes the present activity for users. It is truncated to 1024 bytes.
 	Message string
-	// ExpectedFinish is when the pod is expected to be gone. Until then the library sends
-	// heartbeats for the handler, so the handler does not have to report itself. After that the
-	// library sends none, and a handler that neither returns nor reports another time is replaced
-	// by the next evacuator at the deadline. Zero means that there is no expected time, and no
+	// ExpectedFinish is the time at which the pod is expected to be gone. Until then the library
+	// sends heartbeats for the handler, so the handler need not send further reports. After that
+	// the library sends no heartbeats, and if the handler neither returns nor reports another time,
+	// the next evacuator becomes active at the deadline. If it is zero, the library sends no
 	// heartbeats.
 	ExpectedFinish time.Time
 }
@@ -51,16 +51,16 @@ type Evacuation struct {
 	// as a precondition.
 	Namespace, PodName string
 	PodUID             types.UID
-	// NodeName is the node that the pod has to leave.
+	// NodeName is the node that the pod must leave.
 	NodeName string
 
 	evacuator *Evacuator
 	name      string
 	uid       types.UID
-	// ctx is the context of the handler; end ends it.
+	// ctx is the context of the handler; end is the function that ends it.
 	ctx context.Context
 	end context.CancelCauseFunc
-	// reported wakes the goroutine that sends heartbeats.
+	// reported is a channel that wakes the goroutine that sends heartbeats.
 	reported chan struct{}
 
 	mu       sync.Mutex
@@ -78,7 +78,8 @@ func newEvacuation(ctx context.Context, v *Evacuator, object *v1alpha1.Evacuatio
 	return e
 }
 
-// endOf returns why a class must not continue to work on an Evacuation; nil if it may.
+// endOf returns the cause for which a class must not continue to work on an Evacuation; nil if it
+// may.
 func endOf(object *v1alpha1.Evacuation, class string) error {
 	status := &object.Status
 	switch {
@@ -129,9 +130,9 @@ func (e *Evacuation) Report(ctx context.Context, p Progress) error {
 	return e.write(ctx, map[string]any{"message": p.Message, "expectedEvacuationFinishTime": timeOf(p.ExpectedFinish)})
 }
 
-// Forbid forbids the cancellation of the evacuation: the handler then has to finish it. It returns
-// an error if the write fails, for example because the evacuation was already withdrawn: then the
-// handler has to stop and undo its work.
+// Forbid forbids the cancellation of the evacuation, so that the handler must finish it. It returns
+// an error if the write fails, for example because the evacuation was already withdrawn. In that
+// case the handler must stop and undo its work.
 func (e *Evacuation) Forbid(ctx context.Context) error {
 	return e.write(ctx, map[string]any{"evacuationCancellationPolicy": v1alpha1.EvacuationCancellationPolicyForbid})
 }
@@ -163,7 +164,7 @@ func (e *Evacuation) work() {
 	beatCtx, stop := context.WithCancel(e.ctx)
 	beating.Go(func() { e.beat(beatCtx) })
 	if !e.evacuator.HandlerReportsFirst {
-		// Report immediately: this shows that the evacuator runs.
+		// Report immediately, so that the server knows that the evacuator runs.
 		if err := e.write(e.ctx, map[string]any{}); err != nil && e.ctx.Err() == nil {
 			logger.Error(err, "Cannot report on the Evacuation")
 		}
@@ -216,8 +217,8 @@ func (e *Evacuation) interval() time.Duration {
 	return min(deadline/beatsPerDeadline, longestBeat)
 }
 
-// write changes the status, provided that this class is active on this object. Otherwise the
-// handler's context ends. Every write is a heartbeat, even without a change.
+// write changes the status, provided that this class is active on this object. Otherwise it ends
+// the context of the handler. Every write is a heartbeat, even if the status does not change.
 func (e *Evacuation) write(ctx context.Context, status map[string]any) error {
 	if cause := context.Cause(e.ctx); cause != nil {
 		return cause
@@ -250,8 +251,8 @@ func (e *Evacuation) refresh(ctx context.Context) error {
 	object, err := e.evacuator.Client.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && object.UID != e.uid:
-		// The server keeps an Evacuation for a while after its pod has left, so this one was
-		// withdrawn.
+		// The server keeps an Evacuation for a while after its pod has left, so a missing
+		// Evacuation was withdrawn.
 		e.end(ErrCancelled)
 	case err != nil:
 		return err

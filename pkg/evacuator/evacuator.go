@@ -5,10 +5,10 @@
 // gracefully, in their own way, before the server evicts them (KEP-4212, "Evacuator").
 //
 // A pod names its evacuators with annotations, see AnnotationKey. When a maintenance, or another
-// instigator, requests that the pod leaves and a class becomes active, the library calls the
-// class's Handler. While the handler works it reports its progress, and the library sends
-// heartbeats for it; its context ends when it must stop. When the handler returns and the pod has
-// not left, the next evacuator becomes active, and after the last one the server evicts the pod.
+// instigator, requests that the pod leave, and the class becomes active, the library calls the
+// Handler of the class. The handler reports its progress, and the library sends heartbeats for it.
+// The context of the handler ends when it must stop. If the pod has not left when the handler
+// returns, the next evacuator becomes active. After the last evacuator, the server evicts the pod.
 //
 // The program needs the rights of artifacts/examples/rbac-evacuator.yaml.
 // artifacts/examples/evacuator is a complete example, and docs/evacuators.md describes the
@@ -35,27 +35,27 @@ import (
 	maintenanceinformers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
 )
 
-// Causes of the end of a Handler's context: context.Cause returns one of these, or the cause of the
-// end of Run's context.
+// The causes with which a Handler's context ends. context.Cause returns one of these, or the cause
+// with which the context of Run ended.
 var (
-	// ErrDeparted: the pod has left. The handler has nothing more to do.
+	// ErrDeparted means that the pod has left. The handler need not do anything more.
 	ErrDeparted = errors.New("the pod has left")
-	// ErrCancelled: no instigator requests the evacuation any more. The pod stays, and the handler
-	// has to undo its work.
+	// ErrCancelled means that no instigator requests the evacuation any longer. The pod stays, and
+	// the handler must undo its work.
 	ErrCancelled = errors.New("the evacuation was cancelled")
-	// ErrTurnLost: another evacuator is active, because this one sent no heartbeat for too long.
-	// The handler must not change the pod any longer.
+	// ErrTurnLost means that another evacuator is active, because this one sent no heartbeat for
+	// too long. The handler must not change the pod any longer.
 	ErrTurnLost = errors.New("another evacuator is active")
 )
 
-// Handler removes one pod from its node. It is called in its own goroutine when the class becomes
-// active, and again, from the beginning, when the program restarts while the class is active: it
-// must be idempotent.
+// Handler removes one pod from its node. The library calls it in its own goroutine when the class
+// becomes active. If the program restarts while the class is active, the library calls it again, so
+// it must be idempotent.
 //
-// It returns nil when it has done all it can, and an error, which is reported, when it gives up; if
-// the pod still exists, the next evacuator becomes active in both cases. So a handler that has
-// deleted the pod should wait with Evacuation.AwaitDeparture. A result after the end of its context
-// is not reported.
+// It returns nil when it has done all it can. It returns an error, which the library reports, when
+// it gives up. In both cases, the next evacuator becomes active if the pod still exists. So a
+// handler that has deleted the pod should wait with Evacuation.AwaitDeparture. The library does not
+// report a result after the end of the context.
 type Handler func(ctx context.Context, e *Evacuation) error
 
 // Config has the dependencies and options of an Evacuator.
@@ -74,17 +74,18 @@ type Config struct {
 	// empty means all nodes.
 	NodeName string
 	// HandlerReportsFirst makes the library write nothing before the handler's first Report. It is
-	// for a handler that may ignore an Evacuation. Without it, the library reports immediately that
-	// the evacuator runs; with it, the next evacuator becomes active if the handler does not report
-	// within the server's --evacuator-start-deadline.
+	// for a handler that may ignore an Evacuation: the next evacuator becomes active if the handler
+	// does not report within the server's --evacuator-start-deadline. Without this option, the
+	// library reports immediately that the evacuator runs.
 	HandlerReportsFirst bool
 	// Clock is the clock; nil means the real one.
 	Clock clock.Clock
 }
 
 // AnnotationKey returns the key of the annotation with which a pod names an evacuator of the class.
-// The value is its priority, from 0 to 100000: the highest becomes active first. 10000 is reserved
-// for the pod's own controller, and 9900 to 10099 for classes that share its parent domain.
+// The value is the priority of the evacuator, from 0 to 100000: the evacuator with the highest
+// priority becomes active first. 10000 is reserved for the pod's own controller, and 9900 to 10099
+// for classes that share its parent domain.
 func AnnotationKey(class string) string {
 	return v1alpha1.AnnotationEvacuatorPrefix + class
 }
@@ -96,9 +97,9 @@ type Evacuator struct {
 	informer cache.SharedIndexInformer
 
 	mu sync.Mutex
-	// working are the evacuations whose handler runs, or whose result is not reported yet.
+	// working has the evacuations whose handler runs, or whose result is not reported yet.
 	working map[types.UID]*Evacuation
-	// done are the evacuations that this process has ended while the cache still shows the class as
+	// done has the evacuations that this process has ended while the cache still shows the class as
 	// active.
 	done     map[types.UID]struct{}
 	handlers sync.WaitGroup
@@ -125,7 +126,7 @@ func New(config Config) (*Evacuator, error) {
 	return v, nil
 }
 
-// resync is how often all Evacuations are processed without an event.
+// resync is the interval at which all Evacuations are processed even without an event.
 const resync = 10 * time.Minute
 
 // Run calls the handler until the context ends, and returns when all handlers have returned.
@@ -152,7 +153,7 @@ func (v *Evacuator) Run(ctx context.Context) error {
 	return nil
 }
 
-// changed passes an Evacuation to its handler, or starts one.
+// changed passes an Evacuation to its running handler, or starts a handler.
 func (v *Evacuator) changed(ctx context.Context, obj any) {
 	object, ok := obj.(*v1alpha1.Evacuation)
 	if !ok {
@@ -194,8 +195,8 @@ func (v *Evacuator) gone(ctx context.Context, obj any) {
 	delete(v.done, object.UID)
 	v.mu.Unlock()
 	if e != nil && ctx.Err() == nil {
-		// Call it asynchronously: it sends a request to the API server, and the informer must not
-		// wait for that.
+		// Run this in a goroutine: it sends a request to the API server, for which the informer
+		// must not wait.
 		v.handlers.Go(e.refreshUntilKnown)
 	}
 }

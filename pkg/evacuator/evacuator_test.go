@@ -77,7 +77,7 @@ type world struct {
 	api *fake.Clientset
 
 	mu sync.Mutex
-	// writes are the written statuses, without the class, which all of them have.
+	// writes has the written statuses, without the class, which is in all of them.
 	writes []string
 	// refuse is the response to writes, if it is set.
 	refuse error
@@ -85,7 +85,7 @@ type world struct {
 	causes chan error
 	calls  int
 	stop   func()
-	// quiet is the option HandlerReportsFirst.
+	// quiet is the value of the option HandlerReportsFirst.
 	quiet bool
 }
 
@@ -129,7 +129,7 @@ func (w *world) start(handler Handler) {
 	watches.Wait(w.T, 0, "evacuations")
 }
 
-// patch responds as our API does.
+// patch responds as Haulout's API does.
 func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -191,8 +191,8 @@ func (w *world) written() []string {
 	return slices.Clone(w.writes)
 }
 
-// until waits for a condition. Whenever all goroutines are blocked, it advances the time of the
-// bubble by a step.
+// until waits for a condition. It advances the time of the synctest bubble by a step whenever all
+// goroutines are blocked.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
 	if !informertest.Until(step, condition) {
@@ -217,7 +217,7 @@ func (w *world) wantCause(want error) {
 	}
 }
 
-// untilEnd is a handler that does nothing.
+// untilEnd is a handler that only waits for the end of its context.
 func untilEnd(ctx context.Context, _ *Evacuation) error {
 	<-ctx.Done()
 	return errBroken
@@ -397,7 +397,8 @@ func TestLateReportsAreRefused(t *testing.T) {
 		w := newWorld(t, func(_ context.Context, e *Evacuation) error {
 			close(begun)
 			<-proceed
-			// The context of the handler may have ended by now, because of the informer.
+			// The context of the handler may have ended already, because of an event of the
+			// informer.
 			got <- e.Report(t.Context(), Progress{Message: "late"})
 			return nil
 		}, newEvacuationOf())

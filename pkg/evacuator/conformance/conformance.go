@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package conformance checks whether an evacuator, with or without the library, follows the
-// protocol of Haulout: on a cluster where both run, with its own pods and Evacuations.
+// protocol of Haulout: in a cluster where Haulout and the evacuator run, with pods and Evacuations
+// that the checks create.
 package conformance
 
 import (
@@ -29,51 +30,51 @@ import (
 const (
 	// instigator is the instigator of the Evacuations of the checks.
 	instigator = v1alpha1.FinalizerInstigatorPrefix + "conformance.haulout.dev"
-	// before and after are classes without an evacuator, with a higher and a lower priority than
-	// the checked evacuator.
+	// before and after are classes without an evacuator. before has a higher priority than the
+	// checked evacuator, after has a lower one.
 	before, after = "before.conformance.haulout.dev", "after.conformance.haulout.dev"
 
 	priorityBefore, priority, priorityAfter = "30000", "20000", "15000"
 )
 
-// ErrUnexamined is the error of a check without a result: the evacuation was over before the check
+// ErrUnexamined is the error of a check without a result: the evacuation ended before the check
 // could withdraw it. Make NewPod return pods that take longer to leave, or review the code of the
 // evacuator.
 var ErrUnexamined = errors.New("the behaviour after a withdrawal could not be examined")
 
 // Config has the dependencies and options of the checks.
 type Config struct {
-	// Class is the class of the evacuator, which has to run.
+	// Class is the class of the evacuator, which must run.
 	Class string
 	// Kube and Maintenance are clients of the cluster and of Haulout's API. They need the rights to
 	// create and delete pods and Evacuations in the namespace, and to use the instigator
 	// conformance.haulout.dev.
 	Kube        kubernetes.Interface
 	Maintenance versioned.Interface
-	// Namespace is where the pods run.
+	// Namespace is the namespace of the pods.
 	Namespace string
 	// NewPod returns a pod with the given name that the evacuator is able to remove. The checks add
 	// the annotations about evacuators.
 	NewPod func(name string) *corev1.Pod
-	// Deadline is how long the evacuator may go without a heartbeat, in whole seconds; the default
-	// is 30 seconds.
+	// Deadline is the maximum time between two heartbeats of the evacuator, in whole seconds. The
+	// default is 30 seconds.
 	Deadline time.Duration
-	// Patience is how long the evacuation of a pod may take in total; the default is 10 minutes.
+	// Patience is the maximum time for the evacuation of a pod. The default is 10 minutes.
 	Patience time.Duration
-	// Quiet is how long the checks observe that the evacuator does nothing forbidden; the default
-	// is 10 seconds.
+	// Quiet is the time for which the checks observe that the evacuator does nothing that is
+	// forbidden. The default is 10 seconds.
 	Quiet time.Duration
 }
 
-// Result is the result of a check; Err is nil if the evacuator passed, and ErrUnexamined if that
-// could not be observed.
+// Result is the result of a check; Err is nil if the evacuator passed, and ErrUnexamined if the
+// behaviour could not be observed.
 type Result struct {
-	// Check describes what the evacuator has to do.
+	// Check describes the required behaviour of the evacuator.
 	Check string
 	Err   error
 }
 
-// Run runs all checks, one after another, and removes the objects that it created.
+// Run runs all checks, one after another, and removes the objects that the checks have created.
 func Run(ctx context.Context, config Config) []Result {
 	config.Deadline = cmp.Or(config.Deadline, 30*time.Second)
 	config.Patience = cmp.Or(config.Patience, 10*time.Minute)
@@ -108,7 +109,7 @@ type subject struct {
 
 	name string
 	pod  *corev1.Pod
-	// asked is the Evacuation in the state after its creation.
+	// asked is the Evacuation as it was created.
 	asked *v1alpha1.Evacuation
 }
 
@@ -130,7 +131,7 @@ func (s *subject) start(ctx context.Context, priorities map[string]string) error
 	})
 }
 
-// ask creates an Evacuation for the pod.
+// ask requests the evacuation of the pod: it creates an Evacuation.
 func (s *subject) ask(ctx context.Context) error {
 	var err error
 	s.asked, err = s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Create(ctx, &v1alpha1.Evacuation{
@@ -204,7 +205,7 @@ func (s *subject) follow(ctx context.Context, limit time.Duration, what string, 
 	}
 }
 
-// poll waits for a condition that can only be polled.
+// poll checks a condition repeatedly until it is true.
 func (s *subject) poll(ctx context.Context, limit time.Duration, what string, condition func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s this did not happen: %s", limit, what))
 	defer cancel()
@@ -220,12 +221,12 @@ func (s *subject) poll(ctx context.Context, limit time.Duration, what string, co
 	}
 }
 
-// stays returns an error if the pod is deleted within the quiet time.
+// stays returns an error if the pod is deleted within the time Quiet.
 func (s *subject) stays(ctx context.Context) error {
 	quiet, cancel := context.WithTimeout(ctx, s.Quiet)
 	defer cancel()
-	// Let the quiet time end the poll, not the limit: if both ended at the same time, either could
-	// win.
+	// Use a limit that is longer than Quiet: if both ended at the same time, the result would be
+	// random.
 	err := s.poll(quiet, 2*s.Quiet, "the pod is not stopped", func(ctx context.Context) (bool, error) {
 		pod, err := s.Kube.CoreV1().Pods(s.Namespace).Get(ctx, s.name, metav1.GetOptions{})
 		switch {
@@ -242,7 +243,7 @@ func (s *subject) stays(ctx context.Context) error {
 	return err
 }
 
-// departs follows the evacuation until the evacuator has ended it.
+// departs follows the evacuation until the evacuator has removed the pod.
 func (s *subject) departs(ctx context.Context) error {
 	completed := false
 	return s.follow(ctx, s.Patience, "the evacuator ends the evacuation", func(e *v1alpha1.Evacuation) (bool, error) {
@@ -277,7 +278,7 @@ func takesAway(ctx context.Context, s *subject) error {
 type beginning int
 
 const (
-	// The evacuator has reported, and the evacuation can be withdrawn.
+	// The zero value means that the evacuator has reported and the evacuation can be withdrawn.
 	_ beginning = iota
 	// forbidden: the evacuator has forbidden the cancellation.
 	forbidden
@@ -286,8 +287,8 @@ const (
 )
 
 // isCalledOff withdraws the evacuation when the evacuator has started. If the evacuator is too fast
-// for that, isCalledOff withdraws another evacuation right after its creation. An evacuator that
-// forbids the cancellation has to finish the evacuation.
+// for that, isCalledOff withdraws another evacuation immediately after its creation. An evacuator
+// that forbids the cancellation must finish the evacuation.
 func isCalledOff(ctx context.Context, s *subject) error {
 	if err := s.start(ctx, map[string]string{s.Class: priority, after: priorityAfter}); err != nil {
 		return err
@@ -311,7 +312,7 @@ func isCalledOff(ctx context.Context, s *subject) error {
 	return s.makesWay(ctx)
 }
 
-// begins waits until the evacuator has written the status.
+// begins waits until the evacuator has written to the status.
 func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 	wasActive := s.asked.Status.ActiveEvacuatorClass == s.Class
 	err = s.follow(ctx, s.Patience, "the evacuator reports", func(e *v1alpha1.Evacuation) (bool, error) {
@@ -399,8 +400,8 @@ func waitsForItsTurn(ctx context.Context, s *subject) error {
 	if err := s.start(ctx, map[string]string{before: priorityBefore, s.Class: priority}); err != nil {
 		return err
 	}
-	// The first class has no evacuator, so the server would make the next one active at the
-	// deadline.
+	// The first class has no evacuator, so the server would make the checked evacuator active at
+	// the deadline.
 	s.Config = ptr.To(*s.Config)
 	s.Deadline = max(s.Deadline, 4*s.Quiet)
 	if err := s.ask(ctx); err != nil {

@@ -41,7 +41,7 @@ type cluster struct {
 	ends  map[string]context.CancelFunc
 }
 
-// task is an evacuation that the evacuator handles.
+// task is an evacuation on which the evacuator works.
 type task struct {
 	*cluster
 	name, pod string
@@ -66,12 +66,12 @@ func (c *cluster) create(action clienttesting.Action) (bool, runtime.Object, err
 	e.Status.ActiveEvacuatorClass = class
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ends[e.Name] = cancel
-	// By then the check has started its watch.
+	// Wait until the check has started its watch.
 	time.AfterFunc(time.Second, func() { c.evacuate(ctx, &task{c, e.Name, e.Spec.PodRef.Name}) })
 	return true, e, c.api.Tracker().Create(evacuations, e, e.Namespace)
 }
 
-// withdraw deletes the Evacuation a moment later, unless its evacuator forbids the cancellation.
+// withdraw deletes the Evacuation a moment later if its evacuator allows the cancellation.
 func (c *cluster) withdraw(action clienttesting.Action) (bool, runtime.Object, error) {
 	name := action.(clienttesting.PatchAction).GetName()
 	time.AfterFunc(time.Second/2, func() {
@@ -113,7 +113,7 @@ func (t *task) forbid() {
 	})
 }
 
-// remove deletes the pod, after which the Evacuation is complete.
+// remove deletes the pod, and completes the Evacuation.
 func (t *task) remove() {
 	_ = t.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "shop", t.pod)
 	t.write(func(st *v1alpha1.EvacuationStatus) {
@@ -121,8 +121,7 @@ func (t *task) remove() {
 	})
 }
 
-// works returns after the given time, and reports whether the evacuation was not cancelled
-// meanwhile.
+// works waits for the given time. It returns false if the evacuation is cancelled before.
 func works(ctx context.Context, d time.Duration) bool {
 	if ctx.Err() != nil {
 		return false
@@ -138,7 +137,7 @@ func works(ctx context.Context, d time.Duration) bool {
 func TestCalledOff(t *testing.T) {
 	for name, tt := range map[string]struct {
 		evacuate func(context.Context, *task)
-		// unexamined and says describe the expected error; there is none if neither is set.
+		// unexamined and says describe the expected error; if neither is set, no error is expected.
 		unexamined bool
 		says       string
 	}{
