@@ -16,10 +16,10 @@ import (
 // GarbageCollector is the user name of the garbage collector of the host cluster.
 const GarbageCollector = "system:serviceaccount:kube-system:generic-garbage-collector"
 
-// Server recognizes the user of the server's own controllers. It compares the UID, which is random,
-// is generated when the server starts, and never leaves the process. The name is not enough: a
-// cluster administrator could impersonate it, and the kube-apiserver in front of this server uses
-// the same name. The zero value recognizes no user.
+// Server recognizes the user of the server's own controllers. It compares the UID, a random value
+// that the server generates at its start and keeps secret. The name is not enough: a cluster
+// administrator could impersonate it, and the kube-apiserver in front of this server uses the same
+// name. The zero value recognizes no user.
 type Server struct {
 	self atomic.Pointer[user.DefaultInfo]
 }
