@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package build has common parts of test objects. Each package builds the rest of its objects
+// Package build has common parts of test objects. Each package adds the other parts of its objects
 // itself.
 package build
 

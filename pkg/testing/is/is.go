@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// Equal reports an error of the test if got differs from want. what names the value if the call
-// does not make it clear.
+// Equal reports an error of the test if got differs from want. what is the name of the value in the
+// error.
 func Equal[T comparable](tb testing.TB, got, want T, what ...string) {
 	tb.Helper()
 	if got != want {

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package must ends a test at the first error of its preparations or reads, in one line.
+// Package must ends a test at the first error of its preparations or reads, in one line of the
+// test.
 package must
 
 import "testing"
@@ -14,8 +15,8 @@ func Do(tb testing.TB, err error) {
 	}
 }
 
-// Get takes the results of a call. It returns a function that returns the value to a test, and ends
-// the test if there is an error:
+// Get takes the results of a call. It returns a function that ends the test if there was an error,
+// and otherwise returns the value:
 //
 //	pod := must.Get(pods.Get(ctx, "web", metav1.GetOptions{}))(t)
 func Get[T any](value T, err error) func(testing.TB) T {
