@@ -24,8 +24,8 @@ import (
 	"haulout.dev/haulout/pkg/agent/staticpods"
 )
 
-// discoverPeriod is how often the agent reads the kubelet's configuration. It is also the pause
-// after a failure.
+// discoverPeriod is the interval at which the agent reads the kubelet's configuration. It is also
+// the pause after a failure.
 const discoverPeriod = 30 * time.Second
 
 // keeper parks the static pods of one folder; staticpods.Keeper implements it.
@@ -42,23 +42,24 @@ type staticPods struct {
 	config *configv1alpha1.NodeAgentConfiguration
 	// discover returns the kubelet's configuration; kubelet.Discover implements it.
 	discover func(ctx context.Context, configPath string) (kubelet.Facts, error)
-	// kubeletProblem returns why the agent cannot stop the kubelet, empty if it can; ok is false if
-	// that is unknown now. The field is nil if the check does not apply.
+	// kubeletProblem returns the reason why the agent cannot stop the kubelet; empty if it can. ok
+	// is false if this is unknown now. The field is nil if the check does not apply.
 	kubeletProblem func(context.Context) (problem string, ok bool)
 	// newKeeper returns a keeper for a folder.
 	newKeeper func(dir string, facts kubelet.Facts) (keeper, error)
-	// found is called with each folder that the kubelet uses.
+	// found is a function that is called with each folder that the kubelet uses.
 	found func(dir string)
 
 	mu sync.Mutex
-	// failed is why there is no keeper; warnings are sentences about the kubelet's configuration.
+	// failed is the reason why there is no keeper. warnings are sentences about the kubelet's
+	// configuration.
 	failed   string
 	warnings []string
-	// left are the folders of earlier keepers. leftBehind are sentences about parked manifests in
-	// those of them that have no keeper now.
+	// left has the folders of earlier keepers. leftBehind has sentences about the parked manifests
+	// in folders that have no keeper now.
 	left, leftBehind []string
-	// notStopped is the last answer of kubeletProblem; asked is set after the first answer. runtime
-	// is the endpoint of the kubelet's container runtime, empty until it is known.
+	// notStopped is the last result of kubeletProblem; asked is set after the first result. runtime
+	// is the endpoint of the kubelet's container runtime; empty until it is known.
 	notStopped string
 	asked      bool
 	runtime    string
@@ -93,7 +94,8 @@ func (a *agent) staticPodNames() []types.NamespacedName {
 	return names
 }
 
-// Problem returns why static pods cannot be stopped and restarted now; empty if they can.
+// Problem returns the reason why the agent cannot stop and restart static pods at present; empty if
+// it can.
 func (s *staticPods) Problem() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,8 +108,8 @@ func (s *staticPods) Problem() string {
 	return cmp.Or(s.unitProblem(), s.keeper.Problem())
 }
 
-// unitProblem returns why the kubelet's unit prevents the agent from stopping static pods; empty if
-// it does not. The caller holds mu.
+// unitProblem returns the reason why the kubelet's unit prevents the agent from stopping static
+// pods; empty if it does not. The caller holds mu.
 func (s *staticPods) unitProblem() string {
 	if s.kubeletProblem != nil && !s.asked {
 		return "it is not known yet whether kubeletService is the unit of the kubelet"
@@ -133,16 +135,16 @@ func (k *limitedKubelet) Check(ctx context.Context) error {
 	return k.Kubelet.Check(ctx)
 }
 
-// KubeletProblem returns why the agent cannot stop the kubelet; empty if it can or if that is not
-// known yet.
+// KubeletProblem returns the reason why the agent cannot stop the kubelet; empty if it can or if
+// this is not known yet.
 func (s *staticPods) KubeletProblem() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.notStopped
 }
 
-// RuntimeEndpoint returns the endpoint of the container runtime: that of the kubelet; until it is
-// known the configured one, or else the kubelet's default.
+// RuntimeEndpoint returns the endpoint of the kubelet's container runtime. Until this is known, it
+// returns the configured endpoint or, without one, the kubelet's default.
 func (s *staticPods) RuntimeEndpoint() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,15 +223,15 @@ func (s *staticPods) run(ctx context.Context) {
 	}, discoverPeriod)
 }
 
-// leave records a folder of a keeper that ends. If s runs, the caller holds mu.
+// leave records the folder of a keeper that ends. The caller holds mu, unless s does not run yet.
 func (s *staticPods) leave(dir string) {
 	if dir != "" && !slices.Contains(s.left, dir) {
 		s.left = append(s.left, dir)
 	}
 }
 
-// noteLeftBehind records parked manifests in folders without a keeper. A folder has none in safe
-// mode, or after the kubelet's folder has changed.
+// noteLeftBehind records parked manifests in folders without a keeper. A folder has no keeper in
+// safe mode, or after the kubelet has got another folder.
 func (s *staticPods) noteLeftBehind() {
 	s.mu.Lock()
 	dirs := slices.DeleteFunc(slices.Clone(s.left), func(dir string) bool { return dir == s.current.dir })
@@ -249,7 +251,7 @@ func (s *staticPods) noteLeftBehind() {
 	s.leftBehind = list
 }
 
-// fail stores why there is no keeper, and reports whether the reason is new.
+// fail stores the reason why there is no keeper, and reports whether the reason is new.
 func (s *staticPods) fail(err error) bool {
 	text := "static pods cannot be stopped and restarted: " + err.Error()
 	s.mu.Lock()
@@ -260,7 +262,7 @@ func (s *staticPods) fail(err error) bool {
 }
 
 // next reads the kubelet's configuration, and returns a keeper that replaces the running one, or
-// nil. While no kubelet runs, its command line is unknown; next then ignores differences in its
+// nil. While no kubelet runs, its command line is unknown; next then ignores changes in its
 // configuration file.
 func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	facts, err := s.discover(ctx, s.config.KubeletConfig)
@@ -278,7 +280,7 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	}
 	if err != nil {
 		if s.keeper != nil && s.failed == "" {
-			return nil, nil // keep using the known values
+			return nil, nil // the known values stay in use
 		}
 		return nil, err
 	}
@@ -298,7 +300,8 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	return k, nil
 }
 
-// warnings returns conflicts between the configurations of the kubelet and the agent.
+// warnings returns sentences about conflicts between the configurations of the kubelet and the
+// agent.
 func warnings(c *configv1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) []string {
 	var list []string
 	if c.RuntimeEndpoint != "" && facts.ContainerRuntimeEndpoint != "" && socketOf(facts.ContainerRuntimeEndpoint) != socketOf(c.RuntimeEndpoint) {

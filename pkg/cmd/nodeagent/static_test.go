@@ -181,7 +181,7 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 						s.run(ctx)
 					}()
 				} else {
-					<-time.After(discoverPeriod) // in the time of the bubble
+					<-time.After(discoverPeriod) // in the time of the synctest bubble
 				}
 				synctest.Wait()
 				if got := node.running(); !slices.Equal(got, step.running) {
@@ -210,7 +210,7 @@ type healthyKubelet struct {
 
 func (healthyKubelet) Check(context.Context) error { return nil }
 
-// A keeper parks only while its kubelet is healthy.
+// A keeper parks manifests only while its kubelet is healthy.
 func TestNothingIsParkedWhileTheKubeletIsOfAnotherUnit(t *testing.T) {
 	node := &fakeNode{}
 	node.set("/a", true, nil)
@@ -227,7 +227,7 @@ func TestNothingIsParkedWhileTheKubeletIsOfAnotherUnit(t *testing.T) {
 	}{
 		{want: "it is not known yet"},
 		{problem: "it is a part of another program", known: true, want: "it is a part of another program"},
-		{want: "it is a part of another program"}, // systemd does not answer
+		{want: "it is a part of another program"}, // systemd does not respond
 		{known: true},
 	} {
 		problem, known = test.problem, test.known
@@ -260,7 +260,7 @@ func TestParkedPodsOfAnOldFolderAreReported(t *testing.T) {
 			want bool
 		}{{old, false}, {filepath.Dir(old), true}, {old, false}} {
 			node.set(step.dir, true, nil)
-			<-time.After(discoverPeriod) // in the time of the bubble
+			<-time.After(discoverPeriod) // in the time of the synctest bubble
 			synctest.Wait()
 			got := strings.Join(s.Warnings(), "\n")
 			if strings.Contains(got, "static restore --all --static-pod-path="+old) != step.want {

@@ -106,8 +106,8 @@ requests it: complete that maintenance, or stop the agent first.`,
 	return cmd
 }
 
-// staticPodFolder returns the configured folder, else the kubelet's folder. If neither can be read,
-// it returns the folder that the agent used last.
+// staticPodFolder returns the configured folder or, without one, the kubelet's folder. If neither
+// can be read, it returns the folder that the agent used last.
 func staticPodFolder(ctx context.Context, o *Options) (string, error) {
 	dir, err := configuredFolder(ctx, o)
 	if err == nil {
@@ -139,7 +139,7 @@ func configuredFolder(ctx context.Context, o *Options) (string, error) {
 }
 
 // lastFolder returns the folder of static pods that the agent used last, even in an earlier boot;
-// empty if no agent has found one. It works without a usable configuration.
+// empty if no agent has found a folder. It works without a usable configuration.
 func (o *Options) lastFolder(ctx context.Context) (string, error) {
 	var dir string
 	if c, err := o.Load(); err == nil {

@@ -48,8 +48,8 @@ func names(t *testing.T, dir string) string {
 func TestStaticListAndRestore(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
-		// want and refused are texts in the output and in the error; files are the files in the
-		// folder afterwards.
+		// want has texts of the output, and refused has texts of the error. files has the files in
+		// the folder afterwards.
 		want, refused []string
 		files         string
 	}{
@@ -101,8 +101,8 @@ func TestRestoreKeepsANewerManifest(t *testing.T) {
 	}
 }
 
-// Without the flag, the commands use the folder of the agent's configuration, else that of the
-// kubelet's configuration.
+// Without the flag, the commands use the folder in the agent's configuration or, without one, the
+// folder in the kubelet's configuration.
 func TestStaticPodFolder(t *testing.T) {
 	dir := parkedFolder(t)
 	kubeletConfig := filepath.Join(t.TempDir(), "kubelet.yaml")

@@ -32,8 +32,8 @@ import (
 )
 
 const (
-	// statusTimeout limits each query of the command status: the one to the agent and the one to
-	// the API.
+	// statusTimeout limits each request of the command status: the request to the agent and the
+	// request to the API.
 	statusTimeout = 3 * time.Second
 	// maxReport is the maximum size of an agent's response.
 	maxReport = 4 << 20
@@ -45,11 +45,11 @@ var errUnhealthy = errors.New("the agent does not run, holds no lock or has prob
 
 // snapshot is the result of the command status. Each part is independent of the others.
 type snapshot struct {
-	// ConfigurationError is why the configuration cannot be loaded. The other parts were then
-	// collected with the configuration that an agent in safe mode uses: the one that was stored in
-	// this boot, or the defaults.
+	// ConfigurationError is the error of loading the configuration. After such an error, the other
+	// parts come from the configuration that an agent in safe mode uses: the configuration that was
+	// stored in this boot, or the defaults.
 	ConfigurationError string `json:"configurationError,omitempty"`
-	// Report is the response of the running agent; nil with a ReportError if there was none.
+	// Report is the response of the running agent; nil with a ReportError if it did not respond.
 	Report      *Report `json:"report,omitempty"`
 	ReportError string  `json:"reportError,omitempty"`
 	// Stored is the state in the state directory.
@@ -132,7 +132,7 @@ func askAgent(ctx context.Context, address string) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The proxy of the environment must not apply to requests to the own machine.
+	// Ignore the proxy of the environment: the request stays on this machine.
 	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
 	if err != nil {
 		return nil, fmt.Errorf("query the agent: %w", err)
@@ -148,7 +148,7 @@ func askAgent(ctx context.Context, address string) (*Report, error) {
 	return report, nil
 }
 
-// askNode reads the node conditions of the agent from the API.
+// askNode reads the node conditions that the agent writes from the API.
 func askNode(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, report *Report) (string, []corev1.NodeCondition, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -286,23 +286,26 @@ const (
 	metricsPath = "/metrics"
 	statuszPath = "/statusz"
 
-	// listenRetry is the pause before the agent tries again to bind an address. Meanwhile it runs
-	// without its endpoints: a port in use must not prevent an ordered shutdown of the node.
+	// listenRetry is the pause before the agent tries again to bind an address. Until then, the
+	// agent runs without its endpoints: a port in use must not prevent an ordered shutdown of the
+	// node.
 	listenRetry = 10 * time.Second
-	// requestTimeout limits how long a client may take to send a request or to read an answer.
+	// requestTimeout limits the time in which a client must send a request or read a response.
 	requestTimeout = 10 * time.Second
 )
 
 // Report is the response of a running agent at /statusz.
 type Report struct {
-	// Version is that of the agent, which was started at Started in the boot BootID of the node.
+	// Version is the version of the agent. Started is the time of its start. BootID identifies the
+	// present boot of the node.
 	Version string    `json:"version"`
 	Node    string    `json:"node"`
 	BootID  string    `json:"bootID"`
 	Started time.Time `json:"started"`
-	// Engine is how the agent ends pods without the API, empty if it does not.
+	// Engine is the way in which the agent ends pods without the API; empty if it ends none.
 	Engine string `json:"engine,omitempty"`
-	// StaticPodProblem is why static pods cannot be stopped and restarted, empty if they can.
+	// StaticPodProblem is the reason why the agent cannot stop and restart static pods; empty if it
+	// can.
 	StaticPodProblem string `json:"staticPodProblem,omitempty"`
 	// Parked are the paths of the parked manifests.
 	Parked []string `json:"parked,omitempty"`

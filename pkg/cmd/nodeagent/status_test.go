@@ -120,7 +120,7 @@ func TestStatus(t *testing.T) {
 		report     *Report
 		dir        string
 		kubeconfig string
-		// want are texts in the output; wantNot are texts that must not be in it.
+		// want has texts that the output must contain; wantNot has texts that it must not contain.
 		want, wantNot []string
 		unhealthy     bool
 		// more is an additional line of the configuration.
@@ -243,7 +243,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// If its port is in use, an agent serves nothing and reports this, and it ends with its context.
+// An agent whose port is in use runs without its endpoints and reports this.
 func TestServeOnAPortInUse(t *testing.T) {
 	taken := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()

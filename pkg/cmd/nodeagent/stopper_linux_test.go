@@ -42,8 +42,8 @@ func TestStopper(t *testing.T) {
 		askErr   error
 		// systemdLimit is the time that systemd waits; 0 if it is not known.
 		systemdLimit time.Duration
-		// released is the time at which the shutdown is released, second the time of a second
-		// signal; 0 means never.
+		// released is the time at which the agent releases the shutdown, and second is the time of
+		// a second signal; 0 means never.
 		released, second time.Duration
 		secondSignal     os.Signal
 		wantAfter        time.Duration

@@ -122,14 +122,14 @@ func (o CompletedOptions) applyAuth(generic *genericapiserver.RecommendedConfig)
 	return nil
 }
 
-// refuseAnonymous allows anonymous requests only to the given paths, regardless of the cluster
+// refuseAnonymous rejects anonymous requests to all but the given paths, regardless of the cluster
 // roles of the host cluster.
 func refuseAnonymous(next authenticator.Request, paths []string) authenticator.Request {
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
 		resp, ok, err := next.AuthenticateRequest(req)
 		if ok && resp.User.GetName() == user.Anonymous && !slices.Contains(paths, req.URL.Path) {
-			// This is not an error: the aggregator's probes are anonymous until the CA of the front
-			// proxy is loaded, and an error would be logged for each of them.
+			// Do not return an error, which would be logged for each request: the aggregator's
+			// probes are anonymous until the CA of the front proxy is loaded.
 			return nil, false, nil
 		}
 		return resp, ok, err
@@ -185,7 +185,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	return extra, recorder, nil
 }
 
-// controllers returns the configuration of the controllers that run while this replica leads.
+// controllers returns the configuration of the controllers, which run while this replica leads.
 func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback *rest.Config, recorder events.EventRecorder,
 	auth authorizer.Authorizer) (*apiserver.Controllers, error) {
 	registered, err := cluster.registeredService()
@@ -224,7 +224,7 @@ func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback
 	}, nil
 }
 
-// exit exits the process immediately. Stored objects are safe: the embedded etcd has synced all
+// exit exits the process immediately. No stored object is lost: the embedded etcd has synced all
 // acknowledged writes.
 func exit(reason error) {
 	klog.Background().Error(reason, "The process exits, so that it cannot act at the same time as another replica")
@@ -252,7 +252,8 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 		utilfeature.DefaultFeatureGate, generic.EffectiveVersion, admission.PluginInitializer(own))
 }
 
-// ownPod reads the pod of this server from the environment, which the shipped Deployment sets.
+// ownPod returns the pod of this server from environment variables that the shipped Deployment
+// sets.
 func ownPod() types.NamespacedName {
 	return types.NamespacedName{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME")}
 }

@@ -36,10 +36,11 @@ type controllerDependencies struct {
 	liveness   *loop.Tracker
 	options    ControllerOptions
 	evacuators EvacuatorOptions
-	// ownPod is the pod that this server runs in, if any.
+	// ownPod is the pod in which this server runs, if any.
 	ownPod types.NamespacedName
 	// storageID identifies the storage. The node controller writes the ID into each of its node
-	// annotations. It only reverts changes with this ID, or with the ID in options.AdoptStorage.
+	// annotations. It only reverts changes whose annotation has this ID or the ID in
+	// options.AdoptStorage.
 	storageID          string
 	askEveryNodeByName bool
 }

@@ -42,7 +42,7 @@ its container:
     /haulout-apiserver etcd snapshot - > haulout.snapshot`,
 		Args: cobra.NoArgs,
 	}
-	// The parent's own functions would print the flags of the server.
+	// The help and usage functions of the parent command would print the flags of the server.
 	plain := &cobra.Command{}
 	cmd.SetHelpFunc(plain.HelpFunc())
 	cmd.SetUsageFunc(plain.UsageFunc())

@@ -24,8 +24,8 @@ import (
 // EvacuatorOptions configure the evacuators that remove pods from their nodes before they are
 // evicted. The help of the flags describes the fields.
 type EvacuatorOptions struct {
-	// BuiltIn are the classes of the enabled built-in evacuators. Admission resolves only these. If
-	// only a disabled one could remove a pod, the planner keeps the pod.
+	// BuiltIn are the classes of the enabled built-in evacuators. Admission adds only these to
+	// Evacuations. If only a disabled evacuator could remove a pod, the planner keeps the pod.
 	BuiltIn                 []string
 	SurgeTimeout            time.Duration
 	VolumeDetachTimeout     time.Duration
@@ -69,7 +69,7 @@ type controller interface {
 }
 
 // builtIn creates the controllers of the enabled built-in evacuators. The controller of Deployments
-// runs even if its evacuator is disabled, to revert surges from before.
+// runs even if its evacuator is disabled, to revert earlier surges.
 func (d controllerDependencies) builtIn(cluster *host.Cluster) (controllers []controller, surges *deployment.Controller, err error) {
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
@@ -90,8 +90,8 @@ func (d controllerDependencies) builtIn(cluster *host.Cluster) (controllers []co
 	return append(controllers, surges), surges, nil
 }
 
-// standingIn returns a function that returns why a pod must stay although it waits for its eviction
-// or for the evacuator of Deployments.
+// standingIn returns a function that returns the reason why a pod must stay although it waits for
+// its eviction or for the evacuator of Deployments.
 func standingIn(surges *deployment.Controller) func(*corev1.Pod, string) *eviction.Blocker {
 	return func(pod *corev1.Pod, class string) *eviction.Blocker {
 		of := surges.Standing

@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// hostTimeout is how long the server waits for the host cluster at its start: both often start
-	// together.
+	// hostTimeout is the time that the server waits for the host cluster at its start: both often
+	// start together.
 	hostTimeout    = 2 * time.Minute
 	hostRetryDelay = time.Second
 )
@@ -101,7 +101,8 @@ func (o *HostOptions) restConfig() (*rest.Config, error) {
 		}
 	}
 	config.QPS, config.Burst = o.QPS, o.Burst
-	// One limiter for all clients of this process, including those of a term of leadership.
+	// Use one rate limiter for all clients of this process, including the clients of a term of
+	// leadership.
 	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(o.QPS, o.Burst)
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -109,7 +110,7 @@ func (o *HostOptions) restConfig() (*rest.Config, error) {
 }
 
 // switchOffMissingPolicies disables admission plugins whose kinds the host cluster does not serve:
-// these plugins would wait for the kinds forever. Kubernetes has MutatingAdmissionPolicy since
+// these plugins would wait for the kinds forever. MutatingAdmissionPolicy exists since Kubernetes
 // 1.36, ValidatingAdmissionPolicy since 1.30.
 func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericoptions.AdmissionOptions) error {
 	for plugin, resource := range map[string]string{
@@ -130,8 +131,8 @@ func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericop
 
 // refuseSecondStorage returns an error if another server with embedded storage is active: each
 // server would have its own objects, and each request of a user would reach either of them at
-// random. It watches the Lease for its duration to find out whether the holder renews it. It does
-// not rely on the clock of another machine.
+// random. It observes the Lease for LeaseDuration to find out whether the holder renews the Lease.
+// So it does not depend on the clock of another machine.
 func (o CompletedOptions) refuseSecondStorage(ctx context.Context, leases coordinationclient.LeasesGetter, identity string) error {
 	le := o.Controllers.LeaderElection
 	if !o.Controllers.Enabled || !le.LeaderElect {

@@ -30,7 +30,7 @@ import (
 var apiServiceName = v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName
 
 const (
-	// leaseQPS and leaseBurst allow one request per --leader-elect-retry-period, and a few more
+	// leaseQPS and leaseBurst allow one request in each --leader-elect-retry-period, and a few more
 	// when the holder changes.
 	leaseQPS, leaseBurst = 10, 20
 
@@ -38,8 +38,7 @@ const (
 )
 
 // leaseClient returns a client for the Lease with its own connection and rate limiter: renewals
-// must not wait behind hundreds of evictions, and must not lose their connection together with
-// them.
+// must not wait for hundreds of evictions, and must not use the same connection.
 func (h *hostCluster) leaseClient() (coordinationclient.LeasesGetter, error) {
 	c := rest.CopyConfig(h.config)
 	c.QPS, c.Burst, c.RateLimiter = leaseQPS, leaseBurst, nil
@@ -67,9 +66,9 @@ func (h *hostCluster) registeredService() (func(context.Context) (types.Namespac
 	}, nil
 }
 
-// leaderClients returns clients that send nothing when mayAct returns an error, and whose calls are
-// all cancelled a while after the context ends. Client has the rate limit of the process. loopback
-// is the configuration of clients of this server.
+// leaderClients returns clients that send no requests while mayAct returns an error, and whose
+// calls are cancelled after the grace period when the context has ended. All these clients share
+// the rate limiter of the process. loopback is the configuration of clients of this server.
 func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, grace time.Duration, mayAct func() error) (c host.Clients, err error) {
 	wrap := func(config *rest.Config) *rest.Config {
 		config = rest.CopyConfig(config)
@@ -90,10 +89,10 @@ func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, 
 	return c, err
 }
 
-// cutTransport sends no request while mayAct returns an error. It cancels requests some time after
-// a context has ended, regardless of their own contexts; or immediately if the cause is
-// apiserver.ErrLeaseLost. A replica that has lost its Lease must not act at the same time as the
-// new leader.
+// cutTransport sends no request while mayAct returns an error. It cancels all requests, regardless
+// of their own contexts, after a grace period when the context of the term has ended; immediately
+// if the cause is apiserver.ErrLeaseLost. A replica that has lost its Lease must not act at the
+// same time as the new leader.
 type cutTransport struct {
 	next   http.RoundTripper
 	until  context.Context
@@ -103,7 +102,8 @@ type cutTransport struct {
 
 // RoundTrip implements http.RoundTripper.
 func (t *cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	// The rate limiter comes before this transport: a request that passes is sent immediately.
+	// The rate limiter comes before this transport: a request that passes this check is sent
+	// immediately.
 	if err := t.mayAct(); err != nil {
 		if r.Body != nil {
 			_ = r.Body.Close()

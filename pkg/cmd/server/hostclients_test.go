@@ -25,7 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// slowly is a host cluster that responds late, or ends its responses late.
+// slowly is a host cluster that begins or completes its responses late.
 type slowly struct{ answers, ends time.Duration }
 
 func (s slowly) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -108,8 +108,8 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 	}
 }
 
-// TestNothingIsSentWithoutTheLease has a replica that has lost the Lease, but whose context has not
-// ended yet.
+// TestNothingIsSentWithoutTheLease has a replica that has lost the Lease while the context of its
+// controllers has not ended yet.
 func TestNothingIsSentWithoutTheLease(t *testing.T) {
 	var calls atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))
@@ -135,8 +135,8 @@ func TestNothingIsSentWithoutTheLease(t *testing.T) {
 	is.Equal(t, calls.Load(), 0, "calls")
 }
 
-// TestLeaseHasItsOwnConnection counts connections: renewals must not share the connection or the
-// rate limiter of evictions.
+// TestLeaseHasItsOwnConnection checks that renewals do not share the connection or the rate limiter
+// of evictions.
 func TestLeaseHasItsOwnConnection(t *testing.T) {
 	var opened atomic.Int32
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -153,7 +153,7 @@ func TestLeaseHasItsOwnConnection(t *testing.T) {
 	defer server.Close()
 	host := &hostCluster{config: &rest.Config{
 		Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true},
-		// The shared limit has no room for the Lease.
+		// The shared rate limiter allows no request at all.
 		RateLimiter: flowcontrol.NewFakeNeverRateLimiter(),
 	}}
 	leases := must.Get(host.leaseClient())(t)

@@ -44,7 +44,7 @@ const defaultDataDir = "/var/lib/haulout"
 // etcdPrefix is the prefix of our keys, so that several applications can share an etcd.
 const etcdPrefix = "/registry/" + v1alpha1.GroupName
 
-// storageID matches the ID of a storage.
+// storageID is the pattern of a valid storage ID.
 var storageID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
 // Options are the flags of the server.
@@ -117,7 +117,7 @@ func NewOptions() *Options {
 	codec := apiserver.Codecs.LegacyCodec(v1alpha1.SchemeGroupVersion)
 	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(etcdPrefix, codec))
 	// A watch cache keeps the last hundred states of all objects. Each state of a maintenance with
-	// thousands of nodes takes megabytes, and the kind has few watchers.
+	// thousands of nodes takes megabytes of memory, and the kind has few watchers.
 	etcd.WatchCacheSizes = []string{v1alpha1.Resource("nodemaintenances").String() + "#0"}
 	etcd.DefaultStorageMediaType = runtime.ContentTypeProtobuf
 	etcd.StorageConfig.EncodeVersioner = runtime.NewMultiGroupVersioner(v1alpha1.SchemeGroupVersion, schema.GroupKind{Group: v1alpha1.GroupName})
@@ -200,7 +200,7 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 
 	fss.FlagSet("etcd").Lookup("etcd-servers").Usage = "etcd servers that store the objects (scheme://ip:port, separated by commas). " +
 		"If empty, the server runs an etcd inside its process and allows only one replica."
-	// Both flags are always optional here; the text of the library says otherwise.
+	// Replace the help of the library: both flags are always optional here.
 	for section, flag := range map[string]string{"authentication": "authentication-kubeconfig", "authorization": "authorization-kubeconfig"} {
 		fss.FlagSet(section).Lookup(flag).Usage = "kubeconfig file of the cluster that answers these requests; the default is that of --kubeconfig."
 	}
@@ -280,7 +280,7 @@ type completedOptions struct {
 	SelfManagedCert bool
 }
 
-// Complete sets the options that are derived from others.
+// Complete sets the options that are derived from other options.
 func (o *Options) Complete() CompletedOptions {
 	completed := &completedOptions{
 		Options:         o,
@@ -332,8 +332,9 @@ func (o CompletedOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// validateDurations requires minimums, and that the stall timeout is longer than the timeouts
-// within which a drain may wait: otherwise a waiting drain would be reported as stalled.
+// validateDurations checks the minimums. It also checks that the stall timeout is longer than each
+// timeout during which a drain may wait, since otherwise a waiting drain would be reported as
+// stalled.
 func (o *Options) validateDurations() []error {
 	c, e := &o.Controllers, &o.Evacuators
 	var errs []error

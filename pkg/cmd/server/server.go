@@ -150,8 +150,8 @@ func (o *ServiceOptions) servingCert(ctx context.Context, host *hostCluster) (*s
 		if cert, _ := manager.CurrentCertKeyContent(); len(cert) == 0 {
 			return nil, err
 		}
-		// Continue without the caBundle: the aggregator does not trust this server yet, and the
-		// manager retries.
+		// Continue without the caBundle: the manager retries, and until then the aggregator does
+		// not trust this server.
 		klog.FromContext(ctx).Error(err, "Cannot set the caBundle for the serving certificate, will retry")
 	}
 	return manager, nil
@@ -203,7 +203,7 @@ func embeddedIdentity(storageID string) string {
 	return fmt.Sprintf("%s_storage-%s", hostname(), storageID)
 }
 
-// replicaIdentity returns the identity of this process among the replicas of a server with external
+// replicaIdentity returns the identity of this process among the replicas that share an external
 // storage.
 func replicaIdentity() string {
 	return fmt.Sprintf("%s_%d_%d", hostname(), os.Getpid(), time.Now().UnixNano())

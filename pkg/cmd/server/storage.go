@@ -21,7 +21,7 @@ const (
 	// storageIDKey is the key of the storage ID below --etcd-prefix.
 	storageIDKey = "storage-id"
 	// storageMarkKey is the key of the mark below --etcd-prefix. The leader writes it from time to
-	// time. The mark of a restored backup is older, so the server recognizes the backup.
+	// time. A restored backup has an older mark, by which the server recognizes it.
 	storageMarkKey = "storage-mark"
 
 	etcdDialTimeout = 20 * time.Second
@@ -60,7 +60,7 @@ func tlsConfig(c storagebackend.TransportConfig) (*tls.Config, error) {
 	return config, nil
 }
 
-// openStorage reads the ID of a storage, and generates one if the storage is new.
+// openStorage reads the ID of a storage, and generates an ID if the storage is new.
 func openStorage(ctx context.Context, client *clientv3.Client, prefix string) (*storage, error) {
 	s := &storage{client: client, key: path.Join("/", prefix, storageIDKey), markKey: path.Join("/", prefix, storageMarkKey)}
 	ctx, cancel := context.WithTimeout(ctx, etcdCallTimeout)
@@ -81,7 +81,8 @@ func openStorage(ctx context.Context, client *clientv3.Client, prefix string) (*
 	return s, nil
 }
 
-// revision returns the current revision of the storage. It fails if the storage was replaced.
+// revision returns the current revision of the storage. It returns an error if the storage was
+// replaced.
 func (s *storage) revision(ctx context.Context) (int64, error) {
 	answer, err := s.client.Get(ctx, s.key)
 	if err != nil {

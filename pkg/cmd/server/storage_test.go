@@ -63,13 +63,15 @@ func TestStorageThatWasReplaced(t *testing.T) {
 
 func TestSecondEmbeddedServerIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
-		// holder holds the Lease; empty for none. skew is the error of its clock.
+		// holder is the holder of the Lease; empty for none. skew is the deviation of the holder's
+		// clock.
 		holder string
 		skew   time.Duration
-		// renews: the holder renews the Lease; released: it releases the Lease after a second.
+		// renews is set if the holder renews the Lease; released is set if it releases the Lease
+		// after a second.
 		renews, released bool
 		wantErr          bool
-		// atMost is the maximum time until the result is known.
+		// atMost is the maximum time in which the server must decide.
 		atMost time.Duration
 	}{
 		"not where there is no Lease":        {},

@@ -23,9 +23,9 @@ import (
 const watchKey = "haulout-watch"
 
 // ownStreams gives each watch of etcd its own stream. The etcd client sends watches whose contexts
-// have the same metadata over one stream. If one of them ends while events for it wait, etcd keeps
-// these events until the stream ends. The stream of the resources without a watch cache would never
-// end, since the controllers watch them as well.
+// have the same metadata over one stream. If a watch ends while events for it are pending, etcd
+// keeps these events until the stream ends. The stream for resources without a watch cache would
+// never end, since the controllers watch these resources, too.
 type ownStreams struct{ generic.RESTOptionsGetter }
 
 // GetRESTOptions implements generic.RESTOptionsGetter.

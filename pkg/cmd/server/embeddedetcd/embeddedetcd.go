@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package embeddedetcd runs a single etcd member inside the server. Only unix sockets reach it: it
-// has no port and no credentials.
+// Package embeddedetcd runs a single etcd member inside the server. It listens only on unix
+// sockets, and has no port and no credentials.
 package embeddedetcd
 
 import (
@@ -27,8 +27,8 @@ import (
 
 const (
 	// MaxRequestBytes is the maximum size of a write of the embedded etcd, in bytes. The storage
-	// library does not send larger writes. Objects are smaller: they have to fit into an external
-	// etcd, whose default is 1.5 MiB.
+	// library does not send larger writes. Objects are smaller, since they must fit into an
+	// external etcd, whose default limit is 1.5 MiB.
 	MaxRequestBytes = 2 << 20
 	// DefaultQuotaBytes is the size at which etcd stops accepting writes, in bytes.
 	DefaultQuotaBytes = 2 << 30
@@ -54,8 +54,8 @@ const (
 // Options define the location and the maximum size of the data.
 type Options struct {
 	// DataDir is the configured data directory, for example the root of a volume. The server
-	// creates it if it does not exist, and does not change its mode: on a volume it usually belongs
-	// to root.
+	// creates it if it does not exist, and does not change its mode: the root of a volume usually
+	// belongs to root.
 	DataDir string
 	// QuotaBytes is the size at which etcd stops accepting writes, in bytes. The server limits it
 	// to a quarter of the volume.
@@ -98,9 +98,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-// privateFolder creates the subdirectory of the data directory that only the server can access, if
-// it does not exist, and returns its path. The data directory itself may belong to another user and
-// be accessible to others: on a new volume it belongs to root.
+// privateFolder returns the path of the subdirectory that only the server can access. It creates
+// the subdirectory if it does not exist. The data directory itself may belong to another user and
+// be accessible to others: the root of a new volume belongs to root.
 func privateFolder(dataDir string) (string, error) {
 	given, err := filepath.Abs(dataDir)
 	if err != nil {
@@ -199,13 +199,14 @@ func (s *Server) config(dir string, quota int64, client, peer string) *embed.Con
 	cfg.Name = memberName
 	cfg.Dir = filepath.Join(dir, etcdName)
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{socketURL(client)}, []url.URL{socketURL(client)}
-	// For peers, etcd listens only on the host part of the URL. If it were empty, the socket would
+	// For peers, etcd listens only on the host part of the URL. Without a host, the socket would
 	// have no file, and every process of the machine could open it.
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer}}, []url.URL{socketURL(peer)}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.QuotaBackendBytes = quota
 	cfg.MaxRequestBytes = MaxRequestBytes
-	// The API server itself compacts etcd; this setting removes old versions after a long downtime.
+	// The API server compacts etcd itself. This setting is for the old versions that remain after a
+	// long downtime.
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "30m"
 	// The watch cache's bookmarks are only as fresh as etcd's progress notifications.
 	cfg.WatchProgressNotifyInterval = 5 * time.Second
@@ -248,7 +249,7 @@ func socketURL(path string) url.URL {
 // Endpoint is the URL under which etcd clients reach the member.
 func (s *Server) Endpoint() string { return s.endpoint }
 
-// Client returns a client of the member. The caller closes it.
+// Client returns a client of the member. The caller must close it.
 func (s *Server) Client() (*clientv3.Client, error) {
 	return newClient(clientv3.Config{Endpoints: []string{s.endpoint}})
 }
@@ -257,10 +258,11 @@ func (s *Server) Client() (*clientv3.Client, error) {
 // failed.
 func (s *Server) Err() <-chan error { return s.etcd.Err() }
 
-// Stop stops etcd; call it after the last client has finished.
+// Stop stops etcd. Call it after the last client was closed.
 func (s *Server) Stop() {
 	s.endMetrics()
-	// etcd logs that its own listeners close as an error, which would confuse readers of the log.
+	// When it stops, etcd logs the end of its own listeners as an error, which would confuse
+	// readers of the log.
 	s.logLevel.SetLevel(zapcore.FatalLevel)
 	s.etcd.Close()
 	s.release()

@@ -49,7 +49,7 @@ func TestDataSurvivesARestart(t *testing.T) {
 }
 
 // TestClientThatMissedTheLastWriteListsAgain continues a watch after a restart, at the previous
-// revision: the client may have missed the last write or several.
+// revision: the client may have missed one or more writes.
 func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}
 	first := must.Get(Start(t.Context(), options))(t)

@@ -22,12 +22,13 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// A copy of this program runs one of these steps instead of tests, in the folder that the variable
-// names.
+// If one of these environment variables is set to a folder, a copy of this program runs the step in
+// this folder instead of the tests.
 const (
-	// diskIn mounts a small volume in the folder and runs the other two steps on it.
+	// diskIn mounts a small volume in the folder and runs the other two steps there.
 	diskIn = "HAULOUT_TEST_DISK_IN"
-	// fillIn writes until the volume is full and a write fails, and prints the acknowledged writes.
+	// fillIn writes keys until the volume is full and a write fails, and prints the acknowledged
+	// writes.
 	fillIn = "HAULOUT_TEST_FILL_IN"
 	// checkIn starts the server again and prints its objects.
 	checkIn = "HAULOUT_TEST_CHECK_IN"
@@ -36,8 +37,9 @@ const (
 // smallVolume is the size of the volume: the log preallocates two files of 64 MB.
 const smallVolume = "300m"
 
-// TestFullDiskLosesNothing fills the volume below the quota of the database. A write must fail with
-// the reason, and after the volume has room again every acknowledged write must be there.
+// TestFullDiskLosesNothing fills the volume below the quota of the database. A write must then fail
+// with this reason. When the volume has free space again, every acknowledged write must still be
+// stored.
 func TestFullDiskLosesNothing(t *testing.T) {
 	if os.Getuid() != 0 {
 		must.True(t, os.Getenv("CI") == "", "only root may mount a volume")

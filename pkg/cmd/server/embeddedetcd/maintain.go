@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	// dialTimeout is how long a command waits for a running server.
+	// dialTimeout is the time that a command waits for a running server.
 	dialTimeout = 10 * time.Second
 	// revisionBump is added to the revision of a restored database. It is larger than the number of
 	// writes between two backups, so that watching clients list again.
@@ -32,15 +32,16 @@ const (
 	copyPage     = 500
 )
 
-// Member is a connection to the etcd of a running server. It goes through the socket in the data
-// directory, which only the user of the server can open.
+// Member is a connection to the etcd of a running server. It uses the socket in the data directory,
+// which only the user of the server can open.
 type Member struct {
 	client   *clientv3.Client
 	endpoint string
 	dir      string
 }
 
-// Connect connects to the server that uses a data directory. It fails if no server uses it.
+// Connect connects to the server that uses a data directory. It returns an error if no server uses
+// the directory.
 func Connect(ctx context.Context, dataDir string) (*Member, error) {
 	given, err := filepath.Abs(dataDir)
 	if err != nil {
@@ -95,7 +96,8 @@ type Status struct {
 	Revision int64  `json:"revision"`
 	// Objects is the number of keys.
 	Objects int64 `json:"objects"`
-	// DatabaseBytes is the size of the file; a defragmentation reduces it to InUseBytes.
+	// DatabaseBytes is the size of the database file, which a defragmentation reduces to
+	// InUseBytes.
 	DatabaseBytes int64 `json:"databaseBytes"`
 	InUseBytes    int64 `json:"inUseBytes"`
 	// QuotaBytes is the size at which the database stops accepting writes.
@@ -106,7 +108,7 @@ type Status struct {
 	Full bool `json:"full"`
 }
 
-// Status reads the status.
+// Status returns the status of the database.
 func (m *Member) Status(ctx context.Context) (Status, error) {
 	answer, err := m.client.Status(ctx, m.endpoint)
 	if err != nil {
@@ -135,8 +137,8 @@ func (m *Member) Status(ctx context.Context) (Status, error) {
 }
 
 // Defragment removes old versions from the database and returns their space to the volume. The
-// server answers no requests until Defragment returns. If the database was full, it accepts writes
-// again, unless it is still too large; that is an error.
+// server responds to no request until Defragment returns. A full database accepts writes again
+// afterwards. If it is still too large for that, Defragment returns an error.
 func (m *Member) Defragment(ctx context.Context) error {
 	status, err := m.Status(ctx)
 	if err != nil {
@@ -180,8 +182,8 @@ func ReadSnapshot(path string) (SnapshotStatus, error) {
 	return status, nil
 }
 
-// checkSum compares the last bytes of a snapshot, a SHA-256 sum, with the rest of it. The rest is a
-// database, whose pages are multiples of 512 bytes.
+// checkSum compares the last bytes of a snapshot, a SHA-256 sum, with the checksum of the preceding
+// bytes. These are a database, whose size is a multiple of 512 bytes.
 func checkSum(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -216,7 +218,7 @@ type Restored struct {
 	Previous string
 }
 
-// Restore replaces the data in a data directory by the data of a snapshot, and keeps the previous
+// Restore replaces the data in a data directory with the data of a snapshot, and keeps the previous
 // data. No server may use the directory. A server that starts on restored data does not run its
 // controllers until --accept-restored-state permits it.
 func Restore(from io.Reader, dataDir string, now time.Time) (restored Restored, err error) {
@@ -226,7 +228,7 @@ func Restore(from io.Reader, dataDir string, now time.Time) (restored Restored, 
 	}
 	defer unlock()
 	file, next := filepath.Join(dir, "restore.snapshot"), filepath.Join(dir, "etcd.restore")
-	// An interrupted restore leaves these files.
+	// An interrupted restore leaves these files behind.
 	remove := func() error { return errors.Join(os.RemoveAll(file), os.RemoveAll(next)) }
 	if err := remove(); err != nil {
 		return Restored{}, err
@@ -273,9 +275,10 @@ func lockStopped(dataDir string) (dir string, unlock func(), err error) {
 	return dir, func() { _ = lock.Close() }, nil
 }
 
-// Copy copies all keys with a prefix to another etcd, which must have no key with it, and returns
-// their number. No server may use the data directory. The copy has other revisions: a server that
-// starts on it does not run its controllers until --accept-restored-state permits it.
+// Copy copies all keys with a prefix to another etcd, which must not have any key with this prefix,
+// and returns the number of copied keys. No server may use the data directory. The copy has other
+// revisions: a server that starts on it does not run its controllers until --accept-restored-state
+// permits it.
 func Copy(ctx context.Context, o Options, to clientv3.Config, prefix string) (count int, err error) {
 	_, unlock, err := lockStopped(o.DataDir)
 	if err != nil {

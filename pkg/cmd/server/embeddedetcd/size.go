@@ -27,7 +27,8 @@ const (
 	volumePart = 4
 	// disarmBelow is the percentage of the quota below which a full database accepts writes again.
 	disarmBelow = 80
-	// defragmentAbove is the size, in bytes, below which a defragmentation gains nothing.
+	// defragmentAbove is the database size, in bytes, below which a defragmentation frees too
+	// little space.
 	defragmentAbove = 8 << 20
 
 	// lowFreeBytes is the free space below which the next log file may not fit.
@@ -98,8 +99,8 @@ func limitQuota(asked, size int64) int64 {
 }
 
 // shrink removes old versions from the database and returns their space to the volume. If a full
-// database has room again, shrink disarms the alarm: an administrator cannot, since the socket of
-// etcd is in this container.
+// database has room again, shrink disarms the alarm: administrators cannot do this, since only this
+// container has the socket of etcd.
 func (s *Server) shrink(ctx context.Context, quota int64) error {
 	ctx, cancel := context.WithTimeout(ctx, shrinkTimeout)
 	defer cancel()
@@ -123,7 +124,7 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 	if len(full) == 0 {
 		err := seal(ctx, client)
 		if errors.Is(err, rpctypes.ErrNoSpace) {
-			full, err = spaceAlarms(ctx, client) // raised by this write
+			full, err = spaceAlarms(ctx, client) // including an alarm that this write has raised
 		}
 		if err != nil {
 			return err
@@ -132,9 +133,9 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 	if status, err = client.Status(ctx, s.endpoint); err != nil {
 		return err
 	}
-	// Until a later write, etcd counts the space that a compaction has freed as in use, and a full
-	// database accepts no write: so defragment a full database always. Otherwise defragment only if
-	// that frees at least a third.
+	// Always defragment a full database: etcd counts the space that a compaction has freed as used
+	// until the next write, which a full database does not accept. Otherwise defragment only if
+	// this frees at least a third of the size.
 	if status.DbSize > defragmentAbove && (len(full) > 0 || status.DbSizeInUse < status.DbSize*2/3) {
 		if _, err := client.Defragment(ctx, s.endpoint); err != nil {
 			return fmt.Errorf("defragment the database: %w", err)
@@ -156,10 +157,10 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 // sealKey is written and deleted at each start. It does not have the prefix of the objects.
 const sealKey = "haulout.dev/sealed"
 
-// seal compacts once more, at a revision that no object has. etcd accepts a watch that begins at
-// the revision of its last compaction, but does not have the previous value of that write: a client
-// that had seen everything before it would get only errors. After seal, such a client gets the
-// error that makes it list again.
+// seal compacts once more, at a revision at which no object was written. etcd accepts a watch that
+// begins at the revision of its last compaction, but no longer has the previous value of an object
+// that was written at this revision. A client whose watch begins there would get only errors. After
+// seal, such a client gets the error that makes it list again.
 func seal(ctx context.Context, client *clientv3.Client) error {
 	sealed, err := client.Put(ctx, sealKey, "")
 	if err != nil {

@@ -62,7 +62,7 @@ func TestFullDatabaseComesBack(t *testing.T) {
 	}
 }
 
-// TestQuotaThatWasLowered starts with a quota that the database exceeds, before any write.
+// TestQuotaThatWasLowered restarts the server with a quota that the database already exceeds.
 func TestQuotaThatWasLowered(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: 4 * MinQuotaBytes}
 	s := must.Get(Start(t.Context(), options))(t)
@@ -87,7 +87,7 @@ func TestDatabaseThatIsReallyFullStaysSo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Use small objects: large ones leave gaps in the file, and the server shrinks such a file.
+	// Use small objects: large objects leave gaps in the file, which the server would remove.
 	full := fill(t, connect(t, s), 1<<16, func(i int) string { return fmt.Sprint(i) })
 	s.Stop()
 	if s, err = Start(t.Context(), options); err != nil {

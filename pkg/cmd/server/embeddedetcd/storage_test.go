@@ -16,9 +16,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestWatchesEndWhileEventsArrive ends a hundred watches at the same time while others write. Each
-// watch has to end, and the next one has to get events. In the client that etcd has for its own
-// process, requests to end watches and events can wait for each other, which blocks both.
+// TestWatchesEndWhileEventsArrive ends a hundred watches at the same time, during other writes.
+// Each watch must end, and the next watch must receive events. In etcd's in-process client, the end
+// of a watch and the delivery of events can block each other.
 func TestWatchesEndWhileEventsArrive(t *testing.T) {
 	s := must.Get(Start(t.Context(), Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}))(t)
 	defer s.Stop()

@@ -18,8 +18,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// startIn names the folder in which a copy of this program starts a server, as another user,
-// instead of running tests.
+// startIn is the environment variable with the folder in which a copy of this program starts a
+// server, as another user, instead of running tests.
 const startIn = "HAULOUT_TEST_START_IN"
 
 // otherUser is the user and the group of the shipped Deployment.
@@ -49,15 +49,15 @@ func startAndStop(dir string) error {
 }
 
 // TestStartsOnVolumesOfOthers starts the server on folders as storage drivers create them. As root,
-// it starts it as the user of the shipped Deployment, who does not own the folder; as another user,
-// it only checks that the mode stays.
+// the test starts the server as the user of the shipped Deployment, who does not own the folder. As
+// another user, it only checks that the mode of the folder is unchanged.
 func TestStartsOnVolumesOfOthers(t *testing.T) {
 	program := copyOfThisProgram(t)
 	for name, tc := range map[string]struct {
 		mode  os.FileMode
 		group int
 		// left is the mode of a folder that an earlier server has left there, after the kubelet has
-		// opened it for the fsGroup; 0 means none.
+		// made it accessible for the fsGroup; 0 means that there is none.
 		left os.FileMode
 	}{
 		"a block volume with the fsGroup of the pod": {mode: 0o775 | os.ModeSetgid, group: otherUser},
@@ -111,7 +111,7 @@ func makeFolder(t *testing.T, path string, mode os.FileMode, user, group int) {
 	must.Do(t, os.Chmod(path, mode))
 }
 
-// owned returns the mode and the owner of a folder.
+// owned returns a text with the mode and the owner of a folder.
 func owned(t *testing.T, path string) string {
 	t.Helper()
 	info := must.Get(os.Stat(path))(t)
@@ -122,7 +122,7 @@ func owned(t *testing.T, path string) string {
 	return fmt.Sprintf("%v %d:%d", info.Mode(), stat.Uid, stat.Gid)
 }
 
-// reachable returns a temporary folder that every user can enter.
+// reachable returns a temporary folder that every user can access.
 func reachable(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

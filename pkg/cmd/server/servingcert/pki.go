@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// clockSkew is how much the clocks of clients may be behind the server's clock.
+// clockSkew is the time by which the clock of a client may be behind the server's clock.
 const clockSkew = 5 * time.Minute
 
 type authority struct {
@@ -30,8 +30,8 @@ type authority struct {
 	key  crypto.Signer
 }
 
-// loadCA returns the newest CA of the bundle and its key, or an error if the CA cannot be used any
-// longer.
+// loadCA returns the newest CA of the bundle and its key, or an error if the CA can no longer be
+// used.
 func loadCA(m material, now time.Time) (authority, error) {
 	certs, err := cert.ParseCertsPEM(m.caBundle)
 	if err != nil {
@@ -51,7 +51,7 @@ func loadCA(m material, now time.Time) (authority, error) {
 	return authority{cert: certs[0], key: key}, nil
 }
 
-// checkLeaf returns an error if the leaf cannot be used any longer.
+// checkLeaf returns an error if the leaf can no longer be used.
 func checkLeaf(m material, o Options, now time.Time) error {
 	leaf, err := verifyLeaf(m, o, now)
 	if err == nil && needsRenewal(leaf, now) {
@@ -60,8 +60,8 @@ func checkLeaf(m material, o Options, now time.Time) error {
 	return err
 }
 
-// verifyLeaf returns the leaf, or an error if clients that trust the bundle do not trust it at a
-// given time.
+// verifyLeaf returns the leaf, or an error if clients that trust the bundle do not trust the leaf
+// at the given time.
 func verifyLeaf(m material, o Options, at time.Time) (*x509.Certificate, error) {
 	pair, err := tls.X509KeyPair(m.cert, m.key)
 	if err != nil {
@@ -139,7 +139,7 @@ func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypt
 	return x509.ParseCertificate(der)
 }
 
-// unexpired returns the certificates of a bundle whose leaves replicas may still serve.
+// unexpired returns the certificates of a bundle that have not expired.
 func unexpired(bundle []byte, now time.Time) []*x509.Certificate {
 	var kept []*x509.Certificate
 	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {

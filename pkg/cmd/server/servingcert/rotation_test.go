@@ -48,7 +48,8 @@ func (s *server) Accept() (net.Conn, error) {
 func (s *server) Close() error   { return nil }
 func (s *server) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
 
-// frontProxy is a client like kube-apiserver: it uses a new caBundle some time after the change.
+// frontProxy is a client like kube-apiserver: it uses a new caBundle only some time after the
+// change.
 type frontProxy struct {
 	bundle atomic.Pointer[[]byte]
 }
@@ -115,8 +116,8 @@ func (c *client) get(ctx context.Context) error {
 }
 
 // TestRotationFailsNoRequest sends 50 requests a second to three replicas. Their certificate is
-// valid for two minutes and their CA for six. The test ends after ten renewals. Every half a second
-// a request uses a new connection. In between the test deletes the Secret.
+// valid for two minutes and their CA for six minutes. The test ends after ten renewals. Every half
+// a second, a request uses a new connection. The test also deletes the Secret once.
 func TestRotationFailsNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

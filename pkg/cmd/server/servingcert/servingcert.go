@@ -34,17 +34,17 @@ const (
 	// SecretName is the Secret with the CA and the leaf.
 	SecretName = "haulout-apiserver-serving"
 
-	keyCABundle = "ca.crt" // the newest first; the others stay until they expire
+	keyCABundle = "ca.crt" // the newest certificate first; older ones stay until they expire
 	keyCAKey    = "ca.key"
 	keyCert     = corev1.TLSCertKey
 	keyKey      = corev1.TLSPrivateKeyKey
 )
 
-// periods are how long certificates are valid, and how often a replica checks them.
+// periods has the lifetimes of the certificates and the interval at which a replica checks them.
 type periods struct {
 	ca, leaf time.Duration
-	// check is the maximum time until a replica notices that another one renewed a certificate, and
-	// until it corrects a caBundle that another client changed.
+	// check is the interval at which a replica checks whether another replica has renewed a
+	// certificate, and whether another client has changed the caBundle.
 	check time.Duration
 }
 
@@ -107,8 +107,8 @@ func (m *Manager) RunOnce(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("maintain the serving certificate in Secret %s/%s (--tls-cert-file replaces it): %w", m.options.Namespace, SecretName, err)
 	}
-	// Set the caBundle before serving a leaf that needs it; serve even if the APIService does not
-	// exist.
+	// Set the caBundle before the server uses a leaf that needs it. Use the leaf even if the
+	// APIService does not exist.
 	err = m.announce(ctx, next.caBundle)
 	if bytes.Equal(m.announced, next.caBundle) || !m.canWait(next.caBundle) {
 		m.use(next)
@@ -121,7 +121,7 @@ func (m *Manager) RunOnce(ctx context.Context) error {
 
 // canWait reports whether clients with the new caBundle trust the present leaf until the check
 // after the next one. kube-apiserver reads a new caBundle some time after a replica has written it,
-// so the manager serves the new leaf only from the next check on.
+// so the manager uses the new leaf only from the next check on.
 func (m *Manager) canWait(bundle []byte) bool {
 	present := m.present()
 	present.caBundle = bundle
@@ -159,8 +159,8 @@ func (m *Manager) use(next material) {
 	}
 }
 
-// ensureSecret returns the content of the Secret, and renews it if it expires soon. If replicas
-// race here, the loser uses the Secret of the winner.
+// ensureSecret returns the content of the Secret, and renews it if it expires soon. If several
+// replicas renew it at the same time, all of them use the Secret that was written first.
 func (m *Manager) ensureSecret(ctx context.Context) (material, error) {
 	secrets := m.secrets.CoreV1().Secrets(m.options.Namespace)
 	for {
@@ -216,8 +216,8 @@ func (m *Manager) announce(ctx context.Context, bundle []byte) error {
 		return fmt.Errorf("read APIService %s to set its caBundle: %w", m.options.APIService, err)
 	}
 	if named := service.Spec.Service; named != nil && (named.Namespace != m.options.Namespace || named.Name != m.options.Service) {
-		// Another installation owns this bundle: with ours, the aggregator would no longer trust
-		// that server.
+		// Another installation owns this bundle: with the bundle of this server, the aggregator
+		// would no longer trust that installation.
 		klog.FromContext(ctx).Info("APIService refers to another Service, its caBundle is not changed", "apiService", m.options.APIService,
 			"service", klog.KRef(named.Namespace, named.Name))
 		return nil
@@ -242,7 +242,7 @@ func (m *Manager) announce(ctx context.Context, bundle []byte) error {
 	return nil
 }
 
-// material is the content of the Secret, all PEM-encoded.
+// material is the content of the Secret, with all parts PEM-encoded.
 type material struct {
 	caBundle, caKey, cert, key []byte
 }
@@ -258,8 +258,8 @@ func (m material) data() map[string][]byte {
 	return map[string][]byte{keyCABundle: m.caBundle, keyCAKey: m.caKey, keyCert: m.cert, keyKey: m.key}
 }
 
-// renew returns material that is valid for at least a third of its lifetime, and reports whether it
-// differs from the old one.
+// renew returns material that stays valid for at least a third of its lifetime, and reports whether
+// it differs from the old one.
 func (m *Manager) renew(have material) (material, bool, error) {
 	now, o := m.clock.Now(), m.options
 	ca, caErr := loadCA(have, now)

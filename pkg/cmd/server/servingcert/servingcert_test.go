@@ -60,7 +60,7 @@ func (f fixture) trusted(m *Manager) bool {
 	return f.trustedAt(m, f.clock.Now())
 }
 
-// trustedAt is trusted for a client whose clock shows the given time.
+// trustedAt does the same as trusted for a client whose clock shows the given time.
 func (f fixture) trustedAt(m *Manager, now time.Time) bool {
 	f.Helper()
 	service, err := f.agg.ApiregistrationV1().APIServices().Get(f.Context(), options.APIService, metav1.GetOptions{})
@@ -163,8 +163,8 @@ func TestChangesFromOutsideAreHealed(t *testing.T) {
 	is.True(t, f.trusted(m), "not trusted after the Secret and the caBundle were spoiled")
 }
 
-// TestCABundleOfAnotherInstallationIsLeftAlone: after a change, the aggregator would no longer
-// trust the other installation.
+// TestCABundleOfAnotherInstallationIsLeftAlone has an APIService of another installation. If the
+// manager changed its caBundle, the aggregator would no longer trust that installation.
 func TestCABundleOfAnotherInstallationIsLeftAlone(t *testing.T) {
 	for name, tc := range map[string]struct {
 		namespace string
