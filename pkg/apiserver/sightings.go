@@ -70,7 +70,7 @@ func (s *sightings) noteAbsent() {
 	s.read = time.Now()
 }
 
-// sinceSeen returns the time since this replica last saw the Lease. If it never saw one, it returns
+// sinceSeen returns the time since this replica last read the Lease. If it never read one, it returns
 // the time since it began to look for a leader, and false.
 func (s *sightings) sinceSeen() (time.Duration, bool) {
 	s.mu.Lock()
@@ -81,7 +81,7 @@ func (s *sightings) sinceSeen() (time.Duration, bool) {
 	return time.Since(s.seen), true
 }
 
-// sinceRenewed returns the time since this replica last saw a renewal. It returns 0 if this is
+// sinceRenewed returns the time since this replica last noticed a renewal. It returns 0 if this is
 // unknown, because the replica has not read the Lease within the given time.
 func (s *sightings) sinceRenewed(within time.Duration) time.Duration {
 	s.mu.Lock()

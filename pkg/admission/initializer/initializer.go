@@ -31,7 +31,7 @@ type Dependencies struct {
 
 // WantsDependencies is implemented by the plugins of Haulout.
 type WantsDependencies interface {
-	// SetDependencies passes the dependencies. The plugin keeps those that it needs.
+	// SetDependencies passes the dependencies. The plugin keeps the dependencies that it needs.
 	SetDependencies(Dependencies)
 	admission.InitializationValidator
 }

@@ -223,7 +223,7 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
 	}
 	// Do not use the typed client: it sleeps and retries, and ignores a failure with code 201. The
-	// API answers with that code if several budgets select the pod.
+	// API returns this code if several budgets select the pod.
 	_, err := c.host.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
 		MaxRetries(0).Body(eviction).Do(ctx).Get()
 	var status apierrors.APIStatus

@@ -53,8 +53,8 @@ func NewUnit(name string) *Unit {
 	return &Unit{name: name, service: systemd.Service{Unit: name}, stopped: stoppedFile, find: Find, end: systemd.EndProcess}
 }
 
-// Stopped reports whether an agent has stopped the kubelet in this boot, and whether the kubelet
-// has not been started since.
+// Stopped reports whether an agent has stopped the kubelet in this boot and has not started it
+// since.
 func (u *Unit) Stopped() bool {
 	_, err := os.Lstat(u.stopped)
 	return err == nil

@@ -15,7 +15,7 @@ import (
 // the boot.
 
 // remainingOf returns the time until the deadline that a machine reports, according to the present
-// wall clock. A deadline that has already passed when the agent first sees it is ignored: the
+// wall clock. A deadline that has already passed when the agent first reads it is ignored: the
 // machine still runs, so the clock was set.
 func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) time.Duration {
 	if machine.Deadline.IsZero() || !machine.Deadline.After(wall) {

@@ -411,7 +411,7 @@ func (d *decision) leaving(s *settings, in *input) {
 	if st.Local == nil || in.local.running {
 		return
 	}
-	// The API answers again after an interrupted local run. Report the ended pods first, so that
+	// The API responds again after an interrupted local run. Report the ended pods first, so that
 	// they are replaced elsewhere; but do not keep the kubelet stopped because a report fails.
 	if unreported(st.Killed) && in.reportingFor < min(s.apiGrace, reportGrace) {
 		d.report = true

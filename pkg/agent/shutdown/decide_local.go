@@ -14,7 +14,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// localStart returns the time at which the local end of the pods has to begin.
+// localStart returns the time at which the local end of the pods must begin.
 func localStart(s *settings, in *input) time.Time {
 	return in.deadline.Add(-s.buckets.LocalTime(in.priorities) - localReserve)
 }
@@ -102,7 +102,7 @@ func (s *settings) criticalBucket() int {
 }
 
 // canLeave reports whether remaining pods can be evicted through the API: kube-apiserver answers,
-// and either Haulout drains the node or the agent has to evict the pods. A maintenance that was
+// and either Haulout drains the node or the agent must evict the pods. A maintenance that was
 // created a moment ago has no status yet.
 func (d *decision) canLeave(s *settings, in *input) bool {
 	st := &d.next

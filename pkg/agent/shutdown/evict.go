@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// bindGrace is how long after the cordon the scheduler may still bind a pod to the node.
+	// bindGrace is the time after the cordon in which the scheduler may still bind a pod to the
+	// node.
 	bindGrace = 5 * time.Second
 	// After a refusal, the agent waits evictionRetry before it tries to evict the pod again. The
 	// pause doubles up to maxEvictionRetry.

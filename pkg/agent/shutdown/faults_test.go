@@ -42,8 +42,7 @@ func TestTheCopyOfTheStateIsStored(t *testing.T) {
 	})
 }
 
-// The annotation of the node is enough to undo the cordon after a state that the agent could not
-// store.
+// If the agent could not store its state, it undoes its cordon by the annotation of the node.
 func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.diskFull = apiNoHaulout, true }, func(w *world) {
 		w.request()
@@ -91,7 +90,7 @@ func TestClockIsSet(t *testing.T) {
 	}
 }
 
-// A new process cannot use the monotonic clock of the process that saw the shutdown begin.
+// A new process cannot use the monotonic clock of the process that noticed the start of the shutdown.
 func TestClockIsSetAndTheAgentRestarted(t *testing.T) {
 	for name, d := range map[string]time.Duration{
 		"back": -24 * time.Hour, "forward": 24 * time.Hour, "back a little": -2 * time.Minute, "forward a little": 2 * time.Minute,

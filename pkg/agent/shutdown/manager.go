@@ -28,11 +28,12 @@ import (
 )
 
 const (
-	// maxSteps limits how often the state may change before the manager waits for an event.
+	// maxSteps limits the changes of the state before the manager waits for an event.
 	maxSteps = 16
 	// releaseTimeout limits one attempt to release the lock.
 	releaseTimeout = 5 * time.Second
-	// sweepPeriod is how often an idle agent checks for a maintenance that should not exist.
+	// sweepPeriod is the interval at which an idle agent checks for a maintenance that should
+	// not exist.
 	sweepPeriod = 5 * time.Minute
 	// machineRetry is the pause before the manager calls Run of a Machine again that has returned.
 	machineRetry = time.Second

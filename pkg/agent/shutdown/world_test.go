@@ -190,8 +190,8 @@ func (w *world) violation(format string, args ...any) {
 	w.t.Errorf("%s, boot %d: %s", time.Now().Format("15:04:05.000"), w.boot, fmt.Sprintf(format, args...))
 }
 
-// alive counts the pods with running containers: all pods, or only those that the drain does not
-// keep.
+// alive counts the pods with running containers: all pods, or only the pods that the drain
+// does not keep.
 func (w *world) alive(withKept bool) int {
 	n := 0
 	for _, p := range w.pods {

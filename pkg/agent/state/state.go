@@ -65,7 +65,7 @@ type State struct {
 	Refused bool `json:"refused,omitempty"`
 	// Last has the times of the last shutdown that was not cancelled, possibly of an earlier boot.
 	Last Times `json:"last,omitzero"`
-	// LockPath is the file that holds the inhibitor lock; a new process can open it.
+	// LockPath is the path of the pipe that holds the inhibitor lock. A new process can open it.
 	LockPath string `json:"lockPath,omitempty"`
 	// Local is the progress of ending pods without the API, once that has begun.
 	Local *Local `json:"local,omitempty"`

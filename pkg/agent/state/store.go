@@ -177,7 +177,7 @@ func readFile(dir string) (file, error) {
 	if err != nil {
 		return file{}, fmt.Errorf("read the state: %w", err)
 	}
-	// Read the version first: the format of the rest depends on it.
+	// Read the version first: the format of the state depends on it.
 	var head struct {
 		Version *int `json:"version"`
 	}

@@ -52,7 +52,7 @@ type folder struct {
 }
 
 // newFolder returns the folder of a path. If the path is a symbolic link, the parking folder is
-// beside the target, since it has to be on the same mount.
+// beside the target, since it must be on the same mount.
 func newFolder(files fileSystem, dir, node string, now func() time.Time) *folder {
 	f := &folder{files: files, node: node, now: now}
 	if dir == "" {

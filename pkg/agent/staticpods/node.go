@@ -216,7 +216,7 @@ func (k *Keeper) listed(ctx context.Context) ([]v1alpha1.NodeMaintenance, error)
 	return list, nil
 }
 
-// answers reports whether an error is a response of the Kubernetes API, not a failed connection.
+// answers reports whether an error is a response of the Kubernetes API and not a failed connection.
 func answers(err error) bool {
 	var status apierrors.APIStatus
 	return err == nil || errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500

@@ -150,7 +150,7 @@ func Duration(usec uint64) time.Duration {
 const (
 	// killAfter is the time between SIGTERM and SIGKILL.
 	killAfter = 10 * time.Second
-	// endPoll is how often endProcess checks the context while a process ends.
+	// endPoll is the interval at which endProcess checks the context while a process ends.
 	endPoll = 100 * time.Millisecond
 )
 

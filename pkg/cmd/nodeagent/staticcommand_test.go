@@ -32,7 +32,7 @@ func parkedFolder(t *testing.T) string {
 	return dir
 }
 
-// names returns the names of the files in a folder, without those that begin with a dot.
+// names returns the names of the files in a folder, without names that begin with a dot.
 func names(t *testing.T, dir string) string {
 	t.Helper()
 	entries := must.Get(os.ReadDir(dir))(t)

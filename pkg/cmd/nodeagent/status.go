@@ -43,7 +43,7 @@ const (
 // details.
 var errUnhealthy = errors.New("the agent does not run, holds no lock or has problems")
 
-// snapshot is the result of the command status. Each part is independent of the others.
+// snapshot is the result of the command status. Each part is independent of the other parts.
 type snapshot struct {
 	// ConfigurationError is the error of loading the configuration. After such an error, the other
 	// parts come from the configuration that an agent in safe mode uses: the configuration that was

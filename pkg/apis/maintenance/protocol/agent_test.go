@@ -27,7 +27,8 @@ func agentReady(status corev1.ConditionStatus) corev1.NodeCondition {
 }
 
 // heartbeats returns a node whose kubelet has written its condition the given time after the agent
-// has written both of its own.
+// has written both of its
+// conditions.
 func heartbeats(later time.Duration, modify ...func(node *corev1.Node, kubelet time.Time)) *corev1.Node {
 	now := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
 	agent, kubelet := agentReady(corev1.ConditionTrue), corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue}

@@ -77,7 +77,7 @@ func Stage(nm *v1alpha1.NodeMaintenance) string {
 // blockers returns the blocked pods on the nodes of the maintenance.
 func (f *Facts) blockers() []Blocker { return BlockersOf(f.Evacuations, Nodes(f.Maintenance).Has) }
 
-// blockerLines shows the blocked pods. They come first, since a user has to act on them.
+// blockerLines shows the blocked pods. They come first, since a user must act on them.
 func (f *Facts) blockerLines(o Options) []screen.Line {
 	blockers := f.blockers()
 	if len(blockers) == 0 {
@@ -155,8 +155,8 @@ func (f *Facts) progress(gone, left int, what string) string {
 	return fmt.Sprintf("%s %d of %d%s", screen.Bar(gone, gone+left, barColumns), gone, gone+left, what)
 }
 
-// paceText returns how many pods leave per minute, and how long the current wave takes at this
-// pace.
+// paceText returns the number of pods that leave per minute, and the time that the current wave
+// takes at this pace.
 func (f *Facts) paceText(c count) string {
 	if c.left() == 0 || f.Departures == nil {
 		return ""

@@ -67,7 +67,7 @@ func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
 			t.Errorf("a watch from version %d of %d got %+v, want that it is too old", seen+1, last, got)
 		}
 	}
-	// A client that has seen all writes need not list again.
+	// A client that has received all writes need not list again.
 	client := connect(t, second)
 	watch := client.Watch(t.Context(), "/registry/", clientv3.WithPrefix(), clientv3.WithRev(last+1), clientv3.WithPrevKV(), clientv3.WithCreatedNotify())
 	if got := <-watch; !got.Created || got.CompactRevision != 0 {
