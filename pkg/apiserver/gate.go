@@ -23,8 +23,8 @@ import (
 
 // Reasons of the events about leadership.
 const (
-	// EventControllersOff is the reason of the event that this server does not run its controllers.
-	// The message has the cause and a remedy.
+	// EventControllersOff: this server does not run its controllers; the message has the cause and
+	// a remedy. About the Lease.
 	EventControllersOff = "ControllersOff"
 )
 
@@ -225,7 +225,7 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 	}
 	if known, restored := c.Storage.restored(lease, now); restored {
 		return offRestored, fmt.Sprintf("storage %s has revision %d and had %d before: it was restored from a backup and may have maintenances that "+
-			"were completed since. Complete or delete those, then start with --accept-restored-state", c.Storage.ID, now.revision, known), nil
+			"were completed after the backup. Complete or delete these, then start with --accept-restored-state", c.Storage.ID, now.revision, known), nil
 	}
 	return "", "", nil
 }

@@ -147,7 +147,7 @@ func (c *client) inhibit(ctx context.Context) (*os.File, error) {
 	done := make(chan *dbus.Call, 1)
 	// Call without a context: if a response came after the context had ended, its file descriptor
 	// would stay open in this process without an owner, and would delay every shutdown.
-	c.login.Go(loginInterface+".Inhibit", 0, done, whatShutdown, Who, "Pods leave the node in order", modeDelay)
+	c.login.Go(loginInterface+".Inhibit", 0, done, whatShutdown, Who, "Evicting the node's pods in the planned order", modeDelay)
 	timer := time.NewTimer(c.timeout)
 	defer timer.Stop()
 	var call *dbus.Call

@@ -125,7 +125,7 @@ func (m *Manager) reload(ctx context.Context, c *client, before uint64) (uint64,
 
 // delayProblem returns a sentence that explains why logind allows less than the configured delay.
 func (m *Manager) delayProblem(usec uint64, failed error) string {
-	text := fmt.Sprintf("logind delays a shutdown for at most %s, not %s", formatUSec(usec), m.cfg.Delay)
+	text := fmt.Sprintf("logind delays a shutdown by at most %s instead of %s", formatUSec(usec), m.cfg.Delay)
 	if usec == infinity {
 		text = "logind has InhibitDelayMaxSec=infinity, with which some versions do not delay a shutdown at all"
 	}
@@ -136,7 +136,7 @@ func (m *Manager) delayProblem(usec uint64, failed error) string {
 	case err == nil && winner.path != "" && filepath.Base(winner.path) != DropInName:
 		return fmt.Sprintf("%s: InhibitDelayMaxSec=%s in %s has precedence over %s.", text, winner.value, winner.path, DropInName)
 	default:
-		return text + ": it did not apply " + filepath.Join(dropInDirs[0], DropInName) + "."
+		return text + ": logind did not apply " + filepath.Join(dropInDirs[0], DropInName) + "."
 	}
 }
 

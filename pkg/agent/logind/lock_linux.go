@@ -121,7 +121,7 @@ func (m *Manager) ensureLock(ctx context.Context, c *client, preparing bool) err
 	}
 	file, err := c.inhibit(ctx)
 	if errors.Is(err, errInProgress) {
-		m.lockProblem("A shutdown is pending and logind refuses new locks: it does not wait for the agent.")
+		m.lockProblem("A shutdown is pending, and logind refuses new locks: the shutdown does not wait for the agent.")
 		return nil
 	}
 	if err != nil {

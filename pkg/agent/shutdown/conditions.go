@@ -57,24 +57,24 @@ const (
 
 // Reasons of the events about the node.
 const (
-	// EventDetected is the reason of the event that a shutdown was requested.
+	// EventDetected: a shutdown was requested. About the node.
 	EventDetected = "NodeShutdownDetected"
-	// EventDraining is the reason of the event that pods are evicted through the API.
+	// EventDraining: pods are evicted through the API. About the node.
 	EventDraining = "NodeShutdownDraining"
-	// EventRefused is the reason of the event that the API refuses the maintenance.
+	// EventRefused: the API refuses the maintenance. About the node.
 	EventRefused = "NodeShutdownMaintenanceRefused"
-	// EventEvicting is the reason of the event that Haulout does not respond and the agent evicts
-	// the pods of the node itself, within their budgets.
+	// EventEvicting: Haulout does not respond, and the agent evicts the pods of the node itself,
+	// within their budgets. About the node.
 	EventEvicting = "NodeShutdownEvictingPods"
-	// EventLocal is the reason of the event that the agent ends the pods on the node.
+	// EventLocal: the agent ends the pods on the node. About the node.
 	EventLocal = "NodeShutdownEndingPodsLocally"
-	// EventReleased is the reason of the event that the machine goes down.
+	// EventReleased: the machine goes down. About the node.
 	EventReleased = "NodeShutdownReleased"
-	// EventCancelled is the reason of the event that the shutdown was cancelled.
+	// EventCancelled: the shutdown was cancelled. About the node.
 	EventCancelled = "NodeShutdownCancelled"
-	// EventVanished is the reason of the event that the service manager has forgotten the shutdown.
+	// EventVanished: the service manager has forgotten the shutdown. About the node.
 	EventVanished = "NodeShutdownVanished"
-	// EventRebooted is the reason of the event that the machine has booted after a shutdown.
+	// EventRebooted: the machine has booted after a shutdown. About the node.
 	EventRebooted = "NodeShutdownRebooted"
 )
 
@@ -161,8 +161,8 @@ func idleReason(in *input, d *decision) (reason, message string) {
 	case st.Phase == state.Cancelled || d.outcome == outcomeCancelled:
 		return ReasonCancelled, "the shutdown was cancelled"
 	case st.Maintenance != nil:
-		return ReasonShutdownVanished, "the service manager was restarted and has forgotten the shutdown; NodeMaintenance " +
-			st.Maintenance.Name + " stays: request the shutdown again, or complete it"
+		return ReasonShutdownVanished, "the service manager was restarted and has lost the pending shutdown; NodeMaintenance " +
+			st.Maintenance.Name + " is kept: request the shutdown again, or complete the NodeMaintenance"
 	case d.outcome == outcomeRebooted:
 		return ReasonRebooted, "the machine has booted after a shutdown"
 	}

@@ -480,7 +480,7 @@ func (d *decision) vanished(s *settings, in *input) {
 	if in.machine.Forgotten && s.keepForgotten && st.Maintenance != nil {
 		st.Phase, st.Signal = state.Armed, state.Signal{}
 		d.event(corev1.EventTypeWarning, EventVanished,
-			"the service manager was restarted and has forgotten the shutdown; NodeMaintenance %s stays: request the shutdown again, or complete it", st.Maintenance.Name)
+			"the service manager was restarted and has lost the pending shutdown; NodeMaintenance %s is kept: request the shutdown again, or complete the NodeMaintenance", st.Maintenance.Name)
 		d.idle(s, in)
 		return
 	}
@@ -492,7 +492,7 @@ func (d *decision) vanished(s *settings, in *input) {
 	d.outcome = outcomeCancelled
 	reason, message := EventCancelled, "the shutdown was cancelled"
 	if in.machine.Forgotten {
-		reason, message = EventVanished, "the service manager was restarted and has forgotten the shutdown, which counts as cancelled"
+		reason, message = EventVanished, "the service manager was restarted and has lost the pending shutdown, which counts as cancelled"
 	}
 	d.event(corev1.EventTypeNormal, reason, "%s", message)
 	d.idle(s, in)

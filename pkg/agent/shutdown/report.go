@@ -168,12 +168,12 @@ var (
 	})
 	startTime = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "node_agent", Name: "graceful_shutdown_start_time_seconds",
-		Help:           "Start of the last shutdown of the machine that was not cancelled, even if before the last boot, in Unix time; 0 if there was none.",
+		Help:           "Start of the last shutdown of the machine that was not cancelled, even if it was before the last boot, in Unix time; 0 if there was none.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	endTime = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "node_agent", Name: "graceful_shutdown_end_time_seconds",
-		Help:           "Time at which the node agent released the last shutdown, in Unix time; 0 if it did not: then the machine went down without it.",
+		Help:           "Time at which the node agent released the last shutdown, in Unix time; 0 if the machine went down before the node agent released the shutdown.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {

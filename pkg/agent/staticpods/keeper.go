@@ -27,26 +27,24 @@ import (
 
 // Reasons of events of the node.
 const (
-	// EventParked is the reason of the event that the manifests of a static pod were parked.
+	// EventParked: the manifests of a static pod were parked. About the node.
 	EventParked = "StaticPodParked"
-	// EventParkedAgain is the reason of the event that a manifest of a parked static pod reappeared
-	// in the folder and was parked again.
+	// EventParkedAgain: a manifest of a parked static pod reappeared in the folder and was parked
+	// again. About the node.
 	EventParkedAgain = "StaticPodParkedAgain"
-	// EventRestored is the reason of the event that the manifests of static pods were restored.
+	// EventRestored: the manifests of static pods were restored. About the node.
 	EventRestored = "StaticPodRestored"
-	// EventRestoredWithoutAPI is the reason of the event that the manifests of static pods were
-	// restored because the API did not respond.
+	// EventRestoredWithoutAPI: the manifests of static pods were restored because the API did not
+	// respond. About the node.
 	EventRestoredWithoutAPI = "StaticPodRestoredWithoutAPI"
-	// EventForeign is the reason of the event that a parked manifest of another cluster was set
-	// aside.
+	// EventForeign: a parked manifest of another cluster was set aside. About the node.
 	EventForeign = "StaticPodOfAnotherCluster"
-	// EventTrouble is the reason of the event that an operation on static pods has failed for a
-	// minute.
+	// EventTrouble: an operation on static pods has failed for a minute. About the node.
 	EventTrouble = "StaticPodsNotAsTheyShouldBe"
-	// EventNotStopped is the reason of the event that a static pod cannot be stopped.
+	// EventNotStopped: a static pod cannot be stopped. About the node.
 	EventNotStopped = "StaticPodNotStopped"
-	// EventKubeletRestarted is the reason of the event that the kubelet was restarted while a
-	// static pod was terminating.
+	// EventKubeletRestarted: the kubelet was restarted while a static pod was terminating. About
+	// the node.
 	EventKubeletRestarted = "KubeletRestartedDuringTermination"
 )
 

@@ -258,11 +258,11 @@ func (k *Keeper) note(ctx context.Context, what string, err error) {
 	}
 	if t.text != err.Error() {
 		t.text = err.Error()
-		klog.FromContext(ctx).Error(err, "Static pods are not as they should be, will retry", "work", what)
+		klog.FromContext(ctx).Error(err, "Operation on static pods failed, will retry", "operation", what)
 	}
 	if !t.told && time.Since(t.since) >= troublePatience {
 		t.told = true
-		k.Event(corev1.EventTypeWarning, EventTrouble, "Static pods are not as they should be: "+t.text)
+		k.Event(corev1.EventTypeWarning, EventTrouble, "Operations on static pods have failed for a minute: "+t.text)
 	}
 }
 

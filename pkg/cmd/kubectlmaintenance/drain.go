@@ -41,7 +41,7 @@ func (e *environment) newDrainCommand() *cobra.Command {
 
 What is different:
   - All nodes are cordoned before the first pod leaves, and drained together.
-  - Budgets are always kept. The command waits for pods that a budget blocks, and prints who must act.
+  - Budgets are always respected. The command waits for pods that a budget blocks, and prints who must act.
   - Pods without a controller and pods with emptyDir volumes are evicted without a question. Before the drain begins,
     the command prints what will block it and which pods will not be recreated; "kubectl maintenance preview NODE"
     prints this without a drain.
@@ -72,13 +72,13 @@ that Haulout does not do.`,
 	o.addFlags(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false,
-		"Not needed: DaemonSet pods leave last; those that would be recreated on the node are kept and listed.")
-	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all others.")
+		"Not needed: DaemonSet pods leave last; pods that would be recreated on the node are kept and listed.")
+	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all other pods.")
 	flags.BoolVar(&habits.force, "force", false,
-		"Not needed: pods without a controller leave like all others, within their budgets. They are not recreated.")
+		"Not needed: pods without a controller leave like all other pods, within their budgets. They are not recreated.")
 	flags.IntVar(&habits.skipWaitForDelete, "skip-wait-for-delete-timeout", 0, "Not needed: pods that do not stop are listed with the reason.")
 	flags.Int64Var(&habits.chunkSize, "chunk-size", 500, "Not needed: the server lists the pods, not this command.")
-	flags.BoolVar(&habits.disableEviction, "disable-eviction", false, "Refused: budgets are always kept.")
+	flags.BoolVar(&habits.disableEviction, "disable-eviction", false, "Refused: budgets are always respected.")
 	flags.IntVar(&habits.gracePeriod, "grace-period", -1,
 		"Refused, unless negative: the pod's terminationGracePeriodSeconds applies.")
 	flags.StringVar(&habits.podSelector, "pod-selector", "", "Refused: all pods leave; start --plan orders them.")
@@ -93,7 +93,7 @@ func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 		refused = append(refused, fmt.Sprintf("--%s has no counterpart here: %s", flag, why))
 	}
 	if d.disableEviction {
-		refuse("disable-eviction", "disruption budgets are always kept. \"kubectl maintenance blockers\" lists the budgets that block a drain, and what their owners can do")
+		refuse("disable-eviction", "disruption budgets are always respected. \"kubectl maintenance blockers\" lists the budgets that block a drain, and what their owners can do")
 	}
 	if d.gracePeriod >= 0 {
 		refuse("grace-period", "a pod has its own terminationGracePeriodSeconds to stop. Set it in the pod template")
@@ -111,8 +111,8 @@ func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 	}
 	note("ignore-daemonsets", d.ignoreDaemonSets,
 		"DaemonSet pods leave last, and a taint keeps new ones off the node; pods that tolerate the taint are kept and listed")
-	note("delete-emptydir-data", d.deleteEmptyDirData, "pods with emptyDir volumes leave like all others, and their data is lost")
-	note("force", d.force, "pods without a controller leave like all others and are not recreated; budgets still apply")
+	note("delete-emptydir-data", d.deleteEmptyDirData, "pods with emptyDir volumes leave like all other pods, and their data is lost")
+	note("force", d.force, "pods without a controller leave like all other pods and are not recreated; budgets still apply")
 	note("skip-wait-for-delete-timeout", flags.Changed("skip-wait-for-delete-timeout"),
 		"the drain waits for a pod that does not stop; kubectl maintenance blockers prints the reason")
 	note("chunk-size", flags.Changed("chunk-size"), "the server lists the pods, not this command")

@@ -183,7 +183,7 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	}
 	// Write the condition again: the agent wrote its own condition until it was stopped.
 	if err := reportStopped(cmd.Context(), c); err != nil && !force {
-		errs = append(errs, fmt.Errorf("the service is removed, but the condition NodeAgentReady of the node is not, and drains may wait for the agent for %s: %w", protocol.AgentSilence, err))
+		errs = append(errs, fmt.Errorf("the service is removed, but the condition NodeAgentReady of the node was not updated, so drains may wait for the agent for %s: %w", protocol.AgentSilence, err))
 	}
 	return errors.Join(errs...)
 }

@@ -194,8 +194,8 @@ again.`,
 func (o *etcdOptions) restoreCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "restore FILE",
-		Short: "Replace the data of a stopped server by those of a snapshot, or of the standard input (-)",
-		Long: `Replace the data of a stopped server by those of a snapshot. The previous data are
+		Short: "Replace the data of a stopped server with the data of a snapshot, or of the standard input (-)",
+		Long: `Replace the data of a stopped server with the data of a snapshot. The previous data are
 kept in a folder beside the new data.
 
 A snapshot is older than the cluster: maintenances that were completed since

@@ -247,7 +247,7 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.LongGrace, "long-grace", o.LongGrace,
 		"How long a pod may take to stop within its grace period before it is reported as blocked (LongGracePeriod) and no longer counts as progress.")
 	fs.DurationVar(&o.StallTimeout, "stall-timeout", o.StallTimeout,
-		"How long a drain may make no progress before the NodeMaintenance is reported as stalled (condition Progressing). It must exceed --surge-timeout, "+
+		"Time without progress of a drain after which the NodeMaintenance is reported as stalled (condition Progressing). It must exceed --surge-timeout, "+
 			"--unprotected-patience, --denied-after, --volume-detach-timeout and --daemonset-budget-patience.")
 	fs.DurationVar(&o.CompletedMaintenanceTTL, "completed-maintenance-ttl", o.CompletedMaintenanceTTL,
 		"How long a completed NodeMaintenance is kept before it is deleted, at least 1m. 0 keeps it forever.")
@@ -257,7 +257,7 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 		"ID (a UUID) of another storage that is permanently lost: the controllers take over its Lease and release the nodes of its maintenances. "+
 			"If empty, the controllers do not run while the Lease belongs to another storage.")
 	fs.BoolVar(&o.AcceptRestoredState, "accept-restored-state", o.AcceptRestoredState,
-		"Run the controllers even if the storage was restored from a backup. Maintenances that were completed since the backup start again.")
+		"Run the controllers even if the storage was restored from a backup. Maintenances that were completed after the backup start again.")
 	le := &o.LeaderElection
 	fs.BoolVar(&le.LeaderElect, "leader-elect", le.LeaderElect, "Run the controllers only on the replica that holds the Lease. Required with several replicas.")
 	fs.StringVar(&le.ResourceName, "leader-elect-resource-name", le.ResourceName, "Name of the Lease, in the server's namespace of the host cluster.")
@@ -389,7 +389,7 @@ func (o *ControllerOptions) validate() []error {
 	le := o.LeaderElection
 	if le.RetryPeriod.Duration <= 0 || le.RenewDeadline.Duration <= le.RetryPeriod.Duration*6/5 {
 		errs = append(errs, fmt.Errorf("--leader-elect-retry-period is %v: must be greater than 0, and --leader-elect-renew-deadline (%v) "+
-			"must be greater than 1.2 times as long", le.RetryPeriod.Duration, le.RenewDeadline.Duration))
+			"must be more than 1.2 times this period", le.RetryPeriod.Duration, le.RenewDeadline.Duration))
 	}
 	if least := le.RenewDeadline.Duration + apiserver.StopTimeout; le.LeaseDuration.Duration <= least {
 		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration is %v: must be greater than --leader-elect-renew-deadline and %v together (%v), "+

@@ -265,8 +265,8 @@ func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Eva
 
 // Reasons of the events of this plugin.
 const (
-	// EventEvacuatorIgnored is the reason of the event that an invalid annotation of a pod, which
-	// should name an evacuator, is ignored.
+	// EventEvacuatorIgnored: an annotation with which a pod names an evacuator is invalid and
+	// ignored. About the pod.
 	EventEvacuatorIgnored = "EvacuatorAnnotationIgnored"
 )
 

@@ -160,7 +160,7 @@ func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time
 		// Use only the remaining time from here on: the clock of the machine may be set.
 		left := time.Until(deadline)
 		if left <= 0 {
-			return fmt.Errorf("pods cannot be ended: the deadline %s has passed", deadline.Format(time.RFC3339))
+			return fmt.Errorf("cannot stop the pods: the deadline %s has passed", deadline.Format(time.RFC3339))
 		}
 		r.deadline = time.Now().Add(left)
 		var stop context.CancelFunc

@@ -139,7 +139,7 @@ func validateTriedTerms(selector *corev1.NodeSelector, path *field.Path) field.E
 		return nil
 	}
 	err := field.TooMany(path, tried, nodeterms.MaxTried)
-	err.Detail += " terms that are tried on every node; add a requirement with the operator In and different values to each of the others"
+	err.Detail += " terms that are tried on every node; add a requirement with the operator In and different values to each of the other terms"
 	return field.ErrorList{err}
 }
 

@@ -423,7 +423,7 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 	}{
 		"of a pod that the eviction comes to first": {
 			user: server,
-			want: "The pod is up for eviction, within its disruption budget if it has one: it has no evacuator. The pod " +
+			want: "The pod will be evicted, within its disruption budget if it has one: it has no evacuator. The pod " +
 				"leaves for " + mention + ".",
 		},
 		"of a pod with an evacuator": {
@@ -431,7 +431,7 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 			want: "Evacuator a.example.com is active: it is the first evacuator. The pod leaves for " + mention + ".",
 		},
 		"but not if another client says so": {
-			user: ann, want: "The pod is up for eviction, within its disruption budget if it has one: it has no evacuator.",
+			user: ann, want: "The pod will be evicted, within its disruption budget if it has one: it has no evacuator.",
 		},
 	}
 	for desc, tt := range tests {

@@ -81,7 +81,7 @@ func (o observation) warnings(nm *maintenance.NodeMaintenance) []string {
 	if !o.isOverdue(nm) {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s: none has observed generation %d of this one, which was written %v ago; the log of the server explains why",
+	return []string{fmt.Sprintf("%s: no replica has observed generation %d of this NodeMaintenance, which was written %v ago; the log of the server explains why",
 		protocol.NoLeaderWarning, nm.Generation, o.unobservedFor(nm).Round(time.Second))}
 }
 
