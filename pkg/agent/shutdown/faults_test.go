@@ -90,7 +90,7 @@ func TestClockIsSet(t *testing.T) {
 	}
 }
 
-// A new process cannot use the monotonic clock of the process that noticed the start of the shutdown.
+// A new process cannot use the monotonic clock of the process that noticed the shutdown.
 func TestClockIsSetAndTheAgentRestarted(t *testing.T) {
 	for name, d := range map[string]time.Duration{
 		"back": -24 * time.Hour, "forward": 24 * time.Hour, "back a little": -2 * time.Minute, "forward a little": 2 * time.Minute,

@@ -78,9 +78,10 @@ type NodeAgentConfiguration struct {
 	// The default is true.
 	DrainBeforeShutdown *bool `json:"drainBeforeShutdown,omitempty"`
 
-	// apiGracePeriod is how long Haulout may not answer during a shutdown before the agent evicts
-	// the pods itself, and kube-apiserver before it ends them on the node, from 1s to 10m. A
-	// quarter of the time that the shutdown has left counts if that is shorter. The default is 60s.
+	// apiGracePeriod is the time without a response of Haulout during a shutdown after which the
+	// agent evicts the pods itself, and the time without a response of kube-apiserver after which
+	// it ends them on the node, from 1s to 10m. If a quarter of the remaining time of the shutdown
+	// is shorter, that applies. The default is 60s.
 	APIGracePeriod metav1.Duration `json:"apiGracePeriod"`
 
 	// localEngine is the way in which the agent ends pods without the API: CRI or None. The default
@@ -129,12 +130,12 @@ type NodeAgentConfiguration struct {
 	// of a control plane. keepStaticPods has precedence. At most 64.
 	EvacuateStaticPods []string `json:"evacuateStaticPods,omitempty"`
 
-	// apiLossRestorePeriod is how long neither Kubernetes nor Haulout may answer before the agent
-	// restores the parked static pods, from 10s to 24h. The default is 5m.
+	// apiLossRestorePeriod is the time after which the agent restores the parked static pods if
+	// neither Kubernetes nor Haulout responds, from 10s to 24h. The default is 5m.
 	APILossRestorePeriod metav1.Duration `json:"apiLossRestorePeriod"`
 
-	// hauloutLossRestorePeriod is how long Haulout may not answer, while Kubernetes does, before
-	// the agent restores the parked static pods, from 10s to 24h. The default is 1h.
+	// hauloutLossRestorePeriod is the time after which the agent restores the parked static pods if
+	// Kubernetes responds and Haulout does not, from 10s to 24h. The default is 1h.
 	HauloutLossRestorePeriod metav1.Duration `json:"hauloutLossRestorePeriod"`
 
 	// metricsBindAddress is the IP address and port of the endpoints /metrics, /healthz and
