@@ -70,8 +70,8 @@ func (s *sightings) noteAbsent() {
 	s.read = time.Now()
 }
 
-// sinceSeen returns the time since this replica last read the Lease. If it never read one, it returns
-// the time since it began to look for a leader, and false.
+// sinceSeen returns the time since this replica last read the Lease. If it never read one, it
+// returns the time since it began to look for a leader, and false.
 func (s *sightings) sinceSeen() (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -76,9 +76,9 @@ func (s *Storage) foreign(lease *coordinationv1.Lease) (id string, foreign bool)
 }
 
 // restored returns the revision of this storage in a Lease, and whether the storage was restored
-// from a backup since. It was restored if it is behind the Lease, if its last mark is older than
-// the one in the Lease or, with embedded storage, if normal writes cannot have reached its current
-// revision.
+// from a backup since the Lease was last renewed. The storage was restored if its revision is lower
+// than the one in the Lease, if its last mark is older than the one in the Lease or, with embedded
+// storage, if normal writes cannot have reached its current revision.
 func (s *Storage) restored(lease *coordinationv1.Lease, now state) (known int64, restored bool) {
 	if s.AcceptRestored || lease.Annotations[annotationStorageID] != s.ID {
 		return 0, false

@@ -147,7 +147,7 @@ func validatePlaces(c *configv1alpha1.NodeAgentConfiguration, goos string) field
 
 var windowsAbs = regexp.MustCompile(`^([A-Za-z]:[\\/]|\\\\[^\\/]+[\\/][^\\/]+)`)
 
-// isAbs does not use filepath, so that tests on one operating system can check paths of the other.
+// isAbs does not use filepath, so that tests can check the paths of another operating system.
 func isAbs(p, goos string) bool {
 	if goos == "windows" {
 		return windowsAbs.MatchString(p)

@@ -323,7 +323,7 @@ func (m *Manager) observe(preparing bool, identity string) {
 		m.state.Since, m.state.Deadline = m.resumed(time.Now())
 		m.detectedBy = identity
 	case preparing:
-		// This is the same shutdown, or another one after a restart of logind.
+		// This is the same shutdown, or a new shutdown after a restart of logind.
 		m.detectedBy = identity
 	case m.state.ShuttingDown:
 		m.state.ShuttingDown = false

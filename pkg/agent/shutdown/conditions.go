@@ -78,8 +78,8 @@ const (
 	EventRebooted = "NodeShutdownRebooted"
 )
 
-// maxConditionMessage is the maximum length of a message in bytes: the Node object has to stay
-// small, and an API error can be long.
+// maxConditionMessage is the maximum length of a message in bytes: the Node object must stay small,
+// and an API error can be long.
 const maxConditionMessage = 1024
 
 // shutdownReason returns spec.reason of the maintenance of a shutdown.

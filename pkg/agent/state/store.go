@@ -226,7 +226,8 @@ func (s *Store) Save(state State) error {
 		return err
 	}
 	if s.run != "" {
-		_ = os.Remove(filepath.Join(s.run, fileName)) // if this fails, its lower sequence marks the copy as older
+		// Ignore the error: the lower sequence of the copy marks it as older.
+		_ = os.Remove(filepath.Join(s.run, fileName))
 	}
 	return nil
 }

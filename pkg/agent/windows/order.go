@@ -40,9 +40,9 @@ type orderRecord struct {
 	Written []string `json:"written"`
 }
 
-// place returns the order with a service before another one, and whether the order has changed.
-// Names of services are case-insensitive. If the other service is not in the list, Windows notifies
-// it after all services in the list.
+// place returns the order with the service own before the service other, and whether the order has
+// changed. Names of services are case-insensitive. If the other service is not in the list, Windows
+// notifies it after all services in the list.
 func place(order []string, own, other string) (placed []string, changed bool) {
 	rest := without(order, own)
 	if at := indexOf(order, own); at >= 0 && len(rest) == len(order)-1 {
@@ -65,7 +65,8 @@ func without(order []string, service string) []string {
 	return slices.DeleteFunc(slices.Clone(order), func(name string) bool { return strings.EqualFold(name, service) })
 }
 
-// placeInOrder makes Windows notify the service before another one, and records the previous list.
+// placeInOrder makes Windows notify the service own before the service other, and records the
+// previous list.
 func placeInOrder(value orderValue, stateDir, own, other string) error {
 	order, found, err := value.get()
 	if err != nil {

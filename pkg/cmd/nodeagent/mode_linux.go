@@ -197,7 +197,7 @@ func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() 
 		}
 		return true, nil
 	}
-	_ = wait.PollUntilContextCancel(ctx, betterPeriod, false, better) // returns with the context, too
+	_ = wait.PollUntilContextCancel(ctx, betterPeriod, false, better) // ends with the context, too
 }
 
 // lastDirectory returns the directory that noteDirectory wrote; empty if there is none.

@@ -248,7 +248,7 @@ func TestCrashes(t *testing.T) {
 	}{
 		{at: 10 * time.Second}, {at: 20 * time.Second}, {at: 30 * time.Second}, {at: 40 * time.Second},
 		{at: 65 * time.Second, want: true},
-		{at: 71 * time.Second, want: true}, // the first start is older than a minute and does not count
+		{at: 71 * time.Second, want: true}, // the first start is too old to count
 		{at: 4 * time.Minute},
 		{at: time.Second}, // after a boot that has not removed the file
 	} {

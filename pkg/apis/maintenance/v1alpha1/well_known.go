@@ -74,7 +74,7 @@ const (
 	TaintHeld = "maintenance.haulout.dev/held"
 
 	// AnnotationLeavesFor is set in the request with which the server creates an Evacuation. Its
-	// value names, for people, the maintenance for which the pod leaves, and its reason. The value
+	// value names, for users, the maintenance for which the pod leaves, and its reason. The value
 	// becomes part of the first status.message. The server does not store the annotation, and
 	// removes it from the requests of other users.
 	AnnotationLeavesFor = "maintenance.haulout.dev/leaves-for"

@@ -100,7 +100,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 
 // privateFolder returns the path of the subdirectory that only the server can access. It creates
 // the subdirectory if it does not exist. The data directory itself may belong to another user and
-// be accessible to others: the root of a new volume belongs to root.
+// be accessible to other users: the root of a new volume belongs to root.
 func privateFolder(dataDir string) (string, error) {
 	given, err := filepath.Abs(dataDir)
 	if err != nil {
