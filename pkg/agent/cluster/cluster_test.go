@@ -104,11 +104,11 @@ func TestEnsureWithExisting(t *testing.T) {
 		want      string
 		message   string
 	}{
-		"the same":                         {old: own(), want: adopted},
-		"with another reason":              {old: own(func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "node shutdown" }), want: adopted},
-		"of a cancelled shutdown":          {old: own(stage(v1alpha1.NodeMaintenanceStageComplete)), want: replaced},
-		"of a cancelled one, not released": {old: own(stage(v1alpha1.NodeMaintenanceStageComplete)), finalizer: true, want: retry, message: "is being deleted"},
-		"completed by a user":              {old: own(stage(v1alpha1.NodeMaintenanceStageComplete), byUser("jane")), want: refusal, message: "user jane has completed it"},
+		"the same":                              {old: own(), want: adopted},
+		"with another reason":                   {old: own(func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "node shutdown" }), want: adopted},
+		"of a cancelled shutdown":               {old: own(stage(v1alpha1.NodeMaintenanceStageComplete)), want: replaced},
+		"of a cancelled shutdown, not released": {old: own(stage(v1alpha1.NodeMaintenanceStageComplete)), finalizer: true, want: retry, message: "is being deleted"},
+		"completed by a user":                   {old: own(stage(v1alpha1.NodeMaintenanceStageComplete), byUser("jane")), want: refusal, message: "user jane has completed it"},
 		"of another boot, with this name": {old: own(func(nm *v1alpha1.NodeMaintenance) {
 			nm.Annotations[v1alpha1.AnnotationBootID] = "x"
 		}), want: refusal, message: `is "x"`},
@@ -246,8 +246,8 @@ func TestDrain(t *testing.T) {
 		// refused expects ErrRefused; fails expects another error.
 		refused, fails bool
 	}{
-		"no leader has seen it": {nm: own(), fails: true},
-		"its leader is gone":    {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), warning: protocol.NoLeaderWarning + " since 10:00", fails: true},
+		"no leader has observed it": {nm: own(), fails: true},
+		"its leader is gone":        {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), warning: protocol.NoLeaderWarning + " since 10:00", fails: true},
 		"drained, without a leader": {
 			nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, 1)), warning: protocol.NoLeaderWarning, want: done,
 		},
@@ -286,13 +286,13 @@ func TestComplete(t *testing.T) {
 		ref  state.MaintenanceRef
 		want v1alpha1.NodeMaintenanceStage
 	}{
-		"its own":                    {nm: own(), ref: ref, want: v1alpha1.NodeMaintenanceStageComplete},
-		"its own, by the name alone": {nm: own(), ref: state.MaintenanceRef{Name: ownName}, want: v1alpha1.NodeMaintenanceStageComplete},
-		"completed before":           {nm: own(stage(v1alpha1.NodeMaintenanceStageComplete)), ref: ref, want: v1alpha1.NodeMaintenanceStageComplete},
-		"recreated":                  {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.UID = "nm-2" }), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
-		"changed by another user":    {nm: own(byUser("jane")), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
-		"of another user, same name": {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.Annotations = nil }), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
-		"without a requester":        {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.Spec.RequestedBy = nil }), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
+		"its own":                               {nm: own(), ref: ref, want: v1alpha1.NodeMaintenanceStageComplete},
+		"its own, identified by the name alone": {nm: own(), ref: state.MaintenanceRef{Name: ownName}, want: v1alpha1.NodeMaintenanceStageComplete},
+		"completed before":                      {nm: own(stage(v1alpha1.NodeMaintenanceStageComplete)), ref: ref, want: v1alpha1.NodeMaintenanceStageComplete},
+		"recreated":                             {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.UID = "nm-2" }), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
+		"changed by another user":               {nm: own(byUser("jane")), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
+		"of another user, same name":            {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.Annotations = nil }), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
+		"without a requester":                   {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.Spec.RequestedBy = nil }), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
 		"of another boot in this name": {nm: own(func(nm *v1alpha1.NodeMaintenance) {
 			nm.Annotations[v1alpha1.AnnotationBootID] = otherBoot
 		}), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
@@ -351,10 +351,10 @@ func TestSetCondition(t *testing.T) {
 		existing  []corev1.NodeCondition
 		wantMoved bool
 	}{
-		"new":             {corev1.ConditionTrue, []corev1.NodeCondition{ready}, true},
-		"a heartbeat":     {corev1.ConditionTrue, []corev1.NodeCondition{ready, old}, false},
-		"another status":  {corev1.ConditionFalse, []corev1.NodeCondition{ready, old}, true},
-		"the first of it": {corev1.ConditionTrue, nil, true},
+		"new":                           {corev1.ConditionTrue, []corev1.NodeCondition{ready}, true},
+		"a heartbeat":                   {corev1.ConditionTrue, []corev1.NodeCondition{ready, old}, false},
+		"another status":                {corev1.ConditionFalse, []corev1.NodeCondition{ready, old}, true},
+		"a node without this condition": {corev1.ConditionTrue, nil, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "n"}, Status: corev1.NodeStatus{Conditions: tt.existing}})
@@ -407,16 +407,16 @@ func TestReportKilled(t *testing.T) {
 		since     time.Time
 		wantPatch bool
 	}{
-		"a running pod":                  {pod("a"), since, true},
-		"a pod that runs again":          {pod("a", func(p *corev1.Pod) { p.Status.ContainerStatuses[0].State = running(since.Add(time.Minute)) }), since, false},
-		"the same if the time is lost":   {pod("a", func(p *corev1.Pod) { p.Status.ContainerStatuses[0].State = running(since.Add(time.Minute)) }), time.Time{}, true},
-		"a pod that was recreated":       {pod("a", func(p *corev1.Pod) { p.UID = "other" }), since, false},
-		"a pod that is gone":             {pod("b"), since, false},
-		"a pod that has failed":          {pod("a", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), since, false},
-		"a pod that has succeeded":       {pod("a", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), since, false},
-		"a static pod":                   {pod("a", func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }), since, false},
-		"a pod that moved":               {pod("a", func(p *corev1.Pod) { p.Spec.NodeName = "worker-2" }), since, false},
-		"a pod whose containers are off": {pod("a", func(p *corev1.Pod) { p.Status.ContainerStatuses = nil }), since, true},
+		"a running pod":         {pod("a"), since, true},
+		"a pod that runs again": {pod("a", func(p *corev1.Pod) { p.Status.ContainerStatuses[0].State = running(since.Add(time.Minute)) }), since, false},
+		"a pod that runs again, if the start time is unknown": {pod("a", func(p *corev1.Pod) { p.Status.ContainerStatuses[0].State = running(since.Add(time.Minute)) }), time.Time{}, true},
+		"a pod that was recreated":                            {pod("a", func(p *corev1.Pod) { p.UID = "other" }), since, false},
+		"a pod that is gone":                                  {pod("b"), since, false},
+		"a pod that has failed":                               {pod("a", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), since, false},
+		"a pod that has succeeded":                            {pod("a", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), since, false},
+		"a static pod":                                        {pod("a", func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }), since, false},
+		"a pod that moved":                                    {pod("a", func(p *corev1.Pod) { p.Spec.NodeName = "worker-2" }), since, false},
+		"a pod whose containers are off":                      {pod("a", func(p *corev1.Pod) { p.Status.ContainerStatuses = nil }), since, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.pod)

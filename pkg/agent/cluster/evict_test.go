@@ -49,13 +49,13 @@ func TestPods(t *testing.T) {
 		pod  *corev1.Pod
 		want shutdown.Pod
 	}{
-		"a pod with a priority": {podOn("a", func(pod *corev1.Pod) { pod.Spec.Priority = ptr.To[int32](7) }), shutdown.Pod{Priority: 7}},
-		"a pod of a ReplicaSet": {podOn("a", ownedBy("apps/v1", "ReplicaSet")), shutdown.Pod{Owner: "owner"}},
-		"a pod of a DaemonSet":  {podOn("a", ownedBy("apps/v1", "DaemonSet")), shutdown.Pod{Owner: "owner", Stays: true}},
-		"one of another API":    {podOn("a", ownedBy("apps.example.com/v1", "DaemonSet")), shutdown.Pod{Owner: "owner"}},
-		"a mirror pod":          {podOn("a", annotated(corev1.MirrorPodAnnotationKey)), shutdown.Pod{Stays: true}},
-		"a pod that leaves":     {podOn("a", func(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), shutdown.Pod{Leaving: true}},
-		"with an evacuator":     {podOn("a", annotated(v1alpha1.AnnotationEvacuatorPrefix+"x.example.com")), shutdown.Pod{Evacuator: true}},
+		"a pod with a priority":      {podOn("a", func(pod *corev1.Pod) { pod.Spec.Priority = ptr.To[int32](7) }), shutdown.Pod{Priority: 7}},
+		"a pod of a ReplicaSet":      {podOn("a", ownedBy("apps/v1", "ReplicaSet")), shutdown.Pod{Owner: "owner"}},
+		"a pod of a DaemonSet":       {podOn("a", ownedBy("apps/v1", "DaemonSet")), shutdown.Pod{Owner: "owner", Stays: true}},
+		"a pod of another API group": {podOn("a", ownedBy("apps.example.com/v1", "DaemonSet")), shutdown.Pod{Owner: "owner"}},
+		"a mirror pod":               {podOn("a", annotated(corev1.MirrorPodAnnotationKey)), shutdown.Pod{Stays: true}},
+		"a pod that leaves":          {podOn("a", func(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), shutdown.Pod{Leaving: true}},
+		"with an evacuator":          {podOn("a", annotated(v1alpha1.AnnotationEvacuatorPrefix+"x.example.com")), shutdown.Pod{Evacuator: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			finished := podOn("finished", func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })
@@ -77,16 +77,16 @@ func TestEvict(t *testing.T) {
 		retryAfter time.Duration
 	}{
 		"accepted": {pod: podOn("a")},
-		"the budget is closed": {pod: podOn("a"), refused: true, retryAfter: 10 * time.Second, answer: &metav1.Status{
+		"the budget allows no disruption": {pod: podOn("a"), refused: true, retryAfter: 10 * time.Second, answer: &metav1.Status{
 			Status: metav1.StatusFailure, Code: http.StatusTooManyRequests, Reason: metav1.StatusReasonTooManyRequests,
 			Details: &metav1.StatusDetails{RetryAfterSeconds: 10},
 		}},
 		"several budgets: a failure in a 201": {pod: podOn("a"), refused: true, answer: &metav1.Status{
 			Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: "This pod has more than one PodDisruptionBudget",
 		}},
-		"another pod of this name": {pod: podOn("a", func(pod *corev1.Pod) { pod.UID = "b" }), refused: true},
-		"gone, which is forbidden": {pod: podOn("b"), refused: true},
-		"on another node":          {pod: podOn("a", func(pod *corev1.Pod) { pod.Spec.NodeName = "worker-2" }), refused: true},
+		"another pod of this name":      {pod: podOn("a", func(pod *corev1.Pod) { pod.UID = "b" }), refused: true},
+		"a pod that is gone: Forbidden": {pod: podOn("b"), refused: true},
+		"on another node":               {pod: podOn("a", func(pod *corev1.Pod) { pod.Spec.NodeName = "worker-2" }), refused: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.pod)
@@ -149,14 +149,14 @@ func TestCordonAndUncordon(t *testing.T) {
 		cordoned   bool
 		annotation string
 	}{
-		"a schedulable node is cordoned":             {node(false, nil), cordon, true, boot},
-		"one that a user has cordoned is left alone": {node(true, nil), cordon, true, ""},
-		"one of an earlier boot is taken over":       {node(true, map[string]string{key: otherBoot}), cordon, true, boot},
-		"its own cordon is undone":                   {node(true, map[string]string{key: boot}), uncordon, false, ""},
-		"that of a user stays":                       {node(true, nil), uncordon, true, ""},
-		"that of an earlier boot, too":               {node(true, map[string]string{key: otherBoot}), uncordon, false, ""},
-		"the server holds the node":                  {node(true, map[string]string{key: boot, held: `{"maintenances":{"m":"1"}}`}), uncordon, true, ""},
-		"a user has undone it":                       {node(false, map[string]string{key: boot}), uncordon, false, ""},
+		"a schedulable node is cordoned":                  {node(false, nil), cordon, true, boot},
+		"a node that a user has cordoned stays unchanged": {node(true, nil), cordon, true, ""},
+		"a cordon of an earlier boot is taken over":       {node(true, map[string]string{key: otherBoot}), cordon, true, boot},
+		"its own cordon is undone":                        {node(true, map[string]string{key: boot}), uncordon, false, ""},
+		"the cordon of a user stays":                      {node(true, nil), uncordon, true, ""},
+		"the cordon of an earlier boot is undone, too":    {node(true, map[string]string{key: otherBoot}), uncordon, false, ""},
+		"the server holds the node":                       {node(true, map[string]string{key: boot, held: `{"maintenances":{"m":"1"}}`}), uncordon, true, ""},
+		"a user has undone the cordon":                    {node(false, map[string]string{key: boot}), uncordon, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.node)

@@ -26,15 +26,15 @@ func TestHeartbeatOfNodeAgentReady(t *testing.T) {
 		change func(c *corev1.NodeCondition)
 		want   bool
 	}{
-		"idle":                       {age: 4 * time.Minute},
-		"idle for 5 minutes":         {age: 5 * time.Minute, want: true},
-		"held":                       {age: time.Minute, held: true, want: true},
-		"held, and just written":     {age: 10 * time.Second, held: true},
-		"the clock was set back":     {age: -time.Hour, want: true},
-		"another status":             {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Status = corev1.ConditionFalse }, want: true},
-		"another reason":             {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Reason = "SafeMode" }, want: true},
-		"another message":            {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Message = "v2" }, want: true},
-		"another condition of these": {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Type = "x" }, want: true},
+		"idle":                           {age: 4 * time.Minute},
+		"idle for 5 minutes":             {age: 5 * time.Minute, want: true},
+		"held":                           {age: time.Minute, held: true, want: true},
+		"held, and written a moment ago": {age: 10 * time.Second, held: true},
+		"the clock was set back":         {age: -time.Hour, want: true},
+		"another status":                 {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Status = corev1.ConditionFalse }, want: true},
+		"another reason":                 {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Reason = "SafeMode" }, want: true},
+		"another message":                {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Message = "v2" }, want: true},
+		"another condition type":         {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Type = "x" }, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			old := ready

@@ -37,7 +37,7 @@ func TestLoad(t *testing.T) {
 		content string
 		want    *configv1alpha1.NodeAgentConfiguration
 	}{
-		"nothing but the kind": {content: head, want: Default()},
+		"only apiVersion and kind": {content: head, want: Default()},
 		"JSON": {
 			content: `{"apiVersion":"nodeagent.haulout.dev/v1alpha1","kind":"NodeAgentConfiguration","nodeName":"a"}`,
 			want:    changed(func(c *configv1alpha1.NodeAgentConfiguration) { c.NodeName = "a" }),
@@ -63,7 +63,7 @@ maxShutdownDelay: 1h
 			content: "# by hand\n---\n" + head + "localEngine: None\n---\n# the end\n",
 			want:    changed(func(c *configv1alpha1.NodeAgentConfiguration) { c.LocalEngine = configv1alpha1.LocalEngineNone }),
 		},
-		"endpoints switched off": {
+		"disabled endpoints": {
 			content: head + "metricsBindAddress: \"\"\n",
 			want:    changed(func(c *configv1alpha1.NodeAgentConfiguration) { *c.MetricsBindAddress = "" }),
 		},
@@ -96,18 +96,18 @@ func TestLoadRefuses(t *testing.T) {
 			"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n",
 			[]string{`apiVersion is "kubelet.config.k8s.io/v1beta1"`, `kind is "KubeletConfiguration"`, `must be "NodeAgentConfiguration"`},
 		},
-		"no YAML":               {head + "\t- x: [", []string{"yaml"}},
-		"a list":                {"- a\n- b\n", []string{"array"}},
-		"an unknown field":      {head + "maxShutdownDelays: 5m\n", []string{`unknown field "maxShutdownDelays"`}},
-		"another spelling":      {head + "MaxShutdownDelay: 5m\n", []string{`unknown field "MaxShutdownDelay"`}},
-		"a field given twice":   {head + "nodeName: a\nnodeName: b\n", []string{`key "nodeName" already set`}},
-		"several documents":     {head + "---\n" + head, []string{"several YAML documents", "must have exactly one"}},
-		"a duration of no unit": {head + "maxShutdownDelay: 300\n", []string{"maxShutdownDelay"}},
+		"no YAML":                   {head + "\t- x: [", []string{"yaml"}},
+		"a list":                    {"- a\n- b\n", []string{"array"}},
+		"an unknown field":          {head + "maxShutdownDelays: 5m\n", []string{`unknown field "maxShutdownDelays"`}},
+		"another spelling":          {head + "MaxShutdownDelay: 5m\n", []string{`unknown field "MaxShutdownDelay"`}},
+		"a field given twice":       {head + "nodeName: a\nnodeName: b\n", []string{`key "nodeName" already set`}},
+		"several documents":         {head + "---\n" + head, []string{"several YAML documents", "must have exactly one"}},
+		"a duration without a unit": {head + "maxShutdownDelay: 300\n", []string{"maxShutdownDelay"}},
 		"an unknown field of the table": {
 			head + "shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriod: 5}]\n",
 			[]string{`unknown field "shutdownGracePeriodByPodPriority[0].shutdownGracePeriod"`},
 		},
-		"a priority that is no int32": {
+		"a priority that is not an int32": {
 			head + "shutdownGracePeriodByPodPriority: [{priority: 2147483648, shutdownGracePeriodSeconds: 5}]\n",
 			[]string{"priority"},
 		},

@@ -90,12 +90,12 @@ func TestValidate(t *testing.T) {
 		want []string
 		text string
 	}{
-		"the defaults":          {},
-		"the places of Windows": {windows: true},
+		"the defaults":         {},
+		"the paths of Windows": {windows: true},
 
 		"a table from low to high": {modify: []modifier{table(0, 60, 1000, 120, 10000, 180)}},
 		"a table from high to low": {modify: []modifier{table(10000, 180, 1000, 120, 0, 60)}},
-		"a table in no order":      {modify: []modifier{table(1000, 120, 0, 60, 10000, 180)}},
+		"an unsorted table":        {modify: []modifier{table(1000, 120, 0, 60, 10000, 180)}},
 		"negative priorities":      {modify: []modifier{table(-10, 5, math.MinInt32, 5)}},
 		"the highest priority":     {modify: []modifier{table(math.MaxInt32, 5)}},
 		"the longest table":        {modify: []modifier{longTable(33)}},
@@ -145,7 +145,7 @@ func TestValidate(t *testing.T) {
 			},
 		},
 
-		"a delay that just suffices": {modify: []modifier{table(0, 60, 10, 30), delay(95 * time.Second)}},
+		"the minimum delay": {modify: []modifier{table(0, 60, 10, 30), delay(95 * time.Second)}},
 		"a table longer than the delay": {
 			modify: []modifier{table(0, 60, 10, 30), delay(94 * time.Second)},
 			want:   []string{"maxShutdownDelay FieldValueInvalid"},
@@ -197,14 +197,14 @@ func TestValidate(t *testing.T) {
 			want: []string{"hauloutLossRestorePeriod FieldValueInvalid"},
 			text: "between 10s and 24h",
 		},
-		"static pods that stay but one": {modify: []modifier{func(c *configv1alpha1.NodeAgentConfiguration) {
+		"all static pods but one are kept": {modify: []modifier{func(c *configv1alpha1.NodeAgentConfiguration) {
 			c.StaticPods, c.KeepStaticPods, c.EvacuateStaticPods = "Keep", []string{"kube-system/*"}, []string{"*/logs-[a-c]*"}
 		}}},
-		"a policy of static pods that there is not": {
+		"an unknown policy for static pods": {
 			modify: []modifier{set(func(c *configv1alpha1.NodeAgentConfiguration) *string { return (*string)(&c.StaticPods) }, "Kill")},
 			want:   []string{"staticPods FieldValueNotSupported"},
 		},
-		"patterns that are none": {
+		"invalid patterns": {
 			modify: []modifier{func(c *configv1alpha1.NodeAgentConfiguration) {
 				c.KeepStaticPods, c.EvacuateStaticPods = []string{"kube-system/a", "web"}, []string{"kube-system/[", "a/b/c"}
 			}},
@@ -217,7 +217,7 @@ func TestValidate(t *testing.T) {
 		},
 
 		"a node name": {modify: []modifier{set(nodeName, "node-1.example.org")}},
-		"a node name that cannot be": {
+		"an invalid node name": {
 			modify: []modifier{set(nodeName, "Node_1")},
 			want:   []string{"nodeName FieldValueInvalid"},
 		},

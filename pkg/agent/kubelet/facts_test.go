@@ -120,12 +120,12 @@ registryBurst: of a type that this version does not know
 			args:  []string{"--config=sub/config.yaml", "--config-dir=d"},
 			want:  defaults(static("DIR/manifests")),
 		},
-		"an own shutdown by priorities": {
+		"the kubelet's own shutdown by priorities": {
 			files: map[string]string{"config.yaml": header + "shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 5}]\n"},
 			args:  []string{"--config=DIR/config.yaml"},
 			want:  defaults(shutsDown("shutdownGracePeriodByPodPriority", map[int32]int64{0: 5})),
 		},
-		"an own shutdown with time for critical pods": {
+		"the kubelet's own shutdown with time for critical pods": {
 			files: map[string]string{"config.yaml": header + "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s\n"},
 			args:  []string{"--config=DIR/config.yaml"},
 			want: defaults(func(f *Facts) {
@@ -133,17 +133,17 @@ registryBurst: of a type that this version does not know
 				f.ShutdownTable = map[int32]int64{0: 20, criticalPriority: 10}
 			}),
 		},
-		"an own shutdown without time": {
+		"the kubelet's own shutdown without time": {
 			files: map[string]string{"config.yaml": header + "shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 0}]\n"},
 			args:  []string{"--config=DIR/config.yaml"},
 			want:  defaults(),
 		},
-		"an own shutdown whose feature is off": {
+		"the kubelet's own shutdown whose feature is off": {
 			files: map[string]string{"config.yaml": header + "shutdownGracePeriod: 10s\nfeatureGates: {" + shutdownFeature + ": false}\n"},
 			args:  []string{"--config=DIR/config.yaml"},
 			want:  defaults(),
 		},
-		"an own shutdown whose feature is off by a flag": {
+		"the kubelet's own shutdown whose feature a flag disables": {
 			files: map[string]string{"config.yaml": header + "shutdownGracePeriod: 10s\n"},
 			args:  []string{"--config=DIR/config.yaml", "--feature-gates=A=true," + shutdownFeature + "=false"},
 			want:  defaults(),
@@ -180,9 +180,9 @@ func TestBadConfigurations(t *testing.T) {
 		"another kind": {
 			files: map[string]string{"c": "apiVersion: v1\nkind: Pod\n"}, args: []string{"--config=DIR/c"}, want: "KubeletConfiguration",
 		},
-		"a drop-in without a kind": {files: map[string]string{"d/a.conf": "staticPodPath: /a\n"}, args: []string{"--config-dir=DIR/d"}, want: "a.conf"},
-		"a field of another type":  {files: map[string]string{"c": header + "healthzPort: many\n"}, args: []string{"--config=DIR/c"}, want: "healthzPort"},
-		"a flag that is no number": {args: []string{"--healthz-port=many"}, want: "--healthz-port"},
+		"a drop-in without a kind":    {files: map[string]string{"d/a.conf": "staticPodPath: /a\n"}, args: []string{"--config-dir=DIR/d"}, want: "a.conf"},
+		"a field of another type":     {files: map[string]string{"c": header + "healthzPort: many\n"}, args: []string{"--config=DIR/c"}, want: "healthzPort"},
+		"a flag that is not a number": {args: []string{"--healthz-port=many"}, want: "--healthz-port"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := write(t, tc.files)

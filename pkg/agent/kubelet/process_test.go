@@ -10,14 +10,14 @@ func TestIsKubelet(t *testing.T) {
 		args []string
 		want bool
 	}{
-		"a path":                 {[]string{"/usr/bin/kubelet", "--config=a"}, true},
-		"a name":                 {[]string{"kubelet"}, true},
-		"a program of Windows":   {[]string{`C:\k\Kubelet.exe`}, true},
-		"all in one":             {[]string{"/hyperkube", "kubelet", "--config=a"}, true},
-		"another part of it":     {[]string{"/hyperkube", "kube-proxy"}, false},
-		"another program":        {[]string{"/usr/bin/kubelet-wrapper"}, false},
-		"a mention":              {[]string{"/bin/grep", "kubelet"}, false},
-		"a thread of the kernel": {nil, false},
+		"a path":                             {[]string{"/usr/bin/kubelet", "--config=a"}, true},
+		"a name":                             {[]string{"kubelet"}, true},
+		"a program of Windows":               {[]string{`C:\k\Kubelet.exe`}, true},
+		"all in one":                         {[]string{"/hyperkube", "kubelet", "--config=a"}, true},
+		"another program of the same binary": {[]string{"/hyperkube", "kube-proxy"}, false},
+		"another program":                    {[]string{"/usr/bin/kubelet-wrapper"}, false},
+		"a mention":                          {[]string{"/bin/grep", "kubelet"}, false},
+		"a thread of the kernel":             {nil, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := isKubelet(tc.args); got != tc.want {

@@ -81,11 +81,11 @@ func TestStop(t *testing.T) {
 		ended []int
 		fails string
 	}{
-		"systemd stops it":                       {world: world{running: []int{7}, own: true}},
-		"it does not run":                        {world: world{own: true}},
+		"systemd stops the kubelet":              {world: world{running: []int{7}, own: true}},
+		"the kubelet does not run":               {world: world{own: true}},
 		"a kubelet of another unit stays":        {world: world{running: []int{7}}, fails: "process 7 is a kubelet as well"},
 		"the bus is broken":                      {world: world{running: []int{7}, busErr: errNoBus}, ended: []int{7}},
-		"the bus is broken, none runs":           {world: world{busErr: errNoBus}},
+		"the bus is broken, no kubelet runs":     {world: world{busErr: errNoBus}},
 		"the bus is broken, systemd restarts it": {world: world{running: []int{7}, returns: []int{8, 9}, busErr: errNoBus}, ended: []int{7, 8, 9}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -139,16 +139,16 @@ func TestProblemOfTheUnit(t *testing.T) {
 		want  string
 		ok    bool
 	}{
-		"the unit's main process":               {world: world{running: []int{7}, unit: unit(7, 7)}, ok: true},
-		"a process of another unit":             {world: world{running: []int{7}, unit: unit(9, 9)}, want: "process 7 is the kubelet, and the main process of kubelet.service is 9", ok: true},
-		"a child of RKE2":                       {world: world{running: []int{7}, unit: missing}, want: "process 7 is the kubelet, and there is no unit kubelet.service", ok: true},
-		"a part of k3s":                         {world: world{unit: missing}, want: "no process is the kubelet, and there is no unit kubelet.service", ok: true},
-		"a part of k3s, whose unit is named":    {world: world{unit: unit(9, 9)}, want: "no process is the kubelet, and the main process of kubelet.service is 9", ok: true},
-		"a part of k3s, beside an unused unit":  {world: world{unit: unit(0, 0)}, want: "no process is the kubelet, and kubelet.service does not run", ok: true},
-		"the unit was stopped":                  {world: world{unit: unit(0, 7)}},
-		"the kubelet is just started":           {world: world{unit: unit(9, 9), starts: true}},
-		"systemd does not answer":               {world: world{running: []int{7}, busErr: errNoBus}},
-		"systemd does not answer, nothing runs": {world: world{busErr: errNoBus}},
+		"the unit's main process":                   {world: world{running: []int{7}, unit: unit(7, 7)}, ok: true},
+		"a process of another unit":                 {world: world{running: []int{7}, unit: unit(9, 9)}, want: "process 7 is the kubelet, and the main process of kubelet.service is 9", ok: true},
+		"a child of RKE2":                           {world: world{running: []int{7}, unit: missing}, want: "process 7 is the kubelet, and there is no unit kubelet.service", ok: true},
+		"a part of k3s":                             {world: world{unit: missing}, want: "no process is the kubelet, and there is no unit kubelet.service", ok: true},
+		"a part of k3s, whose unit is named":        {world: world{unit: unit(9, 9)}, want: "no process is the kubelet, and the main process of kubelet.service is 9", ok: true},
+		"a part of k3s, beside an unused unit":      {world: world{unit: unit(0, 0)}, want: "no process is the kubelet, and kubelet.service does not run", ok: true},
+		"the unit was stopped":                      {world: world{unit: unit(0, 7)}},
+		"the kubelet is just started":               {world: world{unit: unit(9, 9), starts: true}},
+		"systemd does not respond":                  {world: world{running: []int{7}, busErr: errNoBus}},
+		"systemd does not respond, no kubelet runs": {world: world{busErr: errNoBus}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := test.world

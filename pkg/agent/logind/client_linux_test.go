@@ -26,18 +26,18 @@ func TestParsePrepare(t *testing.T) {
 		wantBegins *bool
 		wantKind   string
 	}{
-		"a shutdown begins":                     {member: plain, body: []any{true}, wantBegins: yes},
-		"a shutdown was cancelled":              {member: plain, body: []any{false}, wantBegins: no},
-		"a reboot begins (systemd 255)":         {member: detailed, body: []any{true, metadata("reboot")}, wantBegins: yes, wantKind: "reboot"},
-		"a soft reboot begins":                  {member: detailed, body: []any{true, metadata("soft-reboot")}, wantBegins: yes, wantKind: "reboot"},
-		"the machine is switched off":           {member: detailed, body: []any{true, metadata("power-off")}, wantBegins: yes, wantKind: "poweroff"},
-		"an unknown kind":                       {member: detailed, body: []any{true, metadata("dance")}, wantBegins: yes},
-		"a kind that is no text":                {member: detailed, body: []any{true, metadata(uint32(7))}, wantBegins: yes},
-		"no metadata":                           {member: detailed, body: []any{true, map[string]dbus.Variant{}}, wantBegins: yes},
-		"another signal":                        {member: "PrepareForSleep", body: []any{true}},
-		"a body of another type says nothing":   {member: plain, body: []any{"yes"}},
-		"an empty body says nothing":            {member: plain},
-		"metadata of another type says nothing": {member: detailed, body: []any{true, "reboot"}},
+		"a shutdown begins":                      {member: plain, body: []any{true}, wantBegins: yes},
+		"a shutdown was cancelled":               {member: plain, body: []any{false}, wantBegins: no},
+		"a reboot begins (systemd 255)":          {member: detailed, body: []any{true, metadata("reboot")}, wantBegins: yes, wantKind: "reboot"},
+		"a soft reboot begins":                   {member: detailed, body: []any{true, metadata("soft-reboot")}, wantBegins: yes, wantKind: "reboot"},
+		"the machine is switched off":            {member: detailed, body: []any{true, metadata("power-off")}, wantBegins: yes, wantKind: "poweroff"},
+		"an unknown kind":                        {member: detailed, body: []any{true, metadata("dance")}, wantBegins: yes},
+		"a kind that is not a string":            {member: detailed, body: []any{true, metadata(uint32(7))}, wantBegins: yes},
+		"no metadata":                            {member: detailed, body: []any{true, map[string]dbus.Variant{}}, wantBegins: yes},
+		"another signal":                         {member: "PrepareForSleep", body: []any{true}},
+		"a body of another type has no effect":   {member: plain, body: []any{"yes"}},
+		"an empty body has no effect":            {member: plain},
+		"metadata of another type has no effect": {member: detailed, body: []any{true, "reboot"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			begins, kind := parsePrepare(&dbus.Signal{Name: loginInterface + "." + test.member, Body: test.body})
@@ -52,12 +52,12 @@ func TestOpenLockRefuses(t *testing.T) {
 	dir := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(dir, "1.ref"), nil, 0o600))
 	for name, path := range map[string]string{
-		"a path in another directory":  filepath.Join(dir, "1.ref"),
-		"a path out of the directory":  inhibitDir + "/../x.ref",
-		"the description of a lock":    inhibitDir + "/1",
-		"a lock that does not exist":   inhibitDir + "/no-such-lock.ref",
-		"a path that is not absolute":  "1.ref",
-		"the directory of locks alone": inhibitDir,
+		"a path in another directory":      filepath.Join(dir, "1.ref"),
+		"a path that leaves the directory": inhibitDir + "/../x.ref",
+		"the description of a lock":        inhibitDir + "/1",
+		"a lock that does not exist":       inhibitDir + "/no-such-lock.ref",
+		"a path that is not absolute":      "1.ref",
+		"the directory of locks alone":     inhibitDir,
 	} {
 		t.Run(name, func(t *testing.T) {
 			if file, err := openLock(path); err == nil {

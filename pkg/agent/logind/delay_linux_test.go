@@ -32,7 +32,7 @@ func TestDelayIsRaised(t *testing.T) {
 		"logind's default is raised": {
 			wantDelay: time.Minute, wantFile: true,
 		},
-		"a file that sorts before ours is overridden": {
+		"a file that sorts before the agent's is overridden": {
 			files:     map[string]string{etcDropIns + "/unattended-upgrades-logind-maxdelay.conf": "30"},
 			wantDelay: time.Minute, wantFile: true,
 		},
@@ -40,16 +40,16 @@ func TestDelayIsRaised(t *testing.T) {
 			files:     map[string]string{"/etc/systemd/logind.conf": "infinity"},
 			wantDelay: time.Minute, wantFile: true,
 		},
-		"what the administrator set higher stays": {
+		"a higher value of the administrator stays": {
 			files:     map[string]string{"/etc/systemd/logind.conf": "1h"},
 			wantDelay: time.Hour,
 		},
-		"a file that sorts after ours decides": {
+		"a file that sorts after the agent's has precedence": {
 			files:     map[string]string{etcDropIns + "/zzz-last.conf": "30"},
 			wantDelay: 30 * time.Second, wantFile: true,
 			wantProblem: []string{"at most 30s, not 1m0s", "InhibitDelayMaxSec=30 in " + etcDropIns + "/zzz-last.conf has precedence"},
 		},
-		"infinity in a file that sorts after ours decides": {
+		"infinity in a file that sorts after the agent's has precedence": {
 			files:     map[string]string{"/run/systemd/logind.conf.d/zzz-last.conf": "infinity"},
 			wantDelay: time.Minute, wantFile: true,
 			wantProblem: []string{"infinity", "/run/systemd/logind.conf.d/zzz-last.conf has precedence"},

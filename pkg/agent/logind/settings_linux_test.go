@@ -27,7 +27,7 @@ func TestEffectiveSetting(t *testing.T) {
 			files: map[string]string{main: "[Login]\nInhibitDelayMaxSec = 10min\n"},
 			want:  setting{path: "/" + main, value: "10min"},
 		},
-		"what is commented out, empty, in another section or of another key does not count": {
+		"comments, empty values, other sections and other keys do not count": {
 			files: map[string]string{main: "#InhibitDelayMaxSec=1\nInhibitDelayMaxSec=2\n[Other]\nInhibitDelayMaxSec=3\n[Login]\n" +
 				"InhibitDelayMaxSec=\nHoldoffTimeoutSec=4\n;InhibitDelayMaxSec=5"},
 		},
@@ -35,11 +35,11 @@ func TestEffectiveSetting(t *testing.T) {
 			files: map[string]string{main: "[Login]\nInhibitDelayMaxSec=1\nInhibitDelayMaxSec=2"},
 			want:  setting{path: "/" + main, value: "2"},
 		},
-		"a drop-in comes after the main file": {
+		"a drop-in has precedence over the main file": {
 			files: map[string]string{main: "[Login]\nInhibitDelayMaxSec=1", usr + "10.conf": "[Login]\nInhibitDelayMaxSec=2"},
 			want:  setting{path: "/" + usr + "10.conf", value: "2"},
 		},
-		"the name decides, not the directory": {
+		"the order is that of the names, not of the directories": {
 			files: map[string]string{etc + "a.conf": "[Login]\nInhibitDelayMaxSec=1", usr + "b.conf": "[Login]\nInhibitDelayMaxSec=2"},
 			want:  setting{path: "/" + usr + "b.conf", value: "2"},
 		},

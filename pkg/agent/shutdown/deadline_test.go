@@ -22,7 +22,7 @@ func TestRemaining(t *testing.T) {
 		"longer than configured":           {MachineState{Since: at(0), Deadline: at(24 * time.Hour)}, 30 * time.Minute},
 		"longer than configured, and late": {MachineState{Since: at(-10 * time.Minute), Deadline: at(24 * time.Hour)}, 20 * time.Minute},
 		"over":                             {MachineState{Since: at(-time.Hour), Deadline: at(-time.Minute), Delay: 5 * time.Minute}, 5 * time.Minute},
-		"over since the limit":             {MachineState{Since: at(-time.Hour), Deadline: at(time.Minute)}, 0},
+		"the deadline passed longer ago than the limit": {MachineState{Since: at(-time.Hour), Deadline: at(time.Minute)}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := remainingOf(&tt.machine, wall, 30*time.Minute); got != tt.want {
@@ -62,7 +62,7 @@ func TestRemainingOfStored(t *testing.T) {
 		"since the boot, over": {
 			state.Signal{Time: at(time.Hour), Deadline: at(2 * time.Hour), DeadlineSinceBoot: time.Hour}, 2 * time.Hour, 0, false,
 		},
-		"since the boot, longer than it was": {
+		"since the boot, longer than at the start": {
 			state.Signal{Time: at(0), Deadline: at(time.Minute), DeadlineSinceBoot: time.Hour}, time.Minute, time.Minute, true,
 		},
 		"of an agent that did not store the time since the boot": {

@@ -112,7 +112,7 @@ func TestDecideLocalRun(t *testing.T) {
 			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 1, Done: true},
 			events: []string{EventReleased}, why: "all pods have ended on the node", wakeIn: 599 * time.Second,
 		},
-		"the engine asks after the last bucket": {
+		"the engine waits for a decision after the last bucket": {
 			modify: pending(state.LocalRun, back, func(in *input) { in.news.progress = &state.Local{Bucket: 2, Done: true} }),
 			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 2, Done: true},
 			events: []string{EventReleased}, why: "all pods have ended on the node", wakeIn: 599 * time.Second,
@@ -139,14 +139,14 @@ func TestDecideRelease(t *testing.T) {
 	detected := released(state.Detected, nil)
 	detected.maintenance = nil
 	checkRows(t, map[string]row{
-		"the deadline is near, no maintenance yet":  detected,
-		"the deadline is near, during the drain":    released(state.Maintaining, nil),
-		"the deadline is near, during a local run":  released(state.LocalRun, &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1}),
-		"the release failed":                        {modify: pending(state.Releasing), phase: state.Releasing, maintenance: &ownRef, do: "release"},
-		"the lock is released":                      {modify: pending(state.Releasing, func(in *input) { in.news.released, in.releasedHere, in.machine.LockHeld = true, true, false }), phase: state.Down, maintenance: &ownRef},
-		"a machine that goes down":                  {modify: pending(state.Down, func(in *input) { in.releasedHere, in.machine.LockHeld = true, false }), phase: state.Down, maintenance: &ownRef},
-		"a restarted agent on it, without the lock": {modify: pending(state.Down, func(in *input) { in.machine.LockHeld = false }), phase: state.Down, maintenance: &ownRef, do: "release"},
-		"a restarted agent on it, with the lock":    {modify: pending(state.Down, func(in *input) { in.releasedHere = true }), phase: state.Down, maintenance: &ownRef, do: "release"},
+		"the deadline is near, no maintenance yet":                        detected,
+		"the deadline is near, during the drain":                          released(state.Maintaining, nil),
+		"the deadline is near, during a local run":                        released(state.LocalRun, &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1}),
+		"the release failed":                                              {modify: pending(state.Releasing), phase: state.Releasing, maintenance: &ownRef, do: "release"},
+		"the lock is released":                                            {modify: pending(state.Releasing, func(in *input) { in.news.released, in.releasedHere, in.machine.LockHeld = true, true, false }), phase: state.Down, maintenance: &ownRef},
+		"a machine that goes down":                                        {modify: pending(state.Down, func(in *input) { in.releasedHere, in.machine.LockHeld = true, false }), phase: state.Down, maintenance: &ownRef},
+		"a restarted agent on a machine that goes down, without the lock": {modify: pending(state.Down, func(in *input) { in.machine.LockHeld = false }), phase: state.Down, maintenance: &ownRef, do: "release"},
+		"a restarted agent on a machine that goes down, with the lock":    {modify: pending(state.Down, func(in *input) { in.releasedHere = true }), phase: state.Down, maintenance: &ownRef, do: "release"},
 	})
 }
 
@@ -218,7 +218,7 @@ func TestDecideVanished(t *testing.T) {
 			modify: both(gone(state.Cancelled, func(in *input) { in.state.Local = interrupted }), func(s *settings, _ *input) { s.engine = "" }),
 			phase:  state.Armed,
 		},
-		"it was removed, and the kubelet is stopped": {
+		"the engine was removed, and the kubelet is stopped": {
 			modify: both(gone(state.Cancelled, func(in *input) { in.state.Local, in.stopped = interrupted, true }), func(s *settings, _ *input) { s.engine = "" }),
 			phase:  state.Cancelled, do: "resume", local: interrupted,
 		},
@@ -230,9 +230,9 @@ func TestDecideLockPath(t *testing.T) {
 		machine MachineState
 		want    string
 	}{
-		"the machine does not answer yet": {MachineState{}, "/run/systemd/inhibit/1.ref"},
-		"the lock of the last process":    {MachineState{LockPath: "/run/systemd/inhibit/2.ref"}, "/run/systemd/inhibit/2.ref"},
-		"no lock":                         {MachineState{Known: true}, ""},
+		"the machine does not respond yet": {MachineState{}, "/run/systemd/inhibit/1.ref"},
+		"the lock of the last process":     {MachineState{LockPath: "/run/systemd/inhibit/2.ref"}, "/run/systemd/inhibit/2.ref"},
+		"no lock":                          {MachineState{Known: true}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := idleInput()

@@ -194,20 +194,20 @@ func doing(d *decision) string {
 
 func TestDecideIdle(t *testing.T) {
 	checkRows(t, map[string]row{
-		"nothing happens":              {phase: state.Armed},
-		"the first start of the agent": {modify: func(_ *settings, in *input) { in.state = state.State{} }, phase: state.Armed},
-		"a machine that is not known":  {modify: func(_ *settings, in *input) { in.machine = MachineState{} }, phase: state.Armed},
-		"older maintenances are left":  {modify: func(_ *settings, in *input) { in.olderDone = false }, phase: state.Armed, task: taskOlder},
-		"they wait for a user, the oldest are deleted": {
+		"nothing happens":                {phase: state.Armed},
+		"the first start of the agent":   {modify: func(_ *settings, in *input) { in.state = state.State{} }, phase: state.Armed},
+		"a machine that is not known":    {modify: func(_ *settings, in *input) { in.machine = MachineState{} }, phase: state.Armed},
+		"older maintenances still exist": {modify: func(_ *settings, in *input) { in.olderDone = false }, phase: state.Armed, task: taskOlder},
+		"older maintenances wait for a user, the oldest are deleted": {
 			modify: func(_ *settings, in *input) { in.olderDone = false }, phase: state.Armed, task: taskOlder,
 		},
-		"the node is as the agent has left it": {
+		"a cordon of the agent may remain": {
 			modify: func(_ *settings, in *input) { in.uncordonDue = true }, phase: state.Armed, do: "uncordon",
 		},
-		"it is not opened before the machine is known": {
+		"the node stays cordoned before the machine is known": {
 			modify: func(_ *settings, in *input) { in.uncordonDue, in.machine = true, MachineState{} }, phase: state.Armed,
 		},
-		"it is opened although the machine does not answer": {
+		"the node is uncordoned although the machine does not respond": {
 			modify: func(_ *settings, in *input) {
 				in.uncordonDue, in.machine, in.unknownFor = true, MachineState{}, knownGrace
 			},
@@ -217,10 +217,10 @@ func TestDecideIdle(t *testing.T) {
 			modify: func(_ *settings, in *input) { in.stopped, in.state = true, state.State{} },
 			phase:  state.Armed, do: "resume", local: &state.Local{Started: wall},
 		},
-		"it is not started before the machine is known": {
+		"the kubelet is not started before the machine is known": {
 			modify: func(_ *settings, in *input) { in.stopped, in.state, in.machine = true, state.State{}, MachineState{} }, phase: state.Armed,
 		},
-		"it stays closed for a kept maintenance": {
+		"the node stays cordoned for a kept maintenance": {
 			modify: func(_ *settings, in *input) { in.uncordonDue, in.state.Maintenance = true, &ownRef },
 			phase:  state.Armed, task: taskDrain, maintenance: &ownRef,
 		},
@@ -232,7 +232,7 @@ func TestDecideIdle(t *testing.T) {
 			boot: otherBoot, phase: state.Armed, outcome: outcomeRebooted, events: []string{EventRebooted},
 		},
 		"it is time to sweep":           {modify: func(_ *settings, in *input) { in.sweepDue = true }, phase: state.Armed, task: taskSweep},
-		"the outcome stays":             {modify: func(_ *settings, in *input) { in.outcome = outcomeRebooted }, phase: state.Armed, outcome: outcomeRebooted},
+		"the outcome is unchanged":      {modify: func(_ *settings, in *input) { in.outcome = outcomeRebooted }, phase: state.Armed, outcome: outcomeRebooted},
 		"a kept maintenance is watched": {modify: func(_ *settings, in *input) { in.state.Maintenance, in.sweepDue = &ownRef, true }, phase: state.Armed, task: taskDrain, maintenance: &ownRef},
 		"a kept maintenance and older ones": {
 			modify: func(_ *settings, in *input) { in.state.Maintenance, in.olderDone = &ownRef, false },
@@ -323,7 +323,7 @@ func TestDecideDrain(t *testing.T) {
 			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, events: []string{EventDraining}, wakeIn: 9 * time.Second,
 		},
 		"pods are left": {modify: pending(state.Maintaining), phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 9 * time.Second},
-		"an answer is a second old and the deadline near": {
+		"the last response is a second old and the deadline near": {
 			modify: pending(state.Maintaining, func(in *input) { in.deadline = in.now.Add(100 * time.Second) }),
 			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 5 * time.Second,
 		},
@@ -348,7 +348,7 @@ func TestDecideDrain(t *testing.T) {
 			phase: state.Releasing, maintenance: &ownRef, do: "release", events: []string{EventReleased}, why: "drained",
 			wakeIn: 599 * time.Second,
 		},
-		"a stored maintenance without a phase that fits": {
+		"a stored maintenance with a phase that does not match": {
 			modify: pending(state.Maintaining, func(in *input) { in.state.Maintenance = nil }),
 			phase:  state.Detected, task: taskEnsure, wakeIn: 9 * time.Second,
 		},
@@ -406,16 +406,16 @@ func TestDecideLocalDue(t *testing.T) {
 			}),
 			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: time.Second,
 		},
-		"without an engine a lost API is waited for": {
+		"without an engine, the agent waits for a lost API": {
 			modify: both(pending(state.Maintaining, lost), func(s *settings, _ *input) { s.engine = "" }),
 			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, why: "without a local engine", wakeIn: 599 * time.Second,
 		},
-		"without an engine and without pods nothing is waited for": {
+		"without an engine and without pods, the agent does not wait": {
 			modify: both(pending(state.Maintaining, lost), func(s *settings, in *input) { s.engine, in.priorities = "", nil }),
 			phase:  state.Releasing, maintenance: &ownRef, do: "release", why: "nothing is left to do", events: []string{EventReleased},
 			wakeIn: 599 * time.Second,
 		},
-		"without an engine the time of the table does not count": {
+		"without an engine, the time of the table does not count": {
 			modify: both(pending(state.Maintaining, func(in *input) { in.deadline = in.now.Add(20 * time.Second) }),
 				func(s *settings, _ *input) { s.engine = "" }),
 			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 4250 * time.Millisecond,

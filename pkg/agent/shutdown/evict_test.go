@@ -60,7 +60,7 @@ func TestDecideWithoutHaulout(t *testing.T) {
 		return r
 	}
 	checkRows(t, map[string]row{
-		"the aggregator answers 503 before the maintenance exists": with(evicting(taskEnsure, "Haulout has not answered for 10s: 503"), pending(state.Detected, failing("503", 0), web), nil),
+		"the aggregator returns 503 before the maintenance exists": with(evicting(taskEnsure, "Haulout has not answered for 10s: 503"), pending(state.Detected, failing("503", 0), web), nil),
 		"no leader acts on the maintenance":                        with(evicting(taskDrain, "no replica leads"), pending(state.Maintaining, failing("no replica leads", 0), web), &ownRef),
 		"admission refuses the maintenance, it is not created again": with(evicting(taskNone, "the API refuses the NodeMaintenance: quota"),
 			pending(state.Detected, func(in *input) {
@@ -81,7 +81,7 @@ func TestDecideWithoutHaulout(t *testing.T) {
 			modify: pending(state.Maintaining, func(in *input) { in.api = apiFacts{since: in.now.Add(-20 * time.Second), failures: 2} }, web),
 			phase:  state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 505 * time.Second,
 		},
-		"kube-apiserver has not been asked yet": {
+		"the agent has not sent a request to kube-apiserver yet": {
 			modify: pending(state.Maintaining, failing("503", 0)), phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, why: "503", wakeIn: 505 * time.Second,
 		},
 		"two lists have failed": {
@@ -105,7 +105,7 @@ func TestDecideWithoutHaulout(t *testing.T) {
 			}),
 			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, events: []string{EventDraining}, wakeIn: 9 * time.Second,
 		},
-		"the maintenance exists and no leader has seen it": {
+		"the maintenance exists and no leader has observed it": {
 			modify: pending(state.Evicting, web, func(in *input) { in.news.ensured = &ownRef }),
 			phase:  state.Evicting, maintenance: &ownRef, task: taskDrain, do: "evict", wakeIn: 9 * time.Second,
 		},
@@ -192,21 +192,21 @@ func TestEvictions(t *testing.T) {
 		modify []func(*input)
 		want   []string
 	}{
-		"pods without owners":                         {[]Pod{nodePod("b"), nodePod("a")}, nil, []string{"a", "b"}},
-		"mirror pods and DaemonSet pods stay":         {[]Pod{nodePod("a", stays)}, nil, nil},
-		"terminating pods are not asked again":        {[]Pod{nodePod("a", isLeaving)}, nil, nil},
-		"one pod of an owner at a time":               {[]Pod{nodePod("a", owner("o")), nodePod("b", owner("o")), nodePod("c", owner("p"))}, nil, []string{"a", "c"}},
-		"a pod of the owner is terminating":           {[]Pod{nodePod("a", owner("o"), isLeaving), nodePod("b", owner("o"))}, nil, nil},
-		"lower entries first":                         {[]Pod{nodePod("a", critical), nodePod("b")}, nil, []string{"b"}},
-		"an entry waits until pods are gone":          {[]Pod{nodePod("a", critical), nodePod("b", isLeaving)}, nil, nil},
-		"until only its own time is left":             {[]Pod{nodePod("a", critical), nodePod("b", isLeaving)}, []func(*input){left(30 * time.Second)}, []string{"a"}},
-		"and not a moment before":                     {[]Pod{nodePod("a", critical), nodePod("b", isLeaving)}, []func(*input){left(31 * time.Second)}, nil},
-		"then pods of earlier entries are asked, too": {[]Pod{nodePod("a", critical), nodePod("b")}, []func(*input){left(30 * time.Second)}, []string{"b", "a"}},
-		"a refused pod waits":                         {[]Pod{nodePod("a")}, []func(*input){refuse("a", time.Second)}, nil},
-		"its siblings may go":                         {[]Pod{nodePod("a", owner("o")), nodePod("b", owner("o"))}, []func(*input){refuse("a", time.Second)}, []string{"b"}},
-		"it is asked again":                           {[]Pod{nodePod("a")}, []func(*input){refuse("a", 0)}, []string{"a"}},
-		"a pod with an evacuator comes last":          {[]Pod{nodePod("a", evacuator), nodePod("b")}, nil, []string{"b"}},
-		"after the others were asked":                 {[]Pod{nodePod("a", evacuator), nodePod("b")}, []func(*input){refuse("b", time.Second)}, []string{"a"}},
+		"pods without owners":                                  {[]Pod{nodePod("b"), nodePod("a")}, nil, []string{"a", "b"}},
+		"mirror pods and DaemonSet pods stay":                  {[]Pod{nodePod("a", stays)}, nil, nil},
+		"terminating pods are not evicted again":               {[]Pod{nodePod("a", isLeaving)}, nil, nil},
+		"one pod of an owner at a time":                        {[]Pod{nodePod("a", owner("o")), nodePod("b", owner("o")), nodePod("c", owner("p"))}, nil, []string{"a", "c"}},
+		"a pod of the owner is terminating":                    {[]Pod{nodePod("a", owner("o"), isLeaving), nodePod("b", owner("o"))}, nil, nil},
+		"lower entries first":                                  {[]Pod{nodePod("a", critical), nodePod("b")}, nil, []string{"b"}},
+		"an entry waits until pods are gone":                   {[]Pod{nodePod("a", critical), nodePod("b", isLeaving)}, nil, nil},
+		"the entry begins when only its own time is left":      {[]Pod{nodePod("a", critical), nodePod("b", isLeaving)}, []func(*input){left(30 * time.Second)}, []string{"a"}},
+		"the entry does not begin a moment earlier":            {[]Pod{nodePod("a", critical), nodePod("b", isLeaving)}, []func(*input){left(31 * time.Second)}, nil},
+		"pods of earlier entries are evicted, too":             {[]Pod{nodePod("a", critical), nodePod("b")}, []func(*input){left(30 * time.Second)}, []string{"b", "a"}},
+		"a refused pod waits":                                  {[]Pod{nodePod("a")}, []func(*input){refuse("a", time.Second)}, nil},
+		"the siblings of the refused pod may be evicted":       {[]Pod{nodePod("a", owner("o")), nodePod("b", owner("o"))}, []func(*input){refuse("a", time.Second)}, []string{"b"}},
+		"the refused pod is evicted again":                     {[]Pod{nodePod("a")}, []func(*input){refuse("a", 0)}, []string{"a"}},
+		"a pod with an evacuator comes last":                   {[]Pod{nodePod("a", evacuator), nodePod("b")}, nil, []string{"b"}},
+		"a pod with an evacuator comes after the evicted pods": {[]Pod{nodePod("a", evacuator), nodePod("b")}, []func(*input){refuse("b", time.Second)}, []string{"a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, in := testSettings(), idleInput()
@@ -243,13 +243,13 @@ func TestRemainingWithin(t *testing.T) {
 		want       time.Duration
 		ok         bool
 	}{
-		"no request":                              {nil, time.Hour, time.Hour, 0, false},
-		"of another boot":                         {&state.Within{BootID: otherBoot, SinceBoot: time.Hour, Within: time.Minute}, time.Hour, time.Hour, 0, false},
-		"of a pending shutdown":                   {request(time.Hour), 30 * time.Minute, time.Hour, 2 * time.Minute, true},
-		"a minute before the shutdown":            {request(time.Hour - time.Minute), time.Hour, time.Hour, time.Minute, true},
-		"over when the shutdown begins":           {request(time.Hour - 5*time.Minute), time.Hour, time.Hour, 2 * time.Minute, true},
-		"too old when the shutdown begins":        {request(time.Hour - 301*time.Second), time.Hour, time.Hour, 0, false},
-		"over, and the machine runs all the same": {request(time.Hour), time.Hour, 2 * time.Hour, 0, true},
+		"no request":                       {nil, time.Hour, time.Hour, 0, false},
+		"of another boot":                  {&state.Within{BootID: otherBoot, SinceBoot: time.Hour, Within: time.Minute}, time.Hour, time.Hour, 0, false},
+		"of a pending shutdown":            {request(time.Hour), 30 * time.Minute, time.Hour, 2 * time.Minute, true},
+		"a minute before the shutdown":     {request(time.Hour - time.Minute), time.Hour, time.Hour, time.Minute, true},
+		"over when the shutdown begins":    {request(time.Hour - 5*time.Minute), time.Hour, time.Hour, 2 * time.Minute, true},
+		"too old when the shutdown begins": {request(time.Hour - 301*time.Second), time.Hour, time.Hour, 0, false},
+		"over, and the machine still runs": {request(time.Hour), time.Hour, 2 * time.Hour, 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got, ok := remainingWithin(tt.w, thisBoot, tt.begun, tt.now); got != tt.want || ok != tt.ok {
@@ -276,12 +276,12 @@ func TestIsSooner(t *testing.T) {
 		old  *state.Within
 		want bool
 	}{
-		"no older request":    {nil, false},
-		"of another boot":     {&state.Within{BootID: otherBoot, SinceBoot: time.Hour - time.Second, Within: time.Minute}, false},
-		"that ends sooner":    {&state.Within{BootID: thisBoot, SinceBoot: time.Hour - time.Second, Within: time.Minute}, true},
-		"that ends later":     {&state.Within{BootID: thisBoot, SinceBoot: time.Hour - time.Second, Within: time.Hour}, false},
-		"that is over":        {&state.Within{BootID: thisBoot, SinceBoot: time.Hour - time.Minute, Within: time.Second}, false},
-		"that counts no more": {&state.Within{BootID: thisBoot, SinceBoot: time.Hour - 6*time.Minute, Within: 7 * time.Minute}, false},
+		"no older request":        {nil, false},
+		"of another boot":         {&state.Within{BootID: otherBoot, SinceBoot: time.Hour - time.Second, Within: time.Minute}, false},
+		"that ends sooner":        {&state.Within{BootID: thisBoot, SinceBoot: time.Hour - time.Second, Within: time.Minute}, true},
+		"that ends later":         {&state.Within{BootID: thisBoot, SinceBoot: time.Hour - time.Second, Within: time.Hour}, false},
+		"that is over":            {&state.Within{BootID: thisBoot, SinceBoot: time.Hour - time.Minute, Within: time.Second}, false},
+		"that is no longer valid": {&state.Within{BootID: thisBoot, SinceBoot: time.Hour - 6*time.Minute, Within: 7 * time.Minute}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := IsSooner(tt.old, request); got != tt.want {

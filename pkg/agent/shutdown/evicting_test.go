@@ -24,8 +24,8 @@ func TestWithoutHaulout(t *testing.T) {
 		// refused is set if the agent must not create the maintenance again.
 		refused bool
 	}{
-		"it does not answer":         {apiNoHaulout, 14 * time.Second, []string{EventDetected, EventEvicting, EventReleased, EventRebooted}, false},
-		"it refuses the maintenance": {apiRefuse, 6 * time.Second, []string{EventDetected, EventRefused, EventEvicting, EventReleased, EventRebooted}, true},
+		"Haulout does not respond":        {apiNoHaulout, 14 * time.Second, []string{EventDetected, EventEvicting, EventReleased, EventRebooted}, false},
+		"Haulout refuses the maintenance": {apiRefuse, 6 * time.Second, []string{EventDetected, EventRefused, EventEvicting, EventReleased, EventRebooted}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			scenario(t, func(w *world) { w.mode = tt.mode }, func(w *world) {

@@ -39,11 +39,11 @@ func TestStaticPodsThatAreKeptInVainAreNotWaitedFor(t *testing.T) {
 		want    DrainState
 	}{
 		"only the kept pod is left":                     {waiting, 1, []Pod{mirror, daemon}, nil, over},
-		"no server asks for a kept pod":                 {waiting, 0, []Pod{mirror}, nil, waiting},
+		"no server requests the end of a kept pod":      {waiting, 0, []Pod{mirror}, nil, waiting},
 		"the server also waits for another pod":         {DrainState{PodsLeft: 2}, 1, []Pod{mirror, daemon}, nil, DrainState{PodsLeft: 2}},
 		"a pod that can be evicted is left":             {waiting, 1, []Pod{mirror, {Name: "web"}}, nil, waiting},
 		"a pod that was evicted still ends":             {waiting, 1, []Pod{mirror, {Name: "web", Leaving: true}}, nil, waiting},
-		"it is not known which pods are left":           {waiting, 1, nil, errors.New("kube-apiserver does not answer"), waiting},
+		"the remaining pods are unknown":                {waiting, 1, nil, errors.New("kube-apiserver does not answer"), waiting},
 		"the drain is over":                             {DrainState{Drained: true, PodsKept: 1}, 1, nil, nil, DrainState{Drained: true, PodsKept: 1}},
 		"a user has ended the maintenance of the drain": {DrainState{Ended: true}, 1, nil, nil, DrainState{Ended: true}},
 	} {

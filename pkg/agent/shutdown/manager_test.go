@@ -351,7 +351,7 @@ func TestWithoutEngine(t *testing.T) {
 			expect(t, "releases", []string{"3 alive, 1s left"}, w.releases)
 		})
 	})
-	t.Run("without pods, nothing is waited for", func(t *testing.T) {
+	t.Run("without pods, the agent does not wait", func(t *testing.T) {
 		scenario(t, func(w *world) { none(w); w.pods = nil }, func(w *world) {
 			w.request()
 			w.wait(15 * time.Second)

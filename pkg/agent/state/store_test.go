@@ -85,10 +85,10 @@ func TestNothingStored(t *testing.T) {
 
 func TestSaveRefusesWhatLoadWouldCallDamaged(t *testing.T) {
 	for name, state := range map[string]State{
-		"an unknown phase":          {Phase: "Asleep", BootID: "b"},
-		"a phase of no boot":        {Phase: Detected},
-		"a maintenance of no name":  {Maintenance: &MaintenanceRef{UID: "u"}},
-		"a bucket before the first": {Local: &Local{Bucket: -1}},
+		"an unknown phase":             {Phase: "Asleep", BootID: "b"},
+		"a phase without a boot":       {Phase: Detected},
+		"a maintenance without a name": {Maintenance: &MaintenanceRef{UID: "u"}},
+		"a bucket before the first":    {Local: &Local{Bucket: -1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := open(t, t.TempDir())
@@ -117,7 +117,7 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 		"another type":             `{"version":1,"local":{"bucket":"two"}}`,
 		"no version":               `{"phase":"Armed","bootID":"b"}`,
 		"an unknown phase":         `{"version":1,"bootID":"b","phase":"Asleep"}`,
-		"a phase of no boot":       `{"version":1,"phase":"Local"}`,
+		"a phase without a boot":   `{"version":1,"phase":"Local"}`,
 		"a negative bucket":        `{"version":1,"local":{"bucket":-1}}`,
 	} {
 		t.Run(name, func(t *testing.T) {

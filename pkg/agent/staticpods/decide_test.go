@@ -42,11 +42,11 @@ func TestDecide(t *testing.T) {
 		expected      time.Duration
 		late, restart bool
 	}{
-		"park":                    {situation: situationOf(), step: stepPark},
-		"leave an untargeted pod": {situation: situationOf(func(s *situation) { s.targeting = nil }), step: stepLeave},
-		"leave another pod":       {situation: situationOf(func(s *situation) { s.isMirror = false }), step: stepLeave},
-		"leave what is gone":      {situation: situationOf(gone), step: stepLeave},
-		"leave what is being restored": {
+		"park":                     {situation: situationOf(), step: stepPark},
+		"leave an untargeted pod":  {situation: situationOf(func(s *situation) { s.targeting = nil }), step: stepLeave},
+		"leave another pod":        {situation: situationOf(func(s *situation) { s.isMirror = false }), step: stepLeave},
+		"leave a pod that is gone": {situation: situationOf(gone), step: stepLeave},
+		"leave a pod that is being restored": {
 			situation: situationOf(isParked(func(e *Entry) { e.Restoring = true }), gone), step: stepLeave,
 		},
 		"give up a pod from a URL": {

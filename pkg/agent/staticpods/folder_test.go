@@ -189,7 +189,7 @@ func TestPark(t *testing.T) {
 			want:        []string{".nm-parked/uid-update/web.yaml", "sources/web.yaml"},
 			wantEntries: []string{"uid-update/web.yaml <- manifests/web.yaml default/web-node-7"},
 		},
-		"not what the kubelet ignores": {
+		"not the files that the kubelet ignores": {
 			files: map[string]string{
 				"manifests/web.yaml": text("web"), "manifests/.web.yaml": text("web"), "manifests/sub/web.yaml": text("web"),
 				"manifests/broken": "{", "manifests/service.yaml": "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n",
@@ -401,7 +401,7 @@ func TestIndexFollowsTheFiles(t *testing.T) {
 			func(w *tree) { w.write(".nm-parked/uid-2/db.yaml", text("db")) },
 			[]string{"uid-2/db.yaml <- manifests/db.yaml default/db-node-7", own},
 		},
-		"a file that is no manifest": {
+		"a file that is not a manifest": {
 			func(w *tree) { w.write(".nm-parked/uid-2/notes", "{") },
 			[]string{"uid-2/notes <- manifests/notes /", own},
 		},

@@ -158,19 +158,19 @@ func TestKeptPodsDependOnTheNode(t *testing.T) {
 			pods: map[string]string{"a": plain}, s: surroundings{node: node, api: apiElsewhere, labelled: true, policy: Policy{Evacuate: []string{"*/*"}}},
 			want: map[string]protocol.KeptReason{"a": "ControlPlaneNode"},
 		},
-		"an API server on the node keeps what uses the node": {
+		"an API server on the node keeps the pods that use the node": {
 			pods: map[string]string{"a": plain, "b": hosted, "c": ported}, s: surroundings{node: node, api: apiHere},
 			want: map[string]protocol.KeptReason{"b": "ServesTheAPI", "c": "ServesTheAPI"},
 		},
-		"an API server that is unknown keeps what uses the node": {
+		"an unknown API server keeps the pods that use the node": {
 			pods: map[string]string{"a": plain, "b": hosted}, s: surroundings{node: node},
 			want: map[string]protocol.KeptReason{"b": "Undecided"},
 		},
-		"an API server with a name keeps what may resolve it": {
+		"an API server with a name keeps the pods that may resolve the name": {
 			pods: resolvers, s: surroundings{node: node, api: apiNamed},
 			want: map[string]protocol.KeptReason{"coredns": "ServesTheAPI", "cache": "ServesTheAPI", "dnsmasq": "ServesTheAPI"},
 		},
-		"an API server with an address does not": {pods: resolvers, s: elsewhere(Policy{})},
+		"an API server with an address keeps no pod that resolves names": {pods: resolvers, s: elsewhere(Policy{})},
 		"the configuration keeps all": {
 			pods: map[string]string{"a": plain}, s: elsewhere(Policy{KeepAll: true}), want: map[string]protocol.KeptReason{"a": "KeptByConfiguration"},
 		},
@@ -182,11 +182,11 @@ func TestKeptPodsDependOnTheNode(t *testing.T) {
 			pods: map[string]string{"a": plain, "b": plain, "c": plain}, s: elsewhere(Policy{Keep: []string{"kube-system/a", "kube-system/b-node-7"}}),
 			want: map[string]protocol.KeptReason{"a": "KeptByConfiguration", "b": "KeptByConfiguration"},
 		},
-		"to keep has precedence": {
+		"keepStaticPods has precedence": {
 			pods: map[string]string{"a": plain}, s: elsewhere(Policy{Keep: []string{"*/a"}, Evacuate: []string{"*/a"}}),
 			want: map[string]protocol.KeptReason{"a": "KeptByConfiguration"},
 		},
-		"others beside a control plane may leave, its programs not": {
+		"pods beside a control plane may leave, but not its programs": {
 			pods: map[string]string{"api": apiserver, "logs": plain}, s: elsewhere(Policy{Evacuate: []string{"*/*"}}),
 			want: map[string]protocol.KeptReason{"api": "ControlPlaneNode"},
 		},

@@ -95,9 +95,9 @@ func TestShutdownAroundLogind(t *testing.T) {
 		wantLimit time.Duration
 		want      syscall.Signal
 	}{
-		"reboot":                              {target: "reboot.target", delay: 10 * time.Minute, wantKind: "reboot", wantLimit: 10 * time.Minute, want: syscall.SIGHUP},
-		"poweroff, a delay above systemd's":   {target: "poweroff.target", delay: time.Hour, wantKind: "poweroff", wantLimit: 28*time.Minute + 30*time.Second, want: syscall.SIGINT},
-		"halt, which has no limit of its own": {target: "halt.target", delay: time.Hour, wantKind: "poweroff", wantLimit: time.Hour, want: syscall.SIGINT},
+		"reboot": {target: "reboot.target", delay: 10 * time.Minute, wantKind: "reboot", wantLimit: 10 * time.Minute, want: syscall.SIGHUP},
+		"poweroff, with a delay above systemd's limit": {target: "poweroff.target", delay: time.Hour, wantKind: "poweroff", wantLimit: 28*time.Minute + 30*time.Second, want: syscall.SIGINT},
+		"halt, which has no limit of its own":          {target: "halt.target", delay: time.Hour, wantKind: "poweroff", wantLimit: time.Hour, want: syscall.SIGINT},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := bootMachine(t)

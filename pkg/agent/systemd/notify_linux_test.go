@@ -83,7 +83,7 @@ func TestNotifications(t *testing.T) {
 	}{
 		"ready":    {send: func(n *systemd.Notifier) error { return n.Ready("waits") }, want: []message{{text: "READY=1\nSTATUS=waits"}}},
 		"stopping": {send: func(n *systemd.Notifier) error { return n.Stopping("ends") }, want: []message{{text: "STOPPING=1\nSTATUS=ends"}}},
-		"a status cannot smuggle in another notification": {
+		"a status cannot contain another notification": {
 			send: func(n *systemd.Notifier) error { return n.Status("a\nSTOPPING=1") }, want: []message{{text: "STATUS=a STOPPING=1"}},
 		},
 		"a file is stored, and not polled": {
@@ -126,12 +126,12 @@ func TestListenFDsRefuses(t *testing.T) {
 		pid, count string
 		wantError  bool
 	}{
-		"no variables":              {},
-		"files for another process": {pid: "1", count: "1"},
-		"a number that is none":     {pid: "self", count: "many", wantError: true},
-		"less than no files":        {pid: "self", count: "-1", wantError: true},
-		"no files for this process": {pid: "self", count: "0"},
-		"files of no process":       {pid: "0", count: "3"},
+		"no variables":               {},
+		"files for another process":  {pid: "1", count: "1"},
+		"a number that is invalid":   {pid: "self", count: "many", wantError: true},
+		"a negative number of files": {pid: "self", count: "-1", wantError: true},
+		"no files for this process":  {pid: "self", count: "0"},
+		"files of no process":        {pid: "0", count: "3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if test.pid == "self" {

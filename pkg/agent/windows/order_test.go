@@ -75,26 +75,26 @@ func TestOrderIsRestored(t *testing.T) {
 		again bool
 		want  fakeOrder
 	}{
-		"a list":               {before: fakeOrder{order: []string{"a", "Kubelet"}, found: true}, want: fakeOrder{order: []string{"a", "Kubelet"}, found: true}},
-		"a list without us":    {before: fakeOrder{order: []string{"a"}, found: true}, want: fakeOrder{order: []string{"a"}, found: true}},
-		"an empty list":        {before: fakeOrder{found: true}, want: fakeOrder{found: true}},
-		"no value":             {},
-		"left by another life": {before: fakeOrder{order: []string{"a", own}, found: true}, want: fakeOrder{order: []string{"a"}, found: true}},
-		"others come": {
+		"a list":                              {before: fakeOrder{order: []string{"a", "Kubelet"}, found: true}, want: fakeOrder{order: []string{"a", "Kubelet"}, found: true}},
+		"a list without the agent":            {before: fakeOrder{order: []string{"a"}, found: true}, want: fakeOrder{order: []string{"a"}, found: true}},
+		"an empty list":                       {before: fakeOrder{found: true}, want: fakeOrder{found: true}},
+		"no value":                            {},
+		"a record of an earlier installation": {before: fakeOrder{order: []string{"a", own}, found: true}, want: fakeOrder{order: []string{"a"}, found: true}},
+		"other services are added": {
 			before: fakeOrder{order: []string{"a"}, found: true},
 			change: func(f *fakeOrder) { f.order = append(f.order, "b") },
 			want:   fakeOrder{order: []string{"a", "b"}, found: true},
 		},
-		"others come where no value was": {
+		"other services are added where no value was": {
 			change: func(f *fakeOrder) { f.order = append(f.order, kubelet) },
 			want:   fakeOrder{order: []string{kubelet}, found: true},
 		},
-		"the kubelet puts itself before us": {
+		"the kubelet puts itself before the agent": {
 			change: func(f *fakeOrder) { f.order = append([]string{kubelet}, f.order...) }, again: true,
 			want: fakeOrder{order: []string{kubelet}, found: true},
 		},
-		"the value is removed":             {before: fakeOrder{order: []string{"a"}, found: true}, change: func(f *fakeOrder) { _ = f.remove() }},
-		"the value is removed and we come": {change: func(f *fakeOrder) { _ = f.remove() }, again: true},
+		"the value is removed":                        {before: fakeOrder{order: []string{"a"}, found: true}, change: func(f *fakeOrder) { _ = f.remove() }},
+		"the value is removed and the agent is added": {change: func(f *fakeOrder) { _ = f.remove() }, again: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, value := t.TempDir(), &fakeOrder{order: slices.Clone(test.before.order), found: test.before.found}

@@ -44,7 +44,7 @@ func TestDefaults(t *testing.T) {
 				MetricsBindAddress: ptr.To("127.0.0.1:10271"),
 			},
 		},
-		"the places of Windows": {
+		"the paths of Windows": {
 			goos: "windows",
 			in: NodeAgentConfiguration{
 				ShutdownGracePeriodByPodPriority: []ShutdownGracePeriodByPodPriority{{Priority: 5, ShutdownGracePeriodSeconds: 7}},

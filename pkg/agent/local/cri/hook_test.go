@@ -79,7 +79,7 @@ func TestHTTPHooks(t *testing.T) {
 		{name: "in the network of the node", pod: func(s *podSpec) { s.hostNetwork = true }, want: true, token: "Bearer x"},
 		{name: "by its own host", pod: func(*podSpec) {}, mod: func(a *corev1.HTTPGetAction) { a.Host = "127.0.0.1" }, want: true, token: "Bearer x"},
 		{name: "encrypted with any certificate", encrypted: true, pod: local, mod: https, want: true, token: "Bearer x"},
-		{name: "encrypted for a server that is not", pod: local, mod: https, want: true},
+		{name: "encrypted for a server without encryption", pod: local, mod: https, want: true},
 		{name: "a pod without an address", pod: func(*podSpec) {}},
 	}
 	for _, tt := range tests {
@@ -139,7 +139,7 @@ func TestHooksTakeFromTheGrace(t *testing.T) {
 		{name: "a command that fails", timeout: 6 * time.Second, mods: []func(*podSpec){grace("6"), preStop(execHook("flush", "all")), func(s *podSpec) {
 			s.containers[0].code = 1
 		}}},
-		{name: "a server that does not answer", waits: time.Second, timeout: 2 * time.Second, mods: []func(*podSpec){
+		{name: "a server that does not respond", waits: time.Second, timeout: 2 * time.Second, mods: []func(*podSpec){
 			grace("1"), local, preStop(get(deaf)),
 		}},
 		{name: "a port without a number", timeout: 6 * time.Second, mods: []func(*podSpec){grace("6"), local, preStop(get(intstr.FromString("missing")))}},

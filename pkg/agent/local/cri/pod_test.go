@@ -29,18 +29,18 @@ func TestGrace(t *testing.T) {
 		want     time.Duration
 	}{
 		{name: "the pod's own time", pod: newPod("p", 0, grace("7")), want: 7 * time.Second},
-		{name: "not more than the bucket's", pod: newPod("p", 0, grace("3600")), want: 20 * time.Second},
-		{name: "not more than the deadline leaves", pod: newPod("p", 0, grace("3600")), deadline: 9 * time.Second, want: 9 * time.Second},
+		{name: "not more than the time of the bucket", pod: newPod("p", 0, grace("3600")), want: 20 * time.Second},
+		{name: "not more than the time until the deadline", pod: newPod("p", 0, grace("3600")), deadline: 9 * time.Second, want: 9 * time.Second},
 		{name: "at least 2 seconds", pod: newPod("p", 0, grace("1")), want: 2 * time.Second},
-		{name: "at least 2 seconds with none", pod: newPod("p", 0, grace("0")), want: 2 * time.Second},
-		{name: "the checkpoint's if the runtime has none", want: 12 * time.Second, pod: newPod("p", 0, grace(""), func(s *podSpec) {
+		{name: "at least 2 seconds without a grace period", pod: newPod("p", 0, grace("0")), want: 2 * time.Second},
+		{name: "the grace period of the checkpoint if the runtime has none", want: 12 * time.Second, pod: newPod("p", 0, grace(""), func(s *podSpec) {
 			s.GracePeriod.Duration = 12 * time.Second
 		})},
 		{name: "less for a pod that is being deleted", want: 4 * time.Second, pod: newPod("p", 0, grace("15"), func(s *podSpec) {
 			s.GracePeriod.Duration = 4 * time.Second
 		})},
 		{name: "the default of the API if none is known", pod: newPod("p", -7, grace(""), unknown), want: 20 * time.Second},
-		{name: "nonsense in the annotation", want: 5 * time.Second, pod: newPod("p", 0, grace("soon"), func(s *podSpec) {
+		{name: "an invalid annotation", want: 5 * time.Second, pod: newPod("p", 0, grace("soon"), func(s *podSpec) {
 			s.GracePeriod.Duration = 5 * time.Second
 		})},
 	}

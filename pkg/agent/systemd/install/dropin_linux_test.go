@@ -14,10 +14,10 @@ import (
 // TestRemoveDropIn removes a drop-in. It removes the folder only if it is empty and not a link.
 func TestRemoveDropIn(t *testing.T) {
 	for name, test := range map[string]struct{ linked, shared, gone bool }{
-		"a folder of ours":          {gone: true},
-		"a folder of others":        {shared: true},
-		"a link to another folder":  {linked: true, shared: true},
-		"a link to an empty folder": {linked: true},
+		"a folder with only the agent's drop-in":   {gone: true},
+		"a folder with drop-ins of other programs": {shared: true},
+		"a link to another folder":                 {linked: true, shared: true},
+		"a link to an empty folder":                {linked: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			folder := filepath.Join(t.TempDir(), "kubelet.service.d")
