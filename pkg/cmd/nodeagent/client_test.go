@@ -70,7 +70,7 @@ func TestNodeName(t *testing.T) {
 		"from the kubelet for a token":         {user: "{token: t}", want: strings.ToLower(hostname)},
 		"another node's certificate":           {configured: "node-9", user: file(node), refused: []string{"nodeName", "node-9", `must be "node-1"`}},
 		"a missing certificate":                {user: "{client-certificate: /none, client-key: /none}", refused: []string{"/none"}},
-		"a certificate that is none":           {user: file([]byte("x")), refused: []string{"PEM"}},
+		"an invalid certificate":               {user: file([]byte("x")), refused: []string{"PEM"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kubeletConfig := filepath.Join(t.TempDir(), "config.yaml")

@@ -63,11 +63,11 @@ func TestChooseMode(t *testing.T) {
 		// the stored table.
 		local, storedTable bool
 	}{
-		"all is there":                                     {local: true},
-		"a kubeconfig without a meaning":                   {badFile: true, why: "no API client can be created", local: true},
-		"authorities that are none":                        {server: noAuthorities, why: "no API client can be created", local: true},
-		"authorities that are none, it crashes":            {server: noAuthorities, crashed: true, safe: true, why: "started 5 times"},
-		"a server without a meaning":                       {server: "https://a b", why: "no API client can be created", local: true},
+		"all files exist":                                  {local: true},
+		"an invalid kubeconfig":                            {badFile: true, why: "no API client can be created", local: true},
+		"invalid authorities":                              {server: noAuthorities, why: "no API client can be created", local: true},
+		"invalid authorities, it crashes":                  {server: noAuthorities, crashed: true, safe: true, why: "started 5 times"},
+		"an invalid server":                                {server: "https://a b", why: "no API client can be created", local: true},
 		"no kubeconfig":                                    {noFile: true, safe: true, why: "not joined a cluster"},
 		"no kubeconfig any more":                           {noFile: true, stored: boot, safe: true, why: "not joined a cluster", local: true, storedTable: true},
 		"a broken file":                                    {config: broken, safe: true, why: "maxShutdownDelay"},
@@ -78,7 +78,7 @@ func TestChooseMode(t *testing.T) {
 		"no kubeconfig any more, a directory of its own":   {noFile: true, stored: boot, inFile: true, safe: true, why: "not joined a cluster", local: true, storedTable: true},
 		"it crashes, with a directory of its own":          {crashed: true, stored: boot, inFile: true, safe: true, why: "started 5 times", local: true, storedTable: true},
 		"a broken file, with a directory of its own":       {config: broken, stored: boot, inFile: true, noted: true, safe: true, why: "maxShutdownDelay", local: true, storedTable: true},
-		"it crashes": {crashed: true, stored: boot, safe: true, why: "started 5 times", local: true, storedTable: true},
+		"it crashes":                                       {crashed: true, stored: boot, safe: true, why: "started 5 times", local: true, storedTable: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -139,10 +139,10 @@ func TestAgentStartsAgainWithAnotherKubeconfig(t *testing.T) {
 		"other authorities": {change: func(_, authorities string) error {
 			return os.WriteFile(authorities, clientCertificate(t, "other", false), 0o600)
 		}, want: true},
-		"it is gone":                         {change: func(kubeconfig, _ string) error { return os.Remove(kubeconfig) }, want: true},
-		"it is gone in a shutdown":           {change: func(kubeconfig, _ string) error { return os.Remove(kubeconfig) }, shuttingDown: true},
-		"it is half written":                 {change: func(kubeconfig, _ string) error { return os.Truncate(kubeconfig, 70) }},
-		"the file of authorities is missing": {change: func(_, authorities string) error { return os.Remove(authorities) }},
+		"the kubeconfig is gone":                   {change: func(kubeconfig, _ string) error { return os.Remove(kubeconfig) }, want: true},
+		"the kubeconfig is gone during a shutdown": {change: func(kubeconfig, _ string) error { return os.Remove(kubeconfig) }, shuttingDown: true},
+		"the kubeconfig is half written":           {change: func(kubeconfig, _ string) error { return os.Truncate(kubeconfig, 70) }},
+		"the file of authorities is missing":       {change: func(_, authorities string) error { return os.Remove(authorities) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -267,14 +267,14 @@ func TestBootOf(t *testing.T) {
 		err             error
 		want            string
 	}{
-		"the first boot of userspace":                   {want: kernel},
-		"the third":                                     {userspace: "2", last: kernel + "-1", want: kernel + "-2"},
-		"the third, systemd is silent":                  {err: broken, last: kernel + "-2", want: kernel + "-2"},
-		"an older agent has stored it in this boot":     {userspace: "4711", last: kernel, present: true, want: kernel},
-		"an older agent has stored it in the first one": {userspace: "4711", last: kernel, want: kernel + "-4711"},
-		"another kernel has run":                        {userspace: "4711", last: "another", present: true, want: kernel + "-4711"},
-		"systemd is silent at first":                    {err: broken, want: kernel},
-		"systemd is silent after the boot":              {err: broken, last: "another-2", want: kernel},
+		"the first boot of userspace": {want: kernel},
+		"the third":                   {userspace: "2", last: kernel + "-1", want: kernel + "-2"},
+		"the third boot of userspace, systemd does not respond": {err: broken, last: kernel + "-2", want: kernel + "-2"},
+		"an older agent has stored it in this boot":             {userspace: "4711", last: kernel, present: true, want: kernel},
+		"an older agent has stored it in the first one":         {userspace: "4711", last: kernel, want: kernel + "-4711"},
+		"another kernel has run":                                {userspace: "4711", last: "another", present: true, want: kernel + "-4711"},
+		"systemd does not respond at first":                     {err: broken, want: kernel},
+		"systemd does not respond after the boot":               {err: broken, last: "another-2", want: kernel},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := bootOf(kernel, test.userspace, test.last, test.present, test.err)

@@ -133,13 +133,13 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 		"a kubelet that stays": {
 			{set("/a", true, nil), []string{"/a"}, ""}, {set("/a", true, nil), []string{"/a"}, ""},
 		},
-		"a kubelet whose configuration comes later": {
+		"a kubelet whose configuration is written later": {
 			{set("", false, broken), nil, "no configuration"}, {set("/a", true, nil), []string{"/a"}, ""},
 		},
-		"a kubelet that is configured again": {
+		"a kubelet whose configuration changes": {
 			{set("/a", true, nil), []string{"/a"}, ""}, {set("/b", true, nil), []string{"/b"}, ""},
 		},
-		"a kubelet that stops: its file may say something else than its flags": {
+		"a kubelet that stops: its file may differ from its flags": {
 			{set("/flag", true, nil), []string{"/flag"}, ""},
 			{set("/file", false, nil), []string{"/flag"}, ""},
 			{set("/flag", true, nil), []string{"/flag"}, ""},
@@ -152,11 +152,11 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 			{set("", false, broken), []string{"/a"}, ""},
 			{set("/a", true, nil), []string{"/a"}, ""},
 		},
-		"a keeper that cannot be made at first": {
+		"a keeper that cannot be created at first": {
 			{func(n *fakeNode) { n.set("/a", true, nil); n.change(func() { n.newErr = broken }) }, nil, "no configuration"},
 			{func(n *fakeNode) { n.change(func() { n.newErr = nil }) }, []string{"/a"}, ""},
 		},
-		"a keeper that fails is made again": {
+		"a keeper that fails is recreated": {
 			{func(n *fakeNode) { n.set("/a", true, nil); n.change(func() { n.next.fail = broken }) }, nil, "no configuration"},
 			{func(n *fakeNode) { n.change(func() { n.next.fail = nil }) }, []string{"/a"}, ""},
 		},

@@ -59,13 +59,13 @@ func TestStaticListAndRestore(t *testing.T) {
 			args: []string{"restore", "--all"}, want: []string{"proxy.yaml restored", "storage.yaml restored"},
 			files: "proxy.yaml running.yaml storage.yaml",
 		},
-		"restore those of another cluster, of which there are none": {
+		"restore manifests of another cluster, of which there are none": {
 			args: []string{"restore", "--foreign"}, want: []string{"Nothing was restored"}, files: "running.yaml",
 		},
-		"restore all and those of another cluster": {args: []string{"restore", "--all", "--foreign"}, refused: []string{"--foreign"}, files: "running.yaml"},
+		"restore all manifests and those of another cluster": {args: []string{"restore", "--all", "--foreign"}, refused: []string{"--foreign"}, files: "running.yaml"},
 		"restore none":      {args: []string{"restore"}, refused: []string{"--all"}, files: "running.yaml"},
 		"restore both ways": {args: []string{"restore", "--all", "proxy.yaml"}, refused: []string{"--all"}, files: "running.yaml"},
-		"restore an unknown one": {
+		"restore an unknown pod": {
 			args: []string{"restore", "proxy.yaml", "other"}, refused: []string{`"other"`, "proxy", "storage"}, files: "running.yaml",
 		},
 	} {

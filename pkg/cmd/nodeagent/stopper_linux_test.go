@@ -51,12 +51,12 @@ func TestStopper(t *testing.T) {
 	}{
 		"the service is restarted":   {signal: syscall.SIGTERM},
 		"a user ends it with Ctrl-C": {signal: os.Interrupt, goesDown: true},
-		"systemd cannot be asked":    {signal: syscall.SIGTERM, askErr: errors.New("no bus")},
+		"systemd does not respond":   {signal: syscall.SIGTERM, askErr: errors.New("no bus")},
 		"the system goes down, the pods leave": {
 			signal: syscall.SIGTERM, goesDown: true, released: time.Minute, wantAfter: time.Minute, wantStopping: true,
 		},
 		"the system goes down, the pods stay": {signal: syscall.SIGTERM, goesDown: true, wantAfter: limit, wantStopping: true},
-		"systemd waits less long": {
+		"systemd waits for a shorter time": {
 			signal: syscall.SIGTERM, goesDown: true, systemdLimit: time.Minute, wantAfter: time.Minute, wantStopping: true,
 		},
 		"a kind that is unknown": {

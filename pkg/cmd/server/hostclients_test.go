@@ -64,18 +64,18 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 		cause      error
 		cut        bool
 	}{
-		"a call that is over before is not": {host: slowly{answers: time.Second}, ends: time.Minute, took: time.Second},
-		"a call that is over soon after is not": {
+		"a call that ends before is not cancelled": {host: slowly{answers: time.Second}, ends: time.Minute, took: time.Second},
+		"a call that ends soon after is not cancelled": {
 			host: slowly{answers: 4 * time.Second}, ends: time.Second, took: 4 * time.Second,
 		},
-		"a call that is not answered is": {
+		"a call without a response is cancelled": {
 			host: slowly{answers: time.Hour}, ends: time.Second, took: time.Second + grace, cut: true,
 		},
-		"a call whose answer does not end is": {
+		"a call whose response does not end is cancelled": {
 			host: slowly{ends: time.Hour}, ends: time.Second, took: time.Second + grace, cut: true,
 		},
-		"a call that begins when it is over is too": {host: slowly{answers: time.Hour}, took: grace, cut: true},
-		"a call is cut immediately when another replica may act": {
+		"a call that begins afterwards is cancelled, too": {host: slowly{answers: time.Hour}, took: grace, cut: true},
+		"a call is cancelled immediately when another replica may act": {
 			host: slowly{answers: time.Hour}, ends: time.Second, took: time.Second, cause: apiserver.ErrLeaseLost, cut: true,
 		},
 	} {

@@ -67,7 +67,7 @@ func TestWrongFlagIsNamed(t *testing.T) {
 }
 
 func TestCompletion(t *testing.T) {
-	t.Run("one kubeconfig serves for everything", func(t *testing.T) {
+	t.Run("one kubeconfig is used for all purposes", func(t *testing.T) {
 		o := parse(t, "--kubeconfig=/a")
 		if o.Authentication.RemoteKubeConfigFile != "/a" || o.Authorization.RemoteKubeConfigFile != "/a" {
 			t.Errorf("authentication asks %q, authorization %q",

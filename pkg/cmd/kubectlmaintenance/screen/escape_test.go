@@ -24,7 +24,7 @@ var hostile = map[string]struct{ text, want string }{
 	"a tab":                             {"a\tb", `a\tb`},
 	"backspace":                         {"a\b\b", `a\u0008\u0008`},
 	"DEL":                               {"a\x7f", `a\u007f`},
-	"text that runs backwards":          {"a\u202edniarb", `a\u202edniarb`},
+	"text in the reverse direction":     {"a\u202edniarb", `a\u202edniarb`},
 	"an isolate":                        {"\u2066x\u2069", `\u2066x\u2069`},
 	"a line separator":                  {"a\u2028b", `a\u2028b`},
 	"a tag character":                   {"\U000e0041", `\U000e0041`},
@@ -86,8 +86,8 @@ func TestWrite(t *testing.T) {
 		terminal bool
 		want     string
 	}{
-		"a pipe gets the document as it is":            {false, document},
-		"a terminal gets it with escapes, as JSON has": {true, "{\n\t\"reason\": \"a\\u009b2J \\u202e\"\n}\n"},
+		"a pipe gets the document unchanged":                    {false, document},
+		"a terminal gets the document with the escapes of JSON": {true, "{\n\t\"reason\": \"a\\u009b2J \\u202e\"\n}\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder

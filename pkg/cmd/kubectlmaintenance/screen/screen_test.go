@@ -32,29 +32,29 @@ func TestScreen(t *testing.T) {
 		tell          func(*Screen)
 		want          string
 	}{
-		"what is drawn is drawn over by the next": {
+		"the next Draw replaces the drawn lines": {
 			columns: 80, rows: 24, tell: func(s *Screen) { s.Draw(text("a", "b")); s.Draw(text("c")) },
 			want: "a\nb\n\x1b[2A\x1b[Jc\n",
 		},
-		"what is printed takes the place of what is drawn and stays": {
+		"printed lines replace the drawn lines and stay": {
 			columns: 80, rows: 24, tell: func(s *Screen) { s.Draw(text("a")); s.Printf("%s", "b"); s.Draw(text("c")) },
 			want: "a\n\x1b[1A\x1b[Jb\nc\n",
 		},
-		"what is kept is not drawn over": {
+		"kept lines are not replaced": {
 			columns: 80, rows: 24, tell: func(s *Screen) { s.Draw(text("a")); s.Keep(); s.Draw(text("b")) },
 			want: "a\nb\n",
 		},
-		"a line that is too long is cut, lest it wraps": {
+		"a line that is too long is cut, so that it does not wrap": {
 			columns: 6, rows: 24, tell: func(s *Screen) { s.Draw(text("abcde", "abcdef")) }, want: "abcde\nabcd>\n",
 		},
-		"lines that would scroll out are left out": {
+		"lines that would scroll out of view are omitted": {
 			columns: 80, rows: 3, tell: func(s *Screen) { s.Draw(text("a", "b", "c")) }, want: "a\nb\n",
 		},
 		"a styled line is reset at its end": {
 			columns: 80, rows: 24, colors: true, tell: func(s *Screen) { s.Println(Line{"a", Good}, Line{"b", Plain}) },
 			want: "\x1b[32ma\x1b[0m\nb\n",
 		},
-		"without colors styles do not show": {
+		"without colors, styles have no effect": {
 			columns: 80, rows: 24, tell: func(s *Screen) { s.Println(Line{"a", Good}) }, want: "a\n",
 		},
 	} {

@@ -50,16 +50,16 @@ func TestStuck(t *testing.T) {
 	}{
 		"no conditions yet": {nm: inStage(drain)},
 		"pods leave":        {nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Draining")},
-		"it waits for another maintenance": {
+		"the maintenance waits for another one": {
 			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Waiting"),
 		},
 		"all pods are blocked": {
 			nm: inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"), want: "Blocked",
 		},
-		"it stalls while pods seem to leave": {
+		"the maintenance stalls while pods seem to leave": {
 			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=False Stalled"), want: "Stalled",
 		},
-		"a write fails and nothing else moves": {
+		"a write fails and no other node makes progress": {
 			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=False SyncFailed"), want: "SyncFailed",
 		},
 		"a write fails while pods leave": {
@@ -72,7 +72,7 @@ func TestStuck(t *testing.T) {
 			nm: inStage(drain, "Drained=False NotAuthorized", "Progressing=True Draining"), want: "NotAuthorized",
 		},
 		"no node is selected": {nm: inStage(drain, "Drained=False NoNodesSelected"), want: "NoNodesSelected"},
-		"blocked, by a condition without the other": {
+		"blocked, with only one of the two conditions": {
 			nm: inStage(drain, "Drained=False DrainBlocked"), want: "DrainBlocked",
 		},
 		"drained":  {nm: inStage(drain, "Drained=True DrainComplete", "Progressing=True Drained")},
@@ -80,7 +80,7 @@ func TestStuck(t *testing.T) {
 		"a cordon that fails": {
 			nm: inStage(cordon, "Drained=False NotRequested", "Progressing=False SyncFailed"), want: "SyncFailed",
 		},
-		"complete, with what it said as it drained": {
+		"complete, with the conditions from stage Drain": {
 			nm: inStage(v1alpha1.NodeMaintenanceStageComplete, "Drained=False DrainBlocked",
 				"Progressing=True Complete"),
 		},
@@ -110,17 +110,17 @@ func TestObstacles(t *testing.T) {
 		want                []string
 	}{
 		"pods leave": {nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Draining")},
-		"blocked pods that are listed say more than the condition": {
+		"blocked pods that are listed replace the condition": {
 			nm: inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"), podsListed: true,
 		},
 		"blocked pods that have no Evacuation": {
 			nm: inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"), want: []string{"Blocked []"},
 		},
-		"it stalls beside blocked pods": {
+		"the maintenance stalls, and pods are blocked": {
 			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=False Stalled"), podsListed: true,
 			want: []string{"Stalled []"},
 		},
-		"a write fails for a node while the others move on": {
+		"a write fails for a node while other nodes make progress": {
 			nm:         inStage(drain, "Drained=False NodeNotCordoned", "Progressing=True SyncFailed"),
 			uncordoned: []string{"b", "a"}, want: []string{"SyncFailed []", "NodeNotCordoned [a b]"},
 		},
@@ -133,7 +133,7 @@ func TestObstacles(t *testing.T) {
 			uncordoned: []string{"b"}, refused: []string{"a"},
 			want: []string{"Stalled []", "NotAuthorized [a]", "NodeNotCordoned [b]"},
 		},
-		"a cordon that is fought, which no condition reports": {
+		"a cordon that a client keeps removing, which no condition reports": {
 			nm:         inStage(cordon, "Drained=False NotRequested", "Progressing=True NotRequested"),
 			uncordoned: []string{"a"}, want: []string{"NodeNotCordoned [a]"},
 		},

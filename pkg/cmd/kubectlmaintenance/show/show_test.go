@@ -36,10 +36,10 @@ func TestPace(t *testing.T) {
 	}{
 		"pods leave steadily":                         {pace{30, time.Minute}, 15, 30, 30 * time.Second},
 		"a drain that has just begun has a pace, too": {pace{5, 10 * time.Second}, 20, 30, 40 * time.Second},
-		"nothing can be said in the first second":     {pace{5, time.Second / 2}, 20, 0, 0},
-		"nothing can be said if no pod has left":      {pace{0, time.Minute}, 20, 0, 0},
-		"without pods there is nothing to wait for":   {pace{30, time.Minute}, 0, 30, 0},
-		"a moment is a second at least":               {pace{6000, time.Minute}, 1, 6000, time.Second},
+		"the pace is unknown in the first second":     {pace{5, time.Second / 2}, 20, 0, 0},
+		"the pace is unknown if no pod has left":      {pace{0, time.Minute}, 20, 0, 0},
+		"without pods, no time is left":               {pace{30, time.Minute}, 0, 30, 0},
+		"the time is at least a second":               {pace{6000, time.Minute}, 1, 6000, time.Second},
 		"very many pods do not overflow":              {pace{1, time.Minute}, 150_000, 1, 150_000 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestGone(t *testing.T) {
 		want       int
 		known      bool
 	}{
-		"all were seen": {
+		"the plugin has read all Evacuations": {
 			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10}, departures: seen(7),
 			want: 7, known: true,
 		},
@@ -152,7 +152,7 @@ func TestGone(t *testing.T) {
 			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsEvacuating: 1, PodsPeak: 10},
 			want: 6, known: true,
 		},
-		"others came meanwhile": {
+		"new pods were created meanwhile": {
 			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9, PodsPeak: 10}, departures: seen(7),
 			want: 7, known: true,
 		},
@@ -167,7 +167,7 @@ func TestGone(t *testing.T) {
 			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 10, PodsPeak: 10}, departures: seen(0),
 			want: 0, known: true,
 		},
-		"the counters have not been written for long": {
+		"the counters are out of date": {
 			node: v1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 4, PodsPeak: 10}, departures: seen(0), want: 10,
 			known: true,
 		},
@@ -195,12 +195,12 @@ func TestWrap(t *testing.T) {
 		columns int
 		want    string
 	}{
-		"what fits stays on a line":             {"one two", 20, "  one two\n"},
-		"what does not is broken between words": {"one two three", 9, "  one two\n  three\n"},
+		"text that fits stays on one line":               {"one two", 20, "  one two\n"},
+		"text that does not fit is broken between words": {"one two three", 9, "  one two\n  three\n"},
 		"a word that is too long has a line of its own": {
 			text: "a pneumonoultramicroscopic b", columns: 10, want: "  a\n  pneumonoultramicroscopic\n  b\n",
 		},
-		"nothing is no line": {"", 10, ""},
+		"an empty text has no lines": {"", 10, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := Text(wrap("  ", test.text, test.columns, screen.Plain)); got != test.want {
@@ -256,7 +256,7 @@ func TestWaits(t *testing.T) {
 		},
 		"an evacuator that became active 9s ago": {class: flush, activeFor: 9 * time.Second, reported: never},
 		"no active evacuator":                    {activeFor: time.Minute, reported: never},
-		"a pod that is up for eviction": {
+		"a pod that will be evicted": {
 			class: v1alpha1.EvacuatorClassEviction, activeFor: time.Minute, reported: never,
 		},
 		"a pod that waits for other pods before its eviction": {

@@ -60,9 +60,9 @@ func TestStartsOnVolumesOfOthers(t *testing.T) {
 		// made it accessible for the fsGroup; 0 means that there is none.
 		left os.FileMode
 	}{
-		"a block volume with the fsGroup of the pod": {mode: 0o775 | os.ModeSetgid, group: otherUser},
-		"a folder of the node that is open to all":   {mode: 0o777},
-		"a volume whose files the kubelet has opened": {
+		"a block volume with the fsGroup of the pod":     {mode: 0o775 | os.ModeSetgid, group: otherUser},
+		"a folder of the node that all users can access": {mode: 0o777},
+		"a volume whose files the kubelet has made accessible": {
 			mode: 0o775 | os.ModeSetgid, group: otherUser, left: 0o770 | os.ModeSetgid,
 		},
 	} {

@@ -170,8 +170,8 @@ func TestCABundleOfAnotherInstallationIsLeftAlone(t *testing.T) {
 		namespace string
 		want      bool
 	}{
-		"it is written for the own Service":      {namespace: options.Namespace, want: true},
-		"it is not for one in another namespace": {namespace: "blue"},
+		"the caBundle is written for the own Service":                    {namespace: options.Namespace, want: true},
+		"the caBundle is not written for a Service in another namespace": {namespace: "blue"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
