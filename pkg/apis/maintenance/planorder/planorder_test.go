@@ -23,7 +23,7 @@ func TestCheck(t *testing.T) {
 		want []string
 	}{
 		"an empty plan": {},
-		"all rules kept": {
+		"no rule violated": {
 			plan: []Key{
 				{"", -5, nil}, {"Default", 10, labels("a")}, {"Default", 10, labels("b")}, {"Default", 10, nil},
 				{"Default", 20, nil},
@@ -33,11 +33,11 @@ func TestCheck(t *testing.T) {
 		"a type out of order": {
 			plan: []Key{{"Static", 1, nil}, {"DaemonSet", 2, nil}}, want: []string{"1 against 0: " + string(TypeOrder)},
 		},
-		"a priority that falls": {
+		"a descending priority": {
 			plan: []Key{{"Default", 20, nil}, {"Default", 10, nil}},
 			want: []string{"1 against 0: " + string(PriorityOrder)},
 		},
-		"a priority may fall with the next type": {plan: []Key{{"Default", 20, nil}, {"DaemonSet", 10, nil}}},
+		"a lower priority with the next type": {plan: []Key{{"Default", 20, nil}, {"DaemonSet", 10, nil}}},
 		"a selector behind the entry without": {
 			plan: []Key{{"Default", 10, nil}, {"Default", 10, labels("a")}},
 			want: []string{"1 against 0: " + string(SelectorOrder)},
@@ -46,7 +46,7 @@ func TestCheck(t *testing.T) {
 			plan: []Key{{"Default", 10, &metav1.LabelSelector{}}, {"Default", 10, labels("a")}},
 			want: []string{"1 against 0: " + string(SelectorOrder)},
 		},
-		"a duplicate, however its selector is written": {
+		"a duplicate with a different form of the selector": {
 			plan: []Key{
 				{Type: "Default", Priority: 10, Selector: labels("a")},
 				{Type: "Default", Priority: 10, Selector: labels("b")},
@@ -61,11 +61,11 @@ func TestCheck(t *testing.T) {
 			},
 			want: []string{"2 against 0: " + string(Duplicate)},
 		},
-		"one mistake is reported once: what follows is compared with what stands in order": {
+		"one mistake is reported once: later entries are compared with the last entry in order": {
 			plan: []Key{{"Default", 20, nil}, {"Default", 10, nil}, {"Default", 30, nil}, {"Default", 5, nil}},
 			want: []string{"1 against 0: " + string(PriorityOrder), "3 against 2: " + string(PriorityOrder)},
 		},
-		"an unknown type is passed over": {plan: []Key{{"Static", 20, nil}, {"Bare", 10, nil}, {"Static", 30, nil}}},
+		"an unknown type is skipped": {plan: []Key{{"Static", 20, nil}, {"Bare", 10, nil}, {"Static", 30, nil}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
@@ -86,15 +86,15 @@ func TestBefore(t *testing.T) {
 		a, b Key
 		want bool
 	}{
-		"a lower priority":           {Key{"Default", 1, nil}, Key{"Default", 2, nil}, true},
-		"a higher priority":          {Key{"Default", 2, nil}, Key{"Default", 1, nil}, false},
-		"an earlier type":            {Key{"Default", 2, nil}, Key{"Static", 1, nil}, true},
-		"a later type":               {Key{"Static", 1, nil}, Key{"", 2, nil}, false},
-		"with a selector":            {Key{"Default", 1, labels("a")}, Key{"Default", 1, nil}, true},
-		"without a selector":         {Key{"Default", 1, nil}, Key{"Default", 1, labels("a")}, false},
-		"two selectors, either way":  {Key{"Default", 1, labels("a")}, Key{"Default", 1, labels("b")}, false},
-		"two selectors, other way":   {Key{"Default", 1, labels("b")}, Key{"Default", 1, labels("a")}, false},
-		"the same, which is neither": {Key{"Default", 1, nil}, Key{"Default", 1, nil}, false},
+		"a lower priority":                        {Key{"Default", 1, nil}, Key{"Default", 2, nil}, true},
+		"a higher priority":                       {Key{"Default", 2, nil}, Key{"Default", 1, nil}, false},
+		"an earlier type":                         {Key{"Default", 2, nil}, Key{"Static", 1, nil}, true},
+		"a later type":                            {Key{"Static", 1, nil}, Key{"", 2, nil}, false},
+		"with a selector":                         {Key{"Default", 1, labels("a")}, Key{"Default", 1, nil}, true},
+		"without a selector":                      {Key{"Default", 1, nil}, Key{"Default", 1, labels("a")}, false},
+		"two selectors, in one order":             {Key{"Default", 1, labels("a")}, Key{"Default", 1, labels("b")}, false},
+		"two selectors, in the other order":       {Key{"Default", 1, labels("b")}, Key{"Default", 1, labels("a")}, false},
+		"equal entries, neither before the other": {Key{"Default", 1, nil}, Key{"Default", 1, nil}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, Before(test.a, test.b), test.want)

@@ -79,7 +79,7 @@ var agentCases = map[string]struct {
 	"no condition":                             {node: nodeWith()},
 	"the agent is ready":                       {node: nodeWith(agentReady(corev1.ConditionTrue)), want: true},
 	"the agent is stopped":                     {node: nodeWith(agentReady(corev1.ConditionFalse))},
-	"the agent does not know":                  {node: nodeWith(agentReady(corev1.ConditionUnknown))},
+	"the status is Unknown":                    {node: nodeWith(agentReady(corev1.ConditionUnknown))},
 	"another condition is True":                {node: nodeWith(corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue})},
 	"a similar condition is True":              {node: nodeWith(corev1.NodeCondition{Type: "NodeAgentReady", Status: corev1.ConditionTrue})},
 	"the agent is ready, behind another":       {node: nodeWith(corev1.NodeCondition{Type: corev1.NodeReady}, agentReady(corev1.ConditionTrue)), want: true},

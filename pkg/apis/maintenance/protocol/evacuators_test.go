@@ -22,17 +22,17 @@ func TestCanonicalName(t *testing.T) {
 		pod  string
 		want string
 	}{
-		"the UID comes before the name": {
+		"the UID precedes the name": {
 			pod:  "muffin-orders-6b59d9cb88-ks7wb",
 			want: "f5823a89-e03f-4752-b013-445643b8c7a0-muffin-orders-6b59d9cb88-ks7wb",
 		},
 		"a name with dots is kept": {
 			pod: "etcd-node.example.com", want: "f5823a89-e03f-4752-b013-445643b8c7a0-etcd-node.example.com",
 		},
-		"what does not fit is cut, and what must not stand at the end is trimmed": {
+		"a long name is cut, and characters that are invalid at the end are trimmed": {
 			pod: long, want: string(uid) + "-" + strings.Repeat("a", 215),
 		},
-		"just the longest name that fits is kept whole": {
+		"the longest name that fits is unchanged": {
 			pod: strings.Repeat("a", 216), want: string(uid) + "-" + strings.Repeat("a", 216),
 		},
 	}
@@ -110,11 +110,11 @@ func TestSharesParentDomain(t *testing.T) {
 		"the controller itself does":                {"deployment.apps.k8s.io", "deployment.apps.k8s.io", true},
 		"a subdomain does":                          {"x.before.apps.k8s.io", "deployment.apps.k8s.io", true},
 		"another domain does not":                   {"before.example.com", "deployment.apps.k8s.io", false},
-		"a domain that merely ends alike does not":  {"before.myapps.k8s.io", "deployment.apps.k8s.io", false},
+		"a domain with a similar end does not":      {"before.myapps.k8s.io", "deployment.apps.k8s.io", false},
 		"the parent domain's parent does not":       {"before.k8s.io", "deployment.apps.k8s.io", false},
 		"a top-level domain is not shared":          {"other.com", "example.com", false},
 		"a single label has no parent to be shared": {"b", "a", false},
-		"without a controller there is none":        {"before.apps.k8s.io", "", false},
+		"without a controller, no domain does":      {"before.apps.k8s.io", "", false},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -163,7 +163,7 @@ func TestParseAnnotation(t *testing.T) {
 		"an empty value":                    {key: prefix + "a.example.com"},
 		"spaces":                            {key: prefix + "a.example.com", value: " 50"},
 		"no class":                          {key: prefix, value: "50"},
-		"a class that is no domain":         {key: prefix + "A_b", value: "50"},
+		"a class that is not a domain":      {key: prefix + "A_b", value: "50"},
 		"the class of eviction":             {key: prefix + "eviction.maintenance.haulout.dev", value: "50"},
 		"a class that is too long":          {key: prefix + "a" + class54, value: "50"},
 		"an annotation of another kind":     {key: "example.com/priority_a.example.com", value: "50"},
@@ -202,9 +202,9 @@ func TestInstigators(t *testing.T) {
 			},
 			want: []string{"b", "a"},
 		},
-		"another finalizer is none":     {finalizers: []string{"foregroundDeletion", "example.com/instigator_a"}},
-		"one without a name is none":    {finalizers: []string{"evacuation.coordination.k8s.io/instigator_"}},
-		"no finalizer is no instigator": {},
+		"another finalizer is not an instigator":          {finalizers: []string{"foregroundDeletion", "example.com/instigator_a"}},
+		"a finalizer without a name is not an instigator": {finalizers: []string{"evacuation.coordination.k8s.io/instigator_"}},
+		"no finalizers, no instigators":                   {},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -36,22 +36,22 @@ func TestIsKeptByBudget(t *testing.T) {
 		at   time.Duration
 		want bool
 	}{
-		"a budget that has been closed for the patience": {mods{blocked("PodDisruptionBudget")}, patience, true},
-		"a budget that has been closed for less":         {mods{blocked("PodDisruptionBudget")}, patience - 1, false},
-		"a budget that cannot be computed":               {mods: mods{blocked("PodDisruptionBudgetSyncFailed")}, at: 0, want: true},
-		"several budgets, after the patience":            {mods{blocked("MultiplePodDisruptionBudgets")}, patience, true},
-		"a budget that unhealthy pods hold":              {mods{blocked("UnhealthyPodsHoldBudget")}, patience, true},
-		"a budget whose pods sit on other nodes":         {mods{blocked("BudgetPodsCordoned")}, patience, true},
-		"an error is no budget":                          {mods{blocked("EvictionForbidden")}, time.Hour, false},
-		"a budget that has opened again": {
+		"a budget that has allowed no disruption for the patience": {mods{blocked("PodDisruptionBudget")}, patience, true},
+		"a budget that has allowed no disruption for less":         {mods{blocked("PodDisruptionBudget")}, patience - 1, false},
+		"a budget that cannot be computed":                         {mods: mods{blocked("PodDisruptionBudgetSyncFailed")}, at: 0, want: true},
+		"several budgets, after the patience":                      {mods{blocked("MultiplePodDisruptionBudgets")}, patience, true},
+		"a budget without disruptions because of unhealthy pods":   {mods{blocked("UnhealthyPodsHoldBudget")}, patience, true},
+		"a budget whose pods run on other nodes":                   {mods{blocked("BudgetPodsCordoned")}, patience, true},
+		"an eviction that is refused for another reason":           {mods{blocked("EvictionForbidden")}, time.Hour, false},
+		"a budget that allows a disruption again": {
 			mods: mods{condition("Blocked", "NotBlocked", metav1.ConditionFalse)}, at: time.Hour,
 		},
-		"nothing blocks it": {nil, time.Hour, false},
-		"a pod that is up for eviction": {
+		"the pod is not blocked": {nil, time.Hour, false},
+		"a pod that waits for its eviction": {
 			mods: mods{blocked("PodDisruptionBudget"), active("eviction.maintenance.haulout.dev")}, at: time.Hour,
 		},
-		"one that the evacuator declined": {mods{blocked("PodDisruptionBudget"), completed}, time.Hour, false},
-		"one that is over": {
+		"a pod that the evacuator declined": {mods{blocked("PodDisruptionBudget"), completed}, time.Hour, false},
+		"a complete Evacuation": {
 			mods: mods{blocked("PodDisruptionBudget"), condition("Complete", "PodDeleted", metav1.ConditionTrue)},
 			at:   time.Hour,
 		},

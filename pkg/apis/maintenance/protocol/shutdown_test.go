@@ -110,15 +110,15 @@ func TestHasBootedSince(t *testing.T) {
 		node, shutdown string
 		want           bool
 	}{
-		"the kernel has booted":             {node: second, shutdown: first, want: true},
-		"it has not":                        {node: first, shutdown: first},
-		"it has not, userspace may have":    {node: first, shutdown: first + "-2"},
-		"the kernel has, after userspace":   {node: second, shutdown: first + "-2", want: true},
-		"the kubelet writes capitals":       {node: "1B4E28BA-2FA1-11D2-883F-0016D3CCA427", shutdown: first},
-		"the kubelet has published nothing": {shutdown: first},
-		"the kubelet of Windows":            {node: "14", shutdown: first},
-		"an ID that is no UUID":             {node: second, shutdown: "2026-11-01T00:00:00Z at this node 1"},
-		"an ID that is short":               {node: second, shutdown: "14"},
+		"the kernel has booted":                         {node: second, shutdown: first, want: true},
+		"the kernel has not booted":                     {node: first, shutdown: first},
+		"the kernel has not booted, userspace may have": {node: first, shutdown: first + "-2"},
+		"the kernel has booted, after userspace":        {node: second, shutdown: first + "-2", want: true},
+		"the kubelet writes upper case":                 {node: "1B4E28BA-2FA1-11D2-883F-0016D3CCA427", shutdown: first},
+		"the kubelet has published nothing":             {shutdown: first},
+		"the kubelet of Windows":                        {node: "14", shutdown: first},
+		"an ID that is not a UUID":                      {node: second, shutdown: "2026-11-01T00:00:00Z at this node 1"},
+		"a short ID":                                    {node: second, shutdown: "14"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, HasBootedSince(test.node, test.shutdown), test.want)

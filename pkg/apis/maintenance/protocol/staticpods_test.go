@@ -44,16 +44,16 @@ func TestKeptStaticPods(t *testing.T) {
 		published, label, pod string
 		want                  KeptReason
 	}{
-		"nothing is published":           {want: KeptUnpublished},
-		"no pod is kept":                 {published: EncodeKeptStaticPods("boot-1", nil)},
-		"another pod is kept":            {published: `{"bootID":"boot-1","pods":{"default/other":"ServesTheAPI"}}`},
-		"a pod of another namespace":     {published: `{"bootID":"boot-1","pods":{"kube-system/web":"ServesTheAPI"}}`},
-		"the pod is kept":                {published: `{"bootID":"boot-1","pods":{"default/web":"ServesTheAPI"}}`, want: KeptServesAPI},
-		"all pods are kept":              {published: `{"bootID":"boot-1","pods":{"*":"ControlPlaneNode"}}`, want: KeptControlPlane},
-		"published in another boot":      {published: EncodeKeptStaticPods("boot-0", nil), want: KeptUnpublished},
-		"what is published is no object": {published: `x`, want: KeptUnpublished},
-		"a reason that is not ours":      {published: `{"bootID":"boot-1","pods":{"default/web":"\u001b[31m"}}`, want: KeptUndecided},
-		"a label of a control plane, whatever is published": {
+		"nothing is published":                {want: KeptUnpublished},
+		"no pod is kept":                      {published: EncodeKeptStaticPods("boot-1", nil)},
+		"another pod is kept":                 {published: `{"bootID":"boot-1","pods":{"default/other":"ServesTheAPI"}}`},
+		"a pod of another namespace":          {published: `{"bootID":"boot-1","pods":{"kube-system/web":"ServesTheAPI"}}`},
+		"the pod is kept":                     {published: `{"bootID":"boot-1","pods":{"default/web":"ServesTheAPI"}}`, want: KeptServesAPI},
+		"all pods are kept":                   {published: `{"bootID":"boot-1","pods":{"*":"ControlPlaneNode"}}`, want: KeptControlPlane},
+		"published in another boot":           {published: EncodeKeptStaticPods("boot-0", nil), want: KeptUnpublished},
+		"the annotation is not a JSON object": {published: `x`, want: KeptUnpublished},
+		"an unknown reason":                   {published: `{"bootID":"boot-1","pods":{"default/web":"\u001b[31m"}}`, want: KeptUndecided},
+		"a label of a control plane, regardless of the annotation": {
 			published: EncodeKeptStaticPods("boot-1", nil), label: "node-role.kubernetes.io/etcd", want: KeptControlPlane,
 		},
 		"as many as fit":                           {published: atMost, pod: "pod-07", want: KeptByConfiguration},

@@ -40,11 +40,11 @@ func TestTurn(t *testing.T) {
 		"it reported in the second in which it became active, as stamps are stored": {
 			since: at(0), progress: at(0), wantSince: at(0), wantReported: true, wantPatience: 30 * time.Minute,
 		},
-		"its message still is the server's, which is for people": {
+		"its message is still that of the server": {
 			since: at(0), progress: at(time.Minute), message: TurnMessage(class, "it is the first evacuator"),
 			wantSince: at(time.Minute), wantReported: true, wantPatience: 30 * time.Minute,
 		},
-		"it has a message of its own and never reported": {
+		"it has its own message and never reported": {
 			since: at(0), message: "copying", wantSince: at(0), wantPatience: 5 * time.Minute,
 		},
 		"a report counts with a short deadline, too": {

@@ -64,15 +64,15 @@ func TestValidate(t *testing.T) {
 		obj  runtime.Object
 		path string
 	}{
-		"a selector that names 5,000 nodes one by one is fine":         {obj: naming(5000)},
-		"a status does not count":                                      {obj: full},
-		"a selector beyond the limit is the spec's fault":              {obj: naming(20000), path: "spec"},
-		"metadata beyond the limit is the metadata's fault":            {obj: annotatedMaintenance, path: "metadata"},
-		"an Evacuation may have 16 KiB of labels and annotations":      {obj: fits},
-		"labels of an Evacuation beyond 16 KiB are refused":            {obj: large, path: "metadata"},
-		"a byte more of annotations than is left by labels is refused": {obj: annotated, path: "metadata"},
-		"a thousand owners of an Evacuation are refused":               {obj: owned, path: "metadata"},
-		"22,000 labels on an Evacuation are refused":                   {obj: manyLabels, path: "metadata"},
+		"a selector that names 5,000 nodes one by one is fine":    {obj: naming(5000)},
+		"a status does not count":                                 {obj: full},
+		"a selector above the limit is an error of the spec":      {obj: naming(20000), path: "spec"},
+		"metadata above the limit is an error of the metadata":    {obj: annotatedMaintenance, path: "metadata"},
+		"an Evacuation may have 16 KiB of labels and annotations": {obj: fits},
+		"labels of an Evacuation beyond 16 KiB are refused":       {obj: large, path: "metadata"},
+		"annotations and labels of a byte too much are refused":   {obj: annotated, path: "metadata"},
+		"a thousand owners of an Evacuation are refused":          {obj: owned, path: "metadata"},
+		"22,000 labels on an Evacuation are refused":              {obj: manyLabels, path: "metadata"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -99,12 +99,12 @@ func TestValidateGrowth(t *testing.T) {
 		old, now int
 		refused  bool
 	}{
-		"a small one grows":                {10, 20, false},
-		"a small one becomes too large":    {10, 20 << 10, true},
-		"one that was too large grows":     {20 << 10, 21 << 10, true},
-		"one that was too large stays":     {20 << 10, 20 << 10, false},
-		"one that was too large shrinks":   {20 << 10, 19 << 10, false},
-		"one that was too large fits then": {20 << 10, 10, false},
+		"a small object grows":                         {10, 20, false},
+		"a small object becomes too large":             {10, 20 << 10, true},
+		"an object that was too large grows":           {20 << 10, 21 << 10, true},
+		"an object that was too large stays":           {20 << 10, 20 << 10, false},
+		"an object that was too large shrinks":         {20 << 10, 19 << 10, false},
+		"an object that was too large fits afterwards": {20 << 10, 10, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if errs := ValidateGrowth(scheme, labelled(test.now), labelled(test.old)); (len(errs) > 0) != test.refused {
@@ -158,7 +158,7 @@ func TestStatusBytes(t *testing.T) {
 			}
 		})
 	}
-	t.Run("it is not less than what is stored", func(t *testing.T) {
+	t.Run("it is not less than the stored size", func(t *testing.T) {
 		stored := &v1alpha1.NodeMaintenanceStatus{}
 		entries := plan(10, "value")
 		reached := map[string]v1alpha1.DrainPlanEntry{}

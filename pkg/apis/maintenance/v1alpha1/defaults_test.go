@@ -40,7 +40,7 @@ func TestDefaultDrainPlan(t *testing.T) {
 		want []string
 	}{
 		"no plan": {nil, twelve},
-		"an own entry goes before those of higher priority, and is Default if it does not say": {
+		"an own entry precedes entries of higher priority, and its type is Default if it is unset": {
 			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 1000}}, want: slices.Concat([]string{"Default 1000"}, twelve),
 		},
 		"own entries between the frozen ones": {
@@ -51,11 +51,11 @@ func TestDefaultDrainPlan(t *testing.T) {
 			want: slices.Concat(twelve[:1], []string{"Default 1500000000"}, twelve[1:4], []string{"DaemonSet 5"},
 				twelve[4:11], []string{"Static 2100000000"}, twelve[11:]),
 		},
-		"a frozen entry with a selector stands before the one without, which is added": {
+		"a frozen entry with a selector precedes the added entry without a selector": {
 			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodSelector: web()}},
 			want: slices.Concat([]string{"Default 1000000000 app=web"}, twelve),
 		},
-		"a frozen entry that is there is not added, even if it selects all by an empty selector": {
+		"an existing frozen entry is not added, even if it has an empty selector": {
 			plan: []v1alpha1.DrainPlanEntry{
 				{PodPriority: 1000000000, PodSelector: &metav1.LabelSelector{}},
 				{PodPriority: 2147483647, PodType: v1alpha1.PodTypeStatic},
@@ -66,15 +66,15 @@ func TestDefaultDrainPlan(t *testing.T) {
 			plan: []v1alpha1.DrainPlanEntry{{PodPriority: -2147483648}},
 			want: slices.Concat([]string{"Default -2147483648"}, twelve),
 		},
-		"a plan out of order is left alone, but for the type": {
+		"a plan out of order is unchanged, except for the type": {
 			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 20}, {PodPriority: 10}},
 			want: []string{"Default 20", "Default 10"},
 		},
-		"a plan with a duplicate is left alone": {
+		"a plan with a duplicate is unchanged": {
 			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 10}, {PodPriority: 10}},
 			want: []string{"Default 10", "Default 10"},
 		},
-		"a plan with an unknown type is left alone": {
+		"a plan with an unknown type is unchanged": {
 			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 10, PodType: "Bare"}}, want: []string{"Bare 10"},
 		},
 	} {

@@ -126,10 +126,10 @@ func TestValidateEvacuation(t *testing.T) {
 		mod  evacuationMod
 		want field.ErrorList
 	}{
-		"a valid one":          {mod: func(*maintenance.Evacuation) {}},
-		"no evacuators at all": {mod: withEvacuators()},
-		"no node yet":          {mod: func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
-		"other finalizers beside": {
+		"a valid Evacuation": {mod: func(*maintenance.Evacuation) {}},
+		"no evacuators":      {mod: withEvacuators()},
+		"no node yet":        {mod: func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
+		"additional finalizers": {
 			mod:  func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, "example.com/other") },
 			want: badFinalizer,
 		},
@@ -137,7 +137,7 @@ func TestValidateEvacuation(t *testing.T) {
 			mod:  func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, metav1.FinalizerDeleteDependents) },
 			want: badFinalizer,
 		},
-		"a node whose name is none": {
+		"an invalid node name": {
 			mod:  func(e *maintenance.Evacuation) { e.Spec.NodeName = "a/b" },
 			want: field.ErrorList{field.Invalid(field.NewPath("spec", "nodeName"), "", "")},
 		},
@@ -152,7 +152,7 @@ func TestValidateEvacuation(t *testing.T) {
 		},
 		"no pod name, which the tags report": {mod: func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "" }},
 		"no pod UID, which the tags report":  {mod: func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "" }},
-		"a UID that no name can be made of": {
+		"a UID that cannot be part of a name": {
 			mod:  func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "A/B" },
 			want: field.ErrorList{field.Invalid(field.NewPath("spec", "podRef", "uid"), "", "")},
 		},
@@ -178,7 +178,7 @@ func TestValidateEvacuation(t *testing.T) {
 			mod:  withEvacuators(evacuator("b.example.com", 10000, "")),
 			want: field.ErrorList{field.Required(evacuatorPath(0, "role"), "")},
 		},
-		"an unknown role is left to the tags": {mod: withEvacuators(evacuator("b.example.com", 10000, "boss"))},
+		"an unknown role, which the tags report": {mod: withEvacuators(evacuator("b.example.com", 10000, "boss"))},
 		"a reserved priority under the controller's parent domain": {
 			mod: withEvacuators(evacuator("before.apps.k8s.io", 10050, ""), controller),
 		},
@@ -228,10 +228,10 @@ func TestWarnEvacuation(t *testing.T) {
 		seconds *int32
 		want    bool
 	}{
-		"the default":              {ptr.To[int32](1800), false},
-		"just a minute":            {ptr.To[int32](60), false},
-		"less than a minute":       {ptr.To[int32](59), true},
-		"nothing, which validates": {nil, false},
+		"the default":                 {ptr.To[int32](1800), false},
+		"exactly a minute":            {ptr.To[int32](60), false},
+		"less than a minute":          {ptr.To[int32](59), true},
+		"no deadline, which is valid": {nil, false},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -252,22 +252,22 @@ func TestValidateEvacuationUpdate(t *testing.T) {
 		mod  evacuationMod
 		want field.ErrorList
 	}{
-		"an instigator that joins": {mod: func(e *maintenance.Evacuation) {
+		"an instigator is added": {mod: func(e *maintenance.Evacuation) {
 			e.Finalizers = append(e.Finalizers, "evacuation.coordination.k8s.io/instigator_a")
 		}},
-		"the last instigator that goes": {mod: withoutInstigator},
-		"labels":                        {mod: func(e *maintenance.Evacuation) { e.Labels = map[string]string{"a": "b"} }},
-		"another pod":                   {mod: func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" }, want: immutable},
+		"the last instigator is removed": {mod: withoutInstigator},
+		"labels":                         {mod: func(e *maintenance.Evacuation) { e.Labels = map[string]string{"a": "b"} }},
+		"another pod":                    {mod: func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" }, want: immutable},
 		"another deadline": {
 			mod: func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](5) }, want: immutable,
 		},
-		"an evacuator more": {
+		"an additional evacuator": {
 			mod: withEvacuators(
 				append(newEvacuation().Spec.Evacuators, maintenance.Evacuator{EvacuatorClass: "x.example.com"})...,
 			),
 			want: immutable,
 		},
-		"the same evacuators reshuffled": {
+		"the same evacuators in another order": {
 			mod: withEvacuators(newEvacuation().Spec.Evacuators[2], newEvacuation().Spec.Evacuators[1],
 				newEvacuation().Spec.Evacuators[0]),
 			want: immutable,
@@ -292,52 +292,52 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 		old, mods []evacuationMod
 		want      field.ErrorList
 	}{
-		"the turn starts at the highest priority": {mods: mods(first)},
-		"the turn starts lower":                   {mods: mods(second), want: badClass},
-		"the turn starts with eviction":           {mods: mods(evicting), want: badClass},
-		"eviction starts where there is no evacuator": {
+		"the evacuator with the highest priority becomes active first": {mods: mods(first)},
+		"an evacuator with a lower priority becomes active first":      {mods: mods(second), want: badClass},
+		"eviction becomes active first":                                {mods: mods(evicting), want: badClass},
+		"eviction becomes active first without evacuators": {
 			old: mods(withEvacuators()), mods: mods(withEvacuators(), evicting),
 		},
-		"the next one takes over": {old: mods(first), mods: mods(second)},
-		"one is left out":         {old: mods(first), mods: mods(last), want: badClass},
-		"one that keeps reporting": {
+		"the next evacuator becomes active": {old: mods(first), mods: mods(second)},
+		"an evacuator is skipped":           {old: mods(first), mods: mods(last), want: badClass},
+		"the active evacuator keeps reporting": {
 			old: mods(first, reportedAt(9000)), mods: mods(second, reportedAt(10000)), want: badClass,
 		},
-		"one that has been silent for its deadline": {
+		"the active evacuator has not reported for its deadline": {
 			old: mods(first, reportedAt(8200)), mods: mods(second, reportedAt(10000)),
 		},
-		"one that has never started": {old: mods(first, activeSince(9700)), mods: mods(second)},
-		"one that may still start":   {old: mods(first, activeSince(9701)), mods: mods(second), want: badClass},
+		"the active evacuator has never reported":                  {old: mods(first, activeSince(9700)), mods: mods(second)},
+		"the active evacuator still has time for its first report": {old: mods(first, activeSince(9701)), mods: mods(second), want: badClass},
 		"an active class that is not listed": {
 			old: mods(active("x.example.com"), reportedAt(9999)), mods: mods(evicting),
 		},
-		"an active class that is not listed, then a listed": {
+		"an active class that is not listed, followed by a listed class": {
 			old: mods(active("x.example.com"), reportedAt(9999)), mods: mods(last), want: badClass,
 		},
-		"it was withdrawn before the first became active": {
+		"withdrawn before the first evacuator became active": {
 			old: mods(withoutInstigator), mods: mods(first), want: badClass,
 		},
-		"it is being deleted, and the next one takes over": {
+		"being deleted, and the next evacuator becomes active": {
 			old: mods(first, evacuationDeleting), mods: mods(second), want: badClass,
 		},
-		"eviction takes over":               {old: mods(last), mods: mods(evicting)},
-		"the turn moves up":                 {old: mods(last), mods: mods(first), want: badClass},
-		"the turn comes back from eviction": {old: mods(evicting), mods: mods(last), want: badClass},
-		"the turn is taken back":            {old: mods(first), mods: mods(active("")), want: badClass},
-		"the turn goes to one that is not listed": {
+		"eviction becomes active":                            {old: mods(last), mods: mods(evicting)},
+		"an evacuator with a higher priority becomes active": {old: mods(last), mods: mods(first), want: badClass},
+		"an evacuator becomes active after eviction":         {old: mods(evicting), mods: mods(last), want: badClass},
+		"the active class is removed":                        {old: mods(first), mods: mods(active("")), want: badClass},
+		"an evacuator that is not listed becomes active": {
 			old: mods(first), mods: mods(active("x.example.com")),
 			want: field.ErrorList{field.NotSupported(class, "", []string{})},
 		},
 
 		"failed evictions are counted": {old: mods(failedEvictions(3)), mods: mods(failedEvictions(4))},
-		"the counter falls": {
+		"the counter decreases": {
 			old: mods(failedEvictions(3)), mods: mods(failedEvictions(2)),
 			want: field.ErrorList{field.Invalid(status.Child("failedEvictionCounter"), "", "")},
 		},
-		"a negative one is for the tag": {old: mods(failedEvictions(3)), mods: mods(failedEvictions(-1))},
+		"a negative counter, which the tag reports": {old: mods(failedEvictions(3)), mods: mods(failedEvictions(-1))},
 
-		"the active evacuator forbids": {old: mods(first), mods: mods(first, forbid)},
-		"it allows again":              {old: mods(first, forbid), mods: mods(first)},
+		"the active evacuator forbids":      {old: mods(first), mods: mods(first, forbid)},
+		"the active evacuator allows again": {old: mods(first, forbid), mods: mods(first)},
 		"forbidding while the object is being deleted": {
 			old: mods(first, evacuationDeleting), mods: mods(first, forbid, evacuationDeleting), want: badPolicy,
 		},
@@ -345,16 +345,16 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 			old: mods(first, withoutInstigator), mods: mods(first, withoutInstigator, forbid), want: badPolicy,
 		},
 		"forbidding before an evacuator is active": {mods: mods(forbid), want: badPolicy},
-		"what was forbidden before the instigators left stays so": {
+		"Forbid from before the withdrawal stays": {
 			old:  mods(first, withoutInstigator, forbid),
 			mods: mods(first, withoutInstigator, forbid, withMessage("on")),
 		},
-		"what was forbidden before the deletion stays so": {
+		"Forbid from before the deletion stays": {
 			old:  mods(first, evacuationDeleting, forbid),
 			mods: mods(first, evacuationDeleting, forbid, withMessage("on")),
 		},
-		"forbidding for the eviction": {old: mods(evicting), mods: mods(evicting, forbid), want: badPolicy},
-		"Forbid across a hand-over":   {old: mods(first, forbid), mods: mods(second, forbid), want: badPolicy},
+		"forbidding for the eviction":              {old: mods(evicting), mods: mods(evicting, forbid), want: badPolicy},
+		"Forbid when the active evacuator changes": {old: mods(first, forbid), mods: mods(second, forbid), want: badPolicy},
 
 		"it completes": {old: mods(first), mods: mods(first, evacuationComplete)},
 		"nothing changes after completion": {
@@ -363,11 +363,11 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 		"the message changes after completion": {
 			old: mods(evacuationComplete), mods: mods(evacuationComplete, withMessage("x")), want: ended,
 		},
-		"the turn moves after completion": {
+		"the active evacuator changes after completion": {
 			old: mods(first, evacuationComplete), mods: mods(last, evacuationComplete), want: ended,
 		},
-		"completion is taken back": {old: mods(evacuationComplete), want: ended},
-		"a condition Complete that is False does not end it": {
+		"completion is reverted": {old: mods(evacuationComplete), want: ended},
+		"a condition Complete that is False does not complete the Evacuation": {
 			old:  mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating")),
 			mods: mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating"), withMessage("x")),
 		},
@@ -383,7 +383,7 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 				field.NotSupported(status.Child("conditions").Index(0).Child("status"), "", []string{}),
 			},
 		},
-		"duplicates are left to the tag": {
+		"duplicates, which the tag reports": {
 			mods: mods(withCondition("Blocked", "True", "A"), withCondition("Blocked", "True", "A")),
 		},
 	}
@@ -413,30 +413,30 @@ func TestValidateEvacuationReport(t *testing.T) {
 				e.Status.EvacuationProgressTimestamp = ptr.To(metav1.Unix(1000, 0))
 			}),
 		},
-		"no evacuator is active yet": {mods: mods(withMessage("x")), want: forbidden},
-		"it makes itself active":     {mods: mods(first), want: forbidden},
-		"eviction is the server's":   {old: mods(evicting), mods: mods(evicting, withMessage("x")), want: forbidden},
-		"it passes the turn on":      {old: mods(first), mods: mods(last), want: badClass},
-		"it lost the turn":           {old: mods(last), mods: mods(first, withMessage("x")), want: badClass},
-		"it dates its turn": {
+		"no evacuator is active yet":              {mods: mods(withMessage("x")), want: forbidden},
+		"the evacuator makes itself active":       {mods: mods(first), want: forbidden},
+		"eviction is active":                      {old: mods(evicting), mods: mods(evicting, withMessage("x")), want: forbidden},
+		"the evacuator makes the next one active": {old: mods(first), mods: mods(last), want: badClass},
+		"the evacuator is no longer active":       {old: mods(last), mods: mods(first, withMessage("x")), want: badClass},
+		"the evacuator sets activeEvacuatorSince": {
 			old:  mods(first, activeSince(1000)),
 			mods: mods(first, activeSince(2000)),
 			want: field.ErrorList{field.Forbidden(status.Child("activeEvacuatorSince"), "")},
 		},
-		"it counts evictions": {
+		"the evacuator sets the counter of evictions": {
 			old: mods(first), mods: mods(first, failedEvictions(1)),
 			want: field.ErrorList{field.Forbidden(status.Child("failedEvictionCounter"), "")},
 		},
-		"it sets a condition": {
+		"the evacuator sets a condition": {
 			old: mods(first), mods: mods(first, evacuationComplete),
 			want: field.ErrorList{field.Forbidden(status.Child("conditions"), "")},
 		},
-		"it removes a condition": {
+		"the evacuator removes a condition": {
 			old:  mods(first, withCondition("Blocked", "True", "A")),
 			mods: mods(first),
 			want: field.ErrorList{field.Forbidden(status.Child("conditions"), "")},
 		},
-		"it is over, which others check": {
+		"the Evacuation is complete, which other rules check": {
 			old: mods(first, evacuationComplete), mods: mods(first, evacuationComplete, withMessage("x")),
 		},
 	}
@@ -458,17 +458,17 @@ func TestAddedFinalizers(t *testing.T) {
 		deleted          bool
 		want             field.ErrorList
 	}{
-		"a foreign one is refused":                                      {add: foreign, want: refused},
-		"a foreign one is refused on an object under deletion":          {add: foreign, deleted: true, want: refused},
-		"one that is there stays":                                       {old: foreign},
-		"one that is there can be removed":                              {old: foreign, remove: foreign},
-		"an instigator may join beside one that is there":               {old: foreign, add: "evacuation.coordination.k8s.io/instigator_a"},
-		"the garbage collector's are refused on a living object":        {add: metav1.FinalizerOrphanDependents, want: refused},
-		"the garbage collector's may be added to one under deletion":    {add: metav1.FinalizerOrphanDependents, deleted: true},
-		"so may that of a deletion in the foreground":                   {add: metav1.FinalizerDeleteDependents, deleted: true},
-		"a prefix of an instigator without a name is a foreign one":     {add: "evacuation.coordination.k8s.io/instigator_", want: refused},
-		"the garbage collector's can be removed from a living object":   {old: metav1.FinalizerOrphanDependents, remove: metav1.FinalizerOrphanDependents},
-		"one that is there does not allow another one of the same kind": {old: foreign, add: "example.com/third", want: field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(2), "")}},
+		"a foreign finalizer is refused":                                                               {add: foreign, want: refused},
+		"a foreign finalizer is refused on an object that is being deleted":                            {add: foreign, deleted: true, want: refused},
+		"an existing finalizer stays":                                                                  {old: foreign},
+		"an existing finalizer can be removed":                                                         {old: foreign, remove: foreign},
+		"an instigator can be added beside an existing finalizer":                                      {old: foreign, add: "evacuation.coordination.k8s.io/instigator_a"},
+		"finalizers of the garbage collector are refused on an object that is not being deleted":       {add: metav1.FinalizerOrphanDependents, want: refused},
+		"a finalizer of the garbage collector can be added to an object that is being deleted":         {add: metav1.FinalizerOrphanDependents, deleted: true},
+		"the finalizer of a deletion in the foreground can be added, too":                              {add: metav1.FinalizerDeleteDependents, deleted: true},
+		"the prefix of an instigator without a name is a foreign finalizer":                            {add: "evacuation.coordination.k8s.io/instigator_", want: refused},
+		"a finalizer of the garbage collector can be removed from an object that is not being deleted": {old: metav1.FinalizerOrphanDependents, remove: metav1.FinalizerOrphanDependents},
+		"an existing finalizer does not allow another one of the same kind":                            {old: foreign, add: "example.com/third", want: field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(2), "")}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

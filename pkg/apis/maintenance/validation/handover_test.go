@@ -26,11 +26,11 @@ func TestTurnGoesBackToTheEvacuatorOfDeploymentsOnly(t *testing.T) {
 		deleted  bool
 		allowed  bool
 	}{
-		"from eviction, which follows it":           {order: []string{first, deployment}, from: eviction, to: deployment, allowed: true},
-		"with another evacuator in between":         {order: []string{deployment, last}, from: eviction, to: deployment},
-		"from another evacuator":                    {order: []string{deployment, last}, from: last, to: deployment},
-		"to another evacuator":                      {order: []string{first}, from: eviction, to: first},
-		"of an Evacuation that is no longer wanted": {order: []string{deployment}, from: eviction, to: deployment, deleted: true},
+		"from eviction, which follows it":   {order: []string{first, deployment}, from: eviction, to: deployment, allowed: true},
+		"with another evacuator in between": {order: []string{deployment, last}, from: eviction, to: deployment},
+		"from another evacuator":            {order: []string{deployment, last}, from: last, to: deployment},
+		"to another evacuator":              {order: []string{first}, from: eviction, to: first},
+		"of a withdrawn Evacuation":         {order: []string{deployment}, from: eviction, to: deployment, deleted: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			old := &maintenance.Evacuation{ObjectMeta: metav1.ObjectMeta{

@@ -87,7 +87,7 @@ func TestValidateNodeMaintenanceSelector(t *testing.T) {
 		selector *corev1.NodeSelector
 		want     []string
 	}{
-		"an absent one is for the tags to refuse": {},
+		"an unset selector, which the tags report": {},
 		"no term": {&corev1.NodeSelector{}, []string{"spec.nodeSelector.nodeSelectorTerms FieldValueRequired"}},
 		"an empty term": {
 			&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}},
@@ -115,8 +115,8 @@ func TestValidateNodeMaintenanceSelector(t *testing.T) {
 		"an unknown operator": {
 			label("a", "Matches", "x"), []string{term + ".matchExpressions[0].operator FieldValueNotSupported"},
 		},
-		"no operator":        {label("a", ""), []string{term + ".matchExpressions[0].operator FieldValueNotSupported"}},
-		"a key that is none": {label("a b", "Exists"), []string{term + ".matchExpressions[0].key FieldValueInvalid"}},
+		"no operator":    {label("a", ""), []string{term + ".matchExpressions[0].operator FieldValueNotSupported"}},
+		"an invalid key": {label("a b", "Exists"), []string{term + ".matchExpressions[0].key FieldValueInvalid"}},
 		"no key": {
 			label("", "Exists"),
 			[]string{
@@ -124,7 +124,7 @@ func TestValidateNodeMaintenanceSelector(t *testing.T) {
 				term + ".matchExpressions[0].key FieldValueInvalid",
 			},
 		},
-		"a value that no label can have": {
+		"an invalid label value": {
 			label("a", "In", "x", "-"), []string{term + ".matchExpressions[0].values[1] FieldValueInvalid"},
 		},
 		"a node's name":         {name("metadata.name", "In", "node-1"), nil},
@@ -132,13 +132,13 @@ func TestValidateNodeMaintenanceSelector(t *testing.T) {
 		"another field": {
 			name("metadata.uid", "In", "x"), []string{term + ".matchFields[0].key FieldValueNotSupported"},
 		},
-		"an operator that is for labels": {
+		"an operator only for labels": {
 			name("metadata.name", "Exists"), []string{term + ".matchFields[0].operator FieldValueNotSupported"},
 		},
 		"two names": {
 			name("metadata.name", "In", "a", "b"), []string{term + ".matchFields[0].values FieldValueInvalid"},
 		},
-		"a name that no node can have": {
+		"an invalid node name": {
 			name("metadata.name", "In", "A_b"), []string{term + ".matchFields[0].values[0] FieldValueInvalid"},
 		},
 		"a field and an operator that are unknown": {
@@ -236,7 +236,7 @@ func TestSelectorLimits(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a stored selector with too many terms stays as it is", func(t *testing.T) {
+	t.Run("a stored selector with too many terms is unchanged", func(t *testing.T) {
 		old := nodeMaintenance(t, withSelector(without(1000)))
 		expect(t, ValidateNodeMaintenanceUpdate(old.DeepCopy(), old))
 		changed := nodeMaintenance(t, withSelector(without(999)))
@@ -265,15 +265,15 @@ func TestValidateNodeMaintenanceDrainPlan(t *testing.T) {
 	}{
 		"none":                  {},
 		"a hundred own entries": {plan: many(100)},
-		"a hundred and the frozen ones": {
+		"a hundred own entries and the frozen ones": {
 			plan: append(many(100), entry("Default", 1000000000), entry("Static", 2147483647)),
 		},
-		"a hundred and one": {plan: many(101), want: []string{"spec.drainPlan FieldValueTooMany"}},
-		"a hundred and a frozen one that has a selector": {
+		"a hundred and one own entries": {plan: many(101), want: []string{"spec.drainPlan FieldValueTooMany"}},
+		"a hundred own entries and a frozen entry with a selector": {
 			plan: append(many(100), app(entry("Static", 2147483647), "x")),
 			want: []string{"spec.drainPlan FieldValueTooMany"},
 		},
-		"priorities that fall": {
+		"descending priorities": {
 			plan: []v1alpha1.DrainPlanEntry{entry("Default", 20), entry("Default", 10)},
 			want: []string{"spec.drainPlan[1] FieldValueInvalid"},
 		},
@@ -289,12 +289,12 @@ func TestValidateNodeMaintenanceDrainPlan(t *testing.T) {
 			plan: []v1alpha1.DrainPlanEntry{entry("Default", 10), entry("Default", 20), entry("Default", 10)},
 			want: []string{"spec.drainPlan[2] FieldValueDuplicate"},
 		},
-		"a duplicate by its default": {
+		"a duplicate after defaulting": {
 			plan: []v1alpha1.DrainPlanEntry{entry("Default", 10), entry("", 10)},
 			want: []string{"spec.drainPlan[1] FieldValueDuplicate"},
 		},
-		"an unknown type is for the tags to refuse": {plan: []v1alpha1.DrainPlanEntry{entry("Bare", 10)}},
-		"a selector with a value that no label can have": {
+		"an unknown type, which the tags report": {plan: []v1alpha1.DrainPlanEntry{entry("Bare", 10)}},
+		"a selector with an invalid label value": {
 			plan: []v1alpha1.DrainPlanEntry{app(entry("Default", 10), "-")},
 			want: []string{"spec.drainPlan[0].podSelector.matchLabels FieldValueInvalid"},
 		},
@@ -309,7 +309,7 @@ func TestValidateNodeMaintenanceDrainPlan(t *testing.T) {
 			expect(t, ValidateNodeMaintenance(nodeMaintenance(t, withPlan(test.plan...))), test.want...)
 		})
 	}
-	t.Run("the error says which entry and which rule", func(t *testing.T) {
+	t.Run("the error names the entry and the rule", func(t *testing.T) {
 		errs := ValidateNodeMaintenance(nodeMaintenance(t, withPlan(entry("Default", 20), entry("Default", 10))))
 		for _, part := range []string{
 			"spec.drainPlan[1]", "Default 10", "entry 0 (Default 20)", "priorities must ascend",
@@ -376,12 +376,12 @@ func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 			old: modifiers{deleting}, nm: modifiers{deleting, join},
 			want: []string{"spec.newNodes FieldValueForbidden"},
 		},
-		"a broken selector that was there already": {old: modifiers{broken}, nm: modifiers{broken}},
+		"an invalid selector that was stored before": {old: modifiers{broken}, nm: modifiers{broken}},
 		"the stage while deleting": {
 			old: modifiers{deleting, withStage("Cordon")}, nm: modifiers{deleting, withStage("Complete")},
 			want: []string{"spec.stage FieldValueForbidden"},
 		},
-		"an unknown stage is for the tags to refuse": {
+		"an unknown stage, which the tags report": {
 			old: modifiers{withStage("Drain")}, nm: modifiers{withStage("Sleep")},
 		},
 		"the plan": {
@@ -393,17 +393,17 @@ func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 			nm:   modifiers{withPlan(v1alpha1.DrainPlanEntry{PodPriority: 5}, v1alpha1.DrainPlanEntry{PodPriority: 4})},
 			want: []string{"spec.drainPlan FieldValueInvalid"},
 		},
-		"the plan left out": {
+		"the plan is omitted": {
 			old:  modifiers{withPlan(v1alpha1.DrainPlanEntry{PodPriority: 5})},
 			want: []string{"spec.drainPlan FieldValueInvalid"},
 		},
-		"the plan written whole": {
+		"the plan is complete": {
 			nm: modifiers{
 				withPlan(v1alpha1.DrainPlanEntry{PodPriority: 1000000000},
 					v1alpha1.DrainPlanEntry{PodPriority: 2147483647, PodType: "Static"}),
 			},
 		},
-		"the plan in other words": {
+		"the plan in an equivalent form": {
 			old: modifiers{withPlan(v1alpha1.DrainPlanEntry{PodPriority: 5, PodSelector: inLabels})},
 			nm:  modifiers{withPlan(v1alpha1.DrainPlanEntry{PodPriority: 5, PodSelector: inExpressions})},
 		},

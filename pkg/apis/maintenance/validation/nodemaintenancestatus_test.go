@@ -41,7 +41,7 @@ func TestValidateStageTransitions(t *testing.T) {
 			})
 		}
 	}
-	t.Run("the error lists what is allowed", func(t *testing.T) {
+	t.Run("the error lists the allowed values", func(t *testing.T) {
 		errs := ValidateNodeMaintenanceUpdate(nodeMaintenance(t, withStage("Idle")),
 			nodeMaintenance(t, withStage("Cordon")))
 		if text := errs.ToAggregate().Error(); !strings.Contains(text,
@@ -99,9 +99,9 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 		old, status maintenance.NodeMaintenanceStatus
 		want        []string
 	}{
-		"stages that stay": {stages(stage("Cordon")), stages(stage("Cordon")), nil},
-		"a stage more":     {stages(stage("Cordon")), stages(stage("Cordon"), stage("Drain")), nil},
-		"a stage less": {
+		"stages that stay":    {stages(stage("Cordon")), stages(stage("Cordon")), nil},
+		"an additional stage": {stages(stage("Cordon")), stages(stage("Cordon"), stage("Drain")), nil},
+		"a missing stage": {
 			stages(stage("Cordon"), stage("Drain")),
 			stages(stage("Cordon")),
 			[]string{"status.stageStatuses FieldValueInvalid"},
@@ -116,14 +116,14 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 			stages(stage("Cordon"), stage("Cordon")),
 			[]string{"status.stageStatuses[1].name FieldValueDuplicate"},
 		},
-		"the newest node is recorded": {stages(), newest(5), nil},
-		"the newest node stays":       {newest(5), newest(5), nil},
-		"the newest node changes":     {newest(5), newest(6), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
-		"the newest node falls":       {newest(5), newest(4), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
-		"the newest node is removed":  {newest(5), stages(), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
-		"progress moves on":           {progress(5), progress(6), nil},
-		"progress falls":              {progress(5), progress(4), []string{"status.lastProgressTimestamp FieldValueInvalid"}},
-		"progress is removed":         {progress(5), stages(), []string{"status.lastProgressTimestamp FieldValueInvalid"}},
+		"the newest node is recorded":   {stages(), newest(5), nil},
+		"the newest node stays":         {newest(5), newest(5), nil},
+		"the newest node changes":       {newest(5), newest(6), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
+		"the newest node becomes older": {newest(5), newest(4), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
+		"the newest node is removed":    {newest(5), stages(), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
+		"progress is updated":           {progress(5), progress(6), nil},
+		"progress falls":                {progress(5), progress(4), []string{"status.lastProgressTimestamp FieldValueInvalid"}},
+		"progress is removed":           {progress(5), stages(), []string{"status.lastProgressTimestamp FieldValueInvalid"}},
 		"a stage without time": {
 			stages(),
 			stages(maintenance.StageStatus{Name: "Idle"}),
@@ -132,7 +132,7 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 		"a node twice": {
 			stages(), named("a", "b", "a"), []string{"status.nodeStatuses[2].nodeRef.name FieldValueDuplicate"},
 		},
-		"a name that no node can have": {
+		"an invalid node name": {
 			stages(), named("A_b"), []string{"status.nodeStatuses[0].nodeRef.name FieldValueInvalid"},
 		},
 		"a target twice": {
@@ -140,17 +140,17 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 			node("1", target("Default", 10, "x"), target("Default", 20, "x")),
 			[]string{targets + "[1] FieldValueDuplicate"},
 		},
-		"a selector that is none": {
+		"an invalid selector": {
 			stages(),
 			node("1", target("Default", 10, "-")),
 			[]string{targets + "[0].podSelector.matchLabels FieldValueInvalid"},
 		},
 		"the same targets":          {ten, ten, nil},
 		"a higher target":           {ten, node("1", target("Default", 20)), nil},
-		"one target more":           {ten, node("1", target("Default", 10), target("Static", 1)), nil},
+		"an additional target":      {ten, node("1", target("Default", 10), target("Static", 1)), nil},
 		"a lower target":            {ten, node("1", target("Default", 9)), fell},
-		"a target less":             {node("1", target("Default", 10), target("Static", 1)), node("1", target("Static", 1)), fell},
-		"no target any more":        {ten, node("1"), fell},
+		"a missing target":          {node("1", target("Default", 10), target("Static", 1)), node("1", target("Static", 1)), fell},
+		"all targets are removed":   {ten, node("1"), fell},
 		"all pods instead of some":  {node("1", target("Default", 10, "x")), ten, nil},
 		"some pods instead of all":  {ten, node("1", target("Default", 10, "x")), fell},
 		"all pods of less priority": {node("1", target("Default", 10, "x")), node("1", target("Default", 9)), fell},

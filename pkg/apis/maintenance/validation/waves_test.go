@@ -14,12 +14,12 @@ func TestWavesAreThoseOfThePlan(t *testing.T) {
 		entries []int32
 		refused string
 	}{
-		"none":                         {},
-		"those that have pods":         {entries: []int32{0, 2}},
-		"one that the plan has not":    {entries: []int32{1, 3}, refused: "status.waves[1].entry"},
-		"one twice":                    {entries: []int32{1, 1}, refused: "status.waves[1].entry"},
-		"another order than the plan":  {entries: []int32{1, 0}, refused: "status.waves[1].entry"},
-		"one before the first of them": {entries: []int32{-1}, refused: "status.waves[0].entry"},
+		"none":                           {},
+		"waves that have pods":           {entries: []int32{0, 2}},
+		"a wave that is not in the plan": {entries: []int32{1, 3}, refused: "status.waves[1].entry"},
+		"one twice":                      {entries: []int32{1, 1}, refused: "status.waves[1].entry"},
+		"another order than the plan":    {entries: []int32{1, 0}, refused: "status.waves[1].entry"},
+		"a wave with a negative index":   {entries: []int32{-1}, refused: "status.waves[0].entry"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			old := &maintenance.NodeMaintenance{Spec: maintenance.NodeMaintenanceSpec{DrainPlan: make([]maintenance.DrainPlanEntry, 3)}}

@@ -13,15 +13,15 @@ import (
 
 func TestWording(t *testing.T) {
 	for name, tc := range map[string]struct{ got, want string }{
-		"a short text stays":          {Cut("abc", 3), "abc"},
-		"a long text is cut":          {Cut("abcd", 3), "abc"},
-		"no character is cut in two":  {Cut("aéé", 4), "aé"},
-		"a sentence gets a full stop": {Sentence("no room"), "no room."},
-		"and has only one":            {Sentence("no room. "), "no room."},
-		"one static pod":              {StaticPodsKept(1), "1 static pod keeps running until the machine goes down"},
-		"several static pods":         {StaticPodsKept(2), "2 static pods keep running until the machine goes down"},
-		"one thing":                   {Count(1, "pod"), "1 pod"},
-		"several things":              {Count(int32(0), "pod"), "0 pods"},
+		"a short text stays":                  {Cut("abc", 3), "abc"},
+		"a long text is cut":                  {Cut("abcd", 3), "abc"},
+		"no character is cut in two":          {Cut("aéé", 4), "aé"},
+		"a sentence gets a full stop":         {Sentence("no room"), "no room."},
+		"a sentence keeps its only full stop": {Sentence("no room. "), "no room."},
+		"one static pod":                      {StaticPodsKept(1), "1 static pod keeps running until the machine goes down"},
+		"several static pods":                 {StaticPodsKept(2), "2 static pods keep running until the machine goes down"},
+		"one thing":                           {Count(1, "pod"), "1 pod"},
+		"several things":                      {Count(int32(0), "pod"), "0 pods"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, tc.got, tc.want)
