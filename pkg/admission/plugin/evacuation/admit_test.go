@@ -60,7 +60,7 @@ func TestAdmitPodReference(t *testing.T) {
 		message string
 	}{
 		"the pod exists": {object: newEvacuation(), pod: newPod(), allowed: []string{deletePod}},
-		"the server creates it, without a question": {
+		"the server creates it, without an access review": {
 			user: request{user: server}, object: newEvacuation(), pod: newPod(),
 		},
 		"the pod is not bound to a node": {

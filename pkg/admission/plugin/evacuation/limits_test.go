@@ -34,12 +34,12 @@ func TestLimitOfEvacuationsOfANamespace(t *testing.T) {
 			stored: 200, pods: 3, wantCounts: 1,
 			refused: `namespace "blue" has 200 Evacuations, at most 200 are allowed: 2 for each of its 3 pods, or 200 if that is more`,
 		},
-		"the 201st of a namespace without pods is refused": {stored: 200, wantCounts: 1, refused: "at most 200"},
-		"a namespace with many pods may have two for each": {stored: 399, pods: 200, wantCounts: 1},
-		"not more than that":                        {stored: 400, pods: 200, wantCounts: 1, refused: "at most 400"},
-		"other namespaces do not count":             {stored: 10, elsewhere: 1000},
-		"the server is not refused":                 {stored: 1000, byServer: true},
-		"one that exists is refused for that alone": {stored: 1000, again: true},
+		"the 201st of a namespace without pods is refused":               {stored: 200, wantCounts: 1, refused: "at most 200"},
+		"a namespace with many pods may have two for each":               {stored: 399, pods: 200, wantCounts: 1},
+		"a namespace with many pods may not have more than two for each": {stored: 400, pods: 200, wantCounts: 1, refused: "at most 400"},
+		"other namespaces do not count":                                  {stored: 10, elsewhere: 1000},
+		"the server is not refused":                                      {stored: 1000, byServer: true},
+		"an existing Evacuation is refused only because it exists":       {stored: 1000, again: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, nil, []string{deletePod, useOurs}, newPod())

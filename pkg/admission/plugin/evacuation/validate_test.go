@@ -38,10 +38,10 @@ func TestValidateRights(t *testing.T) {
 			request{object: newEvacuation(finalizers(instigator, "example.com/other", instigatorA))},
 			[]string{deletePod, useOurs, useA},
 		},
-		"update, and the instigators stay": {
+		"update with unchanged instigators": {
 			request{object: newEvacuation(), old: newEvacuation(finalizers("example.com/other", instigator))}, nil,
 		},
-		"an instigator joins": {request{object: both, old: newEvacuation()}, []string{useA}},
+		"an instigator is added": {request{object: both, old: newEvacuation()}, []string{useA}},
 		"an instigator withdraws": {
 			request{
 				object: newEvacuation(finalizers(instigatorA)), old: newEvacuation(finalizers(instigatorA, instigator)),
@@ -60,7 +60,7 @@ func TestValidateRights(t *testing.T) {
 			request{subresource: "status", object: newEvacuation(active("mine.example.com")), old: first},
 			[]string{progressFirst},
 		},
-		"an owner is added and an instigator joins": {
+		"an owner and an instigator are added": {
 			request{object: newEvacuation(finalizers(instigator, instigatorA), owned), old: newEvacuation()},
 			[]string{deletePod, useA, useOurs},
 		},
@@ -205,8 +205,8 @@ func TestValidateReportOfANodeAgent(t *testing.T) {
 		"the agent of another node, which claims the pod in its report": {
 			user: agent, object: newEvacuation(kubelet, onNode("node-7")), old: newEvacuation(kubelet, onNode("node-8")), asked: progressKubelet,
 		},
-		"the pod was on no node": {user: agent, old: newEvacuation(kubelet), asked: progressKubelet},
-		"a node without a name for a pod on no node": {
+		"the pod was not bound to a node": {user: agent, old: newEvacuation(kubelet), asked: progressKubelet},
+		"a node without a name for a pod that is not bound": {
 			user: &user.DefaultInfo{Name: "system:node:", Groups: []string{user.NodesGroup}}, old: newEvacuation(kubelet), asked: progressKubelet,
 		},
 		"another evacuator is active": {
@@ -254,7 +254,7 @@ func TestNodeAgentsHaveNoOtherRights(t *testing.T) {
 	for name, r := range map[string]request{
 		"create": {object: newEvacuation(onNode)},
 		"delete": {operation: admission.Delete, old: newEvacuation(kubelet, onNode)},
-		"an instigator joins": {
+		"an instigator is added": {
 			operation: admission.Update, object: newEvacuation(kubelet, onNode, finalizers(instigator, instigatorA)), old: newEvacuation(kubelet, onNode),
 		},
 	} {

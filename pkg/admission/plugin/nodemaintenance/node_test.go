@@ -156,7 +156,7 @@ func TestShutdownThatDeviates(t *testing.T) {
 		"a generated name":          {shutdown(metadata(func(m *metav1.ObjectMeta) { m.GenerateName = "shutdown-" })), "metadata.generateName"},
 		"without a boot ID":         {shutdown(metadata(func(m *metav1.ObjectMeta) { m.Annotations = nil })), bootIDField},
 		"an empty boot ID":          {shutdown(annotation(v1alpha1.AnnotationBootID, "")), bootIDField},
-		"a very long one":           {shutdown(annotation(v1alpha1.AnnotationBootID, strings.Repeat("0", 65))), bootIDField},
+		"a very long boot ID":       {shutdown(annotation(v1alpha1.AnnotationBootID, strings.Repeat("0", 65))), bootIDField},
 		"another annotation":        {shutdown(annotation("a", "b")), "metadata.annotations[a]"},
 		"labels":                    {shutdown(label), "metadata.labels"},
 		"owners":                    {shutdown(ownedBy("red-1")), "metadata.ownerReferences"},
@@ -257,54 +257,54 @@ func TestEndOfShutdownByItsNode(t *testing.T) {
 		nm, old *maintenance.NodeMaintenance
 		field   string
 	}{
-		"complete":               {by: blue1, nm: shutdown(held, complete), old: shutdown(held)},
-		"complete again":         {by: blue1, nm: shutdown(held, complete), old: shutdown(held, complete)},
-		"no change":              {by: blue1, nm: shutdown(held), old: shutdown(held)},
-		"delete":                 {by: blue1, old: shutdown(held)},
-		"delete a completed one": {by: blue1, old: shutdown(held, complete)},
-		"complete that of another node": {
+		"complete":                       {by: blue1, nm: shutdown(held, complete), old: shutdown(held)},
+		"complete again":                 {by: blue1, nm: shutdown(held, complete), old: shutdown(held, complete)},
+		"no change":                      {by: blue1, nm: shutdown(held), old: shutdown(held)},
+		"delete":                         {by: blue1, old: shutdown(held)},
+		"delete a completed maintenance": {by: blue1, old: shutdown(held, complete)},
+		"complete the maintenance of another node": {
 			by: blue1, nm: shutdown(selecting(byName("red-1")), by(agentOf("red-1")), complete),
 			old: shutdown(selecting(byName("red-1")), by(agentOf("red-1"))), field: "spec.requestedBy",
 		},
-		"delete that of another node": {
+		"delete the maintenance of another node": {
 			by: blue1, old: shutdown(selecting(byName("red-1")), by(agentOf("red-1"))), field: "spec.requestedBy",
 		},
-		"complete one of its node that bob has requested": {
+		"complete a maintenance of the node that bob has requested": {
 			by: blue1, nm: shutdown(by(bob), complete), old: shutdown(by(bob)), field: "spec.requestedBy",
 		},
-		"delete one of its node that bob has requested":                  {by: blue1, old: shutdown(by(bob)), field: "spec.requestedBy"},
-		"delete one of its node that bob has completed and that is over": {by: blue1, old: shutdown(by(bob), complete, finalizers())},
-		"delete one of its node that bob has completed and that still holds the node": {
+		"delete a maintenance of the node that bob has requested":                  {by: blue1, old: shutdown(by(bob)), field: "spec.requestedBy"},
+		"delete a maintenance of the node that bob has completed and that is over": {by: blue1, old: shutdown(by(bob), complete, finalizers())},
+		"delete a maintenance of the node that bob has completed and that still holds the node": {
 			by: blue1, old: shutdown(by(bob), complete), field: "spec.requestedBy",
 		},
-		"delete one of its node that bob has requested and that is not complete": {by: blue1, old: shutdown(by(bob), finalizers()), field: "spec.requestedBy"},
-		"delete one of another node that is over": {
+		"delete a maintenance of the node that bob has requested and that is not complete": {by: blue1, old: shutdown(by(bob), finalizers()), field: "spec.requestedBy"},
+		"delete a maintenance of another node that is over": {
 			by: agentOf("red-1"), old: shutdown(by(bob), complete, finalizers()), field: "spec.requestedBy",
 		},
-		"delete one that is over and is not of a shutdown": {
+		"delete a maintenance that is over and is not of a shutdown": {
 			by: blue1, old: maintain(byName("blue-1"), by(bob), complete, finalizers()), field: "spec.requestedBy",
 		},
-		"change one that is over": {
+		"change a maintenance that is over": {
 			by: blue1, nm: shutdown(by(bob), complete, finalizers(), label), old: shutdown(by(bob), complete, finalizers()), field: "spec.requestedBy",
 		},
-		"delete one that a user of its name without the group has requested": {
+		"delete a maintenance that a user with the node's name but without the group has requested": {
 			by: blue1, old: shutdown(by(&user.DefaultInfo{Name: blue1.Name})), field: "spec.requestedBy",
 		},
-		"delete one without a requester": {
+		"delete a maintenance without a requester": {
 			by: blue1, old: shutdown(func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil }), field: "spec.requestedBy",
 		},
-		"take over one of bob by a forged requester": {
+		"take over the maintenance of bob with a forged requester": {
 			by: blue1, nm: shutdown(by(blue1), complete), old: shutdown(by(bob)), field: "spec.requestedBy",
 		},
-		"change a label of one of bob": {
+		"change a label of the maintenance of bob": {
 			by: blue1, nm: maintain(pools("red"), by(bob), label),
 			old: maintain(pools("red"), by(bob)), field: "spec.requestedBy",
 		},
-		"complete one that selects other nodes": {
+		"complete a maintenance that selects other nodes": {
 			by: blue1, nm: shutdown(selecting(pools("blue", "red")), complete), old: shutdown(selecting(pools("blue", "red"))),
 			field: "spec.nodeSelector.nodeSelectorTerms[0].matchExpressions",
 		},
-		"delete one that selects another node": {
+		"delete a maintenance that selects another node": {
 			by: blue1, old: shutdown(selecting(byName("red-1"))), field: "spec.nodeSelector.nodeSelectorTerms[0].matchFields[0].values",
 		},
 		"widen the selector": {

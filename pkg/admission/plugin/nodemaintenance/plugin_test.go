@@ -72,14 +72,14 @@ func TestAuthorization(t *testing.T) {
 		"complete with a new selector": {
 			may: red, request: request{nm: maintain(pools("red"), atStage("Complete")), old: ofBlue}, refused: blue,
 		},
-		"the authorizer is not asked about a new node that is ignored": {
+		"no access review about a new node that is ignored": {
 			may: blue,
 			request: request{
 				nm:  maintain(pools("blue", "new"), newest),
 				old: maintain(pools("blue", "new"), newest, atStage("Cordon")),
 			},
 		},
-		"the authorizer is asked about a new node that joins": {
+		"an access review about a new node that joins": {
 			may: blue,
 			request: request{
 				nm: maintain(pools("blue", "new"), newest, joins), old: maintain(pools("blue", "new"), newest),
@@ -227,18 +227,18 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 		err         func(error) bool
 		more        bool
 	}{
-		"the user may delete all nodes: it asks for all, the control plane, and 100 others": {
+		"the user may delete all nodes: access reviews for all, the control plane, and 100 other nodes": {
 			host: may(append(allOf(nodes), "")...), least: 103, most: 103,
 			always: []string{"", "z-1", "z-2", "n-0000", "n-0099"},
 		},
-		"the user may not delete all nodes: it asks for all, and 500, the control plane first": {
+		"the user may not delete all nodes: access reviews for all, and 500 nodes, the control plane first": {
 			host: may(allOf(nodes)...), least: 501, most: 501, always: []string{"", "z-1", "z-2", "n-0000", "n-0497"},
 		},
-		"with AskEveryNodeByName it does not ask for all": {
+		"with AskEveryNodeByName, no access review for all nodes": {
 			host: may(append(allOf(nodes), "")...), byName: true, least: 500, most: 500,
 			always: []string{"z-1", "z-2", "n-0497"},
 		},
-		"it stops after ten refusals": {
+		"the checks stop after ten refusals": {
 			host: may(), least: 11, most: 11 + rights.AtOnce, err: apierrors.IsForbidden, more: true,
 		},
 		"the authorizer fails for a node": {
