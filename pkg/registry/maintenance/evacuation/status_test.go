@@ -62,10 +62,10 @@ func TestStatusTransitions(t *testing.T) {
 		want   []string
 	}{
 		"the first evacuator reports immediately": {user: ann, mods: mods(message("x"), forbid)},
-		"the server moves down": {
+		"the server makes the next evacuator active": {
 			before: mods(first, completed), user: server, mods: mods(active("deployment.apps.k8s.io")),
 		},
-		"the server leaves one out": {
+		"the server skips an evacuator": {
 			before: mods(first, completed), user: server, mods: mods(last),
 			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
@@ -73,7 +73,7 @@ func TestStatusTransitions(t *testing.T) {
 			before: mods(first), user: server, mods: mods(counter(-1)),
 			want: []string{"FieldValueInvalid status.failedEvictionCounter"},
 		},
-		"a policy that is none": {
+		"an unknown policy": {
 			before: mods(first), user: server,
 			mods: mods(func(e *maintenance.Evacuation) { e.Status.EvacuationCancellationPolicy = "Perhaps" }),
 			want: []string{"FieldValueNotSupported status.evacuationCancellationPolicy"},
@@ -87,11 +87,11 @@ func TestStatusTransitions(t *testing.T) {
 			want: []string{"FieldValueDuplicate status.conditions[1]"},
 		},
 		"the server completes it": {before: mods(first), user: server, mods: mods(condition("Complete", "PodDeleted"))},
-		"an evacuator reports on a complete one": {
+		"an evacuator reports on a complete Evacuation": {
 			before: mods(first, condition("Complete", "PodDeleted")), user: ann, mods: mods(message("x")),
 			want: []string{"FieldValueForbidden status"},
 		},
-		"an evacuator beats on a complete one": {before: mods(first, condition("Complete", "PodDeleted")), user: ann},
+		"an evacuator sends a heartbeat for a complete Evacuation": {before: mods(first, condition("Complete", "PodDeleted")), user: ann},
 		"a user reports for eviction": {
 			before: evicted, user: ann, mods: mods(message("x")), want: []string{"FieldValueForbidden status"},
 		},
@@ -99,7 +99,7 @@ func TestStatusTransitions(t *testing.T) {
 			before: mods(first), user: ann, mods: mods(counter(1)),
 			want: []string{"FieldValueForbidden status.failedEvictionCounter"},
 		},
-		"the server completes and hands over in one write": {
+		"the server completes the Evacuation and changes the active evacuator in one write": {
 			before: mods(first), user: server, mods: mods(completed, active("deployment.apps.k8s.io")),
 			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
@@ -270,7 +270,7 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 		want  []string
 	}{
 		"it completed": {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed) }, after: time.Minute},
-		"it completed and took it back": {
+		"it completed and reverted the completion": {
 			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed); r.mustUpdateStatus(ann, uncompleted) },
 			after:     2 * time.Minute, want: refused,
 		},
@@ -278,32 +278,32 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) },
 			after:     30*time.Minute + 59*time.Second, want: refused,
 		},
-		"it reported, and its deadline is here": {
+		"it reported, and its deadline has passed": {
 			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) }, after: 31 * time.Minute,
 		},
-		"its heartbeat says nothing": {
+		"its heartbeat has no message": {
 			meanwhile: func(r *registry) { r.mustUpdateStatus(ann) }, after: 30 * time.Minute, want: refused,
 		},
-		"its first heartbeat comes right away": {
+		"it sends its first heartbeat immediately": {
 			meanwhile: func(r *registry) { r.clock.SetTime(start.Add(time.Millisecond)); r.mustUpdateStatus(ann) },
 			after:     30*time.Minute - time.Second, want: refused,
 		},
 		"it never started, and its time is near": {after: startDeadline - time.Second, want: refused},
-		"it never started, and its time is here": {after: startDeadline},
+		"it never started, and its time is over": {after: startDeadline},
 		"its deadline is the shorter one, and near": {
 			mod: deadline(120), after: 2*time.Minute - time.Second, want: refused,
 		},
-		"its deadline is the shorter one, and here": {mod: deadline(120), after: 2 * time.Minute},
-		"the server dates its turn back": {
+		"its deadline is the shorter one, and has passed": {mod: deadline(120), after: 2 * time.Minute},
+		"the server sets activeEvacuatorSince to an earlier time with the class": {
 			meanwhile: func(r *registry) { r.mustUpdateStatus(server, stamped(-time.Hour)) }, after: 5 * time.Minute,
 			want: refused,
 		},
-		"the server takes its stamp away": {
+		"the server removes its timestamp": {
 			meanwhile: func(r *registry) {
 				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorSince = nil })
 			},
 			after: startDeadline - time.Second, want: refused},
-		"the server dates activeEvacuatorSince back": {
+		"the server sets activeEvacuatorSince to an earlier time": {
 			meanwhile: func(r *registry) {
 				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) {
 					e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(start.Add(-time.Hour)))
@@ -421,7 +421,7 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 		evacuators []maintenance.Evacuator
 		want       string
 	}{
-		"of a pod that the eviction comes to first": {
+		"of a pod without an evacuator": {
 			user: server,
 			want: "The pod will be evicted, within its disruption budget if it has one: it has no evacuator. The pod " +
 				"leaves for " + mention + ".",
@@ -430,7 +430,7 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 			user: server, evacuators: []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
 			want: "Evacuator a.example.com is active: it is the first evacuator. The pod leaves for " + mention + ".",
 		},
-		"but not if another client says so": {
+		"without a maintenance that another client names": {
 			user: ann, want: "The pod will be evicted, within its disruption budget if it has one: it has no evacuator.",
 		},
 	}

@@ -151,11 +151,11 @@ func TestCreateRefuses(t *testing.T) {
 			mod:  func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef.UID = "", "" },
 			want: []string{"FieldValueRequired spec.podRef.uid"},
 		},
-		"no pod at all": {
+		"no pod reference": {
 			mod:  func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef = "", maintenance.PodReference{} },
 			want: []string{"FieldValueRequired spec.podRef.name", "FieldValueRequired spec.podRef.uid"},
 		},
-		"a pod name that is none": {
+		"an invalid pod name": {
 			mod:  func(e *maintenance.Evacuation) { e.Name, e.Spec.PodRef.Name = "", "Web_1" },
 			want: []string{"FieldValueInvalid spec.podRef.name"},
 		},
@@ -171,11 +171,11 @@ func TestCreateRefuses(t *testing.T) {
 			},
 			want: []string{"FieldValueForbidden metadata"},
 		},
-		"a deadline of nothing": {
+		"a deadline of 0": {
 			mod:  spec(func(s *maintenance.EvacuationSpec) { s.ProgressDeadlineSeconds = ptr.To[int32](0) }),
 			want: []string{"FieldValueInvalid spec.progressDeadlineSeconds"},
 		},
-		"a deadline beyond a day": {
+		"a deadline of more than a day": {
 			mod:  spec(func(s *maintenance.EvacuationSpec) { s.ProgressDeadlineSeconds = ptr.To[int32](86401) }),
 			want: []string{"FieldValueInvalid spec.progressDeadlineSeconds"},
 		},
@@ -184,7 +184,7 @@ func TestCreateRefuses(t *testing.T) {
 			mod:  one(strings.Repeat("a", 43)+".example.com", 1, ""),
 			want: []string{"FieldValueTooLong spec.evacuators[0].evacuatorClass"},
 		},
-		"a class that is no domain": {
+		"a class that is not a domain": {
 			mod: one("A_b", 1, ""), want: []string{"FieldValueInvalid spec.evacuators[0].evacuatorClass"},
 		},
 		"no class": {mod: one("", 1, ""), want: []string{"FieldValueRequired spec.evacuators[0].evacuatorClass"}},
@@ -217,17 +217,17 @@ func TestUpdate(t *testing.T) {
 		mods []mod
 		want []string
 	}{
-		"an instigator joins":      {mods: []mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_a")}},
-		"the last instigator goes": {mods: []mod{finalizers()}},
-		"labels change":            {mods: []mod{func(e *maintenance.Evacuation) { e.Labels = nil }}},
-		"the status is not for here": {
+		"an instigator is added":         {mods: []mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_a")}},
+		"the last instigator is removed": {mods: []mod{finalizers()}},
+		"labels change":                  {mods: []mod{func(e *maintenance.Evacuation) { e.Labels = nil }}},
+		"the status is ignored": {
 			mods: []mod{active("first.example.com"), message("x"), condition("Complete", "PodDeleted")},
 		},
 		"the deadline changes": {
 			mods: []mod{func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](5) }},
 			want: []string{"FieldValueForbidden spec"},
 		},
-		"a finalizer that is none": {
+		"an invalid finalizer": {
 			mods: []mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_")},
 			want: []string{"FieldValueInvalid metadata.finalizers", "FieldValueForbidden metadata.finalizers[1]"},
 		},
@@ -276,15 +276,15 @@ func TestDeletion(t *testing.T) {
 		prepare func(*registry)
 		delete  func(*registry)
 	}{
-		"one that has just been made": {prepare: func(*registry) {}, delete: (*registry).delete},
-		"one that an evacuator works on": {
+		"an Evacuation that was just created": {prepare: func(*registry) {}, delete: (*registry).delete},
+		"an Evacuation with an active evacuator": {
 			prepare: func(r *registry) {
 				r.mustUpdateStatus(server, active("first.example.com"))
 				r.mustUpdateStatus(ann, forbid)
 			},
 			delete: (*registry).delete,
 		},
-		"a complete one": {
+		"a complete Evacuation": {
 			prepare: func(r *registry) { r.mustUpdateStatus(server, condition("Complete", "PodDeleted")) },
 			delete:  (*registry).delete,
 		},
@@ -330,20 +330,20 @@ func TestFieldSelectors(t *testing.T) {
 		selector string
 		want     []string
 	}{
-		"by name":                     {"metadata.name=" + name, []string{"web-1"}},
-		"by namespace":                {"metadata.namespace=blue", []string{"web-1", "web-2", "web-3"}},
-		"by another namespace":        {"metadata.namespace=red", nil},
-		"by node":                     {"spec.nodeName=node-7", []string{"web-1", "web-3"}},
-		"by node, with nothing there": {"spec.nodeName=node-9", nil},
-		"by other nodes":              {"spec.nodeName!=node-7", []string{"web-2"}},
-		"by pod":                      {"spec.podRef.name=web-2", []string{"web-2"}},
-		"by active evacuator":         {"status.activeEvacuatorClass=deployment.apps.k8s.io", []string{"web-1"}},
-		"by the first evacuator":      {"status.activeEvacuatorClass=first.example.com", []string{"web-2", "web-3"}},
-		"by no active evacuator":      {"status.activeEvacuatorClass=", nil},
-		"by blocked":                  {"status.blocked=true", []string{"web-1"}},
-		"by not blocked":              {"status.blocked=false", []string{"web-2", "web-3"}},
-		"by node and not blocked":     {"spec.nodeName=node-7,status.blocked=false", []string{"web-3"}},
-		"by everything, with an answer": {
+		"by name":                  {"metadata.name=" + name, []string{"web-1"}},
+		"by namespace":             {"metadata.namespace=blue", []string{"web-1", "web-2", "web-3"}},
+		"by another namespace":     {"metadata.namespace=red", nil},
+		"by node":                  {"spec.nodeName=node-7", []string{"web-1", "web-3"}},
+		"by node, without a match": {"spec.nodeName=node-9", nil},
+		"by other nodes":           {"spec.nodeName!=node-7", []string{"web-2"}},
+		"by pod":                   {"spec.podRef.name=web-2", []string{"web-2"}},
+		"by active evacuator":      {"status.activeEvacuatorClass=deployment.apps.k8s.io", []string{"web-1"}},
+		"by the first evacuator":   {"status.activeEvacuatorClass=first.example.com", []string{"web-2", "web-3"}},
+		"by no active evacuator":   {"status.activeEvacuatorClass=", nil},
+		"by blocked":               {"status.blocked=true", []string{"web-1"}},
+		"by not blocked":           {"status.blocked=false", []string{"web-2", "web-3"}},
+		"by node and not blocked":  {"spec.nodeName=node-7,status.blocked=false", []string{"web-3"}},
+		"by all fields, with a match": {
 			selector: "spec.nodeName=node-7,status.blocked=true,status.activeEvacuatorClass=deployment.apps.k8s.io",
 			want:     []string{"web-1"},
 		},

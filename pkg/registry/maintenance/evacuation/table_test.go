@@ -26,11 +26,11 @@ func TestTable(t *testing.T) {
 		mods []mod
 		want []any
 	}{
-		"one that no client has touched": {
+		"an Evacuation without a report": {
 			[]mod{func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
 			[]any{"web-1", "<none>", "<none>", "<none>", int64(0), "<none>", "<unknown>", "<none>", "<none>", name},
 		},
-		"one that is blocked": {
+		"an Evacuation that is blocked": {
 			[]mod{
 				created, active(eviction), counter(12), message("the pod is up for eviction"),
 				condition("Blocked", "PodDisruptionBudget"),
@@ -44,7 +44,7 @@ func TestTable(t *testing.T) {
 				"the budget web allows no disruption", "<none>", name,
 			},
 		},
-		"one that was blocked": {
+		"an Evacuation that was blocked": {
 			[]mod{
 				created, active(eviction), condition("Blocked", "PodDisruptionBudget"),
 				func(e *maintenance.Evacuation) {
@@ -53,7 +53,7 @@ func TestTable(t *testing.T) {
 			},
 			[]any{"web-1", "node-7", eviction, "<none>", int64(0), "<none>", "90m", "<none>", "<none>", name},
 		},
-		"one whose pod is stopping, with an evacuator that says something else": {
+		"an Evacuation whose pod is stopping, with another message of the evacuator": {
 			[]mod{
 				created, active("first.example.com"), message("copying"), condition("Blocked", "PodStopping"),
 				func(e *maintenance.Evacuation) {
@@ -64,13 +64,13 @@ func TestTable(t *testing.T) {
 				"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "The pod is stopping", "<none>", name,
 			},
 		},
-		"one that is expected to end": {
+		"an Evacuation that is expected to end": {
 			[]mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(before(-2 * time.Minute))
 			}},
 			[]any{"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m", name},
 		},
-		"one that should have ended": {
+		"an Evacuation that should have ended": {
 			[]mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(before(2 * time.Minute))
 			}},

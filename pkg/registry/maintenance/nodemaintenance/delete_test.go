@@ -30,10 +30,10 @@ import (
 func TestDeleteIdleIsGoneImmediately(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	for name, options := range map[string]*metav1.DeleteOptions{
-		"without options":                {},
-		"with a grace period":            {GracePeriodSeconds: ptr.To[int64](30)},
-		"in the background":              {PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)},
-		"with a grace period of nothing": {GracePeriodSeconds: ptr.To[int64](0)},
+		"without options":          {},
+		"with a grace period":      {GracePeriodSeconds: ptr.To[int64](30)},
+		"in the background":        {PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)},
+		"with a grace period of 0": {GracePeriodSeconds: ptr.To[int64](0)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
@@ -58,7 +58,7 @@ func TestDeleteIdleIsGoneImmediately(t *testing.T) {
 			t.Errorf("its own UID and version give %v and leave %v", err, r.get("a"))
 		}
 	})
-	t.Run("a dry run leaves it as it is", func(t *testing.T) {
+	t.Run("a dry run does not change it", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		nm := r.mustCreate(ann, newMaintenance(t, "a"))
 		must.Do(t, r.delete(bob, "a", &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}))
@@ -66,7 +66,7 @@ func TestDeleteIdleIsGoneImmediately(t *testing.T) {
 			t.Errorf("changed from %v to %v", nm, left)
 		}
 	})
-	t.Run("it waits for the finalizers of others and stays Idle", func(t *testing.T) {
+	t.Run("it waits for other finalizers and stays Idle", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		r.mustCreate(ann, newMaintenance(t, "a"))
 		must.Do(t, r.delete(bob, "a", &metav1.DeleteOptions{
@@ -127,7 +127,7 @@ func TestDeleteMovesToCompleteInTheSameWrite(t *testing.T) {
 			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete}, finalizers: []string{completion},
 			wantBy: "ann",
 		},
-		"from Complete, where nothing is new": {
+		"from Complete, without a new stage": {
 			stage: complete, options: &metav1.DeleteOptions{}, by: bob,
 			wantStages: []maintenance.NodeMaintenanceStage{complete}, finalizers: []string{completion}, wantBy: "ann",
 		},

@@ -32,43 +32,43 @@ func TestTableOfMaintenanceThatIsNotObserved(t *testing.T) {
 		after  time.Duration
 		want   string
 	}{
-		"one that was created a moment ago": {after: 59 * time.Second, want: "Drain"},
-		"one that was created a minute ago": {after: time.Minute, want: "Drain (not observed)"},
-		"one that was observed": {
+		"a maintenance that was created a moment ago": {after: 59 * time.Second, want: "Drain"},
+		"a maintenance that was created a minute ago": {after: time.Minute, want: "Drain (not observed)"},
+		"a maintenance that was observed": {
 			change: func(nm *maintenance.NodeMaintenance) { nm.Status.ObservedGeneration = 3 }, after: time.Hour, want: "Drain",
 		},
-		"one whose stage changed a moment ago": {
+		"a maintenance whose stage changed a moment ago": {
 			change: func(nm *maintenance.NodeMaintenance) {
 				nm.Status.ObservedGeneration = 2
 				nm.Status.StageStatuses = []maintenance.StageStatus{{Name: drain, StartTimestamp: at(time.Hour)}}
 			}, after: time.Hour + 59*time.Second, want: "Drain",
 		},
-		"one whose stage changed a minute ago": {
+		"a maintenance whose stage changed a minute ago": {
 			change: func(nm *maintenance.NodeMaintenance) {
 				nm.Status.ObservedGeneration = 2
 				nm.Status.StageStatuses = []maintenance.StageStatus{{Name: drain, StartTimestamp: at(time.Hour)}}
 			}, after: time.Hour + time.Minute, want: "Drain (not observed)",
 		},
-		"one whose selector changed a moment ago": {
+		"a maintenance whose selector changed a moment ago": {
 			change: func(nm *maintenance.NodeMaintenance) {
 				nm.Status.ObservedGeneration = 2
 				nm.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl", Time: at(time.Hour)}}
 			}, after: time.Hour + 59*time.Second, want: "Drain",
 		},
-		"one whose status was written a moment ago for an older generation": {
+		"a maintenance whose status was written a moment ago for an older generation": {
 			change: func(nm *maintenance.NodeMaintenance) {
 				nm.Status.ObservedGeneration = 2
 				nm.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "haulout", Subresource: "status", Time: at(time.Hour)}}
 			}, after: time.Hour + 59*time.Second, want: "Drain (not observed)",
 		},
-		"one that was deleted a minute ago": {
+		"a maintenance that was deleted a minute ago": {
 			change: func(nm *maintenance.NodeMaintenance) {
 				nm.Spec.Stage = complete
 				nm.Finalizers = []string{completion}
 				nm.DeletionTimestamp = at(time.Hour)
 			}, after: time.Hour + time.Minute, want: "Complete (not observed)",
 		},
-		"one that has released its nodes and got another reason": {
+		"a maintenance that has released its nodes and got another reason": {
 			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.Stage = complete }, after: time.Hour, want: "Complete",
 		},
 	} {

@@ -67,7 +67,7 @@ func TestSelectors(t *testing.T) {
 					fields: fields.OneTermEqualSelector(maintenance.FieldNodeOfShutdown, "blue-1"), want: []string{shutdown},
 				},
 				"by a node without a shutdown": {fields: fields.OneTermEqualSelector(maintenance.FieldNodeOfShutdown, "blue-2")},
-				"that are of no shutdown": {
+				"that do not belong to a shutdown": {
 					fields: fields.OneTermEqualSelector(maintenance.FieldNodeOfShutdown, ""), want: []string{"a", "b", "c"},
 				},
 				"by name": {fields: fields.OneTermEqualSelector(maintenance.FieldName, "c"), want: []string{"c"}},
@@ -168,11 +168,11 @@ func TestTable(t *testing.T) {
 		nm   *maintenance.NodeMaintenance
 		want []any
 	}{
-		"one that has just been made": {
+		"a maintenance that was just created": {
 			nm:   newMaintenance(t, "a"),
 			want: []any{"a", "Idle", int64(0), "-", int64(0), int64(0), int64(0), "<unknown>", "-", "-", "pool=blue"},
 		},
-		"one that drains: a node without target is not drained": {
+		"a maintenance in stage Drain: a node without a target is not drained": {
 			nm: func() *maintenance.NodeMaintenance {
 				nm := newMaintenance(t, "a", atStage(drain),
 					func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "kernel" })

@@ -104,7 +104,7 @@ func TestCreateRefusesWithPathAndType(t *testing.T) {
 			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = strings.Repeat("x", 1025) },
 			want:   []string{"spec.reason FieldValueTooLong"},
 		},
-		"a name that is no DNS subdomain": {
+		"a name that is not a DNS subdomain": {
 			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Name = "A_b" },
 			want:   []string{"metadata.name FieldValueInvalid"},
 		},
@@ -191,23 +191,23 @@ func TestRequestedBy(t *testing.T) {
 		change func(*maintenance.NodeMaintenance)
 		want   *authenticationv1.UserInfo
 	}{
-		"who changes the selector": {
+		"the user who changes the selector": {
 			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") },
 			want: bobInfo(),
 		},
-		"who changes newNodes": {
+		"the user who changes newNodes": {
 			by:     bob,
 			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.NewNodes = maintenance.NewNodesPolicyJoin },
 			want:   bobInfo(),
 		},
-		"who advances the stage": {by: bob, change: setStage(drain), want: bobInfo()},
-		"not who changes the reason": {
+		"the user who advances the stage": {by: bob, change: setStage(drain), want: bobInfo()},
+		"not the user who changes the reason": {
 			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "kernel" }, want: annInfo(),
 		},
-		"not whom a client names": {
+		"not the user whom a client names": {
 			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() }, want: annInfo(),
 		},
-		"no other user if a client takes it": {
+		"no other user if a client removes the requester": {
 			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil }, want: annInfo(),
 		},
 		"not the server, which acts for ann": {by: self, change: setStage(complete), want: annInfo()},
@@ -238,12 +238,12 @@ func TestUpdateOfNothingWritesNothing(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*maintenance.NodeMaintenance){
-		"status, requestedBy and the finalizer are not the client's": func(nm *maintenance.NodeMaintenance) {
+		"a client cannot set status, requestedBy and the finalizer": func(nm *maintenance.NodeMaintenance) {
 			nm.Status = maintenance.NodeMaintenanceStatus{ObservedGeneration: 9}
 			nm.Spec.RequestedBy = nil
 			nm.Finalizers = nil
 		},
-		"the same plan in other words": func(nm *maintenance.NodeMaintenance) {
+		"the same plan in an equivalent form": func(nm *maintenance.NodeMaintenance) {
 			nm.Spec.DrainPlan[0].PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "a"}}
 		},
 	} {
@@ -278,31 +278,31 @@ func TestCompletionFinalizer(t *testing.T) {
 		change func(*maintenance.NodeMaintenance)
 		want   []string
 	}{
-		"a client drops it in Cordon": {stage: cordon, by: bob, change: setFinalizers(), want: []string{completion}},
+		"a client removes it in Cordon": {stage: cordon, by: bob, change: setFinalizers(), want: []string{completion}},
 		"a client replaces it in Drain": {
 			stage: drain, by: bob, change: setFinalizers("example.com/mine"),
 			want: []string{"example.com/mine", completion},
 		},
-		"a client drops it in Complete": {
+		"a client removes it in Complete": {
 			stage: complete, by: bob, change: setFinalizers(), want: []string{completion},
 		},
-		"a user with the server's name drops it": {
+		"a user with the server's name removes it": {
 			stage: complete, by: root, change: setFinalizers(), want: []string{completion},
 		},
-		"the server drops it in Drain":    {stage: drain, by: self, change: setFinalizers(), want: []string{completion}},
-		"the server drops it in Complete": {stage: complete, by: self, change: setFinalizers()},
-		"a client adds it in Idle":        {stage: idle, by: bob, change: setFinalizers(completion)},
-		"the server drops it as it advances to Complete": {
+		"the server removes it in Drain":    {stage: drain, by: self, change: setFinalizers(), want: []string{completion}},
+		"the server removes it in Complete": {stage: complete, by: self, change: setFinalizers()},
+		"a client adds it in Idle":          {stage: idle, by: bob, change: setFinalizers(completion)},
+		"the server removes it and advances to Complete": {
 			stage: drain, by: self,
 			change: func(nm *maintenance.NodeMaintenance) { setStage(complete)(nm); setFinalizers()(nm) },
 			want:   []string{completion},
 		},
-		"a client drops it as it advances Idle to Drain": {
+		"a client removes it and advances from Idle to Drain": {
 			stage: idle, by: bob,
 			change: func(nm *maintenance.NodeMaintenance) { setStage(drain)(nm); setFinalizers()(nm) },
 			want:   []string{completion},
 		},
-		"a client adds one of its own in Idle": {
+		"a client adds its own finalizer in Idle": {
 			stage: idle, by: bob, change: setFinalizers("example.com/mine"), want: []string{"example.com/mine"},
 		},
 		"a client drops it together with Cordon to Drain": {
@@ -403,7 +403,7 @@ func TestStatusUpdate(t *testing.T) {
 			},
 			want: []string{"status.newestNodeTimestamp FieldValueInvalid"},
 		},
-		"stages taken back": {
+		"removed stages": {
 			change: func(nm *maintenance.NodeMaintenance) {
 				nm.Status.StageStatuses = nm.Status.StageStatuses[:1]
 			},
