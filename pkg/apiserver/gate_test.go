@@ -78,44 +78,44 @@ func TestWhoMayLead(t *testing.T) {
 		storage    func(*Storage)
 		want       offReason
 	}{
-		"the first server of a cluster leads":         {registered: front},
-		"one after a leader that tells nothing leads": {registered: front, lease: leaseOf("", "")},
-		"one whose storage the lease names leads":     {registered: front, lease: leaseOf(ownID, "500")},
-		"one without an APIService does not":          {want: offElsewhere},
-		"one whose API is that of another does not": {
+		"the first server of a cluster leads":               {registered: front},
+		"a server after a leader without annotations leads": {registered: front, lease: leaseOf("", "")},
+		"a server with the storage in the Lease leads":      {registered: front, lease: leaseOf(ownID, "500")},
+		"a server without an APIService does not lead":      {want: offElsewhere},
+		"a server whose APIService refers to another one does not lead": {
 			registered: types.NamespacedName{Namespace: "blue", Name: "service"}, want: offElsewhere,
 		},
-		"one after a leader with other storage does not": {
+		"a server after a leader with other storage does not lead": {
 			registered: front, lease: leaseOf(otherID, "5"), want: offOtherStorage,
 		},
-		"one that adopts the other storage leads": {
+		"a server that adopts the other storage leads": {
 			registered: front, lease: leaseOf(otherID, "5"), storage: func(s *Storage) { s.Adopt = otherID },
 		},
-		"one that adopts yet another does not": {
+		"a server that adopts a third storage does not lead": {
 			registered: front, lease: leaseOf(otherID, "5"), storage: func(s *Storage) { s.Adopt = "third" },
 			want: offOtherStorage,
 		},
-		"one whose storage was ahead does not": {registered: front, lease: leaseOf(ownID, "501"), want: offRestored},
-		"one whose storage was restored with a higher revision does not": {
+		"a server with a lower revision than the Lease does not lead": {registered: front, lease: leaseOf(ownID, "501"), want: offRestored},
+		"a server with a storage that was restored with a higher revision does not lead": {
 			registered: front, lease: leaseOf(ownID, "400"),
 			storage: func(s *Storage) {
 				s.Revision = func(context.Context) (int64, error) { return 1_000_000_300, nil }
 			},
 			want: offRestored,
 		},
-		"one whose shared etcd has got far in the absence of a leader leads": {
+		"a server with a shared etcd that had many writes without a leader leads": {
 			registered: front, lease: markedLease("400", "300"), storage: shared(1_000_000_300, 300),
 		},
-		"one whose shared etcd was restored with a higher revision does not": {
+		"a server with a shared etcd that was restored with a higher revision does not lead": {
 			registered: front, lease: markedLease("400", "300"), storage: shared(1_000_000_300, 299), want: offRestored,
 		},
-		"one whose shared etcd was restored and has got further since does not": {
+		"a server with a shared etcd that was restored and had many writes since does not lead": {
 			registered: front, lease: markedLease("400", "300"), storage: shared(450, 200), want: offRestored,
 		},
-		"one whose shared etcd has no mark, as the Lease, leads": {
+		"a server with a shared etcd without a mark leads if the Lease has none": {
 			registered: front, lease: leaseOf(ownID, "400"), storage: shared(1_000_000_300, 0),
 		},
-		"one whose backup is accepted leads": {
+		"a server with an accepted backup leads": {
 			registered: front, lease: leaseOf(ownID, "501"), storage: func(s *Storage) { s.AcceptRestored = true },
 		},
 	} {

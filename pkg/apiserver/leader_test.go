@@ -136,12 +136,12 @@ func TestSuspendedLeaderMayNotAct(t *testing.T) {
 		renewed time.Time
 		may     bool
 	}{
-		"renewed just now":                {time.Now(), true},
-		"renewed before the deadline":     {time.Now().Add(-deadline / 2), true},
-		"not renewed":                     {time.Now().Add(-deadline), false},
-		"never renewed":                   {time.Time{}, false},
-		"not renewed since it slept":      {time.Now().Add(-deadline).Round(0), false},
-		"renewed before the clock jumped": {time.Now().Add(deadline), true},
+		"renewed just now":            {time.Now(), true},
+		"renewed before the deadline": {time.Now().Add(-deadline / 2), true},
+		"not renewed":                 {time.Now().Add(-deadline), false},
+		"never renewed":               {time.Time{}, false},
+		"not renewed since the process was suspended": {time.Now().Add(-deadline).Round(0), false},
+		"renewed before the clock jumped":             {time.Now().Add(deadline), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &lease{deadline: deadline, renewed: test.renewed}
@@ -154,7 +154,7 @@ func TestSuspendedLeaderMayNotAct(t *testing.T) {
 
 func TestReplicasNeverActAtTheSameTime(t *testing.T) {
 	for name, broken := range map[string]func(stop <-chan struct{}) func(context.Context) error{
-		"when the network of the leader swallows its calls": func(<-chan struct{}) func(context.Context) error {
+		"when the network of the leader drops its calls": func(<-chan struct{}) func(context.Context) error {
 			return swallow
 		},
 		"when its calls hang and do not end with their context": func(
@@ -168,7 +168,7 @@ func TestReplicasNeverActAtTheSameTime(t *testing.T) {
 		"when its calls fail": func(<-chan struct{}) func(context.Context) error {
 			return func(context.Context) error { return errors.New("connection refused") }
 		},
-		"when only the answers get lost for a while": func(<-chan struct{}) func(context.Context) error {
+		"when only the responses are lost for a while": func(<-chan struct{}) func(context.Context) error {
 			began := time.Now()
 			return func(ctx context.Context) error {
 				if time.Since(began) > 5*time.Second {
@@ -352,14 +352,14 @@ func TestWhoKnowsOfNoLeader(t *testing.T) {
 		failsFrom time.Duration
 		warns     bool
 	}{
-		"a server that starts does not":                     {lease: leaseOf("", ""), lasts: 23 * time.Second},
-		"one that sees a Lease which is never renewed does": {lease: leaseOf("", ""), lasts: 25 * time.Second, warns: true},
-		"one that sees no Lease does":                       {lasts: 25 * time.Second, warns: true},
-		"one that sees renewals does not":                   {lease: leaseOf("", ""), renews: 6 * time.Second, lasts: time.Hour},
-		"one that can never read the Lease does not":        {failsFrom: -1, lasts: time.Hour},
-		"one that cannot read the Lease any more does not":  {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Hour},
-		"one that has just read it does":                    {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Minute + 2*time.Second, warns: true},
-		"one that sees a renewal each minute does":          {lease: leaseOf("", ""), renews: time.Minute, lasts: time.Hour - time.Second, warns: true},
+		"a server that starts does not warn":                       {lease: leaseOf("", ""), lasts: 23 * time.Second},
+		"a server with a Lease that is never renewed warns":        {lease: leaseOf("", ""), lasts: 25 * time.Second, warns: true},
+		"a server without a Lease warns":                           {lasts: 25 * time.Second, warns: true},
+		"a server with a Lease that is renewed does not warn":      {lease: leaseOf("", ""), renews: 6 * time.Second, lasts: time.Hour},
+		"a server that can never read the Lease does not warn":     {failsFrom: -1, lasts: time.Hour},
+		"a server that can no longer read the Lease does not warn": {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Hour},
+		"a server that has just read the Lease warns":              {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Minute + 2*time.Second, warns: true},
+		"a server with a Lease that is renewed each minute warns":  {lease: leaseOf("", ""), renews: time.Minute, lasts: time.Hour - time.Second, warns: true},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			host := fake.NewClientset()
@@ -439,17 +439,17 @@ func TestHealthOfALeader(t *testing.T) {
 		broken func(stop <-chan struct{}) func(context.Context) error
 		want   bool
 	}{
-		"one that renews is healthy": {want: true},
-		"one that is stuck in a renewal is not": {broken: func(stop <-chan struct{}) func(context.Context) error {
+		"a leader that renews is healthy": {want: true},
+		"a leader that is stuck in a renewal is not healthy": {broken: func(stop <-chan struct{}) func(context.Context) error {
 			return func(context.Context) error {
 				<-stop
 				return errors.New("closed")
 			}
 		}},
-		"one that has stopped since it could not renew is healthy": {
+		"a leader that has stopped because it could not renew is healthy": {
 			broken: func(<-chan struct{}) func(context.Context) error { return swallow }, want: true,
 		},
-		"one that waits for the lease is healthy": {holder: "b", want: true},
+		"a replica that waits for the Lease is healthy": {holder: "b", want: true},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			host := fake.NewClientset()
