@@ -233,7 +233,7 @@ func TestEndOfAHandlerIsReported(t *testing.T) {
 			returns: errBroken,
 			want:    `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: disk is full"}`,
 		},
-		"that says a lot": {
+		"that reports a long message": {
 			returns: errors.New(strings.Repeat("x", 2000)),
 			want: `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: ` +
 				strings.Repeat("x", 1024-28) + `"}`,
@@ -266,7 +266,7 @@ func TestHandlersContextEnds(t *testing.T) {
 		"when the pod has terminated": {
 			happens: func(w *world) { w.edit(complete(v1alpha1.ReasonPodTerminated)) }, cause: ErrDeparted,
 		},
-		"when no instigator asks for it any more": {happens: func(w *world) { w.edit(withdrawn) }, cause: ErrCancelled},
+		"when no instigator requests it any longer": {happens: func(w *world) { w.edit(withdrawn) }, cause: ErrCancelled},
 		"when it is completed as cancelled": {
 			happens: func(w *world) { w.edit(complete(v1alpha1.ReasonCancelled)) }, cause: ErrCancelled,
 		},
@@ -282,8 +282,8 @@ func TestHandlersContextEnds(t *testing.T) {
 			},
 			cause: ErrCancelled,
 		},
-		"when another has the turn":   {happens: func(w *world) { w.edit(turnOf("b.example.com")) }, cause: ErrTurnLost},
-		"when the program is stopped": {happens: func(w *world) { w.stop() }, cause: context.Canceled},
+		"when another evacuator is active": {happens: func(w *world) { w.edit(turnOf("b.example.com")) }, cause: ErrTurnLost},
+		"when the program is stopped":      {happens: func(w *world) { w.stop() }, cause: context.Canceled},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			w := newWorld(t, untilEnd, newEvacuationOf())
@@ -303,9 +303,9 @@ func TestDepartureIsAwaited(t *testing.T) {
 		happens func(*v1alpha1.Evacuation)
 		want    error
 	}{
-		"and comes":                {complete(v1alpha1.ReasonPodDeleted), nil},
-		"and may be cancelled":     {withdrawn, ErrCancelled},
-		"and may become another's": {turnOf("b.example.com"), ErrTurnLost},
+		"the pod leaves":                   {complete(v1alpha1.ReasonPodDeleted), nil},
+		"the evacuation is cancelled":      {withdrawn, ErrCancelled},
+		"another evacuator becomes active": {turnOf("b.example.com"), ErrTurnLost},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			got := make(chan error, 1)
@@ -321,7 +321,7 @@ func TestDepartureIsAwaited(t *testing.T) {
 			}
 		})
 	}
-	bubble.Run(t, "for as long as its own context lasts", func(t *testing.T) {
+	bubble.Run(t, "until its own context ends", func(t *testing.T) {
 		got := make(chan error, 1)
 		newWorld(t, func(ctx context.Context, e *Evacuation) error {
 			ctx, cancel := context.WithTimeoutCause(ctx, time.Nanosecond, errBroken)
@@ -465,9 +465,9 @@ func TestBadConfigs(t *testing.T) {
 		config Config
 		want   string
 	}{
-		"no class":                  {Config{Client: client, Handler: untilEnd}, `class ""`},
-		"a class that is no domain": {Config{Class: "Flush", Client: client, Handler: untilEnd}, `class "Flush"`},
-		"a class that is too long":  {Config{Class: strings.Repeat("a", 55), Client: client, Handler: untilEnd}, "54"},
+		"no class":                     {Config{Client: client, Handler: untilEnd}, `class ""`},
+		"a class that is not a domain": {Config{Class: "Flush", Client: client, Handler: untilEnd}, `class "Flush"`},
+		"a class that is too long":     {Config{Class: strings.Repeat("a", 55), Client: client, Handler: untilEnd}, "54"},
 		"the class of eviction": {
 			config: Config{Class: v1alpha1.EvacuatorClassEviction, Client: client, Handler: untilEnd},
 			want:   "eviction",

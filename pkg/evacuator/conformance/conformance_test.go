@@ -141,21 +141,21 @@ func TestCalledOff(t *testing.T) {
 		unexamined bool
 		says       string
 	}{
-		"one that stops passes": {evacuate: func(ctx context.Context, t *task) {
+		"an evacuator that stops passes": {evacuate: func(ctx context.Context, t *task) {
 			if t.report(); works(ctx, 5*time.Second) {
 				t.remove()
 			}
 		}},
-		"one that goes on fails": {says: "the pod was stopped", evacuate: func(_ context.Context, t *task) {
+		"an evacuator that continues fails": {says: "the pod was stopped", evacuate: func(_ context.Context, t *task) {
 			t.report()
 			time.AfterFunc(5*time.Second, t.remove)
 		}},
-		"a quick one that is cancelled in time passes": {evacuate: func(ctx context.Context, t *task) {
+		"a quick evacuator that is cancelled in time passes": {evacuate: func(ctx context.Context, t *task) {
 			if works(ctx, 0) {
 				t.remove()
 			}
 		}},
-		"a quick one that goes on fails": {
+		"a quick evacuator that continues fails": {
 			says: "the pod was stopped",
 			evacuate: func(ctx context.Context, t *task) {
 				if !works(ctx, 0) {
@@ -165,24 +165,24 @@ func TestCalledOff(t *testing.T) {
 				t.remove()
 			},
 		},
-		"one that forbids it and ends is not examined": {
+		"an evacuator that forbids the cancellation and ends is not examined": {
 			unexamined: true, says: "forbids",
 			evacuate: func(_ context.Context, t *task) {
 				t.forbid()
 				time.AfterFunc(5*time.Second, t.remove)
 			},
 		},
-		"one that forbids it and never ends fails": {
+		"an evacuator that forbids the cancellation and never ends fails": {
 			says: "ends the evacuation", evacuate: func(_ context.Context, t *task) { t.forbid() },
 		},
-		"one that forbids it at the last moment is not examined": {
+		"an evacuator that forbids the cancellation at the last moment is not examined": {
 			unexamined: true, says: "after its cancellation", evacuate: func(_ context.Context, t *task) {
 				t.report()
 				t.forbid()
 				time.AfterFunc(5*time.Second, t.remove)
 			},
 		},
-		"one that says nothing fails": {says: "the evacuator reports", evacuate: func(context.Context, *task) {}},
+		"an evacuator that reports nothing fails": {says: "the evacuator reports", evacuate: func(context.Context, *task) {}},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			c := newCluster(tt.evacuate)
