@@ -18,7 +18,7 @@ func TestNodeOf(t *testing.T) {
 		"a kubelet": {
 			user: &user.DefaultInfo{Name: "system:node:worker-1", Groups: []string{"system:nodes", "system:authenticated"}}, want: "worker-1", wantOK: true,
 		},
-		"a node name with a colon is taken as it is": {
+		"a node name with a colon is unchanged": {
 			user: &user.DefaultInfo{Name: "system:node:a:b", Groups: []string{"system:nodes"}}, want: "a:b", wantOK: true,
 		},
 		"a user of that name without the group": {

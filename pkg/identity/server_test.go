@@ -48,7 +48,7 @@ func TestServerKnowsItself(t *testing.T) {
 
 func TestLearnFails(t *testing.T) {
 	cases := map[string]authenticator.Request{
-		"for a token that is no user's": authenticatorfactory.NewFromTokens(
+		"for a token without a user": authenticatorfactory.NewFromTokens(
 			map[string]*user.DefaultInfo{"other": loopback("uid")}, nil,
 		),
 		"for a user without a UID, which any user could be": authenticator.RequestFunc(
