@@ -156,7 +156,7 @@ func TestWhoMayLead(t *testing.T) {
 			lease, err := host.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
 			if err != nil || lease.Annotations[annotationStorageID] != ownID ||
 				lease.Annotations[annotationStorageRevision] == "" {
-				t.Errorf("the Lease tells %v of the storage (%v)", lease.Annotations, err)
+				t.Errorf("the Lease has the annotations %v (%v)", lease.Annotations, err)
 			}
 		})
 	}
@@ -284,7 +284,7 @@ func TestRevisionOfTheStorage(t *testing.T) {
 		renewals.Store(0)
 		<-time.After(time.Minute)
 		if s.now() != "a" || renewals.Load() < 10 || told() != "41" {
-			t.Errorf("with a storage that does not answer %q acts, after %d renewals, and the Lease tells %s",
+			t.Errorf("with a storage that does not respond, %q acts, after %d renewals, and the Lease has %s",
 				s.now(), renewals.Load(), told())
 		}
 		stop()

@@ -117,7 +117,7 @@ func TestReplicaThatNeverLedLeavesImmediately(t *testing.T) {
 		})
 		s := &set{host: host, finish: make(chan struct{})}
 		stop, left := lead(t, replica(host, s, "a"))
-		eventually(t, "a has asked for the lease", func() bool { return len(host.Actions()) > 1 })
+		eventually(t, "a has requested the Lease", func() bool { return len(host.Actions()) > 1 })
 		stop()
 		<-left
 		if s.started.Load() != 0 || holder(host) != other {

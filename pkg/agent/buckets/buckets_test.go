@@ -198,7 +198,7 @@ func TestEachPriorityIsInOneBucketAndLeavesWithIt(t *testing.T) {
 		for _, priority := range interesting(table, random) {
 			index := table.Index(priority)
 			if got := bucketsOf(table, priority); !slices.Equal(got, []int{index}) {
-				t.Fatalf("seed %d: priority %d is in the buckets %v, Index says %d: %v", seed, priority, got, index, table)
+				t.Fatalf("seed %d: priority %d is in the buckets %v, Index returns %d: %v", seed, priority, got, index, table)
 			}
 			for _, podType := range []v1alpha1.PodType{"Default", "DaemonSet", "Static"} {
 				first := firstCovering(plan, podType, priority)

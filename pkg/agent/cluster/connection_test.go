@@ -139,7 +139,7 @@ func TestDeadConnection(t *testing.T) {
 		t.Fatal("the request over the dead connection succeeded")
 	}
 	if err := list(time.Minute); err != nil {
-		t.Errorf("the request after the failure: %v, want an answer over a new connection", err)
+		t.Errorf("the request after the failure: %v, want a response over a new connection", err)
 	}
 	if n := proxy.opened(); n != 2 {
 		t.Errorf("%d connections were opened, want one more", n)

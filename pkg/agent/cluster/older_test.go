@@ -49,7 +49,7 @@ func TestCompleteOlder(t *testing.T) {
 		}
 	}
 	if got := a.count("POST /apis/authentication.k8s.io"); got != 1 {
-		t.Errorf("asked %d times for the own user, want once", got)
+		t.Errorf("%d requests for the own user, want one", got)
 	}
 	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 0 || err != nil {
 		t.Errorf("the second CompleteOlder() = %d, %v, want 0", n, err)

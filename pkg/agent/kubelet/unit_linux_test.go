@@ -102,7 +102,7 @@ func TestStop(t *testing.T) {
 				if !slices.Equal(w.ended, test.ended) {
 					t.Errorf("signals to %v, want %v", w.ended, test.ended)
 				}
-				is.True(t, w.stops != 0, "systemd was not asked")
+				is.True(t, w.stops != 0, "no request was sent to systemd")
 			})
 		})
 	}
@@ -170,7 +170,7 @@ func TestProblemOfAUnitWhoseSystemdHangs(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		if got, ok := u.Problem(ctx); got != "" || ok || time.Since(began) != problemTimeout {
-			t.Errorf("got %q, %t after %v, want no answer after %v", got, ok, time.Since(began), problemTimeout)
+			t.Errorf("got %q, %t after %v, want no result after %v", got, ok, time.Since(began), problemTimeout)
 		}
 	})
 }

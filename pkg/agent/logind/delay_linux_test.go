@@ -68,7 +68,7 @@ func TestDelayIsRaised(t *testing.T) {
 				})
 				for _, part := range test.wantProblem {
 					if len(state.Problems) != 1 || !strings.Contains(state.Problems[0], part) {
-						t.Errorf("problems %q, want one that says %q", state.Problems, part)
+						t.Errorf("problems %q, want one with %q", state.Problems, part)
 					}
 				}
 				if _, err := os.Stat(ownDropIn); (err == nil) != test.wantFile {

@@ -81,7 +81,7 @@ func TestReleaseWithoutABus(t *testing.T) {
 		b.kill(holder)
 		b.kill(b.dbus)
 		a := start(t, config(func(c *logind.Config) { c.Store, c.Stored = store, []*os.File{lock} }))
-		a.until("the lock is held, the bus is missed", func(s shutdown.MachineState) bool {
+		a.until("the lock is held, and the bus is reported as missing", func(s shutdown.MachineState) bool {
 			return s.LockHeld && !s.Known && hasProblem(s, "cannot be reached")
 		})
 		must.Do(t, a.Release(t.Context()))
@@ -96,7 +96,7 @@ func TestMachineGoesDownAtTheDeadline(t *testing.T) {
 		t.Helper()
 		a := start(t, config(func(c *logind.Config) { c.Delay = 1500 * time.Millisecond }))
 		if state := a.until("the lock is held", locked); state.Delay != 5*time.Second {
-			t.Errorf("delay %s, want logind's own 5s: what is longer than asked for stays", state.Delay)
+			t.Errorf("delay %s, want logind's own 5s: a longer delay than the configured one stays", state.Delay)
 		}
 		b.configure(etcDropIns+"/50-admin.conf", "1")
 		b.sighup()
@@ -131,7 +131,7 @@ func TestLockOutlivesTheKilledHolder(t *testing.T) {
 			t.Errorf("state %+v, want the lock %s", state, held.LockPath)
 		}
 		if !state.Since.Equal(since) || !state.Deadline.Equal(deadline) {
-			t.Errorf("the shutdown is from %s to %s, want what the first process knew, %s to %s", state.Since, state.Deadline, since, deadline)
+			t.Errorf("the shutdown is from %s to %s, want the times of the first process, %s to %s", state.Since, state.Deadline, since, deadline)
 		}
 		b.mustWait()
 		must.Do(t, second.Release(t.Context()))
@@ -151,7 +151,7 @@ func TestLockEndsWithItsOnlyHolder(t *testing.T) {
 		a := start(t, config(func(c *logind.Config) { c.Resume.LockPath = held.LockPath }))
 		state := a.until("the lock is missed", func(s shutdown.MachineState) bool { return s.ShuttingDown && len(s.Problems) > 0 })
 		if state.LockHeld || !strings.Contains(state.Problems[0], "does not wait for the agent") {
-			t.Errorf("state %+v, want no lock and a problem that says so", state)
+			t.Errorf("state %+v, want no lock and a problem about it", state)
 		}
 	})
 }
@@ -199,7 +199,7 @@ func TestLockIsKeptOverRestarts(t *testing.T) {
 				restart(b)
 				// Once the Manager reports this lock, it is connected to the new logind.
 				kubelet := b.inhibit("kubelet")
-				a.until("the new logind was asked", func(s shutdown.MachineState) bool { return hasProblem(s, "kubelet") })
+				a.until("the new logind responded", func(s shutdown.MachineState) bool { return hasProblem(s, "kubelet") })
 				kubelet.Close()
 				after := a.until("the lock is held", locked)
 				if after.LockPath != before.LockPath || after.Forgotten {
@@ -437,13 +437,13 @@ func TestSystemdStopsTheAgent(t *testing.T) {
 		a.until("a shutdown is pending", pending)
 		kubelet := b.inhibit("kubelet")
 		defer kubelet.Close()
-		state := a.until("logind was asked again", func(s shutdown.MachineState) bool { return hasProblem(s, "kubelet") })
+		state := a.until("the Manager has read the state of logind again", func(s shutdown.MachineState) bool { return hasProblem(s, "kubelet") })
 		if !state.ShuttingDown || state.Kind != "reboot" || state.Deadline.Sub(before).Round(time.Second) != 10*time.Second {
-			t.Errorf("state %+v, want a reboot within 10s, whatever logind says", state)
+			t.Errorf("state %+v, want a reboot within 10s, regardless of the state of logind", state)
 		}
 		must.Do(t, a.Release(t.Context()))
 		kubelet.Close()
-		state = a.until("logind was asked again", func(s shutdown.MachineState) bool { return len(s.Problems) == 0 })
+		state = a.until("the Manager has read the state of logind again", func(s shutdown.MachineState) bool { return len(s.Problems) == 0 })
 		if !state.ShuttingDown || state.LockHeld || len(b.locks(logind.Who)) != 0 {
 			t.Errorf("state %+v, want the shutdown and no new lock", state)
 		}

@@ -346,7 +346,7 @@ func (p *process) Evict(ctx context.Context, evicted Pod) error {
 		}
 		switch {
 		case pod.kept:
-			p.violation("%s is evicted in vain", evicted.Name)
+			p.violation("the eviction of %s has no effect", evicted.Name)
 		case !pod.known:
 			return &RefusedEvictionError{Message: "no relationship found between node and this object"}
 		case pod.owner != "" && p.leavingOf(pod.owner) > 0:

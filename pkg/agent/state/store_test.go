@@ -184,7 +184,7 @@ func TestOtherVersionIsRefused(t *testing.T) {
 		_, err := open(t, dir).Load()
 		var version *VersionError
 		if !errors.As(err, &version) || !strings.Contains(err.Error(), "must be 1") {
-			t.Errorf("%s: the error is %v, want a VersionError that says what is allowed", content, err)
+			t.Errorf("%s: the error is %v, want a VersionError with the allowed version", content, err)
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != content {
 			t.Errorf("%s: the file is %q, %v", content, got, err)

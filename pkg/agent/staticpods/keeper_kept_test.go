@@ -75,7 +75,7 @@ func TestPodsThatAreKeptInVainAreCounted(t *testing.T) {
 		k := w.newKeeper()
 		w.runKeeper(k)
 		if n := k.Refused(); n != 0 {
-			t.Errorf("got %d pods before a server asks, want 0", n)
+			t.Errorf("got %d pods before a server requests their end, want 0", n)
 		}
 		w.add(evacuationOf("web"))
 		w.untilReported("keeps running until the machine goes down")
@@ -83,7 +83,7 @@ func TestPodsThatAreKeptInVainAreCounted(t *testing.T) {
 			t.Errorf("got %d pods, want 1", n)
 		}
 		w.editEvacuation("web", func(e *v1alpha1.Evacuation) { e.Finalizers = nil })
-		w.until("the pod is not asked for any more", func() bool { return k.Refused() == 0 })
+		w.until("the server no longer requests the end of the pod", func() bool { return k.Refused() == 0 })
 	})
 }
 

@@ -346,7 +346,7 @@ func TestAContainerThatRunsKeepsThePodFromBeingDone(t *testing.T) {
 		w.kubelet.set(func(k *fakeKubelet) { k.runtime = errors.New("no runtime") })
 		w.pass(2 * time.Minute)
 		if slices.ContainsFunc(w.reported(), func(r report) bool { return strings.Contains(r.message, "has stopped") }) {
-			t.Errorf("got the reports %+v, want none that the pod has stopped", w.reported())
+			t.Errorf("got the reports %+v, want no report that the pod has stopped", w.reported())
 		}
 		w.kubelet.set(func(k *fakeKubelet) { k.runtime = nil })
 		w.untilReported("has stopped")

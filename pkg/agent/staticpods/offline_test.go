@@ -51,7 +51,7 @@ func TestOfflineOnAMachineWithoutParkedPods(t *testing.T) {
 		t.Errorf("got %+v, %v, want nothing", done, err)
 	}
 	if _, err := Restore(w.dir(), []string{"web"}); err == nil || !strings.Contains(err.Error(), "none") {
-		t.Errorf("got %v, want an error that says that none is parked", err)
+		t.Errorf("got %v, want an error that no pod is parked", err)
 	}
 	w.want("manifests/web.yaml")
 }

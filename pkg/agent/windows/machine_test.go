@@ -168,7 +168,7 @@ func TestShutdownOfAnEarlierProcess(t *testing.T) {
 		time.Sleep(2 * time.Minute) //nolint:forbidigo // the clock of the bubble moves immediately
 		synctest.Wait()
 		if s := m.State(); !s.ShuttingDown || !s.LockHeld || !s.Deadline.Equal(now.Add(s.Delay)) {
-			t.Errorf("a shutdown that comes again gives %+v", s)
+			t.Errorf("after a second notification, the state is %+v", s)
 		}
 	})
 }
@@ -176,7 +176,7 @@ func TestShutdownOfAnEarlierProcess(t *testing.T) {
 func TestMachineIsAMachine(t *testing.T) {
 	var m shutdown.Machine = New(Config{})
 	if m.State().Known || m.State().LockHeld {
-		t.Errorf("before it runs, the machine says %+v", m.State())
+		t.Errorf("before Run, the state is %+v", m.State())
 	}
 }
 

@@ -324,7 +324,7 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 			}
 			warned := strings.Contains(w.err.String(), "IN THE WAY OF THE DRAIN")
 			if begins := previews > 0 && !test.interrupts; warned != begins {
-				t.Errorf("after %d previews it says %q", previews, w.err.String())
+				t.Errorf("after %d previews, the error stream has %q", previews, w.err.String())
 			}
 			leavesNothing(t, w)
 		})

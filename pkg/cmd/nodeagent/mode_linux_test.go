@@ -211,7 +211,7 @@ func TestSafeModeTellsWhatIsParked(t *testing.T) {
 	dir := parkedFolder(t)
 	startAgent(t, c, &host{machine: newFakeMachine(), kubelet: noKubelet{t}, status: func(string) {}, safeMode: "of a test", lastFolder: dir})
 	want := "2 manifests of " + dir + " are parked, and the agent does not restore them. To restore them: haulout-node-agent static restore --all --static-pod-path=" + dir
-	eventually(t, "the agent says so", func() bool {
+	eventually(t, "the agent reports this", func() bool {
 		report, err := askAgent(t.Context(), *c.MetricsBindAddress)
 		return err == nil && strings.Contains(strings.Join(report.Shutdown.Problems, "\n"), want)
 	})
@@ -228,7 +228,7 @@ func TestKubeletOfAnotherUnitIsLeftAlone(t *testing.T) {
 		machine: machine, kubelet: noKubelet{t}, status: func(string) {},
 		kubeletProblem: func(context.Context) (string, bool) { return "it is another one", true },
 	})
-	eventually(t, "the agent says so", func() bool {
+	eventually(t, "the agent reports this", func() bool {
 		report, err := askAgent(t.Context(), *c.MetricsBindAddress)
 		return err == nil && strings.Contains(strings.Join(report.Shutdown.Problems, "\n"), "it is another one")
 	})

@@ -70,14 +70,14 @@ func TestCompletion(t *testing.T) {
 	t.Run("one kubeconfig is used for all purposes", func(t *testing.T) {
 		o := parse(t, "--kubeconfig=/a")
 		if o.Authentication.RemoteKubeConfigFile != "/a" || o.Authorization.RemoteKubeConfigFile != "/a" {
-			t.Errorf("authentication asks %q, authorization %q",
+			t.Errorf("authentication uses %q, authorization %q",
 				o.Authentication.RemoteKubeConfigFile, o.Authorization.RemoteKubeConfigFile)
 		}
 	})
 	t.Run("unless another one is named", func(t *testing.T) {
 		o := parse(t, "--kubeconfig=/a", "--authentication-kubeconfig=/b")
 		if o.Authentication.RemoteKubeConfigFile != "/b" || o.Authorization.RemoteKubeConfigFile != "/a" {
-			t.Errorf("authentication asks %q, authorization %q",
+			t.Errorf("authentication uses %q, authorization %q",
 				o.Authentication.RemoteKubeConfigFile, o.Authorization.RemoteKubeConfigFile)
 		}
 	})

@@ -198,7 +198,7 @@ func TestCalledOff(t *testing.T) {
 			}
 			err := config.check(t.Context(), isCalledOff)
 			if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("got %v, want an error that says %q", err, tt.says)
+				t.Errorf("got %v, want an error with %q", err, tt.says)
 			}
 			is.Equal(t, errors.Is(err, ErrUnexamined), tt.unexamined, "that it was not examined")
 		})

@@ -93,6 +93,6 @@ func TestKeepKey(t *testing.T) {
 	kept := must.Get(keepKey(e))(t)
 	got, ok := kept.(*metav1.PartialObjectMetadata)
 	if !ok || got.Namespace != "blue" || got.Name != "a" || got.UID != "1" || got.ResourceVersion != "2" || got.Labels != nil || got.Finalizers != nil {
-		t.Errorf("got %+v, want only what identifies the object", kept)
+		t.Errorf("got %+v, want only the key of the object", kept)
 	}
 }

@@ -105,7 +105,7 @@ func TestValidateRights(t *testing.T) {
 			tt.request.user = server
 			f = newFixture(t, nil, nil)
 			if err := f.validate(tt.request); err != nil || len(f.authz.asked) > 0 {
-				t.Errorf("the server: got %v and questions about %q, want none", err, f.authz.asked)
+				t.Errorf("the server: got %v and access reviews about %q, want none", err, f.authz.asked)
 			}
 		})
 	}
@@ -236,7 +236,7 @@ func TestValidateReportOfANodeAgent(t *testing.T) {
 				t.Errorf("without rights: got %v", err)
 			}
 			if asked := strings.Join(f.authz.asked, ", "); asked != tt.asked {
-				t.Errorf("asked for %q, want %q", asked, tt.asked)
+				t.Errorf("access review about %q, want %q", asked, tt.asked)
 			}
 			f.authz.allowed = []string{tt.asked}
 			if err := f.validate(r); err != nil {

@@ -96,7 +96,7 @@ func by(u user.Info) modifier {
 // asksNothing fails the test if the plugin requests an access review about a node.
 func (f *fixture) asksNothing() {
 	f.t.Helper()
-	is.True(f.t, len(f.host.asked) == 0, "the authorizer was asked about %q", f.host.asked)
+	is.True(f.t, len(f.host.asked) == 0, "access review about %q", f.host.asked)
 }
 
 // expect checks the result of a request: field is the path in the error; it is empty if the request

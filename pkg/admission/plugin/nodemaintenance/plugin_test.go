@@ -277,7 +277,7 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 				t.Errorf("got %d questions, want %d to %d", n, test.least, test.most)
 			}
 			for _, name := range test.always {
-				is.True(t, slices.Contains(test.host.asked, name), "the authorizer was not asked about %q", name)
+				is.True(t, slices.Contains(test.host.asked, name), "no access review about %q", name)
 			}
 			if test.host.most > rights.AtOnce {
 				t.Errorf("got %d concurrent questions, want at most %d", test.host.most, rights.AtOnce)
@@ -391,7 +391,7 @@ func TestReleaseFailsBeforeTheRequestTimesOut(t *testing.T) {
 			!strings.Contains(err.Error(), "in steps") {
 			t.Errorf("got %v, want an error that the nodes are to be released in steps", err)
 		}
-		is.True(t, ctx.Err() == nil, "the request timed out before it got an answer")
+		is.True(t, ctx.Err() == nil, "the request timed out before the response")
 	})
 }
 
@@ -505,6 +505,6 @@ func TestMatchingOfALargeSelectorStopsWithTheRequest(t *testing.T) {
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
 	if err := f.validate(ctx, r); err == nil || len(f.host.asked) > 0 {
-		t.Errorf("got %v after %d questions, want an error before the first question", err, len(f.host.asked))
+		t.Errorf("got %v after %d access reviews, want an error before the first one", err, len(f.host.asked))
 	}
 }

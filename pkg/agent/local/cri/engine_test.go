@@ -284,7 +284,7 @@ func TestTheRuntimeNeverAnswers(t *testing.T) {
 				}
 				err := engine.End(t.Context(), agentstate.Local{}, end, n.next)
 				if !errors.Is(err, shutdown.ErrNothingToEnd) || !strings.Contains(err.Error(), missing) {
-					t.Errorf("got error %v, want one that nothing is to be ended, with the endpoint", err)
+					t.Errorf("got error %v, want ErrNothingToEnd with the endpoint", err)
 				}
 				if took := time.Since(began); took < runtimePatience || took > runtimePatience+retryInterval+callTimeout {
 					t.Errorf("took %s, want %s", took, runtimePatience)
@@ -389,7 +389,7 @@ func TestResumeAfterACrash(t *testing.T) {
 			return true
 		})
 	}()
-	eventually(t, "b-quick has ended and b-slow is asked to", func() bool {
+	eventually(t, "b-quick has ended and b-slow got the stop request", func() bool {
 		return len(n.happened(sandboxStop)) == 2 && len(n.stops()) == 3
 	})
 	crash()
@@ -411,7 +411,7 @@ func TestResumeAfterACrash(t *testing.T) {
 	}
 	// The first agent may have sent a second stop request before it was killed.
 	if stopped["b-slow"] < 2 {
-		t.Errorf("the pod that had not ended was asked to stop %d times, want once more by the second agent", stopped["b-slow"])
+		t.Errorf("the pod that had not ended got %d stop requests, want one more from the second agent", stopped["b-slow"])
 	}
 	delete(stopped, "b-slow")
 	if diff := cmp.Diff(map[string]int{"a": 1, "b-quick": 1, "c": 1}, stopped); diff != "" {
@@ -466,7 +466,7 @@ func TestAnInterruptedRunReportsWhatHasEnded(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- n.engine.End(ctx, agentstate.Local{}, time.Time{}, n.next) }()
-	eventually(t, "quick has ended and slow is asked to", func() bool {
+	eventually(t, "quick has ended and slow got the stop request", func() bool {
 		return len(n.happened(sandboxStop)) == 1 && len(n.happened(stopAsked)) == 2
 	})
 	cancel()

@@ -482,7 +482,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	for !condition() {
 		select {
 		case <-over:
-			t.Fatalf("waited in vain until %s", what)
+			t.Fatalf("timed out before %s", what)
 		case <-tick.C:
 		}
 	}

@@ -163,12 +163,12 @@ func TestHooksTakeFromTheGrace(t *testing.T) {
 			n.end(t)
 			stop := n.of(t, stopAsked, "p")
 			if waited := stop.at.Sub(began); waited < tt.waits || waited > tt.waits+slow {
-				t.Errorf("the container was asked to end after %s, want %s", waited, tt.waits)
+				t.Errorf("the container got the stop request after %s, want %s", waited, tt.waits)
 			}
 			if stop.timeout != tt.timeout && stop.timeout != tt.timeout-time.Second {
 				t.Errorf("timeout is %s, want %s", stop.timeout, tt.timeout)
 			}
-			is.True(t, !n.of(t, exited, "p").at.Before(stop.at), "the container ended before it was asked to")
+			is.True(t, !n.of(t, exited, "p").at.Before(stop.at), "the container ended before the stop request")
 		})
 	}
 }
@@ -181,5 +181,5 @@ func TestACommandRunsInItsContainerForTheTimeThatIsLeft(t *testing.T) {
 	if run.timeout < 6*time.Second || run.timeout > 7*time.Second {
 		t.Errorf("the command had %s, want the 6 seconds of the pod and at most one more", run.timeout)
 	}
-	is.True(t, !run.at.After(n.of(t, stopAsked, "p").at), "the command ran after the container was asked to end")
+	is.True(t, !run.at.After(n.of(t, stopAsked, "p").at), "the command ran after the stop request")
 }

@@ -267,7 +267,7 @@ func TestMirrorPodsAndManifestsAreOnePod(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 		if diff := cmp.Diff(before, tt.fromAPI); diff != "" {
-			t.Errorf("%s: changed what is stored (-before +after):\n%s", tt.name, diff)
+			t.Errorf("%s: the stored pods differ (-before +after):\n%s", tt.name, diff)
 		}
 	}
 }
@@ -321,7 +321,7 @@ func TestPodsOfTheAPIAreStored(t *testing.T) {
 		c := running(t, dir, client)
 		passes(writeDelay / 2)
 		if got := c.Priorities(); !slices.Equal(got, []int32{7}) {
-			t.Errorf("priorities are %v, want those of pods of this node that have not ended", got)
+			t.Errorf("priorities are %v, want the priorities of the pods of this node that have not ended", got)
 		}
 		if got := stored(t, dir); got != "" {
 			t.Errorf("stored immediately, want after %s:\n%s", writeDelay, got)
@@ -394,7 +394,7 @@ func TestWithoutTheAPITheStoredPodsStay(t *testing.T) {
 		}
 	})
 	if got := stored(t, dir); got != string(data) {
-		t.Errorf("the file was written without an answer of the API:\n%s", got)
+		t.Errorf("the file was written without a response of the API:\n%s", got)
 	}
 }
 

@@ -75,7 +75,7 @@ func TestCheck(t *testing.T) {
 			is.Slices(t, got, test.want)
 			unknown := slices.ContainsFunc(test.plan, func(k Key) bool { return k.Type == "Bare" })
 			if ordered := Ordered(test.plan); ordered != (len(test.want) == 0 && !unknown) {
-				t.Errorf("Ordered says %v", ordered)
+				t.Errorf("Ordered returns %v", ordered)
 			}
 		})
 	}

@@ -152,12 +152,12 @@ func TestSilenceOfANodeAgent(t *testing.T) {
 		for writes := time.Duration(0); writes < kubeletPeriod; writes += 7 * step {
 			for hold := 10 * time.Minute; hold < 17*time.Minute; hold += 11 * step {
 				if got := run(looks, writes, hold, end); got != end {
-					t.Fatalf("an agent that looks at %v, with a kubelet that writes at %v, is gone at %v; held at %v", looks, writes, got, hold)
+					t.Fatalf("an agent that reads its Node at %v, with a kubelet that writes at %v, is gone at %v; held at %v", looks, writes, got, hold)
 				}
 				for dies := time.Minute; dies < hold+7*time.Minute; dies += 13 * step {
 					got := run(looks, writes, hold, dies)
 					if latest := max(hold, dies) + 3*AgentHeartbeat + kubeletPeriod + step; got > latest || got < dies {
-						t.Fatalf("an agent that looks at %v and dies at %v, with a kubelet that writes at %v, is gone at %v, held at %v", looks, dies, writes, got, hold)
+						t.Fatalf("an agent that reads its Node at %v and dies at %v, with a kubelet that writes at %v, is gone at %v, held at %v", looks, dies, writes, got, hold)
 					}
 				}
 			}

@@ -315,7 +315,7 @@ func TestWaits(t *testing.T) {
 			// The plugin must not parse the time in the message, which is only a text for users.
 			e := &v1alpha1.Evacuation{Status: v1alpha1.EvacuationStatus{
 				ActiveEvacuatorClass: test.class,
-				Message:              test.class + " has the turn since 2026-11-21T10:00:00Z: it is the first.",
+				Message:              test.class + " is active since 2026-11-21T10:00:00Z: it is the first evacuator.",
 			}}
 			if test.activeFor != never {
 				e.Status.ActiveEvacuatorSince = new(metav1.NewTime(now.Add(-test.activeFor)))

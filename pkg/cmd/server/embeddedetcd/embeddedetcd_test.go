@@ -75,7 +75,7 @@ func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
 	}
 	must.Get(client.Put(t.Context(), "/registry/object", "next"))(t)
 	if got := <-watch; len(got.Events) != 1 || string(got.Events[0].Kv.Value) != "next" || got.Events[0].PrevKv == nil {
-		t.Errorf("got %+v, want the next write with what was before", got)
+		t.Errorf("got %+v, want the next write with the previous value", got)
 	}
 }
 

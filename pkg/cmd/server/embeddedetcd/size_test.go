@@ -91,7 +91,7 @@ func TestDatabaseThatIsReallyFullStaysSo(t *testing.T) {
 	full := fill(t, connect(t, s), 1<<16, func(i int) string { return fmt.Sprint(i) })
 	s.Stop()
 	if s, err = Start(t.Context(), options); err != nil {
-		t.Fatalf("what is stored cannot even be read: %v", err)
+		t.Fatalf("the stored objects cannot be read: %v", err)
 	}
 	defer s.Stop()
 	client := connect(t, s)

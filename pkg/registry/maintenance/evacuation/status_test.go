@@ -126,7 +126,7 @@ func TestWithoutEvacuatorsEvictionStarts(t *testing.T) {
 	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
 	r.mustCreate(withEvacuators())
 	if got := r.mustUpdateStatus(server, active(eviction)); got.Status.ActiveEvacuatorClass != eviction {
-		t.Errorf("the turn is with %q", got.Status.ActiveEvacuatorClass)
+		t.Errorf("the active class is %q", got.Status.ActiveEvacuatorClass)
 	}
 }
 

@@ -76,7 +76,7 @@ func TestCreate(t *testing.T) {
 	}
 	is.Equal(t, got.Generation, 1, "the generation")
 	if got.Spec.NodeName != "node-7" || got.Labels["app"] != "web" {
-		t.Errorf("what admission resolved is lost: node %q, labels %v", got.Spec.NodeName, got.Labels)
+		t.Errorf("the fields that admission set are lost: node %q, labels %v", got.Spec.NodeName, got.Labels)
 	}
 	want := []maintenance.Evacuator{
 		{EvacuatorClass: "first.example.com", Priority: 20000},
@@ -84,7 +84,7 @@ func TestCreate(t *testing.T) {
 		{EvacuatorClass: "last.example.com", Priority: 5},
 	}
 	if !slices.Equal(got.Spec.Evacuators, want) {
-		t.Errorf("the evacuators are %v, want them in the order of their turns", got.Spec.Evacuators)
+		t.Errorf("the evacuators are %v, want them in the order in which they become active", got.Spec.Evacuators)
 	}
 	if len(warnings.Texts()) != 1 {
 		t.Errorf("warnings are %q, want one of the short deadline", warnings.Texts())

@@ -55,7 +55,7 @@ func TestPreview(t *testing.T) {
 	// The previewer gets the object as it is stored, with defaults and the requester.
 	if asked := r.previewer.asked[0]; asked.Name != "b" || len(asked.Spec.DrainPlan) != 12 ||
 		asked.Spec.RequestedBy.Username != "ann" {
-		t.Errorf("asked about %+v", asked)
+		t.Errorf("previewed %+v", asked)
 	}
 	if _, err := get("c"); !apierrors.IsNotFound(err) || len(r.previewer.asked) != 1 {
 		t.Errorf("a maintenance that does not exist: %v", err)

@@ -136,7 +136,7 @@ func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 		}}
 	}))(t)
 	if read := r.get("a"); !apiequality.Semantic.DeepEqual(read, written) || len(read.Status.NodeStatuses) != 5000 {
-		t.Error("what was read differs from what was written")
+		t.Error("the read object differs from the written one")
 	}
 	size := len(etcd.StoredBytes(t.Context(), t, r.options, "a"))
 	t.Logf("%d bytes", size)
