@@ -47,7 +47,7 @@ func TestDelayIsRaised(t *testing.T) {
 		"a file that sorts after the agent's has precedence": {
 			files:     map[string]string{etcDropIns + "/zzz-last.conf": "30"},
 			wantDelay: 30 * time.Second, wantFile: true,
-			wantProblem: []string{"at most 30s, not 1m0s", "InhibitDelayMaxSec=30 in " + etcDropIns + "/zzz-last.conf has precedence"},
+			wantProblem: []string{"at most 30s instead of 1m0s", "InhibitDelayMaxSec=30 in " + etcDropIns + "/zzz-last.conf has precedence"},
 		},
 		"infinity in a file that sorts after the agent's has precedence": {
 			files:     map[string]string{"/run/systemd/logind.conf.d/zzz-last.conf": "infinity"},
