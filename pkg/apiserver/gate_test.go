@@ -229,7 +229,8 @@ func TestEmbeddedServerEndsBesideAnother(t *testing.T) {
 	})
 }
 
-// TestLeaderMarksSharedStorage checks how many marks a leader writes to the storage in an hour.
+// TestLeaderMarksSharedStorage checks the number of marks that a leader writes to the storage in an
+// hour.
 func TestLeaderMarksSharedStorage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := fake.NewClientset(markedLease("400", "300"))

@@ -169,7 +169,8 @@ type decision struct {
 	// why is the explanation of the phase in messages.
 	why    string
 	events []event
-	// wake is the time of the next decision without an event; zero if there is none.
+	// wake is the time at which the next decision is due if no event occurs before; zero if there
+	// is none.
 	wake time.Time
 }
 

@@ -307,8 +307,8 @@ type Turn struct {
 	Class string
 	// Completed is set if the evacuator has reported that it has done all it can.
 	Completed bool
-	// Since is the start of the deadline: the last report or, before the first one, the time at
-	// which the evacuator became active. Zero if neither is recorded.
+	// Since is the time from which the deadline is counted: the last report or, before the first
+	// one, the time at which the evacuator became active. Zero if neither is recorded.
 	Since time.Time
 	// Reported is set if the evacuator has reported since it became active.
 	Reported bool
