@@ -30,17 +30,18 @@ import (
 const Name = "deletion-cost"
 
 const (
-	// lowerAfter is how long a pod waits before its cost is lowered.
+	// lowerAfter is how long a pod waits for its replacement or eviction before its cost is
+	// lowered.
 	lowerAfter = 10 * time.Second
-	// lowerEvery is the time between two such writes: every change of a pod makes the controllers
-	// of ReplicaSets and of budgets reconcile.
+	// lowerEvery is the minimum time between two such writes: every change of a pod makes the
+	// controllers of ReplicaSets and of budgets reconcile.
 	lowerEvery = 200 * time.Millisecond
-	// lowerAttempts is how often lowering a cost is tried, lowerAfter apart. The pod can leave
-	// without it.
+	// lowerAttempts is how often lowering a cost is tried, with lowerAfter between two attempts.
+	// The pod can leave even if all of them fail.
 	lowerAttempts = 5
 	// callTimeout is the deadline of one sync. A webhook may take 30 s.
 	callTimeout = 40 * time.Second
-	// workers is how many pods are synced, and costs restored, at the same time.
+	// workers is how many pods are synced, and how many costs are restored, at the same time.
 	workers = 2
 )
 
@@ -50,38 +51,40 @@ type Config struct {
 	Cluster *host.Cluster
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
-	// Liveness tracks what the workers are busy with; nil disables tracking.
+	// Liveness tracks which item each worker processes; nil disables tracking.
 	Liveness *loop.Tracker
 }
 
-// Controller lowers the deletion cost of the pods that wait to leave, and restores it when they may
-// stay. A pod waits while its Evacuation is with the evacuator of Deployments, or up for eviction.
-// The pod has all the information, so the controller also restores what another process lowered.
+// Controller lowers the deletion cost of pods that wait for their replacement or eviction, and
+// restores it when they may stay. A pod waits while the evacuator of Deployments or eviction is the
+// active class of its Evacuation. The pod's annotations have all the information, so the controller
+// also restores costs that another process lowered.
 //
-// Kept in memory, and droppable at any time: the attempts for each pod in the current turn of its
-// Evacuation (turns).
+// The attempts for each pod while its current class is active (turns) are kept in memory and may be
+// lost at any time.
 type Controller struct {
 	*host.Cluster
 	clock       clock.WithTicker
 	pods        corelisters.PodLister
 	evacuations maintenancelisters.EvacuationLister
 	synced      []cache.InformerSynced
-	// queue has the pods that changed. lowering has those whose cost is to be lowered, for a worker
-	// of its own: if one write hangs, costs of other pods are still restored.
+	// queue has the pods that changed. lowering has the pods whose cost is to be lowered. It has a
+	// worker of its own, so that costs of other pods are still restored if one write hangs.
 	queue, lowering *loop.Queue[types.NamespacedName]
 	turns           loop.Memory[types.NamespacedName, turn]
 }
 
-// turn has the attempts to lower the cost of a pod in one turn of its Evacuation.
+// turn has the attempts to lower the cost of a pod while one class of its Evacuation is active.
 type turn struct {
-	// since is when the turn began, and due when the cost may be lowered.
+	// since is the time at which the class became active, due the time from which the cost may be
+	// lowered.
 	since, due time.Time
-	// done: the cost was lowered in this turn, or cannot be. If a user or a controller has restored
-	// it since, it stays.
+	// done is set if the cost was lowered since then, or cannot be lowered. If a user or a
+	// controller has restored the cost since, it is not lowered again.
 	done bool
 	// failures counts the attempts that have failed.
 	failures int
-	// badCost is the malformed cost that an event has reported.
+	// badCost is the malformed cost about which an event was sent.
 	badCost string
 }
 
@@ -127,7 +130,7 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 
 func (c *Controller) podChanged(_, pod *corev1.Pod) {
 	if pod == nil {
-		// Its Evacuation is deleted next, which is an event of its own.
+		// The Evacuation of the pod is deleted next, and that deletion enqueues the pod.
 		return
 	}
 	if _, err := c.evacuationOf(pod); err == nil || IsLowered(pod) {
@@ -146,7 +149,7 @@ func (c *Controller) evacuationOf(pod *corev1.Pod) (*v1alpha1.Evacuation, error)
 	return c.evacuations.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID))
 }
 
-// asks reports whether an Evacuation still asks its pod to leave.
+// asks reports whether an Evacuation still requires its pod to leave.
 func asks(evacuation *v1alpha1.Evacuation) bool {
 	return !protocol.IsComplete(evacuation) &&
 		(!protocol.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid)
@@ -189,19 +192,19 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	if !IsLowered(pod) {
 		return nil
 	}
-	// Pods and Evacuations come from two API servers, and the cache of pods may be ahead.
+	// Pods and Evacuations come from two API servers, and the cache of pods may be newer.
 	evacuation, err = c.Maintenance.MaintenanceV1alpha1().Evacuations(key.Namespace).Get(ctx, protocol.CanonicalName(pod.Name, pod.UID), metav1.GetOptions{})
 	if loop.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read the Evacuation of pod %s: %w", key, err)
 	}
 	if err == nil && asks(evacuation) {
-		// The events of the Evacuation follow.
+		// The events of this Evacuation will enqueue the pod.
 		return nil
 	}
 	return Restore(ctx, c.Unlimited, pod)
 }
 
-// turn returns the attempts for a pod in the turn that began at the given time.
+// turn returns the attempts for a pod whose class became active at the given time.
 func (c *Controller) turn(key types.NamespacedName, since time.Time) (t turn) {
 	c.turns.Change(key, func(last turn, _ bool) (turn, bool) {
 		if t = last; !last.since.Equal(since) {
@@ -212,8 +215,9 @@ func (c *Controller) turn(key types.NamespacedName, since time.Time) (t turn) {
 	return t
 }
 
-// lower lowers the deletion cost of a pod that has waited for a while, once in a turn of its
-// Evacuation: a user or the evacuator of Deployments may have restored it.
+// lower lowers the deletion cost of a pod that has waited for lowerAfter, at most once while the
+// class stays active: if a user or the evacuator of Deployments restores the cost, it stays
+// restored.
 func (c *Controller) lower(ctx context.Context, key types.NamespacedName) error {
 	pod, err := c.pods.Pods(key.Namespace).Get(key.Name)
 	if err != nil || pod.DeletionTimestamp != nil {

@@ -96,7 +96,8 @@ type world struct {
 	own      *versionedfake.Clientset
 	inFlight *inflight.Evictions
 	events   *events.FakeRecorder
-	// answer is the answer to patches of pods; nil applies them. patches counts them.
+	// answer returns the error of a patch of a pod; nil applies all patches. patches counts the
+	// patches.
 	answer  func(pod string) error
 	patches atomic.Int32
 }
@@ -165,7 +166,7 @@ func (w *world) annotations(pod string) map[string]string {
 	return got.Annotations
 }
 
-// until waits until a pod has exactly the given annotations.
+// until waits until a pod has exactly the desired annotations.
 func (w *world) until(pod string, want map[string]string) {
 	w.Helper()
 	if !informertest.Until(50*time.Millisecond, func() bool { return maps.Equal(w.annotations(pod), want) }) {
@@ -422,7 +423,7 @@ func TestWritesThatHangDelayNoRestoring(t *testing.T) {
 				t.Errorf("%s has the annotations %v", pod.Name, w.annotations(pod.Name))
 			}
 		}
-		// The next turns of the hanging pods begin.
+		// The next class of the hanging pods becomes active.
 		now := metav1.Now()
 		for _, e := range stuck {
 			w.edit(e, func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorSince = &now })
@@ -437,8 +438,8 @@ func TestWritesThatHangDelayNoRestoring(t *testing.T) {
 	})
 }
 
-// TestCostThatWasRestoredStays has another client that restores a cost while the pod waits: the
-// evacuator of Deployments does so before it reverts a surge.
+// TestCostThatWasRestoredStays: another client restores the cost while the pod waits. The evacuator
+// of Deployments does so before it reverts a surge.
 func TestCostThatWasRestoredStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := ofReplicaSet(0, costKey, "7")
@@ -456,7 +457,7 @@ func TestCostThatWasRestoredStays(t *testing.T) {
 		}
 		wait(time.Minute)
 		w.until(pod.Name, map[string]string{costKey: "7"})
-		// In the next turn the controller waits again before it lowers the cost.
+		// When the next class becomes active, the controller waits again before it lowers the cost.
 		now := metav1.Now()
 		w.edit(e, func(e *v1alpha1.Evacuation) {
 			e.Status.ActiveEvacuatorClass, e.Status.ActiveEvacuatorSince = evict, &now

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package deletioncost reads the deletion cost of pods (KEP-2255), and lowers it for pods that have
-// to leave anyway, so that a scale-down deletes these first. Its controller and the evacuator of
-// Deployments, before its own scale-downs, are the only writers.
+// to leave anyway, so that a scale-down deletes these pods first. Only the controller of this
+// package and the evacuator of Deployments, before its own scale-downs, write costs.
 //
-// The same write stores the previous cost in an annotation of the pod. So no process has to
-// remember it: the controller restores the cost of a pod that has the annotation and need not leave
-// any more, even if another process lowered it.
+// The write that lowers a cost also stores the previous cost in an annotation of the pod. So no
+// process has to remember it: the controller restores the cost of a pod that has the annotation and
+// may stay, even if another process lowered it.
 package deletioncost
 
 import (
@@ -72,12 +72,13 @@ func IsLowered(pod *corev1.Pod) bool {
 	return lowered
 }
 
-// annotations are the changes of a pod's annotations; nil removes one. Empty if there is no change.
+// annotations are the changes of a pod's annotations. A nil value removes an annotation. It is
+// empty if there is no change.
 type annotations map[string]any
 
-// CanLower reports whether Lower would change a pod. It does not change a pod whose cost was
-// already lowered, even if another client has changed it since, or is already the lowest. It does
-// not change a malformed cost either: the API server would refuse to restore it.
+// CanLower reports whether Lower would change a pod. A cost that was already lowered is not lowered
+// again, even if another client has changed it since. A cost that already is the lowest stays as it
+// is, and so does a malformed cost: the API server would refuse to restore it.
 func CanLower(pod *corev1.Pod) bool {
 	return len(decideLower(pod)) > 0
 }
@@ -93,7 +94,8 @@ func decideLower(pod *corev1.Pod) annotations {
 	}
 }
 
-// decideRestore restores the previous cost. It keeps a cost that another client has changed since.
+// decideRestore restores the previous cost, unless another client has changed the cost since it was
+// lowered.
 func decideRestore(pod *corev1.Pod) annotations {
 	if !IsLowered(pod) {
 		return nil
@@ -112,8 +114,8 @@ func decideRestore(pod *corev1.Pod) annotations {
 	return change
 }
 
-// Lower sets the lowest cost of a pod, if CanLower. The pod may come from a cache. If the pod no
-// longer exists, or another pod has its name, Lower does nothing and returns no error.
+// Lower sets the lowest cost of a pod if CanLower returns true. The pod may come from a cache. If
+// the pod no longer exists, or another pod has its name, Lower does nothing and returns no error.
 func Lower(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) error {
 	if err := write(ctx, client, pod, decideLower); err != nil {
 		return fmt.Errorf("lower the deletion cost of pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -121,8 +123,8 @@ func Lower(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) er
 	return nil
 }
 
-// Restore restores the cost that a pod had before it was lowered. It does nothing if the cost was
-// not lowered, and is idempotent. It treats missing and replaced pods like Lower.
+// Restore restores the cost that a pod had before it was lowered. It is idempotent, and does
+// nothing if the cost was not lowered. It treats missing and replaced pods like Lower.
 func Restore(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) error {
 	if err := write(ctx, client, pod, decideRestore); err != nil {
 		return fmt.Errorf("restore the deletion cost of pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -130,8 +132,8 @@ func Restore(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) 
 	return nil
 }
 
-// write applies the change that decide returns, if the pod has not changed since; after a conflict
-// it decides again.
+// write applies the change that decide returns, if the pod has not changed since. After a conflict
+// it reads the pod and decides again.
 func write(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, decide func(*corev1.Pod) annotations) error {
 	pods := client.CoreV1().Pods(pod.Namespace)
 	var conflict error

@@ -181,7 +181,7 @@ func TestStalePods(t *testing.T) {
 	t.Run("a pod that changes before each write is an error, and a conflict", func(t *testing.T) {
 		c := newCluster(t, newPod())
 		pod := c.pod()
-		// Do not use the client, which is within a call.
+		// Do not use the client here: this function runs within a call of the client.
 		c.interfere = func() { c.update(pod.DeepCopy()) }
 		if err := Lower(t.Context(), c.client, pod); !apierrors.IsConflict(err) {
 			t.Errorf("got %v, want a conflict", err)
@@ -189,7 +189,7 @@ func TestStalePods(t *testing.T) {
 	})
 }
 
-// cluster is a fake cluster that checks the preconditions of writes, as a real one does.
+// cluster is a fake cluster that checks the preconditions of writes as the API server does.
 type cluster struct {
 	*testing.T
 	client  *fake.Clientset

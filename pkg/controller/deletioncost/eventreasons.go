@@ -14,12 +14,12 @@ import (
 // Reasons of the events.
 const (
 	// EventBadDeletionCost: the deletion cost of a pod that has to be evicted is not a valid
-	// number. About the pod.
+	// number. The event is about the pod.
 	EventBadDeletionCost = "BadPodDeletionCost"
 )
 
-// reportBadCost sends an event, once for each value, that a malformed deletion cost of a pod counts
-// as 0 in the order of evictions.
+// reportBadCost sends an event that a malformed deletion cost of a pod counts as 0 in the order of
+// evictions. It sends one event for each malformed value.
 func (c *Controller) reportBadCost(key types.NamespacedName, pod *corev1.Pod) {
 	value := pod.Annotations[corev1.PodDeletionCost]
 	if _, ok := Of(pod); ok || !c.isNewBadCost(key, value) {

@@ -29,8 +29,8 @@ func (f Failure) Compare(other Failure) int {
 	return cmp.Or(f.Since.Compare(other.Since), cmp.Compare(f.About, other.About))
 }
 
-// Failures records the failures of each key. It may be dropped at any time: what still fails is
-// recorded again, with a new start time. It is safe for concurrent use.
+// Failures records the failures of each key. Its content may be lost at any time: an operation that
+// still fails is recorded again, with a new start time. Failures is safe for concurrent use.
 type Failures[K comparable] struct {
 	clock   clock.PassiveClock
 	changed func(K)
@@ -39,7 +39,7 @@ type Failures[K comparable] struct {
 	told  Memory[K, string]
 }
 
-// failing has the failures of a key by About. It is immutable.
+// failing has the failures of a key by About. It is not changed after it is stored.
 type failing map[string]Failure
 
 // NewFailures creates an empty memory of failures. It calls changed, which may be nil, when a
@@ -89,8 +89,8 @@ func (f *Failures[K]) End(about string) {
 	}
 }
 
-// Visible returns the failures that have lasted for VisibleAfter, the oldest first, and how long it
-// takes until another one has, 0 if there is no other.
+// Visible returns the failures that have lasted for VisibleAfter, the oldest first, and the time
+// until another failure becomes visible, 0 if there is no other.
 func (f *Failures[K]) Visible(key K) (visible []Failure, next time.Duration) {
 	failures, _ := f.byKey.Get(key)
 	for _, one := range failures {
@@ -104,7 +104,7 @@ func (f *Failures[K]) Visible(key K) (visible []Failure, next time.Duration) {
 	return visible, next
 }
 
-// Of returns the oldest visible failure or, if there is none, how long it takes until one becomes
+// Of returns the oldest visible failure. If there is none, it returns the time until one becomes
 // visible.
 func (f *Failures[K]) Of(key K) (oldest *Failure, next time.Duration) {
 	visible, next := f.Visible(key)

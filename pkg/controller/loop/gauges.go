@@ -14,7 +14,7 @@ import (
 const gaugePeriod = 2 * time.Second
 
 // Gauges calls publish periodically with the objects of a cache, until the context ends. Then it
-// calls publish without objects: the next leader reports the gauges.
+// calls publish without objects, since the next leader publishes the gauges.
 func Gauges[T any](ctx context.Context, list func() []T, publish func([]T)) {
 	wait.UntilWithContext(ctx, func(context.Context) { publish(list()) }, gaugePeriod)
 	publish(nil)

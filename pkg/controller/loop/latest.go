@@ -10,13 +10,13 @@ import (
 )
 
 // latestSize is the maximum number of written objects that are kept until the informer has them. If
-// more are written at the same time, the oldest are dropped: their next write conflicts and is
-// decided again.
+// more are written at the same time, the oldest are dropped. The next write of a dropped object
+// fails with a conflict and is decided again.
 const latestSize = 10000
 
-// Latest returns the objects of an informer, or newer states of them that this process has written
-// and that the informer does not have yet. It may be dropped: the next write then conflicts. It is
-// safe for concurrent use.
+// Latest returns the objects of an informer, or the newer states of them that this process has
+// written and that the informer does not have yet. Its content may be lost: the next write then
+// fails with a conflict. Latest is safe for concurrent use.
 type Latest[T runtime.Object] struct {
 	objects cache.MutationCache
 }

@@ -35,8 +35,8 @@ func (m *Memory[K, V]) Forget(key K) {
 	m.Change(key, func(V, bool) (V, bool) { return none, false })
 }
 
-// Change replaces the value of a key, or drops it unless keep is true. It calls change under the
-// lock, so change must not use the memory.
+// Change replaces the value of a key with next, or drops the value if keep is false. It calls
+// change under the lock, so change must not use the memory.
 func (m *Memory[K, V]) Change(key K, change func(value V, known bool) (next V, keep bool)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package loop is the queue loop that all controllers share: workers take items from a queue and
-// sync them. A failed item is retried after a backoff; a conflict is not a failure. The package's
-// watchdog reports a worker that has been busy with one item for too long.
+// sync them. A failed item is retried after a backoff. A conflict does not count as a failure. The
+// package's watchdog reports a worker that has processed one item for too long.
 package loop
 
 import (
@@ -23,26 +23,26 @@ import (
 // Resync is how often controllers reconcile everything without an event.
 const Resync = 10 * time.Minute
 
-// maxBackoff is the longest time that an item waits after a failure.
+// maxBackoff is the longest time after which a failed item is retried.
 const maxBackoff = time.Minute
 
 // Config has the dependencies and options of a queue.
 type Config[T comparable] struct {
 	// Name is the name of the queue in the metrics.
 	Name string
-	// Backoff is how long an item waits after its first failure. Each further failure doubles the
-	// time, up to a minute.
+	// Backoff is the time after which an item is retried after its first failure. Each further
+	// failure doubles the time, up to maxBackoff.
 	Backoff time.Duration
 	// Clock is the clock.
 	Clock clock.WithTicker
-	// Liveness tracks what the workers are busy with; nil disables tracking.
+	// Liveness tracks which item each worker processes; nil disables tracking.
 	Liveness *Tracker
 	// Busy is the text before the item in reports of the tracker; empty means Name.
 	Busy string
 	// LogAs returns the key and the value of an item in the log.
 	LogAs func(T) (key string, value any)
-	// Failed counts a failure. It is not called for conflicts, nor for failures because the context
-	// has ended. It may be nil.
+	// Failed counts a failure. It is called neither for conflicts nor for failures because the
+	// context has ended. It may be nil.
 	Failed func()
 }
 
@@ -68,9 +68,9 @@ func NewQueue[T comparable](config Config[T]) *Queue[T] {
 	}
 }
 
-// AddUnlessFailed adds an item, unless its last sync has failed: then its backoff retries it. In
-// that case it is also added after maxBackoff, because the sync may be running now and then no
-// retry follows.
+// AddUnlessFailed adds an item immediately if its last sync succeeded. After a failure, the item
+// waits for its backoff. It is then also added after maxBackoff, since a sync that runs now may
+// succeed, and then no retry follows.
 func (q *Queue[T]) AddUnlessFailed(item T) {
 	if q.NumRequeues(item) > 0 {
 		q.AddAfter(item, maxBackoff)
@@ -146,8 +146,8 @@ func IgnoreNotFound(err error) error {
 	return err
 }
 
-// Start names the logger of a controller, waits for its caches, and logs that it starts. It reports
-// false if the context ended before that.
+// Start names the logger of a controller, waits for its caches, and logs that the controller
+// starts. It returns false if the context ended before that.
 func Start(ctx context.Context, name string, workers int, synced ...cache.InformerSynced) (context.Context, bool) {
 	logger := klog.FromContext(ctx).WithName(name)
 	ctx = klog.NewContext(ctx, logger)

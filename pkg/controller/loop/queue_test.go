@@ -67,7 +67,7 @@ func start(
 func TestItemsAreRequeuedUntilTheySucceed(t *testing.T) {
 	for name, test := range map[string]struct {
 		results []error
-		// after is when the item is reconciled, counted from its addition.
+		// after has the times at which the item is reconciled, counted from its addition.
 		after  []time.Duration
 		failed int32
 		errors int

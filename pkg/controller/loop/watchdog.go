@@ -13,11 +13,11 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// StuckAfter is how long a worker may be busy with one item. Every call that a controller makes
-// returns sooner, possibly with an error.
+// StuckAfter is how long a worker may process one item. Every call that a controller makes returns
+// sooner, possibly with an error.
 const StuckAfter = 10 * time.Minute
 
-// Tracker records what the workers of a set of controllers are busy with. A nil tracker records
+// Tracker records which item each worker of a set of controllers processes. A nil tracker records
 // nothing and is always healthy.
 type Tracker struct {
 	clock clock.PassiveClock
@@ -45,7 +45,7 @@ func (t *Tracker) Start(what string) (done func()) {
 	return func() { t.busy.Forget(w) }
 }
 
-// Check implements a health check: it fails if a worker has been busy with one item for longer than
+// Check implements a health check. It fails if a worker has processed one item for longer than
 // StuckAfter, and names the item.
 func (t *Tracker) Check(*http.Request) error {
 	if t == nil {

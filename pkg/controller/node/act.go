@@ -24,8 +24,8 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// write updates the cordon, the taints and their annotations as decide says, and reports whether it
-// wrote anything.
+// write updates the cordon, the taints and their annotations to the state that decide returns, and
+// reports whether it wrote anything.
 func (c *Controller) write(ctx context.Context, f facts) (bool, error) {
 	if f.makesSchedulable != nil && len(f.holders) == 0 {
 		if allowed, err := c.mayMakeSchedulable(ctx, f); !allowed || err != nil {
@@ -99,7 +99,7 @@ func (c *Controller) confirm(ctx context.Context, f facts, change nodeChange) er
 	for _, name := range slices.Sorted(maps.Keys(f.holders)) {
 		nm, err := c.maintenanceLister.Get(name)
 		if apierrors.IsNotFound(err) || err == nil && nm.UID != f.holders[name] {
-			continue // gather has checked by a live read that it ended
+			continue // gather has confirmed by a live read that this maintenance has ended
 		}
 		if err != nil {
 			return err
@@ -130,8 +130,8 @@ func (c *Controller) confirmHolding(ctx context.Context, nm *v1alpha1.NodeMainte
 	return nil
 }
 
-// mayMakeSchedulable reports whether the requester of a maintenance may remove any cordon of a
-// node. Removing our own cordon needs no such right.
+// mayMakeSchedulable reports whether the requester of a maintenance may remove the cordon of
+// another client from a node. The server may remove its own cordon without this right.
 func (c *Controller) mayMakeSchedulable(ctx context.Context, f facts) (bool, error) {
 	nm := f.makesSchedulable
 	answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{f.node})[f.node.Name]
@@ -148,14 +148,15 @@ func (c *Controller) mayMakeSchedulable(ctx context.Context, f facts) (bool, err
 	return answer.Allowed, nil
 }
 
-// noteMadeSchedulable records that a maintenance which only uncordons is done with a node.
+// noteMadeSchedulable records that a maintenance which only uncordons has uncordoned a node.
 func (c *Controller) noteMadeSchedulable(f facts) {
 	if f.makesSchedulable != nil {
 		c.state.NoteLifted(f.node, f.makesSchedulable.UID)
 	}
 }
 
-// apply writes a change to a node, if the node has not changed since the decision.
+// apply writes a change to a node. The write fails with a conflict if the node has changed since
+// the decision.
 func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeChange) error {
 	annotations := map[string]any{}
 	if change.setCordon {
@@ -189,7 +190,7 @@ func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeCh
 	return c.remember(stored)
 }
 
-// remember keeps a written node until the cache has it.
+// remember keeps a written node until the informer delivers it.
 func (c *Controller) remember(stored *corev1.Node) error {
 	if _, err := podcache.Strip(stored); err != nil {
 		return err
@@ -198,7 +199,7 @@ func (c *Controller) remember(stored *corev1.Node) error {
 	return nil
 }
 
-// announce records events about a change that was written.
+// announce sends the events about a change that was written.
 func (c *Controller) announce(ctx context.Context, f facts, change nodeChange, who string) {
 	nm := subjectOf(f, change)
 	if nm == nil {
@@ -236,8 +237,8 @@ func subjectOf(f facts, change nodeChange) *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: first, UID: all[first]}}
 }
 
-// cordonRestored sends an event that another client removed our cordon. who is its field manager if
-// it does so repeatedly, else empty.
+// cordonRestored sends an event that another client removed our cordon. who is the field manager of
+// that client if it does so repeatedly, otherwise "".
 func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *v1alpha1.NodeMaintenance, who string) {
 	c.state.Cordons.Restored(node)
 	cordonsRestored.Inc()
@@ -252,7 +253,7 @@ func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *
 		"%s keeps making the node schedulable while NodeMaintenance %s holds it; it is made unschedulable less often from now on", who, nm.Name)
 }
 
-// unknownWriter names a client that the managed fields of the node do not show.
+// unknownWriter replaces the name of a client that is not in the managed fields of the node.
 const unknownWriter = "An unknown writer"
 
 // uncordoner returns which client has made a node schedulable. It reads the node live, since the
@@ -268,8 +269,8 @@ func (c *Controller) uncordoner(ctx context.Context, node *corev1.Node) string {
 // guessUncordoner guesses from the managed fields of a node which client made it schedulable. After
 // a server-side apply, the manager owns spec.unschedulable. Any other write omits the field, since
 // false is its zero value, so no manager owns it: then the client is probably the most recent
-// writer after us. kube-controller-manager is skipped: it only follows with the taint that belongs
-// to the cordon.
+// writer after us. kube-controller-manager is skipped: it writes after each cordon or uncordon, to
+// add or remove the taint of the cordon.
 func guessUncordoner(fields []metav1.ManagedFieldsEntry) string {
 	var ours time.Time
 	for i := range fields {

@@ -23,12 +23,12 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// confirmPatience is how soon a node is reconciled again after a live list returned pods that are
-// missing in the cache.
+// confirmPatience is the time after which a node is reconciled again if a live list returned pods
+// that are missing in the cache.
 const confirmPatience = time.Second
 
-// writeConditions updates the conditions of a node if necessary. It returns the stored node, nil if
-// nothing was written.
+// writeConditions updates the conditions of a node if necessary. It returns the stored node, or nil
+// if it wrote nothing.
 func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f facts) (*corev1.Node, error) {
 	record := c.recordOf(node)
 	holders, unanswered, err := c.holdersOf(ctx, node, f, record)
@@ -36,7 +36,7 @@ func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f f
 		return nil, err
 	}
 	if there := marks.ReadConditions(node); !there.IsEmpty() && !c.isOurStorage(there.Storage) {
-		// The server with that storage needs this record to find its conditions.
+		// The server with that storage needs the existing record to find its conditions.
 		return nil, nil
 	}
 	change := decideConditions(node, record, holders, metav1.NewTime(c.clock.Now()))
@@ -70,7 +70,7 @@ func (c *Controller) recordOf(node *corev1.Node) marks.Conditions {
 	return record
 }
 
-// patchConditions writes the conditions and the annotation in one request to the node's status.
+// patchConditions writes the conditions and the annotation in one patch of the node's status.
 // Conditions of other types do not change.
 func (c *Controller) patchConditions(ctx context.Context, node *corev1.Node, change conditionsChange) (*corev1.Node, error) {
 	conditions := make([]any, 0, len(change.set)+len(change.remove))
@@ -100,11 +100,12 @@ func (c *Controller) patchConditions(ctx context.Context, node *corev1.Node, cha
 	return stored, c.remember(stored)
 }
 
-// holdersOf returns the maintenances that a node's conditions are about, sorted by name: those in
-// stage Cordon and Drain that have cordoned it, and, with AdvertisePlanned, the oldest ones in
-// stage Idle that select it: the annotation has limited room. A maintenance whose requester may not
-// delete the node is omitted, unless it already holds the node. While the authorizer does not
-// answer for a maintenance in stage Idle, the record decides, and unanswered is the error.
+// holdersOf returns the maintenances that a node's conditions are about, sorted by name. These are
+// the maintenances in stage Cordon or Drain that have cordoned the node. With AdvertisePlanned,
+// they are also the oldest maintenances in stage Idle that select it; the annotation has room for a
+// few only. A maintenance whose requester may not delete the node is omitted, unless it already
+// holds the node. If the authorizer does not respond for a maintenance in stage Idle, the record
+// determines whether it is included, and unanswered is the error.
 func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, record marks.Conditions) (holders []holder, unanswered, err error) {
 	names := c.selection.MaintenancesOn(node.Name)
 	advertised, err := c.advertised(node, names)
@@ -169,7 +170,7 @@ func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[str
 }
 
 // gatherDrain compiles the drain plan of a maintenance and checks whether, according to the cache,
-// the node has a live pod that the plan covers and that the drain does not keep.
+// the node has a live pod that the plan covers and that the drain has to remove.
 func (c *Controller) gatherDrain(h *holder, nm *v1alpha1.NodeMaintenance, node *corev1.Node) error {
 	var err error
 	if h.plan, err = drainplan.CompileTargets(nm.Spec.DrainPlan); err != nil {
@@ -187,10 +188,10 @@ func (c *Controller) gatherDrain(h *holder, nm *v1alpha1.NodeMaintenance, node *
 }
 
 // confirmDrained sets left for the maintenances that drain a node, unless it is certain that the
-// node has no pods of theirs. If the cache has no such pod, it waits until the scheduler has bound
-// the pods that it had assigned before the cordon, then confirms with a live list. After that the
-// cache is enough while the node stays cordoned. If the node's conditions already say Drained, a
-// previous leader has waited.
+// node has none of their pods. If the cache has no such pod, confirmDrained waits until the
+// scheduler has bound the pods that it had assigned before the cordon, and then confirms with a
+// live list. After that the cache is sufficient while the node stays cordoned. If the node already
+// has the condition Drained=True, a previous leader has waited, so this leader does not.
 func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, holders []holder, record marks.Conditions) error {
 	condition := ours(record, node, v1alpha1.NodeConditionDrained)
 	isShown := condition != nil && condition.Status == corev1.ConditionTrue
@@ -230,8 +231,8 @@ func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, hold
 }
 
 // livePods lists the pods on a node from the API, without those that the drain keeps. It does not
-// list pods that are only nominated for the node, since the API cannot select them by node; the
-// cache and the nodemaintenance controller check these.
+// return pods that are only nominated for the node, since the API cannot select them by node: for
+// those, confirmDrained relies on the cache and on the nodemaintenance controller.
 func (c *Controller) livePods(ctx context.Context, node *corev1.Node) ([]nodestate.Pod, error) {
 	view, err := c.state.View(node)
 	if err != nil {

@@ -33,17 +33,17 @@ type holder struct {
 	name, reason string
 	uid          types.UID
 	stage        v1alpha1.NodeMaintenanceStage
-	// refused reports that the requester may no longer delete the node: the node stays cordoned,
-	// but the drain does not continue.
+	// refused is set if the requester may no longer delete the node. The node then stays cordoned,
+	// but the drain stops.
 	refused bool
-	// plan selects the pods to drain in stage Drain, and left reports that the node has, or may
-	// have, such pods.
+	// plan selects the pods to drain in stage Drain. left is set if the node has, or may have, such
+	// pods.
 	plan drainplan.Targets
 	left bool
 }
 
-// ours returns a condition of the node if it is ours: the annotation records it, and its reason
-// still has our prefix.
+// ours returns a condition of the node if this server wrote it: the annotation records it, and its
+// reason still has our prefix.
 func ours(record marks.Conditions, node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
 	condition := conditionOf(node, conditionType)
 	if condition == nil || !slices.Contains(record.Conditions, conditionType) || !strings.HasPrefix(condition.Reason, v1alpha1.NodeReasonPrefix) {
@@ -61,14 +61,15 @@ func conditionOf(node *corev1.Node, conditionType corev1.NodeConditionType) *cor
 	return nil
 }
 
-// conditionsChange is a change of a node's status; the zero value changes nothing.
+// conditionsChange is a change of a node's status. The zero value changes nothing.
 type conditionsChange struct {
 	set    []corev1.NodeCondition
 	remove []corev1.NodeConditionType
-	// record is the wanted annotation if setRecord; an empty one is removed.
+	// record is the desired annotation if setRecord is true. An empty record removes the
+	// annotation.
 	record    marks.Conditions
 	setRecord bool
-	// wait is when to decide again without an event, 0 if there is no need.
+	// wait is the time after which to decide again without an event, 0 for never.
 	wait time.Duration
 	// news are the events to send after the write.
 	news []conditionNews
@@ -84,7 +85,7 @@ type conditionNews struct {
 }
 
 // decideConditions returns the change of a node's conditions. holders are sorted by name.
-// Conditions that are not ours do not change.
+// Conditions of other clients do not change.
 func decideConditions(node *corev1.Node, before marks.Conditions, holders []holder, now metav1.Time) conditionsChange {
 	var change conditionsChange
 	drain := drainOf(holders)
@@ -102,7 +103,7 @@ func decideConditions(node *corev1.Node, before marks.Conditions, holders []hold
 		current, want := ours(before, node, conditionType), wanted[conditionType]
 		switch {
 		case current == nil && conditionOf(node, conditionType) != nil:
-			// Another client owns it.
+			// Another client owns the condition.
 		case want.status == "":
 			if current != nil {
 				change.remove = append(change.remove, conditionType)
@@ -126,27 +127,27 @@ func decideConditions(node *corev1.Node, before marks.Conditions, holders []hold
 	return change
 }
 
-// isUnreadable reports whether a node has the annotation, but with nothing readable in it.
+// isUnreadable reports whether a node has the annotation, but its value cannot be parsed.
 func isUnreadable(node *corev1.Node) bool {
 	_, there := node.Annotations[v1alpha1.AnnotationConditionsBy]
 	return there && marks.ReadConditions(node).IsEmpty()
 }
 
-// returnPatience is the minimum time for which a drained node that gets a pod again has
-// Drained=False. Without it, each new pod on the node would cost two writes.
+// returnPatience is the minimum time for which a node that was drained and has pods again keeps the
+// condition Drained=False. Without it, each new pod on the node would cost two writes.
 const returnPatience = 30 * time.Second
 
 // drainState is the state of the drain of a node.
 type drainState int
 
 const (
-	// drainNone: no maintenance drains the node.
+	// drainNone means that no maintenance drains the node.
 	drainNone drainState = iota
-	// drainGoesOn: pods are left, or may be left.
+	// drainGoesOn means that the node has, or may have, pods to drain.
 	drainGoesOn
-	// drainDone: no pod is left.
+	// drainDone means that the node has no pods to drain.
 	drainDone
-	// drainRefused: the drain of the other maintenances is done, and the requester of at least one
+	// drainRefused means that all remaining pods are to be drained by maintenances whose requester
 	// may no longer delete the node.
 	drainRefused
 )
@@ -183,14 +184,15 @@ func inStage(holders []holder, stage v1alpha1.NodeMaintenanceStage) []holder {
 	return out
 }
 
-// nodeVerdict is the wanted state of a condition of a node. The zero value means no condition.
+// nodeVerdict is the desired state of a condition of a node. The zero value means that the node
+// should not have it.
 type nodeVerdict struct {
 	status          corev1.ConditionStatus
 	reason, message string
 }
 
-// wantedConditions returns the conditions that a node should have, if no other client owns one of
-// them. They do not change with every pod, to save writes.
+// wantedConditions returns the conditions that a node should have, except those that another client
+// owns. To save writes, the conditions do not contain anything that changes with every pod.
 func wantedConditions(node *corev1.Node, before marks.Conditions, holders []holder, drain drainState) map[corev1.NodeConditionType]nodeVerdict {
 	wanted := map[corev1.NodeConditionType]nodeVerdict{}
 	planned := inStage(holders, v1alpha1.NodeMaintenanceStageIdle)
@@ -269,7 +271,8 @@ func listHolders(holders []holder) string {
 	return text
 }
 
-// newsOf returns the events about the changes of a node since its conditions were last written.
+// newsOf returns the events about what has changed on a node since its conditions were last
+// written.
 func newsOf(node *corev1.Node, before marks.Conditions, holders []holder, drain drainState) []conditionNews {
 	var news []conditionNews
 	tell := func(reason, action, name string, uid types.UID, format string, args ...any) {

@@ -40,10 +40,11 @@ const (
 	conditionsDelay = 500 * time.Millisecond
 	// workers is the maximum number of nodes that are synced at the same time.
 	workers = 16
-	// quietRetry is how soon a node that waits for an eviction in flight is synced again.
+	// quietRetry is the time after which a node that waits for an eviction in flight is synced
+	// again.
 	quietRetry = 50 * time.Millisecond
-	// releaseRetry is how soon a node that waits until its Evacuations are withdrawn is synced
-	// again without an event.
+	// releaseRetry is the time after which a node whose Evacuations have to be withdrawn first is
+	// synced again without an event.
 	releaseRetry = 5 * time.Second
 	// confirmationAge is the maximum age of the live read of a maintenance before a cordon.
 	confirmationAge = time.Second
@@ -60,7 +61,7 @@ type Config struct {
 	State     *nodestate.State
 	Rights    *rights.Cache
 	Clock     clock.WithTicker
-	// Liveness tracks what the workers are busy with; nil disables tracking.
+	// Liveness tracks which item each worker processes; nil disables tracking.
 	Liveness *loop.Tracker
 	// Evacuators are the classes of the enabled built-in evacuators.
 	Evacuators sets.Set[string]
@@ -70,7 +71,7 @@ type Config struct {
 	// AdoptStorage is the ID of another storage whose annotations count as ours; empty means none.
 	AdoptStorage string
 	// AdvertisePlanned adds a condition to the nodes that maintenances in stage Idle select.
-	// Without it they change no node.
+	// Without it, maintenances in stage Idle do not change nodes.
 	AdvertisePlanned bool
 }
 
@@ -92,7 +93,8 @@ type Controller struct {
 	queue            *loop.Queue[string]
 	synced           []cache.InformerSynced
 
-	// holding has, by maintenance, the generation that a live read confirmed, and when.
+	// holding has, by maintenance, the generation that a live read confirmed, and the time of that
+	// read.
 	holding loop.Memory[types.UID, heldGeneration]
 	// foreign has, by node, the other storage that its annotations name.
 	foreign loop.Memory[types.UID, string]
@@ -136,7 +138,7 @@ func New(config Config) (*Controller, error) {
 }
 
 // Run runs the controller until the context ends, and returns after the last write. The informers
-// must have been started. It ignores the number of workers and uses its own.
+// must have been started. Run uses the number of workers in the constant workers, not its argument.
 func (c *Controller) Run(ctx context.Context, _ int) {
 	defer c.queue.ShutDown()
 	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
@@ -147,10 +149,10 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	wg.Go(func() { c.queue.Run(ctx, workers, c.Sync) })
 	wait.UntilWithContext(ctx, c.enqueueAll, loop.Resync)
 	wg.Wait()
-	nodesWithForeignMarks.Set(0) // the next leader reports it
+	nodesWithForeignMarks.Set(0) // the next leader sets the metric
 }
 
-// Sync reconciles a node. It starts from the cache: if the node has changed since, the API server
+// Sync reconciles a node from its cached state. If the node has changed since, the API server
 // refuses the write with a conflict, and Sync decides again from a live read.
 func (c *Controller) Sync(ctx context.Context, name string) error {
 	cached, exists, err := c.state.Nodes.Get(name)
@@ -163,7 +165,7 @@ func (c *Controller) Sync(ctx context.Context, name string) error {
 		node, err = c.host.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err) || err == nil && node.UID != cached.UID:
-			return nil // the cache follows
+			return nil // the informer will deliver the deletion
 		case err != nil:
 			err = fmt.Errorf("read node %s: %w", name, err)
 		default:
@@ -174,7 +176,7 @@ func (c *Controller) Sync(ctx context.Context, name string) error {
 	return err
 }
 
-// note records why a node cannot be synced, for the status of its maintenances.
+// note records why a node cannot be synced. The status of its maintenances reports it.
 func (c *Controller) note(ctx context.Context, name string, err error) {
 	if err == nil || ctx.Err() == nil && !loop.IsOnlyConflict(err) {
 		c.state.Troubles.Note(name, Name, nodestate.TextOf(err))
@@ -188,12 +190,11 @@ func (c *Controller) sync(ctx context.Context, node *corev1.Node) error {
 	}
 	switch {
 	case err != nil:
-		// A node without a holder would be released: an authorizer that does not answer must not
-		// cause that.
+		// A node without a holder is released, but not while the authorizer does not respond.
 		return err
 	case f.undecided:
-		// A maintenance may be about to hold the node: the answer of the authorizer enqueues the
-		// node.
+		// A maintenance may be about to hold the node. When the authorizer responds, the node is
+		// enqueued.
 		return nil
 	case c.state.HasOurs(node.Name):
 		c.queue.AddAfter(node.Name, releaseRetry)
@@ -205,7 +206,7 @@ func (c *Controller) sync(ctx context.Context, node *corev1.Node) error {
 	return c.release(ctx, node, f)
 }
 
-// hold writes the node first and its conditions in a later sync.
+// hold writes the node now. A later sync writes its conditions.
 func (c *Controller) hold(ctx context.Context, node *corev1.Node, f facts) error {
 	wrote, err := c.write(ctx, f)
 	if wrote || err != nil {
@@ -215,7 +216,8 @@ func (c *Controller) hold(ctx context.Context, node *corev1.Node, f facts) error
 	case wrote:
 		return err
 	case err != nil:
-		// A webhook may refuse the taint of a cordoned node: that does not stop its drain.
+		// A webhook may refuse the taint of a cordoned node. That must not stop the drain of the
+		// node.
 		_, _, holdersErr := c.holdersOf(ctx, node, f, c.recordOf(node))
 		return errors.Join(err, holdersErr)
 	}
@@ -223,8 +225,8 @@ func (c *Controller) hold(ctx context.Context, node *corev1.Node, f facts) error
 	return ignoreAsking(err)
 }
 
-// release writes the conditions before the node: a schedulable node must not have conditions of a
-// maintenance.
+// release writes the conditions before the node: a schedulable node must not have the conditions of
+// a maintenance.
 func (c *Controller) release(ctx context.Context, node *corev1.Node, f facts) error {
 	stored, conditionsErr := c.writeConditions(ctx, node, f)
 	if apierrors.IsConflict(conditionsErr) {
@@ -237,8 +239,8 @@ func (c *Controller) release(ctx context.Context, node *corev1.Node, f facts) er
 	return errors.Join(ignoreAsking(conditionsErr), err)
 }
 
-// ignoreAsking returns nil while the first answer of the authorizer is pending: the answer enqueues
-// the node.
+// ignoreAsking returns nil while the first access review of a requester is pending. When it ends,
+// the node is enqueued.
 func ignoreAsking(err error) error {
 	if errors.Is(err, rights.ErrAsking) {
 		return nil

@@ -21,31 +21,30 @@ import (
 type facts struct {
 	node *corev1.Node
 	// cordon and taint are the maintenances of our storage that the node's annotations name.
-	// foreignCordon and foreignTaint report that the annotation is from another storage, or cannot
-	// be read: then the cordon or the taints are not ours.
+	// foreignCordon and foreignTaint are set if the annotation is from another storage, or cannot
+	// be read. Then the cordon or the taints are not ours.
 	cordon, taint               marks.Owners
 	foreignCordon, foreignTaint bool
 	// holders are the maintenances that hold the node: they are in stage Cordon or Drain, and their
-	// requester may delete the node, or could when the hold began. A maintenance counts as a holder
-	// until its end is certain.
+	// requester may delete the node, or could when the hold began. A maintenance stays a holder
+	// until it has certainly ended.
 	holders marks.Owners
-	// undecided reports that the authorizer has not answered yet whether a maintenance may hold the
-	// node.
+	// undecided is set while the access review for a maintenance that may hold the node is pending.
 	undecided bool
-	// drainsDaemonSets reports that the stored targets of a holder include DaemonSet pods.
+	// drainsDaemonSets is set if the stored targets of a holder include DaemonSet pods.
 	drainsDaemonSets bool
 	// added are the keys of the taints that the annotation records as added by us.
 	added []string
-	// now is the time of the decision, which new taints record.
+	// now is the time of the decision. It is written into new taints.
 	now time.Time
-	// ownPods are the current pods of the server on the node; recordedOwn are those in the
-	// annotation.
+	// ownPods are the current pods of the server on the node. recordedOwn are the pods of the
+	// server that the annotation records.
 	ownPods, recordedOwn []types.UID
-	// mayWork reports that the requester of a holder may delete the node now. If the right was
-	// revoked, the hold stays, but no cordon or taint is added.
+	// mayWork is set if the requester of a holder may delete the node now. If the right was
+	// revoked, the node stays held, but no cordon or taint is added.
 	mayWork bool
-	// makesSchedulable is the maintenance that went from Idle to Complete, and so removes any
-	// cordon of its nodes; nil if there is none.
+	// makesSchedulable is the maintenance that went from Idle to Complete, and therefore removes
+	// the cordon of its nodes, even if another client set it; nil if there is none.
 	makesSchedulable *v1alpha1.NodeMaintenance
 }
 
@@ -58,25 +57,26 @@ func (f *facts) released() marks.Owners {
 	return out
 }
 
-// nodeChange is a change of a node; the zero value changes nothing.
+// nodeChange is a change of a node. The zero value changes nothing.
 type nodeChange struct {
-	// unschedulable is the wanted value, or nil for no change.
+	// unschedulable is the desired value, or nil for no change.
 	unschedulable *bool
-	// cordon is the wanted annotation about the cordon if setCordon; an empty one is removed.
+	// cordon is the desired annotation about the cordon if setCordon is true. An empty value
+	// removes the annotation.
 	cordon    marks.Owners
 	setCordon bool
-	// takesOver reports that our annotation replaces the one of the node agent, and so its cordon
-	// becomes ours.
+	// takesOver is set if our annotation replaces the annotation of the node agent, so that its
+	// cordon becomes ours.
 	takesOver bool
-	// taints are the wanted ones if setTaints; taint is the wanted annotation about ours if
-	// setTaint, an empty one is removed.
+	// taints are the desired taints if setTaints is true. taint is the desired annotation about our
+	// taints if setTaint is true; an empty value removes the annotation.
 	taints              []corev1.Taint
 	taint               marks.Owners
 	added               []string
 	ownPods             []types.UID
 	setTaints, setTaint bool
-	// cordonRestored and taintRestored report that another client has removed our cordon or our
-	// taint.
+	// cordonRestored and taintRestored are set if the change restores our cordon or our taint after
+	// another client removed it.
 	cordonRestored, taintRestored bool
 }
 
@@ -85,9 +85,9 @@ func (n nodeChange) empty() bool {
 }
 
 // decide returns the change of a node's cordon, its taints, and the annotations that record which
-// of them are ours. A cordon without our annotation belongs to another client: it is enough for the
-// drain and is not removed later. The cordon of the node agent is the exception: the agent set it
-// because the server did not answer, so it becomes ours.
+// of them are ours. A cordon without our annotation belongs to another client: it is sufficient for
+// the drain, and this controller does not remove it later. The cordon of the node agent is the
+// exception: the agent set it because the server did not respond, so it becomes ours.
 func decide(f facts) nodeChange {
 	var n nodeChange
 	n.decideCordon(f)
@@ -107,8 +107,8 @@ func (n *nodeChange) decideCordon(f facts) {
 	case len(f.holders) > 0 && byAgent && !f.foreignCordon && f.mayWork:
 		n.cordon, n.setCordon, n.takesOver = f.holders, true, true
 	case len(f.holders) > 0:
-		// The annotation of our own cordon follows the holders. A cordon of another client gets
-		// none.
+		// If Haulout cordoned the node, update the annotation to the current holders. If another
+		// client did, add no annotation.
 		n.cordon, n.setCordon = f.holders, len(f.cordon) > 0 && !maps.Equal(f.holders, f.cordon)
 	case len(f.cordon) > 0:
 		n.setCordon = true
@@ -155,15 +155,16 @@ func (n *nodeChange) decideTaints(f facts) {
 	}
 	if !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) || !slices.Equal(added, f.added) {
 		n.taint, n.added, n.setTaint = f.holders, added, true
-		// The first holder determines which pods of the server have to leave: a pod of the server
-		// that starts on the node later stays, also for later holders.
+		// When the first holder begins to hold the node, record the pods of the server that have to
+		// leave. A pod of the server that starts on the node later stays, even if further
+		// maintenances hold the node.
 		if n.ownPods = f.recordedOwn; len(f.taint) == 0 {
 			n.ownPods = f.ownPods
 		}
 	}
 }
 
-// wantedTaints returns the keys of our taints that a node should have.
+// wantedTaints returns the keys of the taints of Haulout that a node should have.
 func wantedTaints(f facts) []string {
 	switch {
 	case len(f.holders) == 0:

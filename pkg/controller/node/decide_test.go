@@ -44,7 +44,7 @@ func TestDecideNode(t *testing.T) {
 	heldKey := nodestate.TaintKeys[:1]
 	for name, test := range map[string]struct {
 		facts facts
-		// revoked: no requester of a holder may delete the node any more.
+		// revoked is set if no requester of a holder may delete the node any more.
 		revoked bool
 		want    nodeChange
 	}{

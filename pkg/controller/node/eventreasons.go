@@ -22,14 +22,14 @@ const (
 	// EventCordonFight: a user or another controller keeps making a node schedulable during a
 	// maintenance.
 	EventCordonFight = "CordonFight"
-	// EventTaintRestored: a user or another controller removed the taint from a node during a
-	// maintenance that keeps DaemonSet pods away, and the taint was added again.
+	// EventTaintRestored: a user or another controller removed a taint from a node during a
+	// maintenance that evicts DaemonSet pods, and the taint was added again.
 	EventTaintRestored = "DrainTaintRestored"
 	// EventNodeMaintenanceStarted: a maintenance begins to hold a node.
 	EventNodeMaintenanceStarted = "NodeMaintenanceStarted"
 	// EventNodeDrainStarted: a maintenance begins to drain a node.
 	EventNodeDrainStarted = "NodeDrainStarted"
-	// EventNodeDrained: all pods that the maintenances of a node drain have left it.
+	// EventNodeDrained: all pods that the maintenances of a node have to drain have left it.
 	EventNodeDrained = "NodeDrained"
 	// EventNodeDrainResumed: a drained node has pods to drain again.
 	EventNodeDrainResumed = "NodeDrainResumed"
@@ -38,8 +38,8 @@ const (
 	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not delete
 	// it.
 	EventNotAuthorized = "NotAuthorized"
-	// EventForeignMarks: a server with another storage has left its cordon, taints or annotations
-	// on a node. They stay until --adopt-storage names that storage. About the node.
+	// EventForeignMarks: a node has the cordon, taints or annotations of a server with another
+	// storage. They stay until --adopt-storage names that storage. The event is about the node.
 	EventForeignMarks = "MarksOfAnotherStorage"
 )
 

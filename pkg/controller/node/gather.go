@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-// gather reads all inputs of the decision about a node. If the authorizer does not answer, gather
+// gather reads all inputs of the decision about a node. If the authorizer does not respond, gather
 // returns an error and the facts: maintenances that already hold the node continue to hold it.
 func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, error) {
 	f := facts{node: node, holders: marks.Owners{}, now: c.clock.Now()}
@@ -65,17 +65,18 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 	return f, errors.Join(errs...)
 }
 
-// wantingMaintenance is a maintenance that holds a node unless too many others do.
+// wantingMaintenance is a maintenance that holds a node, unless the node already has the maximum
+// number of holders.
 type wantingMaintenance struct {
 	*v1alpha1.NodeMaintenance
-	// mayWork reports that its requester may delete the node now.
+	// mayWork is set if its requester may delete the node now.
 	mayWork bool
 }
 
 // wanting returns, by name, the maintenances in stage Cordon or Drain that select a node and whose
 // requester may delete it, or could when the hold began. It also sets makesSchedulable and
-// undecided of the facts. The map is nil if the maintenances cannot be read; any other error is
-// about one of them.
+// undecided of the facts. The map is nil if the maintenances cannot be read. Any other error
+// concerns a single maintenance.
 func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingMaintenance, error) {
 	node := f.node
 	wanting := map[string]wantingMaintenance{}
@@ -132,8 +133,8 @@ func (c *Controller) noteForeign(node *corev1.Node) {
 	}
 }
 
-// ours returns the maintenances that an annotation of a node names, if it is from our storage.
-// foreign reports that it is from another one, or cannot be read.
+// ours returns the maintenances that an annotation of a node names, if the annotation is from our
+// storage. foreign is true if the annotation is from another storage, or cannot be read.
 func (c *Controller) ours(node *corev1.Node, annotation string) (o marks.Owners, foreign bool) {
 	if _, there := node.Annotations[annotation]; !there {
 		return nil, false
@@ -161,7 +162,7 @@ func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, n
 		if err != nil {
 			return false, fmt.Errorf("read maintenance %s, named in an annotation of node %s: %w", name, node.Name, err)
 		}
-		// The cache does not have it yet.
+		// The cache does not have the maintenance yet.
 		return v1alpha1.IsDone(nm), nil
 	}
 	return !v1alpha1.IsHolding(nm) || !slices.Contains(c.selection.MaintenancesOn(node.Name), name), nil

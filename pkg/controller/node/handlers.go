@@ -27,11 +27,12 @@ func (c *Controller) subscribe() {
 	c.rights.Subscribe(c.enqueue)
 }
 
-// enqueue enqueues a node immediately, enqueueConditions after conditionsDelay.
+// enqueue enqueues a node immediately; enqueueConditions enqueues its conditions after
+// conditionsDelay.
 func (c *Controller) enqueue(name string)           { c.queue.Add(name) }
 func (c *Controller) enqueueConditions(name string) { c.queue.AddAfter(name, conditionsDelay) }
 
-// enqueueAll enqueues all nodes that isConcerned selects, in case an event was missed.
+// enqueueAll enqueues all nodes for which isConcerned is true, in case an event was missed.
 func (c *Controller) enqueueAll(context.Context) {
 	for _, obj := range c.nodes.List() {
 		if node := obj.(*corev1.Node); c.isConcerned(node) {
@@ -61,7 +62,7 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 	c.enqueue(node.Name)
 }
 
-// forget drops the memory of a deleted node.
+// forget drops what is kept in memory about a deleted node.
 func (c *Controller) forget(node *corev1.Node) {
 	c.foreign.Forget(node.UID)
 	nodesWithForeignMarks.Set(float64(len(c.foreign.Keys())))
@@ -82,7 +83,7 @@ func sameNode(a, b *corev1.Node) bool {
 	return true
 }
 
-// maintenanceChanged enqueues the nodes that a maintenance selects, and those whose annotations
+// maintenanceChanged enqueues the nodes that a maintenance selects, and the nodes whose annotations
 // name it.
 func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if old != nil && nm != nil && old.UID == nm.UID && old.Generation == nm.Generation && old.DeletionTimestamp.Equal(nm.DeletionTimestamp) &&

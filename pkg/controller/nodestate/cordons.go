@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// SettleTime is how long after a cordon the scheduler may still bind a pod that it had assigned
-	// to the node before.
+	// SettleTime is the time after a cordon during which the scheduler may still bind a pod that it
+	// assigned to the node before.
 	SettleTime = 5 * time.Second
-	// FightWindow is the time within which removals of a cordon count.
+	// FightWindow is the period in which removals of a cordon are counted.
 	FightWindow = 10 * time.Minute
 	// FightLimit is how often another client may remove a cordon within FightWindow before it
 	// counts as a fight.
@@ -32,8 +32,9 @@ const (
 
 // Cordons records since when nodes are cordoned, for which maintenances they are confirmed as
 // drained, how often another client removed our cordon, and which maintenances that only uncordon
-// have done so. A new leader starts empty: it waits for the scheduler again, confirms drained nodes
-// again, and notices a fight later. It is safe for concurrent use.
+// have done so. A new leader starts without records: it waits for the scheduler again, confirms
+// drained nodes again, and notices later that another client keeps removing a cordon. Cordons is
+// safe for concurrent use.
 type Cordons struct {
 	clock  clock.PassiveClock
 	byNode loop.Memory[types.UID, cordon]
@@ -41,16 +42,17 @@ type Cordons struct {
 
 // cordon is the record of a node. Its slices, maps and sets are immutable.
 type cordon struct {
-	// since is when the node was first seen cordoned, zero if it is not.
+	// since is the time at which the node was first observed as cordoned, zero if it is not
+	// cordoned.
 	since    time.Time
 	restores []time.Time
-	// lifted has the maintenances that only uncordon and are done with the node.
+	// lifted has the maintenances that only uncordon and have uncordoned the node.
 	lifted sets.Set[types.UID]
-	// drained has, by maintenance, the result of the last live list since the cordon: whether the
-	// node is drained or has pods left.
+	// drained has, by maintenance, the result of the last live list since the cordon: true if the
+	// node is drained, false if it has pods left.
 	drained map[types.UID]bool
-	// uncordoned: this leader has seen the node without a cordon, so what the previous leader
-	// confirmed is outdated.
+	// uncordoned is set if this leader has observed the node without a cordon. What the previous
+	// leader confirmed is then outdated.
 	uncordoned bool
 }
 
@@ -80,7 +82,8 @@ func (c *Cordons) observe(node *corev1.Node) {
 	})
 }
 
-// Since returns when a node was first seen cordoned, zero if it is not cordoned.
+// Since returns the time at which a node was first observed as cordoned, zero if it is not
+// cordoned.
 func (c *Cordons) Since(node *corev1.Node) time.Time { return c.of(node).since }
 
 // Unsettled returns how long it takes until all of the nodes have been cordoned for SettleTime.
@@ -96,9 +99,9 @@ func (c *Cordons) Unsettled(nodes ...*corev1.Node) time.Duration {
 	return longest
 }
 
-// IsDrained reports whether a node is confirmed as drained for a maintenance. shown reports that a
-// status says so: then the confirmation of a previous leader is enough, unless this leader has seen
-// pods or a removed cordon.
+// IsDrained reports whether a node is confirmed as drained for a maintenance. shown is true if a
+// status already reports the node as drained. Then the confirmation of a previous leader is
+// sufficient, unless this leader has found pods on the node, or observed it without a cordon.
 func (c *Cordons) IsDrained(node *corev1.Node, maintenance types.UID, shown bool) bool {
 	known := c.of(node)
 	drained, found := known.drained[maintenance]
@@ -106,7 +109,8 @@ func (c *Cordons) IsDrained(node *corev1.Node, maintenance types.UID, shown bool
 }
 
 // noteDrained records whether a node is drained for a maintenance, and reports whether this is a
-// change. It ignores a result from an earlier cordon: pods may have been bound since.
+// change. It ignores a result that was determined during an earlier cordon: pods may have been
+// bound since.
 func (c *Cordons) noteDrained(node *corev1.Node, maintenance types.UID, drained bool, cordoned time.Time) (isNew bool) {
 	c.change(node, func(known *cordon) {
 		was, found := known.drained[maintenance]
@@ -122,12 +126,13 @@ func (c *Cordons) noteDrained(node *corev1.Node, maintenance types.UID, drained 
 	return isNew
 }
 
-// IsFight reports whether restoring our cordon now counts as a fight.
+// IsFight reports whether another client has removed our cordon so often that restoring it now
+// counts as a fight.
 func (c *Cordons) IsFight(node *corev1.Node) bool {
 	return len(c.recent(c.of(node))) >= FightLimit
 }
 
-// Fought reports whether a cordon was removed so often that the waves exclude its node, and since
+// Fought reports whether a cordon was removed so often that no wave includes its node, and since
 // when.
 func (c *Cordons) Fought(node *corev1.Node) (time.Time, bool) {
 	recent := c.recent(c.of(node))
@@ -137,7 +142,7 @@ func (c *Cordons) Fought(node *corev1.Node) (time.Time, bool) {
 	return recent[0], true
 }
 
-// Restored records that our cordon was restored.
+// Restored records that this server has restored its cordon.
 func (c *Cordons) Restored(node *corev1.Node) {
 	c.change(node, func(known *cordon) { known.restores = append(c.recent(*known), c.clock.Now()) })
 }
@@ -151,7 +156,7 @@ func (c *Cordons) BackOff(node *corev1.Node) time.Duration {
 	return FightPause - c.clock.Since(recent[len(recent)-1])
 }
 
-// recent returns the restores within FightWindow.
+// recent returns the times of the restores within FightWindow.
 func (c *Cordons) recent(known cordon) []time.Time {
 	now := c.clock.Now()
 	return slices.DeleteFunc(slices.Clone(known.restores), func(t time.Time) bool { return now.Sub(t) > FightWindow })
@@ -160,8 +165,8 @@ func (c *Cordons) recent(known cordon) []time.Time {
 // forget drops the record of a deleted node.
 func (c *Cordons) forget(node *corev1.Node) { c.byNode.Forget(node.UID) }
 
-// noteLifted records that a maintenance that only uncordons is done with a node: a later cordon of
-// the node is intended and stays.
+// noteLifted records that a maintenance which only uncordons has uncordoned a node. A later cordon
+// of the node is intended and stays.
 func (c *Cordons) noteLifted(node *corev1.Node, maintenance types.UID) {
 	c.change(node, func(known *cordon) { known.lifted = known.lifted.Clone().Insert(maintenance) })
 }

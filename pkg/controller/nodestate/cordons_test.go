@@ -35,8 +35,8 @@ func TestNodeIsUncordonedForEachMaintenance(t *testing.T) {
 	want("after the node was deleted", map[types.UID]bool{"a": false, "b": false, "c": false})
 }
 
-// TestAListOfAnEarlierCordonConfirmsNothing has a user who uncordons a node and cordons it again
-// while the pods of the node are listed.
+// TestAListOfAnEarlierCordonConfirmsNothing: while the pods of the node are listed, a user
+// uncordons the node and cordons it again.
 func TestAListOfAnEarlierCordonConfirmsNothing(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
 	c := newCordons(clock)

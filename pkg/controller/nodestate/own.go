@@ -15,9 +15,9 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// The server must not evict its own pods before the other pods have left: no controller would
-// finish the drain. Its pods leave last in their wave and only once. A pod of the server that
-// starts on a held node stays.
+// The server must not evict its own pods before the other pods have left: otherwise no controller
+// would finish the drain. The pods of the server are evicted last in their wave, and only once. A
+// pod of the server that starts on a held node stays.
 
 // isOwn reports whether a pod belongs to this server: it is the pod of this process, or of a
 // replica with the same controller.
@@ -36,7 +36,7 @@ func (s *State) isOwn(pod *corev1.Pod) bool {
 }
 
 // ownController returns the UID of the controller of this server's pod, even after that pod is
-// deleted and this process is about to end: its replacement also belongs to this server.
+// deleted and this process is about to end: the replacement of the pod also belongs to this server.
 func (s *State) ownController() types.UID {
 	if me, err := s.podLister.Pods(s.ownPod.Namespace).Get(s.ownPod.Name); err == nil {
 		if owner := metav1.GetControllerOfNoCopy(me); owner != nil {
@@ -63,10 +63,11 @@ func (s *State) OwnPodsOn(node string) ([]types.UID, error) {
 }
 
 // hasComeBack reports whether a pod of this server was bound to its node while a maintenance held
-// the node. The pods tolerate cordons, so the scheduler found no better node, and evicting them
-// again would not help. The node's annotation records the pods from the beginning of the hold: the
-// creation time of a pod and the time of the taint come from two clocks. A pod that was bound at
-// that moment, but was not in the cache yet, also stays.
+// the node. The pods of the server tolerate cordons, so the scheduler found no better node, and
+// evicting them again would not help. The node's annotation records the pods that were on the node
+// when the hold began. The creation time of a pod and the time of the taint cannot be compared
+// instead, since they come from two clocks. A pod that was bound at that moment, but was not in the
+// cache yet, also stays.
 func (s *State) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
 	mark := marks.Read(node, v1alpha1.AnnotationTaintedBy)
 	if slices.Contains(mark.OwnPods, pod.UID) {

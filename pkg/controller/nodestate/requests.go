@@ -21,8 +21,8 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// RequestPatience is how long the Evacuation of a request is assumed to exist although it is not in
-// the cache.
+// RequestPatience is the time for which a requested Evacuation is assumed to exist although it is
+// not in the cache.
 const RequestPatience = 10 * time.Second
 
 // mostRequestPatience is the longest wait between two requests for a pod whose requests keep
@@ -30,11 +30,13 @@ const RequestPatience = 10 * time.Second
 const mostRequestPatience = time.Minute
 
 // Requests records for which pods an Evacuation was requested, until the Evacuation is in the
-// cache, so that it is not requested twice and can be withdrawn before. It also records which pods
-// cannot have one. A new leader requests again. It is safe for concurrent use.
+// cache. It prevents a second request, and makes it possible to withdraw the Evacuation before it
+// is in the cache. It also records which pods cannot have an Evacuation. A new leader requests
+// again. Requests is safe for concurrent use.
 type Requests struct {
 	clock clock.PassiveClock
-	// ended is called with the node of a request if its Evacuation does not exist.
+	// ended is called with the node of a request when it is certain that the requested Evacuation
+	// does not exist.
 	ended func(node string)
 
 	mu   sync.Mutex
@@ -50,11 +52,12 @@ type Request struct {
 	// Pod is the UID of the pod, Node the node that the pod was bound to or nominated for.
 	Pod  types.UID
 	Node string
-	// Tried is when the last request was sent. The next one is not sent before Until.
+	// Tried is the time at which the last request was sent. The next request is not sent before
+	// Until.
 	Tried, Until time.Time
-	// Unanswered: the request has no answer yet.
+	// Unanswered is set while the API server has not responded to the request.
 	Unanswered bool
-	// Terminating: the request was refused because the namespace is being deleted.
+	// Terminating is set if the request was refused because the namespace is being deleted.
 	Terminating bool
 	// Failures counts the consecutive failures; Failure is the last error.
 	Failures int
@@ -66,10 +69,10 @@ func (r Request) IsRecent(now time.Time) bool {
 	return !r.Terminating && r.Failures == 0 && now.Before(r.Until)
 }
 
-// ErrNotRequested is the result of a request that was not sent, or whose pod no longer exists.
+// ErrNotRequested is returned for a request that was not sent, or whose pod no longer exists.
 var ErrNotRequested = errors.New("no Evacuation is requested")
 
-// InconclusiveError marks an error of a request that is not about its pod.
+// InconclusiveError wraps an error of a request that is not caused by its pod.
 type InconclusiveError struct{ Err error }
 
 // Error returns the text of the error, and Unwrap the error.
@@ -80,11 +83,11 @@ func newRequests(clock clock.PassiveClock, ended func(node string)) *Requests {
 	return &Requests{clock: clock, ended: ended, pods: map[types.UID]Request{}, byEvacuation: map[types.NamespacedName]types.UID{}, byNode: map[string]sets.Set[types.UID]{}}
 }
 
-// Do calls send for the Evacuation of a pod, and returns its error. It records the request before
-// it calls send, since the event of the Evacuation may arrive before the answer. The record ends
-// when the Evacuation is in the cache. After a failure the pod is not requested again for
-// RequestPatience, which doubles with each failure, so that a webhook that hangs for some pods does
-// not delay others.
+// Do calls send, which requests the Evacuation of a pod, and returns its error. Do records the
+// request before it calls send, since the event of the Evacuation may arrive before the response.
+// The record is dropped when the Evacuation is in the cache. After a failure, no request is sent
+// for the pod for RequestPatience, which doubles with each failure, so that a webhook that hangs
+// for some pods does not delay others.
 func (r *Requests) Do(pod *corev1.Pod, send func() error) error {
 	r.remember(pod)
 	err := send()
@@ -117,7 +120,7 @@ func (r *Requests) remember(pod *corev1.Pod) {
 	defer r.mu.Unlock()
 	request := r.pods[pod.UID]
 	r.forget(pod.UID)
-	// Keep Terminating and the failures: a namespace that is being deleted stays in that state.
+	// Keep Terminating and the failures: a namespace that is being deleted remains so.
 	request.Evacuation = types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
 	request.Pod, request.Node, request.Unanswered = pod.UID, podcache.NodeOf(pod), true
 	request.Tried = r.clock.Now()
@@ -130,7 +133,7 @@ func (r *Requests) remember(pod *corev1.Pod) {
 	r.pods[pod.UID] = request
 }
 
-// backoff returns how long to wait before a request is repeated. failures is at least 1.
+// backoff returns the time after which a request is repeated. failures is at least 1.
 func backoff(failures int) time.Duration {
 	const doublings = 3
 	return min(RequestPatience<<min(failures-1, doublings), mostRequestPatience)
@@ -169,7 +172,7 @@ func (r *Requests) End(node string, pod types.UID) {
 }
 
 // Forget drops the request for a pod: its Evacuation is in the cache, or the Evacuation or the pod
-// is deleted.
+// was deleted.
 func (r *Requests) Forget(pod types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -191,8 +194,9 @@ func (r *Requests) forget(pod types.UID) {
 // maxText is the maximum length of the text of an error, in bytes.
 const maxText = 512
 
-// TextOf returns one line about an error, "" for nil. If the error consists of several, it quotes
-// the first in sorted order, so that the text does not depend on their order.
+// TextOf returns one line about an error, "" for nil. If the error consists of several errors, the
+// line quotes the first in sorted order, so that it does not depend on the order in which they
+// occurred.
 func TextOf(err error) string {
 	if err == nil {
 		return ""

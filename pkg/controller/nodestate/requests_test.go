@@ -26,7 +26,8 @@ func TestRequests(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}, Spec: corev1.PodSpec{NodeName: "one"},
 	}
 	key := types.NamespacedName{Namespace: "shop", Name: protocol.CanonicalName("web", "1")}
-	// answering returns a request with the given answer. It calls during before the answer.
+	// answering returns a function that makes a request whose send returns answer. Before that,
+	// send calls the functions in during.
 	answering := func(answer error, during ...func()) func(*Requests) {
 		return func(r *Requests) {
 			_ = r.Do(pod, func() error {
@@ -42,8 +43,8 @@ func TestRequests(t *testing.T) {
 	no := errors.New("no")
 	for name, test := range map[string]struct {
 		happens []func(*Requests)
-		// pending: a node waits for the request. recent: the request was made within the last
-		// RequestPatience and has not failed.
+		// pending: an Evacuation is requested on the node. recent: the request was made within the
+		// last RequestPatience and has not failed.
 		pending, recent bool
 		failures        int
 		ended           int

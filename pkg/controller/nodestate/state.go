@@ -6,10 +6,10 @@
 // requested Evacuations that are not in the cache yet, the failures, since when a node is cordoned,
 // and for which maintenances it is confirmed as drained.
 //
-// All of it may be dropped at any time. A new leader classifies pods again (views), requests
+// All of it may be lost at any time. A new leader classifies pods again (views), requests
 // Evacuations again (Requests) and reports failures a minute later (Troubles). It also waits for
-// the scheduler again, confirms drained nodes again, notices a fight over a cordon later, and may
-// remove a cordon again for a maintenance that only uncordons (Cordons).
+// the scheduler again, confirms drained nodes again, notices later that another client keeps
+// removing a cordon, and may remove a cordon again for a maintenance that only uncordons (Cordons).
 package nodestate
 
 import (
@@ -53,8 +53,8 @@ type Config struct {
 	// Evacuators are the classes of the enabled built-in evacuators. Pods that only a disabled one
 	// could evacuate are kept.
 	Evacuators sets.Set[string]
-	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the
-	// pod is kept on its node; 0 means 5 minutes.
+	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
+	// before the pod is kept on its node; 0 means 5 minutes.
 	DaemonSetBudgetPatience time.Duration
 	// OwnPod is the pod that this server runs in; an empty name means none.
 	OwnPod types.NamespacedName
@@ -67,10 +67,12 @@ type Subscriber struct {
 	// Pod and Evacuation are called for each event that changes a field that a drain reads.
 	Pod        func(old, pod *corev1.Pod)
 	Evacuation func(old, evacuation *v1alpha1.Evacuation)
-	// Changed is called with the name of a node when a failure of it begins or ends, when it was
-	// uncordoned for a maintenance that only uncordons, or when it becomes drained or not drained.
+	// Changed is called with the name of a node when a failure of the node begins or ends, when the
+	// node was uncordoned for a maintenance that only uncordons, or when it becomes drained or not
+	// drained.
 	Changed func(node string)
-	// RequestEnded is called with the name of a node when a requested Evacuation does not exist.
+	// RequestEnded is called with the name of a node when the requested Evacuation of one of its
+	// pods does not exist.
 	RequestEnded func(node string)
 }
 
@@ -82,7 +84,8 @@ type State struct {
 	Troubles *loop.Failures[string]
 	// Requests has the requested Evacuations that are not in the cache yet.
 	Requests *Requests
-	// Nodes has the nodes, as cached or as written by this process.
+	// Nodes has the nodes, each in the cached state or in the newer state that this process has
+	// written.
 	Nodes loop.Latest[*corev1.Node]
 
 	clock             clock.PassiveClock
@@ -96,7 +99,7 @@ type State struct {
 	evacuators        sets.Set[string]
 	budgetPatience    time.Duration
 	ownPod            types.NamespacedName
-	// ownOwner is the UID of the controller of ownPod, after that pod was read.
+	// ownOwner is the UID of the controller of ownPod, once that pod has been read.
 	ownOwner    atomic.Value
 	views       views
 	subscribers []Subscriber
@@ -282,21 +285,21 @@ func (s *State) NodeOf(e *v1alpha1.Evacuation) string {
 	return ""
 }
 
-// OurEvacuations returns the Evacuations with our finalizer of the pods on a node, including pods
-// that are only nominated for it.
+// OurEvacuations returns the Evacuations of the pods on a node that have our finalizer, including
+// pods that are only nominated for the node.
 func (s *State) OurEvacuations(node string) []*v1alpha1.Evacuation {
 	return slices.DeleteFunc(slices.Concat(s.evacuationsIn(node), s.EvacuationsWithoutNode()), func(e *v1alpha1.Evacuation) bool {
 		return !IsOurs(e) || s.NodeOf(e) != node
 	})
 }
 
-// EvacuationsWithoutNode returns the Evacuations of pods that were on no node when they were
+// EvacuationsWithoutNode returns the Evacuations of pods that had no node when the Evacuation was
 // requested.
 func (s *State) EvacuationsWithoutNode() []*v1alpha1.Evacuation {
 	return s.evacuationsIn("")
 }
 
-// evacuationsIn returns the Evacuations whose spec has the given node.
+// evacuationsIn returns the Evacuations whose spec names the given node.
 func (s *State) evacuationsIn(node string) []*v1alpha1.Evacuation {
 	objects, err := s.evacuations.ByIndex(podcache.EvacuationsByNode, node)
 	if err != nil {
@@ -309,26 +312,27 @@ func (s *State) evacuationsIn(node string) []*v1alpha1.Evacuation {
 	return out
 }
 
-// HasOurs reports whether a pod of a node has an Evacuation of ours, or a requested one that is not
-// in the cache.
+// HasOurs reports whether a pod of a node has an Evacuation of ours, or was requested to have one
+// that is not in the cache yet.
 func (s *State) HasOurs(node string) bool {
 	return slices.ContainsFunc(s.Requests.On(node), func(r Request) bool { return !r.Terminating }) || len(s.OurEvacuations(node)) > 0
 }
 
 // IsEvicting reports whether an eviction of a pod of a node is in flight although no instigator
-// requests it any more. The queue checks the cache before each eviction, so no further one is sent.
+// requests it any more. The eviction queue checks the cache before each eviction, so it sends no
+// further one.
 func (s *State) IsEvicting(node string) bool {
 	return slices.ContainsFunc(s.evictions.List(), func(e inflight.Eviction) bool { return s.isWithdrawnFrom(e, node) })
 }
 
-// NoteLifted records that a maintenance that only uncordons is done with a node.
+// NoteLifted records that a maintenance which only uncordons has uncordoned a node.
 func (s *State) NoteLifted(node *corev1.Node, maintenance types.UID) {
 	s.Cordons.noteLifted(node, maintenance)
 	s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)
 }
 
-// NoteDrained records whether a node is drained for a maintenance. cordoned is since when the node
-// was cordoned at that check.
+// NoteDrained records whether a node is drained for a maintenance. cordoned is the value of
+// Cordons.Since at the time of that check.
 func (s *State) NoteDrained(node *corev1.Node, maintenance types.UID, drained bool, cordoned time.Time) {
 	if s.Cordons.noteDrained(node, maintenance, drained, cordoned) {
 		s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)

@@ -23,19 +23,19 @@ type Pod struct {
 	*corev1.Pod
 	// Plan has the fields of the pod that the planner reads.
 	Plan drainplan.Pod
-	// Kept is why the pod is kept, "" if it has to leave.
+	// Kept is the reason why the pod is kept, "" if it has to leave.
 	Kept drainplan.KeptReason
 	// Own: the pod belongs to this server.
 	Own bool
-	// KeptAt is when the pod is kept because of its closed budget, zero if it does not wait for a
-	// budget.
+	// KeptAt is the time at which the pod is kept because its budget allows no disruption, zero if
+	// it does not wait for a budget.
 	KeptAt time.Time
 	// Evacuation is the pod's Evacuation, or nil; Ours: it has our finalizer.
 	Evacuation *v1alpha1.Evacuation
 	Ours       bool
-	// Bound: the pod is bound to the node, and not only nominated for it. StopsAt is the end of its
-	// grace period, zero if it is not terminating, and Grace is the length of that period. They are
-	// copied because a drain reads them for every pod.
+	// Bound is set if the pod is bound to the node, and not only nominated for it. StopsAt is the
+	// end of its grace period, zero if it is not terminating, and Grace is the length of that
+	// period. They are copied here because a drain reads them for every pod.
 	Bound   bool
 	StopsAt time.Time
 	Grace   time.Duration
@@ -48,7 +48,8 @@ type View struct {
 	Pods []Pod
 	// Plan is the input of the planner for the node, without the kept pods.
 	Plan *drainplan.Node
-	// Recheck is when the next of its pods becomes kept without an event, zero if none does.
+	// Recheck is the next time at which a pod of the view becomes kept without an event, zero if
+	// there is none.
 	Recheck time.Time
 }
 
@@ -57,15 +58,15 @@ func (v *View) Keeps(uid types.UID) bool {
 	return slices.ContainsFunc(v.Pods, func(p Pod) bool { return p.UID == uid && p.Kept != "" })
 }
 
-// keptView is a cached view. It is valid until a pod or an Evacuation on its node changes, so an
-// event costs work only for its node.
+// keptView is a cached view. It is valid until a pod or an Evacuation on its node changes, so that
+// an event makes only the view of its own node be built again.
 type keptView struct {
 	// uid is the UID of the node, and static has the facts that determine which of its static pods
 	// are kept.
 	uid    types.UID
 	static protocol.StaticPodFacts
-	// change is the number of the last event of the node: a view that was begun before that event
-	// is not cached.
+	// change is the number of the last event of the node. A view whose build began before that
+	// event is not cached.
 	change uint64
 	// view is nil if there is none.
 	view *View
@@ -74,8 +75,9 @@ type keptView struct {
 // views has the cached views by node name.
 type views struct {
 	loop.Memory[string, keptView]
-	// changes counts the events of all nodes. It is one counter for all nodes so that it never
-	// restarts, even if a node is forgotten while its view is being built: that view is outdated.
+	// changes counts the events of all nodes. There is one counter for all nodes, so that it never
+	// restarts. A counter per node would restart when the node is forgotten, and a view that is
+	// being built at that time would not be recognized as outdated.
 	changes atomic.Uint64
 }
 

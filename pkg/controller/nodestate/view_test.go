@@ -33,8 +33,8 @@ func TestViewIsNotCachedAfterAnEventDuringItsBuild(t *testing.T) {
 	is.True(t, err == nil && got == old, "got %v, %v, want a new view for a recreated node", got, err)
 }
 
-// TestViewOfAForgottenNodeIsNotKept has a worker A that builds a view, which an event makes
-// outdated. Then the node is forgotten, and worker B begins to build a view before A is done.
+// TestViewOfAForgottenNodeIsNotKept: an event makes the view that worker A builds outdated. Then
+// the node is forgotten, and worker B begins to build a view before A has finished.
 func TestViewOfAForgottenNodeIsNotKept(t *testing.T) {
 	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "other"}}
 	for name, forget := range map[string]func(*views){
@@ -73,8 +73,8 @@ func TestViewOfAForgottenNodeIsNotKept(t *testing.T) {
 	}
 }
 
-// TestViewDependsOnTheNodeAgent has a worker that builds a view from a node that it has read before
-// the event of the node agent. The view must not be used for the newer node.
+// TestViewDependsOnTheNodeAgent: a worker builds a view from a node that it has read before the
+// event of the node agent. The view must not be used for the newer state of the node.
 func TestViewDependsOnTheNodeAgent(t *testing.T) {
 	v := &views{}
 	plain := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}

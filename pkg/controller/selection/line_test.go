@@ -24,8 +24,8 @@ func nodeNamed(name string, created time.Time) *corev1.Node {
 	}}
 }
 
-// TestNodeThatJoinsWhileTheLineIsDrawn: the newest node is read, then another node joins, and then
-// newestNodeTimestamp is stored.
+// TestNodeThatJoinsWhileTheLineIsDrawn: after the controller has read the newest node, and before
+// it stores newestNodeTimestamp, another node joins.
 func TestNodeThatJoinsWhileTheLineIsDrawn(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	for name, tt := range map[string]struct {
@@ -88,7 +88,7 @@ func TestNodeThatJoinsWhileTheLineIsDrawn(t *testing.T) {
 }
 
 // TestSelectorsAreMatchedWithoutTheLock: a selector with the maximum number of terms is matched
-// with many nodes, while nodes and the selector change. Only nodes that change during that are
+// with many nodes, while nodes and the selector change. Only nodes that change at the same time are
 // matched under the lock.
 func TestSelectorsAreMatchedWithoutTheLock(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)

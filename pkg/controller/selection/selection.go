@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package selection is an index of which NodeMaintenances select which nodes, shared by the node
-// and the nodemaintenance controllers. All of it comes from the informers, except since when the
-// labels of a node no longer match: a restarted server waits for such a node again.
+// and the nodemaintenance controllers. The index is built from the informers only. One part is lost
+// with a restart: since when the labels of a node no longer match. The restarted server waits for
+// the whole time Lingering again.
 package selection
 
 import (
@@ -26,7 +27,7 @@ import (
 )
 
 // Lingering is how long a node stays selected after its labels stop matching: a label that flaps
-// must not release a node that people work on.
+// must not release a node that an operator works on.
 const Lingering = 2 * time.Minute
 
 // Selection records which maintenance selects which nodes, so that an event of a node or pod finds
@@ -58,17 +59,17 @@ type selected struct {
 	source   *corev1.NodeSelector
 	selector *nodeselector.Selector
 	nodes    sets.Set[string]
-	// held are the names of nodes that the maintenance has or had. A node that is registered again
-	// under such a name joins.
+	// held are the names of nodes that the maintenance holds or held. A node that is registered
+	// again under such a name joins the maintenance.
 	held sets.Set[string]
-	// inherited are the nodes in the status that this leader found. They also linger if their
-	// labels no longer match.
+	// inherited are the nodes that were in the status when this process started. They also linger
+	// if their labels no longer match.
 	inherited map[string]types.UID
-	// leaving are the nodes whose labels no longer match, and since when.
+	// leaving are the nodes whose labels no longer match, with the time since when.
 	leaving map[string]time.Time
 	// ignored are the nodes that match but are too new.
 	ignored sets.Set[string]
-	// sorted has the names of nodes in order; nil if they have to be sorted again.
+	// sorted has the names of nodes in order. It is nil if they have to be sorted again.
 	sorted []string
 }
 
@@ -109,7 +110,7 @@ func (s *Selection) SetMaintenance(nm *v1alpha1.NodeMaintenance) error {
 	return nil
 }
 
-// nodesUnless returns all nodes, unless the index already has this state of the maintenance.
+// nodesUnless returns all nodes, or none if the index already has this state of the maintenance.
 func (s *Selection) nodesUnless(nm *v1alpha1.NodeMaintenance) (nodes []*corev1.Node, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,18 +126,18 @@ type matchedNode struct {
 	match nodeselector.Match
 }
 
-// isSame reports whether the result also holds for a newer state of the node.
+// isSame reports whether the result is also valid for a newer state of the node.
 func (m *matchedNode) isSame(node *corev1.Node) bool {
 	return m.node == node || m.node.UID == node.UID && maps.Equal(m.node.Labels, node.Labels)
 }
 
-// isOf reports whether an entry was made from this state of a maintenance.
+// isOf reports whether an entry was built from this state of a maintenance.
 func (e *selected) isOf(nm *v1alpha1.NodeMaintenance) bool {
 	return e != nil && e.uid == nm.UID && e.generation == nm.Generation &&
 		e.newest.Equal(nm.Status.NewestNodeTimestamp)
 }
 
-// newSelected returns the entry of a maintenance, without selected nodes.
+// newSelected returns an entry for a maintenance that does not select a node yet.
 func (s *Selection) newSelected(nm *v1alpha1.NodeMaintenance, selector *nodeselector.Selector) *selected {
 	entry := &selected{
 		uid:        nm.UID,
@@ -165,8 +166,8 @@ func (s *Selection) newSelected(nm *v1alpha1.NodeMaintenance, selector *nodesele
 }
 
 // inherit copies the selected nodes of the previous entry of a maintenance. While a maintenance has
-// no newestNodeTimestamp, it selects all matching nodes. When the timestamp is set, nodes that are
-// newer are too new for the maintenance, unless its status has them.
+// no newestNodeTimestamp, it selects all matching nodes. When the timestamp is set, nodes that were
+// created later are too new for the maintenance, unless its status has them.
 func (e *selected) inherit(old *selected, nodes map[string]*corev1.Node, sameSelector bool) {
 	listed, drawn := e.held.Clone(), old.newest == nil && e.newest != nil
 	isTooNew := func(name string) bool {
@@ -181,7 +182,7 @@ func (e *selected) inherit(old *selected, nodes map[string]*corev1.Node, sameSel
 	if !sameSelector {
 		return
 	}
-	// Nodes whose labels no longer match linger, since the user did not change the selector to
+	// Nodes whose labels no longer match linger, since the user has not changed the selector to
 	// release them.
 	maps.Copy(e.leaving, old.leaving)
 	for name := range old.nodes {
@@ -191,8 +192,9 @@ func (e *selected) inherit(old *selected, nodes map[string]*corev1.Node, sameSel
 	}
 }
 
-// Shows reports whether the index has this state of a maintenance. Until its event arrives, the
-// nodes are those of an earlier state. The error is set if the node selector is invalid.
+// Shows reports whether the index has this state of a maintenance. Until the event of that state
+// arrives, the selected nodes are those of an earlier state. The error is set if the node selector
+// is invalid.
 func (s *Selection) Shows(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -352,7 +354,7 @@ func (s *Selection) drop(name string, entry *selected, node string) {
 }
 
 // expire removes the nodes of a maintenance that have lingered for long enough. It returns them,
-// and how long it takes until the next one, 0 if none lingers.
+// and the time until the next one expires, 0 if no node lingers.
 func (s *Selection) expire(name string) (gone []string, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,7 +14,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestNewLeaderInherits starts with a status that has node one, whose labels do not match.
+// TestNewLeaderInherits covers a new leader that finds node one in the status, although the labels
+// of the node do not match.
 func TestNewLeaderInherits(t *testing.T) {
 	for name, test := range map[string]struct {
 		reason   v1alpha1.NodeStatusReason

@@ -121,7 +121,7 @@ func (s *Selection) nodeChanged(old, node *corev1.Node) {
 }
 
 // ReleaseExpired releases the nodes of a maintenance that have lingered for long enough. It returns
-// how long it takes until the next one, 0 if none lingers.
+// the time until the next one expires, 0 if no node lingers.
 func (s *Selection) ReleaseExpired(maintenance string) time.Duration {
 	gone, next := s.expire(maintenance)
 	for _, node := range gone {
