@@ -123,7 +123,7 @@ func (e hangingEvacuations) UpdateStatus(
 	return nil, apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
 }
 
-// TestHangingWritesDoNotHoldBackOthers has more Evacuations with hanging writes than the workers
+// TestHangingWritesDoNotHoldBackOthers covers more Evacuations with hanging writes than the workers
 // can try within the backoff.
 func TestHangingWritesDoNotHoldBackOthers(t *testing.T) {
 	const broken = 40

@@ -250,7 +250,7 @@ func TestReadsOfPodsWithoutANodeAreLimited(t *testing.T) {
 	}
 }
 
-// TestPodsThatWaitForOneBudgetShareItsReads has several workers ask at the same time.
+// TestPodsThatWaitForOneBudgetShareItsReads covers several workers ask at the same time.
 func TestPodsThatWaitForOneBudgetShareItsReads(t *testing.T) {
 	host := &slowHost{takes: time.Second, objects: map[string]runtime.Object{}}
 	ask := waitingFor(t, host, 1, unscheduled("web-2", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "node-8"} }))

@@ -92,7 +92,7 @@ func cordoned(name string) *corev1.Node {
 	}
 }
 
-// TestStandoffIsReported has a pod that waits for its budget, whose other pod is down on another
+// TestStandoffIsReported covers a pod that waits for its budget, whose other pod is down on another
 // node.
 func TestStandoffIsReported(t *testing.T) {
 	here, there := cordoned(testNode), cordoned("node-8")
@@ -217,7 +217,7 @@ func TestPodsThatCountNowhereInAStandoff(t *testing.T) {
 	}
 }
 
-// TestPodThatWaitsDoesNotCloseItsBudget has only one pod that is down, the waiting pod itself.
+// TestPodThatWaitsDoesNotCloseItsBudget covers only one pod that is down, the waiting pod itself.
 func TestPodThatWaitsDoesNotCloseItsBudget(t *testing.T) {
 	c, pods := manyBudgets(t)
 	waiting := podOn("alone", "app-1", "node-0", corev1.ConditionFalse)

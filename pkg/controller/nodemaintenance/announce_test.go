@@ -51,7 +51,8 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 	})
 }
 
-// TestRefusalsAreReportedOnceWithoutMessages has a status without room for the messages of nodes.
+// TestRefusalsAreReportedOnceWithoutMessages covers a status without room for the messages of
+// nodes.
 func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
@@ -83,7 +84,7 @@ func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 	})
 }
 
-// TestAuthorizerThatFailsForANodeStopsNoOther has an authorizer that fails for one of two nodes.
+// TestAuthorizerThatFailsForANodeStopsNoOther covers an authorizer that fails for one of two nodes.
 func TestAuthorizerThatFailsForANodeStopsNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0),

@@ -144,8 +144,8 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 	})
 }
 
-// TestMaintenanceThatHasNotBegunTakesTheCordonOver has a second maintenance that its controller has
-// not synced yet.
+// TestMaintenanceThatHasNotBegunTakesTheCordonOver covers a second maintenance that its controller
+// has not synced yet.
 func TestMaintenanceThatHasNotBegunTakesTheCordonOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)))
@@ -346,7 +346,7 @@ func TestConflictOnANodeIsRetried(t *testing.T) {
 	})
 }
 
-// TestInterruptedDeletionIsFinished has an Idle maintenance and an API server that was killed
+// TestInterruptedDeletionIsFinished covers an Idle maintenance and an API server that was killed
 // during its deletion.
 func TestInterruptedDeletionIsFinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -64,7 +64,7 @@ func TestDecideStalled(t *testing.T) {
 	w.wantReasons(w.after(time.Second), "DrainInProgress", "Draining")
 }
 
-// TestDecidePodsThatKeepComingAreNoProgress has a user who creates a pod on the held node every
+// TestDecidePodsThatKeepComingAreNoProgress covers a user who creates a pod on the held node every
 // minute, each with other labels, so that none counts as the recreation of another.
 func TestDecidePodsThatKeepComingAreNoProgress(t *testing.T) {
 	w := newWorld(t, newMaintenance("m"), newNode("one"))
@@ -100,7 +100,7 @@ func terminatingAt(at time.Time, grace time.Duration) func(*corev1.Pod) {
 	}
 }
 
-// TestDecideGracePeriodIsProgressOnlyForAWhile has one pod that uses its whole grace period.
+// TestDecideGracePeriodIsProgressOnlyForAWhile covers one pod that uses its whole grace period.
 func TestDecideGracePeriodIsProgressOnlyForAWhile(t *testing.T) {
 	for name, test := range map[string]struct {
 		grace, moves time.Duration
@@ -156,7 +156,7 @@ func TestDecideStaticPodsLeaveLast(t *testing.T) {
 	}
 }
 
-// TestDecideStaticPodsThatAreKept has a node whose agent keeps one of its two pods. On the
+// TestDecideStaticPodsThatAreKept covers a node whose agent keeps one of its two pods. On the
 // control-plane node all static pods are kept, even if its agent does not keep them.
 func TestDecideStaticPodsThatAreKept(t *testing.T) {
 	controlPlane := func(node *corev1.Node) { node.Labels["node-role.kubernetes.io/control-plane"] = "" }
@@ -176,8 +176,8 @@ func TestDecideStaticPodsThatAreKept(t *testing.T) {
 	wantPart(t, message, "2 static pods keep running until the machine goes down")
 }
 
-// TestDecideTargetsOfANodeAreStoredByEachMaintenance has a second maintenance of the node that has
-// not stored its targets yet: the first one may be completed before that.
+// TestDecideTargetsOfANodeAreStoredByEachMaintenance covers a second maintenance of the node that
+// has not stored its targets yet: the first one may be completed before that.
 func TestDecideTargetsOfANodeAreStoredByEachMaintenance(t *testing.T) {
 	w := newWorld(t, newMaintenance("a", createdMinute(1)), newNode("one"))
 	other := &member{NodeMaintenance: newMaintenance("b", createdMinute(2)), nodes: w.facts.subject.nodes, inside: w.facts.subject.inside}
@@ -233,7 +233,7 @@ func TestDecideConfirmation(t *testing.T) {
 	}
 }
 
-// TestDecideFormerNodes has a node in the status that the maintenance no longer selects.
+// TestDecideFormerNodes covers a node in the status that the maintenance no longer selects.
 func TestDecideFormerNodes(t *testing.T) {
 	joining := func(nm *v1alpha1.NodeMaintenance) {
 		nm.Spec.NewNodes = v1alpha1.NewNodesPolicyJoin
@@ -283,7 +283,7 @@ func TestDecideFormerNodes(t *testing.T) {
 	}
 }
 
-// TestDecideRelease has a maintenance that ends, with two nodes: one is released, one is not.
+// TestDecideRelease covers a maintenance that ends, with two nodes: one is released, one is not.
 func TestDecideRelease(t *testing.T) {
 	w := newWorld(t, newMaintenance("m"), newNode("one"), newNode("two"))
 	w.run(newPod("p", "one", 0))
@@ -314,7 +314,7 @@ func TestDecideRelease(t *testing.T) {
 	}
 }
 
-// TestDecideWaves has two entries of a plan with pods, and one without.
+// TestDecideWaves covers two entries of a plan with pods, and one without.
 func TestDecideWaves(t *testing.T) {
 	w := newWorld(t, newMaintenance("m", planning(upTo(1000), upTo(2000), upTo(3000))), newNode("one"), newNode("two"), newNode("out"))
 	w.outside("out", exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: "no"})

@@ -147,7 +147,7 @@ func TestOrderOfWrites(t *testing.T) {
 	})
 }
 
-// TestDrainedNeedsALiveListWithoutPods has first a pod that is bound to a node, then one that is
+// TestDrainedNeedsALiveListWithoutPods covers first a pod that is bound to a node, then one that is
 // nominated for it; both are missing in the cache.
 func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 	})
 }
 
-// TestNominatedPodsWithSchedulingGatesDoNotCount has a pod that another client has nominated.
+// TestNominatedPodsWithSchedulingGatesDoNotCount covers a pod that another client has nominated.
 // Because of its gate the scheduler does not try the pod, and so does not clear the nomination.
 func TestNominatedPodsWithSchedulingGatesDoNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -86,8 +86,8 @@ func (h *hanging) call(ctx context.Context, name string) error {
 	return apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
 }
 
-// TestHangingRequestsDoNotHoldBackOthers has 40 pods whose Evacuations cannot be created or joined,
-// on the first node, and 5 other pods.
+// TestHangingRequestsDoNotHoldBackOthers covers 40 pods whose Evacuations cannot be created or
+// joined, on the first node, and 5 other pods.
 func TestHangingRequestsDoNotHoldBackOthers(t *testing.T) {
 	const broken, sound = 40, 5
 	foreign := instigatedBy(foreignInstigator)

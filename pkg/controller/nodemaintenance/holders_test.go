@@ -145,7 +145,7 @@ func TestTooManyMaintenancesOfANodeWriteItOnce(t *testing.T) {
 	})
 }
 
-// TestAdvertisedMaintenancesAreLimited has more maintenances in stage Idle than fit into the
+// TestAdvertisedMaintenancesAreLimited covers more maintenances in stage Idle than fit into the
 // annotation of a node.
 func TestAdvertisedMaintenancesAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -178,8 +178,8 @@ func TestShutdownHasAPlaceOfItsOwn(t *testing.T) {
 	})
 }
 
-// TestEarlierShutdownHasNoPlaceOfItsOwn has a second shutdown of a node that 50 maintenances hold:
-// only the latest shutdown needs no place.
+// TestEarlierShutdownHasNoPlaceOfItsOwn covers a second shutdown of a node that 50 maintenances
+// hold: only the latest shutdown needs no place.
 func TestEarlierShutdownHasNoPlaceOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := append(numbered(51), newNode("one"), newPod("p", "one", 0),
@@ -197,8 +197,8 @@ func TestEarlierShutdownHasNoPlaceOfItsOwn(t *testing.T) {
 	})
 }
 
-// TestPlacesOutliveAnnotations has a kubelet that erases the annotations which name the holders of
-// its node: other maintenances do not get their places.
+// TestPlacesOutliveAnnotations covers a kubelet that erases the annotations which name the holders
+// of its node: other maintenances do not get their places.
 func TestPlacesOutliveAnnotations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, append(numbered(60), newNode("one"), newPod("p", "one", 0))...)
@@ -223,7 +223,7 @@ func inBoot(bootID string) func(*corev1.Node) {
 	return func(node *corev1.Node) { node.Status.NodeInfo.BootID = bootID }
 }
 
-// TestLaterShutdownSupersedes has a node that announces a shutdown while its previous one is not
+// TestLaterShutdownSupersedes covers a node that announces a shutdown while its previous one is not
 // complete, and boots for it.
 func TestLaterShutdownSupersedes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -269,7 +269,7 @@ func TestCancelledShutdownSupersedesNothing(t *testing.T) {
 	})
 }
 
-// TestShutdownsOfUnknownBoots has a node whose kubelet publishes no comparable boot ID.
+// TestShutdownsOfUnknownBoots covers a node whose kubelet publishes no comparable boot ID.
 func TestShutdownsOfUnknownBoots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("", createdMinute(1), shutdownOf("one", bootNumber(1))),

@@ -14,7 +14,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// TestEvacuationsOfADeselectedNodeAreWithdrawn has a user who removes a node from the selector
+// TestEvacuationsOfADeselectedNodeAreWithdrawn covers a user who removes a node from the selector
 // because the node cannot be written.
 func TestEvacuationsOfADeselectedNodeAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -43,8 +43,8 @@ func TestEvacuationsOfADeselectedNodeAreWithdrawn(t *testing.T) {
 	})
 }
 
-// TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther has an authorizer that does not answer for
-// the user of a maintenance in stage Idle.
+// TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther covers an authorizer that does not answer
+// for the user of a maintenance in stage Idle.
 func TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"),

@@ -88,8 +88,8 @@ func TestWhenPodsOfANodeMoved(t *testing.T) {
 	}
 }
 
-// TestRefusedStatusIsTold has a policy that refuses every status write, so that only an event can
-// report it.
+// TestRefusedStatusIsTold covers a policy that refuses every status write, so that only an event
+// can report it.
 func TestRefusedStatusIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))

@@ -194,7 +194,7 @@ func TestNoEvacuationOnADeselectedNode(t *testing.T) {
 	})
 }
 
-// TestMaintenanceEndsBesideOneThatHasNoTargets has a second maintenance of the node, whose
+// TestMaintenanceEndsBesideOneThatHasNoTargets covers a second maintenance of the node, whose
 // requester may not delete the node.
 func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 	})
 }
 
-// TestStrayEvacuationsAreWithdrawn has a leader that writes before it knows that it is no longer
+// TestStrayEvacuationsAreWithdrawn covers a leader that writes before it knows that it is no longer
 // the leader, or that its maintenance has ended.
 func TestStrayEvacuationsAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -374,8 +374,8 @@ func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 	}
 }
 
-// TestNewLeaderConfirmsDrainedNodes has a pod on a drained node that is missing in the status and
-// in the cache.
+// TestNewLeaderConfirmsDrainedNodes covers a pod on a drained node that is missing in the status
+// and in the cache.
 func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))

@@ -38,7 +38,7 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestSilentAuthorizerDelaysNoOtherDrain has an authorizer that does not answer for one of two
+// TestSilentAuthorizerDelaysNoOtherDrain covers an authorizer that does not answer for one of two
 // users. With a single worker, the drain of the other user continues, and that of the first user as
 // soon as the authorizer answers.
 func TestSilentAuthorizerDelaysNoOtherDrain(t *testing.T) {

@@ -86,7 +86,7 @@ func TestAgentsThatComeAndGo(t *testing.T) {
 	})
 }
 
-// TestAgentsThatComeAndGoBeforeTheirWave has a pod on another node that keeps the wave of static
+// TestAgentsThatComeAndGoBeforeTheirWave covers a pod on another node that keeps the wave of static
 // pods closed: no Evacuation is created or withdrawn because of the agent.
 func TestAgentsThatComeAndGoBeforeTheirWave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -131,7 +131,7 @@ func TestDaemonSetPodsHaveNoEvacuationBeforeTheTaint(t *testing.T) {
 	})
 }
 
-// TestRefusedTaintIsReported has a policy that refuses the taint of a cordoned node, so that its
+// TestRefusedTaintIsReported covers a policy that refuses the taint of a cordoned node, so that its
 // DaemonSet pods never get an Evacuation.
 func TestRefusedTaintIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

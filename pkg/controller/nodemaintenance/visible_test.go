@@ -125,7 +125,7 @@ func TestLastProgress(t *testing.T) {
 	}
 }
 
-// TestNodesAreReleasedOneByOne has three nodes, and one Evacuation that cannot be withdrawn.
+// TestNodesAreReleasedOneByOne covers three nodes, and one Evacuation that cannot be withdrawn.
 func TestNodesAreReleasedOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newPod("p", "two", 0),
@@ -239,8 +239,8 @@ func (f *fixture) cachedMaintenances() {
 	})
 }
 
-// TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods has another client that uncordons node two
-// repeatedly.
+// TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods covers another client that uncordons node
+// two repeatedly.
 func TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
@@ -362,9 +362,9 @@ func TestNodesOfAnotherStorageAreKept(t *testing.T) {
 	})
 }
 
-// TestHostileAnnotationsStopNoOtherNode has a node whose annotation has a name that no maintenance
-// can have, so that its cordon counts as a user's, a node whose annotation has far too many names,
-// and a node to release.
+// TestHostileAnnotationsStopNoOtherNode covers a node whose annotation has a name that no
+// maintenance can have, so that its cordon counts as a user's, a node whose annotation has far too
+// many names, and a node to release.
 func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 	many := []string{}
 	for i := range 10000 {
@@ -398,7 +398,7 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 	})
 }
 
-// TestNodesThatDoNotFitInTheStatusAreNotSelected has more nodes than fit into the status.
+// TestNodesThatDoNotFitInTheStatusAreNotSelected covers more nodes than fit into the status.
 func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wide := func(nm *v1alpha1.NodeMaintenance) {

@@ -19,7 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestUnwantedEvacuationThatCannotBeWithdrawn has a policy that refuses the withdrawal of an
+// TestUnwantedEvacuationThatCannotBeWithdrawn covers a policy that refuses the withdrawal of an
 // Evacuation whose pod no target covers, on a node that is drained. The maintenance is synced each
 // second, as in a busy drain, and the Evacuation changes.
 func TestUnwantedEvacuationThatCannotBeWithdrawn(t *testing.T) {

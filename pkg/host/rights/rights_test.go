@@ -245,7 +245,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestSilentAuthorizer has an authorizer that does not respond. Callers do not wait, and waiting
+// TestSilentAuthorizer covers an authorizer that does not respond. Callers do not wait, and waiting
 // questions fail together with the question that timed out.
 func TestSilentAuthorizer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -280,7 +280,7 @@ func TestSilentAuthorizer(t *testing.T) {
 	})
 }
 
-// TestSilenceAboutOneUserDelaysNoOther has an authorizer that does not respond about some users,
+// TestSilenceAboutOneUserDelaysNoOther covers an authorizer that does not respond about some users,
 // while questions about their nodes are asked all the time, as in a drain.
 func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
 	for name, silent := range map[string]int{"one user": 1, "twenty users": 20} {

@@ -400,7 +400,7 @@ func TestCostThatCannotBeRestoredDoesNotKeepTheSurge(t *testing.T) {
 	})
 }
 
-// TestScaleThatIsRefusedIsTold has a policy that refuses every write to the Deployment: the
+// TestScaleThatIsRefusedIsTold covers a policy that refuses every write to the Deployment: the
 // Evacuation and an event of the Deployment report it, and the pod leaves without a surge after the
 // surge timeout.
 func TestScaleThatIsRefusedIsTold(t *testing.T) {

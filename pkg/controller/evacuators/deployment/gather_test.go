@@ -14,7 +14,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// TestBudgetsOfPodsWithTheSameLabelsAreMatchedOnce has budgets whose selectors require no label.
+// TestBudgetsOfPodsWithTheSameLabelsAreMatchedOnce covers budgets whose selectors require no label.
 func TestBudgetsOfPodsWithTheSameLabelsAreMatchedOnce(t *testing.T) {
 	const budgets = 10
 	c := &Controller{budgets: pdb.NewIndex(nil)}

@@ -72,7 +72,7 @@ func (h hangingEvacuations) UpdateStatus(
 	return nil, apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
 }
 
-// TestHangingReportsDoNotHoldBackOthers has 100 hanging reports before one that does not hang.
+// TestHangingReportsDoNotHoldBackOthers covers 100 hanging reports before one that does not hang.
 func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 	const broken = 100
 	synctest.Test(t, func(t *testing.T) {
@@ -181,7 +181,7 @@ func newKnowing(tb testing.TB, evacuations, host []runtime.Object) *Controller {
 	return c
 }
 
-// TestFailedSurgesAreTriedAgain has reasons to decline that only end with the time.
+// TestFailedSurgesAreTriedAgain covers reasons to decline that only end with the time.
 func TestFailedSurgesAreTriedAgain(t *testing.T) {
 	refusedFor := func(declined int) func(*situation) {
 		return func(s *situation) {

@@ -81,8 +81,8 @@ func TestHighestScore(t *testing.T) {
 	}
 }
 
-// TestProgressThatIsHeldBackIsReportedLater has progress shortly after the last report: only a pod
-// without a report gets one immediately.
+// TestProgressThatIsHeldBackIsReportedLater covers progress shortly after the last report: only a
+// pod without a report gets one immediately.
 func TestProgressThatIsHeldBackIsReportedLater(t *testing.T) {
 	s := at(9*time.Second, newDeployment(4, recorded(2, 4, web0, "uid-web-1-web-1"), surging("2")),
 		newTestPod("web-0", leaves(ours), minOne(4, 2), reported(8*time.Second)), newTestPod("web-1", leaves(ours), minOne(4, 2)),

@@ -195,8 +195,8 @@ func TestWarningsAreSentOnceForEachText(t *testing.T) {
 	is.True(t, warnings == 2, "sent %d warnings, want 2", warnings)
 }
 
-// TestPodsThatWereTriedRest has pods that are blocked after their turns, until the owner fixes the
-// reason.
+// TestPodsThatWereTriedRest covers pods that are blocked after their turns, until the owner fixes
+// the reason.
 func TestPodsThatWereTriedRest(t *testing.T) {
 	takesUp := func(d decision) bool { return len(d.reports) == 1 && d.reports[0].takesUp }
 	ends := func(name string, s situation) memory {
