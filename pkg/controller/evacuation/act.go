@@ -19,8 +19,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/loop"
 )
 
-// act applies a decision: first it withdraws evictions that must not be sent any more, then it
-// writes the status, and then it does what depends on the new status.
+// act applies a decision: it withdraws evictions that must not be sent any more, then writes the
+// status, and then takes the actions that depend on the new status.
 func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	key := keyOf(s.evacuation)
 	if !d.evict {
@@ -32,7 +32,8 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	}
 	wrote := evacuation != s.evacuation
 	if wrote {
-		// Send the events now: if a later step fails, the next decision does not have them.
+		// Send the events now: if a later step fails, the next sync does not decide on these events
+		// again.
 		c.send(evacuation, d.events)
 	}
 	if d.evict {
@@ -56,7 +57,7 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	return nil
 }
 
-// writeStatus writes the desired status if it differs, and returns the resulting Evacuation.
+// writeStatus writes the desired status if it differs, and returns the Evacuation with that status.
 func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (*v1alpha1.Evacuation, error) {
 	before := &s.evacuation.Status
 	if equality.Semantic.DeepEqual(*before, d.status) {
@@ -84,10 +85,10 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 	return evacuation, nil
 }
 
-// releaseEvacuation removes the finalizers that are to be released and deletes the object. Both
-// writes fail if the object has changed since the decision, so that a new instigator is not
-// overlooked. The deletion does not wait for dependents: with a finalizer on one, a user could keep
-// the object forever.
+// releaseEvacuation removes the finalizers that are to be released and deletes the Evacuation. Both
+// writes fail if the Evacuation has changed since the decision, so that a new instigator is not
+// overlooked. The deletion does not wait for dependents: with a finalizer on a dependent, a user
+// could keep the Evacuation forever.
 func (c *Controller) releaseEvacuation(ctx context.Context, evacuation *v1alpha1.Evacuation, which release) error {
 	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
 	kept := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(finalizer string) bool {

@@ -12,7 +12,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestDecideNodeAgent covers static pods, which only the node agent of their node can stop.
+// TestDecideNodeAgent covers static pods. Only the node agent of their node can stop them.
 func TestDecideNodeAgent(t *testing.T) {
 	const agent, silent = v1alpha1.EvacuatorClassKubelet, "EvacuatorNotProgressing"
 	wasSilent := withCondition(v1alpha1.ConditionBlocked, silent, 0)

@@ -20,30 +20,31 @@ import (
 )
 
 const (
-	// overdueAfter is how long a pod may still exist after the end of its grace period. The kubelet
-	// needs a moment to report that it has stopped.
+	// overdueAfter is how long after the end of its grace period a pod may still exist. The kubelet
+	// needs a moment to report that the pod has stopped.
 	overdueAfter = 30 * time.Second
-	// stoppingShownAfter is how long a pod has to be stopping before its Evacuation reports it.
-	// Most pods stop sooner, which saves the status write.
+	// stoppingShownAfter is the time that a pod has been stopping for when its Evacuation begins to
+	// report it. Most pods stop sooner, and then this status write is not needed.
 	stoppingShownAfter = 5 * time.Second
 	// reasonNotBlocked is the reason of Blocked=False, except while the pod waits or is stopping.
 	reasonNotBlocked = "NotBlocked"
 )
 
-// eventPerText are the reasons for which each change of the message is an event. The messages of
-// the other reasons contain numbers that change often.
+// eventPerText are the reasons for which an event is sent whenever the message changes. The
+// messages of all other reasons contain numbers that change often.
 var eventPerText = []string{
 	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError,
 	v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetPodsCordoned,
 }
 
-// blockedCheck returns the reason and the message of the condition Blocked if one cause applies,
-// otherwise nil. A reason that does not block the pod makes the condition False. If the cause may
-// begin to apply without an event, the check sets wake.
+// blockedCheck returns the reason and the message of the condition Blocked if its cause applies to
+// the pod, otherwise nil. A reason that does not block the pod makes the condition False. If the
+// cause may begin to apply without an event, the check sets wake.
 type blockedCheck func(*decision, situation) *eviction.Blocker
 
-// blockedChecks decide the condition Blocked of an Evacuation that is not complete: the first one
-// that applies does. The reasons of the eviction queue are in blocked.go of package eviction.
+// blockedChecks are the checks for an Evacuation that is not complete. The first check that returns
+// a blocker sets the condition Blocked. The reasons of the eviction queue are in blocked.go of
+// package eviction.
 var blockedChecks = []blockedCheck{
 	(*decision).cannotBeReleased,  // EvictionError
 	(*decision).heldAndNotAsked,   // not blocked
@@ -75,14 +76,14 @@ func (d *decision) decideBlocked(s situation) {
 	d.setBlocked(s, notBlocked)
 }
 
-// notBlocked clears the condition, and asBefore leaves it as it is.
+// notBlocked makes the condition False, and asBefore keeps the stored condition.
 var (
 	notBlocked = eviction.Blocker{Reason: reasonNotBlocked}
 	asBefore   = eviction.Blocker{}
 )
 
-// setBlocked sets the condition Blocked. If an Evacuation was never blocked, the condition is not
-// added.
+// setBlocked sets the condition Blocked. It does not add the condition while the Evacuation has
+// never been blocked.
 func (d *decision) setBlocked(s situation, b eviction.Blocker) {
 	before := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked)
 	if b == asBefore || b == notBlocked && (before == nil || before.Reason == reasonNotBlocked) {
@@ -104,9 +105,10 @@ func (d *decision) setBlocked(s situation, b eviction.Blocker) {
 	}
 }
 
-// isInherited reports whether a blocker is the stored one, which the eviction queue repeats until
-// it knows more. Another version of the server may have stored it with a reason that this version
-// does not know. The pod then counts as blocked because the stored status is True.
+// isInherited reports whether a blocker is the stored one. The eviction queue returns the stored
+// blocker until it has tried the pod. Another version of the server may have stored it with a
+// reason that this version does not know. The pod then counts as blocked because the stored status
+// is True.
 func isInherited(s situation, b eviction.Blocker) bool {
 	stored := blockerOf(&s.evacuation.Status)
 	return stored != nil && *stored == b
@@ -121,7 +123,8 @@ func blockerOf(status *v1alpha1.EvacuationStatus) *eviction.Blocker {
 	return &eviction.Blocker{Reason: blocked.Reason, Message: blocked.Message}
 }
 
-// cannotBeReleased reports a cancelled Evacuation whose finalizers cannot be removed.
+// cannotBeReleased returns the blocker of a cancelled Evacuation whose finalizers cannot be
+// removed.
 func (d *decision) cannotBeReleased(s situation) *eviction.Blocker {
 	switch {
 	case d.release == releaseNone:
@@ -136,8 +139,8 @@ func (d *decision) cannotBeReleased(s situation) *eviction.Blocker {
 	}
 }
 
-// heldAndNotAsked reports no blocker if foreign finalizers keep the Evacuation, but no maintenance
-// asks the pod to leave any more: the pod stays.
+// heldAndNotAsked returns notBlocked if foreign finalizers keep the Evacuation, but no maintenance
+// drains the pod any more: the pod stays.
 func (d *decision) heldAndNotAsked(s situation) *eviction.Blocker {
 	if !isDeadButHeld(s.evacuation) || s.targeted {
 		return nil
@@ -147,8 +150,9 @@ func (d *decision) heldAndNotAsked(s situation) *eviction.Blocker {
 
 func isStopping(s situation) bool { return s.pod.DeletionTimestamp != nil }
 
-// stopsOnDeadNode reports a stopping pod on an unreachable node. It comes before the other checks
-// of stopping pods: otherwise a pod with a long grace period would have no reason for hours.
+// stopsOnDeadNode returns the blocker of a stopping pod on an unreachable node. It runs before the
+// other checks of stopping pods: otherwise a pod with a long grace period would have no reason for
+// hours.
 func (d *decision) stopsOnDeadNode(s situation) *eviction.Blocker {
 	if !isStopping(s) || !s.nodeUnreachable {
 		return nil
@@ -156,7 +160,8 @@ func (d *decision) stopsOnDeadNode(s situation) *eviction.Blocker {
 	return unreachable(s)
 }
 
-// keptByFinalizer reports a pod that has stopped and cannot be deleted.
+// keptByFinalizer returns the blocker of a pod that has stopped and cannot be deleted because of
+// its finalizers.
 func (d *decision) keptByFinalizer(s situation) *eviction.Blocker {
 	if !d.isOverdue(s) || len(s.pod.Finalizers) == 0 {
 		return nil
@@ -179,7 +184,7 @@ func (d *decision) doesNotStop(s situation) *eviction.Blocker {
 	}
 }
 
-// isOverdue reports whether a pod should have stopped.
+// isOverdue reports whether a terminating pod should have stopped by now.
 func (d *decision) isOverdue(s situation) bool {
 	if !isStopping(s) {
 		return false
@@ -192,8 +197,8 @@ func (d *decision) isOverdue(s situation) bool {
 	return true
 }
 
-// stopsForLong reports a pod that has been stopping for longer than --long-grace. A shorter grace
-// period is never Blocked, since its end is near and known.
+// stopsForLong returns the blocker of a pod that has been stopping for longer than --long-grace. A
+// pod with a shorter grace period is not blocked, since the end of the period is near and known.
 func (d *decision) stopsForLong(s situation) *eviction.Blocker {
 	since, known := stoppingSince(s)
 	long := since.Add(s.longGrace)
@@ -213,7 +218,8 @@ func (d *decision) stopsForLong(s situation) *eviction.Blocker {
 	}
 }
 
-// stops reports the end of the grace period of a stopping pod.
+// stops returns the end of the grace period of a stopping pod as the message. The pod is not
+// blocked.
 func (d *decision) stops(s situation) *eviction.Blocker {
 	if !isStopping(s) {
 		return nil
@@ -227,7 +233,7 @@ func (d *decision) stops(s situation) *eviction.Blocker {
 	}
 	message := fmt.Sprintf("The pod is stopping until %s, the end of its grace period.", s.pod.DeletionTimestamp.UTC().Format(time.RFC3339))
 	if d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction {
-		// While an evacuator is active, only the evacuator sets the message.
+		// While an evacuator is active, only that evacuator sets the message.
 		d.status.Message = message
 	}
 	return &eviction.Blocker{Reason: v1alpha1.ReasonPodStopping, Message: message}
@@ -242,8 +248,8 @@ func stoppingSince(s situation) (since time.Time, known bool) {
 	return s.pod.DeletionTimestamp.Add(-time.Duration(*grace) * time.Second), true
 }
 
-// held names the foreign finalizers that keep an Evacuation. They do not keep the pod on its node:
-// it is evicted within its budget if a maintenance still asks it to leave.
+// held returns a blocker that names the foreign finalizers of an Evacuation. They do not keep the
+// pod on its node: the pod is evicted within its budget if a maintenance still drains it.
 func (d *decision) held(s situation) *eviction.Blocker {
 	if !isDeadButHeld(s.evacuation) {
 		return nil
@@ -262,7 +268,7 @@ func (d *decision) held(s situation) *eviction.Blocker {
 	return b
 }
 
-// unknownToQueue keeps the condition until the eviction queue has the pod.
+// unknownToQueue keeps the stored condition until the eviction queue has tried the pod.
 func (d *decision) unknownToQueue(s situation) *eviction.Blocker {
 	if !d.evict || s.eviction.Known {
 		return nil
@@ -270,8 +276,8 @@ func (d *decision) unknownToQueue(s situation) *eviction.Blocker {
 	return &asBefore
 }
 
-// refused reports why the eviction queue cannot evict the pod. If a budget is closed because of
-// maintenances, the message names them.
+// refused returns the reason why the eviction queue cannot evict the pod. If the budget allows no
+// disruption because of maintenances, the message names them.
 func (d *decision) refused(s situation) *eviction.Blocker {
 	if !d.evict || s.eviction.Blocker == nil {
 		return nil
@@ -289,15 +295,16 @@ func (d *decision) refused(s situation) *eviction.Blocker {
 	return &found
 }
 
-// keptBy returns a sentence for the message if a DaemonSet pod is kept, because its budget has
-// allowed no disruption for too long. The maintenance counts such a pod as kept after the status
-// write.
+// keptBy returns a sentence for the message if a DaemonSet pod is kept because its budget has
+// allowed no disruption for too long. The nodemaintenance controller counts such a pod as kept
+// after this status write.
 func (d *decision) keptBy(s situation, budgetReason string) string {
 	since := s.now
 	blocked := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked)
 	if blocked != nil && blocked.Status == metav1.ConditionTrue {
 		if !wording.RemedyFor(blocked.Reason).OfBudget {
-			// Until now another cause blocked the pod: the patience with its budget begins now.
+			// Another cause has blocked the pod until now. The time for which its budget may allow
+			// no disruption begins now.
 			blocked.LastTransitionTime = *protocol.Timestamp(s.now)
 		}
 		since = blocked.LastTransitionTime.Time
@@ -306,11 +313,12 @@ func (d *decision) keptBy(s situation, budgetReason string) string {
 		d.wakeAt(at)
 		return ""
 	}
-	return " The pod is kept on its node since " + since.UTC().Format(time.RFC3339) +
-		" and does not block the drain. It is evicted if the budget opens."
+	return " The pod has been kept on its node since " + since.UTC().Format(time.RFC3339) +
+		" and does not block the drain. It will be evicted when the budget allows it."
 }
 
-// waits reports why a pod that is not blocked waits for its eviction, if the queue has a message.
+// waits returns the message of the queue about a pod that waits for its eviction and is not
+// blocked.
 func (d *decision) waits(s situation) *eviction.Blocker {
 	if !d.evict || s.nodeUnreachable || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction {
 		return nil
@@ -318,13 +326,13 @@ func (d *decision) waits(s situation) *eviction.Blocker {
 	return &eviction.Blocker{Reason: v1alpha1.ReasonPodWaits, Message: s.eviction.Message}
 }
 
-// waitsFor reports whether a class is active and the pod is not to be evicted now.
+// waitsFor reports whether a class is active and the pod must not be evicted now.
 func (d *decision) waitsFor(class string) bool {
 	return !d.evict && d.status.ActiveEvacuatorClass == class
 }
 
-// mustStay reports why the evacuator of Deployments neither replaces the pod nor lets it be
-// evicted.
+// mustStay returns the reason why the evacuator of Deployments neither replaces the pod nor allows
+// its eviction.
 func (d *decision) mustStay(s situation) *eviction.Blocker {
 	switch {
 	case s.standing == nil:
@@ -338,8 +346,8 @@ func (d *decision) mustStay(s situation) *eviction.Blocker {
 	return nil
 }
 
-// waitsForSurge reports a pod whose replacement has made no progress for the surge timeout. It
-// quotes the evacuator's report.
+// waitsForSurge returns the blocker of a pod whose replacement has made no progress for the surge
+// timeout. The message quotes the evacuator's report.
 func (d *decision) waitsForSurge(s situation) *eviction.Blocker {
 	if !d.waitsFor(v1alpha1.EvacuatorClassDeployment) {
 		return nil
@@ -363,9 +371,9 @@ func (d *decision) waitsForSurge(s situation) *eviction.Blocker {
 	return &eviction.Blocker{Reason: v1alpha1.ReasonSurgePending, Message: message}
 }
 
-// surgePendingAt returns when the evacuator of Deployments has made no progress for the surge
-// timeout. The evacuator stops reporting when the replacement makes no progress. If the surge
-// timeout does not end within the deadline, half of the deadline counts.
+// surgePendingAt returns the time at which the evacuator of Deployments has made no progress for
+// the surge timeout. The evacuator stops reporting when the replacement makes no progress. If the
+// surge timeout is not shorter than the deadline, half of the deadline is used instead.
 func surgePendingAt(s situation, deadline deadline) time.Time {
 	at := deadline.since.Add(s.surgeTimeout)
 	if !at.Before(deadline.at) {
@@ -374,8 +382,9 @@ func surgePendingAt(s situation, deadline deadline) time.Time {
 	return s.patientUntil(at, min(s.surgeTimeout, longestGrace)/2, v1alpha1.ReasonSurgePending)
 }
 
-// patientUntil returns when an evacuator has made no progress for too long. As with its deadline, a
-// new leader gives it time to report first, but keeps the condition that the previous leader set.
+// patientUntil returns the time from which an evacuator without progress is reported with the given
+// reason. A new leader first allows the grace for a report, unless the previous leader has already
+// set the condition.
 func (s situation) patientUntil(at time.Time, grace time.Duration, reason string) time.Time {
 	was := blockerOf(&s.evacuation.Status)
 	if served := s.servingSince.Add(grace); at.Before(served) && (was == nil || was.Reason != reason) {
@@ -384,8 +393,8 @@ func (s situation) patientUntil(at time.Time, grace time.Duration, reason string
 	return at
 }
 
-// evacuatorIsSilent reports an active evacuator that has sent no report for half of its deadline:
-// early enough for a user to fix it before the next one becomes active.
+// evacuatorIsSilent returns the blocker of an active evacuator that has sent no report for half of
+// its deadline: early enough for a user to fix the evacuator before the next one becomes active.
 func (d *decision) evacuatorIsSilent(s situation) *eviction.Blocker {
 	active := d.status.ActiveEvacuatorClass
 	deadline := d.deadline(s)
@@ -416,7 +425,8 @@ func (d *decision) evacuatorIsSilent(s situation) *eviction.Blocker {
 	return b
 }
 
-// keepsComingBack reports a pod that is not evicted for a while because such pods keep returning.
+// keepsComingBack returns the blocker of a pod that is not evicted for a while because pods like it
+// keep returning.
 func (d *decision) keepsComingBack(s situation) *eviction.Blocker {
 	if !d.waitsFor(v1alpha1.EvacuatorClassEviction) || s.podType != v1alpha1.PodTypeDefault {
 		return nil
@@ -426,7 +436,8 @@ func (d *decision) keepsComingBack(s situation) *eviction.Blocker {
 	return recreated(s, until)
 }
 
-// hasNoEvacuator reports a pod that an eviction does not remove.
+// hasNoEvacuator returns the blocker of a pod that an eviction does not remove, such as a static
+// pod.
 func (d *decision) hasNoEvacuator(s situation) *eviction.Blocker {
 	if !d.waitsFor(v1alpha1.EvacuatorClassEviction) {
 		return nil
@@ -443,8 +454,8 @@ func (d *decision) hasNoEvacuator(s situation) *eviction.Blocker {
 	return b
 }
 
-// waitsOnDeadNode reports an unreachable node, if an eviction can remove the pod and nothing else
-// blocks it. Pods of other types wait for an evacuator, whose silence evacuatorIsSilent reports.
+// waitsOnDeadNode returns the blocker of an unreachable node, if an eviction can remove the pod and
+// nothing else blocks it. Pods that need an evacuator are reported by evacuatorIsSilent.
 func (d *decision) waitsOnDeadNode(s situation) *eviction.Blocker {
 	if !s.nodeUnreachable || s.podType != v1alpha1.PodTypeDefault {
 		return nil
@@ -452,8 +463,8 @@ func (d *decision) waitsOnDeadNode(s situation) *eviction.Blocker {
 	return unreachable(s)
 }
 
-// unreachable returns the blocker of a pod whose kubelet does not respond, whatever else the pod
-// waits for: the pod cannot leave without its kubelet.
+// unreachable returns the blocker of a pod whose kubelet does not respond. It applies whatever else
+// the pod waits for: the pod cannot leave without its kubelet.
 func unreachable(s situation) *eviction.Blocker {
 	grace := ""
 	if ends := s.pod.DeletionTimestamp; ends != nil {

@@ -57,12 +57,12 @@ func newEvacuation(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	}, mods...)
 }
 
-// upForEviction is an Evacuation in which the eviction is active.
+// upForEviction returns an Evacuation whose active class is eviction.
 func upForEviction(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	return build.With(newEvacuation(active(evict)), mods...)
 }
 
-// turnOfA is an Evacuation in which the only evacuator is active.
+// turnOfA returns an Evacuation whose only evacuator is active.
 func turnOfA(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	return build.With(newEvacuation(withEvacuators(classA), active(classA)), mods...)
 }
@@ -115,7 +115,8 @@ func withCondition(conditionType, reason string, at time.Duration) func(*v1alpha
 	})
 }
 
-// newMaintenance drains all nodes. It has no targets yet, so no message names it.
+// newMaintenance returns a maintenance that drains all nodes. It has no targets yet, so no message
+// names it.
 func newMaintenance() *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "all", UID: "all", ResourceVersion: "1"},
@@ -148,7 +149,7 @@ func terminatingUntil(at time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.DeletionTimestamp = after(at) }
 }
 
-// stoppingFor makes the pod terminate at the start, with a grace period.
+// stoppingFor makes a pod terminate since start, with a grace period.
 func stoppingFor(grace time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = after(grace), ptr.To(int64(grace.Seconds()))

@@ -57,8 +57,8 @@ func TestNoEvacuationOutlivesItsTTL(t *testing.T) {
 	}
 }
 
-// TestCompleteEvacuationsOfANamespaceAreBounded: a tenant leaves 250 complete Evacuations behind
-// within the TTL.
+// TestCompleteEvacuationsOfANamespaceAreBounded: within the TTL, 250 Evacuations of one namespace
+// become complete.
 func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 	for name, tt := range map[string]struct{ pods, want int }{
 		"a namespace without pods":   {0, 100},
@@ -84,8 +84,8 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 			w := newWorld(t, 0, left(0), pods...)
 			for i := 1; i < 250; i++ {
 				must.Do(w, w.api.client.Tracker().Add(left(i)))
-				// The fake watch has room for a hundred events, and deletions of surplus
-				// Evacuations are events, too.
+				// The fake watch buffers a hundred events, and the deletion of a surplus Evacuation
+				// is an event, too.
 				if synctest.Wait(); i%25 == 0 {
 					<-time.After(surplusCheck)
 					synctest.Wait()
@@ -108,7 +108,7 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 	}
 }
 
-// countedIndexer counts the objects that ByIndex returns.
+// countedIndexer counts the objects that its ByIndex returns.
 type countedIndexer struct {
 	cache.Indexer
 	read int
@@ -120,8 +120,8 @@ func (c *countedIndexer) ByIndex(name, value string) ([]any, error) {
 	return objects, err
 }
 
-// TestManyCompleteEvacuationsAreCheap: a sync of a complete Evacuation does not read the others of
-// its namespace, and each surplus one is enqueued once.
+// TestManyCompleteEvacuationsAreCheap: a sync of a complete Evacuation does not read the other
+// Evacuations of its namespace, and each surplus Evacuation is enqueued once.
 func TestManyCompleteEvacuationsAreCheap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 2000

@@ -1,18 +1,22 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package evacuation hands each Evacuation from evacuator to evacuator and, when none is left,
-// evicts the pod through a queue.
+// Package evacuation makes the evacuators of each Evacuation active, one after the other. After the
+// last one, it evicts the pod through a queue.
 //
-// A sync gathers all inputs, decides with a pure function, and acts. All state that a new leader
-// needs is in the status of the objects.
+// A sync gathers all inputs, decides with a pure function, and acts. A new leader finds all state
+// that it needs in the status of the objects.
 //
-// Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
-// without it they are read live), which pods of a namespace are down (down; read again) and which
-// nodes they are limited to (pins; read again), the surplus complete Evacuations of a namespace
-// (surplus; found again), the Evacuations whose writes fail (failures; reported a minute later) or
-// hang (hung; they hang once more), and when the pods of Evacuations were created and which of them
-// had returned (arrivals; a new leader starts to count again).
+// These records are kept in memory and may be lost at any time:
+//
+//   - departed: the pods that a watch has reported as deleted. Other pods are read live.
+//   - down and pins: the pods of a namespace that are down, and the nodes that they are limited to.
+//     They are read again.
+//   - surplus: the surplus complete Evacuations of a namespace. They are found again.
+//   - failures: the Evacuations whose writes fail. They are reported a minute later.
+//   - hung: the Evacuations whose writes hang. One more sync of each hangs.
+//   - arrivals: when the pods of Evacuations were created, and which of them had returned. A new
+//     leader counts from zero.
 package evacuation
 
 import (
@@ -57,17 +61,18 @@ const (
 	DefaultEvacuatorStartDeadline = 5 * time.Minute
 )
 
-// withdrawalPatience is how soon an Evacuation is reconciled again if no maintenance asks for it
-// any more and it is not withdrawn yet.
+// withdrawalPatience is the time after which an Evacuation is reconciled again if no maintenance
+// drains its pod any more and the nodemaintenance controller has not withdrawn it yet.
 const withdrawalPatience = time.Second
 
 const (
-	// syncTimeout is the deadline of one sync: a webhook may hang for up to 30 s, and the
-	// Evacuations of other namespaces wait for a worker.
+	// syncTimeout is the deadline of one sync. A webhook may hang for up to 30 s, and Evacuations
+	// of other namespaces wait for the same workers.
 	syncTimeout = 5 * time.Second
-	// hangsAfter is how long a sync that fails has to take to count as hanging. Such an Evacuation
-	// is reconciled by hangingWorkers, with hangingTimeout as the deadline of a sync: a webhook
-	// with failurePolicy Ignore lets the write pass after its own timeout.
+	// hangsAfter is the minimum time after which a failed sync counts as hanging. Such an
+	// Evacuation is reconciled by hangingWorkers, with hangingTimeout as the deadline of a sync. It
+	// is longer because a webhook with failurePolicy Ignore lets the write pass after its own
+	// timeout.
 	hangsAfter     = time.Second
 	hangingTimeout = 30 * time.Second
 	hangingWorkers = 2
@@ -77,16 +82,16 @@ const (
 type Config struct {
 	// Cluster has the clients and the caches.
 	Cluster *host.Cluster
-	// Selection knows which maintenances select the node of a pod.
+	// Selection has the maintenances that select the node of a pod.
 	Selection *selection.Selection
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
-	// Liveness tracks what the workers are busy with; nil disables tracking.
+	// Liveness tracks which item each worker processes; nil disables tracking.
 	Liveness *loop.Tracker
 	// CompletedTTL is how long Evacuations are kept after their pod has left; 0 means the default.
 	CompletedTTL time.Duration
-	// EvacuatorStartDeadline is the time that an evacuator has for its first report; 0 means the
-	// default.
+	// EvacuatorStartDeadline is the time within which an evacuator has to send its first report; 0
+	// means the default.
 	EvacuatorStartDeadline time.Duration
 	// EvictionPolicy defines how evictions are sent; the zero value means the default.
 	EvictionPolicy eviction.Policy
@@ -96,9 +101,9 @@ type Config struct {
 	// before the condition Blocked reports SurgePending. It must not block. Nil means
 	// protocol.DefaultSurgeTimeout for all pods.
 	SurgeTimeout func(pod *corev1.Pod) time.Duration
-	// Standing returns why a pod must not leave, nil if there is no reason. class is the active
-	// class: the evacuator of Deployments or eviction. It must not block. Nil means that every pod
-	// may leave.
+	// Standing returns the reason why a pod must not leave, nil if there is no reason. class is the
+	// active class: the evacuator of Deployments or eviction. It must not block. Nil means that
+	// every pod may leave.
 	Standing func(pod *corev1.Pod, class string) *eviction.Blocker
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means the default.
@@ -157,7 +162,8 @@ type Controller struct {
 	longGrace      time.Duration
 	surgeTimeout   func(*corev1.Pod) time.Duration
 	standing       func(*corev1.Pod, string) *eviction.Blocker
-	// servingSince is set before the first worker starts.
+	// servingSince is the time at which this leader started. It is set before the first worker
+	// starts.
 	servingSince time.Time
 
 	evacuationLister  maintenancelisters.EvacuationLister
@@ -166,29 +172,30 @@ type Controller struct {
 	pods              *podcache.Pods
 	podLister         corelisters.PodLister
 	nodeLister        corelisters.NodeLister
-	// holders finds the maintenances that select a node.
+	// holders returns the maintenances that select a node.
 	holders      holds.Index
 	budgetLister policylisters.PodDisruptionBudgetLister
 	synced       []cache.InformerSynced
 
-	// queue has the keys of Evacuations. A key without a name means: count the complete Evacuations
-	// of the namespace.
+	// queue has the keys of Evacuations. A key without a name makes a worker count the complete
+	// Evacuations of the namespace.
 	queue *loop.Queue[types.NamespacedName]
-	// hanging has the Evacuations whose last sync hung, so that the others do not wait for them.
+	// hanging has the Evacuations whose last sync hung, so that other Evacuations do not wait for
+	// them.
 	hanging *loop.Queue[types.NamespacedName]
-	// departed are the pods whose deletion a watch has reported, so that syncs need not ask the API
-	// server. A UID is never reused.
+	// departed are the pods whose deletion a watch has reported. Without it, a sync would have to
+	// read each of them from the API server. A UID is never reused.
 	departed loop.Memory[types.UID, struct{}]
 	arrivals arrivals
 	// surplus has, by namespace, the complete Evacuations that are to be deleted before the end of
 	// their TTL. Any replica can find them again.
 	surplus loop.Memory[string, sets.Set[types.UID]]
-	// failures are the Evacuations that cannot be reconciled, and why; hung are those of them whose
-	// last reconciliation took long.
+	// failures are the Evacuations that cannot be reconciled, with the error. hung are the failed
+	// Evacuations whose last sync took long.
 	failures *loop.Failures[types.NamespacedName]
 	hung     loop.Memory[types.NamespacedName, struct{}]
-	// down has the pods that are down, by namespace, and pins the nodes to which pods without a
-	// node are limited. Both are read again after a moment.
+	// down has the pods of each namespace that are down. pins has the nodes that pods without a
+	// node are limited to. Both are valid for a moment, then they are read again.
 	down loop.Memory[string, knownDown]
 	pins loop.Memory[types.NamespacedName, *knownPin]
 }
@@ -231,16 +238,17 @@ func New(config Config) (*Controller, error) {
 		return nil, fmt.Errorf("queue of evictions: %w", err)
 	}
 	c.evictions = queue
-	// No handler: a change of a maintenance needs no sync. Only the cache has to be synced, for
-	// deadlines.
+	// A change of a maintenance enqueues nothing, so there is no handler. Only the deadlines need
+	// the cache.
 	c.synced = append(c.synced, maintenances.Informer().HasSynced, config.Selection.HasSynced)
 	return c, c.watch(evacuations.Informer(), config.Cluster.Nodes.Informer(), config.Cluster.Pods)
 }
 
 // isWanted reports whether, according to the caches, the pod of an Evacuation still has to be
-// evicted. If only maintenances asked for it, one of them must still drain the node of the pod: the
-// nodemaintenance controller needs a moment to withdraw many Evacuations, and after a change of the
-// leader it may start later than this one. Until then the Evacuation is reconciled repeatedly.
+// evicted. If all instigators are maintenances, one of them must still drain the node of the pod.
+// The nodemaintenance controller needs a moment to withdraw many Evacuations, and after a change of
+// the leader it may start later than this controller. Until the Evacuation is withdrawn, it is
+// reconciled repeatedly.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
 	switch {
@@ -252,7 +260,7 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 		c.queue.AddAfter(r.Evacuation, withdrawalPatience)
 		return false
 	case r.ReplacedFirst && c.mustStay(r):
-		// The reason is newer than the last decision.
+		// The pod got a reason to stay after the last decision. Decide again.
 		c.queue.Add(r.Evacuation)
 		return false
 	}
@@ -282,7 +290,7 @@ func (c *Controller) isDrained(r eviction.Request) bool {
 	return c.holders.Any(pod.Spec.NodeName, v1alpha1.IsDraining)
 }
 
-// isHeldAndTargeted reports whether a maintenance still asks for the pod of an Evacuation that only
+// isHeldAndTargeted reports whether a maintenance still drains the pod of an Evacuation that only
 // foreign finalizers keep.
 func (c *Controller) isHeldAndTargeted(evacuation *v1alpha1.Evacuation) bool {
 	if !isDeadButHeld(evacuation) {
@@ -331,9 +339,9 @@ func (c *Controller) evacuations() []*v1alpha1.Evacuation {
 	return evacuations
 }
 
-// sync reconciles an Evacuation, unless its last sync hung, or counts the complete ones of a
-// namespace. No Evacuation is reconciled by both queues at the same time: it changes the queue only
-// at the end of its sync.
+// sync reconciles an Evacuation, unless its last sync hung, or counts the complete Evacuations of a
+// namespace. The two queues never reconcile the same Evacuation at the same time, since an
+// Evacuation moves to the other queue only at the end of its sync.
 func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	if key.Name == "" {
 		return c.findSurplus(key.Namespace)
@@ -387,9 +395,9 @@ func (c *Controller) reconcile(ctx context.Context, key types.NamespacedName) er
 	return c.act(ctx, s, d)
 }
 
-// noteOutcome sends an event, once per text, about an error that prevents the reconciliation of an
-// Evacuation, and records whether the sync took long. A conflict is neither a failure nor a
-// success.
+// noteOutcome sends an event about an error that prevents the reconciliation of an Evacuation, and
+// records whether the sync took long. It sends one event for each error text. A conflict is neither
+// a failure nor a success.
 func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, err error, tookLong bool) {
 	if err == nil {
 		c.failures.Forget(key)
@@ -421,7 +429,7 @@ func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, 
 		fmt.Sprintf("Evacuation of pod %s failed and will be retried: %s", evacuation.Spec.PodRef.Name, failure.Text)}})
 }
 
-// hangs reports whether the last reconciliation of an Evacuation took long before it failed.
+// hangs reports whether the last sync of an Evacuation took long and failed.
 func (c *Controller) hangs(key types.NamespacedName) bool {
 	_, hung := c.hung.Get(key)
 	return hung

@@ -47,7 +47,7 @@ func TestEvictionTakesFourWrites(t *testing.T) {
 }
 
 // A user has cancelled a drain, and the nodemaintenance controller has not withdrawn the Evacuation
-// yet, as after a change of the leader.
+// yet, which can happen after a change of the leader.
 func TestPodIsNotEvictedForAMaintenanceThatIsOver(t *testing.T) {
 	tests := map[string]struct {
 		change  func(*v1alpha1.NodeMaintenance)
@@ -131,7 +131,7 @@ func TestCancelled(t *testing.T) {
 	tests := map[string]struct {
 		finalizers []string
 		withdraw   func(*v1alpha1.Evacuation)
-		// wantLeft are the remaining finalizers if the object is not deleted.
+		// wantLeft are the finalizers that remain if the Evacuation is not deleted.
 		wantLeft []string
 	}{
 		"the last instigator withdraws":      {[]string{ours}, withFinalizers(), nil},
@@ -231,9 +231,9 @@ func TestPodThatIsNotInTheCache(t *testing.T) {
 	tests := map[string]struct {
 		// live are the pods in the API.
 		live []runtime.Object
-		// broken: the API returns an error.
+		// broken makes the API return an error.
 		broken bool
-		// notify passes events to the controller.
+		// notify sends events to the controller.
 		notify  func(*Controller)
 		wantPod bool
 		wantErr bool

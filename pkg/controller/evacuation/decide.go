@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// longestGrace is the maximum time that evacuators get to report to a new leader before it
-	// makes the next one active.
+	// longestGrace is the maximum time for which a new leader waits for reports of the active
+	// evacuators before it makes the next ones active.
 	longestGrace = 5 * time.Minute
-	// standingRetry is how often a pod that must not be evicted is checked again.
+	// standingRetry is the time after which a pod that must not be evicted is checked again.
 	standingRetry = 10 * time.Second
 )
 
@@ -34,53 +34,55 @@ type situation struct {
 	pod *corev1.Pod
 	// podType is the type of the pod.
 	podType v1alpha1.PodType
-	// nodeUnreachable: the kubelet of the pod's node does not respond.
+	// nodeUnreachable is set if the kubelet of the pod's node does not respond.
 	nodeUnreachable bool
-	// targeted: the drain has reached the pod on its node. It is only set for the evacuators that
-	// wait for that, and for Evacuations that foreign finalizers keep.
+	// targeted is set if the drain has reached the pod on its node. It is only determined for
+	// evacuators that wait for that, and for Evacuations that foreign finalizers keep.
 	targeted bool
-	// replaced: the DaemonSet would recreate an evicted pod on its node immediately.
+	// replaced is set if the DaemonSet would immediately recreate an evicted pod on its node.
 	replaced bool
-	// comebacks is how often pods like this one were recreated on the node after their evacuation.
+	// comebacks counts how often pods like this one were recreated on the node after their
+	// evacuation.
 	comebacks comebacks
 	// eviction is the state of the pod's eviction, if it was requested.
 	eviction eviction.State
-	// servingSince is when this leader started.
+	// servingSince is the time at which this leader started.
 	servingSince time.Time
 	// completedTTL is how long Evacuations are kept after their pod has left.
 	completedTTL time.Duration
-	// startDeadline is the time that an evacuator has for its first report.
+	// startDeadline is the time within which an evacuator has to send its first report.
 	startDeadline time.Duration
 	// surgeTimeout is how long the evacuator of Deployments may make no progress with this pod
-	// before that is reported as blocked.
+	// before the pod is reported as blocked.
 	surgeTimeout time.Duration
-	// standing is why the pod, which waits for the evacuator of Deployments or its eviction, must
-	// not leave; nil if there is no reason.
+	// standing is the reason why the pod, which waits for the evacuator of Deployments or its
+	// eviction, must not leave; nil if there is no reason.
 	standing *eviction.Blocker
 	// budgetPatience is how long the budget of a DaemonSet pod may allow no disruption before the
 	// pod is kept.
 	budgetPatience time.Duration
 	// longGrace is how long a terminating pod may be stopping before it is reported as blocked.
 	longGrace time.Duration
-	// standoff explains why the budget allows no disruption, if maintenances are the cause;
-	// otherwise nil.
+	// standoff explains that the budget allows no disruption because of maintenances; it is nil if
+	// there is another cause.
 	standoff *eviction.Blocker
-	// surplus: the namespace has too many complete Evacuations, and this is one of the oldest.
+	// surplus is set if the namespace has too many complete Evacuations and this is one of the
+	// oldest.
 	surplus bool
-	// failure is the error with which writes of the Evacuation have failed for a while; "" if they
+	// failure is the error with which writes of the Evacuation have failed for a while, "" if they
 	// succeed.
 	failure string
 }
 
-// release is the set of finalizers to remove.
+// release determines which finalizers to remove.
 type release int
 
 const (
-	// releaseNone: the Evacuation stays.
+	// releaseNone keeps the Evacuation.
 	releaseNone release = iota
-	// releaseAll: the finalizers of all instigators are removed and the object is deleted.
+	// releaseAll removes the finalizers of all instigators and deletes the Evacuation.
 	releaseAll
-	// releaseDue: all finalizers are removed and the object is deleted.
+	// releaseDue removes all finalizers and deletes the Evacuation.
 	releaseDue
 )
 
@@ -88,17 +90,17 @@ const (
 type decision struct {
 	// status is the desired status.
 	status v1alpha1.EvacuationStatus
-	// evict: the pod has to be evicted, after the status is written.
+	// evict is set if the pod has to be evicted after the status write.
 	evict   bool
 	release release
-	// handedOver: another class has become active.
+	// handedOver is set if another class has become active.
 	handedOver bool
-	// wake is when to reconcile again without an event; zero means never.
+	// wake is the time at which to reconcile again without an event; zero means never.
 	wake   time.Time
 	events []event
 }
 
-// decide evaluates the five steps of the protocol; the first one that applies determines the
+// decide goes through the five steps of the protocol. The first step that applies determines the
 // decision.
 func decide(s situation) decision {
 	d := decision{status: *s.evacuation.Status.DeepCopy()}
@@ -120,8 +122,9 @@ func isFinished(pod *corev1.Pod) bool {
 }
 
 // decideRelease releases an Evacuation that is over: immediately if no user needs to see it,
-// otherwise after the TTL, or earlier if the namespace has too many. After the TTL it also removes
-// foreign finalizers: they could keep any number of Evacuations, which no quota of pods limits.
+// otherwise after the TTL, or earlier if the namespace has too many complete Evacuations. After the
+// TTL it also removes foreign finalizers. Otherwise they could keep any number of Evacuations,
+// since the quota for pods does not limit them.
 func (d *decision) decideRelease(s situation) {
 	complete := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionComplete)
 	expiry := complete.LastTransitionTime.Add(s.completedTTL)
@@ -146,8 +149,8 @@ func (d *decision) decidePodLeft(s situation) {
 	d.decideRelease(s)
 }
 
-// decideCancel releases the Evacuation of a pod that may stay. It does not complete it first: a new
-// Evacuation must be able to use the name immediately.
+// decideCancel releases the Evacuation of a pod that may stay, without the status of a complete
+// Evacuation: the name must be free for a new Evacuation immediately.
 func (d *decision) decideCancel(s situation) {
 	if isDeadButHeld(s.evacuation) {
 		d.decideHeld(s)
@@ -162,13 +165,13 @@ func (d *decision) decideCancel(s situation) {
 	d.events = append(d.events, event{corev1.EventTypeNormal, EventCancelled, actionCancel, fmt.Sprintf("The evacuation of pod %s is cancelled: %s.", s.evacuation.Spec.PodRef.Name, why)})
 }
 
-// heldCheck is how often an Evacuation that foreign finalizers keep is reconciled without an event:
-// this controller does not watch whether a maintenance still asks for the pod.
+// heldCheck is the interval at which an Evacuation that foreign finalizers keep is reconciled
+// without an event: this controller does not watch whether a maintenance still drains its pod.
 const heldCheck = time.Minute
 
 // foreignHolders returns the finalizers that keep an Evacuation which is being deleted and has no
-// instigator. The name of an Evacuation is canonical: while these keep it, no new one for the same
-// pod can be created.
+// instigator. The Evacuations of a pod all have the same name. So no new Evacuation for the pod can
+// be created while these finalizers exist.
 func foreignHolders(evacuation *v1alpha1.Evacuation) []string {
 	if evacuation.DeletionTimestamp == nil || protocol.HasInstigator(evacuation.Finalizers) {
 		return nil
@@ -185,16 +188,16 @@ func hasForeignFinalizer(evacuation *v1alpha1.Evacuation) bool {
 	})
 }
 
-// isDeadButHeld reports whether an Evacuation is over for its instigators and evacuators and only
-// foreign finalizers keep it.
+// isDeadButHeld reports whether an Evacuation is over for its instigators and evacuators, and only
+// foreign finalizers keep the object.
 func isDeadButHeld(evacuation *v1alpha1.Evacuation) bool {
 	return len(foreignHolders(evacuation)) > 0 && !protocol.IsComplete(evacuation) &&
 		evacuation.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid
 }
 
 // decideHeld makes sure that foreign finalizers do not keep the pod on its node: if a maintenance
-// still asks the pod to leave, the pod is evicted within its budget, and the message names the
-// finalizers. Otherwise nothing is done and the pod stays.
+// still drains the pod, the pod is evicted within its budget, and the message names the finalizers.
+// Otherwise the pod stays.
 func (d *decision) decideHeld(s situation) {
 	d.countFailedEvictions(s)
 	d.wakeAt(s.now.Add(heldCheck))
@@ -203,15 +206,16 @@ func (d *decision) decideHeld(s situation) {
 	d.decideBlocked(s)
 }
 
-// decideTurn decides which class is active and, if that is eviction, whether to evict the pod.
+// decideTurn decides which class is active and, if that class is eviction, whether to evict the
+// pod.
 func (d *decision) decideTurn(s situation) {
 	withdrawn := protocol.IsWithdrawn(s.evacuation)
 	switch active := d.status.ActiveEvacuatorClass; {
 	case active == "" && !withdrawn:
 		d.handOver(s, "")
 	case !isEvacuator(s.evacuation, active):
-		// The active class is eviction, which is the last one, or not in the spec: no evacuator is
-		// left either way.
+		// The active class is eviction, which is the last class, or is not in the spec. In both
+		// cases no evacuator is left.
 		if withdrawn {
 			d.endCancelled(s, "no evacuator is left")
 			return
@@ -229,8 +233,8 @@ func (d *decision) decideTurn(s situation) {
 			d.handOver(s, why)
 		}
 	}
-	// The deadline of the new evacuator starts now. That of a node agent may have passed: it stays
-	// active until it reports.
+	// The deadline of the new evacuator starts now. That deadline may already have passed for a
+	// node agent. The agent stays active until it reports.
 	if isEvacuator(s.evacuation, d.status.ActiveEvacuatorClass) {
 		if at := d.deadline(s).at; s.now.Before(at) {
 			d.wakeAt(at)
@@ -243,14 +247,14 @@ func (d *decision) decideTurn(s situation) {
 }
 
 // isUpForEviction reports whether no evacuator is left and the pod may be evicted as the last
-// resort. It may not while its Deployment can create no other pod.
+// resort. While the Deployment cannot create another pod, the pod must not be evicted.
 func (d *decision) isUpForEviction(s situation) bool {
 	return d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction && s.podType == v1alpha1.PodTypeDefault && s.standing == nil
 }
 
-// isRequested reports whether the DaemonSet evacuator requests the eviction of its pod, which it
-// does by a report with an expected finish time. From then on the queue determines the blocker, and
-// the evacuator has no deadline.
+// isRequested reports whether the DaemonSet evacuator requests the eviction of its pod. The
+// evacuator does so by a report with an expected finish time. From then on the queue determines the
+// blocker, and the evacuator has no deadline.
 func (d *decision) isRequested(s situation) bool {
 	return d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDaemonSet && !d.status.ActiveEvacuatorCompleted &&
 		d.status.ExpectedEvacuationFinishTime != nil && s.podType == v1alpha1.PodTypeDaemonSet && s.targeted
@@ -260,10 +264,11 @@ func isEvacuator(evacuation *v1alpha1.Evacuation, class string) bool {
 	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e v1alpha1.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
-// reasonToGiveUp returns why the next evacuator becomes active; "" if the current one stays active.
+// reasonToGiveUp returns the reason why the next evacuator becomes active, "" if the current
+// evacuator stays active.
 func (d *decision) reasonToGiveUp(s situation) string {
 	if d.status.ActiveEvacuatorCompleted {
-		// The report is quoted for people; nothing depends on its text.
+		// The report is quoted for users. No decision depends on its text.
 		if said := protocol.OneLine(d.status.Message, protocol.MaxMessage/4); said != "" {
 			return fmt.Sprintf("reported completion (%q), but the pod still exists", said)
 		}
@@ -283,16 +288,16 @@ func (d *decision) reasonToGiveUp(s situation) string {
 	return fmt.Sprintf("has not started within %s", deadline.length)
 }
 
-// deadline is the time until which the active evacuator has to report.
+// deadline is the time by which the active evacuator has to report.
 type deadline struct {
-	// since is when it last reported or became active.
+	// since is the time at which the evacuator last reported or became active.
 	since  time.Time
 	at     time.Time
 	length time.Duration
-	// reported: the evacuator has reported since it became active.
+	// reported is set if the evacuator has reported since it became active.
 	reported bool
 	// runs is false while the evacuator has to wait for the drain to reach the pod, or for the
-	// eviction that it requested. Then at is when to move the start of the deadline.
+	// eviction that it requested. Then at is the time at which the deadline is restarted.
 	runs bool
 }
 
@@ -303,8 +308,9 @@ func (d *decision) deadline(s situation) deadline {
 		runs: !waitsForDrain(turn.Class) || s.targeted && !d.isRequested(s),
 	}
 	if !result.runs {
-		// Restart the deadline after half of it, so that enough time is left whenever the drain
-		// reaches the pod, but not within a second: timestamps have whole seconds.
+		// The drain may reach the pod at any time, and the evacuator needs enough time from then
+		// on. So restart the deadline when half of it has passed, but after at least a second:
+		// timestamps have whole seconds.
 		result.at = result.since.Add(max(result.length/2, time.Second))
 		return result
 	}
@@ -321,8 +327,8 @@ func waitsForDrain(class string) bool {
 }
 
 // onlyAgentCanAct reports whether the active evacuator is the node agent of a static pod, has not
-// declined, and is the last one. Nothing could remove the pod after it, since an eviction stops no
-// static pod: the agent stays active, so that it continues when it is back.
+// declined, and is the last one. Only the agent can remove the pod, since an eviction does not stop
+// a static pod. So the agent stays active, and continues when it runs again.
 func (d *decision) onlyAgentCanAct(s situation) bool {
 	class := d.status.ActiveEvacuatorClass
 	return class == v1alpha1.EvacuatorClassKubelet && !d.status.ActiveEvacuatorCompleted &&
@@ -335,9 +341,9 @@ func (d *decision) restartClock(s situation) {
 	d.status.ActiveEvacuatorSince = protocol.Timestamp(s.now)
 }
 
-// handOver makes the next evacuator active. why is what happened to the previous one. There is no
-// event if the previous one reported completion: the status names the active class, and the event
-// of the eviction has the reason.
+// handOver makes the next evacuator active. why describes what happened to the previous evacuator.
+// handOver sends no event if the previous evacuator reported completion: the status names the
+// active class, and the event of the eviction has the reason.
 func (d *decision) handOver(s situation, why string) {
 	from := d.status.ActiveEvacuatorClass
 	to := protocol.Next(s.evacuation.Spec.Evacuators, from)
@@ -350,8 +356,8 @@ func (d *decision) handOver(s situation, why string) {
 	d.status.EvacuationCancellationPolicy = v1alpha1.EvacuationCancellationPolicyAllow
 	account := fmt.Sprintf("%s %s", from, why)
 	if from == "" {
-		// The API server sets the first active evacuator when it stores a new Evacuation, but not
-		// on this one.
+		// The API server sets the first active evacuator when it stores a new Evacuation. It did
+		// not do so for this one.
 		account = "no evacuator was active before"
 	}
 	d.status.Message = turnMessage(to, account)
@@ -362,7 +368,7 @@ func (d *decision) handOver(s situation, why string) {
 	}
 }
 
-// endCancelled ends an Evacuation that could not be cancelled while its evacuator worked on it. It
+// endCancelled ends an Evacuation that could not be cancelled while its evacuator was active. It
 // does not evict the pod, since no instigator requests it.
 func (d *decision) endCancelled(s situation, why string) {
 	message := fmt.Sprintf("Cancelled: no instigator requests the evacuation any more, and %s.", why)
@@ -380,8 +386,8 @@ func (d *decision) complete(s situation, reason, message string) {
 	d.countFailedEvictions(s)
 }
 
-// countFailedEvictions copies the queue's count, which starts from the stored one and so is never
-// lower.
+// countFailedEvictions copies the count of the queue. The queue starts counting at the stored
+// value, so the copied value is never lower.
 func (d *decision) countFailedEvictions(s situation) {
 	d.status.FailedEvictionCounter = max(d.status.FailedEvictionCounter, s.eviction.FailedEvictions)
 }
@@ -392,20 +398,22 @@ func (d *decision) wakeAt(t time.Time) {
 	}
 }
 
-// turnMessage returns the message of a hand-over, truncated to the limit of the API.
+// turnMessage returns the message about a class that becomes active, truncated to the limit of the
+// API.
 func turnMessage(class, account string) string {
 	return wording.Cut(protocol.TurnMessage(class, account), protocol.MaxMessage)
 }
 
-// isForPeople reports whether a decision has a message or an event for the owner of the pod. The
-// maintenance is only looked up if it has one: the lookup iterates over the nodes of all draining
+// isForPeople reports whether a decision has a message or an event for the owner of the pod. Only
+// then is the maintenance determined, since that iterates over the nodes of all draining
 // maintenances.
 func (d *decision) isForPeople() bool {
 	return d.handedOver || len(d.events) > 0
 }
 
-// mention adds the maintenance that asks the pod to leave to the message of a hand-over and to the
-// events, except events about a cancellation: no maintenance asks for the pod then.
+// mention adds the maintenance that drains the pod to the message about the new active class and to
+// the events. It does not add it to events about a cancellation: then no maintenance drains the
+// pod.
 func (d *decision) mention(nm *v1alpha1.NodeMaintenance) {
 	if nm == nil {
 		return
@@ -422,7 +430,7 @@ func (d *decision) mention(nm *v1alpha1.NodeMaintenance) {
 }
 
 // quoteQueue copies the queue's message about a pod that waits and is not blocked. While an
-// evacuator is active, the message belongs to the evacuator.
+// evacuator is active, only that evacuator sets the message.
 func (d *decision) quoteQueue(s situation) {
 	if !d.evict || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction {
 		return

@@ -24,10 +24,11 @@ import (
 // outcome has the parts of a decision that the tables compare.
 type outcome struct {
 	Active string
-	// Since and Progress are the times of the hand-over and of the last report, since the start.
+	// Since is when the class became active, Progress the time of the last report, both counted
+	// from start.
 	Since    time.Duration
 	Progress time.Duration
-	// Policy is Allow unless a table says otherwise.
+	// Policy is Allow unless a test case sets another value.
 	Policy          v1alpha1.EvacuationCancellationPolicy
 	Completed       bool
 	Complete        string
@@ -80,7 +81,7 @@ type decideTest struct {
 	mod        func(*situation)
 	at         time.Duration
 	want       outcome
-	// says is a part of the message of the status.
+	// says is a part of the message in the status.
 	says string
 }
 

@@ -11,18 +11,18 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
-// Reasons of the events of this controller. A pod that leaves without problems gets one event: why
-// it left.
+// Reasons of the events of this controller. A pod that leaves without problems gets one event, with
+// the reason why it left.
 const (
 	// EventCancelled: no instigator requests the evacuation any more.
 	EventCancelled = "EvacuationCancelled"
 	// EventHandedOver: the next evacuator became active, although the previous one did not report
 	// completion.
 	EventHandedOver = "EvacuatorHandedOver"
-	// EventBlocked: something keeps the pod from leaving. Sent when the reason changes.
+	// EventBlocked: the pod cannot leave. The event is sent when the reason changes.
 	EventBlocked = "EvacuationBlocked"
-	// EventEvicted: the API server accepted the eviction of a pod. Names the maintenance that the
-	// pod leaves for. About the pod.
+	// EventEvicted: the API server accepted the eviction of a pod. The event names the maintenance
+	// that drains the pod, and is about the pod.
 	EventEvicted = "Evicted"
 )
 
@@ -32,8 +32,8 @@ const (
 	actionEvacuate = "Evacuate"
 )
 
-// event is an unsent event about the pod of an Evacuation. It is about the pod and not about the
-// Evacuation, because the owners of the pod see it there.
+// event is an unsent event about the pod of an Evacuation. It is not about the Evacuation, because
+// the owners of the pod look for events of the pod.
 type event struct {
 	eventType, reason, action, note string
 }
@@ -41,8 +41,8 @@ type event struct {
 func (c *Controller) send(evacuation *v1alpha1.Evacuation, events []event) {
 	pod := evacuation.Spec.PodRef
 	for _, e := range events {
-		// References instead of objects: they have a kind even if the scheme of the recorder does
-		// not know it.
+		// References instead of objects: a reference has a kind even if the scheme of the recorder
+		// does not have the type.
 		c.recorder.Eventf(
 			&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: evacuation.Namespace, Name: pod.Name, UID: pod.UID},
 			&corev1.ObjectReference{
@@ -53,8 +53,8 @@ func (c *Controller) send(evacuation *v1alpha1.Evacuation, events []event) {
 	}
 }
 
-// sendEvicted sends the event that a pod is evicted, and for which maintenance. It needs no status
-// write. protected reports whether a budget selects the pod.
+// sendEvicted sends the event that a pod is evicted, and for which maintenance. It does not depend
+// on a status write. protected reports whether a budget selects the pod.
 func (c *Controller) sendEvicted(pod *corev1.Pod, protected bool) {
 	note := "The pod is evicted. No disruption budget selects it."
 	if protected {

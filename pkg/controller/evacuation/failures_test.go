@@ -83,10 +83,10 @@ func TestEvacuationThatCannotBeReleasedIsBlocked(t *testing.T) {
 	})
 }
 
-// hangs is part of the names of Evacuations whose webhook does not answer for 10 s.
+// hangs is part of the names of the Evacuations for which a webhook takes 10 s.
 const hangs = "hangs-"
 
-// hanging is a client whose writes of these Evacuations hang.
+// hanging is a client whose writes of Evacuations with hangs in their names hang.
 type hanging struct {
 	versioned.Interface
 	answers *atomic.Bool
@@ -154,7 +154,7 @@ func TestHangingWritesDoNotHoldBackOthers(t *testing.T) {
 		go func() {
 			for {
 				select {
-				case <-w.events.Events: // the recorder has too little room
+				case <-w.events.Events: // the buffer of the recorder is full
 				case <-t.Context().Done():
 					return
 				}

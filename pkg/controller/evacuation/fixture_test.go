@@ -88,7 +88,7 @@ func (a *fakeAPI) update(action clienttesting.Action) (bool, runtime.Object, err
 	return true, updated, a.store(updated)
 }
 
-// store writes an Evacuation. The caller holds the lock.
+// store writes an Evacuation. The caller must have the lock.
 func (a *fakeAPI) store(evacuation *v1alpha1.Evacuation) error {
 	a.version++
 	evacuation.ResourceVersion = strconv.Itoa(a.version)
@@ -137,7 +137,7 @@ func (a *fakeAPI) written() []string {
 	return slices.Clone(a.writes)
 }
 
-// fakeHost evicts from the fake host cluster.
+// fakeHost sends evictions to the fake host cluster.
 type fakeHost struct {
 	client *fake.Clientset
 	mu     sync.Mutex
@@ -160,7 +160,7 @@ func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod
 	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// answer sets the answer to evictions, and returns the previous one.
+// answer sets the response to evictions, and returns the previous one.
 func (h *fakeHost) answer(evict func(*policyv1.Eviction) error) func(*policyv1.Eviction) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -169,7 +169,7 @@ func (h *fakeHost) answer(evict func(*policyv1.Eviction) error) func(*policyv1.E
 	return before
 }
 
-// refuse is the answer of a closed budget.
+// refuse is the response of a budget that allows no disruption.
 func refuse(*policyv1.Eviction) error {
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
@@ -193,14 +193,15 @@ type world struct {
 	host   *fakeHost
 	events *events.FakeRecorder
 	target *v1alpha1.Evacuation
-	// accept is the default answer to evictions, which deletes the pod.
+	// accept is the default response to evictions. It deletes the pod.
 	accept func(*policyv1.Eviction) error
-	// answers: writes of Evacuations with hangs in their names no longer hang.
+	// answers makes writes of Evacuations with hangs in their names succeed immediately.
 	answers atomic.Bool
 }
 
-// newWorld starts a controller at start plus at. An eviction deletes the pod. If the objects have
-// no maintenance, one that drains all nodes is added. The test runs in a bubble of synctest.
+// newWorld starts a controller at the time start plus at. An eviction deletes the pod. If objects
+// has no maintenance, newWorld adds one that drains all nodes. The test must run in a bubble of
+// synctest.
 func newWorld(
 	t *testing.T, at time.Duration, evacuation *v1alpha1.Evacuation, objects ...runtime.Object,
 ) *world {
@@ -223,7 +224,7 @@ func newWorldWith(
 			inHost = append(inHost, object)
 		}
 	}
-	// A bubble begins at start.
+	// The clock of a bubble begins at start.
 	var clock informertest.Clock
 	clock.Step(at)
 	w := &world{
@@ -267,7 +268,8 @@ func (w *world) get() *v1alpha1.Evacuation {
 	return evacuation
 }
 
-// until waits in steps for a condition of the stored Evacuation, which is nil after its deletion.
+// until checks a condition of the stored Evacuation after each step, until it is met. The argument
+// is nil if the Evacuation was deleted.
 func (w *world) until(what string, step time.Duration, condition func(*v1alpha1.Evacuation) bool) {
 	w.Helper()
 	if !informertest.Until(step, func() bool { return condition(w.get()) }) {

@@ -82,8 +82,8 @@ func isReplaced(pod *corev1.Pod, node *corev1.Node) bool {
 	return !drainplan.IsTainted(node) || drainplan.Kept(pod, v1alpha1.PodTypeDaemonSet, node, builtIn) != ""
 }
 
-// comebacks counts how often the pod was recreated on its node. It skips terminating pods, and pods
-// that are older than all Evacuations that may still exist.
+// comebacks counts how often the pod was recreated on its node. It returns zero for terminating
+// pods, and for pods that are older than all Evacuations that may still exist.
 func (c *Controller) comebacks(evacuation *v1alpha1.Evacuation, pod *corev1.Pod) (comebacks, error) {
 	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
 		return comebacks{}, nil
@@ -103,7 +103,7 @@ func (c *Controller) comebacks(evacuation *v1alpha1.Evacuation, pod *corev1.Pod)
 
 // pod returns the Evacuation's pod, or nil if the pod certainly no longer exists. A pod that is
 // missing in the cache may still exist: Evacuations come from another API server, so the cache of
-// pods may be behind.
+// pods may be older.
 func (c *Controller) pod(ctx context.Context, evacuation *v1alpha1.Evacuation) (*corev1.Pod, error) {
 	ref := evacuation.Spec.PodRef
 	pod, err := c.podLister.Pods(evacuation.Namespace).Get(ref.Name)
@@ -133,8 +133,8 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) v1alpha1.PodType {
 	if node != nil {
 		return drainplan.TypeOf(pod, node.UID)
 	}
-	// Without its node, a mirror pod cannot be distinguished from a fake one. Treat it as a mirror
-	// pod, which is not evicted.
+	// Without its node, a mirror pod cannot be distinguished from a fake mirror pod. Treat it as a
+	// mirror pod, which is not evicted.
 	var claimed types.UID
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		claimed = owner.UID
@@ -142,7 +142,7 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) v1alpha1.PodType {
 	return drainplan.TypeOf(pod, claimed)
 }
 
-// askedBy returns the maintenance that asks the pod to leave its node now, or nil.
+// askedBy returns the maintenance that drains the pod from its node now, or nil.
 func (c *Controller) askedBy(pod *corev1.Pod) (*v1alpha1.NodeMaintenance, error) {
 	node, err := c.nodeLister.Get(pod.Spec.NodeName)
 	if err != nil {

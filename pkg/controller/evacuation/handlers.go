@@ -19,7 +19,7 @@ func keyOf(evacuation *v1alpha1.Evacuation) types.NamespacedName {
 	return types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}
 }
 
-// keyOfPod returns the key of the only Evacuation that a pod may have.
+// keyOfPod returns the key of the Evacuation of a pod. A pod has at most one.
 func keyOfPod(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
 }
@@ -79,8 +79,8 @@ func (c *Controller) podChanged(old, pod *corev1.Pod) {
 
 func (c *Controller) podGone(obj any) {
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		// The deletion was inferred from a list and not seen by the watch: the sync asks the API
-		// server.
+		// The informer inferred the deletion from a list and did not get the event: the sync reads
+		// the pod from the API server.
 		if pod, ok := tombstone.Obj.(*corev1.Pod); ok {
 			c.enqueueFor(pod)
 		}
@@ -91,7 +91,7 @@ func (c *Controller) podGone(obj any) {
 		return
 	}
 	key := keyOfPod(pod)
-	// Only if the Evacuation still exists: no later event would remove the entry of a deleted one.
+	// Only if the Evacuation still exists: otherwise no later event would remove the entry.
 	c.departed.Change(pod.UID, func(struct{}, bool) (struct{}, bool) {
 		_, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 		return struct{}{}, err == nil

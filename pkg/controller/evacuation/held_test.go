@@ -40,7 +40,7 @@ func asking(name string, node *corev1.Node) *v1alpha1.NodeMaintenance {
 
 func TestDecideHeld(t *testing.T) {
 	const held = "EvacuationHeld"
-	// heldBack returns an Evacuation without instigators that a finalizer keeps.
+	// heldBack returns an Evacuation without instigators that is kept by a finalizer.
 	heldBack := func(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 		e := upForEviction(deleting, withFinalizers(foreign))
 		return build.With(e, mods...)

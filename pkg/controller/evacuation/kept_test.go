@@ -121,7 +121,7 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 				},
 			})
 			message := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked).Message
-			if got := strings.Contains(message, "is kept on its node since 2000-01-01T00:00:00Z"); got != tt.want {
+			if got := strings.Contains(message, "has been kept on its node since 2000-01-01T00:00:00Z"); got != tt.want {
 				t.Errorf("got %q", message)
 			}
 			e.Status = d.status
@@ -133,7 +133,7 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 	}
 }
 
-// TestPatienceWithABudgetBeginsWithTheBudget: another cause blocks a DaemonSet pod for 20 minutes,
+// TestPatienceWithABudgetBeginsWithTheBudget: for 20 minutes another cause blocks a DaemonSet pod,
 // and then its budget allows no disruption.
 func TestPatienceWithABudgetBeginsWithTheBudget(t *testing.T) {
 	for _, before := range []string{
@@ -167,7 +167,7 @@ func TestPatienceWithABudgetBeginsWithTheBudget(t *testing.T) {
 					t.Errorf("got IsKeptByBudget %t at %s, want %t", got, step.at, step.want)
 				}
 				message := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked).Message
-				if got := strings.Contains(message, "is kept on its node since 2000-01-01T00:20:00Z"); got != step.want {
+				if got := strings.Contains(message, "has been kept on its node since 2000-01-01T00:20:00Z"); got != step.want {
 					t.Errorf("got message %q at %s", message, step.at)
 				}
 			}

@@ -50,7 +50,7 @@ var (
 	})
 )
 
-// Initialize all series: an alert on a metric that does not exist never fires.
+// Initialize all series: an alert does not fire on a metric that does not exist.
 var completeReasons = []string{v1alpha1.ReasonPodDeleted, v1alpha1.ReasonPodTerminated, v1alpha1.ReasonCancelled}
 
 // shownReasons are the reasons for which the last publishBlocked wrote a sample.
@@ -73,7 +73,7 @@ func publishBlocked(evacuations []*v1alpha1.Evacuation) {
 	}
 	shownReasonsLock.Lock()
 	defer shownReasonsLock.Unlock()
-	// Not Reset: a scrape at the same time would miss the samples.
+	// Do not call Reset: a concurrent scrape would miss the samples.
 	counted := sets.KeySet(counts)
 	for reason := range shownReasons.Difference(counted) {
 		evacuationsBlocked.Delete(map[string]string{"reason": reason})

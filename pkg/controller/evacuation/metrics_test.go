@@ -16,8 +16,8 @@ import (
 // ofOlderServer is a reason that this version of the server does not know.
 const ofOlderServer = "BudgetsHoldEachOther"
 
-// TestBlockedMetricForgetsUnknownReasons: a reason of an older server has no sample any more after
-// the last Evacuation with it.
+// TestBlockedMetricForgetsUnknownReasons: the sample of a reason of an older server disappears with
+// the last Evacuation that has the reason.
 func TestBlockedMetricForgetsUnknownReasons(t *testing.T) {
 	registerMetrics()
 	publishBlocked([]*v1alpha1.Evacuation{

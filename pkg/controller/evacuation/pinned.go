@@ -22,25 +22,26 @@ import (
 )
 
 // The users of a namespace determine how many pods wait for a budget, and what their pods claim and
-// select. These limits bound the reads and the computation for them.
+// select. These limits bound the reads and the computation that these pods cause.
 const (
 	// maxPinned is the maximum number of pods without a node that are read for one budget.
 	maxPinned = 3
-	// maxClaims is the maximum number of claims of such a pod. One with more counts as a pod that
-	// may run anywhere.
+	// maxClaims is the maximum number of claims of such a pod. A pod with more claims is treated as
+	// one that may run anywhere.
 	maxClaims = 16
-	// maxRequirements is the same limit for the terms, requirements and values of its node affinity
-	// and of its volumes, all of which may be compared with every node.
+	// maxRequirements is the maximum number of terms, requirements and values of the node affinity
+	// of such a pod and of its volumes together. Each of them may be compared with every node.
 	maxRequirements = 500
-	// pinTimeout is how long the reads for one budget may take together.
+	// pinTimeout is the time limit of all reads for one budget together.
 	pinTimeout = 2 * time.Second
 )
 
-// knownPin is the result of readPin for a pod without a node, or the pending read. It is kept for a
-// moment: the cache of pods has neither node selectors nor volumes.
+// knownPin is the result of readPin for a pod without a node, or the read that is still running. It
+// is reused for a moment: the cache of pods has neither node selectors nor volumes, so each use
+// would read the pod again.
 type knownPin struct {
-	// done is closed when the pod has been read. After that, pod is the result, nil if the pod may
-	// start on another node.
+	// done is closed when the pod has been read. After that, pod is the result; it is nil if the
+	// pod may start on another node.
 	done chan struct{}
 	pod  *downPod
 	at   time.Time
@@ -59,8 +60,8 @@ func isUnschedulable(pod *corev1.Pod) bool {
 	return false
 }
 
-// pinned returns those of the given pods, which have no node, that can only run on cordoned nodes
-// that maintenances hold, such as members of a StatefulSet with local volumes. It skips pods that
+// pinned returns the pods that can only run on cordoned nodes which maintenances hold, such as
+// members of a StatefulSet with local volumes. The given pods have no node. It omits pods that
 // cannot be read.
 func (c *Controller) pinned(ctx context.Context, pods []types.NamespacedName) []downPod {
 	ctx, cancel := context.WithTimeout(ctx, pinTimeout)
@@ -75,7 +76,7 @@ func (c *Controller) pinned(ctx context.Context, pods []types.NamespacedName) []
 }
 
 func (c *Controller) pin(ctx context.Context, key types.NamespacedName) *downPod {
-	// Not the time when the sync began: it may have waited for other reads since.
+	// Do not use the time at which the sync began: it may have waited for other reads since.
 	now := c.clock.Now()
 	c.pins.Sweep(func(known *knownPin) bool { return now.Sub(known.at) >= standoffCheck/2 })
 	var known *knownPin

@@ -35,7 +35,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// volumeOn returns a local PersistentVolume on a node and the claim data, which is bound to it.
+// volumeOn returns a local PersistentVolume on a node, and the claim data that is bound to it.
 func volumeOn(node string) []runtime.Object {
 	return []runtime.Object{
 		&corev1.PersistentVolumeClaim{
@@ -48,7 +48,7 @@ func volumeOn(node string) []runtime.Object {
 	}
 }
 
-// claiming gives a pod a volume for each of the claims.
+// claiming adds a volume to a pod for each of the claims.
 func claiming(claims ...string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		for i, claim := range claims {
@@ -59,7 +59,7 @@ func claiming(claims ...string) func(*corev1.Pod) {
 	}
 }
 
-// named gives a node the label with its name.
+// named adds the label with its name to a node.
 func named(node *corev1.Node) *corev1.Node {
 	node.Labels = map[string]string{corev1.LabelHostname: node.Name}
 	return node
@@ -75,8 +75,8 @@ func unscheduled(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
 	return build.With(p, mods...)
 }
 
-// TestPodThatCanOnlyRunOnAHeldNode covers the missing member of a StatefulSet: it is on no node,
-// and the maintenance holds the only node that it can run on.
+// TestPodThatCanOnlyRunOnAHeldNode covers the missing member of a StatefulSet. It has no node, and
+// the maintenance holds the only node that it can run on.
 func TestPodThatCanOnlyRunOnAHeldNode(t *testing.T) {
 	claiming := claiming("data")
 	selecting := func(node string) func(*corev1.Pod) {
@@ -114,7 +114,7 @@ func TestPodThatCanOnlyRunOnAHeldNode(t *testing.T) {
 	}
 }
 
-// slowHost is a host cluster in which a read takes some time, and ends early with its context.
+// slowHost is a host cluster in which a read takes some time, and is aborted when its context ends.
 type slowHost struct {
 	objects map[string]runtime.Object
 	takes   time.Duration
@@ -140,9 +140,9 @@ func (h *slowHost) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// waitingFor returns a function that returns why the budget web is closed, for which pod web-1
-// waits. Its other pods have no node, and maintenance beta holds node-8. The controller has
-// goroutines, so it is created outside of a bubble.
+// waitingFor returns a function that explains why the budget web allows no disruption. Pod web-1
+// waits for that budget, the other pods of the budget have no node, and maintenance beta holds
+// node-8. Create the controller outside of a bubble, since it starts goroutines.
 func waitingFor(t *testing.T, host *slowHost, healthy int32, pods ...*corev1.Pod) func(context.Context) *eviction.Blocker {
 	t.Helper()
 	client := fake.NewClientset()
@@ -178,7 +178,7 @@ func waitingFor(t *testing.T, host *slowHost, healthy int32, pods ...*corev1.Pod
 }
 
 // TestReadsOfPodsWithoutANodeAreLimited: the users of a namespace determine what the pods of a
-// budget claim and select, and every pod that waits for the budget causes the reads.
+// budget claim and select, and every pod that waits for the budget causes these reads.
 func TestReadsOfPodsWithoutANodeAreLimited(t *testing.T) {
 	requiring := func(values ...string) *corev1.NodeSelector {
 		return build.Labelled(corev1.LabelHostname, values...)
@@ -203,7 +203,7 @@ func TestReadsOfPodsWithoutANodeAreLimited(t *testing.T) {
 	for name, tt := range map[string]struct {
 		pods    []*corev1.Pod
 		healthy int32
-		// on are the nodes of all volumes.
+		// on are the nodes of the volumes.
 		on    []string
 		takes time.Duration
 		calls int32
@@ -250,7 +250,8 @@ func TestReadsOfPodsWithoutANodeAreLimited(t *testing.T) {
 	}
 }
 
-// TestPodsThatWaitForOneBudgetShareItsReads covers several workers ask at the same time.
+// TestPodsThatWaitForOneBudgetShareItsReads: several workers need the pods of a budget at the same
+// time.
 func TestPodsThatWaitForOneBudgetShareItsReads(t *testing.T) {
 	host := &slowHost{takes: time.Second, objects: map[string]runtime.Object{}}
 	ask := waitingFor(t, host, 1, unscheduled("web-2", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "node-8"} }))

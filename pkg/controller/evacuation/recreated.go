@@ -22,17 +22,17 @@ import (
 
 const (
 	// comebacksTolerated is how often a pod may return to the node before the server assumes that a
-	// controller puts it there: the scheduler may still bind a pod that it assigned before the
-	// cordon, and a controller may have been about to create another one.
+	// controller creates it there deliberately. The scheduler may still bind a pod that it assigned
+	// before the cordon, and a controller may have been about to create another pod.
 	comebacksTolerated = 2
 	// firstHold is how long the first pod beyond comebacksTolerated is not evicted. The time
-	// doubles with each further one.
+	// doubles with each further pod.
 	firstHold = 10 * time.Second
 	// longestHold is the maximum of that time.
 	longestHold = 5 * time.Minute
 	// rememberedFor is how long a returned pod counts after it has left. maxRemembered is the
-	// maximum number of such pods per namespace and node whose Evacuations are deleted; more would
-	// not lengthen the wait.
+	// maximum number of these pods per namespace and node that are remembered after their
+	// Evacuations are deleted. More would not increase the wait.
 	rememberedFor = time.Hour
 	maxRemembered = 20
 )
@@ -40,20 +40,21 @@ const (
 // comebacks is how often pods returned to a node.
 type comebacks struct {
 	count int
-	// byNamespace: the pods have other names and labels than this one. They count because they are
-	// in its namespace and were created after the drain had begun.
+	// byNamespace is set if the pods that returned have other names and labels than this one. They
+	// count because they are in its namespace and were created after the drain had begun.
 	byNamespace bool
 }
 
 // countComebacks counts how many pods like this one were evacuated from the node, each created
-// after the evacuation of the previous one. Pods that existed at the same time are siblings that
-// left in one drain and count as one. A deleted pod is like this one if its Evacuation has the same
-// pod name or the same labels.
+// after the evacuation of the previous one. Pods that existed at the same time left in one drain
+// and count as one. A deleted pod is like this one if its Evacuation has the same pod name or the
+// same labels.
 //
-// A client may create each pod with another name, other labels and no owner. So all pods of the
-// namespace that were created after its first Evacuation on the node count instead, if they are
-// more: they all ignore the cordon, and a namespace has few such clients. created has the creation
-// times of deleted pods that this leader has seen.
+// A client may create each pod with another name, other labels and no owner. So countComebacks also
+// counts all pods of the namespace that were created after its first Evacuation on the node, and
+// uses the higher of the two counts. All these pods ignore the cordon, and a namespace has few
+// clients that create such pods. created has the creation times of deleted pods that this leader
+// has observed.
 func countComebacks(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, created map[types.UID]time.Time) comebacks {
 	var left []*v1alpha1.Evacuation
 	for _, e := range evacuations {
@@ -79,7 +80,7 @@ func countComebacks(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, created
 	return comebacks{count: max(own, all), byNamespace: all > own}
 }
 
-// chainOf returns the number of Evacuations that followed each other, each after the end of the
+// chainOf returns the number of Evacuations in a chain, in which each began after the end of the
 // previous one. It returns 0 if the pod was created before the last of them.
 func chainOf(pod *corev1.Pod, left []*v1alpha1.Evacuation) int {
 	count := 0
@@ -111,8 +112,8 @@ func isAlike(pod *corev1.Pod, e *v1alpha1.Evacuation) bool {
 	return e.Spec.PodRef.Name == pod.Name || len(pod.Labels) > 0 && maps.Equal(pod.Labels, e.Labels)
 }
 
-// heldUntil returns the time until which a pod that keeps returning is not evicted; zero if it may
-// be evicted now.
+// heldUntil returns the time until which a pod that keeps returning is not evicted; zero if the pod
+// may be evicted now.
 func heldUntil(s situation) time.Time {
 	if s.comebacks.count <= comebacksTolerated {
 		return time.Time{}
@@ -147,12 +148,12 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 	}
 }
 
-// arrivals records what Evacuations do not contain: when their pods were created, and which pods
-// had returned, also after the complete Evacuations are deleted. A new leader does not know the
-// pods that left before, so it counts pods with other names and labels from zero.
+// arrivals records two things that the existing Evacuations do not show: when their pods were
+// created, and which pods had returned whose Evacuations are deleted. A new leader does not know
+// the pods that left before, so it counts pods with other names and labels from zero.
 type arrivals struct {
 	pods loop.Memory[types.UID, arrival]
-	// past has the pods that had returned and have left, the oldest first.
+	// past has the returned pods that have left, the oldest first.
 	past loop.Memory[place, []departure]
 }
 
@@ -169,8 +170,8 @@ type departure struct {
 	created    time.Time
 }
 
-// add records a pod if matters returns true. It calls matters under the lock, since leave may run
-// at the same time.
+// add records a pod if matters returns true. It calls matters under the lock, since leave may be
+// called at the same time.
 func (a *arrivals) add(pod *corev1.Pod, matters func() bool) {
 	a.pods.Change(pod.UID, func(was arrival, known bool) (arrival, bool) {
 		if !known {
@@ -181,7 +182,7 @@ func (a *arrivals) add(pod *corev1.Pod, matters func() bool) {
 }
 
 // count returns how often pods like this one returned to its node. evacuations are the existing
-// ones of the node.
+// Evacuations of the node.
 func (a *arrivals) count(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, now time.Time) comebacks {
 	created := make(map[types.UID]time.Time, len(evacuations))
 	for _, e := range evacuations {
@@ -203,7 +204,7 @@ func (a *arrivals) count(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, no
 	return counted
 }
 
-// leave records that an Evacuation is deleted.
+// leave records that an Evacuation was deleted.
 func (a *arrivals) leave(e *v1alpha1.Evacuation) {
 	was, _ := a.pods.Get(e.Spec.PodRef.UID)
 	a.pods.Forget(e.Spec.PodRef.UID)

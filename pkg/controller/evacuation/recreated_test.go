@@ -180,8 +180,8 @@ func TestMessageOfARecreatedPodNamesTheOwner(t *testing.T) {
 	}
 }
 
-// TestPodsThatKeepComingAreEvictedSeldom simulates an hour of a client that creates a new pod on
-// the node whenever the previous one has left.
+// TestPodsThatKeepComingAreEvictedSeldom simulates an hour in which a client creates a new pod on
+// the node whenever the previous pod has left.
 func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
 	owned := func(by string) []metav1.OwnerReference {
 		return []metav1.OwnerReference{{Kind: "Job", Name: by, UID: types.UID(by), Controller: ptr.To(true)}}

@@ -17,7 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/bubble"
 )
 
-// TestRemedyOfABudgetThatNeverAllows covers the advice in the condition Blocked: it has the
+// TestRemedyOfABudgetThatNeverAllows covers the advice in the condition Blocked: it mentions the
 // annotation only if the evacuator of Deployments can replace the pod.
 func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 	const annotation = v1alpha1.AnnotationSurge + ": " + v1alpha1.SurgeAlways

@@ -24,42 +24,44 @@ import (
 )
 
 const (
-	// standoffCheck is how often the cause of a closed budget is checked again for a pod that waits
-	// for it.
+	// standoffCheck is the interval at which a waiting pod's budget is checked for a cause again
+	// while it allows no disruption.
 	standoffCheck = time.Minute
-	// factsFresh is how long the pods of a namespace that are down are cached: many pods wait for
-	// the same budget, and a namespace may have thousands of budgets.
+	// factsFresh is how long the list of the pods of a namespace that are down is reused: many pods
+	// wait for the same budget, and a namespace may have thousands of budgets.
 	factsFresh = 10 * time.Second
 )
 
-// refinable are the reasons that maintenances may cause: a valid budget allows no disruption.
+// refinable are the reasons for which maintenances may be the cause: a valid budget allows no
+// disruption.
 var refinable = []string{
 	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonBudgetPodsCordoned,
 }
 
-// downPod is a pod that is not ready and cannot become ready where it is: it is on, or nominated
-// for, a cordoned node that maintenances hold, or has no node.
+// downPod is a pod that is not ready and cannot become ready where it is: it has no node, or is on,
+// or nominated for, a cordoned node that maintenances hold.
 type downPod struct {
 	pod types.NamespacedName
-	// node is the node that the pod is on or, if it is pinned, the first of the cordoned nodes that
-	// it is limited to. It is empty if the scheduler has found no node: where such a pod can run is
-	// only read if its budget is closed.
+	// node is the node that the pod is on. For a pinned pod, it is the first of the cordoned nodes
+	// that the pod is limited to. It is empty if the scheduler has found no node. Where such a pod
+	// can run is determined only if its budget allows no disruption.
 	node   string
 	pinned bool
 	// maintenance is the first maintenance that holds the node.
 	maintenance string
 }
 
-// knownDown has the pods of a namespace that were down at a time, with their labels, by which
-// budgets select them.
+// knownDown has the pods of a namespace that were down at a given time, with their labels, since
+// budgets select pods by label.
 type knownDown struct {
 	pods   []downPod
 	labels []labels.Set
 	at     time.Time
 }
 
-// standoff explains why the budget that blocks a pod allows no disruption, if maintenances are the
-// cause. It reads caches, and a few pods without a node live. It returns nil if a read fails.
+// standoff explains that the budget of the pod allows no disruption because of maintenances. It
+// returns nil if there is another cause, or if a read fails. It reads the caches, and reads a few
+// pods without a node live.
 func (c *Controller) standoff(ctx context.Context, pod *corev1.Pod, state eviction.State, now time.Time) *eviction.Blocker {
 	if state.Blocker == nil || state.Budget.Name == "" || !slices.Contains(refinable, state.Blocker.Reason) {
 		return nil
@@ -76,14 +78,14 @@ func (c *Controller) standoff(ctx context.Context, pod *corev1.Pod, state evicti
 	return explainStandoff(budget, append(down, c.pinned(ctx, unscheduled)...))
 }
 
-// wouldOpen reports whether a budget would allow a disruption if some more of its pods were
-// healthy.
+// wouldOpen reports whether a budget would allow a disruption if the given number of its pods
+// became healthy.
 func wouldOpen(budget *policyv1.PodDisruptionBudget, more int) bool {
 	return more > 0 && budget.Status.CurrentHealthy+int32(more) > budget.Status.DesiredHealthy
 }
 
-// downOf returns the pods of a budget that are down, and those that the scheduler has found no node
-// for.
+// downOf returns the pods of a budget that are down, and the pods of the budget for which the
+// scheduler has found no node.
 func (c *Controller) downOf(budget *policyv1.PodDisruptionBudget, now time.Time) (down []downPod, unscheduled []types.NamespacedName) {
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 	if err != nil {
@@ -110,8 +112,8 @@ func (c *Controller) downOf(budget *policyv1.PodDisruptionBudget, now time.Time)
 	return down, unscheduled
 }
 
-// readDown returns the pods of a namespace that are down, sorted by name. It skips finished and
-// terminating pods: no budget expects them to become ready.
+// readDown returns the pods of a namespace that are down, sorted by name. It omits finished and
+// terminating pods, which no budget expects to become ready.
 func (c *Controller) readDown(namespace string, now time.Time) knownDown {
 	known := knownDown{at: now}
 	pods, err := c.podLister.Pods(namespace).List(labels.Everything())
@@ -156,7 +158,7 @@ func (c *Controller) holderOf(nodeName string) string {
 }
 
 // explainStandoff returns the blocker of a budget that allows no disruption because of its pods
-// that are down, nil if there is another cause.
+// that are down, or nil if there is another cause.
 func explainStandoff(budget *policyv1.PodDisruptionBudget, down []downPod) *eviction.Blocker {
 	if !wouldOpen(budget, len(down)) {
 		return nil

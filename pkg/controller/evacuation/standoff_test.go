@@ -181,8 +181,8 @@ func manyBudgets(t *testing.T) (*Controller, cache.Indexer) {
 	return c, pods
 }
 
-// TestStandoffIsCheapAmongManyBudgets: to find out why a budget is closed must not cost time for
-// each budget of the namespace.
+// TestStandoffIsCheapAmongManyBudgets: the time to find out why a budget allows no disruption must
+// not depend on the number of budgets in the namespace.
 func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 	c, _ := manyBudgets(t)
 	waiting := podOn("web-1", "app-0", "node-0", corev1.ConditionTrue)
@@ -201,7 +201,7 @@ func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 }
 
 // TestPodsThatCountNowhereInAStandoff: finished and terminating pods, and the pod that waits for
-// the budget, are not the reason why the budget is closed.
+// the budget, are not the reason why the budget allows no disruption.
 func TestPodsThatCountNowhereInAStandoff(t *testing.T) {
 	for name, ends := range map[string]func(*corev1.Pod){
 		"terminating": terminatingUntil(time.Hour), "succeeded": inPhase(corev1.PodSucceeded), "failed": inPhase(corev1.PodFailed),
@@ -217,7 +217,7 @@ func TestPodsThatCountNowhereInAStandoff(t *testing.T) {
 	}
 }
 
-// TestPodThatWaitsDoesNotCloseItsBudget covers only one pod that is down, the waiting pod itself.
+// TestPodThatWaitsDoesNotCloseItsBudget: only the waiting pod itself is down.
 func TestPodThatWaitsDoesNotCloseItsBudget(t *testing.T) {
 	c, pods := manyBudgets(t)
 	waiting := podOn("alone", "app-1", "node-0", corev1.ConditionFalse)

@@ -74,7 +74,7 @@ func TestDecideStopping(t *testing.T) {
 	})
 }
 
-// wasStopping gives the Evacuation the condition of a pod that was stopping.
+// wasStopping adds the condition of a stopping pod to an Evacuation.
 func wasStopping(e *v1alpha1.Evacuation) {
 	withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodStopping, 0)(e)
 	e.Status.Conditions[len(e.Status.Conditions)-1].Status = "False"

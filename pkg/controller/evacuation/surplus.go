@@ -19,16 +19,18 @@ import (
 )
 
 const (
-	// minCompleted is how many complete Evacuations of a namespace are kept for the TTL, even if
-	// the namespace has fewer pods.
+	// minCompleted is the number of complete Evacuations that every namespace may keep for the TTL,
+	// even if it has fewer pods.
 	minCompleted = 100
-	// surplusCheck is how often the complete Evacuations of a namespace are counted at most.
+	// surplusCheck is the minimum interval between two counts of the complete Evacuations of a
+	// namespace.
 	surplusCheck = time.Second
 )
 
-// isSurplus reports whether, according to the last count, a complete Evacuation is deleted before
-// the end of its TTL. It also enqueues the next count of the namespace. All Evacuations that are
-// synced before it share that count: the queue has the key of the namespace once.
+// isSurplus reports whether, according to the last count, a complete Evacuation is to be deleted
+// before the end of its TTL. It also enqueues the next count of the namespace. The key of the
+// namespace is in the queue only once, so all Evacuations that are synced before the next count
+// share it.
 func (c *Controller) isSurplus(evacuation *v1alpha1.Evacuation) bool {
 	c.queue.AddAfter(types.NamespacedName{Namespace: evacuation.Namespace}, surplusCheck)
 	surplus, _ := c.surplus.Get(evacuation.Namespace)
@@ -36,8 +38,8 @@ func (c *Controller) isSurplus(evacuation *v1alpha1.Evacuation) bool {
 }
 
 // findSurplus finds the surplus complete Evacuations of a namespace and enqueues the new ones. A
-// quota of pods does not limit the Evacuations of deleted pods, so a namespace keeps as many as it
-// has pods, and at least minCompleted. The oldest others are surplus.
+// quota for pods does not limit the Evacuations of deleted pods. So a namespace keeps as many
+// complete Evacuations as it has pods, and at least minCompleted. All older ones are surplus.
 func (c *Controller) findSurplus(namespace string) error {
 	oldest, err := c.oldestComplete(namespace)
 	if err != nil {
@@ -50,12 +52,13 @@ func (c *Controller) findSurplus(namespace string) error {
 	}
 	c.surplus.Change(namespace, func(sets.Set[types.UID], bool) (sets.Set[types.UID], bool) { return surplus, len(surplus) > 0 })
 	if len(oldest) > 0 {
-		// Count again until they are gone: the deletion of an Evacuation does not enqueue the
+		// Count again until they are deleted: the deletion of an Evacuation does not enqueue the
 		// namespace.
 		c.queue.AddAfter(types.NamespacedName{Namespace: namespace}, loop.Resync)
 	}
 	for _, e := range oldest {
-		// Evacuations of the previous count are in the queue, or wait for their backoff.
+		// Surplus Evacuations of the previous count are already in the queue, or wait for their
+		// backoff.
 		if !before.Has(e.UID) {
 			c.queue.Add(keyOf(e))
 		}
