@@ -250,7 +250,7 @@ func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *
 	cordonFights.Inc()
 	klog.FromContext(ctx).Info("A node is made schedulable repeatedly", "node", klog.KObj(node), "fieldManager", who)
 	c.nodeEvent(node, nm, corev1.EventTypeWarning, EventCordonFight, actionCordon,
-		"%s keeps making the node schedulable while NodeMaintenance %s holds it; it is made unschedulable less often from now on", who, nm.Name)
+		"%s keeps uncordoning the node while NodeMaintenance %s holds it; Haulout waits longer before each new cordon", who, nm.Name)
 }
 
 // unknownWriter replaces the name of a client that is not in the managed fields of the node.
