@@ -61,16 +61,16 @@ func (c *Controller) reconcile(ctx context.Context, nm *v1alpha1.NodeMaintenance
 }
 
 const (
-	// confirmPatience is how soon a maintenance is reconciled again after a live list returned a
-	// pod that is missing in the cache.
+	// confirmPatience is the time after which a maintenance is reconciled again if a live list
+	// returned a pod that is missing in the cache.
 	confirmPatience = time.Second
 	// pageSize is the number of pods per page of a live list.
 	pageSize = 1000
 )
 
 // nominatedPod lists pods from the API and returns one that the plan covers and that is nominated
-// for one of the subject's nodes, or "". The API cannot select such pods by node, so the node
-// controller does not list them.
+// for one of the subject's nodes, or "" if there is none. The API cannot select nominated pods by
+// node, so the node controller does not list them.
 func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error) {
 	plan, err := drainplan.CompileTargets(f.subject.Spec.DrainPlan)
 	if err != nil {
@@ -107,7 +107,7 @@ func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error)
 }
 
 // act applies a decision: it enqueues unwanted Evacuations for withdrawal, writes the status, and
-// then does what depends on the new status.
+// then takes the actions that depend on the new status.
 func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	nm := f.subject.NodeMaintenance
 	for _, node := range d.withdraw {
@@ -132,7 +132,7 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	if !v1alpha1.IsDraining(nm) {
 		return nil
 	}
-	// Use the stored targets from here on.
+	// Only stored targets may be used from here on.
 	f.subject.NodeMaintenance = written
 	for _, n := range d.counts {
 		for _, e := range n.unwanted {
@@ -145,13 +145,14 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	return nil
 }
 
-// shownError is an error after the status write of a sync: the next sync writes it into the status.
+// shownError is an error that occurs after the status write of a sync. The next sync writes it into
+// the status.
 type shownError struct{ error }
 
 func (e shownError) Unwrap() error { return e.error }
 
-// touchedNodes returns the names of the nodes that a maintenance may have changed: those of its
-// status and those with its annotation.
+// touchedNodes returns the names of the nodes that a maintenance may have changed: the nodes in its
+// status and the nodes whose annotations name it.
 func (c *Controller) touchedNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	names := make(sets.Set[string], len(nm.Status.NodeStatuses))
 	for i := range nm.Status.NodeStatuses {
@@ -168,15 +169,15 @@ func (c *Controller) touchedNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string]
 const maxParallel = 16
 
 // roundTime is how long one sync may send requests for a maintenance. Then a new sync gathers the
-// state again: a cancellation must not wait for thousands of requests.
+// facts again, so that a cancellation need not wait for thousands of requests.
 const roundTime = time.Second
 
-// requestTimeout limits one request to this server: a webhook may hang for up to 30 s, and the
-// other requests of the round wait for it.
+// requestTimeout is the deadline of one request to this server. A webhook may hang for up to 30 s,
+// and the other requests of the sync wait for it.
 const requestTimeout = 5 * time.Second
 
-// inRounds calls do for 0 to n-1, in parallel, until roundTime is over. The next sync, which
-// follows immediately, does the rest.
+// inRounds calls do for 0 to n-1, in parallel, until roundTime is over. If numbers are left, it
+// enqueues the maintenance, and the next sync follows immediately.
 func (c *Controller) inRounds(ctx context.Context, maintenance string, n int, do func(ctx context.Context, i int) error) error {
 	end := c.clock.Now().Add(roundTime)
 	var left atomic.Bool
@@ -194,7 +195,7 @@ func (c *Controller) inRounds(ctx context.Context, maintenance string, n int, do
 }
 
 // inParallel calls do for 0 to n-1, at most maxParallel at a time, and returns their errors when
-// all have ended. After the end of the context it starts no more calls.
+// all calls have ended. After the end of the context it makes no more calls.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	if n == 0 {
 		return nil
@@ -205,18 +206,18 @@ func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) 
 }
 
 const (
-	// maxStatusBytes is the maximum size of an object with the messages of its nodes; etcd refuses
-	// 1.5 MiB by default.
+	// maxStatusBytes is the maximum size of a maintenance that keeps the messages of its nodes. The
+	// limit of etcd is 1.5 MiB by default.
 	maxStatusBytes = 1 << 20
-	// statusPace is the time between two writes of counters and messages, multiplied by the size of
-	// the object in units of bytesPerPace if that is more than one.
+	// statusPace is the time between two writes of counters and messages. For objects larger than
+	// bytesPerPace, it is multiplied by their size in units of bytesPerPace.
 	statusPace   = time.Second
 	bytesPerPace = 100 << 10
 )
 
 // writeStatus stores a status if it differs, and returns the stored maintenance. A status that
-// differs only in counters and messages is written later, unless it is urgent. writeStatus takes
-// ownership of status.
+// differs only in counters and messages is stored by a later sync, unless urgent is set.
+// writeStatus takes ownership of status.
 func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenance, status v1alpha1.NodeMaintenanceStatus,
 	urgent bool) (*v1alpha1.NodeMaintenance, error) {
 	changed := *nm
@@ -238,8 +239,8 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 		stored, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 	}
 	if isTooLarge(err) {
-		// The returned error is retried with backoff and, after a while, reported in the stored
-		// status.
+		// The sync is retried with backoff and, after a while, the stored status reports the
+		// returned error.
 		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventStatusTooLarge, actionDrain,
 			"The status of %s is too large to be stored: select fewer nodes per NodeMaintenance or use fewer pod selectors", wording.Count(len(next.Status.NodeStatuses), "node"))
 		return nil, fmt.Errorf("write status: %d bytes are too large to be stored: %w", next.Size(), err)
@@ -252,8 +253,8 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 	return stored, nil
 }
 
-// isUrgent reports whether a status differs in more than counters and messages, so that other
-// components or a new leader need it immediately.
+// isUrgent reports whether a status differs in more than counters and messages. Other components or
+// a new leader need such a change immediately.
 func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	was := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionDrained)
 	is := meta.FindStatusCondition(next.Status.Conditions, v1alpha1.ConditionDrained)
@@ -274,8 +275,8 @@ func progressStatus(nm *v1alpha1.NodeMaintenance) metav1.ConditionStatus {
 	return ""
 }
 
-// keepSmall drops the messages of the nodes if the object would become too large, and sets the
-// condition about that.
+// keepSmall drops the messages of all nodes if the object would become too large, and sets the
+// condition that reports it.
 func (c *Controller) keepSmall(nm *v1alpha1.NodeMaintenance) {
 	if nm.Size() > maxStatusBytes {
 		c.dropMessages(nm)
@@ -284,7 +285,7 @@ func (c *Controller) keepSmall(nm *v1alpha1.NodeMaintenance) {
 	meta.RemoveStatusCondition(&nm.Status.Conditions, v1alpha1.ConditionNodeMessagesOmitted)
 }
 
-// dropMessages drops the messages of all nodes, and sets the condition about that.
+// dropMessages drops the messages of all nodes, and sets the condition that reports it.
 func (c *Controller) dropMessages(nm *v1alpha1.NodeMaintenance) {
 	for i := range nm.Status.NodeStatuses {
 		nm.Status.NodeStatuses[i].DrainMessage = ""
@@ -293,14 +294,14 @@ func (c *Controller) dropMessages(nm *v1alpha1.NodeMaintenance) {
 		"The status would be too large with a message for each node; the counters and reasons are complete"}, c.clock.Now())
 }
 
-// isTooLarge reports whether the API server or etcd refused an object because of its size. For etcd
-// it has to compare the text: the API server passes no typed error on.
+// isTooLarge reports whether the API server or etcd refused an object because of its size. For a
+// refusal by etcd it compares the text, since the API server returns no typed error.
 func isTooLarge(err error) bool {
 	return err != nil && (apierrors.IsRequestEntityTooLargeError(err) || strings.Contains(err.Error(), "request is too large"))
 }
 
-// writePause returns how long to wait before the next write of the status of a maintenance whose
-// object has the given size.
+// writePause returns the time until the status of a maintenance may be written again. size is the
+// size of the object.
 func (c *Controller) writePause(name string, size int) time.Duration {
 	last, known := c.written.Get(name)
 	if !known {
@@ -310,8 +311,8 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 	return pace - c.clock.Since(last)
 }
 
-// sameNodeStatus reports whether two states of a node are equal. A new field of the type has to be
-// added here; a test checks that.
+// sameNodeStatus reports whether two statuses of a node are equal. It has to compare every field of
+// the type. A test checks that.
 func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&

@@ -20,8 +20,8 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// announceRefused emits one event about each node that the requester may not delete. The reason in
-// the previous status shows whether the event was sent before.
+// announceRefused emits one event about each node that the requester may not delete. It emits none
+// if the previous status already has that reason for the node.
 func (c *Controller) announceRefused(m *member) {
 	for _, node := range m.nodes {
 		if node.outside == nil || node.outside.reason != v1alpha1.NodeStatusNotAuthorized {
@@ -38,7 +38,7 @@ func (c *Controller) announceRefused(m *member) {
 	}
 }
 
-// announceProgress emits events about the changes in the written status.
+// announceProgress emits events about the changes between the previous and the written status.
 func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *v1alpha1.NodeMaintenance) {
 	nm := f.subject.NodeMaintenance
 	if written == nm {
@@ -56,7 +56,7 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 		if !hasTargets(nm) {
 			c.forecasts.queue.Add(nm.Name)
 		}
-		// No event for empty waves: the last waves of a plan often are.
+		// Emit no event for a wave without pods. The last waves of a plan often have none.
 		if !isDrained(written) {
 			c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
 				"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, wording.Count(len(f.subject.inside), "node"))
@@ -79,8 +79,8 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 	}
 }
 
-// openedWave returns the furthest target of the written status, if the previous status had not
-// reached it, otherwise nil.
+// openedWave returns the furthest target of the written status, or nil if the previous status had
+// already reached that target.
 func openedWave(before, written *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEntry {
 	furthest := func(nm *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEntry {
 		var last *v1alpha1.DrainPlanEntry
@@ -99,7 +99,8 @@ func openedWave(before, written *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEn
 	return is
 }
 
-// hasTargets reports whether a wave has opened.
+// hasTargets reports whether the status has targets for a node, that is, whether a wave has
+// started.
 func hasTargets(nm *v1alpha1.NodeMaintenance) bool {
 	return slices.ContainsFunc(nm.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return len(n.DrainTargets) > 0 })
 }
@@ -111,8 +112,8 @@ func isFurther(a, b *v1alpha1.DrainPlanEntry) bool {
 	return x > y || x == y && a.PodPriority > b.PodPriority
 }
 
-// announceFastForward emits one event for each maintenance that has advanced a node further than
-// the plan of nm. The reason in the previous status shows whether the event was sent before.
+// announceFastForward emits one event for each maintenance that has drained a node further than the
+// plan of nm. It emits none for a node whose previous status already has that reason.
 func (c *Controller) announceFastForward(nm *v1alpha1.NodeMaintenance, plan drainplan.Result) {
 	before := map[string]v1alpha1.NodeStatusReason{}
 	for i := range nm.Status.NodeStatuses {
@@ -128,7 +129,8 @@ func (c *Controller) announceFastForward(nm *v1alpha1.NodeMaintenance, plan drai
 	}
 }
 
-// blockedDrain returns the condition Drained if its reason is that the drain is blocked, or nil.
+// blockedDrain returns the condition Drained if its reason is that all pods are blocked, otherwise
+// nil.
 func blockedDrain(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	if drained == nil || drained.Reason != v1alpha1.ReasonDrainBlocked {
@@ -137,8 +139,8 @@ func blockedDrain(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	return drained
 }
 
-// announceProgressing emits an event when a maintenance stops making progress, or fails for another
-// reason than before.
+// announceProgressing emits an event when a maintenance stops making progress, or when the reason
+// for that changes.
 func (c *Controller) announceProgressing(old, written *v1alpha1.NodeMaintenance) {
 	was, is := conditionOf(old, v1alpha1.ConditionProgressing), conditionOf(written, v1alpha1.ConditionProgressing)
 	if is == nil {
@@ -157,8 +159,8 @@ func (c *Controller) announceProgressing(old, written *v1alpha1.NodeMaintenance)
 	c.maintenanceEvent(written, corev1.EventTypeWarning, EventNotProgressing, actionDrain, "%s: %s", is.Reason, is.Message)
 }
 
-// announceUnwritable emits an event, once for each text, if the status of a maintenance cannot be
-// written: no condition can report it.
+// announceUnwritable emits an event if the status of a maintenance cannot be written, since no
+// condition can report it. It emits one event for each error text.
 func (c *Controller) announceUnwritable(ctx context.Context, nm *v1alpha1.NodeMaintenance, err error) {
 	if ctx.Err() != nil || loop.IsOnlyConflict(err) || apierrors.IsNotFound(err) {
 		return

@@ -41,7 +41,7 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 		if e := f.wantEvent(EventDrainedNoLonger); !strings.Contains(e, "1 pod left") {
 			t.Errorf("got event %q", e)
 		}
-		// The pod was created a moment ago, so that the drain is not stalled.
+		// The pod was created a moment ago, so the drain is not stalled.
 		f.wantProgressing("m", metav1.ConditionTrue, v1alpha1.ReasonProgressDraining)
 		f.enter("m", stageComplete)
 		f.cached()
@@ -77,7 +77,7 @@ func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 				told++
 			}
 		}
-		// One on the node and one on the maintenance.
+		// One event is about the node and one about the maintenance.
 		if told != 2 {
 			t.Errorf("got %d events about one refused node, want 2", told)
 		}

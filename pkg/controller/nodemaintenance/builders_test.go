@@ -49,8 +49,8 @@ func ofDaemonSet(pod *corev1.Pod) {
 	}
 }
 
-// newMaintenance returns a maintenance of pool blue in stage Drain, with the defaults of the API
-// server.
+// newMaintenance returns a maintenance in stage Drain that selects the nodes of pool blue. It has
+// the defaults of the API server.
 func newMaintenance(
 	name string, modify ...func(*v1alpha1.NodeMaintenance),
 ) *v1alpha1.NodeMaintenance {
@@ -109,7 +109,7 @@ func atStage(stage v1alpha1.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance
 	}
 }
 
-// createdAt creates the maintenance in a stage.
+// createdAt sets the stage in which the maintenance is created.
 func createdAt(stage v1alpha1.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance) {
 	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Spec.Stage = ""

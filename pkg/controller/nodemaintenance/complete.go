@@ -24,12 +24,13 @@ import (
 	"haulout.dev/haulout/pkg/drain/marks"
 )
 
-// releaseRetry is how soon a maintenance that ends is reconciled again without an event.
+// releaseRetry is the time after which a maintenance that ends is reconciled again without an
+// event.
 const releaseRetry = 5 * time.Second
 
 // heldNodes returns the nodes that a maintenance has not released: the node has an annotation that
-// names it, an Evacuation that no other maintenance wants, an eviction in flight, or a cordon that
-// the maintenance has to remove.
+// names the maintenance, an Evacuation that no other maintenance wants, an eviction in flight, or a
+// cordon that the maintenance has to remove.
 func (c *Controller) heldNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	held := sets.New[string]()
 	names := c.touchedNodes(nm)
@@ -53,8 +54,8 @@ func (c *Controller) isToBeUncordoned(node *corev1.Node, nm *v1alpha1.NodeMainte
 	})
 }
 
-// isQuiet reports whether a node has no pod that may still be evicted although no maintenance wants
-// it to leave.
+// isQuiet reports whether no pod of a node can be evicted any more for a maintenance that does not
+// want it to leave.
 func (c *Controller) isQuiet(node string) bool {
 	if c.state.IsEvicting(node) {
 		return false
@@ -62,7 +63,7 @@ func (c *Controller) isQuiet(node string) bool {
 	if !c.isTargeted(node) {
 		return !c.state.HasOurs(node)
 	}
-	// A request may belong to another active maintenance.
+	// A request may have been made for another active maintenance.
 	isRecent := func(r nodestate.Request) bool { return r.IsRecent(c.clock.Now()) }
 	return !slices.ContainsFunc(c.state.Requests.On(node), isRecent) && !slices.ContainsFunc(c.state.OurEvacuations(node), func(e *v1alpha1.Evacuation) bool {
 		return !c.wanted(e, node)
@@ -75,9 +76,9 @@ func (c *Controller) isTargeted(name string) bool {
 	return err == nil && c.holders.Any(name, holds.Targeting(node))
 }
 
-// decideRelease decides the status of a maintenance that ends. It keeps only the names of the
-// nodes, since a completed maintenance may exist for years. A node that is not released yet also
-// has its targets, reason and message.
+// decideRelease decides the status of a maintenance that ends. The status keeps only the names of
+// the released nodes, since a completed maintenance may exist for years. It also keeps the targets,
+// the reason and the message of nodes that are not released yet.
 func (d *decision) decideRelease(f *facts) {
 	nm := f.subject.NodeMaintenance
 	d.status = *nm.Status.DeepCopy()
@@ -147,21 +148,22 @@ func (c *Controller) dropFinalizer(ctx context.Context, nm *v1alpha1.NodeMainten
 	return nil
 }
 
-// deletionPatience is the longest time between the two writes of a deletion in the API server.
+// deletionPatience is how long to wait for the API server to finish a deletion that it makes in two
+// writes.
 const deletionPatience = 5 * time.Second
 
 // finishDeletion repeats the deletion of a maintenance that has a deletion timestamp and no
-// finalizer. The API server deletes an Idle maintenance in two writes: if it is killed between
-// them, the object would stay forever.
+// finalizer. The API server deletes an Idle maintenance in two writes. If it is killed between
+// them, the object would exist forever.
 func (c *Controller) finishDeletion(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if wait := deletionPatience - c.clock.Since(nm.DeletionTimestamp.Time); wait > 0 {
-		// The clock of the server that set the timestamp may be ahead.
+		// The clock of the server that set the timestamp may be fast.
 		c.queue.AddAfter(nm.Name, min(wait, deletionPatience))
 		return nil
 	}
 	options := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(nm.UID))}
 	err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, nm.Name, options)
-	// A conflict means that another object has the name now.
+	// A conflict means that another object has the same name now.
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("repeat the deletion: %w", err)
 	}
@@ -193,8 +195,8 @@ func (c *Controller) supersede(ctx context.Context, f *facts) error {
 }
 
 // laterShutdown returns a maintenance of a later shutdown that holds the same node and for which
-// the machine has shut down, or nil. The machine has shut down if its kernel has booted since, or
-// if there is a shutdown maintenance of a boot after it.
+// the machine has shut down, or nil. The machine has shut down for a maintenance if its kernel has
+// booted since, or if another shutdown maintenance was created in a later boot.
 func (c *Controller) laterShutdown(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 	name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
 	if name == "" {

@@ -84,8 +84,8 @@ func showing(conditions ...string) func(*corev1.Node) {
 	}
 }
 
-// shownFor adds conditions, "Type=Status", to a node, with the annotation that they are ours and of
-// a maintenance.
+// shownFor adds conditions, "Type=Status", to a node, with the annotation that records them as ours
+// and as conditions of a maintenance.
 func shownFor(
 	name string, uid types.UID, stage v1alpha1.NodeMaintenanceStage, conditions ...string,
 ) func(*corev1.Node) {
@@ -94,7 +94,7 @@ func shownFor(
 		for _, c := range conditions {
 			conditionType, _, _ := strings.Cut(c, "=")
 			if conditionOfNode(node, corev1.NodeConditionType(conditionType)) != nil {
-				continue // another client's
+				continue // a condition of another client
 			}
 			record.Conditions = append(record.Conditions, corev1.NodeConditionType(conditionType))
 			showing(c + " " + v1alpha1.NodeReasonPrefix)(node)
@@ -159,11 +159,12 @@ func TestDrainedIsShownOnlyAfterTheSchedulerDelay(t *testing.T) {
 		f.wait(nodestate.SettleTime)
 		f.settleConditions()
 		f.wantShown("one", shownDrained...)
-		// The previous leader has waited.
+		// The new leader need not wait, since the previous leader has waited.
 		f.restart()
 		f.settleConditions()
 		f.wantShown("one", shownDrained...)
-		// The node was cordoned again: the scheduler may have bound a pod in between.
+		// A user cordoned the node again. The scheduler may have bound a pod while the node was
+		// schedulable.
 		f.wait(time.Minute)
 		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 		f.cached()
@@ -227,7 +228,8 @@ func TestADrainIsFewWrites(t *testing.T) {
 		f.step("m")
 		f.settleConditions()
 		f.wantShown("one")
-		// One write each: the drain begins, the node is drained, the node is released.
+		// There are three writes: when the drain begins, when the node is drained, and when it is
+		// released.
 		if got := f.conditionPatches(); got != 3 {
 			t.Errorf("got %d writes, want 3", got)
 		}
@@ -246,7 +248,7 @@ func TestNoConditionWithoutTheRight(t *testing.T) {
 		f.settleConditions()
 		f.wantShown("one")
 		f.wantShown("two", append(slices.Clone(shownDrained), "MaintenancePlanned=True")...)
-		// The existing conditions stay.
+		// The node keeps its conditions after the requester has lost the right.
 		f.rights.refused.Insert("two")
 		f.wait(rights.AnswerTTL + time.Second)
 		f.settleConditions()
@@ -279,7 +281,7 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "blue" })
 		f.settleConditions()
 		f.wantShown("one", "MaintenancePlanned=True")
-		// A process without the option removes the condition of the previous process.
+		// A process without the option removes the condition that the previous process added.
 		f.advertise = false
 		f.restart()
 		f.settleConditions()
@@ -361,7 +363,7 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 				return false, nil, nil
 			}
 			conflicts--
-			// Not through the client, which waits for its reactors.
+			// Do not use the client here: its lock is held while a reactor runs.
 			if err := f.host.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), taken, ""); err != nil {
 				t.Error(err)
 			}
@@ -378,7 +380,7 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 	})
 }
 
-// TestRunKeepsConditions starts the controller, which reacts to events only.
+// TestRunKeepsConditions runs the controller, so that only events cause syncs.
 func TestRunKeepsConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("stale", inPool("green"),

@@ -40,11 +40,12 @@ const Name = "nodemaintenance"
 const (
 	// debounce is how long events of pods, nodes and Evacuations are collected before their
 	// maintenances are reconciled. If a sync takes longer than that, the next sync of the same
-	// maintenance is delayed by the same time, up to maxDebounce, so that others are not starved.
+	// maintenance is delayed by the duration of the last one, up to maxDebounce, so that other
+	// maintenances are not starved.
 	debounce    = 50 * time.Millisecond
 	maxDebounce = 2 * time.Second
-	// DefaultStallTimeout is how long a drain may be without progress before it counts as stalled.
-	// It is longer than every other timeout of a drain.
+	// DefaultStallTimeout is how long a drain may make no progress before it counts as stalled. It
+	// is longer than every other timeout of a drain.
 	DefaultStallTimeout = 15 * time.Minute
 	// fieldManager is the field manager of the controller's writes.
 	fieldManager = "haulout-" + Name
@@ -60,13 +61,13 @@ type Config struct {
 	Selection *selection.Selection
 	State     *nodestate.State
 	Rights    *rights.Cache
-	// Liveness tracks what the workers are busy with; nil disables tracking.
+	// Liveness tracks which item each worker processes; nil disables tracking.
 	Liveness *loop.Tracker
-	// StallTimeout is how long a drain may be without progress before it counts as stalled; 0 means
+	// StallTimeout is how long a drain may make no progress before it counts as stalled; 0 means
 	// DefaultStallTimeout.
 	StallTimeout time.Duration
-	// LongGrace is how long a terminating pod counts as progress of its drain, if its grace period
-	// is longer; 0 means 2 hours.
+	// LongGrace is the maximum time for which a terminating pod counts as progress of its drain,
+	// even if its grace period is longer; 0 means 2 hours.
 	LongGrace time.Duration
 	// CompletedTTL is how long a completed maintenance is kept before it is deleted; 0 means
 	// forever.
@@ -92,11 +93,12 @@ type Controller struct {
 	withdrawals *withdrawals
 	forecasts   *forecasts
 	selection   *selection.Selection
-	// holders finds the maintenances of a node, as get returns them.
+	// holders returns the maintenances of a node, each in the state that get returns.
 	holders holds.Index
 	state   *nodestate.State
 	rights  *rights.Cache
-	// latest has the maintenances, as cached or as written by this process.
+	// latest has the maintenances, each in the cached state or in the newer state that this process
+	// has written.
 	latest loop.Latest[*v1alpha1.NodeMaintenance]
 	// written has the time of the last status write of each maintenance, to pace the writes.
 	written loop.Memory[string, time.Time]
@@ -190,7 +192,7 @@ func (c *Controller) resync(context.Context) {
 	}
 }
 
-// timedSync calls sync and records its duration.
+// timedSync calls sync and records how long it took.
 func (c *Controller) timedSync(ctx context.Context, item string) error {
 	started := c.clock.Now()
 	err := c.sync(ctx, item)
@@ -201,14 +203,14 @@ func (c *Controller) timedSync(ctx context.Context, item string) error {
 	return err
 }
 
-// noteSync records why a sync failed. An error that lasts long enough is written into the status,
-// even if the rest of the status cannot be computed.
+// noteSync records the error of a sync. An error that lasts long enough is written into the status,
+// even if nothing else in the status can be computed.
 func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 	if err != nil && (loop.IsOnlyConflict(err) || ctx.Err() != nil) {
 		return
 	}
 	if c.problems.Note(item, "sync", nodestate.TextOf(err)) {
-		c.queue.Add(item) // the status still has the error
+		c.queue.Add(item) // so that the next sync removes the error from the status
 	}
 	var shown shownError
 	if err == nil || errors.As(err, &shown) {
@@ -243,7 +245,7 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	case err != nil:
 		return err
 	case !shown && !v1alpha1.IsDone(nm):
-		return nil // the update of the selection enqueues the maintenance
+		return nil // the selection enqueues the maintenance when it has this state
 	case nm.DeletionTimestamp != nil && len(nm.Finalizers) == 0:
 		return c.finishDeletion(ctx, nm)
 	case v1alpha1.IsDone(nm):
@@ -253,7 +255,8 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	}
 }
 
-// get returns a maintenance from the cache, or as this controller wrote it if that is newer.
+// get returns a maintenance in the cached state or in the newer state that this controller has
+// written.
 func (c *Controller) get(name string) (*v1alpha1.NodeMaintenance, error) {
 	nm, exists, err := c.latest.Get(name)
 	if err != nil {
@@ -265,7 +268,7 @@ func (c *Controller) get(name string) (*v1alpha1.NodeMaintenance, error) {
 	return nm, nil
 }
 
-// forget drops the memory of a deleted maintenance.
+// forget drops what is kept in memory about a deleted maintenance.
 func (c *Controller) forget(name string) {
 	c.written.Forget(name)
 	c.problems.Forget(name)

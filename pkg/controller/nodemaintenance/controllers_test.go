@@ -21,7 +21,8 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-// newControllers returns the node and the nodemaintenance controllers, connected as in the server.
+// newControllers returns the node and the nodemaintenance controllers, which share their state as
+// in the server.
 func newControllers(
 	tb testing.TB, nodeConfig nodecontroller.Config, stateConfig nodestate.Config,
 ) (*nodecontroller.Controller, *Controller) {
@@ -55,8 +56,8 @@ func newControllers(
 	return nodes, c
 }
 
-// newController returns a controller on empty clusters whose informers do not run, and the stores
-// of its pods and Evacuations.
+// newController returns a controller for empty clusters, and the stores of its pods and
+// Evacuations. Its informers do not run.
 func newController(tb testing.TB) (c *Controller, pods, evacuations cache.Store) {
 	tb.Helper()
 	cluster, err := host.NewCluster(host.Clients{

@@ -127,7 +127,8 @@ func TestCreatedAndImmediatelyDeleted(t *testing.T) {
 	})
 }
 
-// TestStaleCacheDoesNotCordonAgain completes the maintenance between the event and the write.
+// TestStaleCacheDoesNotCordonAgain: the maintenance is completed between an event and the write
+// that it causes.
 func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
@@ -211,7 +212,7 @@ func TestRecreatedNodeIsANewNode(t *testing.T) {
 		asked := f.rights.asked
 		f.step("m")
 		f.wantCordon("one", true, "m")
-		// The first node had finished all waves. This one is in its first wave.
+		// The first node had reached the last wave. This node is in its first wave.
 		f.wantEvacuating("r")
 		if f.rights.asked == asked {
 			t.Error("the new node was not authorized")
@@ -250,7 +251,7 @@ func TestCordonIsRestoredUntilAnotherClientKeepsRemovingIt(t *testing.T) {
 		); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
 			t.Errorf("got event %q, want a warning that names the field manager", event)
 		}
-		// From now on the controller restores the cordon less often.
+		// From now on the controller waits longer before it restores the cordon.
 		uncordon()
 		f.step("m")
 		f.wantCordon("one", false, "m")
@@ -409,8 +410,8 @@ func TestSweepReadsTheMaintenanceBeforeItReleases(t *testing.T) {
 	})
 }
 
-// TestHeartbeatsDoNotStopTheCordon changes a field of a node that the controller does not read. The
-// controller still needs the latest resourceVersion of the node.
+// TestHeartbeatsDoNotStopTheCordon: a field of a node that the controller does not read changes.
+// The controller still needs the latest resourceVersion of the node.
 func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }),
@@ -463,7 +464,7 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 		for range 3 {
 			try()
 		}
-		// The other nodes drain, and the message names this one.
+		// The other nodes drain, and the message of the maintenance names this node.
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned)
 		if got, want := f.nodeStatus("m", "two").DrainMessage, "Not drained: cordon node two: no"; got != want {

@@ -26,24 +26,26 @@ type nodeCount struct {
 	targets drainplan.Targets
 
 	pending, evacuating, stuck, left int32
-	// covered counts the pods that the plan covers, targeted those that are asked to leave.
+	// covered counts the pods that the plan covers, and targeted the covered pods that are asked to
+	// leave.
 	covered, targeted int
 	// targetedOwn counts the targeted pods of this server.
 	targetedOwn int
 	blocked     []*v1alpha1.Evacuation
 	// refused are the pods that cannot have an Evacuation because their namespace is terminating.
 	refused []*corev1.Pod
-	// uncreatable are the pods that are asked to leave and whose Evacuation could not be created or
-	// joined in two attempts.
+	// uncreatable are the pods that are asked to leave, but whose Evacuation could not be created
+	// or joined in two attempts.
 	uncreatable []uncreatablePod
-	// moves has the time of the last progress of each pod that is leaving: its evacuator reported,
-	// or it terminates, for at most --long-grace.
+	// moves has the time of the last progress of each pod that is leaving. A pod makes progress
+	// when its evacuator reports, and while it terminates, for at most --long-grace.
 	moves []time.Time
 	// nominated are the pods that are asked to leave, but are only nominated for the node.
 	nominated []string
-	// leftOnPurpose names the kept pods, with the reason.
+	// leftOnPurpose has the names of the kept pods, with the reason.
 	leftOnPurpose []string
-	// static counts the kept static pods, keptStatic those on a node with an agent, by reason.
+	// static counts the kept static pods. keptStatic counts the static pods on a node with an
+	// agent, by the reason why they are kept.
 	static     int
 	keptStatic map[protocol.KeptReason]int
 	// unasked are the targeted pods without an Evacuation, or without our finalizer on it.
@@ -52,12 +54,12 @@ type nodeCount struct {
 	unwanted []*v1alpha1.Evacuation
 }
 
-// waveCount counts the pods of an entry of the plan: those that have not left, and among them those
-// that are asked to leave.
+// waveCount counts the pods of an entry of the plan: left are the pods that have not left, and
+// asked are the pods among them that are asked to leave.
 type waveCount struct{ left, asked int32 }
 
-// countPods counts the pods of a node. covered are all entries of the plan, targets the entries
-// that the node has reached. If the node is inside the waves, its pods also count in waves.
+// countPods counts the pods of a node. covered has all entries of the plan, targets the entries
+// that the node has reached. If the node is inside the waves, waves also counts its pods.
 func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Targets, waves []waveCount, inside bool) *nodeCount {
 	n := &nodeCount{targets: targets, keptStatic: map[protocol.KeptReason]int{}}
 	for i := range view.Pods {
@@ -88,8 +90,8 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 				n.targetedOwn++
 			}
 			// A pod that is only nominated for the node needs no Evacuation: the scheduler clears
-			// the nomination of a cordoned node. The status names the pod, in case the scheduler
-			// does not run.
+			// the nomination when the node is cordoned. The status names the pod, in case the
+			// scheduler does not run.
 			if !pod.Bound {
 				n.nominated = append(n.nominated, pod.Namespace+"/"+pod.Name)
 			}
@@ -135,8 +137,8 @@ func (n *nodeCount) addKept(pod *nodestate.Pod) {
 	n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", pod.Kept, pod.Namespace, ownerName(pod.Pod)))
 }
 
-// lastMove returns the time of the last progress of a pod, zero if there was none. It may be in the
-// future for a terminating pod, by at most longGrace.
+// lastMove returns the time of the last progress of a pod, zero if there was none. For a
+// terminating pod it may be in the future, by at most longGrace.
 func lastMove(pod *nodestate.Pod, targeted bool, longGrace time.Duration) time.Time {
 	var last time.Time
 	if pod.Evacuation != nil && pod.Evacuation.Status.EvacuationProgressTimestamp != nil {
@@ -151,17 +153,17 @@ func lastMove(pod *nodestate.Pod, targeted bool, longGrace time.Duration) time.T
 	return last
 }
 
-// uncreatablePod is a pod whose Evacuation could not be created, and why.
+// uncreatablePod is a pod whose Evacuation could not be created, with the reason.
 type uncreatablePod struct{ namespace, name, why string }
 
-// addendum separates the parts of a node's message.
+// addendum separates two parts of a node's message.
 const addendum = "; "
 
-// leastAddendum is the minimum room for another part.
+// leastAddendum is the room that a message must have left for another part to be added.
 const leastAddendum = len(addendum) + 40
 
-// messageOf returns the message of the node: the message of the plan, the pods without an
-// Evacuation that could report their state, and the kept static pods of a node with an agent.
+// messageOf returns the message of the node. It has the message of the plan, the pods that have no
+// Evacuation which could report their state, and the kept static pods of a node with an agent.
 func (n *nodeCount) messageOf(planned string) string {
 	message := planned
 	add := func(text string) {

@@ -41,8 +41,8 @@ func TestCountersAreWrittenWithAPause(t *testing.T) {
 	})
 }
 
-// TestOmittedMessagesKeepReasons: a new leader reads from the status which nodes the previous one
-// was releasing.
+// TestOmittedMessagesKeepReasons: a new leader reads from the status which nodes the previous
+// leader was releasing.
 func TestOmittedMessagesKeepReasons(t *testing.T) {
 	c, _, _ := newController(t)
 	nm := newMaintenance("m")
@@ -92,7 +92,7 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 			}
 		}
 		f.wantEvent(EventStatusTooLarge)
-		// The stored status stays, and a condition has the reason why it is not updated.
+		// The stored status stays. The condition Progressing has the reason why it is not updated.
 		f.wantProgressing("m", metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed)
 	})
 }

@@ -21,20 +21,20 @@ import (
 
 // decision is the outcome of one sync.
 type decision struct {
-	// plan is empty for stages other than Drain.
+	// plan is empty in all stages except Drain.
 	plan   drainplan.Result
 	status v1alpha1.NodeMaintenanceStatus
 	// counts has the counts of the nodes inside the waves, in their order.
 	counts []*nodeCount
-	// withdraw names the nodes whose Evacuations are withdrawn unless another maintenance wants
-	// them.
+	// withdraw has the names of the nodes whose Evacuations are withdrawn unless another
+	// maintenance wants them.
 	withdraw []string
-	// confirm: the maintenance is drained if a live list has no nominated pod. The controller makes
-	// that list and decides again before it writes the status.
+	// confirm is set if the maintenance is drained unless a live list contains a nominated pod. The
+	// controller makes that list and decides again before it writes the status.
 	confirm bool
-	// superseded: the only action is to complete the maintenance.
+	// superseded is set if the maintenance has to be completed and nothing else has to be done.
 	superseded bool
-	// wake is when to reconcile again without an event, 0 for never.
+	// wake is the time after which to reconcile again without an event, 0 for never.
 	wake time.Duration
 }
 
@@ -82,7 +82,7 @@ func decide(f *facts) (*decision, error) {
 }
 
 // addNode adds the entry of a selected node. Its pods count in left only if the node is inside the
-// waves: the drain does not wait for those of other nodes.
+// waves, since the drain does not wait for the pods of a node outside.
 func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets, left *remainder) {
 	nm := f.subject.NodeMaintenance
 	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
@@ -113,7 +113,7 @@ func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
 }
 
-// reasonOf returns why a node is not drained like the others, "" if it is.
+// reasonOf returns the reason why a node is not drained as planned, "" if it is.
 func (d *decision) reasonOf(nm *v1alpha1.NodeMaintenance, node *memberNode) v1alpha1.NodeStatusReason {
 	switch {
 	case node.outside != nil:
@@ -127,7 +127,7 @@ func (d *decision) reasonOf(nm *v1alpha1.NodeMaintenance, node *memberNode) v1al
 }
 
 // decideWaves returns the progress of the entries of the plan that have or had pods. After stage
-// Drain it does not change.
+// Drain the stored progress is kept.
 func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 	before := f.subject.Status.Waves
 	if !v1alpha1.IsDraining(f.subject.NodeMaintenance) {
@@ -167,9 +167,9 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 	case node.err != nil:
 		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
 	case node.gone && v1alpha1.IsHolding(f.subject.NodeMaintenance) && f.subject.Spec.NewNodes != v1alpha1.NewNodesPolicyJoin:
-		// Because of the entry, a node that is registered again joins. With the policy Join every
-		// node joins without it, and the list would grow with every node that an autoscaler
-		// deletes.
+		// A node that is registered again joins because of this entry. With the policy Join every
+		// node joins even without an entry, and the list would grow with every node that an
+		// autoscaler deletes.
 		entry.Reason, entry.DrainMessage = v1alpha1.NodeStatusGone, "Node is gone"
 	case node.gone, node.released:
 		return
@@ -189,7 +189,7 @@ func releaseOf(f *facts, node string) (reason v1alpha1.NodeStatusReason, message
 }
 
 // peakOf returns the highest number of pods that had to leave a node at the same time. It is stored
-// because a restarted server cannot count the pods that have left.
+// because a restarted server cannot count pods that have already left.
 func peakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	var before int32
 	if status := v1alpha1.NodeStatusOf(nm, entry.NodeRef); status != nil {
@@ -221,10 +221,10 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 	setCondition(nm, &d.status, v1alpha1.ConditionProgressing, decideProgressing(progress), f.now)
 }
 
-// decideConfirmation returns why Drained cannot become True yet, or "". The node controller must
-// have confirmed all nodes as drained, after the scheduler had time to bind the pods that it had
-// assigned, and a live list must have no pod that is nominated for one of them. After that the
-// cache is enough: every new pod is an event.
+// decideConfirmation returns what Drained=True still waits for, or "". The node controller must
+// have confirmed that all nodes are drained. It does so after the scheduler had time to bind the
+// pods that it had assigned before the cordon. Then a live list must contain no pod that is
+// nominated for one of the nodes. After that the cache is sufficient: every new pod is an event.
 func (d *decision) decideConfirmation(f *facts) string {
 	switch {
 	case len(f.unconfirmed) > 0 && f.unsettled > 0:
@@ -263,11 +263,11 @@ type drainedFacts struct {
 	finished     bool
 	remainder    *remainder
 	// attached does not prevent Drained=True, since volumes may stay attached until the node is
-	// off. The message names them for the user who switches it off.
+	// off. The message names the volumes for the user who switches the node off.
 	attached attachedVolumes
 }
 
-// verdict is the wanted state of a condition.
+// verdict is the desired state of a condition.
 type verdict struct {
 	status          metav1.ConditionStatus
 	reason, message string
@@ -323,7 +323,7 @@ func (r *remainder) isBlocked() bool {
 	return stuck > 0 && stuck == r.targeted
 }
 
-// staticRemark returns a part of the message about kept static pods: they stop with the machine.
+// staticRemark returns the part of the message about kept static pods, which stop with the machine.
 func (r *remainder) staticRemark() string {
 	if r.static == 0 {
 		return ""
@@ -342,7 +342,7 @@ func (r *remainder) progress() string {
 	return text
 }
 
-// worst names the three pods that have been blocked the longest.
+// worst returns the names of the three pods that have been blocked the longest.
 func (r *remainder) worst() string {
 	blocked := slices.Clone(r.blocked)
 	since := func(e *v1alpha1.Evacuation) *metav1.Condition {

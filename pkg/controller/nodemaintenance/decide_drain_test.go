@@ -160,7 +160,7 @@ func TestDecideNodes(t *testing.T) {
 	}
 }
 
-// run makes the decision and compares it.
+// run decides and compares the decision.
 func (test decideNodeTest) run(t *testing.T) {
 	t.Helper()
 	node := test.node

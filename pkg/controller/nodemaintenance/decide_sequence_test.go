@@ -22,7 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-// These tests make several decisions in a row, each with the status of the previous one.
+// These tests make several decisions in a row. Each decision reads the status of the previous one.
 
 func TestDecideThePeakNeverFalls(t *testing.T) {
 	w := newWorld(t, newMaintenance("m", createdAt(stageCordon)), newNode("one"))
@@ -93,7 +93,7 @@ func TestDecidePodsThatKeepComingAreNoProgress(t *testing.T) {
 	w.wantReasons(w.after(time.Second), "DrainComplete", "Drained")
 }
 
-// terminatingAt marks a pod as deleted at a time, with a grace period.
+// terminatingAt makes a pod terminate since the given time, with a grace period.
 func terminatingAt(at time.Time, grace time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: at.Add(grace)}, ptr.To(int64(grace/time.Second))
@@ -197,7 +197,7 @@ func TestDecideConfirmation(t *testing.T) {
 		unconfirmed []string
 		unsettled   time.Duration
 		live        *string
-		// waits is a part of the message while Drained is not True.
+		// waits is a part of the message while the condition Drained is not True.
 		waits   string
 		confirm bool
 		wake    time.Duration

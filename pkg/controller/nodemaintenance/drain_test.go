@@ -26,7 +26,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-// ourEvacuation returns the Evacuation of a pod of newPod.
+// ourEvacuation returns the Evacuation of a pod that newPod returned.
 func ourEvacuation(pod, node string, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	p := newPod(pod, node, 0)
 	e := &v1alpha1.Evacuation{
@@ -105,7 +105,7 @@ func TestDrainInWaves(t *testing.T) {
 	})
 }
 
-// TestOrderOfWrites checks the order of the writes, so that a crash between two of them is
+// TestOrderOfWrites checks that the writes come in an order in which a crash between two of them is
 // harmless.
 func TestOrderOfWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -119,14 +119,14 @@ func TestOrderOfWrites(t *testing.T) {
 		if err := f.reconcileNodes(); err != nil {
 			t.Fatal(err)
 		}
-		// The nodes are cordoned. No pod has an Evacuation before they are cordoned in the cache.
+		// The nodes are cordoned. No pod has an Evacuation until the cache has the cordons.
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", true, "m")
 		f.wantEvacuating()
 		created := 0
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
 			created++
-			// Not through the client, which is locked while a reactor runs.
+			// Do not use the client here: its lock is held while a reactor runs.
 			stored, err := f.maintenance.Tracker().Get(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m")
 			if err != nil {
 				t.Error(err)
@@ -212,7 +212,7 @@ func TestEvacuationsOfOtherInstigatorsAreJoinedAndKept(t *testing.T) {
 		for _, e := range f.evacuationList() {
 			left[e.Spec.PodRef.Name] = e.Finalizers
 		}
-		// p has another instigator, q cannot be cancelled any more, r is deleted.
+		// p has another instigator, q cannot be cancelled any more, and r is deleted.
 		if len(left) != 2 || !slices.Equal(left["p"], []string{foreignInstigator}) || len(left["q"]) != 0 {
 			t.Errorf("got Evacuations %v", left)
 		}
@@ -313,7 +313,7 @@ func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
 // of a drain. The order of the waves must hold, each pod must have one Evacuation, and in the end
 // the nodes must be as they were before the drain.
 func TestRestartsInTheMiddleOfADrain(t *testing.T) {
-	// Get the seed outside of the bubble, whose clock always starts at the same time.
+	// Read the seed outside of the bubble, in which the clock always starts at the same time.
 	seed := uint64(time.Now().UnixNano())
 	synctest.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -361,7 +361,7 @@ func TestRestartsInTheMiddleOfADrain(t *testing.T) {
 				break
 			}
 			f.cached()
-			_ = f.reconcileNodes() // as above
+			_ = f.reconcileNodes() // may fail, too
 		}
 		f.wantEvacuating()
 		f.wantCordon("foreign", true)
@@ -391,10 +391,10 @@ func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 			f.restart()
 		}
 		if r.IntN(3) == 0 {
-			f.authorized() // an answer in between would change the decision
+			f.authorized() // a review that ends later would change the decision
 			f.wantSameDecision("m")
 		}
-		_ = f.Controller.sync(f.ctx, "m") // Syncs may be interrupted here; the result is checked below.
+		_ = f.Controller.sync(f.ctx, "m") // may fail; the result is checked below
 		f.cached()
 		_ = f.reconcileNodes()
 		if isDrained(f.nm("m")) {

@@ -54,11 +54,11 @@ func decideEvacuation(pod *nodestate.Pod) evacuationStep {
 	}
 }
 
-// evacuate requests the Evacuations of the targeted pods on the subject's nodes. It uses the
-// targets of a node only when every maintenance that drains the node has stored them: otherwise
-// they could fall back after a crash, or when the maintenance that has stored them ends.
+// evacuate requests the Evacuations of the targeted pods on the subject's nodes. It waits until
+// every maintenance that drains a node has stored the targets of the node. Otherwise the targets
+// could fall back after a crash, or when the only maintenance that has stored them ends.
 //
-// DaemonSet pods are asked to leave only when the cached node has the taint that keeps the
+// DaemonSet pods are asked to leave only when the cached node has the taint that prevents the
 // DaemonSet controller from replacing them.
 func (c *Controller) evacuate(ctx context.Context, f *facts, d *decision) error {
 	work, behind := due(f, d)
@@ -79,21 +79,21 @@ func (c *Controller) evacuate(ctx context.Context, f *facts, d *decision) error 
 }
 
 // hasToWait reports whether it is too early to request the Evacuation of a pod again. If so, it
-// enqueues the maintenance for that time.
+// enqueues the maintenance for the time of the next request.
 func (c *Controller) hasToWait(maintenance string, pod *nodestate.Pod) bool {
 	last := c.state.Requests.Of(pod.UID)
 	wait := last.Until.Sub(c.clock.Now())
 	if wait <= 0 || decideEvacuation(pod) == stepAdopt && last.Failures == 0 {
-		// The Evacuation has lost our finalizer: join it again now.
+		// The Evacuation has lost our finalizer: add it again now.
 		return false
 	}
 	c.queue.AddAfter(maintenance, wait)
 	return true
 }
 
-// neverTriedFirst sorts pods by the time of their last request, pods without a request first.
-// Otherwise requests that hang would use up roundTime again and again, and others would never be
-// sent.
+// neverTriedFirst sorts pods by the time of their last request, and pods without a request first.
+// Otherwise requests that hang could use up roundTime in every sync, and requests for other pods
+// would never be sent.
 func (c *Controller) neverTriedFirst(work []*nodestate.Pod) {
 	tried := make(map[types.UID]time.Time)
 	for _, pod := range work {
@@ -106,8 +106,9 @@ func (c *Controller) neverTriedFirst(work []*nodestate.Pod) {
 	}
 }
 
-// due returns the pods to request an Evacuation for, on the nodes whose targets all draining
-// maintenances have stored, and the maintenances that have not stored the targets yet.
+// due returns the pods to request an Evacuation for. These are the pods on the nodes whose targets
+// all draining maintenances have stored. behind has the maintenances that have not stored the
+// targets yet.
 func due(f *facts, d *decision) (work []*nodestate.Pod, behind sets.Set[string]) {
 	waiting := sets.New[string]()
 	for i, node := range f.subject.inside {
@@ -138,7 +139,7 @@ func due(f *facts, d *decision) (work []*nodestate.Pod, behind sets.Set[string])
 }
 
 // ownPodsAreNext reports whether all other targeted pods have left, so that the pods of this server
-// are asked to leave.
+// can be asked to leave.
 func ownPodsAreNext(counts []*nodeCount) bool {
 	for _, n := range counts {
 		if n.targeted > n.targetedOwn {
@@ -149,7 +150,7 @@ func ownPodsAreNext(counts []*nodeCount) bool {
 }
 
 // request sends a request for the Evacuation of a pod, if the maintenance still drains its node. A
-// failed request is retried later. After two failures the status of the node reports it.
+// failed request is retried later. After two failures the status of the node reports the error.
 func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, send func(context.Context) error) error {
 	err := c.state.Requests.Do(pod, func() error {
 		if !c.isStillDraining(nm, podcache.NodeOf(pod)) {
@@ -159,7 +160,7 @@ func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, 
 		defer cancel()
 		err := send(bounded)
 		if err != nil && ctx.Err() != nil {
-			// This server stops or is no longer the leader.
+			// This process stops or is no longer the leader.
 			return nodestate.InconclusiveError{Err: ctx.Err()}
 		}
 		return err
@@ -174,14 +175,14 @@ func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, 
 	return err
 }
 
-// create creates the Evacuation of a pod. It ignores errors that are only about this pod.
+// create creates the Evacuation of a pod. It ignores errors that concern this pod alone.
 func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *corev1.Pod) error {
 	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  pod.Namespace,
 			Name:       protocol.CanonicalName(pod.Name, pod.UID),
 			Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
-			// If the pod has no evacuator, no later status write names the maintenance.
+			// If the pod has no evacuator, no later write of the Evacuation names the maintenance.
 			Annotations: map[string]string{v1alpha1.AnnotationLeavesFor: protocol.Mention(nm)},
 		},
 		Spec: v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
@@ -204,20 +205,20 @@ func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, p
 	case err == nil:
 		return nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		// The pods are deleted with the namespace. The status counts and names them.
+		// The pods are deleted together with the namespace. The status counts and names them.
 		return nil
 	case isAboutPod(err):
 		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KObj(pod), "reason", err.Error())
 		return nil
 	}
-	// The Evacuation may exist nevertheless.
+	// The Evacuation may exist although the request failed.
 	return fmt.Errorf("create the evacuation of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 }
 
 // isStillDraining reports whether, according to the caches, a maintenance drains and selects a
 // node. It is called after the request was recorded. The node controller reads the same caches
-// before the recorded requests, so it either waits for this request, or this check prevents the
-// request.
+// before it reads the recorded requests. So either it waits for this request, or this check
+// prevents the request.
 func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) bool {
 	cached := holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
 	return cached.Any(node, func(now *v1alpha1.NodeMaintenance) bool {
@@ -225,8 +226,8 @@ func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) 
 	})
 }
 
-// adopt adds our finalizer to a pod's Evacuation. A refusal is reported for the pod and is not an
-// error of the whole maintenance.
+// adopt adds our finalizer to a pod's Evacuation. A refusal is reported for the pod and does not
+// make the sync of the maintenance fail.
 func (c *Controller) adopt(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *nodestate.Pod) error {
 	e := pod.Evacuation
 	err := c.request(ctx, nm, pod.Pod, func(ctx context.Context) error {
@@ -236,7 +237,7 @@ func (c *Controller) adopt(ctx context.Context, nm *v1alpha1.NodeMaintenance, po
 		}
 		err = fmt.Errorf("join evacuation %s/%s: %w", e.Namespace, e.Name, err)
 		if apierrors.IsConflict(err) {
-			// The cache was behind.
+			// The cached Evacuation was outdated.
 			return nodestate.InconclusiveError{Err: err}
 		}
 		return err
@@ -259,8 +260,8 @@ func (c *Controller) setFinalizers(ctx context.Context, e *v1alpha1.Evacuation, 
 	return err
 }
 
-// finalizerPatch returns a patch that sets the finalizers of an object, and conflicts if the object
-// has changed.
+// finalizerPatch returns a patch that sets the finalizers of an object. The API server refuses it
+// with a conflict if the object has changed.
 func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 	if finalizers == nil {
 		finalizers = []string{}
@@ -271,7 +272,8 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 }
 
 // wanted reports whether the stored targets of a maintenance for the node cover the pod of an
-// Evacuation. A kept pod is not wanted, unless it is kept because of its budget, which may open.
+// Evacuation. A kept pod is not wanted. The exception is a pod that is kept because of its budget,
+// since the budget may allow a disruption later.
 func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
@@ -285,7 +287,7 @@ func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	}
 	return c.holders.Any(nodeName, func(nm *v1alpha1.NodeMaintenance) bool {
 		if pod == nil {
-			// The pod is unknown: the targets cannot be compared with it.
+			// The pod is not in the cache, so the targets cannot be compared with it.
 			return holds.Targeting(node)(nm)
 		}
 		asks, err := holds.Asks(nm, pod, node)

@@ -15,14 +15,14 @@ const (
 	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not delete
 	// it.
 	EventNotAuthorized = "NotAuthorized"
-	// EventFastForwarded: a node was already drained further than the plan of a maintenance that
-	// joined late.
+	// EventFastForwarded: before a maintenance joined, another maintenance had already drained a
+	// node further than the plan of the first allows.
 	EventFastForwarded = "DrainFastForwarded"
-	// EventOrderOverridden: the plans of maintenances contradict each other, and the order of the
-	// oldest was used.
+	// EventOrderOverridden: the plans of two maintenances contradict each other, and the nodes are
+	// drained in the order of the older plan.
 	EventOrderOverridden = "DrainOrderOverridden"
-	// EventDrainBlocked: every pod that is asked to leave is blocked. Sent when the condition
-	// Drained begins to report it.
+	// EventDrainBlocked: every pod that is asked to leave is blocked. The event is sent when the
+	// condition Drained begins to report it.
 	EventDrainBlocked = "DrainBlocked"
 	// EventStageStarted: a maintenance entered a stage.
 	EventStageStarted = "StageStarted"
@@ -34,19 +34,19 @@ const (
 	// EventDrainedNoLonger: the condition Drained is no longer True.
 	EventDrainedNoLonger = "DrainedNoLonger"
 	// EventNotProgressing: the condition Progressing became False: the maintenance makes no
-	// progress, or an operation that it needs keeps failing. Once for each text.
+	// progress, or an operation that it needs keeps failing. One event is sent for each text.
 	EventNotProgressing = "NotProgressing"
 	// EventDrained: the condition Drained became True.
 	EventDrained = "Drained"
 	// EventCompleted: all changes of the maintenance to nodes were undone.
 	EventCompleted = "Completed"
 	// EventSuperseded: the maintenance of a shutdown of a node was completed because the node has
-	// shut down for a later one.
+	// shut down for the maintenance of a later shutdown.
 	EventSuperseded = "Superseded"
 	// EventStatusTooLarge: the status is too large to be stored, even without messages.
 	EventStatusTooLarge = "StatusTooLarge"
 	// EventStatusNotWritten: the status could not be written for a minute, for example because a
-	// policy or a webhook refuses it. Once for each text.
+	// policy or a webhook refuses it. One event is sent for each text.
 	EventStatusNotWritten = "StatusNotWritten"
 )
 

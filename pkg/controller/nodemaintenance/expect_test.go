@@ -52,7 +52,7 @@ func (f *fixture) wantProgressing(name string, status metav1.ConditionStatus, re
 	}
 }
 
-// wantEvent reads the recorded events, and checks that one has the reason.
+// wantEvent reads the recorded events, and checks that one of them has the reason.
 func (f *fixture) wantEvent(reason string) string {
 	f.t.Helper()
 	var seen []string

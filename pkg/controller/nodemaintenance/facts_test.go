@@ -24,7 +24,7 @@ import (
 // noon is the time of the first decision in these tests.
 var noon = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 
-// world is the input of decisions, without caches, clock and clients.
+// world has the inputs of decisions, without caches, clock and clients.
 type world struct {
 	t     *testing.T
 	facts *facts
@@ -74,7 +74,7 @@ func evacuated(modify ...func(*v1alpha1.Evacuation)) func(*nodestate.Pod) {
 	}
 }
 
-// gone deletes pods.
+// gone removes pods.
 func (w *world) gone(names ...string) {
 	for _, name := range names {
 		delete(w.pods, name)
@@ -91,7 +91,7 @@ func (w *world) node(name string) *corev1.Node {
 	return nil
 }
 
-// outside puts a node outside the waves.
+// outside excludes a node from the waves.
 func (w *world) outside(name string, why exclusion) {
 	m := w.facts.subject
 	for i := range m.nodes {

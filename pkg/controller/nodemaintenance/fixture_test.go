@@ -45,7 +45,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// fixture has two fake clusters, a clock and the controllers that run on them.
+// fixture has two fake clusters, a clock and the controllers under test.
 type fixture struct {
 	t           *testing.T
 	ctx         context.Context
@@ -57,13 +57,14 @@ type fixture struct {
 	watches     *informertest.Watches
 	// evacuatorsOn are the classes of the built-in evacuators that are enabled.
 	evacuatorsOn sets.Set[string]
-	// advertise, adopted and completedTTL are options that the next restart applies.
+	// advertise, adopted and completedTTL are options of the controllers that the next restart
+	// creates.
 	advertise bool
 	adopted   string
 	evictions *inflight.Evictions
 	// failed are the Evacuations that could not be withdrawn.
 	failed []withdrawal
-	// nodes is the node controller, which runs beside this one.
+	// nodes is the node controller that runs together with this one.
 	nodes *nodecontroller.Controller
 	*Controller
 }
@@ -81,13 +82,13 @@ type authorizerOfAll struct {
 	err     error
 	// failing has the errors of the reviews about single nodes.
 	failing map[string]error
-	// silent is the user whose reviews get no answer until answer is closed.
+	// silent is the user whose access reviews do not end until answer is closed.
 	silent string
 	answer chan struct{}
 	asked  int
 }
 
-// count returns the number of reviews so far.
+// count returns the number of access reviews so far.
 func (r *authorizerOfAll) count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,7 +135,7 @@ func (r *authorizerOfAll) EvaluateConditions(
 
 const testStorage = "storage-1"
 
-// newFixture starts the caches of the controllers in a bubble of synctest.
+// newFixture starts the caches of the controllers. It must be called in a bubble of synctest.
 func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -164,7 +165,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	return f
 }
 
-// restart replaces the controllers by new ones, which only have the objects in the clusters.
+// restart replaces the controllers with new ones, which know only the objects in the clusters.
 func (f *fixture) restart() {
 	f.t.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: f.host, Maintenance: f.maintenance, Recorder: f.recorder}, 0))(f.t)
@@ -231,7 +232,7 @@ func (f *fixture) cached() {
 	})
 }
 
-// authorized waits until the controller has the reviews of all nodes of the active maintenances, so
+// authorized waits until the access reviews for all nodes of the active maintenances have ended, so
 // that no sync waits for one.
 func (f *fixture) authorized() {
 	f.t.Helper()
@@ -250,7 +251,7 @@ func (f *fixture) authorized() {
 func sameObjects[T metav1.Object](cached, stored []T) bool {
 	key := func(o T) string {
 		plain := any(o).(runtime.Object).DeepCopyObject()
-		// Objects of informers have no kind.
+		// Objects from informers have no kind.
 		plain.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
 		stripped, _ := podcache.Strip(plain)
 		o = stripped.(T)
@@ -284,7 +285,7 @@ func (f *fixture) syncOnce(name string) {
 	}
 }
 
-// step syncs a maintenance until nothing changes any more.
+// step syncs a maintenance until a sync changes nothing.
 func (f *fixture) step(name string) {
 	f.t.Helper()
 	for range 20 {
@@ -369,7 +370,7 @@ func (f *fixture) withdraw() error {
 func (f *fixture) wait(d time.Duration) { f.clock.Step(d) }
 
 func (f *fixture) stored() string {
-	// Now all sent reviews have their answers.
+	// Now all sent access reviews have ended.
 	data, err := json.Marshal([]any{f.nodeList(), f.maintenanceList(), f.evacuationList(), f.rights.count()})
 	if err != nil {
 		f.t.Fatal(err)

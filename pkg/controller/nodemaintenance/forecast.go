@@ -26,9 +26,9 @@ const (
 	forecastNamed = 3
 )
 
-// forecasts emits an event about the blockers of a drain when its first wave opens. Admission lists
-// no pods, so a user who starts a drain with plain kubectl gets no other warning. It reads the
-// preview outside of the syncs, which would wait for it.
+// forecasts emits an event about the blockers of a drain when its first wave starts. Admission
+// lists no pods, so a user who starts a drain with plain kubectl gets no other warning. forecasts
+// reads the preview outside of the syncs, so that no sync waits for it.
 type forecasts struct {
 	c     *Controller
 	queue *loop.Queue[string]

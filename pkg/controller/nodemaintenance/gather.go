@@ -27,21 +27,21 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-// facts are all inputs of a decision.
+// facts has all inputs of a decision.
 type facts struct {
 	now     time.Time
 	subject *member
 	// draining are the maintenances in stage Drain that share nodes with the subject, directly or
 	// indirectly, and the subject itself if it drains.
 	draining []*member
-	// views has the pods on all nodes of subject and draining, by node name.
+	// views has the pods on all nodes of the subject and of draining, by node name.
 	views map[string]*nodestate.View
-	// former are the nodes of the subject's status that it no longer selects.
+	// former are the nodes in the subject's status that the subject no longer selects.
 	former []formerNode
-	// refusals has, by UID, why pods of the subject's nodes have no Evacuation of ours.
+	// refusals has, by UID, the reason why pods on the subject's nodes have no Evacuation of ours.
 	refusals map[types.UID]refusal
-	// troubles has the failures of a minute or longer that concern a node of the subject, by node,
-	// and problems those that concern the subject itself.
+	// troubles has the failures of a minute or longer that concern a node of the subject, by node
+	// name. problems has those failures that concern the subject itself.
 	troubles map[string]loop.Failure
 	problems []loop.Failure
 	// ignored are the nodes that match the selector but are too new.
@@ -49,18 +49,18 @@ type facts struct {
 	// attached are the volumes that are attached to the nodes inside the waves.
 	attached attachedVolumes
 	// unconfirmed are the nodes inside the waves that the node controller has not confirmed as
-	// drained. unsettled is how long the scheduler may still bind pods to nodes inside.
+	// drained. unsettled is how long the scheduler may still bind pods to nodes inside the waves.
 	unconfirmed []string
 	unsettled   time.Duration
-	// live is the result of the live list that a decision has requested: a pod that is nominated
-	// for a node, or "". It is nil before the list.
+	// live is the result of the live list that a decision has requested: the name of a pod that is
+	// nominated for a node, or "". It is nil before the list.
 	live *string
 	// later is the maintenance of a later shutdown for which the machine has shut down, if the
 	// subject is the maintenance of an earlier shutdown of the same node.
 	later *v1alpha1.NodeMaintenance
-	// held are the nodes that a maintenance which ends has not released.
+	// held are the nodes that a maintenance has not released although it ends.
 	held sets.Set[string]
-	// wake is after how long one of these facts changes without an event, 0 if none does.
+	// wake is the time after which one of these facts changes without an event, 0 if none does.
 	wake time.Duration
 
 	stallTimeout, longGrace time.Duration
@@ -71,28 +71,30 @@ type member struct {
 	*v1alpha1.NodeMaintenance
 	// nodes are all nodes that the maintenance selects, sorted by name.
 	nodes []memberNode
-	// inside are the nodes that its waves wait for, in the same order: the requester may delete
-	// them and they can be cordoned, or this is not known yet.
+	// inside are the nodes that the waves of the maintenance wait for, in the same order. The
+	// requester may delete these nodes and they can be cordoned, or this is not known yet.
 	inside []*corev1.Node
 }
 
 // memberNode is a node that a maintenance selects.
 type memberNode struct {
 	*corev1.Node
-	// outside is why the waves do not wait for the node, nil if they do.
+	// outside is the reason why the waves do not wait for the node, nil if they do.
 	outside *exclusion
-	// unanswered: the authorizer has not answered for the node yet. The waves wait for the answer.
+	// unanswered is set while the access review for the node is pending. The waves wait for its
+	// result.
 	unanswered bool
 }
 
-// exclusion is why a node is outside the waves (they do not wait for it), and since when.
+// exclusion is the reason why a node is outside the waves, which means that they do not wait for
+// it, and the time since when.
 type exclusion struct {
 	reason v1alpha1.NodeStatusReason
 	why    string
 	since  time.Time
 }
 
-// drained returns the reason of the condition Drained of a maintenance with such a node.
+// drained returns the reason of the condition Drained of a maintenance that has the excluded node.
 func (e *exclusion) drained() string {
 	switch e.reason {
 	case v1alpha1.NodeStatusNotAuthorized:
@@ -104,22 +106,22 @@ func (e *exclusion) drained() string {
 	}
 }
 
-// formerNode is a node in the status of a maintenance that no longer selects it.
+// formerNode is a node in the status of a maintenance that no longer selects the node.
 type formerNode struct {
 	*v1alpha1.NodeMaintenanceNodeStatus
-	// gone: the node does not exist. released: the maintenance has released it.
+	// gone is set if the node does not exist, released if the maintenance has released it.
 	gone, released bool
 	err            error
 }
 
-// refusal is why a pod has no Evacuation of ours: its namespace is terminating, or two requests
-// have failed.
+// refusal is the reason why a pod has no Evacuation of ours: its namespace is terminating, or two
+// requests have failed.
 type refusal struct {
 	terminating bool
 	why         string
 }
 
-// sooner returns the shorter of two waits, where 0 means forever.
+// sooner returns the shorter of two wait times. 0 means forever.
 func sooner(a, b time.Duration) time.Duration {
 	if a <= 0 || b > 0 && b < a {
 		return b
@@ -213,7 +215,7 @@ func (c *Controller) gatherNodes(f *facts) error {
 }
 
 // gatherTrouble reads the failures of a node. It sets wake in every sync, because an earlier event
-// of the maintenance replaces the requeue that the previous sync asked for.
+// of the maintenance replaces the requeue of the previous sync.
 func (c *Controller) gatherTrouble(f *facts, node string) {
 	trouble, next := c.state.Troubles.Of(node)
 	if trouble != nil {
@@ -255,13 +257,14 @@ func (f *facts) drainers(nodes sets.Set[string]) map[string][]*member {
 	return drainers
 }
 
-// isUncordoned reports whether the waves wait for the cordon of a node before any pod is asked to
-// leave.
+// isUncordoned reports whether the waves wait for the cordon of a node before the first pod is
+// asked to leave.
 func (n *memberNode) isUncordoned() bool {
 	return n.outside == nil && (!n.Spec.Unschedulable || n.unanswered)
 }
 
-// uncordoned returns the nodes for whose cordon the waves wait before any pod is asked to leave.
+// uncordoned returns the nodes for whose cordon the waves wait before the first pod is asked to
+// leave.
 func (m *member) uncordoned() []string {
 	var names []string
 	for i := range m.nodes {
@@ -273,7 +276,7 @@ func (m *member) uncordoned() []string {
 }
 
 // component returns the draining maintenances that share nodes with the subject, directly or
-// indirectly, the subject first.
+// indirectly. The subject is the first.
 func (c *Controller) component(ctx context.Context, f *facts, places *places) ([]*member, error) {
 	component := []*member{f.subject}
 	seen := map[string]bool{f.subject.Name: true}
@@ -296,8 +299,8 @@ func (c *Controller) component(ctx context.Context, f *facts, places *places) ([
 	return component, nil
 }
 
-// member determines which nodes of a maintenance its waves wait for. An Idle maintenance changes no
-// node, so member does not ask the authorizer.
+// member determines for which nodes the waves of a maintenance wait. An Idle maintenance changes no
+// node, so member makes no access reviews for it.
 func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, places *places) *member {
 	selected := c.selection.NodesOf(nm.Name)
 	m := &member{NodeMaintenance: nm, nodes: make([]memberNode, len(selected)), inside: selected}
@@ -312,7 +315,8 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 	m.inside = make([]*corev1.Node, 0, len(selected))
 	for i := range m.nodes {
 		node, answer := &m.nodes[i], answers[m.nodes[i].Name]
-		// Read the annotations only if necessary: for most nodes of a drain the answer is enough.
+		// Parse the annotations only if necessary: for most nodes of a drain the access review is
+		// sufficient.
 		holds := (answer.Err != nil || tooLarge != nil) && marks.Holds(node.Node, nm)
 		node.outside = c.whyOutside(ctx, f, nm, node.Node, outsideFacts{answer, holds, tooLarge, places})
 		if node.outside == nil {
@@ -331,10 +335,10 @@ type outsideFacts struct {
 	places   *places
 }
 
-// whyOutside returns why a node is outside the waves of a maintenance that is not Idle: the
-// requester may not delete it, too many other maintenances hold it, the status has no room for it,
-// it could not be cordoned for a minute, another client keeps removing its cordon, or the
-// authorizer has not answered for a minute.
+// whyOutside returns the reason why a node is outside the waves of a maintenance that is not Idle:
+// the requester may not delete it, too many other maintenances hold it, the status has no room for
+// it, it could not be cordoned for a minute, another client keeps removing its cordon, or the
+// authorizer has not responded for a minute.
 func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, node *corev1.Node, o outsideFacts) *exclusion {
 	entered := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon)
 	switch {
@@ -400,13 +404,14 @@ func (c *Controller) maintenances() []*v1alpha1.NodeMaintenance {
 	return all
 }
 
-// noPlace is the message about a node that the maximum number of other maintenances hold.
+// noPlace is the message about a node that is already held by the maximum number of other
+// maintenances.
 var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", v1alpha1.ReasonTooManyMaintenances, protocol.MaxHolders)
 
 // places determines which maintenances may hold a node that too many maintenances select. Like the
 // node controller, it uses marks.Choose. A maintenance that the annotations of the node name keeps
-// its place even if its requester has lost the right to the node: if the kubelet erases the
-// annotations, no other maintenance gets a place. It reads each such node once per sync.
+// its place even if its requester may no longer delete the node. So no other maintenance gets a
+// place if the kubelet erases the annotations. places reads each such node once per sync.
 type places struct {
 	c      *Controller
 	byNode map[string]nodePlaces
@@ -419,8 +424,8 @@ type nodePlaces struct {
 
 func newPlaces(c *Controller) *places { return &places{c: c, byNode: map[string]nodePlaces{}} }
 
-// lacksOne reports whether a maintenance in stage Cordon or Drain cannot hold a node because others
-// have all places.
+// lacksOne reports whether a maintenance in stage Cordon or Drain cannot hold a node because other
+// maintenances have all places.
 func (p *places) lacksOne(ctx context.Context, nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
 	if p.c.selection.CountOn(node.Name) <= protocol.MaxHolders {
 		return false

@@ -50,7 +50,7 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 		c.queue.Add(nm.Name)
 	}
 	if old != nil && v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || !statusOnly || !drainplan.SameTargets(old, nm) {
-		// Without the debounce: they wait for these targets to be stored.
+		// Without the debounce: the neighbours wait until these targets are stored.
 		c.enqueueNeighbours(nm)
 	}
 	if v1alpha1.IsEnding(nm) && !statusOnly {
@@ -80,7 +80,7 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 		c.queue.AddAfter(name, selection.Lingering)
 	}
 	if old != nil {
-		// A maintenance may wait until the node no longer names it.
+		// A maintenance that ends may wait until the annotations of the node no longer name it.
 		c.enqueue(sets.List(marks.Names(old)))
 	}
 }
@@ -91,8 +91,8 @@ func sameNode(a, b *corev1.Node) bool {
 		drainplan.IsTainted(a) == drainplan.IsTainted(b) && protocol.StaticPodFactsOf(a) == protocol.StaticPodFactsOf(b)
 }
 
-// stateChanged enqueues the maintenances that select a node, and those that its annotations still
-// name.
+// stateChanged enqueues the maintenances that select a node, and the maintenances that its
+// annotations still name.
 func (c *Controller) stateChanged(name string) {
 	c.enqueueNode(name)
 	if node, err := c.nodeLister.Get(name); err == nil {
@@ -100,7 +100,7 @@ func (c *Controller) stateChanged(name string) {
 	}
 }
 
-// nodeReleased enqueues the Evacuations of a node for withdrawal, and its maintenances.
+// nodeReleased enqueues the Evacuations of a node, for withdrawal, and its maintenances.
 func (c *Controller) nodeReleased(node string) {
 	c.enqueueEvacuations(node)
 	c.enqueueNode(node)
@@ -108,8 +108,7 @@ func (c *Controller) nodeReleased(node string) {
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
 	if old != nil && pod != nil && podcache.NodeOf(old) != podcache.NodeOf(pod) {
-		// The Evacuation was requested for the old node; possibly no maintenance drains the new
-		// one.
+		// The Evacuation was requested for the old node. Maybe no maintenance drains the new node.
 		if e := c.state.EvacuationOf(pod); e != nil {
 			c.withdrawals.enqueue(e)
 		}
@@ -130,8 +129,8 @@ func (c *Controller) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 	c.enqueueNode(c.state.NodeOf(latest))
 }
 
-// enqueueEvacuationsOf enqueues the Evacuations on the nodes of a maintenance: those that no other
-// maintenance wants are withdrawn.
+// enqueueEvacuationsOf enqueues the Evacuations on the nodes of a maintenance. Those that no other
+// maintenance wants are then withdrawn.
 func (c *Controller) enqueueEvacuationsOf(nm *v1alpha1.NodeMaintenance) {
 	names := c.touchedNodes(nm)
 	for _, node := range c.selection.NodesOf(nm.Name) {
@@ -145,7 +144,7 @@ func (c *Controller) enqueueEvacuationsOf(nm *v1alpha1.NodeMaintenance) {
 	}
 }
 
-// enqueueEvacuations enqueues the Evacuations of a node: those that no maintenance wants are
+// enqueueEvacuations enqueues the Evacuations of a node. Those that no maintenance wants are then
 // withdrawn.
 func (c *Controller) enqueueEvacuations(node string) {
 	for _, e := range c.state.OurEvacuations(node) {
@@ -162,8 +161,8 @@ func (c *Controller) enqueueNode(node string) {
 	}
 }
 
-// enqueue adds maintenances after the debounce. Adding one again does not extend its delay, so a
-// stream of events cannot starve it.
+// enqueue adds maintenances after the debounce. Adding a maintenance again does not extend its
+// delay, so a stream of events cannot starve it.
 func (c *Controller) enqueue(names []string) {
 	for _, name := range names {
 		c.queue.AddAfter(name, c.debounce(name))

@@ -23,13 +23,14 @@ import (
 	typed "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
 )
 
-// hanging is a client of a server whose webhook does not answer for the Evacuations of some pods.
+// hanging is a client of a server whose webhook does not respond for the Evacuations of some pods.
 // Such a call takes 10 s, unless its context ends before.
 type hanging struct {
 	versioned.Interface
 
 	mu sync.Mutex
-	// tries counts the calls for each of these pods, longest is the longest of them.
+	// tries counts the calls for each of these pods, and longest is the duration of the longest
+	// call.
 	tries   map[string]int
 	longest time.Duration
 }
@@ -128,7 +129,7 @@ func TestHangingRequestsDoNotHoldBackOthers(t *testing.T) {
 				if client.longest > requestTimeout {
 					t.Errorf("a request took %v, want at most %v", client.longest, requestTimeout)
 				}
-				// With a back-off of a minute, an hour must not have a try in each sync.
+				// With a backoff of a minute, the syncs of an hour must not make a call each.
 				for begun := time.Now(); time.Since(begun) < time.Hour; f.wait(time.Second) {
 					_ = f.Controller.sync(f.ctx, "m")
 				}

@@ -23,7 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/marks"
 )
 
-// numbered returns maintenances m-000, m-001 and so on, each a minute older than the one before.
+// numbered returns maintenances m-000, m-001 and so on, each a minute older than the previous one.
 func numbered(n int, modify ...func(*v1alpha1.NodeMaintenance)) []apiruntime.Object {
 	var objects []apiruntime.Object
 	for i := range n {
@@ -32,7 +32,7 @@ func numbered(n int, modify ...func(*v1alpha1.NodeMaintenance)) []apiruntime.Obj
 	return objects
 }
 
-// shutdownOf makes a maintenance the one of a node's shutdown.
+// shutdownOf makes a maintenance the maintenance of a node's shutdown.
 func shutdownOf(node, boot string) func(*v1alpha1.NodeMaintenance) {
 	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Name = protocol.ShutdownName(node, boot)
@@ -251,8 +251,8 @@ func TestLaterShutdownSupersedes(t *testing.T) {
 	})
 }
 
-// TestCancelledShutdownSupersedesNothing: people work on a node after a reboot, and another reboot
-// is requested and cancelled.
+// TestCancelledShutdownSupersedesNothing: operators work on a node after a reboot, and another
+// reboot is requested and cancelled.
 func TestCancelledShutdownSupersedesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		earlier, later := protocol.ShutdownName("one", bootNumber(1)), protocol.ShutdownName("one", bootNumber(2))
@@ -290,8 +290,8 @@ func TestShutdownsOfUnknownBoots(t *testing.T) {
 	})
 }
 
-// TestCostOfManyMaintenancesOfANode counts the allocations after an event of a node, which syncs
-// each of its maintenances once.
+// TestCostOfManyMaintenancesOfANode counts the allocations after an event of a node, which causes a
+// sync of each of its maintenances.
 func TestCostOfManyMaintenancesOfANode(t *testing.T) {
 	round := func(n int) (allocations uint64) {
 		synctest.Test(t, func(t *testing.T) {
@@ -321,7 +321,7 @@ func TestCostOfManyMaintenancesOfANode(t *testing.T) {
 	}
 	few := round(100)
 	for _, n := range []int{200, 400} {
-		// Allow a third more than n/100 times as many: slices and maps grow in steps.
+		// The number may grow linearly, plus a third: slices and maps grow in steps.
 		if many, most := round(n), few*uint64(n)/100*4/3; many > most {
 			t.Errorf("a sync of each of %d maintenances of a node takes %d allocations, want at most %d: that of 100 takes %d", n, many, most, few)
 		}

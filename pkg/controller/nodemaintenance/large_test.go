@@ -81,7 +81,7 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 	}
 }
 
-// largeCluster fills the caches directly: the measured code does not depend on the informers.
+// largeCluster fills the caches directly: the measured code does not need the informers.
 func largeCluster(tb testing.TB, nodes, podsPerNode int) (*Controller, *v1alpha1.NodeMaintenance) {
 	tb.Helper()
 	f, pods, evacuations := newController(tb)

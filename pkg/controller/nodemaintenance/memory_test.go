@@ -13,8 +13,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// wantSameDecision checks that the caches of the controller do not change its decision: a
-// controller without them decides the same about a maintenance.
+// wantSameDecision checks that the memory of the controller does not change its decision: a new
+// controller decides the same about a maintenance.
 func (f *fixture) wantSameDecision(name string) {
 	f.t.Helper()
 	nm, err := f.get(name)
@@ -38,7 +38,7 @@ type seen struct {
 	status  v1alpha1.NodeMaintenanceStatus
 	targets map[string][]v1alpha1.DrainPlanEntry
 	unasked []string
-	// unwanted are the names of Evacuations.
+	// unwanted has the names of Evacuations.
 	unwanted []string
 }
 
@@ -89,8 +89,8 @@ func TestEveryFieldOfANodeStatusIsCompared(t *testing.T) {
 	}
 }
 
-// fields returns the fields of a struct, with the fields of a nested struct instead of the nested
-// struct.
+// fields returns the fields of a struct. Instead of a nested struct, it returns the fields of the
+// nested struct.
 func fields(of reflect.Type) []reflect.StructField {
 	var out []reflect.StructField
 	for _, field := range reflect.VisibleFields(of) {

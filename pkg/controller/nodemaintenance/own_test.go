@@ -27,8 +27,8 @@ func ofServer(pod *corev1.Pod) {
 }
 
 func TestRecreatedOwnPodIsKept(t *testing.T) {
-	// The pod is created in the same second as the cordon, later, and earlier according to the
-	// clock of kube-apiserver.
+	// The pod is created in the same second as the cordon, then later, and then earlier according
+	// to the clock of kube-apiserver.
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 1, 0, 0, time.UTC))
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 11, 58, 0, 0, time.UTC))

@@ -26,7 +26,7 @@ const (
 	progressPace = 30 * time.Second
 )
 
-// describe returns the oldest failure as text, with the number of the others.
+// describe returns the oldest failure as text, with the number of other failures.
 func describe(all []loop.Failure) string {
 	first := all[0]
 	text := fmt.Sprintf("%s: %s (since %s)", first.About, first.Text, first.Since.UTC().Format(time.RFC3339))
@@ -38,27 +38,28 @@ func describe(all []loop.Failure) string {
 
 // progressFacts has the inputs of the condition Progressing.
 type progressFacts struct {
-	// ending: the stage is Complete or the object is being deleted. nodesHeld is the number of
-	// nodes that are not released.
+	// ending is set if the stage is Complete or the object is being deleted. nodesHeld is the
+	// number of nodes that are not released.
 	ending    bool
 	nodesHeld int
-	// unknown is a stage that this version does not know.
+	// unknown is the stage if this version does not know it, otherwise "".
 	unknown v1alpha1.NodeMaintenanceStage
-	// draining: the stage is Drain. drained: the condition Drained is True. unconfirmed is what
-	// Drained waits for when no pod is left.
+	// draining is set in stage Drain, drained if the condition Drained is True. unconfirmed is what
+	// Drained=True waits for when no pod is left.
 	draining, drained bool
 	unconfirmed       string
-	// blocked reports that every pod that is asked to leave is blocked; worst names them.
+	// blocked is set if every pod that is asked to leave is blocked; worst names these pods.
 	blocked bool
 	worst   string
-	// stalledSince is the time of the last progress, if it is longer ago than the stall timeout.
+	// stalledSince is the time of the last progress, if the stall timeout has passed since then;
+	// otherwise nil.
 	stalledSince *metav1.Time
-	// moves reports that there was progress a moment ago.
+	// moves is set if there was progress a moment ago.
 	moves bool
-	// waits reports that no pod is asked to leave, because every node waits for others.
+	// waits is set if no pod is asked to leave because every node waits for other nodes.
 	waits    bool
 	problems []loop.Failure
-	// progress is a text with the number of pods that are left.
+	// progress is a text that contains the number of pods that are left.
 	progress string
 	// ignored are the nodes that match the selector but are too new.
 	ignored []string
@@ -124,14 +125,14 @@ func pluralIs(n int, noun string) string {
 	return wording.Count(n, noun) + " are"
 }
 
-// movement has the signs of progress of a drain.
+// movement has the indications that a drain makes progress.
 type movement struct {
-	// moreGone: the number of pods that have left a node has a new maximum.
+	// moreGone is set if the number of pods that have left a node has reached a new maximum.
 	moreGone bool
-	// targetsChanged: a wave opened, or nodes joined or left.
+	// targetsChanged is set if a wave started, or if nodes joined or left.
 	targetsChanged bool
 	// moved is the time of the last progress of a single pod: its evacuator reported, or it
-	// terminated. Pods that only make up for returned pods do not count.
+	// terminated. It ignores pods that only compensate for returned pods.
 	moved time.Time
 }
 
@@ -141,7 +142,7 @@ func lastProgress(before *metav1.Time, m movement, now time.Time) *metav1.Time {
 		return &metav1.Time{Time: now}
 	}
 	if now.Before(before.Time) {
-		// The previous leader had another clock. The time must not decrease.
+		// The clock of the previous leader was ahead. The time must not decrease.
 		now = before.Time
 	}
 	if m.targetsChanged || m.moreGone {
@@ -172,7 +173,8 @@ func gonePeakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNod
 	return max(before.PodsGonePeak, gone(entry))
 }
 
-// moreGone reports whether the number of pods that have left one of the nodes has a new maximum.
+// moreGone reports whether the number of pods that have left one of the nodes has reached a new
+// maximum.
 func moreGone(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStatus) bool {
 	for i := range status.NodeStatuses {
 		entry := &status.NodeStatuses[i]
@@ -184,8 +186,8 @@ func moreGone(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStat
 }
 
 // movedAt returns the time of the last progress of the pods of a node. If n pods have come back,
-// the n latest moves do not count: when these n pods have left, the node is only where it was
-// before.
+// the n latest moves do not count: when these n pods have left again, the node has made no progress
+// compared with the time before they came back.
 func (n *nodeCount) movedAt(entry *v1alpha1.NodeMaintenanceNodeStatus, now time.Time) time.Time {
 	// Outside of stage Drain, gone may exceed PodsGonePeak.
 	cameBack := int(max(0, entry.PodsGonePeak-gone(entry)))
@@ -246,7 +248,7 @@ func (m *member) problems(f *facts) []loop.Failure {
 		case node.outside != nil && node.outside.reason != v1alpha1.NodeStatusNotAuthorized:
 			all = append(all, loop.Failure{About: about, Since: node.outside.since, Text: node.outside.why})
 		case node.outside == nil && failing:
-			// The node is cordoned; a taint or a condition may fail.
+			// The node is cordoned. Only a taint or a condition of the node cannot be written.
 			all = append(all, loop.Failure{About: about, Since: trouble.Since, Text: trouble.Text})
 		}
 	}
@@ -255,7 +257,7 @@ func (m *member) problems(f *facts) []loop.Failure {
 }
 
 // showFailure returns the status of a maintenance with the error of its sync in the condition
-// Progressing, if the sync has failed for long enough. The rest of the status does not change.
+// Progressing, if the sync has failed for long enough. Nothing else in the status changes.
 func (c *Controller) showFailure(nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenanceStatus, bool) {
 	all, _ := c.problems.Visible(nm.Name)
 	if len(all) == 0 {

@@ -74,8 +74,8 @@ func nominated(node string) func(*corev1.Pod) {
 	}
 }
 
-// TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn completes a maintenance immediately after it
-// has created one Evacuation and joined another instigator's.
+// TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn: a maintenance is completed immediately after
+// the controller has created an Evacuation and joined another instigator's Evacuation.
 func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance("m",
@@ -83,7 +83,7 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 			ourEvacuation("q", "one", instigatedBy(foreignInstigator)))
 		f.step("m")
 		f.enter("m", v1alpha1.NodeMaintenanceStageDrain)
-		// From here on the cache gets no event of an Evacuation.
+		// From here on the cache gets no events of Evacuations.
 		f.maintenance.PrependWatchReactor("evacuations", func(clienttesting.Action) (bool, watch.Interface, error) {
 			f.watches.Begin("evacuations")
 			return true, watch.NewFake(), nil
@@ -109,7 +109,8 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	})
 }
 
-// TestCompleteWaitsForRequestsInFlight completes a maintenance while it creates an Evacuation.
+// TestCompleteWaitsForRequestsInFlight: a maintenance is completed while the controller creates an
+// Evacuation for it.
 func TestCompleteWaitsForRequestsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod("p", "one", 0)
@@ -143,7 +144,7 @@ func TestCompleteWaitsForRequestsInFlight(t *testing.T) {
 	})
 }
 
-// TestNoEvacuationForACompletedMaintenance completes the maintenance in the middle of a sync.
+// TestNoEvacuationForACompletedMaintenance: the maintenance is completed in the middle of a sync.
 func TestNoEvacuationForACompletedMaintenance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod, joined := newPod("p", "one", 0), newPod("q", "one", 0)
@@ -168,7 +169,7 @@ func TestNoEvacuationForACompletedMaintenance(t *testing.T) {
 	})
 }
 
-// TestNoEvacuationOnADeselectedNode changes the selector in the middle of a round of requests.
+// TestNoEvacuationOnADeselectedNode: the selector changes in the middle of a round of requests.
 func TestNoEvacuationOnADeselectedNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod("p", "one", 0)
@@ -332,7 +333,7 @@ func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 					newPod("p", "one", 0), newPod("q", "foreign", 0), newPod("gone", "foreign", 0), newMaintenance("m"))
 				f.step("m")
 				f.wantEvacuating("gone", "p", "q")
-				// Its Evacuation exists for a while after the eviction of the pod.
+				// The Evacuation of the pod exists for a while after the eviction.
 				if err := f.host.CoreV1().Pods("default").Delete(f.ctx, "gone", metav1.DeleteOptions{}); err != nil {
 					t.Fatal(err)
 				}
@@ -355,7 +356,7 @@ func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 				f.wantEvacuating("gone", "p", "q")
 				f.nodeStatus("m", "foreign")
 				failing = false
-				// A new leader knows only the status.
+				// A new leader knows the nodes only from the status.
 				f.restart()
 				f.wait(selection.Lingering)
 				f.step("m")
@@ -364,7 +365,7 @@ func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 				f.wantEvacuating("p")
 				want := 1
 				if name == "the node is deleted" {
-					want = 2 // it may be registered again
+					want = 2 // the node may be registered again
 				}
 				if got := len(f.nm("m").Status.NodeStatuses); got != want {
 					t.Errorf("got %d node statuses, want %d", got, want)
@@ -406,7 +407,7 @@ func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 	})
 }
 
-// TestTheLastCountersAreWritten ends a drain during the pause between two writes.
+// TestTheLastCountersAreWritten: a drain ends during the pause between two status writes.
 func TestTheLastCountersAreWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0))
@@ -435,8 +436,8 @@ func TestRefusedNodesOfARunningDrainStayAsTheyAre(t *testing.T) {
 		f.create(newPod("s", "two", 0))
 		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 		f.step("m")
-		// Node one gets neither a cordon nor an Evacuation, and keeps the Evacuations that it has.
-		// Node two drains.
+		// Node one is not cordoned again and gets no further Evacuation. Its existing Evacuations
+		// stay. Node two drains.
 		f.wantEvacuating("p", "q", "s")
 		f.wantCordon("one", false, "m")
 		f.sweep()
@@ -452,8 +453,8 @@ func TestRefusedNodesOfARunningDrainStayAsTheyAre(t *testing.T) {
 	})
 }
 
-// TestRequestsAreSentInRounds sends requests that take a quarter of a round each. After the round
-// the maintenance is reconciled again, so that the user can cancel it.
+// TestRequestsAreSentInRounds sends requests that take a quarter of roundTime each. After roundTime
+// the maintenance must be reconciled again, so that the user can cancel it.
 func TestRequestsAreSentInRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newMaintenance("m"))
@@ -466,7 +467,7 @@ func TestRequestsAreSentInRounds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The requests of the fifth quarter begin exactly at the end of the round.
+		// Five batches are sent, since the fifth begins exactly at the end of roundTime.
 		if got := sent.Load(); got != 5*maxParallel {
 			t.Errorf("got %d requests in a round, want %d", got, 5*maxParallel)
 		}
@@ -521,7 +522,7 @@ func TestCompleteWaitsForEvictionsInFlight(t *testing.T) {
 	}
 }
 
-// holders returns the maintenance if it is active.
+// holders returns the name of the maintenance if holds is set.
 func holders(holds bool) []string {
 	if holds {
 		return []string{"m"}

@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// TestRun starts the controller, which reacts to events only.
+// TestRun runs the controller, so that only events cause syncs.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
@@ -64,7 +64,7 @@ func TestSilentAuthorizerDelaysNoOtherDrain(t *testing.T) {
 			func() bool { return slices.Equal(f.evacuating(), []string{"p"}) })
 		close(f.rights.answer)
 		f.ticking("all pods are asked to leave", func() bool { return len(f.evacuating()) == 1+2*nodeWorkers })
-		// A review fails after ten seconds. The drain must not wait for one.
+		// An access review times out after ten seconds. The drain must not wait for that.
 		if took := time.Since(start); took >= 10*time.Second {
 			t.Errorf("the drain took %s", took)
 		}
@@ -80,7 +80,7 @@ func (f *fixture) run(workers int) {
 	wg.Wait()
 }
 
-// ticking waits for a condition while the clock runs.
+// ticking waits for a condition while the clock advances.
 func (f *fixture) ticking(what string, condition func() bool) {
 	f.t.Helper()
 	f.eventually(what, func() bool {

@@ -38,7 +38,7 @@ func agent(status corev1.ConditionStatus) func(*corev1.Node) {
 	}
 }
 
-// keeping adds the annotation of an agent that keeps a static pod.
+// keeping adds the annotation of a node agent that keeps a static pod.
 func keeping(pod string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		kept := map[string]protocol.KeptReason{}
@@ -49,7 +49,8 @@ func keeping(pod string) func(*corev1.Node) {
 	}
 }
 
-// TestAPodThatBecomesKept runs the controllers, which react to the annotation alone.
+// TestAPodThatBecomesKept runs the controllers, so that only the event of the annotation causes
+// syncs.
 func TestAPodThatBecomesKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", agent(corev1.ConditionTrue)), newMaintenance("m"), newPod("proxy", "one", 0, static))
@@ -64,7 +65,8 @@ func TestAPodThatBecomesKept(t *testing.T) {
 	})
 }
 
-// TestAgentsThatComeAndGo runs the controllers, which react to the events of the condition only.
+// TestAgentsThatComeAndGo runs the controllers, so that only the events of the condition cause
+// syncs.
 func TestAgentsThatComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("proxy", "one", 0, static))
@@ -86,8 +88,8 @@ func TestAgentsThatComeAndGo(t *testing.T) {
 	})
 }
 
-// TestAgentsThatComeAndGoBeforeTheirWave covers a pod on another node that keeps the wave of static
-// pods closed: no Evacuation is created or withdrawn because of the agent.
+// TestAgentsThatComeAndGoBeforeTheirWave: because of a pod on another node, the wave of static pods
+// has not started. So no Evacuation is created or withdrawn because of the agent.
 func TestAgentsThatComeAndGoBeforeTheirWave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m"), newPod("proxy", "one", 0, static), newPod("web", "two", 0))
@@ -108,7 +110,8 @@ func TestAgentsThatComeAndGoBeforeTheirWave(t *testing.T) {
 	})
 }
 
-// shows returns a function that reports whether the condition Drained of a node has a status.
+// shows returns a function that reports whether the condition Drained of a node has the given
+// status.
 func (f *fixture) shows(node string, status corev1.ConditionStatus) func() bool {
 	return func() bool {
 		return slices.ContainsFunc(f.node(node).Status.Conditions, func(c corev1.NodeCondition) bool {
@@ -118,7 +121,7 @@ func (f *fixture) shows(node string, status corev1.ConditionStatus) func() bool 
 }
 
 // soon waits for a condition that an event has to cause. A node reports returned pods after half a
-// minute. The periodic resync of the controllers comes too late to be the cause.
+// minute. The periodic resync of the controllers is later, so it cannot be the cause.
 func (f *fixture) soon(what string, condition func() bool) {
 	f.t.Helper()
 	begun := time.Now()

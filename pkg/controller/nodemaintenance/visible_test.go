@@ -145,7 +145,7 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 				f.cached()
 				f.syncOnce("m")
 				f.cached()
-				_ = f.withdraw() // the withdrawal for p fails, as intended
+				_ = f.withdraw() // fails for p, as intended
 				f.cached()
 				if err := f.reconcileNodes(); err != nil {
 					t.Fatal(err)
@@ -342,8 +342,8 @@ func TestNewNodes(t *testing.T) {
 	}
 }
 
-// TestNodesOfAnotherStorageAreKept starts a server whose storage does not have the maintenances of
-// the nodes.
+// TestNodesOfAnotherStorageAreKept starts a server whose storage does not have the maintenances
+// that hold the nodes.
 func TestNodesOfAnotherStorageAreKept(t *testing.T) {
 	foreign := `{"storage":"another","maintenances":{"m":"1"},"taints":["maintenance.haulout.dev/held"]}`
 	synctest.Test(t, func(t *testing.T) {
@@ -432,7 +432,7 @@ func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 		f.step("m")
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned)
-		// The message is compared up to the number of nodes.
+		// The test compares the beginning of the message, up to the number of nodes.
 		if got := f.nodeStatus("m", "late-0000").DrainMessage; !strings.HasPrefix(got, "Not drained: the status of ") {
 			t.Errorf("got message %q, want why the node is not drained", got)
 		}
@@ -512,7 +512,7 @@ func TestCompletedMaintenancesAreDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
-		// The time before the completion does not count.
+		// The time before the maintenance was completed does not count.
 		f.wait(20 * time.Hour)
 		f.enter("m", stageComplete)
 		nm := f.nm("m")
@@ -524,7 +524,7 @@ func TestCompletedMaintenancesAreDeleted(t *testing.T) {
 		f.step("m")
 		f.wait(10 * time.Hour)
 		f.step("m")
-		f.nm("m") // kept forever by default
+		f.nm("m") // is kept forever by default
 		f.completedTTL = 11 * time.Hour
 		f.step("m")
 		f.nm("m")

@@ -13,7 +13,7 @@ import (
 )
 
 // attachedByNode is the index of VolumeAttachments by the node that the volume is attached to. It
-// has no attachments that are only requested or already detached: they do not matter when a user
+// omits attachments that are only requested or already detached: they do not matter when a user
 // switches the node off.
 const attachedByNode = "haulout.dev/attached-volumes-by-node"
 
@@ -61,8 +61,7 @@ func (c *Controller) attachedVolumes(nodes []*corev1.Node) (attachedVolumes, err
 	return out, nil
 }
 
-// remark returns the end of a message about volumes that are still attached; it is empty if there
-// are none.
+// remark returns the part of a message about volumes that are still attached, "" if there are none.
 func (a attachedVolumes) remark() string {
 	if a.volumes == 0 {
 		return ""

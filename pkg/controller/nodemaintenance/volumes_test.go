@@ -48,8 +48,8 @@ func (f *fixture) drainedMessage(name string) string {
 	return condition.Message
 }
 
-// TestAttachedVolumesAreCounted starts the controller, which reacts to events only: the attachment
-// and detachment of a volume must enqueue the maintenance.
+// TestAttachedVolumesAreCounted runs the controller, so that only events cause syncs: the
+// attachment and detachment of a volume must enqueue the maintenance.
 func TestAttachedVolumesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := newAttachment("asked", "one")

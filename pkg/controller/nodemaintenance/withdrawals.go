@@ -23,31 +23,34 @@ import (
 // withdrawalWorkers is the maximum number of Evacuations that are withdrawn at the same time.
 const withdrawalWorkers = 16
 
-// answerRetry is how soon an Evacuation is read again while its request has no answer.
+// answerRetry is the time after which an Evacuation is read again while the API server has not
+// responded to its request.
 const answerRetry = 50 * time.Millisecond
 
 // withdrawals removes our finalizer from the Evacuations of pods whose node no maintenance drains
 // any more: the maintenance has ended, was force-deleted, or does not select the node. A previous
-// leader that has not noticed the change may have created such an Evacuation. It also withdraws the
-// Evacuations of unwanted pods. The key is an Evacuation, so one that cannot be withdrawn only
-// delays its own node.
+// leader that has not noticed the change may have created such an Evacuation. withdrawals also
+// withdraws the Evacuations of unwanted pods. The key is an Evacuation, so that an Evacuation which
+// cannot be withdrawn delays only its own node.
 type withdrawals struct {
 	c     *Controller
 	queue *loop.Queue[withdrawal]
 }
 
-// withdrawal is the key of the queue: an Evacuation, and why it may have to be withdrawn.
+// withdrawal is the key of the queue: an Evacuation, and the reason why it may have to be
+// withdrawn.
 type withdrawal struct {
 	types.NamespacedName
-	// unwanted: according to a decision, the maintenances that drain the node no longer ask the pod
-	// to leave: its labels have changed, or another node has the same name. Without such a decision
-	// the stored targets are not enough: those in the cache of a new leader may be older than the
-	// Evacuation.
+	// unwanted is set if, according to a decision, the maintenances that drain the node no longer
+	// ask the pod to leave: its labels have changed, or another node has the same name. Only a
+	// decision can determine this. The stored targets in the cache of a new leader are not
+	// sufficient, since they may be older than the Evacuation.
 	unwanted bool
 }
 
 // String returns the name of a withdrawal in logs and failures. An unwanted withdrawal has its own
-// name, so that the success of the other one does not clear its failure.
+// name, so that the success of a stray withdrawal of the same Evacuation does not clear its
+// failure.
 func (w withdrawal) String() string {
 	if w.unwanted {
 		return w.NamespacedName.String() + " (unwanted)"
@@ -70,7 +73,7 @@ func (w *withdrawals) enqueue(e *v1alpha1.Evacuation) {
 }
 
 // enqueueUnwanted enqueues an Evacuation for withdrawal unless a maintenance asks its pod to leave.
-// Each sync of a maintenance enqueues it again, so after a failure only the backoff retries it.
+// Each sync of a maintenance calls it again. After a failure, only the backoff causes a retry.
 func (w *withdrawals) enqueueUnwanted(e *v1alpha1.Evacuation) {
 	w.queue.AddUnlessFailed(withdrawal{NamespacedName: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, unwanted: true})
 }
@@ -101,8 +104,8 @@ func (w *withdrawals) sync(ctx context.Context, key withdrawal) error {
 	return err
 }
 
-// get returns an Evacuation from the cache, or from the API if its request was recorded. It returns
-// nil if the Evacuation does not exist or need not be withdrawn yet.
+// get returns an Evacuation from the cache, or from the API if a request for it was recorded. It
+// returns nil if the Evacuation does not exist or need not be withdrawn yet.
 func (w *withdrawals) get(ctx context.Context, key withdrawal) (*v1alpha1.Evacuation, error) {
 	request, requested := w.c.state.Requests.For(key.NamespacedName)
 	switch {
@@ -135,7 +138,7 @@ func (w *withdrawals) isStray(e *v1alpha1.Evacuation, node string) bool {
 		return !w.c.isTargeted(node)
 	}
 	// The pod is no longer nominated for a node. If the pod is not in the cache, it is either
-	// deleted, which ends the Evacuation, or too new.
+	// deleted, which ends the Evacuation, or too new for the cache.
 	return w.c.state.PodOf(e) != nil
 }
 
@@ -155,7 +158,7 @@ func (c *Controller) removeInstigator(ctx context.Context, e *v1alpha1.Evacuatio
 		e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid {
 		return nil
 	}
-	// The deletion has its own deadline, since the patch may have used up the first one.
+	// The deletion gets its own deadline, since the patch may have used up the first deadline.
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	err := c.maintenance.MaintenanceV1alpha1().Evacuations(e.Namespace).Delete(ctx, e.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(e.UID))})
