@@ -14,7 +14,7 @@ import (
 // Reasons of the events.
 const (
 	// EventBadDeletionCost: the deletion cost of a pod that has to be evicted is not a valid
-	// number. The event is about the pod.
+	// number. About the pod.
 	EventBadDeletionCost = "BadPodDeletionCost"
 )
 

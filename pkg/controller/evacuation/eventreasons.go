@@ -22,7 +22,7 @@ const (
 	// EventBlocked: the pod cannot leave. The event is sent when the reason changes.
 	EventBlocked = "EvacuationBlocked"
 	// EventEvicted: the API server accepted the eviction of a pod. The event names the maintenance
-	// that drains the pod, and is about the pod.
+	// that drains the pod. About the pod.
 	EventEvicted = "Evicted"
 )
 

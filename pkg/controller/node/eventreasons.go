@@ -39,7 +39,7 @@ const (
 	// it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventForeignMarks: a node has the cordon, taints or annotations of a server with another
-	// storage. They stay until --adopt-storage names that storage. The event is about the node.
+	// storage. They stay until --adopt-storage names that storage. About the node.
 	EventForeignMarks = "MarksOfAnotherStorage"
 )
 
