@@ -19,35 +19,36 @@ import (
 type verdict string
 
 const (
-	// verdictAccepted: the pod was asked to stop.
+	// verdictAccepted: the API server accepted the eviction, and the pod terminates.
 	verdictAccepted verdict = "accepted"
 	// verdictGone: the pod no longer exists.
 	verdictGone verdict = "gone"
-	// verdictBudgetClosed: the budget allows no disruption. The only answer that counts as a failed
-	// eviction.
+	// verdictBudgetClosed: the budget allows no disruption. This is the only verdict that counts as
+	// a failed eviction.
 	verdictBudgetClosed verdict = "budget_closed"
 	// verdictBudgetStale: the disruption controller has not yet processed the budget's last change.
 	verdictBudgetStale verdict = "budget_stale"
-	// verdictPodChanged: a pod that could be evicted because it was not ready changed during the
-	// call.
+	// verdictPodChanged: the API server did not check the budget because the pod was not ready, and
+	// then refused the eviction because the pod had changed in the meantime.
 	verdictPodChanged verdict = "pod_changed"
-	// verdictDenied: an admission webhook or policy refuses this pod, or does not answer.
+	// verdictDenied: an admission webhook or policy refuses this pod, or does not respond.
 	verdictDenied verdict = "denied"
 	// verdictOverloaded: the API server is overloaded or has an internal error.
 	verdictOverloaded verdict = "overloaded"
 	// verdictTooManyDisruptedPods: the API server refuses every eviction because of the budget's
 	// status: disruptedPods is too long, or disruptionsAllowed is negative.
 	verdictTooManyDisruptedPods verdict = "too_many_disrupted_pods"
-	// verdictNamespaceTerminating: nothing can be created in the namespace, not even an eviction;
-	// its pods are deleted anyway.
+	// verdictNamespaceTerminating: no object can be created in the namespace, not even an eviction.
+	// The pods of the namespace are deleted anyway.
 	verdictNamespaceTerminating verdict = "namespace_terminating"
-	// verdictForbidden: the server lacks a permission, or a built-in admission plugin refuses.
+	// verdictForbidden: the server lacks a permission, or a built-in admission plugin refuses the
+	// eviction.
 	verdictForbidden verdict = "forbidden"
 	// verdictSeveralBudgets: the eviction API refuses pods that several budgets select.
 	verdictSeveralBudgets verdict = "several_budgets"
-	// verdictUnknown: it is unknown whether the pod was evicted. It has to be read again.
+	// verdictUnknown: it is unknown whether the pod was evicted. The pod has to be read again.
 	verdictUnknown verdict = "unknown"
-	// verdictFailed: anything else.
+	// verdictFailed: the eviction failed for any other reason.
 	verdictFailed verdict = "failed"
 	// verdictWithdrawn: no eviction was sent, because its Evacuation was withdrawn.
 	verdictWithdrawn verdict = "withdrawn"
@@ -56,18 +57,18 @@ const (
 // answer is a verdict with the details of the API server's answer.
 type answer struct {
 	verdict verdict
-	// retryAfter is how long the API server asks to wait, at most maxRetryAfter; 0 if it does not
-	// ask.
+	// retryAfter is the time after which the API server allows a retry, at most maxRetryAfter; 0 if
+	// the API server sets none.
 	retryAfter time.Duration
-	// message quotes the API server.
+	// message is the message of the API server.
 	message string
-	// lost: there was no clear answer, and the verdict follows from a read of the pod.
+	// lost is set if there was no clear answer, and the verdict was derived from a read of the pod.
 	lost bool
 }
 
-// answerOf classifies the result of an eviction. unready reports that the pod did not need its
-// budget because it was not ready: the API server then answers a change of the pod with the same
-// words as a stale budget.
+// answerOf classifies the result of an eviction. unready is true if the API server does not check
+// the budget because the pod is not ready. If the pod then changes, the API server returns the same
+// message as for a stale budget.
 func answerOf(err error, unready bool) answer {
 	if err == nil {
 		return answer{verdict: verdictAccepted}
@@ -92,21 +93,21 @@ func answerOf(err error, unready bool) answer {
 	return a
 }
 
-// maxRetryAfter is the longest wait that the queue accepts from the API server.
+// maxRetryAfter is the longest retry time that the queue accepts from the API server.
 const maxRetryAfter = 30 * time.Second
 
 // isDenial reports whether the message comes from admission. A webhook chooses the code, the causes
-// and the retry time of its answer: KubeVirt answers 429 for each virtual machine. Only the
-// beginning of the message is written by the API server or, for policies and for webhooks that do
-// not answer, the words before the name.
+// and the retry time of its response: KubeVirt returns 429 for each virtual machine. So only the
+// text of the API server can be relied on. It is the beginning of the message or, for policies and
+// for webhooks that do not respond, the words before the name.
 func isDenial(message string) bool {
 	return strings.HasPrefix(message, `admission webhook "`) ||
 		strings.Contains(message, "ValidatingAdmissionPolicy '") ||
 		strings.Contains(message, `failed calling webhook "`)
 }
 
-// verdictOf classifies an answer that does not come from admission. budget: the answer names the
-// budget as its cause.
+// verdictOf classifies an answer that does not come from admission. budget is true if the answer
+// names the budget as the cause.
 func verdictOf(err error, s metav1.Status, budget, unready bool) verdict {
 	switch {
 	case budget && s.Code == http.StatusForbidden:

@@ -28,8 +28,8 @@ import (
 
 var podResource = schema.GroupResource{Resource: "pods"}
 
-// The errors are those of k8s.io/kubernetes/pkg/registry/core/pod/storage/eviction.go, of admission
-// and of the API server's filters.
+// The errors are those that k8s.io/kubernetes/pkg/registry/core/pod/storage/eviction.go, admission
+// and the filters of the API server return.
 func budgetClosed() error {
 	return withCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0),
 		policyv1.DisruptionBudgetCause, "The disruption budget web needs 9 healthy pods and has 9 currently")
@@ -59,7 +59,7 @@ func overloaded(seconds int) error {
 }
 
 // deniedBy returns the error that the API server returns for a webhook's denial. The message begins
-// with the words of the API server and ends with those of the webhook.
+// with the words of the API server and ends with the words of the webhook.
 func deniedBy(webhook string, code int32, words string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: code,

@@ -17,31 +17,31 @@ const (
 	maxBudgetRest  = 15 * time.Minute
 	maxTroubleRest = 5 * time.Minute
 
-	// failingAfter is how long evictions of a pod have to fail for temporary reasons before the pod
+	// failingAfter is how long evictions of a pod may fail for temporary reasons before the pod
 	// counts as blocked.
 	failingAfter = time.Minute
 )
 
-// trouble is a blocker of one pod alone, independent of its lane.
+// trouble is a blocker that concerns one pod and not its lane.
 type trouble struct {
 	Blocker
-	// from is when the pod begins to count as blocked.
+	// from is the time from which the pod counts as blocked.
 	from time.Time
 }
 
-// consequence is what the queue does with a pod after an answer.
+// consequence is the effect of an answer on the pod.
 type consequence struct {
-	// reason and text are those of the blocker; %s stands for the message of kube-apiserver.
-	// Without a reason the pod gets no trouble.
+	// reason and text are the reason and the text of the blocker. %s is replaced with the message
+	// of kube-apiserver. Without a reason the pod gets no trouble.
 	reason, text string
-	// rest is the longest back-off of the pod; 0 for none. forBudget: the back-off ends when the
-	// budget opens.
+	// rest is the longest back-off of the pod; 0 for none. forBudget is set if the back-off also
+	// ends when the budget allows a disruption.
 	rest      time.Duration
 	forBudget bool
 }
 
-// consequences has an entry for each answer of the API. If a budget is stale, the lane waits and
-// not the pod.
+// consequences has an entry for each answer of the API. If a budget is stale, the whole lane waits,
+// so the pod gets no back-off.
 var consequences = map[verdict]consequence{
 	verdictAccepted:     {},
 	verdictGone:         {},
@@ -95,7 +95,7 @@ func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time)
 	case verdictForbidden, verdictFailed:
 		it.failingSince = time.Time{}
 	default:
-		// The API server checks the budget after admission has allowed the eviction.
+		// The API server checks the budget only after admission has allowed the eviction.
 		it.deniedSince, it.failingSince, it.denial = time.Time{}, time.Time{}, ""
 	}
 	it.phase, it.trouble = phaseWaiting, nil
@@ -117,7 +117,7 @@ func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time)
 	}
 }
 
-// inherit sets the blocker that the previous leader stored, until the first answer replaces it.
+// inherit sets the blocker that the previous leader stored. The first answer replaces it.
 func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
 	it.blocker, it.starved = b, b != nil
 	if b == nil {
@@ -135,8 +135,8 @@ func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
 	it.trouble = &trouble{Blocker: *b}
 }
 
-// review updates the state of the members of a lane, if one may have become blocked or unblocked
-// because time has passed.
+// review updates the states of the members of a lane, if a member may have become blocked or
+// unblocked since the last review.
 func (q *Queue) review(g *group, now time.Time) {
 	if g.reviewAt.IsZero() || now.Before(g.reviewAt) {
 		return
@@ -148,7 +148,7 @@ func (q *Queue) review(g *group, now time.Time) {
 }
 
 // updateState updates the blocker and the note of an item, and reports a change. The trouble of the
-// item goes before the blocker of its lane.
+// item takes precedence over the blocker of its lane.
 func (q *Queue) updateState(it *item, now time.Time) {
 	var b *Blocker
 	var note string
@@ -174,7 +174,7 @@ func (q *Queue) updateState(it *item, now time.Time) {
 	q.report(it)
 }
 
-// report records that the state of an item has changed, for the callback of the caller.
+// report records that the state of an item has changed, so that Changed is called for it.
 func (q *Queue) report(it *item) {
 	if !it.removed {
 		q.changed = append(q.changed, it.Evacuation)

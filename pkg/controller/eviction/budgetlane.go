@@ -15,36 +15,36 @@ import (
 const (
 	// laneCalls is the maximum number of calls in flight under one budget. Two calls that update
 	// the budget at the same time conflict: the API server retries one of them after half a second,
-	// up to twenty times. Up to about this number, calls almost never fail, and the budget is
-	// always in use.
+	// up to twenty times. Up to about this number, calls almost never fail because of that, and
+	// there is always a call that updates the budget.
 	laneCalls = 24
-	// laneAwake is the maximum number of those calls that are awake, not sleeping after a conflict.
-	// A lane begins with one and gets one more for each answer without a conflict. All lanes that
-	// move share this number, and each has at least one: more would cause conflicts while the API
-	// server is busy anyway.
+	// laneAwake is the maximum number of awake calls: calls that do not sleep in the API server
+	// after a conflict. A lane begins with one awake call, and may have one more after each answer
+	// without a conflict. The lanes that move share this number, and each may have at least one.
+	// More calls would cause conflicts while the API server is busy anyway.
 	laneAwake = 6
-	// asleepAfter is after how long a call counts as sleeping in the API server because of a
-	// conflict. Another pod can be evicted meanwhile: a sleeping call costs nothing.
+	// asleepAfter is the time after which a call counts as sleeping in the API server because of a
+	// conflict. A sleeping call causes no load, so another pod can be evicted at the same time.
 	asleepAfter = 80 * time.Millisecond
 	// conflictDelay is the shortest time that an eviction with a conflict takes: the API server
-	// sleeps that long before it retries.
+	// sleeps for that time before it retries.
 	conflictDelay = 400 * time.Millisecond
 
 	// unconfirmedFor is how long an accepted eviction is subtracted from what the budget's status
 	// allows, if the status never lists it.
 	unconfirmedFor = 5 * time.Second
 
-	// blockedAfter is how long a budget has to be closed before its pods count as blocked, and how
-	// long it has to be open before they no longer do. Without it, a budget that opens and closes
-	// would cost two status writes of every pod each time.
+	// blockedAfter is how long a budget must allow no disruption before its pods count as blocked,
+	// and how long it must allow one before they no longer do. Without it, each change of a budget
+	// between the two would cost two status writes of every pod.
 	blockedAfter = 10 * time.Second
 
-	// steadyAfter is how long the numbers of healthy and expected pods must not change before the
-	// unhealthy pods count as stuck. Until then they may be starting.
+	// steadyAfter is how long the numbers of healthy and expected pods must stay the same before
+	// the unhealthy pods count as stuck. Until then they may be starting.
 	steadyAfter = time.Minute
 
 	// firstProbeAfter is how long a closed lane waits for a watch event of its budget before it
-	// sends a probe, in case the cache is stale. The wait doubles with every probe.
+	// sends a probe, since the cache may be stale. The wait doubles with every probe.
 	firstProbeAfter = 10 * time.Second
 	maxProbeDelay   = 15 * time.Minute
 	// probeInterval is the shortest time between two probes of all closed lanes together.
@@ -52,57 +52,59 @@ const (
 )
 
 // The API server evicts in two steps: it adds the pod's name to the status of the budget, then it
-// deletes the pod. If the client or the API server is killed between the two, the budget is used up
-// and the pod still exists. The disruption controller removes the name only after two minutes, and
-// until then a budget of one allows nothing. So the queue does the second step: the budget has
-// already granted the eviction.
+// deletes the pod. If the client or the API server is killed between the two steps, the name uses
+// up the budget and the pod still exists. The disruption controller removes the name only after two
+// minutes. Until then a budget for one pod allows no disruption. So the queue makes the second
+// step, for which the budget has already granted the eviction.
 const (
-	// interruptedAfter is how long a name has to be listed, and its pod unchanged, before the
+	// interruptedAfter is how long a name must be listed, and its pod unchanged, before the
 	// eviction counts as interrupted.
 	interruptedAfter = 5 * time.Second
-	// interruptedUntil is the maximum age of an entry, by its own time and by our clock since we
-	// first saw it. The entry must still exist when the pod is deleted: otherwise the budget would
-	// also grant another eviction.
+	// interruptedUntil is the maximum age of an entry, according to its timestamp and according to
+	// our clock since we first observed it. The entry must still exist when the pod is deleted.
+	// Otherwise the budget would also allow another eviction.
 	interruptedUntil = 90 * time.Second
 
-	// clockTolerance is how far ahead of our clock the time of an entry may be. Beyond that the
-	// clocks differ too much, and the age of the entry is unknown.
+	// clockTolerance is how far the timestamp of an entry may be ahead of our clock. If it is
+	// further ahead, the clocks differ too much, and the age of the entry is unknown.
 	clockTolerance = 5 * time.Second
 )
 
-// budgetLane has the pods of one PodDisruptionBudget, because every eviction under it is an update
-// of that object. While the budget is closed, the lane offers only rare probes.
+// budgetLane has the pods of one PodDisruptionBudget, because every eviction under the budget
+// updates that object. A lane is closed while its budget allows no disruption. Then it offers only
+// rare probes.
 type budgetLane struct {
 	group
 	*budgetLanes
 	budget *policyv1.PodDisruptionBudget
 
-	// limit bounds the awake calls of this lane.
+	// limit is the limit of awake calls of this lane.
 	limit concurrency
-	// unconfirmed has the evictions that are missing in the cached status of the budget, by pod
-	// name, with the time of their answer; zero while there is none.
+	// unconfirmed has the evictions that are not in the cached status of the budget yet, by pod
+	// name, with the time of their answer. The time is zero until the answer arrives.
 	unconfirmed map[string]time.Time
-	// granted has, by pod name, when we first saw a pod in disruptedPods of the budget's status.
+	// granted has, by pod name, the time at which we first observed a pod in disruptedPods of the
+	// budget's status.
 	granted map[string]time.Time
-	// refusedAt is the resourceVersion of the budget with which the API refused an eviction that
-	// the status allowed.
+	// refusedAt is the resourceVersion of the budget at which the API refused an eviction although
+	// the status allowed it.
 	refusedAt string
 
-	// open reports that the budget allows a disruption, according to its status and the last
-	// answers; since is the time of the last change of open.
+	// open is set if the budget allows a disruption, according to its status and the last answers.
+	// since is the time of the last change of open.
 	open  bool
 	since time.Time
-	// steadySince is when the numbers of healthy or expected pods last changed.
+	// steadySince is the time at which the number of healthy or expected pods last changed.
 	steadySince time.Time
 
-	// probeAt is when the lane's next probe is due.
+	// probeAt is the time of the lane's next probe.
 	probeAt    time.Time
 	probeDelay time.Duration
 }
 
 // budgetLanes has the state that the lanes of all budgets share.
 type budgetLanes struct {
-	// probeAllowedAt is when one of the lanes may send the next probe.
+	// probeAllowedAt is the time from which any of the lanes may send the next probe.
 	probeAllowedAt time.Time
 	// awake is the maximum number of awake calls of each lane.
 	awake int
@@ -133,14 +135,14 @@ func (l *budgetLane) observe(budget *policyv1.PodDisruptionBudget, now time.Time
 	case !allows && l.open:
 		l.close(now)
 	case !allows:
-		// The cause may have changed.
+		// The cause may have changed, even though the budget still allows no disruption.
 		l.reviewBy(latest(now, l.since.Add(blockedAfter)))
 	}
 	return allows
 }
 
-// noteGranted records when each name first appeared in the budget's status. The times in the status
-// come from another clock.
+// noteGranted records when each name first appeared in the budget's status. It uses our clock,
+// since the timestamps in the status come from another clock.
 func (l *budgetLane) noteGranted(now time.Time) {
 	listed := l.budget.Status.DisruptedPods
 	maps.DeleteFunc(l.granted, func(pod string, _ time.Time) bool {
@@ -206,9 +208,9 @@ func (l *budgetLane) hasSlot(now time.Time) bool {
 	return busy < min(l.limit.limit, l.awake)
 }
 
-// nextProbe returns when the lane may offer a pod although its budget is closed in the cache. The
-// offer alone does not delay the probes of other lanes, only a call does: the queue does not take
-// every offer.
+// nextProbe returns the time from which the lane may offer a pod although its budget allows no
+// disruption in the cache. The probes of other lanes are delayed when the call is sent, and not by
+// the offer, since the queue does not accept every offer.
 func (l *budgetLane) nextProbe() time.Time {
 	return latest(l.probeAt, l.probeAllowedAt)
 }
@@ -218,7 +220,7 @@ func (l *budgetLane) moves(now time.Time) bool {
 }
 
 // interrupted returns the pods whose eviction the budget has granted, but which were not deleted.
-// If the age of an entry is unknown, the disruption controller has to remove it.
+// It omits entries of unknown age, which the disruption controller has to remove.
 func (l *budgetLane) interrupted(now time.Time) (found []*item) {
 	long := false
 	for _, since := range l.granted {
@@ -229,7 +231,7 @@ func (l *budgetLane) interrupted(now time.Time) (found []*item) {
 	}
 	for it := range l.members {
 		since, listed := l.granted[it.Pod]
-		// A pod that rests for another reason was just refused.
+		// A pod that rests for another reason was refused a moment ago.
 		waits := it.phase == phaseWaiting || it.phase == phaseResting && it.restsForBudget
 		granted := l.budget.Status.DisruptedPods[it.Pod].Time
 		seen, age := now.Sub(since), now.Sub(granted)
@@ -267,7 +269,8 @@ func (l *budgetLane) handleAnswer(c *call, a answer, now time.Time) {
 	case verdictOverloaded, verdictDenied, verdictWithdrawn:
 		return
 	case verdictBudgetClosed, verdictBudgetStale, verdictTooManyDisruptedPods:
-		// If the budget has not changed since the call, its status allowed the eviction wrongly.
+		// If the budget has not changed since the call, its cached status allowed the eviction
+		// wrongly.
 		if l.budget.ResourceVersion == c.budgetVersion {
 			l.refusedAt = c.budgetVersion
 			if l.open {
@@ -275,18 +278,20 @@ func (l *budgetLane) handleAnswer(c *call, a answer, now time.Time) {
 			}
 		}
 		if l.open && c.pass == passProbe && a.verdict == verdictBudgetClosed {
-			// The budget opened during the probe: the pod must not back off.
+			// The budget began to allow a disruption during the probe, so the pod needs no
+			// back-off.
 			c.it.phase, c.it.failures = phaseWaiting, 0
 		}
 	}
 	if c.took < conflictDelay {
-		// A call with a conflict changes nothing: it is no sign for more calls, nor for fewer.
+		// A call with a conflict says nothing about the right number of calls, so it does not
+		// change the limit.
 		l.limit.good()
 	}
 }
 
-// judge keeps the previous blocker while its reason is the same: otherwise the changing numbers of
-// a busy budget would be written into the status of every waiting pod.
+// judge returns the previous blocker while its reason stays the same. Otherwise the changing
+// numbers of a busy budget would be written into the status of every waiting pod.
 func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
 	if it.starved {
 		b = it.blocker

@@ -38,14 +38,14 @@ const churnInterval = time.Second
 
 // churn has the pending changes of the budgets of a namespace.
 type churn struct {
-	// next is when the changes may be evaluated next.
+	// next is the time from which the changes may be evaluated.
 	next time.Time
-	// changed has, by name, the budgets that are new or may select other pods than before; nil for
-	// a deleted budget.
+	// changed has, by name, the budgets that are new or may select other pods than before. The
+	// value is nil for a deleted budget.
 	changed map[string]*policyv1.PodDisruptionBudget
 }
 
-// budgetChanged handles an event of a budget. A change that keeps the selector only affects the
+// budgetChanged handles an event of a budget. A change that keeps the selector affects only the
 // lane of the budget and is never delayed.
 func (q *Queue) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	name := pdb.NameOf(cmp.Or(budget, old))
@@ -62,10 +62,10 @@ func (q *Queue) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 			return
 		}
 		if !q.stepped || budget != nil && q.budgets.Get(name.Namespace, name.Name) == nil {
-			// A new budget is evaluated immediately: until then its pods would seem to have no
-			// budget, or only one of two. If a budget is deleted and recreated, its deletion is
-			// pending and the creation joins it, so a tenant cannot cause more than one immediate
-			// evaluation per name.
+			// A new budget is evaluated immediately. Otherwise its pods would be treated as if they
+			// had no budget, or only one of two. If a budget is deleted and recreated, both events
+			// are evaluated together, since the deletion is still pending. So a tenant can cause at
+			// most one immediate evaluation per name.
 			q.applyBudget(name.Namespace, name.Name, budget, q.cfg.Clock.Now())
 			return
 		}
@@ -74,7 +74,7 @@ func (q *Queue) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	q.churn[name.Namespace] = c
 }
 
-// applyBudgets moves the items that changed budgets select, or selected.
+// applyBudgets moves the items that the changed budgets select, or selected before the change.
 func (q *Queue) applyBudgets(now time.Time) {
 	for namespace, c := range q.churn {
 		if now.Before(c.next) {
@@ -116,8 +116,8 @@ func (q *Queue) applyBudget(namespace, name string, budget *policyv1.PodDisrupti
 	}
 }
 
-// budgetObserved passes a budget to its lane. If the budget is open, it ends the back-off of the
-// pods that the budget had refused.
+// budgetObserved passes a budget to its lane. If the budget allows a disruption, budgetObserved
+// ends the back-off of the pods that it had refused.
 func (q *Queue) budgetObserved(budget *policyv1.PodDisruptionBudget, now time.Time) {
 	l, ok := q.lanes[laneKey{NamespacedName: pdb.NameOf(budget)}].(*budgetLane)
 	if !ok || !l.observe(budget, now) {

@@ -16,28 +16,28 @@ import (
 )
 
 const (
-	// callTimeout is longer than the longest eviction in the API server: twenty conflicts of half a
-	// second on the pod, and as many on the budget.
+	// callTimeout is longer than the longest eviction in the API server, which has twenty conflicts
+	// of half a second on the pod, and as many on the budget.
 	callTimeout = 40 * time.Second
 	// finishTimeout is the timeout of the call that deletes the pod of an interrupted eviction. The
-	// call then ends well before the disruption controller removes the entry, even if the clocks of
-	// the two machines differ.
+	// call ends well before the disruption controller removes the entry, even if the clocks of the
+	// two machines differ.
 	finishTimeout = 15 * time.Second
 	// finishGrace is how long a call in flight may continue after the queue stops, so that it is
-	// not interrupted between the two steps of the API server.
+	// not aborted between the two steps of the API server.
 	finishGrace = 4 * time.Second
 	// resendAfter is how long a pod may stay unchanged in the cache after its eviction was
-	// accepted, before it is evicted again.
+	// accepted. Then it is evicted again.
 	resendAfter = time.Minute
-	// overloadPause is how long the queue sends nothing to an overloaded API server that sets no
-	// Retry-After.
+	// overloadPause is how long the queue sends no evictions to an overloaded API server that sets
+	// no Retry-After.
 	overloadPause = time.Second
 )
 
 // call is an eviction in flight.
 type call struct {
-	// Request is the request at the time of the call; that of the item may have been replaced
-	// since.
+	// Request is the request at the time of the call. The request of the item may have been
+	// replaced since.
 	*Request
 	it   *item
 	pod  *corev1.Pod
@@ -47,16 +47,16 @@ type call struct {
 	number uint64
 	sent   time.Time
 	took   time.Duration
-	// budgetVersion is the resourceVersion of the budget that the pass was derived from.
+	// budgetVersion is the resourceVersion of the budget that the pass is based on.
 	budgetVersion string
-	// limit and laneLimit are the concurrency limits of the queue and of the lane when the call was
-	// sent.
+	// limit and laneLimit are the concurrency limits of the queue and of the lane at the time of
+	// the call.
 	limit, laneLimit int
 }
 
 // send makes one call, unless the Evacuation was withdrawn, and processes the answer. The eviction
-// already counts as in flight: a client that withdraws the Evacuation either sees it there or
-// prevents it.
+// already counts as in flight. So a client that withdraws the Evacuation either finds the eviction
+// in flight or prevents it.
 func (q *Queue) send(ctx context.Context, c *call) {
 	ctx, cancel := untilFinished(ctx)
 	defer cancel()
@@ -68,7 +68,7 @@ func (q *Queue) send(ctx context.Context, c *call) {
 	q.wake()
 }
 
-// ask sends the eviction. All API calls of the queue are made here.
+// ask sends the eviction. It makes all API calls of the queue.
 func (q *Queue) ask(ctx context.Context, c *call) answer {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(c.Evacuation.Namespace, c.Pod), "podUID", c.UID)
 	a := answerOf(q.evict(klog.NewContext(ctx, logger), c), c.pass == passUnready)
@@ -84,7 +84,7 @@ func (q *Queue) ask(ctx context.Context, c *call) answer {
 	return a
 }
 
-// evict makes the API call that belongs to the pass.
+// evict makes the API call for the pass.
 func (q *Queue) evict(ctx context.Context, c *call) error {
 	options := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(c.UID)}}
 	if c.pass == passGranted {
@@ -124,7 +124,7 @@ func (q *Queue) reread(ctx context.Context, c *call, a answer) answer {
 	return a
 }
 
-// handleAnswer processes an answer: it updates the concurrency limits of the queue and of the lane,
+// handleAnswer processes an answer. It updates the concurrency limits of the queue and of the lane,
 // and places the item again.
 func (q *Queue) handleAnswer(c *call, a answer) {
 	q.mu.Lock()
@@ -151,8 +151,8 @@ func (q *Queue) handleAnswer(c *call, a answer) {
 	}
 }
 
-// pace adapts the limit of calls in flight. A denial by admission or a lost connection does not
-// change it: it says nothing about other pods.
+// pace adapts the limit of calls in flight to an answer. A denial by admission and a lost
+// connection do not change the limit, since they say nothing about other pods.
 func (q *Queue) pace(c *call, a answer, now time.Time) {
 	switch a.verdict {
 	case verdictOverloaded:

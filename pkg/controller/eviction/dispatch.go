@@ -14,8 +14,8 @@ import (
 	"haulout.dev/haulout/pkg/host/inflight"
 )
 
-// step returns the evictions to send now, and when the next step is due without an event; zero if
-// only an event can cause one.
+// step returns the evictions to send now, and the time of the next step if there is no event
+// before; zero if only an event can cause the next step.
 func (q *Queue) step() (due []*call, next time.Time) {
 	q.mu.Lock()
 	defer q.unlock()
@@ -34,10 +34,10 @@ func (q *Queue) step() (due []*call, next time.Time) {
 	return due, next
 }
 
-// pick takes as many pods from the lanes as may be sent now: first those whose evictions were
-// interrupted, then pods that have not been tried, round robin over the lanes. If no such pod is
-// left, it takes pods that have been tried, the one with the oldest try first. So no pod is tried
-// again before all other pods were tried.
+// pick takes as many pods from the lanes as may be sent now. It takes pods whose evictions were
+// interrupted first, then pods that have not been tried, round robin over the lanes. If there are
+// none of these, it takes the pod that was tried the longest time ago. So no pod is tried again
+// before all other pods were tried.
 func (q *Queue) pick(now time.Time) (picked []*call) {
 	q.budgetLanes.awake = awakePerLane(q.ring, now)
 	for _, l := range q.ring {
@@ -69,7 +69,7 @@ func (q *Queue) pick(now time.Time) (picked []*call) {
 	}
 }
 
-// offer returns the pod of a lane that may be sent now, nil if there is none.
+// offer returns the pod of a lane that may be sent now, or nil.
 func (q *Queue) offer(l lane, now time.Time) (*item, pass) {
 	if !q.mayCall(l) {
 		return nil, passPlain
@@ -77,9 +77,9 @@ func (q *Queue) offer(l lane, now time.Time) (*item, pass) {
 	return l.offer(now)
 }
 
-// mayCall reports whether another call of the lane may be in flight. A call with conflicts on a
-// budget sleeps in the API server for up to ten seconds, and pods without budgets must not wait for
-// such calls: pods with budgets get half of the calls.
+// mayCall reports whether another call of the lane may be sent. A call with conflicts on a budget
+// sleeps in the API server for up to ten seconds, and pods without budgets must not wait for such
+// calls. So pods with budgets get at most half of the calls.
 func (q *Queue) mayCall(l lane) bool {
 	return q.inFlight < q.calls.limit && (!l.common().protected || q.protected < max(1, q.calls.limit/2))
 }
@@ -100,8 +100,8 @@ func (q *Queue) begin(picked []*call, it *item, p pass, now time.Time) []*call {
 	it.leaveLine()
 	pod := q.present(it)
 	if pod == nil {
-		// The cache has changed and its event follows. An eviction by name would use up budget for
-		// another pod.
+		// The cached pod has changed, and the event of that change follows. An eviction would
+		// identify the pod only by its name, and could use up budget for another pod.
 		q.place(it, now)
 		return picked
 	}
@@ -126,8 +126,8 @@ func (q *Queue) place(it *item, now time.Time) {
 		q.cfg.InFlight.Remove(it.UID)
 	}
 	if pod != nil && !accepted {
-		// A pod that is no longer in the cache stays podLeaving until its event: counted as
-		// serving, it would let another pod of its owner be evicted.
+		// A pod that is no longer in the cache stays podLeaving until its event arrives. If it
+		// counted as serving, another pod of its owner could be evicted.
 		q.ownerLanes.stays(it.UID)
 	}
 	switch {
@@ -138,7 +138,7 @@ func (q *Queue) place(it *item, now time.Time) {
 		}
 		return
 	case accepted:
-		// Keep the blocker: the next event of the pod clears it, which saves a status write.
+		// Keep the blocker: the next event of the pod clears it, so no status write is needed now.
 		q.leaveLane(it)
 		q.resting.add(it)
 		return
@@ -168,15 +168,15 @@ func (q *Queue) place(it *item, now time.Time) {
 	q.updateState(it, now)
 }
 
-// park takes an item out of its lane until an event of its pod or of a budget.
+// park removes an item from its lane until there is an event of its pod or of a budget.
 func (q *Queue) park(it *item, why *trouble, now time.Time) {
 	q.leaveLane(it)
 	it.phase, it.trouble = phaseParked, why
 	q.updateState(it, now)
 }
 
-// present returns the item's pod from the cache; nil if the cache has no pod or another one of that
-// name, or if the pod is stopping or finished.
+// present returns the item's pod from the cache. It returns nil if the cache has no pod or another
+// pod of that name, or if the pod is stopping or finished.
 func (q *Queue) present(it *item) *corev1.Pod {
 	pod, err := q.pods.Pods(it.Evacuation.Namespace).Get(it.Pod)
 	if err != nil || pod.UID != it.UID || !canBeAsked(pod) {
@@ -185,7 +185,7 @@ func (q *Queue) present(it *item) *corev1.Pod {
 	return pod
 }
 
-// laneOf returns the lane of a pod: that of its budget, of its owner, or of all other pods.
+// laneOf returns the lane of a pod: the lane of its budget, of its owner, or of all other pods.
 func (q *Queue) laneOf(pod *corev1.Pod, matching []*policyv1.PodDisruptionBudget, now time.Time) lane {
 	if len(matching) > 0 {
 		return q.lane(laneKey{NamespacedName: pdb.NameOf(matching[0])}, func() lane { return newBudgetLane(&q.budgetLanes, matching[0], now) })
@@ -217,8 +217,9 @@ func (q *Queue) leaveLane(it *item) {
 	}
 }
 
-// tidy drops the lanes without pods, reviews the others, and returns when the next step is due
-// without an event. Work that is due but was not started waits for an answer, not for a time.
+// tidy drops the lanes that are done, reviews the other lanes, and returns the time of the next
+// step if there is no event before. Work that is due but was not started waits for an answer, so it
+// needs no time.
 func (q *Queue) tidy(now time.Time) (next time.Time) {
 	wakeAt := func(t time.Time) {
 		if t.After(now) && (next.IsZero() || t.Before(next)) {

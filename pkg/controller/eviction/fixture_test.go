@@ -34,12 +34,12 @@ const namespace = "shop"
 
 var start = informertest.Start
 
-// fakeHost answers evictions with the answers of the test, and records them.
+// fakeHost returns the answers of the test to evictions, and records the evictions.
 type fakeHost struct {
 	client *fake.Clientset
-	// answer is called without a lock held; it may block.
+	// answer returns the result of an eviction. It is called without a lock and may block.
 	answer func(pod string) error
-	// finish is called with the context of each call that finishes an eviction, unless it is nil.
+	// finish, unless nil, is called with the context of each call that finishes an eviction.
 	finish func(ctx context.Context) error
 
 	mu       sync.Mutex
@@ -88,7 +88,7 @@ func (h *fakeHost) inFlight() int {
 	return h.flying
 }
 
-// world is a queue on a fake cluster.
+// world is a queue with a fake cluster.
 type world struct {
 	*testing.T
 	client *fake.Clientset
@@ -97,7 +97,7 @@ type world struct {
 	queue  *Queue
 
 	live bool
-	// unwanted: Wanted returns false, as after the withdrawal of all Evacuations.
+	// unwanted makes Wanted return false, as after the withdrawal of all Evacuations.
 	unwanted atomic.Bool
 	mu       sync.Mutex
 	changes  map[string]int
@@ -105,16 +105,16 @@ type world struct {
 }
 
 type worldConfig struct {
-	// live: the queue runs in its own goroutine. Otherwise the test runs its steps, so that it can
-	// check that a step does nothing.
+	// live is set if the queue runs in its own goroutine. Otherwise the test calls its steps, so
+	// that it can check that a step does nothing.
 	live bool
-	// maxConcurrent is 50 unless it is set.
+	// maxConcurrent is the option of the queue; 0 means 50.
 	maxConcurrent int
 	answer        func(pod string) error
 	pods          []*corev1.Pod
 	budgets       []*policyv1.PodDisruptionBudget
-	// turns: pods without budgets wait for each other, in shares of unprotected percent. objects
-	// are the owners.
+	// turns makes pods without budgets wait for each other, in shares of unprotected percent.
+	// objects are the owners.
 	turns       bool
 	unprotected Percent
 	objects     []runtime.Object
@@ -202,7 +202,7 @@ func (w *world) step() {
 	calls.Wait()
 }
 
-// pass advances the clock, and runs the queue after each step.
+// pass advances the clock in steps, and runs the queue after each step.
 func (w *world) pass(total, step time.Duration) {
 	for end := w.clock.Now().Add(total); w.clock.Now().Before(end); {
 		w.clock.Step(step)
@@ -275,7 +275,7 @@ func (w *world) updateBudget(budget *policyv1.PodDisruptionBudget) {
 	must.Get(w.client.PolicyV1().PodDisruptionBudgets(namespace).Update(w.Context(), budget, metav1.UpdateOptions{}))(w)
 }
 
-// sentTo reports whether at least n evictions were sent.
+// sentTo returns a function that reports whether at least n evictions were sent.
 func (w *world) sentTo(n int) func() bool {
 	return func() bool { return len(w.host.sent()) >= n }
 }
@@ -294,7 +294,7 @@ func newPod(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
 	}, mods...)
 }
 
-// ofApp gives a pod another label.
+// ofApp sets another label of a pod.
 func ofApp(app string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Labels = map[string]string{"app": app} }
 }

@@ -95,8 +95,8 @@ func TestFinishingEndsBeforeTheDisruptionControllerForgetsTheGrant(t *testing.T)
 		w := newWorld(t,
 			worldConfig{answer: func(string) error { t.Error("the queue sent an eviction under a closed budget"); return nil }},
 			newPod("web-0"), newBudget("web", 0, granting("web-0", start)))
-		// The disruption controller removes a grant after two minutes. Two clocks may differ by ten
-		// seconds.
+		// The disruption controller removes a grant after two minutes. Allow for a difference of
+		// ten seconds between two clocks.
 		const forgotten = 2*time.Minute - 10*time.Second
 		var hung time.Duration
 		w.host.finish = func(ctx context.Context) error {

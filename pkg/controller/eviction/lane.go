@@ -19,26 +19,28 @@ import (
 
 // lane has pods whose evictions depend on each other, and decides which of them is evicted next.
 type lane interface {
-	// offer returns the next pod that may be evicted now, and why; nil if none may.
+	// offer returns the next pod that may be evicted now, and the reason why it may be; nil if
+	// there is none.
 	offer(now time.Time) (*item, pass)
 	// interrupted returns the pods whose evictions were interrupted and have to be finished.
 	interrupted(now time.Time) []*item
-	// begin is called when a call is sent, and handleAnswer when its answer has been applied to the
+	// begin is called when a call is sent, and handleAnswer after its answer was applied to the
 	// pod.
 	begin(c *call)
 	handleAnswer(c *call, a answer, now time.Time)
-	// judge returns the reported state of a pod of the lane: its blocker, or a note about what it
-	// waits for. until is when that may change without an event; zero if it does not.
+	// judge returns the state to report for a pod of the lane: its blocker, or a note about what
+	// the pod waits for. until is the time at which the state may change without an event; zero if
+	// there is none.
 	judge(it *item, now time.Time) (b *Blocker, note string, until time.Time)
 	// addWakeTimes calls add with each time at which the lane has work to do without an event.
 	addWakeTimes(add func(time.Time))
-	// moves reports whether the lane of a budget has calls to make and has not been closed for
-	// long.
+	// moves reports whether the lane of a budget has calls to make, and is open or was closed a
+	// moment ago.
 	moves(now time.Time) bool
-	// isDone reports whether the lane may be dropped; drop is called then.
+	// isDone reports whether the lane may be dropped. The queue then calls drop.
 	isDone(now time.Time) bool
 	drop()
-	// common returns the fields that all lanes have.
+	// common returns the fields that lanes of all types have.
 	common() *group
 }
 
@@ -53,30 +55,30 @@ type laneKey struct {
 type pass int
 
 const (
-	// passPlain: the pod has no budget, or its budget has room.
+	// passPlain: the pod has no budget, or its budget allows a disruption.
 	passPlain pass = iota
 	// passUnready: the pod is not ready, and its eviction does not use up the budget.
 	passUnready
-	// passProbe: try although the cached budget has no room, in case the cache is stale.
+	// passProbe: the cached budget allows no disruption, but the cache may be stale.
 	passProbe
-	// passGranted: the budget has already granted the eviction, see interruptedAfter.
+	// passGranted: the budget has already granted the eviction (see interruptedAfter).
 	passGranted
 )
 
-// group has the fields of every lane.
+// group has the fields that lanes of all types have.
 type group struct {
 	key laneKey
-	// protected: the pods have a budget.
+	// protected is set if the pods have a budget.
 	protected bool
-	// members are the items of the lane, with the kind of their owner, which determines the remedy
-	// for a closed budget.
+	// members are the items of the lane, each with the kind of its owner, which determines the
+	// remedy if the budget allows no disruption.
 	members map[*item]pdb.Owner
-	// ready and unready are the waiting members. They are separate because a closed budget may
-	// still allow the eviction of pods that are not ready.
+	// ready and unready are the waiting members. They are in separate lines because a budget that
+	// allows no disruption may still allow the eviction of pods that are not ready.
 	ready, unready line
-	// sending has the items with a call in flight, and when it was sent.
+	// sending has the items with a call in flight, with the time of the call.
 	sending map[*item]time.Time
-	// reviewAt is when a member may become blocked or unblocked without an event.
+	// reviewAt is the time at which a member may become blocked or unblocked without an event.
 	reviewAt time.Time
 }
 
@@ -91,7 +93,7 @@ func (g *group) join(it *item, pod *corev1.Pod) {
 	}
 }
 
-// wait adds a member to the line in which it waits for its turn.
+// wait adds a member to the line of the lane in which it waits.
 func (g *group) wait(it *item) {
 	if it.notReady {
 		g.unready.add(it)
@@ -100,8 +102,8 @@ func (g *group) wait(it *item) {
 	}
 }
 
-// first returns the next waiting member. Among pods that have not been tried, those that are not
-// ready go first: they serve no requests.
+// first returns the next waiting member. Among pods that have not been tried, pods that are not
+// ready come first, since they serve no requests.
 func (g *group) first() *item {
 	ready, unready := g.ready.first(), g.unready.first()
 	if ready == nil || unready != nil && unready.tried <= ready.tried {
@@ -110,7 +112,7 @@ func (g *group) first() *item {
 	return ready
 }
 
-// reviewBy asks for a review no later than at t.
+// reviewBy makes the next review happen at t at the latest.
 func (g *group) reviewBy(t time.Time) {
 	if g.reviewAt.IsZero() || t.Before(g.reviewAt) {
 		g.reviewAt = t
@@ -133,16 +135,16 @@ type freeLane struct{ group }
 
 func (l *freeLane) offer(time.Time) (*item, pass) { return l.first(), passPlain }
 
-// concurrency is an adaptive limit of calls in flight: half as many after a bad answer, one more
-// after each good one.
+// concurrency is an adaptive limit of calls in flight. A bad answer halves it, and a good answer
+// increases it by one.
 type concurrency struct {
 	limit, most int
 }
 
 func (c *concurrency) good() { c.limit = min(c.limit+1, c.most) }
 
-// bad halves the limit after a bad answer. sentUnder is the limit when the call was sent: bad
-// answers to calls that were sent together halve the limit only once.
+// bad halves the limit after a bad answer. sentUnder is the limit at the time of the call: if
+// several calls that were sent together get bad answers, they halve the limit only once.
 func (c *concurrency) bad(sentUnder int) {
 	c.limit = max(1, min(c.limit, sentUnder/2))
 }
@@ -160,14 +162,14 @@ type phase int
 const (
 	// phaseWaiting: the pod waits in its lane.
 	phaseWaiting phase = iota
-	// phaseParked: the pod cannot be evicted until an event of the pod or of a budget.
+	// phaseParked: the pod cannot be evicted until there is an event of the pod or of a budget.
 	phaseParked
-	// phaseResting: the pod waits for its back-off to end.
+	// phaseResting: the pod waits for the end of its back-off.
 	phaseResting
 	// phaseInFlight: its eviction was sent and has not been answered.
 	phaseInFlight
-	// phaseAccepted: its eviction was accepted. It is sent again only if the pod is unchanged after
-	// resendAfter.
+	// phaseAccepted: its eviction was accepted. The eviction is sent again only if the pod is
+	// unchanged after resendAfter.
 	phaseAccepted
 )
 
@@ -176,53 +178,56 @@ type item struct {
 	// Request is replaced as a whole if the pod is requested again.
 	*Request
 	added time.Time
-	// removed: the request was withdrawn after the eviction had been sent. The item is kept until
-	// the outcome is known, so that a pod that is requested again is not evicted twice.
+	// removed is set if the request was withdrawn after the eviction had been sent. The item is
+	// kept until the outcome is known, so that a pod that is requested again is not evicted twice.
 	removed bool
-	// askedAgain: the pod was requested after its last call began. If that call found its
-	// Evacuation withdrawn, this may no longer be true.
+	// askedAgain is set if the pod was requested after its last call began. If that call found that
+	// the Evacuation was withdrawn, this finding may be outdated.
 	askedAgain bool
 	phase      phase
-	// lane is nil while the item is parked or accepted. line is the line in which it waits for its
-	// turn or for the end of its back-off; nil if it does not wait.
+	// lane is nil while the item is parked or accepted. line is the line in which the item waits
+	// for its eviction or for the end of its back-off; nil if it does not wait.
 	lane lane
 	line *line
 
 	// notReady, cost and created are copied from the pod, so that the order of a line does not
-	// change with the pod. tried is the number of the last call; 0 if there was none.
+	// change when the pod changes. tried is the number of the last call for the item, 0 if there
+	// was none.
 	notReady bool
 	cost     int32
 	created  time.Time
 	tried    uint64
 
-	// labels are the pod's labels when its budgets were last looked up, and budgets the names of
-	// the budgets that select it; matched is whether its budgets have been looked up.
+	// labels are the labels with which the pod's budgets were last looked up, and budgets are the
+	// names of the budgets that select it. matched is set once the budgets have been looked up.
 	labels  labels.Set
 	budgets []string
 	matched bool
 
-	// due is when the back-off ends or, for an accepted eviction, resendAfter.
+	// due is the time at which the back-off ends or, for an accepted eviction, at which resendAfter
+	// is over.
 	due time.Time
 	// failures is the number of consecutive failures, which determines the next back-off.
 	failures int
-	// restsForBudget: the back-off also ends when the budget opens.
+	// restsForBudget is set if the back-off also ends when the budget allows a disruption.
 	restsForBudget bool
 
 	failed int32
-	// trouble is nil unless the last answer was about this pod.
+	// trouble is nil unless the last answer concerned this pod alone.
 	trouble *trouble
-	// deniedSince is when admission began to refuse the pod, and denial its last message;
-	// failingSince is when its evictions began to fail for temporary reasons.
+	// deniedSince is the time at which admission began to refuse the pod, and denial is the last
+	// message of admission. failingSince is the time at which evictions of the pod began to fail
+	// for temporary reasons.
 	deniedSince, failingSince time.Time
 	denial                    string
-	// blocker and note are the reported state. starved: the blocker comes from the lane's budget.
-	// told: the note names the pods that the item waits for.
+	// blocker and note are the reported state. starved is set if the blocker comes from the lane's
+	// budget, told if the note names the pods that the item waits for.
 	blocker       *Blocker
 	note          string
 	starved, told bool
 }
 
-// read copies the fields of the pod that determine its order.
+// read copies the fields of the pod that determine the position of the item in a line.
 func (it *item) read(pod *corev1.Pod) {
 	it.notReady, it.created = !pdb.IsReady(pod), pod.CreationTimestamp.Time
 	it.cost, _ = deletioncost.Of(pod)
@@ -238,15 +243,16 @@ func canBeAsked(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
-// line is a sorted list of items. An item is in at most one line, and the fields that determine its
-// order do not change while it is there.
+// line is a sorted list of items. An item is in at most one line. The fields that determine its
+// position do not change while it is in a line.
 type line struct {
 	items []*item
 	order func(a, b *item) int
 }
 
-// byTurn is the order within a lane: first pods that have not been tried, by deletion cost, then
-// the younger pods first. Tried pods follow, the one with the oldest try first.
+// byTurn is the order within a lane. Pods that have not been tried come first, ordered by deletion
+// cost, and younger pods before older ones. Then come pods that have been tried, the pod with the
+// oldest try first.
 func byTurn(a, b *item) int {
 	return cmp.Or(cmp.Compare(a.tried, b.tried), cmp.Compare(a.cost, b.cost), b.created.Compare(a.created), cmp.Compare(a.UID, b.UID))
 }
@@ -278,7 +284,7 @@ func (it *item) leaveLine() {
 	if at, _ := slices.BinarySearchFunc(l.items, it, l.order); at > 0 {
 		l.items = slices.Delete(l.items, at, at+1)
 	} else {
-		// No other item moves.
+		// Removing the first item moves no other item.
 		l.items[0], l.items = nil, l.items[1:]
 	}
 	it.line = nil

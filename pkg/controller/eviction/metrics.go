@@ -34,7 +34,7 @@ var (
 
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight, evictionLanes)
-		// Initialize all series: an alert on a metric that does not exist never fires.
+		// Initialize all series: an alert does not fire on a metric that does not exist.
 		for v := range consequences {
 			evictionsTotal.WithLabelValues(string(v)).Add(0)
 		}

@@ -16,54 +16,57 @@ import (
 	"haulout.dev/haulout/pkg/host/owners"
 )
 
-// ownerReadEvery is how long the cached state of an owner is used while none of its pods changes.
+// ownerReadEvery is the time for which the cached state of an owner is used while none of its pods
+// changes.
 const ownerReadEvery = time.Second
 
 // ownerLane has the pods of one owner that no budget protects. At most a share of the owner's pods
-// may be missing. Its state is droppable: all but since and writtenOff comes from the informers,
-// and a new leader resets these two, which can only lengthen the wait.
+// may be missing. The state of the lane may be lost: it comes from the informers except since and
+// writtenOff, and a new leader resets these two fields, which can only lengthen the wait.
 type ownerLane struct {
 	group
 	*ownerLanes
 	owners.Workload
-	// controller is the controller of the pod with which the owner was last read, at readAt; readAt
-	// is zero if one of the owner's pods has changed since.
+	// controller is the controller of the pod with which the owner was last read, at the time
+	// readAt. readAt is zero if one of the owner's pods has changed since.
 	controller metav1.OwnerReference
 	readAt     time.Time
-	// keys are the keys of the lane in byController.
+	// keys are the keys of this lane in byController.
 	keys sets.Set[laneKey]
 
 	// pods are the owner's pods that are neither finished nor terminating: a terminating pod and
-	// its replacement must not both count in most. serving is the number of those in podServing.
+	// its replacement must not both count in most. serving is the number of pods in state
+	// podServing.
 	pods    map[types.UID]podState
 	serving int
-	// most is the highest number of pods at the same time.
+	// most is the highest number of pods that the owner had at the same time.
 	most int
 
-	// since is the start of the patience: the newest eviction or, if there was none, the creation
-	// of the lane. writtenOff is how many pods were missing when the patience last ended: the lane
-	// does not wait for them again.
+	// since is the time at which the patience begins: the time of the newest eviction or, if there
+	// was none, of the creation of the lane. writtenOff is the number of pods that were missing
+	// when the patience last ended. The lane does not wait for these pods again.
 	since      time.Time
 	writtenOff int
 
-	// waitsUntil is when a ready pod may leave without an event, and waitsSince when pods began to
-	// wait; both are zero while none waits.
+	// waitsUntil is the time from which a ready pod may be evicted without an event. waitsSince is
+	// the time at which pods began to wait. Both are zero while no pod waits.
 	waitsUntil, waitsSince time.Time
 }
 
-// podState is how the lane counts a pod of the owner. Zero means that it does not count the pod.
+// podState determines how the lane counts a pod of the owner. The lane does not count a pod in
+// state 0.
 type podState int
 
 const (
 	podUnready podState = iota + 1
 	podServing
-	// podLeaving: an eviction of the pod was sent, but in the cache the pod is still ready.
+	// podLeaving: an eviction of the pod was sent, but the cached pod is still ready.
 	podLeaving
 )
 
 // ownerLanes indexes the lanes of owners by the namespace and UID of the controllers of their pods,
-// and by the pods that they count. The namespace is necessary: a pod of another namespace may name
-// any UID as its controller.
+// and by the pods that they count. The namespace is necessary because a pod of another namespace
+// may name any UID as its controller.
 type ownerLanes struct {
 	// owners is nil if pods without a budget do not wait for each other.
 	owners       Owners
@@ -77,8 +80,8 @@ func newOwnerLane(all *ownerLanes, now time.Time) *ownerLane {
 	return &ownerLane{group: newGroup(), ownerLanes: all, keys: sets.Set[laneKey]{}, pods: map[types.UID]podState{}, since: now}
 }
 
-// ownerOf returns the owner of a pod that no budget protects; false if its pods do not wait for
-// each other.
+// ownerOf returns the owner of a pod that no budget protects. It returns false if the owner's pods
+// do not wait for each other.
 func (all *ownerLanes) ownerOf(pod *corev1.Pod) (owner owners.Workload, takesTurns bool) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if all.owners == nil || controller == nil || pod.Spec.RestartPolicy != corev1.RestartPolicyAlways {
@@ -87,7 +90,7 @@ func (all *ownerLanes) ownerOf(pod *corev1.Pod) (owner owners.Workload, takesTur
 	return all.owners.Of(pod.Namespace, controller)
 }
 
-// podChanged handles an event of a pod, and reports whether a lane counts the pod, so that other
+// podChanged handles an event of a pod. It reports whether a lane counts the pod, so that other
 // pods may wait for it. A controller releases a pod whose labels no longer match: the pod then has
 // another controller or none, and no longer counts for the previous owner.
 func (all *ownerLanes) podChanged(pod *corev1.Pod, gone bool) (concerned bool) {
@@ -105,7 +108,7 @@ func (all *ownerLanes) podChanged(pod *corev1.Pod, gone bool) (concerned bool) {
 	return was != nil || is != nil
 }
 
-// stays counts a pod as serving again whose eviction was sent, but which does not leave.
+// stays makes a pod count as serving again if its eviction was sent but the pod does not leave.
 func (all *ownerLanes) stays(pod types.UID) {
 	if l := all.byPod[pod]; l != nil && l.pods[pod] == podLeaving {
 		l.set(pod, podServing)
@@ -116,7 +119,7 @@ func keyOfOwner(namespace string, uid types.UID) laneKey {
 	return laneKey{NamespacedName: types.NamespacedName{Namespace: namespace}, owner: uid}
 }
 
-// read updates the owner, and counts the pods of its new controllers.
+// read updates the owner of the lane, and counts the pods of controllers that are new to the lane.
 func (l *ownerLane) read(owner owners.Workload, controller *metav1.OwnerReference, now time.Time) {
 	l.Workload, l.controller = owner, *controller
 	for _, uid := range owner.Controllers {
@@ -133,7 +136,7 @@ func (l *ownerLane) read(owner owners.Workload, controller *metav1.OwnerReferenc
 	l.readAt = now
 }
 
-// see counts a pod of the owner by its current state.
+// see updates the state in which the lane counts a pod of the owner.
 func (l *ownerLane) see(pod *corev1.Pod) {
 	if other := l.byPod[pod.UID]; other != nil && other != l {
 		other.set(pod.UID, 0)
@@ -148,7 +151,7 @@ func (l *ownerLane) see(pod *corev1.Pod) {
 	}
 }
 
-// set counts a pod; a state of 0 drops it.
+// set sets the state of a pod; 0 removes the pod.
 func (l *ownerLane) set(pod types.UID, state podState) {
 	l.readAt = time.Time{}
 	if l.pods[pod] == podServing {
@@ -184,11 +187,11 @@ func (l *ownerLane) offer(now time.Time) (*item, pass) {
 		l.waitsSince = now
 		l.reviewBy(now.Add(blockedAfter))
 	}
-	// A pod that is not ready need not wait.
+	// A pod that is not ready need not wait for other pods.
 	return l.unready.first(), passPlain
 }
 
-// turn decides whether a pod that serves may leave now.
+// turn reports whether a serving pod may be evicted now.
 func (l *ownerLane) turn(now time.Time) bool {
 	missing := max(0, l.desired()-l.serving)
 	l.writtenOff, l.waitsUntil = min(l.writtenOff, missing), time.Time{}
@@ -196,7 +199,7 @@ func (l *ownerLane) turn(now time.Time) bool {
 	case missing-l.writtenOff < l.share.of(l.desired()):
 		return true
 	case len(l.sending) > 0:
-		// The answer may restart the patience.
+		// The answer may start the patience again.
 		return false
 	case now.Before(end):
 		l.waitsUntil = end
@@ -230,7 +233,7 @@ func (l *ownerLane) handleAnswer(c *call, a answer, now time.Time) {
 	}
 }
 
-// judge writes the note once for each wait: each change of it costs a status write.
+// judge changes the note only once for each wait, since each change of it costs a status write.
 func (l *ownerLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
 	told, waits := it.told, it.phase == phaseWaiting && !it.notReady
 	if !l.waitsSince.IsZero() {
@@ -247,7 +250,7 @@ func (l *ownerLane) judge(it *item, now time.Time) (b *Blocker, note string, unt
 	return nil, "", until
 }
 
-// isDone keeps the lane until the patience has passed, because since is needed until then.
+// isDone keeps the lane until the patience is over, because since is needed until then.
 func (l *ownerLane) isDone(now time.Time) bool {
 	if !l.group.isDone(now) || now.Sub(l.since) < l.patience {
 		return false

@@ -45,7 +45,7 @@ func statefulSet(name string, replicas int32) *appsv1.StatefulSet {
 	return &appsv1.StatefulSet{ObjectMeta: meta(name), Spec: appsv1.StatefulSetSpec{Replicas: &replicas}}
 }
 
-// deployment returns a Deployment and its two ReplicaSets. The second one has the pods.
+// deployment returns a Deployment and its two ReplicaSets. The second ReplicaSet has the pods.
 func deployment(name string, replicas int32) []runtime.Object {
 	by := controlledBy("apps/v1", "Deployment", name)
 	return []runtime.Object{
@@ -212,8 +212,8 @@ func TestEvictionCountsUntilTheCacheShowsIt(t *testing.T) {
 	})
 }
 
-// TestEvictionCountsUntilTheEventOfThePod: the cache no longer has an evicted pod and its
-// Evacuation is complete, but the queue has not got the event yet.
+// TestEvictionCountsUntilTheEventOfThePod: the cache no longer has an evicted pod and the
+// Evacuation of the pod is complete, but the queue has not received the event yet.
 func TestEvictionCountsUntilTheEventOfThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 8)
@@ -301,7 +301,7 @@ type noPods struct{ Owners }
 func (noPods) Pods(string, types.UID) []*corev1.Pod { return nil }
 
 // TestDroppedLaneIsForgotten: the lanes web and api are found by their ReplicaSets. One of these
-// has left web, and another one has moved from web to api.
+// ReplicaSets no longer belongs to web, and another one has moved from web to api.
 func TestDroppedLaneIsForgotten(t *testing.T) {
 	all := &ownerLanes{owners: noPods{}, byController: map[laneKey]*ownerLane{}}
 	web, api := newOwnerLane(all, start), newOwnerLane(all, start)
@@ -325,8 +325,8 @@ func TestTurn(t *testing.T) {
 	for name, tc := range map[string]struct {
 		desired, serving, writtenOff int
 		after                        time.Duration
-		// granted: the next pod leaves. Otherwise it waits until the time in until; 0 if only an
-		// event can end the wait.
+		// granted is set if the next pod may be evicted. Otherwise it waits until the time in
+		// until; 0 if only an event can end the wait.
 		granted        bool
 		wantWrittenOff int
 		until          time.Duration
@@ -367,8 +367,8 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// The turns of an owner delay a drain but do not block it: if the pods are not replaced, the owner
-// waits three times at most.
+// The wait for other pods of an owner delays a drain but does not block it: if the pods are not
+// replaced, the pods of the owner wait three times at most.
 func TestOwnerWaitsThreeTimesAtMost(t *testing.T) {
 	for desired := 1; desired <= 200; desired++ {
 		l := ownerLaneWith(25, time.Minute, desired, desired, 0)

@@ -14,14 +14,15 @@ import (
 type Policy struct {
 	// MaxConcurrent is the maximum number of evictions in flight, for all pods together.
 	MaxConcurrent int
-	// DeniedAfter is how long admission has to refuse a pod before the pod counts as blocked.
-	// KubeVirt refuses to evict virtual machines and migrates them in that time.
+	// DeniedAfter is how long admission may refuse the eviction of a pod before the pod counts as
+	// blocked. For a virtual machine, KubeVirt refuses the eviction and migrates the machine in
+	// that time.
 	DeniedAfter time.Duration
 	// UnprotectedMaxUnavailable is the share of an owner's pods without a budget that may be
-	// missing, at least one pod; 100% means no limit.
+	// missing, but at least one pod. 100% means no limit.
 	UnprotectedMaxUnavailable Percent
-	// UnprotectedPatience is how long after an eviction the next share of an owner's pods is
-	// evicted although others are still missing.
+	// UnprotectedPatience is the time after an eviction at which the next share of an owner's pods
+	// is evicted although other pods are still missing.
 	UnprotectedPatience time.Duration
 }
 
@@ -54,8 +55,8 @@ func (p *Percent) Set(s string) error {
 // Type returns the name of the type in the help of a flag.
 func (p *Percent) Type() string { return "percent" }
 
-// of returns the share of n pods, rounded up as in budgets, and at least one. Because of that, with
-// 25% a workload of any size leaves in at most four shares.
+// of returns the share of n pods, rounded up as in budgets, and at least one. So with 25%, a
+// workload of any size is evicted in at most four shares.
 func (p Percent) of(n int) int {
 	return max(1, (n*int(p)+99)/100)
 }

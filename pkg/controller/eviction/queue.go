@@ -29,17 +29,17 @@ type Request struct {
 	// Pod and UID identify the pod.
 	Pod string
 	UID types.UID
-	// ReplacedFirst: the Evacuation has the evacuator of Deployments, so the remedy for a closed
-	// budget may be a surge.
+	// ReplacedFirst is set if the Evacuation has the evacuator of Deployments. Then a surge may be
+	// the remedy for a budget that allows no disruption.
 	ReplacedFirst bool
 	// FailedEvictions is the stored counter of failed evictions.
 	FailedEvictions int32
-	// Blocker is the stored blocker of the pod, which the queue reports until the first answer.
+	// Blocker is the stored blocker of the pod. The queue reports it until the first answer.
 	Blocker *Blocker
 }
 
-// Blocker is why a pod cannot be evicted: a reason of the condition Blocked, and a message with the
-// cause and a remedy.
+// Blocker is the reason why a pod cannot be evicted: a reason of the condition Blocked, and a
+// message with the cause and a remedy.
 type Blocker = pdb.Refusal
 
 // State is the state of the eviction of a pod.
@@ -48,13 +48,13 @@ type State struct {
 	Known bool
 	// FailedEvictions counts the calls that were refused because of a budget.
 	FailedEvictions int32
-	// Blocker is nil while nothing blocks the pod. A pod that only waits for its turn is not
-	// blocked.
+	// Blocker is nil while nothing blocks the pod. A pod that only waits for other pods of its lane
+	// is not blocked.
 	Blocker *Blocker
-	// Budget is the only PodDisruptionBudget that selects the pod; its name is empty if none or
-	// several do, or if the queue has not looked yet.
+	// Budget is the only PodDisruptionBudget that selects the pod. Its name is empty if no budget
+	// or several budgets select the pod, or if the queue has not looked up the budgets yet.
 	Budget types.NamespacedName
-	// Message describes what a pod that is not blocked, or not yet, waits for; it may be empty.
+	// Message describes what a pod that is not blocked yet waits for; it may be empty.
 	Message string
 }
 
@@ -69,22 +69,23 @@ type Config struct {
 	Clock   clock.WithTicker
 	// Policy configures how evictions are sent.
 	Policy Policy
-	// Owners finds the workloads of pods without budgets, which wait for each other; with nil no
-	// pod waits for others.
+	// Owners returns the workloads of pods without budgets, which wait for each other. If it is
+	// nil, no pod waits for other pods.
 	Owners Owners
 	// Changed is called when the State of an Evacuation's pod has changed. It must not block.
 	Changed func(evacuation types.NamespacedName)
 	// Wanted reports whether the Evacuation of a request still needs the eviction. It is called
-	// before the eviction is sent, when it already counts as in flight.
+	// before the eviction is sent, but after the eviction was added to InFlight.
 	Wanted func(Request) bool
 	// InFlight records the evictions in flight; nil means that no other component reads them.
 	InFlight *inflight.Evictions
-	// Evicted is called after an eviction was accepted, with the pod from before; protected is
-	// whether a budget selects it. The call counts as in flight until Evicted returns.
+	// Evicted is called after an eviction was accepted, with the pod in its state before the
+	// eviction. protected is set if a budget selects the pod. The eviction counts as in flight
+	// until Evicted returns.
 	Evicted func(pod *corev1.Pod, protected bool)
 }
 
-// Queue evicts the requested pods, each once, and uses the budgets fully without exceeding them.
+// Queue evicts each requested pod once. It uses the budgets fully without exceeding them.
 type Queue struct {
 	cfg    Config
 	pods   corelisters.PodLister
@@ -92,19 +93,20 @@ type Queue struct {
 	// kick wakes the loop of Run.
 	kick chan struct{}
 
-	// mu guards everything below. Of the Config, only the caches and InFlight are used under it.
+	// mu guards all fields below. Of the Config, only the caches and InFlight are used while mu is
+	// locked.
 	mu sync.Mutex
-	// changed has the Evacuations for which Changed is called after mu is released.
+	// changed has the Evacuations for which Changed is to be called after mu is released.
 	changed []types.NamespacedName
-	// items has the requested items by the namespace and name of the Evacuation. byUID also has
-	// items that were removed after their eviction had been sent.
+	// items has the requested items, by the namespace and name of the Evacuation. byUID also has
+	// the items that were removed after their eviction had been sent.
 	items map[string]map[string]*item
 	byUID map[types.UID]*item
 	// resting has the items in phaseResting and phaseAccepted.
 	resting line
 
 	lanes map[laneKey]lane
-	// ring has all lanes, in round-robin order; turn is the index of the last one.
+	// ring has all lanes, in round-robin order. turn is the index of the lane that was used last.
 	ring        []lane
 	turn        int
 	budgetLanes budgetLanes
@@ -113,21 +115,22 @@ type Queue struct {
 	budgets *pdb.Index
 	// churn has the pending changes of budgets, by namespace.
 	churn map[string]*churn
-	// stepped is whether step has been called.
+	// stepped is set once step has been called.
 	stepped bool
 
 	// calls is the limit of calls in flight, inFlight their number, and protected the number of
-	// those for pods with budgets. tries counts all calls.
+	// calls in flight for pods with budgets. tries counts all calls since the start.
 	calls               concurrency
 	inFlight, protected int
 	tries               uint64
-	// overloadedBy is the pod with the last answer of overload; empty after any other answer.
-	// pausedUntil is when the queue may send again after overload.
+	// overloadedBy is the pod for which the API server last reported overload; it is empty after
+	// any other answer. pausedUntil is the time from which the queue may send evictions again after
+	// overload.
 	overloadedBy types.UID
 	pausedUntil  time.Time
 }
 
-// New returns a Queue that evicts nothing before Run.
+// New returns a Queue. It evicts no pod before Run is called.
 func New(cfg Config) (*Queue, error) {
 	most := cfg.Policy.MaxConcurrent
 	if most < 1 {
@@ -185,7 +188,7 @@ func (q *Queue) Run(ctx context.Context) {
 	}
 }
 
-// unlock releases mu before it calls Changed, so that the callback may call State.
+// unlock releases mu before it calls Changed, so that the callback can call State.
 func (q *Queue) unlock() {
 	changed := q.changed
 	q.changed = nil
@@ -202,7 +205,7 @@ func (q *Queue) wake() {
 	}
 }
 
-// Add requests the eviction of a pod. A repeated request for the same Evacuation sends no second
+// Add requests the eviction of a pod. A repeated request for the same Evacuation causes no second
 // eviction.
 func (q *Queue) Add(r Request) {
 	q.mu.Lock()

@@ -52,8 +52,8 @@ func TestBudgetIsRespected(t *testing.T) {
 			t.Fatalf("got %d evictions, want the 3 that the budget allows although its status has not changed yet", n)
 		}
 
-		// The status that the eviction API writes, then the one that the disruption controller
-		// writes when the replacements are ready.
+		// used is the status that the eviction API writes. The next one is the status that the
+		// disruption controller writes when the replacements are ready.
 		used := newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
 			b.Status.DisruptedPods = map[string]metav1.Time{}
 			for _, call := range w.host.sent() {
@@ -90,7 +90,7 @@ func TestClosedBudget(t *testing.T) {
 			t.Errorf("got blocked after %s, want %s", elapsed, blockedAfter)
 		}
 
-		// The opening ends its back-off.
+		// The back-off of the pod ends when the budget allows a disruption.
 		w.host.answer = success
 		before := w.clock.Now()
 		w.updateBudget(newBudget("web", 1))
@@ -142,8 +142,8 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 	})
 }
 
-// closedBudgets returns a world in which n pods are requested, one after the other. Each has its
-// own budget, which allows nothing.
+// closedBudgets returns a world in which n pods are requested, one after the other. Each pod has
+// its own budget, which allows no disruption.
 func closedBudgets(t *testing.T, n int, every time.Duration) *world {
 	t.Helper()
 	cfg := worldConfig{answer: budgetRefuses}
@@ -172,8 +172,8 @@ func TestProbesOfClosedBudgetsAreFew(t *testing.T) {
 	})
 }
 
-// TestEachClosedBudgetIsProbed: more probes are due than probeInterval allows, and no event comes
-// when a budget opens.
+// TestEachClosedBudgetIsProbed: more probes are due than probeInterval allows, and no event arrives
+// when a budget begins to allow a disruption.
 func TestEachClosedBudgetIsProbed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const budgets = 200
@@ -192,7 +192,8 @@ func TestEachClosedBudgetIsProbed(t *testing.T) {
 
 func TestStaleCacheCausesOneRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// The budget allows three evictions in the cache, and none in the API server.
+		// According to the cache the budget allows three evictions. According to the API server it
+		// allows none.
 		names, pods := podNames(10)
 		w := newWorld(t, worldConfig{pods: pods, answer: budgetRefuses}, newBudget("web", 3))
 		w.add(names...)

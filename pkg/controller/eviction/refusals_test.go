@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// A webhook that denies some pods delays no other pod: the queue sends each of the others
+// A webhook that denies some pods delays no other pod: the queue evicts each of the other pods
 // immediately, and once.
 func TestDeniedPodsDelayNoOthers(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -58,7 +58,7 @@ func TestDeniedPodsDelayNoOthers(t *testing.T) {
 				t.Errorf("got %d calls at a time and a pause until %v, want 50 and none", limit, w.queue.pausedUntil)
 			}
 			w.pass(10*time.Minute, time.Second)
-			// 1 s, doubling: tries at 0, 1, 3, 7 ... 511 s.
+			// The back-off is 1 s and doubles: the tries are at 0, 1, 3, 7 ... 511 s.
 			is.Equal(t, strings.Count(strings.Join(w.host.sent(), " "), "/uid-vm-"), 10*tc.denied, "tries of the denied pods in ten minutes")
 		})
 	}
@@ -90,7 +90,8 @@ func TestDenialIsReported(t *testing.T) {
 		}
 		w.mu.Unlock()
 
-		// A new leader starts with the blocker and clears it when the webhook allows the eviction.
+		// A new leader starts with the stored blocker and clears it when the webhook allows the
+		// eviction.
 		w.queue.Remove(evacuationOf("vm"))
 		w.queue.Add(Request{Evacuation: evacuationOf("vm"), Pod: "vm", UID: "uid-vm", Blocker: got})
 		w.settled()
@@ -267,13 +268,13 @@ func TestPodsWithBudgetsUseHalfOfTheCalls(t *testing.T) {
 
 func TestBlockers(t *testing.T) {
 	tests := map[string]struct {
-		// pod is newPod("web-0") if nil.
+		// pod is the pod to evict; nil means newPod("web-0").
 		pod     *corev1.Pod
 		budgets []*policyv1.PodDisruptionBudget
 		answer  func(string) error
 		want    string
-		// calls is the number of evictions before the queue reports the blocker, failed the number
-		// of those that count as failed.
+		// calls is the number of evictions before the queue reports the blocker. failed is the
+		// number of these evictions that count as failed.
 		calls  int
 		failed int32
 	}{
@@ -344,7 +345,7 @@ func TestBlockers(t *testing.T) {
 				t.Errorf("got %d failed evictions, want %d", failed, tc.failed)
 			}
 
-			// Without its blocker the pod is evicted.
+			// The pod is evicted, although the stored blocker is missing.
 			w.host.answer = success
 			for _, budget := range tc.budgets[min(1, len(tc.budgets)):] {
 				must.Do(w, w.client.PolicyV1().PodDisruptionBudgets(namespace).Delete(w.Context(), budget.Name, metav1.DeleteOptions{}))
@@ -358,8 +359,8 @@ func TestBlockers(t *testing.T) {
 	}
 }
 
-// A budget at its limit has the same status between two evictions as with a pod that never becomes
-// ready. Only the passed time distinguishes them.
+// A budget that is used up has the same status between two evictions as with a pod that never
+// becomes ready. Only the time that has passed distinguishes the two cases.
 func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: budgetRefuses}, newPod("web-0"), newBudget("web", 0))
@@ -373,7 +374,7 @@ func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 		is.Equal(t, w.reason("web-0"), "PodDisruptionBudget", "before a minute has passed")
 		w.pass(2*time.Second, time.Second)
 		is.Equal(t, w.reason("web-0"), "UnhealthyPodsHoldBudget", "after a minute")
-		// The numbers change, but one more healthy pod is missing.
+		// The number of healthy pods changes, because another pod becomes unhealthy.
 		w.updateBudget(newBudget("web", 0, withHealthy(8)))
 		w.until("the budget was seen", 0, func() bool {
 			return w.laneOf("web").budget.Status.CurrentHealthy == 8

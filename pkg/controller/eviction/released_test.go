@@ -28,7 +28,7 @@ func TestPodsThatDoNotServeForTheOwner(t *testing.T) {
 	db := controlledBy("apps/v1", "StatefulSet", "db")
 	released := func(p *corev1.Pod) { p.OwnerReferences, p.Labels = nil, map[string]string{"app": "debug"} }
 	for name, tt := range map[string]struct {
-		// change changes db-3 before the others are asked to leave.
+		// change changes db-3 before the evictions of the other pods are requested.
 		change func(w *world, pod *corev1.Pod)
 		want   int
 	}{
@@ -62,7 +62,8 @@ func TestPodsThatDoNotServeForTheOwner(t *testing.T) {
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			pods := podsOf(db, 4)
-			// db-3 is denied, so that the owner is known before one of its pods has left.
+			// The eviction of db-3 is denied, so the queue reads the owner before one of its pods
+			// has left.
 			w := newWorld(t, worldConfig{
 				objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25, turns: true, answer: func(string) error { return deniedBy("virt", 429, "not now") },
 			})
@@ -82,8 +83,8 @@ func TestPodsThatDoNotServeForTheOwner(t *testing.T) {
 	}
 }
 
-// TestPodsOfAnotherNamespace: a tenant creates pods that name the UID of a workload of another
-// namespace as their controller's. They change nothing for that workload.
+// TestPodsOfAnotherNamespace: a tenant creates pods whose controller has the UID of a workload of
+// another namespace. They do not change how that workload is treated.
 func TestPodsOfAnotherNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 4)
@@ -110,7 +111,7 @@ func TestPodsOfAnotherNamespace(t *testing.T) {
 }
 
 // TestTerminatingPodsAreNotCounted: a workload of unknown size has three pods. While one of them
-// terminates, its replacement counts as the third pod, not as the fourth.
+// terminates, its replacement counts as the third pod and not as the fourth.
 func TestTerminatingPodsAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		custom := controlledBy("example.com/v1", "Database", "db")
@@ -142,9 +143,9 @@ func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 	for name, test := range map[string]struct {
 		// answer is the answer to the first eviction.
 		answer error
-		// early: the pod is added again before the answer; otherwise after it.
+		// early is set if the pod is requested again before the answer, and not after it.
 		early bool
-		// then changes the pod before it is added again.
+		// then changes the pod before it is requested again.
 		then func(w *world)
 		want int
 	}{
@@ -183,7 +184,7 @@ func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 			if !test.early {
 				release <- test.answer
 				w.settled()
-				// In the cache the pod is not terminating yet.
+				// The cached pod is not terminating yet.
 				if got := w.queue.cfg.InFlight.Has("uid-web-0"); got != (test.answer == nil) {
 					t.Errorf("got in flight %t after the answer", got)
 				}
@@ -223,7 +224,7 @@ func TestNoEvictionAfterTheEvacuationWasWithdrawn(t *testing.T) {
 		if got := w.host.sent(); len(got) > 0 {
 			t.Errorf("got %v", got)
 		}
-		// The Evacuation was recreated before the queue processed its deletion.
+		// The Evacuation is recreated before the queue processes its deletion.
 		w.unwanted.Store(false)
 		w.add("web-0")
 		w.until("it was sent", 0, w.sentTo(1))

@@ -22,16 +22,16 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// With any answers, the queue retries no pod while another pod that it may evict has waited since
-// before the last try.
+// Whatever the answers are, the queue retries no pod while another pod that it may evict has waited
+// since before the last try.
 func TestNoPodIsRetriedBeforeAllOthersWereTried(t *testing.T) {
 	for seed := range uint64(40) {
 		bubble.Run(t, fmt.Sprintf("world %d", seed), func(t *testing.T) { checkRounds(t, rand.New(rand.NewPCG(seed, 1))) })
 	}
 }
 
-// roundsWorld has pods without budgets and pods under budgets that allow all of them. Each step
-// sends only a few evictions, so that other pods wait.
+// roundsWorld has pods without budgets and pods whose budgets allow the eviction of all of them.
+// Each step sends only a few evictions, so that the other pods wait.
 func roundsWorld(t *testing.T, r *rand.Rand) (*world, []string) {
 	t.Helper()
 	answers := []func() error{
@@ -47,7 +47,7 @@ func roundsWorld(t *testing.T, r *rand.Rand) (*world, []string) {
 		mu.Lock()
 		defer mu.Unlock()
 		if strings.HasPrefix(pod, "free") {
-			// No answer about a budget: the pod has none.
+			// Use no answer about a budget, since the pod has none.
 			return answers[r.IntN(len(answers)-2)]()
 		}
 		return answers[r.IntN(len(answers))]()
@@ -76,7 +76,7 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 			names = names[1:]
 		}
 		if r.IntN(20) == 0 {
-			// A closed lane opens again.
+			// The budgets allow a disruption again, so closed lanes open.
 			for _, app := range []string{"a", "b"} {
 				w.updateBudget(newBudget(app, 1000, forApp(app)))
 			}
@@ -131,7 +131,7 @@ func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 		w.settled()
 		w.add(names...)
 		for range 5 {
-			// The back-off of the pod without a budget has ended each time.
+			// The back-off of the pod without a budget ends before each step.
 			w.clock.Step(maxRetryAfter)
 			w.step()
 		}
@@ -151,7 +151,7 @@ func generation(n int64) func(*policyv1.PodDisruptionBudget) {
 }
 
 // manyBudgets returns a world with n applications with one budget each, and 1,000 waiting pods: ten
-// of each of a hundred applications.
+// pods of each of a hundred applications.
 func manyBudgets(t *testing.T, n int) *world {
 	t.Helper()
 	cfg := worldConfig{maxConcurrent: 1, answer: budgetRefuses}
