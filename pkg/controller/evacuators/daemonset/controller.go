@@ -1,18 +1,18 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package daemonset is the built-in evacuator of DaemonSet pods. It requests their eviction when
-// the drain of their node has reached them, and not before: the other pods of the node may need
-// them until then. The taint that the node controller adds to the node prevents their DaemonSets
-// from recreating them.
+// Package daemonset is the built-in evacuator of DaemonSet pods. It requests their eviction only
+// when the drain of their node has reached them, since the other pods of the node may need them
+// until then. The taint that the node controller adds to the node prevents their DaemonSets from
+// recreating them.
 //
 // The evacuator requests an eviction by a report that sets status.expectedEvacuationFinishTime. The
-// evacuation controller reads it and evicts the pod through its queue, as the disruption budget
-// allows.
+// evacuation controller reads the report and evicts the pod through its queue, as the disruption
+// budget allows.
 //
-// A sync gathers all inputs about one Evacuation, decides with a pure function, and acts. The state
-// in memory, the volumes of nodes and the DaemonSets that have a warning, may be dropped at any
-// time.
+// A sync gathers all inputs about one Evacuation, decides with a pure function, and acts. The
+// volumes of nodes, and the DaemonSets about which a warning was sent, are kept in memory and may
+// be lost at any time.
 package daemonset
 
 import (
@@ -57,11 +57,11 @@ type Config struct {
 	Cluster *host.Cluster
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
-	// Liveness tracks what the workers are busy with; nil disables tracking.
+	// Liveness tracks which item each worker processes; nil disables tracking.
 	Liveness *loop.Tracker
-	// VolumeDetachTimeout is how long DaemonSet pods are kept, from the first of their Evacuations
-	// on a node, while the node still has volumes in use that no remaining pod uses; 0 means the
-	// default, and a negative value disables the wait.
+	// VolumeDetachTimeout is how long DaemonSet pods are kept while their node still has volumes in
+	// use that no remaining pod uses. The time begins with the first Evacuation of a DaemonSet pod
+	// on the node. 0 means the default, and a negative value disables the wait.
 	VolumeDetachTimeout time.Duration
 }
 
@@ -80,7 +80,8 @@ type Controller struct {
 
 	volumeDetachTimeout time.Duration
 	volumes             loop.Memory[types.UID, knownVolumes]
-	// warned has the DaemonSets that have got a warning event. A new leader may send it again.
+	// warned has the DaemonSets about which a warning event was sent. A new leader may send the
+	// event again.
 	warned loop.Memory[types.UID, struct{}]
 }
 
@@ -133,8 +134,8 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	return c.act(ctx, s, d)
 }
 
-// gather reads all inputs of the decision about an Evacuation; nil if the Evacuation does not
-// exist.
+// gather reads all inputs of the decision about an Evacuation. It returns nil if the Evacuation
+// does not exist.
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (*situation, error) {
 	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
@@ -176,8 +177,8 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (*sit
 	return s, nil
 }
 
-// mayRequest reports whether the decision may be to request the eviction. Only then gather reads
-// the volumes of the node.
+// mayRequest reports whether the decision may be to request the eviction. Only in that case gather
+// reads the volumes of the node.
 func (s *situation) mayRequest() bool {
 	return s.askedBy != nil && s.pod.DeletionTimestamp == nil && drainplan.IsTainted(s.node) &&
 		s.evacuation.Status.ExpectedEvacuationFinishTime == nil
@@ -208,16 +209,16 @@ func (c *Controller) act(ctx context.Context, s *situation, d decision) error {
 
 // Reasons and actions of the events of this evacuator.
 const (
-	// EventUpdatedByDrain: a DaemonSet with the strategy OnDelete loses a pod to a drain. About the
-	// DaemonSet.
+	// EventUpdatedByDrain: a drain evicts pods of a DaemonSet with the update strategy OnDelete.
+	// About the DaemonSet.
 	EventUpdatedByDrain = "UpdatedByDrain"
 
 	actionEvacuate = "Evacuate"
 )
 
-// warnOfUpdate sends a warning event for a DaemonSet with the update strategy OnDelete: pods that
-// are recreated after the maintenance have the newest template. Such a DaemonSet only updates pods
-// that are deleted.
+// warnOfUpdate sends a warning event about a DaemonSet with the update strategy OnDelete. Such a
+// DaemonSet updates only pods that are deleted. So the pods that are recreated after the
+// maintenance have the newest template.
 func (c *Controller) warnOfUpdate(ctx context.Context, s *situation) {
 	owner := protocol.ControllerOf(s.pod, "DaemonSet")
 	if c.Recorder == nil || owner == nil {
@@ -240,7 +241,7 @@ func (c *Controller) warnOfUpdate(ctx context.Context, s *situation) {
 			APIVersion: appsv1.SchemeGroupVersion.String(), Kind: "DaemonSet", Namespace: ds.Namespace, Name: ds.Name, UID: ds.UID,
 		},
 		nil, corev1.EventTypeWarning, EventUpdatedByDrain, actionEvacuate,
-		"NodeMaintenance %s evicts pods of this DaemonSet, whose update strategy is OnDelete: on node %s and others "+
-			"that are drained they are recreated from its newest template when the maintenance is complete.",
+		"NodeMaintenance %s evicts pods of this DaemonSet. Its update strategy is OnDelete, so pods on node %s and other "+
+			"drained nodes will be recreated from the newest template when the maintenance is complete.",
 		s.askedBy.Name, s.node.Name)
 }

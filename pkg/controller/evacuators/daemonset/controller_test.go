@@ -41,7 +41,7 @@ type world struct {
 
 	mu      sync.Mutex
 	version int
-	// done has the writes, in order.
+	// done has the writes of the controller, in order.
 	done []string
 	// events has the events of the controller.
 	events *events.FakeRecorder
@@ -62,7 +62,7 @@ func newWorld(
 	return w
 }
 
-// start runs a new controller on the clusters until the test ends or stop is called.
+// start runs a new controller until the test ends or stop is called.
 func (w *world) start() (stop func()) {
 	w.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Maintenance: w.api, Recorder: w.events}, 0))(w)
@@ -87,7 +87,7 @@ func (w *world) start() (stop func()) {
 
 var evacuationsResource = v1alpha1.SchemeGroupVersion.WithResource("evacuations")
 
-// update refuses an update with an old resourceVersion.
+// update refuses an update that has an old resourceVersion.
 func (w *world) update(action clienttesting.Action) (bool, runtime.Object, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -111,8 +111,8 @@ func (w *world) written() []string {
 	return slices.Clone(w.done)
 }
 
-// until waits until the writes are as given. It advances the time by step whenever the controller
-// has nothing left to do.
+// until waits until the controller has made exactly the given writes. It advances the time by step
+// whenever the controller has nothing left to do.
 func (w *world) until(step time.Duration, want ...string) {
 	w.Helper()
 	if !informertest.Until(step, func() bool { return slices.Equal(w.written(), want) }) {
@@ -178,7 +178,7 @@ func TestRestartAfterTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newEvacuation(reported(0, time.Minute, "The pod is evicted for …")), newMaintenance(),
 			newPod(), newNode(tainted))
-		// Later Evacuations are processed.
+		// Evacuations that are created later are still processed.
 		w.addDeclined()
 		w.until(time.Millisecond, "report")
 		if st := w.status(); st.Message != "The pod is evicted for …" {
@@ -200,7 +200,7 @@ func (w *world) addDeclined() {
 func TestCancellationAtTheLastMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
-		// The change is not in the cache, but the write conflicts with it.
+		// The cache does not have this change, and the write conflicts with it.
 		w.mu.Lock()
 		w.version++
 		withdrawn := newEvacuation(func(e *v1alpha1.Evacuation) {
@@ -214,7 +214,8 @@ func TestCancellationAtTheLastMoment(t *testing.T) {
 	})
 }
 
-// withVolumes makes a node ready, with the CSI volumes and one other volume in use.
+// withVolumes makes a node ready. The node reports the given CSI volumes and one other volume as in
+// use.
 func withVolumes(names ...string) func(*corev1.Node) {
 	return func(n *corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
@@ -238,7 +239,7 @@ func claiming(claim string) func(*corev1.Pod) {
 	}
 }
 
-// bind creates a claim and its CSI volume.
+// bind creates a claim and the CSI volume that is bound to it.
 func (w *world) bind(claim, handle string) {
 	w.Helper()
 	must.Do(w, w.host.Tracker().Add(&corev1.PersistentVolumeClaim{
@@ -319,7 +320,7 @@ func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
 				reads++
 			}
 		}
-		// Two workers may read at the same time.
+		// Two workers may read the volumes at the same time.
 		if reads == 0 || reads > 2 {
 			t.Errorf("got %d reads of the volume of a claim, want at most one by each of the two workers", reads)
 		}

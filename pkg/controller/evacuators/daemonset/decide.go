@@ -18,12 +18,12 @@ import (
 )
 
 const (
-	// defaultGrace is the grace period of a pod that does not set one.
+	// defaultGrace is the grace period of a pod whose spec sets none.
 	defaultGrace = 30 * time.Second
 	// heartbeats is the number of reports within the deadline while a pod is terminating.
 	heartbeats = 3
-	// slack is how much an expected time may be wrong without a correction, since every correction
-	// is a write.
+	// slack is the error of an expected time that is not corrected, since every correction is a
+	// write.
 	slack = 5 * time.Second
 )
 
@@ -31,12 +31,12 @@ const (
 type situation struct {
 	now        time.Time
 	evacuation *v1alpha1.Evacuation
-	// pod is nil if it is not in the cache: then the evacuation controller checks whether it still
-	// exists.
+	// pod is nil if it is not in the cache. Then the evacuation controller checks whether the pod
+	// still exists.
 	pod *corev1.Pod
 	// node is the node of the pod, or nil.
 	node *corev1.Node
-	// askedBy is the maintenance that asks the pod to leave now, or nil.
+	// askedBy is the maintenance that drains the pod now, or nil.
 	askedBy *v1alpha1.NodeMaintenance
 	// volumes are the volumes that the node still has in use although no remaining pod uses them.
 	volumes []string
@@ -49,20 +49,22 @@ type decision struct {
 	// status is the report to write, or nil. A report with an expected finish time requests the
 	// eviction of the pod.
 	status *v1alpha1.EvacuationStatus
-	// requested: the report requests the eviction.
+	// requested is set if the report requests the eviction.
 	requested bool
-	// wake is when to reconcile again without an event; zero means never.
+	// wake is the time at which to reconcile again without an event; zero means never.
 	wake time.Time
 }
 
-// hasTurn reports whether this evacuator is the active one of an Evacuation and has to work on it.
+// hasTurn reports whether this evacuator is the active evacuator of an Evacuation and has to act on
+// it.
 func hasTurn(evacuation *v1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDaemonSet && !evacuation.Status.ActiveEvacuatorCompleted &&
-		// Without an instigator it is about to be cancelled: this evacuator never sets Forbid.
+		// An Evacuation without an instigator is about to be cancelled, since this evacuator never
+		// sets Forbid.
 		!protocol.IsComplete(evacuation) && !protocol.IsWithdrawn(evacuation)
 }
 
-// decide computes the decision about an Evacuation; it performs no writes.
+// decide decides about an Evacuation. It performs no writes.
 func decide(s situation) decision {
 	if !hasTurn(s.evacuation) || s.pod == nil || s.node == nil || !drainplan.IsLive(s.pod) {
 		return decision{}
@@ -70,8 +72,8 @@ func decide(s situation) decision {
 	podType := drainplan.TypeOf(s.pod, s.node.UID)
 	switch {
 	case podType != v1alpha1.PodTypeDaemonSet:
-		// The pod's annotation names this evacuator. Deleting the pod would bypass its disruption
-		// budget.
+		// The evacuator is in the Evacuation because of an annotation of the pod. Deleting the pod
+		// would bypass its disruption budget.
 		return s.decline("The pod does not belong to a DaemonSet: this evacuator does not act on it.")
 	case s.pod.DeletionTimestamp != nil:
 		return s.decideStopping()
@@ -79,14 +81,14 @@ func decide(s situation) decision {
 		// The eviction was already requested.
 		return decision{}
 	case s.askedBy == nil:
-		// Wait until the drain reaches the pod; this wait has no deadline.
+		// Wait until the drain reaches the pod. This wait has no deadline.
 		return decision{}
 	case drainplan.Kept(s.pod, podType, s.node, sets.New(v1alpha1.EvacuatorClassDaemonSet)) == drainplan.KeptTolerant:
 		return s.decline(fmt.Sprintf("The pod tolerates the taint %s: if it were evicted, its DaemonSet would replace it on the node immediately. The pod is kept.",
 			v1alpha1.TaintDrain))
 	case !drainplan.IsTainted(s.node):
-		// The DaemonSet would recreate the pod now. The event of the taint will trigger another
-		// sync.
+		// The DaemonSet would recreate the pod immediately. The event of the taint will cause
+		// another sync.
 		return decision{}
 	case len(s.volumes) > 0 && s.now.Before(s.volumesUntil):
 		return s.decideVolumes()
@@ -95,8 +97,8 @@ func decide(s situation) decision {
 }
 
 // request requests the eviction of the pod by a report with an expected finish time. The API server
-// refuses the write if the Evacuation has changed, and so if it was withdrawn. The evacuation
-// controller evicts the pod as its disruption budget allows.
+// refuses the write if the Evacuation has changed, for example because it was withdrawn. The
+// evacuation controller evicts the pod as its disruption budget allows.
 func (s *situation) request() decision {
 	grace := defaultGrace
 	if seconds := s.pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
@@ -106,8 +108,9 @@ func (s *situation) request() decision {
 	return decision{status: s.report(s.now.Add(grace), message), requested: true}
 }
 
-// decideVolumes reports that the pod waits until the node has released the volumes of the pods that
-// have left. A CSI node plugin may run in a DaemonSet, and the kubelet needs it to unstage them.
+// decideVolumes reports that the pod waits until the node has released the volumes of pods that
+// have left. A CSI node plugin may run in a DaemonSet, and the kubelet needs the plugin to unstage
+// the volumes.
 func (s *situation) decideVolumes() decision {
 	d := decision{wake: s.now.Add(volumesFresh)}
 	if s.volumesUntil.Before(d.wake) {
@@ -137,7 +140,7 @@ func (s *situation) decideVolumes() decision {
 	return d
 }
 
-// beat returns the interval between reports about a pod that this evacuator waits for.
+// beat returns the interval between two reports about a pod that this evacuator waits for.
 func (s *situation) beat() time.Duration {
 	if seconds := s.evacuation.Spec.ProgressDeadlineSeconds; seconds != nil {
 		return time.Duration(*seconds) * time.Second / heartbeats
@@ -145,7 +148,8 @@ func (s *situation) beat() time.Duration {
 	return protocol.DefaultProgressDeadline / heartbeats
 }
 
-// decideStopping reports when the pod should be gone. It stops reporting after the grace period.
+// decideStopping reports when the pod should be gone. It sends no more reports after the end of the
+// grace period.
 func (s *situation) decideStopping() decision {
 	end := s.pod.DeletionTimestamp.Time
 	if !s.now.Before(end) {
@@ -166,7 +170,7 @@ func (s *situation) decideStopping() decision {
 	return decision{status: s.report(end, status.Message), wake: s.now.Add(beat)}
 }
 
-// decline completes the turn of this evacuator, so that the next evacuator becomes active.
+// decline reports completion, so that the next evacuator becomes active.
 func (s *situation) decline(why string) decision {
 	status := s.evacuation.Status.DeepCopy()
 	status.ActiveEvacuatorCompleted = true
@@ -176,7 +180,7 @@ func (s *situation) decline(why string) decision {
 }
 
 // report returns the status with the expected finish time. The server sets the timestamps of
-// reports by other users; its own evacuators set them themselves.
+// reports by other users. The built-in evacuators have to set them.
 func (s *situation) report(expected time.Time, message string) *v1alpha1.EvacuationStatus {
 	status := s.evacuation.Status.DeepCopy()
 	status.EvacuationProgressTimestamp = protocol.Timestamp(s.now)

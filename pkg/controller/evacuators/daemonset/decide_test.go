@@ -74,7 +74,7 @@ func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
 func stopping(until time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.DeletionTimestamp = at(until)
-		// the fake API refuses a terminating pod without a finalizer
+		// The fake API refuses a terminating pod without a finalizer.
 		p.Finalizers = []string{"example.com/hold"}
 	}
 }
@@ -87,7 +87,7 @@ func tainted(n *corev1.Node) {
 	n.Spec.Taints = []corev1.Taint{{Key: "maintenance.haulout.dev/drain", Effect: corev1.TaintEffectNoSchedule}}
 }
 
-// newMaintenance returns a maintenance that asks all DaemonSet pods of the node to leave.
+// newMaintenance returns a maintenance that drains all DaemonSet pods of the node.
 func newMaintenance(mods ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
 	return build.With(&v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "kernel", UID: "uid-kernel", ResourceVersion: "1"},

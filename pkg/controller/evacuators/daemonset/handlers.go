@@ -58,8 +58,8 @@ func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
 	}
 }
 
-// targetsChanged enqueues the Evacuations on the nodes whose targets have changed in the status of
-// a maintenance.
+// targetsChanged enqueues the Evacuations on the nodes whose targets in the status of a maintenance
+// have changed.
 func (c *Controller) targetsChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if nm == nil {
 		return
@@ -70,8 +70,8 @@ func (c *Controller) targetsChanged(old, nm *v1alpha1.NodeMaintenance) {
 	}
 	for i := range nm.Status.NodeStatuses {
 		status := &nm.Status.NodeStatuses[i]
-		// Nodes are sorted by name and seldom change, so the same index nearly always has the same
-		// node.
+		// Nodes are sorted by name and their list seldom changes, so the same index nearly always
+		// has the same node.
 		if i < len(before) && before[i].NodeRef == status.NodeRef && slices.EqualFunc(before[i].DrainTargets, status.DrainTargets, sameEntry) {
 			continue
 		}

@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// csiVolume is the prefix of the names of CSI volumes in the status of a node;
-	// "<driver>^<handle>" follows.
+	// csiVolume is the prefix of the names of CSI volumes in the status of a node. It is followed
+	// by "<driver>^<handle>".
 	csiVolume = "kubernetes.io/csi/"
-	// maxClaims is the maximum number of claims that are read for a node: a node cannot attach many
+	// maxClaims is the maximum number of claims that are read for a node. A node cannot attach many
 	// more volumes.
 	maxClaims = 256
 )
 
 // knownVolumes caches the volumes of a node that none of its remaining pods uses, with the state of
-// the node from which they were computed. The syncs of all DaemonSet pods of a node need them.
+// the node for which they were computed. The syncs of all DaemonSet pods of a node need them.
 type knownVolumes struct {
 	inUse []corev1.UniqueVolumeName
 	// claims are the claims of the remaining pods, sorted.
@@ -38,12 +38,12 @@ type knownVolumes struct {
 	at     time.Time
 }
 
-// volumesFresh is how long a result is cached while the node and its pods have not changed.
+// volumesFresh is how long a result is cached if the node and its pods do not change.
 const volumesFresh = 30 * time.Second
 
-// volumesUntil returns the end of the wait for the volumes of a node, which starts at its first
-// Evacuation of a DaemonSet pod. The zero time means no wait: a node that is not ready unmounts
-// nothing.
+// volumesUntil returns the end of the wait for the volumes of a node. The wait starts with the
+// first Evacuation of a DaemonSet pod on the node. The zero time means no wait, since a node that
+// is not ready unmounts no volume.
 func (c *Controller) volumesUntil(node *corev1.Node, evacuation *v1alpha1.Evacuation) time.Time {
 	if c.volumeDetachTimeout < 0 || podcache.Readiness(node) != corev1.ConditionTrue || !hasCSIVolume(node) {
 		return time.Time{}
@@ -68,8 +68,8 @@ func isCSIVolume(name corev1.UniqueVolumeName) bool {
 	return strings.HasPrefix(string(name), csiVolume)
 }
 
-// unusedVolumes returns the CSI volumes that a node reports as in use, but that none of its
-// remaining pods uses.
+// unusedVolumes returns the CSI volumes that a node reports as in use, although none of its
+// remaining pods uses them.
 func (c *Controller) unusedVolumes(ctx context.Context, node *corev1.Node, now time.Time) []string {
 	claims := c.claimsOn(node.Name)
 	known, _ := c.volumes.Get(node.UID)
@@ -107,8 +107,8 @@ func (c *Controller) claimsOn(node string) []types.NamespacedName {
 	return sorted[:min(maxClaims, len(sorted))]
 }
 
-// volumesOf returns the CSI volumes of claims. A claim that cannot be read counts as without a
-// volume: that may only lengthen the wait, which is limited.
+// volumesOf returns the CSI volumes of claims. A claim that cannot be read is treated as if it had
+// no volume. That can only lengthen the wait, which is limited.
 func (c *Controller) volumesOf(ctx context.Context, claims []types.NamespacedName) sets.Set[corev1.UniqueVolumeName] {
 	used := sets.New[corev1.UniqueVolumeName]()
 	for _, claim := range claims {

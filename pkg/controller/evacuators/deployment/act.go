@@ -34,14 +34,14 @@ import (
 const (
 	// fieldManager is the field manager of the replica count during a surge.
 	fieldManager = "haulout-deployment-evacuator"
-	// reportTimeout is the deadline of one report, and how long one sync starts reports: a webhook
-	// may hang, and the whole sync must end before loop.StuckAfter.
+	// reportTimeout is the deadline of one report. It is also how long one sync may start reports:
+	// a webhook may hang, and the whole sync must end before loop.StuckAfter.
 	reportTimeout = 5 * time.Second
 )
 
-// act applies a decision. It writes the reports to Evacuations last, since they hand the pods over:
-// if the process crashes before, this evacuator is still active. If scaled is false, nothing was
-// reported.
+// act applies a decision. It writes the reports to Evacuations last, since they make the next
+// evacuators active. If the process crashes before that, this evacuator is still active. scaled is
+// false if no report was written because the Deployment could not be scaled.
 func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situation, d decision) (scaled bool, err error) {
 	c.writeCosts(ctx, d)
 	if d.scale != nil {
@@ -53,9 +53,9 @@ func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situat
 	return true, c.reportAll(ctx, key, s.now, d.reports)
 }
 
-// reportAll writes reports. Reports that failed last time come last. If the time is over before all
-// are started, the next sync decides about the others. It follows immediately, or after the backoff
-// if only reports that failed before are left.
+// reportAll writes reports, and reports that failed last time after all others. If the time is over
+// before all are started, the next sync decides about the remaining reports. It follows
+// immediately, or after the backoff if only reports that failed before are left.
 func (c *Controller) reportAll(ctx context.Context, key types.NamespacedName, now time.Time, reports []report) error {
 	unreported := c.known.get(key).unreported
 	slices.SortStableFunc(reports, func(a, b report) int {
@@ -80,7 +80,7 @@ func (c *Controller) reportAll(ctx context.Context, key types.NamespacedName, no
 	return joined(failed)
 }
 
-// tellScaleFailed reports why the replica count cannot be written, in an event of the Deployment
+// tellScaleFailed reports why the replica count cannot be written, in an event about the Deployment
 // and in the Evacuations of its pods. The write is retried until the surge timeout has passed.
 func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedName, s situation, d decision, err error) {
 	text := strings.TrimRight(protocol.OneLine(err.Error(), protocol.MaxMessage/2), ". ")
@@ -103,7 +103,8 @@ func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedNa
 	}
 }
 
-// joined returns a single conflict if all errors are conflicts, so that it is treated as one.
+// joined joins errors. If all of them are conflicts, it returns only one, so that the result is
+// treated as a conflict.
 func joined(errs []error) error {
 	var conflict error
 	others := make([]error, 0, len(errs))
@@ -120,8 +121,8 @@ func joined(errs []error) error {
 	return conflict
 }
 
-// scale writes the replica count and its record in one request, if the object has not changed since
-// the decision.
+// scale writes the replica count and its record in one request. The request fails if the object has
+// changed since the decision.
 func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situation, change scaling) error {
 	object := metav1.Object(s.deployment)
 	field := "replicas"
@@ -167,7 +168,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 }
 
 func stripped[T *appsv1.Deployment | *autoscalingv2.HorizontalPodAutoscaler](object T) T {
-	// Strip never fails for these kinds, and a failure would only cost memory.
+	// Strip never fails for these kinds. If it did, the object would only need more memory.
 	_, _ = podcache.Strip(object)
 	return object
 }
@@ -191,9 +192,9 @@ func patchOf(object metav1.Object, field string, change scaling) ([]byte, error)
 	return json.Marshal(patch)
 }
 
-// isOurs reports whether this evacuator set the current replica count. A user may have set the same
-// count since: a rollback restores the annotations of the ReplicaSet, including the record of a
-// surge that ended long ago.
+// isOurs reports whether this evacuator set the current replica count. The record does not prove
+// it, since a user may have set the same count since: a rollback restores the annotations of the
+// ReplicaSet, including the record of a surge that ended long ago.
 func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field string) (bool, error) {
 	var live metav1.Object
 	var err error
@@ -223,13 +224,13 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 			}
 		}
 	}
-	// Without managed fields, rely on the record.
+	// Without managed fields, trust the record.
 	return !owned, nil
 }
 
 // report writes the status of an Evacuation if it changes. After a conflict it retries with the
-// live object while this evacuator is active: after a scale-down, a later sync would not decide the
-// same report again.
+// live object while this evacuator is active: after a scale-down, a later sync would not decide on
+// the same report again.
 func (c *Controller) report(ctx context.Context, now time.Time, r report) error {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
@@ -259,8 +260,8 @@ func (c *Controller) report(ctx context.Context, now time.Time, r report) error 
 func (r *report) writeTo(status *v1alpha1.EvacuationStatus, now time.Time) {
 	status.Message = wording.Cut(r.message, protocol.MaxMessage)
 	if r.takesUp {
-		// The API server does the same when it makes an evacuator active: it sets the start of the
-		// turn and clears the previous report.
+		// The API server does the same when it makes an evacuator active: it sets
+		// ActiveEvacuatorSince and clears the previous report.
 		status.ActiveEvacuatorClass, status.ActiveEvacuatorCompleted = v1alpha1.EvacuatorClassDeployment, false
 		status.EvacuationProgressTimestamp, status.ExpectedEvacuationFinishTime = nil, nil
 		status.ActiveEvacuatorSince = protocol.Timestamp(now)
@@ -277,8 +278,8 @@ func (r *report) writeTo(status *v1alpha1.EvacuationStatus, now time.Time) {
 	status.ActiveEvacuatorCompleted = status.ActiveEvacuatorCompleted || r.completed
 }
 
-// syncAutoscaler reverts the surge of an autoscaler whose scaleTargetRef a user has changed to
-// another kind than Deployment. No other sync would restore its minReplicas.
+// syncAutoscaler reverts the surge of an autoscaler whose scaleTargetRef a user has changed to a
+// kind other than Deployment. No other sync would restore its minReplicas.
 func (c *Controller) syncAutoscaler(ctx context.Context, key types.NamespacedName) error {
 	object, exists, err := c.Autoscalers.Informer().GetIndexer().GetByKey(key.String())
 	if err != nil || !exists {

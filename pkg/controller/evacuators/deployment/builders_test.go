@@ -87,7 +87,7 @@ func always(d *appsv1.Deployment) {
 	d.Annotations[v1alpha1.AnnotationSurge] = v1alpha1.SurgeAlways
 }
 
-// stuck adds a rollout that has exceeded its progress deadline.
+// stuck adds the condition of a rollout that has exceeded its progress deadline.
 func stuck(d *appsv1.Deployment) {
 	d.Status.UpdatedReplicas = 0
 	d.Status.Conditions = []appsv1.DeploymentCondition{
@@ -117,7 +117,7 @@ func newTestPod(name string, mods ...podMod) pod {
 	return *build.With(&p, mods...)
 }
 
-// leaves adds an Evacuation whose active class has last reported at the start.
+// leaves adds an Evacuation. Its class has been active since the start, when it last reported.
 func leaves(class string) podMod {
 	return func(p *pod) {
 		p.staysUp = false
@@ -140,13 +140,14 @@ func leaves(class string) podMod {
 	}
 }
 
-// fresh makes a pod one of the surge. The clock of the host cluster may be years ahead of ours.
+// fresh makes a pod a pod of the surge. The clock of the host cluster may be years ahead of ours.
 func fresh(p *pod) {
 	p.CreationTimestamp = metav1.NewTime(start.Add(time.Second))
 	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(3 * time.Second))
 }
 
-// justBefore gives a pod the timestamp of the surge, although it was created before.
+// justBefore sets the creation time of a pod to the timestamp of the surge, although the pod
+// existed before.
 func justBefore(p *pod) {
 	p.CreationTimestamp = metav1.NewTime(start.Add(-time.Second))
 	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start)
@@ -164,7 +165,7 @@ func pending(why string) podMod {
 	}
 }
 
-// readyFor sets for how long a pod has been ready, or unready, at the start.
+// readyFor sets how long a pod has been ready, or unready, at the start.
 func readyFor(d time.Duration) podMod {
 	return func(p *pod) { p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(-d)) }
 }
@@ -190,7 +191,7 @@ func cheapest(p *pod) {
 	}
 }
 
-// under adds a budget, with a status for the given numbers.
+// under adds a budget with a status for the given numbers.
 func under(minAvailable *intstr.IntOrString, maxUnavailable *intstr.IntOrString, expected, healthy int32) podMod {
 	return func(p *pod) {
 		b := &policyv1.PodDisruptionBudget{
@@ -245,7 +246,7 @@ func changed(s situation, change func(*situation)) situation {
 	return s
 }
 
-// goneAt sets when a pod last left during the surge.
+// goneAt sets the time at which a pod last left during the surge.
 func goneAt(t time.Time, s situation) situation {
 	s.memory.goneAt = t
 	return s
@@ -259,7 +260,7 @@ func (s situation) scaledBy(autoscalers ...*autoscalingv2.HorizontalPodAutoscale
 }
 
 // summary returns a decision as a short text: the scaling, the pods whose costs change, and the
-// pods whose turns end.
+// pods for which this evacuator reports completion.
 func summary(d decision) string {
 	var text string
 	if d.scale != nil {

@@ -3,16 +3,16 @@
 
 // Package deployment is the built-in evacuator of pods that belong to Deployments. It replaces a
 // pod before the pod leaves: it scales the Deployment up within its maxSurge, waits until the new
-// replicas are available, lets the pods leave, and scales back.
+// replicas are available, makes the old pods leave, and scales back.
 //
 // A sync gathers all inputs about one Deployment, decides with a pure function, and acts. All state
 // that has to survive a crash is in the API: the replica count and the record of its change are
 // written together, and reverted together. The evacuator never reverts a replica count that a user
 // or another controller has changed since.
 //
-// Kept in memory, and droppable at any time: which Deployments have leaving pods, with the last
-// writes and reports of this process (tracked), and the budgets by the labels of their pods
-// (budgets).
+// The following is kept in memory and may be lost at any time: which Deployments have leaving pods,
+// with the last writes and reports of this process (tracked), and the budgets by the labels of
+// their pods (budgets).
 package deployment
 
 import (
@@ -46,21 +46,22 @@ type Config struct {
 	Cluster *host.Cluster
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
-	// Liveness tracks what the workers are busy with; nil disables tracking.
+	// Liveness tracks which item each worker processes; nil disables tracking.
 	Liveness *loop.Tracker
-	// SurgeTimeout is how long a surge may make no progress before pods leave without a
-	// replacement, if their budgets allow it; 0 means the default.
+	// SurgeTimeout is how long a surge may make no progress. After that, pods leave without a
+	// replacement if their budgets allow it; 0 means the default.
 	SurgeTimeout time.Duration
-	// EvacuatorStartDeadline is the time that an evacuator has for its first report. This evacuator
-	// delays its first report by at most a quarter of it; 0 means that it reports immediately.
+	// EvacuatorStartDeadline is the time within which an evacuator has to send its first report.
+	// This evacuator delays its first report by at most a quarter of that time; 0 means that it
+	// reports immediately.
 	EvacuatorStartDeadline time.Duration
-	// Off: the controller starts no surge, reverts existing ones, and completes its turns
-	// immediately.
+	// Off disables the evacuator: it starts no surge, reverts existing surges, and reports
+	// completion immediately.
 	Off bool
 }
 
-// item is an item of the queue: a Deployment; an Evacuation, for whose pod the Deployment has to be
-// found; or an autoscaler that has a record but no longer scales a Deployment.
+// item is an item of the queue. It is a Deployment, an Evacuation for whose pod the Deployment has
+// to be found, or an autoscaler that has a record but no longer scales a Deployment.
 type item struct {
 	isEvacuation, isAutoscaler bool
 	types.NamespacedName
@@ -82,18 +83,19 @@ type Controller struct {
 	*host.Cluster
 	clock   clock.WithTicker
 	timeout time.Duration
-	// startDeadline is Config.EvacuatorStartDeadline.
+	// startDeadline is EvacuatorStartDeadline of the Config.
 	startDeadline time.Duration
 	off           bool
-	// servingSince is set before the first worker starts.
+	// servingSince is the time at which this leader started. It is set before the first worker
+	// starts.
 	servingSince time.Time
 
 	evacuationLister  maintenancelisters.EvacuationLister
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
-	// latestDeployments and latestAutoscalers have the objects as cached, or as written by this
-	// process.
+	// latestDeployments and latestAutoscalers have the objects in the cached state or in the newer
+	// state that this process has written.
 	latestDeployments loop.Latest[*appsv1.Deployment]
 	latestAutoscalers loop.Latest[*autoscalingv2.HorizontalPodAutoscaler]
 	synced            []cache.InformerSynced
@@ -101,7 +103,7 @@ type Controller struct {
 	queue *loop.Queue[item]
 	known tracked
 
-	// matching guards budgets, which the handler of their events updates.
+	// matching protects budgets, which the event handler for budgets updates.
 	matching sync.RWMutex
 	budgets  *pdb.Index
 }
@@ -164,12 +166,13 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	}
 	c.known.noteSync(key, s.now, len(s.pods))
 	d := decide(s)
-	// Set standing before the reports: they trigger the evacuation controller, which reads it.
+	// Set standing before the reports are written: they enqueue the Evacuations in the evacuation
+	// controller, which reads it.
 	c.known.change(key, func(s *state) { s.standing = d.memory.standing })
 	scaled, err := c.act(ctx, key, s, d)
 	if scaled && !(d.idle && err == nil) {
-		// Keep the memory even if a report failed: the written reports must not count as progress
-		// again.
+		// Store the memory even if a report failed. Otherwise the reports that were written would
+		// count as progress again.
 		c.known.change(key, func(s *state) { s.memory = d.memory })
 	}
 	if !scaled && !apierrors.IsConflict(err) && ctx.Err() == nil {

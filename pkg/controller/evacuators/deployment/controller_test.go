@@ -41,7 +41,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// world is a controller with two fake clusters. The test acts as the other controllers.
+// world has a controller and two fake clusters. The test acts as the other controllers.
 type world struct {
 	*testing.T
 	recorder *events.FakeRecorder
@@ -115,7 +115,7 @@ func (w *world) deployment() *appsv1.Deployment {
 }
 
 // scaled waits until the Deployment has the given replicas, with or without a record. Then it sets
-// the status, as the deployment controller does.
+// the status as the deployment controller does.
 func (w *world) scaled(replicas int32, withRecord bool) {
 	w.Helper()
 	w.until(fmt.Sprintf("the Deployment has %d replicas", replicas), func() (bool, string) {
@@ -132,7 +132,7 @@ func (w *world) scaled(replicas int32, withRecord bool) {
 	}))
 }
 
-// reported waits until the message of an Evacuation has the given words.
+// reported waits until the message of an Evacuation contains the given words.
 func (w *world) reported(pod string, completed bool, words string) {
 	w.Helper()
 	name := "uid-" + pod + "-" + pod
@@ -186,7 +186,7 @@ func on(node string) podMod {
 	return func(p *pod) { p.Spec.NodeName = node }
 }
 
-// scene returns one pod of a Deployment on a node that is drained, and another node for its
+// scene returns a pod of a Deployment on a node that is drained, and another node for its
 // replacement.
 func scene(more ...runtime.Object) (evacuations, host []runtime.Object) {
 	leaving := newTestPod("web-0", leaves(ours), on("drained"))
@@ -209,7 +209,7 @@ func TestPodUnderABudgetLeavesThroughItsLane(t *testing.T) {
 		w.reported("web-0", true, "available in its place")
 		w.scaled(2, true)
 		w.stop()
-		w.run() // the next leader has only the record
+		w.run() // the next leader knows only the record
 		w.remove("web-0")
 		w.scaled(1, false)
 	})
@@ -400,9 +400,9 @@ func TestCostThatCannotBeRestoredDoesNotKeepTheSurge(t *testing.T) {
 	})
 }
 
-// TestScaleThatIsRefusedIsTold covers a policy that refuses every write to the Deployment: the
-// Evacuation and an event of the Deployment report it, and the pod leaves without a surge after the
-// surge timeout.
+// TestScaleThatIsRefusedIsTold: a policy refuses every write of the Deployment. The Evacuation and
+// an event about the Deployment report it, and the pod leaves without a surge after the surge
+// timeout.
 func TestScaleThatIsRefusedIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuations, host := scene()

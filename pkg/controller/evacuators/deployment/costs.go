@@ -19,16 +19,16 @@ import (
 // before its own scale-downs, which have to delete the right pods.
 
 const (
-	// costTimeout is the deadline of one write of a deletion cost, how long one sync starts such
-	// writes, and how soon failed writes are retried.
+	// costTimeout is the deadline of one write of a deletion cost. It is also how long one sync may
+	// start these writes, and the time after which failed writes are retried.
 	costTimeout = 5 * time.Second
-	// costPatience is how long a scale-down waits for deletion costs: an admission policy may
-	// refuse all changes of a pod.
+	// costPatience is how long a scale-down waits for writes of deletion costs, since an admission
+	// policy may refuse all changes of a pod.
 	costPatience = 30 * time.Second
 )
 
-// restoreCosts restores the deletion cost of the pods that stay: remaining and all pods without an
-// Evacuation. It reports whether the scale-down has to wait for these writes.
+// restoreCosts restores the deletion cost of the pods that stay: the pods in remaining and all pods
+// without an Evacuation. It reports whether the scale-down has to wait for these writes.
 func (d *decision) restoreCosts(s situation, remaining []*pod) bool {
 	for i := range s.pods {
 		p := &s.pods[i]
@@ -39,7 +39,7 @@ func (d *decision) restoreCosts(s situation, remaining []*pod) bool {
 	return len(d.restore) > 0 && d.awaitsCosts(s)
 }
 
-// awaitsCosts reports whether a scale-down still waits for deletion costs.
+// awaitsCosts reports whether a scale-down still has to wait for writes of deletion costs.
 func (d *decision) awaitsCosts(s situation) bool {
 	since := s.memory.costsSince
 	if since.IsZero() {
@@ -53,8 +53,8 @@ func (d *decision) awaitsCosts(s situation) bool {
 	return true
 }
 
-// writeCosts restores and lowers deletion costs. It is best effort: the next decision repeats
-// writes that fail or are not started in time.
+// writeCosts restores and lowers deletion costs. The next decision repeats the writes that fail or
+// are not started in time.
 func (c *Controller) writeCosts(ctx context.Context, d decision) {
 	starting, cancel := context.WithTimeout(ctx, costTimeout)
 	defer cancel()

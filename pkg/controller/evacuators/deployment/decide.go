@@ -19,13 +19,14 @@ import (
 
 const (
 	// maxResets is how often a user or controller may revert the replica count before the evacuator
-	// gives up, and maxMisses how many consecutive scale-downs may delete the wrong pods.
+	// stops scaling the Deployment. maxMisses is how many consecutive scale-downs may delete the
+	// wrong pods before that.
 	maxResets = 2
 	maxMisses = 2
-	// answerRetry is how soon the answers of evictions in flight are checked again.
+	// answerRetry is the time after which evictions in flight are checked again.
 	answerRetry = 50 * time.Millisecond
-	// worthDropping is the minimum number of names of pods that have left before they are removed
-	// from a full record.
+	// worthDropping is the minimum number of pods that must have left before their names are
+	// removed from a full record.
 	worthDropping = maxRecorded / 4
 )
 
@@ -33,9 +34,10 @@ const (
 type decision struct {
 	// restore and lower are the pods whose deletion cost has to change before a scale-down.
 	restore, lower []*corev1.Pod
-	// ended are the pods whose turns end without a replacement.
+	// ended are the pods for which this evacuator reports completion although they have no
+	// replacement.
 	ended []*pod
-	// short caches the shortage.
+	// short caches which replacements the surge lacks.
 	short *shortage
 	// scale is the change of the target; nil if there is none.
 	scale *scaling
@@ -44,14 +46,15 @@ type decision struct {
 	events  []event
 	// memory is the state for the next decision.
 	memory memory
-	// wake is when to reconcile again without an event; zero means never.
+	// wake is the time at which to reconcile again without an event; zero means never.
 	wake time.Time
-	// idle: no pod waits for this evacuator, and there is nothing to revert.
+	// idle is set if no pod waits for this evacuator, and there is nothing to revert.
 	idle bool
 }
 
 // scaling is a write to the target: its replica count together with the record. During a surge the
-// count is only written if it is still ours; otherwise the surge is over, and the count stays.
+// count is only written if this evacuator set the current count. Otherwise the surge is over, and
+// the current count stays.
 type scaling struct {
 	// value is the new replica count; nil keeps it.
 	value *int32
@@ -63,17 +66,17 @@ type scaling struct {
 type report struct {
 	evacuation *v1alpha1.Evacuation
 	message    string
-	// progress sets the progress timestamp, completed makes the next evacuator active.
+	// progress sets the progress timestamp. completed makes the next evacuator active.
 	progress, completed bool
-	// takesUp makes this evacuator active again, after it has declined.
+	// takesUp makes this evacuator active again after it has declined.
 	takesUp  bool
 	expected *metav1.Time
 }
 
-// decide computes the decision about a Deployment; it performs no writes.
+// decide decides about a Deployment. It performs no writes.
 func decide(s situation) decision {
 	if s.memory.holds {
-		// The turns were held until now, even if no sync ran in between.
+		// The previous decision held the pods until now, even if no sync ran in between.
 		s.memory.stood = s.now
 	}
 	d := decision{memory: s.memory}
@@ -106,7 +109,7 @@ func decide(s situation) decision {
 	return d
 }
 
-// warn adds an event, once for each text, about invalid annotations.
+// warn adds events about invalid annotations, one for each text.
 func (d *decision) warn(s situation) {
 	for _, text := range s.warnings {
 		if !slices.Contains(s.memory.warned, text) && len(s.leaving()) > 0 {
@@ -116,8 +119,8 @@ func (d *decision) warn(s situation) {
 	}
 }
 
-// reasonToDecline returns why the Deployment is not scaled up, as a phrase that follows its name;
-// "" if it may be. It also applies during a surge, which is then reverted.
+// reasonToDecline returns the reason why the Deployment is not scaled up, as a phrase that follows
+// its name; "" if there is none. The reason may also arise during a surge, which is then reverted.
 func (s *situation) reasonToDecline() string {
 	original := surge.Replicas(s.deployment)
 	if r := s.target.record; r.isUp() {
@@ -148,8 +151,8 @@ func (s *situation) isScaleRefused() bool {
 		s.now.Before(s.refused.retryAt(s.timeout))
 }
 
-// missedUntil returns when a surge is tried again after scale-downs that deleted the wrong pods;
-// zero if it may be tried now.
+// missedUntil returns the time at which a surge is tried again after scale-downs that deleted the
+// wrong pods; zero if it may be tried now.
 func (s *situation) missedUntil() time.Time {
 	if s.memory.misses < maxMisses {
 		return time.Time{}
@@ -157,8 +160,9 @@ func (s *situation) missedUntil() time.Time {
 	return s.memory.missedAt.Add(restAfter(s.memory.misses-maxMisses, s.timeout))
 }
 
-// rests reports whether a surge waits for the end of a rest, and sets wake to that time. Until then
-// the Deployment must not be idle, since its failures would be forgotten.
+// rests reports whether a new surge, or a surge for one of the pods, has to wait after a failure,
+// and sets wake to the end of the wait. Until then the Deployment must not become idle, since its
+// failures would be forgotten.
 func (d *decision) rests(s situation) bool {
 	if s.deployment == nil {
 		return false
@@ -182,8 +186,8 @@ func (d *decision) rests(s situation) bool {
 	return rests
 }
 
-// dissolve ends a surge if a user or another controller has changed the replica count, and keeps
-// the new value.
+// dissolve ends a surge if a user or another controller has changed the replica count. It keeps the
+// new replica count.
 func (d *decision) dissolve(s situation) {
 	r := s.target.record
 	resets := r.Resets
@@ -198,7 +202,7 @@ func (d *decision) dissolve(s situation) {
 		"The surge is over: a user or controller has changed %s from %d to %d", s.target.field(), r.To, s.target.value)
 }
 
-// giveUp reverts a surge and completes the turns of its pods.
+// giveUp reverts a surge and reports completion for its pods.
 func (d *decision) giveUp(s situation, why string) {
 	leaving := s.leaving()
 	if s.target.record.isUp() {
@@ -268,7 +272,8 @@ func (d *decision) start(s situation) {
 		s.target.field(), r.From, r.To, len(leaving))
 }
 
-// countMisses records whether the last scale-down deleted the intended pods.
+// countMisses determines whether the last scale-down deleted the intended pods, and counts
+// consecutive failures.
 func (d *decision) countMisses(s situation, leaving []*pod) {
 	if len(s.memory.dropped) == 0 {
 		return
@@ -293,17 +298,17 @@ func rankForRemoval(p *pod) int {
 	return 1
 }
 
-// hold keeps a surge until its pods have left, and hands them over as soon as their replacements
-// are available.
+// hold keeps a surge until its pods have left. It makes the next evacuator active for them as soon
+// as their replacements are available.
 func (d *decision) hold(s situation) {
 	d.noteGone(s)
 	reports, events := len(d.reports), len(d.events)
 	leaving, handed := d.endTurns(s, d.decline(s, s.leaving())), s.holding()
-	// The rest of these pods begins with the end of the surge.
+	// The wait before the next try for these pods begins with the end of the surge.
 	d.noteTried(s, handed...)
 	if len(leaving) == 0 && (len(handed) == 0 || d.isInVain(s, handed)) {
 		if !d.withdraw(s, slices.Concat(d.ended, s.handedOver())) {
-			// The next decision completes the turns, together with the surge.
+			// The next decision reports completion when it ends the surge.
 			d.reports, d.events = d.reports[:reports], d.events[:events]
 		}
 		return
@@ -331,9 +336,9 @@ func (d *decision) hold(s situation) {
 }
 
 // withdraw reverts the surge while some of its pods still exist, and reports whether it does so. It
-// first restores their deletion cost: otherwise the scale-down would delete these pods, which their
-// budgets protect, instead of the replacements. It also waits for evictions in flight, since each
-// of them may delete one more pod besides the scale-down.
+// first restores the deletion cost of these pods. Otherwise the scale-down would delete them,
+// although their budgets protect them, instead of the replacements. It also waits for evictions in
+// flight, since each of them may delete one more pod in addition to the scale-down.
 func (d *decision) withdraw(s situation, remaining []*pod) bool {
 	if d.restoreCosts(s, remaining) || d.awaitsAnswers(s) {
 		return false
@@ -351,8 +356,8 @@ func (d *decision) awaitsAnswers(s situation) bool {
 	return true
 }
 
-// extraFor returns how many extra replicas the leaving pods need: one for each, or more if a budget
-// in percent requires more before it allows a disruption.
+// extraFor returns how many extra replicas the leaving pods need. Each pod needs one. If a budget
+// in percent needs more before it allows a disruption, the number is higher.
 func (s *situation) extraFor(leaving []*pod) int32 {
 	extra := int32(len(leaving))
 	for _, p := range leaving {
@@ -363,8 +368,8 @@ func (s *situation) extraFor(leaving []*pod) int32 {
 	return extra
 }
 
-// youngest returns the creation time of the youngest pod, by the clock of the host cluster.
-// Replacements are not older.
+// youngest returns the creation time of the youngest pod, according to the clock of the host
+// cluster. Replacements are not created before that time.
 func (s *situation) youngest() *metav1.Time {
 	var at metav1.Time
 	for i := range s.pods {
@@ -375,13 +380,13 @@ func (s *situation) youngest() *metav1.Time {
 	return &at
 }
 
-// widen adds pods that were asked to leave after the surge started to the record, and scales up
+// widen adds pods that were asked to leave after the start of the surge to the record. It scales up
 // further for them if the Deployment allows it.
 func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	r := s.target.record
 	newcomers := slices.DeleteFunc(slices.Clone(leaving), s.isRecorded)
 	if len(newcomers) < len(leaving) || handed > 0 {
-		// The replacement of a returned pod would also return.
+		// The replacement of a pod that has returned would also return.
 		strays := s.strays()
 		newcomers = slices.DeleteFunc(newcomers, func(p *pod) bool {
 			return isReturned(p) || slices.Contains(strays, p) && !d.isDue(s, p)
@@ -400,7 +405,8 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 		extra = min(extra, a.Spec.MaxReplicas-r.Keep)
 	}
 	wider.To = max(r.To, r.Keep+extra)
-	// Keep the names of pods that have left: gone counts the used replacements by them.
+	// Keep the names of pods that have left: gone derives the number of used replacements from
+	// them.
 	wider.Evacuations = slices.Concat(wider.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
 	d.memory.saidAt = s.now
@@ -408,9 +414,9 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	return true
 }
 
-// dropGone replaces the names of pods that have left by their count, if that frees enough space in
-// a full record to be worth a write. The alternative, to revert the surge and start another one,
-// would recreate all replacements.
+// dropGone replaces the names of pods that have left with their number, if that frees enough space
+// in a full record to be worth a write. To revert the surge and start another one instead would
+// recreate all replacements.
 func (r *record) dropGone(s situation) {
 	var present []string
 	for _, p := range s.leaving() {
@@ -428,7 +434,8 @@ func (r *record) dropGone(s situation) {
 }
 
 // scaleDown ends the surge by a scale-down that deletes the leaving pods, as soon as enough other
-// pods are available. It reports whether it does so or waits only for costs or evictions.
+// pods are available. It returns true if it does so, or if it only has to wait for costs or
+// evictions.
 func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	r := s.target.record
 	chosen := slices.Clone(leaving)
@@ -448,12 +455,12 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 		}
 	}
 	if len(d.lower) > 0 && !d.awaitsCosts(s) {
-		// Without the lowest cost on the leaving pods, the scale-down would delete other pods.
+		// The leaving pods do not have the lowest cost, so the scale-down would delete other pods.
 		d.lower = nil
 		return false
 	}
 	// The ReplicaSet controller must know the costs when it chooses the pods. Wait until our cache
-	// has them: then its cache probably has them, too.
+	// has the costs, since the cache of that controller then probably has them, too.
 	if d.restoreCosts(s, nil) || len(d.lower) > 0 || d.awaitsAnswers(s) {
 		return true
 	}
@@ -480,8 +487,8 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	return true
 }
 
-// handOver hands over as many pods as there are spare available pods, and returns the others. The
-// pods leave by eviction, which respects the budgets.
+// handOver makes the next evacuator active for as many pods as spare, and returns the other pods.
+// The pods leave by eviction, which respects the budgets.
 func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*pod) {
 	for _, p := range leaving {
 		cost := 0
@@ -501,7 +508,7 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 	return waiting
 }
 
-// revertSurge reverts the surge, if there is one.
+// revertSurge reverts the active surge, if there is one.
 func (d *decision) revertSurge(s situation) {
 	r := s.target.record
 	if r == nil || s.target.isGoing(&s) {

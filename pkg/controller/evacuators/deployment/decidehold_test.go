@@ -15,8 +15,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// awaitsCosts returns a situation in which a scale-down has waited for deletion costs since the
-// start.
+// awaitsCosts returns a situation in which a scale-down has waited for writes of deletion costs
+// since the start.
 func awaitsCosts(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 	s := at(after, d, pods...)
 	s.memory.costsSince = start

@@ -22,7 +22,7 @@ import (
 // maxReason is the maximum length, in bytes, of the reason of a NodeMaintenance in a message.
 const maxReason = 128
 
-// The steps of a replacement, with their value in a score.
+// The steps of a replacement. Each is worth its value in the score of the surge.
 const (
 	stepCreated = iota + 1
 	stepScheduled
@@ -30,7 +30,7 @@ const (
 	stepAvailable
 )
 
-// stepOf returns the last step that a replacement has reached.
+// stepOf returns the last step that a replacement has completed.
 func (s *situation) stepOf(p *pod) int {
 	switch _, ready := s.availableAt(p); {
 	case s.isAvailable(p):
@@ -43,7 +43,7 @@ func (s *situation) stepOf(p *pod) int {
 	return stepCreated
 }
 
-// score returns the total progress of the replacements.
+// score returns the sum of the steps of all replacements.
 func (s *situation) score() int {
 	score := 0
 	for _, p := range s.replacements() {
@@ -52,7 +52,7 @@ func (s *situation) score() int {
 	return score
 }
 
-// finish returns when the ready replacements count as available; nil if there is none.
+// finish returns the time at which the ready replacements count as available; nil if none is ready.
 func (s *situation) finish() *metav1.Time {
 	var latest time.Time
 	for _, p := range s.replacements() {
@@ -93,7 +93,7 @@ func (s *situation) scaledMessage(r *record, p *pod) string {
 	return fmt.Sprintf("Deployment %s is scaled from %d to %d, %s%s", s.deployment.Name, r.From, r.To, purpose, p.purpose)
 }
 
-// progressMessage continues scaledMessage with the progress of the surge and what it waits for.
+// progressMessage continues scaledMessage with the progress of the surge and its obstacles.
 func (s *situation) progressMessage() string {
 	r := s.target.record
 	available := 0
@@ -112,7 +112,7 @@ func (s *situation) progressMessage() string {
 	return message
 }
 
-// trouble returns a sentence about what the surge waits for.
+// trouble returns a sentence about the obstacle of the surge.
 func (s *situation) trouble() string {
 	if s.deployment == nil {
 		return "its Deployment was not found."
@@ -140,14 +140,14 @@ func (s *situation) trouble() string {
 	return s.explain(worst, s.stepOf(worst))
 }
 
-// whyMissing returns why there are fewer replacements than there should be.
+// whyMissing returns the reason why there are fewer replacements than there should be.
 func (s *situation) whyMissing() string {
 	if failure := createFailure(s.deployment); failure != "" {
 		return "no surge pod can be created" + wording.Sentence(failure)
 	}
 	for _, p := range s.created() {
 		if p.evacuation != nil && p.Spec.NodeName != "" {
-			// This pod has to leave as well, so it is no replacement.
+			// This pod is asked to leave as well, so it is no replacement.
 			return s.explain(p, stepAvailable)
 		}
 	}
@@ -178,7 +178,8 @@ func (s *situation) explain(p *pod, step int) string {
 	return fmt.Sprintf("surge pod %s is on node %s, which is cordoned.", p.Name, p.Spec.NodeName)
 }
 
-// purposeOf returns a phrase with the NodeMaintenance that a pod leaves for and its reason.
+// purposeOf returns a phrase that names the NodeMaintenance for which a pod leaves, with its
+// reason.
 func purposeOf(name, reason string) string {
 	reason = strings.TrimSpace(wording.Cut(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -199,8 +200,8 @@ func orElse(s, otherwise string) string {
 	return s
 }
 
-// readWaiting reads live why scheduled surge pods are not ready: the cache does not have the
-// container statuses. The result is used until the next report is due.
+// readWaiting reads why scheduled pods of the surge are not ready. It reads them live, since the
+// cache does not have the container statuses. The result is used until the next report is due.
 func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
 	const enough = 3
 	if s.deployment == nil || s.now.Before(latest(s.memory.saidAt, s.memory.waitingAt).Add(sayEvery)) {

@@ -31,8 +31,8 @@ import (
 	"haulout.dev/haulout/pkg/host/owners"
 )
 
-// cacheRetry is how soon an Evacuation is synced again if the ReplicaSet of its pod exists but is
-// not in the cache.
+// cacheRetry is the time after which an Evacuation is synced again if the ReplicaSet of its pod
+// exists but is not in the cache.
 const cacheRetry = 100 * time.Millisecond
 
 // gather reads all inputs of the decision about a Deployment.
@@ -63,7 +63,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 	return s, c.readClaims(ctx, &s)
 }
 
-// readAnnotations reads the annotations about surges of the Deployment.
+// readAnnotations parses the annotations of the Deployment that configure surges.
 func (s *situation) readAnnotations() {
 	timeout, err := surge.TimeoutFor(s.deployment.Annotations, s.timeout)
 	s.timeout = timeout
@@ -97,14 +97,15 @@ func (c *Controller) autoscalersOf(key types.NamespacedName) ([]*autoscalingv2.H
 	return found, nil
 }
 
-// targetOf returns the object to scale: the object with the record if a surge is active, otherwise
-// the autoscaler if there is one, since it would revert a change of the Deployment.
+// targetOf returns the object to scale. During a surge it is the object with the record. Otherwise
+// it is the autoscaler if there is one, since the autoscaler would revert a change of the
+// Deployment.
 func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAutoscaler, known state) target {
 	var onDeployment target
 	if d != nil {
 		r, garbage := readRecord(d, 1)
 		if r == nil && !garbage && known.record.isUp() && known.record.UID == d.UID {
-			// A client has replaced the object without the annotation.
+			// A client has replaced the object with one that lacks the annotation.
 			r = known.record
 		}
 		onDeployment = newTarget(nil, surge.Replicas(d), r, garbage, 1)
@@ -158,8 +159,8 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			}
 			_, isSettled := s.memory.settled[p.UID]
 			s.pods = append(s.pods, pod{
-				// Read the evictions in flight after the Evacuation: after its withdrawal no
-				// eviction is sent.
+				// Read the evictions in flight after the Evacuation: no eviction is sent after the
+				// Evacuation was withdrawn.
 				Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: purpose, budgets: c.budgetsOf(p, budgets),
 				staysUp: isSettled || staysUp[p.Spec.NodeName],
 			})
@@ -187,9 +188,9 @@ func (c *Controller) evacuationOf(p *corev1.Pod) (*v1alpha1.Evacuation, error) {
 	return evacuation, nil
 }
 
-// budgetsOf returns the budgets that the Eviction API would check. known caches them by labels,
-// since most pods of a Deployment have the same labels, and a namespace may have thousands of
-// budgets to match.
+// budgetsOf returns the budgets that the Eviction API would check. known caches them by labels.
+// Most pods of a Deployment have the same labels, and a namespace may have thousands of budgets to
+// match.
 func (c *Controller) budgetsOf(p *corev1.Pod, known map[string][]*policyv1.PodDisruptionBudget) []*policyv1.PodDisruptionBudget {
 	if !pdb.Holds(p) {
 		return nil
@@ -205,9 +206,9 @@ func (c *Controller) budgetsOf(p *corev1.Pod, known map[string][]*policyv1.PodDi
 }
 
 // staysUp reports whether no maintenance holds a node. It is true for a pod without a node, which
-// may still get one that is not held. It reads the node and not the status of maintenances, which
-// also lists nodes that are not held. That is early enough: pods are asked to leave only after all
-// nodes are cordoned in the cache.
+// may still be bound to a node that is not held. It reads the node instead of the status of
+// maintenances, which also has nodes that are not held. The node is sufficiently up to date: pods
+// are asked to leave only after all nodes are cordoned in the cache.
 func (c *Controller) staysUp(name string) bool {
 	if name == "" {
 		return true
@@ -229,8 +230,8 @@ func isOfMaintenance(evacuation *v1alpha1.Evacuation) bool {
 	return slices.Contains(evacuation.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance)
 }
 
-// purposeOn returns a phrase with the NodeMaintenance that drains a node, the oldest if there are
-// several; "" if none is known.
+// purposeOn returns a phrase that names the NodeMaintenance which drains a node. If several drain
+// it, this is the oldest. If none does, it returns "".
 func (c *Controller) purposeOn(nodeName string) string {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
@@ -246,7 +247,7 @@ func (c *Controller) purposeOn(nodeName string) string {
 	return ""
 }
 
-// readClaims reads the volume claims of the template before a surge starts.
+// readClaims reads the volume claims of the pod template before a surge starts.
 func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 	if s.deployment == nil || s.target.record.isUp() || len(s.leaving()) == 0 && len(s.declined()) == 0 {
 		return nil
@@ -267,7 +268,7 @@ func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 }
 
 // syncEvacuation finds the Deployment of an Evacuation's pod and enqueues it. If there is none, it
-// completes the turn.
+// reports completion to the Evacuation.
 func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedName) error {
 	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
@@ -282,7 +283,7 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	ref := evacuation.Spec.PodRef
 	p, err := c.podLister.Pods(key.Namespace).Get(ref.Name)
 	if apierrors.IsNotFound(err) || err == nil && p.UID != ref.UID {
-		// The pod was deleted, or its event follows.
+		// The pod was deleted, or the event of its creation will follow.
 		return nil
 	}
 	if err != nil {

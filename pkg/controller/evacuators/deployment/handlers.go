@@ -52,25 +52,25 @@ func (c *Controller) watch() error {
 
 const (
 	// pausePerPod is the pause after each sync of a Deployment, for each of its pods, and
-	// longestPause is the maximum. A sync costs time in proportion to the pods, and each pod causes
-	// a dozen events while it is replaced: without a pause the cost would grow with the square of
-	// the number of pods.
+	// longestPause is the maximum of the pause. The cost of a sync is proportional to the number of
+	// pods, and each pod causes a dozen events while it is replaced. Without a pause the cost would
+	// grow with the square of the number of pods.
 	pausePerPod  = 400 * time.Microsecond
 	longestPause = 250 * time.Millisecond
 )
 
-// enqueue enqueues a Deployment, immediately unless it has just been synced.
+// enqueue enqueues a Deployment, immediately unless it was synced a moment ago.
 func (c *Controller) enqueue(key types.NamespacedName) {
 	c.queue.AddAfter(item{NamespacedName: key}, c.known.get(key).nextSync.Sub(c.clock.Now()))
 }
 
-// changes returns a handler that treats additions, updates and deletions alike.
+// changes returns a handler that calls changed for each addition, update and deletion.
 func changes[T any](changed func(*T)) cache.ResourceEventHandler {
 	return podcache.HandlerOf(func(old, now *T) { changed(cmp.Or(now, old)) })
 }
 
 // evacuationChanged enqueues the Deployment of an Evacuation's pod, even if the Evacuation was
-// withdrawn or handed over.
+// withdrawn or another evacuator has become active.
 func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
 	if p, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil && p.UID == evacuation.Spec.PodRef.UID && c.enqueueOwner(p) {
 		return
@@ -80,7 +80,7 @@ func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
 	}
 }
 
-// enqueueOwner enqueues the Deployment of a pod and returns true, if it is tracked.
+// enqueueOwner enqueues the Deployment of a pod if it is tracked, and reports whether it is.
 func (c *Controller) enqueueOwner(p *corev1.Pod) bool {
 	key, ok := c.deploymentOf(p)
 	if !ok || !c.known.isTracked(key) {
@@ -109,7 +109,7 @@ func (c *Controller) podChanged(p *corev1.Pod) {
 	if c.enqueueOwner(p) {
 		return
 	}
-	// The Evacuation may have been handled before the pod was in the cache.
+	// The Evacuation may have been synced before the pod was in the cache.
 	if evacuation, err := c.evacuationOf(p); err == nil && evacuation != nil && (isOurTurn(evacuation) || isDeclined(evacuation)) {
 		c.queue.Add(item{isEvacuation: true, NamespacedName: types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}})
 	}
@@ -135,8 +135,8 @@ func (c *Controller) autoscalerChanged(a *autoscalingv2.HorizontalPodAutoscaler)
 	}
 }
 
-// budgetChanged enqueues the Deployments whose pods the budget selects: they may wait until the
-// budget allows a disruption.
+// budgetChanged enqueues the Deployments whose pods the budget selects, since they may wait until
+// the budget allows a disruption.
 func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	c.matching.Lock()
 	if budget == nil {
@@ -160,8 +160,8 @@ func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	}
 }
 
-// nodeChanged enqueues all tracked Deployments when a maintenance of a node starts or ends:
-// replacements may be on that node.
+// nodeChanged enqueues all tracked Deployments when a maintenance begins or stops to hold a node,
+// since replacements may be on that node.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if old == nil || node == nil || isUnderMaintenance(old) == isUnderMaintenance(node) {
 		return

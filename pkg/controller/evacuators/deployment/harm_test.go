@@ -30,7 +30,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// olderSet is a ReplicaSet of an earlier rollout.
+// olderSet returns a ReplicaSet of an earlier rollout.
 func olderSet() *appsv1.ReplicaSet {
 	set := newReplicaSet()
 	set.Name, set.UID, set.Spec.Replicas = "web-0", "uid-older", ptr.To[int32](0)
@@ -64,8 +64,8 @@ func TestLeftoversOfEarlierRolloutsDoNotCount(t *testing.T) {
 	})
 }
 
-// TestPodsThatReturnAreNotReplacedAgain simulates an hour of a Deployment whose pods all start on
-// the drained node, since they tolerate everything.
+// TestPodsThatReturnAreNotReplacedAgain simulates an hour of a Deployment whose pods tolerate all
+// taints. So all of them start on the drained node.
 func TestPodsThatReturnAreNotReplacedAgain(t *testing.T) {
 	for name, budget := range map[string]int{"without a budget": 0, "with minAvailable 1": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -300,7 +300,7 @@ func TestAutoscalerOfSomethingElseGetsItsMinReplicasBack(t *testing.T) {
 	})
 }
 
-// hanging is a client whose changes of pods never get an answer.
+// hanging is a client whose writes of pods hang until their deadline.
 type hanging struct {
 	kubernetes.Interface
 	sent map[string]int

@@ -23,7 +23,7 @@ var (
 	})
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(surges, syncErrors)
-		// Initialize all series: an alert on a metric that does not exist never fires.
+		// Initialize all series: an alert does not fire on a metric that does not exist.
 		for _, reason := range []string{
 			EventSurgeStarted, EventSurgeEnded, EventSurgeDissolved, EventSurgeDeclined, EventSurgeInVain,
 		} {

@@ -29,20 +29,20 @@ type simulation struct {
 	d    *appsv1.Deployment
 	pods []pod
 	next int
-	// wish is the replica count that the users want, and byUs reports that our controller has set
-	// the current one.
+	// wish is the replica count that the users want. byUs is set if our controller has set the
+	// current replica count.
 	wish int32
 	byUs bool
-	// budget is the number of pods that an eviction must leave ready; 0 means no budget.
+	// budget is the number of pods that must be ready after an eviction; 0 means no budget.
 	budget int
-	// never: the budget never allows an eviction, but the Deployment has surge: Always.
+	// never is set if the budget never allows an eviction, but the Deployment has surge: Always.
 	never  bool
 	memory memory
-	// lowered has the turns of pods in which the deletion cost was lowered.
+	// lowered has the pods whose deletion cost was lowered, each with the class that was active.
 	lowered map[string]bool
 	// stale is an earlier cached state of the Deployment.
 	stale *appsv1.Deployment
-	// calm: users change nothing, so wish pods must always be ready.
+	// calm is set if users change nothing. Then at least wish pods must always be ready.
 	calm bool
 }
 
@@ -110,7 +110,8 @@ func (w *simulation) replicaSet() {
 	w.d.Status.Replicas, w.d.Status.UpdatedReplicas = int32(want), int32(want)
 }
 
-// rank returns a higher value for pods that are deleted later.
+// rank returns the position of a pod in the order of deletion. Pods with a higher rank are deleted
+// later.
 func (w *simulation) rank(p *pod) int {
 	rank := 0
 	if (&situation{}).isAvailable(p) {
@@ -122,7 +123,7 @@ func (w *simulation) rank(p *pod) int {
 	return rank
 }
 
-// kubelet makes one of the unready pods ready, always within the surge timeout.
+// kubelet makes one of the unready pods ready, and each of them within the surge timeout.
 func (w *simulation) kubelet() {
 	var waiting []*pod
 	for i := range w.pods {
@@ -139,8 +140,8 @@ func (w *simulation) kubelet() {
 	w.log = append(w.log, p.Name+" is ready")
 }
 
-// eviction sends the eviction of a pod, which its budget grants or refuses, or deletes a pod whose
-// eviction was granted.
+// eviction sends the eviction of a pod, which its budget allows or refuses, or deletes a pod whose
+// eviction was allowed.
 func (w *simulation) eviction() {
 	for i := range w.pods {
 		p := &w.pods[i]
@@ -197,7 +198,7 @@ func (w *simulation) cancel() {
 	}
 }
 
-// user simulates the users. A write of the current number changes nothing.
+// user simulates the users. Writing the current replica count changes nothing.
 func (w *simulation) user() {
 	switch n := 1 + w.rng.Int32N(5); w.rng.IntN(4) {
 	case 0:
@@ -316,8 +317,8 @@ func (w *simulation) annotate(name string, lowered bool) {
 	}
 }
 
-// hear applies a report; after a completed turn, it makes the next class active as the evacuation
-// controller does.
+// hear applies a report. If it reports completion, hear makes the next class active, as the
+// evacuation controller does.
 func (w *simulation) hear(r report) {
 	for i := range w.pods {
 		e := w.pods[i].evacuation
@@ -367,7 +368,7 @@ func (w *simulation) step() {
 	}
 }
 
-// settle runs all actors except the users until nothing changes any more.
+// settle runs all actors except the users until nothing changes.
 func (w *simulation) settle() {
 	if w.d.Spec.Paused {
 		w.write("resumed", func(d *appsv1.Deployment) { d.Spec.Paused = false })
@@ -396,9 +397,10 @@ func (w *simulation) fail(format string, args ...any) {
 }
 
 // TestWhateverHappensTheUsersNumberStands simulates random events of a Deployment whose pods are
-// asked to leave. In the end it has the replica count of its users, and neither the Deployment nor
-// its pods have our annotations, except the count of reverts while a pod is still asked to leave.
-// All pods that were asked to leave have left, and in calm runs no replica was missing.
+// asked to leave. In the end it must have the replica count of its users, and neither the
+// Deployment nor its pods may have our annotations, except the count of reverts while a pod is
+// still asked to leave. All pods that were asked to leave must have left, and in calm runs no
+// replica may have been missing.
 func TestWhateverHappensTheUsersNumberStands(t *testing.T) {
 	for seed := range uint64(1000) {
 		w := newSimulation(t, seed)

@@ -14,28 +14,30 @@ import (
 )
 
 // maxRecorded is the maximum number of pods in one surge, which limits the size of the annotation.
-// The others join when some have left.
+// Further pods join when some of these have left.
 const maxRecorded = 200
 
 // record is the value of the surge annotation. It is written together with the replica count, so
 // that any replica of the server, or a user, can revert the surge.
 type record struct {
-	// UID is the UID of the annotated object: a copy of the object has another one, and was not
-	// scaled.
+	// UID is the UID of the annotated object. A copy of the object has another UID, and was not
+	// scaled by the surge.
 	UID types.UID `json:"uid"`
-	// From is the replica count before the surge, and To the replica count during it. Without them
-	// no surge is active.
+	// From is the replica count before the surge, and To the replica count during the surge. If
+	// both are missing, no surge is active.
 	From int32 `json:"from,omitempty"`
 	To   int32 `json:"to,omitempty"`
 	// Keep is the number of pods that must always be available. It differs from From if From is the
-	// minimum of an autoscaler.
+	// minReplicas of an autoscaler.
 	Keep int32 `json:"keep,omitempty"`
-	// Since is when the surge started. Pods that were created later are its replacements.
+	// Since is the time at which the surge started. Pods that were created later are its
+	// replacements.
 	Since *metav1.Time `json:"since,omitempty"`
-	// Evacuations are the names of the Evacuations in this surge, which lasts until their pods have
-	// left.
+	// Evacuations has the names of the Evacuations in this surge. The surge lasts until the pods of
+	// these Evacuations have left.
 	Evacuations []string `json:"evacuations,omitempty"`
-	// Gone counts the pods that had left when their names were dropped to free space for others.
+	// Gone counts the pods that had left when their names were removed to free space for other
+	// names.
 	Gone int `json:"gone,omitempty"`
 	// Resets counts how often a user or controller has reverted the replica count.
 	Resets int `json:"resets,omitempty"`
@@ -46,7 +48,7 @@ func (r *record) isUp() bool {
 	return r != nil && r.To > 0
 }
 
-// resets returns Resets, or 0 without a record.
+// resets returns Resets, or 0 if there is no record.
 func (r *record) resets() int {
 	if r == nil {
 		return 0
@@ -54,9 +56,9 @@ func (r *record) resets() int {
 	return r.Resets
 }
 
-// readRecord parses the annotation of an object. garbage reports an invalid annotation: it cannot
-// be parsed, was copied from another object, or has contradictory values. In the last case the
-// record is also returned. lowest is the lowest possible replica count before a surge.
+// readRecord parses the annotation of an object. garbage is true if the annotation is invalid: it
+// cannot be parsed, was copied from another object, or has contradictory values. In the last case
+// the record is also returned. lowest is the lowest possible replica count before a surge.
 func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
 	value, ok := object.GetAnnotations()[v1alpha1.AnnotationSurgeRecord]
 	if !ok {
@@ -72,7 +74,7 @@ func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
 	return r, false
 }
 
-// newTarget returns the target with a record that was read from its object.
+// newTarget returns the target, given the record that was read from its object.
 func newTarget(a *autoscalingv2.HorizontalPodAutoscaler, value int32, r *record, garbage bool, lowest int32) target {
 	t := target{autoscaler: a, value: value, record: r, garbage: garbage}
 	if garbage {

@@ -31,7 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// hangs is part of the names of pods for whose Evacuations a webhook does not answer for 10 s.
+// hangs is part of the names of pods for whose Evacuations a webhook takes 10 s.
 const hangs = "hangs-"
 
 // hangingReports is a client that counts the reports to each Evacuation.
@@ -106,7 +106,7 @@ func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 		if got := c.queue.Len(); got != 1 {
 			t.Errorf("%d items are to be synced immediately, want 1: one report was not tried", got)
 		}
-		// All were tried once.
+		// After this sync, each report was tried once.
 		sync()
 		if sent[sound.Name] != 1 || len(sent) != broken+1 {
 			t.Errorf("%d reports to %d Evacuations were written: %v", sent[sound.Name], len(sent), sent)
@@ -181,7 +181,7 @@ func newKnowing(tb testing.TB, evacuations, host []runtime.Object) *Controller {
 	return c
 }
 
-// TestFailedSurgesAreTriedAgain covers reasons to decline that only end with the time.
+// TestFailedSurgesAreTriedAgain covers reasons to decline that end only when time passes.
 func TestFailedSurgesAreTriedAgain(t *testing.T) {
 	refusedFor := func(declined int) func(*situation) {
 		return func(s *situation) {

@@ -13,16 +13,17 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
-// sayEvery is the minimum interval between reports about the progress of a surge. It is longer for
-// many pods: at least sayEach for each pod.
+// sayEvery is the minimum interval between two reports about the progress of a surge. For many pods
+// the interval is longer: at least sayEach for each pod.
 const (
 	sayEvery = 5 * time.Second
 	sayEach  = 50 * time.Millisecond
 )
 
 // say reports the progress of a surge, or of what it waits for, to the Evacuations. The first
-// report of a turn sets the progress timestamp; later reports only if there was progress, which
-// means a new maximum of the score. A flapping pod or a restarted rollout is no progress.
+// report to an Evacuation sets the progress timestamp. Later reports set it only if there was
+// progress, which means a new maximum of the score. A flapping pod or a restarted rollout is no
+// progress.
 func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod) string, expected *metav1.Time) {
 	due := s.memory.saidAt.Add(max(sayEvery, min(time.Duration(len(leaving))*sayEach, s.timeout/4)))
 	progress := d.memory.highest != nil && score > *d.memory.highest
@@ -54,7 +55,7 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod
 	if d.memory.highest == nil || progress && said && !held {
 		d.memory.highest = &score
 	}
-	// Report again when a replacement becomes available, which is no event.
+	// Report again when a replacement becomes available, since no event announces that.
 	for _, p := range s.replacements() {
 		if at, ready := s.availableAt(p); ready && s.now.Before(at) {
 			d.wakeAt(at)
@@ -62,8 +63,8 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod
 	}
 }
 
-// sayScaled reports to Evacuations that the surge for their pods has started. The report restarts
-// the deadline of these Evacuations.
+// sayScaled reports to Evacuations that the surge for their pods has started. These reports restart
+// the deadlines of this evacuator.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	for _, p := range pods {
 		if d.waitsToReport(s, p) {
@@ -75,10 +76,10 @@ func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	}
 }
 
-// waitsToReport reports whether the first report of a turn can wait, and schedules the sync that
-// writes it: most surges end before that and need only one report. It waits for at most a quarter
-// of the start deadline. If the turn starts in the future, that time comes from another clock, and
-// the report does not wait.
+// waitsToReport reports whether the first report to an Evacuation can wait, and schedules the sync
+// that writes it. Most surges end before that sync and need only one report. The report waits for
+// at most a quarter of the start deadline. If this evacuator became active in the future, that time
+// comes from another clock, and the report does not wait.
 func (d *decision) waitsToReport(s situation, p *pod) bool {
 	turn := protocol.TurnOf(&p.evacuation.Status)
 	if turn.Reported {

@@ -11,7 +11,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestFirstReport checks when an Evacuation whose turn began at the start gets its first report.
+// TestFirstReport checks when an Evacuation for which this evacuator has been active since the
+// start gets its first report.
 func TestFirstReport(t *testing.T) {
 	up := newDeployment(2, recorded(1, 2, web0))
 	replacement := newTestPod("web-1", fresh, unready)
@@ -22,10 +23,10 @@ func TestFirstReport(t *testing.T) {
 	for name, tc := range map[string]struct {
 		after time.Duration
 		mods  []podMod
-		// down: the surge has not started yet; ready: its replacement is ready.
+		// down: the surge has not started yet. ready: the replacement of the pod is ready.
 		down, ready bool
 		want, says  string
-		// wake is the latest time of the next sync.
+		// wake is the latest time at which the next sync must be due.
 		wake time.Duration
 	}{
 		"the surge starts immediately": {down: true, want: "scale to 2 for 1;", wake: 2 * sayEvery},
@@ -81,8 +82,8 @@ func TestHighestScore(t *testing.T) {
 	}
 }
 
-// TestProgressThatIsHeldBackIsReportedLater covers progress shortly after the last report: only a
-// pod without a report gets one immediately.
+// TestProgressThatIsHeldBackIsReportedLater: there is progress shortly after the last report. Only
+// a pod without a report gets one immediately.
 func TestProgressThatIsHeldBackIsReportedLater(t *testing.T) {
 	s := at(9*time.Second, newDeployment(4, recorded(2, 4, web0, "uid-web-1-web-1"), surging("2")),
 		newTestPod("web-0", leaves(ours), minOne(4, 2), reported(8*time.Second)), newTestPod("web-1", leaves(ours), minOne(4, 2)),

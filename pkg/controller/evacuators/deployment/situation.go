@@ -35,13 +35,14 @@ const failedCreate = "FailedCreate"
 // situation has all inputs of the decision about a Deployment.
 type situation struct {
 	now time.Time
-	// servingSince is when this leader started: before that, no report was possible.
+	// servingSince is the time at which this leader started. Before that time no evacuator could
+	// report.
 	servingSince time.Time
 	// timeout is how long a surge may make no progress.
 	timeout time.Duration
-	// startDeadline is the time that an evacuator has for its first report.
+	// startDeadline is the time within which an evacuator has to send its first report.
 	startDeadline time.Duration
-	// off: the evacuator is disabled.
+	// off is set if the evacuator is disabled.
 	off bool
 	// deployment is nil if it does not exist.
 	deployment *appsv1.Deployment
@@ -50,23 +51,24 @@ type situation struct {
 	target      target
 	// pods are the pods of the Deployment that are not terminating.
 	pods []pod
-	// orphans are the Evacuations that wait for this evacuator and whose pods belong to a deleted
-	// Deployment of this name.
+	// orphans are the Evacuations for which this evacuator is active and whose pods belong to a
+	// deleted Deployment of this name.
 	orphans []*v1alpha1.Evacuation
 	// activeReplicaSets is the number of ReplicaSets that should have pods, or have pods that are
-	// neither finished nor terminating. Pods that the kubelet has evicted remain as failed pods and
-	// do not count.
+	// neither finished nor terminating. Failed pods, which remain after the kubelet has evicted
+	// pods, do not count.
 	activeReplicaSets int
 	// oneNodeClaims are the names of the template's volume claims that only one node, or only one
 	// pod, can use at the same time.
 	oneNodeClaims []string
-	// memory is the state from the last decision of this process.
+	// memory is the state that the last decision of this process returned.
 	memory memory
-	// refused is why the replica count cannot be written, and since when.
+	// refused has the error with which the replica count cannot be written, and the time since
+	// when.
 	refused refusal
 	// warnings describe invalid annotations of the Deployment.
 	warnings []string
-	// recorded is a lazily built set of the Evacuations in the record.
+	// recorded is the set of the Evacuations in the record. It is built when it is needed.
 	recorded map[string]struct{}
 }
 
@@ -74,12 +76,12 @@ type situation struct {
 type target struct {
 	// autoscaler is nil if the Deployment itself is scaled.
 	autoscaler *autoscalingv2.HorizontalPodAutoscaler
-	// value is its current spec.replicas or spec.minReplicas.
+	// value is the current spec.replicas or spec.minReplicas of the target.
 	value int32
 	// record is the record of the surge; nil if there is none.
 	record *record
-	// garbage: the record is invalid. origin is the replica count before the surge if the invalid
-	// record has one to restore, otherwise nil.
+	// garbage is set if the record is invalid. origin is the replica count before the surge if the
+	// invalid record has a count to restore, otherwise nil.
 	garbage bool
 	origin  *int32
 }
@@ -94,12 +96,14 @@ type pod struct {
 	*corev1.Pod
 	// evacuation is the active Evacuation of the pod; nil if there is none.
 	evacuation *v1alpha1.Evacuation
-	// isEvicting: an eviction of the pod has been sent, for this Evacuation or a withdrawn one, and
-	// its result is not in the cache yet.
+	// isEvicting is set if an eviction of the pod has been sent, for this Evacuation or a withdrawn
+	// one, and its result is not in the cache yet.
 	isEvicting bool
-	// staysUp: its node is not under maintenance, or the pod counts nevertheless (memory.settled).
+	// staysUp is set if the node of the pod is not under maintenance, or if the pod counts although
+	// its node is (memory.settled).
 	staysUp bool
-	// purpose is a phrase with the NodeMaintenance that the pod leaves for; "" if none is known.
+	// purpose is a phrase that names the NodeMaintenance for which the pod leaves, "" if none is
+	// known.
 	purpose string
 	// budgets are the budgets that the Eviction API would check.
 	budgets []*policyv1.PodDisruptionBudget
@@ -108,26 +112,27 @@ type pod struct {
 // memory is state that need not survive a restart.
 type memory struct {
 	// highest is the highest reported score of this surge, or of the rollout before it; nil if
-	// there is none. saidAt is when progress was last reported.
+	// there is none. saidAt is the time at which progress was last reported.
 	highest *int
 	saidAt  time.Time
-	// waiting has, by pod name, what surge pods waited for at the last read, and waitingAt is the
-	// time of that read.
+	// waiting has, by pod name, what the pods of the surge waited for when they were last read.
+	// waitingAt is the time of that read.
 	waiting   map[string]string
 	waitingAt time.Time
-	// gone is the number of pods that have left during the surge, goneAt is when that number last
-	// changed, and delivered is when a pod was last handed over because of a replacement.
+	// gone is the number of pods that have left during the surge, and goneAt the time at which that
+	// number last changed. delivered is the time at which the next evacuator was last made active
+	// because a replacement was available.
 	gone              int
 	goneAt, delivered time.Time
-	// costsSince is when a scale-down began to wait for deletion costs.
+	// costsSince is the time at which a scale-down began to wait for writes of deletion costs.
 	costsSince time.Time
-	// tried has the pods whose turns ended although a surge was possible. They rest before their
-	// turn may begin again. The map is immutable.
+	// tried has the pods whose surge ended without a replacement, although a surge was possible.
+	// They wait before they are tried again. The map is not changed after it is stored.
 	tried map[types.UID]try
-	// standing is why the pods that wait have to stay.
+	// standing is the reason why the pods that wait have to stay.
 	standing Standing
-	// holds: the turns of available pods do not end, without a time limit. stood is when holds was
-	// last true.
+	// holds is set while this evacuator stays active for pods that are available, regardless of the
+	// surge timeout. stood is the last time at which holds was set.
 	holds bool
 	stood time.Time
 	// settled are the pods of the surge that tolerate the cordon, and were on their nodes before a
@@ -135,40 +140,43 @@ type memory struct {
 	settled map[types.UID]struct{}
 	// warned are the warnings that have been sent.
 	warned []string
-	// dropped has the pods with the lowest cost at the last scale-down, and spared is how many of
-	// them it should not delete. misses counts the consecutive scale-downs that deleted other pods;
-	// missedAt is when the last one was noticed.
+	// dropped has the pods that had the lowest cost at the last scale-down. spared is the number of
+	// these pods that the scale-down was not meant to delete. misses counts the consecutive
+	// scale-downs that deleted other pods, and missedAt is the time at which the last one was
+	// noticed.
 	dropped        []string
 	spared, misses int
 	missedAt       time.Time
 }
 
-// try is a surge that has ended for a pod, or is about to.
+// try is a surge for a pod that has ended or is about to end.
 type try struct {
-	// at is when the surge was last active, before is the number of previous tries.
+	// at is the last time at which the surge was active, and before is the number of previous
+	// tries.
 	at     time.Time
 	before int
 }
 
-// restsUntil returns when the turn of a tried pod may begin again.
+// restsUntil returns the time from which a surge for the pod may be tried again.
 func (t try) restsUntil(timeout time.Duration) time.Time {
 	return t.at.Add(restAfter(t.before, timeout))
 }
 
-// mayGo reports whether a pod may leave at any time: another evacuator is active, or an eviction is
-// in flight.
+// mayGo reports whether a pod may leave at any time because another evacuator is active, or an
+// eviction is in flight.
 func (p *pod) mayGo() bool {
 	return p.isEvicting || p.evacuation != nil && !isOurTurn(p.evacuation)
 }
 
-// isOurTurn reports whether an Evacuation waits for this evacuator.
+// isOurTurn reports whether this evacuator is active for an Evacuation and has not reported
+// completion.
 func isOurTurn(evacuation *v1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment && !evacuation.Status.ActiveEvacuatorCompleted
 }
 
-// mayReturn reports whether the turn of this evacuator may begin again after its end, which
-// requires that eviction is the next class. An evacuator in between would otherwise be active
-// twice.
+// mayReturn reports whether this evacuator may become active again for an Evacuation after it has
+// reported completion. Eviction must be the next class. Otherwise an evacuator between the two
+// would become active twice.
 func mayReturn(evacuation *v1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction &&
 		slices.ContainsFunc(evacuation.Spec.Evacuators, func(e v1alpha1.Evacuator) bool {
@@ -177,21 +185,22 @@ func mayReturn(evacuation *v1alpha1.Evacuation) bool {
 		protocol.Next(evacuation.Spec.Evacuators, v1alpha1.EvacuatorClassDeployment) == v1alpha1.EvacuatorClassEviction
 }
 
-// isDeclined reports whether the turn begins again as soon as a surge is possible, because eviction
-// cannot remove the pod.
+// isDeclined reports whether this evacuator becomes active again as soon as a surge is possible,
+// because eviction cannot remove the pod.
 func isDeclined(evacuation *v1alpha1.Evacuation) bool {
 	return mayReturn(evacuation) && meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
 }
 
-// isAsked reports whether this evacuator is active for a pod, or may become active again. Until
-// then it keeps its counters: an eviction may need some time to report that it is blocked.
+// isAsked reports whether this evacuator is active for a pod, or may become active again. While
+// that is so, it keeps its counters, since it may take some time until an eviction is reported as
+// blocked.
 func (s *situation) isAsked() bool {
 	return slices.ContainsFunc(s.pods, func(p pod) bool {
 		return p.evacuation != nil && (isOurTurn(p.evacuation) || mayReturn(p.evacuation))
 	})
 }
 
-// declined returns the blocked pods whose turns ended and that do not rest after a try.
+// declined returns the blocked pods for which this evacuator may become active again now.
 func (s *situation) declined() []*pod {
 	var declined []*pod
 	strays := s.strays()
@@ -207,13 +216,13 @@ func (s *situation) declined() []*pod {
 	return declined
 }
 
-// rests reports whether the next try to replace a pod is not due yet.
+// rests reports whether a surge for a pod was tried and is not due to be tried again yet.
 func (s *situation) rests(p *pod) bool {
 	return s.now.Before(s.memory.tried[p.UID].restsUntil(s.timeout))
 }
 
 // isRecorded reports whether a pod is in the record of the surge. It uses a set, since there may be
-// hundreds of both.
+// hundreds of pods and of names in the record.
 func (s *situation) isRecorded(p *pod) bool {
 	if s.target.record == nil {
 		return false
@@ -228,7 +237,7 @@ func (s *situation) isRecorded(p *pod) bool {
 	return ok
 }
 
-// leaving returns the pods that wait for this evacuator, those in the record first.
+// leaving returns the pods for which this evacuator is active, and those in the record first.
 func (s *situation) leaving() []*pod {
 	var recorded, others []*pod
 	for i := range s.pods {
@@ -244,7 +253,8 @@ func (s *situation) leaving() []*pod {
 	return append(recorded, others...)
 }
 
-// handedOver returns the pods that were handed over during the surge and have not left yet.
+// handedOver returns the pods in the record for which the next evacuator is active and that have
+// not left yet.
 func (s *situation) handedOver() []*pod {
 	var handed []*pod
 	for i := range s.pods {
@@ -255,7 +265,8 @@ func (s *situation) handedOver() []*pod {
 	return handed
 }
 
-// availableAt returns when a pod that is ready counts as available, and false if it is not ready.
+// availableAt returns the time at which a ready pod counts as available. It returns false if the
+// pod is not ready.
 func (s *situation) availableAt(p *pod) (time.Time, bool) {
 	for i := range p.Status.Conditions {
 		c := &p.Status.Conditions[i]
@@ -272,19 +283,19 @@ func (s *situation) availableAt(p *pod) (time.Time, bool) {
 
 func (s *situation) isAvailable(p *pod) bool {
 	at, ready := s.availableAt(p)
-	// Without minReadySeconds a ready pod is available, whatever the kubelet's clock shows.
+	// Without minReadySeconds a ready pod is available, whatever the clock of the kubelet is.
 	return ready && (s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 || !s.now.Before(at))
 }
 
 // replacements returns the pods that were created for the surge and are not asked to leave.
 func (s *situation) replacements() []*pod {
-	// A created pod that is asked to leave is no replacement.
+	// A pod of the surge that is asked to leave is no replacement.
 	fresh := slices.DeleteFunc(s.created(), func(p *pod) bool { return p.evacuation != nil })
 	slices.SortFunc(fresh, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
 	return fresh
 }
 
-// created returns the pods that were created for the surge. Timestamps alone are not enough: a
+// created returns the pods that were created for the surge. Timestamps alone are not sufficient: a
 // drain may begin in the second in which the pods of the Deployment were created. So it returns the
 // youngest pods, at most as many as the surge has added.
 func (s *situation) created() []*pod {
@@ -308,15 +319,15 @@ func (s *situation) created() []*pod {
 }
 
 // wasThereBefore reports whether a pod that was created in the second in which the surge started is
-// older than the surge: it is available on a node under maintenance. Such a pod may be the youngest
-// of the Deployment. If it counted as a misplaced replacement, the surge would wait for one
-// replacement too many.
+// older than the surge. This is assumed if it is available on a node under maintenance. Such a pod
+// may be the youngest of the Deployment. If it counted as a misplaced replacement, the surge would
+// wait for one replacement too many.
 func (s *situation) wasThereBefore(p *pod) bool {
 	return p.CreationTimestamp.Equal(s.target.record.Since) && !p.staysUp && p.evacuation == nil && s.isAvailable(p)
 }
 
-// maturity orders pods that were created in the same second: a lower value is more likely a
-// replacement.
+// maturity orders pods that were created in the same second. A pod with a lower value is more
+// likely a replacement.
 func (s *situation) maturity(p *pod) int {
 	switch {
 	case p.evacuation != nil:
@@ -329,9 +340,9 @@ func (s *situation) maturity(p *pod) int {
 	return 2
 }
 
-// serving counts the pods that are available and remain available. It does not count pods that may
-// leave at any time. It does not count pods of the surge on nodes under maintenance either, unless
-// they are in the record or in also.
+// serving counts the pods that are available and remain available. It omits pods that may leave at
+// any time. It also omits pods of the surge on nodes under maintenance, unless they are in the
+// record or in also.
 func (s *situation) serving(also ...*pod) int {
 	misplaced := map[string]bool{}
 	for _, p := range s.created() {
@@ -347,8 +358,9 @@ func (s *situation) serving(also ...*pod) int {
 	return n
 }
 
-// passedOn counts the available pods outside of the record that may leave at any time: their turns
-// ended without a replacement, or an eviction for a withdrawn Evacuation is in flight.
+// passedOn counts the available pods outside of the record that may leave at any time: this
+// evacuator has reported completion for them without a replacement, or an eviction for a withdrawn
+// Evacuation is in flight.
 func (s *situation) passedOn() int {
 	n := 0
 	for i := range s.pods {
@@ -361,16 +373,17 @@ func (s *situation) passedOn() int {
 	return n
 }
 
-// floor returns the number of pods that must always be available, including the pods that an
+// floor returns the number of pods that must always be available. It includes the pods that an
 // autoscaler adds because of the load.
 func (s *situation) floor() int {
 	r := s.target.record
 	return int(max(r.Keep, surge.Replicas(s.deployment)-(r.To-r.Keep)))
 }
 
-// spare returns how many available pods may leave: the number above floor or, if other pods of the
-// Deployment are not healthy, the number of available replacements for which no pod has left yet.
-// To wait for the unhealthy pods would not help. also are strays that count as replacements here.
+// spare returns how many available pods may leave. This is the number above floor or, if other pods
+// of the Deployment are not healthy, the number of available replacements for which no pod has left
+// yet: waiting for the unhealthy pods would not help. also has strays that count as replacements
+// here.
 func (s *situation) spare(also ...*pod) int {
 	r, handed := s.target.record, len(s.handedOver())
 	spare := s.serving(also...) - s.floor()
@@ -399,10 +412,10 @@ func (s *situation) gone() int {
 	return gone
 }
 
-// unsettled returns why the Deployment cannot be scaled now; "" if it can. During a rollout, a
-// surge would be spread over its ReplicaSets, and the rollout replaces the pods anyway. The number
-// of cached pods must be correct, which shows that the cache has the deletions of the last
-// scale-down.
+// unsettled returns the reason why the Deployment cannot be scaled now, "" if it can. During a
+// rollout, a surge would be spread over the ReplicaSets of the Deployment, and the rollout replaces
+// the pods anyway. The number of cached pods must equal the replica count, which shows that the
+// cache has the deletions of the last scale-down.
 func (s *situation) unsettled() string {
 	d, want := s.deployment, surge.Replicas(s.deployment)
 	switch {
@@ -446,14 +459,14 @@ func (s *situation) isRollingOut() bool {
 		s.deployment.Status.Replicas != s.deployment.Status.UpdatedReplicas
 }
 
-// replicaFailure returns the error of the ReplicaSet, as the end of a sentence.
+// replicaFailure returns the error in the condition ReplicaFailure, as the end of a sentence.
 func replicaFailure(d *appsv1.Deployment) string {
 	text, _ := replicaFailureAndReason(d)
 	return text
 }
 
-// createFailure returns replicaFailure if a pod could not be created. The ReplicaSet also reports
-// pods that it could not delete.
+// createFailure returns the same as replicaFailure if a pod could not be created, otherwise "". The
+// ReplicaSet controller also reports pods that it could not delete.
 func createFailure(d *appsv1.Deployment) string {
 	text, reason := replicaFailureAndReason(d)
 	if reason != failedCreate {
@@ -477,8 +490,8 @@ func maxSurge(d *appsv1.Deployment, replicas int32) int32 {
 	return min(surge.Most(d, replicas), maxRecorded)
 }
 
-// lastSign returns when the surge for an Evacuation last made progress, but not before the start of
-// this leader.
+// lastSign returns the time at which the surge for an Evacuation last made progress, but not a time
+// before the start of this leader.
 func (s *situation) lastSign(evacuation *v1alpha1.Evacuation) time.Time {
 	return latest(protocol.TurnOf(&evacuation.Status).Since, s.servingSince)
 }
@@ -492,7 +505,7 @@ func latest(t time.Time, others ...time.Time) time.Time {
 	return t
 }
 
-// surplus returns how many pods the end of the surge would delete.
+// surplus returns how many pods the scale-down at the end of the surge would delete.
 func (s *situation) surplus() int32 {
 	if r := s.target.record; r.isUp() {
 		return max(0, surge.Replicas(s.deployment)-r.Keep)
@@ -520,7 +533,7 @@ func allowsEviction(p *pod, surplus int32) bool {
 	return false
 }
 
-// goesByScaleDown reports whether all of the pods should leave by the scale-down that ends the
+// goesByScaleDown reports whether all of the pods should be deleted by the scale-down that ends the
 // surge.
 func (s *situation) goesByScaleDown(pods []*pod) bool {
 	return !slices.ContainsFunc(pods, func(p *pod) bool { return !s.leavesByScaleDown(p) })
@@ -530,14 +543,14 @@ func (s *situation) leavesByScaleDown(p *pod) bool {
 	return surge.LeavesByScaleDown(s.deployment, s.target.autoscaler != nil, s.original(), s.mostExtra(), p.budgets)
 }
 
-// expectedFinish estimates when the replacements are available, from how long the existing pods
-// took; nil if there is no data.
+// expectedFinish estimates the time at which the replacements are available, from the time that the
+// existing pods needed; nil if there is no data.
 func (s *situation) expectedFinish() *metav1.Time {
 	var typical time.Duration
 	for i := range s.pods {
 		p := &s.pods[i]
 		if at, ready := s.availableAt(p); ready {
-			// A pod that became ready again looks slow; use the fastest one.
+			// A pod that became ready again seems slow, so use the fastest pod.
 			if took := at.Sub(p.CreationTimestamp.Time); took >= 0 && (typical == 0 || took < typical) {
 				typical = max(took, time.Second)
 			}

@@ -22,8 +22,8 @@ import (
 // ResourceQuota.
 const quotaExceeded = "exceeded quota"
 
-// Standing is why the pods of a Deployment have to stay for now: no replacement could start. The
-// zero value means that there is no such reason.
+// Standing is the reason why the pods of a Deployment have to stay for now: no replacement could
+// start. The zero value means that there is no such reason.
 type Standing struct {
 	// Reason is a reason of the condition Blocked of Evacuations.
 	Reason string
@@ -47,8 +47,8 @@ func (c *Controller) SurgeTimeout(p *corev1.Pod) time.Duration {
 	return timeout
 }
 
-// Standing returns why a pod that waits for this evacuator has to stay, as of the last sync of its
-// Deployment.
+// Standing returns the reason why a pod for which this evacuator is active has to stay, according
+// to the last sync of its Deployment.
 func (c *Controller) Standing(p *corev1.Pod) Standing {
 	key, ok := c.deploymentOf(p)
 	if !ok {
@@ -57,9 +57,9 @@ func (c *Controller) Standing(p *corev1.Pod) Standing {
 	return c.known.get(key).standing
 }
 
-// StandingOfEvicted returns why a pod that is up for eviction has to stay: it is ready, and its
-// Deployment can create no other pod and has no spare one. With the annotation surge: Disabled the
-// pods of a Deployment may leave nevertheless.
+// StandingOfEvicted returns the reason why a pod that is up for eviction has to stay: it is ready,
+// and its Deployment can create no other pod and has no spare one. If the Deployment has the
+// annotation surge: Disabled, its pods may leave in spite of that.
 func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	key, ok := c.deploymentOf(p)
 	if !ok || c.off || !pdb.IsReady(p) {
@@ -79,8 +79,8 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	return standingOf(d)
 }
 
-// standingOf returns the reason to stay if a Deployment can create no pod. An exceeded quota is no
-// such reason: a pod that leaves makes room in it.
+// standingOf returns the reason to stay if a Deployment cannot create pods. An exceeded quota is no
+// such reason, since a pod that leaves frees some of the quota.
 func standingOf(d *appsv1.Deployment) Standing {
 	failure := strings.TrimPrefix(createFailure(d), ": ")
 	if failure == "" || strings.Contains(failure, quotaExceeded) {
@@ -94,7 +94,7 @@ func standingOf(d *appsv1.Deployment) Standing {
 	}
 }
 
-// standing returns why the pods that wait must not leave without a replacement.
+// standing returns the reason why the pods that wait must not leave without a replacement.
 func (s *situation) standing() Standing {
 	if failing := standingOf(s.deployment); failing != (Standing{}) {
 		return failing
@@ -111,8 +111,8 @@ func (s *situation) standing() Standing {
 }
 
 // returned returns a pod of the surge that was bound to a node under maintenance because it
-// tolerates the cordon, so that the next pod would start there as well; nil if there is none. A pod
-// that the scheduler has bound just before the cordon does not count.
+// tolerates the cordon, nil if there is none. The next pod would start there as well. A pod that
+// the scheduler bound immediately before the cordon does not count.
 func (s *situation) returned() *pod {
 	for _, p := range s.created() {
 		if isReturned(p) {
@@ -123,8 +123,8 @@ func (s *situation) returned() *pod {
 }
 
 // settled returns the pods of the surge that tolerate the cordon and whose nodes were not under
-// maintenance when this leader first saw the pods there. They count as replacements even if these
-// nodes are cordoned later.
+// maintenance when this leader first observed the pods there. They count as replacements even if
+// these nodes are cordoned later.
 func (s *situation) settled() map[types.UID]struct{} {
 	settled := map[types.UID]struct{}{}
 	for _, p := range s.created() {

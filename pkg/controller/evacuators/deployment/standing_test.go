@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// knowing returns a controller with a Deployment and the ReplicaSet of its pods in its caches.
+// knowing returns a controller whose caches have a Deployment and the ReplicaSet of its pods.
 func knowing(t *testing.T, d *appsv1.Deployment) *Controller {
 	t.Helper()
 	return newKnowing(t, nil, []runtime.Object{d, newReplicaSet()})

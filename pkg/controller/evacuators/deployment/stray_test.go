@@ -22,8 +22,8 @@ import (
 )
 
 // TestPodsThatStartOnHeldNodesAreNoReplacements simulates an hour in which each pod of a surge
-// starts on a node that is drained, although it does not tolerate the cordon, and another hour in
-// which none does.
+// starts on a node that is drained, although it does not tolerate the cordon. It also simulates an
+// hour in which no pod of the surge starts there.
 func TestPodsThatStartOnHeldNodesAreNoReplacements(t *testing.T) {
 	for name, tc := range map[string]struct {
 		budget int
@@ -72,7 +72,7 @@ func TestPodsThatStartOnHeldNodesAreNoReplacements(t *testing.T) {
 			for range 3600 {
 				second(true)
 				if tc.never {
-					// The budget never allows an eviction, so the pods replace each other.
+					// The budget never allows an eviction, so the pods leave by scale-down.
 					continue
 				}
 				i := slices.IndexFunc(w.pods, func(p pod) bool { return p.Name == "web-1" })
@@ -206,7 +206,8 @@ func TestSurgeDoesNotGrowFromTheNumberOfAUser(t *testing.T) {
 		other := newTestPod("web-1", leaves(ours), on("drained"))
 		host[0] = d
 		w := newWorld(t, append(evacuations, other.evacuation), append(host, other.Pod)...)
-		// Both pods leave in a new surge, which is reverted to the number of the user.
+		// Both pods leave in a new surge. After it the Deployment has the replica count of the
+		// user.
 		w.scaled(4, true)
 		r, _ := readRecord(w.deployment(), 1)
 		is.True(t, r.From == 2, "the surge is from %d to %d", r.From, r.To)

@@ -12,11 +12,11 @@ import (
 	"haulout.dev/haulout/pkg/controller/loop"
 )
 
-// longestWait is the maximum of restAfter, unless the surge timeout is longer.
+// longestWait is the maximum result of restAfter, unless the surge timeout is longer.
 const longestWait = time.Hour
 
-// tracked has the state of Deployments with leaving pods. Other Deployments are not synced. It need
-// not survive a restart.
+// tracked has the state of Deployments with leaving pods. Other Deployments are not synced. The
+// state need not survive a restart.
 type tracked struct {
 	loop.Memory[types.NamespacedName, state]
 }
@@ -28,28 +28,31 @@ type state struct {
 	record *record
 	// nextSync is the earliest time of the next sync.
 	nextSync time.Time
-	// unreported has, by name, the Evacuations whose last report failed, and when. The map is
-	// immutable.
+	// unreported has, by name, the Evacuations whose last report failed, with the time of the
+	// failure. The map is not changed after it is stored.
 	unreported map[string]time.Time
-	// refused is why the replica count cannot be written.
+	// refused has the error with which the replica count cannot be written.
 	refused refusal
 }
 
-// refusal is why a write fails, and since when.
+// refusal is the error with which a write fails, and the time since when.
 type refusal struct {
 	since time.Time
 	text  string
-	// declined counts the consecutive times that the write has failed for the whole surge timeout.
+	// declined counts the consecutive times at which the write has failed for the whole surge
+	// timeout.
 	declined int
 }
 
-// retryAt returns when a write that has failed for the whole surge timeout is tried again.
+// retryAt returns the time at which a write that has failed for the whole surge timeout is tried
+// again.
 func (r refusal) retryAt(timeout time.Duration) time.Time {
 	return r.since.Add(timeout + restAfter(r.declined, timeout))
 }
 
-// restAfter returns how long to wait before a failed surge is tried again. failed is the number of
-// failures before the last one. The wait starts with the surge timeout and doubles each time.
+// restAfter returns how long to wait before a surge is tried again after a failure. failed is the
+// number of failures before the last one. The wait starts with the surge timeout and doubles with
+// each failure.
 func restAfter(failed int, timeout time.Duration) time.Duration {
 	return min(timeout<<min(failed, 10), max(longestWait, timeout))
 }
@@ -80,8 +83,8 @@ func (t *tracked) noteSync(key types.NamespacedName, at time.Time, pods int) {
 }
 
 // scaleFailed records that the replica count could not be written, and reports whether the error is
-// new. If the write fails again after the surge timeout and a rest, the turns end immediately, and
-// the next rest is longer.
+// new. If the write fails again after the surge timeout and a wait, this evacuator reports
+// completion immediately, and the next wait is longer.
 func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Time, timeout time.Duration) (isNew bool) {
 	t.change(key, func(s *state) {
 		was := s.refused

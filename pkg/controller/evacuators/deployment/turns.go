@@ -20,8 +20,8 @@ import (
 const (
 	// sickAfter is how long a pod may be unready before it leaves without a replacement.
 	sickAfter = time.Minute
-	// hardEnd is the maximum length of a turn as a multiple of the surge timeout, even with
-	// progress.
+	// hardEnd limits how long this evacuator stays active for a pod, even if there is progress. It
+	// is a multiple of the surge timeout.
 	hardEnd = 3
 )
 
@@ -46,7 +46,7 @@ func (s *situation) mostExtra() int32 {
 	return max(1, most)
 }
 
-// refusalOf returns why the budgets of a pod rule out a surge.
+// refusalOf returns the reason why the budgets of a pod rule out a surge.
 func (s *situation) refusalOf(p *pod) surge.Refusal {
 	if len(p.budgets) == 0 {
 		return surge.Refusal{}
@@ -54,8 +54,8 @@ func (s *situation) refusalOf(p *pod) surge.Refusal {
 	return surge.RefuseBudgets(s.deployment, s.target.autoscaler, p.budgets, s.original(), s.mostExtra())
 }
 
-// decline completes the turns of pods whose budgets never allow an eviction, and returns the
-// others.
+// decline reports completion for pods whose budgets never allow an eviction, and returns the other
+// pods.
 func (d *decision) decline(s situation, leaving []*pod) (waiting []*pod) {
 	why, declined := "", 0
 	for _, p := range leaving {
@@ -74,7 +74,7 @@ func (d *decision) decline(s situation, leaving []*pod) (waiting []*pod) {
 	return waiting
 }
 
-// endWithout ends the turn of a pod without a replacement.
+// endWithout reports completion for a pod that has no replacement.
 func (d *decision) endWithout(p *pod, why string) {
 	d.ended = append(d.ended, p)
 	d.complete(p, why)
@@ -85,8 +85,8 @@ func (d *decision) declineEvent(pods int, why string) {
 		"%d pods are handed to the next evacuator without a replacement: the Deployment %s", pods, why)
 }
 
-// endTurns completes the turns of pods that no longer wait for a replacement, and returns the
-// others.
+// endTurns reports completion for pods that no longer wait for a replacement, and returns the other
+// pods.
 func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	holds := s.holdsTurns()
 	for _, p := range leaving {
@@ -102,8 +102,8 @@ func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	return waiting
 }
 
-// noteTried records that the surge for the pods is active until now. After the rest of the previous
-// try it counts as a new try.
+// noteTried records that the surge for the pods is active until now. If a pod has waited long
+// enough after its previous try, this is a new try.
 func (d *decision) noteTried(s situation, pods ...*pod) {
 	if len(pods) == 0 {
 		return
@@ -138,7 +138,7 @@ func (s *situation) stillTried() map[types.UID]try {
 }
 
 // takeUp makes this evacuator active again for declined pods, if the reason to decline has ended
-// and the rest of the pods is over.
+// and the pods have waited long enough.
 func (d *decision) takeUp(s situation) {
 	declined := s.declined()
 	if len(declined) == 0 || s.reasonToDecline() != "" {
@@ -157,11 +157,12 @@ func (d *decision) takeUp(s situation) {
 	}
 }
 
-// endOf returns why the turn of a pod ends without a replacement; "" if it continues. It continues
-// while the pod's budget does not allow its eviction, unless more replicas would not help either.
-// It also continues until ready replacements become available.
+// endOf returns the reason why this evacuator reports completion for a pod without a replacement,
+// "" if it stays active. It stays active while the pod's budget does not allow its eviction, unless
+// more replicas would not help either. It also stays active until ready replacements become
+// available.
 func (d *decision) endOf(s situation, p *pod) string {
-	// After a reason to stay has ended, the replacement gets the full time.
+	// When a reason to stay has ended, the replacement gets the whole surge timeout.
 	stood := s.memory.stood.Add(s.timeout)
 	quiet, end := latest(s.lastSign(p.evacuation).Add(s.timeout), stood), latest(s.hardEndOf(p), stood)
 	sick, isReady := s.sickAt(p)
@@ -195,8 +196,8 @@ func (d *decision) endOf(s situation, p *pod) string {
 }
 
 // isAboutToBeAvailable reports whether all replacements are ready, so that they become available at
-// a known time. The turn waits for that even with a short surge timeout, but at most for
-// minReadySeconds after its latest end: a replacement may become unready and ready again.
+// a known time. This evacuator waits for that time even with a short surge timeout, but not longer
+// than minReadySeconds after end, since a replacement may become unready and ready again.
 func (d *decision) isAboutToBeAvailable(s situation, end time.Time) bool {
 	r := s.target.record
 	if !r.isUp() || s.isRollingOut() {
@@ -221,9 +222,9 @@ func (d *decision) isAboutToBeAvailable(s situation, end time.Time) bool {
 	return true
 }
 
-// hardEndOf returns the latest end of the turn of a pod. Each pod that leaves because its
-// replacement is available restarts the time of the others: a large Deployment is replaced in
-// steps.
+// hardEndOf returns the latest time at which this evacuator reports completion for a pod. When a
+// pod leaves because its replacement is available, the time of the other pods starts again, since a
+// large Deployment is replaced in steps.
 func (s *situation) hardEndOf(p *pod) time.Time {
 	since := s.lastSign(p.evacuation)
 	if stamp := p.evacuation.Status.ActiveEvacuatorSince; stamp != nil {
@@ -232,7 +233,7 @@ func (s *situation) hardEndOf(p *pod) time.Time {
 	return latest(latest(since, s.memory.delivered).Add(hardEnd*s.timeout), s.servingSince.Add(s.timeout))
 }
 
-// sickAt returns when an unready pod has been unready for sickAfter.
+// sickAt returns the time at which an unready pod has been unready for sickAfter.
 func (s *situation) sickAt(p *pod) (at time.Time, isReady bool) {
 	for i := range p.Status.Conditions {
 		if c := &p.Status.Conditions[i]; c.Type == corev1.PodReady {
@@ -244,8 +245,9 @@ func (s *situation) sickAt(p *pod) (at time.Time, isReady bool) {
 
 // shortage has the numbers of replacements that the surge lacks.
 type shortage struct {
-	// missing counts the replacements that are not available on a node without maintenance, sick
-	// those that are not available on any node, and toCome those that budgets do not expect yet.
+	// missing counts the replacements that are not available on a node without maintenance, and
+	// sick the replacements that are not available on any node. toCome counts the replacements that
+	// budgets do not expect yet.
 	missing, sick, toCome int32
 }
 
@@ -274,8 +276,8 @@ func (d *decision) shortage(s situation) shortage {
 	return *d.short
 }
 
-// lacksReplacements reports whether the budget of a pod would allow its eviction with available
-// replacements.
+// lacksReplacements reports whether the budget of a pod would allow its eviction if all
+// replacements were available.
 func (d *decision) lacksReplacements(s situation, p *pod) bool {
 	short := d.shortage(s)
 	if short.missing <= 0 {
@@ -290,7 +292,8 @@ func (d *decision) lacksReplacements(s situation, p *pod) bool {
 	return min(healthy, expected) > desired || !pdb.IsReady(p.Pod) && desired > 0 && healthy >= desired
 }
 
-// holding returns the handed-over pods for which the surge lasts until they have left.
+// holding returns the pods that must leave before the surge ends, although the next evacuator is
+// already active for them.
 func (s *situation) holding() []*pod {
 	var kept []*pod
 	for _, p := range s.handedOver() {
@@ -301,8 +304,9 @@ func (s *situation) holding() []*pod {
 	return kept
 }
 
-// isInVain reports whether all handed-over pods have been blocked for longer than the timeout
-// although their replacements are available. Then the cause is not a lack of replicas.
+// isInVain reports whether all pods for which the next evacuator is active have been blocked for
+// longer than the timeout although their replacements are available. Then the cause is not a lack
+// of replicas.
 func (d *decision) isInVain(s situation, handed []*pod) bool {
 	if len(handed) == 0 {
 		return false
@@ -325,7 +329,8 @@ func (d *decision) isInVain(s situation, handed []*pod) bool {
 	return true
 }
 
-// noteGone records the number of pods that have left during the surge, and when it last changed.
+// noteGone records the number of pods that have left during the surge, and the time at which it
+// last changed.
 func (d *decision) noteGone(s situation) {
 	if gone := s.gone(); gone != s.memory.gone || s.memory.goneAt.IsZero() {
 		d.memory.gone, d.memory.goneAt = gone, s.now

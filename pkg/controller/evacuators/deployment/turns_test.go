@@ -16,9 +16,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// turnOfWeb0 makes a decision every ten seconds until the turn of web-0 ends, and calls happens
-// before each. It returns how long that took, 0 if the turn has not ended after two days, and how
-// often progress was reported.
+// turnOfWeb0 makes a decision every ten seconds until the evacuator reports completion for web-0.
+// It calls happens before each decision. It returns how long that took, or 0 if it took more than
+// two days, and how often progress was reported.
 func turnOfWeb0(s situation, happens func(elapsed time.Duration, s *situation)) (took time.Duration, stamps int) {
 	for elapsed := time.Duration(0); elapsed <= 48*time.Hour; elapsed += 10 * time.Second {
 		s.now = start.Add(elapsed)
@@ -62,8 +62,8 @@ func TestFlappingIsNoProgress(t *testing.T) {
 	for name, tc := range map[string]struct {
 		s       situation
 		happens func(elapsed time.Duration, s *situation)
-		// within is the latest end of the turn, and stamps how often progress may be reported until
-		// then.
+		// within is the latest time at which the evacuator must report completion, and stamps how
+		// often progress may be reported until then.
 		within time.Duration
 		stamps int
 	}{
@@ -135,7 +135,7 @@ func TestRealProgressIsReported(t *testing.T) {
 			s.pods[1] = newTestPod("web-1", fresh, unready)
 		}
 	})
-	// The first report, a created pod, and a scheduled pod.
+	// Progress is reported with the first report, for a created pod, and for a scheduled pod.
 	is.True(t, stamps == 3, "reported progress %d times, want 3", stamps)
 }
 
@@ -158,15 +158,15 @@ func TestReplacementsAreToldByTheClockOfTheHost(t *testing.T) {
 			if got := s.replacements(); len(got) != 1 || got[0].Name != "web-1" {
 				t.Errorf("got %d replacements, want web-1", len(got))
 			}
-			// A pod on a node under maintenance does not count as serving.
+			// A pod of the surge on a node under maintenance does not count as serving.
 			is.Equal(t, s.serving(), 1, "pods serve")
 		})
 	}
 }
 
 // TestYoungestPodOnACordonedNodeIsNoReplacement: the first pod of the surge was scheduled to a node
-// that is drained and has left, and another pod has replaced it. The youngest of the pods before
-// the surge is on a node that a user has cordoned.
+// that is drained. It has left, and another pod has replaced it. The youngest of the pods that are
+// older than the surge is on a node that a user has cordoned.
 func TestYoungestPodOnACordonedNodeIsNoReplacement(t *testing.T) {
 	youngest := func(p *pod) { p.CreationTimestamp = metav1.NewTime(start) }
 	s := at(time.Minute, newDeployment(3, recorded(2, 3, web0, "uid-web-2-web-2")),
@@ -195,8 +195,8 @@ func TestWarningsAreSentOnceForEachText(t *testing.T) {
 	is.True(t, warnings == 2, "sent %d warnings, want 2", warnings)
 }
 
-// TestPodsThatWereTriedRest covers pods that are blocked after their turns, until the owner fixes
-// the reason.
+// TestPodsThatWereTriedRest covers pods that are blocked after the evacuator has reported
+// completion, until the owner fixes the cause.
 func TestPodsThatWereTriedRest(t *testing.T) {
 	takesUp := func(d decision) bool { return len(d.reports) == 1 && d.reports[0].takesUp }
 	ends := func(name string, s situation) memory {
