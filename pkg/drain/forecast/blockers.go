@@ -33,11 +33,11 @@ const (
 type blocker struct {
 	v1alpha1.PreviewBlocker
 	pods []*leavingPod
-	// names are the names for its message.
+	// names are the names for the message of the blocker.
 	names []string
 }
 
-// add adds a pod, and its names for the message.
+// add adds a pod, and names for the message.
 func (b *blocker) add(pod *leavingPod, names ...string) {
 	b.pods = append(b.pods, pod)
 	for _, name := range names {
@@ -55,21 +55,21 @@ func (b *blocker) named() string {
 	return strings.Join(b.names, ", ")
 }
 
-// kind identifies a blocker.
+// kind identifies a blocker by its effect, reason and budgets.
 type kind struct {
 	effect  v1alpha1.PreviewEffect
 	reason  string
 	budgets string
 }
 
-// trouble collects the blockers, pod by pod.
+// trouble collects the blockers of all pods.
 type trouble struct {
 	*decision
-	// budgets has the budgets of the situation.
+	// budgets has the budgets of the Situation.
 	budgets *pdb.Index
 	found   map[kind]*blocker
 	uses    map[*policyv1.PodDisruptionBudget]*budgetUse
-	// unprotected are the pods that no budget protects, by their owner.
+	// unprotected has the pods that no budget protects, by their owner.
 	unprotected map[string][]*leavingPod
 	// ofJobs are the pods of Jobs.
 	ofJobs map[types.NamespacedName][]*leavingPod
@@ -103,7 +103,7 @@ func (t *trouble) of(effect v1alpha1.PreviewEffect, reason string, budgets ...*p
 	return t.found[k]
 }
 
-// look adds the pod to the blockers that affect it.
+// look adds the pod to all blockers that affect it.
 func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	if pod.Nominated {
 		t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonPodNominated).add(pod)
@@ -140,8 +140,8 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	}
 }
 
-// addBudgets adds a pod with the budgets that select it. A budget that has no room at the moment
-// does not count as one that never allows an eviction: it will allow disruptions again.
+// addBudgets adds a pod to the blockers of the budgets that select it. A budget that allows no
+// disruption at the moment is not treated as one that never allows an eviction.
 func (t *trouble) addBudgets(pod *leavingPod, budgets []*policyv1.PodDisruptionBudget) {
 	if len(budgets) == 0 {
 		t.addUnprotected(pod)
@@ -190,17 +190,17 @@ func (t *trouble) addOverdue(pod *leavingPod) {
 	t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonPodTerminating).add(pod)
 }
 
-// addNever adds a pod whose budget never allows an eviction and whose Deployment is not scaled up,
-// because of the refusal. An operator may move the pod's role to another pod; the budget then
-// allows the eviction.
+// addNever adds a pod whose budget never allows an eviction and whose Deployment is not scaled up
+// because of the refusal. If an operator owns the pod, it may move the pod's role to another pod,
+// and the budget then allows the eviction.
 func (t *trouble) addNever(pod *leavingPod, budget *policyv1.PodDisruptionBudget, refusal surge.Refusal) {
 	owner, effect := pdb.OwnerOf(pod.Owner), v1alpha1.PreviewEffectNever
 	if owner.IsOperator() {
 		effect = v1alpha1.PreviewEffectNotNow
 	}
 	if pod.Surge != nil && !surge.IsAlways(pod.Surge.Deployment.Annotations) {
-		// Only the budget prevents a replacement, and the remedy names the annotation that allows
-		// it.
+		// Only the budget prevents a replacement, so the remedy names the annotation that allows
+		// the replacement.
 		owner, refusal = pdb.OwnerDeployment, surge.Refusal{}
 	}
 	why := pdb.Explain(budget, owner)
@@ -224,7 +224,7 @@ func (t *trouble) addReplaced(pod *leavingPod, budget *policyv1.PodDisruptionBud
 }
 
 // addJobs adds the pods of Jobs that fail for good when their pods are evicted. It counts the pods
-// of all waves together. This is wrong for a Job that ends between two waves, but that is rare.
+// of all waves together, which is wrong for a Job that ends between two waves. That is rare.
 func (t *trouble) addJobs() {
 	byName := func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }
 	for _, name := range slices.SortedFunc(maps.Keys(t.ofJobs), byName) {
@@ -250,7 +250,7 @@ func (p *Pod) jobOf() (name string, ok bool) {
 // failsJob reports whether a Job fails for good when the given number of its pods is evicted at the
 // same time. An evicted pod counts as failed, unless the Job's pod failure policy ignores pods that
 // were disrupted (KEP-3329). A Job that counts failures per index (KEP-3850) loses an index for
-// good only if it allows no failure.
+// good only if it allows no failures of the index.
 func failsJob(job *batchv1.Job, evicted int32) bool {
 	if action, ok := onDisruption(job.Spec.PodFailurePolicy); ok {
 		switch action {

@@ -271,8 +271,8 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 	}
 }
 
-// TestPodsTiedToTheirNodes covers pods with local volumes: they have no replacement that restores
-// their budget.
+// TestPodsTiedToTheirNodes covers pods with local volumes. No replacement of them can restore their
+// budget.
 func TestPodsTiedToTheirNodes(t *testing.T) {
 	claiming := func(name string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
@@ -299,8 +299,8 @@ func TestPodsTiedToTheirNodes(t *testing.T) {
 	}
 }
 
-// TestPodsTiedByTheirNodeSelector covers pods that a node selector ties to a node, such as those of
-// a storage system that uses the disks of its hosts. They have no volume claim.
+// TestPodsTiedByTheirNodeSelector covers pods that a node selector ties to a node, such as the pods
+// of a storage system that uses the disks of its hosts. They have no volume claim.
 func TestPodsTiedByTheirNodeSelector(t *testing.T) {
 	tied := func(host string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: host} }
@@ -343,8 +343,8 @@ func TestPodsThatAreLostWithTheirJob(t *testing.T) {
 	}
 }
 
-// TestNominatedPodsAreWaitedFor covers pods that are not on the node: they are neither evicted nor
-// lost.
+// TestNominatedPodsAreWaitedFor covers pods that are only nominated for the node. They are neither
+// evicted nor lost.
 func TestNominatedPodsAreWaitedFor(t *testing.T) {
 	out := scene{pods: append(pods(1, "gated", "n1", bare, nominated), pod("web-1", "web", "n1"))}.preview(t)
 	if got, want := troubles(out), []string{"NotNow PodNominated: 1"}; !slices.Equal(got, want) {

@@ -14,21 +14,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
 // budgetUse has the pods of the whole drain under a budget that sometimes allows a disruption. Dry
-// runs of the Eviction API do not use up the budget: they allow each of the pods, although only one
-// may leave.
+// runs of the Eviction API do not use up the budget. So they allow each of the pods, although only
+// one of them may be evicted.
 type budgetUse struct {
 	budget *policyv1.PodDisruptionBudget
 	pods   []*leavingPod
-	// byWave is the number of pods by wave. A wave follows the previous one, whose replacements
-	// restore the budget.
+	// byWave is the number of pods in each wave. The replacements of one wave restore the budget
+	// before the next wave starts.
 	byWave map[int]int
 	// unready is the number of protected pods that are not ready.
 	unready int
-	// pinned are the pods that can start again only on nodes that are held.
+	// pinned are the pods that can start again only on nodes that maintenances hold.
 	pinned []*leavingPod
 }
 
@@ -40,8 +41,8 @@ func (u *budgetUse) add(pod *leavingPod) {
 	}
 }
 
-// rounds returns in how many groups the pods leave if the budget continues to allow the same
-// number; broken reports whether the budget splits a wave.
+// rounds returns the number of groups in which the pods leave if the budget continues to allow the
+// same number of disruptions. broken is true if the budget splits a wave.
 func (u *budgetUse) rounds(allowed int) (rounds int, broken bool) {
 	for _, pods := range u.byWave {
 		rounds += (pods + allowed - 1) / allowed
@@ -50,8 +51,8 @@ func (u *budgetUse) rounds(allowed int) (rounds int, broken bool) {
 	return rounds, broken
 }
 
-// addUnprotected records a pod that is evicted in turns with the other pods of its owner: no budget
-// protects it, it is ready, and no surge replaces it first.
+// addUnprotected records a pod that waits for other pods of its owner: no budget protects it, it is
+// ready, and no surge replaces it first.
 func (t *trouble) addUnprotected(pod *leavingPod) {
 	if t.UnprotectedAllAtOnce || !pod.Ready || !pod.Restarts || pod.Owner == nil || pod.Surge != nil {
 		return
@@ -63,7 +64,8 @@ func (t *trouble) addUnprotected(pod *leavingPod) {
 	t.unprotected[owner] = append(t.unprotected[owner], pod)
 }
 
-// addTurns adds the pods of owners with several unprotected pods, the owners with most pods first.
+// addTurns adds the pods of owners with several unprotected pods, and the owners with most pods
+// first.
 func (t *trouble) addTurns() {
 	owners := slices.SortedFunc(maps.Keys(t.unprotected), func(a, b string) int {
 		return cmp.Or(-cmp.Compare(len(t.unprotected[a]), len(t.unprotected[b])), strings.Compare(a, b))
@@ -101,16 +103,17 @@ func (t *trouble) addUse(u *budgetUse) {
 }
 
 // addPinned adds pods that cannot start again before their nodes are released. The budget allows
-// only some of them to be missing, so the others stay until a user acts.
+// only some of them to be missing, so all further pods stay until a user acts.
 func (t *trouble) addPinned(u *budgetUse, allowed int) {
 	b := t.of(v1alpha1.PreviewEffectNever, v1alpha1.ReasonBudgetPodsCordoned, u.budget)
 	b.pods = u.pinned
-	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at the same time, and their volumes or node selectors tie them to nodes of this maintenance: "+
-		"after %d have left, the others stay until the nodes of those pods are released. Drain the nodes one after the other, "+
-		"or remove a node from the node selector when it is drained and the work on it is done.", u.budget.Name, allowed, len(u.pinned), allowed)
+	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %s at the same time, but the volumes or node selectors of %s bind them to nodes of this maintenance: "+
+		"after %d have left, the other pods stay until those nodes are released. Drain the nodes one after the other, "+
+		"or remove a node from the node selector when it is drained and the work on it is done.",
+		u.budget.Name, wording.Count(allowed, "disruption"), wording.Count(len(u.pinned), "pod"), allowed)
 }
 
-// isPinned reports whether a pod can start again only on nodes that are held.
+// isPinned reports whether a pod can start again only on nodes that maintenances hold.
 func (t *trouble) isPinned(pod *leavingPod) bool {
 	if pod.Tied {
 		return true
@@ -123,7 +126,7 @@ func (t *trouble) isPinned(pod *leavingPod) bool {
 	return false
 }
 
-// refusal returns why the budget allows no disruption now.
+// refusal returns the reason why the budget allows no disruption now.
 func (u *budgetUse) refusal() pdb.Refusal {
 	if u.unready > 0 {
 		if refusal, held := pdb.HeldByUnhealthy(u.budget, false, false); held {

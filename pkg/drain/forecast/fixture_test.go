@@ -281,7 +281,7 @@ func unscaled(d *appsv1.Deployment) {
 	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 }
 
-// pastBudgets opts in to the replacement of pods whose budget never allows an eviction.
+// pastBudgets makes a Deployment replace pods whose budget never allows an eviction.
 func pastBudgets(d *appsv1.Deployment) {
 	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeAlways}
 }

@@ -18,7 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// Owners finds the owners of pods, and the objects that surges depend on.
+// Owners returns the owners of pods, and the objects that surges depend on.
 type Owners interface {
 	protocol.Owners
 	// Surge returns the Deployment, or nil if it does not exist.
@@ -29,23 +29,23 @@ type Owners interface {
 
 // handling describes which evacuators remove a pod.
 type handling struct {
-	// Classes are the evacuator classes in the order in which they become active, and finally
-	// eviction for a pod that may be evicted. They include the evacuator of Deployments only if it
-	// would not decline.
+	// Classes are the evacuator classes in the order in which they become active. For a pod that
+	// may be evicted, the last one is eviction. They include the evacuator of Deployments only if
+	// it would not decline.
 	Classes []string
 	// Deployment is the name of the Deployment that Surge and Refusal are about.
 	Deployment string
 	// Surge is the Deployment that is scaled up before the pod leaves; nil if there is none.
 	Surge *surge.Candidate
-	// Refusal is why the pod's Deployment is not scaled up. It is zero if the pod has no
+	// Refusal is the reason why the pod's Deployment is not scaled up. It is zero if the pod has no
 	// Deployment, or if the pod's own annotations are the reason.
 	Refusal surge.Refusal
 }
 
-// evictionOnly is the value of Classes for most pods.
+// evictionOnly is the value of Classes for most pods. It is shared to save memory.
 var evictionOnly = []string{v1alpha1.EvacuatorClassEviction}
 
-// handlingOf returns which evacuators remove a pod, as its Evacuation would list them; on has the
+// handlingOf returns which evacuators remove a pod, as its Evacuation would list them. on has the
 // enabled built-in evacuators.
 func handlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owners) (handling, error) {
 	var builtIn protocol.BuiltIn
@@ -71,7 +71,7 @@ func handlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 		h.Classes = evictionOnly
 		return h, nil
 	}
-	// The server itself creates the Evacuation, so every class is allowed.
+	// The server itself would create the Evacuation, so every class is allowed.
 	list, _ := protocol.OfPod(pod.Annotations, builtIn.Class, func(string) bool { return true })
 	for i := range list {
 		h.Classes = append(h.Classes, list[i].EvacuatorClass)

@@ -22,42 +22,44 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// tracked are the finalizers that Kubernetes itself removes when a pod has stopped.
+// tracked are the finalizers that Kubernetes removes when a pod has stopped.
 var tracked = sets.New("batch.kubernetes.io/job-tracking")
 
-// Pod has the relevant fields of a pod on a node. It is small, so that the pods of many nodes fit
+// Pod has the fields of a pod that a preview needs. It is small, so that the pods of many nodes fit
 // into memory.
 type Pod struct {
 	Namespace, Name, Node string
 	Labels                labels.Set
-	// Type and Priority determine its wave.
+	// Type and Priority determine the wave of the pod.
 	Type     v1alpha1.PodType
 	Priority int32
-	// Kept is why the drain keeps the pod running; it is empty for a pod that is asked to leave.
+	// Kept is the reason why the drain keeps the pod running; it is empty for a pod that is asked
+	// to leave.
 	Kept drainplan.KeptReason
 	// Owner is the controller of the pod; nil if it has none.
 	Owner *metav1.OwnerReference
 	// Annotations are the annotations that determine the evacuators, and the mirror annotation.
 	Annotations map[string]string
-	// Held: the Eviction API checks budgets for the pod. False for pods that an evacuator removes
-	// without an eviction.
+	// Held is set if the Eviction API checks budgets for the pod. It is false for pods that an
+	// evacuator removes without an eviction.
 	Held bool
-	// Restarts: the pod's restart policy is Always, so it is a service and does not run to
-	// completion.
+	// Restarts is set if the pod's restart policy is Always, which means that the pod is a service
+	// and does not run to completion.
 	Restarts bool
-	// Claims are the names of its volume claims.
+	// Claims are the names of the volume claims of the pod.
 	Claims []string
-	// Tied: its node selector names the node, so it cannot start on another node.
+	// Tied is set if the node selector of the pod names the node, so that the pod cannot start on
+	// another node.
 	Tied bool
-	// Nominated: the scheduler has nominated the node for the pod, but not bound the pod to it. A
-	// drain does not evict it, and waits until the scheduler drops the nomination or binds the pod
-	// elsewhere.
+	// Nominated is set if the scheduler has nominated the node for the pod, but not bound the pod
+	// to it. A drain does not evict such a pod, and waits until the scheduler drops the nomination
+	// or binds the pod to another node.
 	Nominated bool
-	// Ready: the pod counts as healthy for budgets.
+	// Ready is set if the pod counts as healthy for budgets.
 	Ready bool
-	// GoneBy is when a terminating pod should be gone; zero for other pods.
+	// GoneBy is the time at which a terminating pod should be gone; zero for other pods.
 	GoneBy time.Time
-	// finalizers keep the pod after it has stopped.
+	// finalizers keep the pod object after the pod has stopped.
 	finalizers []string
 }
 
@@ -120,7 +122,7 @@ func annotationsOf(pod *corev1.Pod) map[string]string {
 }
 
 // Pods collects the pods of some nodes. It is safe for concurrent use. There can be very many pods,
-// so it keeps only the needed fields, and shares equal values.
+// so it stores only the fields that a preview needs, and shares equal values.
 type Pods struct {
 	nodes      map[string]*corev1.Node
 	evacuators sets.Set[string]
@@ -131,7 +133,8 @@ type Pods struct {
 	labels map[string]labels.Set
 	owners map[types.UID]*metav1.OwnerReference
 	texts  map[string]string
-	// byNode has, for each node, the part of all with its pods; nil if all is not sorted.
+	// byNode has, for each node, the part of all that has the node's pods; it is nil while all is
+	// not sorted.
 	byNode map[string][]Pod
 }
 
@@ -172,7 +175,7 @@ func finalizersOf(pod *corev1.Pod) []string {
 	return slices.DeleteFunc(slices.Clone(pod.Finalizers), tracked.Has)
 }
 
-// shareLabels returns a shared copy of equal labels.
+// shareLabels returns a copy of the labels that is shared by all pods with equal labels.
 func (p *Pods) shareLabels(set labels.Set) labels.Set {
 	if len(set) == 0 {
 		return nil
@@ -274,7 +277,7 @@ func (p *Pods) Claims() sets.Set[types.NamespacedName] {
 	return claims
 }
 
-// planned returns the pods of a node for the planner: all pods that are not kept running.
+// planned returns the pods of a node for the planner: all pods except those that are kept running.
 func (p *Pods) planned(name string) []drainplan.Pod {
 	pods := p.on(name)
 	out := make([]drainplan.Pod, 0, len(pods))

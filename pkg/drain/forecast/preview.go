@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package forecast computes what the drain of a NodeMaintenance will do: which pods leave in which
-// wave, which evacuators remove them, and the blockers. Values in, values out, without client or
-// clock; pkg/host/previewer gathers the inputs.
+// wave, which evacuators remove them, and the blockers. It uses neither a client nor a clock;
+// pkg/host/previewer gathers the inputs.
 //
 // It uses the planner for the first wave, and the rules for evacuators and budgets. In addition it
-// considers the whole drain: a budget that allows the eviction of each single pod does not allow
-// all of them at the same time.
+// considers the whole drain: a budget that allows the eviction of each single pod may not allow all
+// of these evictions at the same time.
 //
 // It is a prediction: it does not include new pods, changes of budgets and failures of evacuators.
 package forecast
@@ -27,8 +27,8 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// The limits of the lists in a preview: with all lists at their limits, it has a few megabytes of
-// JSON. Counts have no limit.
+// The limits of the lists in a preview. A preview in which all lists are full has a few megabytes
+// of JSON. Counts have no limit.
 const (
 	// MaxPods is the maximum number of listed pods in all waves.
 	MaxPods = 5000
@@ -50,11 +50,12 @@ const (
 // Member is a maintenance with its nodes.
 type Member struct {
 	*v1alpha1.NodeMaintenance
-	// Nodes are the nodes that it selects, sorted by name.
+	// Nodes are the nodes that the maintenance selects, sorted by name.
 	Nodes []*corev1.Node
-	// Ignored is the number of nodes that match its selector and are ignored because they are new.
+	// Ignored is the number of nodes that match its selector and are ignored because they are too
+	// new.
 	Ignored int
-	// Refused are the names of nodes that its requester may not delete; the maintenance does not
+	// Refused are the names of nodes that its requester may not delete. The maintenance does not
 	// change these nodes.
 	Refused sets.Set[string]
 }
@@ -77,12 +78,12 @@ func (m *Member) Allowed() []*corev1.Node {
 type Situation struct {
 	// Subject is the previewed maintenance.
 	Subject Member
-	// Unchecked is the number of its nodes for which no authorization check was made.
+	// Unchecked is the number of the subject's nodes for which no authorization check was made.
 	Unchecked int
-	// Draining are the other maintenances in stage Drain that share nodes with it, directly or
-	// through others.
+	// Draining are the other maintenances in stage Drain that share nodes with the subject,
+	// directly or through further maintenances.
 	Draining []Member
-	// Sharing are the other maintenances on its nodes that have not ended, in any stage.
+	// Sharing are the other maintenances on the subject's nodes that have not ended, in any stage.
 	Sharing []Member
 	// Pods are the pods on the nodes of Subject and Draining.
 	Pods *Pods
@@ -90,17 +91,17 @@ type Situation struct {
 	Budgets []policyv1.PodDisruptionBudget
 	// TerminatingNamespaces are the namespaces that are being deleted.
 	TerminatingNamespaces sets.Set[string]
-	// Owners finds the owners of the pods, and the objects that surges depend on.
+	// Owners returns the owners of the pods, and the objects that surges depend on.
 	Owners Owners
 	// Pinned are the volume claims whose volumes can only be used on nodes that this maintenance
 	// would hold or that are cordoned.
 	Pinned sets.Set[types.NamespacedName]
 	// Evacuators are the classes of the enabled built-in evacuators.
 	Evacuators sets.Set[string]
-	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns
-	// by owner.
+	// UnprotectedAllAtOnce is set if pods that no budget protects do not wait for other pods of
+	// their owner.
 	UnprotectedAllAtOnce bool
-	// Now is when the server began to read the cluster.
+	// Now is the time at which the server began to read the cluster.
 	Now time.Time
 }
 
@@ -137,15 +138,15 @@ func Decide(ctx context.Context, s *Situation) (*v1alpha1.NodeMaintenancePreview
 type decision struct {
 	*Situation
 	subject string
-	// result is the result of the planner.
+	// result is the output of the planner.
 	result drainplan.Result
 	// nodes are the nodes of the subject, by name.
 	nodes map[string]*nodeState
-	// waves are the entries of the plan, with or without pods.
+	// waves are the entries of the plan, including the entries without pods.
 	waves []*wave
 	// leaving are the pods in waves, sorted by node, namespace and name.
 	leaving []*leavingPod
-	// kept are the pods that are kept running.
+	// kept are the pods that are kept running, by reason.
 	kept map[drainplan.KeptReason][]*Pod
 	// blockers are the blockers, the worst first.
 	blockers []*blocker
@@ -211,7 +212,7 @@ func (d *decision) plan() error {
 	return nil
 }
 
-// isAsIfCordoned reports whether a node counts as cordoned because the subject would cordon it.
+// isAsIfCordoned reports whether a node is treated as cordoned because the subject would cordon it.
 func (d *decision) isAsIfCordoned(name string) bool {
 	n := d.nodes[name]
 	return !v1alpha1.IsDraining(d.Subject.NodeMaintenance) && n != nil && !n.refused

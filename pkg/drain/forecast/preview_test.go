@@ -283,8 +283,8 @@ func TestOtherMaintenances(t *testing.T) {
 		messages []string
 	}{
 		"a maintenance at an earlier wave limits the node": {
-			// The other maintenance has an ordinary pod left on n3, so n1 must wait with its vital
-			// pod, but n2 need not.
+			// The other maintenance still has an ordinary pod on n3, so the vital pod on n1 must
+			// wait, but n2 need not wait.
 			scene: scene{
 				nodes: []*corev1.Node{n1, n2},
 				draining: []Member{
@@ -402,7 +402,7 @@ func TestLimits(t *testing.T) {
 	if listed != MaxPods || len(out.Waves) != 7 {
 		t.Errorf("%d pods are listed in %d waves, want %d in 7", listed, len(out.Waves), MaxPods)
 	}
-	// Pods without a controller are a blocker, too.
+	// Pods without a controller also cause a blocker.
 	if len(out.Blockers) != MaxBlockers || out.BlockersOmitted != 3 {
 		t.Errorf("%d blockers, %d omitted", len(out.Blockers), out.BlockersOmitted)
 	}

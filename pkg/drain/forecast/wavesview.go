@@ -21,8 +21,8 @@ type wave struct {
 	entry *v1alpha1.DrainPlanEntry
 	// covers is the compiled entry.
 	covers drainplan.Targets
-	// pods are the pods of the wave, sorted by node, namespace and name; listed are the first of
-	// them.
+	// pods are the pods of the wave, sorted by node, namespace and name. listed are the first of
+	// these pods, up to the limits.
 	pods, listed []*leavingPod
 
 	asked, terminating int
@@ -33,7 +33,8 @@ type leavingPod struct {
 	*Pod
 	wave *wave
 	handling
-	// blockers are the reasons of its blockers, the worst first; it is only set for listed pods.
+	// blockers are the reasons of the pod's blockers, the worst first. It is only set for listed
+	// pods.
 	blockers []string
 	listed   bool
 }

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package holds decides which maintenances hold a node, drain it, and ask its pods to leave. See
-// lifecycle.go of the API for the meaning of the stages.
+// Package holds decides which maintenances hold a node, drain it, and ask its pods to leave. The
+// stages are defined in lifecycle.go of the API.
 package holds
 
 import (
@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/plan"
 )
 
-// Index finds maintenances by the nodes that they select.
+// Index returns maintenances by the nodes that they select.
 type Index struct {
 	// On returns the sorted names of the maintenances that select a node.
 	On func(node string) []string
@@ -50,9 +50,9 @@ func Stored(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPla
 	return nil
 }
 
-// Targets returns the targets with which a maintenance drains a node; none unless it is in stage
-// Drain. A maintenance without targets asks no pod to leave, for example because its requester may
-// not delete the node.
+// Targets returns the targets with which a maintenance drains a node. There are none unless it is
+// in stage Drain. A maintenance without targets asks no pod to leave, for example because its
+// requester may not delete the node.
 func Targets(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPlanEntry {
 	if !v1alpha1.IsDraining(nm) {
 		return nil
@@ -76,8 +76,8 @@ func Oldest(maintenances []*v1alpha1.NodeMaintenance, is func(*v1alpha1.NodeMain
 	return oldest
 }
 
-// Asks reports whether a maintenance asks a pod to leave its node now: it drains the node and has
-// targets that cover the pod.
+// Asks reports whether a maintenance asks a pod to leave its node now: the maintenance drains the
+// node and has targets that cover the pod.
 func Asks(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) (bool, error) {
 	targets, err := plan.CompileTargets(Targets(nm, node))
 	if err != nil {
@@ -87,7 +87,7 @@ func Asks(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) (boo
 }
 
 // AskedBy returns the maintenance that asks a pod to leave its node now, or nil. All maintenances
-// that drain a node have the same targets, so it returns the oldest one.
+// that drain a node have the same targets for it, so AskedBy returns the oldest of them.
 func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenance, error) {
 	var failed error
 	first := Oldest(maintenances, func(nm *v1alpha1.NodeMaintenance) bool {

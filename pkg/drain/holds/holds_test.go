@@ -102,7 +102,7 @@ func TestAskedBy(t *testing.T) {
 	}
 }
 
-// TestOfANode covers one maintenance of each stage that selects a node and has targets for it.
+// TestOfANode covers one maintenance of each stage. Each selects a node and has targets for it.
 func TestOfANode(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one"}}
 	all := map[string]*v1alpha1.NodeMaintenance{}

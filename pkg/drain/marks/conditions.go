@@ -15,7 +15,7 @@ import (
 )
 
 // Conditions is the value of AnnotationConditionsBy: the node conditions that the server wrote, and
-// the maintenances that it last wrote them for.
+// the maintenances for which it last wrote them.
 type Conditions struct {
 	// Storage is the ID of the storage that has the maintenances.
 	Storage      string                     `json:"storage"`
@@ -29,8 +29,8 @@ type Recorded struct {
 	Stage v1alpha1.NodeMaintenanceStage `json:"stage"`
 }
 
-// ReadConditions reads the annotation of a node. An invalid value counts as absent: the server then
-// treats the conditions as those of another client.
+// ReadConditions reads the annotation of a node. It treats an invalid value as a missing
+// annotation, so that the server treats the conditions as conditions of another client.
 func ReadConditions(node *corev1.Node) Conditions {
 	var record Conditions
 	if err := json.Unmarshal([]byte(node.Annotations[v1alpha1.AnnotationConditionsBy]), &record); err != nil {
@@ -39,7 +39,7 @@ func ReadConditions(node *corev1.Node) Conditions {
 	return record
 }
 
-// StageOf returns the stage in which a maintenance was recorded, or "" if it was not.
+// StageOf returns the stage in which a maintenance was recorded, or "" if it was not recorded.
 func (c Conditions) StageOf(name string, uid types.UID) v1alpha1.NodeMaintenanceStage {
 	if recorded := c.Maintenances[name]; recorded.UID == uid {
 		return recorded.Stage

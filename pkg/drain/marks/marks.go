@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package marks reads and writes the annotations in which the server records what it did to a node,
-// and for which maintenances. The node controller writes them and the maintenance controller reads
-// them: a maintenance is complete when no node names it any more. A kubelet may annotate its own
-// node, so the values are untrusted input.
+// and for which maintenances. The node controller writes them and the nodemaintenance controller
+// reads them: a maintenance is complete when the annotations of no node name it. A kubelet may
+// annotate its own node, so the values are untrusted input.
 package marks
 
 import (
@@ -24,8 +24,8 @@ import (
 // Annotations has the keys of the annotations of this package.
 var Annotations = []string{v1alpha1.AnnotationCordonedBy, v1alpha1.AnnotationTaintedBy, v1alpha1.AnnotationConditionsBy}
 
-// MaxMaintenances is the maximum number of maintenances that are read from an annotation: as many
-// as may hold a node, and the shutdown of the node.
+// MaxMaintenances is the maximum number of maintenances that are read from an annotation. It is the
+// number of maintenances that may hold a node, and one for the shutdown of the node.
 const MaxMaintenances = protocol.MaxHolders + 1
 
 // Owners has the UIDs, by name, of the maintenances for which the server cordoned or tainted a
@@ -48,21 +48,22 @@ func (o Owners) HasAny(others Owners) bool {
 }
 
 // Mark is the value of the annotation about the cordon or the taints of a node. A server undoes
-// only changes that have the ID of its own storage: it does not know the maintenances of another
-// storage, and would take all of them for deleted.
+// only changes that have the ID of its own storage. It does not know the maintenances of another
+// storage, and would treat all of them as deleted.
 type Mark struct {
 	Storage      string `json:"storage"`
 	Maintenances Owners `json:"maintenances"`
 	// Taints are the keys of the taints that the server has added. If the node has another of our
-	// taints, another client added it, and it stays.
+	// taints, another client added it, and the server does not remove it.
 	Taints []string `json:"taints,omitempty"`
 	// OwnPods are the UIDs of the server's pods that were on the node when a maintenance began to
-	// hold it. The drain removes them once; a server pod that is not listed was recreated.
+	// hold it. The drain removes each of them once. A pod of the server that is not listed was
+	// recreated, and stays.
 	OwnPods []types.UID `json:"ownPods,omitempty"`
 }
 
 // Read reads the annotation about the cordon or the taints of a node. It ignores an invalid value,
-// and names that no maintenance can have: the server then treats the cordon or the taints as those
+// and names that no maintenance can have. The server then treats the cordon or the taints as those
 // of another client.
 func Read(node *corev1.Node, annotation string) Mark {
 	value, ok := node.Annotations[annotation]
@@ -99,23 +100,26 @@ func (m Mark) Encode() any {
 	return string(text)
 }
 
-// CordonedBy returns the maintenances for which a node is cordoned, regardless of the storage.
+// CordonedBy returns the maintenances that the annotation about the cordon of a node names,
+// regardless of the storage.
 func CordonedBy(node *corev1.Node) Owners {
 	return Read(node, v1alpha1.AnnotationCordonedBy).Maintenances
 }
 
-// TaintedBy returns the maintenances for which a node has our taints, regardless of the storage.
+// TaintedBy returns the maintenances that the annotation about the taints of a node names,
+// regardless of the storage.
 func TaintedBy(node *corev1.Node) Owners {
 	return Read(node, v1alpha1.AnnotationTaintedBy).Maintenances
 }
 
-// Holds reports whether a node is cordoned or tainted for a maintenance.
+// Holds reports whether the annotations record that a node is cordoned or tainted for a
+// maintenance.
 func Holds(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
 	return CordonedBy(node).Has(nm) || TaintedBy(node).Has(nm)
 }
 
-// HoldersOf returns the maintenances for which a node is cordoned or tainted, regardless of the
-// storage.
+// HoldersOf returns the maintenances for which the annotations record that a node is cordoned or
+// tainted, regardless of the storage.
 func HoldersOf(node *corev1.Node) Owners {
 	holders := CordonedBy(node)
 	if holders == nil {
@@ -127,8 +131,9 @@ func HoldersOf(node *corev1.Node) Owners {
 
 // Choose returns the maintenances that hold a node. Of the maintenances that select the node and
 // want to hold it, these are the oldest ones up to the limit, and the latest shutdown of the node,
-// which does not count towards the limit. taken is how much of the limit other maintenances use.
-// Choose calls wants only as often as needed; nil means that all want to hold it.
+// which does not count towards the limit. taken is the number of places that other maintenances
+// use. Choose calls wants only as often as needed; nil means that all of them want to hold the
+// node.
 func Choose(
 	node string, selecting []*v1alpha1.NodeMaintenance, taken int, wants func(*v1alpha1.NodeMaintenance) bool,
 ) []*v1alpha1.NodeMaintenance {
@@ -159,12 +164,12 @@ func IsShutdownOf(node string, nm *v1alpha1.NodeMaintenance) bool {
 	return protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) == node
 }
 
-// Names returns the names of the maintenances in the annotations of a node.
+// Names returns the names of the maintenances that the annotations of a node record.
 func Names(node *corev1.Node) sets.Set[string] {
 	return sets.KeySet(CordonedBy(node)).Union(sets.KeySet(TaintedBy(node))).Union(sets.KeySet(ReadConditions(node).Maintenances))
 }
 
-// UIDs returns the UIDs of the maintenances in the annotations of a node.
+// UIDs returns the UIDs of the maintenances that the annotations of a node record.
 func UIDs(node *corev1.Node) sets.Set[types.UID] {
 	uids := sets.New[types.UID]()
 	for _, owners := range []Owners{CordonedBy(node), TaintedBy(node)} {
@@ -178,7 +183,7 @@ func UIDs(node *corev1.Node) sets.Set[types.UID] {
 	return uids
 }
 
-// Same reports whether our annotations are equal on two states of a node.
+// Same reports whether two states of a node have the same annotations of this package.
 func Same(a, b *corev1.Node) bool {
 	return !slices.ContainsFunc(Annotations, func(key string) bool { return a.Annotations[key] != b.Annotations[key] })
 }

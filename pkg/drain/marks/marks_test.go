@@ -44,7 +44,7 @@ func TestReadMarkOfInvalidAnnotations(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	// others returns maintenances; m-00 is the oldest one.
+	// others returns n maintenances, of which m-00 is the oldest.
 	others := func(n int) []*v1alpha1.NodeMaintenance {
 		var out []*v1alpha1.NodeMaintenance
 		for i := range n {

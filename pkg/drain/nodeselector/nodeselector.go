@@ -25,7 +25,7 @@ type Selector struct {
 	held   func(name string) bool
 
 	// Each term is in exactly one of these indexes, under a value that a node must have to match
-	// it. With a thousand terms, only a few have to be evaluated for a node.
+	// it. So only a few of a thousand terms have to be evaluated for a node.
 	byName  map[string][]*term
 	byValue map[label][]*term
 	byKey   map[string][]*term
@@ -47,9 +47,9 @@ const (
 	MatchByName
 )
 
-// New returns a Selector. A nil selector matches no node. newest is status.newestNodeTimestamp:
-// with the policy Ignore, nodes that were created later are ignored unless the selector names them.
-// Without newest no node is ignored.
+// New returns a Selector. A nil selector matches no node. newest is status.newestNodeTimestamp.
+// With the policy Ignore, nodes that were created later are ignored unless the selector names them.
+// Without newest, no node is ignored.
 func New(selector *corev1.NodeSelector, newest *metav1.Time, policy v1alpha1.NewNodesPolicy) (*Selector, error) {
 	s := &Selector{
 		newest: newest, policy: policy, held: func(string) bool { return false },
@@ -69,8 +69,8 @@ func New(selector *corev1.NodeSelector, newest *metav1.Time, policy v1alpha1.New
 }
 
 // Of returns the Selector of a stored maintenance. A node in its status stays selected as long as
-// it matches, regardless of its creation time; so does a node that is registered again under the
-// same name.
+// it matches, regardless of its creation time. The same applies to a node that is registered again
+// under the same name.
 func Of(nm *v1alpha1.NodeMaintenance) (*Selector, error) {
 	s, err := New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
 	if err != nil {
@@ -84,15 +84,15 @@ func Of(nm *v1alpha1.NodeMaintenance) (*Selector, error) {
 }
 
 // Holding returns a copy of the Selector that does not treat nodes with held names as new. The copy
-// shares the index, so it is cheap.
+// is cheap, since it shares the index.
 func (s *Selector) Holding(held func(name string) bool) *Selector {
 	out := *s
 	out.held = held
 	return &out
 }
 
-// Decide reports whether the node is selected, or matches the selector but is ignored because it is
-// new.
+// Decide reports whether the node is selected, and whether it matches the selector but is ignored
+// because it is too new.
 func (s *Selector) Decide(node *corev1.Node) (selected, ignored bool) {
 	return s.Judge(node, s.Match(node))
 }
@@ -105,7 +105,7 @@ func (s *Selector) Match(node *corev1.Node) Match {
 	}
 	result, isYoung, set := NoMatch, s.isYoung(node), labels.Set(node.Labels)
 	for t := range s.candidates(node) {
-		// For an old node the first match decides; for a new one, a later term may name it.
+		// For an old node the first match is sufficient. For a new node, a later term may name it.
 		if result != NoMatch && !t.named || !t.matches(node.Name, set) {
 			continue
 		}
@@ -119,7 +119,7 @@ func (s *Selector) Match(node *corev1.Node) Match {
 	return result
 }
 
-// Judge does the same as Decide for a node whose Match is known.
+// Judge returns the same as Decide for a node whose Match is known.
 func (s *Selector) Judge(node *corev1.Node, match Match) (selected, ignored bool) {
 	switch {
 	case match == NoMatch:
@@ -130,8 +130,8 @@ func (s *Selector) Judge(node *corev1.Node, match Match) (selected, ignored bool
 	return false, true
 }
 
-// Select returns the matching nodes in their order, and the number of nodes that are ignored
-// because they are new. It fails if the context ends.
+// Select returns the matching nodes in the order of nodes, and the number of nodes that are ignored
+// because they are too new. It fails if the context ends.
 func (s *Selector) Select(ctx context.Context, nodes []*corev1.Node) (selected []*corev1.Node, ignored int, err error) {
 	for _, node := range nodes {
 		if err := ctx.Err(); err != nil {
@@ -148,9 +148,9 @@ func (s *Selector) Select(ctx context.Context, nodes []*corev1.Node) (selected [
 	return selected, ignored, nil
 }
 
-// isYoung reports whether the node is new. It does not check whether its name is held.
+// isYoung reports whether the node is too new, regardless of whether its name is held.
 func (s *Selector) isYoung(node *corev1.Node) bool {
-	// The default is Ignore, even for an object without defaults.
+	// The default policy is Ignore. The object may come without defaults.
 	return s.policy != v1alpha1.NewNodesPolicyJoin && s.newest != nil && node.CreationTimestamp.After(s.newest.Time)
 }
 

@@ -199,7 +199,7 @@ func TestManyTermsCostFewEvaluations(t *testing.T) {
 	is.True(t, with && !without, "the node with the labels is to match, the one without is not")
 }
 
-// countedContext ends after Err was called a number of times.
+// countedContext is a context that ends after a number of calls of Err.
 type countedContext struct {
 	context.Context
 	left int
@@ -234,7 +234,7 @@ func TestUnreadableSelectorIsAnError(t *testing.T) {
 	}
 }
 
-// TestTermsWithoutAnIndexAreCheap covers terms that must be evaluated for every node: a stored
+// TestTermsWithoutAnIndexAreCheap covers terms that must be evaluated for every node. A stored
 // selector may have more of them than validation allows today.
 func TestTermsWithoutAnIndexAreCheap(t *testing.T) {
 	labelled := node("n", 0)
@@ -261,7 +261,7 @@ func TestTermsWithoutAnIndexAreCheap(t *testing.T) {
 				tried++
 			}
 			is.Equal(t, tried, tt.tried, "terms tried")
-			// The labels and fields of the node must not be built again for each term.
+			// The labels and fields of the node must be built once, and not for each term.
 			if n := testing.AllocsPerRun(10, func() { s.Decide(labelled) }); n > 10 {
 				t.Errorf("got %.0f allocations for a node, want at most 10", n)
 			}

@@ -15,18 +15,19 @@ import (
 )
 
 // term is a compiled term of a selector. Terms are ORed, and the requirements of a term are ANDed.
-// It matches as package nodeaffinity does, which builds the fields of a node again for each term.
+// The result is that of package nodeaffinity, which however builds the fields of a node again for
+// each term.
 type term struct {
-	// named: the term lists nodes by metadata.name or by their hostname label.
+	// named is set if the term lists nodes by metadata.name or by their hostname label.
 	named        bool
 	requirements []labels.Requirement
 	names        []nameRequirement
 }
 
-// nameRequirement is a requirement on the field metadata.name; it has one value.
+// nameRequirement is a requirement on the field metadata.name, with its only value.
 type nameRequirement struct {
 	name string
-	// not: the node must have another name.
+	// not is set if the node must have another name.
 	not bool
 }
 

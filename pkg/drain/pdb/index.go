@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Index finds the budgets of pods. A tenant may have thousands of budgets, so a pod is not matched
-// with all budgets of its namespace: each budget is found by one label that its pods must have.
-// Concurrent reads are safe as long as no goroutine writes.
+// Index returns the budgets of pods. A tenant may have thousands of budgets, so a pod is not
+// compared with all budgets of its namespace: each budget is indexed by one label that its pods
+// must have. Concurrent reads are safe as long as no goroutine writes.
 type Index struct {
 	byNamespace map[string]*namespaceIndex
 	matched     atomic.Int64
@@ -26,7 +26,7 @@ type Index struct {
 
 type namespaceIndex struct {
 	byName map[string]*indexed
-	// byLabel has the budgets by the key and the values of the label that their pods must have;
+	// byLabel has the budgets by the key and the value of the label that their pods must have.
 	// unlabelled has the budgets that require no label.
 	byLabel    map[string]map[string]map[string]*indexed
 	unlabelled map[string]*indexed
@@ -35,14 +35,14 @@ type namespaceIndex struct {
 type indexed struct {
 	budget   *policyv1.PodDisruptionBudget
 	selector labels.Selector
-	// key and values are the label by which the budget is found; key is empty if its pods need no
-	// label.
+	// key and values are the label by which the budget is indexed. key is empty if the budget
+	// requires no label.
 	key    string
 	values []string
 }
 
-// NewIndex returns an Index of the budgets. As for the Eviction API, an empty selector selects all
-// pods of the namespace, and a budget without a selector or with an invalid one selects none.
+// NewIndex returns an Index of the budgets. As in the Eviction API, an empty selector selects all
+// pods of the namespace, and a budget without a selector or with an invalid selector selects none.
 func NewIndex(budgets []*policyv1.PodDisruptionBudget) *Index {
 	x := &Index{byNamespace: map[string]*namespaceIndex{}}
 	for _, budget := range budgets {
@@ -97,7 +97,8 @@ func (x *Index) get(namespace, name string) *indexed {
 	return ns.byName[name]
 }
 
-// Selects reports whether the Index has the budget and it selects pods with the given labels.
+// Selects reports whether the Index has the budget and the budget selects pods with the given
+// labels.
 func (x *Index) Selects(namespace, name string, pod labels.Set) bool {
 	known := x.get(namespace, name)
 	if known == nil {
@@ -116,13 +117,13 @@ func (x *Index) matches(known *indexed, pod labels.Set) bool {
 	return known.selector.Matches(pod)
 }
 
-// Matched returns how often a whole selector has been matched with the labels of a pod. This is the
-// main cost of a lookup.
+// Matched returns how often a whole selector has been compared with the labels of a pod. This is
+// the main cost of a lookup.
 func (x *Index) Matched() int {
 	return int(x.matched.Load())
 }
 
-// Update replaces a budget if the new version selects the same pods, and reports whether it did.
+// Update replaces a budget if the new version selects the same pods, and reports whether it did so.
 func (x *Index) Update(budget *policyv1.PodDisruptionBudget) bool {
 	known := x.get(budget.Namespace, budget.Name)
 	if known == nil || !apiequality.Semantic.DeepEqual(known.budget.Spec.Selector, budget.Spec.Selector) {
@@ -161,8 +162,9 @@ func (x *Index) Set(budget *policyv1.PodDisruptionBudget) {
 	}
 }
 
-// newIndexed parses the selector of a budget and chooses the label by which it is found. A pod must
-// meet every requirement, so it chooses the label by which the fewest other budgets are found.
+// newIndexed parses the selector of a budget and chooses the label by which the budget is indexed.
+// A pod must meet every requirement, so it can choose the label by which the fewest other budgets
+// are indexed.
 func (ns *namespaceIndex) newIndexed(budget *policyv1.PodDisruptionBudget) *indexed {
 	known := &indexed{budget: budget}
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)

@@ -13,24 +13,24 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Owner is the kind of owner that a pod has. The remedy for a budget that never allows an eviction
-// depends on it. The zero value is a pod without a controller.
+// Owner is the kind of owner of a pod. The remedy for a budget that never allows an eviction
+// depends on it. The zero value stands for a pod without a controller.
 type Owner struct {
 	kind ownerKind
-	// name is the kind and name of a controller that is not built into Kubernetes.
+	// name is the kind and the name of the controller, if it is not built into Kubernetes.
 	name string
 }
 
 type ownerKind int
 
 const (
-	// ownerDeployment: a Deployment can replace the pod before it leaves. The zero value means no
-	// owner.
+	// ownerDeployment is a Deployment that can replace the pod before the pod leaves. The zero
+	// value means no owner.
 	ownerDeployment ownerKind = iota + 1
-	// ownerBuiltIn: another controller of Kubernetes recreates the pod after it has left.
+	// ownerBuiltIn is another controller of Kubernetes, which recreates the pod after it has left.
 	ownerBuiltIn
-	// ownerOperator: another program owns the pod and may give it a role, such as the primary of a
-	// database.
+	// ownerOperator is another program that owns the pod and may assign it a role, such as the
+	// primary of a database.
 	ownerOperator
 )
 
@@ -51,8 +51,9 @@ var builtIn = map[string][]string{
 	"batch": {"Job"},
 }
 
-// OwnerOf returns the owner of a pod with the given controller, which is nil if it has none. It
-// never returns OwnerDeployment: only the caller knows whether a Deployment replaces the pod.
+// OwnerOf returns the owner of a pod with the given controller, which is nil if the pod has none.
+// It never returns OwnerDeployment, since only the caller knows whether a Deployment replaces the
+// pod.
 func OwnerOf(controller *metav1.OwnerReference) Owner {
 	if controller == nil {
 		return OwnerNone

@@ -13,15 +13,16 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestExplain covers budgets that allow no disruption. Only some of them open when more pods are
-// healthy.
+// TestExplain covers budgets that allow no disruption. Only some of them allow one when more pods
+// are healthy.
 func TestExplain(t *testing.T) {
 	const opens = "The pod leaves when more pods of the budget are healthy"
 	type modifiers = []func(*policyv1.PodDisruptionBudget)
 	for name, test := range map[string]struct {
 		budget modifiers
 		says   string
-		// opens: the message says that healthy pods open the budget.
+		// opens is set if the message must say that the budget allows a disruption when more pods
+		// are healthy.
 		opens bool
 	}{
 		"maxUnavailable 0":                   {budget: modifiers{maxUnavailable("0"), computed(1, 1, 0)}, says: "never allows an eviction (maxUnavailable 0)."},

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pdb evaluates PodDisruptionBudgets as the Eviction API does: which pods they protect,
-// and how many disruptions they allow. Values in, values out: it has no client, so that controllers
-// that evict and previews that predict evaluate a budget in the same way.
+// Package pdb evaluates PodDisruptionBudgets as the Eviction API does: which pods they protect, and
+// how many disruptions they allow. It uses no client, so controllers that evict pods and previews
+// that predict evictions can share it.
 package pdb
 
 import (
@@ -23,8 +23,8 @@ func NameOf(budget *policyv1.PodDisruptionBudget) types.NamespacedName {
 	return types.NamespacedName{Namespace: budget.Namespace, Name: budget.Name}
 }
 
-// Holds reports whether the Eviction API checks budgets for the pod. It does not for pods that are
-// pending, finished or terminating, even if several budgets select them.
+// Holds reports whether the Eviction API checks budgets for the pod. It does not check them for
+// pods that are pending, finished or terminating, even if several budgets select the pod.
 func Holds(pod *corev1.Pod) bool {
 	switch pod.Status.Phase {
 	case corev1.PodPending, corev1.PodSucceeded, corev1.PodFailed:
@@ -43,8 +43,8 @@ func IsReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// IsCurrent reports whether the status reflects the current spec. While it does not, the Eviction
-// API refuses evictions.
+// IsCurrent reports whether the status reflects the current spec. The Eviction API refuses
+// evictions as long as the status is older.
 func IsCurrent(budget *policyv1.PodDisruptionBudget) bool {
 	return budget.Status.ObservedGeneration >= budget.Generation
 }
@@ -57,8 +57,8 @@ func LetsUnreadyGo(budget *policyv1.PodDisruptionBudget) bool {
 	return budget.Status.DesiredHealthy > 0 && budget.Status.CurrentHealthy >= budget.Status.DesiredHealthy
 }
 
-// SyncFailure returns why the disruption controller cannot compute the budget. Such a budget allows
-// no disruption until it is corrected.
+// SyncFailure returns the reason why the disruption controller cannot compute the budget. Such a
+// budget allows no disruption until it is corrected.
 func SyncFailure(budget *policyv1.PodDisruptionBudget) (message string, failed bool) {
 	condition := meta.FindStatusCondition(budget.Status.Conditions, policyv1.DisruptionAllowedCondition)
 	if condition == nil || condition.Status != metav1.ConditionFalse || condition.Reason != policyv1.SyncFailedReason {
@@ -69,14 +69,14 @@ func SyncFailure(budget *policyv1.PodDisruptionBudget) (message string, failed b
 
 // CountsNone reports whether the budget has healthy pods but expects none. Unless minAvailable is a
 // number, the disruption controller computes the expected pods from their controllers, and ignores
-// pods without one; it then allows no disruption and does not report a failure.
+// pods without a controller. It then allows no disruption and does not report a failure.
 func CountsNone(budget *policyv1.PodDisruptionBudget) bool {
 	return IsCurrent(budget) && budget.Status.ExpectedPods == 0 && budget.Status.CurrentHealthy > 0 && budget.Status.DisruptionsAllowed == 0
 }
 
 // NeverAllows reports whether the budget allows no eviction of a ready pod even if all of its pods
-// are healthy, and returns a short reason. Such a budget allows a disruption only while there are
-// more pods than expected; NeverAllows then returns false.
+// are healthy, and returns a short reason. While there are more pods than expected, such a budget
+// may still allow a disruption; NeverAllows then returns false.
 func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never bool) {
 	spec, status, current := &budget.Spec, &budget.Status, IsCurrent(budget)
 	if current && status.DisruptionsAllowed > 0 {
@@ -98,8 +98,8 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never boo
 	if CountsNone(budget) {
 		return "it counts none of its pods, which have no controller", true
 	}
-	// Only the status has the number of expected pods. A percentage of few pods may be rounded up
-	// to all of them.
+	// Only the status has the number of expected pods. If there are few pods, a percentage may be
+	// rounded up to all of them.
 	if maximum == nil && current && status.ExpectedPods > 0 && status.DesiredHealthy >= status.ExpectedPods {
 		return fmt.Sprintf("minAvailable %s of %d pods", minimum.String(), status.ExpectedPods), true
 	}
@@ -135,7 +135,7 @@ func ofHundred(limit *intstr.IntOrString) int {
 }
 
 // UsesUp reports whether the budget allows one disruption less when a pod that it selects ends. It
-// does not if the eviction of the pod was granted before.
+// does not if the budget was already reduced for the eviction of the pod.
 func UsesUp(budget *policyv1.PodDisruptionBudget, pod *corev1.Pod, now time.Time) bool {
 	if isGranted(budget, pod, now) || !Holds(pod) {
 		return false
@@ -148,15 +148,15 @@ func UsesUp(budget *policyv1.PodDisruptionBudget, pod *corev1.Pod, now time.Time
 const grantTimeout = 2 * time.Minute
 
 // isGranted reports whether the budget was already reduced for the pod's eviction. The status lists
-// pods by name, and while the disruption controller is down it keeps entries of earlier pods with
-// the same name.
+// pods by name. While the disruption controller is down, the status keeps entries of earlier pods
+// with the same name.
 func isGranted(budget *policyv1.PodDisruptionBudget, pod *corev1.Pod, now time.Time) bool {
 	granted, listed := budget.Status.DisruptedPods[pod.Name]
 	return listed && granted.After(pod.CreationTimestamp.Time) && now.Sub(granted.Time) < grantTimeout
 }
 
 // Room returns how many disruptions the budget allows now. Like Allowed, it returns 0 if the
-// Eviction API does not act on the status; it also returns 0 if the disruption controller could not
+// Eviction API does not use the status. It also returns 0 if the disruption controller could not
 // compute the status.
 func Room(budget *policyv1.PodDisruptionBudget) int {
 	if _, failed := SyncFailure(budget); failed {

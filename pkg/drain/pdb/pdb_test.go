@@ -33,7 +33,7 @@ func minAvailable(s string) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Spec.MinAvailable = ptr.To(intstr.Parse(s)) }
 }
 
-// computed sets the status as the disruption controller would.
+// computed sets the status that the disruption controller would set.
 func computed(expected, desired, allowed int32) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) {
 		b.Status = policyv1.PodDisruptionBudgetStatus{
@@ -63,7 +63,7 @@ func TestNeverAllows(t *testing.T) {
 	changed := func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 }
 	for name, test := range map[string]struct {
 		budget modifiers
-		// want is the reason; empty for a budget that allows evictions.
+		// want is the reason. It is empty for a budget that allows evictions.
 		want string
 	}{
 		"maxUnavailable 0":                   {budget: modifiers{maxUnavailable("0"), computed(3, 3, 0)}, want: "maxUnavailable 0"},

@@ -75,7 +75,8 @@ func TestUsesUp(t *testing.T) {
 		b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
 	}
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	// granted lists the pod's name as evicted the given time ago.
+	// granted adds the pod's name to the evictions in the status, with a time that is the given
+	// duration ago.
 	granted := func(ago time.Duration) func(*policyv1.PodDisruptionBudget) {
 		return func(b *policyv1.PodDisruptionBudget) {
 			b.Status.DisruptedPods = map[string]metav1.Time{"web-1": metav1.NewTime(now.Add(-ago))}

@@ -16,7 +16,7 @@ import (
 // before the disruption controller has confirmed them.
 const maxDisruptedPods = 2000
 
-// Refusal is the cause of a refused eviction.
+// Refusal is the reason why an eviction is refused.
 type Refusal struct {
 	// Reason is a reason of the condition Blocked of Evacuations.
 	Reason string
@@ -36,8 +36,8 @@ func hasTooManyDisruptedPods(budget *policyv1.PodDisruptionBudget) bool {
 	return budget.Status.DisruptionsAllowed < 0 || len(budget.Status.DisruptedPods) > maxDisruptedPods
 }
 
-// Explain returns why a budget allows no disruption now, with a remedy for the kind of owner. All
-// messages about a closed budget come from here.
+// Explain returns the reason why a budget allows no disruption now, with a remedy for the kind of
+// owner. All messages about budgets that allow no disruption come from here.
 func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 	status := budget.Status
 	if message, failed := SyncFailure(budget); failed {
@@ -73,9 +73,9 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 }
 
 // HeldByUnhealthy reports whether a budget allows no disruption because the pod itself, or other
-// pods of the budget, are not healthy, and returns the refusal. steady means that the number of
-// missing pods has not changed for a while. If it is false, the drain itself may have evicted the
-// missing pods, except if fewer pods than desired are healthy: evictions do not cause that.
+// pods of the budget, are not healthy, and returns the refusal. steady is true if the number of
+// missing pods has not changed for a while. Otherwise the drain itself may have evicted the missing
+// pods, unless fewer pods than desired are healthy, which evictions do not cause.
 func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (Refusal, bool) {
 	refusal, status := Explain(budget, OwnerNone), budget.Status
 	unhealthy := status.ExpectedPods - status.CurrentHealthy
@@ -94,7 +94,7 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 	why, never := NeverAllows(budget)
 	switch {
 	case never && !ready:
-		// This budget would stay closed even if its pods were ready.
+		// This budget would allow no disruption even if its pods were ready.
 		advice = fmt.Sprintf("Set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which allows the eviction of pods that are not ready. "+
 			"It never allows the eviction of a ready pod (%s).", why)
 	case policy == nil || *policy != policyv1.AlwaysAllow:
@@ -107,7 +107,7 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 	}, true
 }
 
-// TooManyDisruptedPods returns the refusal for a budget with an invalid status; what is a sentence
+// TooManyDisruptedPods returns the refusal for a budget with an invalid status. what is a sentence
 // about the status.
 func TooManyDisruptedPods(what string) Refusal {
 	return Refusal{
@@ -116,7 +116,7 @@ func TooManyDisruptedPods(what string) Refusal {
 	}
 }
 
-// ExplainSeveral returns why a pod is never evicted if several budgets select it.
+// ExplainSeveral returns the reason why a pod that several budgets select is never evicted.
 func ExplainSeveral(matching []*policyv1.PodDisruptionBudget) Refusal {
 	names := make([]string, 0, len(matching))
 	for _, budget := range matching {

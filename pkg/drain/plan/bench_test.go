@@ -32,7 +32,8 @@ func benchPods() []Pod {
 }
 
 // benchWorld returns 5,000 nodes with 150,000 pods and 20 maintenances. Every second maintenance
-// shares half of its nodes with the previous one. All statuses are written.
+// shares half of its nodes with the previous one. The statuses have the targets of a first call of
+// the planner.
 func benchWorld(b *testing.B, plan func() entries) World {
 	b.Helper()
 	var w World
@@ -47,8 +48,8 @@ func benchWorld(b *testing.B, plan func() entries) World {
 	return w
 }
 
-// benchMaintenance returns a maintenance of benchShare nodes. They begin at from or, for every
-// second maintenance, half a share earlier.
+// benchMaintenance returns a maintenance of benchShare nodes. They begin at the index from or, for
+// every second maintenance, half a share earlier.
 func benchMaintenance(w World, i, from int, plan func() entries) Maintenance {
 	if i%2 == 1 {
 		from -= benchShare / 2

@@ -17,17 +17,17 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// KeptReason is why a pod is kept running on purpose; it is empty for a pod that leaves.
+// KeptReason is the reason why a pod is kept running on purpose; it is empty for a pod that leaves.
 type KeptReason string
 
 const (
 	// KeptDaemonSet is the reason of DaemonSet pods if their evacuator is disabled.
 	KeptDaemonSet KeptReason = "DaemonSet pod"
-	// KeptTolerant is the reason of DaemonSet pods that tolerate our taint: they would be recreated
-	// immediately.
+	// KeptTolerant is the reason of DaemonSet pods that tolerate our taint. They would be recreated
+	// immediately after an eviction.
 	KeptTolerant KeptReason = "DaemonSet pod that tolerates the drain taint"
 	// KeptStatic is the reason of static pods on a node without a node agent. On a node with a node
-	// agent the reason also has the cause, see the method KeptStatic.
+	// agent, the reason also contains the cause (see the method KeptStatic).
 	KeptStatic KeptReason = "static pod"
 	// KeptBudget is the reason of DaemonSet pods whose budget has allowed no disruption for too
 	// long. They are evicted if the budget allows it later.
@@ -37,7 +37,8 @@ const (
 	KeptOwn KeptReason = "server pod that came back"
 )
 
-// KeptStatic returns why a static pod is kept on a node with a node agent, empty for other pods.
+// KeptStatic returns the cause why a static pod is kept on a node with a node agent; it is empty
+// for other pods.
 func (r KeptReason) KeptStatic() protocol.KeptReason {
 	reason, _ := strings.CutPrefix(string(r), string(KeptStatic)+" (")
 	if reason == string(r) {
@@ -50,19 +51,19 @@ func (r KeptReason) KeptStatic() protocol.KeptReason {
 func (r KeptReason) IsStatic() bool { return r == KeptStatic || r.KeptStatic() != "" }
 
 // IsLive reports whether a pod runs, will run, or still uses its node. Terminating pods are live
-// until they are deleted: the kubelet still has to unmount their volumes after their containers
-// have ended. A pod is not live if only a finalizer keeps it.
+// until they are deleted, since the kubelet still has to unmount their volumes after their
+// containers have ended. A pod that only a finalizer keeps is not live.
 func IsLive(pod *corev1.Pod) bool {
 	if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
 		return true
 	}
-	// The kubelet sets the grace period to 0 when it has cleaned up the pod.
+	// The kubelet sets the grace period to 0 after it has cleaned up the pod.
 	grace := pod.DeletionGracePeriodSeconds
 	return pod.DeletionTimestamp != nil && (grace == nil || *grace > 0)
 }
 
 // TypeOf returns the type of a pod on a node with the given UID. Any user can set the mirror
-// annotation, so a pod is only static if the node is also its controller.
+// annotation, so a pod is only static if the node is its controller, too.
 func TypeOf(pod *corev1.Pod, node types.UID) v1alpha1.PodType {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
@@ -77,7 +78,7 @@ func TypeOf(pod *corev1.Pod, node types.UID) v1alpha1.PodType {
 	return v1alpha1.PodTypeDefault
 }
 
-// PodOf returns the fields that planning needs of a pod on a node with the given UID.
+// PodOf returns the fields of a pod that the planner needs, for a pod on a node with the given UID.
 func PodOf(pod *corev1.Pod, node types.UID) Pod {
 	p := Pod{Type: TypeOf(pod, node), Labels: pod.Labels}
 	if pod.Spec.Priority != nil {
@@ -86,8 +87,8 @@ func PodOf(pod *corev1.Pod, node types.UID) Pod {
 	return p
 }
 
-// Kept returns why a pod of the given type on a node is kept running, given the enabled built-in
-// evacuators.
+// Kept returns the reason why a pod of the given type on a node is kept running. evacuators are the
+// enabled built-in evacuators.
 func Kept(pod *corev1.Pod, podType v1alpha1.PodType, node *corev1.Node, evacuators sets.Set[string]) KeptReason {
 	switch podType {
 	case v1alpha1.PodTypeStatic:
@@ -108,8 +109,8 @@ func Kept(pod *corev1.Pod, podType v1alpha1.PodType, node *corev1.Node, evacuato
 	return ""
 }
 
-// IsTainted reports whether a node has the taint that keeps new DaemonSet pods off, regardless of
-// which client added it.
+// IsTainted reports whether a node has the taint that prevents new DaemonSet pods on it, regardless
+// of which client added it.
 func IsTainted(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == v1alpha1.TaintDrain && t.Effect == corev1.TaintEffectNoSchedule
@@ -122,7 +123,8 @@ func toleratesDrain(pod *corev1.Pod) bool {
 		if t.Effect != "" && t.Effect != corev1.TaintEffectNoSchedule {
 			continue
 		}
-		// Our taint has no value, so the operator Equal only tolerates it without a value.
+		// Our taint has no value, so a toleration with the operator Equal tolerates it only without
+		// a value.
 		if t.Operator == corev1.TolerationOpExists && (t.Key == "" || t.Key == v1alpha1.TaintDrain) {
 			return true
 		}

@@ -165,8 +165,8 @@ func TestKeptStaticReason(t *testing.T) {
 func TestIsLive(t *testing.T) {
 	for name, test := range map[string]struct {
 		phase corev1.PodPhase
-		// grace is the grace period of the deletion; the pod is not being deleted if it is
-		// negative.
+		// grace is the grace period of the deletion. A negative value means that the pod is not
+		// being deleted.
 		grace int64
 		want  bool
 	}{

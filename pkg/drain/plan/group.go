@@ -13,16 +13,16 @@ import (
 )
 
 // group is the state that nodes share if the same maintenances hold them: the keys that their
-// targets can have, and their limits. Keys are in the order of the status: by pod type, the key for
-// all pods first, then in the order of the plans, oldest maintenance first. So all maintenances of
-// a node have the same list.
+// targets can have, and their limits. Keys are in the order of the status: by pod type, then the
+// key for all pods of the type, then the keys with selectors in the order of the plans, oldest
+// maintenance first. So all maintenances of a node have the same list.
 type group struct {
 	members []membership
 	keys    []groupKey
 	// types has the range of keys of each pod type.
 	types [3]struct{ from, to int }
-	// limit is, for each key, the target of the maintenance that has progressed least; unreached
-	// while one of the maintenances is held.
+	// limit has, for each key, the target of the member that has progressed least. It is unreached
+	// while a member must not progress.
 	limit   reach
 	answers map[string]*answer
 	joined  reach
@@ -31,7 +31,7 @@ type group struct {
 
 type groupKey struct {
 	planKey
-	// generic is the index of the key of all pods of the type, or -1.
+	// generic is the index of the key that selects all pods of the same type, or -1.
 	generic int
 }
 
@@ -43,8 +43,9 @@ type membership struct {
 	of *progress
 	// entries has, for each entry of the plan, the index of its key in the group.
 	entries []int
-	// keys are, for each key of the group, its index in the plan, or -1; generic are the same for
-	// the key of all pods of the type.
+	// keys has, for each key of the group, the index of that key in the plan, or -1. generic has,
+	// for each key of the group, the index in the plan of the key that selects all pods of the same
+	// type, or -1.
 	keys, generic []int
 }
 
@@ -52,13 +53,13 @@ type membership struct {
 type answer struct {
 	reached reach
 	targets Targets
-	// remarks are the messages to the members about a node on which pods have to leave; nil until
-	// they are needed.
+	// remarks are the messages to the members about a node on which pods have to leave. They are
+	// computed when they are needed.
 	remarks []*remark
 }
 
-// group returns the group of the given maintenances. strangers are additional keys that no plan
-// has.
+// group returns the group of the given maintenances. strangers are additional keys that are not in
+// any of their plans.
 func (p *planning) group(holds []*hold, strangers []planKey) (*group, error) {
 	id := p.scratch[:0]
 	for _, h := range holds {
@@ -166,7 +167,7 @@ func (s *membership) own(k int) int64 {
 }
 
 // at returns the target of a member's plan for any key of the group. If the plan does not have the
-// selector, this is the target of all pods of the type.
+// key, this is the target for all pods of the type.
 func (s *membership) at(k int) int64 {
 	if own := s.own(k); own != unreached {
 		return own
@@ -188,8 +189,8 @@ func (g *group) setLimit() {
 		lowest, listed := g.members[0].at(k), false
 		for i := range g.members {
 			lowest = min(lowest, g.members[i].at(k))
-			// A key is listed only if a plan has the key itself: at also returns the target of all
-			// pods of the type.
+			// A key is listed only if a plan has the key itself, since at may return the target for
+			// all pods of the type.
 			listed = listed || g.members[i].own(k) != unreached
 		}
 		if listed {
@@ -198,13 +199,14 @@ func (g *group) setLimit() {
 	}
 }
 
-// answer combines the targets that a node has reached with the limit. Nodes that have reached the
-// same targets get the same answer.
+// answer combines the targets that a node has reached with further targets, such as the limit.
+// Nodes that have reached the same targets get the same answer.
 func (g *group) answer(before, further reach) *answer {
 	id := g.scratch[:0]
 	for k := range g.keys {
 		g.joined[k] = max(before[k], further[k])
-		// A selector reaches at least the priority of all pods of its type, whose key comes first.
+		// A selector reaches at least the priority of the key for all pods of its type, which comes
+		// first.
 		if all := g.keys[k].generic; all >= 0 && g.joined[k] != unreached {
 			g.joined[k] = max(g.joined[k], g.joined[all])
 		}
@@ -239,7 +241,7 @@ func (g *group) asked(member int) reach {
 	return r
 }
 
-// moves reports whether a pod is asked to leave; lowest has the lowest priority of the pods by key.
+// moves reports whether a pod is asked to leave. lowest has the lowest priority of the pods by key.
 func (a *answer) moves(lowest []int64) bool {
 	for k, priority := range a.reached {
 		if lowest[k] <= priority {

@@ -18,7 +18,7 @@ const MaxMessageBytes = 128
 const (
 	// MessageEvacuating means that pods of the node are leaving.
 	MessageEvacuating = "Evacuating"
-	// NotDrained begins the message of a node that is outside the waves.
+	// NotDrained is the beginning of the message of a node that is outside the waves.
 	NotDrained = "Not drained: "
 	// MessageDrained means that the maintenance has drained the node.
 	MessageDrained = "Drained"
@@ -29,7 +29,7 @@ const (
 func NotAuthorizedMessage(username string) string {
 	const format = NotDrained + "user %q may not delete this node."
 	for limit := MaxMessageBytes - len(format); ; limit-- {
-		// Quoting makes a name longer if it has characters that must be escaped.
+		// Quoting makes a name longer if the name has characters that must be escaped.
 		if message := fmt.Sprintf(format, Fit(username, limit)); len(message) <= MaxMessageBytes {
 			return message
 		}
@@ -39,15 +39,15 @@ func NotAuthorizedMessage(username string) string {
 // remark is the message to a maintenance, the member, about a node on which pods have to leave.
 type remark struct {
 	message string
-	// limiter is the maintenance at the earliest entry on the node, if it keeps the node's targets
-	// below those of the member.
+	// limiter is the maintenance at the earliest entry on the node, if that maintenance keeps the
+	// node's targets below the targets of the member.
 	limiter *progress
 	// fastForwardedBy is the older maintenance that has advanced the node beyond the member's own
 	// plan, or "".
 	fastForwardedBy string
 }
 
-// describe adds the messages and fast-forwards of the subject to the result; an empty subject means
+// describe adds the messages and fast-forwards of the subject to the result. An empty subject means
 // all maintenances.
 func (c *component) describe(result *Result, subject string) {
 	for _, m := range c.maintenances {
@@ -76,9 +76,9 @@ func (c *component) describe(result *Result, subject string) {
 }
 
 // joinedBehind is for a maintenance that has just joined and does not have the node in its status
-// yet. It returns the oldest maintenance that has advanced the node beyond the plan of the new one,
-// or "". It does so even if there is no pod on the node now: new pods will not leave in the order
-// of the plan.
+// yet. It returns the oldest maintenance that has drained the node further than the plan of the new
+// one, or "". It does so even if the node has no pods now, since new pods will not leave in the
+// order of the plan.
 func (h *hold) joinedBehind() string {
 	if len(h.before) > 0 {
 		return ""
@@ -99,7 +99,8 @@ func (h *hold) joinedBehind() string {
 	return ""
 }
 
-// fastForward records which maintenance fast-forwarded another one on a node.
+// fastForward records that the maintenance by has drained a node further than the plan of another
+// maintenance.
 func (r *Result) fastForward(maintenance, node, by string) {
 	if r.FastForwarded[maintenance] == nil {
 		r.FastForwarded[maintenance] = map[string]string{}
@@ -107,7 +108,7 @@ func (r *Result) fastForward(maintenance, node, by string) {
 	r.FastForwarded[maintenance][node] = by
 }
 
-// takeStock computes, once, the nodes and the maintenance that m waits for.
+// takeStock computes, once, the nodes and the maintenance for which m waits.
 func (m *progress) takeStock() {
 	if m.stocked {
 		return
@@ -127,9 +128,9 @@ func (m *progress) takeStock() {
 	}
 }
 
-// waiting returns the message for the nodes of m on which no pod is asked to leave: they wait for
-// other nodes of m or, if another maintenance limits these, for the nodes that the other
-// maintenance waits for.
+// waiting returns the message for the nodes of m on which no pod is asked to leave. They wait for
+// other nodes of m or, if another maintenance limits those nodes, for the nodes for which that
+// maintenance waits.
 func (m *progress) waiting() string {
 	seen := map[*progress]bool{}
 	for at := m; at != nil && !seen[at]; at = at.limiter {
@@ -146,7 +147,7 @@ func (m *progress) waiting() string {
 	return m.stuck.message("")
 }
 
-// remark returns the message about the node. It is the same for all nodes with the same answer.
+// remark returns the message about the node. All nodes with the same answer have the same message.
 func (h *hold) remark() *remark {
 	g, a := h.node.group, h.node.answer
 	if a.remarks == nil {
@@ -170,8 +171,8 @@ func (g *group) remark(member int, reached reach) *remark {
 	return r
 }
 
-// limiterOf returns the maintenance at the earliest entry, if it keeps the reached targets below
-// those of the member.
+// limiterOf returns the maintenance at the earliest entry, if that maintenance keeps the reached
+// targets below the targets of the member.
 func (g *group) limiterOf(member int, reached reach) *progress {
 	for k := range g.keys {
 		want := g.members[member].own(k)
@@ -196,9 +197,9 @@ func (g *group) limiterOf(member int, reached reach) *progress {
 	return nil
 }
 
-// fastForwardedBy returns the older maintenance that has advanced a node beyond the member's own
-// plan, or "". If there are several, it returns the one at the earliest entry, which determines the
-// targets of the node.
+// fastForwardedBy returns the older maintenance that has drained a node further than the member's
+// own plan, or "". If there are several, it returns the one at the earliest entry, which determines
+// the targets of the node.
 func (g *group) fastForwardedBy(member int, reached reach) string {
 	for k := range g.keys {
 		want := g.members[member].at(k)

@@ -52,8 +52,8 @@ func TestNotAuthorizedMessage(t *testing.T) {
 	}
 }
 
-// TestRemarksForTheSubjectOnly counts the remarks, which are computed for pairs of maintenances on
-// a node.
+// TestRemarksForTheSubjectOnly counts the remarks that are computed. The cost of a remark depends
+// on the pairs of maintenances of a node.
 func TestRemarksForTheSubjectOnly(t *testing.T) {
 	for _, n := range []int{50, 100, 200, 400} {
 		world := World{Nodes: []*Node{node("one", pod(typeDefault, 0))}}

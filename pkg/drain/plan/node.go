@@ -22,16 +22,16 @@ type nodeState struct {
 	// before are the targets that the node has reached according to the statuses, by key of the
 	// group.
 	before reach
-	// lowest is the lowest priority of a live pod, by key of the group: this is sufficient to
+	// lowest has, by key of the group, the lowest priority of a live pod. This is sufficient to
 	// determine which entries cover a pod.
 	lowest []int64
-	// plain is the answer before override; answer is the final one.
+	// plain is the answer before override, and answer the final answer.
 	plain, answer *answer
-	// moving reports whether a live pod is asked to leave.
+	// moving is set if a live pod is asked to leave.
 	moving bool
 }
 
-// noPod is the lowest priority if there is no pod.
+// noPod is the value in lowest if there is no pod.
 const noPod = math.MaxInt64
 
 // recall finds the group of the node, and merges the targets that the statuses have for it.
@@ -40,7 +40,8 @@ func (p *planning) recall(n *nodeState) error {
 	if err != nil {
 		return err
 	}
-	// Keys that are in no current plan come last, in an order that does not depend on the statuses.
+	// Keys that are not in a current plan come last, in an order that does not depend on the
+	// statuses.
 	var strangers []planKey
 	for _, h := range n.holds {
 		at := -1
@@ -115,8 +116,8 @@ func (n *nodeState) take(a *answer) {
 	n.answer, n.moving = a, a.moves(n.lowest)
 }
 
-// movesFor reports whether the node has a pod that the maintenance's frontier waits for and that is
-// asked to leave.
+// movesFor reports whether the node has a pod that the maintenance waits for at its frontier and
+// that is asked to leave.
 func (n *nodeState) movesFor(h *hold) bool {
 	g, reached := n.group, n.answer.reached
 	undecided := false
@@ -126,8 +127,8 @@ func (n *nodeState) movesFor(h *hold) bool {
 		}
 		types := g.types[h.by.entries[e].rank]
 		for other := types.from; other < types.to; other++ {
-			// A pod has to be covered by the entry and by a target. If one of the two covers all
-			// pods, only check the other.
+			// Both the entry and a target must cover a pod. If one of the two covers all pods, only
+			// the other has to be checked.
 			limit := min(h.by.entries[e].priority, reached[other])
 			switch {
 			case other == k || g.keys[other].all():

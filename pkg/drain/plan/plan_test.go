@@ -136,7 +136,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 	}
 }
 
-// TestProgressionOfTheKEP is the example in KEP-4212, "PodTypes and Label Selectors Progression".
+// TestProgressionOfTheKEP is the example "PodTypes and Label Selectors Progression" of KEP-4212.
 func TestProgressionOfTheKEP(t *testing.T) {
 	plan := entries{
 		entry(typeDefault, 1000), entryFor(typeDefault, 2000, "postgres"), entry(typeDefault, maxPriority),
@@ -168,9 +168,9 @@ func TestProgressionOfTheKEP(t *testing.T) {
 	}
 }
 
-// TestExamplesOfTheKEP is the example in KEP-4212, "Pod Selection and DrainTargets Example": the
+// TestExamplesOfTheKEP is the example "Pod Selection and DrainTargets Example" of KEP-4212: the
 // targets and messages of all nodes of all maintenances at each step. If the KEP omits a node in a
-// step, the node is as in the previous step.
+// step, the node is the same as in the previous step.
 func TestExamplesOfTheKEP(t *testing.T) {
 	const a, b, c = "maintenance-a", "maintenance-b", "maintenance-c"
 	low, middle, high := pod(typeDefault, 5000), pod(typeDefault, 10000), pod(typeDefault, 15000)
@@ -188,7 +188,8 @@ func TestExamplesOfTheKEP(t *testing.T) {
 		three   []Pod
 		created bool
 		want    map[string]expected
-		// fastForwarded is, by maintenance and node, the maintenance that fast-forwarded it.
+		// fastForwarded has, by maintenance and node, the maintenance that has drained the node
+		// further.
 		fastForwarded map[string]map[string]string
 	}{
 		{
@@ -276,7 +277,7 @@ func TestExamplesOfTheKEP(t *testing.T) {
 	}
 }
 
-// store writes the targets to all statuses.
+// store writes the targets to the statuses of all maintenances.
 func store(maintenances []Maintenance, result Result) {
 	for i := range maintenances {
 		for _, n := range maintenances[i].Nodes {

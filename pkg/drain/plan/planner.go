@@ -11,22 +11,22 @@ import (
 	"strings"
 )
 
-// planning is the state of a call of Plan. It computes once what nodes have in common: their group
-// and its limit.
+// planning is the state of a call of Plan. Nodes share the groups and limits, which are computed
+// once.
 type planning struct {
-	// ordered are the maintenances, oldest first.
+	// ordered are the maintenances, the oldest first.
 	ordered []*progress
-	// listed are the nodes in the order of the world, nodes are the same nodes by name.
+	// listed are the nodes in the order of the world, and nodes are the same nodes by name.
 	listed []*nodeState
 	nodes  map[string]*nodeState
-	// groups are the groups by their maintenances and additional keys.
+	// groups has the groups by their maintenances and additional keys.
 	groups map[string]*group
 	// scratch is a buffer to build keys.
 	scratch []byte
 }
 
 // Plan decides which pods are asked to leave. It fails if a selector cannot be parsed, or if a
-// maintenance names a node that the world does not have.
+// maintenance names a node that is not in the world.
 func Plan(world World) (Result, error) {
 	p := &planning{nodes: make(map[string]*nodeState, len(world.Nodes)), groups: map[string]*group{}}
 	return p.plan(world)
@@ -145,13 +145,13 @@ func (p *planning) measureNodes() error {
 	return nil
 }
 
-// component is a set of maintenances that share nodes, directly or through others, oldest first.
-// Components do not affect each other.
+// component is a set of maintenances that share nodes, directly or through further maintenances,
+// the oldest first. Components do not affect each other.
 type component struct {
 	maintenances []*progress
 }
 
-// findComponents sorts the maintenances, which are given oldest first, into components.
+// findComponents groups the maintenances, which are ordered from the oldest, into components.
 func findComponents(ordered []*progress) []*component {
 	var out []*component
 	for _, start := range ordered {
@@ -177,8 +177,8 @@ func findComponents(ordered []*progress) []*component {
 }
 
 // override resolves a contradiction between plans: if no live pod of a component is asked to leave
-// although a plan covers some, the nodes of the oldest unfinished maintenance get its targets. It
-// returns nil if there was no contradiction.
+// although a plan covers some, the nodes of the oldest unfinished maintenance get the targets of
+// its plan. override returns nil if there was no contradiction.
 func (c *component) override() *Override {
 	stuck := true
 	for _, m := range c.maintenances {
@@ -208,7 +208,8 @@ func (c *component) override() *Override {
 }
 
 // overrules reports whether the override has raised a target of the node above the plan of another
-// maintenance that holds the node. The node may have no such pod now, since one may be created.
+// maintenance that holds the node. It does not matter whether the node has such a pod now, since
+// one may be created.
 func (n *nodeState) overrules(h *hold) bool {
 	for k, reached := range n.answer.reached {
 		if reached > n.plain.reached[k] && reached > n.group.members[h.index].at(k) {

@@ -17,7 +17,7 @@ import (
 )
 
 // checkIndependence checks that the result does not depend on the order of the input, and that the
-// planner does not change the world.
+// planner does not change the input.
 func (sim *simulation) checkIndependence(w World, first Result) *violation {
 	again, err := sim.planner(w)
 	if err != nil {
@@ -80,8 +80,8 @@ func shuffle(r *rand.Rand, w World) World {
 	return s
 }
 
-// checkSubject checks that a plan for one maintenance has the same messages for it as the plan for
-// all of them.
+// checkSubject checks that a plan for one maintenance has the same messages for that maintenance as
+// the plan for all of them.
 func (sim *simulation) checkSubject(w World, result Result) *violation {
 	for _, m := range w.Maintenances {
 		w.Subject = m.Name
@@ -102,7 +102,7 @@ func (sim *simulation) checkSubject(w World, result Result) *violation {
 	return nil
 }
 
-// componentsOf groups the maintenances that share nodes, without the code of the planner.
+// componentsOf groups the maintenances that share nodes. It does not use the code of the planner.
 func componentsOf(w World) [][]Maintenance {
 	var out [][]Maintenance
 	for _, m := range w.Maintenances {
@@ -241,7 +241,7 @@ func (sim *simulation) checkOrder(w World, result Result) *violation {
 }
 
 // follow records the frontier of the maintenance's own plan, and the nodes for which the result
-// reports an exception.
+// reports an exception to the order of the plan.
 func (sim *simulation) follow(m *simMaintenance, w World, result Result) {
 	for node := range m.nodes {
 		ref := sim.nodes[node].ref()
@@ -268,8 +268,8 @@ func (m *simMaintenance) uncordoned(sim *simulation) bool {
 	return false
 }
 
-// frontier returns the first entry of a maintenance with running pods, without the code of the
-// planner.
+// frontier returns the first entry of a maintenance that covers running pods. It does not use the
+// code of the planner.
 func (sim *simulation) frontier(m *simMaintenance) int {
 	frontier := len(m.plan)
 	for node := range m.nodes {
@@ -280,10 +280,11 @@ func (sim *simulation) frontier(m *simMaintenance) int {
 	return frontier
 }
 
-// checkOvertaking checks that a pod that becomes a target is in an open wave of the maintenance's
-// plan. There are two exceptions, which the result has to report: the planner followed an older
-// maintenance because plans contradict each other, or another maintenance has advanced the node
-// further. If the maintenance's own plan has advanced the node that far, a new pod needs no report.
+// checkOvertaking checks that a pod that becomes a target is in a wave of the maintenance's plan
+// that has started. There are two exceptions, which the result has to report: the planner followed
+// an older maintenance because plans contradict each other, or another maintenance has drained the
+// node further. If the maintenance's own plan has drained the node that far, a new pod needs no
+// report.
 func (sim *simulation) checkOvertaking(
 	m *simMaintenance, n *simNode, p numberedPod, late bool, result Result,
 ) *violation {
@@ -311,7 +312,7 @@ func (sim *simulation) checkOvertaking(
 }
 
 // checkProgress checks that a pod is a target in every component that is not finished, and that the
-// result reports exactly the finished maintenances.
+// result reports exactly the finished maintenances as finished.
 func (sim *simulation) checkProgress(w World, result Result) *violation {
 	for _, c := range componentsOf(w) {
 		done, free, moving := true, true, false
@@ -342,7 +343,8 @@ func (sim *simulation) moving(node string, result Result) bool {
 }
 
 // atFrontier reports whether the maintenance waits for pods of the node. If plans contradict each
-// other, its message names such nodes until the targets on other nodes have left.
+// other, the message of the maintenance names such nodes until the targets on other nodes have
+// left.
 func (sim *simulation) atFrontier(m *simMaintenance, node string) bool {
 	frontier := sim.frontier(m)
 	return slices.ContainsFunc(sim.nodes[node].pods, func(p numberedPod) bool {

@@ -15,15 +15,15 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// script is a random world and its changes. Every run of a script has the same result, and any step
-// may be missing: a step about an object that does not exist does nothing.
+// script is a random world and its changes. Every run of a script has the same result. Any step may
+// be removed, since a step about an object that does not exist does nothing.
 type script struct {
 	steps []step
 	// slow makes the pods leave one by one at the end.
 	slow bool
 }
 
-// action is the change in a step.
+// action is the kind of change in a step.
 type action string
 
 const (
@@ -51,11 +51,11 @@ type step struct {
 	minute      int
 	plan        entries
 	nodes       []string
-	// salt determines the random choices: which pods leave, which statuses are written.
+	// salt determines the random choices: which pods leave, and which statuses are written.
 	salt uint64
 }
 
-// numberedPod is a pod with a number, so that two equal pods are distinguishable.
+// numberedPod is a pod with a number, which distinguishes it from equal pods.
 type numberedPod struct {
 	number int
 	Pod
@@ -127,7 +127,7 @@ func (s script) String() string {
 	return b.String()
 }
 
-// size is the number that shrink reduces.
+// size is the number that shrink tries to reduce.
 func (s script) size() int {
 	n := len(s.steps)
 	for _, step := range s.steps {
@@ -142,15 +142,16 @@ type writer struct {
 	nodes, maintenances []string
 	numbered            int
 	script              script
-	// Worlds differ in their types, apps and priorities, and in how many of four nodes a
-	// maintenance selects, so that every combination that a fault needs is frequent in some worlds.
+	// Worlds differ in their types, apps and priorities, and in how many of the four nodes a
+	// maintenance selects, so that every combination that reveals a fault is frequent in some
+	// worlds.
 	types      []v1alpha1.PodType
 	apps       []string
 	priorities []int32
 	density    int
 }
 
-// random contains the methods of a random number generator that the writer needs.
+// random has the methods of a random number generator that the writer needs.
 type random interface {
 	IntN(n int) int
 	Uint64() uint64
@@ -225,7 +226,7 @@ func (w *writer) addNode() {
 
 func (w *writer) addMaintenance() {
 	// The planner orders maintenances of the same age by name, so names are in random order.
-	// Sometimes a maintenance replaces another one with the same name.
+	// Sometimes a maintenance replaces an earlier one with the same name.
 	name := ""
 	for name == "" || slices.Contains(w.maintenances, name) && w.IntN(8) > 0 {
 		name = fmt.Sprintf("m%d", w.IntN(1000))

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// shrink removes from a script every part without which it still fails, and returns the smaller
+// shrink removes every part of a script that is not needed for the failure. It returns the smaller
 // script with its violation.
 func shrink(s script, v *violation, against func() planner) (script, *violation) {
 	fails := func(candidate script) bool {
@@ -74,8 +74,8 @@ func shrinkStep(at int, now func() step, try func(step) bool) {
 	}
 }
 
-// keepingPods returns a planner that keeps nodes between calls, and ignores that pods have left a
-// node while its UID is the same.
+// keepingPods returns a faulty planner that keeps nodes between calls, and does not notice that
+// pods have left a node while the UID of the node is the same.
 func keepingPods() planner {
 	nodes := map[string]*Node{}
 	return func(w World) (Result, error) {
@@ -99,7 +99,7 @@ func (w World) with(change func(*Maintenance)) World {
 	return w
 }
 
-// swap replaces the targets of a result.
+// swap replaces the targets of a result with those of another result.
 func swap(result Result, of Result) Result {
 	result.Targets = of.Targets
 	return result

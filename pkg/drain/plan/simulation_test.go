@@ -20,11 +20,10 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// planner is Plan, or a planner with a fault, with which a test checks that the properties find the
-// fault.
+// planner is Plan, or a planner with a fault that the checks of the properties must find.
 type planner func(World) (Result, error)
 
-// violation is a property that a result does not have.
+// violation is a property that a result lacks.
 type violation struct {
 	property, message string
 }
@@ -41,7 +40,7 @@ type simNode struct {
 	uid      int
 	pods     []numberedPod
 	cordoned bool
-	// shown is the Node that the planner received last; nil after a change.
+	// shown is the Node that the planner received last. It is nil after a change.
 	shown *Node
 }
 
@@ -53,9 +52,9 @@ type simMaintenance struct {
 	nodes  map[string]bool
 	// status contains the targets by node and UID.
 	status map[simRef]entries
-	// rules is the compiled plan.
+	// rules has the compiled plan.
 	rules *progress
-	// opened is, by node, the highest frontier of the maintenance's own plan. reported are the
+	// opened has, by node, the highest frontier of the maintenance's own plan. reported has the
 	// nodes for which a result reported that the planner followed another maintenance.
 	opened   map[simRef]int
 	reported map[simRef]bool
@@ -72,10 +71,10 @@ type simulation struct {
 	nodes        map[string]*simNode
 	maintenances map[string]*simMaintenance
 	uids         int
-	// targets are the numbers of the pods that were targets when the statuses were last written.
+	// targets has the numbers of the pods that were targets when the statuses were last written.
 	targets map[int]bool
-	// crashed is set in a step in which the leader fails: it writes only some of the statuses, and
-	// no target leaves because of them.
+	// crashed is set in a step in which the leader fails. The leader then writes only some of the
+	// statuses, and no pod leaves because of the new targets.
 	crashed *step
 	salt    uint64
 }
@@ -142,7 +141,8 @@ func (sim *simulation) drain(slow bool) *violation {
 	}
 }
 
-// leave removes the targets that chosen selects; only the first one if one is set.
+// leave removes the targets for which chosen returns true. If one is set, it removes only the first
+// of them.
 func (sim *simulation) leave(chosen func(numberedPod) bool, one bool) {
 	for _, name := range slices.Sorted(maps.Keys(sim.nodes)) {
 		n := sim.nodes[name]
@@ -231,7 +231,8 @@ func (sim *simulation) start(s step) {
 	sim.maintenances[m.name] = m
 }
 
-// release removes a node: if the maintenance selects it again, it is a new node.
+// release removes a node from the status. If the maintenance selects the node again, it is a new
+// node.
 func (m *simMaintenance) release(node string) {
 	delete(m.nodes, node)
 	maps.DeleteFunc(m.status, func(r simRef, _ entries) bool { return r.node == node })
@@ -255,7 +256,8 @@ func (sim *simulation) change(s step) {
 	}
 }
 
-// world returns the input of the planner. Unchanged nodes are the same pointers as before.
+// world returns the input of the planner. For an unchanged node it returns the same pointer as
+// before.
 func (sim *simulation) world() World {
 	var w World
 	for _, name := range slices.Sorted(maps.Keys(sim.nodes)) {
@@ -319,7 +321,7 @@ func (sim *simulation) plan() (Result, *violation) {
 	return result, nil
 }
 
-// write copies the targets to the status, as the controller reads them back from the API server.
+// write stores the targets in the status. The controller would read them back from the API server.
 func (sim *simulation) write(i int, m *simMaintenance, result Result) {
 	if sim.crashed != nil && sim.crashed.chance(i) {
 		return
@@ -390,8 +392,8 @@ var (
 	seed   = flag.Uint64("seed", 0, "first seed of TestRandomWorlds; 0 for the current time")
 )
 
-// usualWorlds returns a number of worlds that takes some seconds. With the race detector it would
-// take a minute, and the planner has no concurrency that the detector could check.
+// usualWorlds returns a number of worlds that takes a few seconds. With the race detector these
+// would take a minute, and the planner has no concurrency that the detector could check.
 func usualWorlds() int {
 	if info, ok := debug.ReadBuildInfo(); ok &&
 		slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
@@ -403,7 +405,7 @@ func usualWorlds() int {
 // newPlan returns the planner under test.
 func newPlan() planner { return Plan }
 
-// TestRandomWorlds lets random maintenances drain random nodes while pods, nodes, maintenances and
+// TestRandomWorlds drains random nodes for random maintenances while pods, nodes, maintenances and
 // leaders change, and checks every result. For a world that fails it prints the smallest script
 // that still fails.
 func TestRandomWorlds(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 
 // Targets are the compiled drain targets of a node. The zero value covers no pod.
 type Targets struct {
-	// Entries are the targets as in the status: by pod type, the entry for all pods before those
-	// with a selector. They are shared and must not be changed.
+	// Entries are the targets in the order of the status: by pod type, and the entry for all pods
+	// of the type before the entries with a selector. They are shared and must not be changed.
 	Entries   []v1alpha1.DrainPlanEntry
 	selectors []labels.Selector
 }
@@ -66,7 +66,7 @@ type key struct {
 	selector string
 }
 
-// generically returns the key of all pods of the type.
+// generically returns the key that selects all pods of the same type.
 func (k key) generically() key { return key{podType: k.podType} }
 
 func typeRank(t v1alpha1.PodType) int {

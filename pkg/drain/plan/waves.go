@@ -28,12 +28,12 @@ func (e *planEntry) covers(pod *Pod) bool {
 	return typeRank(pod.Type) == e.rank && int64(pod.Priority) <= e.priority && matches(e.selector, pod)
 }
 
-// planKey is a key of a plan, with the selector as it is in the plan.
+// planKey is a key of a plan, together with the selector of its entry.
 type planKey struct {
 	key
 	selector *metav1.LabelSelector
 	compiled labels.Selector
-	// generic is the index in the plan of the key of all pods of the type, or -1.
+	// generic is the index in the plan of the key that selects all pods of the same type, or -1.
 	generic int
 }
 
@@ -41,37 +41,38 @@ type planKey struct {
 type progress struct {
 	name    string
 	created time.Time
-	// id is its index among the maintenances.
+	// id is the index of the maintenance among all maintenances.
 	id      int
 	entries []planEntry
 	keys    []planKey
-	// holds are its nodes, sorted by name.
+	// holds are the nodes of the maintenance, sorted by name.
 	holds []*hold
-	// isHeld means that a node has not been seen cordoned, so no target may be raised yet.
+	// isHeld is set if a node has not been observed as cordoned, so that no target may be raised
+	// yet.
 	isHeld bool
 	// frontier is the index of the first entry that has live pods left on any node, or
 	// len(entries).
 	frontier int
-	// own has, for each key, the target of the plan up to the frontier.
+	// own has, for each key, the target of the plan at the frontier.
 	own       reach
 	component *component
-	// stocked means that waits, stuck and limiter are computed.
+	// stocked is set once waits, stuck and limiter have been computed.
 	stocked bool
 	// waits are the nodes that the maintenance waits for: nodes that are not cordoned, and nodes
 	// with live pods that are leaving. stuck are the nodes with live pods at the frontier.
 	waits, stuck nodeList
-	// limiter is the maintenance that keeps the pods at the frontier from being asked to leave.
+	// limiter is the maintenance because of which the pods at the frontier are not asked to leave.
 	limiter *progress
 }
 
-// hold is one node of one maintenance.
+// hold is a node that a maintenance holds.
 type hold struct {
 	name string
 	by   *progress
 	node *nodeState
-	// index is the index in the holds of the node.
+	// index is the index of the hold among the holds of the node.
 	index int
-	// before are the targets in the maintenance's status.
+	// before has the targets in the maintenance's status.
 	before []v1alpha1.DrainPlanEntry
 	// first is the index of the first entry that covers a live pod on the node, or len(by.entries).
 	first      int
@@ -108,7 +109,7 @@ func (m *progress) compile(plan []v1alpha1.DrainPlanEntry) error {
 	return nil
 }
 
-// index returns the first entry that covers the pod, or len(m.entries).
+// index returns the index of the first entry that covers the pod, or len(m.entries).
 func (m *progress) index(pod *Pod) int {
 	for i := range m.entries {
 		if m.entries[i].covers(pod) {
@@ -118,7 +119,7 @@ func (m *progress) index(pod *Pod) int {
 	return len(m.entries)
 }
 
-// advance computes the frontier, and the targets up to it.
+// advance computes the frontier, and the targets at the frontier.
 func (m *progress) advance() {
 	m.frontier = len(m.entries)
 	for _, h := range m.holds {
@@ -127,14 +128,14 @@ func (m *progress) advance() {
 	m.own = m.upTo(m.frontier)
 }
 
-// finished reports whether no live pod is left that the plan covers.
+// finished reports whether the plan covers no remaining live pod.
 func (m *progress) finished() bool { return m.frontier == len(m.entries) }
 
 // held reports whether the maintenance must not raise targets yet.
 func (m *progress) held() bool { return m.isHeld }
 
 // upTo returns the targets of the entries up to and including the given one. A selector that the
-// plan names only later gets the priority that all pods of its type have reached.
+// plan names only in a later entry gets the priority that all pods of its type have reached.
 func (m *progress) upTo(frontier int) reach {
 	r := nowhere(len(m.keys))
 	for i := 0; i <= frontier && i < len(m.entries); i++ {
@@ -148,7 +149,7 @@ func (m *progress) upTo(frontier int) reach {
 	return r
 }
 
-// reach has, for each key of a list, the highest priority that is asked to leave.
+// reach has, for each key of a list, the highest priority of pods that are asked to leave.
 type reach []int64
 
 // unreached is the priority of a key that is not reached.

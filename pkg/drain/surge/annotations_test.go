@@ -17,7 +17,7 @@ func TestTimeoutFor(t *testing.T) {
 	}
 	for value, want := range map[string]time.Duration{
 		"1s": time.Second, "20m": 20 * time.Minute, "24h": 24 * time.Hour, "1h30m": 90 * time.Minute,
-		// Invalid values.
+		// These values are invalid.
 		"": 0, "20": 0, "999ms": 0, "24h1s": 0, "-5m": 0, "soon": 0,
 	} {
 		t.Run(value, func(t *testing.T) {

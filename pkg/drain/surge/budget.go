@@ -16,7 +16,7 @@ import (
 )
 
 // NeverAllows reports whether a budget allows no eviction even if a Deployment has the given
-// replicas and the extra replicas of a surge and all of its pods are healthy; why is a short
+// replicas and the extra replicas of a surge, and all of its pods are healthy. why is a short
 // reason. Percentages are rounded as the disruption controller rounds them. The owner of such a
 // budget forbids disruptions.
 func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra int32) (why string, never bool) {
@@ -39,9 +39,9 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra int32) (w
 	return "neither minAvailable nor maxUnavailable", true
 }
 
-// ExtraFor returns how many extra replicas a surge of a Deployment with the given replicas needs so
-// that the budget allows an eviction when all pods are healthy: at least one. It returns most if
-// fewer are not sufficient. A percentage may need several.
+// ExtraFor returns how many extra replicas, at least one, a surge of a Deployment with the given
+// replicas needs so that the budget allows an eviction when all pods are healthy. A percentage may
+// need several. ExtraFor returns most if even that number is not sufficient.
 func ExtraFor(budget *policyv1.PodDisruptionBudget, replicas, most int32) int32 {
 	expected := expectedOf(budget, replicas)
 	for extra := int32(1); extra < most; extra++ {
@@ -52,14 +52,15 @@ func ExtraFor(budget *policyv1.PodDisruptionBudget, replicas, most int32) int32 
 	return most
 }
 
-// expectedOf returns how many pods a budget expects without a surge, possibly including those of
+// expectedOf returns how many pods a budget expects without a surge, possibly including pods of
 // other workloads.
 func expectedOf(budget *policyv1.PodDisruptionBudget, replicas int32) int32 {
 	return max(replicas, budget.Status.ExpectedPods)
 }
 
-// RefuseBudgets returns why a Deployment is not scaled up for a pod under these budgets: even with
-// the extra replicas they never allow an eviction. a is its autoscaler, or nil.
+// RefuseBudgets returns the reason why a Deployment is not scaled up for a pod under these budgets:
+// even with the extra replicas the budgets never allow an eviction. a is the autoscaler of the
+// Deployment, or nil.
 func RefuseBudgets(
 	d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler, budgets []*policyv1.PodDisruptionBudget, replicas, extra int32,
 ) Refusal {
@@ -80,7 +81,8 @@ func RefuseBudgets(
 	case always && a == nil:
 		return Refusal{}
 	case always:
-		// An autoscaler may scale down at any time, so the pods of its target leave by eviction.
+		// An autoscaler may scale down at any time, so the pods of its target can only leave by
+		// eviction.
 		return Refusal{
 			Fact:    fmt.Sprintf("is scaled up by HorizontalPodAutoscaler %s without effect under %s, %s", a.Name, names, why),
 			Because: "the pods of an autoscaled Deployment leave by eviction only",
@@ -103,9 +105,9 @@ func namesOf(budgets []*policyv1.PodDisruptionBudget) string {
 
 // LeavesByScaleDown reports whether a pod under these budgets leaves by the scale-down at the end
 // of a surge, and not by eviction. It does if it has no budget, or if its budgets never allow an
-// eviction and the Deployment has opted into replacement. As in a rollout, which does not check
-// budgets either, a pod is only deleted when its replacement is available. An autoscaler may scale
-// down at any time, so the pods of its target leave by eviction.
+// eviction and the Deployment has opted into replacement. A rollout does not check budgets either.
+// The pod is only deleted when its replacement is available. The pods of the target of an
+// autoscaler always leave by eviction, since an autoscaler may scale down at any time.
 func LeavesByScaleDown(
 	d *appsv1.Deployment, autoscaled bool, replicas, extra int32, budgets []*policyv1.PodDisruptionBudget,
 ) bool {

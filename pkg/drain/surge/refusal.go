@@ -15,11 +15,12 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Refusal is why a Deployment is not scaled up. The zero value means that it is.
+// Refusal is the reason why a Deployment is not scaled up. The zero value means that it is scaled
+// up.
 type Refusal struct {
 	// Fact is a phrase that follows the name of the Deployment.
 	Fact string
-	// Because explains why that prevents a surge, if it is not obvious.
+	// Because explains why the fact prevents a surge, if that is not obvious.
 	Because string
 }
 
@@ -34,8 +35,8 @@ func (r Refusal) String() string {
 	return r.Fact + ": " + r.Because
 }
 
-// Refuse returns why a Deployment is not scaled up. replicas does not include the extra replicas of
-// a surge. oneNodeClaims are the claims of its pods for which OneNode is true.
+// Refuse returns the reason why a Deployment is not scaled up. replicas does not include the extra
+// replicas of a surge. oneNodeClaims are the claims of its pods for which OneNode is true.
 func Refuse(d *appsv1.Deployment, replicas int32, oneNodeClaims []string) Refusal {
 	switch {
 	case d.DeletionTimestamp != nil:
@@ -56,8 +57,8 @@ func Refuse(d *appsv1.Deployment, replicas int32, oneNodeClaims []string) Refusa
 	return Refusal{}
 }
 
-// RefuseAutoscaled returns why the autoscaler of a Deployment is not used to scale it up. a is the
-// first of autoscalers; extra is how many replicas it can add.
+// RefuseAutoscaled returns the reason why the autoscaler of a Deployment is not used to scale it
+// up. a is the first of autoscalers. extra is how many replicas a can add.
 func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *autoscalingv2.HorizontalPodAutoscaler, extra int32) Refusal {
 	switch owner := metav1.GetControllerOfNoCopy(a); {
 	case len(autoscalers) > 1:
@@ -72,10 +73,11 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 	}):
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which is not able to scale (AbleToScale is not True)", a.Name)}
 	case LacksMetrics(a):
-		// It would scale up to minReplicas, but never down again.
+		// This autoscaler would scale up to minReplicas, but never down again.
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which could not scale it down again (ScalingActive is False)", a.Name)}
 	case neverScalesDown(a):
-		// Its surge could not be reverted: minReplicas is only the lower limit of the autoscaler.
+		// A surge could not be reverted, since minReplicas is only the lower limit of the
+		// autoscaler.
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, "+
 			"which never scales down (behavior.scaleDown.selectPolicy is Disabled)", a.Name)}
 	case extra <= 0:
@@ -84,8 +86,8 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 	return Refusal{}
 }
 
-// LacksMetrics reports whether an autoscaler cannot compute a replica count, and so does not scale
-// down.
+// LacksMetrics reports whether an autoscaler cannot compute a replica count, and therefore does not
+// scale down.
 func LacksMetrics(a *autoscalingv2.HorizontalPodAutoscaler) bool {
 	return slices.ContainsFunc(a.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
 		return c.Type == autoscalingv2.ScalingActive && c.Status == corev1.ConditionFalse

@@ -3,8 +3,8 @@
 
 // Package surge decides whether a Deployment is scaled up so that its pods are replaced before they
 // leave, and returns the reason if it is not. The evacuator of Deployments and the preview of a
-// drain share these rules, so that the preview predicts what the evacuator does. Values in, values
-// out, without client or clock.
+// drain share these rules, so that the preview predicts what the evacuator does. The package uses
+// neither a client nor a clock.
 package surge
 
 import (
@@ -47,17 +47,18 @@ func Most(d *appsv1.Deployment, replicas int32) int32 {
 	return int32(n)
 }
 
-// AutoscaledTo returns how many replicas a Deployment has or will have, given its autoscaler, which
-// may be nil.
+// AutoscaledTo returns how many replicas a Deployment has or will have. a is its autoscaler, or
+// nil.
 func AutoscaledTo(d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler) int32 {
 	if a == nil {
 		return Replicas(d)
 	}
-	// The autoscaler may not have acted yet on a minReplicas that was raised just now.
+	// minReplicas may have been raised a moment ago, before the autoscaler has acted on it.
 	return max(Replicas(d), a.Status.CurrentReplicas, a.Status.DesiredReplicas, ptr.Deref(a.Spec.MinReplicas, 1))
 }
 
-// Scales returns the Deployment that an autoscaler scales; false if it scales another kind.
+// Scales returns the Deployment that an autoscaler scales. It returns false if the autoscaler
+// scales an object of another kind.
 func Scales(a *autoscalingv2.HorizontalPodAutoscaler) (types.NamespacedName, bool) {
 	ref := a.Spec.ScaleTargetRef
 	if ref.Kind != "Deployment" || !strings.HasPrefix(ref.APIVersion, appsv1.GroupName+"/") {
@@ -109,8 +110,8 @@ func TimeoutFor(annotations map[string]string, fallback time.Duration) (time.Dur
 	return timeout, nil
 }
 
-// CheckMode returns an error if the annotation maintenance.haulout.dev/surge has an invalid value,
-// which is treated as if it was not set.
+// CheckMode returns an error if the annotation maintenance.haulout.dev/surge has an invalid value.
+// Such a value is treated as if the annotation was not set.
 func CheckMode(annotations map[string]string) error {
 	switch value, set := annotations[v1alpha1.AnnotationSurge]; {
 	case !set, value == v1alpha1.SurgeDisabled, value == v1alpha1.SurgeAlways:
@@ -127,8 +128,8 @@ func IsAlways(annotations map[string]string) bool {
 	return annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeAlways
 }
 
-// CordonToleration returns a phrase with the toleration that lets the scheduler put a pod on
-// cordoned nodes; "" if the pod has none.
+// CordonToleration returns a phrase about the toleration because of which the scheduler may bind a
+// pod to cordoned nodes; "" if the pod has no such toleration.
 func CordonToleration(p *corev1.Pod) string {
 	for i := range p.Spec.Tolerations {
 		t := &p.Spec.Tolerations[i]
@@ -151,12 +152,12 @@ type Candidate struct {
 	Deployment *appsv1.Deployment
 	// Autoscalers are the autoscalers of the Deployment, sorted by name.
 	Autoscalers []*autoscalingv2.HorizontalPodAutoscaler
-	// OneNodeClaims are its claims for which OneNode is true.
+	// OneNodeClaims are the claims of the Deployment for which OneNode is true.
 	OneNodeClaims []string
 }
 
-// DecidesOf returns a copy of a Deployment with only the fields that surges and protocol.BuiltInOf
-// depend on.
+// DecidesOf returns a copy of a Deployment that has only the fields on which surges and
+// protocol.BuiltInOf depend.
 func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
 	d := &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: full.Namespace, Name: full.Name, UID: full.UID, OwnerReferences: full.OwnerReferences},
@@ -175,7 +176,7 @@ func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
 	return d
 }
 
-// Refuse returns why the Deployment would not be scaled up.
+// Refuse returns the reason why the Deployment would not be scaled up.
 func (c *Candidate) Refuse() Refusal {
 	why := Refuse(c.Deployment, Replicas(c.Deployment), c.OneNodeClaims)
 	if !why.IsZero() || len(c.Autoscalers) == 0 {
@@ -184,14 +185,14 @@ func (c *Candidate) Refuse() Refusal {
 	a := c.Autoscalers[0]
 	extra := a.Spec.MaxReplicas - AutoscaledTo(c.Deployment, a)
 	if _, up := a.Annotations[v1alpha1.AnnotationSurgeRecord]; up {
-		// The surge that is active already uses the remaining replicas.
+		// The active surge already uses the remaining replicas.
 		extra = 1
 	}
 	return RefuseAutoscaled(c.Autoscalers, a, extra)
 }
 
-// RefuseUnder returns why a pod of the Deployment cannot leave under a budget that allows no
-// eviction now: because the Deployment would not be scaled up, or because that would not help.
+// RefuseUnder returns the reason why a pod of the Deployment cannot leave under a budget that
+// allows no eviction now: the Deployment would not be scaled up, or that would not help.
 func (c *Candidate) RefuseUnder(budgets ...*policyv1.PodDisruptionBudget) Refusal {
 	if why := c.Refuse(); !why.IsZero() {
 		return why

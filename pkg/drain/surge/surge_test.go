@@ -38,7 +38,7 @@ func surging(limit string) func(*appsv1.Deployment) {
 
 func recreating(d *appsv1.Deployment) { d.Spec.Strategy.Type = appsv1.RecreateDeploymentStrategyType }
 
-// scaler returns an autoscaler that is able to scale web from 2 to at most 4.
+// scaler returns an autoscaler that can scale web from 2 to at most 4.
 func scaler(modifiers ...func(*autoscalingv2.HorizontalPodAutoscaler)) *autoscalingv2.HorizontalPodAutoscaler {
 	a := &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "load"},
@@ -104,9 +104,9 @@ func TestRefusals(t *testing.T) {
 		deployment  *appsv1.Deployment
 		claims      []string
 		autoscalers []*autoscalingv2.HorizontalPodAutoscaler
-		// budget is the budget of the pods; if it is not set, it is minAvailable 2.
+		// budget is the budget of the pods; nil means minAvailable 2.
 		budget *policyv1.PodDisruptionBudget
-		// want is the beginning of the refusal; it is empty if the pod leaves.
+		// want is the beginning of the refusal. It is empty if the pod leaves.
 		want string
 	}{
 		"the default of a quarter rounds up": {},
