@@ -31,7 +31,7 @@ type Clients struct {
 	// Client is the client of the host cluster.
 	Client kubernetes.Interface
 	// Unlimited is a client of the host cluster without a rate limit, for controllers that limit
-	// themselves.
+	// their requests themselves.
 	Unlimited kubernetes.Interface
 	// Maintenance is the client of our own API with the identity of the server.
 	Maintenance versioned.Interface
@@ -40,11 +40,11 @@ type Clients struct {
 }
 
 // Cluster has the clients and the caches of all controllers for one term of leadership. Its
-// informers keep only the fields that podcache.Strip keeps, and pack pods: no controller gets the
-// informer of pods itself, because its generated lister panics.
+// informers keep only the fields that podcache.Strip keeps, and pack pods. No controller gets the
+// informer of pods itself, because the generated lister of that informer panics.
 type Cluster struct {
 	Clients
-	// InFlight are the evictions whose outcome is not known.
+	// InFlight has the evictions whose outcome is not known.
 	InFlight *inflight.Evictions
 
 	Pods              *podcache.Pods
@@ -56,15 +56,15 @@ type Cluster struct {
 	VolumeAttachments storageinformers.VolumeAttachmentInformer
 
 	NodeMaintenances maintenanceinformers.NodeMaintenanceInformer
-	// Evacuations have the index podcache.EvacuationsByNode.
+	// Evacuations has the index podcache.EvacuationsByNode.
 	Evacuations maintenanceinformers.EvacuationInformer
 
 	host informers.SharedInformerFactory
 	own  externalversions.SharedInformerFactory
 }
 
-// NewCluster creates a cluster whose informers do not run yet. Create the controllers before Start:
-// they add handlers and indexes to the informers.
+// NewCluster creates a cluster whose informers do not run yet. Create the controllers before Start
+// is called, since they add handlers and indexes to the informers.
 func NewCluster(clients Clients, resync time.Duration) (*Cluster, error) {
 	host := informers.NewSharedInformerFactoryWithOptions(clients.Client, resync, informers.WithTransform(podcache.NewTransform()))
 	own := externalversions.NewSharedInformerFactoryWithOptions(clients.Maintenance, resync, externalversions.WithTransform(podcache.Strip))

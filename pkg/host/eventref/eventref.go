@@ -16,8 +16,8 @@ import (
 // maxNote is the maximum length of a note, in bytes, that the events API accepts.
 const maxNote = 1024
 
-// Events get references instead of objects: an object from an informer has no kind, and the scheme
-// of a recorder may not know it.
+// Events get references instead of objects, since an object from an informer has no kind, and the
+// scheme of a recorder may not have its type.
 
 // NodeMaintenance returns a reference to a maintenance.
 func NodeMaintenance(nm *v1alpha1.NodeMaintenance) *corev1.ObjectReference {

@@ -16,8 +16,8 @@ import (
 
 // Client evicts and deletes pods of the host cluster.
 type Client struct {
-	// Host is the client of the host cluster. It should not be rate limited if the caller limits
-	// itself.
+	// Host is the client of the host cluster. It should have no rate limit if the caller limits its
+	// requests itself.
 	Host kubernetes.Interface
 }
 
@@ -25,12 +25,12 @@ type Client struct {
 // dryRun in the delete options, budgets, webhooks and policies are checked but the pod is not
 // evicted.
 //
-// It does not use the typed client for two reasons. The typed client sleeps and retries up to ten
-// times on every response with a Retry-After header, so that one stale budget would block a worker
-// for minutes. And it does not read the body of a 201 response, in which the API server reports the
-// failure for pods with several budgets.
+// Evict does not use the typed client for two reasons. The typed client sleeps and retries up to
+// ten times on every response with a Retry-After header, so that one stale budget would block a
+// worker for minutes. And it does not read the body of a 201 response, in which the API server
+// reports the failure for a pod that several budgets select.
 func (c Client) Evict(ctx context.Context, eviction *policyv1.Eviction) error {
-	// Webhooks read the dry run from the options of the request, not from its body.
+	// Webhooks read the dry run from the options of the request, and not from its body.
 	options := metav1.CreateOptions{}
 	if eviction.DeleteOptions != nil {
 		options.DryRun = eviction.DeleteOptions.DryRun
@@ -48,7 +48,7 @@ func (c Client) Evict(ctx context.Context, eviction *policyv1.Eviction) error {
 	return err
 }
 
-// Finish deletes a pod whose eviction was already granted by its budget.
+// Finish deletes a pod whose eviction the budget has already granted.
 func (c Client) Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
 	return c.Host.CoreV1().Pods(namespace).Delete(ctx, name, options)
 }

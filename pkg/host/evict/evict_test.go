@@ -17,8 +17,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestDryRunIsAnOptionOfTheRequest checks that a dry run is in the options of the request: webhooks
-// read these, not the body.
+// TestDryRunIsAnOptionOfTheRequest checks that a dry run is in the options of the request, since
+// webhooks do not read it from the body.
 func TestDryRunIsAnOptionOfTheRequest(t *testing.T) {
 	for name, dryRun := range map[string][]string{"a dry run": {metav1.DryRunAll}, "an eviction": nil} {
 		t.Run(name, func(t *testing.T) {

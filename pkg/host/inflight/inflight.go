@@ -3,8 +3,8 @@
 
 // Package inflight has the evictions that have been sent to the host cluster and whose outcome is
 // not known: the API server has not responded, or the cache does not show yet that the pod
-// terminates. The sender of evictions writes it. The node controller and the Deployment evacuator
-// read it: while a pod may still be evicted for a maintenance that has ended, its node is not
+// terminates. The eviction queue writes it. The node controller and the evacuator of Deployments
+// read it. While a pod may still be evicted for a maintenance that has ended, its node is not
 // released and the surge of its Deployment is not reverted.
 package inflight
 
@@ -16,7 +16,7 @@ import (
 
 // Eviction is an eviction that has been sent.
 type Eviction struct {
-	// Evacuation is the Evacuation for which it was sent.
+	// Evacuation is the Evacuation for which the eviction was sent.
 	Evacuation types.NamespacedName
 	// Pod and UID identify the pod, which is in the namespace of the Evacuation.
 	Pod string
@@ -35,7 +35,7 @@ type Evictions struct {
 // finds no eviction here, can be sure that none will be sent.
 func (e *Evictions) Add(eviction Eviction) { e.byPod.Store(eviction.UID, eviction) }
 
-// Remove records that the outcome of a pod's eviction is known, or that none was sent.
+// Remove records that the outcome of a pod's eviction is known, or that no eviction was sent.
 func (e *Evictions) Remove(pod types.UID) { e.byPod.Delete(pod) }
 
 // Has reports whether an eviction of a pod is in flight.

@@ -10,13 +10,13 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Clock is the fake time of a bubble of testing/synctest. It begins at Start.
+// Clock is the fake clock of a bubble of testing/synctest. It begins at Start.
 type Clock struct{ clock.RealClock }
 
 // Start is the time at which every bubble begins.
 var Start = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Step advances the time. Timers that expire until then fire at their own time.
+// Step advances the time. Each timer that expires within d fires at its own time.
 func (Clock) Step(d time.Duration) { <-time.After(d) }
 
 // Until waits in a bubble until a condition is true. It checks the condition whenever all

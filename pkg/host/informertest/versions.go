@@ -20,21 +20,22 @@ import (
 // firstVersion is higher than the resource versions of the initial objects of tests.
 const firstVersion = 1000
 
-// Versioned gives an object a new resource version with each update and each merge patch, and
-// refuses writes that are based on an older one. A fake cluster does not change versions: a
-// controller that compares them with its own last write would not notice that its cache is behind,
-// and its write of a stale object would revert the writes of others.
+// Versioned sets a new resource version of an object with each update and each merge patch, and
+// refuses writes that are based on an older version. A fake cluster does not change versions.
+// Without Versioned, a controller that compares them with its own last write would not notice that
+// its cache is outdated, and its write of an outdated object would revert the writes of other
+// clients.
 func Versioned(t testing.TB, cluster interface {
 	Cluster
 	PrependReactor(verb, resource string, reaction clienttesting.ReactionFunc)
 },
 ) {
 	t.Helper()
-	// Reactors run under the lock of the cluster.
+	// The cluster is locked while a reactor runs, so version needs no lock.
 	version := firstVersion
 	react := clienttesting.ObjectReaction(cluster.Tracker())
-	// next returns the new version, or a conflict if the write is based on another version than the
-	// stored one.
+	// next returns the new version. It returns a conflict if the write is not based on the stored
+	// version.
 	next := func(action clienttesting.Action, name, from string) (string, error) {
 		stored, err := cluster.Tracker().Get(action.GetResource(), action.GetNamespace(), name)
 		if err != nil {

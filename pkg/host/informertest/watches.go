@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package informertest lets tests wait until informers on fake clusters have started their watches.
+// Package informertest makes tests wait until informers on fake clusters have started their
+// watches.
 //
-// A new watch on a fake cluster receives all objects that were created after the list, but not the
+// A new watch on a fake cluster receives all objects that were created after the list, but no
 // deletions. If a test deletes an object after an informer has listed it and is synced, but before
-// it watches, the object stays in the cache of the informer forever.
+// the informer watches, the object stays in the cache of the informer forever.
 package informertest
 
 import (
@@ -24,7 +25,7 @@ import (
 
 // Cluster is an interface that every fake clientset implements.
 type Cluster interface {
-	// PrependWatchReactor adds a reaction to watches before all others.
+	// PrependWatchReactor adds a reaction to watches, which runs before all other reactions.
 	PrependWatchReactor(resource string, reaction clienttesting.WatchReactionFunc)
 	// Tracker returns the tracker of the objects.
 	Tracker() clienttesting.ObjectTracker
@@ -53,7 +54,7 @@ func Count(clusters ...Cluster) *Watches {
 	return w
 }
 
-// Begin counts a watch that a reactor of the test handles.
+// Begin counts a watch that a reactor of the test handles, and that Count therefore does not count.
 func (w *Watches) Begin(resource string) { w.of(resource).Add(1) }
 
 func (w *Watches) of(resource string) *atomic.Int64 {
@@ -61,7 +62,7 @@ func (w *Watches) of(resource string) *atomic.Int64 {
 	return begun.(*atomic.Int64)
 }
 
-// Fewest returns the number of started watches of the resource that has the fewest.
+// Fewest returns the number of started watches of the resource with the smallest number.
 func (w *Watches) Fewest(resources ...string) int {
 	fewest := math.MaxInt
 	for _, resource := range resources {

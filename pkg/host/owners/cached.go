@@ -24,7 +24,7 @@ import (
 // Deployment. A recreated Deployment has the same name and another UID.
 const replicaSetsByDeployment = "haulout.dev/replicasets-by-deployment"
 
-// Cached finds owners and their pods in the caches of informers. Its methods do not block. The
+// Cached returns owners and their pods from the caches of informers. Its methods do not block. The
 // caller must not change the objects.
 type Cached struct {
 	pods                                                      *podcache.Pods
@@ -55,7 +55,7 @@ func indexByDeployment(obj any) ([]string, error) {
 }
 
 // HasSynced reports whether the caches of the owners are synced. It does not check the cache of
-// pods, whose handlers are checked instead.
+// pods, since the users of that cache check their handlers.
 func (c *Cached) HasSynced() bool {
 	for _, informer := range []cache.SharedIndexInformer{c.replicaSets, c.deployments, c.statefulSets, c.daemonSets, c.nodes} {
 		if !informer.HasSynced() {
@@ -91,8 +91,8 @@ func inCache[T any](informer cache.SharedIndexInformer, key string) (*T, error) 
 	return found, err
 }
 
-// ReplicaSets returns the ReplicaSets whose Deployment has this name, or had it before it was
-// recreated.
+// ReplicaSets returns the ReplicaSets of the Deployments that have or had this name. A recreated
+// Deployment has the same name as before.
 func (c *Cached) ReplicaSets(deployment types.NamespacedName) []*appsv1.ReplicaSet {
 	objects, _ := c.replicaSets.GetIndexer().ByIndex(replicaSetsByDeployment, deployment.String())
 	sets := make([]*appsv1.ReplicaSet, 0, len(objects))
@@ -111,15 +111,15 @@ func (c *Cached) Pods(namespace string, controller types.UID) []*corev1.Pod {
 type Workload struct {
 	UID        types.UID
 	Kind, Name string
-	// Desired is the desired number of pods; negative if it is not known.
+	// Desired is the desired number of pods; it is negative if it is not known.
 	Desired int
-	// Controllers are the UIDs of the controllers that its pods may have.
+	// Controllers are the UIDs of the controllers that pods of the workload may have.
 	Controllers []types.UID
 }
 
-// Of returns the workload of pods with the given controller. It returns false if such pods are not
-// evicted in turns: pods of DaemonSets, Jobs and nodes. If the kind of the controller is not known,
-// or the cache does not have it, Desired is negative.
+// Of returns the workload of pods with the given controller. It returns false if these pods do not
+// wait for each other: pods of DaemonSets, Jobs and nodes. If the kind of the controller is not
+// known, or the cache does not have the controller, Desired is negative.
 func (c *Cached) Of(namespace string, controller *metav1.OwnerReference) (Workload, bool) {
 	workload := Workload{UID: controller.UID, Kind: controller.Kind, Name: controller.Name, Desired: -1, Controllers: []types.UID{controller.UID}}
 	switch protocol.GroupKindOf(controller) {

@@ -22,7 +22,8 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// Kind reads the owners of one kind from the API, and removes the fields that are not needed.
+// Kind reads the owners of one kind from the API, and removes the fields that its users do not
+// need.
 type Kind[T any] struct {
 	name string
 	// Get returns an object, or nil if there is none.
@@ -103,21 +104,21 @@ func identity(object metav1.Object) metav1.ObjectMeta {
 	}
 }
 
-// Live reads the owners of one pod at a time from the API.
+// Live reads the owners of a pod from the API, one at a time.
 type Live struct {
 	host kubernetes.Interface
-	// recent is nil if every call reads the owner.
+	// recent caches owners; nil means that every call reads the owner.
 	recent *memory
 }
 
 var _ protocol.Owners = Live{}
 
-// NewLive returns a Live that reads from the API on every call.
+// NewLive returns a Live that reads from the API with every call.
 func NewLive(host kubernetes.Interface) Live { return Live{host: host} }
 
 // NewRecent returns a Live that caches owners for a short time, with the fields that
-// protocol.BuiltInOf reads. It does not cache that an owner is missing, since the owner may have
-// been created in the meantime.
+// protocol.BuiltInOf reads. It does not cache that an owner does not exist, since the owner may be
+// created in the meantime.
 func NewRecent(host kubernetes.Interface) Live { return Live{host: host, recent: newMemory()} }
 
 // ReplicaSet implements protocol.Owners.
@@ -135,7 +136,7 @@ func (l Live) DaemonSet(ctx context.Context, namespace, name string) (*appsv1.Da
 	return read(ctx, l.recent, DaemonSets(l.host), namespace, name)
 }
 
-// Node implements protocol.Owners. It always reads the node.
+// Node implements protocol.Owners. It reads the node with every call.
 func (l Live) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	node, err := l.host.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -148,15 +149,15 @@ func (l Live) Node(ctx context.Context, name string) (*corev1.Node, error) {
 }
 
 const (
-	// recentTTL is how long an owner is cached. Many pods share an owner, and a wave creates the
-	// Evacuations of thousands of pods within seconds.
+	// recentTTL is the time for which an owner is cached. Many pods share an owner, and a wave
+	// creates the Evacuations of thousands of pods within seconds.
 	recentTTL = 2 * time.Second
-	// optedOutTTL is the same for a Deployment that has opted out of surges. It is shorter, because
-	// an evacuator that a pod got by mistake declines, but a missing one is never added.
+	// optedOutTTL replaces recentTTL for a Deployment that has opted out of surges. It is shorter:
+	// a wrong evacuator in an Evacuation declines, but a missing evacuator is never added.
 	optedOutTTL = 500 * time.Millisecond
 	recentSize  = 1024
 	// readTimeout is the timeout for the read of an owner. The read does not end with the request
-	// that started it, because other requests may wait for it, too.
+	// that started it, because further requests may wait for it.
 	readTimeout = 30 * time.Second
 )
 
@@ -181,7 +182,7 @@ func read[T any](ctx context.Context, recent *memory, kind Kind[T], namespace, n
 	}
 	answers := recent.reads.DoChan(key, func() (any, error) {
 		if object, ok := recent.found.Get(key); ok {
-			// Another read has ended in the meantime.
+			// Another read has stored the object in the meantime.
 			return object, nil
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
@@ -201,7 +202,7 @@ func read[T any](ctx context.Context, recent *memory, kind Kind[T], namespace, n
 	}
 }
 
-// ttlOf returns how long an owner is cached.
+// ttlOf returns the time for which an owner is cached.
 func ttlOf(object any) time.Duration {
 	if d, ok := object.(*appsv1.Deployment); ok && d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return optedOutTTL

@@ -47,7 +47,7 @@ func TestConcurrentRequestsReadTheOwnerOnce(t *testing.T) {
 	wg.Wait()
 	is.Equal(t, reads.Load(), 1, "reads")
 
-	// If the request of a caller is cancelled, the read continues for the other callers.
+	// If one caller cancels its request, the read continues for the other callers.
 	ctx, cancel := context.WithCancel(t.Context())
 	release, first := make(chan struct{}), make(chan error, 1)
 	go func() {

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package owners finds the workloads of pods. It has two implementations of protocol.Owners: Cached
-// reads the informers of the controllers, Live reads the API. Previews need the owners of many pods
-// at the same time, so they read them in bulk, see Kind.
+// Package owners determines the workloads of pods. It has two implementations of protocol.Owners:
+// Cached reads the informers of the controllers, and Live reads the API. Previews need the owners
+// of many pods at the same time, so they read them in bulk (see Kind).
 package owners
 
 import (
@@ -21,8 +21,9 @@ var (
 	nodeKind = corev1.SchemeGroupVersion.WithKind("Node").GroupKind()
 )
 
-// DeploymentOf returns the name of the Deployment that controls the ReplicaSet of a pod; false if
-// owners has no such ReplicaSet or it has no Deployment. The Deployment may not exist.
+// DeploymentOf returns the name of the Deployment that controls the ReplicaSet of a pod. It returns
+// false if owners has no such ReplicaSet, or if the ReplicaSet has no Deployment. The Deployment
+// may not exist.
 func DeploymentOf(ctx context.Context, pod *corev1.Pod, owners protocol.Owners) (types.NamespacedName, bool, error) {
 	owner := protocol.ControllerOf(pod, "ReplicaSet")
 	if owner == nil {

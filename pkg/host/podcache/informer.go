@@ -14,7 +14,7 @@ import (
 )
 
 // packedPod is a pod in the cache of the informer. A corev1.Pod takes 1,240 bytes even if most of
-// its fields are not set; packedPod has only the fields that Strip keeps. Readers unpack pods.
+// its fields are not set. packedPod has only the fields that Strip keeps. Readers unpack pods.
 type packedPod struct {
 	metav1.ObjectMeta
 	nodeName, nominatedNodeName string
@@ -24,8 +24,8 @@ type packedPod struct {
 	restartPolicy               corev1.RestartPolicy
 	tolerations                 []corev1.Toleration
 	volumes                     []corev1.Volume
-	// readySince is the transition time, in seconds, of the condition Ready, if the pod has only
-	// this condition, it is True, and it has no other content; then conditions is empty.
+	// readySince is set if the only condition of the pod is Ready=True with no other content than a
+	// transition time. It is that time in seconds, and conditions is then empty.
 	readySince int64
 	conditions []corev1.PodCondition
 }
@@ -46,7 +46,8 @@ func pack(pod *corev1.Pod) *packedPod {
 	return p
 }
 
-// plainReady returns the condition Ready as most pods have it: True, with only a transition time.
+// plainReady returns the condition Ready as most pods have it: True, with a transition time and no
+// other content.
 func plainReady(since int64) corev1.PodCondition {
 	return corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Unix(since, 0)}
 }
@@ -65,8 +66,8 @@ func (p *packedPod) unpack() *corev1.Pod {
 	return pod
 }
 
-// unpackPod returns the pod for an object in the informer of pods, packed or not; nil if it is not
-// a pod. The caller must not change the pod.
+// unpackPod returns the pod for an object from the informer of pods, packed or not. It returns nil
+// if the object is not a pod. The caller must not change the pod.
 func unpackPod(obj any) *corev1.Pod {
 	switch o := obj.(type) {
 	case *packedPod:
@@ -93,7 +94,7 @@ func unpackedPods(handler cache.ResourceEventHandler) cache.ResourceEventHandler
 }
 
 // PodLister returns a lister of the pods in the cache of the informer, packed or not. The generated
-// lister only works with unpacked pods.
+// lister works only with unpacked pods.
 func PodLister(indexer cache.Indexer) corelisters.PodLister {
 	return podLister{indexer: indexer}
 }
@@ -136,7 +137,7 @@ func (l podNamespaceLister) Get(name string) (*corev1.Pod, error) {
 	return unpackPod(obj), nil
 }
 
-// unpacked returns the pods that match a selector. It does not unpack the other pods.
+// unpacked returns the pods that match a selector. It unpacks only these pods.
 func unpacked(objects []any, selector labels.Selector) []*corev1.Pod {
 	pods := make([]*corev1.Pod, 0, len(objects))
 	for _, obj := range objects {
@@ -148,9 +149,9 @@ func unpacked(objects []any, selector labels.Selector) []*corev1.Pod {
 }
 
 // HandlerOf returns a handler that calls changed with the old and the new state of an object. The
-// old state is nil for a new object, and the new state is nil for a deleted one. If an object was
-// deleted and recreated with the same name while the informer was not connected, changed is called
-// once for each of the two objects. T is the type that the informer stores.
+// old state is nil for a new object, and the new state is nil for a deleted object. If an object
+// was deleted and recreated with the same name while the informer was not connected, changed is
+// called once for each of the two objects. T is the type that the informer stores.
 func HandlerOf[T any](changed func(old, new *T)) cache.ResourceEventHandler {
 	cast := func(obj any) *T {
 		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
@@ -177,7 +178,7 @@ func HandlerOf[T any](changed func(old, new *T)) cache.ResourceEventHandler {
 	}
 }
 
-// isAnother reports whether two states are those of different objects with the same name.
+// isAnother reports whether two states belong to different objects with the same name.
 func isAnother(old, obj any) bool {
 	before, err := meta.Accessor(old)
 	if err != nil {

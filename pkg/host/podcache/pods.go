@@ -80,13 +80,13 @@ func (p *Pods) by(index, value string) []*corev1.Pod {
 	return pods
 }
 
-// NodeOf returns the node for which a pod counts: the node to which it is bound. For a pod that is
-// Pending and not bound, it is the nominated node, since the scheduler may be about to bind the pod
-// to it.
+// NodeOf returns the node for which a pod counts. This is the node to which the pod is bound. For a
+// pod that is Pending and not bound, it is the nominated node, since the scheduler may be about to
+// bind the pod to it.
 //
 // A pod with scheduling gates counts for no node: the scheduler does not try to schedule it, so
-// nothing binds it, and nothing removes a nomination that another client has made (KEP-5278). The
-// pod counts again when its gates are removed; by then the scheduler sees that the node is
+// nothing binds it, and nothing removes a nomination that another client has made (KEP-5278). When
+// its gates are removed, the pod counts again. By then the scheduler knows that the node is
 // cordoned.
 func NodeOf(pod *corev1.Pod) string {
 	if pod.Spec.NodeName != "" {

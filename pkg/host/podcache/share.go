@@ -13,12 +13,12 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// maxOwners is the maximum number of controllers whose latest pod is kept. If an entry is evicted,
-// the next pod does not share its parts and takes more memory.
+// maxOwners is the maximum number of controllers whose latest pod is remembered. After an entry was
+// evicted, the next pod of that controller does not share its parts and takes more memory.
 const maxOwners = 20000
 
-// sharing lets pods share equal parts. This is safe because objects in the cache of an informer are
-// never changed.
+// sharing makes pods share equal parts. This is safe because objects in the cache of an informer
+// are never changed.
 type sharing struct {
 	// latest has the latest pod of each controller, by UID.
 	latest *lru.Cache
@@ -28,8 +28,8 @@ func newSharing() *sharing {
 	return &sharing{latest: lru.New(maxOwners)}
 }
 
-// share replaces parts of a pod by those of the latest pod with the same controller, if they are
-// equal.
+// share replaces parts of a pod with the parts of the latest pod with the same controller, if they
+// are equal.
 func (s *sharing) share(pod *corev1.Pod) {
 	pod.Namespace = once(pod.Namespace)
 	pod.Spec.NodeName = once(pod.Spec.NodeName)
@@ -51,7 +51,7 @@ func (s *sharing) share(pod *corev1.Pod) {
 	})
 }
 
-// parts are the parts that pods with the same controller may share.
+// parts has the parts of a pod that other pods with the same controller may share.
 type parts struct {
 	labels, annotations map[string]string
 	owners              []metav1.OwnerReference

@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// podOf returns a pod as it comes from the API, which shares nothing with other pods.
+// podOf returns a pod as the API returns it. The pod shares nothing with other pods.
 func podOf(controller types.UID, i int) *corev1.Pod {
 	priority, grace := int32(1000), int64(30)
 	return &corev1.Pod{

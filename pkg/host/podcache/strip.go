@@ -17,9 +17,9 @@ import (
 )
 
 // NewTransform returns a transform for a whole informer factory of the host cluster. It removes the
-// fields that no controller reads, as Strip does, lets pods with the same controller share equal
-// parts, and packs pods. Read the packed pods with PodLister, unpackPod and unpackedPods. Without
-// this, a cluster with 150,000 pods would not fit into memory.
+// fields that no controller reads (see Strip), makes pods with the same controller share equal
+// parts, and packs pods. PodLister, unpackPod and unpackedPods return the packed pods. Without this
+// transform, a cluster with 150,000 pods would not fit into memory.
 func NewTransform() cache.TransformFunc {
 	s := newSharing()
 	return func(obj any) (any, error) {
@@ -65,7 +65,8 @@ func Strip(obj any) (any, error) {
 
 // stripPod keeps the fields that evacuations depend on: identity, owners, labels, finalizers, the
 // annotations for evacuators and deletion cost, placement, priority, tolerations, restart policy,
-// volume claims, phase, and the conditions that report whether it is ready and why it has no node.
+// volume claims, phase, and the conditions that report whether the pod is ready and why it has no
+// node.
 func stripPod(pod *corev1.Pod) {
 	pod.ManagedFields = nil
 	pod.GenerateName = ""
@@ -96,8 +97,8 @@ func stripPod(pod *corev1.Pod) {
 	}
 }
 
-// telling returns the conditions that controllers read, in a new slice, so that the others can be
-// freed.
+// telling returns the conditions that controllers read, in a new slice, so that all other
+// conditions can be freed.
 func telling(conditions []corev1.PodCondition) []corev1.PodCondition {
 	keep := func(c *corev1.PodCondition) bool {
 		switch c.Type {
@@ -131,7 +132,7 @@ func keepPodAnnotation(key string) bool {
 		strings.HasPrefix(key, v1alpha1.AnnotationEvacuatorPrefix) || strings.HasPrefix(key, ownPrefix)
 }
 
-// ownPrefix is the prefix of all our own keys.
+// ownPrefix is the prefix of all keys of Haulout.
 const ownPrefix = v1alpha1.GroupName + "/"
 
 // claims returns the volumes with claims, in a new slice, so that the other volumes can be freed.
@@ -160,8 +161,8 @@ func stripNode(node *corev1.Node) {
 	}
 }
 
-// stripVolumeAttachment keeps the volume, the node, whether it is attached, and the attach error.
-// It drops inline volumes, which can be large.
+// stripVolumeAttachment keeps the volume, the node, whether the volume is attached, and the attach
+// error. It removes inline volumes, which can be large.
 func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
 	attachment.ManagedFields = nil
 	attachment.Annotations = nil
@@ -171,8 +172,8 @@ func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
 	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached, AttachError: attachment.Status.AttachError}
 }
 
-// stripDaemonSet keeps the fields that determine on which nodes a DaemonSet has pods, and when
-// these leave in a drain.
+// stripDaemonSet keeps the fields that determine on which nodes a DaemonSet has pods, and when a
+// drain evicts these pods.
 func stripDaemonSet(d *appsv1.DaemonSet) {
 	d.ManagedFields, d.Annotations, d.Labels = nil, nil, nil
 	full := &d.Spec.Template
@@ -195,7 +196,8 @@ const DeploymentRevision = "deployment.kubernetes.io/revision"
 
 // stripDeployment keeps the fields that surges depend on: our annotations and the revision, the
 // spec with the labels and claims of the pods, the numbers of the status, and the conditions about
-// failures to create pods and stuck rollouts. The pod template is the largest part of a Deployment.
+// pods that could not be created and about stuck rollouts. It removes most of the pod template,
+// which is the largest part of a Deployment.
 func stripDeployment(d *appsv1.Deployment) {
 	d.ManagedFields, d.Labels = nil, nil
 	for key := range d.Annotations {

@@ -31,17 +31,17 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// The largest cluster that Kubernetes supports.
+// These are the limits of the largest cluster that Kubernetes supports.
 const (
 	benchNodes = 5000
 	benchPods  = 150_000
-	// benchApps is the number of Deployments. Each has 30 pods and a budget, and a namespace has
-	// ten of them.
+	// benchApps is the number of Deployments. Each Deployment has 30 pods and a budget, and each
+	// namespace has ten Deployments.
 	benchApps = benchPods / 30
 )
 
-// largeHost serves the lists of a large cluster in pages, as protobuf. The pages are built before
-// the measurement, so that serving them costs only the memory for sending.
+// largeHost serves the lists of a large cluster in pages, as protobuf. It builds the pages before
+// the measurement, so that serving them needs memory only for sending.
 type largeHost struct {
 	pages map[string][][]byte
 }
@@ -174,8 +174,8 @@ func benchSelector(app int) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": benchApp(app)}}
 }
 
-// benchPod returns a pod with a container, labels and conditions, and a typical amount of fields
-// that the preview does not need. One pod in a hundred has a higher priority.
+// benchPod returns a pod with a container, labels and conditions, and with a typical amount of
+// fields that the preview does not need. One pod in a hundred has a higher priority.
 func benchPod(i int) corev1.Pod {
 	app := i % benchApps
 	priority := int32(0)
@@ -223,8 +223,8 @@ func benchPod(i int) corev1.Pod {
 }
 
 // BenchmarkPreview measures the preview of a maintenance of all nodes of a large cluster: its
-// duration, with and without reading the owners, the additional memory, and its size. The host only
-// sends prepared pages.
+// duration, with and without reading the owners, the additional memory, and the size of the
+// preview. The host only sends prepared pages.
 func BenchmarkPreview(b *testing.B) {
 	config := newLargeHost(b)
 	for name, evacuators := range map[string][]string{
@@ -256,7 +256,7 @@ func BenchmarkPreview(b *testing.B) {
 	}
 }
 
-// kept returns how much additional memory is in use when all objects are read.
+// kept returns how much additional memory is in use after all objects have been read.
 func kept(b *testing.B, p *Previewer, nm *v1alpha1.NodeMaintenance) float64 {
 	b.Helper()
 	before := heap()

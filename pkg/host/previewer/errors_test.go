@@ -51,7 +51,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestKindsThatTheServerMayNotRead covers a ClusterRole without the rights that this version added.
+// TestKindsThatTheServerMayNotRead covers a ClusterRole without the rights that this version of the
+// server added.
 func TestKindsThatTheServerMayNotRead(t *testing.T) {
 	claiming, ofJob := pod("a", "blue"), pod("b", "blue")
 	claiming.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{

@@ -34,17 +34,17 @@ import (
 )
 
 const (
-	// atOnce is the maximum number of concurrent previews. A preview of a large cluster needs some
-	// tens of megabytes.
+	// atOnce is the maximum number of concurrent previews. A preview of a large cluster needs
+	// several tens of megabytes.
 	atOnce = 2
-	// waitFor is how long a request waits for other previews.
+	// waitFor is how long a request waits for other previews to finish.
 	waitFor = 10 * time.Second
 	// workFor is how long a preview may take.
 	workFor = 45 * time.Second
 	// retryAfter is the delay, in seconds, after which a client may retry a request that timed out.
 	retryAfter = 10
-	// askAtMost is the maximum number of nodes that are checked by name for each maintenance; the
-	// preview assumes that the others are allowed.
+	// askAtMost is the maximum number of nodes that are checked by name for each maintenance. The
+	// preview assumes that the requester may delete all further nodes.
 	askAtMost = 1000
 )
 
@@ -56,12 +56,12 @@ type Config struct {
 	Authorizer authorizer.UnconditionalAuthorizer
 	// Evacuators are the classes of the enabled built-in evacuators.
 	Evacuators []string
-	// AskEveryNodeByName is the same option as in admission.
+	// AskEveryNodeByName is the option of the same name in admission.
 	AskEveryNodeByName bool
-	// Maintenances returns all maintenances that have not ended, see NotDone.
+	// Maintenances returns all maintenances that have not ended (see NotDone).
 	Maintenances func(context.Context) ([]*v1alpha1.NodeMaintenance, error)
-	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns
-	// by owner.
+	// UnprotectedAllAtOnce is set if pods that no budget protects do not wait for other pods of
+	// their owner.
 	UnprotectedAllAtOnce bool
 	// Clock is the clock.
 	Clock clock.PassiveClock
@@ -83,9 +83,9 @@ func New(config Config) *Previewer {
 }
 
 // NotDone returns a function for Config.Maintenances that reads the cache of an informer and omits
-// completed maintenances. So previews do not have to decode these.
+// maintenances that end, so that a preview does not have to read them.
 func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) ([]*v1alpha1.NodeMaintenance, error) {
-	// Informer registers the informer, so that the factory starts it.
+	// Informer() registers the informer, so that the factory starts it.
 	synced, lister := informer.Informer().HasSynced, informer.Lister()
 	return func(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 		if !synced() && !cache.WaitForCacheSync(ctx.Done(), synced) {
@@ -99,7 +99,7 @@ func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) (
 	}
 }
 
-// Preview returns the preview of a maintenance. Its errors can be returned to clients.
+// Preview returns the preview of a maintenance. Its errors may be returned to clients.
 func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
 	timer := time.NewTimer(waitFor)
 	defer timer.Stop()
@@ -121,8 +121,8 @@ func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 	case ctx.Err() != nil:
 		return nil, apierrors.NewTimeoutError("the cluster could not be read in time", retryAfter)
 	case errors.As(err, &status):
-		// An error of the server's own read, such as Forbidden or NotFound, must not look like an
-		// error about the client or the maintenance.
+		// If a read by the server fails, for example with Forbidden or NotFound, the error must not
+		// look like an error about the client or the maintenance.
 		return nil, apierrors.NewInternalError(fmt.Errorf("read the host cluster: %w", err))
 	}
 	return nil, apierrors.NewInternalError(err)
@@ -156,7 +156,7 @@ func (p *Previewer) work(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1
 	return forecast.Decide(ctx, s)
 }
 
-// choose selects the relevant maintenances and their nodes.
+// choose selects the maintenances that affect the preview, and their nodes.
 func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *v1alpha1.NodeMaintenance,
 	all []*v1alpha1.NodeMaintenance, nodes []*corev1.Node) error {
 	var err error
@@ -215,8 +215,8 @@ func member(ctx context.Context, nm *v1alpha1.NodeMaintenance, nodes []*corev1.N
 	return m, err
 }
 
-// authorize determines the nodes that the maintenances may not change. It always asks the
-// authorizer.
+// authorize determines the nodes that the maintenances may not change. It uses no cached results of
+// access reviews.
 func (p *Previewer) authorize(ctx context.Context, s *forecast.Situation) error {
 	unchecked, err := p.refuse(ctx, &s.Subject)
 	if err != nil {
@@ -258,7 +258,7 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 	return verdict.Unasked, err
 }
 
-// look reads the pods of the relevant nodes, and the objects that their evacuation depends on.
+// look reads the pods on the relevant nodes, and the objects that their evacuation depends on.
 func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*corev1.Node) error {
 	touched, touchedNames := touchedNodes(s)
 	s.Pods = forecast.NewPods(touched, p.evacuators, podcache.NodeOf)

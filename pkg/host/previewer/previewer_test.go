@@ -48,8 +48,8 @@ const (
 	complete = v1alpha1.NodeMaintenanceStageComplete
 )
 
-// host is an authorizer. It allows a user to delete the nodes that it lists for the user's name; an
-// empty node name means all nodes that are not refused.
+// host is an authorizer. It allows a user to delete the nodes that it has for the name of the user.
+// An empty node name stands for all nodes that are not refused.
 type host struct {
 	mu      sync.Mutex
 	allowed map[string][]string
@@ -319,7 +319,7 @@ func TestOthers(t *testing.T) {
 	}
 	is.Slices(t, out.Maintenances, want, "others")
 	// The nodes of next and far are not cordoned. So next asks no pod to leave, and no pod leaves
-	// the node that it shares.
+	// the node that next shares with the subject.
 	if got, want := out.Waves[0].PodsAsked, int32(0); got != want || out.Waves[0].PodCount != 1 {
 		t.Errorf("%d of %d pods are asked, want %d of 1", got, out.Waves[0].PodCount, want)
 	}
@@ -404,7 +404,7 @@ func TestTimeIsLimited(t *testing.T) {
 		if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("got %v", err)
 		}
-		// Previews that have ended free their slots.
+		// Previews that have ended free their slots for further previews.
 		cancel()
 		wg.Wait()
 		p.config.Maintenances = (&fixture{}).all
@@ -431,8 +431,8 @@ func waiting(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 	return nil, ctx.Err()
 }
 
-// TestCompletedMaintenancesAreNotRead: there may be many completed maintenances, each with all of
-// its nodes.
+// TestCompletedMaintenancesAreNotRead: there may be many completed maintenances, and each of them
+// has all of its nodes in its status.
 func TestCompletedMaintenancesAreNotRead(t *testing.T) {
 	factory := informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0)
 	informer := factory.Maintenance().V1alpha1().NodeMaintenances()

@@ -24,15 +24,15 @@ import (
 	"haulout.dev/haulout/pkg/host/owners"
 )
 
-// OwnerNames are the names of the pod owners that determine evacuators, and of Jobs.
+// OwnerNames has the names of Jobs, and of the owners that determine the evacuators of a pod.
 type OwnerNames struct {
 	evacuators              sets.Set[string]
 	replicaSets, daemonSets sets.Set[types.NamespacedName]
 	jobs                    sets.Set[types.NamespacedName]
 }
 
-// NewOwnerNames returns an empty set. It collects Jobs, and the owners whose built-in evacuators
-// are enabled.
+// NewOwnerNames returns an empty set. The set accepts Jobs, and the owners whose built-in
+// evacuators are enabled.
 func NewOwnerNames(builtIn sets.Set[string]) *OwnerNames {
 	return &OwnerNames{evacuators: builtIn, replicaSets: sets.New[types.NamespacedName](), daemonSets: sets.New[types.NamespacedName](), jobs: sets.New[types.NamespacedName]()}
 }
@@ -66,14 +66,14 @@ type Owners struct {
 	unread []Optional
 }
 
-// Optional is a kind that only a part of a prediction depends on. The server may not have the right
-// to read it, if its ClusterRole is from an older version.
+// Optional is a kind that only a part of a prediction depends on. The server may lack the right to
+// read it if its ClusterRole is from an older version.
 type Optional string
 
 const (
-	// OptionalJobs are Jobs: without them a preview does not know which Jobs fail for good.
+	// OptionalJobs are Jobs. Without them a preview does not know which Jobs fail for good.
 	OptionalJobs Optional = "Jobs"
-	// OptionalVolumes are volumes and their claims: without them a preview does not know which pods
+	// OptionalVolumes are volumes and their claims. Without them a preview does not know which pods
 	// and Deployments are tied to a node.
 	OptionalVolumes Optional = "PersistentVolumeClaims and PersistentVolumes"
 )
@@ -81,8 +81,8 @@ const (
 // Unread returns the kinds that the server may not read.
 func (o *Owners) Unread() []Optional { return o.unread }
 
-// unlessForbidden returns nil if the server may not read the kind, and records this; else it
-// returns err.
+// unlessForbidden returns nil if the server may not read the kind, and records the kind. Otherwise
+// it returns err.
 func (o *Owners) unlessForbidden(kind Optional, err error) error {
 	if !apierrors.IsForbidden(err) {
 		return err
@@ -93,8 +93,8 @@ func (o *Owners) unlessForbidden(kind Optional, err error) error {
 
 var _ forecast.Owners = &Owners{}
 
-// Owners reads the owners of pods and the Deployments of ReplicaSets; the caller passes the nodes.
-// It omits owners that do not exist, and Jobs and claims that the server may not read.
+// Owners reads the owners of pods, and the Deployments of ReplicaSets. The caller provides the
+// nodes. It omits owners that do not exist, and Jobs and claims that the server may not read.
 func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.Node) (*Owners, error) {
 	o := &Owners{nodes: make(map[string]*corev1.Node, len(nodes))}
 	for _, node := range nodes {
@@ -161,8 +161,8 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 	for _, list := range o.autoscalers {
 		slices.SortFunc(list, func(a, b *autoscalingv2.HorizontalPodAutoscaler) int { return strings.Compare(a.Name, b.Name) })
 	}
-	// Few pod templates have claims. Read these one by one, so that the server does not need the
-	// right to list all claims.
+	// Few pod templates have claims. Read the claims one by one, so that the server does not need
+	// the right to list all claims.
 	names := claims.UnsortedList()
 	oneNode, err := collect(ctx, len(names), func(ctx context.Context, i int) ([]types.NamespacedName, error) {
 		claim, err := r.Client.CoreV1().PersistentVolumeClaims(names[i].Namespace).Get(ctx, names[i].Name, metav1.GetOptions{})
@@ -226,7 +226,7 @@ func nameOf[T any, P named[T]](object P) types.NamespacedName {
 	return types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}
 }
 
-// readOwners reads the owners of a kind; it reads them one by one if there are few.
+// readOwners reads the owners of a kind. It reads them one by one if there are few.
 func readOwners[T any, P named[T]](ctx context.Context, names sets.Set[types.NamespacedName], kind owners.Kind[T]) (map[types.NamespacedName]*T, error) {
 	var found []*T
 	var err error

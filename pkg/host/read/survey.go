@@ -4,7 +4,7 @@
 // Package read reads, from the host cluster, the inputs of a prediction about some of its nodes:
 // their pods, and the budgets and owners of the pods. It has no cache: there are only a few
 // requests a day, so a cache of all pods in every replica would cost much more. Large lists are
-// read in pages. The caller gets each page separately, so that it only has to keep the fields that
+// read in pages. The caller gets each page separately, so that it has to store only the fields that
 // it needs.
 package read
 
@@ -25,22 +25,23 @@ import (
 const (
 	// AtOnce is the maximum number of concurrent lists.
 	AtOnce = 16
-	// Unfinished is the field selector that excludes finished pods: there may be many, and a
-	// prediction does not need them.
+	// Unfinished is the field selector that excludes finished pods. There may be many of them, and
+	// a prediction does not need them.
 	Unfinished = "status.phase!=Succeeded,status.phase!=Failed"
 
-	// listedByNode is the maximum number of nodes whose pods are listed node by node; above that,
-	// listing all pods in pages is cheaper for the host cluster.
+	// listedByNode is the maximum number of nodes whose pods are listed node by node. For more
+	// nodes, listing all pods in pages costs the host cluster less.
 	listedByNode = 64
 	// listedByNamespace is the maximum number of namespaces that are listed one by one.
 	listedByNamespace = 16
 	// readByName is the maximum number of owners of a kind that are read one by one.
 	readByName = 64
-	// podsPerPage is the page size of lists of all pods; objectsPerPage is that of all other lists.
+	// podsPerPage is the page size of lists of all pods; objectsPerPage is the page size of all
+	// other lists.
 	podsPerPage    = 1000
 	objectsPerPage = 500
-	// fromCache lets the host cluster serve a list from its watch cache, where pods are indexed by
-	// node. The result may be slightly stale.
+	// fromCache allows the API server of the host cluster to serve a list from its watch cache,
+	// where pods are indexed by node. The result may be slightly outdated.
 	fromCache = "0"
 )
 
@@ -55,7 +56,7 @@ func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
 	var nodes []*corev1.Node
 	err := pages(ctx, objectsPerPage, "", r.Client.CoreV1().Nodes().List, func(list *corev1.NodeList) error {
 		for i := range list.Items {
-			// Copy it, so that the page can be freed.
+			// Copy the node, so that the page can be freed.
 			node := list.Items[i]
 			if _, err := podcache.Strip(&node); err != nil {
 				return err
@@ -67,9 +68,9 @@ func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
 	return nodes, err
 }
 
-// Pods calls visit with the unfinished pods on the nodes, list by list; the lists may include pods
+// Pods calls visit with the unfinished pods on the nodes, list by list. The lists may include pods
 // of other nodes. Several goroutines call visit and more concurrently. Pods calls more before each
-// further list, and stops if it returns false.
+// further list, and stops if more returns false.
 func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]corev1.Pod), more func() bool) error {
 	if nodes.Len() > listedByNode {
 		// Do not set a resource version on pages: the watch cache would return the whole list in
@@ -95,8 +96,8 @@ func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]c
 }
 
 // NominatedPods calls visit with the pods that are nominated for a node but not bound to one. It
-// omits pods with scheduling gates, because the scheduler does not bind them. Pods does not return
-// nominated pods if it lists node by node.
+// omits pods with scheduling gates, because the scheduler does not bind them. The method Pods does
+// not return nominated pods if it lists node by node.
 func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) error {
 	list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: "spec.nodeName=,status.nominatedNodeName!=,status.phase=Pending", ResourceVersion: fromCache,
@@ -107,7 +108,7 @@ func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) err
 	return err
 }
 
-// Budgets returns the budgets of the namespaces, and possibly of other namespaces.
+// Budgets returns the budgets of the namespaces, and possibly budgets of other namespaces.
 func (r Reader) Budgets(ctx context.Context, namespaces sets.Set[string]) ([]policyv1.PodDisruptionBudget, error) {
 	return byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) ([]policyv1.PodDisruptionBudget, string, error) {
 		list, err := r.Client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, options)
@@ -136,8 +137,8 @@ func (r Reader) TerminatingNamespaces(ctx context.Context) (sets.Set[string], er
 	return names, nil
 }
 
-// byNamespace returns the items of the namespaces. If there are many namespaces, it returns those
-// of the whole cluster, which it reads in pages.
+// byNamespace returns the items of the namespaces. If there are many namespaces, it returns the
+// items of the whole cluster, which it reads in pages.
 func byNamespace[T any](ctx context.Context, namespaces sets.Set[string],
 	list func(ctx context.Context, namespace string, options metav1.ListOptions) (items []T, next string, err error)) ([]T, error) {
 	if namespaces.Len() <= listedByNamespace {
@@ -192,7 +193,7 @@ func inParallel(ctx context.Context, n int, f func(context.Context, int) error) 
 	return context.Cause(ctx)
 }
 
-// collect does the same as inParallel for calls that return items. The items are in the order of
+// collect is like inParallel for calls that return items. The returned items are in the order of
 // the indexes.
 func collect[T any](ctx context.Context, n int, f func(context.Context, int) ([]T, error)) ([]T, error) {
 	items := make([][]T, n)

@@ -114,7 +114,7 @@ func TestOwners(t *testing.T) {
 		"none if no evacuator is enabled": {namespaces: 1, perNamespace: 1, want: map[string]int{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// There are also owners without pods.
+			// Some owners have no pods.
 			objects := []runtime.Object{
 				replicaSet("other", "other"), deployment("other", "other"), daemonSet("other", "other"),
 			}
@@ -342,8 +342,8 @@ func TestAListThatFailsEndsTheOthers(t *testing.T) {
 	is.True(t, errors.Is(err, failure), "got %v", err)
 }
 
-// TestWhatCannotBeReadIsNotCollected: a claim that could not be read would otherwise count as a
-// claim for a single node.
+// TestWhatCannotBeReadIsNotCollected: a claim that cannot be read must not count as a claim for a
+// single node.
 func TestWhatCannotBeReadIsNotCollected(t *testing.T) {
 	failure := errors.New("no")
 	found, err := collect(t.Context(), 1, func(context.Context, int) ([]string, error) { return []string{"claim"}, failure })

@@ -22,8 +22,8 @@ import (
 // that the server does not need the right to list all claims.
 const claimsRead = 200
 
-// PinnedClaims returns the claims whose volumes none of the nodes can use. It reads only the first
-// 200 claims by name, and omits claims and volumes that do not exist.
+// PinnedClaims returns the claims whose volumes cannot be used on any of the nodes. It reads only
+// the first 200 claims by name, and omits claims and volumes that do not exist.
 func (r Reader) PinnedClaims(ctx context.Context, claims sets.Set[types.NamespacedName], nodes []*corev1.Node) (sets.Set[types.NamespacedName], error) {
 	names := sorted(claims)
 	names = names[:min(len(names), claimsRead)]
@@ -38,7 +38,7 @@ func (r Reader) PinnedClaims(ctx context.Context, claims sets.Set[types.Namespac
 }
 
 // ClaimSelector returns the selector of the nodes that can use the volume of a claim. It returns
-// nil if any node can, or if the claim has no volume yet.
+// nil if any node can use the volume, or if the claim has no volume yet.
 func ClaimSelector(ctx context.Context, client kubernetes.Interface, claim types.NamespacedName) (*corev1.NodeSelector, error) {
 	found, err := client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if err != nil || found.Spec.VolumeName == "" {

@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// AnswerTTL is how long an answer is valid: a granted or revoked right takes effect after this
-	// time at the latest.
+	// AnswerTTL is the time for which an answer is valid. A granted or revoked right takes effect
+	// after this time at the latest.
 	AnswerTTL = 5 * time.Minute
 
 	// renewAfter is the age at which Run renews an answer, so that callers do not get expired
@@ -36,20 +36,21 @@ const (
 	renewAfter = 4 * time.Minute
 	// renewEvery is how often Run checks for answers to renew.
 	renewEvery = 20 * time.Second
-	// forgetAfter is how long an answer is kept after its last use. It is longer than the resync
-	// period of maintenances.
+	// forgetAfter is the time for which an answer is kept after its last use. It is longer than the
+	// resync period of maintenances.
 	forgetAfter = 30 * time.Minute
-	// answerWithin is the timeout of a question. After a timeout, the waiting questions about the
-	// same user fail as well.
+	// answerWithin is the timeout of an access review. After a timeout, the waiting access reviews
+	// of the same user fail as well.
 	answerWithin = 10 * time.Second
-	// perUser is the maximum number of concurrent questions about one user. It is 1 for a user
-	// whose last question timed out, and for a user without an answer yet: if the authorizer does
-	// not respond about one user, the questions about other users must not wait for it.
+	// perUser is the maximum number of concurrent access reviews of one user. For a user whose last
+	// access review timed out, and for a user who has no answer yet, the maximum is 1: if the
+	// authorizer does not respond for one user, the access reviews of other users must not wait for
+	// it.
 	perUser = AtOnce / 2
-	// silentAtOnce is the maximum number of concurrent questions about all users together whose
-	// last question timed out.
+	// silentAtOnce is the maximum number of concurrent access reviews of all users together whose
+	// last access review timed out.
 	silentAtOnce = AtOnce / 2
-	// askAgainAfter is the delay before a failed question may be asked again.
+	// askAgainAfter is the time after which a failed access review may be repeated.
 	askAgainAfter = time.Second
 )
 
@@ -57,18 +58,19 @@ const (
 // Cache calls its subscribers.
 var ErrAsking = errors.New("the authorizer has not answered yet")
 
-// errTimeout is the error of a question without a response.
+// errTimeout is the error of an access review without a response.
 var errTimeout = errors.New("the authorizer did not answer in time")
 
-// Answer is the known answer for one user and one node.
+// Answer is the known result of the access review for one user and one node.
 type Answer struct {
-	// Allowed: the user may delete the node.
+	// Allowed is set if the user may delete the node.
 	Allowed bool
-	// Stale: Allowed is an expired positive answer. It is sufficient to keep a node that the
-	// maintenance already holds, but not to hold another one.
+	// Stale is set if Allowed comes from an expired access review. A stale answer is sufficient to
+	// keep a node that the maintenance already holds, but not to hold another node.
 	Stale bool
-	// Err is why there is no valid answer: ErrAsking, or the error of the last question. If Stale
-	// is false, the right on the node is not known.
+	// Err is the reason why there is no valid answer: ErrAsking, or the error of the last access
+	// review. If Err is set and Stale is false, it is not known whether the user may delete the
+	// node.
 	Err error
 }
 
@@ -76,82 +78,85 @@ type Answer struct {
 type CacheConfig struct {
 	// Authorizer is the authorizer of the host cluster.
 	Authorizer authorizer.UnconditionalAuthorizer
-	// EveryByName disables the shortcut of the question about all nodes.
+	// EveryByName disables the shortcut of a single access review for all nodes.
 	EveryByName bool
 	// Clock is the clock for the expiry of answers.
 	Clock clock.WithTicker
 }
 
-// Cache caches which users may delete which nodes. It asks the authorizer in the background, so no
-// caller waits for it. It is safe for concurrent use.
+// Cache caches which users may delete which nodes. It makes access reviews in the background, so no
+// caller waits for them. It is safe for concurrent use.
 type Cache struct {
 	config      CacheConfig
 	subscribers []func(node string)
 
 	mu    sync.Mutex
 	users map[string]*userAnswers
-	// turns has the users with waiting questions, in the order in which their questions are asked.
+	// turns has the users with waiting access reviews, in round-robin order.
 	turns []*userAnswers
-	// asked is the number of questions in progress; silent is the number of those about users whose
-	// last question timed out.
+	// asked is the number of access reviews in progress. silent is the number of those for users
+	// whose last access review timed out.
 	asked, silent int
 }
 
 // userAnswers has the answers for one user.
 type userAnswers struct {
 	user user.Info
-	// byName has the answers by the name of the node; the empty name means all nodes.
+	// byName has the answers by the name of the node. The empty name stands for all nodes.
 	byName map[string]*knownAnswer
 	// sampled are the worker nodes that are checked by name although the user may delete all nodes.
 	sampled map[string]struct{}
 
-	// queue has the waiting questions, in order; asked is the number of questions in progress.
-	// hasTurn means that the user is in Cache.turns.
+	// queue has the waiting access reviews, in order. asked is the number of access reviews in
+	// progress. hasTurn is set if the user is in Cache.turns.
 	queue   []question
 	asked   int
 	hasTurn bool
-	// isAnswered and isSilent: the last question was answered, or timed out. Both are false before
-	// the first one ends.
+	// isAnswered is set if the authorizer responded to the last access review, isSilent if that
+	// access review timed out. Both are false before the first access review ends.
 	isAnswered, isSilent bool
 }
 
-// knownAnswer is the state of one question and its last answer.
+// knownAnswer is the state of one access review, with the last answer to it.
 type knownAnswer struct {
 	uid  types.UID
 	used time.Time
-	// answered: there was an answer, at the time at, and allowed is its result.
+	// answered is set if there was an answer. at is the time of the answer, and allowed the result.
 	answered, allowed bool
 	at                time.Time
-	// asking: the question is queued or in progress.
+	// asking is set while the access review is queued or in progress.
 	asking bool
-	// err is the error of the last question, and failedAt its time; nil if it was answered.
+	// err is the error of the last access review, and failedAt the time of the error. err is nil if
+	// the last access review succeeded.
 	err      error
 	failedAt time.Time
 	// waiting are the names of the nodes to report to the subscribers with the next answer. served
-	// are the names of all nodes for which this answer was used; they are reported when the right
+	// are the names of all nodes for which this answer was used. They are reported when the answer
 	// changes.
 	waiting, served sets.Set[string]
 }
 
-// question is a question about one node, or about all nodes if name is empty. Its answer is stored
-// in known.
+// question is an access review for one node, or for all nodes if name is empty. The answer is
+// stored in known.
 type question struct {
 	of    *userAnswers
 	name  string
 	known *knownAnswer
-	// ofSilent: the last question about the user had timed out when this one was asked.
+	// ofSilent is set if the previous access review of the user had timed out when this one was
+	// sent.
 	ofSilent bool
 }
 
-// NewCache returns a Cache. Run renews its answers; without Run they expire and are requested
+// NewCache returns a Cache. Run renews the answers. Without Run they expire and are requested
 // again.
 func NewCache(config CacheConfig) *Cache {
 	return &Cache{config: config, users: map[string]*userAnswers{}}
 }
 
 // Subscribe registers a function that must not block. It is called with the name of each node for
-// which Ask had no valid answer, when the answer arrives or the question fails for the first time,
-// and for each node whose later answer differs. Call Subscribe before the first Ask.
+// which Ask had no valid answer, when the answer arrives or the access review fails for the first
+// time. It is also called with the name of each node whose answer changes later. Call Subscribe
+// before the first Ask.
 func (c *Cache) Subscribe(answered func(node string)) {
 	c.subscribers = append(c.subscribers, answered)
 }
@@ -212,8 +217,8 @@ func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, n
 	return answers
 }
 
-// isAskedByName reports whether the node needs its own question, because the answer about all nodes
-// does not cover it.
+// isAskedByName reports whether the node needs an access review of its own, because the answer for
+// all nodes does not cover it.
 func (u *userAnswers) isAskedByName(node *corev1.Node, all Answer) bool {
 	known := u.byName[node.Name]
 	answered := known != nil && known.uid == node.UID && known.answered
@@ -221,7 +226,7 @@ func (u *userAnswers) isAskedByName(node *corev1.Node, all Answer) bool {
 	case all.Allowed:
 		return protocol.IsControlPlane(node) || answered && !known.allowed || u.samples(node.Name)
 	case all.Err != nil:
-		// Do not ask about each of thousands of nodes: those questions would fail as well.
+		// Do not make an access review for each of thousands of nodes: they would fail as well.
 		return answered
 	}
 	return true
@@ -240,9 +245,9 @@ func (u *userAnswers) samples(name string) bool {
 	return true
 }
 
-// answer returns the answer about one node, or about all nodes if the name is empty. If the answer
-// has expired, it asks for a new one, and the subscribers learn the nodes later. The caller holds
-// mu.
+// answer returns the answer for one node, or for all nodes if the name is empty. If the answer has
+// expired, it requests a new one, and the subscribers are called for the given nodes later. The
+// caller must have locked mu.
 func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid types.UID, nodes []*corev1.Node) Answer {
 	now := c.config.Clock.Now()
 	known := of.byName[name]
@@ -269,14 +274,14 @@ func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid ty
 	case known.answered && known.allowed:
 		return Answer{Allowed: true, Stale: true, Err: err}
 	case known.answered && known.err == nil:
-		// A negative answer does not expire: it is valid until there is a new answer.
+		// A negative answer does not expire. It is valid until there is a new answer.
 		return Answer{}
 	}
 	return Answer{Err: err}
 }
 
-// ask adds a question to the queue, unless the question is already there or has just failed. The
-// caller holds mu.
+// ask adds an access review to the queue, unless it is already there or failed a moment ago. The
+// caller must have locked mu.
 func (c *Cache) ask(ctx context.Context, q question) {
 	if q.known.asking || q.known.err != nil && c.config.Clock.Since(q.known.failedAt) < askAgainAfter {
 		return
@@ -287,11 +292,13 @@ func (c *Cache) ask(ctx context.Context, q question) {
 		q.of.hasTurn = true
 		c.turns = append(c.turns, q.of)
 	}
-	// Many callers share an answer, so the question must not end with the context of one caller.
+	// Many callers share an answer, so the access review must not end with the context of one
+	// caller.
 	c.start(context.WithoutCancel(ctx))
 }
 
-// start asks as many of the waiting questions as the limits allow. The caller holds mu.
+// start sends as many of the waiting access reviews as the limits allow. The caller must have
+// locked mu.
 func (c *Cache) start(ctx context.Context) {
 	for c.asked < AtOnce {
 		q, ok := c.next()
@@ -307,8 +314,8 @@ func (c *Cache) start(ctx context.Context) {
 	}
 }
 
-// next removes a question from the queue of the next user whose limits allow one. The caller holds
-// mu.
+// next removes an access review from the queue of the next user whose limits allow one. The caller
+// must have locked mu.
 func (c *Cache) next() (question, bool) {
 	for range len(c.turns) {
 		of := c.turns[0]
@@ -329,7 +336,8 @@ func (c *Cache) next() (question, bool) {
 	return question{}, false
 }
 
-// work asks a question, reports the answer to the subscribers, and starts more questions.
+// work makes an access review, reports the answer to the subscribers, and starts further access
+// reviews.
 func (c *Cache) work(ctx context.Context, q question) {
 	asking, cancel := context.WithTimeoutCause(ctx, answerWithin, errTimeout)
 	allowed, err := ask(asking, c.config.Authorizer, q.of.user, "delete", q.name)
@@ -342,8 +350,9 @@ func (c *Cache) work(ctx context.Context, q question) {
 	}
 }
 
-// finish stores the answer to a question and returns the nodes to report. After a timeout, the
-// waiting questions about the same user fail as well, because each of them would probably time out.
+// finish stores the answer to an access review and returns the nodes to report. After a timeout,
+// the waiting access reviews of the same user fail as well, because each of them would probably
+// time out.
 func (c *Cache) finish(ctx context.Context, q question, allowed bool, err error, timedOut bool) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -373,8 +382,8 @@ func (c *Cache) finish(ctx context.Context, q question, allowed bool, err error,
 	return told
 }
 
-// fail records the error of a question and returns the nodes to report. It reports only the first
-// failure: after that, the caller asks again without a report.
+// fail records the error of an access review and returns the nodes to report. It reports only the
+// first failure. After that, callers call Ask again without a report.
 func (k *knownAnswer) fail(err error, now time.Time) []string {
 	first := k.err == nil
 	k.asking, k.err, k.failedAt = false, err, now
@@ -384,14 +393,14 @@ func (k *knownAnswer) fail(err error, now time.Time) []string {
 	return k.told()
 }
 
-// told returns the nodes to report, and clears them.
+// told returns the nodes to report, and empties the set.
 func (k *knownAnswer) told() []string {
 	names := k.waiting.UnsortedList()
 	k.waiting = sets.New[string]()
 	return names
 }
 
-// of returns the answers for a user. The caller holds mu.
+// of returns the answers for a user. The caller must have locked mu.
 func (c *Cache) of(requester *authenticationv1.UserInfo) *userAnswers {
 	identity := identify(requester)
 	of := c.users[identity]
@@ -416,7 +425,7 @@ func (c *Cache) Run(ctx context.Context) {
 	}
 }
 
-// renew asks again the questions whose answers expire soon, and those that have failed.
+// renew repeats the access reviews whose answers expire soon, and those that have failed.
 func (c *Cache) renew(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -433,7 +442,8 @@ func (c *Cache) renew(ctx context.Context) {
 	}
 }
 
-// due returns the questions to ask again, and removes unused answers. The caller holds mu.
+// due returns the access reviews to repeat, and removes unused answers. The caller must have locked
+// mu.
 func (c *Cache) due() []question {
 	now := c.config.Clock.Now()
 	var due []question

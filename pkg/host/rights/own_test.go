@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// refusing is an authorizer that allows nothing and records the nodes in its questions.
+// refusing is an authorizer that allows nothing and records the nodes of the access reviews.
 type refusing struct {
 	mu    sync.Mutex
 	asked []string
@@ -44,9 +44,9 @@ func asUser(name string, groups ...string) *authenticationv1.UserInfo {
 	return &authenticationv1.UserInfo{Username: name, Groups: groups}
 }
 
-// ownCases have a user who may delete no node, and the nodes in question. allowed are the nodes
-// with a positive answer, and asked are the questions to the authorizer; an empty name is the
-// question about all nodes.
+// ownCases are cases in which a user may delete no other node, with the nodes to check. allowed are
+// the nodes with a positive answer, and asked are the nodes of the access reviews. An empty name
+// stands for the access review for all nodes.
 var ownCases = map[string]struct {
 	user    *authenticationv1.UserInfo
 	nodes   []string
@@ -86,7 +86,7 @@ func TestCacheAboutTheNodeOfTheRequester(t *testing.T) {
 				nodes = append(nodes, node(name))
 			}
 			c.Ask(t.Context(), test.user, nodes)
-			// The answer about all nodes must arrive before the questions by name are asked.
+			// The answer for all nodes must arrive before the access reviews by name are sent.
 			synctest.Wait()
 			c.Ask(t.Context(), test.user, nodes)
 			synctest.Wait()
@@ -129,8 +129,8 @@ func TestQuestionerAboutTheNodeOfTheUser(t *testing.T) {
 	}
 }
 
-// TestNodesAreToldOfARightThatChanges changes a right while the cache renews it in the background.
-// No caller asks during that time.
+// TestNodesAreToldOfARightThatChanges: a right changes while the cache renews the answer in the
+// background. No caller calls Ask during that time.
 func TestNodesAreToldOfARightThatChanges(t *testing.T) {
 	for name, test := range map[string]struct {
 		host   *host

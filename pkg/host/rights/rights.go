@@ -1,19 +1,20 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rights asks the host cluster whether a user may delete nodes. A user needs this right for
-// the nodes of a maintenance. A Questioner checks many nodes for one request; a Cache serves
-// controllers repeatedly, for many users.
+// Package rights checks in the host cluster whether a user may delete nodes. A user needs this
+// right for the nodes of a maintenance. Each check is an access review, which is one call of the
+// authorizer. A Questioner checks many nodes for one request. A Cache checks nodes repeatedly for
+// the controllers, for many users.
 //
-// For a user who may delete all nodes, only the control plane and a hundred other nodes are checked
-// by name: authorizers that deny individual nodes to such a user are rare, and a cluster may have
+// If a user may delete all nodes, only the control plane and a hundred other nodes are checked by
+// name: authorizers that deny individual nodes to such a user are rare, and a cluster may have
 // thousands of nodes.
 //
-// A node may put itself under maintenance, as its agent does at a shutdown: if the user is a node,
-// no authorizer is asked about this node. For other nodes, the node needs the same right as any
-// user.
+// A node may put itself under maintenance, as the node agent does at a shutdown. So a node is
+// always allowed to delete itself, without an access review. For other nodes, it needs the same
+// right as any user.
 //
-// The content of a Cache may be dropped at any time.
+// The content of a Cache may be lost at any time.
 package rights
 
 import (
@@ -32,14 +33,14 @@ import (
 )
 
 const (
-	// AtOnce is the maximum number of concurrent questions.
+	// AtOnce is the maximum number of concurrent access reviews.
 	AtOnce = 16
 	// besideShortcut is the maximum number of worker nodes that are checked by name although the
 	// user may delete all nodes.
 	besideShortcut = 100
 )
 
-// Nodes are the names of the nodes to check. The order of each list is the order of the questions.
+// Nodes are the names of the nodes to check. They are checked in the order of the lists.
 type Nodes struct {
 	// ControlPlane are the nodes of the control plane, which are always checked by name.
 	ControlPlane []string
@@ -49,7 +50,7 @@ type Nodes struct {
 
 func (n Nodes) names() []string { return slices.Concat(n.ControlPlane, n.Others) }
 
-// without returns the nodes except the named one.
+// without returns the nodes except the node with the given name.
 func (n Nodes) without(name string) Nodes {
 	is := func(other string) bool { return other == name }
 	return Nodes{
@@ -66,38 +67,41 @@ func UserOf(u *authenticationv1.UserInfo) user.Info {
 	return &user.DefaultInfo{Name: u.Username, UID: u.UID, Groups: u.Groups, Extra: extra}
 }
 
-// Questioner asks about one user, without a cache.
+// Questioner makes access reviews for one user, without a cache.
 type Questioner struct {
 	// Authorizer is the authorizer of the host cluster.
 	Authorizer authorizer.UnconditionalAuthorizer
 	// User is the user whose rights are checked.
 	User user.Info
-	// EveryByName disables the shortcut of the question about all nodes.
+	// EveryByName disables the shortcut of a single access review for all nodes.
 	EveryByName bool
 	// AtMost is the maximum number of joining nodes that are checked by name; 0 means no limit.
 	AtMost int
-	// RefusalsAtMost is the number of refusals after which the questions end; 0 means no limit.
+	// RefusalsAtMost is the number of refusals after which no further access reviews are made; 0
+	// means no limit.
 	RefusalsAtMost int
 }
 
-// Verdict is the result for several nodes.
+// Verdict is the result of the access reviews for several nodes.
 type Verdict struct {
 	// Refused are nodes that the user may not delete, sorted by name.
 	Refused []string
-	// More: there may be more refused nodes, because RefusalsAtMost ended the questions.
+	// More is set if there may be further refused nodes, which were not checked because of
+	// RefusalsAtMost.
 	More bool
 	// Unasked is the number of joining nodes that were not checked because of AtMost. It does not
-	// include nodes that are covered by the question about all nodes.
+	// include nodes that are covered by the access review for all nodes.
 	Unasked int
 }
 
-// Ask checks joining nodes. It returns an error if a node has no answer, unless there are refusals.
+// Ask checks joining nodes. It returns an error if an access review failed, unless a node was
+// refused.
 func (q Questioner) Ask(ctx context.Context, joining Nodes) (Verdict, error) {
 	return q.AskChange(ctx, Nodes{}, joining)
 }
 
 // AskChange checks the nodes that leave a maintenance, then the nodes that stay or join. It checks
-// all leaving nodes: a controller checks nodes again before it holds them, but not before it
+// all leaving nodes, since a controller checks nodes again before it holds them, but not before it
 // releases them.
 func (q Questioner) AskChange(ctx context.Context, leaving, joining Nodes) (Verdict, error) {
 	if own, isNode := identity.NodeOf(q.User); isNode {
@@ -136,8 +140,8 @@ func (q Questioner) mayDelete(ctx context.Context, name string) (bool, error) {
 	return ask(ctx, q.Authorizer, q.User, "delete", name)
 }
 
-// MayGet reports whether the user may read a node, and so may see its name in an error. It returns
-// false if the authorizer does not respond.
+// MayGet reports whether the user may read a node, which means that an error may contain its name.
+// It returns false if the authorizer does not respond.
 func (q Questioner) MayGet(ctx context.Context, name string) bool {
 	allowed, err := ask(ctx, q.Authorizer, q.User, "get", name)
 	return err == nil && allowed
@@ -154,13 +158,13 @@ func ask(ctx context.Context, a authorizer.UnconditionalAuthorizer, u user.Info,
 	return allowed, nil
 }
 
-// byName checks each of the nodes.
+// byName checks each of the nodes, up to the limit of refusals.
 func (q Questioner) byName(ctx context.Context, names []string) (verdict Verdict, firstErr error) {
 	limit := q.RefusalsAtMost
 	if limit == 0 {
 		limit = len(names) + 1
 	}
-	// Cancel only further questions; let the questions in progress finish.
+	// Stop only further access reviews. The access reviews in progress must finish.
 	asking, stop := context.WithCancel(ctx)
 	defer stop()
 	type answer struct {
@@ -189,7 +193,7 @@ func (q Questioner) byName(ctx context.Context, names []string) (verdict Verdict
 		}
 	}
 	if err := ctx.Err(); err != nil && firstErr == nil {
-		// A node must not count as allowed if its question was not asked in time.
+		// A node must not count as allowed if there was no time to check it.
 		firstErr = err
 	}
 	slices.Sort(verdict.Refused)

@@ -27,7 +27,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// host is an authorizer that allows the deletion of the nodes in allowed, and counts the questions.
+// host is an authorizer that allows the deletion of the nodes in allowed, and counts the access
+// reviews.
 type host struct {
 	mu      sync.Mutex
 	allowed map[string]bool
@@ -62,7 +63,7 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// take returns the questions since the last call, sorted.
+// take returns the access reviews since the last call, sorted.
 func (h *host) take() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,7 +72,7 @@ func (h *host) take() []string {
 	return asked
 }
 
-// count returns the number of questions since the last call of take.
+// count returns the number of access reviews since the last call of take.
 func (h *host) count() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -94,8 +95,8 @@ func may(names ...string) *host {
 	return h
 }
 
-// mayAll returns an authorizer that allows the deletion of all nodes of a list, by name and without
-// a name.
+// mayAll returns an authorizer that allows the deletion of all nodes of a list, and also the
+// deletion of all nodes without a name.
 func mayAll(nodes []*corev1.Node) *host {
 	h := may("")
 	for _, node := range nodes {
@@ -128,8 +129,8 @@ func newCache(h *host) *Cache {
 	return NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}})
 }
 
-// settled asks until the cache asks the authorizer no new question, and returns the answers. It
-// runs in a bubble.
+// settled calls Ask until the cache makes no new access review, and returns the answers. It must
+// run in a bubble.
 func settled(t *testing.T, c *Cache, h *host, user *authenticationv1.UserInfo, nodes []*corev1.Node) map[string]Answer {
 	t.Helper()
 	for {
@@ -143,7 +144,7 @@ func settled(t *testing.T, c *Cache, h *host, user *authenticationv1.UserInfo, n
 }
 
 // elapse advances the clock of the bubble, and returns when all work that is due has ended. It does
-// not take real time: in a bubble the clock advances when all goroutines are blocked.
+// not take real time, since the clock of a bubble advances when all goroutines are blocked.
 func elapse(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // see above
 	synctest.Wait()
@@ -161,8 +162,8 @@ func expectAllowed(t *testing.T, answers map[string]Answer, want int) {
 	is.Equal(t, got, want, "nodes allowed")
 }
 
-// TestLargeDrainAsksFewQuestions limits the number of questions for a drain whose requester may
-// delete any node.
+// TestLargeDrainAsksFewQuestions limits the number of access reviews for a drain whose requester
+// may delete any node.
 func TestLargeDrainAsksFewQuestions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes := append(workers(5000), controlPlane("z-1"), controlPlane("z-2"), controlPlane("z-3"))
@@ -172,7 +173,7 @@ func TestLargeDrainAsksFewQuestions(t *testing.T) {
 		if asked := h.take(); len(asked) >= 200 || !slices.Contains(asked, "z-3") || !slices.Contains(asked, "n-0099") {
 			t.Errorf("got %d questions, want fewer than 200 with the control plane and a hundred others", len(asked))
 		}
-		// Questions node by node, as node events cause them, must not cost more.
+		// Asking node by node, as events of nodes cause it, must not need more access reviews.
 		for _, n := range nodes {
 			expectAllowed(t, c.Ask(t.Context(), bob, []*corev1.Node{n}), 1)
 		}
@@ -246,7 +247,7 @@ func TestAnswers(t *testing.T) {
 }
 
 // TestSilentAuthorizer covers an authorizer that does not respond. Callers do not wait, and waiting
-// questions fail together with the question that timed out.
+// access reviews fail together with the access review that timed out.
 func TestSilentAuthorizer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes := workers(100)
@@ -280,8 +281,8 @@ func TestSilentAuthorizer(t *testing.T) {
 	})
 }
 
-// TestSilenceAboutOneUserDelaysNoOther covers an authorizer that does not respond about some users,
-// while questions about their nodes are asked all the time, as in a drain.
+// TestSilenceAboutOneUserDelaysNoOther covers an authorizer that does not respond for some users,
+// while Ask is called for their nodes all the time, as in a drain.
 func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
 	for name, silent := range map[string]int{"one user": 1, "twenty users": 20} {
 		bubble.Run(t, name, func(t *testing.T) {
@@ -296,7 +297,7 @@ func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
 				c.Ask(t.Context(), &authenticationv1.UserInfo{Username: user}, nodes)
 			}
 			if silent > AtOnce {
-				// Some questions have to wait for a second round.
+				// Some access reviews have to wait until the first ones have timed out.
 				elapse(2 * answerWithin)
 			}
 			for range 5 {
@@ -310,14 +311,14 @@ func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
 			if waited := time.Since(start); waited > 0 {
 				t.Errorf("the first answers about another user took %s", waited)
 			}
-			// The last questions about the other users time out.
+			// The last access reviews of the other users time out.
 			elapse(5 * answerWithin)
 			expectAllowed(t, c.Ask(t.Context(), bob, nodes), len(nodes))
 		})
 	}
 }
 
-// silentAbout does not respond to questions about some users.
+// silentAbout is an authorizer that does not respond for some users.
 type silentAbout struct {
 	*host
 	users map[string]bool
@@ -358,7 +359,7 @@ func TestNodesAreToldOf(t *testing.T) {
 		}
 		h.set(func(h *host) { delete(h.fails, "*") })
 		elapse(askAgainAfter)
-		// There is one answer about all nodes, and one about this node.
+		// There is one answer for all nodes, and one for this node.
 		expect("answers", 3)
 		elapse(AnswerTTL - time.Second)
 		expect("nothing new", 3)
@@ -370,7 +371,7 @@ func TestAnswersExpireAndAreRenewed(t *testing.T) {
 		wait time.Duration
 		do   func(*host)
 		want Answer
-		// asks: the authorizer is asked.
+		// asks is set if an access review is made.
 		asks bool
 	}
 	revoke := func(h *host) { h.allowed = map[string]bool{} }
@@ -505,7 +506,7 @@ func TestAskChange(t *testing.T) {
 		asked            int
 		refused          []string
 		unasked          int
-		// notAsked is a node about which no question may be asked.
+		// notAsked is a node for which no access review may be made.
 		notAsked string
 	}{
 		"all leaving nodes are asked about by name, beyond the limit": {
@@ -548,8 +549,8 @@ func TestAskChange(t *testing.T) {
 	}
 }
 
-// TestAskChangeWithoutTime covers a change with so many leaving nodes that the time is not
-// sufficient: nodes without a question do not count as allowed.
+// TestAskChangeWithoutTime covers a change with so many leaving nodes that there is no time to
+// check all of them. Nodes that were not checked must not count as allowed.
 func TestAskChangeWithoutTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := may("l-0000")
