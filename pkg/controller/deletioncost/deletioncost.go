@@ -34,8 +34,8 @@ const (
 	Lowest int32 = -2147483647
 	// fieldManager is the field manager of these writes.
 	fieldManager = "haulout-deletioncost"
-	// attempts is how often a write with a conflict is tried. The kubelet may write a pod's status
-	// at any time.
+	// attempts is the number of times that a write with a conflict is tried. The kubelet may write
+	// a pod's status at any time.
 	attempts = 4
 )
 

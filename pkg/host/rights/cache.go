@@ -56,10 +56,10 @@ const (
 
 // ErrAsking is the error of an Answer until the authorizer responds for the first time. Then the
 // Cache calls its subscribers.
-var ErrAsking = errors.New("the authorizer has not answered yet")
+var ErrAsking = errors.New("the authorizer has not responded yet")
 
 // errTimeout is the error of an access review without a response.
-var errTimeout = errors.New("the authorizer did not answer in time")
+var errTimeout = errors.New("the authorizer did not respond in time")
 
 // Answer is the known result of the access review for one user and one node.
 type Answer struct {
@@ -162,25 +162,26 @@ func (c *Cache) Subscribe(answered func(node string)) {
 }
 
 // Ask returns, by name, whether the user may delete each of the nodes, as far as this is known now.
-// It requests unknown answers in the background. A missing answer about one node does not affect
-// the answers about others. The first row that applies selects the question for a node:
+// It requests unknown answers in the background. A missing answer for one node does not affect the
+// answers for other nodes. For each node, the first row that applies selects the access review that
+// decides:
 //
 //	there is no requester                     none: not allowed
 //	the requester is the node                 none: allowed
-//	EveryByName, or the user may not          the question about the node
+//	EveryByName, or the user may not          the access review for the node
 //	delete all nodes
-//	no answer about all nodes                 the question about the node if it was answered
-//	                                          before, else unknown
-//	node of the control plane, refused        the question about the node
+//	no answer for all nodes                   the access review for the node if there was one
+//	                                          before, otherwise unknown
+//	node of the control plane, refused        the access review for the node
 //	before, or one of a hundred others
-//	any other node                            the question about all nodes
+//	any other node                            the access review for all nodes
 //
 // Then the first row that applies selects the answer:
 //
 //	answered within AnswerTTL                 this answer
 //	answered before that: allowed             allowed, Stale
 //	answered before that: not allowed, and    not allowed
-//	no question has failed since
+//	no access review has failed since
 //	otherwise                                 unknown: Err
 func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, nodes []*corev1.Node) map[string]Answer {
 	answers := make(map[string]Answer, len(nodes))
