@@ -522,7 +522,7 @@ func events() []runtime.Object {
 		event("a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update",
 			89*time.Second),
 		event(
-			"b", "CordonFight", "Node", "node-004", "kubectl-edit keeps making the node schedulable", 50*time.Second,
+			"b", "CordonFight", "Node", "node-004", "kubectl-edit keeps uncordoning the node", 50*time.Second,
 			func(e *eventsv1.Event) {
 				e.Type, e.Series = corev1.EventTypeWarning, &eventsv1.EventSeries{Count: 4}
 			},

@@ -39,7 +39,7 @@ func stuck() *v1alpha1.NodeMaintenance {
 
 // stalled returns draining without progress for a long time and without blocked pods.
 func stalled() *v1alpha1.NodeMaintenance {
-	return progressing(long(), metav1.ConditionFalse, v1alpha1.ReasonProgressStalled, "Nothing has moved for 15m0s",
+	return progressing(long(), metav1.ConditionFalse, v1alpha1.ReasonProgressStalled, "No progress for 15m0s",
 		17*time.Minute)
 }
 

@@ -33,7 +33,7 @@ var (
 	}, []string{"reason"})
 	evacuationHandovers = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "evacuation", Name: "handovers_total",
-		Help:           "Hand-overs from an evacuator to the next one or to eviction, because it completed without success or did not report for too long.",
+		Help:           "Changes of the active evacuator to the next one or to eviction, because the previous one completed without success or did not report for too long.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{

@@ -176,8 +176,8 @@ func explainStandoff(budget *policyv1.PodDisruptionBudget, down []downPod) *evic
 	}
 	return &eviction.Blocker{
 		Reason: v1alpha1.ReasonBudgetPodsCordoned,
-		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption because pods of it are not ready "+
-			"on nodes that are under maintenance: %s. It opens when they are ready elsewhere: complete the maintenance "+
+		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption because some of its pods are not ready "+
+			"on nodes that are under maintenance: %s. It allows a disruption when they are ready elsewhere: complete the maintenance "+
 			"of one of these nodes, or delete these pods if they may start on another node.%s",
 			budget.Name, strings.Join(named, ", "), releaseAlone(down)),
 	}

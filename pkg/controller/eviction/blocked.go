@@ -50,14 +50,14 @@ var consequences = map[verdict]consequence{
 	verdictPodChanged:   {rest: maxTroubleRest},
 	verdictDenied: {
 		v1alpha1.ReasonEvictionDenied,
-		"The eviction is refused: %s It is tried again. Ask the owner of the webhook or policy, or delete the pod by hand.", maxBudgetRest, false,
+		"The eviction is refused: %s The server retries. Ask the owner of the webhook or policy, or delete the pod by hand.", maxBudgetRest, false,
 	},
 	verdictOverloaded: {
 		v1alpha1.ReasonEvictionError,
-		"kube-apiserver answers that it cannot evict the pod now: %s It is tried again. Check kube-apiserver.", maxRetryAfter, false,
+		"kube-apiserver responds that it cannot evict the pod now: %s The server retries. Check kube-apiserver.", maxRetryAfter, false,
 	},
 	verdictUnknown: {
-		v1alpha1.ReasonEvictionError, "The eviction gets no answer in time, and the pod still exists: %s It is tried again. " +
+		v1alpha1.ReasonEvictionError, "kube-apiserver does not respond to the eviction in time, and the pod still exists: %s The server retries. " +
 			"Check kube-apiserver, and that admission webhooks for pods/eviction respond quickly.", maxTroubleRest, false,
 	},
 	verdictTooManyDisruptedPods: {v1alpha1.ReasonTooManyDisruptedPods, pdb.TooManyDisruptedPods("%s").Message, maxBudgetRest, true},
@@ -73,7 +73,7 @@ var consequences = map[verdict]consequence{
 		v1alpha1.ReasonMultiplePodDisruptionBudgets,
 		"The pod is selected by more than one PodDisruptionBudget, which the eviction API refuses. Change their selectors or delete all but one.", maxTroubleRest, false,
 	},
-	verdictFailed: {v1alpha1.ReasonEvictionError, "The eviction fails: %s It is tried again.", maxTroubleRest, false},
+	verdictFailed: {v1alpha1.ReasonEvictionError, "The eviction fails: %s The server retries.", maxTroubleRest, false},
 }
 
 // handleAnswer applies the consequence of an answer to the item.
@@ -165,7 +165,7 @@ func (q *Queue) updateState(it *item, now time.Time) {
 		it.lane.common().reviewBy(t.from)
 	}
 	if note == "" && it.denial != "" {
-		note = "The eviction is refused for now: " + it.denial + " It is tried again."
+		note = "The eviction is refused for now: " + it.denial + " The server retries."
 	}
 	if it.note == note && (it.blocker == b || it.blocker != nil && b != nil && *it.blocker == *b) {
 		return

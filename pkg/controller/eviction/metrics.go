@@ -14,14 +14,14 @@ var (
 	evictionsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace:      "haulout",
 		Name:           "evictions_total",
-		Help:           "Number of calls of the eviction API, by the meaning of the answer.",
+		Help:           "Number of calls of the eviction API, by the meaning of the response.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"answer"})
 
 	evictionsInFlight = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace:      "haulout",
 		Name:           "evictions_in_flight",
-		Help:           "Number of calls of the eviction API that wait for their answer.",
+		Help:           "Number of calls of the eviction API that wait for a response.",
 		StabilityLevel: metrics.ALPHA,
 	})
 

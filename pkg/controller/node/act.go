@@ -216,7 +216,7 @@ func (c *Controller) announce(ctx context.Context, f facts, change nodeChange, w
 	if change.taintRestored {
 		c.state.Taints.Restored(f.node)
 		c.nodeEvent(f.node, nm, corev1.EventTypeWarning, EventTaintRestored, actionTaint,
-			"A taint of NodeMaintenance %s was removed from the node while it holds the node; it was added again", nm.Name)
+			"A taint of NodeMaintenance %s was removed while the maintenance holds the node; the taint was added again", nm.Name)
 	}
 }
 

@@ -19,7 +19,7 @@ const (
 	// EventCordonRestored: a user or another controller made a node schedulable during a
 	// maintenance, and the node was made unschedulable again.
 	EventCordonRestored = "CordonRestored"
-	// EventCordonFight: a user or another controller keeps making a node schedulable during a
+	// EventCordonFight: a user or another controller keeps uncordoning a node during a
 	// maintenance.
 	EventCordonFight = "CordonFight"
 	// EventTaintRestored: a user or another controller removed a taint from a node during a

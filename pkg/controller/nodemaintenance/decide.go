@@ -306,7 +306,7 @@ func decideDrained(f drainedFacts) verdict {
 	case !f.finished && r.isBlocked():
 		return no(v1alpha1.ReasonDrainBlocked, "No pod is able to leave: %s; %s", r.worst(), r.progress())
 	case !f.finished && f.stalledSince != nil:
-		return no(v1alpha1.ReasonDrainBlocked, "Nothing has moved since %s; %s", f.stalledSince.UTC().Format(time.RFC3339), r.progress())
+		return no(v1alpha1.ReasonDrainBlocked, "No progress since %s; %s", f.stalledSince.UTC().Format(time.RFC3339), r.progress())
 	case !f.finished:
 		return no(v1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:

@@ -59,7 +59,7 @@ func TestDecideKeptPods(t *testing.T) {
 				w.run(newPod("p", "one", 0, ofDaemonSet, func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} }))
 			},
 		},
-		"a DaemonSet pod whose budget stays closed is kept, and still asked to leave": {
+		"a DaemonSet pod whose budget allows no disruption is kept, and still asked to leave": {
 			evacuators: []string{classDaemonSet}, left: 1, drained: podsKept, progressing: "Drained",
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0, ofDaemonSet), evacuated(), func(p *nodestate.Pod) { p.Kept = drainplan.KeptBudget })

@@ -102,7 +102,7 @@ func progressVerdict(f progressFacts) verdict {
 	case f.blocked:
 		return verdict{no, v1alpha1.ReasonProgressBlocked, "Every pod that is asked to leave is blocked: " + f.worst}
 	case f.stalledSince != nil:
-		text := "Nothing has moved since " + f.stalledSince.UTC().Format(time.RFC3339) + ": " + f.progress
+		text := "No progress since " + f.stalledSince.UTC().Format(time.RFC3339) + ": " + f.progress
 		if len(f.problems) > 0 {
 			text += ". " + describe(f.problems)
 		}

@@ -69,7 +69,7 @@ func TestDecideProgressing(t *testing.T) {
 			},
 			verdict{
 				no, "Stalled",
-				"Nothing has moved since 2026-11-01T12:00:00Z: 1 pod left. node a: forbidden (since 2026-11-01T12:00:00Z)",
+				"No progress since 2026-11-01T12:00:00Z: 1 pod left. node a: forbidden (since 2026-11-01T12:00:00Z)",
 			},
 		},
 		"a failure, and other nodes progress": {

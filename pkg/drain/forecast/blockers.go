@@ -331,14 +331,14 @@ func (b *blocker) explain() {
 			"Correct their owner references, or delete them by hand."
 	case v1alpha1.ReasonTurnsByOwner:
 		b.Message = fmt.Sprintf("No PodDisruptionBudget protects the pods of %s. Only some pods of a workload may be missing at the same time, "+
-			"so these leave in groups, each when the replacements of the previous group are ready or have had time to start.", b.named())
+			"so these pods leave in groups, each when the replacements of the previous group are ready or have had time to start.", b.named())
 	case v1alpha1.ReasonPodTerminating:
 		b.Message = "The grace period of the pods has ended and they have not stopped. Check their containers and the kubelets of their nodes."
 	case v1alpha1.ReasonNoController:
 		b.Message = "No controller owns the pods, so nothing recreates them after they have left."
 	case v1alpha1.ReasonJobFails:
 		b.Message = fmt.Sprintf("An evicted pod counts as failed, and these Jobs allow no more failures, so they fail for good: %s. "+
-			"Wait until they have ended, raise their backoffLimit, or have their podFailurePolicy ignore the condition DisruptionTarget.", b.named())
+			"Wait until they have ended, raise their backoffLimit, or make their podFailurePolicy ignore the condition DisruptionTarget.", b.named())
 	case v1alpha1.ReasonPodNominated:
 		b.Message = "The scheduler has nominated these nodes for the pods, but not bound the pods to them. The drain does not evict the pods: " +
 			"it waits until the scheduler drops the nomination or binds them to other nodes."

@@ -77,7 +77,7 @@ func (o Owner) remedy() string {
 		return fmt.Sprintf("The owner of the app can change the budget, or set the annotation %s: %s on the Deployment: unless an autoscaler scales it, "+
 			"its pods are then replaced before they leave. Or %s.", v1alpha1.AnnotationSurge, v1alpha1.SurgeAlways, narrow)
 	case ownerOperator:
-		return fmt.Sprintf("%s owns the pod: its operator may give the pod's role to another pod, which opens the budget. "+
+		return fmt.Sprintf("%s owns the pod: its operator may give the pod's role to another pod, and then the budget allows the eviction. "+
 			"If it does not, ask the owner of the app, or %s. Do not delete the pod by hand.", o.name, narrow)
 	}
 	return fmt.Sprintf("Change the budget, %s, or delete the pod by hand.", narrow)

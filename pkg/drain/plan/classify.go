@@ -31,7 +31,7 @@ const (
 	KeptStatic KeptReason = "static pod"
 	// KeptBudget is the reason of DaemonSet pods whose budget has allowed no disruption for too
 	// long. They are evicted if the budget allows it later.
-	KeptBudget KeptReason = "DaemonSet pod whose budget stays closed"
+	KeptBudget KeptReason = "DaemonSet pod whose budget allows no disruption"
 	// KeptOwn is the reason of pods of the server that were recreated on a node that a maintenance
 	// holds.
 	KeptOwn KeptReason = "server pod that came back"

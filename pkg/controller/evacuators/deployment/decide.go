@@ -134,7 +134,7 @@ func (s *situation) reasonToDecline() string {
 	}
 	switch {
 	case s.target.record.resets() >= maxResets:
-		return fmt.Sprintf("cannot be scaled up: a user or controller has reverted its replicas %d times (it is tried again without the annotation %s)",
+		return fmt.Sprintf("cannot be scaled up: a user or controller has reverted its replicas %d times (remove the annotation %s to try again)",
 			s.target.record.resets(), v1alpha1.AnnotationSurgeRecord)
 	case s.isScaleRefused():
 		return "cannot be scaled up: " + s.refused.text

@@ -68,7 +68,7 @@ func TestDecideHold(t *testing.T) {
 		},
 		"a ready surge pod is not available before minReadySeconds": {
 			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }), leaving(), replacement()),
-			says: "has to stay so until",
+			says: "must stay ready until",
 		},
 		"an available surge pod on a node under maintenance does not count": {
 			s: at(

@@ -173,7 +173,7 @@ func (s *situation) explain(p *pod, step int) string {
 		return fmt.Sprintf("surge pod %s on node %s is not ready.", p.Name, p.Spec.NodeName)
 	case stepReady:
 		at, _ := s.availableAt(p)
-		return fmt.Sprintf("surge pod %s is ready and has to stay so until %s.", p.Name, at.UTC().Format(time.RFC3339))
+		return fmt.Sprintf("surge pod %s is ready and must stay ready until %s.", p.Name, at.UTC().Format(time.RFC3339))
 	}
 	return fmt.Sprintf("surge pod %s is on node %s, which is cordoned.", p.Name, p.Spec.NodeName)
 }

@@ -110,14 +110,14 @@ func TestStraysLeaveFirst(t *testing.T) {
 		want, says string
 	}{
 		"an available stray": {
-			s: at(time.Second, up, first, stray(ours)), want: "lower web-1;hand over web-1;", says: "leaves before the others",
+			s: at(time.Second, up, first, stray(ours)), want: "lower web-1;hand over web-1;", says: "leaves before the other pods",
 		},
 		"an unready stray": {
-			s: at(time.Second, up, first, stray(ours, unready)), want: "lower web-1;hand over web-1;", says: "leaves before the others",
+			s: at(time.Second, up, first, stray(ours, unready)), want: "lower web-1;hand over web-1;", says: "leaves before the other pods",
 		},
 		"a stray beside another pod that is unready": {
 			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0)), first, newTestPod("web-2", unready), stray(ours)),
-			want: "lower web-1;hand over web-1;", says: "leaves before the others",
+			want: "lower web-1;hand over web-1;", says: "leaves before the other pods",
 		},
 		"a stray that serves for a pod that has left waits": {
 			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0, "gone")), first, stray(ours), newTestPod("web-2", fresh, unready)),
@@ -125,7 +125,7 @@ func TestStraysLeaveFirst(t *testing.T) {
 		},
 		"such a stray leaves when it has a replacement": {
 			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0, "gone")), first, stray(ours), newTestPod("web-2", fresh)),
-			want: "lower web-1;hand over web-1;", says: "leaves before the others",
+			want: "lower web-1;hand over web-1;", says: "leaves before the other pods",
 		},
 		"no turn ends before the stray has left":                 {s: at(time.Hour, up, first, stray(lanes, blocked)), says: "which is cordoned"},
 		"no turn ends before the next pod has had the full time": {s: after(true), says: "is not ready"},

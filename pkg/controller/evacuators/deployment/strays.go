@@ -68,8 +68,8 @@ func (d *decision) sendAway(s situation, leaving []*pod) (waiting []*pod) {
 			// stray.
 			d.lower = append(d.lower, p.Pod)
 		}
-		d.complete(p, fmt.Sprintf("The pod was created by a surge of Deployment %s and has started on a node under maintenance: it leaves before the others, "+
-			"so that the next one can start elsewhere%s.", s.deployment.Name, p.purpose))
+		d.complete(p, fmt.Sprintf("The pod was created by a surge of Deployment %s and has started on a node under maintenance: it leaves before the other pods, "+
+			"so that its replacement can start on another node%s.", s.deployment.Name, p.purpose))
 	}
 	return waiting
 }

@@ -82,7 +82,7 @@ func (d *decision) endWithout(p *pod, why string) {
 
 func (d *decision) declineEvent(pods int, why string) {
 	d.event(corev1.EventTypeNormal, EventSurgeDeclined, actionSurge,
-		"%d pods are handed to the next evacuator without a replacement: the Deployment %s", pods, why)
+		"The next evacuator is active for %d pods, which get no replacement: the Deployment %s", pods, why)
 }
 
 // endTurns reports completion for pods that no longer wait for a replacement, and returns the other
