@@ -174,7 +174,7 @@ func (w *world) until(pod string, want map[string]string) {
 	}
 }
 
-// wait lets time pass.
+// wait advances the time.
 func wait(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()

@@ -23,8 +23,8 @@ const (
 	// overdueAfter is how long after the end of its grace period a pod may still exist. The kubelet
 	// needs a moment to report that the pod has stopped.
 	overdueAfter = 30 * time.Second
-	// stoppingShownAfter is the time that a pod has been stopping for when its Evacuation begins to
-	// report it. Most pods stop sooner, and then this status write is not needed.
+	// stoppingShownAfter is how long a pod may be stopping before its Evacuation reports it. Most
+	// pods stop sooner, and then this status write is not needed.
 	stoppingShownAfter = 5 * time.Second
 	// reasonNotBlocked is the reason of Blocked=False, except while the pod waits or is stopping.
 	reasonNotBlocked = "NotBlocked"

@@ -41,8 +41,8 @@ type event struct {
 func (c *Controller) send(evacuation *v1alpha1.Evacuation, events []event) {
 	pod := evacuation.Spec.PodRef
 	for _, e := range events {
-		// References instead of objects: a reference has a kind even if the scheme of the recorder
-		// does not have the type.
+		// Use references instead of objects: a reference has a kind even if the scheme of the
+		// recorder does not have the type.
 		c.recorder.Eventf(
 			&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: evacuation.Namespace, Name: pod.Name, UID: pod.UID},
 			&corev1.ObjectReference{

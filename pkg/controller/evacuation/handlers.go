@@ -91,7 +91,8 @@ func (c *Controller) podGone(obj any) {
 		return
 	}
 	key := keyOfPod(pod)
-	// Only if the Evacuation still exists: otherwise no later event would remove the entry.
+	// Record the pod only if the Evacuation still exists: otherwise no later event would remove the
+	// entry.
 	c.departed.Change(pod.UID, func(struct{}, bool) (struct{}, bool) {
 		_, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 		return struct{}{}, err == nil

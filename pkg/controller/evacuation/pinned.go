@@ -202,7 +202,7 @@ func matchesAll(selectors []*nodeaffinity.NodeSelector, node *corev1.Node) bool 
 }
 
 // releaseAlone returns the remedy for pods that can only run on the nodes that they have left:
-// release these nodes before the others of their maintenance.
+// release these nodes before the other nodes of their maintenance.
 func releaseAlone(down []downPod) string {
 	var nodes, maintenances []string
 	for _, d := range down {

@@ -149,8 +149,8 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 }
 
 // arrivals records two things that the existing Evacuations do not show: when their pods were
-// created, and which pods had returned whose Evacuations are deleted. A new leader does not know
-// the pods that left before, so it counts pods with other names and labels from zero.
+// created, and which pods with deleted Evacuations had returned. A new leader does not know the
+// pods that left before, so it counts pods with other names and labels from zero.
 type arrivals struct {
 	pods loop.Memory[types.UID, arrival]
 	// past has the returned pods that have left, the oldest first.

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// standoffCheck is the interval at which a waiting pod's budget is checked for a cause again
-	// while it allows no disruption.
+	// standoffCheck is the interval at which the cause is determined again while the budget of a
+	// waiting pod allows no disruption.
 	standoffCheck = time.Minute
 	// factsFresh is how long the list of the pods of a namespace that are down is reused: many pods
 	// wait for the same budget, and a namespace may have thousands of budgets.

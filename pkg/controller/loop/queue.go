@@ -123,7 +123,7 @@ func (q *Queue[T]) handle(ctx context.Context, item T, do func(context.Context, 
 
 // IsOnlyConflict reports whether an error consists only of conflicts.
 func IsOnlyConflict(err error) bool {
-	// Not errors.As, which would match the first conflict among several errors.
+	// Do not use errors.As: it would match the first conflict among several errors.
 	var all []error
 	switch e := any(err).(type) {
 	case interface{ Errors() []error }:

@@ -54,8 +54,8 @@ func (c *Controller) isToBeUncordoned(node *corev1.Node, nm *v1alpha1.NodeMainte
 	})
 }
 
-// isQuiet reports whether no pod of a node can be evicted any more for a maintenance that does not
-// want it to leave.
+// isQuiet reports whether a node has neither an eviction in flight nor an Evacuation of ours that
+// no maintenance wants.
 func (c *Controller) isQuiet(node string) bool {
 	if c.state.IsEvicting(node) {
 		return false

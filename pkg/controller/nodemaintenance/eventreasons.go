@@ -15,8 +15,8 @@ const (
 	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not delete
 	// it.
 	EventNotAuthorized = "NotAuthorized"
-	// EventFastForwarded: before a maintenance joined, another maintenance had already drained a
-	// node further than the plan of the first allows.
+	// EventFastForwarded: when a maintenance joined, another maintenance had already drained a node
+	// further than the plan of the new one.
 	EventFastForwarded = "DrainFastForwarded"
 	// EventOrderOverridden: the plans of two maintenances contradict each other, and the nodes are
 	// drained in the order of the older plan.

@@ -66,7 +66,7 @@ func (w *world) run(pod *corev1.Pod, modify ...func(*nodestate.Pod)) {
 	w.pods[pod.Name] = p
 }
 
-// evacuated gives a pod an Evacuation of ours.
+// evacuated adds an Evacuation of ours to a pod.
 func evacuated(modify ...func(*v1alpha1.Evacuation)) func(*nodestate.Pod) {
 	return func(p *nodestate.Pod) {
 		p.Evacuation = ourEvacuation(p.Name, p.Spec.NodeName, modify...)

@@ -80,7 +80,7 @@ type authorizerOfAll struct {
 	mu      sync.Mutex
 	refused sets.Set[string]
 	err     error
-	// failing has the errors of the reviews about single nodes.
+	// failing has the errors of the access reviews for single nodes.
 	failing map[string]error
 	// silent is the user whose access reviews do not end until answer is closed.
 	silent string

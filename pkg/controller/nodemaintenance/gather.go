@@ -87,7 +87,7 @@ type memberNode struct {
 }
 
 // exclusion is the reason why a node is outside the waves, which means that they do not wait for
-// it, and the time since when.
+// it, and the time at which this began.
 type exclusion struct {
 	reason v1alpha1.NodeStatusReason
 	why    string

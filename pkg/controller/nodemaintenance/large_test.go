@@ -60,7 +60,7 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 		t.Fatal(err)
 	}
 	status := d.status
-	// The longest targets of a drain plan without user-defined entries.
+	// Use the longest targets that a drain plan without user-defined entries can have.
 	for i := range status.NodeStatuses {
 		status.NodeStatuses[i].DrainTargets = []v1alpha1.DrainPlanEntry{
 			{PodType: v1alpha1.PodTypeDefault, PodPriority: v1alpha1.MaxPodPriority},

@@ -43,7 +43,7 @@ func TestEvacuationsOfADeselectedNodeAreWithdrawn(t *testing.T) {
 	})
 }
 
-// TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther covers an authorizer that does not answer
+// TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther covers an authorizer that does not respond
 // for the user of a maintenance in stage Idle.
 func TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

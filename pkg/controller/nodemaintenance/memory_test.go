@@ -14,7 +14,7 @@ import (
 )
 
 // wantSameDecision checks that the memory of the controller does not change its decision: a new
-// controller decides the same about a maintenance.
+// controller must make the same decision about a maintenance.
 func (f *fixture) wantSameDecision(name string) {
 	f.t.Helper()
 	nm, err := f.get(name)

@@ -38,9 +38,9 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestSilentAuthorizerDelaysNoOtherDrain covers an authorizer that does not answer for one of two
-// users. With a single worker, the drain of the other user continues, and that of the first user as
-// soon as the authorizer answers.
+// TestSilentAuthorizerDelaysNoOtherDrain covers an authorizer that does not respond for one of two
+// users. With a single worker, the drain of the other user continues. The drain of the first user
+// continues when the authorizer responds.
 func TestSilentAuthorizerDelaysNoOtherDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const silent, nodeWorkers = "silent", 16

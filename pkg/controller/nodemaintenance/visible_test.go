@@ -362,9 +362,9 @@ func TestNodesOfAnotherStorageAreKept(t *testing.T) {
 	})
 }
 
-// TestHostileAnnotationsStopNoOtherNode covers a node whose annotation has a name that no
-// maintenance can have, so that its cordon counts as a user's, a node whose annotation has far too
-// many names, and a node to release.
+// TestHostileAnnotationsStopNoOtherNode covers three nodes. The annotation of the first names a
+// maintenance that cannot exist, so its cordon counts as the cordon of a user. The annotation of
+// the second has far too many names. The third is to be released.
 func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 	many := []string{}
 	for i := range 10000 {

@@ -50,8 +50,8 @@ type Config struct {
 	// its users subscribe to the Selection.
 	Selection *selection.Selection
 	Clock     clock.PassiveClock
-	// Evacuators are the classes of the enabled built-in evacuators. Pods that only a disabled one
-	// could evacuate are kept.
+	// Evacuators are the classes of the enabled built-in evacuators. Pods that only a disabled
+	// evacuator could evacuate are kept.
 	Evacuators sets.Set[string]
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means 5 minutes.
@@ -312,7 +312,7 @@ func (s *State) evacuationsIn(node string) []*v1alpha1.Evacuation {
 	return out
 }
 
-// HasOurs reports whether a pod of a node has an Evacuation of ours, or was requested to have one
+// HasOurs reports whether a pod of a node has an Evacuation of ours, or whether one was requested
 // that is not in the cache yet.
 func (s *State) HasOurs(node string) bool {
 	return slices.ContainsFunc(s.Requests.On(node), func(r Request) bool { return !r.Terminating }) || len(s.OurEvacuations(node)) > 0

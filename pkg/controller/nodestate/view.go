@@ -59,7 +59,7 @@ func (v *View) Keeps(uid types.UID) bool {
 }
 
 // keptView is a cached view. It is valid until a pod or an Evacuation on its node changes, so that
-// an event makes only the view of its own node be built again.
+// after an event only the view of one node is built again.
 type keptView struct {
 	// uid is the UID of the node, and static has the facts that determine which of its static pods
 	// are kept.

@@ -65,7 +65,8 @@ type selected struct {
 	// inherited are the nodes that were in the status when this process started. They also linger
 	// if their labels no longer match.
 	inherited map[string]types.UID
-	// leaving are the nodes whose labels no longer match, with the time since when.
+	// leaving has the nodes whose labels no longer match, with the time at which they stopped
+	// matching.
 	leaving map[string]time.Time
 	// ignored are the nodes that match but are too new.
 	ignored sets.Set[string]
@@ -221,8 +222,8 @@ func (s *Selection) remove(name string) {
 }
 
 // SetNode updates the index for a node. The handler of its events calls it. It returns the
-// maintenances that selected or ignored the node before or do so now, and those for which it begins
-// to linger.
+// maintenances that selected or ignored the node before or do so now. leaving are the maintenances
+// for which the node begins to linger.
 func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
 	matched := map[*nodeselector.Selector]nodeselector.Match{}
 	for _, selector := range s.selectors() {

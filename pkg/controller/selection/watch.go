@@ -135,8 +135,8 @@ func (s *Selection) ReleaseExpired(maintenance string) time.Duration {
 }
 
 // TooLarge returns an error if the status of a maintenance that holds nodes would be too large with
-// all nodes that it selects. Such a maintenance takes no further node. Admission checks only the
-// nodes that exist at that time; others may have been added since.
+// all nodes that it selects. Such a maintenance takes no further nodes. Admission checks only the
+// nodes that exist at that time. Further nodes may have been added since.
 func (s *Selection) TooLarge(nm *v1alpha1.NodeMaintenance) error {
 	if !v1alpha1.IsHolding(nm) {
 		return nil

@@ -37,7 +37,7 @@ const (
 	KeptOwn KeptReason = "server pod that came back"
 )
 
-// KeptStatic returns the cause why a static pod is kept on a node with a node agent; it is empty
+// KeptStatic returns the reason why a static pod is kept on a node with a node agent; it is empty
 // for other pods.
 func (r KeptReason) KeptStatic() protocol.KeptReason {
 	reason, _ := strings.CutPrefix(string(r), string(KeptStatic)+" (")

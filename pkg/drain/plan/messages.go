@@ -99,8 +99,8 @@ func (h *hold) joinedBehind() string {
 	return ""
 }
 
-// fastForward records that the maintenance by has drained a node further than the plan of another
-// maintenance.
+// fastForward records which maintenance has drained a node further than the plan of another
+// maintenance allows. by is its name.
 func (r *Result) fastForward(maintenance, node, by string) {
 	if r.FastForwarded[maintenance] == nil {
 		r.FastForwarded[maintenance] = map[string]string{}

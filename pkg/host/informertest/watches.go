@@ -54,7 +54,8 @@ func Count(clusters ...Cluster) *Watches {
 	return w
 }
 
-// Begin counts a watch that a reactor of the test handles, and that Count therefore does not count.
+// Begin counts a watch. A reactor of the test that handles the watch has to call it, since the
+// reactor of Count is then not called.
 func (w *Watches) Begin(resource string) { w.of(resource).Add(1) }
 
 func (w *Watches) of(resource string) *atomic.Int64 {

@@ -10,9 +10,9 @@
 // name: authorizers that deny individual nodes to such a user are rare, and a cluster may have
 // thousands of nodes.
 //
-// A node may put itself under maintenance, as the node agent does at a shutdown. So a node is
-// always allowed to delete itself, without an access review. For other nodes, it needs the same
-// right as any user.
+// A node may put itself under maintenance, as the node agent does at a shutdown. So if the user is
+// a node, no access review is made for that node. For other nodes, it needs the same right as any
+// user.
 //
 // The content of a Cache may be lost at any time.
 package rights

@@ -63,8 +63,8 @@ type situation struct {
 	oneNodeClaims []string
 	// memory is the state that the last decision of this process returned.
 	memory memory
-	// refused has the error with which the replica count cannot be written, and the time since
-	// when.
+	// refused has the error with which the replica count cannot be written, and the time of the
+	// first failure.
 	refused refusal
 	// warnings describe invalid annotations of the Deployment.
 	warnings []string

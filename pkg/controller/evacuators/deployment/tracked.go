@@ -35,7 +35,7 @@ type state struct {
 	refused refusal
 }
 
-// refusal is the error with which a write fails, and the time since when.
+// refusal is the error with which a write fails, and the time of the first failure.
 type refusal struct {
 	since time.Time
 	text  string
