@@ -100,7 +100,7 @@ type decision struct {
 	events []event
 }
 
-// decide goes through the five steps of the protocol. The first step that applies determines the
+// decide evaluates the steps of the protocol in order. The first step that applies determines the
 // decision.
 func decide(s situation) decision {
 	d := decision{status: *s.evacuation.Status.DeepCopy()}

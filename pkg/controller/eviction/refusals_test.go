@@ -107,11 +107,11 @@ func TestAnswersThatRepeatForMinutesAreBlockers(t *testing.T) {
 		answers []error
 		says    string
 	}{
-		"timeouts":             {[]error{apierrors.NewTimeoutError("conflicts", 0)}, "no answer in time"},
+		"timeouts":             {[]error{apierrors.NewTimeoutError("conflicts", 0)}, "does not respond to the eviction in time"},
 		"broken connections":   {[]error{errors.New("connection reset by peer")}, "connection reset by peer"},
-		"conflicts":            {[]error{apierrors.NewConflict(podResource, "web-0", errors.New("uid"))}, "no answer in time"},
-		"overload":             {[]error{overloaded(1)}, "kube-apiserver answers"},
-		"overload and timeout": {[]error{overloaded(1), apierrors.NewTimeoutError("conflicts", 0)}, "tried again"},
+		"conflicts":            {[]error{apierrors.NewConflict(podResource, "web-0", errors.New("uid"))}, "does not respond to the eviction in time"},
+		"overload":             {[]error{overloaded(1)}, "kube-apiserver responds"},
+		"overload and timeout": {[]error{overloaded(1), apierrors.NewTimeoutError("conflicts", 0)}, "The server retries"},
 		"a namespace that is being deleted": {
 			[]error{withCause(apierrors.NewForbidden(podResource, "web-0", errors.New("terminating")),
 				corev1.NamespaceTerminatingCause, "shop")},

@@ -238,7 +238,7 @@ func (d *decision) decideConfirmation(f *facts) string {
 		return ""
 	case *f.live != "":
 		d.wake = sooner(d.wake, confirmPatience)
-		return "Pod " + *f.live + " has just appeared"
+		return "Pod " + *f.live + " was nominated for a node a moment ago"
 	}
 	return ""
 }

@@ -206,7 +206,7 @@ func TestDecideConfirmation(t *testing.T) {
 		"a node is not confirmed":                               {unconfirmed: []string{"one"}, waits: "waiting for a live list to confirm it for node one"},
 		"all nodes are confirmed, and pods may be nominated":    {confirm: true},
 		"a live list has no pod":                                {live: ptr.To("")},
-		"a live list has a nominated pod":                       {live: ptr.To("shop/web"), waits: "Pod shop/web has just appeared", wake: confirmPatience},
+		"a live list has a nominated pod":                       {live: ptr.To("shop/web"), waits: "Pod shop/web was nominated for a node a moment ago", wake: confirmPatience},
 		"Drained was True before":                               {was: true},
 		"Drained was True, and a node was cordoned again since": {was: true, unconfirmed: []string{"one"}, unsettled: 4 * time.Second, waits: "may still bind"},
 		"Drained was True, and that node is confirmed":          {was: true},
