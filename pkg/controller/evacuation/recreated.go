@@ -122,7 +122,8 @@ func heldUntil(s situation) time.Time {
 	return s.pod.CreationTimestamp.Add(hold)
 }
 
-// recreated returns the blocker of a pod that keeps returning and is not evicted for a while.
+// recreated returns the blocker of a pod that is not evicted until the given time, because pods
+// like it have returned to the node repeatedly.
 func recreated(s situation, until time.Time) *eviction.Blocker {
 	owner := fmt.Sprintf("Pod %s, which has no owner,", s.pod.Name)
 	if refs := s.pod.OwnerReferences; len(refs) > 0 {

@@ -13,8 +13,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// wantSameDecision checks that the memory of the controller does not change its decision: a new
-// controller must make the same decision about a maintenance.
+// wantSameDecision checks that the cached views of nodes do not change the decision about a
+// maintenance.
 func (f *fixture) wantSameDecision(name string) {
 	f.t.Helper()
 	nm, err := f.get(name)

@@ -231,8 +231,7 @@ func (sim *simulation) start(s step) {
 	sim.maintenances[m.name] = m
 }
 
-// release removes a node from the status. If the maintenance selects the node again, it is a new
-// node.
+// release makes the maintenance release a node. If it selects the node again, it is a new node.
 func (m *simMaintenance) release(node string) {
 	delete(m.nodes, node)
 	maps.DeleteFunc(m.status, func(r simRef, _ entries) bool { return r.node == node })
