@@ -26,20 +26,20 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// apiAnswer is an answer of the API server to an eviction.
+// apiAnswer is a response of the API server to an eviction.
 type apiAnswer struct {
 	code   int
 	header map[string]string
 	status metav1.Status
 }
 
-// apiServer returns answer to evictions, and the pod with the requested name to reads.
+// apiServer responds to evictions with answer, and to reads with the pod of the requested name.
 type apiServer struct {
 	answer apiAnswer
 	pods   map[string]*corev1.Pod
 
 	mu sync.Mutex
-	// requests has the method and the path of each request, patches the bodies of the patches.
+	// requests has the method and the path of each request, patches the body of each patch.
 	requests []string
 	patches  []string
 }
@@ -95,8 +95,9 @@ func serve(t *testing.T, s *apiServer) clientset.Interface {
 	return client
 }
 
-// TestAnswers returns the answers of Kubernetes v1.37.1 to an eviction. For each answer, the gate
-// must send one request, and delete the unguarded victim only if the guarded one leaves.
+// TestAnswers sends the gate the responses of Kubernetes v1.37.1 to an eviction. For each response,
+// the gate must send one request, and delete the unguarded victim only if the guarded one is
+// evicted or gone.
 func TestAnswers(t *testing.T) {
 	failure := func(code int32, reason metav1.StatusReason, message string, causes ...metav1.StatusCause) metav1.Status {
 		return metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message, Details: &metav1.StatusDetails{Causes: causes}}
@@ -112,7 +113,7 @@ func TestAnswers(t *testing.T) {
 		answer apiAnswer
 		// now is the current pod with the name of the victim.
 		now *corev1.Pod
-		// counted is the label of the answer in the metric.
+		// counted is the label of the response in the metric.
 		counted string
 		goes    bool
 	}{
@@ -170,8 +171,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestReplacedVictim has a drain evict a victim, which its StatefulSet recreates before the gate
-// evicts it: the new pod of the same name is not a victim.
+// TestReplacedVictim lets a drain evict a victim before the gate evicts it. If its StatefulSet has
+// recreated it, the new pod of the same name is not a victim.
 func TestReplacedVictim(t *testing.T) {
 	for name, replaced := range map[string]bool{"gone": false, "recreated": true} {
 		t.Run(name, func(t *testing.T) {

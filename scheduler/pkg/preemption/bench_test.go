@@ -23,9 +23,9 @@ import (
 
 // BenchmarkPostFilter compares our plugin with DefaultPreemption on 1,000 full nodes with 100 pods
 // each under 500 budgets. Each iteration runs both plugins in alternating order. The metrics are
-// the median of the ratios of our time to the time of upstream, and the bounds of its confidence
-// interval of 95%. If all pods are held back, our plugin tries all nodes. Then upstream has to try
-// all nodes, too: otherwise it stops after 100 nodes with victims.
+// the median of the ratios of our plugin's time to upstream's time, and the bounds of its
+// confidence interval of 95%. If all pods are held back, our plugin tries all nodes. Upstream must
+// then try all nodes, too: by default, it stops after 100 nodes with victims.
 //
 //	go test ./pkg/preemption -run '^$' -bench PostFilter -benchtime 400x
 //
@@ -69,7 +69,7 @@ func BenchmarkPostFilter(b *testing.B) {
 			b.ReportMetric(ratios[min(middle+half, len(ratios)-1)], "ratio-to")
 			b.ReportMetric(our[middle].Seconds()*1000, "ms/ours")
 			b.ReportMetric(their[middle].Seconds()*1000, "ms/upstream")
-			// A small number of rounds has no significance.
+			// With few rounds, the confidence interval is too wide to compare.
 			if len(ratios) >= 100 && lowest > test.limit {
 				b.Errorf("the ratio to upstream is at least %.3f, want at most %.2f", lowest, test.limit)
 			}
@@ -77,7 +77,7 @@ func BenchmarkPostFilter(b *testing.B) {
 	}
 }
 
-// rivals returns two functions that measure the search of our plugin and of upstream for victims of
+// rivals returns two functions that measure how long our plugin and upstream search for victims for
 // the same pod. They delete no pods.
 func rivals(b *testing.B, c cluster, percentage int32) (ours, theirs func() time.Duration) {
 	b.Helper()

@@ -51,7 +51,7 @@ func TestArgs(t *testing.T) {
 		yaml      string
 		threshold int32
 		nodes     int32
-		// want is a part of the error; "" means valid arguments.
+		// want is a part of the error. If it is "", the arguments are valid.
 		want string
 	}{
 		"none":             {yaml: "", threshold: noThreshold, nodes: 100},

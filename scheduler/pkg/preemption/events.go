@@ -27,7 +27,7 @@ const (
 	// EventRefused: victims of the pod or PodGroup were chosen, but one of them was not evicted.
 	// About the pod.
 	EventRefused = "PreemptionRefused"
-	// EventHeldBack: budgets hold back possible victims. About the PodGroup.
+	// EventHeldBack: budgets protect pods that could be victims. About the PodGroup.
 	EventHeldBack = "PreemptionHeldBack"
 	// EventBadThreshold: the threshold of the class is malformed, and counts as the highest. About
 	// the PriorityClass.
@@ -75,7 +75,7 @@ type badThresholds struct {
 }
 
 // newBadThresholds returns a badThresholds that maintains the gauge of malformed thresholds. The
-// active scheduler sends the event about one when it is used.
+// active scheduler sends the event about a malformed threshold when it uses it.
 func newBadThresholds(handle fwk.Handle) (*badThresholds, error) {
 	b := &badThresholds{handle: handle, reported: map[string]string{}}
 	classes := handle.SharedInformerFactory().Scheduling().V1().PriorityClasses()
@@ -84,7 +84,8 @@ func newBadThresholds(handle fwk.Handle) (*badThresholds, error) {
 	return b, err
 }
 
-// update counts the malformed thresholds, and drops the reports of corrected ones.
+// update counts the malformed thresholds, and forgets the reports about classes that are correct
+// now.
 func (b *badThresholds) update(classes schedulinglisters.PriorityClassLister) {
 	all, err := classes.List(labels.Everything())
 	if err != nil {

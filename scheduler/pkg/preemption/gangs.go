@@ -20,8 +20,8 @@ import (
 )
 
 // PodGroupPostFilter searches for victims in the whole cluster so that all pods of a group fit. It
-// runs upstream's search on listers that show held-back pods with the highest priority: upstream
-// does not choose these as victims, and sees no other difference.
+// runs upstream's search on listers that return the held-back pods with the highest priority, so
+// that upstream does not choose them as victims. All else is the same for upstream.
 func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc,
 ) (result *fwk.PodGroupPostFilterResult, status *fwk.Status) {
 	defer func() { metrics.WorkloadPreemptionAttempts.WithLabelValues(status.Code().String()).Inc() }()
@@ -80,7 +80,7 @@ func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleStat
 	return result, status
 }
 
-// mutate calls change in a session that allows changes of the snapshot, and then undoes the
+// mutate calls change in a session that allows changes to the snapshot, and then undoes the
 // changes.
 func (p *Plugin) mutate(change func(fwk.MutableSnapshotSharedLister) error) error {
 	lister := p.handle.MutableSnapshotSharedLister()
@@ -94,8 +94,8 @@ func (p *Plugin) mutate(change func(fwk.MutableSnapshotSharedLister) error) erro
 	return err
 }
 
-// groupWaits returns a status if the group does not search for victims now: its victims are
-// leaving, which upstream learns late, or their eviction was refused a moment ago.
+// groupWaits returns a status if the group must not search for victims now: its victims are
+// terminating, which upstream's cache shows late, or their eviction was refused a moment ago.
 func (p *Plugin) groupWaits(who waiter) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
 	if p.gate.awaitsVictims(who.uid, func(node string) bool { return p.isNominated(node, who.pods...) }) {
 		// As in upstream, success keeps the nominations.
@@ -137,8 +137,8 @@ func describe(group fwk.PodGroupInfo) (runtime.Object, waiter) {
 	return single, waiter{uid: single.UID, priority: util.PodGroupPriority(single), pods: pods}
 }
 
-// mask returns the pods that are held back in the whole cluster. It applies the rule for one node
-// to all pods together.
+// mask returns the pods of all nodes that must not become victims. It applies the per-node rule as
+// if all pods ran on one node.
 func (p *Plugin) mask(ctx context.Context, r *rules, lister fwk.SharedLister) (sets.Set[types.UID], heldPods, error) {
 	nodes, err := lister.NodeInfos().List()
 	if err != nil {
@@ -156,7 +156,7 @@ func (p *Plugin) mask(ctx context.Context, r *rules, lister fwk.SharedLister) (s
 	return masked, r.heldOf(pods), nil
 }
 
-// wholeCluster is a node with the pods of all nodes: upstream searches for victims on it.
+// wholeCluster is a node with the pods of all nodes. Upstream lists the possible victims on it.
 type wholeCluster struct {
 	fwk.NodeInfo
 	nodes []fwk.NodeInfo
@@ -170,7 +170,7 @@ func (c wholeCluster) GetPods() []fwk.PodInfo {
 	return pods
 }
 
-// maskedHandle is a Handle whose snapshot shows the masked pods with the highest priority.
+// maskedHandle is a Handle whose snapshot has the masked pods with the highest priority.
 type maskedHandle struct {
 	fwk.Handle
 	masked sets.Set[types.UID]
@@ -249,7 +249,7 @@ func (n maskedNode) GetPodsWithRequiredNonHostScopedAntiAffinity() []fwk.PodInfo
 	return n.mask(n.NodeInfo.GetPodsWithRequiredNonHostScopedAntiAffinity())
 }
 
-// mask returns the pods in the same order, with copies of the masked ones. The copies have the
+// mask returns the pods in the same order, with copies in place of the masked pods. A copy has the
 // highest priority and no group, because upstream would use the group's priority. Other pods of the
 // group can still be victims.
 func (n maskedNode) mask(pods []fwk.PodInfo) []fwk.PodInfo {
@@ -265,7 +265,7 @@ func (n maskedNode) mask(pods []fwk.PodInfo) []fwk.PodInfo {
 	return masked
 }
 
-// Snapshot keeps the masks, because filters receive copies of nodes.
+// Snapshot returns a copy with the same masks, because filters receive copies of nodes.
 func (n maskedNode) Snapshot() fwk.NodeInfo {
 	return maskedNode{n.NodeInfo.Snapshot(), n.masked}
 }

@@ -107,8 +107,8 @@ func newGang(t *testing.T, c cluster, members int, options ...podOption) *gang {
 	return g
 }
 
-// schedule is a simple scheduling algorithm: each member gets a CPU of the first node with a free
-// one.
+// schedule is a simple scheduling algorithm: each member gets one CPU of the first node with a free
+// CPU.
 func (g *gang) schedule(ctx context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
 	nodes, err := g.f.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {
@@ -153,7 +153,7 @@ func (g *gang) victims() []string {
 	return names
 }
 
-// heldBack returns the events about budgets.
+// heldBack returns the events with the reason EventHeldBack.
 func (g *gang) heldBack() []string {
 	var texts []string
 	recorder := g.f.EventRecorder().(*events.FakeRecorder)
@@ -221,9 +221,9 @@ func TestGang(t *testing.T) {
 	}
 }
 
-// TestGangWaitsForItsVictims retries a group while its victim is terminating: at first only the
-// gate knows of the eviction, then upstream recognizes the victim. The rest of the victim's group
-// is held back.
+// TestGangWaitsForItsVictims retries a group while its victim is terminating. In the first case
+// only the gate knows of the eviction, in the second the victim has the condition by which upstream
+// recognizes it. The other pods of the victim's group are held back.
 func TestGangWaitsForItsVictims(t *testing.T) {
 	victim := func(name, node string, options ...podOption) *corev1.Pod {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded"), onNode(node), ofGroup("g")}, options...)...)
@@ -236,7 +236,7 @@ func TestGangWaitsForItsVictims(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		first podOption
-		// remembers is true if the gate remembers the eviction.
+		// remembers is true if the gate evicts the victim.
 		remembers bool
 		// nominated is the nominated node of the pending pod in the scheduler.
 		nominated string
@@ -275,7 +275,7 @@ func TestGangWaitsForItsVictims(t *testing.T) {
 	}
 }
 
-// TestGangPauses retries a group just after its victims were refused.
+// TestGangPauses retries a group immediately after the eviction of its victims was refused.
 func TestGangPauses(t *testing.T) {
 	g := newGang(t, cluster{pods: []*corev1.Pod{runningPod("a", 10)}, nodes: []*corev1.Node{node("n1", 1)}}, 1)
 	g.p.gate.leaveOut(g.info.PodGroup.UID, "cluster", nil)
@@ -361,7 +361,7 @@ func describePods(pods []fwk.PodInfo) string {
 }
 
 // TestMaskedInterfaces fails when upstream adds a method to an interface that the masks wrap. The
-// new method would not be masked: at an upgrade, check whether it returns pods.
+// new method would not be masked. After an upgrade of Kubernetes, check whether it returns pods.
 func TestMaskedInterfaces(t *testing.T) {
 	for what, test := range map[string]struct {
 		of   reflect.Type

@@ -32,12 +32,13 @@ const (
 	// for an Evacuation.
 	evictNowAnnotation = "maintenance.haulout.dev/evict-now"
 
-	// evictionTimeout limits an eviction call: the pending pod waits for it and, without
-	// SchedulerAsyncPreemption, all other pods do. It is the maximum timeout of a webhook.
+	// evictionTimeout limits an eviction call. The pending pod waits for the call and, without
+	// SchedulerAsyncPreemption, all other pods do, too. It is the maximum timeout of a webhook.
 	evictionTimeout = 30 * time.Second
 
 	// dryRunTimeout limits a dry run; a timeout counts as a refusal. It is shorter than
-	// evictionTimeout: the dry runs for all victims of a node come before the first eviction.
+	// evictionTimeout, because the dry runs for all victims of a node come before the first
+	// eviction.
 	dryRunTimeout = 5 * time.Second
 	// dryRunsAtOnce is the number of concurrent dry runs for the victims of a node, equal to the
 	// number of concurrent deletions in upstream.
@@ -48,9 +49,9 @@ const (
 // removed from the scheduler's memory.
 type preemptPod func(context.Context, upstream.Candidate, upstream.ExecutorPreemptor, *corev1.Pod, string) (bool, error)
 
-// gate removes victims. The victims were chosen from caches, which only predict what budgets allow;
-// the Eviction API decides. So the gate evicts the guarded victims first, and upstream deletes the
-// others only if all evictions succeed.
+// gate removes victims. The victims were chosen with cached budgets, which may be out of date; only
+// the Eviction API has the current ones. So the gate evicts the guarded victims first, and upstream
+// deletes the other victims only if all evictions succeed.
 type gate struct {
 	*memory
 	handle   fwk.Handle
@@ -63,7 +64,7 @@ type gate struct {
 
 	mu sync.Mutex
 	// runs has the removals in progress: the executor calls the gate for each victim of a
-	// candidate, and for several at the same time.
+	// candidate, and for several victims at the same time.
 	runs map[upstream.Candidate]*run
 }
 
@@ -73,10 +74,10 @@ type run struct {
 	err  error
 	// restricted is set if the gate checks each victim. Otherwise upstream removes all victims.
 	restricted bool
-	// leaving has the victims that upstream must not delete: the gate has evicted them, or they
-	// were terminating before.
+	// leaving has the victims that upstream must not delete, because the gate has evicted them or
+	// they were already terminating.
 	leaving sets.Set[types.UID]
-	// last is the victim that the executor passes last.
+	// last is the victim for which the executor calls the gate last.
 	last types.UID
 }
 
@@ -106,17 +107,17 @@ func (g *gate) preempt(ctx context.Context, c upstream.Candidate, preemptor upst
 	if !r.restricted || !r.leaving.Has(victim.UID) && g.current(victim) != nil {
 		return g.upstream(ctx, c, preemptor, victim, plugin)
 	}
-	// The executor expects that its last victim is removed during this call: while it waits for
-	// that victim, the queue drops all events for the pending pod. If the victim is already gone,
-	// its event was dropped, so the pod has to be activated.
+	// The executor expects that its last victim is removed during this call: until the call
+	// returns, the queue drops all events for the pending pod. If the victim is already gone, its
+	// event was dropped, so the pod has to be activated.
 	if victim.UID == r.last && g.isLeaving(victim) {
 		g.handle.Activate(klog.FromContext(ctx), preemptor.Pods())
 	}
 	return false, nil
 }
 
-// runOf returns the run of the candidate. The executor cancels ctx when the candidate is done and
-// when a call fails; later calls return an error.
+// runOf returns the run of the candidate. The executor cancels ctx when all victims of the
+// candidate are removed and when a call fails; later calls return an error.
 func (g *gate) runOf(ctx context.Context, c upstream.Candidate) (*run, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -141,7 +142,8 @@ func (g *gate) isLeaving(victim *corev1.Pod) bool {
 	return pod == nil || pod.DeletionTimestamp != nil
 }
 
-// isUnbound reports whether upstream removes the victim only from its memory.
+// isUnbound reports whether upstream removes the victim only from its memory, because the victim is
+// not bound yet.
 func (g *gate) isUnbound(victim *corev1.Pod) bool {
 	return g.handle.GetWaitingPod(victim.UID) != nil || g.handle.GetPodInPreBind(victim.UID) != nil
 }
@@ -216,7 +218,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 
 // ask calls the Eviction API with a dry run for each guarded victim if there are several, so that
 // none is evicted in vain because a webhook or a budget refuses another one. A single victim needs
-// no dry run: a refusal of its eviction has no side effect. Dry runs do not consume the budget;
+// no dry run: a refusal of its eviction has no side effect. Dry runs do not use up the budget;
 // rules.breaks has already compared the number of victims with each budget.
 func (g *gate) ask(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, guarded []*corev1.Pod, rules *rules) error {
 	if len(guarded) < 2 {
@@ -287,7 +289,7 @@ func (g *gate) judge(ctx context.Context, preemptor upstream.ExecutorPreemptor, 
 
 // refuseCandidate excludes a candidate from the searches of this preemptor for a while, and
 // activates the preemptor immediately, so that it uses the next candidate. If other victims were
-// evicted in vain, it excludes all candidates: the next one could cause as many evictions.
+// evicted in vain, it excludes all candidates: the next candidate could cause as many evictions.
 func (g *gate) refuseCandidate(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, inVain bool) {
 	attempts.WithLabelValues(resultRefused).Inc()
 	budgets := rules.heldOf([]*corev1.Pod{pod}).budgets
@@ -300,15 +302,15 @@ func (g *gate) refuseCandidate(ctx context.Context, c upstream.Candidate, preemp
 	g.waiting.wakeAt(who, g.leaveOut(preemptor.UID(), everyCandidate, budgets))
 }
 
-// isReplaced distinguishes the two reasons of a conflict: another pod has the name (true), or the
+// isReplaced distinguishes the two causes of a conflict: another pod has the name (true), or the
 // pod has changed during the eviction (false).
 func (g *gate) isReplaced(ctx context.Context, pod *corev1.Pod) bool {
 	now, err := g.handle.ClientSet().CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID
 }
 
-// markAsPreempted corrects the reason of the condition DisruptionTarget: upstream recognizes
-// victims by it, and the Eviction API sets a different one. The pod is evicted even if this fails.
+// markAsPreempted sets the reason of the condition DisruptionTarget by which upstream recognizes
+// victims. The Eviction API sets a different reason. The pod is evicted even if this fails.
 func (g *gate) markAsPreempted(ctx context.Context, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod) {
 	condition := corev1.PodCondition{
 		Type:               corev1.DisruptionTarget,
@@ -318,7 +320,7 @@ func (g *gate) markAsPreempted(ctx context.Context, preemptor upstream.ExecutorP
 		Reason:             corev1.PodReasonPreemptionByScheduler,
 		Message:            fmt.Sprintf("%s: evicted within its budget for a %s of higher priority", preemptor.SchedulerName(), preemptor.Type()),
 	}
-	// The UID prevents a change of another pod with the same name.
+	// With the UID, the patch cannot change another pod of the same name.
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},
 		"status":   map[string]any{"conditions": []corev1.PodCondition{condition}},

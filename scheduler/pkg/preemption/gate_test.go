@@ -44,9 +44,9 @@ type fakeHandle struct {
 	client    *fake.Clientset
 	informers informers.SharedInformerFactory
 	recorder  *events.FakeRecorder
-	// api is the client for the code under test; nil means client.
+	// api is the client for the code under test. If it is nil, the code uses client.
 	api clientset.Interface
-	// unbound are pods that wait in Permit.
+	// unbound has the pods that wait in Permit.
 	unbound map[types.UID]bool
 	// nominated has the nominated nodes of pods.
 	nominated map[types.UID]string
@@ -142,8 +142,8 @@ type gateWorld struct {
 
 	mu    sync.Mutex
 	calls []string
-	// answer returns the answer to the eviction of a pod, asked the answer to a dry run; nil means
-	// answer.
+	// answer returns the response to the eviction of a pod, asked the response to a dry run. If
+	// asked is nil, answer returns both responses.
 	answer, asked func(pod string) error
 }
 
@@ -334,8 +334,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestStartingVictim has a victim become ready after it was chosen: the Eviction API sees this
-// first and refuses, so the other victims must stay, too.
+// TestStartingVictim makes a victim ready after it was chosen. The Eviction API refuses its
+// eviction before the scheduler's cache shows the change, so the other victims must stay, too.
 func TestStartingVictim(t *testing.T) {
 	closed := apierrors.NewTooManyRequests("no", 0)
 	closed.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods"}}
@@ -390,7 +390,8 @@ func TestEvictedPodIsMarked(t *testing.T) {
 
 func onAnyNode(string) bool { return true }
 
-// TestPodWaitsForItsVictims checks that a pod gets no further victims before one is deleted.
+// TestPodWaitsForItsVictims checks that no further victims are evicted for a pod before one of its
+// victims is deleted.
 func TestPodWaitsForItsVictims(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
@@ -402,9 +403,9 @@ func TestPodWaitsForItsVictims(t *testing.T) {
 	waitFor(t, "the pod is eligible", func() bool { return !w.awaitsVictims(preemptor.UID(), onAnyNode) })
 }
 
-// TestPartOfTheVictimsIsEvicted has the API refuse the second of two victims after successful dry
-// runs. The pending pod may look for other victims while the first one is terminating, but only
-// after a delay. The delay doubles at the second failure.
+// TestPartOfTheVictimsIsEvicted refuses the eviction of the second of two victims after successful
+// dry runs. The pending pod may look for other victims while the first one is terminating, but only
+// after a delay. The delay doubles at the second refusal.
 func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := []*corev1.Pod{
@@ -446,8 +447,9 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 	})
 }
 
-// TestSeveralBudgets checks that a set with a pod of several budgets is refused without calls: an
-// extender may have added the pod, or the second budget is new.
+// TestSeveralBudgets checks that a set of victims is refused without calls if several budgets
+// select one of them. Such a set is possible if an extender adds the pod, or if the second budget
+// is new.
 func TestSeveralBudgets(t *testing.T) {
 	all := budgetOf("all", 5, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = &metav1.LabelSelector{} })
 	victims := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofApp("other"))}
@@ -459,8 +461,8 @@ func TestSeveralBudgets(t *testing.T) {
 	w.wantLastEvent(t, "The pod is selected by the PodDisruptionBudgets all, web")
 }
 
-// TestRunsEnd checks that a candidate is forgotten at the end of its run, and that a later call is
-// refused.
+// TestRunsEnd checks that a candidate is forgotten at the end of its run, and that a later call
+// returns an error.
 func TestRunsEnd(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, pods...)
@@ -479,7 +481,7 @@ func TestRunsEnd(t *testing.T) {
 	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
 }
 
-// TestNoAnswer checks that an eviction without an answer ends as a refusal.
+// TestNoAnswer checks that an eviction without a response counts as a refusal after the timeout.
 func TestNoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := runningPod("a", 10, ofClass("guarded"))
@@ -497,8 +499,8 @@ func TestNoAnswer(t *testing.T) {
 	})
 }
 
-// TestLastVictimIsGoneBeforeItsTurn must activate the pending pod, because the deletion event of
-// its victim was dropped.
+// TestLastVictimIsGoneBeforeItsTurn deletes the last victim before the executor calls the gate for
+// it. The gate must activate the pending pod, because the queue has dropped the deletion event.
 func TestLastVictimIsGoneBeforeItsTurn(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, pods...)

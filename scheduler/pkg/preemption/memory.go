@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// After a refusal, a pod is held back for refusalDelay; the delay doubles with each further
-	// refusal, up to maxRefusalDelay. After maxRefusalDelay without a refusal, it starts again at
-	// refusalDelay.
+	// After a refusal, a pod must not become a victim for refusalDelay. The delay doubles with each
+	// further refusal, up to maxRefusalDelay. After maxRefusalDelay without a refusal, it starts
+	// again at refusalDelay.
 	refusalDelay    = 10 * time.Second
 	maxRefusalDelay = 5 * time.Minute
 
 	// maxRefusals is the maximum number of remembered refusals. When it is exceeded, the refusal
-	// that ends first is dropped, and the pod may be refused again.
+	// that ends first is dropped, and the pod may become a victim again.
 	maxRefusals = 10_000
 
 	// After a refusal, a node is excluded from the searches of the pending pod for leaveOutDelay;
@@ -36,7 +36,7 @@ const (
 	noPreemptor types.UID = ""
 )
 
-// memory is the state of the gate about existing pods. It is lost with the process.
+// memory has what the gate knows about existing pods. It is lost when the process ends.
 type memory struct {
 	pods  corelisters.PodLister
 	clock clock.PassiveClock
@@ -44,20 +44,21 @@ type memory struct {
 	mu sync.Mutex
 	// leaving has the victims that were evicted but are not gone yet.
 	leaving map[types.UID]leavingPod
-	// claimed has the victims that a candidate is evicting now. Another preemptor may choose the
-	// same victims before the response.
+	// claimed has the victims that the gate is evicting now for a candidate. Another preemptor may
+	// choose the same victims before the API server responds.
 	claimed sets.Set[types.UID]
 	// leftOut has the excluded candidates of each pending pod or group: names of nodes or, for
-	// groups, the name of upstream's domain. The eviction of their victims was refused.
+	// groups, the name of upstream's domain. The eviction of a victim of these candidates was
+	// refused.
 	leftOut map[types.UID]map[string]*refusal
-	// refused has the pods whose eviction was refused.
+	// refused has the latest refusal of each pod whose eviction was refused.
 	refused map[types.UID]*refusal
 }
 
 // leavingPod is a victim that was evicted.
 type leavingPod struct {
 	*corev1.Pod
-	// preemptors are the pending pods or groups for which it was evicted.
+	// preemptors are the pending pods or groups for which the pod was evicted.
 	preemptors sets.Set[types.UID]
 }
 
@@ -93,7 +94,8 @@ func (m *memory) addLeaving(preemptor types.UID, victim *corev1.Pod) {
 	}
 }
 
-// hasEvicted reports whether a pod was evicted and is not gone yet. The watch may be out of date.
+// hasEvicted reports whether the gate has evicted the pod and the pod is not gone yet. The lister
+// may not show the eviction yet.
 func (m *memory) hasEvicted(pod types.UID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -101,8 +103,8 @@ func (m *memory) hasEvicted(pod types.UID) bool {
 	return leaving
 }
 
-// claim prevents other candidates from evicting the victims until they are released. If another
-// candidate evicts or has evicted one of the victims, claim returns it and claims none.
+// claim prevents other candidates from evicting the victims until they are released. If one of the
+// victims is already claimed or evicted, claim returns it and claims none.
 func (m *memory) claim(victims []*corev1.Pod) *corev1.Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,7 +128,7 @@ func (m *memory) release(victims []*corev1.Pod) {
 	}
 }
 
-// current returns the present state of the pod; nil if it is gone.
+// current returns the pod in the lister that has the same UID, or nil if it is gone.
 func (m *memory) current(known *corev1.Pod) *corev1.Pod {
 	pod, err := m.pods.Pods(known.Namespace).Get(known.Name)
 	if err != nil || pod.UID != known.UID {
@@ -135,8 +137,8 @@ func (m *memory) current(known *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// awaitsVictims reports whether a victim is leaving a node for which its preemptor is nominated. As
-// in upstream, the preemptor then does not search for other victims.
+// awaitsVictims reports whether a victim of the preemptor is terminating on a node for which the
+// preemptor is nominated. As in upstream, the preemptor then does not search for other victims.
 func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -152,7 +154,7 @@ func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) 
 
 // leaveOut excludes a candidate from the searches of a pending pod or group, so that its next
 // search uses another candidate. The exclusion ends at the returned time, or when one of the
-// budgets opens.
+// budgets allows more disruptions.
 func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Set[types.NamespacedName]) time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -178,7 +180,7 @@ func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 	return m.lasts(candidates[candidate]) || m.lasts(candidates[everyCandidate])
 }
 
-// again returns the next refusal, with a longer delay if known still counts.
+// again returns the next refusal. Its delay is longer if the refusal known still counts.
 func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[types.NamespacedName]) *refusal {
 	if m.counts(known) {
 		delay = min(2*known.delay, maxRefusalDelay)
@@ -186,7 +188,7 @@ func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[typ
 	return &refusal{until: m.clock.Now().Add(delay), delay: delay, budgets: budgets}
 }
 
-// counts reports whether a refusal makes the delay of the next one longer.
+// counts reports whether a refusal lengthens the delay of the next one.
 func (m *memory) counts(known *refusal) bool {
 	return known != nil && m.clock.Now().Before(known.until.Add(maxRefusalDelay))
 }
@@ -215,7 +217,7 @@ func (m *memory) nextTry(preemptor types.UID, pods sets.Set[types.UID]) (first t
 	return first
 }
 
-// refuse holds back a pod whose eviction was refused.
+// refuse excludes a pod as a victim, because its eviction was refused.
 func (m *memory) refuse(pod types.UID, budgets sets.Set[types.NamespacedName]) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -226,7 +228,8 @@ func (m *memory) refuse(pod types.UID, budgets sets.Set[types.NamespacedName]) {
 	m.refused[pod] = m.again(known, refusalDelay, budgets)
 }
 
-// forgetOldestRefusals makes room for a new refusal.
+// forgetOldestRefusals removes the refusals that no longer count or, if there is none, the refusal
+// that ends first.
 func (m *memory) forgetOldestRefusals() {
 	var first types.UID
 	for uid, known := range m.refused {
@@ -247,7 +250,7 @@ func (m *memory) isRefused(pod types.UID) bool {
 	return m.lasts(m.refused[pod])
 }
 
-// forgetRefusals ends the refusals of pods whose budget has opened.
+// forgetRefusals ends the refusals of pods whose budget allows more disruptions.
 func (m *memory) forgetRefusals(budget types.NamespacedName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

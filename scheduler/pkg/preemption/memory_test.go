@@ -19,7 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestMemoryIsBounded refuses more pods than the memory can have. It must forget the refusal that
+// TestMemoryIsBounded refuses more pods than the maximum. The memory must forget the refusal that
 // ends first.
 func TestMemoryIsBounded(t *testing.T) {
 	clock := testingclock.NewFakePassiveClock(started)
@@ -46,8 +46,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestLeavingPodIsForgotten checks that deleted victims are forgotten. One of them was deleted
-// before the gate remembers it, so no event follows.
+// TestLeavingPodIsForgotten checks that deleted victims are forgotten. One of them is deleted
+// before the gate records it, so no event follows.
 func TestLeavingPodIsForgotten(t *testing.T) {
 	a, b := runningPod("a", 10), runningPod("b", 10)
 	w := newGateWorld(t, nil, a)
@@ -64,7 +64,8 @@ func TestLeavingPodIsForgotten(t *testing.T) {
 	})
 }
 
-// TestAwaitsVictimsByNode checks that a pod waits only for its own victims, and only on their node.
+// TestAwaitsVictimsByNode checks that a pod waits only for its own victims, and only if it is
+// nominated for their node.
 func TestAwaitsVictimsByNode(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, onNode("n1")), runningPod("b", 10, onNode("n2"))}
 	w := newGateWorld(t, nil, pods...)
@@ -77,9 +78,9 @@ func TestAwaitsVictimsByNode(t *testing.T) {
 	}
 }
 
-// TestVictimsAreEvictedOnce has other preemptors choose three victims again: one during its
-// eviction, one whose eviction the watch has not shown yet, and one that began to terminate after
-// the search.
+// TestVictimsAreEvictedOnce makes other preemptors choose three victims again: one during its
+// eviction, one whose eviction is not in the cache yet, and one that began to terminate after the
+// search.
 func TestVictimsAreEvictedOnce(t *testing.T) {
 	leaving := runningPod("c", 10, ofClass("guarded"))
 	leaving.DeletionTimestamp, leaving.Finalizers = ptr.To(metav1.NewTime(started)), []string{"example.com/hold"}

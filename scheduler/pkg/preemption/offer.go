@@ -17,10 +17,10 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// rules decide which pods may be victims of a pending pod. They do not change and are safe for
+// rules determine which pods may be victims for a pending pod. They do not change and are safe for
 // concurrent use.
 type rules struct {
-	// priority is that of the pending pod, or of its group.
+	// priority is the priority of the pending pod, or of its group.
 	priority   int32
 	thresholds thresholds
 	budgets    *pdb.Index
@@ -29,20 +29,21 @@ type rules struct {
 	now     time.Time
 }
 
-// restrict reports whether budgets can hold back any pod. If not, upstream decides alone.
+// restrict reports whether budgets can protect any pod from the preemptor. If not, upstream chooses
+// from all pods.
 func (r *rules) restrict() bool {
 	return r.thresholds.exceed(r.priority)
 }
 
 // protection describes the budgets of a pod.
 type protection struct {
-	// selecting are the budgets that select the pod. used are those of them whose allowed
-	// disruptions decrease when the pod is removed.
+	// selecting has the budgets that select the pod. used has the budgets in selecting whose
+	// allowed disruptions decrease when the pod is removed.
 	selecting, used []*policyv1.PodDisruptionBudget
 	// guarded is set if the pending pod must not break these budgets.
 	guarded bool
-	// starts is set if the pod will be guarded when it runs, which the cache learns late. Until
-	// then the Eviction API evicts the pod regardless of its budgets.
+	// starts is set if the pod will be guarded when it runs, which the scheduler's cache shows
+	// late. Before it runs, the Eviction API evicts it regardless of its budgets.
 	starts bool
 }
 
@@ -60,13 +61,13 @@ func (r *rules) protectionOf(pod *corev1.Pod) protection {
 	return p
 }
 
-// evictable reports whether the Eviction API will probably evict a guarded pod if its budget has
-// room. It never evicts a pod that several budgets select.
+// evictable reports whether the Eviction API will probably evict a guarded pod if its budget allows
+// a disruption. The API never evicts a pod that several budgets select.
 func (r *rules) evictable(pod *corev1.Pod, p protection) bool {
 	return len(p.selecting) == 1 && !r.refused(pod.UID)
 }
 
-// rooms has the remaining disruptions of budgets.
+// rooms has the remaining allowed disruptions of budgets.
 type rooms map[types.NamespacedName]int
 
 func (left rooms) of(b *policyv1.PodDisruptionBudget) int {
@@ -76,7 +77,7 @@ func (left rooms) of(b *policyv1.PodDisruptionBudget) int {
 	return pdb.Room(b)
 }
 
-// takeAll subtracts the disruptions of a unit, but not below zero.
+// takeAll subtracts the disruptions of the pods of a unit, but not below zero.
 func (left rooms) takeAll(unit []protection) {
 	for _, p := range unit {
 		for _, b := range p.used {
@@ -92,9 +93,9 @@ type unit[V upstream.Victim] struct {
 	guarded     bool
 }
 
-// offer splits the victims into two lists. Any combination of offered victims can be chosen without
-// breaking a budget of a guarded pod; the others are held back. A victim with several pods is not
-// split. The result depends only on the arguments.
+// offer splits the victims into two lists. Any combination of victims in offered can be chosen
+// without breaking a budget of a guarded pod. The victims in held must not be chosen. A victim with
+// several pods is not split. The result depends only on the arguments.
 func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 	var possible []unit[V]
 	guarded := false
@@ -116,14 +117,14 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 	if !guarded {
 		return victims, nil
 	}
-	// Upstream may also choose victims that are not guarded, and these consume the same budgets.
+	// Upstream may also choose victims that are not guarded, and these use up the same budgets.
 	left := rooms{}
 	for _, u := range possible {
 		if !u.guarded {
 			left.takeAll(u.protections)
 		}
 	}
-	// Process the least important first, so that they get the allowed disruptions.
+	// Process the least important victims first, so that they get the allowed disruptions.
 	slices.SortStableFunc(possible, func(x, y unit[V]) int {
 		switch {
 		case upstream.MoreImportantVictim(x.victim, y.victim):
@@ -133,7 +134,7 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 		}
 		return 0
 	})
-	// kept has the budgets of the offered guarded pods, which must not break.
+	// kept has the budgets of the guarded pods in offered. These budgets must not break.
 	kept := sets.New[types.NamespacedName]()
 	for _, u := range possible {
 		if u.guarded && !take(r, u, left, kept) {
@@ -145,8 +146,8 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 	return offered, held
 }
 
-// take reserves room in the budgets of u. It returns false if a guarded pod cannot be evicted, or
-// if a protected budget would be exceeded.
+// take subtracts the disruptions of u from the budgets. It returns false if a guarded pod cannot be
+// evicted, or if a budget of a guarded pod would be exceeded.
 func take[V upstream.Victim](r *rules, u unit[V], left rooms, kept sets.Set[types.NamespacedName]) bool {
 	own, needed := sets.New[types.NamespacedName](), map[types.NamespacedName]int{}
 	for i, p := range u.protections {
@@ -173,8 +174,8 @@ func take[V upstream.Victim](r *rules, u unit[V], left rooms, kept sets.Set[type
 	return true
 }
 
-// breaks returns the first guarded pod whose budget would be exceeded if all the pods were removed,
-// and the reason. It applies the rule of offer to victims that are already chosen.
+// breaks returns the first guarded pod whose budget would be exceeded if all of the pods were
+// removed, and the reason. It applies the rule of offer to victims that are already chosen.
 func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
 	protections := make([]protection, 0, len(pods))
 	needed := map[types.NamespacedName]int{}
@@ -204,7 +205,7 @@ func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
 	return nil, ""
 }
 
-// heldPods are guarded pods that are held back.
+// heldPods are guarded pods that are held back: they must not become victims.
 type heldPods struct {
 	// threshold is the highest threshold of the pods.
 	threshold int32
@@ -213,14 +214,14 @@ type heldPods struct {
 }
 
 // heldOf describes the guarded pods among the pods. For a victim with several pods, pass all of
-// them: the budget of another pod may hold the victim back.
+// them: the budget of another pod may protect the victim.
 func (r *rules) heldOf(pods []*corev1.Pod) heldPods {
 	held := heldPods{threshold: noThreshold, budgets: sets.New[types.NamespacedName](), pods: sets.New[types.UID]()}
 	for _, pod := range pods {
 		p := r.protectionOf(pod)
 		budgets := p.used
 		if p.guarded {
-			// A pod with several budgets can only be evicted when all but one of them are deleted.
+			// A pod with several budgets can only be evicted after all but one of them are deleted.
 			budgets = p.selecting
 			held.threshold = max(held.threshold, r.thresholds.of(pod))
 			held.pods.Insert(pod.UID)
@@ -234,7 +235,7 @@ func (r *rules) heldOf(pods []*corev1.Pod) heldPods {
 
 func (h heldPods) any() bool { return len(h.pods) > 0 }
 
-// add adds the held pods of another node.
+// add adds the guarded pods of another node.
 func (h *heldPods) add(more heldPods) {
 	if !more.any() {
 		return

@@ -51,7 +51,7 @@ func TestOffer(t *testing.T) {
 		victims  [][]*corev1.Pod
 		budgets  []*policyv1.PodDisruptionBudget
 		refused  []string
-		// held are the names of the held-back pods.
+		// held has the names of the held-back pods.
 		held string
 	}{
 		"a budget without room": {
@@ -175,7 +175,8 @@ func TestOffer(t *testing.T) {
 	}
 }
 
-// TestHeldBudgets checks that all budgets that may free a victim are registered.
+// TestHeldBudgets checks that a preemptor waits for all budgets that may end the protection of a
+// victim.
 func TestHeldBudgets(t *testing.T) {
 	budgets := []*policyv1.PodDisruptionBudget{budgetOf("web", 1), budgetOf("db", 0)}
 	for name, test := range map[string]struct {

@@ -21,9 +21,9 @@ import (
 )
 
 // model is a cluster in plain values, with a second, independent implementation of the rules of the
-// Eviction API. The tests compare the code with it.
+// Eviction API. The tests compare the plugin with it.
 type model struct {
-	// priority is the priority of the pending pod, cpus its request.
+	// priority is the priority of the pending pod, cpus is its CPU request.
 	priority int32
 	cpus     int
 	pods     []modelPod
@@ -35,10 +35,10 @@ type modelPod struct {
 	class           string
 	priority        int32
 	started         int
-	// A ready pod is healthy; an ended pod is being deleted.
+	// ready is true if the pod is healthy, ended if it is being deleted.
 	ready, ended bool
-	// granted is true if the budget of its app granted its eviction a second ago, leftover if it
-	// did so for an earlier pod of the same name.
+	// granted is true if the budget of the pod's app granted its eviction a second ago, leftover if
+	// the budget granted the eviction of an earlier pod of the same name.
 	granted, leftover bool
 }
 
@@ -66,12 +66,12 @@ func (b modelBudget) costs(pod modelPod) bool {
 	return pod.ready || !b.lenient
 }
 
-// protects reports whether a budget of the pod limits the pending pod.
+// protects reports whether the pending pod must not break the budgets of the pod.
 func (m *model) protects(pod modelPod) bool {
 	return modelThresholds[pod.class] > m.priority && slices.ContainsFunc(m.selecting(pod), func(b modelBudget) bool { return b.costs(pod) })
 }
 
-// forbids returns why these pods must not all be preempted, or "".
+// forbids returns why the pods must not all be preempted, or "".
 func (m *model) forbids(pods []modelPod) string {
 	for _, pod := range pods {
 		if !m.protects(pod) {
@@ -174,7 +174,8 @@ func randomModel(random *rand.Rand, nodes int, simple bool) *model {
 }
 
 // TestOfferBreaksNoBudget preempts all offered victims at the same time, the maximum that a search
-// can choose. A victim may only be held back if it must not leave together with the offered ones.
+// can choose. A victim may only be held back if the offered victims and it together would exceed a
+// budget.
 func TestOfferBreaksNoBudget(t *testing.T) {
 	for seed := range uint64(5000) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -203,8 +204,8 @@ func TestOfferBreaksNoBudget(t *testing.T) {
 	}
 }
 
-// search runs upstream's search with our plugin. It returns the victims of each node, and the
-// status of nodes without victims.
+// search runs upstream's search with our plugin. It returns the victims on each node, and the
+// statuses of the nodes without victims.
 func (m *model) search(t *testing.T) (victims map[string][]string, statuses map[string]string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -242,8 +243,8 @@ func (m *model) fits(node string, gone []modelPod) bool {
 	return free >= m.cpus
 }
 
-// best tries all sets of pods of a node. It reports whether the pod fits without all possible
-// victims, and without a set that no budget forbids.
+// best tries all sets of pods of a node. It reports whether the pod fits after the removal of any
+// set of possible victims (any), and of a set that no budget forbids (allowed).
 func (m *model) best(node string) (any, allowed bool) {
 	pods := slices.DeleteFunc(slices.Clone(m.pods), func(pod modelPod) bool { return pod.node != node || pod.priority >= m.priority })
 	for set := range 1 << len(pods) {
@@ -259,8 +260,8 @@ func (m *model) best(node string) (any, allowed bool) {
 	return any, allowed
 }
 
-// TestChosenVictimsBreakNoBudget has upstream choose among our offer, and compares the result with
-// all possible sets.
+// TestChosenVictimsBreakNoBudget compares upstream's choice from the offered victims with all
+// possible sets.
 func TestChosenVictimsBreakNoBudget(t *testing.T) {
 	refused, chosen := 0, 0
 	for seed := range uint64(200) {
@@ -284,7 +285,7 @@ func TestChosenVictimsBreakNoBudget(t *testing.T) {
 			} else if any {
 				t.Errorf("seed %d, node %s: %q, but victims would help", seed, name, message)
 			}
-			// With unguarded pods of the same budget, the offer may have fewer pods than possible.
+			// If unguarded pods use the same budget, offer may return fewer pods than possible.
 			if simple && allowed {
 				t.Errorf("seed %d, node %s: refused, although a set of victims exceeds no budget", seed, name)
 			}

@@ -46,7 +46,7 @@ const (
 	role = "haulout-scheduler"
 
 	// maxDiagnoses is the maximum number of nodes in one attempt for which the search is repeated
-	// with all pods, to find out which held-back pods prevent the preemption.
+	// with all pods, to find out which of the protected pods prevent the preemption.
 	maxDiagnoses = 100
 
 	startTimeout = 30 * time.Second
@@ -57,7 +57,7 @@ type Plugin struct {
 	*defaultpreemption.DefaultPreemption
 	handle   fwk.Handle
 	features feature.Features
-	// otherwise is the threshold of classes and pods without their own.
+	// otherwise is the threshold of classes without a threshold, and of pods without a class.
 	otherwise int32
 	classes   schedulinglisters.PriorityClassLister
 	budgets   policylisters.PodDisruptionBudgetLister
@@ -113,8 +113,8 @@ func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plug
 	return p, nil
 }
 
-// checkRights checks the rights that the role system:kube-scheduler lacks. Without the first, the
-// informer of PriorityClasses would wait forever and report that only in a log.
+// checkRights checks the rights that the role system:kube-scheduler lacks. Without the right to
+// list PriorityClasses, their informer would wait forever and report that only in a log.
 func checkRights(ctx context.Context, handle fwk.Handle) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -158,7 +158,7 @@ func (p *Plugin) EventsToRegister(ctx context.Context) ([]fwk.ClusterEventWithHi
 	return p.DefaultPreemption.EventsToRegister(ctx)
 }
 
-// rules returns the present rules for a pending pod or group with the given priority.
+// rules returns the current rules for a pending pod or group with the given priority.
 func (p *Plugin) rules(priority int32) (*rules, error) {
 	classes, err := p.classes.List(labels.Everything())
 	if err != nil {
@@ -177,7 +177,7 @@ func (p *Plugin) rules(priority int32) (*rules, error) {
 	return r, nil
 }
 
-// attempt is one search for victims of one pending pod.
+// attempt is one search for victims for one pending pod.
 type attempt struct {
 	*rules
 	diagnoses atomic.Int32
@@ -219,7 +219,7 @@ type outcome struct {
 	searched bool
 	// found is set if victims were found.
 	found bool
-	// restricted is set if budgets could hold back pods.
+	// restricted is set if budgets can protect some pods from this preemptor.
 	restricted bool
 	// held are the pods that prevent the preemption.
 	held heldPods
@@ -240,7 +240,7 @@ func (p *Plugin) conclude(uid types.UID, o outcome) {
 }
 
 // PodEligibleToPreemptOthers returns false while victims that were evicted for the pod are not gone
-// yet. Upstream checks this by a condition, which arrives late.
+// yet. Upstream checks the condition DisruptionTarget of the victims, which its cache shows late.
 func (p *Plugin) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod, nominated *fwk.Status) (bool, string) {
 	if eligible, why := p.DefaultPreemption.PodEligibleToPreemptOthers(ctx, pod, nominated); !eligible {
 		return false, why
@@ -257,8 +257,8 @@ func (p *Plugin) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod
 	return true, ""
 }
 
-// isNominated reports whether one of the pods is nominated for the node. It uses the scheduler's
-// memory, since the status of the pod arrives late.
+// isNominated reports whether one of the pods is nominated for the node. It reads the scheduler's
+// memory, because the API server shows status.nominatedNodeName late.
 func (p *Plugin) isNominated(node string, pods ...*corev1.Pod) bool {
 	for _, info := range p.handle.NominatedPodsForNode(node) {
 		if slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return pod.UID == info.GetPod().UID }) {
@@ -268,7 +268,7 @@ func (p *Plugin) isNominated(node string, pods ...*corev1.Pod) bool {
 	return false
 }
 
-// SelectVictimsOnNode calls upstream's method with only the victims that budgets do not hold back.
+// SelectVictimsOnNode calls upstream's method without the pods that must not become victims.
 func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, preemptor *corev1.Pod, node fwk.NodeInfo,
 	victims []*upstream.DomainVictim, budgets []*policyv1.PodDisruptionBudget,
 ) ([]*corev1.Pod, int, *fwk.Status) {
@@ -300,7 +300,8 @@ func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, 
 	if status.IsSuccess() || status.Code() == fwk.Error {
 		return pods, violations, status
 	}
-	// If the budget of any of these pods opens, that may help.
+	// The pod waits for the budgets of all of these pods: each of them may make the preemption
+	// possible.
 	all := a.heldOf(podsOf(held))
 	inTheWay := all
 	if diagnose {
@@ -309,19 +310,19 @@ func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, 
 			// The pod would not fit without budgets either.
 			return nil, 0, chosenStatus
 		}
-		// If upstream chose none of the held-back pods, all of them prevent the preemption:
-		// together, the others do not make enough room.
+		// If upstream chose none of the protected pods, all of them prevent the preemption: the
+		// pods that may be victims do not make enough room.
 		if named := a.heldOf(among(chosen, all)); named.any() {
 			inTheWay = named
 		}
 	}
 	a.hold(all)
-	// The text has no names, because upstream counts nodes with equal texts.
+	// The text has no names, because upstream counts the nodes with the same text.
 	return nil, 0, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf(
 		"node(s) with pods that PodDisruptionBudgets protect; preempting them needs priority %d", inTheWay.threshold))
 }
 
-// among returns those of the pods that are held back.
+// among returns the pods that are in held.
 func among(pods []*corev1.Pod, held heldPods) []*corev1.Pod {
 	var both []*corev1.Pod
 	for _, pod := range pods {
@@ -362,7 +363,7 @@ func (p *Plugin) groupClasses(pod *corev1.Pod) []string {
 	return classes
 }
 
-// logger returns the logger for code that the framework does not call.
+// logger returns the logger for code that runs outside of a call of the framework.
 func logger(ctx context.Context) klog.Logger {
 	return klog.LoggerWithName(klog.FromContext(ctx), Name)
 }

@@ -66,7 +66,7 @@ func node(name string, cpu int) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{Capacity: capacity, Allocatable: capacity}}
 }
 
-// client returns a client. allowed is the answer whether its user may evict pods.
+// client returns a client. If allowed is set, its user may evict pods.
 func (c cluster) client(allowed bool) *fake.Clientset {
 	var objects []runtime.Object
 	for _, pod := range c.pods {
@@ -136,7 +136,8 @@ func (c cluster) plugin(t testing.TB, ctx context.Context) *Plugin {
 	return pluginOf(t, ctx, c.framework(t, ctx, c.client(true)))
 }
 
-// pluginOf returns our plugin with a framework, whose informers it starts. All evictions succeed.
+// pluginOf returns our plugin in a framework, and starts the informers of the framework. All
+// evictions succeed.
 func pluginOf(t testing.TB, ctx context.Context, f framework.Framework) *Plugin {
 	t.Helper()
 	made := must.Get(New(ctx, nil, f))(t)
@@ -153,7 +154,7 @@ func startInformers(t testing.TB, ctx context.Context, f framework.Framework) {
 	factory.WaitForCacheSyncWithContext(ctx)
 }
 
-// dryRun returns the victims on each node, and the status of nodes without victims.
+// dryRun returns the victims on each node, and the statuses of the nodes without victims.
 func dryRun(t testing.TB, ctx context.Context, ev *upstream.Evaluator, pod *corev1.Pod, c cluster) (victims map[string]string, statuses map[string]string) {
 	t.Helper()
 	state := framework.NewCycleState()
@@ -249,9 +250,9 @@ func TestPostFilter(t *testing.T) {
 		want    string
 		node    string
 		waits   bool
-		// budgets are the budgets for which the pod waits, if not only web.
+		// budgets are the budgets for which the pod waits. The default is web.
 		budgets []string
-		// leftOut are nodes whose pods were just refused.
+		// leftOut has the nodes that are excluded because evictions there were refused.
 		leftOut []string
 	}{
 		"a node that is left out": {
@@ -424,8 +425,9 @@ func TestBothPluginsAreRefused(t *testing.T) {
 	}
 }
 
-// TestExtensionPoints fails when upstream's plugin has a new extension point. Our plugin embeds it
-// and then has the extension point as well: at an upgrade, check its effect on budgets.
+// TestExtensionPoints fails when upstream's plugin has a new extension point. Our plugin embeds
+// upstream's and then has the extension point as well. After an upgrade of Kubernetes, check its
+// effect on budgets.
 func TestExtensionPoints(t *testing.T) {
 	var got []string
 	for i := range reflect.TypeFor[*Plugin]().NumMethod() {
@@ -438,13 +440,14 @@ func TestExtensionPoints(t *testing.T) {
 	is.True(t, slices.Equal(got, want), "got the methods %q, want %q", got, want)
 }
 
-// TestWaitsForItsVictims checks that a pod waits for its evicted victim only while it is nominated
-// for the node and the node can run it.
+// TestWaitsForItsVictims checks that a pod waits for its evicted victim only while the pod is
+// nominated for the victim's node and can run there.
 func TestWaitsForItsVictims(t *testing.T) {
 	pending := runningPod("pending", 100, onNode(""))
 	pending.Status = corev1.PodStatus{Phase: corev1.PodPending}
 	for name, test := range map[string]struct {
-		// nominated is the node in the scheduler, status the node in the pod's status.
+		// nominated is the node of the pod in the scheduler's memory, status the node in the pod's
+		// status.
 		nominated, status string
 		code              fwk.Code
 		waits             bool

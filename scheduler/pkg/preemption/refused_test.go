@@ -16,7 +16,7 @@ import (
 )
 
 // TestRefusedPodIsHeldBack checks that the delay doubles after each refusal, and ends when the
-// budget opens.
+// budget allows a disruption.
 func TestRefusedPodIsHeldBack(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
@@ -45,8 +45,8 @@ func TestRefusedPodIsHeldBack(t *testing.T) {
 	is.True(t, !w.isRefused(pod.UID), "the budget of the pod has not ended the refusal")
 }
 
-// TestCandidateIsLeftOut checks that the pending pod does not try a node again after its victims
-// there were refused. The delay doubles each time, and ends when a budget opens.
+// TestCandidateIsLeftOut checks that the pending pod does not try a node again after an eviction
+// there was refused. The delay doubles each time, and ends when a budget allows a disruption.
 func TestCandidateIsLeftOut(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), preemptorOf(100).Pod}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}, pods...)

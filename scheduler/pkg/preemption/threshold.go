@@ -21,15 +21,15 @@ const ThresholdAnnotation = "maintenance.haulout.dev/allow-disruption-by-priorit
 const (
 	// noThreshold is the lowest priority: every pod may break the budget.
 	noThreshold int32 = math.MinInt32
-	// maxThreshold is the lowest priority of system-critical pods. Budgets never hold these back
-	// (KEP-3280).
+	// maxThreshold is the lowest priority of system-critical pods. Budgets never stop a preemption
+	// by these (KEP-3280).
 	maxThreshold int32 = 2_000_000_000
 )
 
 // wellFormed is as strict as the shipped ValidatingAdmissionPolicy.
 var wellFormed = regexp.MustCompile(`^(0|-?[1-9][0-9]{0,9})$`)
 
-// thresholdOf returns the threshold of the class; named is false if it has none. A malformed
+// thresholdOf returns the threshold of the class; named is false if the class has none. A malformed
 // threshold counts as the highest: a typing error should protect too many pods rather than too few.
 func thresholdOf(class *schedulingv1.PriorityClass) (threshold int32, named bool, err error) {
 	text, named := class.Annotations[ThresholdAnnotation]
@@ -44,11 +44,11 @@ func thresholdOf(class *schedulingv1.PriorityClass) (threshold int32, named bool
 	return int32(number), true, nil
 }
 
-// thresholds are the thresholds of all pods at one time.
+// thresholds has the thresholds of all classes at one time.
 type thresholds struct {
-	// byClass has the thresholds of the classes that set one.
+	// byClass has the thresholds of the classes with the annotation.
 	byClass map[string]int32
-	// otherwise is the threshold of other classes, and of pods without a class.
+	// otherwise is the threshold of classes without the annotation, and of pods without a class.
 	otherwise int32
 	// groupClasses returns the classes of the groups of a pod.
 	groupClasses func(*corev1.Pod) []string
@@ -71,8 +71,8 @@ func newThresholds(classes []*schedulingv1.PriorityClass, otherwise int32, group
 	return t
 }
 
-// of returns the priority from which on a pending pod may break the pod's budget: the threshold of
-// its class, or that of a class of its groups if that is higher.
+// of returns the lowest priority of a pending pod that may break the budget of the given pod. It is
+// the highest of the thresholds of the given pod's class and of the classes of its groups.
 func (t thresholds) of(pod *corev1.Pod) int32 {
 	threshold := t.ofClass(pod.Spec.PriorityClassName)
 	if pod.Spec.SchedulingGroup == nil {

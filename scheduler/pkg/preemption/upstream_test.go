@@ -45,7 +45,8 @@ const (
 
 var priorityNames = map[string]int32{"neg": neg, "low": low, "mid": mid, "high": high, "top": top}
 
-// placed matches a pod: name/priority/CPUs, optionally @second of its start, #app and +group.
+// placed matches a pod: name/priority/CPUs. Its optional parts are @ and the second of its start, #
+// and its app, + and its group.
 var placed = regexp.MustCompile(`^([^/]+)/(neg|low|mid|high|top)/(\d+)(?:@(\d+))?(?:#(\w+))?(?:\+(\w+))?$`)
 
 // place parses the pods of nodes, each in the form "node: pod pod". A pod without an app has no
@@ -100,22 +101,23 @@ func five(names ...string) []*corev1.Node {
 	return nodes
 }
 
-// upstreamCase is a case of upstream's tests of DefaultPreemption. Its classes have no thresholds.
+// upstreamCase is a case of upstream's tests of DefaultPreemption. No class has a threshold.
 type upstreamCase struct {
 	cluster
 	pending   *corev1.Pod
 	gates     []featuregate.Feature
 	plugins   []testingframework.RegisterPluginFunc
 	extenders []testingframework.FakeExtender
-	// change replaces upstream's functions for order and choice.
+	// change replaces upstream's functions that order victims and choose a node.
 	change func(*defaultpreemption.DefaultPreemption)
-	// helpless are the nodes on which preemption cannot help, unknown the nodes without a status.
+	// helpless has the nodes on which preemption cannot help, unknown the nodes without a status.
 	helpless, unknown []string
 
-	// node and victims are the expected choice. Without a node, message is the whole status.
+	// node and victims are the expected choice. If no node is expected, message is the whole
+	// status.
 	node, victims, message string
-	// on has the victims of each node, and how many of them exceed their budget; other nodes have
-	// none.
+	// on has the victims on each node, and how many of them exceed their budget. All other nodes
+	// have no victims.
 	on map[string]string
 }
 
@@ -123,7 +125,7 @@ type upstreamCase struct {
 type choice struct {
 	node, message string
 	code          fwk.Code
-	// deleted are the deleted pods, marked the pods whose condition was set before.
+	// deleted are the deleted pods, marked the pods whose condition DisruptionTarget was set.
 	deleted, marked string
 }
 
@@ -135,7 +137,7 @@ type preemptionPlugin interface {
 	PodEligibleToPreemptOthers(context.Context, *corev1.Pod, *fwk.Status) (bool, string)
 }
 
-// newPreemption returns one of the two plugins, and its part from upstream.
+// newPreemption returns our plugin or DefaultPreemption, and the DefaultPreemption inside it.
 func newPreemption(t testing.TB, f framework.Framework, ours bool) (preemptionPlugin, *defaultpreemption.DefaultPreemption) {
 	t.Helper()
 	if ours {
@@ -263,8 +265,8 @@ func (c *upstreamCase) eachNode(t *testing.T, ours bool) (victims, statuses map[
 	return victims, statuses
 }
 
-// TestUpstreamCases runs DefaultPreemption and our plugin in the cases of upstream's tests: both
-// must choose what these expect.
+// TestUpstreamCases runs DefaultPreemption and our plugin in the cases of upstream's tests. Both
+// must choose what the cases expect.
 func TestUpstreamCases(t *testing.T) {
 	for _, table := range []map[string]upstreamCase{choiceCases, refusedCases, extenderCases, victimCases, budgetCases, groupVictimCases, featureCases} {
 		for name, test := range table {
@@ -301,8 +303,8 @@ func (c *upstreamCase) run(t *testing.T) {
 	}
 }
 
-// TestUpstreamNumberOfCandidates limits the number of nodes. The offset is random in
-// DefaultPreemption, and constant here.
+// TestUpstreamNumberOfCandidates limits the number of nodes. The offset, which is random in
+// DefaultPreemption, is constant here.
 func TestUpstreamNumberOfCandidates(t *testing.T) {
 	withGates(t, false)
 	nodes := five("n1", "n2", "n3", "n4", "n5")

@@ -171,7 +171,7 @@ var choiceCases = map[string]upstreamCase{
 	},
 }
 
-// refusedCases are cases without a choice.
+// refusedCases are cases in which no node is chosen.
 var refusedCases = map[string]upstreamCase{
 	"a pod of the same priority": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 1)}, pods: place("n1: a/low/1")}, pending: wanting(low, 1),
@@ -307,7 +307,8 @@ func disrupted(name string) budgetOption {
 	}
 }
 
-// budgetCases count the victims that exceed a budget. Without a threshold this is only avoided.
+// budgetCases count the victims that exceed a budget. Without thresholds, such victims are only
+// avoided if others suffice.
 var budgetCases = map[string]upstreamCase{
 	"more than the budget allows": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/mid/2#web b/mid/2#web"), budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}},
@@ -412,7 +413,7 @@ func claimed(pod *corev1.Pod) {
 	}}
 }
 
-// featureCases need feature gates, which are off by default or off in the case.
+// featureCases need feature gates that differ from the default.
 var featureCases = map[string]upstreamCase{
 	"a pod of a group, with groups disabled": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 1)}, pods: place("n1: a/low/1")}, pending: wanting(high, 1, ofGroup("g")), node: "n1", victims: "a",

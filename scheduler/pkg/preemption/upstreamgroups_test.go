@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// gangCase is a pending PodGroup in a case of upstream's tests. Its classes have no thresholds.
+// gangCase is a pending PodGroup in a case of upstream's tests. No class has a threshold.
 type gangCase struct {
 	cluster
 	// priority is the priority of the group, 0 means high; members is the number of its pods, 0
@@ -26,7 +26,7 @@ type gangCase struct {
 	members, min int
 	pod          []podOption
 	group        []groupOption
-	// victims are the deleted pods; without victims, message is the whole status.
+	// victims are the deleted pods. If there are none, message is the whole status.
 	victims, message string
 }
 
@@ -116,7 +116,7 @@ var gangCases = map[string]gangCase{
 	},
 }
 
-// leavesForOther makes a pod a terminating victim.
+// leavesForOther makes a pod a terminating victim of another preemption.
 func leavesForOther(pod *corev1.Pod) {
 	terminating(pod)
 	pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{

@@ -22,21 +22,22 @@ import (
 )
 
 const (
-	// maxWaiting is the maximum number of pods and groups that wait for a budget. The least
-	// important ones beyond it wait for another event, as with kube-scheduler.
+	// maxWaiting is the maximum number of pods and groups in a waitingRoom. The least important
+	// ones beyond it are tried again only when another event activates them, as with
+	// kube-scheduler.
 	maxWaiting = 10_000
 	// wakeInterval is the interval of checks of all waiters, and the minimum time between two
 	// activations of a pod.
 	wakeInterval = time.Second
-	// trialTimeout is how long a woken waiter prevents that the next one is woken. Its attempt may
-	// end without a search for victims, for example because the pod fits now.
+	// trialTimeout is the maximum time for which a woken waiter delays the next one. The attempt of
+	// the woken waiter may end without a search for victims, for example because the pod fits now.
 	trialTimeout = 10 * time.Second
-	// settleTime is the pause before the next waiter is woken after one has found victims: until
-	// then, the budget does not show the disruptions of the first.
+	// settleTime is the pause after a waiter has found victims, before the next waiter is woken.
+	// During this time, the status of the budget may not include the disruptions of these victims.
 	settleTime = 2 * time.Second
 )
 
-// anyBudget stands for all budgets. It opens when a PriorityClass changes.
+// anyBudget stands for all budgets. It counts as changed when a PriorityClass changes.
 var anyBudget = types.NamespacedName{}
 
 // waiter is a pending pod or group that searches for victims or waits.
@@ -47,16 +48,17 @@ type waiter struct {
 
 	// searching is set during a search, which may already have read any budget.
 	searching bool
-	// budgets are the budgets for which it waits.
+	// budgets are the budgets for which the waiter waits.
 	budgets sets.Set[types.NamespacedName]
-	// opened has the budgets that have opened since the last attempt began. The value true means:
-	// wake the waiter regardless of the budget's room, because pods may no longer be protected by
-	// the budget.
+	// opened has the budgets that have begun to allow more disruptions since the last attempt
+	// began. If the value is true, the waiter is woken even if the budget allows no disruption,
+	// because pods may no longer be protected by the budget.
 	opened map[types.NamespacedName]bool
-	// at is when a refusal ends; then the waiter is woken in any case. Zero means never.
+	// at is the time at which a refusal ends and the waiter is woken, whatever the budgets allow.
+	// Zero means never.
 	at time.Time
-	// woken is when the waiter was last woken. Until the time until, it occupies a place of each of
-	// its budgets that no other waiter gets.
+	// woken is the time of the last activation of the waiter. Before the time until, the waiter
+	// reserves one allowed disruption of the budget tries, so that no other waiter is woken for it.
 	woken, until time.Time
 	tries        types.NamespacedName
 }
@@ -64,9 +66,9 @@ type waiter struct {
 func (who *waiter) isTime(now time.Time) bool { return !who.at.IsZero() && !now.Before(who.at) }
 
 // waitingRoom has the pods and groups that wait for budgets, and activates them when a budget
-// opens: the scheduling queue has no event for that. It wakes the most important waiter first. If
-// the attempt fails, or if the budget has room left, it wakes the next. The room is only in memory;
-// a new leader tries every pending pod anyway.
+// allows more disruptions: the scheduling queue has no event for that. It wakes the most important
+// waiter first. If the attempt fails, or if the budget allows further disruptions, it wakes the
+// next waiter. The waiters are only in memory; a new leader tries every pending pod anyway.
 type waitingRoom struct {
 	*memory
 	handle  fwk.Handle
@@ -75,8 +77,8 @@ type waitingRoom struct {
 
 	mu      sync.Mutex
 	waiters map[types.UID]*waiter
-	// counted is the number of this room's waiters in the gauge, which rooms of other profiles
-	// share.
+	// counted is the number of waiters that this room has added to the gauge. Rooms of all profiles
+	// add to the same gauge.
 	counted int
 }
 
@@ -104,7 +106,7 @@ func (w *waitingRoom) enter(who waiter) *waiter {
 }
 
 // begin must be called before a search reads budgets, and end when its result is known. A budget
-// that opens in between counts as opened after the search.
+// that changes between the two calls counts as changed after the search.
 func (w *waitingRoom) begin(who waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,8 +114,8 @@ func (w *waitingRoom) begin(who waiter) {
 	known.searching, known.opened = true, map[types.NamespacedName]bool{}
 }
 
-// end makes a pod or group wait for the budgets that its search found. It frees the place for the
-// next waiter immediately or, if the search found victims, when the budgets show their disruptions.
+// end makes a pod or group wait for the budgets that its search found. It allows the next waiter to
+// be woken immediately or, if the search found victims, after settleTime.
 func (w *waitingRoom) end(uid types.UID, o outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -141,8 +143,8 @@ func (w *waitingRoom) end(uid types.UID, o outcome) {
 	}
 }
 
-// wakeAt makes the scheduler try a pod or group again at a time, because the eviction of its
-// victims was refused.
+// wakeAt makes the scheduler try a pod or group again at the given time, because the eviction of
+// its victims was refused.
 func (w *waitingRoom) wakeAt(who waiter, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -150,8 +152,8 @@ func (w *waitingRoom) wakeAt(who waiter, at time.Time) {
 	known.at, known.until = at, time.Time{}
 }
 
-// open marks a budget as opened, so that its waiters are tried again: as many as it has room for
-// or, with all, all of them one after the other.
+// open wakes the waiters of a budget that allows more disruptions: as many waiters as it allows
+// disruptions. If all is set, it wakes all waiters, one after the other.
 func (w *waitingRoom) open(name types.NamespacedName, all bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,14 +194,14 @@ func (w *waitingRoom) tick(context.Context) {
 	w.wake()
 }
 
-// compare sorts the more important waiter first, and among equals the one that was woken least
-// recently.
+// compare sorts the more important waiter first. Among waiters of the same priority, the one that
+// was woken least recently is first.
 func compare(x, y *waiter) int {
 	return cmp.Or(cmp.Compare(y.priority, x.priority), x.woken.Compare(y.woken))
 }
 
-// wake wakes the waiters whose refusal has ended. For each opened budget, it wakes as many waiters
-// as the budget has room for, minus those whose attempts are in progress.
+// wake wakes the waiters whose refusal has ended. For each budget in opened, it wakes as many
+// waiters as the budget allows disruptions, minus the waiters whose attempts are in progress.
 func (w *waitingRoom) wake() {
 	now, rooms, taken := w.clock.Now(), map[types.NamespacedName]int{}, map[types.NamespacedName]int{}
 	var due []*waiter
@@ -227,7 +229,7 @@ func (w *waitingRoom) wake() {
 	}
 	for _, each := range due {
 		timed := each.isTime(now)
-		// A waiter that was woken a moment ago keeps its place.
+		// A waiter that was woken less than wakeInterval ago keeps its reservation in taken.
 		if !timed && !place(each) || now.Sub(each.woken) < wakeInterval {
 			continue
 		}

@@ -39,7 +39,8 @@ var (
 	nameOfDB  = types.NamespacedName{Namespace: "shop", Name: "db"}
 )
 
-// inRoom calls f with a room in which pods p0, p1, ... wait for the closed budget web.
+// inRoom calls f with a room in which pods p0, p1, ... wait for the budget web, which allows no
+// disruption.
 func inRoom(t *testing.T, waiters int, f func(r *room)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -71,12 +72,12 @@ func (r *room) waiter(i int) waiter {
 	return waiter{uid: r.pods[i].UID, priority: int32(i), pods: []*corev1.Pod{r.pods[i]}}
 }
 
-// heldBy returns the outcome of an attempt that budgets prevent.
+// heldBy returns the outcome of an attempt that found no victims because of the budgets.
 func heldBy(budgets ...types.NamespacedName) outcome {
 	return outcome{searched: true, restricted: true, held: heldPods{budgets: sets.New(budgets...), pods: sets.New[types.UID]("uid-a")}}
 }
 
-// try makes an attempt for a pod.
+// try begins an attempt of a pod, and ends it with the outcome.
 func (r *room) try(i int, o outcome) {
 	r.w.begin(r.waiter(i))
 	r.w.end(r.pods[i].UID, o)
@@ -159,13 +160,14 @@ func healthyPods(current, desired int32) budgetOption {
 	}
 }
 
-// TestOpenings activates as many of the most important pods as a budget has room for, or the most
-// important one if a pod may no longer count for the budget.
+// TestOpenings changes a budget, a pod or a class. The room must activate as many of the most
+// important pods as the budget allows disruptions, or the most important one if the budget may no
+// longer protect a pod.
 func TestOpenings(t *testing.T) {
 	failed := func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }
 	labelled := func(pod *corev1.Pod) { pod.Labels["more"] = "" }
 	for name, test := range map[string]struct {
-		// before activates no pod.
+		// before is created first and activates no pod.
 		before, after runtime.Object
 		want          []string
 	}{
@@ -197,7 +199,7 @@ func TestOpenings(t *testing.T) {
 }
 
 // TestStatusBecomesCurrent updates the status of a budget after its spec has changed. A pod that
-// was activated for the new spec is activated again only after wakeInterval.
+// was activated because of the new spec is activated again only after wakeInterval.
 func TestStatusBecomesCurrent(t *testing.T) {
 	inRoom(t, 3, func(r *room) {
 		r.change(budgetOf("web", 2, stale))
@@ -211,7 +213,8 @@ func TestStatusBecomesCurrent(t *testing.T) {
 	})
 }
 
-// TestBudgetMoves activates another pod if the budget opens further, and none after it has closed.
+// TestBudgetMoves checks that another pod is activated when the budget allows a further disruption,
+// and none after the budget allows no disruption again.
 func TestBudgetMoves(t *testing.T) {
 	inRoom(t, 3, func(r *room) {
 		r.change(budgetOf("web", 1))
@@ -228,14 +231,14 @@ func TestBudgetMoves(t *testing.T) {
 	})
 }
 
-// TestNextIsTried activates the next pod if the previous one did not use all the room of the
-// budget.
+// TestNextIsTried activates the next pod if the previous one did not use up the disruptions that
+// the budget allows.
 func TestNextIsTried(t *testing.T) {
 	found := outcome{searched: true, found: true, restricted: true}
 	for name, test := range map[string]struct {
-		// end ends the attempt of the most important pod.
+		// end changes the attempt of the most important pod, or its result.
 		end func(r *room)
-		// want is activated after wait.
+		// want has the pods that the room must activate at the end of the duration wait.
 		wait time.Duration
 		want []string
 	}{
@@ -275,7 +278,7 @@ func TestNextIsTried(t *testing.T) {
 	}
 }
 
-// TestEachIsTriedOnce has all pods fail: each change must activate each of them once.
+// TestEachIsTriedOnce fails the attempts of all pods. Each change must activate each pod once.
 func TestEachIsTriedOnce(t *testing.T) {
 	for name, open := range map[string]func(r *room){
 		"too little room":            func(r *room) { r.change(budgetOf("web", 1)) },
@@ -297,8 +300,8 @@ func TestEachIsTriedOnce(t *testing.T) {
 	}
 }
 
-// TestBudgetOpensDuringTheSearch activates a pod whose search has read the budget before the
-// change.
+// TestBudgetOpensDuringTheSearch changes a budget after a search has read it. The pod must be
+// activated after the search.
 func TestBudgetOpensDuringTheSearch(t *testing.T) {
 	for name, test := range map[string]struct {
 		opens runtime.Object
@@ -322,7 +325,7 @@ func TestBudgetOpensDuringTheSearch(t *testing.T) {
 	}
 }
 
-// TestNoPodIsWokenMoreThanOnceASecond changes a budget all the time while the attempts of the pod
+// TestNoPodIsWokenMoreThanOnceASecond changes a budget continuously while the attempts of the pod
 // fail.
 func TestNoPodIsWokenMoreThanOnceASecond(t *testing.T) {
 	inRoom(t, 1, func(r *room) {
@@ -342,8 +345,8 @@ func TestNoPodIsWokenMoreThanOnceASecond(t *testing.T) {
 	})
 }
 
-// TestPodLeavesTheRoom checks that pods are forgotten after they were scheduled or deleted, even if
-// their searches end later.
+// TestPodLeavesTheRoom checks that the room forgets pods after they were scheduled or deleted, even
+// if their searches end later.
 func TestPodLeavesTheRoom(t *testing.T) {
 	inRoom(t, 3, func(r *room) {
 		r.change(runningPod("p2", 2))
@@ -362,7 +365,7 @@ func TestPodLeavesTheRoom(t *testing.T) {
 	})
 }
 
-// TestGroupLeavesTheRoom checks that a group is forgotten when none of its pods is pending.
+// TestGroupLeavesTheRoom checks that the room forgets a group when none of its pods is pending.
 func TestGroupLeavesTheRoom(t *testing.T) {
 	inRoom(t, 2, func(r *room) {
 		r.try(0, outcome{searched: true})
@@ -379,7 +382,7 @@ func TestGroupLeavesTheRoom(t *testing.T) {
 	})
 }
 
-// TestGauge checks that the gauge is the sum of the rooms of all profiles.
+// TestGauge checks that the gauge is the sum of the waiters of all profiles.
 func TestGauge(t *testing.T) {
 	registerMetrics()
 	value := func() float64 {
@@ -422,7 +425,7 @@ func TestFullRoom(t *testing.T) {
 		r.after(wakeInterval)
 		waiting := r.w.waiting()
 		for i := range maxWaiting + 10 {
-			// Each of the priorities 0 to 9 has two pods.
+			// There are two pods of each priority from 0 to 9.
 			if important := i%maxWaiting >= 10; important && !waiting[types.UID(fmt.Sprintf("uid-%d", i))].Has(nameOfWeb) {
 				r.t.Errorf("pod %d is not in the room", i)
 			}

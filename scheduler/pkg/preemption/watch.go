@@ -17,7 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// watch informs the room about budgets that open, and pods that are gone.
+// watch informs the room about budgets that allow more disruptions, and pods that are gone.
 func (w *waitingRoom) watch(factory informers.SharedInformerFactory) error {
 	_, err := podcache.AddHandlers(
 		podcache.Handled{Informer: factory.Policy().V1().PodDisruptionBudgets().Informer(), Handler: podcache.HandlerOf(w.budgetChanged)},
@@ -31,8 +31,8 @@ func (w *waitingRoom) budgetChanged(before, after *policyv1.PodDisruptionBudget)
 	if before == nil {
 		return
 	}
-	// A deletion or a change of the spec may release pods of the budget. So may other pods that
-	// become ready, if the budget allows the eviction of unready pods.
+	// A deletion or a change of the spec may end the protection of pods. So may a change to enough
+	// healthy pods, if the budget then allows the eviction of pods that are not ready.
 	all := after == nil || before.Generation != after.Generation || !pdb.LetsUnreadyGo(before) && pdb.LetsUnreadyGo(after)
 	if all || pdb.Room(after) > pdb.Room(before) {
 		w.forgetRefusals(pdb.NameOf(before))
@@ -57,8 +57,8 @@ func (w *waitingRoom) podChanged(before, after *corev1.Pod) {
 	}
 }
 
-// openFreed opens the budgets that no longer select a pod, or that its removal no longer affects:
-// the pod may be a victim now.
+// openFreed wakes the waiters of the budgets that no longer select a pod, or that no longer lose an
+// allowed disruption when it is removed: the pod may be a victim now.
 func (w *waitingRoom) openFreed(before, after *corev1.Pod) {
 	w.mu.Lock()
 	used := len(w.waiters) > 0

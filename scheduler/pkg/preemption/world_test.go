@@ -23,7 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// started is the start of the first pods; a pod with a higher number started later.
+// started is the start time of the first pods. A pod with a higher number started later.
 var started = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // clockTime is the current time of the rules.
@@ -99,8 +99,8 @@ func class(name, threshold string) *schedulingv1.PriorityClass {
 	return c
 }
 
-// rulesFor returns the rules for a pending pod of the priority. The class guarded has the threshold
-// 1000.
+// rulesFor returns the rules for a pending pod of the given priority. The class guarded has the
+// threshold 1000.
 func rulesFor(priority int32, budgets []*policyv1.PodDisruptionBudget, refused ...string) *rules {
 	classes := []*schedulingv1.PriorityClass{class("guarded", "1000"), class("higher", "2000"), class("plain", "")}
 	return &rules{
