@@ -13,7 +13,7 @@ import (
 const (
 	// resultUnrestricted: budgets had no effect.
 	resultUnrestricted = "unrestricted"
-	// resultWithinBudgets: victims were found, and budgets held back pods or could have.
+	// resultWithinBudgets: victims were found, and budgets protected pods or could have.
 	resultWithinBudgets = "within_budgets"
 	// resultHeldBack: no victims were found, because of budgets.
 	resultHeldBack = "held_back"

@@ -345,7 +345,7 @@ func TestPostFilter(t *testing.T) {
 			}
 			before := counted()
 			result, status := p.PostFilter(ctx, state, pending, statuses)
-			// A pod that is not eligible makes no attempt.
+			// The plugin does not count the attempt of a pod that is not eligible.
 			if got, want := counted()-before, float64(1-strings.Count(test.want, "not eligible")); got != want {
 				t.Errorf("got %v counted attempts, want %v", got, want)
 			}
