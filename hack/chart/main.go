@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command chart packages the Helm chart of charts/haulout. The package contains copies of the files
-// that the chart shares with artifacts/base, not links to them.
+// Command chart packages the Helm chart of charts/haulout. The chart shares files with
+// artifacts/base through links; the package contains copies of them.
 package main
 
 import (

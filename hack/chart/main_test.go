@@ -113,7 +113,7 @@ func TestChartEqualsManifests(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := objects(t, string(text))
-			// `helm install --create-namespace` creates it.
+			// `helm install --create-namespace` creates the namespace.
 			delete(want, "Namespace <nil>/haulout-system")
 			got, err := render(t, load(t), "haulout-system", with)
 			if err != nil {
@@ -141,8 +141,8 @@ func nodeAgent(more values) values {
 }
 
 // TestNodeAgentEqualsManifests renders the node agent of the chart and of artifacts/node-agent.
-// They may differ in labels, in the comments of the configuration, and in the way in which a change
-// of it restarts the pods.
+// They may differ in labels, in the comments of the configuration, and in how a change of the
+// configuration restarts the pods.
 func TestNodeAgentEqualsManifests(t *testing.T) {
 	windows := values{"enabled": true, "image": values{"repository": "haulout-node-agent-windows", "tag": "v1"}}
 	for folder, test := range map[string]struct {
@@ -158,7 +158,7 @@ func TestNodeAgentEqualsManifests(t *testing.T) {
 				for name, object := range maps.Clone(all) {
 					normalize(object)
 					if object["kind"] == "ConfigMap" {
-						// kustomize adds a hash to its name.
+						// kustomize adds a hash to the name of the ConfigMap.
 						object["metadata"].(values)["name"] = "haulout-node-agent"
 						delete(all, name)
 						all["ConfigMap"] = object
@@ -190,7 +190,7 @@ func built(t *testing.T, folder string) map[string]values {
 	return objects(t, string(text))
 }
 
-// added returns the objects that the chart has only with the additional values.
+// added returns the objects that the chart has only because of the additional values.
 func added(t *testing.T, base, with values) map[string]values {
 	t.Helper()
 	without, err := render(t, load(t), "haulout-system", base)

@@ -19,7 +19,7 @@ import (
 // typePrefix starts the names of our types in the OpenAPI.
 const typePrefix = "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1."
 
-// kinds are the kinds in the order of the page. The types of its fields follow each kind.
+// kinds are the kinds in the order of the page. The types of the fields of a kind follow the kind.
 var kinds = []string{"NodeMaintenance", "Evacuation", "NodeMaintenancePreview"}
 
 // writeAPIReference writes the page about every kind and field of the API. The texts are the
@@ -85,7 +85,7 @@ func writeType(w io.Writer, name string, schema *spec.Schema) []string {
 // columns is the maximum width of prose on a page; test/docs checks it.
 const columns = 100
 
-// wrapped wraps a text at that width.
+// wrapped wraps a text to columns.
 func wrapped(text string) string {
 	var out strings.Builder
 	column := 0

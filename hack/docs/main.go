@@ -31,7 +31,7 @@ func main() {
 	}
 }
 
-// run writes all pages to a folder; if a page fails, it writes none.
+// run writes all pages to a folder. If the generation of a page fails, run writes none.
 func run(folder string) error {
 	code, err := readSource("pkg", "scheduler/pkg")
 	if err != nil {

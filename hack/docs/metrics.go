@@ -28,8 +28,8 @@ const metricsTable = `
 |---|---|---|---|
 `
 
-// programs are the programs with their own metrics, and the prefixes of the metric names. The first
-// program has all other metrics.
+// programs are the programs with their own metrics, and the prefixes of the metric names. All
+// metrics without one of these prefixes belong to the first program.
 var programs = []struct{ title, prefix, where string }{
 	{"The server", "", ""},
 	{"The node agent", "haulout_node_agent_", "The agent of each node serves them at `metricsBindAddress` of [its\nconfiguration](node-agent.md), by default only on the loopback address.\n"},

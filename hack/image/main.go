@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command image packs one static program as a container image, without a container engine. It
-// writes an OCI layout with all platforms, and an archive per platform that `docker load` and
-// `ctr images import` take.
+// writes an OCI layout with all platforms, and an archive per platform that `docker load` and `ctr
+// images import` accept.
 package main
 
 import (
@@ -154,8 +154,8 @@ func newImage(o options, platform v1.Platform, program string, created time.Time
 	return mutate.ConfigFile(image, config)
 }
 
-// pack returns a layer with the program, which all users may read and execute, and no user may
-// write.
+// pack returns a layer with the program. All users may read and execute the program, and no user
+// may write it.
 func pack(inside string, content []byte, created time.Time) ([]byte, error) {
 	var out bytes.Buffer
 	archive := tar.NewWriter(&out)

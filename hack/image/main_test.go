@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// program writes a file that replaces a program.
+// program writes a file that takes the place of a program.
 func program(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "server")

@@ -105,7 +105,7 @@ func rulesOf(object runtime.Object) []rbacv1.PolicyRule {
 }
 
 // toleratesHeld reports whether the pods of a Deployment tolerate the taint of nodes under
-// maintenance. A toleration without a key tolerates everything.
+// maintenance. A toleration without a key tolerates every taint.
 func toleratesHeld(deployment *appsv1.Deployment) bool {
 	return slices.ContainsFunc(deployment.Spec.Template.Spec.Tolerations, func(toleration corev1.Toleration) bool {
 		return toleration.Key == "" || toleration.Key == v1alpha1.TaintHeld

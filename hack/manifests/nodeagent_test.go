@@ -64,8 +64,8 @@ func TestConfigurationOfTheNodeAgent(t *testing.T) {
 	}
 }
 
-// TestRightsOfNodes compares all permissions of nodes. Each kubelet of a cluster gets them, so a
-// new permission needs a row in docs/security.md.
+// TestRightsOfNodes compares all permissions of nodes. Each kubelet of a cluster gets these
+// permissions, so a new permission needs a row in docs/security.md.
 func TestRightsOfNodes(t *testing.T) {
 	var got []string
 	for _, object := range nodeAgent(t) {

@@ -103,7 +103,7 @@ type update struct {
 	change                func(runtime.Object)
 }
 
-// denied returns the messages with which the policy denies the update by a user.
+// denied returns the messages of the policy if it denies the update by a user.
 func (u update) denied(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPolicy, name string) []string {
 	t.Helper()
 	next := u.old.DeepCopyObject()
