@@ -50,7 +50,7 @@ type settings struct {
 }
 
 func main() {
-	// Logs of libraries would break up the table. The program gets all failures as errors.
+	// Logs of libraries would break up the table. The program receives all failures as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	var s settings
 	flag.IntVar(&s.clients, "clients", 200, "number of clients")
@@ -99,15 +99,15 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 // server is the name of haulout-apiserver in the cluster program.
 const server = "haulout-apiserver"
 
-// The goals: the goroutines and the memory after the clients have ended, as multiples of the values
-// before.
+// The limits of the goroutines and the memory after the clients have ended, as multiples of the
+// values before.
 const (
 	maxGoroutines = 1.1
 	maxMemory     = 1.5
 	scrapeEvery   = 5 * time.Second
-	// firstTime is the length of a first load before the measurement. It fills what the server
-	// keeps for clients in general, such as the events for their watches. Growth after the second
-	// load is a leak.
+	// firstTime is the length of a first load before the measurement. During this load the server
+	// allocates what it keeps for clients in general, such as the events for their watches. Growth
+	// after the second load is a leak.
 	firstTime = 30 * time.Second
 )
 
@@ -118,16 +118,16 @@ type report struct {
 	Clients int             `json:"clients"`
 	Seconds float64         `json:"seconds"`
 	Calls   map[string]call `json:"calls"`
-	// Before, During and After are the usage of the server: the minimum after the first load, the
-	// maximum during the second, the minimum after the second.
+	// Before is the minimum usage of the server after the first load, During the maximum during the
+	// second load, After the minimum after the second load.
 	Before usageOf      `json:"before"`
 	During usageOf      `json:"during"`
 	After  usageOf      `json:"after"`
 	Goals  []goals.Goal `json:"goals"`
 }
 
-// call is the latency of one kind of request, in milliseconds. The latency of a watch is the time
-// until it began.
+// call has the latencies of one kind of request, in milliseconds. The latency of a watch is the
+// time until the watch began.
 type call struct {
 	Count  int     `json:"count"`
 	Median float64 `json:"p50"`
@@ -142,7 +142,7 @@ type usageOf struct {
 	HeapBytes  float64 `json:"heapBytes"`
 }
 
-// measure runs the clients and reads the usage of the server before, during and after.
+// measure runs the clients and reads the usage of the server before, during and after the load.
 func measure(ctx context.Context, s settings, c *devcluster.Cluster) (*report, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
 	if err != nil {
@@ -220,8 +220,8 @@ func (s *scraper) read(ctx context.Context) (usageOf, error) {
 func least(a, b float64) float64 { return min(a, b) }
 func most(a, b float64) float64  { return max(a, b) }
 
-// follow reads the usage for a while and returns its minimum or maximum. The heap includes garbage;
-// the minimum has the least garbage.
+// follow reads the usage for a while and returns the minimum or maximum. The heap includes garbage;
+// the minimum includes the least.
 func (s *scraper) follow(ctx context.Context, lasts time.Duration, which func(a, b float64) float64) (usageOf, error) {
 	found, err := s.read(ctx)
 	for end := time.Now().Add(lasts); err == nil && time.Now().Before(end); {
@@ -316,7 +316,7 @@ func (l *latencies) summary() map[string]call {
 	return calls
 }
 
-// crowd has clients use the API until the context ends.
+// crowd runs clients that use the API until the context ends.
 func crowd(ctx context.Context, config *rest.Config, clients int) (*latencies, error) {
 	l := &latencies{took: map[string][]time.Duration{}, failed: map[string][]error{}}
 	var wg sync.WaitGroup

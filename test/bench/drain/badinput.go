@@ -34,8 +34,8 @@ const (
 	badPool      = "bad"
 	badNodes     = 5
 	badNamespace = "bench-bad"
-	// waitingPods is the number of pods under one closed budget. Its spec is rewritten all the
-	// time.
+	// waitingPods is the number of pods under one budget that allows no disruption. Its spec is
+	// rewritten continuously.
 	waitingPods  = 1000
 	waiting      = "waiting"
 	rewriteEvery = time.Second / 3
@@ -47,7 +47,7 @@ const (
 )
 
 // disturb sends bad input to the server during the measured drain, and returns when the server has
-// processed all of it. The input stays until the returned function is called.
+// processed all of the bad input. The input stays until the returned function is called.
 func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error, err error) {
 	var running sync.WaitGroup
 	acting, stop := context.WithCancelCause(ctx)
@@ -139,7 +139,7 @@ func (c *cluster) denyEvictions(ctx context.Context) (func(context.Context) erro
 	}.Start(ctx, c.kube)
 }
 
-// evictionsAreDenied returns what is missing until the webhook denies evictions.
+// evictionsAreDenied returns what is missing until the webhook denies evictions, or "".
 func (c *cluster) evictionsAreDenied(ctx context.Context) (string, error) {
 	name := fmt.Sprintf("%s-%02d", deniedApp, 0)
 	err := evict.Client{Host: c.kube}.Evict(ctx, &policyv1.Eviction{
@@ -188,7 +188,8 @@ func badPod(name, app, node string) *corev1.Pod {
 	}
 }
 
-// rewriteBudget changes the number in the budget of the waiting pods. The budget stays closed.
+// rewriteBudget changes the number in the budget of the waiting pods. The budget still allows no
+// disruption.
 func (c *cluster) rewriteBudget(ctx context.Context) error {
 	budgets := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace)
 	b, err := budgets.Get(ctx, waiting, metav1.GetOptions{})
@@ -238,7 +239,7 @@ func (c *cluster) sendRefused(ctx context.Context) error {
 }
 
 // badInputIsKnown returns what is missing until the server has created all Evacuations and has
-// marked those of the waiting pods as blocked.
+// marked the Evacuations of the waiting pods as blocked.
 func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
 	list, err := c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).List(ctx,
 		metav1.ListOptions{ResourceVersion: "0"})
@@ -258,7 +259,7 @@ func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// removeBadInput deletes the objects of disturb.
+// removeBadInput deletes the objects that disturb has created.
 func (c *cluster) removeBadInput(ctx context.Context) error {
 	if err := errors.Join(c.label(ctx, c.bad[2], "null"), c.removeMaintenances(ctx)); err != nil {
 		return err
@@ -283,8 +284,8 @@ const (
 	// crowdedBudgets is the number of budgets that select no pod, in the namespace of the bad pods.
 	crowdedBudgets = 5000
 	// mostHolders is the limit of NodeMaintenances per node. crowd is the number of
-	// NodeMaintenances that come to select another node because its labels change: admission cannot
-	// refuse those.
+	// NodeMaintenances that select another node only after its labels have changed. Admission
+	// cannot refuse these.
 	mostHolders = 50
 	crowd       = 400
 	crowdLabel  = "bench.haulout.dev/crowd"
@@ -312,7 +313,7 @@ func (c *cluster) createBudgets(ctx context.Context) error {
 func (c *cluster) createCrowds(ctx context.Context) error {
 	full, crowded := c.bad[1], c.bad[2]
 	var all []*v1alpha1.NodeMaintenance
-	// The NodeMaintenance of all bad nodes counts, too.
+	// The NodeMaintenance of all bad nodes counts towards the limit, too.
 	for i := range mostHolders - 1 {
 		all = append(all, crowding(fmt.Sprintf("full-%02d", i), byName(full)))
 	}
@@ -353,8 +354,8 @@ func withLabel(key string) *corev1.NodeSelector {
 	}}}}
 }
 
-// withoutLabels returns a NodeMaintenance with selector terms that no index serves. Its stage is
-// Idle because it selects all nodes.
+// withoutLabels returns a NodeMaintenance whose selector terms cannot use the index of labels. Its
+// stage is Idle because it selects all nodes.
 func withoutLabels() *v1alpha1.NodeMaintenance {
 	nm := badMaintenance("without-labels")
 	nm.Spec.Stage, nm.Spec.NodeSelector = v1alpha1.NodeMaintenanceStageIdle, &corev1.NodeSelector{}

@@ -63,7 +63,7 @@ func connect(kubeconfig string) (kubernetes.Interface, clientset.Interface, erro
 		return nil, nil, err
 	}
 	config.QPS = -1
-	// JSON as well: the version endpoint serves nothing else.
+	// The client also accepts JSON, because the version endpoint serves only JSON.
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -113,9 +113,8 @@ func (c *cluster) setUp(ctx context.Context, s settings) error {
 		func(ctx context.Context, node *string) error { return setUnschedulable(ctx, c.kube, *node, true) })
 }
 
-// prepare restores the state at the begin of each drain: the workload runs on the nodes to drain,
-// all other nodes are empty and schedulable, no objects of an earlier drain are left, and no
-// process is busy.
+// prepare restores the state before a drain: the workload runs on the nodes to drain, all other
+// nodes are empty and schedulable, no objects of an earlier drain are left, and no process is busy.
 func (c *cluster) prepare(ctx context.Context, w workload) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTime,
 		fmt.Errorf("the cluster was not ready for a drain within %v", setupTime))
@@ -183,7 +182,7 @@ func (c *cluster) removeWorkload(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	// Last, because the deletion of the pods creates events.
+	// Delete the events last, because the deletion of the pods creates events.
 	return c.kube.EventsV1().Events(namespace).DeleteCollection(ctx, background, all)
 }
 
@@ -229,12 +228,13 @@ func (c *cluster) startWorkload(ctx context.Context, w workload) error {
 
 // full reports whether the disruption controller has counted all pods of a budget.
 func full(b *policyv1.PodDisruptionBudget) bool {
-	// A budget with minAvailable may be closed.
+	// A budget with minAvailable may allow no disruption.
 	return b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0 && b.Status.CurrentHealthy == b.Status.ExpectedPods &&
 		(b.Status.DisruptionsAllowed > 0 || b.Spec.MinAvailable != nil) && len(b.Status.DisruptedPods) == 0
 }
 
-// setNodes uncordons and cordons nodes, and waits until their taints match.
+// setNodes uncordons the nodes in open and cordons the nodes in closed, and waits until their
+// taints match.
 func (c *cluster) setNodes(ctx context.Context, open, closed []string) error {
 	if err := each(
 		ctx,
@@ -298,8 +298,8 @@ func (c *cluster) calm(ctx context.Context) error {
 	})
 }
 
-// missing describes the objects that are left; it returns "" if there are none, or if their number
-// is unknown.
+// missing returns a count of objects as text. It returns "" if the count is zero, or if there is an
+// error.
 func missing(err error, count int, text string) (string, error) {
 	if err != nil || count == 0 {
 		return "", err

@@ -32,7 +32,7 @@ const (
 	noSurge = "maintenance-no-surge"
 	// badInput is maintenance while the server processes bad input about other pods on other nodes.
 	badInput = "maintenance-bad-input"
-	// attempts is the maximum number of runs of kubectl drain, which are repeated after a failure.
+	// attempts is the maximum number of runs of kubectl drain, which is repeated after a failure.
 	attempts = 20
 )
 
@@ -65,8 +65,8 @@ func (c *cluster) drain(ctx context.Context, contender string, s settings) (effo
 	}
 }
 
-// kubectlDrain repeats kubectl drain until it succeeds, as a user would: kubectl stops at answers
-// to an eviction that it does not know, such as a conflict of two evictions that use the same
+// kubectlDrain repeats kubectl drain until it succeeds, as a user would: kubectl stops at responses
+// to an eviction that it does not expect, such as a conflict of two evictions that use the same
 // budget.
 func (c *cluster) kubectlDrain(ctx context.Context, timeout time.Duration, what string) (effort, error) {
 	var sum effort

@@ -23,12 +23,12 @@ import (
 	"haulout.dev/haulout/pkg/host/evict"
 )
 
-// loopCommand is the argument that makes this program the bare loop. The loop runs in a
-// separate process, like the other contenders, so that its processor time does not include the
-// observer's.
+// loopCommand is the argument with which this program runs the bare loop. The loop runs in a
+// separate process, like the other contenders, so that its processor time does not include the time
+// of the watcher.
 const loopCommand = "loop"
 
-// loop evicts pods with many workers that do not look at budgets.
+// loop evicts pods with many workers that do not read budgets.
 func loop(ctx context.Context, args []string, _ io.Writer) error {
 	var kubeconfig, namespace, nodes string
 	var workers int
@@ -125,8 +125,8 @@ func evictAll(
 
 var errDone = errors.New("all pods are evicted")
 
-// again reports whether a later eviction may succeed after this answer: the budget is closed, the
-// server is overloaded, or another eviction changed the budget at the same time.
+// again reports whether a later eviction may succeed after this error: the budget allows no
+// disruption, the server is overloaded, or another eviction changed the budget at the same time.
 func again(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || apierrors.IsInternalError(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsServerTimeout(err) || apierrors.IsServiceUnavailable(err)

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command drain compares the speed and the cost of ways to empty nodes: kubectl drain, a bare loop
-// that calls the Eviction API, and a NodeMaintenance drain the same workloads on one development
-// cluster, one after another, from the same state. The figures do not come from the contenders: the
-// command watches the pods, reads the audit log of kube-apiserver and the processor times of the
-// kernel.
+// Command drain compares the speed and the cost of three ways to drain nodes: kubectl drain, a bare
+// loop that calls the Eviction API, and a NodeMaintenance. They drain the same workloads on one
+// development cluster, one after another, from the same state. The figures do not come from the
+// contenders: the command watches the pods, and reads the audit log of kube-apiserver and the
+// processor times of the kernel.
 package main
 
 import (
@@ -30,10 +30,10 @@ const exitUsage = 2
 func main() { os.Exit(run()) }
 
 func run() int {
-	// Logs of libraries would break up the table. The program gets all failures as errors.
+	// Logs of libraries would break up the table. The program receives all failures as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	// SIGHUP and SIGPIPE as well: the cluster must not stay behind when the terminal or the reader
-	// of the output is closed.
+	// Stop the cluster after SIGHUP and SIGPIPE as well, because the terminal or the reader of the
+	// output may be closed.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP,
 		syscall.SIGPIPE)
 	defer stop()
@@ -158,8 +158,8 @@ func (s settings) check() error {
 	return nil
 }
 
-// order returns the contenders in the order of a repetition, counted from 0. It rotates: the first
-// becomes the last, so that no contender always gets the youngest cluster.
+// order returns the contenders in the order of a repetition. Each repetition, counted from 0, moves
+// the first contender to the end, so that no contender always runs on the newest cluster.
 func order(contenders []string, repetition int) []string {
 	first := repetition % len(contenders)
 	return slices.Concat(contenders[first:], contenders[:first])

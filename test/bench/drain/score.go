@@ -56,28 +56,28 @@ type result struct {
 	Repetition int    `json:"repetition"`
 	// Position is the position of the contender in its repetition, from 0.
 	Position int `json:"position"`
-	// Failed is the reason of a failed drain.
+	// Failed is the error of a failed drain.
 	Failed string `json:"failed,omitempty"`
 	Pods   int    `json:"pods"`
 	// Left is the number of pods that did not leave the nodes.
 	Left int `json:"podsKept"`
 	// Created is the number of pods created during the drain: at least one for each pod that left.
 	Created int `json:"podsCreated"`
-	// FirstSeconds is the time until the first eviction, Seconds until the last pod left the nodes,
-	// DoneSeconds until the contender reported the end.
+	// FirstSeconds is the time until the first eviction, Seconds the time until the last pod left
+	// the nodes, DoneSeconds the time until the contender reported the end.
 	FirstSeconds float64 `json:"firstEvictionSeconds"`
 	Seconds      float64 `json:"seconds"`
 	DoneSeconds  float64 `json:"doneSeconds"`
 	// Starts is the number of starts of the contender's programs.
 	Starts int `json:"starts"`
-	// Calls is the number of calls of the Eviction API, Rejected the number of those that evicted
-	// no pod; Answers counts the calls by HTTP status.
+	// Calls is the number of calls of the Eviction API, Rejected the number of calls that evicted
+	// no pod. Answers counts the calls by HTTP status.
 	Calls    int           `json:"evictionCalls"`
 	Rejected int           `json:"rejectedCalls"`
 	Answers  map[int32]int `json:"answers"`
-	// ToClosed is the number of evictions sent to a budget that had been closed for a while. It
-	// does not include the Probes: one eviction in six seconds may test whether the budget is still
-	// closed.
+	// ToClosed is the number of evictions that were sent although the budget had allowed no
+	// disruption for a while. It does not include the Probes: one eviction in six seconds may test
+	// whether the budget allows a disruption now.
 	ToClosed int `json:"callsToClosedBudgets"`
 	Probes   int `json:"probes"`
 	// ClientCPUSeconds is the processor time of the contender's own programs.
@@ -98,8 +98,8 @@ type budget struct {
 	Name     string `json:"name"`
 	Expected int    `json:"pods"`
 	Needed   int    `json:"needed"`
-	// Lowest is the minimum of available pods, Below the number of pods lost while there were no
-	// more available pods than needed.
+	// Lowest is the minimum number of available pods. Below is the number of pods that were lost
+	// while no more pods were available than the budget needs.
 	Lowest int `json:"lowest"`
 	Below  int `json:"momentsBelow"`
 }
@@ -149,13 +149,13 @@ type summary struct {
 	// Rejected is the median number of rejected calls, RejectedShare their share of all calls.
 	Rejected      float64 `json:"rejectedCalls"`
 	RejectedShare float64 `json:"rejectedShare"`
-	// ToClosed is the maximum number of calls to closed budgets in one drain, without probes.
+	// ToClosed is the maximum of ToClosed of all drains.
 	ToClosed         int     `json:"callsToClosedBudgets"`
 	Host             cost    `json:"kubeAPIServer"`
 	Server           cost    `json:"hauloutAPIServer"`
 	ClientCPUSeconds float64 `json:"clientCPUSeconds"`
 	// Budgets is the number of budgets. LowestShare is the lowest availability of any budget's
-	// pods, NeededShare the availability that this budget needs.
+	// pods, NeededShare the availability that the same budget needs.
 	Budgets     int     `json:"budgets"`
 	LowestShare float64 `json:"lowestShare"`
 	NeededShare float64 `json:"neededShare"`
@@ -249,7 +249,7 @@ func median(values []float64) float64 {
 	return (sorted[middle-1] + sorted[middle]) / 2
 }
 
-// goal is a required result of a NodeMaintenance, with the answer whether it was kept.
+// goal is a required result of a NodeMaintenance, and whether it was reached.
 type goal struct {
 	Workload string `json:"workload"`
 	Text     string `json:"text"`
@@ -260,21 +260,22 @@ type goal struct {
 	Kept  bool    `json:"kept"`
 }
 
-// wanted are the rates that a NodeMaintenance must reach with a workload, as multiples of the rates
-// of other contenders.
+// wanted is the rate that a NodeMaintenance must reach with a workload, as a multiple of the rate
+// of another contender.
 type wanted struct {
 	workload, contender, other string
 	times                      float64
 }
 
 var wantedRates = []wanted{
-	// With surge, the default, a drain is as fast as the bare loop if budgets limit the speed. The
-	// loop replaces no pod before it leaves.
+	// If budgets limit the speed, a drain with surge, the default, is as fast as the bare loop. The
+	// loop does not replace pods before they leave.
 	{oneBudget, maintenance, bareLoop, 1},
 	{manyBudgets, maintenance, bareLoop, 1},
 	{oneBudget, noSurge, bareLoop, 0.95},
 	{manyBudgets, noSurge, bareLoop, 0.95},
-	// Pods without a budget leave one owner after another; the loop evicts all at the same time.
+	// A drain evicts pods without a budget one owner after another; the loop evicts all at the same
+	// time.
 	{noBudgets, maintenance, bareLoop, 1.0 / 3},
 	{noBudgets, noSurge, bareLoop, 1.0 / 3},
 	{oneBudget, maintenance, drainPool, 2.5},
@@ -283,7 +284,7 @@ var wantedRates = []wanted{
 	{oneBudget, noSurge, drainPool, 2.5},
 	{manyBudgets, noSurge, drainPool, 2.5},
 	{noBudgets, noSurge, drainPool, 2.5},
-	// Bad input slows other drains by at most a tenth.
+	// Bad input makes other drains at most a tenth slower.
 	{oneBudget, badInput, maintenance, 0.9},
 	{manyBudgets, badInput, maintenance, 0.9},
 	{noBudgets, badInput, maintenance, 0.9},
@@ -300,7 +301,7 @@ const (
 	fullAvailability = 100
 )
 
-// judgeGoals compares the NodeMaintenances with the other contenders.
+// judgeGoals compares the results of the NodeMaintenances with the results of the other contenders.
 func judgeGoals(summaries []summary) []goal {
 	found := map[[2]string]summary{}
 	for _, s := range summaries {
@@ -381,7 +382,7 @@ func printSummaries(out io.Writer, summaries []summary) error {
 	return printRows(out, rows)
 }
 
-// printGoals prints the goals, and whether each was kept.
+// printGoals prints the goals, and whether each was reached.
 func printGoals(out io.Writer, goals []goal) error {
 	rows := [][]string{{"WORKLOAD", "GOAL", "MEASURED", "WANTED", "RESULT"}}
 	for _, g := range goals {

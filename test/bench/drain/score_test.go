@@ -80,7 +80,7 @@ func TestEnterLog(t *testing.T) {
 	}
 }
 
-// newResult returns a drain of 100 pods with this duration.
+// newResult returns the result of a drain of 100 pods with this duration.
 func newResult(contender string, seconds float64, modifiers ...func(*result)) result {
 	r := result{
 		Workload: oneBudget, Contender: contender, Pods: 100, Seconds: seconds, DoneSeconds: seconds + 1, Calls: 100,
@@ -189,7 +189,7 @@ func TestMedian(t *testing.T) {
 func TestGoals(t *testing.T) {
 	for name, test := range map[string]struct {
 		results []result
-		// kept has the answer for each goal, in order.
+		// kept reports whether each goal was reached, in order.
 		kept []bool
 	}{
 		"a maintenance that is as fast as the loop": {

@@ -21,8 +21,8 @@ const (
 	oneBudget   = "one-budget"
 	manyBudgets = "many-budgets"
 	noBudgets   = "no-budgets"
-	// singleReplicas are Deployments with one pod and a closed budget: no pod may leave before its
-	// replacement is ready.
+	// singleReplicas are Deployments with one pod and a budget that allows no disruption: no pod
+	// may leave before its replacement is ready.
 	singleReplicas = "single-replicas"
 	// appLabel distinguishes the Deployments.
 	appLabel = "app"
@@ -75,8 +75,8 @@ func (w workload) withoutSurge() workload {
 	return without
 }
 
-// watched returns the budgets against which availability is measured. A Deployment without a budget
-// gets one that requires nothing; it is not created in the cluster.
+// watched returns the budgets with which the command measures availability. A Deployment without a
+// budget gets one that requires nothing; it is not created in the cluster.
 func (w workload) watched() []policyv1.PodDisruptionBudget {
 	budgets := w.budgets
 	if len(budgets) == 0 {
@@ -94,8 +94,8 @@ func (w workload) watched() []policyv1.PodDisruptionBudget {
 	return watched
 }
 
-// isHopeless reports whether a contender can never drain the workload: the budgets are closed, and
-// the contender starts no replacement first.
+// isHopeless reports whether a contender can never drain the workload: the budgets allow no
+// disruption, and the contender does not start replacements first.
 func (w workload) isHopeless(contender string) bool {
 	return w.name == singleReplicas && contender != maintenance && contender != badInput
 }

@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command idle measures the cost of a drain that makes no progress: thousands of Evacuations of
-// pods under closed budgets. It creates the pods in a development cluster of its own, drains their
-// nodes, and waits until all pods are blocked. Then it measures for a while the processor time of
-// haulout-apiserver, and the requests that it sends to kube-apiserver according to the audit log.
+// pods under budgets that allow no disruption. It creates the pods in a separate development
+// cluster, drains their nodes, and waits until all pods are blocked. Then it measures for a while
+// the processor time of haulout-apiserver, and counts its requests to kube-apiserver in the audit
+// log.
 package main
 
 import (
@@ -59,7 +60,7 @@ type settings struct {
 }
 
 func main() {
-	// Logs of libraries would break up the table. The program gets all failures as errors.
+	// Logs of libraries would break up the table. The program receives all failures as errors.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	var s settings
 	flag.IntVar(&s.pods, "pods", 10000, "number of pods that cannot leave")
@@ -143,9 +144,9 @@ const (
 	server = "haulout-apiserver"
 	host   = "kube-apiserver"
 
-	// maxCPU is the share of one processor that a waiting drain may use, maxRequests the number of
-	// requests that it may send in a second, maxEvictions the number of evictions in a minute:
-	// the probes of all closed lanes together.
+	// maxCPU is the share of one processor that a blocked drain may use. maxRequests is the maximum
+	// number of requests per second. maxEvictions is the maximum number of evictions per minute:
+	// the evictions that test whether any of the budgets allows a disruption now.
 	maxCPU       = 0.05
 	maxRequests  = 1
 	maxEvictions = 10
@@ -171,7 +172,7 @@ type report struct {
 	Goals      []goals.Goal `json:"goals"`
 }
 
-// request is how often haulout-apiserver sent a kind of request.
+// request is the number of requests of one kind that haulout-apiserver sent.
 type request struct {
 	Kind  string `json:"kind"`
 	Count int    `json:"count"`
@@ -240,7 +241,7 @@ func countRequests(log io.Reader) (map[string]int, error) {
 	for {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			// An incomplete last line: kube-apiserver is still writing it.
+			// The last line is incomplete: kube-apiserver is still writing it.
 			return counts, nil
 		}
 		if err != nil {
@@ -401,7 +402,7 @@ func (c *cluster) makeBudgets(ctx context.Context, s settings) error {
 		_, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
 			ObjectMeta: metav1.ObjectMeta{Name: appName(i)},
 			Spec: policyv1.PodDisruptionBudgetSpec{
-				// A number and not a percentage: for a percentage the disruption controller needs
+				// Use a number, not a percentage: for a percentage, the disruption controller needs
 				// the number of replicas from the controller of the pods, and a ConfigMap has none.
 				MinAvailable: ptr.To(intstr.FromInt(s.pods)),
 				Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{crowd.AppLabel: appName(i)}},

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command memory measures how much memory haulout-apiserver uses for a large cluster: it creates
-// nodes and pods of realistic size in a development cluster of its own, starts the server, drains
+// nodes and pods of realistic size in a separate development cluster, starts the server, drains
 // some of the nodes and cancels the drain. No kubelet runs, so evicted pods stay: the figures of
 // the drain are the maximum for that number of pods.
 package main
@@ -204,8 +204,8 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 	apps := (s.pods + podsPerApp - 1) / podsPerApp
 	owners := make([]types.UID, apps)
 	if err := crowd.Each(ctx, apps, func(ctx context.Context, i int) error {
-		// The pods need an existing controller, or the garbage collector deletes them; a ConfigMap
-		// does not create pods.
+		// The garbage collector would delete pods without an existing controller. A ConfigMap does
+		// not create pods.
 		configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}
 		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, configMap, metav1.CreateOptions{})
 		if err == nil {
@@ -234,7 +234,7 @@ func nodeName(i int) string { return fmt.Sprintf("ip-10-%d-%d.example.internal",
 
 func appName(i int) string { return fmt.Sprintf("service-%d-7c9f6d5b8f", i) }
 
-// know waits until the server has counted the pods on the nodes to drain: its cache then has all
+// know waits until the server has counted all pods on the nodes to drain: its cache then has all
 // pods.
 func (c *cluster) know(ctx context.Context, s settings) error {
 	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{

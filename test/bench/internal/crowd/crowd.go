@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package crowd creates pods in a development cluster, more than the cluster could start.
+// Package crowd creates more pods in a development cluster than the cluster could start.
 package crowd
 
 import (
@@ -57,14 +57,14 @@ func Store(ctx context.Context, dir string, count int, pod func(i int) *corev1.P
 }
 
 // Name has the namespace, the app and the team of a pod. The controller of the pod is a ConfigMap
-// with the name of the app: without a controller the garbage collector would delete the pod, and a
+// with the name of the app: the garbage collector would delete a pod without a controller, and a
 // ConfigMap does not create pods.
 type Name struct {
 	Namespace, App string
 	Team           int
 }
 
-// NewPod returns a pod of the typical size of a pod of a service.
+// NewPod returns a pod with the typical size of the pods of a service.
 func NewPod(of Name, i int, owner types.UID, node string) *corev1.Pod {
 	name := of.App
 	container := func(n string) corev1.Container {

@@ -19,7 +19,7 @@ import (
 	"haulout.dev/haulout/test/internal/program"
 )
 
-// startTime is how long a start or a stop may take.
+// startTime is the timeout of a start and of a stop.
 const startTime = 5 * time.Minute
 
 // Cluster is a development cluster and the programs for it.
@@ -31,8 +31,8 @@ type Cluster struct {
 // Main runs a measurement and exits if it fails. Its context ends on a signal that stops the
 // process.
 func Main(name string, measure func(context.Context) error) {
-	// SIGHUP and SIGPIPE as well: the cluster must not stay behind when the terminal or the reader
-	// of the output is closed.
+	// Stop the cluster after SIGHUP and SIGPIPE as well, because the terminal or the reader of the
+	// output may be closed.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP,
 		syscall.SIGPIPE)
 	err := measure(ctx)
@@ -43,9 +43,9 @@ func Main(name string, measure func(context.Context) error) {
 	}
 }
 
-// Start starts a cluster in a new folder, with GOGC set for haulout-apiserver. environment contains
-// more variables of the cluster program. After an error the caller has to stop the returned cluster
-// as well, unless it is nil.
+// Start starts a cluster in a new folder, with GOGC set for haulout-apiserver. environment has more
+// variables for the cluster program. After an error, the caller has to stop the returned cluster as
+// well, unless it is nil.
 func Start(ctx context.Context, bin string, nodes, gogc int, environment ...string) (*Cluster, error) {
 	bin, err := filepath.Abs(bin)
 	if err != nil {
@@ -60,7 +60,7 @@ func Start(ctx context.Context, bin string, nodes, gogc int, environment ...stri
 		fmt.Errorf("the cluster did not start within %v", startTime))
 	defer cancel()
 	up := []string{"up", "--cluster-dir=" + dir, "--nodes=" + strconv.Itoa(nodes), "--pod-stages=fast", "--audit=true"}
-	// In two steps: GOGC is a setting of haulout-apiserver alone.
+	// Start haulout-apiserver in a second step, because GOGC must be set only for it.
 	if _, err := c.Run(ctx, environment, c.Program("cluster"), append(up, "--haulout=false")...); err != nil {
 		return c, err
 	}

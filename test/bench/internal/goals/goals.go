@@ -19,7 +19,7 @@ type Goal struct {
 	Kept  bool    `json:"kept"`
 }
 
-// Judge returns the goals with the answer whether each is kept.
+// Judge returns the goals, and sets for each whether it is reached.
 func Judge(all ...Goal) []Goal {
 	for i := range all {
 		all[i].Kept = all[i].Value <= all[i].Bound

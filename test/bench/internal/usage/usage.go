@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Cluster is the part of the cluster program's state file with the processes.
+// Cluster is the part of the cluster program's state file that lists the processes.
 type Cluster struct {
 	// Ports are the ports of the processes, by the names of their programs.
 	Ports map[string]int `json:"ports"`
@@ -130,7 +130,7 @@ type Cost struct {
 	Peak int64
 }
 
-// Meter measures all processes of a cluster from its start.
+// Meter measures the cost of all processes of a cluster since Start.
 type Meter struct {
 	processes map[string]Process
 	before    map[string]time.Duration
@@ -151,7 +151,7 @@ func (c Cluster) Start() (*Meter, error) {
 	return m, nil
 }
 
-// Read returns the cost of each process since the start.
+// Read returns the cost of each process since Start.
 func (m *Meter) Read() (map[string]Cost, error) {
 	out := make(map[string]Cost, len(m.processes))
 	for name, p := range m.processes {
