@@ -16,7 +16,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A reader that closes the pipe (`| head`) must not stop an incomplete start. Notify and not
+	// If the reader of a pipe exits (`| head`), the start must continue. Call Notify and not
 	// Ignore, because the started processes would inherit Ignore.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	err := command.New().ExecuteContext(ctx)

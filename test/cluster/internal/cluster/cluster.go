@@ -38,9 +38,9 @@ type Cluster struct {
 	// mu guards the fields below: processes are started in parallel.
 	mu    sync.Mutex
 	state *state.State
-	// watched are the processes that must run until the end of this run.
+	// watched has the processes that must run until the end of this run.
 	watched map[string]process.Record
-	// started are the names of the processes that this run has started.
+	// started has the names of the processes that this run has started.
 	started map[string]bool
 	// changed is set after this run has changed the cluster.
 	changed bool
@@ -103,7 +103,7 @@ func (c *Cluster) watch(name string, record process.Record) {
 	c.watched[name] = record
 }
 
-// noteChange prevents Up from reporting that nothing has changed.
+// noteChange records that this run has changed the cluster, so that Up reports it.
 func (c *Cluster) noteChange() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,8 +119,8 @@ func (c *Cluster) forget(name string) error {
 	return c.state.Save(c.Layout.StateFile())
 }
 
-// ensure starts or restarts a process unless it runs as in spec. It reports whether it has started
-// it.
+// ensure starts or restarts a process unless it runs as specified. It reports whether it has
+// started the process.
 func (c *Cluster) ensure(ctx context.Context, spec process.Spec) (started bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, context.Cause(ctx)
@@ -166,7 +166,7 @@ func (c *Cluster) waitReady(ctx context.Context, name string) error {
 }
 
 // notReady returns the error of a process that did not become ready, or the error of the process
-// that ended the wait by its own end.
+// whose end has ended the wait.
 func (c *Cluster) notReady(ctx context.Context, name string, lastErr error) error {
 	var died *processError
 	if cause := context.Cause(ctx); errors.As(cause, &died) || errors.Is(cause, context.Canceled) {
@@ -175,8 +175,8 @@ func (c *Cluster) notReady(ctx context.Context, name string, lastErr error) erro
 	return &processError{name, fmt.Errorf("is not ready (%w): %w", context.Cause(ctx), lastErr)}
 }
 
-// supervise cancels the returned context when a process ends that this run has started or found
-// running: a wait for a server that has ended would only hide the reason.
+// supervise cancels the returned context when a process ends that this run has started or has found
+// running. Otherwise, a wait for a server that has ended would only report a timeout.
 func (c *Cluster) supervise(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -208,7 +208,7 @@ func (c *Cluster) ended() string {
 	return ""
 }
 
-// grace is how long a process may take to stop before it is killed.
+// grace is the time after SIGTERM before a process is killed.
 var grace = map[string]time.Duration{
 	// The server completes requests and releases its lease.
 	layout.Haulout: 20 * time.Second,
@@ -225,7 +225,7 @@ func (c *Cluster) stop(ctx context.Context, name string) error {
 	if !ok {
 		limit = defaultGrace
 	}
-	// supervise must ignore the end of a process that stop stops.
+	// stop ends the process, so supervise must ignore its end.
 	c.mu.Lock()
 	delete(c.watched, name)
 	c.mu.Unlock()
@@ -239,8 +239,9 @@ func (c *Cluster) stop(ctx context.Context, name string) error {
 	return c.forget(name)
 }
 
-// stopAll stops the wanted processes: haulout-apiserver while kube-apiserver still runs, then the
-// real nodes, the other clients of kube-apiserver, kube-apiserver itself, etcd and the network.
+// stopAll stops the processes for which wanted returns true: haulout-apiserver while kube-apiserver
+// still runs, then the real nodes, the other clients of kube-apiserver, kube-apiserver itself, etcd
+// and the network.
 func (c *Cluster) stopAll(ctx context.Context, wanted func(name string) bool) error {
 	steps := [][]string{
 		{layout.Haulout},

@@ -59,7 +59,7 @@ func (c *Cluster) Down(ctx context.Context, keepData bool) error {
 	if err := removeAll(append(c.Layout.Data(), c.Layout.Logs(), c.Layout.StateFile())); err != nil {
 		return err
 	}
-	// The lock file is removed last and while it is locked: a program that waits for the lock finds
+	// Remove the lock file last, and while it is locked: a program that waits for the lock finds
 	// that the file is removed and creates a new one.
 	if err := os.Remove(c.Layout.LockFile()); err != nil {
 		return err

@@ -32,7 +32,7 @@ func realNodeNames() []string {
 // volumesPerNode is the number of local PersistentVolumes of each real node.
 const volumesPerNode = 4
 
-// startNetwork starts the network of the real nodes, if there are any. kube-apiserver needs it.
+// startNetwork starts the network if the cluster has real nodes. kube-apiserver needs the network.
 func (c *Cluster) startNetwork(ctx context.Context) error {
 	if c.options.RealNodes == 0 {
 		return c.stopRealNodes(ctx, 0)
@@ -132,7 +132,8 @@ func (c *Cluster) startRealNode(
 		Name: name,
 		Path: c.Layout.Binary("cluster"),
 		Args: []string{"node", "--config=" + path},
-		// A restarted network has no connection of this node, so the node restarts, too.
+		// The network lost its connection to this node when it restarted, so the node has to
+		// restart, too.
 		Env:        []string{fmt.Sprintf("HAULOUT_NETWORK=%d-%d", network.PID, network.StartTicks)},
 		Dir:        c.Layout.Dir,
 		Log:        c.Layout.Log(name),
@@ -151,8 +152,9 @@ const kubeProxy = "kube-proxy"
 // cgroup returns the cgroup of the real nodes of this cluster.
 func (c *Cluster) cgroup() string { return realnodes.CgroupOf(c.Layout.Dir) }
 
-// stopRealNodes stops the real nodes above count and, if none is left, their network. The kernel
-// removes everything of a node except its cgroups.
+// stopRealNodes stops the real nodes with an index above count. If none is left, it also stops
+// their network. When the process of a node ends, the kernel removes everything of the node except
+// its cgroups.
 func (c *Cluster) stopRealNodes(ctx context.Context, count int) error {
 	for index := count + 1; index <= realnodes.Max; index++ {
 		if err := c.stop(ctx, realnodes.Name(index)); err != nil {

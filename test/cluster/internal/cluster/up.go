@@ -33,8 +33,8 @@ const tailLines = 25
 // Up starts the cluster with the options, or changes a running cluster to them.
 func (c *Cluster) Up(ctx context.Context, source *options.Source) (err error) {
 	begin := time.Now()
-	// Before any change of the folder, and before the lock: an invalid value must be reported
-	// immediately.
+	// Check before any change of the folder and before the lock, so that an invalid value is
+	// reported immediately.
 	if err := c.Check(source); err != nil {
 		return err
 	}
@@ -144,8 +144,8 @@ func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
 	group.Go(func() error { return c.startHaulout(ctx, admin) })
 	group.Go(func() error { return nodes.WaitDefaultServiceAccount(ctx, admin.Kubernetes) })
 	err = group.Wait()
-	// If a wait failed because supervise canceled the context after the end of a process, the error
-	// of the process is the reason.
+	// If supervise canceled the context because a process ended, the error of that process is the
+	// cause.
 	var died *processError
 	if cause := context.Cause(ctx); err != nil && errors.As(cause, &died) {
 		return died
@@ -153,8 +153,8 @@ func (c *Cluster) bringUp(ctx context.Context, existed bool) error {
 	return err
 }
 
-// startAPI starts etcd and kube-apiserver. It does not wait for etcd first, because kube-apiserver
-// does.
+// startAPI starts etcd and kube-apiserver. It does not wait until etcd is ready, because
+// kube-apiserver waits for etcd.
 func (c *Cluster) startAPI(ctx context.Context) error {
 	for _, spec := range []process.Spec{c.plane.Etcd(), c.plane.APIServer()} {
 		if _, err := c.ensure(ctx, spec); err != nil {
@@ -176,8 +176,8 @@ func (c *Cluster) startController(ctx context.Context, spec process.Spec) error 
 	return c.waitReady(ctx, spec.Name)
 }
 
-// startScheduler starts kube-scheduler. The plugin of haulout-scheduler does not start without
-// additional permissions.
+// startScheduler starts the scheduler. haulout-scheduler first gets the additional permissions
+// without which its plugin does not start.
 func (c *Cluster) startScheduler(ctx context.Context, admin *clients.Clients) error {
 	if c.options.Scheduler == options.SchedulerHaulout {
 		manifests, err := haulout.Load(c.Layout.SchedulerManifests, 0)
@@ -274,8 +274,8 @@ func (c *Cluster) startHaulout(ctx context.Context, admin *clients.Clients) erro
 // abandon reports why a start failed and stops the processes that this run has started. It keeps
 // the other processes and the data of a cluster that ran before.
 func (c *Cluster) abandon(ctx context.Context, cause error) error {
-	// The timeout has ended or the user has interrupted the start; the cleanup has its own
-	// timeouts.
+	// The context may be done because of the timeout or an interrupt by the user. The cleanup has
+	// separate timeouts.
 	ctx = context.WithoutCancel(ctx)
 	c.printTail(cause)
 	c.mu.Lock()
@@ -294,7 +294,8 @@ func (c *Cluster) abandon(ctx context.Context, cause error) error {
 		return fmt.Errorf("the cluster did not start: %w\nNothing runs; its data and logs are in %s",
 			cause, c.Layout.Dir)
 	}
-	// The cluster never ran: the next attempt starts without data, but the logs stay.
+	// The cluster never ran: remove the data, so that the next attempt starts without them, but
+	// keep the logs.
 	err := removeAll(c.Layout.Data())
 	c.state = state.New()
 	err = errors.Join(err, c.state.Save(c.Layout.StateFile()))

@@ -11,7 +11,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/realnodes"
 )
 
-// network and node are not for users: `up` starts them.
+// The commands network and node are not for users: `up` starts them.
 
 func network() *cobra.Command {
 	var socket string

@@ -3,8 +3,8 @@
 
 package controlplane
 
-// auditPolicy makes kube-apiserver log evictions and deletions of pods, and no other requests, so
-// that the log has a low cost. The body of an eviction has the UID of its pod.
+// auditPolicy makes kube-apiserver log only evictions and deletions of pods, so that the log has a
+// low cost. The body of an eviction has the UID of the pod.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -19,13 +19,13 @@ rules:
 - level: None
 `
 
-// auditFlags returns the flags of kube-apiserver for an audit log. Its default mode writes the line
-// before the response: a client that has the response finds the line.
+// auditFlags returns the flags of kube-apiserver for an audit log. In the default mode of the log,
+// kube-apiserver writes the line before it responds, so a client with the response finds the line.
 func (c ControlPlane) auditFlags() []string {
 	return []string{
 		"--audit-policy-file=" + c.Layout.AuditPolicy(),
 		"--audit-log-path=" + c.Layout.AuditLog(),
-		// In MB. kube-apiserver would rename a larger log while a program reads it.
+		// The unit is MB. kube-apiserver would rename a larger log while a program reads it.
 		"--audit-log-maxsize=4096",
 	}
 }

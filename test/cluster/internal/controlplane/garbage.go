@@ -8,11 +8,11 @@ import (
 	"syscall"
 )
 
-// garbageSettings returns environment variables with which the programs of the control plane, all
-// written in Go, use more memory and less processor time: by default each collects garbage whenever
-// its heap has doubled, several times a second in such a small cluster. The limit for each is a
-// quarter of the machine's memory. The variables do not depend on GOGC, a setting of
-// haulout-apiserver: a change of GOGC must not restart the other processes.
+// garbageSettings returns environment variables that make the programs of the control plane, all
+// written in Go, use more memory and less processor time. By default, each program collects garbage
+// whenever its heap has doubled, several times a second in such a small cluster. The memory limit
+// of each program is a quarter of the machine's memory. The returned variables do not depend on the
+// variable GOGC of haulout-apiserver, because a change of it must not restart the other processes.
 func garbageSettings() []string {
 	settings := []string{"GOGC=400"}
 	var machine syscall.Sysinfo_t

@@ -29,15 +29,15 @@ func writeKwokConfig(path, stages, podStages string) error {
 	settings, err := yaml.Marshal(map[string]any{
 		"apiVersion": "config.kwok.x-k8s.io/v1alpha1",
 		"kind":       "KwokConfiguration",
-		// The defaults are 4 and 1: with them kwok would be slower than the control plane with a
-		// few thousand pods.
+		// The default values are 4 and 1. With these, kwok would be slower than the control plane
+		// with a few thousand pods.
 		"options": map[string]any{
 			"podPlayStageParallelism":   32,
 			"nodePlayStageParallelism":  16,
 			"nodeLeaseParallelism":      8,
 			"podsOnNodeSyncParallelism": 8,
-			// The address of a pod if its node has none. Without an address the stages "general"
-			// never end: kwok repeats the creation of a pod until it has an address.
+			// nodeIP is the address of a pod if its node has none. Without an address, the stages
+			// "general" never end: kwok repeats the creation of a pod until the pod has an address.
 			"nodeIP": "10.0.0.1",
 		},
 	})
@@ -77,17 +77,17 @@ func writeKwokConfig(path, stages, podStages string) error {
 
 const (
 	// letGo selects pods that were deleted with a grace period of zero: kubelet and kwok delete a
-	// stopped pod in this way.
+	// stopped pod this way.
 	letGo = ".metadata | select(.deletionGracePeriodSeconds == 0) | .name"
-	// againAfter is the time after which such a pod is deleted again: kube-apiserver may have been
-	// killed between its two writes.
+	// againAfter is the time after which such a pod is deleted again, because kube-apiserver may
+	// have been killed between its two writes for the deletion.
 	againAfter = 5 * time.Second
 )
 
 // deleteOnce returns a stage unchanged, unless it deletes pods. kwok deletes a pod with a grace
 // period of zero, which changes the pod, and after that change kwok deletes it again, almost always
-// without effect: two requests for every pod; a kubelet sends one. Such a stage becomes two stages:
-// the second one handles only pods that still exist later.
+// without effect. So kwok sends two requests for every pod; a kubelet sends one. Such a stage
+// becomes two stages: the second one handles only pods that still exist after againAfter.
 func deleteOnce(stage []byte) (once, again []byte, err error) {
 	pods, err := deletesPods(stage)
 	if err != nil || !pods {
@@ -116,8 +116,8 @@ func deletesPods(stage []byte) (bool, error) {
 }
 
 // selectAlso returns a stage with another name that selects only pods that were deleted with a
-// grace period of zero, or only other pods. A delay other than zero replaces the delay of the
-// stage.
+// grace period of zero, or only pods that were not. A delay other than zero replaces the delay of
+// the stage.
 func selectAlso(stage []byte, suffix string, delay time.Duration, operator string) ([]byte, error) {
 	var object unstructured.Unstructured
 	if err := yaml.Unmarshal(stage, &object.Object); err != nil {

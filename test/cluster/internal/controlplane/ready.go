@@ -20,7 +20,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/pki"
 )
 
-// probeTimeout is short because probes are repeated: a hanging probe must not use the whole timeout
+// probeTimeout is short because probes are repeated: a probe that hangs must not use up the timeout
 // of the start.
 const probeTimeout = 5 * time.Second
 

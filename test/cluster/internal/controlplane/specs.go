@@ -21,17 +21,17 @@ import (
 
 const (
 	loopback = "127.0.0.1"
-	// serviceRange is the range of addresses of Services; a development cluster does not route
-	// them.
+	// serviceRange is the range of addresses of Services. In a development cluster, these addresses
+	// are not reachable.
 	serviceRange = "10.96.0.0/16"
 	firstService = "10.96.0.1"
 	issuer       = "https://kubernetes.default.svc.cluster.local"
-	// unlimited is a limit above the rate of two cores: with the default client limits of the
-	// control plane, thousands of pods would take minutes.
+	// unlimited is a rate that clients on two cores cannot reach: with the default client limits of
+	// the control plane, thousands of pods would take minutes.
 	unlimited = "5000"
 )
 
-// WithPorts are the processes that listen on a port of the loopback interface.
+// WithPorts has the processes that listen on a port of the loopback interface.
 var WithPorts = []string{layout.APIServer, layout.ControllerManager, layout.Scheduler, layout.Kwok, layout.Haulout}
 
 // ControlPlane returns the specifications of the processes of one cluster.
@@ -91,8 +91,8 @@ func (c ControlPlane) leaves() []pki.Leaf {
 		{Name: clientCert(layout.ControllerManager), Signer: pki.CA, CommonName: "system:kube-controller-manager"},
 		{Name: clientCert(layout.Scheduler), Signer: pki.CA, CommonName: "system:kube-scheduler"},
 		// kwok acts as all kubelets together, for which no default role exists. This group also
-		// exempts it from priority and fairness: thousands of status writes must not queue behind
-		// the requests of a drain.
+		// exempts kwok from priority and fairness, so that its thousands of status writes do not
+		// delay the requests of a drain.
 		{Name: clientCert(layout.Kwok), Signer: pki.CA, CommonName: "kwok", Organization: []string{"system:masters"}},
 		{Name: pki.FrontProxyClient, Signer: pki.FrontProxyCA, CommonName: pki.FrontProxyClient},
 		{
@@ -144,8 +144,9 @@ func (c ControlPlane) Etcd() process.Spec {
 		"--log-level=warn",
 		"--log-outputs=stderr",
 		"--quota-backend-bytes=" + strconv.Itoa(8<<30),
-		// The data survives a crash of the process without fsync. After a crash of the machine, a
-		// development cluster can be recreated. The flag halves the time of a start on slow disks.
+		// After a crash of the process, no data is lost without fsync. After a crash of the
+		// machine, a development cluster can be recreated. The flag halves the time of a start on
+		// slow disks.
 		"--unsafe-no-fsync=true",
 	}, c.Options.EtcdFlags...))
 }
@@ -243,8 +244,8 @@ func (c ControlPlane) componentFlags(name string) []string {
 		"--secure-port=" + c.port(name),
 		"--tls-cert-file=" + pki.CertFile(dir, servingCert(name)),
 		"--tls-private-key-file=" + pki.KeyFile(dir, servingCert(name)),
-		// There is one process of each: with leader election, a restarted process would wait for
-		// the lease of the former one.
+		// Only one process of each kind runs. With leader election, a restarted process would wait
+		// for the lease of the former one.
 		"--leader-elect=false",
 		"--kube-api-qps=" + unlimited,
 		"--kube-api-burst=" + unlimited,
@@ -256,7 +257,7 @@ func (c ControlPlane) Kwok() process.Spec {
 	spec := c.spec(layout.Kwok, []string{
 		"--config=" + c.Layout.KwokConfig(),
 		"--kubeconfig=" + c.Layout.ComponentKubeconfig(layout.Kwok),
-		// Nodes without the annotation belong to the test that created them.
+		// Nodes without the annotation were created by tests, which manage them.
 		"--manage-all-nodes=false",
 		fmt.Sprintf("--manage-nodes-with-annotation-selector=%s=%s", NodeAnnotation, NodeAnnotationValue),
 		"--node-lease-duration-seconds=40",

@@ -115,7 +115,8 @@ func TestAuditLogIsAnOption(t *testing.T) {
 	}
 }
 
-// An APIService with a Service of type ExternalName works only without aggregator routing.
+// TestAggregatorRoutingIsOff checks that the flag is off, because an APIService with a Service of
+// type ExternalName works only without aggregator routing.
 func TestAggregatorRoutingIsOff(t *testing.T) {
 	for _, arg := range plane(options.Options{}).APIServer().Args {
 		if strings.HasPrefix(arg, "--enable-aggregator-routing") {
@@ -208,7 +209,8 @@ spec:
 	}
 }
 
-// Otherwise `cluster up` would restart the control plane after a change of GOGC.
+// TestControlPlaneIgnoresGOGC sets GOGC. Otherwise `cluster up` would restart the control plane
+// after a change of GOGC.
 func TestControlPlaneIgnoresGOGC(t *testing.T) {
 	t.Setenv("GOGC", "30")
 	for _, spec := range plane(options.Options{}).all() {

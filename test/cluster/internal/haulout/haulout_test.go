@@ -54,8 +54,9 @@ func TestLoadShippedManifests(t *testing.T) {
 	}
 }
 
-// The planner reads the status of a maintenance; a user who can write it can drain nodes without
-// the permission for them.
+// TestNoShippedRoleGrantsMaintenanceStatus fails if a role grants writes of the status: the planner
+// reads the status of a maintenance, so such a user could drain nodes without the permission for
+// them.
 func TestNoShippedRoleGrantsMaintenanceStatus(t *testing.T) {
 	manifests, err := Load(shipped, 1)
 	if err != nil {

@@ -42,16 +42,16 @@ var (
 	services    = schema.GroupVersionResource{Version: "v1", Resource: "services"}
 )
 
-// Manifests are the objects of a kustomization, by the step in which they are applied.
+// Manifests are the objects of a kustomization, split into the steps in which they are applied.
 type Manifests struct {
 	// Prepare contains the objects that the server needs to start: namespace, service account,
 	// roles.
 	Prepare []*unstructured.Unstructured
-	// Register contains the objects that add its API to the cluster.
+	// Register contains the objects that add the API of the server to the cluster.
 	Register []*unstructured.Unstructured
 }
 
-// Load builds the kustomization in a folder. The APIService of the result names port.
+// Load builds the kustomization in a folder. The APIService in the result has the given port.
 func Load(folder string, port int) (Manifests, error) {
 	options := krusty.MakeDefaultOptions()
 	built, err := krusty.MakeKustomizer(options).Run(filesys.MakeFsOnDisk(), folder)
@@ -124,8 +124,8 @@ func applyOne(
 	return nil
 }
 
-// UseEndpoints changes the Service among the objects from an external name to endpoints with a
-// port.
+// UseEndpoints changes the Service among the objects: it removes the external name, and adds
+// endpoints with a port.
 func UseEndpoints(objects []*unstructured.Unstructured, port int) error {
 	for _, object := range objects {
 		if object.GroupVersionKind().GroupKind() != serviceKind {
@@ -141,7 +141,7 @@ func UseEndpoints(objects []*unstructured.Unstructured, port int) error {
 
 // Unregister removes the API from the cluster, if this program has registered it. An APIService
 // without a server would block every deletion of a namespace, because the namespace controller
-// could not list the objects in it.
+// could not list the objects of the API.
 func Unregister(ctx context.Context, c *clients.Clients) error {
 	registered, err := c.Dynamic.Resource(apiServices).Get(ctx, APIService, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -74,7 +74,7 @@ const nudgeAnnotation = "maintenance.haulout.dev/development-nudged-at"
 const nudgeInterval = 300 * time.Millisecond
 
 // WaitServed waits until the aggregator proxies requests to haulout-apiserver, which listens on
-// port, and the server answers them.
+// port, and the server responds.
 func WaitServed(ctx context.Context, c *clients.Clients, port int) error {
 	lastErr := errors.New("not checked yet")
 	nudged := time.Now()
@@ -104,9 +104,10 @@ func listens(ctx context.Context, port int) bool {
 	return true
 }
 
-// nudge makes the aggregator check the server now. After a failed check it waits for growing
-// intervals of up to half a minute, but it also checks after a change of the Service. nudge changes
-// the Service and not the APIService, because the server may write the APIService at the same time.
+// nudge makes the aggregator check the server now. After a failed check, the aggregator waits for
+// increasing intervals of up to half a minute, but it also checks after a change of the Service.
+// nudge changes the Service and not the APIService, because the server may write the APIService at
+// the same time.
 func nudge(ctx context.Context, c *clients.Clients) {
 	now := time.Now().Format(time.RFC3339Nano)
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, nudgeAnnotation, now)
@@ -133,8 +134,8 @@ func Served(ctx context.Context, c *clients.Clients) error {
 	return nil
 }
 
-// available checks the condition of the APIService, and that the server has written its CA there:
-// the condition alone may be from an earlier run.
+// available checks the condition of the APIService, and that the server has written its CA to the
+// APIService: the condition alone may be from an earlier run.
 func available(service *unstructured.Unstructured) error {
 	if bundle, _, _ := unstructured.NestedString(service.Object, "spec", "caBundle"); bundle == "" {
 		return fmt.Errorf("the server has not written the caBundle of APIService %s", service.GetName())

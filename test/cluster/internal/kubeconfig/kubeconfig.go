@@ -30,8 +30,8 @@ func WriteClient(path, server, pkiDir, user string) error {
 	return write(path, server, pkiDir, user, &api.AuthInfo{ClientCertificateData: certificate, ClientKeyData: key})
 }
 
-// WriteToken writes a kubeconfig that reads its token from a file. client-go reads such a file
-// again every minute, so a renewed token reaches a running server.
+// WriteToken writes a kubeconfig that reads its token from a file. client-go reads the file again
+// every minute, so a running server uses a renewed token.
 func WriteToken(path, server, pkiDir, user, tokenFile string) error {
 	return write(path, server, pkiDir, user, &api.AuthInfo{TokenFile: tokenFile})
 }

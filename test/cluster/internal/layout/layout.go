@@ -6,18 +6,18 @@ package layout
 
 import "path/filepath"
 
-// Names of the processes of a cluster. Log files, entries of the state file and ports have the same
-// names.
+// Names of the processes of a cluster. The log files, the entries of the state file and the ports
+// use the same names.
 const (
 	Etcd              = "etcd"
 	APIServer         = "kube-apiserver"
 	ControllerManager = "kube-controller-manager"
 	Scheduler         = "kube-scheduler"
-	// HauloutScheduler is a program that runs as the process Scheduler.
+	// HauloutScheduler is a program that can run as the process Scheduler.
 	HauloutScheduler = "haulout-scheduler"
 	Kwok             = "kwok"
 	Haulout          = "haulout-apiserver"
-	// Network connects the real nodes.
+	// Network is the process that connects the real nodes.
 	Network = "network"
 )
 
@@ -104,9 +104,9 @@ func (l Layout) KwokConfig() string { return filepath.Join(l.Dir, "kwok.yaml") }
 // KwokHome returns the working folder of kwok, so that kwok does not read the ~/.kwok of the user.
 func (l Layout) KwokHome() string { return filepath.Join(l.Dir, "kwok") }
 
-// Data returns the files and folders in Dir that `down` removes, except for the log files, the
-// state and the lock. It is a list of names and not the folder itself, so that `down` keeps other
-// files in a CLUSTER_DIR.
+// Data returns the files and folders in Dir that `down` removes, without the log files, the state
+// and the lock. It is a list of names and not the folder itself, so that `down` keeps other files
+// in a CLUSTER_DIR.
 func (l Layout) Data() []string {
 	return []string{
 		l.PKI(), l.EtcdData(), l.HauloutData(), l.HauloutToken(), l.HauloutKubeconfig(), l.AdminKubeconfig(),

@@ -54,7 +54,7 @@ func New(index int) *corev1.Node {
 }
 
 // EnsureExist creates the missing nodes of the first count nodes and returns their names. It does
-// not delete other nodes, because pods may run there; surplus is their number.
+// not delete other nodes, because pods may run there; surplus is the number of these nodes.
 func EnsureExist(ctx context.Context, client kubernetes.Interface, count int) (made []string, surplus int, err error) {
 	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -82,16 +82,16 @@ func EnsureExist(ctx context.Context, client kubernetes.Interface, count int) (m
 	return made, existing.Len() + len(made) - count, group.Wait()
 }
 
-// WaitReady waits until the named nodes are Ready, as reported at or after since, and without the
-// taints of nodes that are not.
+// WaitReady waits until the named nodes are Ready, with a status reported at or after since, and
+// have no taint of a node that is not ready.
 func WaitReady(ctx context.Context, client kubernetes.Interface, names []string, since time.Time) error {
 	if len(names) == 0 {
 		return nil
 	}
 	var waiting int
 	err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		// From the watch cache: with thousands of nodes, reads from etcd would slow down the start
-		// of the nodes.
+		// Read from the watch cache: with thousands of nodes, reads from etcd would slow down the
+		// start of the nodes.
 		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		if err != nil {
 			return false, nil

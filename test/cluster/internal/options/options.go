@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package options reads the variables that shape a development cluster.
+// Package options reads the variables that configure a development cluster.
 package options
 
 import (
@@ -41,7 +41,7 @@ const (
 // MaxNodes is the maximum number of nodes that was tested on a developer's machine.
 const MaxNodes = 10000
 
-// Options shape a cluster.
+// Options configure a cluster.
 type Options struct {
 	Nodes                  int
 	RealNodes              int
@@ -58,8 +58,8 @@ type Options struct {
 	StartTimeout           time.Duration
 }
 
-// variable is one option. Its value comes from a flag, the environment (and so from make), the
-// state of an existing cluster, or the default, in this order.
+// variable is one option. Its value is the first that is set of: a flag, an environment variable
+// (which make sets), the state of an existing cluster, the default.
 type variable struct {
 	name         string
 	defaultValue string
@@ -173,9 +173,9 @@ func AddFlags(flags *pflag.FlagSet) *Source {
 	return &Source{flags: flags}
 }
 
-// Values returns the value of every variable. A variable that is set neither by a flag nor in the
-// environment has its value from stored, so that a second `up` without variables keeps the values
-// of the first one.
+// Values returns the value of every variable. If neither a flag nor the environment sets a
+// variable, Values returns the stored value, so that a second `up` without variables keeps the
+// values of the first one.
 func (s *Source) Values(stored map[string]string) map[string]string {
 	values := map[string]string{}
 	for _, v := range variables {
@@ -238,7 +238,7 @@ func splitFlags(value string) ([]string, error) {
 		return nil, fmt.Errorf("must be flags in the syntax of a shell: %w", err)
 	}
 	for _, flag := range flags {
-		// If a flag and its value could be two words, a misplaced word would look like a value.
+		// With a flag and its value in two words, a misplaced word would look like a value.
 		if !strings.HasPrefix(flag, "-") {
 			return nil, fmt.Errorf("must be flags in the form --name=value, %q is not", flag)
 		}

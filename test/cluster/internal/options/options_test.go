@@ -25,7 +25,7 @@ func values(changes map[string]string) map[string]string {
 func clearEnvironment(t *testing.T) {
 	t.Helper()
 	for _, v := range variables {
-		// Setenv first, so that the test's cleanup restores the former value.
+		// Call Setenv first, so that the cleanup of the test restores the former value.
 		t.Setenv(v.name, "")
 		unsetenv(t, v.name)
 	}
@@ -60,7 +60,7 @@ func TestParse(t *testing.T) {
 	tests := map[string]struct {
 		values map[string]string
 		check  func(o Options) bool
-		// wrong are the variables that the error must name.
+		// wrong has the variables that the error must name.
 		wrong []string
 	}{
 		"no nodes": {

@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// Names of the certificates below; files are <name>.crt and <name>.key.
+// Names of the certificates. Each has the files <name>.crt and <name>.key.
 const (
 	CA           = "ca"
 	FrontProxyCA = "front-proxy-ca"
@@ -37,8 +37,8 @@ const (
 	Admin           = "admin"
 )
 
-// lifetime is the lifetime of leaf certificates, the same as that of the CA of
-// cert.NewSelfSignedCACert: a long-lived cluster never needs a rotation.
+// lifetime is the lifetime of leaf certificates. It is equal to the lifetime of the CA that
+// cert.NewSelfSignedCACert creates, so that a long-lived cluster never needs a rotation.
 const lifetime = 10 * 365 * 24 * time.Hour
 
 // Leaf describes a certificate that one of the CAs signs.
@@ -47,8 +47,8 @@ type Leaf struct {
 	Signer       string
 	CommonName   string
 	Organization []string
-	// DNSNames and IPs are the names of a serving certificate. Without them it is a client
-	// certificate.
+	// DNSNames and IPs are the names in a serving certificate. A certificate without names is a
+	// client certificate.
 	DNSNames []string
 	IPs      []net.IP
 }
@@ -184,7 +184,7 @@ func newKey() (*ecdsa.PrivateKey, error) {
 	return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 }
 
-// write writes the key first: if the certificate exists, the pair is complete.
+// write writes the key before the certificate, so that both exist if the certificate exists.
 func write(dir, name string, certificate *x509.Certificate, key crypto.PrivateKey) error {
 	if err := writeKey(dir, name, key); err != nil {
 		return err

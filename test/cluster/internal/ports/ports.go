@@ -11,8 +11,8 @@ import (
 	"strconv"
 )
 
-// The range is below the ephemeral ports of Linux (32768 and above). An outgoing connection could
-// use an ephemeral port while its process is stopped, and the process could not start again on the
+// The range is below the ephemeral ports of Linux (32768 and above). While a process is stopped, an
+// outgoing connection could use its ephemeral port, and the process could not start again on the
 // same port.
 const (
 	first = 16384
@@ -21,8 +21,8 @@ const (
 	attempts = 1000
 )
 
-// Listener listens on a port of the loopback interface. It is a parameter so that tests need no
-// free ports.
+// Listener listens on a port of the loopback interface. Tests pass their own Listener, so that they
+// need no free ports.
 type Listener func(port int) (net.Listener, error)
 
 // Loopback listens on 127.0.0.1.
@@ -30,7 +30,7 @@ func Loopback(port int) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 }
 
-// Complete returns known with an additional free port for each name without a port.
+// Complete returns the ports in known, with a free port added for each name without a port.
 func Complete(known map[string]int, names []string, listen Listener) (map[string]int, error) {
 	chosen := map[string]int{}
 	taken := map[int]bool{}

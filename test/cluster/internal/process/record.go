@@ -17,14 +17,14 @@ import (
 	"time"
 )
 
-// Record identifies a process. A pid alone does not: the kernel reuses it.
+// Record identifies a process. A pid alone is not sufficient: the kernel reuses it.
 type Record struct {
 	PID int `json:"pid"`
 	// StartTicks is the start time in clock ticks since boot.
 	StartTicks uint64 `json:"startTicks"`
 	// BootID identifies the boot of the machine, because ticks start at 0 with each boot.
 	BootID string `json:"bootID"`
-	// Args, Env and Binary are the parameters of the start. If the wanted parameters differ, the
+	// Args, Env and Binary are the parameters of the start. If the specified parameters differ, the
 	// process is restarted.
 	Args   []string    `json:"args"`
 	Env    []string    `json:"env,omitempty"`
@@ -90,7 +90,7 @@ func (r Record) Alive() bool {
 	return err == nil && r.matches(boot, s)
 }
 
-// Outdated returns why the process differs from spec, and "" if it does not.
+// Outdated returns why the process differs from spec, or "" if it does not differ.
 func (r Record) Outdated(spec Spec, binary Fingerprint) string {
 	switch {
 	case r.Binary.SHA256 != binary.SHA256:
@@ -119,8 +119,8 @@ func (r Record) Stop(ctx context.Context, grace time.Duration) (killed bool, err
 	if err := signal(handle, syscall.SIGKILL); err != nil {
 		return false, err
 	}
-	// Wait after SIGKILL even if ctx was canceled: a user who interrupts `down` wants it faster,
-	// not incomplete.
+	// Wait after SIGKILL even if ctx was canceled: a user who interrupts `down` wants the stop to
+	// be faster, but still complete.
 	if !r.waitGone(context.WithoutCancel(ctx), 10*time.Second) {
 		return true, fmt.Errorf("process %d survived SIGKILL", r.PID)
 	}

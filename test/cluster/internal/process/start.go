@@ -33,7 +33,7 @@ type Spec struct {
 	Log string
 }
 
-// Fingerprint distinguishes two builds of a program.
+// Fingerprint identifies the build of a program.
 type Fingerprint struct {
 	Size    int64     `json:"size"`
 	ModTime time.Time `json:"modTime"`
@@ -88,7 +88,7 @@ func Start(spec Spec, binary Fingerprint) (Record, error) {
 	if err := command.Start(); err != nil {
 		return Record{}, err
 	}
-	// Without a Wait for the exit status, a process that ends early would stay as a zombie.
+	// Wait reads the exit status. Without it, a process that ends early would stay as a zombie.
 	go func() { _ = command.Wait() }()
 
 	record := Record{
@@ -144,7 +144,7 @@ func Tail(path string, offset int64, lines int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Enough for the lines that a user reads; a line of a stack trace may be long.
+	// This is enough for the lines that a user reads; a line of a stack trace may be long.
 	const most = 64 << 10
 	if offset > info.Size() {
 		offset = 0

@@ -23,7 +23,7 @@ import (
 // Max is the maximum number of real nodes of a cluster: the last digit of their addresses.
 const Max = 9
 
-// The addresses are from the range for benchmarks of RFC 2544, which no network routes.
+// The addresses are from the range for benchmarks (RFC 2544), which is not routed on any network.
 const (
 	// Gateway is the address of the bridge. Nodes and pods reach kube-apiserver there.
 	Gateway = "198.18.0.1"

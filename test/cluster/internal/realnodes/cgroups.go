@@ -31,7 +31,7 @@ func hierarchies(root string) ([]string, error) {
 	}
 	var found []string
 	for _, entry := range entries {
-		// A symbolic link such as cpu leads to a folder that is in the list as well, such as
+		// A symbolic link such as cpu points to a folder that is in the list as well, such as
 		// cpu,cpuacct.
 		if entry.IsDir() && isFile(filepath.Join(root, entry.Name(), "cgroup.procs")) {
 			found = append(found, filepath.Join(root, entry.Name()))
@@ -68,7 +68,7 @@ func createCgroup(root, name string) error {
 	return nil
 }
 
-// enableControllers makes the controllers of a cgroup of version 2 available to its children.
+// enableControllers makes the controllers of a cgroup of version 2 available to the child cgroups.
 func enableControllers(folder string) error {
 	content, err := os.ReadFile(filepath.Join(folder, "cgroup.controllers"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,8 +91,8 @@ func enableControllers(folder string) error {
 	return nil
 }
 
-// inheritCPUs copies the CPUs and memory nodes of a parent to its child in the cpuset controller of
-// version 1: without them no process can join the child.
+// inheritCPUs copies the CPUs and memory nodes of a parent cgroup to its child in the cpuset
+// controller of version 1. No process can join the child without them.
 func inheritCPUs(parent, child string) error {
 	if !isFile(filepath.Join(child, "cgroup.clone_children")) {
 		return nil // version 2
@@ -114,8 +114,8 @@ func inheritCPUs(parent, child string) error {
 }
 
 // RemoveCgroup removes a cgroup and its descendants from all hierarchies. The caller has killed
-// their processes; the kernel may not have removed them yet. RemoveCgroup returns no error if the
-// cgroup does not exist or the machine has no cgroups.
+// their processes, but the kernel may not have removed the processes yet. RemoveCgroup returns no
+// error if the cgroup does not exist or the machine has no cgroups.
 func RemoveCgroup(ctx context.Context, root, name string) error {
 	all, err := hierarchies(root)
 	if err != nil {
@@ -135,11 +135,11 @@ func RemoveCgroup(ctx context.Context, root, name string) error {
 	return nil
 }
 
-// removeTimeout is how long the kernel may take to remove killed processes from their cgroups.
+// removeTimeout limits the time in which the kernel removes killed processes from their cgroups.
 const removeTimeout = 5 * time.Second
 
-// removeTree removes a folder and its subfolders. The files of a cgroup disappear with their folder
-// and cannot be removed before.
+// removeTree removes a folder and its subfolders. The kernel removes the files of a cgroup together
+// with its folder; they cannot be removed before.
 func removeTree(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -34,7 +34,7 @@ func read(t *testing.T, elements ...string) string {
 	return string(content)
 }
 
-// Version 2 has one hierarchy for all controllers.
+// TestCgroupsOfVersion2 uses a root with one hierarchy for all controllers.
 func TestCgroupsOfVersion2(t *testing.T) {
 	root := tree(t, map[string]string{
 		"cgroup.controllers":     "cpuset cpu memory pids\n",
@@ -58,7 +58,7 @@ func TestCgroupsOfVersion2(t *testing.T) {
 	}
 }
 
-// Version 1 has one hierarchy for each controller.
+// TestCgroupsOfVersion1 uses a root with one hierarchy for each controller.
 func TestCgroupsOfVersion1(t *testing.T) {
 	root := tree(t, map[string]string{
 		"cpuset/cgroup.procs":               "1\n",

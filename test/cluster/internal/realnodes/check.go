@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine describes the requirements of real nodes on the machine.
+// Machine describes the properties of the machine on which real nodes depend.
 type Machine struct {
 	// Runc is the path of runc, Path the list of folders with the programs that a node calls.
 	Runc, Path string
@@ -25,8 +25,8 @@ type Machine struct {
 // sbin are folders that the PATH of a user often lacks.
 const sbin = "/usr/local/sbin:/usr/sbin:/sbin"
 
-// FindMachine checks the requirements of real nodes, with the cluster's files in dir. The error
-// names everything that is missing.
+// FindMachine checks whether the machine can run real nodes with the cluster's files in dir. The
+// error names everything that is missing.
 func FindMachine(dir string) (Machine, error) { return findMachine(dir, sbin) }
 
 func findMachine(dir, sbin string) (Machine, error) {
@@ -93,8 +93,8 @@ func checkCgroups(root string) error {
 	return nil
 }
 
-// snapshotterFor returns overlayfs, or native if dir is on an overlay file system, which cannot be
-// a layer of another one. native copies all layers and needs more space.
+// snapshotterFor returns overlayfs, or native if dir is on an overlay file system, because
+// overlayfs cannot use such a folder as a layer. native copies all layers and needs more space.
 func snapshotterFor(dir string) string {
 	for ; dir != "/"; dir = filepath.Dir(dir) {
 		var fs unix.Statfs_t

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// children are the child processes of PID 1: the processes that it has started, and the orphans of
-// containers, whose parent the kernel changes to PID 1.
+// children are the child processes of PID 1: the processes that it has started, and orphans of
+// containers, because the kernel makes PID 1 their parent.
 type children struct {
 	ended chan os.Signal
 
 	mu sync.Mutex
-	// started are the processes that PID 1 has started and that have not ended, by PID.
+	// started has the processes that PID 1 has started and that have not ended, by PID.
 	started map[int]chan unix.WaitStatus
 }
 
@@ -36,7 +36,7 @@ func (s *children) start(p program) (<-chan unix.WaitStatus, error) {
 		return nil, err
 	}
 	defer out.Close()
-	// The lock prevents reap from seeing the end of the process before its PID is in started.
+	// reap must not handle the end of the process before its PID is in started.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := command.Start(); err != nil {
@@ -44,7 +44,7 @@ func (s *children) start(p program) (<-chan unix.WaitStatus, error) {
 	}
 	status := make(chan unix.WaitStatus, 1)
 	s.started[command.Process.Pid] = status
-	// reap waits for it.
+	// reap waits for the process, not this command.
 	_ = command.Process.Release()
 	return status, nil
 }

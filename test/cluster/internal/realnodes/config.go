@@ -62,7 +62,7 @@ func Load(path string) (Config, error) {
 
 func (c Config) file(name string) string { return filepath.Join(c.Dir, name) }
 
-// The methods below are for the templates.
+// The methods below are called by the templates.
 
 // Name returns the name of the node.
 func (c Config) Name() string { return Name(c.Index) }

@@ -23,8 +23,8 @@ import (
 // dialTimeout is the timeout of a connection to a node, a pod or the machine.
 const dialTimeout = 10 * time.Second
 
-// Forward forwards connections from a port at the gateway to a port of the machine's loopback
-// interface.
+// Forward is a forwarding of connections from a port at the gateway to a port of the machine's
+// loopback interface.
 type Forward struct{ Listen, To string }
 
 // ParseForward parses the form LISTEN=TO.
@@ -41,9 +41,9 @@ func ParseForward(text string) (Forward, error) {
 	return Forward{Listen: listen, To: to}, nil
 }
 
-// RunNetwork runs the process `network`. A process in the network of the machine must have started
-// it in a new network namespace. It serves an HTTP CONNECT proxy at a unix socket until the context
-// ends.
+// RunNetwork runs the process `network` until the context ends. A process in the network of the
+// machine must have started it in a new network namespace. It serves an HTTP CONNECT proxy at a
+// unix socket.
 func RunNetwork(ctx context.Context, socket string, forwards []Forward) error {
 	// The parent is still running: it ends only after this process has started.
 	machine, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", os.Getppid()))
@@ -121,8 +121,8 @@ func routeToPods(over netlink.Link, index int) error {
 	return nil
 }
 
-// dialerIn returns a function that connects from another network namespace. Only the thread of one
-// goroutine is in that namespace; it creates the sockets.
+// dialerIn returns a function that connects from another network namespace. It starts one goroutine
+// whose thread enters that namespace and creates the sockets.
 func dialerIn(namespace *os.File) func(address string) (net.Conn, error) {
 	type result struct {
 		connection net.Conn
@@ -134,7 +134,7 @@ func dialerIn(namespace *os.File) func(address string) (net.Conn, error) {
 	}
 	requests := make(chan request)
 	go func() {
-		// Never unlocked: no other goroutine may run on this thread.
+		// Never unlock the thread: no other goroutine may run on it.
 		runtime.LockOSThread()
 		entered := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET)
 		for r := range requests {
@@ -142,7 +142,7 @@ func dialerIn(namespace *os.File) func(address string) (net.Conn, error) {
 				r.answer <- result{err: fmt.Errorf("enter the network of the machine: %w", entered)}
 				continue
 			}
-			// This does not block for long, because the address is one of the loopback interface.
+			// This does not block for long, because it connects to a loopback address.
 			connection, err := net.DialTimeout("tcp", r.address, dialTimeout)
 			r.answer <- result{connection, err}
 		}
@@ -174,8 +174,8 @@ func forward(listener net.Listener, dial func() (net.Conn, error)) {
 	}
 }
 
-// proxy handles CONNECT requests. Loopback addresses are addresses of the machine, all others are
-// addresses of nodes and pods.
+// proxy handles CONNECT requests. It dials loopback addresses on the machine, and all other
+// addresses, which are addresses of nodes and pods, in this namespace.
 func proxy(dialMachine func(address string) (net.Conn, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodConnect {
@@ -215,7 +215,7 @@ func isLoopback(host string) bool {
 func join(a, b net.Conn) {
 	done := make(chan struct{})
 	one := func(to, from net.Conn) {
-		// A copy fails after the other direction has failed.
+		// If one direction fails, the copy in the other direction fails, too.
 		_, _ = io.Copy(to, from)
 		if half, ok := to.(interface{ CloseWrite() error }); ok {
 			_ = half.CloseWrite()
@@ -239,7 +239,7 @@ func Connect(index, network, node int) error {
 	defer link.Close()
 	result := make(chan error)
 	go func() {
-		// The thread ends with the goroutine, because the goroutine stays locked to it.
+		// The goroutine never unlocks the thread, so the thread ends with the goroutine.
 		runtime.LockOSThread()
 		if err := unix.Setns(int(link.Fd()), unix.CLONE_NEWNET); err != nil {
 			result <- err
@@ -259,7 +259,7 @@ func addPort(index, node int) error {
 		return err
 	}
 	name := fmt.Sprintf("veth%d", index)
-	// The kernel removes the port of a node that has ended, but not immediately.
+	// The kernel removes the network interface of a node that has ended, but not immediately.
 	if old, err := netlink.LinkByName(name); err == nil {
 		_ = netlink.LinkDel(old)
 	}

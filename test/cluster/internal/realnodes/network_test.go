@@ -27,7 +27,7 @@ func TestParseForward(t *testing.T) {
 	}
 }
 
-// TestProxy connects to a server that answers only after the client has closed its side.
+// TestProxy connects to a server that responds only after the client has closed its side.
 func TestProxy(t *testing.T) {
 	server, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

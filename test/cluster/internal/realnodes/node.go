@@ -31,9 +31,9 @@ const NetworkNamespace = unix.CLONE_NEWNET
 const Namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWPID
 
 const (
-	// linkTimeout is how long a node waits for its connection to the bridge.
+	// linkTimeout is the timeout for the connection of a node to the bridge.
 	linkTimeout = 30 * time.Second
-	// containerdTimeout is how long containerd may take to serve.
+	// containerdTimeout is the timeout for the start of containerd.
 	containerdTimeout = time.Minute
 	containerdSocket  = "/run/containerd/containerd.sock"
 	volumesDir        = "/var/lib/volumes"
@@ -80,7 +80,7 @@ func (c Config) mount() error {
 	if err := unix.Sethostname([]byte(c.Name())); err != nil {
 		return err
 	}
-	// First: the mounts of the node must not be visible on the machine.
+	// Make the mounts private first: the mounts of the node must not be visible on the machine.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -112,14 +112,14 @@ func (c Config) mount() error {
 			return err
 		}
 	}
-	// Containers must see the volumes that the kubelet mounts.
+	// Containers must have access to the volumes that the kubelet mounts.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make mounts shared: %w", err)
 	}
 	return nil
 }
 
-// bootIDFile contains a new identifier after each boot of a machine. The identifier of the kernel
+// bootIDFile contains an identifier that changes at each boot of a machine. The kernel's identifier
 // is the same for all nodes, and does not change when a node is switched off and on.
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
@@ -158,8 +158,8 @@ func (c Config) setUpNetwork(ctx context.Context) error {
 	if err := errors.Join(netlink.AddrAdd(eth0, address), netlink.LinkSetUp(eth0)); err != nil {
 		return fmt.Errorf("interface eth0: %w", err)
 	}
-	// Only for packets to Services: without a route the kernel drops them before the rules of
-	// kube-proxy replace their address.
+	// The route is only for packets to Services: without a route, the kernel drops them before the
+	// rules of kube-proxy replace their address.
 	route := &netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: net.ParseIP(Gateway)}
 	if err := netlink.RouteAdd(route); err != nil {
 		return fmt.Errorf("default route: %w", err)
@@ -175,8 +175,8 @@ func (c Config) setUpNetwork(ctx context.Context) error {
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
 }
 
-// createCgroup creates the cgroup of the node, and first removes the cgroups of an earlier run:
-// cadvisor would spend seconds on each of these dead containers.
+// createCgroup creates the cgroup of the node. It first removes the cgroups of an earlier run,
+// because cadvisor would spend seconds on each of their dead containers.
 func (c Config) createCgroup(ctx context.Context) error {
 	if err := RemoveCgroup(ctx, CgroupRoot, c.Cgroup); err != nil {
 		return err
@@ -222,7 +222,7 @@ func (c Config) kubeProxy() program {
 	return c.program("kube-proxy", filepath.Join(c.Binaries, "kube-proxy"), "--config="+c.file(proxySettings))
 }
 
-// Label is the label of real nodes, for the node selectors of pods.
+// Label is a label of real nodes, for the node selectors of pods.
 const (
 	Label      = "haulout.dev/node"
 	LabelValue = "real"
@@ -267,13 +267,14 @@ func isHeld(p program) bool {
 	return held == nil || disabled == nil
 }
 
-// IsDisabled reports whether disabledDir has a file for a program of a node, by the node's folder.
+// IsDisabled reports whether disabledDir of the node whose files are in dir has a file for the
+// program.
 func IsDisabled(dir, program string) bool {
 	_, err := os.Stat(filepath.Join(dir, "var-lib", "held", program))
 	return err == nil
 }
 
-// keep starts a program, and restarts it whenever it ends unless it is held.
+// keep starts a program, and restarts it whenever it ends, unless a file prevents the restart.
 func (s *children) keep(ctx context.Context, p program) error {
 	var ended <-chan unix.WaitStatus
 	var err error
@@ -315,7 +316,7 @@ func (s *children) run(p program) error {
 	return nil
 }
 
-// lastLine returns the last line of the log of a program, which has the reason of its end.
+// lastLine returns the last line of the log of a program, which usually has the cause of its end.
 func (p program) lastLine() string {
 	tail, err := process.Tail(p.log, 0, 1)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 )
 
 // Lock locks a cluster and returns the function that unlocks it. If another program has the lock,
-// Lock calls waiting once and waits until ctx is done. The kernel releases the lock of a program
-// that was killed.
+// Lock calls waiting once, and waits until it gets the lock or ctx is done. The kernel releases the
+// lock of a program that was killed.
 func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	waited := false
 	for {

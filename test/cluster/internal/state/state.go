@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/test/cluster/internal/process"
 )
 
-// version changes when an older program can no longer read the file.
+// version is incremented when older programs cannot read the file any longer.
 const version = 1
 
 // State is the content of the state file.
@@ -23,10 +23,9 @@ type State struct {
 	Version int `json:"version"`
 	// Options are the values of the last successful `up`.
 	Options map[string]string `json:"options,omitempty"`
-	// Ports do not change during the life of the cluster: kubeconfigs and the APIService contain
-	// them.
+	// Ports do not change while the cluster exists: kubeconfigs and the APIService contain them.
 	Ports map[string]int `json:"ports,omitempty"`
-	// Processes are the processes that were started and are not known to have ended.
+	// Processes are the processes that were started and may still run.
 	Processes map[string]process.Record `json:"processes,omitempty"`
 }
 
@@ -58,8 +57,8 @@ func Load(path string) (s *State, found bool, err error) {
 	return s, true, nil
 }
 
-// Save writes the state. A reader sees the old content or the new content, never a part: without
-// the state, the program would not find the running processes.
+// Save replaces the state atomically: without a complete file, the program would not find the
+// running processes.
 func (s *State) Save(path string) error {
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {

@@ -76,8 +76,8 @@ func TestLock(t *testing.T) {
 		t.Errorf("got %v while another process has the lock, want %v", err, timeout)
 	}
 
-	// The owner removes the file, as `down` does, before it unlocks it: the next caller must not
-	// lock a file that no other process can find.
+	// The owner of the lock removes the file, as `down` does, before it unlocks it. The next caller
+	// must not lock the removed file.
 	waiting := make(chan struct{})
 	result := make(chan error)
 	go func() {
