@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs tests the documentation: its links, its commands, and that it is complete.
+// Package docs tests the documentation: its links and commands, and whether it is complete.
 package docs
 
 import (
@@ -142,7 +142,7 @@ func TestCommandsExist(t *testing.T) {
 			known = append(known, match[1])
 		}
 	}
-	// cobra adds these.
+	// cobra adds these commands and flags.
 	known = append(known, "help", "completion", "options")
 	for name, text := range pages(t) {
 		for _, match := range used.FindAllStringSubmatch(text, -1) {
@@ -210,7 +210,7 @@ func TestPagesAreNarrow(t *testing.T) {
 	}
 }
 
-// TestSamplesAreWhatThePluginPrints looks for each line of a sample in the golden files of the
+// TestSamplesAreWhatThePluginPrints checks that each line of a sample is in the golden files of the
 // plugin's tests.
 func TestSamplesAreWhatThePluginPrints(t *testing.T) {
 	files := must.Get(filepath.Glob(filepath.Join(root, "pkg", "cmd", "kubectlmaintenance", "testdata", "*.txt")))(t)
@@ -235,8 +235,8 @@ func TestSamplesAreWhatThePluginPrints(t *testing.T) {
 	is.True(t, samples >= 5, "found only %d samples", samples)
 }
 
-// TestSentencesToTriageAreInTheTests looks for the failure messages that docs/triage.md explains in
-// the code of the tests. "…" in the page matches a verb such as %s in the code.
+// TestSentencesToTriageAreInTheTests checks that the failure messages that docs/triage.md explains
+// are in the code of the tests. "…" in the page matches a verb such as %s in the code.
 func TestSentencesToTriageAreInTheTests(t *testing.T) {
 	var code strings.Builder
 	for _, pattern := range []string{"test/oracle/*.go", "test/faults/*.go", "test/e2e/*/*.go"} {

@@ -25,8 +25,8 @@ type Script struct {
 //
 //	<!-- runnable -->             an independent block
 //	<!-- runnable, continued -->  a block that continues the previous one
-//	<!-- runnable                 a block with commands that run first and that the page does
-//	kubectl create ...            not show
+//	<!-- runnable                 a block that needs other commands first, which readers of the
+//	kubectl create ...            page do not see
 //	-->
 var (
 	marker   = regexp.MustCompile(`(?s)^<!-- runnable(, continued)?(?: -->|\n(.*?)\n-->)\n` + "```sh\n(.*?)\n```(?:\n|$)")

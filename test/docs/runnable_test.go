@@ -60,7 +60,8 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// TestPagesRun in test/e2e runs the blocks of these pages.
+// TestPagesHaveRunnableBlocks checks which pages have runnable blocks. TestPagesRun in test/e2e
+// runs the blocks.
 func TestPagesHaveRunnableBlocks(t *testing.T) {
 	found := map[string]int{}
 	for name, text := range pages(t) {

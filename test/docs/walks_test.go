@@ -18,11 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// stop is an item of a walk through the code in CONTRIBUTING.md: a file.
+// stop is an item of a list in CONTRIBUTING.md that walks through the code. Each item names a file.
 type stop struct {
 	depth int
-	// file is relative to pkg. by is an identifier in this file and in the file that passes the
-	// value to it.
+	// file is the path of the file, relative to pkg. by is an identifier that is both in this file
+	// and in the file that passes the value to it.
 	file, by string
 }
 
@@ -40,8 +40,9 @@ func walkOf(list string) []stop {
 	return out
 }
 
-// before returns the stops that may pass the value to stop i: for a nested item its parent, for an
-// item at the top level the previous one at the top level and the items nested in it.
+// before returns the stops that may pass the value to stop i. For a nested item, this is its
+// parent. For an item at the top level, it is the previous item at the top level and the items
+// nested in that one.
 func before(stops []stop, i int) []stop {
 	for k := i - 1; k >= 0; k-- {
 		switch {

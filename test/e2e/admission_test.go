@@ -32,7 +32,7 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// received collects the warnings for a client.
+// received collects the warnings that a client receives.
 type received struct {
 	mu    sync.Mutex
 	texts []string
@@ -54,8 +54,8 @@ func (r *received) take() []string {
 	return texts
 }
 
-// TestPodsInTheWayAreNamedWhenADrainBegins drains pods that cannot leave, bare pods, and pods that
-// a drain keeps. Admission does not list pods: the controller names the blocking pods when the
+// TestPodsInTheWayAreNamedWhenADrainBegins drains pods that cannot be evicted, bare pods, and pods
+// that a drain keeps. Admission does not list pods: the controller names the blocking pods when the
 // drain begins.
 func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	t.Parallel()
@@ -123,7 +123,7 @@ func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 
 // rightCase is a request that needs a permission for a virtual resource: instigators or evacuators.
 type rightCase struct {
-	// base are the permissions for real resources that the request needs as well.
+	// base has the permissions for real resources that the request needs as well.
 	base []rbacv1.PolicyRule
 	// resource, name and verb are the tested permission.
 	resource, name, verb string
@@ -139,9 +139,9 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 	return r
 }
 
-// TestRightsOfEvacuations sends requests of service accounts that need a permission for instigators
-// or evacuators in the namespace of the Evacuation. The server must accept them only with exactly
-// this permission, and otherwise name it in the error.
+// TestRightsOfEvacuations sends requests that need a permission for instigators or evacuators in
+// the namespace of the Evacuation, as service accounts. The server must accept a request only with
+// exactly this permission, and otherwise name the permission in the error.
 func TestRightsOfEvacuations(t *testing.T) {
 	t.Parallel()
 	const instigator, class = "mover.example.com", "mover.example.com"
@@ -203,7 +203,7 @@ func namesEvacuator(class string) func(*corev1.Pod) {
 	}
 }
 
-// tryRight sends the request with similar permissions, and then with the right one.
+// tryRight sends the request with similar permissions, and then with the required one.
 func tryRight(t *testing.T, namespace, elsewhere string, c rightCase) {
 	t.Helper()
 	account := func(grants ...func(name string)) clientv1alpha1.EvacuationInterface {
@@ -248,23 +248,22 @@ var serverGroups = []string{"system:serviceaccounts", "system:serviceaccounts:ha
 // serverAccount is the user name of the service account of the server.
 const serverAccount = "system:serviceaccount:haulout-system:haulout-apiserver"
 
-// policedWrite is a patch of an object by the server.
+// policedWrite is a patch of an object, sent with the account of the server.
 type policedWrite struct {
 	path, patch string
-	// policy is the policy that refuses the write of the server; "" means that the write is
-	// allowed.
+	// policy is the policy that refuses the patch. If it is "", the patch is allowed.
 	policy string
 }
 
-// dryRun sends the write as a dry run.
+// dryRun sends the patch as a dry run.
 func (w policedWrite) dryRun(ctx context.Context, clients framework.Clients) error {
 	return clients.Kube.CoreV1().RESTClient().Patch(types.StrategicMergePatchType).AbsPath(w.path).
 		Param("dryRun", metav1.DryRunAll).Body([]byte(w.patch)).Do(ctx).Error()
 }
 
-// TestAdmissionPoliciesLimitTheServer writes with the service account of the server: the shipped
-// policies must refuse all writes that the server does not need, and allow the others. They must
-// not limit other users.
+// TestAdmissionPoliciesLimitTheServer sends patches with the service account of the server. The
+// shipped policies must refuse all patches that the server does not need, and allow the others.
+// They must not limit other users.
 func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
 	t.Parallel()
 	cluster.MustKubectl(t, "", "get", "-f",
@@ -297,7 +296,7 @@ func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
 	)
 	annotation := func(key string) string { return fmt.Sprintf(`{"metadata":{"annotations":{%q:"1"}}}`, key) }
 	label := `{"metadata":{"labels":{"e2e.haulout.dev/new":"1"}}}`
-	// The patch replaces the whole list of taints.
+	// The patch replaces the whole list of taints, so it must contain the taint of the pool.
 	taints := func(another string) string {
 		return fmt.Sprintf(`"taints":[{"key":%q,"value":%q,"effect":"NoSchedule"},%s]`, framework.Pool, pool, another)
 	}

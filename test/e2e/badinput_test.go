@@ -49,7 +49,8 @@ func with64KiBOfLabels(e *v1alpha1.Evacuation) {
 	}
 }
 
-// TestEvacuationThatIsRefused names a pod with the UID of an earlier pod.
+// TestEvacuationThatIsRefused creates an Evacuation whose pod reference has another UID than the
+// pod.
 func TestEvacuationThatIsRefused(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -95,7 +96,7 @@ func TestEvacuationsThatFillANamespace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The controllers delete the Evacuations of deleted pods, and so make room for others.
+	// The controllers delete the Evacuations of deleted pods, so the limit allows others.
 	list := must.Get(evacuations.List(t.Context(), metav1.ListOptions{}))(t)
 	is.True(t, len(list.Items) <= allowed, "the namespace has %d Evacuations, want at most %d", len(list.Items), allowed)
 	t.Logf("%d created, %d refused, %d left", created, refused, len(list.Items))
@@ -108,7 +109,7 @@ func neverScheduled(pool string) corev1.PodSpec {
 	return spec
 }
 
-// conditionIs reports whether a condition has a status and, unless empty, a reason.
+// conditionIs reports whether a condition has a status and, unless reason is empty, a reason.
 func conditionIs(
 	conditions []metav1.Condition, conditionType string, status metav1.ConditionStatus, reason string,
 ) bool {
@@ -120,7 +121,7 @@ func conditionIs(
 	return false
 }
 
-// hasCause reports whether an error refuses the given field with a message that contains all the
+// hasCause reports whether an error refuses the given field with a message that contains all of the
 // words.
 func hasCause(err error, field string, words ...string) bool {
 	status, ok := err.(apierrors.APIStatus)
@@ -161,7 +162,7 @@ func TestRightsOnNodes(t *testing.T) {
 			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes...)
 		}), metav1.CreateOptions{})
 	}
-	// The user may get no node, so the answer names none.
+	// The user has no permission to get nodes, so the response must not name one.
 	_, err := create(nodes...)
 	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), nodes[0]) || strings.Contains(err.Error(), nodes[1]) {
 		t.Errorf("got %v, want Forbidden without the name of a node", err)
@@ -179,7 +180,7 @@ func crowd(t *testing.T, name string, count int, stage v1alpha1.NodeMaintenanceS
 		if err := maintenances.DeleteCollection(context.Background(), metav1.DeleteOptions{}, all); err != nil {
 			t.Error(err)
 		}
-		// The context of the test has ended.
+		// Use a new context, because the context of the test has ended.
 		err := wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, framework.Timeout, true, func(ctx context.Context) (bool, error) {
 			left, err := maintenances.List(ctx, all)
 			return err == nil && len(left.Items) == 0, nil
@@ -205,7 +206,8 @@ func hasNoPlace(t *testing.T, name string) {
 		})
 }
 
-// isNamed waits until the annotation of a node contains a text a number of times.
+// isNamed waits until the annotation about the taints of a node contains a text exactly the given
+// number of times.
 func isNamed(t *testing.T, node, text string, times int) {
 	t.Helper()
 	framework.Until(t, fmt.Sprintf("node %s names %s %d times", node, text, times),
@@ -221,8 +223,8 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 	const most = 50
 	pool, nodes := cluster.NewPool(t, 1, true)
 	maintenances := cluster.As(t).Maintenances()
-	// The oldest: creation times have a resolution of seconds, and at equal times the first name
-	// wins.
+	// The oldest maintenance has priority. Creation times have a resolution of seconds; at equal
+	// times, the name that sorts first has priority.
 	oldest := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon,
 		func(nm *v1alpha1.NodeMaintenance) {
 			nm.Name, nm.Spec.NodeSelector = "a-"+pool, framework.Select(pool, "yes")
@@ -236,7 +238,7 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 			strings.Contains(err.Error(), pool+"-000, "+pool+"-001, "+pool+"-002"), nil
 	})
 	isNamed(t, nodes[0], `"`+pool+"-", most)
-	// The oldest maintenance replaces the youngest.
+	// With the label, the oldest maintenance replaces the youngest on the node.
 	merge(t, "", "node", nodes[0], fmt.Sprintf(`{"metadata":{"labels":{%q:"yes"}}}`, pool))
 	youngest := fmt.Sprintf("%s-%03d", pool, most-1)
 	hasNoPlace(t, youngest)

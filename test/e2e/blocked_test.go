@@ -28,14 +28,14 @@ import (
 // serverRole is the name of the server's ClusterRole.
 const serverRole = "haulout-apiserver"
 
-// evacuate creates an Evacuation as an instigator other than a maintenance, and withdraws it after
-// the test.
+// evacuate creates an Evacuation with an instigator that is not a maintenance, and removes the
+// instigator after the test.
 func evacuate(t *testing.T, pod *corev1.Pod, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	t.Helper()
 	evacuations := cluster.As(t).Evacuations(pod.Namespace)
 	e := must.Get(evacuations.Create(t.Context(), evacuationOf(pod, modify...), metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
-		// The Evacuation may not exist any longer.
+		// Ignore the error: the Evacuation may not exist any longer.
 		_, _ = evacuations.Patch(context.Background(), e.Name, types.MergePatchType,
 			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	})
@@ -84,7 +84,7 @@ func notBlocked(t *testing.T, e *v1alpha1.Evacuation) {
 	)
 }
 
-// leaves waits until the pod of an Evacuation has left, and checks that the Evacuation is not
+// leaves waits until the pod of an Evacuation is gone, and checks that the Evacuation is not
 // blocked.
 func leaves(t *testing.T, e *v1alpha1.Evacuation) {
 	t.Helper()
@@ -228,8 +228,8 @@ func blockedByCrashingPods(t *testing.T, pool, node, namespace string) {
 }
 
 // blockedAfterItsGrace tests two pods at the same time, because both must exceed their grace
-// period: a pod with a finalizer, and a pod on a node without a kubelet. The test sets the
-// conditions that the control plane would set after a minute.
+// period: a pod with a finalizer, and a pod on a node without a kubelet. The test sets the node
+// conditions and taints that the control plane would set after a minute.
 func blockedAfterItsGrace(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	const name, hold = "web", "e2e.haulout.dev/hold"
@@ -288,8 +288,8 @@ func blockedByReturn(t *testing.T, pool, node, namespace string) {
 	leaves(t, e)
 }
 
-// blockedByNamespace tests a terminating namespace. It allows no Evacuation that could be blocked,
-// so the maintenance reports the cause.
+// blockedByNamespace tests a terminating namespace. No Evacuation can be created there, so the
+// maintenance reports the cause.
 func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	const hold = "e2e.haulout.dev/hold"
@@ -319,8 +319,9 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	drained(t, nm.Name)
 }
 
-// blockedByEachOther drains two nodes with two maintenances. Each node has the only ready pod of a
-// budget. The other pods of the budget are on the other node and cannot become ready there.
+// blockedByEachOther drains two nodes with two maintenances. Each node has the only ready pod of
+// one of two budgets. The other pods of each budget are on the other node and cannot become ready
+// there.
 func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	other := node + "-other"
@@ -355,8 +356,8 @@ func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 	ofDB := evacuationFor(t, db, "is created", isOurs)
 	blocked(t, ofDB, v1alpha1.ReasonBudgetPodsCordoned, "db-down-1 on node "+node, first.Name)
 
-	// The advice of the message: complete one of the two, and the pods of the other budget become
-	// ready on its node.
+	// Follow the advice of the message: complete one maintenance. Then the pods of the other budget
+	// become ready on its node.
 	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, node)
 	for _, down := range []string{"db-down-1", "db-down-2"} {
@@ -366,8 +367,8 @@ func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 	leaves(t, ofDB)
 }
 
-// controlled creates pods with a controller, because budgets need one. It adopts a bare pod with
-// the same label.
+// controlled creates pods with a controller, because budgets need one. The controller adopts a bare
+// pod with the same label.
 func controlled(t *testing.T, namespace, pool, app string, replicas int32) {
 	t.Helper()
 	labels := map[string]string{"app": app}

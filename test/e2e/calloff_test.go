@@ -27,7 +27,7 @@ import (
 // roleLabel selects nodes within a pool, so that a test can remove the label.
 const roleLabel = "e2e.haulout.dev/role"
 
-// mover is the class of an evacuator whose reports the tests write.
+// mover is the class of an evacuator. The tests write its reports.
 const mover = "mover.example.com"
 
 // movable assigns a pod to the evacuator of the tests.
@@ -35,7 +35,8 @@ func movable(p *corev1.Pod) {
 	p.Annotations = map[string]string{v1alpha1.AnnotationEvacuatorPrefix + mover: "20000"}
 }
 
-// evacuationFor waits until the Evacuation of a pod exists and check is true, and returns it.
+// evacuationFor waits until the Evacuation of a pod exists and check returns true for it, and
+// returns it.
 func evacuationFor(
 	t *testing.T, pod *corev1.Pod, what string, check func(*v1alpha1.Evacuation) bool,
 ) *v1alpha1.Evacuation {
@@ -54,14 +55,14 @@ func isOurs(e *v1alpha1.Evacuation) bool {
 	return slices.Contains(e.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance)
 }
 
-// report patches the status of an Evacuation as its evacuator.
+// report patches the status of an Evacuation as the active evacuator would.
 func report(t *testing.T, e *v1alpha1.Evacuation, status string) {
 	t.Helper()
 	must.Get(cluster.As(t).Evacuations(e.Namespace).Patch(t.Context(), e.Name,
 		types.MergePatchType, fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status"))(t)
 }
 
-// TestCallingOff completes or deletes a maintenance whose pods cannot leave, and checks the
+// TestCallingOff completes or deletes a maintenance whose pods cannot be evicted, and checks the
 // Evacuations with and without other instigators.
 func TestCallingOff(t *testing.T) {
 	t.Parallel()
@@ -71,8 +72,8 @@ func TestCallingOff(t *testing.T) {
 			namespace := cluster.NewNamespace(t)
 			cluster.Deployment(t, namespace, "stuck", pool, 3)
 			cluster.Budget(t, namespace, "stuck", 0)
-			// The pod shared has a second instigator, which stays. The idle evacuator keeps the
-			// pod.
+			// The pod shared has a second instigator, which stays. Its evacuator never completes
+			// and so keeps the pod.
 			shared := cluster.PodOn(t, namespace, "shared", pool, nodes[0], movable)
 			busy := cluster.PodOn(t, namespace, "busy", pool, nodes[0], movable)
 			evacuations := cluster.As(t).Evacuations(namespace)
@@ -98,7 +99,7 @@ func TestCallingOff(t *testing.T) {
 			if verb == "complete" {
 				setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 			} else {
-				// kubectl waits until the object is gone. That must not take as long as an
+				// kubectl waits until the maintenance is gone. This must not take as long as the
 				// evacuator does.
 				cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 			}
@@ -115,8 +116,8 @@ func TestCallingOff(t *testing.T) {
 			putBack := func() []string { return oracle.LeftOn(theNode(t, nodes[0]), false) }
 			framework.Accept(t, putBack(), nil)
 
-			// The Evacuation that could not be cancelled continues with its evacuator only: after
-			// that has failed, no pod is evicted.
+			// Only the active evacuator of the Evacuation that could not be cancelled continues.
+			// When it has failed, no pod may be evicted.
 			report(t, turn, `{"activeEvacuatorCompleted":true}`)
 			framework.UntilGone(t, "the evacuation without instigators has ended", evacuations, turn.Name)
 			// Another drain creates Evacuations of the same pods, independent of the first drain.
@@ -144,8 +145,8 @@ func TestIdleChangesNothing(t *testing.T) {
 		var seen []corev1.Node
 		for _, name := range nodes {
 			node := must.Get(kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
-			// Fields that the kubelet writes periodically, and kube-controller-manager after a
-			// cordon.
+			// Ignore the fields that the kubelet writes periodically, and the taint that
+			// kube-controller-manager adds after a cordon.
 			node.ResourceVersion, node.ManagedFields, node.Status = "", nil, corev1.NodeStatus{}
 			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool {
 				return t.Key == corev1.TaintNodeUnschedulable
@@ -164,7 +165,7 @@ func TestIdleChangesNothing(t *testing.T) {
 	if _, err := maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the maintenance was not deleted immediately: %v", err)
 	}
-	// After the next action of the controller, it has certainly seen the deletion.
+	// Wait for another action of the controller, which by then has handled the deletion.
 	probe, probed := cluster.NewPool(t, 1, true)
 	cluster.Create(t, framework.Maintenance(probe, v1alpha1.NodeMaintenanceStageCordon))
 	unschedulable(t, true, probed...)
@@ -187,11 +188,12 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	critical := func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" }
 	cluster.PodOn(t, namespace, "low-1", pool, stays)
 	cluster.PodOn(t, namespace, "low-2", pool, again)
-	// This pod keeps the second wave open while its evacuator is idle.
+	// This pod prevents the end of the second wave, because its evacuator never completes.
 	held := cluster.PodOn(t, namespace, "held", pool, stays, critical, movable)
 	recorder := cluster.Judge(t, pool, namespace)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-	// First, the recorder must see that the second wave is open. Only then the pods below are late.
+	// The recorder must first observe the start of the second wave. The pods below are late only
+	// after it.
 	waitFor(t, recorder, func(v *oracle.View) string {
 		if !slices.ContainsFunc(v.Evacuations(), func(e *v1alpha1.Evacuation) bool { return e.Spec.PodRef.UID == held.UID }) {
 			return "the second wave is not open"
@@ -206,7 +208,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	}
 	must.Do(t, kube.CoreV1().Nodes().Delete(t.Context(), again,
 		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
-	// The new node has pods immediately, like a node that registers again. On an empty node both
+	// The new node has pods immediately, like a node that registers again. On an empty node, both
 	// waves would end immediately.
 	var late, last *corev1.Pod
 	for pod, name := range map[**corev1.Pod]string{&late: "late", &last: "last"} {
@@ -262,9 +264,9 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	framework.Accept(t, found, err)
 }
 
-// TestNodeThatNoLongerMatches makes a node stop matching during its drain. Without the label, the
-// node stays in the maintenance. After a change of the selector, the maintenance releases the node
-// as if it was complete.
+// TestNodeThatNoLongerMatches makes a node stop matching during its drain. After the label of the
+// node is removed, the node stays in the maintenance. After the selector has changed, the
+// maintenance releases the node as if it was complete.
 func TestNodeThatNoLongerMatches(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
@@ -283,7 +285,8 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 	evacuationFor(t, stays, "is created", isOurs)
 	evacuationFor(t, released, "is created", isOurs)
 	cluster.MustKubectl(t, "", "label", "node", nodes[1], roleLabel+"-")
-	// Wait for a later status write of the server: by then it has seen the removal of the label.
+	// Wait for a later status write of the server, which by then has handled the removal of the
+	// label.
 	framework.Eventually(t, "the server has written a status after the label was removed", func(ctx context.Context) (bool, error) {
 		merge(t, "", "nodemaintenance", nm.Name, fmt.Sprintf(`{"spec":{"reason":%q}}`, framework.Name("flap")))
 		got, err := cluster.As(t).Maintenances().Get(ctx, nm.Name, metav1.GetOptions{})
@@ -328,8 +331,8 @@ func TestAnotherWriterUncordons(t *testing.T) {
 	unschedulable(t, true, nodes...)
 	const meddler, allowed = "e2e-meddler", 3
 	for range allowed + 1 {
-		// Apply, as GitOps tools do. After a merge patch the field would have no manager, and the
-		// event could not name one.
+		// Use server-side apply, as GitOps tools do. After a merge patch the field would have no
+		// manager, and the event could not name one.
 		must.Get(cluster.As(t).Nodes().Patch(t.Context(), nodes[0], types.ApplyPatchType,
 			fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`,
 				nodes[0]),

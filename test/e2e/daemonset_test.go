@@ -48,7 +48,7 @@ func tolerant(spec *corev1.PodSpec) {
 	spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 }
 
-// daemonPods waits until a DaemonSet has, and wants, a number of pods.
+// daemonPods waits until a DaemonSet desires, and has, the given number of ready pods.
 func daemonPods(t *testing.T, namespace, name string, want int) {
 	t.Helper()
 	framework.Eventually(
@@ -71,9 +71,9 @@ func theNode(t *testing.T, name string) *corev1.Node {
 	return must.Get(cluster.As(t).Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 }
 
-// TestDaemonSetPodsLeaveInTheirWave drains nodes with DaemonSets: their pods leave after all
-// others, are not recreated during the drain, and return when it is complete. Pods that tolerate
-// all taints stay. The server is killed in the middle, or the drain is cancelled.
+// TestDaemonSetPodsLeaveInTheirWave drains nodes with DaemonSets: their pods are evicted after all
+// other pods, are not recreated during the drain, and return when it is complete. Pods that
+// tolerate all taints stay. During the drain, the server is killed or the drain is cancelled.
 func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
@@ -121,7 +121,7 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 		strings.Contains(strings.Join(got, " "), "/network") {
 		t.Errorf("pods left in the order %v, want held, then the pods of logs, and none of network", got)
 	}
-	// The DaemonSet controller must not recreate them.
+	// The DaemonSet controller must not recreate the evicted pods.
 	daemonPods(t, namespace, "logs", 1)
 	daemonPods(t, namespace, "network", 3)
 	for _, name := range target {
@@ -200,8 +200,9 @@ func inUse(t *testing.T, node string, volumes ...corev1.UniqueVolumeName) {
 }
 
 // TestDaemonSetPodWaitsUntilVolumesAreReleased drains a node whose kubelet has not released the
-// volume of a pod that has left. DaemonSet pods must stay until then, because one of them may be
-// the node plugin of the CSI driver. They do not wait for a volume of a pod that the drain keeps.
+// volume of a pod that is gone. DaemonSet pods must stay until the volume is released, because one
+// of them may be the node plugin of the CSI driver. They do not wait for the volume of a pod that
+// the drain keeps.
 func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)

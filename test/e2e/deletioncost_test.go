@@ -19,7 +19,7 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// withoutSurge makes the pods of a Deployment leave by eviction.
+// withoutSurge makes Haulout evict the pods of a Deployment without a replacement.
 func withoutSurge(d *appsv1.Deployment) {
 	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: "Disabled"}
 }
@@ -44,7 +44,7 @@ func costs(ctx context.Context, t *testing.T, namespace, app string) (map[string
 	return out, nil
 }
 
-// waitForCosts waits until check is true for the annotations of the pods of an app.
+// waitForCosts waits until check returns true for the annotations of each pod of an app.
 func waitForCosts(
 	t *testing.T, namespace, app, what string, check func(pod string, annotations map[string]string) bool,
 ) {
@@ -150,8 +150,8 @@ func deleteMaintenance(t *testing.T, nm string) {
 	cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s")
 }
 
-// costsComeBack drains a node whose pods are blocked, which lowers their costs. It changes the cost
-// of one pod and ends the drain. The drain must restore the costs of the other pods.
+// costsComeBack drains a node whose pods are blocked, which lowers their deletion costs. It changes
+// the cost of one pod and ends the drain. The server must restore the costs of the other pods.
 func costsComeBack(t *testing.T, end func(t *testing.T, nm string)) {
 	t.Helper()
 	pool, nodes := cluster.NewPool(t, 1, true)

@@ -32,7 +32,7 @@ func drained(t *testing.T, name string) *v1alpha1.NodeMaintenance {
 	return nm
 }
 
-// unschedulable waits until spec.unschedulable of all nodes has a value.
+// unschedulable waits until spec.unschedulable of all nodes has the given value.
 func unschedulable(t *testing.T, want bool, nodes ...string) {
 	t.Helper()
 	framework.Eventually(
@@ -58,7 +58,7 @@ func setStage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 		types.MergePatchType, []byte(fmt.Sprintf(`{"spec":{"stage":%q}}`, stage)), metav1.PatchOptions{}))(t)
 }
 
-// podsOn returns the live pods on the nodes.
+// podsOn returns the pods on the nodes.
 func podsOn(ctx context.Context, t *testing.T, nodes ...string) ([]corev1.Pod, error) {
 	t.Helper()
 	list, err := cluster.As(t).Pods("").List(ctx, metav1.ListOptions{})

@@ -89,7 +89,7 @@ func buildExample(t *testing.T, namespace string) *exampleEvacuator {
 	return x
 }
 
-// start starts the evacuator. takes is how long it takes to flush the state of a pod.
+// start starts the evacuator. takes is the time in which it flushes the state of a pod.
 func (x *exampleEvacuator) start(t *testing.T, takes time.Duration) {
 	t.Helper()
 	x.cmd = exec.Command(x.program, "--kubeconfig="+x.kubeconfig, "--takes="+takes.String())
@@ -202,8 +202,8 @@ func TestExampleEvacuator(t *testing.T) {
 	})
 }
 
-// TestConformanceFindsWhatIsWrong runs the checks without an evacuator: the checks that need one
-// must fail.
+// TestConformanceFindsWhatIsWrong runs the conformance checks without an evacuator. The checks that
+// need one must fail.
 func TestConformanceFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 1, true)
@@ -223,7 +223,7 @@ func TestConformanceFindsWhatIsWrong(t *testing.T) {
 }
 
 // TestInstigatorThatApplies adds a second instigator to an Evacuation of the server with
-// server-side apply, and withdraws it with an apply without the finalizer.
+// server-side apply, and removes the instigator with an apply without its finalizer.
 func TestInstigatorThatApplies(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -257,8 +257,8 @@ func TestInstigatorThatApplies(t *testing.T) {
 	}
 }
 
-// TestStatefulSetWithoutBudgetLeavesInTurns drains the only node of a StatefulSet without a budget:
-// at most a quarter of its pods may be missing at any time.
+// TestStatefulSetWithoutBudgetLeavesInTurns drains the node on which all pods of a StatefulSet
+// without a budget run: at most a quarter of its pods may be missing at any time.
 func TestStatefulSetWithoutBudgetLeavesInTurns(t *testing.T) {
 	t.Parallel()
 	const replicas, mayBeMissing = 8, 2

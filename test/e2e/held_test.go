@@ -30,7 +30,7 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// errNotYet is the error of a condition that is not true yet.
+// errNotYet is returned while a condition is not true yet.
 var errNotYet = errors.New("not yet")
 
 // requests returns the rule of a webhook for one resource.
@@ -77,7 +77,7 @@ func dryRunEviction(ctx context.Context, t *testing.T, namespace, pod string) er
 	})
 }
 
-// isDenied reports whether an error contains the words of a webhook, and returns any other error.
+// isDenied reports whether an error contains the words of a webhook. It returns all other errors.
 func isDenied(answer error, words string) (bool, error) {
 	if answer != nil && strings.Contains(answer.Error(), words) {
 		return true, nil
@@ -86,9 +86,9 @@ func isDenied(answer error, words string) (bool, error) {
 }
 
 // TestPodThatAWebhookDeniesHoldsUpNoOther drains a node with many pods under one budget. A webhook
-// denies the eviction of one of them with code 429 and an hour of Retry-After, as the webhooks of
-// virtual machines do. The other pods must leave, and the Evacuation of this pod must contain the
-// message of the webhook.
+// denies the eviction of one of them with code 429 and a Retry-After of one hour, as the webhooks
+// of virtual machines do. All other pods must be evicted, and the Evacuation of this pod must
+// contain the message of the webhook.
 func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 	defer cluster.WithServerFlags(t, "--denied-after=3s")()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -141,10 +141,11 @@ func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 	drained(t, nm.Name)
 }
 
-// TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod adds a finalizer to an Evacuation, which the
-// server refuses. Then it deletes the Evacuation in the foreground while a dependent object cannot
-// be deleted, so that the finalizer of the garbage collector stays. No other Evacuation of the pod
-// can be created now, but the pod must be evicted within its budget, and the next wave must follow.
+// TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod tries to add a finalizer to an Evacuation,
+// which the server refuses. Then it deletes the Evacuation in the foreground while a dependent
+// object cannot be deleted, so that the finalizer of the garbage collector stays. No other
+// Evacuation of the pod can be created now, but the pod must be evicted within its budget, and the
+// next wave must follow.
 func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 	t.Parallel()
 	const foreign, collectors = "e2e.haulout.dev/foreign", metav1.FinalizerDeleteDependents
@@ -202,7 +203,7 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 	if _, err := evacuations.Get(t.Context(), e.Name, metav1.GetOptions{}); err != nil {
 		t.Errorf("the finalizer did not keep the Evacuation: %v", err)
 	}
-	// The release of the node must not wait for the Evacuation either.
+	// The release of the node must not wait until the Evacuation is gone.
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
 }

@@ -96,7 +96,7 @@ func (s *story) block(t *testing.T, g group) {
 		})
 }
 
-// leave changes the budget of a group so that only a number of its pods is left.
+// leave changes the budget of a group so that only the given number of its pods stays.
 func (s *story) leave(t *testing.T, group string, left int) {
 	t.Helper()
 	must.Get(cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).Patch(t.Context(), group,
@@ -120,7 +120,8 @@ func (s *story) drain(t *testing.T, name string, plan []v1alpha1.DrainPlanEntry,
 	)
 }
 
-// shows waits until the statuses are as in the KEP. It ignores the fields that Haulout adds.
+// shows waits until the statuses of the maintenances are equal to those in the KEP. It ignores the
+// fields that Haulout adds.
 func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.NodeMaintenanceNodeStatus) {
 	t.Helper()
 	maintenances := cluster.As(t).Maintenances()
@@ -161,7 +162,8 @@ func at(node string, pending, evacuating int32, message string, target int32) v1
 }
 
 // TestTheExampleOfTheKEP runs the example of KEP-4212, "Pod Selection and DrainTargets Example",
-// with its numbers. Budgets keep the pods until they leave in the example.
+// with its numbers. Budgets keep each group of pods on its node until the step in which the example
+// evicts it.
 func TestTheExampleOfTheKEP(t *testing.T) {
 	t.Parallel()
 	type nodes = []v1alpha1.NodeMaintenanceNodeStatus

@@ -126,7 +126,7 @@ func TestKubectl(t *testing.T) {
 		defer cancel()
 		watch := exec.CommandContext(ctx, filepath.Join(cluster.Root(), "bin", "kubectl"), "get", "nm", name, "-w")
 		watch.Env = append(watch.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
-		// A file, so that the test can read it while the watch still runs.
+		// Write the output to a file, so that the test can read it while the watch still runs.
 		seen := must.Get(os.Create(filepath.Join(t.TempDir(), "seen")))(t)
 		defer func() { _ = seen.Close() }()
 		watch.Stdout = seen
@@ -158,7 +158,8 @@ func TestKubectl(t *testing.T) {
 	})
 }
 
-// noContext returns a context that has not ended to cleanups.
+// noContext is a test whose context does not end. Cleanups use it, because the context of the test
+// has ended by then.
 type noContext struct{ *testing.T }
 
 func (noContext) Context() context.Context { return context.Background() }
@@ -175,7 +176,7 @@ func count(t *testing.T, node string) int {
 	return len(pods)
 }
 
-// TestServing tests the API from the point of view of programs.
+// TestServing sends the requests that programs send to the API.
 func TestServing(t *testing.T) {
 	t.Parallel()
 	rest := cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient()

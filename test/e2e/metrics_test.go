@@ -33,14 +33,14 @@ func TestMetrics(t *testing.T) {
 	cluster.PodOn(t, namespace, "web", pool, nodes[0])
 	controlled(t, namespace, pool, "web", 1)
 	cluster.Budget(t, namespace, "web", 0)
-	// The server computes gauges every two seconds: wait until the gauges of earlier tests are
-	// reset.
+	// The server computes gauges every two seconds: wait until the gauges no longer include earlier
+	// tests.
 	framework.Eventually(t, "the gauges are zero", func(context.Context) (bool, error) {
 		now, err := cluster.ScrapeServer(t)
 		return err == nil && now.Sum("haulout_nodemaintenance_maintenances")+now.Sum("haulout_evacuation_blocked") == 0, err
 	})
 	before := must.Get(cluster.ScrapeServer(t))(t)
-	// Other tests may add to these counters; no test decreases them.
+	// Other tests may increase these counters, too; no test decreases them.
 	grown := func(what string, samples ...sample) {
 		t.Helper()
 		framework.Eventually(t, what, func(context.Context) (bool, error) {
@@ -95,7 +95,8 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// TestMetricsAreServed checks the metrics of the documentation, the rules and the dashboard.
+// TestMetricsAreServed checks that servers export the metrics that the documentation, the rules and
+// the dashboard use.
 func TestMetricsAreServed(t *testing.T) {
 	ours := must.Get(cluster.ScrapeServer(t))(t)
 	hosts := must.Get(cluster.ScrapeHost(t))(t)

@@ -23,7 +23,7 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// holdsNodes waits until the status of a maintenance names exactly these nodes.
+// holdsNodes waits until the status of a maintenance names exactly the given nodes.
 func holdsNodes(t *testing.T, name string, want ...string) {
 	t.Helper()
 	slices.Sort(want)
@@ -44,8 +44,8 @@ func holdsNodes(t *testing.T, name string, want ...string) {
 		})
 }
 
-// nodesAreNew waits until a node created now is newer than all nodes of a maintenance: creation
-// times have a resolution of seconds.
+// nodesAreNew waits until a node that is created now is newer than all nodes of a maintenance:
+// creation times have a resolution of seconds.
 func nodesAreNew(t *testing.T, name string) {
 	t.Helper()
 	framework.Eventually(t, "a node created now is new for the maintenance", func(ctx context.Context) (bool, error) {
@@ -57,8 +57,9 @@ func nodesAreNew(t *testing.T, name string) {
 	})
 }
 
-// TestNewNodes creates nodes that match the selector during a drain. The maintenance ignores and
-// names them, until newNodes is Join. An older node that gets the label later joins in both cases.
+// TestNewNodes creates nodes that match the selector during a drain. The maintenance names them but
+// does not drain them until newNodes is Join. A node that is older than the maintenance and gets
+// the label later joins in both cases.
 func TestNewNodes(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -122,8 +123,8 @@ func shownOn(node *corev1.Node) []string {
 	return shown
 }
 
-// nodeShows waits until a node has exactly these conditions about maintenances, and has our
-// annotation if and only if some of them are ours.
+// nodeShows waits until a node has exactly these conditions about maintenances. The node must have
+// Haulout's annotation if and only if Haulout has set some of them.
 func nodeShows(t *testing.T, name string, want []string) *corev1.Node {
 	t.Helper()
 	annotated := slices.ContainsFunc(want, func(s string) bool {
@@ -144,7 +145,7 @@ func nodeShows(t *testing.T, name string, want []string) *corev1.Node {
 	return node
 }
 
-// messageOf returns the message of a condition of a node.
+// messageOf returns the message of a node's condition.
 func messageOf(node *corev1.Node, conditionType corev1.NodeConditionType) string {
 	for _, c := range node.Status.Conditions {
 		if c.Type == conditionType {
@@ -154,8 +155,8 @@ func messageOf(node *corev1.Node, conditionType corev1.NodeConditionType) string
 	return ""
 }
 
-// setCondition sets a condition of a node as another client would, and an annotation if key is not
-// "".
+// setCondition sets a condition of a node as another client would. If key is not "", it also sets
+// an annotation.
 func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key, value string) {
 	t.Helper()
 	metadata := map[string]any{}
@@ -170,7 +171,7 @@ func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key
 }
 
 // eventsOn returns the number of events of an object by reason. Events about nodes may be in any
-// namespace: then namespace is "".
+// namespace: pass "" for them.
 func eventsOn(ctx context.Context, t *testing.T, namespace, name string) (map[string]int, error) {
 	t.Helper()
 	list, err := cluster.As(t).Kube.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{
@@ -206,7 +207,8 @@ func eventsReach(t *testing.T, namespace, name string, atLeast map[string]int) {
 	)
 }
 
-// stuckOn creates a pod on a node with a budget that allows no eviction; its label app is the name.
+// stuckOn creates a pod on a node with a budget that allows no eviction. The value of its label app
+// is its name.
 func stuckOn(t *testing.T, namespace, name, pool, node string) {
 	t.Helper()
 	cluster.Deployment(t, namespace, name, pool, 1, func(d *appsv1.Deployment) {
@@ -225,7 +227,8 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
-	// The budget keeps the pod on the node of both maintenances until the test deletes the pod.
+	// Until the test deletes the pod, its budget keeps it on the node that both maintenances
+	// select.
 	stuckOn(t, namespace, "held", pool, nodes[1])
 	setCondition(
 		t, nodes[2],
@@ -258,7 +261,7 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 		}
 	}
 
-	// Complete one maintenance: the node of both keeps its conditions for the other one.
+	// Complete one maintenance: the node that both select keeps the conditions of the other one.
 	setStage(t, a.Name, v1alpha1.NodeMaintenanceStageComplete)
 	nodeShows(t, nodes[0], showsNothing)
 	framework.Until(t, "the condition names only the second maintenance",
@@ -269,15 +272,15 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	cluster.MustKubectl(t, "", "delete", "pods", "-n", namespace, "-l", "app=held")
 	nodeShows(t, nodes[1], showsDrained)
 
-	// A late pod with the same budget, bound without the scheduler. The test then deletes the last
-	// maintenance while the pod is being evacuated.
+	// Create a late pod with the same budget, and bind it without the scheduler. Then delete the
+	// last maintenance while the pod is being evacuated.
 	cluster.PodOn(t, namespace, "late", pool, nodes[1], func(p *corev1.Pod) { p.Labels["app"] = "held" })
 	nodeShows(t, nodes[1], []string{
 		"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsReturned",
 		"MaintenanceInProgress=True HauloutDrain",
 	})
 	cluster.MustKubectl(t, "", "delete", "nodemaintenance", b.Name, "--timeout=60s")
-	// The deletion has waited for the release of the nodes.
+	// The deletion has waited until the nodes were released.
 	for name, want := range map[string][]string{nodes[1]: showsNothing, nodes[2]: {foreign}} {
 		node := must.Get(cluster.As(t).Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 		if shown := shownOn(node); !slices.Equal(shown, want) ||
@@ -307,8 +310,8 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	)
 }
 
-// A new server must correct the conditions that a killed server has left, and those that have
-// changed since.
+// TestNodeConditionsAfterTheServerWasKilled starts a new server, which must correct the conditions
+// that a killed server has left, and the conditions that have changed since.
 func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 4, true)
 	namespace := cluster.NewNamespace(t)
@@ -329,9 +332,9 @@ func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 
 	must.Do(t, cluster.As(t).Maintenances().Delete(t.Context(), deleted.Name, metav1.DeleteOptions{}))
 	cluster.KillServer(t)
-	// Conditions of a maintenance that no longer exists. Later, one node is no longer selected. The
-	// annotation of another node has the identity of the storage, because the server undoes nothing
-	// without it.
+	// Set conditions of a maintenance that no longer exists on one node. Later, other nodes are no
+	// longer selected. The annotation of the first node has the identity of the storage, because
+	// the server removes conditions only with it.
 	gone := strings.NewReplacer(kept.Name, "gone", string(kept.UID),
 		"0d4a2b52-6c1c-4d0a-9a3f-2f7f0a4f5c11").Replace(before.Annotations[v1alpha1.AnnotationConditionsBy])
 	setCondition(

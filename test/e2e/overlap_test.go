@@ -26,10 +26,11 @@ import (
 
 // size is the size of a fleet and of its test.
 type size struct {
-	// nodes is the number of nodes, drained how many of them the three maintenances drain together,
-	// pods the number of pods.
+	// nodes is the number of nodes, drained the number of nodes that the three maintenances drain
+	// together, pods the number of pods.
 	nodes, drained, pods int
-	// kills is the number of kills of the server, cancellations the number of cancelled drains.
+	// kills is the number of times that the server is killed, cancellations the number of cancelled
+	// drains.
 	kills, cancellations int
 	// patience is the timeout of one step on a busy machine.
 	patience time.Duration
@@ -40,7 +41,7 @@ var (
 	fullSize  = size{nodes: 200, drained: 60, pods: 6000, kills: 20, cancellations: 5, patience: 30 * time.Minute}
 )
 
-// leftRunning are the pod types that a drain keeps, because they have no evacuator yet.
+// leftRunning has the pod types that a drain keeps, because they have no evacuator yet.
 var leftRunning = oracle.Rules{Running: []v1alpha1.PodType{v1alpha1.PodTypeStatic}}
 
 // fleet is a set of nodes with workloads of mixed priority. A user has cordoned one of the nodes.
@@ -63,8 +64,8 @@ type workload struct {
 	kind   string
 }
 
-// workloads of a fleet besides its DaemonSets. Budgets slow down some of the lower waves, to detect
-// a server that does not wait.
+// workloads are the workloads of a fleet besides its DaemonSets. Budgets slow down some of the
+// lower waves, so that the judge detects a server that does not wait for their end.
 var workloads = []workload{
 	{name: "batch", priority: 0, share: 200},
 	{name: "web", priority: 0, share: 150, budget: 15},
@@ -108,7 +109,7 @@ func newFleet(t *testing.T) *fleet {
 }
 
 // settle waits until every workload has exactly its number of pods, and no Deployment has a surge.
-// The judge counts the needs of the budgets from this state.
+// The judge calculates the needed pods of the budgets from this state.
 func (f *fleet) settle(t *testing.T) {
 	t.Helper()
 	want := map[string]int{"logs": len(f.nodes), "network": len(f.nodes)}
@@ -216,8 +217,8 @@ func (f *fleet) readyPods(ctx context.Context, t *testing.T) (map[string]int, er
 type drain struct {
 	nodes []string
 	names []string
-	// pods is the number of pods that have to leave, without the pods of DaemonSets, which leave
-	// later.
+	// pods is the number of pods that the drain has to evict, without the pods of DaemonSets, which
+	// it evicts later.
 	pods int
 }
 
@@ -230,7 +231,7 @@ func (f *fleet) drain(t *testing.T) *drain {
 			d.nodes = append(d.nodes, f.nodes[i])
 		}
 	}
-	// In the middle, where two maintenances share nodes.
+	// Insert the cordoned node in the middle, where two maintenances share nodes.
 	d.nodes = slices.Insert(d.nodes, f.drained/2-1, f.foreign)
 	pods := must.Get(podsOn(t.Context(), t, d.nodes...))(t)
 	d.pods = len(ordinary(pods))
@@ -274,8 +275,8 @@ func waitFor(t *testing.T, recorder *oracle.Recorder, check func(*oracle.View) s
 	framework.Await(t, recorder, patience, check)
 }
 
-// finish waits for the end of a drain, completes its maintenances in random order, and judges. It
-// calls between after each completion.
+// finish waits for the end of a drain, completes its maintenances in random order, and calls judge.
+// After each completion, it calls between.
 func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, between func()) {
 	t.Helper()
 	waitFor(t, recorder, oracle.Drained(d.names...))
@@ -291,7 +292,7 @@ func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, betwee
 	f.judge(t, recorder, d)
 }
 
-// judge fails the test for every broken promise.
+// judge fails the test for every violation that the recorder has observed.
 func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	t.Helper()
 	defer recorder.Stop()
@@ -311,12 +312,14 @@ func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	}
 	evacuated := oracle.Evacuated(log)
 	scaledDown := len(evacuated) - len(tried.Intersection(sets.New(evacuated...)))
-	// Without observations the judge finds nothing. A few may be missing: an Evacuation can be
-	// created and deleted while a kill interrupts the watch.
+	// Without observations, the judge would find no violations. A few observations may be missing:
+	// an Evacuation can be created and deleted while the watch is interrupted because the server
+	// was killed.
 	if len(evacuated) < d.pods*9/10 {
 		t.Errorf("the judge has seen %d of %d Evacuations whose pods left", len(evacuated), d.pods)
 	}
-	// Pods of Deployments without a budget are replaced first, and leave by scale-down.
+	// Deployments without a budget are scaled up, so that pods are replaced first, and then scaled
+	// down.
 	is.True(t, scaledDown != 0, "no pod left by scale-down: was no Deployment scaled up?")
 	t.Logf("%d pods have left, %d of them by scale-down; %d evictions were granted",
 		len(evacuated), scaledDown, granted)
@@ -337,8 +340,8 @@ func stage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 }
 
 // TestOverlappingMaintenances drains a part of a fleet with three maintenances that share nodes:
-// without faults, then with a server that is killed, then with cancellations. Each time a judge
-// that reads only the API looks for forbidden events.
+// first without faults, then while the server is killed, then with cancellations. Each time a judge
+// that reads only the API looks for violations.
 func TestOverlappingMaintenances(t *testing.T) {
 	f := newFleet(t)
 	t.Run("drain their nodes in waves and release them", func(t *testing.T) {
@@ -364,8 +367,8 @@ func (f *fleet) killLeader(t *testing.T) {
 		recorder := cluster.Judge(t, f.pool, f.namespace)
 		d := f.drain(t)
 		for kills < f.kills {
-			// After a random number of further pods, which may be 0. One drain is long enough for
-			// most of the kills.
+			// Kill the server after a random number of further Evacuations, which may be 0. One
+			// drain is long enough for most of the kills.
 			later := f.random.IntN(max(1, d.pods/f.kills))
 			asked := recorder.View().Asked()
 			waitFor(t, recorder, func(v *oracle.View) string {

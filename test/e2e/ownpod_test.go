@@ -43,15 +43,16 @@ func asShipped(t *testing.T) func(*appsv1.Deployment) {
 	tolerations := shipped.Spec.Template.Spec.Tolerations
 	must.True(t, len(tolerations) != 0, "the shipped Deployment has no tolerations")
 	return func(d *appsv1.Deployment) {
-		// Surge is on, as it is by default, but the strategy prevents it.
+		// The annotation allows a surge, as by default, but the strategy of the Deployment prevents
+		// it.
 		framework.WithSurge(d)
 		d.Spec.Strategy = shipped.Spec.Strategy
 		d.Spec.Template.Spec.Tolerations = append(d.Spec.Template.Spec.Tolerations, tolerations...)
 	}
 }
 
-// fill creates a pod that requests most of the CPU and memory of a node: the scheduler then prefers
-// other nodes.
+// fill creates a pod that requests most of the CPU and memory of a node, so that the scheduler
+// prefers other nodes.
 func fill(t *testing.T, namespace, pool, node string) {
 	t.Helper()
 	cluster.PodOn(t, namespace, "fills-"+node, pool, node, func(p *corev1.Pod) {
@@ -63,9 +64,9 @@ func fill(t *testing.T, namespace, pool, node string) {
 
 // TestServerLeavesItsNodeLastAndDoesNotComeBack drains the node of a Deployment that represents the
 // server's own: the server of the development cluster does not run in a pod, and the test
-// configures it as if it ran in this one. The pod tolerates cordons, and the node that it leaves is
-// the emptiest, so that only the taint of held nodes keeps the scheduler from choosing that node
-// again.
+// configures the server as if it ran in a pod of this Deployment. The pod tolerates cordons, and
+// its former node has the most free resources, so only the taint of held nodes makes the scheduler
+// choose another node.
 func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	home, other := nodes[0], pool+"-other"
@@ -79,7 +80,7 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 		pod.Finalizers = []string{hold}
 	})
 	restartIn(t, namespace, serverPod(t, namespace, labels).Name)
-	// Not in a cleanup: the context of the test has ended by then.
+	// Use defer and not a cleanup, because the context of the test has ended at a cleanup.
 	defer restartIn(t, "", "")
 
 	first := cluster.Create(t, over(home))
@@ -103,7 +104,8 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 		t.Fatalf("the server's pod is on %q, want %s", pod.Spec.NodeName, other)
 	}
 
-	// Now all possible nodes of the pod are held. It leaves once and then stays on its new node.
+	// Now all nodes that the pod can use are held. The pod must move once and then stay on its new
+	// node.
 	restartIn(t, namespace, serverPod(t, namespace, labels).Name)
 	log := cluster.AuditLog(t)
 	second := cluster.Create(t, over(other))
@@ -150,8 +152,9 @@ func isHeld(node *corev1.Node) bool {
 	})
 }
 
-// TestShippedDeploymentDoesNotTolerateHeldNodes checks the tolerations of the manifest: with a
-// toleration of held nodes, the server's pod would return immediately to the node that it has left.
+// TestShippedDeploymentDoesNotTolerateHeldNodes checks the tolerations of the manifest. With a
+// toleration of held nodes, the server's pod could return immediately to the node from which it was
+// evicted.
 func TestShippedDeploymentDoesNotTolerateHeldNodes(t *testing.T) {
 	held := corev1.Taint{Key: v1alpha1.TaintHeld, Effect: corev1.TaintEffectPreferNoSchedule}
 	for _, toleration := range shippedDeployment(t).Spec.Template.Spec.Tolerations {
@@ -191,7 +194,7 @@ func serverPod(t *testing.T, namespace string, labels map[string]string) *corev1
 	return pod
 }
 
-// wantDrainedBecause waits until Drained of a maintenance is True for a reason.
+// wantDrainedBecause waits until the condition Drained of a maintenance is True with a reason.
 func wantDrainedBecause(t *testing.T, name, reason string) {
 	t.Helper()
 	framework.Until(t, name+" is drained: "+reason,

@@ -26,7 +26,7 @@ import (
 const pagePatience = 5 * time.Minute
 
 // TestPagesRun runs every runnable block of shell commands in README and docs. The working
-// directory looks like a clone next to a cluster of `make cluster-up`.
+// directory looks like a clone of the repository with a cluster of `make cluster-up`.
 func TestPagesRun(t *testing.T) {
 	var pages []string
 	for _, pattern := range []string{"*.md", "docs/*.md"} {
@@ -65,7 +65,7 @@ func runScript(t *testing.T, script docs.Script) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), pagePatience)
 	defer cancel()
-	// The first line of a page is never a command.
+	// The first line of a page is never a command, so the trap can use that line.
 	trap := fmt.Sprintf(`trap 'echo "%s:$LINENO: $BASH_COMMAND has failed" >&2' ERR`, script.Page)
 	file := filepath.Join(t.TempDir(), "script")
 	must.Do(t, os.WriteFile(file, []byte(trap+script.Text), 0o600))
@@ -73,7 +73,7 @@ func runScript(t *testing.T, script docs.Script) {
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
 		"PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
-	// Background programs that outlive the script must not block the end of the test.
+	// Background programs that outlive the script must not delay the end of the test.
 	cmd.WaitDelay = 5 * time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%s:%d: %v (%v)\n%s", script.Page, script.Line, err, context.Cause(ctx), out)
@@ -110,7 +110,7 @@ func belongingsOfCluster(t *testing.T) pageState {
 }
 
 // isNew reports whether a page has created an object. It ignores objects that are deleted together
-// with another one.
+// with another object.
 func (s pageState) isNew(o pageObject) bool {
 	owned := (o.kind == "Evacuation" || o.kind == "Pod") && o.namespace != metav1.NamespaceDefault
 	if owned || strings.HasPrefix(o.name, "system:") || s.objects.Has(o) {
@@ -119,7 +119,7 @@ func (s pageState) isNew(o pageObject) bool {
 	return o.namespace == noNamespace || s.objects.Has(pageObject{kind: "Namespace", namespace: noNamespace, name: o.namespace})
 }
 
-// objectsOf returns the objects of kinds with a single call of kubectl, because the start of
+// objectsOf returns the objects of all kinds with a single call of kubectl, because the start of
 // kubectl takes longer than the list.
 func objectsOf(t *testing.T, kinds ...string) []pageObject {
 	t.Helper()

@@ -80,7 +80,7 @@ func (s *shell) start(t *testing.T, args ...string) *program {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "kubectl", args...)
 	cmd.Env = s.environment
-	// The first kubectl in the PATH of the shell, not in the PATH of the test.
+	// Use the first kubectl in the PATH of the shell, not in the PATH of the test.
 	for _, variable := range s.environment {
 		if path, ok := strings.CutPrefix(variable, "PATH="); ok {
 			folder, _, _ := strings.Cut(path, string(os.PathListSeparator))
@@ -98,7 +98,7 @@ func (s *shell) start(t *testing.T, args ...string) *program {
 			p.mu.Lock()
 			p.written.Write(chunk[:n])
 			p.mu.Unlock()
-			// The terminal returns an error after the program has ended.
+			// Reads from the terminal return an error after the program has ended.
 			if err != nil {
 				return
 			}
@@ -175,7 +175,8 @@ func TestPlugin(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.Deployment(t, namespace, "web", pool, 6)
-	// Its budget never allows an eviction, and no replacement is started first.
+	// The budget of this app never allows an eviction, and Haulout does not start a replacement
+	// first.
 	cluster.Deployment(t, namespace, "stuck", pool, 1, func(d *appsv1.Deployment) {
 		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: nodes[0]}
@@ -281,10 +282,10 @@ func ownedBy(t *testing.T, user string) []string {
 	return names
 }
 
-// touched is the state that a maintenance could change.
+// touched is the state that commands for maintenances could change.
 type touched struct {
-	// Nodes are the marks of the nodes, Maintenances the requested maintenances, and Pods whether
-	// each pod runs, all by name.
+	// Nodes has the marks of the nodes, Maintenances the requested maintenances. Pods reports
+	// whether each pod runs. All are keyed by name.
 	Nodes        map[string]nodeMarks
 	Maintenances map[string]maintenanceOrder
 	Pods         map[string]bool
@@ -304,7 +305,7 @@ type maintenanceOrder struct {
 	Deleted    bool
 }
 
-// look reads the state that maintenances of a user could have changed on nodes and in a namespace.
+// look reads the nodes, the maintenances of a user and the pods of a namespace.
 func look(t *testing.T, user, namespace string, nodes []string) touched {
 	t.Helper()
 	clients := cluster.As(t)
@@ -313,7 +314,7 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 	}
 	for _, name := range nodes {
 		node := must.Get(clients.Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
-		// Kubernetes adds its own taints to a cordoned node a moment later.
+		// The node lifecycle controller adds taints to a cordoned node a moment later.
 		taints := slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
 			return strings.HasPrefix(taint.Key, "node.kubernetes.io/")
 		})
@@ -336,7 +337,7 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 	return found
 }
 
-// TestPluginDryRun runs each command with --dry-run=server: the server must answer with its
+// TestPluginDryRun runs each command with --dry-run=server: the server must respond with its
 // warnings and refusals, and nothing must change.
 func TestPluginDryRun(t *testing.T) {
 	t.Parallel()
@@ -359,7 +360,7 @@ func TestPluginDryRun(t *testing.T) {
 	announced := framework.Name("announced")
 	start := s.start(t, "maintenance", "start", nodes[0], "--name="+announced, "--stage=Cordon", "--wait")
 	start.ends(t, 0)
-	// The conditions change after the cordon.
+	// Wait for the conditions, which change after the cordon.
 	framework.Until(t, nodes[0]+" has the condition of a maintenance",
 		cluster.As(t).Nodes(), nodes[0], func(node *corev1.Node) bool {
 			return node.Annotations[v1alpha1.AnnotationConditionsBy] != ""
@@ -370,7 +371,7 @@ func TestPluginDryRun(t *testing.T) {
 	for name, test := range map[string]struct {
 		line string
 		code int
-		// shows are texts that the output contains, hides texts that it does not contain.
+		// shows has texts that the output must contain, hides texts that it must not contain.
 		shows, hides []string
 	}{
 		"start creates nothing": {line: "start " + nodes[0], code: 0, shows: []string{"created " + dry}},
@@ -427,15 +428,15 @@ func TestPluginDryRun(t *testing.T) {
 	unschedulable(t, false, nodes...)
 }
 
-// isUnsafe reports whether a terminal would execute a character, or change the order of the
-// characters around it.
+// isUnsafe reports whether a terminal would interpret a character as a command, or change the order
+// of the characters around it.
 func isUnsafe(r rune) bool {
 	const rightToLeftOverride = '\u202e'
 	return unicode.IsControl(r) && r != '\n' && r != '\t' || r == rightToLeftOverride
 }
 
-// TestEscapeSequencesInTheReason writes escape sequences into spec.reason. Neither the plugin nor
-// the events of the pods may contain them.
+// TestEscapeSequencesInTheReason writes escape sequences into spec.reason. Neither the output of
+// the plugin nor the events of the pods may contain them.
 func TestEscapeSequencesInTheReason(t *testing.T) {
 	t.Parallel()
 	const word = "kernel"

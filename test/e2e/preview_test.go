@@ -118,8 +118,8 @@ func TestPreviewComesTrue(t *testing.T) {
 		for _, pod := range order() {
 			wave, predicted := place[pod]
 			if !predicted {
-				// A replacement that was bound to the node before the cordon, or one on another
-				// node.
+				// This is a replacement, either on another node or bound to the node before the
+				// cordon.
 				continue
 			}
 			count++
@@ -179,7 +179,7 @@ func namesOn(t *testing.T, nodes ...string) []string {
 	return names
 }
 
-// neverEvictedOn creates a pod on a node whose budget never allows an eviction.
+// neverEvictedOn creates a pod on a node with a budget that never allows an eviction.
 func neverEvictedOn(t *testing.T, namespace, pool, node, priorityClass string) *corev1.Pod {
 	t.Helper()
 	cluster.Deployment(t, namespace, "stuck", pool, 1, func(d *appsv1.Deployment) {
@@ -233,7 +233,8 @@ func checkPreview(
 		v1alpha1.PreviewEffectLost:  {namespace + "/bare", namespace + "/important"},
 	}
 	if len(web) > 1 {
-		// One round for each pod: the budget allows one disruption at a time.
+		// The preview must predict one round for each pod, because the budget allows one disruption
+		// at a time.
 		want[v1alpha1.PreviewEffectDelayed] = web
 		if last := preview.Blockers[len(preview.Blockers)-1]; int(last.Rounds) != len(web) ||
 			last.Budgets[0].Name != "web" {

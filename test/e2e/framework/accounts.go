@@ -38,8 +38,8 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	}
 }
 
-// GrantIn grants a service account the rules in one namespace, which may differ from the account's,
-// and waits until they are in effect.
+// GrantIn grants a service account the rules in one namespace, which may differ from the account's
+// namespace, and waits until they are in effect.
 func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account string, rules ...rbacv1.PolicyRule) {
 	tb.Helper()
 	rbac := c.As(tb).Kube.RbacV1()
@@ -79,8 +79,8 @@ func (c *Cluster) Bind(tb testing.TB, user, clusterRole string) {
 }
 
 // inEffect waits until kube-apiserver, which caches roles and bindings, allows a user the rules in
-// a namespace, or everywhere if it is empty. It asks with a SubjectAccessReview and not with
-// requests of the user, because servers cache refusals for seconds.
+// a namespace, or in all namespaces if the namespace is empty. It sends SubjectAccessReviews
+// instead of requests of the user, because servers cache refusals for seconds.
 func (c *Cluster) inEffect(tb testing.TB, user, namespace string, rules []rbacv1.PolicyRule) {
 	tb.Helper()
 	reviews := c.As(tb).Kube.AuthorizationV1().SubjectAccessReviews()

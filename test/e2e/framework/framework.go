@@ -35,14 +35,14 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// Timeout is how long a test waits for a fast change, on a machine that may be busy.
+// Timeout is the timeout for a change that is fast on an idle machine.
 const Timeout = 2 * time.Minute
 
 // Cluster is a running development cluster.
 type Cluster struct {
 	dir, root string
 	own       bool
-	// diagnosed are the names of the tests for which diagnose has written output; diagnoses is
+	// diagnosed has the names of the tests for which Diagnose has written output; diagnoses is
 	// their number.
 	diagnosed sync.Map
 	diagnoses atomic.Int32
@@ -95,7 +95,8 @@ func Start() (*Cluster, error) {
 	return c, nil
 }
 
-// Check returns why this machine cannot run the cluster that the environment configures.
+// Check returns why this machine cannot run the cluster that the environment configures, or "" if
+// it can.
 func Check() (why string, err error) {
 	_, file, _, _ := runtime.Caller(0)
 	root := filepath.Join(filepath.Dir(file), "..", "..", "..")
@@ -122,7 +123,7 @@ func (c *Cluster) Status() (string, error) {
 	return string(out), err
 }
 
-// Up starts the processes that do not run.
+// Up starts the processes of the cluster that do not run.
 func (c *Cluster) Up() error { return c.manage("up") }
 
 func (c *Cluster) manage(verb string) error {
@@ -199,8 +200,8 @@ func (c *Cluster) Kill(tb testing.TB, process string) {
 	Gone(tb, process, c.Signal(tb, process, syscall.SIGKILL))
 }
 
-// Gone waits for the end of a process after a signal. Before its end, its port is in use, and Up
-// assumes that it runs.
+// Gone waits for the end of a process after a signal. While the process still exists, its port is
+// in use, and Up assumes that the process runs.
 func Gone(tb testing.TB, process string, pid int) {
 	tb.Helper()
 	Eventually(tb, process+" has ended", func(context.Context) (bool, error) {
@@ -296,13 +297,13 @@ func UntilGone[T any](tb testing.TB, what string, objects getter[T], name string
 }
 
 // Eventually waits until check returns true. It treats errors as temporary, and reports the last
-// one.
+// error.
 func Eventually(tb testing.TB, what string, check func(context.Context) (bool, error)) {
 	tb.Helper()
 	EventuallyWithin(tb, Timeout, what, check)
 }
 
-// EventuallyWithin is Eventually with another timeout.
+// EventuallyWithin is Eventually with the given timeout.
 func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check func(context.Context) (bool, error)) {
 	tb.Helper()
 	var last error
@@ -311,7 +312,7 @@ func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check fun
 		func(ctx context.Context) (bool, error) {
 			done, err := check(ctx)
 			if ctx.Err() == nil {
-				// An error at the timeout would hide the cause.
+				// An error that the timeout itself causes would hide the last error.
 				last = err
 			}
 			return done && err == nil, nil

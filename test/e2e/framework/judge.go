@@ -27,14 +27,14 @@ import (
 )
 
 const (
-	// seedVariable sets the random seed, to repeat the choices of an earlier run.
+	// seedVariable is the variable with the random seed. It repeats the choices of an earlier run.
 	seedVariable = "E2E_SEED"
-	// fullVariable selects the large size of tests with two sizes.
+	// fullVariable is the variable that selects the large size of tests with two sizes.
 	fullVariable = "E2E_FULL"
 )
 
-// Random returns the random source of a test. It logs the seed, with which E2E_SEED repeats the
-// same choices.
+// Random returns the random source of a test. It logs the seed. With this seed in E2E_SEED, the
+// choices are the same again.
 func Random(tb testing.TB) *rand.Rand {
 	tb.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -121,7 +121,7 @@ const (
 )
 
 // Diagnose prints the state of the cluster if the test has failed, because the cluster no longer
-// exists when a developer reads the output. The caller must call it before any cleanup.
+// exists when a developer reads the output. It must be called before any cleanup.
 func (c *Cluster) Diagnose(tb testing.TB) {
 	tb.Helper()
 	if _, again := c.diagnosed.LoadOrStore(tb.Name(), true); again || c.diagnoses.Add(1) > diagnoses {
@@ -136,7 +136,8 @@ func (c *Cluster) Diagnose(tb testing.TB) {
 			"READY:.status.conditions[?(@.type==\"Ready\")].status",
 		"get events -A --sort-by=.metadata.creationTimestamp",
 	} {
-		// A server may not answer; that may be the cause of the failure.
+		// A command may fail because a server does not respond, which may be the cause of the
+		// failed test.
 		out, errOut, err := c.kubectl(background(), "", append(strings.Fields(look), "--request-timeout=5s")...)
 		limit := lastLines
 		if strings.HasSuffix(look, "yaml") {
@@ -214,8 +215,8 @@ func scrape(tb testing.TB, config *rest.Config) (Metrics, error) {
 	return Metrics(metrics), testutil.ParseMetrics(string(text), &metrics)
 }
 
-// Sum returns the sum of the samples with a name and with the given labels, as pairs of name and
-// value.
+// Sum returns the sum of the samples with a name and with the given labels. labels has the name and
+// the value of each label in turn.
 func (m Metrics) Sum(name string, labels ...string) float64 {
 	var sum float64
 	for _, sample := range m[name] {

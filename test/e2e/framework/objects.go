@@ -33,15 +33,15 @@ import (
 	"haulout.dev/haulout/test/internal/webhook"
 )
 
-// Pool is the label that distinguishes the nodes of a test.
+// Pool is the label that distinguishes the nodes of each test.
 const Pool = "e2e.haulout.dev/pool"
 
-// background is the context of cleanups: the context of the test has ended by then.
+// background is the context of cleanups, because the context of the test has ended by then.
 func background() context.Context { return context.Background() }
 
-// NewPool creates nodes for a test and returns the name of their pool. Simulated nodes run pods;
-// the others are only objects, for tests that need very many. NewPool removes the nodes after the
-// test.
+// NewPool creates nodes for a test and returns the name of their pool. Pods run only on simulated
+// nodes. The other nodes are only objects, for tests that need very many. NewPool removes the nodes
+// after the test.
 func (c *Cluster) NewPool(tb testing.TB, count int, simulated bool) (pool string, nodes []string) {
 	tb.Helper()
 	pool = Name("pool")
@@ -184,7 +184,7 @@ func (c *Cluster) PodOn(tb testing.TB, namespace, name, pool, node string, modif
 	return running
 }
 
-// PodsOn creates bare pods, whose spec names their nodes, and waits until all of them run.
+// PodsOn creates bare pods whose specs name their nodes, and waits until all of them run.
 func (c *Cluster) PodsOn(tb testing.TB, namespace, pool string, pods ...*corev1.Pod) {
 	tb.Helper()
 	admin := c.As(tb)
@@ -234,7 +234,7 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 			tb.Error(err)
 		}
 	})
-	// Admission reads the class from a cache.
+	// Admission reads the class from a cache: wait until it accepts pods of the class.
 	Eventually(tb, "priority class "+name+" is known", func(ctx context.Context) (bool, error) {
 		probe := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: PodSpec("none")}
 		probe.Spec.PriorityClassName = name
@@ -246,14 +246,14 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	return name
 }
 
-// WithSurge makes Haulout replace the pods of a Deployment before they leave, which is the default
-// of the product.
+// WithSurge makes Haulout replace the pods of a Deployment before they leave, as it does by
+// default.
 func WithSurge(d *appsv1.Deployment) {
 	delete(d.Annotations, v1alpha1.AnnotationSurge)
 }
 
-// Deployment creates a Deployment in the pool and waits until all replicas are available. Its pods
-// leave only by eviction, unless WithSurge is among the modifications.
+// Deployment creates a Deployment in the pool and waits until all replicas are available. Haulout
+// evicts its pods without a replacement, unless WithSurge is among the modifications.
 func (c *Cluster) Deployment(
 	tb testing.TB, namespace, name, pool string, replicas int32, modify ...func(*appsv1.Deployment),
 ) *appsv1.Deployment {
@@ -287,13 +287,13 @@ func (c *Cluster) Deployment(
 	return d
 }
 
-// nudgeAfter is how long the test waits for a Deployment before it nudges the pods, and the
-// interval between two nudges.
+// nudgeAfter is the time after which a test nudges the pods of a Deployment that is not available,
+// and the interval between two nudges.
 const nudgeAfter = 10 * time.Second
 
 // Nudge changes all pods of a namespace that do not run or that are being deleted, so that kwok
 // handles them again: unlike a kubelet, kwok does not repeat a request that kube-apiserver has
-// refused. The error names these pods.
+// refused. The returned error names these pods.
 func Nudge(ctx context.Context, pods typedcorev1.PodInterface) error {
 	list, err := pods.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -316,7 +316,7 @@ func Nudge(ctx context.Context, pods typedcorev1.PodInterface) error {
 }
 
 // Budget creates a PodDisruptionBudget for the pods with the label app=name and waits until its
-// status is known.
+// status is current.
 func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable int) {
 	tb.Helper()
 	budgets := c.As(tb).Kube.PolicyV1().PodDisruptionBudgets(namespace)
@@ -343,13 +343,12 @@ func Maintenance(
 	}, modify...)
 }
 
-// Select returns a selector of the nodes whose label has one of the values.
+// Select returns a node selector for a label with one of the values.
 func Select(key string, values ...string) *corev1.NodeSelector {
 	return build.Labelled(key, values...)
 }
 
-// Create creates a NodeMaintenance as the administrator; it completes and removes it after the
-// test.
+// Create creates a NodeMaintenance as the administrator, and removes it after the test.
 func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 	tb.Helper()
 	maintenances := c.As(tb).Maintenances()
@@ -396,8 +395,8 @@ func (c *Cluster) Remove(tb testing.TB, name string) {
 }
 
 // Webhook registers a validating webhook for requests in a namespace until the test ends. decide
-// returns the answer of a denied request; nil allows it. API servers use the webhook a moment
-// later: the caller has to wait until a request is denied.
+// returns the response to a denied request, or nil to allow the request. API servers call the
+// webhook only a moment later: the caller has to wait until a request is denied.
 func (c *Cluster) Webhook(
 	tb testing.TB, namespace string, rule admissionregistrationv1.RuleWithOperations,
 	decide func(*admissionv1.AdmissionRequest) *metav1.Status,

@@ -35,13 +35,13 @@ const (
 )
 
 // world is a node that is full with two pods of a Deployment. The class of the pods has the
-// threshold 1000: only pods with this priority may exceed their budget.
+// threshold 1000: only pods with at least this priority may exceed their budget.
 type world struct {
 	pool, namespace string
 	log             oracle.AuditLog
 }
 
-// fullNode creates a world whose budget has this maxUnavailable.
+// fullNode creates a world. maxUnavailable is the field of its budget.
 func fullNode(t *testing.T, maxUnavailable int) world {
 	t.Helper()
 	pool, _ := cluster.NewPool(t, 1, true)
@@ -69,7 +69,7 @@ func request(spec *corev1.PodSpec, cpu string) {
 	spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}
 }
 
-// pending creates a pod that fits after one pod of the Deployment has left.
+// pending creates a pod that fits after one pod of the Deployment has left the node.
 func (w world) pending(t *testing.T, name string, priority int32) {
 	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(w.pool)}
@@ -159,9 +159,9 @@ func (w world) wantCounts(t *testing.T, wantEvicted, wantRefused, wantDeleted in
 	}
 }
 
-// TestBudgetHoldsUpAPod is the main case: a pod with a priority below the threshold waits and
-// reports why, until the budget allows a disruption; then the scheduler evicts one pod and deletes
-// none.
+// TestBudgetHoldsUpAPod is the main case. A pod with a priority below the threshold waits, and its
+// condition names the cause, until the budget allows a disruption. Then the scheduler evicts one
+// pod and deletes none.
 func TestBudgetHoldsUpAPod(t *testing.T) {
 	const limit = 10 * time.Second
 	w := fullNode(t, 0)
@@ -191,7 +191,8 @@ func (w world) evicted(t *testing.T) string {
 	return ""
 }
 
-// TestThresholdIsReached preempts as kube-scheduler does, although the budget is closed.
+// TestThresholdIsReached checks that a pod with the threshold's priority preempts as with
+// kube-scheduler, although the budget allows no disruption.
 func TestThresholdIsReached(t *testing.T) {
 	w := fullNode(t, 0)
 	w.pending(t, "critical", 1000)
@@ -199,7 +200,7 @@ func TestThresholdIsReached(t *testing.T) {
 	w.wantCounts(t, 0, 0, 1)
 }
 
-// TestThresholdIsLowered lowers the threshold, which must requeue the waiting pod.
+// TestThresholdIsLowered lowers the threshold. The scheduler must then retry the waiting pod.
 func TestThresholdIsLowered(t *testing.T) {
 	w := fullNode(t, 0)
 	w.pending(t, "important", 100)
@@ -236,9 +237,9 @@ func TestRoomForOne(t *testing.T) {
 	}
 }
 
-// TestWebhookRefusesEviction has a webhook deny an eviction that the budget allows: no pod is
-// deleted, the pending pod names the webhook, and it is scheduled after the webhook allows
-// evictions.
+// TestWebhookRefusesEviction lets a webhook deny an eviction that the budget allows. No pod may be
+// deleted, an event of the pending pod must name the webhook, and the pod must be scheduled after
+// the webhook allows evictions.
 func TestWebhookRefusesEviction(t *testing.T) {
 	w := fullNode(t, 1)
 	rule := admissionregistrationv1.RuleWithOperations{
@@ -287,8 +288,8 @@ func (w world) waitWebhook(t *testing.T) {
 	})
 }
 
-// TestPolicyKeepsClassesWithAThreshold deletes a class with a threshold: the policy refuses this
-// until the annotation is removed.
+// TestPolicyKeepsClassesWithAThreshold deletes a class with a threshold. The policy must refuse
+// this until the annotation is removed.
 func TestPolicyKeepsClassesWithAThreshold(t *testing.T) {
 	classes := cluster.As(t).Kube.SchedulingV1().PriorityClasses()
 	class := cluster.PriorityClass(t, 10)

@@ -33,11 +33,11 @@ func deadline(t *testing.T) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.Context(), framework.Timeout)
 }
 
-// schedulerFlags is a variable of bin/cluster.
+// schedulerFlags is the variable of bin/cluster for additional flags of the scheduler.
 const schedulerFlags = "SCHEDULER_FLAGS"
 
-// withScheduler restarts the scheduler with additional flags, which override earlier ones, until
-// the test calls restore.
+// withScheduler restarts the scheduler with additional flags, which override earlier ones. restore
+// removes them.
 func withScheduler(t *testing.T, flags ...string) (restore func()) {
 	t.Helper()
 	before := os.Getenv(schedulerFlags)
@@ -60,7 +60,8 @@ func message(pod *corev1.Pod) string {
 	return ""
 }
 
-// TestMessageOfAPodThatIsHeldUp compares the whole message.
+// TestMessageOfAPodThatIsHeldUp compares the whole message of the condition of a pod that budgets
+// prevent from preempting.
 func TestMessageOfAPodThatIsHeldUp(t *testing.T) {
 	w := fullNode(t, 0)
 	w.pending(t, "important", 100)
@@ -81,8 +82,8 @@ func TestMessageOfAPodThatIsHeldUp(t *testing.T) {
 	})
 }
 
-// heldMessage returns the message of a pod that fits only one of the nodes, whose pods are
-// protected.
+// heldMessage returns the message of a pod that would fit on only one of the nodes if budgets did
+// not protect the pods there.
 func heldMessage(nodes int) string {
 	filters := []string{"1 Insufficient cpu"}
 	preemption := []string{"1 node(s) with pods that PodDisruptionBudgets protect; preempting them needs priority 1000"}
@@ -106,7 +107,7 @@ func (w world) allow(t *testing.T, budget string, maxUnavailable int) {
 }
 
 // TestSynchronousPreemption repeats the main cases without SchedulerAsyncPreemption: the scheduler
-// then waits for the Eviction API.
+// then waits for each call of the Eviction API.
 func TestSynchronousPreemption(t *testing.T) {
 	defer withScheduler(t, "--feature-gates=SchedulerAsyncPreemption=false")()
 	t.Run("a budget protects its pods", TestBudgetHoldsUpAPod)
@@ -121,7 +122,7 @@ type extender struct {
 	asked  atomic.Int32
 }
 
-// The part of the protocol k8s.io/kube-scheduler/extender/v1 that the test needs.
+// These types are the part of the protocol k8s.io/kube-scheduler/extender/v1 that the test needs.
 type (
 	extenderArgs struct {
 		NodeNameToVictims map[string]*struct{ Pods []*corev1.Pod }
@@ -155,8 +156,9 @@ func (e *extender) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(result)
 }
 
-// TestExtenderAddsAProtectedPod has an extender add a pod with a closed budget: no victim is
-// deleted. When the extender adds no pod, the pod without a budget is deleted.
+// TestExtenderAddsAProtectedPod lets an extender add a pod whose budget allows no disruption to the
+// victims: no victim may be deleted. When the extender adds no pod, the pod without a budget is
+// deleted.
 func TestExtenderAddsAProtectedPod(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
@@ -194,9 +196,9 @@ func TestExtenderAddsAProtectedPod(t *testing.T) {
 	}
 }
 
-// TestDrainBesidePreemption drains a node while important pods preempt on two others. Both use the
-// same budget repeatedly: the pods that leave return on new nodes. The judge observes every pod
-// that leaves.
+// TestDrainBesidePreemption drains a node while important pods preempt on two other nodes. The
+// drain and the scheduler use the same budget repeatedly, because the evicted pods are recreated on
+// other nodes. The judge observes every pod that is evicted or deleted.
 func TestDrainBesidePreemption(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
@@ -253,7 +255,8 @@ func (w world) deploy(t *testing.T, name, class string, replicas int32, nodes ..
 	must.Get(cluster.As(t).Kube.AppsV1().Deployments(w.namespace).Create(t.Context(), d, metav1.CreateOptions{}))(t)
 }
 
-// TestMetricsAreServed checks the metrics of the scheduler in the rules and the dashboard.
+// TestMetricsAreServed checks that the scheduler exports the metrics in the rules and the
+// dashboard.
 func TestMetricsAreServed(t *testing.T) {
 	listed := must.Get(os.ReadFile(cluster.Root() + "/artifacts/monitoring/metrics.txt"))(t)
 	served := must.Get(cluster.ScrapeScheduler(t))(t)

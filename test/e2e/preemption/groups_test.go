@@ -34,8 +34,8 @@ func (w world) gang(t *testing.T, name string, priority int32) {
 	}
 }
 
-// TestBudgetHoldsUpAGroup creates a PodGroup that needs the room of two pods: it waits until the
-// budget allows both disruptions, and reports why.
+// TestBudgetHoldsUpAGroup creates a PodGroup that fits only if two pods are removed. It must wait
+// until the budget allows both disruptions, and an event must name the cause.
 func TestBudgetHoldsUpAGroup(t *testing.T) {
 	pool, _ := cluster.NewPool(t, 2, true)
 	w := world{pool: pool, namespace: cluster.NewNamespace(t)}

@@ -23,10 +23,11 @@ import (
 type rivals struct {
 	config string
 	other  *exec.Cmd
-	// leader is the identity in the lease. otherLeads is true if it is the other scheduler.
+	// leader is the identity in the lease. otherLeads is true if it is the identity of the other
+	// scheduler.
 	leader     string
 	otherLeads bool
-	// killed is true after a kill of the leader, while the lease still names it.
+	// killed is true after the leader was killed, while the lease still names it.
 	killed bool
 	kills  int
 }
@@ -43,7 +44,7 @@ func startRivals(t *testing.T) (r *rivals, stop func()) {
 	if err := leases.Delete(t.Context(), "kube-scheduler", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	// The cluster's flag has precedence over the configuration.
+	// The flag --leader-elect of the cluster has precedence over the configuration.
 	restore := withScheduler(t, "--config="+r.config, "--leader-elect=true")
 	framework.Eventually(t, "the cluster's scheduler leads", func(ctx context.Context) (bool, error) {
 		r.leader = r.holder(ctx, t)
@@ -86,8 +87,8 @@ func (r *rivals) kill(t *testing.T) {
 	r.kills++
 }
 
-// complete reports whether one scheduler leads and the other one waits. It restarts a killed one
-// after the other one has the lease.
+// complete reports whether one scheduler leads and the other one waits. It restarts a killed
+// scheduler after the other one has got the lease.
 func (r *rivals) complete(ctx context.Context, t *testing.T) bool {
 	t.Helper()
 	if !r.killed {
@@ -129,8 +130,8 @@ func TestLeaderIsKilled(t *testing.T) {
 	}
 }
 
-// killAtRandom kills the leader with a probability of one third, at a random moment while it reacts
-// to a change of a budget.
+// killAtRandom kills the leader with a probability of one third, at a random moment while the
+// leader handles a change of a budget.
 func (r *rivals) killAtRandom(t *testing.T, random *rand.Rand) {
 	t.Helper()
 	const reaction = 300 * time.Millisecond

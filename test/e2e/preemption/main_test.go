@@ -14,7 +14,8 @@ import (
 
 var cluster *framework.Cluster
 
-// stormVariable names the scheduler of the cluster, to compare both schedulers with TestStorm.
+// stormVariable is the variable with the scheduler of the cluster, to compare kube-scheduler and
+// haulout-scheduler with TestStorm.
 const stormVariable = "STORM_SCHEDULER"
 
 // stock reports whether the cluster runs kube-scheduler. Then only TestStorm runs.
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 		os.Setenv("SCHEDULER", "stock")
 	}
 	os.Setenv("NODES", "0")
-	// For TestBudgetHoldsUpAGroup. The scheduler's flags may add other gates.
+	// TestBudgetHoldsUpAGroup needs this gate. The scheduler's flags may add other gates.
 	os.Setenv("FEATURE_GATES", "GenericWorkload=true")
 	os.Setenv("APISERVER_FLAGS", "--runtime-config=scheduling.k8s.io/v1beta1=true")
 	os.Exit(framework.Run(m, &cluster))

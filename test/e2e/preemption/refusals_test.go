@@ -46,8 +46,8 @@ func setArgs(args map[string]any) func(map[string]any) {
 	}
 }
 
-// wantRefusal starts haulout-scheduler and checks that it ends with an error that contains all
-// texts.
+// wantRefusal starts haulout-scheduler and checks that it ends with an error that contains all of
+// the texts.
 func wantRefusal(t *testing.T, config string, texts ...string) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "haulout-scheduler"),
@@ -66,7 +66,7 @@ func wantRefusal(t *testing.T, config string, texts ...string) {
 		_ = command.Process.Kill()
 		t.Errorf("haulout-scheduler still ran after %v, and was killed: %v", framework.Timeout, <-ended)
 	}
-	// The log quotes the error.
+	// The log contains the error with escaped quotation marks.
 	said := strings.ReplaceAll(output.String(), `\"`, `"`)
 	for _, text := range texts {
 		if !strings.Contains(said, text) {

@@ -42,10 +42,10 @@ func sizeOf(t *testing.T) stormSize {
 
 var smallStorm = stormSize{nodes: 20, guarded: 200, budgets: 5, wanting: 50, duration: 30 * time.Second}
 
-// belowThreshold are priorities of pods that must not exceed budgets.
+// belowThreshold has priorities of pods that must not exceed budgets.
 var belowThreshold = []int32{100, 200, 300, 400, 500, 600, 700, 800, stormThreshold - 1}
 
-// storm is a pool that is full with guarded pods, and many pending pods.
+// storm is a pool whose nodes are full with guarded pods, and many pending pods.
 type storm struct {
 	world
 	stormSize
@@ -57,12 +57,12 @@ type storm struct {
 	begin      time.Time
 }
 
-// podCPU is the request of each pod of a storm: exactly ten fit on a node.
+// podCPU is the CPU request of each pod of a storm: exactly ten fit on a node.
 const podCPU = "6"
 
-// TestStorm creates pods of mixed priority that preempt guarded pods, while the budgets open and
-// close at random. It prints figures, for a comparison with kube-scheduler (STORM_SCHEDULER=stock),
-// which it does not judge.
+// TestStorm creates pods of mixed priority that preempt guarded pods, while the budgets change at
+// random. It prints figures and judges haulout-scheduler. With STORM_SCHEDULER=stock, it only
+// prints the figures of kube-scheduler, for a comparison.
 func TestStorm(t *testing.T) {
 	s := newStorm(t, sizeOf(t))
 	s.createPending(t, append(slices.Clone(belowThreshold), stormThreshold))
@@ -135,8 +135,8 @@ func (s *storm) createPending(t *testing.T, priorities []int32) {
 	}
 }
 
-// moveBudgets opens and closes budgets at random, and closes all at the end. It calls after behind
-// each change.
+// moveBudgets changes the disruptions that budgets allow at random. At the end, no budget allows a
+// disruption. After each change, it calls the function after.
 func (s *storm) moveBudgets(t *testing.T, random *rand.Rand, after func()) {
 	t.Helper()
 	tick := time.NewTicker(500 * time.Millisecond)
