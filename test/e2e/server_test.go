@@ -43,8 +43,9 @@ func TestNamespaceWithEvacuationsIsDeleted(t *testing.T) {
 	drained(t, nm.Name)
 }
 
-// TestNamespaceIsDeletedWhenTheServerIsBack deletes a namespace while the server is down: a
-// condition of the namespace must name the reason.
+// TestNamespaceIsDeletedWhenTheServerIsBack deletes a namespace while the server does not run. A
+// condition of the namespace must name the reason, and the deletion must end after the server has
+// started.
 func TestNamespaceIsDeletedWhenTheServerIsBack(t *testing.T) {
 	namespaces := cluster.As(t).Kube.CoreV1().Namespaces()
 	namespace := cluster.NewNamespace(t)
@@ -65,13 +66,14 @@ func TestNamespaceIsDeletedWhenTheServerIsBack(t *testing.T) {
 		})
 	})
 	must.Do(t, cluster.Up())
-	// The namespace controller retries after up to a minute, but five seconds after a change.
+	// The namespace controller retries after up to a minute, but after five seconds if the
+	// namespace changes.
 	merge(t, "", "namespace", namespace, `{"metadata":{"annotations":{"e2e.haulout.dev/nudged":"yes"}}}`)
 	framework.UntilGone(t, "the namespace is gone", namespaces, namespace)
 }
 
-// TestThousandsOfNodes drains 1,000 nodes in one maintenance, with E2E_FULL=1 5,000, the size of
-// the largest clusters.
+// TestThousandsOfNodes drains 1,000 nodes in one maintenance. With E2E_FULL=1 it drains 5,000
+// nodes, the size of the largest clusters.
 func TestThousandsOfNodes(t *testing.T) {
 	const largest = 5000
 	count := 1000
@@ -141,8 +143,8 @@ func TestThousandsOfNodes(t *testing.T) {
 }
 
 // TestObjectsOfANewerServer stores objects of a newer server, with stages, policies and fields that
-// this version does not know. As after a downgrade, the server must not crash, the nodes stay
-// cordoned, and users can complete the maintenance.
+// this version does not know, as after a downgrade. The server must not crash, the nodes must stay
+// cordoned, and users must be able to complete the maintenance.
 func TestObjectsOfANewerServer(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
@@ -195,7 +197,7 @@ func TestObjectsOfANewerServer(t *testing.T) {
 	}
 	cluster.MustKubectl(t, "", "get", "evacuation", "--namespace="+namespace, evacuation, "--output=wide")
 
-	// Other maintenances are not affected.
+	// The server must still handle other maintenances.
 	others, _ := cluster.NewPool(t, 1, true)
 	drained(t, cluster.Create(t, framework.Maintenance(others, v1alpha1.NodeMaintenanceStageDrain)).Name)
 

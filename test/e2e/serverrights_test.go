@@ -30,13 +30,13 @@ import (
 
 const (
 	serverNamespace = "haulout-system"
-	// reading is short for get, list and watch: client-go chooses one of them.
+	// reading stands for the verbs get, list and watch, because client-go chooses one of them.
 	reading = "read"
 )
 
 // right is a permission of one of the server's roles: one verb for one resource.
 type right struct {
-	// namespace is the namespace of a Role; "" for the ClusterRole.
+	// namespace is the namespace of a Role, or "" for the ClusterRole.
 	namespace             string
 	group, resource, verb string
 	// binding is the name of the binding that grants the permission, if it comes from a role of
@@ -55,14 +55,15 @@ func (r right) verbs() []string {
 	return []string{r.verb}
 }
 
-// bound are the permissions that the server has through bindings to roles of Kubernetes, if a
-// request through kube-apiserver needs them. Only clients that connect directly need a TokenReview.
+// bound has the permissions that the server has through bindings to roles of Kubernetes, if
+// requests through kube-apiserver need them. A TokenReview is not among them, because only clients
+// that connect directly need it.
 var bound = []right{
 	{group: "authorization.k8s.io", resource: "subjectaccessreviews", verb: "create", binding: "haulout-apiserver:auth-delegator"},
 	{namespace: metav1.NamespaceSystem, resource: "configmaps", verb: reading, binding: "haulout-apiserver:authentication-reader"},
 }
 
-// unused are the permissions that TestRights does not test, with their only use.
+// unused has the permissions that TestRights does not test, each with its only use.
 var unused = map[string]string{
 	"delete pods.":                 "only for an eviction that was interrupted: TestInterruptedEvictionIsFinished",
 	"read persistentvolumeclaims.": "only while a pod waits for a volume: TestDaemonSetPodWaitsUntilVolumesAreReleased",
@@ -73,7 +74,8 @@ var unused = map[string]string{
 	"patch prioritylevelconfigurations/status.flowcontrol.apiserver.k8s.io": "only for a changed level",
 }
 
-// prepare creates the need for permissions that the server needs only once, before it starts.
+// prepare has functions that change the cluster so that the server needs a permission at its start.
+// Otherwise it would need such a permission only once.
 var prepare = map[string]func(t *testing.T){
 	"patch apiservices.apiregistration.k8s.io": func(t *testing.T) {
 		t.Helper()
@@ -95,8 +97,8 @@ var prepare = map[string]func(t *testing.T){
 	},
 }
 
-// TestRights removes each permission of the server, restarts it, and starts a drain that needs the
-// permission. The log of the server, or an object, must name the permission.
+// TestRights removes each permission of the server, restarts the server, and starts a drain that
+// needs the permission. The log of the server, or an object, must name the permission.
 func TestRights(t *testing.T) {
 	known := 0
 	rights := slices.DeleteFunc(append(rightsOf(t), bound...), func(r right) bool {
@@ -125,8 +127,8 @@ func testRight(t *testing.T, r right) {
 	namespace := cluster.NewNamespace(t)
 	populate(t, namespace, pool, nodes[0])
 	if r.String() == "patch pods." {
-		// These pods wait, and so do the DaemonSet pods: the drain would otherwise end without this
-		// permission.
+		// These pods cannot be evicted, so the DaemonSet pods wait for them: the drain would
+		// otherwise end without this permission.
 		cluster.Deployment(t, namespace, "stuck", pool, 2)
 		cluster.Budget(t, namespace, "stuck", 0)
 	}
@@ -203,7 +205,7 @@ func rightsOf(t *testing.T) []right {
 
 func isReading(verb string) bool { return verb == "get" || verb == "list" || verb == "watch" }
 
-// without returns the rules without one permission.
+// without returns the rules without this permission.
 func (r right) without(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	var rest []rbacv1.PolicyRule
 	for _, rule := range rules {
@@ -211,7 +213,8 @@ func (r right) without(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 			rest = append(rest, rule)
 			continue
 		}
-		// One rule for each resource, because the other resources keep the verbs.
+		// Split the rule into one rule for each resource, because the other resources keep their
+		// verbs.
 		for _, group := range rule.APIGroups {
 			for _, resource := range rule.Resources {
 				one := *rule.DeepCopy()
@@ -228,8 +231,8 @@ func (r right) without(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return rest
 }
 
-// removeRight removes a permission from its role, or the binding that grants it, and waits until
-// the server has lost it. `cluster up` restores both.
+// removeRight removes a permission from its role, or removes the binding that grants the
+// permission, and waits until the removal is in effect. `cluster up` restores both.
 func removeRight(t *testing.T, r right) {
 	t.Helper()
 	client := cluster.As(t).Kube
@@ -273,8 +276,8 @@ func serverCommand(t *testing.T) []string {
 	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
 }
 
-// startServer starts the server, restarts it whenever it ends until the end of the test, and
-// returns its log.
+// startServer starts the server and returns the path of its log. Until the end of the test, it
+// restarts the server whenever the server ends.
 func startServer(t *testing.T, command []string) (log string) {
 	t.Helper()
 	log = filepath.Join(t.TempDir(), "log")
@@ -303,7 +306,7 @@ func startServer(t *testing.T, command []string) (log string) {
 	return log
 }
 
-// createDespite tries to create a maintenance. It also changes the Service of the server, because
+// createDespite tries to create a maintenance. It first changes the Service of the server, because
 // kube-apiserver checks an unavailable server again only after such a change.
 func createDespite(ctx context.Context, t *testing.T, nm *v1alpha1.NodeMaintenance) bool {
 	t.Helper()

@@ -26,7 +26,7 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// soakRounds is the number of drains of a soak test.
+// soakRounds and fullSoakRounds are the numbers of drains of a soak test in its two sizes.
 const soakRounds, fullSoakRounds = 6, 200
 
 // grounds are the objects of a soak test. A user has cordoned one node, and has added the drain
@@ -38,9 +38,10 @@ type grounds struct {
 }
 
 // TestNothingDiffersAfterManyDrains repeats drains that it completes or deletes at random moments,
-// with kills of the server. After each drain the cluster must be as before: the replicas,
+// and kills the server at random. After each drain, the cluster must be as before: the replicas,
 // strategies and annotations of Deployments and autoscalers, the annotations of pods, the taints
-// and cordons of nodes. The single pods, with and without a budget, must always be available.
+// and cordons of nodes. The pods without other replicas, with and without a budget, must always be
+// available.
 func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	random, rounds := framework.Random(t), soakRounds
 	if framework.Full(t) {
@@ -84,8 +85,8 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 			}
 			return true, nil
 		})
-		// An autoscaler without metrics never scales down, and one at its limit leaves no room for
-		// the next surge.
+		// Reset the replicas of the app: an autoscaler without metrics never scales down, and at
+		// its limit it would prevent the next surge.
 		cluster.MustKubectl(t, "", "scale", "deployment", "scaled", "-n", g.namespace, "--replicas=2")
 		g.settle(t)
 	}
@@ -93,9 +94,9 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	wasAvailable(t, available, "none", 1)
 }
 
-// choose returns one or two nodes to drain. It spares one of the schedulable nodes, because a surge
-// without room waits for minutes: TestStuckSurge tests that. It chooses the spared node at random,
-// because the pods would otherwise gather on a node that is never drained.
+// choose returns one or two nodes to drain. It excludes one of the schedulable nodes, because a
+// surge without room waits for minutes, which TestStuckSurge tests. It excludes a random node,
+// because otherwise all pods would move to a node that is never drained.
 func (g *grounds) choose(random *rand.Rand) []string {
 	spared := []int{0, 1, 4}[random.IntN(3)]
 	nodes := slices.Delete(slices.Clone(g.nodes), spared, spared+1)
@@ -103,9 +104,9 @@ func (g *grounds) choose(random *rand.Rand) []string {
 	return nodes[:1+random.IntN(2)]
 }
 
-// start creates the workloads: an app that can move, an app with its own deletion cost and a closed
-// budget, an app with a single replica and one without a budget, an app with an autoscaler, and a
-// DaemonSet.
+// start creates the workloads: an app whose pods can move, an app with its own deletion cost and a
+// budget that allows no disruption, two apps with a single replica, with and without a budget, an
+// app with an autoscaler, and a DaemonSet.
 func (g *grounds) start(t *testing.T, pool string) {
 	t.Helper()
 	daemonSet(t, g.namespace, pool, "logs", len(g.nodes))
@@ -135,8 +136,9 @@ func (g *grounds) start(t *testing.T, pool string) {
 	cluster.MustKubectl(t, "", "taint", "node", g.taint, v1alpha1.TaintDrain+":NoSchedule")
 }
 
-// waitUntil waits for a moment of a drain, or for the end of the drain if that comes first. With a
-// pod that can never leave, the end is a first wave with only blocked pods.
+// waitUntil waits for a moment of a drain, or for the end of the drain if it is earlier. If a pod
+// can never be evicted, the drain counts as ended when all pods with an Evacuation have left or are
+// blocked.
 func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 	t.Helper()
 	framework.Eventually(t, moment, func(ctx context.Context) (bool, error) {
@@ -206,7 +208,7 @@ func (g *grounds) settle(t *testing.T) {
 	})
 }
 
-// look returns the state that must not differ, by object.
+// look returns the state that must not change, by object.
 func (g *grounds) look(t *testing.T) map[string]string {
 	t.Helper()
 	kube, seen := cluster.As(t).Kube, map[string]string{}
@@ -215,8 +217,8 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		d := &deployments.Items[i]
 		replicas := fmt.Sprint(*d.Spec.Replicas)
 		if d.Name == "scaled" {
-			// The autoscaler owns this number, and does not scale down without metrics. The test
-			// compares the autoscaler instead.
+			// The autoscaler sets this number, and does not scale down without metrics. The test
+			// compares the limits of the autoscaler instead.
 			replicas = "its autoscaler's"
 		}
 		seen["deployment "+d.Name] = fmt.Sprint(replicas, " replicas, ", d.Spec.Paused, d.Spec.Strategy.String(), d.Annotations)
@@ -233,7 +235,7 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	for i := range pods.Items {
-		// Pods are replaced; all pods of an app are alike.
+		// Pods are replaced, so compare the different annotations of each app's pods, not each pod.
 		if p := &pods.Items[i]; p.DeletionTimestamp == nil {
 			texts := strings.Split(seen["pods of "+p.Labels["app"]], "; ")
 			texts = append(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), fmt.Sprint(p.Annotations))
@@ -243,7 +245,7 @@ func (g *grounds) look(t *testing.T) map[string]string {
 	}
 	for _, name := range g.nodes {
 		node := theNode(t, name)
-		// The taint of the user has the same key as ours.
+		// The taint of the user has the same key as Haulout's drain taint.
 		if name == g.taint {
 			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
 				return taint.Key == v1alpha1.TaintDrain

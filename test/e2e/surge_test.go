@@ -23,8 +23,8 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// single creates a Deployment with one replica and, optionally, a budget, and returns the node of
-// the replica.
+// single creates a Deployment with one replica and, if budget is not nil, a budget. It returns the
+// node of the replica.
 func single(
 	t *testing.T, namespace, name, pool string, budget *policyv1.PodDisruptionBudgetSpec,
 	modify ...func(*appsv1.Deployment),
@@ -72,8 +72,8 @@ func drainNodes(t *testing.T, pool string, nodes ...string) *v1alpha1.NodeMainte
 	)
 }
 
-// asBefore waits until a Deployment has the replicas of its users, and neither the Deployment nor
-// its pods have annotations of Haulout.
+// asBefore waits until a Deployment has the given replicas, and neither the Deployment nor its pods
+// have annotations of Haulout.
 func asBefore(t *testing.T, namespace, name string, replicas int32) {
 	t.Helper()
 	framework.Eventually(t, "Deployment "+name+" is as before", func(ctx context.Context) (bool, error) {
@@ -115,8 +115,8 @@ func annotated(key, value string) func(*appsv1.Deployment) {
 	return func(d *appsv1.Deployment) { metav1.SetMetaDataAnnotation(&d.ObjectMeta, key, value) }
 }
 
-// nothingMissing and allInPercent are budgets that never allow an eviction, whatever the number of
-// pods.
+// nothingMissing and allInPercent return budgets that never allow an eviction, whatever the number
+// of pods.
 func nothingMissing() *policyv1.PodDisruptionBudgetSpec {
 	return &policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(0))}
 }
@@ -157,8 +157,8 @@ func TestOneReplicaIsNeverMissed(t *testing.T) {
 	}
 }
 
-// TestBudgetThatNeverAllowsAnEvictionIsANo drains pods whose budgets never allow an eviction:
-// without an annotation of the owner, Haulout does not scale up, and the budget blocks the
+// TestBudgetThatNeverAllowsAnEvictionIsANo drains pods whose budgets never allow an eviction.
+// Without an annotation by the owner, Haulout must not scale up, and the budget must block the
 // Evacuation.
 func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
 	t.Parallel()
@@ -187,8 +187,8 @@ func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
 	}
 }
 
-// autoscale creates an autoscaler of a Deployment, and waits until it can scale and has found no
-// metrics.
+// autoscale creates an autoscaler of a Deployment, and waits until it is able to scale and has
+// reported that it has no metrics.
 func autoscale(t *testing.T, namespace, name string, low, high int32) {
 	t.Helper()
 	autoscalers := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(namespace)
@@ -223,8 +223,9 @@ func autoscale(t *testing.T, namespace, name string, low, high int32) {
 	})
 }
 
-// The autoscaler of the development cluster has no metrics, so it would not scale down again:
-// Haulout must not use it. The pod leaves after the autoscaler is deleted.
+// TestAutoscalerWithoutMetricsIsNotUsed drains the pod of an autoscaler without metrics, which
+// would not scale down again after a surge: Haulout must not scale it up. The pod is evicted after
+// the autoscaler is deleted.
 func TestAutoscalerWithoutMetricsIsNotUsed(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 2, true)
@@ -246,7 +247,8 @@ func TestAutoscalerWithoutMetricsIsNotUsed(t *testing.T) {
 	wasAvailable(t, available, "web", 1)
 }
 
-// All pods start on five nodes, which are drained together; the spare nodes are created later.
+// TestManySingleReplicasOnSeveralNodes starts all pods on five nodes and drains these together. It
+// creates the spare nodes later.
 func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
 	t.Parallel()
 	apps := 10
@@ -271,16 +273,16 @@ func TestManySingleReplicasOnSeveralNodes(t *testing.T) {
 	}
 }
 
-// surgeReported reports whether the evacuator of Deployments is active and has reported, and has
-// not completed.
+// surgeReported reports whether the evacuator of Deployments is active and has reported progress,
+// but has not completed.
 func surgeReported(e *v1alpha1.Evacuation) bool {
 	s := &e.Status
 	return s.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment && s.ActiveEvacuatorSince != nil &&
 		s.EvacuationProgressTimestamp != nil && !s.ActiveEvacuatorCompleted
 }
 
-// TestStuckSurge drains pods whose replacements cannot start: this must block their Evacuations,
-// and after the cancellation nothing may be left of the surge.
+// TestStuckSurge drains pods whose replacements cannot start. Their Evacuations must be blocked,
+// and after the drain is cancelled, nothing may be left of the surge.
 func TestStuckSurge(t *testing.T) {
 	t.Parallel()
 	// stays cancels the drain, and checks that the pod was not evicted and the Deployment is as
@@ -294,7 +296,7 @@ func TestStuckSurge(t *testing.T) {
 			t.Errorf("the drained pod is %v (%v)", pod, err)
 		}
 	}
-	// With a short timeout of the owner, the server reports a stuck surge soon.
+	// With this short timeout, the server reports a stuck surge soon.
 	soon := annotated(v1alpha1.AnnotationSurgeTimeout, "5s")
 	t.Run("without room", func(t *testing.T) {
 		t.Parallel()
@@ -333,8 +335,8 @@ func TestStuckSurge(t *testing.T) {
 	})
 }
 
-// Haulout must give up against a GitOps tool that resets the number of replicas, and the app must
-// always have the replicas of its manifest.
+// TestSurgeAgainstGitOps resets the number of replicas as a GitOps tool does. Haulout must stop the
+// surge, and the app must always have the replicas of its manifest.
 func TestSurgeAgainstGitOps(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -358,14 +360,14 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 	eventsReach(t, namespace, "web", map[string]int{
 		"SurgeStarted": resets, "SurgeDissolved": resets, "SurgeDeclined": 1,
 	})
-	// Before the cancellation, the pod has the lowest deletion cost, because it has to leave.
+	// Before the drain is cancelled, the pod has the lowest deletion cost. It must be restored.
 	must.Do(t, cluster.As(t).Maintenances().Delete(t.Context(), nm.Name, metav1.DeleteOptions{}))
 	asBefore(t, namespace, "web", 1)
 	wasAvailable(t, available, "web", 1)
 }
 
-// TestFailedPodOfAnEarlierRollout has a pod that its kubelet has evicted. After the next rollout it
-// belongs to an older ReplicaSet.
+// TestFailedPodOfAnEarlierRollout drains a Deployment with a failed pod that a kubelet has evicted.
+// Since the next rollout, the failed pod belongs to an older ReplicaSet.
 func TestFailedPodOfAnEarlierRollout(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 2, true)
@@ -390,8 +392,8 @@ func TestFailedPodOfAnEarlierRollout(t *testing.T) {
 	wasAvailable(t, available, "web", 1)
 }
 
-// TestDeploymentThatToleratesTheCordon drains the only node of a Deployment whose pods tolerate the
-// cordon and return to the node.
+// TestDeploymentThatToleratesTheCordon drains the only node of a Deployment. The pods tolerate the
+// cordon and are recreated on the node.
 func TestDeploymentThatToleratesTheCordon(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fuzz passes generated input to the code that reads input of users and clusters: objects,
-// annotations of pods and nodes, and clusters for the planner. `make fuzz` searches for failures;
+// annotations of pods and nodes, and clusters for the planner. `make fuzz` searches for failures.
 // `go test` runs the corpus in testdata and the examples of artifacts.
 package fuzz
 
@@ -34,8 +34,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// FuzzObjects decodes, defaults, converts and validates an object in any encoding. The controllers
-// must be able to use a valid object, and etcd must store it without loss.
+// FuzzObjects decodes, defaults, converts and validates an object in any encoding. The functions of
+// the controllers must accept a valid object, and a round trip through etcd must not change it.
 func FuzzObjects(f *testing.F) {
 	examples, err := filepath.Glob("../../artifacts/examples/*.yaml")
 	if err != nil || len(examples) == 0 {
@@ -60,7 +60,8 @@ func FuzzObjects(f *testing.F) {
 		}
 		switch o := obj.(type) {
 		case *maintenance.NodeMaintenance:
-			// The status is from our own etcd, and may have another version.
+			// The status is read from the server's own etcd, but another version may have written
+			// it.
 			_ = validation.ValidateNodeMaintenanceStatusUpdate(o, o)
 			if len(validation.ValidateNodeMaintenance(o)) > 0 {
 				return
@@ -89,7 +90,7 @@ func convert(t *testing.T, scheme *runtime.Scheme, from, to runtime.Object) {
 	}
 }
 
-// useMaintenance calls the first functions that the controllers call for a valid object.
+// useMaintenance calls the functions that the controllers call first for a valid object.
 func useMaintenance(t *testing.T, nm *v1alpha1.NodeMaintenance) {
 	t.Helper()
 	selector, err := nodeselector.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
@@ -198,7 +199,7 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-// reader derives values from bytes. After the last byte all values are zero.
+// reader derives values from bytes. After the last byte, all values are zero.
 type reader struct{ left []byte }
 
 func (r *reader) below(n int) int {

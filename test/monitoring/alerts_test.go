@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// length is the length of each series: longer than the longest alert waits.
+	// length is the length of each series. It is greater than the longest duration of an alert.
 	length = 25 * time.Hour
 	step   = time.Minute
 )
 
-// alertTest has series in the notation of promtool, one sample a minute: 0x4 is a zero in the
-// minutes 0 to 4.
+// alertTest has series in the notation of promtool, with one sample a minute. For example, 0x4 has
+// the value 0 in the minutes 0 to 4.
 type alertTest struct {
 	bad string
 	// late is the latest minute at which the expression becomes true.
@@ -41,7 +41,7 @@ var alertTests = map[string]alertTest{
 		good: `haulout_evacuation_blocked{reason="PodDisruptionBudget"} 0x1500`,
 	},
 	"HauloutMaintenanceTooLong": {
-		// The time of the test begins at second 0.
+		// The time of the test begins at Unix time 0.
 		bad:  `haulout_nodemaintenance_oldest_stage_start_timestamp_seconds{stage="Drain"} 1x1500`,
 		late: 24*time.Hour + time.Minute,
 		good: "haulout_nodemaintenance_oldest_stage_start_timestamp_seconds{stage=\"Drain\"} 0x1500\n" +
@@ -63,7 +63,7 @@ var alertTests = map[string]alertTest{
 			"up{job=\"haulout-apiserver\",instance=\"b\"} 0x1500",
 	},
 	"HauloutSyncErrors": {
-		// One error a minute is an object that always fails.
+		// An object that always fails causes one error a minute.
 		bad: "haulout_nodemaintenance_sync_errors_total 0+1x1500\n" +
 			"haulout_nodemaintenance_node_errors_total 0x1500\n" +
 			"haulout_evacuation_sync_errors_total 0x1500\nhaulout_surge_sync_errors_total 0x1500",
@@ -83,7 +83,7 @@ var alertTests = map[string]alertTest{
 		good: "haulout_embedded_etcd_database_bytes 80x1500\nhaulout_embedded_etcd_quota_bytes 100x1500",
 	},
 	"HauloutDiskNearlyFull": {
-		// Two servers: the disk of one is full.
+		// There are two servers. The disk of one is full.
 		bad: "haulout_embedded_etcd_disk_free_bytes{instance=\"a\"} 0x1500\n" +
 			"haulout_embedded_etcd_quota_bytes{instance=\"a\"} 100x1500\n" +
 			"haulout_embedded_etcd_disk_free_bytes{instance=\"b\"} 900x1500\n" +
@@ -110,7 +110,7 @@ var alertTests = map[string]alertTest{
 		bad: "haulout_node_agent_graceful_shutdown_start_time_seconds{instance=\"a\"} 60x1500\n" +
 			"haulout_node_agent_graceful_shutdown_end_time_seconds{instance=\"a\"} 0x1500\n" +
 			"haulout_node_agent_shutdown_phase{instance=\"a\",phase=\"Armed\"} 1x1500",
-		// One shutdown has ended, one is pending, one node was never shut down.
+		// One shutdown has ended, one is in progress, and one node was never shut down.
 		good: "haulout_node_agent_graceful_shutdown_start_time_seconds{instance=\"a\"} 60x1500\n" +
 			"haulout_node_agent_graceful_shutdown_end_time_seconds{instance=\"a\"} 90x1500\n" +
 			"haulout_node_agent_shutdown_phase{instance=\"a\",phase=\"Armed\"} 1x1500\n" +
@@ -124,13 +124,13 @@ var alertTests = map[string]alertTest{
 	"HauloutPreemptionHeldBack": {
 		bad: "haulout_preemption_waiting_pods{instance=\"leader\"} 2x1500\n" +
 			"haulout_preemption_waiting_pods{instance=\"other\"} 0x1500",
-		// Pods wait repeatedly, but for less than half an hour.
+		// Pods wait repeatedly, but each time for less than half an hour.
 		good: "haulout_preemption_waiting_pods{instance=\"leader\"} " + strings.Repeat("2x28 0x1 ", 48),
 	},
 }
 
 // firing evaluates a rule on series every minute, as Prometheus does. It returns the time at which
-// the alert fired first, and its annotations at that time.
+// the alert first fired, and its annotations at that time.
 func firing(t *testing.T, rule rulefmt.Rule, series string) (first time.Duration, said map[string]string, fired bool) {
 	t.Helper()
 	expression, err := parser.NewParser(parser.Options{}).ParseExpr(rule.Expr)
@@ -159,8 +159,8 @@ func firing(t *testing.T, rule rulefmt.Rule, series string) (first time.Duration
 	return 0, nil, false
 }
 
-// TestAlertsFire evaluates each alert with the engine of Prometheus: it must fire on a bad series
-// after the duration of the rule, and never on a good series.
+// TestAlertsFire evaluates each alert with the engine of Prometheus: the alert must fire on a bad
+// series after the duration of the rule, and never on a good series.
 func TestAlertsFire(t *testing.T) {
 	for _, rule := range rules(t) {
 		t.Run(rule.Alert, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestAlertsFire(t *testing.T) {
 				t.Errorf("on the bad series: fired %v, after %v; want from %v to %v", fired, at, soonest, latest)
 			}
 			for annotation, text := range said {
-				// Prometheus adds the error of a template to the text.
+				// Prometheus puts the error of a template into the text.
 				if text == "" || strings.Contains(text, "error expanding template") || strings.Contains(text, "<no value>") {
 					t.Errorf("annotation %s: got %q", annotation, text)
 				}

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package monitoring checks the alert rules and the dashboard of artifacts/monitoring with the
-// libraries of Prometheus. It is a separate module because these have more than a hundred
+// libraries of Prometheus. It is a separate module because these libraries have more than a hundred
 // dependencies.
 package monitoring
 
@@ -158,7 +158,7 @@ func TestMetricsAreListed(t *testing.T) {
 		}
 	}
 	slices.Sort(used)
-	// Prometheus itself generates up.
+	// Prometheus itself generates the metric up.
 	used = slices.DeleteFunc(slices.Compact(used), func(name string) bool { return name == "up" })
 	want := strings.Join(used, "\n") + "\n"
 	if listed := string(read(t, "metrics.txt")); listed != want {

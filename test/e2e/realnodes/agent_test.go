@@ -32,11 +32,12 @@ import (
 const (
 	agentProgram = "haulout-node-agent"
 	staticFolder = "/var/lib/kubelet/static-pods"
-	// maxDelay is the maxShutdownDelay of the tests.
+	// maxDelay is the maxShutdownDelay of the agent in most tests.
 	maxDelay = 90 * time.Second
 )
 
-// agentConfig is the configuration of the agent: three buckets, with agentTable.
+// agentConfig is the configuration of the agent. Its last part is agentTable, with three
+// priorities.
 const agentConfig = `apiVersion: nodeagent.haulout.dev/v1alpha1
 kind: NodeAgentConfiguration
 kubeconfig: %s
@@ -110,8 +111,8 @@ func startAgentWith(t *testing.T, m *machine, delay time.Duration, engine string
 		if err != nil {
 			return false, err
 		}
-		// The condition may be from the previous boot. Until the agent has published the static
-		// pods that it keeps in this boot, a drain keeps all of them.
+		// The condition may be from the previous boot. Also wait for the static pods that the agent
+		// keeps in this boot: until the agent has published them, a drain keeps all static pods.
 		node, err := m.c.As(t).Kube.CoreV1().Nodes().Get(ctx, m.node, metav1.GetOptions{})
 		return err == nil && ready.Status == corev1.ConditionTrue && len(locks) > 0 &&
 			strings.Contains(node.Annotations[v1alpha1.AnnotationKeptStaticPods], strings.TrimSpace(string(bootID))), err
@@ -133,7 +134,8 @@ func nodeCondition(ctx context.Context, t *testing.T, m *machine, kind corev1.No
 }
 
 // testShutdown reboots the machine. The pods must leave by priority and after their replacements
-// are ready, and only then the machine may shut down. After the boot the node is schedulable again.
+// are ready, and the machine must shut down only after that. After the boot, the node is
+// schedulable again.
 func testShutdown(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
@@ -167,7 +169,8 @@ func testShutdown(t *testing.T, m *machine) {
 	removeStatic(t, m, namespace)
 }
 
-// shutdownMaintenance waits for the maintenance of the shutdown and returns its name.
+// shutdownMaintenance waits for the maintenance that the agent creates for the shutdown, and
+// returns its name.
 func shutdownMaintenance(t *testing.T, m *machine) string {
 	t.Helper()
 	bootID, err := os.ReadFile(m.path("/run/boot_id"))
@@ -189,7 +192,8 @@ func getMaintenance(t *testing.T, m *machine, name string) *v1alpha1.NodeMainten
 	return nm
 }
 
-// deployByPriority creates a Deployment for each bucket, with one pod on the node and a surge.
+// deployByPriority creates a Deployment for each priority of the table, with one pod on the node
+// and surge.
 func deployByPriority(t *testing.T, m *machine, namespace string) {
 	t.Helper()
 	for name, class := range map[string]string{
@@ -203,7 +207,7 @@ func deployByPriority(t *testing.T, m *machine, namespace string) {
 	}
 }
 
-// priorityWorkload prefers the node that the test shuts down.
+// priorityWorkload has a Deployment whose pods prefer the node that the test shuts down.
 const priorityWorkload = `apiVersion: apps/v1
 kind: Deployment
 metadata: {name: %s}
@@ -230,14 +234,13 @@ spec:
 type podWatch struct {
 	mu   sync.Mutex
 	pods map[string]*corev1.Pod
-	// left has the apps in the order in which their pods left the node: the pods ended or were
-	// deleted.
+	// left has the apps in the order in which their pods ended or were deleted on the node.
 	left []string
 }
 
-// watchPods watches the pods of a namespace. It checks that each pod of a Deployment leaves only
-// while another one is ready. The returned function waits until the watch is up to date, ends it,
-// and returns the apps in the order in which their pods left the node.
+// watchPods watches the pods of a namespace. It checks that each pod of a Deployment leaves the
+// node only while another pod of it is ready. The returned function waits until the watch is up to
+// date, ends it, and returns the apps in the order in which their pods left the node.
 func watchPods(t *testing.T, m *machine, namespace string) func() []string {
 	t.Helper()
 	api := m.c.As(t).Kube.CoreV1().Pods(namespace)
@@ -330,7 +333,7 @@ func staticFile(m *machine) string { return m.path(filepath.Join(staticFolder, "
 
 func writeStatic(t *testing.T, m *machine, namespace string) {
 	t.Helper()
-	// A rename into the folder, so that the kubelet reads only a complete file.
+	// Rename the complete file into the folder, so that the kubelet never reads a part of it.
 	temporary := m.path(filepath.Join(filepath.Dir(staticFolder), "helper.tmp"))
 	must.Do(t, os.WriteFile(temporary, fmt.Appendf(nil, staticPod, namespace), 0o600))
 	must.Do(t, os.Rename(temporary, staticFile(m)))
@@ -350,7 +353,8 @@ func staticPodsGone(t *testing.T, m *machine, namespace string) {
 }
 
 // testStaticPods drains the node. The static pod must stay stopped after restarts of the kubelet
-// and the agent, and after a tool restores its manifest. At the end it returns with the same UID.
+// and the agent, and after a tool restores its manifest. At the end of the drain, it must return
+// with the same UID.
 func testStaticPods(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
@@ -385,9 +389,8 @@ func killAgent(t *testing.T, m *machine) {
 	signal(t, match{program: agentProgram, argument: "run"}, syscall.SIGKILL)
 }
 
-// testOffline freezes kube-apiserver during the shutdown. The pods must end on the node by
-// priority, the machine must shut down within its delay, and all pods must run again after the
-// boot.
+// testOffline freezes kube-apiserver during the shutdown. The agent must end the pods by priority,
+// the machine must shut down within its delay, and all pods must run again after the boot.
 func testOffline(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
@@ -410,8 +413,8 @@ func testOffline(t *testing.T, m *machine) {
 	untilAllServe(t, m, namespace)
 }
 
-// testAPIReturns freezes kube-apiserver until the pods of the lowest priority have ended. The drain
-// must continue from there, and the agent must report the ended pod.
+// testAPIReturns freezes kube-apiserver until the pods of the lowest priority have ended. Then the
+// drain must continue with the other pods, and the agent must report the ended pod.
 func testAPIReturns(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
@@ -471,14 +474,14 @@ func podOn(t *testing.T, m *machine, namespace, app string) *corev1.Pod {
 	return &list.Items[0]
 }
 
-// stop is the exit of the container of an app.
+// stop is the end of the container of an app.
 type stop struct {
 	app string
 	at  time.Time
 }
 
-// logsOf returns a function that reads the exit times of containers from their log files on the
-// node, which outlive the containers.
+// logsOf returns a function that reads the times at which containers ended from their log files on
+// the node. These files stay after the containers are removed.
 func logsOf(t *testing.T, m *machine, namespace string, apps ...string) func() []stop {
 	t.Helper()
 	folders := map[string]string{}

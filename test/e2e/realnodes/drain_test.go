@@ -31,11 +31,11 @@ import (
 //go:embed workloads.yaml
 var workloads string
 
-// drained is the node to drain, with the volume of the StatefulSet; its pods move to the node
+// drained is the node to drain, with the volume of the StatefulSet. Its pods move to the node
 // other.
 const drained, other = "real-2", "real-1"
 
-// TestNodes runs several tests on one cluster, and stops it at the end.
+// TestNodes runs several tests on one cluster.
 func TestNodes(t *testing.T) {
 	c := start(t)
 	if status, err := c.Status(); err != nil || strings.Count(status, "ready") != 9 || !strings.Contains(status, "198.18.0.12") {
@@ -82,7 +82,8 @@ func testDrain(t *testing.T, c *framework.Cluster) {
 	startedBefore(t, client, namespace, "db-0")
 }
 
-// startedBefore checks that a pod has the data of the drained pod with the same name.
+// startedBefore checks that a pod has the data that the pod with the same name has written on the
+// drained node.
 func startedBefore(t *testing.T, client framework.Clients, namespace, pod string) {
 	t.Helper()
 	log, err := client.Kube.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{}).DoRaw(t.Context())
@@ -103,8 +104,8 @@ func beginDrain(t *testing.T, c *framework.Cluster) string {
 	}).Name
 }
 
-// untilDrained waits for the end of a drain. No pods may be left then, not even completed ones, so
-// Drained and `kubectl get pods` agree.
+// untilDrained waits for the end of a drain. Then no pods may be left, not even completed ones, so
+// that Drained and `kubectl get pods` agree.
 func untilDrained(t *testing.T, c *framework.Cluster, nm, namespace string) {
 	t.Helper()
 	framework.Eventually(t, "the node is drained", func(ctx context.Context) (bool, error) {
@@ -116,7 +117,8 @@ func untilDrained(t *testing.T, c *framework.Cluster, nm, namespace string) {
 	}
 }
 
-// testKubeletKilled kills the kubelet while a pod is terminating. The node restarts the kubelet.
+// testKubeletKilled kills the kubelet while a pod is terminating. The node then restarts the
+// kubelet.
 func testKubeletKilled(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	namespace := c.NewNamespace(t)
@@ -185,12 +187,12 @@ func deploy(t *testing.T, c *framework.Cluster, namespace string) {
 // sharedClass is the class of volumes that all nodes can use.
 const sharedClass = "shared"
 
-// sharedVolume creates the volume of the StatefulSet that can move: a folder of the machine, which
-// is visible on all nodes.
+// sharedVolume creates the volume of the StatefulSet whose pod can move. The volume is a folder of
+// the machine, which is visible on all nodes.
 func sharedVolume(t *testing.T, c *framework.Cluster, namespace string) {
 	t.Helper()
 	folder := t.TempDir()
-	// The pods run as another user.
+	// The pods run as another user, who must be able to write to the folder.
 	for path := folder; path != filepath.Dir(os.TempDir()) && path != os.TempDir(); path = filepath.Dir(path) {
 		must.Do(t, os.Chmod(path, 0o777))
 	}
@@ -262,7 +264,7 @@ func isReady(pod *corev1.Pod) bool {
 	})
 }
 
-// follow returns the whole log of a pod after the end of its container.
+// follow returns a channel that receives the whole log of a pod after the end of its container.
 func follow(t *testing.T, c *framework.Cluster, namespace, pod string) <-chan string {
 	t.Helper()
 	request := c.As(t).Kube.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true})
@@ -286,9 +288,9 @@ func follow(t *testing.T, c *framework.Cluster, namespace, pod string) <-chan st
 type departures struct {
 	mu   sync.Mutex
 	pods map[string]*corev1.Pod
-	// wrong has the violations.
+	// wrong has descriptions of the violations.
 	wrong []string
-	// left are the apps of the pods that were deleted from the drained node, in order.
+	// left has the apps of the pods that were deleted from the drained node, in order.
 	left []string
 }
 

@@ -44,12 +44,13 @@ metadata: {name: bare}
 spec: {minAvailable: 3, selector: {matchLabels: {group: bare}}}
 `
 
-// testBlocked reboots the machine while a budget allows no eviction. The pods must run until only
-// the sum of their grace periods is left, and then end by priority.
+// testBlocked reboots the machine while a budget allows no eviction. The pods must run until the
+// remaining delay is only as long as the sum of their grace periods, and then end by priority.
 func testBlocked(t *testing.T, m *machine) {
 	t.Helper()
 	const delay = 40 * time.Second
-	// The latest time at which the agent has to begin to end pods; it reserves 5 seconds.
+	// local is the latest time at which the agent has to begin to end pods. The agent reserves 5
+	// seconds.
 	const local = delay - tableTime - 5*time.Second
 	killAgent(t, m)
 	startAgentWith(t, m, delay, "CRI")
@@ -84,7 +85,7 @@ func testBlocked(t *testing.T, m *machine) {
 	is.True(t, took <= delay-time.Second, "the machine shut down after %s, at its deadline", took)
 	m.powerCycle()
 	startAgent(t, m)
-	// After the boot, the kubelet restarts the pod of the last bucket.
+	// The kubelet restarts the pod of the highest priority after the boot.
 	framework.Eventually(t, "each pod is reported or runs again after the boot", func(ctx context.Context) (bool, error) {
 		list, err := m.c.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -102,8 +103,8 @@ func testBlocked(t *testing.T, m *machine) {
 	})
 }
 
-// endedByShutdown reports whether the status of a pod has the reason that a shutdown of its node
-// ended it. The kubelet of the next boot clears status.reason.
+// endedByShutdown reports whether the status of a pod names a shutdown of its node as the reason
+// for its end. The kubelet clears status.reason after the next boot.
 func endedByShutdown(pod *corev1.Pod) bool {
 	return (pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded) &&
 		slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
@@ -111,13 +112,13 @@ func endedByShutdown(pod *corev1.Pod) bool {
 		})
 }
 
-// installRoot is the root of the node for the installer: the real root belongs to the machine on
-// which the tests run.
+// installRoot is the folder that the installer uses as the root of the node: the real root belongs
+// to the machine on which the tests run.
 const installRoot = "/var/lib/machine"
 
-// testInstaller runs the DaemonSet that installs the agent. A node of the test has no service
-// manager: the installer must copy the program, the configuration and the unit, and then report the
-// failed call of systemd. The installed files are deleted together with the cluster.
+// testInstaller runs the DaemonSet that installs the agent. Nodes of the tests have no service
+// manager: the installer must copy the program, the configuration and the unit, and then report
+// that a call of systemd failed. The installed files are deleted together with the cluster.
 func testInstaller(t *testing.T, m *machine) {
 	t.Helper()
 	enter := func(program string, args ...string) {

@@ -19,14 +19,14 @@ import (
 	"haulout.dev/haulout/test/internal/authority"
 )
 
-// members is the size of the etcd cluster.
+// members is the number of members of the etcd cluster.
 const members = 3
 
 // etcdCluster is an etcd cluster of three pods that accepts only clients with a certificate.
 type etcdCluster struct {
 	// servers are the URLs of the members.
 	servers []string
-	// ca, cert and key belong to a client, in PEM.
+	// ca, cert and key are the CA certificate, the certificate and the key of a client, in PEM.
 	ca, cert, key []byte
 }
 
@@ -109,8 +109,7 @@ func etcdPod(name, url, cluster string) *corev1.Pod {
 					"--cert-file=" + certificates + "tls.crt", "--key-file=" + certificates + "tls.key",
 					"--peer-client-cert-auth", "--peer-trusted-ca-file=" + certificates + "ca.crt",
 					"--peer-cert-file=" + certificates + "tls.crt", "--peer-key-file=" + certificates + "tls.key",
-					// A peer connects from the address of its pod, which its certificate does not
-					// contain.
+					// A peer connects from the address of its pod, which is not in its certificate.
 					"--peer-skip-client-san-verification",
 					fmt.Sprintf("--listen-metrics-urls=http://0.0.0.0:%d", metricsPort),
 				},

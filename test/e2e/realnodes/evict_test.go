@@ -29,15 +29,15 @@ metadata: {name: %s}
 spec: {minAvailable: 1, selector: {matchLabels: {app: %s}}}
 `
 
-// testWithoutHaulout reboots the machine while haulout-apiserver does not answer: the agent must
+// testWithoutHaulout reboots the machine while haulout-apiserver does not respond. The agent must
 // evict the pods in the order of the table and within their budgets. Meanwhile its connection to
-// kube-apiserver breaks without a reset. The agent must not end pods on the node for this reason.
+// kube-apiserver breaks without a reset, and the agent must not end pods locally because of that.
 func testWithoutHaulout(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
 	deployByPriority(t, m, namespace)
-	// Both pods of an app start on the node: the second one has to wait for a replacement of the
-	// first.
+	// Both pods of an app start on the node: the second one can only be evicted after the first one
+	// is replaced.
 	m.c.MustKubectl(t, "", "cordon", "real-1")
 	apps := []string{"low", "high", "critical"}
 	for _, app := range apps {
@@ -76,7 +76,7 @@ func testWithoutHaulout(t *testing.T, m *machine) {
 	untilAllServe(t, m, namespace)
 }
 
-// saidSince returns a function that returns the log of a program of the node since this call.
+// saidSince returns a function that returns what a program of the node has logged since this call.
 func (m *machine) saidSince(name string) func() string {
 	m.t.Helper()
 	read := func() string {

@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// controlPlanes is the number of control planes that kubeadm creates. One more node runs the
-	// server, and another one has the manifests of other installers.
+	// controlPlanes is the number of control planes that kubeadm creates. Another node runs the
+	// server, and one more node has the manifests of other installers.
 	controlPlanes = 3
 	serverNode    = "real-4"
 	otherNode     = "real-5"
@@ -38,15 +38,15 @@ const (
 	// certificateKey encrypts the certificates that control planes share.
 	certificateKey = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	bootstrapToken = "abcdef.0123456789abcdef"
-	// bootLimit is how long a control plane may take to serve after a reboot.
+	// bootLimit is the maximum time until a control plane serves after a reboot.
 	bootLimit = 3 * time.Minute
 )
 
 // kubeadmPrograms are the static pods of kubeadm on a control plane.
 var kubeadmPrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
-// kubeadmSettings configure the kubelets on nodes of a development cluster, which share the cgroups
-// of the machine.
+// kubeadmSettings has settings for kubelets on nodes of a development cluster, which share the
+// cgroups of the machine.
 const kubeadmSettings = `---
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -87,7 +87,7 @@ nodeRegistration: %[1]s
 const kubeadmJoinControlPlane = `controlPlane: {localAPIEndpoint: {advertiseAddress: %s, bindPort: 6443}, certificateKey: ` + certificateKey + `}
 `
 
-// kubeadmProxy balances connections to the API servers.
+// kubeadmProxy has the settings of haproxy, which balances connections to the API servers.
 const kubeadmProxy = `defaults
   mode tcp
   timeout connect 2s
@@ -176,8 +176,8 @@ func startKubeadm(t *testing.T, c *framework.Cluster) *kubeadmCluster {
 
 func addressOf(index int) string { return fmt.Sprintf("198.18.0.%d", 10+index) }
 
-// takeOver stops the kubelet and the kube-proxy of the development cluster on a node. They do not
-// start again, even after a power failure.
+// takeOver stops the kubelet and the kube-proxy of the development cluster on a node, and disables
+// them permanently.
 func (k *kubeadmCluster) takeOver(node string) {
 	k.t.Helper()
 	m := k.nodes[node]
@@ -205,8 +205,8 @@ func (k *kubeadmCluster) takeOver(node string) {
 	}
 }
 
-// boot does the steps of a machine at its boot: it mounts a persistent /etc, and starts D-Bus,
-// logind, and the kubelet as soon as kubeadm has configured it.
+// boot does what a machine does at its boot: it mounts a persistent /etc, and starts D-Bus, logind,
+// and the kubelet as soon as kubeadm has configured it.
 func (k *kubeadmCluster) boot(node string) {
 	k.t.Helper()
 	m := k.nodes[node]
@@ -283,12 +283,13 @@ func (k *kubeadmCluster) kubeadm(node, config string, args ...string) {
 	k.t.Helper()
 	file := filepath.Join(k.c.Dir(), node+"-kubeadm.yaml")
 	must.Do(k.t, os.WriteFile(file, []byte(config), 0o600))
-	// kubeadm must not find systemctl, which would call systemd on the machine of the test.
+	// Without a PATH, kubeadm does not find systemctl, which would call systemd on the machine of
+	// the test.
 	args = append([]string{"PATH=/", filepath.Join(k.c.Root(), "bin", "kubeadm")}, args...)
 	k.in(node, "", "env", append(args, "--config="+file, "--ignore-preflight-errors=all")...)
 }
 
-// startProxy starts kube-proxy with the settings of the development cluster, changed for this
+// startProxy starts kube-proxy with the settings of the development cluster, adapted to this
 // cluster.
 func (k *kubeadmCluster) startProxy(node string) {
 	k.t.Helper()
@@ -309,8 +310,8 @@ func (k *kubeadmCluster) startProxy(node string) {
 	k.nodes[node].start("kube-proxy", nil, filepath.Join(k.c.Root(), "bin", "kube-proxy"), "--config="+file)
 }
 
-// kubectl runs kubectl as the administrator of the cluster, on the node of the server, which the
-// tests do not reboot.
+// kubectl runs kubectl as the administrator of the cluster, on the node of the server, because the
+// tests do not reboot this node.
 func (k *kubeadmCluster) kubectl(stdin string, args ...string) string {
 	k.t.Helper()
 	return k.in(serverNode, stdin, filepath.Join(k.c.Root(), "bin", "kubectl"), args...)
@@ -357,7 +358,7 @@ func (k *kubeadmCluster) startAgent(node string) {
 	k.kubectl("", "wait", "node/"+node, "--for=condition="+string(v1alpha1.NodeConditionAgentReady), "--timeout=2m")
 }
 
-// containers returns the containers of the static pods of the control planes, by pod.
+// containers returns the container of each static pod of the control planes, by pod.
 func (k *kubeadmCluster) containers() map[string]string {
 	k.t.Helper()
 	var list corev1.PodList
@@ -412,7 +413,8 @@ func (k *kubeadmCluster) testDrainAllControlPlanes(t *testing.T) {
 	k.plugin("complete", "all", "--wait", "--timeout=2m")
 }
 
-// testReboot reboots a control plane, whose kubelet connects to its own API server.
+// testReboot reboots a control plane. The kubelet there connects to the API server on the same
+// node.
 func (k *kubeadmCluster) testReboot(t *testing.T) {
 	k.t = t
 	const node = "real-3"
@@ -447,8 +449,8 @@ func (k *kubeadmCluster) testReboot(t *testing.T) {
 	k.containers()
 }
 
-// installerManifests are static pods with the labels and the commands of other installers, and a
-// plain one that a drain may park.
+// installerManifests has static pods with the labels and the commands of other installers, and one
+// that a drain may stop.
 var installerManifests = map[string]string{
 	"openshift-etcd": `metadata: {name: openshift-etcd, namespace: kube-system, labels: {app: etcd}}`,
 	"openshift-kube-apiserver": `metadata: {name: openshift-kube-apiserver, namespace: kube-system,
@@ -464,7 +466,7 @@ spec:
   containers: [{name: app, image: "localhost/app:dev", imagePullPolicy: Never, args: [serve, "1"]}]
 `
 
-// testOtherInstallers checks that a drain keeps the control planes of other installers, and parks
+// testOtherInstallers checks that a drain keeps the control planes of other installers, and stops
 // other static pods of a worker.
 func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 	k.t = t

@@ -14,7 +14,8 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// testDown kills the processes of a cluster in the worst order, and stops the cluster.
+// testDown kills processes of a cluster before the processes that depend on them, and stops the
+// cluster. Nothing of the cluster may be left.
 func testDown(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	is.True(t, cgroups(t, c.Dir()) != 0, "found no cgroups of the real nodes: the test could not detect remaining ones")
@@ -36,14 +37,14 @@ func testDown(t *testing.T, c *framework.Cluster) {
 	}
 }
 
-// processesOf returns the command lines that contain a text. The folder of a cluster or a node
-// finds its processes.
+// processesOf returns the command lines that contain a text. The path of the folder of a cluster or
+// a node is part of the command lines of its processes.
 func processesOf(t *testing.T, text string) []string {
 	t.Helper()
 	files := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	var found []string
 	for _, file := range files {
-		// If a process has ended meanwhile, its command line is empty.
+		// If a process has ended in the meantime, its command line is empty.
 		content, _ := os.ReadFile(file)
 		if line := strings.ReplaceAll(string(content), "\x00", " "); strings.Contains(line, text) {
 			found = append(found, line)
@@ -74,5 +75,5 @@ func cgroups(t *testing.T, dir string) int {
 	return found
 }
 
-// known has the cgroups of clusters, by folder.
+// known has the name of the cgroup of each cluster, by its folder.
 var known = map[string]string{}

@@ -26,9 +26,9 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// A node of the development cluster has no service manager. Its machine provides the services that
+// A node of the development cluster has no service manager. The type machine adds the services that
 // the node agent needs: D-Bus, the real logind, and an implementation of the few calls of systemd
-// that logind and the agent make. The machine is this test program, started in the namespaces of
+// that logind and the agent make. A machine runs as this test program, started in the namespaces of
 // the node.
 const (
 	machineRole = "HAULOUT_TEST_MACHINE"
@@ -59,7 +59,7 @@ func startMachine(t *testing.T, c *framework.Cluster, node string) *machine {
 	return m
 }
 
-// path returns the path at which other processes find a file of the node.
+// path returns the path of a file of the node in the file system of the test.
 func (m *machine) path(file string) string {
 	return filepath.Join(fmt.Sprintf("/proc/%d/root", m.c.Signal(m.t, m.node, 0)), file)
 }
@@ -69,8 +69,8 @@ func (m *machine) enter(program string, args ...string) []string {
 	return append([]string{"--target=" + pid, "--mount", "--uts", "--ipc", "--net", "--pid", "--", program}, args...)
 }
 
-// start starts a program in the namespaces of the node, with a separate log. It ends together with
-// the node or the test.
+// start starts a program in the namespaces of the node, with a separate log. The program ends
+// together with the node or the test.
 func (m *machine) start(name string, env []string, program string, args ...string) {
 	m.t.Helper()
 	log, err := os.OpenFile(filepath.Join(m.c.Dir(), "logs", m.node+"-"+name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -104,7 +104,7 @@ func (m *machine) call(method string, args ...string) {
 	}
 }
 
-// reboot asks the machine to reboot, as `systemctl reboot` does.
+// reboot requests a reboot of the machine, as `systemctl reboot` does.
 func (m *machine) reboot() {
 	m.t.Helper()
 	m.call("Reboot", "b", "false")
@@ -124,7 +124,7 @@ func (m *machine) untilDown(limit time.Duration) {
 	})
 }
 
-// powerCycle switches the node off and on, and starts a new machine.
+// powerCycle switches the node off and on, and starts the machine again.
 func (m *machine) powerCycle() {
 	m.t.Helper()
 	m.c.Kill(m.t, m.node)
@@ -216,7 +216,7 @@ func (s *serviceManager) export() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// unit implements the properties of each unit.
+// unit implements the properties of all existing units.
 type unit struct{}
 
 // Get implements org.freedesktop.DBus.Properties.
@@ -244,7 +244,7 @@ func (unit) Get(_, name string) (dbus.Variant, *dbus.Error) {
 	return dbus.Variant{}, dbus.NewError("org.freedesktop.DBus.Error.UnknownProperty", []any{name})
 }
 
-// olderBus is a unit of older versions. The installer checks whether it exists.
+// olderBus is a unit of older versions of the agent. The installer checks whether it exists.
 const olderBus = "haulout-node-agent-bus.service"
 
 // noUnit implements the properties of a unit that does not exist.
@@ -265,7 +265,7 @@ func (noUnit) Get(_, name string) (dbus.Variant, *dbus.Error) {
 	return unit{}.Get("", name)
 }
 
-// Subscribe is called before jobs are watched.
+// Subscribe does nothing. Clients call it before they watch jobs.
 func (s *serviceManager) Subscribe() *dbus.Error { return nil }
 
 // LoadUnit returns the path of a unit.
@@ -277,7 +277,7 @@ func unitPath(name string) dbus.ObjectPath {
 	return systemdPath + "/unit/" + dbus.ObjectPath(strings.NewReplacer(".", "_2e", "-", "_2d").Replace(name))
 }
 
-// StartUnit starts a target when the machine shuts down, or the kubelet.
+// StartUnit starts the kubelet or, when the machine shuts down, a target.
 func (s *serviceManager) StartUnit(name, _ string) (dbus.ObjectPath, *dbus.Error) {
 	if name == kubeletService {
 		return s.job(name, func() error { return os.RemoveAll(filepath.Join(heldDir, "kubelet")) })
@@ -304,7 +304,7 @@ func (s *serviceManager) StopUnit(name, _ string) (dbus.ObjectPath, *dbus.Error)
 	})
 }
 
-// job runs do and emits the signal that the job has ended.
+// job runs do and then emits the signal that the job has ended.
 func (s *serviceManager) job(unit string, do func() error) (dbus.ObjectPath, *dbus.Error) {
 	s.mu.Lock()
 	s.jobs++
@@ -323,7 +323,7 @@ func (s *serviceManager) job(unit string, do func() error) (dbus.ObjectPath, *db
 	return path, nil
 }
 
-// ListJobs lists the target that was started.
+// ListJobs returns the target that was started as the only job.
 func (s *serviceManager) ListJobs() ([]struct {
 	ID             uint32
 	Unit, Type, St string

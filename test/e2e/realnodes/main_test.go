@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package realnodes has the end-to-end tests on nodes with a kubelet and containers. Tests on
-// simulated nodes check order and speed; these check signals, grace periods, volumes and the
-// behavior of a node after a power failure.
+// Package realnodes has the end-to-end tests on nodes with a kubelet and containers. The tests on
+// simulated nodes check order and speed; these tests check signals, grace periods, volumes and the
+// state of a node after a power failure.
 package realnodes
 
 import (
@@ -31,7 +31,7 @@ func run(m *testing.M) int {
 	if why, err := framework.Check(); err != nil {
 		fmt.Fprintf(os.Stderr, "NO TEST RAN ON REAL NODES: %s\n", why)
 		if os.Getenv("CI") != "" {
-			// .ci/run installs the requirements: there, a test that does not run is a failure.
+			// .ci/run installs the requirements. In CI, a test that does not run is a failure.
 			return 1
 		}
 		return 0

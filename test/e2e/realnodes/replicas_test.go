@@ -36,7 +36,7 @@ import (
 )
 
 const (
-	// takeoverAfterStop and takeoverAfterKill limit the time without a leader.
+	// takeoverAfterStop and takeoverAfterKill are the maximum times without a leader.
 	takeoverAfterStop = 5 * time.Second
 	takeoverAfterKill = 20 * time.Second
 )
@@ -63,15 +63,15 @@ rules:
 `
 
 // TestReplicas installs three replicas from artifacts/overlays/three-replicas, with an etcd cluster
-// with TLS. During a drain of simulated nodes, the leader is stopped, killed and frozen, and a
-// member of etcd is killed. In the large size, the replicas also lose their connection to
-// kube-apiserver for a minute.
+// with TLS. During a drain of simulated nodes, it stops, kills and freezes the leader, and kills a
+// member of etcd. In the large size, the replicas also lose their connection to kube-apiserver for
+// a minute.
 func TestReplicas(t *testing.T) {
 	policy := filepath.Join(t.TempDir(), "audit.yaml")
 	must.Do(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
 	t.Setenv("HAULOUT", "false")
 	t.Setenv("APISERVER_FLAGS", "--audit-policy-file="+policy)
-	// In the large size, the real nodes have no heartbeats for a minute. Their pods must stay
+	// In the large size, the real nodes send no heartbeats for a minute. Their pods must stay
 	// ready.
 	t.Setenv("CONTROLLER_MANAGER_FLAGS", "--node-monitor-grace-period=5m")
 	c := start(t)
@@ -85,8 +85,8 @@ func TestReplicas(t *testing.T) {
 	t.Run("a drain continues", func(t *testing.T) { testFaults(t, c) })
 }
 
-// testFaults drains most nodes of a pool. The share of pods that have left is the time of each
-// fault.
+// testFaults drains most nodes of a pool. It causes each fault when a certain share of the pods has
+// left.
 func testFaults(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	nodes, apps, replicas := 6, 6, int32(10)
@@ -151,8 +151,8 @@ func testFaults(t *testing.T, c *framework.Cluster) {
 	}
 
 	if framework.Full(t) {
-		// All connections between kube-apiserver and the real nodes, including their pods, use this
-		// process.
+		// All connections between kube-apiserver and the real nodes, including their pods, go
+		// through this process.
 		c.Signal(t, "network", syscall.SIGSTOP)
 		<-time.After(time.Minute)
 		c.Signal(t, "network", syscall.SIGCONT)
@@ -322,8 +322,7 @@ func pidOf(t *testing.T, m match) int {
 	}
 	var pids []int
 	for _, folder := range folders {
-		// The program must be that of the container: other programs may contain the variable in
-		// their environment.
+		// Compare the program, too: other programs may have the variable in their environment.
 		program, err := os.Readlink(filepath.Join(folder, "exe"))
 		if err != nil || filepath.Base(program) != m.program {
 			continue

@@ -22,12 +22,12 @@ import (
 
 const (
 	secondScheduler = "haulout-scheduler"
-	// slot is a resource that each node has once.
+	// slot is a resource. Each node has one unit of it.
 	slot = "example.com/slot"
 )
 
-// testSecondScheduler runs haulout-scheduler as a second scheduler, as in docs/preemption.md: it
-// schedules the pods that name it, and respects their budgets.
+// testSecondScheduler runs haulout-scheduler as a second scheduler, as in docs/preemption.md. The
+// scheduler must schedule the pods that name it, and must not exceed budgets.
 func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	apply(t, c, "second-scheduler", secondScheduler)
@@ -45,7 +45,7 @@ func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	namespace := c.NewNamespace(t)
 	takeSlot(t, c, namespace, "guarded", class)
 	waitScheduled(t, c, namespace, "guarded", true, "")
-	// For pods without a controller, a budget can only have a number in minAvailable.
+	// A budget of pods without a controller can only have a number in minAvailable.
 	budgets := kube.PolicyV1().PodDisruptionBudgets(namespace)
 	must.Get(budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "guarded"},
@@ -68,7 +68,7 @@ func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	}
 }
 
-// takeSlot creates a pod that requests the only slot from the second scheduler.
+// takeSlot creates a pod that requests a slot and names the second scheduler.
 func takeSlot(t *testing.T, c *framework.Cluster, namespace, name, class string) {
 	t.Helper()
 	one := corev1.ResourceList{slot: resource.MustParse("1")}
@@ -86,8 +86,8 @@ func takeSlot(t *testing.T, c *framework.Cluster, namespace, name, class string)
 	must.Get(c.As(t).Kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 }
 
-// waitScheduled waits until the second scheduler has placed a pod and it runs, or until its message
-// contains the text.
+// waitScheduled waits until the second scheduler has scheduled a pod and it runs, or until the
+// message of the condition contains the text.
 func waitScheduled(t *testing.T, c *framework.Cluster, namespace, name string, runs bool, text string) {
 	t.Helper()
 	kube := c.As(t).Kube

@@ -61,7 +61,7 @@ func TestServerAsAPod(t *testing.T) {
 		}
 	}
 
-	// The server's volume is local, so its pod is on the same node.
+	// The server's volume is local, so its pod must return to the same node.
 	c.Kill(t, own)
 	must.Do(t, c.Up())
 	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
@@ -75,8 +75,8 @@ func TestServerAsAPod(t *testing.T) {
 	t.Run("a second scheduler", func(t *testing.T) { testSecondScheduler(t, c) })
 }
 
-// checkFlowSchemas waits until kube-apiserver has dispatched requests of the server with both
-// FlowSchemas of artifacts/base.
+// checkFlowSchemas waits until kube-apiserver has handled requests of the server with each of the
+// two FlowSchemas of artifacts/base.
 func checkFlowSchemas(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	for _, schema := range []string{"haulout-leader-election", "haulout-apiserver"} {
@@ -93,8 +93,8 @@ func checkFlowSchemas(t *testing.T, c *framework.Cluster) {
 }
 
 // departuresFrom watches the pods of a node. The returned function ends the watch and returns the
-// names of the deleted pods, in order. It omits the pods of DaemonSets, which leave in a later
-// wave.
+// names of the deleted pods, in order. It omits the pods of DaemonSets, which are evicted in a
+// later wave.
 func departuresFrom(t *testing.T, c *framework.Cluster, node string) func() []string {
 	t.Helper()
 	pods := c.As(t).Kube.CoreV1().Pods(metav1.NamespaceAll)
@@ -121,7 +121,7 @@ func departuresFrom(t *testing.T, c *framework.Cluster, node string) func() []st
 	}
 }
 
-// checkServerLast checks that the pod of the server was the last to leave its node.
+// checkServerLast checks that the pod of the server was the last one that left its node.
 func checkServerLast(t *testing.T, left []string, server string) {
 	t.Helper()
 	if len(left) < 3 || left[len(left)-1] != server {

@@ -25,11 +25,11 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// The controls that the service accepts: Stop, ParamChange and Preshutdown.
+// accepted has the controls that the service accepts: Stop, ParamChange and Preshutdown.
 const accepted = 0x1 | 0x8 | 0x100
 
-// TestWindowsAgent installs the agent on a machine with Windows, shuts the machine down twice, with
-// and without the API, and removes the agent.
+// TestWindowsAgent installs the agent on a machine with Windows, shuts the machine down with and
+// without the API, and removes the agent.
 func TestWindowsAgent(t *testing.T) {
 	cluster.MustKubectl(t, "", "apply", "--filename="+filepath.Join(cluster.Root(), "artifacts", "node-agent", "rbac.yaml"))
 	n := newNode(t)
@@ -51,8 +51,8 @@ func TestWindowsAgent(t *testing.T) {
 	testUnits(t, n)
 }
 
-// testUnits runs the unit tests that run only on Windows. Others remove temporary folders in a way
-// that this version of wine does not support.
+// testUnits runs the unit tests that can run only on Windows. It omits tests that remove temporary
+// folders in a way that this version of wine does not support.
 func testUnits(t *testing.T, n *node) {
 	t.Helper()
 	if out := n.run("windows.test.exe", "-test.count=1", "-test.v", "-test.run=^TestHandler"); strings.Count(out, "--- PASS") < 3 {
@@ -106,8 +106,8 @@ func (n *node) order() string {
 	return values["PreshutdownOrder"]
 }
 
-// testPreshutdown shuts the machine down. The pods must leave by priority, and until then the
-// service must report progress to Windows.
+// testPreshutdown shuts the machine down. The pods must leave by priority, and the service must
+// report progress to Windows until all have left.
 func testPreshutdown(t *testing.T, n *node) {
 	t.Helper()
 	namespace := cluster.NewNamespace(t)
@@ -122,7 +122,7 @@ func testPreshutdown(t *testing.T, n *node) {
 	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain || len(nm.Spec.DrainPlan) < 9 {
 		t.Errorf("the maintenance has stage %s and the plan %v", nm.Spec.Stage, nm.Spec.DrainPlan)
 	}
-	// While the budget allows no disruption, the service must answer.
+	// The service must respond while the budget allows no disruption.
 	var s status
 	framework.Eventually(t, "the service has reported progress three times", func(context.Context) (bool, error) {
 		n.run("helper.exe", "send", service, fmt.Sprint(controlInterrogate))
@@ -147,14 +147,15 @@ func testPreshutdown(t *testing.T, n *node) {
 	}
 }
 
-// budget allows no disruption. The pods have no controller, so minAvailable must be a number.
+// The budget allows no disruption. Its pods have no controller, so minAvailable must be a number.
 const budget = `apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata: {name: low}
 spec: {minAvailable: 1, selector: {matchLabels: {app: low}}}
 `
 
-// keepLow keeps the pod of the lowest priority on the node until the test deletes its budget.
+// keepLow creates a budget that keeps the pod of the lowest priority on the node until the test
+// deletes the budget.
 func keepLow(t *testing.T, namespace string) {
 	t.Helper()
 	cluster.MustKubectl(t, budget, "--namespace="+namespace, "apply", "--filename=-")
@@ -164,8 +165,8 @@ func keepLow(t *testing.T, namespace string) {
 	})
 }
 
-// checkStatuses checks the statuses of the service during a shutdown: pending with rising check
-// points before each wait hint expires, and stopped at the end.
+// checkStatuses checks the statuses of the service during a shutdown. While the service is pending,
+// the check point must rise before each wait hint expires. The last status must be stopped.
 func checkStatuses(t *testing.T, statuses []status) {
 	t.Helper()
 	var last status
@@ -222,7 +223,8 @@ func watchPods(t *testing.T, namespace string) func() []string {
 	}
 }
 
-// testReboot boots the machine. The service starts by itself, and the node is schedulable again.
+// testReboot boots the machine. The service must start automatically, and the node must become
+// schedulable again.
 func testReboot(t *testing.T, n *node) {
 	t.Helper()
 	n.switchOff()
@@ -287,7 +289,7 @@ func testOffline(t *testing.T, n *node) {
 	}
 }
 
-// ends returns the calls of the runtime.
+// ends returns the calls in the log of the runtime, without their times.
 func ends(log string) []string {
 	var list []string
 	for line := range strings.Lines(log) {
@@ -317,7 +319,7 @@ func testStopAndUpdate(t *testing.T, n *node) {
 	framework.Eventually(t, "the removed order is restored", func(context.Context) (bool, error) {
 		return n.order() == `["haulout-node-agent"]`, nil
 	})
-	// An update replaces a running program and a configuration.
+	// An update must replace the program, which is running, and the configuration.
 	program := must.Get(os.ReadFile(n.path(`C:\test\agent.exe`)))(t)
 	n.write(`C:\test\agent.exe`, append(program, 0))
 	n.write(configFile, fmt.Appendf(nil, agentConfig, 2*maxDelay, n.metrics))

@@ -21,7 +21,7 @@ func run(m *testing.M) int {
 	if _, err := os.Stat(wineLoader); err != nil {
 		fmt.Fprintf(os.Stderr, "NO TEST OF WINDOWS RAN: this machine lacks wine (Debian: package wine64): %v\n", err)
 		if os.Getenv("CI") != "" {
-			// .ci/run installs it: there, a test that does not run is a failure.
+			// .ci/run installs wine. In CI, a test that does not run is a failure.
 			return 1
 		}
 		return 0

@@ -60,15 +60,15 @@ containerRuntimeEndpoint: npipe:////./pipe/containerd-containerd
 healthzPort: %d
 `
 
-// node is a node of the cluster with a Windows machine. Its pods are simulated.
+// node is a node of the cluster with a Windows machine. kwok simulates its pods.
 type node struct {
 	*machine
 	name, pool string
 	metrics    int
 }
 
-// newNode creates the node, and the files and services of its machine before the agent is
-// installed.
+// newNode creates the node and its machine, with the files and services that exist before the agent
+// is installed.
 func newNode(t *testing.T) *node {
 	t.Helper()
 	pool, names := cluster.NewPool(t, 1, true)

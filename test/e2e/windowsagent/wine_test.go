@@ -27,7 +27,7 @@ const (
 	commandTimeout = time.Minute
 )
 
-// machine is a machine with Windows.
+// machine is a simulated Windows machine.
 type machine struct {
 	tb  testing.TB
 	dir string
@@ -55,7 +55,7 @@ func newMachine(tb testing.TB) *machine {
 		must.True(tb, err == nil, "%v (built by `make windows-agent`)", err)
 		m.write(`C:\test\`+name, content)
 	}
-	// The first boot continues in the background after the end of wineboot.
+	// The first boot continues in the background after wineboot has ended.
 	m.switchOff()
 	m.switchOn("--restart")
 	return m
@@ -88,13 +88,13 @@ func (m *machine) command(ctx context.Context, program string, args ...string) *
 		// Wine would offer to download these libraries.
 		"WINEDLLOVERRIDES=mscoree,mshtml=",
 	}
-	// A program that stays, such as services.exe, keeps the pipes of its parent open.
+	// A program that continues to run, such as services.exe, keeps the pipes of its parent open.
 	cmd.WaitDelay = time.Second
 	return cmd
 }
 
-// switchOn boots the machine. With "--init", it installs Windows first; with "--restart", services
-// with automatic start are started.
+// switchOn boots the machine. "--init" installs Windows first. "--restart" starts the services with
+// automatic start.
 func (m *machine) switchOn(argument string) {
 	m.tb.Helper()
 	m.server = m.command(context.Background(), wineServer, "--foreground", "--persistent")
@@ -106,7 +106,7 @@ func (m *machine) switchOn(argument string) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	// A file, because background programs would keep a pipe open.
+	// Write to a file, because background programs would keep a pipe open.
 	out := must.Get(os.Create(filepath.Join(m.dir, "wineboot.log")))(m.tb)
 	defer out.Close()
 	cmd := m.command(ctx, wineLoader, "wineboot", argument)
@@ -178,7 +178,7 @@ const (
 	running     = 4
 )
 
-// The controls.
+// The controls that the tests send.
 const (
 	controlInterrogate = 4
 	controlParamChange = 6
@@ -191,8 +191,8 @@ type status struct {
 	Milliseconds                                        int64
 }
 
-// watch follows a service until it has stopped. The returned function waits for that and returns
-// every status.
+// watch records the statuses of a service until it has stopped. The returned function waits for
+// that and returns every status.
 func (m *machine) watch(service string) (wait func() []status) {
 	m.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*commandTimeout)

@@ -27,12 +27,12 @@ type Webhook struct {
 	Namespace string
 	// Rule selects the requests.
 	Rule admissionregistrationv1.RuleWithOperations
-	// Decide returns the answer of a denied request; nil allows it.
+	// Decide returns the response to a denied request, or nil to allow the request.
 	Decide func(*admissionv1.AdmissionRequest) *metav1.Status
 }
 
-// Start registers the webhook until the returned function is called. API servers use the webhook a
-// moment later: the caller has to wait until a request is denied.
+// Start registers the webhook until the returned function is called. API servers call the webhook
+// only a moment later: the caller has to wait until a request is denied.
 func (w Webhook) Start(ctx context.Context, client kubernetes.Interface) (func(context.Context) error, error) {
 	server := httptest.NewTLSServer(http.HandlerFunc(w.answer))
 	webhooks := client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
@@ -50,7 +50,7 @@ func (w Webhook) Start(ctx context.Context, client kubernetes.Interface) (func(c
 			},
 			SideEffects:             ptr.To(admissionregistrationv1.SideEffectClassNone),
 			AdmissionReviewVersions: []string{"v1"},
-			// Ignore, because requests at the end may not reach the webhook.
+			// Ignore failures, because requests at the end may not reach the webhook.
 			FailurePolicy: ptr.To(admissionregistrationv1.Ignore),
 		}},
 	}, metav1.CreateOptions{})
@@ -74,6 +74,6 @@ func (w Webhook) answer(rw http.ResponseWriter, r *http.Request) {
 	review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: denial == nil, Result: denial}
 	review.Request = nil
 	rw.Header().Set("Content-Type", "application/json")
-	// The API server reports a failed response.
+	// If this fails, the API server reports the failed response.
 	_ = json.NewEncoder(rw).Encode(&review)
 }

@@ -3,8 +3,8 @@
 
 // Command helper provides, under wine, the parts of a Windows node that the agent needs: the
 // service of the kubelet, a container runtime at a named pipe, and the part of the service control
-// manager that notifies services of a shutdown. It also prints settings that the tools of wine do
-// not print.
+// manager that notifies services of a shutdown. It also prints settings that no tool of wine
+// prints.
 package main
 
 import (
@@ -33,7 +33,7 @@ var commands = map[string]struct {
 	"control":  {2, func(args []string) error { return withCode(control, args) }},
 }
 
-// withCode adapts a function with a service and a control.
+// withCode adapts a function with a service and a control code to a command.
 func withCode(act func(service string, code uint32) error, args []string) error {
 	code, err := strconv.ParseUint(args[1], 10, 32)
 	if err != nil {

@@ -22,12 +22,12 @@ import (
 // pod is a pod of the runtime, with one container.
 type pod struct {
 	Namespace, Name, UID string
-	// Takes is how many milliseconds the container runs after a request to stop.
+	// Takes is the time from a request to stop until the container ends, in milliseconds.
 	Takes int
 }
 
-// containerRuntime is a container runtime that can only stop its pods. It writes each step to a
-// log.
+// containerRuntime is a container runtime that can only list and stop its pods. It writes each step
+// to a log.
 type containerRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	log *os.File
@@ -36,7 +36,7 @@ type containerRuntime struct {
 	running map[string]pod
 }
 
-// runRuntime serves the pods of a file at a pipe, and writes the calls to a log.
+// runRuntime serves the pods that are listed in a file at a pipe, and writes the calls to a log.
 func runRuntime(pipe, podsFile, logFile string) error {
 	data, err := os.ReadFile(podsFile)
 	if err != nil {

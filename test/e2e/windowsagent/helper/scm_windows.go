@@ -46,7 +46,7 @@ func query(service *mgr.Service) (serviceStatus, error) {
 	}, err
 }
 
-// watch prints each status of a service until it has stopped.
+// watch prints each status of a service until the service has stopped.
 func watch(name string) error {
 	return withService(name, func(service *mgr.Service) error {
 		begin := time.Now()
@@ -110,7 +110,7 @@ func create(name, command string) error {
 	return errors.Join(startUnlocked(service), service.Close())
 }
 
-// startUnlocked starts a service. It retries during a boot, when Windows starts no other service.
+// startUnlocked starts a service. It retries while Windows boots and starts no other service.
 func startUnlocked(service *mgr.Service) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
@@ -148,8 +148,8 @@ func showConfig(name string) error {
 
 const (
 	controlStop = 1
-	// pipeName is part of the names of the pipes on which wine's services.exe sends controls to the
-	// processes of services; requestMagic begins each message.
+	// pipeName is part of the names of the pipes through which wine's services.exe sends controls
+	// to the processes of services. requestMagic is the beginning of each message.
 	pipeName     = "NtControlPipe"
 	requestMagic = 0x57494e45
 	maxHandle    = 1 << 14
@@ -218,7 +218,8 @@ func isControlPipe(pipe windows.Handle, pid uint32) bool {
 	if ok, _, _ := clientOfPipe.Call(uintptr(pipe), uintptr(unsafe.Pointer(&client))); ok == 0 || client != pid {
 		return false
 	}
-	// The process has another pipe to services.exe, for its own calls.
+	// The process has another pipe to services.exe, for its own calls: only a control pipe has this
+	// name.
 	info := make([]byte, 1024)
 	if err := windows.GetFileInformationByHandleEx(pipe, windows.FileNameInfo, &info[0], uint32(len(info))); err != nil {
 		return false
@@ -230,7 +231,7 @@ func isControlPipe(pipe windows.Handle, pid uint32) bool {
 	return strings.Contains(string(utf16.Decode(units)), pipeName)
 }
 
-// request sends a control and waits for the answer of the service.
+// request sends a control and waits for the response of the service.
 func request(pipe windows.Handle, service string, code uint32) error {
 	name := append(utf16.Encode([]rune(service)), 0)
 	message := binary.LittleEndian.AppendUint32(nil, requestMagic)
