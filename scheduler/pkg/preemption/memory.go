@@ -143,8 +143,8 @@ func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, l := range m.leaving {
-		// Check the lister: the handler that forgets the pod may run after the handler that activates
-		// the preemptor.
+		// Check the lister: the handler that forgets the pod may run after the handler that
+		// activates the preemptor.
 		if l.preemptors.Has(preemptor) && nominated(l.Spec.NodeName) && m.current(l.Pod) != nil {
 			return true
 		}

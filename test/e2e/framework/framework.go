@@ -152,7 +152,7 @@ func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
 	config := must.Get(clientcmd.BuildConfigFromFlags("", c.Kubeconfig()))(tb)
 	config.QPS, config.Burst = -1, 0
 	config.UserAgent = "haulout-e2e"
-	// Only tests of warnings collect them.
+	// Ignore warnings: the tests of warnings collect them with their own handler.
 	config.WarningHandler = rest.NoWarnings{}
 	if len(userAndGroups) > 0 {
 		config.Impersonate = rest.ImpersonationConfig{
