@@ -242,7 +242,7 @@ func TestValuesChangeTheNodeAgent(t *testing.T) {
 		t.Errorf("the format of a number changed:\n%s", config(changed))
 	}
 	if cmp.Equal(template(plain)["metadata"], template(changed)["metadata"]) {
-		t.Error("a change of the configuration does not change the pod template, so no node would get it")
+		t.Error("a change of the configuration does not change the pod template, so no pod would be restarted with it")
 	}
 	pod := template(changed)["spec"].(values)
 	if diff := cmp.Diff(values{"kubernetes.io/os": "linux", "pool": "big"}, pod["nodeSelector"]); diff != "" {

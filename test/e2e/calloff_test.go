@@ -158,7 +158,7 @@ func TestIdleChangesNothing(t *testing.T) {
 	before := look()
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
 	maintenances := cluster.As(t).Maintenances()
-	framework.Until(t, "the controller has seen the maintenance", maintenances, nm.Name, func(got *v1alpha1.NodeMaintenance) bool {
+	framework.Until(t, "the status of the maintenance names its nodes", maintenances, nm.Name, func(got *v1alpha1.NodeMaintenance) bool {
 		return len(got.Status.NodeStatuses) == len(nodes)
 	})
 	must.Do(t, maintenances.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}))

@@ -52,7 +52,7 @@ func tolerant(spec *corev1.PodSpec) {
 func daemonPods(t *testing.T, namespace, name string, want int) {
 	t.Helper()
 	framework.Eventually(
-		t, fmt.Sprintf("DaemonSet %s wants and has %d pods", name, want),
+		t, fmt.Sprintf("DaemonSet %s desires and has %d ready pods", name, want),
 		func(ctx context.Context) (bool, error) {
 			ds, err := cluster.As(t).Kube.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
 			if err != nil {

@@ -316,7 +316,7 @@ func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	// an Evacuation can be created and deleted while the watch is interrupted because the server
 	// was killed.
 	if len(evacuated) < d.pods*9/10 {
-		t.Errorf("the judge has seen %d of %d Evacuations whose pods left", len(evacuated), d.pods)
+		t.Errorf("the judge has observed %d of %d Evacuations whose pods left", len(evacuated), d.pods)
 	}
 	// Deployments without a budget are scaled up, so that pods are replaced first, and then scaled
 	// down.

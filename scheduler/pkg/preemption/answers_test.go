@@ -156,7 +156,7 @@ func TestAnswers(t *testing.T) {
 				t.Errorf("the API server got %d requests: %q", got, server.requests)
 			}
 			if after, _ := testutil.GetCounterMetricValue(evictions.WithLabelValues(test.counted)); after != before+1 {
-				t.Errorf("the answer was not counted as %s", test.counted)
+				t.Errorf("the response was not counted as %s", test.counted)
 			}
 			if marked := server.count(http.MethodPatch) > 0; marked != (test.counted == answerEvicted) {
 				t.Errorf("the condition of the victim was set: %v", marked)

@@ -343,7 +343,7 @@ func TestMasks(t *testing.T) {
 		t.Error("the pod itself was changed")
 	}
 	if n1.GetRequested().GetMilliCPU() != 2000 {
-		t.Errorf("the masked pod does not count: %d", n1.GetRequested().GetMilliCPU())
+		t.Errorf("the node requests %d mCPU: the masked pod is not included", n1.GetRequested().GetMilliCPU())
 	}
 }
 

@@ -187,7 +187,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	})
 	if pod := g.claim(guarded); pod != nil {
 		g.refuseCandidate(ctx, c, preemptor, pod, rules, false)
-		return fmt.Errorf("pod %s is currently evicted for another pod", klog.KObj(pod))
+		return fmt.Errorf("pod %s is already being evicted for another pod", klog.KObj(pod))
 	}
 	defer g.release(guarded)
 	if err := g.ask(ctx, c, preemptor, guarded, rules); err != nil {
@@ -282,7 +282,7 @@ func (g *gate) judge(ctx context.Context, preemptor upstream.ExecutorPreemptor, 
 	default:
 		evictions.WithLabelValues(answerError).Inc()
 	}
-	refusedEvent(ctx, g.handle, preemptor, pod, "The eviction API answered: "+answer.Error())
+	refusedEvent(ctx, g.handle, preemptor, pod, "The Eviction API responded: "+answer.Error())
 	g.refuse(pod.UID, rules.heldOf([]*corev1.Pod{pod}).budgets)
 	return false, fmt.Errorf("evict pod %s: %w", klog.KObj(pod), answer)
 }

@@ -455,7 +455,7 @@ func TestSeveralBudgets(t *testing.T) {
 	victims := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofApp("other"))}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 5), all}, victims...)
 	if err := w.preemptAll(t, &fakeCandidate{victims: victims}, preemptorOf(100)); err == nil {
-		t.Error("the set was not refused")
+		t.Error("the set of victims was not refused")
 	}
 	w.wantCalls(t)
 	w.wantLastEvent(t, "The pod is selected by the PodDisruptionBudgets all, web")
@@ -508,7 +508,7 @@ func TestLastVictimIsGoneBeforeItsTurn(t *testing.T) {
 	must.Get(w.preempt(t.Context(), c, preemptor, pods[0], Name))(t)
 	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
 	must.Do(t, w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "b", metav1.DeleteOptions{}))
-	waitFor(t, "the gate has seen the deletion", func() bool { return w.isLeaving(pods[1]) })
+	waitFor(t, "the lister shows the deletion", func() bool { return w.isLeaving(pods[1]) })
 	is.True(t, len(w.handle.activated) == 0, "activated too early")
 	must.Get(w.preempt(t.Context(), c, preemptor, pods[1], Name))(t)
 	is.True(t, len(w.handle.activated) == 1, "not activated")

@@ -90,7 +90,7 @@ func TestVictimsAreEvictedOnce(t *testing.T) {
 	second.Pod.UID = "second"
 	w.answer = func(string) error {
 		if err := w.preemptAll(t, &fakeCandidate{victims: pods[:1]}, second); err == nil {
-			t.Error("a victim was accepted twice during its eviction")
+			t.Error("a victim was claimed twice during its eviction")
 		}
 		return nil
 	}

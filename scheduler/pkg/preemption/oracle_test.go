@@ -88,7 +88,7 @@ func (m *model) forbids(pods []modelPod) string {
 				}
 			}
 			if b.stale || cost > b.allowed {
-				return fmt.Sprintf("%s: %d of %q go, %+v", pod.name, cost, b.app, b)
+				return fmt.Sprintf("pod %s: %d pods of app %q would be removed, which budget %+v forbids", pod.name, cost, b.app, b)
 			}
 		}
 	}

@@ -323,7 +323,7 @@ func TestPostFilter(t *testing.T) {
 			f := c.framework(t, ctx, informed.client(true))
 			p := pluginOf(t, ctx, f)
 			for _, name := range test.leftOut {
-				// After five refusals, the node is left out for longer than this test takes.
+				// After five refusals, the node is excluded for longer than this test takes.
 				for range 5 {
 					p.gate.leaveOut(pending.UID, name, nil)
 				}

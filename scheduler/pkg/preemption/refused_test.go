@@ -30,9 +30,9 @@ func TestRefusedPodIsHeldBack(t *testing.T) {
 	for _, want := range []int{10, 20, 40, 80, 160, 300, 300} {
 		refuse()
 		w.clock.SetTime(w.clock.Now().Add(time.Duration(want)*time.Second - time.Millisecond))
-		is.True(t, w.isRefused(pod.UID), "not held back for %d s", want)
+		is.True(t, w.isRefused(pod.UID), "the refusal ended before %d s", want)
 		w.clock.SetTime(w.clock.Now().Add(time.Millisecond))
-		is.True(t, !w.isRefused(pod.UID), "held back for more than %d s", want)
+		is.True(t, !w.isRefused(pod.UID), "the refusal lasted longer than %d s", want)
 	}
 	w.clock.SetTime(w.clock.Now().Add(maxRefusalDelay))
 	refuse()
@@ -54,7 +54,7 @@ func TestCandidateIsLeftOut(t *testing.T) {
 	refuse := func() {
 		t.Helper()
 		if err := w.preemptAll(t, &fakeCandidate{victims: pods[:1]}, preemptor); err == nil {
-			t.Fatal("the set was not refused")
+			t.Fatal("the set of victims was not refused")
 		}
 		if got := <-w.handle.activated; got != "pending" {
 			t.Errorf("%s was activated", got)
@@ -64,13 +64,13 @@ func TestCandidateIsLeftOut(t *testing.T) {
 	for _, want := range []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
 		refuse()
 		w.clock.SetTime(w.clock.Now().Add(time.Duration(want)*time.Second - time.Millisecond))
-		is.True(t, leftOut(), "not left out for %d s", want)
+		is.True(t, leftOut(), "the node was excluded for less than %d s", want)
 		w.clock.SetTime(w.clock.Now().Add(time.Millisecond))
-		is.True(t, !leftOut(), "left out for more than %d s", want)
+		is.True(t, !leftOut(), "the node was excluded for more than %d s", want)
 	}
 	refuse()
-	is.True(t, !w.isLeftOut(preemptor.UID(), "n2"), "another node is left out")
-	is.True(t, !w.isLeftOut("other", "n1"), "the node is left out for another pod")
+	is.True(t, !w.isLeftOut(preemptor.UID(), "n2"), "another node is excluded, too")
+	is.True(t, !w.isLeftOut("other", "n1"), "the node is also excluded for another pod")
 	w.waiting.budgetChanged(budgetOf("web", 0), budgetOf("web", 1))
-	is.True(t, !leftOut(), "left out although the budget has opened")
+	is.True(t, !leftOut(), "the node is excluded although the budget allows a disruption")
 }

@@ -255,7 +255,7 @@ func (w *waitingRoom) activate(who *waiter) {
 	for _, pod := range who.pods {
 		pods[pod.Namespace+"/"+pod.Name] = pod
 	}
-	w.logger.V(4).Info("A budget may have room for a pending pod", "pods", len(pods), "uid", who.uid)
+	w.logger.V(4).Info("A budget may allow a disruption for a pending pod", "pods", len(pods), "uid", who.uid)
 	wokenPods.Inc()
 	w.handle.Activate(w.logger, pods)
 }

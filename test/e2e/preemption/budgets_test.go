@@ -173,7 +173,7 @@ func TestBudgetHoldsUpAPod(t *testing.T) {
 	w.allow(t, "web", 1)
 	w.waitRuns(t, "important")
 	took := time.Since(begin)
-	is.True(t, took <= limit, "the pod ran %v after the budget had opened, want at most %v", took, limit)
+	is.True(t, took <= limit, "the pod ran %v after the budget was changed, want at most %v", took, limit)
 	w.wantCounts(t, 1, 0, 0)
 	waitEvent(t, w.namespace, "Preempted", w.evicted(t), "within its PodDisruptionBudget")
 }

@@ -496,7 +496,7 @@ func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 	place("openshift-etcd", "openshift-kube-apiserver")
 	k.plugin("drain", otherNode, "--name=openshift", "--timeout=3m")
 	for name := range installerManifests {
-		is.True(t, isThere(name), "%s was parked on a node with an API server", name)
+		is.True(t, isThere(name), "the drain stopped static pod %s on a node with an API server", name)
 	}
 	k.plugin("complete", "openshift", "--wait", "--timeout=2m")
 }

@@ -286,12 +286,12 @@ func (c *Cluster) abandon(ctx context.Context, cause error) error {
 	}
 	if len(c.state.Processes) > 0 {
 		return fmt.Errorf(
-			"the cluster in %s is not complete: %w\nProcesses that ran before still run; the others were stopped",
+			"the cluster in %s is not complete: %w\nThe processes that ran before still run; all others were stopped",
 			c.Layout.Dir, cause,
 		)
 	}
 	if len(c.state.Options) > 0 {
-		return fmt.Errorf("the cluster did not start: %w\nNothing runs; its data and logs are in %s",
+		return fmt.Errorf("the cluster did not start: %w\nNo process is left; the data and the logs are in %s",
 			cause, c.Layout.Dir)
 	}
 	// The cluster never ran: remove the data, so that the next attempt starts without them, but
@@ -300,7 +300,7 @@ func (c *Cluster) abandon(ctx context.Context, cause error) error {
 	c.state = state.New()
 	err = errors.Join(err, c.state.Save(c.Layout.StateFile()))
 	return errors.Join(
-		fmt.Errorf("the cluster did not start: %w\nNothing runs; logs are in %s", cause, c.Layout.Logs()), err,
+		fmt.Errorf("the cluster did not start: %w\nNo process is left; the logs are in %s", cause, c.Layout.Logs()), err,
 	)
 }
 

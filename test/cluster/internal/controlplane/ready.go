@@ -98,5 +98,5 @@ func probe(ctx context.Context, client *http.Client, url string) error {
 			failed = append(failed, strings.TrimSpace(line))
 		}
 	}
-	return fmt.Errorf("%s answers %s %s", url, response.Status, strings.Join(failed, ", "))
+	return fmt.Errorf("%s responded with %s %s", url, response.Status, strings.Join(failed, ", "))
 }

@@ -48,7 +48,7 @@ func findMachine(dir, sbin string) (Machine, error) {
 	find("nft", "kube-proxy writes its rules with it (Debian: package nftables)")
 	for _, folder := range []string{"/run", "/var/lib", "/var/log"} {
 		if dir == folder || strings.HasPrefix(dir, folder+"/") {
-			missing = append(missing, fmt.Errorf("a CLUSTER_DIR outside %s, which each node replaces: it is %s", folder, dir))
+			missing = append(missing, fmt.Errorf("a CLUSTER_DIR outside %s, because each node mounts its own folder there: it is %s", folder, dir))
 		}
 	}
 	if err := checkCgroups(CgroupRoot); err != nil {

@@ -96,7 +96,7 @@ func TestProxy(t *testing.T) {
 			}
 			answer, err := io.ReadAll(reader)
 			if string(answer) != "you said hello" || err != nil {
-				t.Errorf("got answer %q, error %v", answer, err)
+				t.Errorf("got response %q, error %v", answer, err)
 			}
 		})
 	}

@@ -246,10 +246,10 @@ func request(pipe windows.Handle, service string, code uint32) error {
 		return fmt.Errorf("send the control: %w", err)
 	}
 	if err := overlapped(func(done *uint32, o *windows.Overlapped) error { return windows.ReadFile(pipe, answer, done, o) }, pipe); err != nil {
-		return fmt.Errorf("read the answer: %w", err)
+		return fmt.Errorf("read the response: %w", err)
 	}
 	if code := binary.LittleEndian.Uint32(answer); code != 0 {
-		return fmt.Errorf("the service answers with error %d", code)
+		return fmt.Errorf("the service responded with error %d", code)
 	}
 	return nil
 }
