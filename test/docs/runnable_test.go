@@ -23,7 +23,7 @@ func TestScripts(t *testing.T) {
 			page: []string{"# Title", "", "<!-- runnable -->", "```sh", "one", "two", "```", "more"},
 			want: []Script{{Page: "p.md", Line: 5, Text: "\n\n\n\none\ntwo\n\n\n\n"}},
 		},
-		"blocks without a marker are left out": {page: []string{"```sh", "rm -rf /", "```"}},
+		"blocks without a marker are ignored": {page: []string{"```sh", "rm -rf /", "```"}},
 		"a block that is continued is one script": {
 			page: []string{
 				"<!-- runnable -->", "```sh", "one", "```", "<!-- runnable, continued -->", "```sh", "two", "```",
@@ -41,8 +41,8 @@ func TestScripts(t *testing.T) {
 			page: []string{"<!-- runnable", "before", "-->", "```sh", "one", "```"},
 			want: []Script{{Page: "p.md", Line: 2, Text: "\nbefore\n\n\none\n\n\n"}},
 		},
-		"a marker before something else": {page: []string{"<!-- runnable -->", "", "```sh", "one", "```"}, fail: true},
-		"a marker before output":         {page: []string{"<!-- runnable -->", "```", "one", "```"}, fail: true},
+		"a marker that is not before a block": {page: []string{"<!-- runnable -->", "", "```sh", "one", "```"}, fail: true},
+		"a marker before output":              {page: []string{"<!-- runnable -->", "```", "one", "```"}, fail: true},
 		"a marker with an unknown word": {
 			page: []string{"<!-- runnable soon -->", "```sh", "one", "```"}, fail: true,
 		},

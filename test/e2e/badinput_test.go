@@ -138,7 +138,7 @@ func TestNodeMaintenanceStatusIsTheServersAlone(t *testing.T) {
 	t.Parallel()
 	for name, clients := range map[string]framework.Clients{
 		"an administrator":                   cluster.As(t),
-		"a user who takes the server's name": cluster.As(t, "system:apiserver", "system:masters"),
+		"a user with the name of the server": cluster.As(t, "system:apiserver", "system:masters"),
 		"the server's own account in the cluster": cluster.As(t,
 			"system:serviceaccount:haulout-system:haulout-apiserver", "system:masters"),
 	} {

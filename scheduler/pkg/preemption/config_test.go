@@ -54,18 +54,18 @@ func TestArgs(t *testing.T) {
 		// want is a part of the error. If it is "", the arguments are valid.
 		want string
 	}{
-		"none":             {yaml: "", threshold: noThreshold, nodes: 100},
-		"a threshold":      {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 5", threshold: 5, nodes: 100},
-		"the highest":      {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000000", threshold: maxThreshold, nodes: 100},
-		"the lowest":       {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: -2147483648", threshold: noThreshold, nodes: 100},
-		"JSON":             {yaml: `{"minCandidateNodesAbsolute": 7}`, threshold: noThreshold, nodes: 7},
-		"one too high":     {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000001", want: "from -2147483648 to 2000000000, got 2000000001"},
-		"too high for int": {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 3000000000", want: "allowDisruptionByPriorityGreaterThanOrEqual"},
-		"a misspelt field": {yaml: "allowDisruptionByPriority: 5", want: `unknown field "allowDisruptionByPriority"`},
-		"other upper case": {yaml: "AllowDisruptionByPriorityGreaterThanOrEqual: 5", want: "unknown field"},
-		"a string":         {yaml: "minCandidateNodesAbsolute: many", want: "minCandidateNodesAbsolute"},
-		"a field twice":    {yaml: "minCandidateNodesAbsolute: 1\nminCandidateNodesAbsolute: 2", want: "already set"},
-		"not an object":    {yaml: "- 1", want: "cannot unmarshal"},
+		"none":                    {yaml: "", threshold: noThreshold, nodes: 100},
+		"a threshold":             {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 5", threshold: 5, nodes: 100},
+		"the highest threshold":   {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000000", threshold: maxThreshold, nodes: 100},
+		"the lowest threshold":    {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: -2147483648", threshold: noThreshold, nodes: 100},
+		"JSON":                    {yaml: `{"minCandidateNodesAbsolute": 7}`, threshold: noThreshold, nodes: 7},
+		"above the maximum":       {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 2000000001", want: "from -2147483648 to 2000000000, got 2000000001"},
+		"too high for int":        {yaml: "allowDisruptionByPriorityGreaterThanOrEqual: 3000000000", want: "allowDisruptionByPriorityGreaterThanOrEqual"},
+		"a misspelt field":        {yaml: "allowDisruptionByPriority: 5", want: `unknown field "allowDisruptionByPriority"`},
+		"a field in another case": {yaml: "AllowDisruptionByPriorityGreaterThanOrEqual: 5", want: "unknown field"},
+		"a string":                {yaml: "minCandidateNodesAbsolute: many", want: "minCandidateNodesAbsolute"},
+		"a field twice":           {yaml: "minCandidateNodesAbsolute: 1\nminCandidateNodesAbsolute: 2", want: "already set"},
+		"not an object":           {yaml: "- 1", want: "cannot unmarshal"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args, err := decodeArgs(&runtime.Unknown{Raw: []byte(test.yaml)})

@@ -302,11 +302,11 @@ func TestMasks(t *testing.T) {
 	n1 := must.Get(lister.NodeInfos().Get("n1"))(t)
 	views := map[string][]fwk.PodInfo{"the node": n1.GetPods(), "its copy": n1.Snapshot().GetPods(), "the copy's copy": n1.Snapshot().Snapshot().GetPods()}
 	for what, list := range map[string]func() ([]fwk.NodeInfo, error){
-		"the list of the other lister": handle.SnapshotSharedLister().NodeInfos().List,
-		"the list":                     lister.NodeInfos().List,
-		"nodes with affinity":          lister.NodeInfos().HavePodsWithAffinityList,
-		"nodes with anti-affinity":     lister.NodeInfos().HavePodsWithRequiredAntiAffinityList,
-		"nodes with wide conditions":   lister.NodeInfos().HavePodsWithRequiredNonHostScopedAntiAffinityList,
+		"the list of the other lister":          handle.SnapshotSharedLister().NodeInfos().List,
+		"the list":                              lister.NodeInfos().List,
+		"nodes with affinity":                   lister.NodeInfos().HavePodsWithAffinityList,
+		"nodes with anti-affinity":              lister.NodeInfos().HavePodsWithRequiredAntiAffinityList,
+		"nodes with anti-affinity across nodes": lister.NodeInfos().HavePodsWithRequiredNonHostScopedAntiAffinityList,
 	} {
 		nodes := must.Get(list())(t)
 		for _, each := range nodes {

@@ -266,7 +266,7 @@ func TestGate(t *testing.T) {
 			fails:   true,
 			event:   "by a webhook",
 		},
-		"if a budget closes after the dry runs, the other pods stay": {
+		"if a budget refuses after the dry runs, the other pods stay": {
 			allowed: 4,
 			answers: map[string]error{"c": closed},
 			calls:   []string{"ask a", "ask c", "evict a", "evict c"},
@@ -344,9 +344,9 @@ func TestStartingVictim(t *testing.T) {
 		answer   error
 		calls    []string
 	}{
-		"the victim is still starting":                  {100, nil, []string{"evict a", "delete b"}},
-		"the victim is ready, and its budget is closed": {100, closed, []string{"evict a"}},
-		"the priority reaches the threshold":            {1000, closed, []string{"delete a", "delete b"}},
+		"the victim is still starting":                             {100, nil, []string{"evict a", "delete b"}},
+		"the victim is ready, and its budget allows no disruption": {100, closed, []string{"evict a"}},
+		"the priority reaches the threshold":                       {1000, closed, []string{"delete a", "delete b"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			starting := runningPod("a", 10, ofClass("guarded"), notReady)

@@ -127,7 +127,7 @@ func TestOffer(t *testing.T) {
 			victims: [][]*corev1.Pod{{guarded("a", terminating)}},
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)},
 		},
-		"evicted already": {
+		"the eviction was already granted": {
 			victims: [][]*corev1.Pod{{guarded("a", created(time.Hour))}},
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0, disrupted(time.Second))},
 		},
@@ -136,7 +136,7 @@ func TestOffer(t *testing.T) {
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0, disrupted(time.Minute))},
 			held:    "a",
 		},
-		"refused lately": {
+		"the eviction was refused recently": {
 			victims: [][]*corev1.Pod{{guarded("a")}, {guarded("b", startedAfter(1))}},
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)},
 			refused: []string{"b"},

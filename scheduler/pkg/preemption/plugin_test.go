@@ -255,7 +255,7 @@ func TestPostFilter(t *testing.T) {
 		// leftOut has the nodes that are excluded because evictions there were refused.
 		leftOut []string
 	}{
-		"a node that is left out": {
+		"a node that is excluded": {
 			cluster: cluster{
 				pods:    []*corev1.Pod{guarded("a"), guarded("b", onNode("n2"), startedAfter(1))},
 				nodes:   []*corev1.Node{node("n1", 1), node("n2", 1)},
@@ -264,7 +264,7 @@ func TestPostFilter(t *testing.T) {
 			leftOut: []string{"n2"},
 			node:    "n1",
 		},
-		"all nodes are left out": {
+		"all nodes are excluded": {
 			cluster: cluster{pods: []*corev1.Pod{guarded("a")}, nodes: []*corev1.Node{node("n1", 1)}, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}},
 			leftOut: []string{"n1"},
 			want:    "preemption: 0/1 nodes are available: 1 node(s) with pods whose preemption was refused a moment ago.",

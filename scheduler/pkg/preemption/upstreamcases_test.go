@@ -254,7 +254,7 @@ var extenderCases = map[string]upstreamCase{
 			{ExtenderName: "2", Predicates: []testingframework.FitPredicate{onN1}},
 		},
 	},
-	"an extender that is not interested": {
+	"an extender that does not handle the pod": {
 		cluster: extended, pending: wanting(high, 5), node: "n3", victims: "c",
 		extenders: []testingframework.FakeExtender{
 			{ExtenderName: "1", Predicates: []testingframework.FitPredicate{onN1}, UnInterested: true},
@@ -314,22 +314,22 @@ var budgetCases = map[string]upstreamCase{
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/mid/2#web b/mid/2#web"), budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}},
 		pending: wanting(high, 5), on: map[string]string{"n1": "[a b] 1"},
 	},
-	"another pod was granted": {
+	"the eviction of another pod was granted": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/mid/2#web b/mid/2#web"), budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1, disrupted("z"))}},
 		pending: wanting(high, 5), on: map[string]string{"n1": "[a b] 1"},
 	},
-	"one of them was granted": {
+	"the eviction of one of two was granted": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/mid/2#web b/mid/2#web"), budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1, disrupted("b"))}},
 		pending: wanting(high, 5), on: map[string]string{"n1": "[a b] 0"},
 	},
-	"one of three was granted": {
+	"the eviction of one of three was granted": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/mid/2#web b/mid/2#web c/mid/2#web"), budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1, disrupted("c"))}},
 		pending: wanting(high, 5), on: map[string]string{"n1": "[a b c] 1"},
 	},
 	"a more important pod without a budget": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/2#web b/mid/2"), budgets: closedWeb}, pending: wanting(high, 3), on: map[string]string{"n1": "[b] 0"},
 	},
-	"the less important of two with a closed budget": {
+	"the less important of two whose budget allows no disruption": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/low/2#web b/mid/2#web"), budgets: closedWeb}, pending: wanting(high, 3), on: map[string]string{"n1": "[a] 1"},
 	},
 }

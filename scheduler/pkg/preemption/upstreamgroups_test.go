@@ -81,7 +81,7 @@ var gangCases = map[string]gangCase{
 			groups: groupsOf(podGroup("g", low, wholeOnly)),
 		}, victims: "c",
 	},
-	"the less important of two with a closed budget": {
+	"the less important of two whose budget allows no disruption": {
 		cluster: cluster{nodes: []*corev1.Node{node("n1", 2)}, pods: place("n1: a/low/1#web b/mid/1#web"), budgets: closedWeb}, victims: "a",
 	},
 	"pods of a less important group": {

@@ -171,21 +171,21 @@ func TestOpenings(t *testing.T) {
 		before, after runtime.Object
 		want          []string
 	}{
-		"by one":                             {budgetOf("web", 0), budgetOf("web", 1), []string{"p3"}},
-		"by two":                             {budgetOf("web", 0), budgetOf("web", 2), []string{"p2", "p3"}},
-		"not":                                {budgetOf("web", 0), budgetOf("web", 0), nil},
-		"of another name":                    {budgetOf("web", 0), budgetOf("db", 2), nil},
-		"with a new spec":                    {budgetOf("web", 0), budgetOf("web", 0, stale), []string{"p3"}},
-		"enough healthy pods":                {budgetOf("web", 0, healthyPods(1, 2)), budgetOf("web", 0, healthyPods(2, 2)), []string{"p3"}},
-		"one more healthy pod, but too few":  {budgetOf("web", 0, healthyPods(2, 4)), budgetOf("web", 0, healthyPods(3, 4)), nil},
-		"a pod has other labels":             {runningPod("a", 1), runningPod("a", 1, ofApp("other")), []string{"p3"}},
-		"a pod is not ready":                 {runningPod("a", 1), runningPod("a", 1, notReady), []string{"p3"}},
-		"a pod has failed":                   {runningPod("a", 1), runningPod("a", 1, failed), []string{"p3"}},
-		"a pod is terminating":               {runningPod("a", 1), runningPod("a", 1, notReady, terminating), nil},
-		"a pod is as before":                 {runningPod("a", 1), runningPod("a", 1, startedAfter(1)), nil},
-		"a pod has more labels and needs it": {runningPod("a", 1), runningPod("a", 1, labelled), nil},
-		"a threshold changes":                {class("c", "1"), class("c", ""), []string{"p3"}},
-		"a threshold is as before":           {class("c", "1"), class("c", "1"), nil},
+		"by one":                            {budgetOf("web", 0), budgetOf("web", 1), []string{"p3"}},
+		"by two":                            {budgetOf("web", 0), budgetOf("web", 2), []string{"p2", "p3"}},
+		"not":                               {budgetOf("web", 0), budgetOf("web", 0), nil},
+		"of another name":                   {budgetOf("web", 0), budgetOf("db", 2), nil},
+		"with a new spec":                   {budgetOf("web", 0), budgetOf("web", 0, stale), []string{"p3"}},
+		"enough healthy pods":               {budgetOf("web", 0, healthyPods(1, 2)), budgetOf("web", 0, healthyPods(2, 2)), []string{"p3"}},
+		"one more healthy pod, but too few": {budgetOf("web", 0, healthyPods(2, 4)), budgetOf("web", 0, healthyPods(3, 4)), nil},
+		"a pod has other labels":            {runningPod("a", 1), runningPod("a", 1, ofApp("other")), []string{"p3"}},
+		"a pod is not ready":                {runningPod("a", 1), runningPod("a", 1, notReady), []string{"p3"}},
+		"a pod has failed":                  {runningPod("a", 1), runningPod("a", 1, failed), []string{"p3"}},
+		"a pod is terminating":              {runningPod("a", 1), runningPod("a", 1, notReady, terminating), nil},
+		"a pod is as before":                {runningPod("a", 1), runningPod("a", 1, startedAfter(1)), nil},
+		"a pod has more labels and still needs its budget": {runningPod("a", 1), runningPod("a", 1, labelled), nil},
+		"a threshold changes":                              {class("c", "1"), class("c", ""), []string{"p3"}},
+		"a threshold is as before":                         {class("c", "1"), class("c", "1"), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRoom(t, 4, func(r *room) {
@@ -242,7 +242,7 @@ func TestNextIsTried(t *testing.T) {
 		wait time.Duration
 		want []string
 	}{
-		"it needs more room": {func(r *room) { r.fail(2, nameOfWeb) }, 0, []string{"p1"}},
+		"it needs more disruptions": {func(r *room) { r.fail(2, nameOfWeb) }, 0, []string{"p1"}},
 		"the next one has failed before": {func(r *room) {
 			r.fail(1, nameOfWeb)
 			r.fail(2, nameOfWeb)
@@ -281,10 +281,10 @@ func TestNextIsTried(t *testing.T) {
 // TestEachIsTriedOnce fails the attempts of all pods. Each change must activate each pod once.
 func TestEachIsTriedOnce(t *testing.T) {
 	for name, open := range map[string]func(r *room){
-		"too little room":            func(r *room) { r.change(budgetOf("web", 1)) },
-		"a new spec":                 func(r *room) { r.change(budgetOf("web", 0, stale)) },
-		"a PriorityClass":            func(r *room) { r.change(class("c", "")) },
-		"the deletion of the budget": func(r *room) { r.delete("budgets", "web") },
+		"too few allowed disruptions": func(r *room) { r.change(budgetOf("web", 1)) },
+		"a new spec":                  func(r *room) { r.change(budgetOf("web", 0, stale)) },
+		"a PriorityClass":             func(r *room) { r.change(class("c", "")) },
+		"the deletion of the budget":  func(r *room) { r.delete("budgets", "web") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRoom(t, 3, func(r *room) {

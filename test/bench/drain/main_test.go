@@ -25,7 +25,7 @@ func TestSettings(t *testing.T) {
 			args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"},
 		},
 		"pods that do not divide into Deployments":  {args: []string{"--pods=601"}, fails: "--deployments"},
-		"more pods than the spare nodes can take":   {args: []string{"--pods=600", "--spare=2"}, fails: "--spare"},
+		"more pods than the spare nodes can run":    {args: []string{"--pods=600", "--spare=2"}, fails: "--spare"},
 		"more pods than the nodes to drain can run": {args: []string{"--pods=600", "--nodes=2"}, fails: "--nodes"},
 		"no repetition":                  {args: []string{"--repetitions=0"}, fails: "--repetitions=0"},
 		"an unknown contender":           {args: []string{"--contenders=unknown"}, fails: "--contenders"},

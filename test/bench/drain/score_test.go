@@ -148,7 +148,7 @@ func TestSummarize(t *testing.T) {
 				PodsPerSecond: 10, CallsPerPod: 1, Budgets: 2, LowestShare: 0.88, NeededShare: 0.9, Below: 4,
 			}},
 		},
-		"contenders keep the given order, missing contenders are left out": {
+		"contenders keep the given order, missing contenders are omitted": {
 			results: []result{newResult(maintenance, 10), newResult(drainPool, 10)},
 			want: []summary{
 				{
@@ -210,7 +210,7 @@ func TestGoals(t *testing.T) {
 			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 30))},
 			[]bool{true, true, true, true, true},
 		},
-		"without budgets less than a third is not": {
+		"without budgets less than a third is not enough": {
 			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 31))},
 			[]bool{false, true, true, true, true},
 		},
@@ -231,13 +231,13 @@ func TestGoals(t *testing.T) {
 		"three rejected calls of a hundred": {
 			[]result{newResult(noSurge, 10, func(r *result) { r.Rejected = 3 })}, []bool{false, true, true, true},
 		},
-		"an eviction that was sent to a closed budget": {
+		"an eviction that was sent while its budget allowed none": {
 			[]result{newResult(noSurge, 10, func(r *result) { r.ToClosed = 1 })}, []bool{true, false, true, true},
 		},
-		"a moment below a budget": {
+		"fewer available pods than a budget needs, for a moment": {
 			[]result{newResult(noSurge, 10, withBudget(89, 1))}, []bool{true, true, false, true},
 		},
-		"a maintenance that failed keeps no promise": {
+		"a maintenance that failed reaches no goal": {
 			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, allAvailable, failed)},
 			[]bool{false, false, false, false, false, false},
 		},
@@ -245,7 +245,7 @@ func TestGoals(t *testing.T) {
 			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10, allAvailable)},
 			[]bool{true, true, true, true, true},
 		},
-		"single replicas never leave without surge": {
+		"single replicas are not drained without surge": {
 			[]result{single(newResult(noSurge, 60, failed)), single(newResult(maintenance, 10, allAvailable))},
 			[]bool{true, true, true, true, true},
 		},

@@ -84,7 +84,7 @@ func TestNodeAgent(t *testing.T) {
 	t.Run("static pods stay parked", func(t *testing.T) { testStaticPods(t, m) })
 	t.Run("shutdown without the API", func(t *testing.T) { testOffline(t, m) })
 	t.Run("the API returns in a shutdown", func(t *testing.T) { testAPIReturns(t, m) })
-	t.Run("Haulout does not answer", func(t *testing.T) { testWithoutHaulout(t, m) })
+	t.Run("haulout-apiserver does not respond", func(t *testing.T) { testWithoutHaulout(t, m) })
 	t.Run("a drain that is blocked", func(t *testing.T) { testBlocked(t, m) })
 	t.Run("the installer", func(t *testing.T) { testInstaller(t, m) })
 }

@@ -450,7 +450,7 @@ func (k *kubeadmCluster) testReboot(t *testing.T) {
 }
 
 // installerManifests has static pods with the labels and the commands of other installers, and one
-// that a drain may stop.
+// that a drain may park.
 var installerManifests = map[string]string{
 	"openshift-etcd": `metadata: {name: openshift-etcd, namespace: kube-system, labels: {app: etcd}}`,
 	"openshift-kube-apiserver": `metadata: {name: openshift-kube-apiserver, namespace: kube-system,
@@ -466,7 +466,7 @@ spec:
   containers: [{name: app, image: "localhost/app:dev", imagePullPolicy: Never, args: [serve, "1"]}]
 `
 
-// testOtherInstallers checks that a drain keeps the control planes of other installers, and stops
+// testOtherInstallers checks that a drain keeps the control planes of other installers, and parks
 // other static pods of a worker.
 func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 	k.t = t
@@ -496,7 +496,7 @@ func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 	place("openshift-etcd", "openshift-kube-apiserver")
 	k.plugin("drain", otherNode, "--name=openshift", "--timeout=3m")
 	for name := range installerManifests {
-		is.True(t, isThere(name), "the drain stopped static pod %s on a node with an API server", name)
+		is.True(t, isThere(name), "the drain parked static pod %s on a node with an API server", name)
 	}
 	k.plugin("complete", "openshift", "--wait", "--timeout=2m")
 }

@@ -64,7 +64,7 @@ func TestProxy(t *testing.T) {
 		status  int
 	}{
 		"an address of the machine":          {"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost:1\r\n\r\n", http.StatusOK},
-		"an address that does not answer":    {"CONNECT 127.0.0.1:2 HTTP/1.1\r\nHost: 127.0.0.1:2\r\n\r\n", http.StatusBadGateway},
+		"an address that does not respond":   {"CONNECT 127.0.0.1:2 HTTP/1.1\r\nHost: 127.0.0.1:2\r\n\r\n", http.StatusBadGateway},
 		"a request that is not for a tunnel": {"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n", http.StatusMethodNotAllowed},
 	} {
 		t.Run(name, func(t *testing.T) {
