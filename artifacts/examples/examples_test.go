@@ -68,7 +68,7 @@ func validate(t *testing.T, scheme *runtime.Scheme, object runtime.Object) field
 	case *maintenance.NodeMaintenance:
 		return append(errs, validation.ValidateNodeMaintenance(typed)...)
 	case *maintenance.Evacuation:
-		// Admission sets the other fields from the pod.
+		// Admission derives the name from the pod.
 		if typed.Name == "" {
 			typed.Name = string(typed.Spec.PodRef.UID) + "-" + typed.Spec.PodRef.Name
 		}
@@ -98,8 +98,9 @@ func TestExamplesAreValid(t *testing.T) {
 	}
 }
 
-// If the server completes a drain plan, the stored plan differs from the sent one, and a second
-// manager that uses server-side apply gets a conflict.
+// TestPlansAreLeftOutOrWhole checks that the server adds no entries to the drain plans of the
+// examples. Otherwise the stored plan differs from the sent one, and a second manager that uses
+// server-side apply gets a conflict.
 func TestPlansAreLeftOutOrWhole(t *testing.T) {
 	scheme := newScheme(t)
 	paths := must.Get(filepath.Glob("*.yaml"))(t)
@@ -119,7 +120,8 @@ func TestPlansAreLeftOutOrWhole(t *testing.T) {
 	}
 }
 
-// Tests compile and run the example that this page shows.
+// TestThePageShowsTheEvacuator checks that the page contains the example, which other tests compile
+// and run.
 func TestThePageShowsTheEvacuator(t *testing.T) {
 	page := must.Get(os.ReadFile(filepath.Join("..", "..", "docs", "evacuators.md")))(t)
 	program := must.Get(os.ReadFile(filepath.Join("evacuator", "main.go")))(t)

@@ -65,7 +65,7 @@ func (a *Args) upstream() *config.DefaultPreemptionArgs {
 	}
 }
 
-// threshold returns the threshold for classes and pods without their own.
+// threshold returns the threshold of classes without a threshold, and of pods without a class.
 func (a *Args) threshold() int32 {
 	return ptr.Deref(a.AllowDisruptionByPriorityGreaterThanOrEqual, noThreshold)
 }

@@ -20,8 +20,8 @@ import (
 )
 
 // PodGroupPostFilter searches for victims in the whole cluster so that all pods of a group fit. It
-// runs upstream's search on listers that return the held-back pods with the highest priority, so
-// that upstream does not choose them as victims. All else is the same for upstream.
+// runs upstream's search on listers in which the held-back pods have the highest priority, so that
+// upstream does not choose them as victims. Everything else in these listers is unchanged.
 func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc,
 ) (result *fwk.PodGroupPostFilterResult, status *fwk.Status) {
 	defer func() { metrics.WorkloadPreemptionAttempts.WithLabelValues(status.Code().String()).Inc() }()
@@ -170,7 +170,7 @@ func (c wholeCluster) GetPods() []fwk.PodInfo {
 	return pods
 }
 
-// maskedHandle is a Handle whose snapshot has the masked pods with the highest priority.
+// maskedHandle is a Handle in whose snapshot the masked pods have the highest priority.
 type maskedHandle struct {
 	fwk.Handle
 	masked sets.Set[types.UID]

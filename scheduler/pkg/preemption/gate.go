@@ -148,8 +148,8 @@ func (g *gate) isUnbound(victim *corev1.Pod) bool {
 	return g.handle.GetWaitingPod(victim.UID) != nil || g.handle.GetPodInPreBind(victim.UID) != nil
 }
 
-// open checks all victims of a candidate against the current budgets, since an extender may have
-// changed the victims, and evicts the guarded ones. If it returns an error, no victim may be
+// open checks all victims of a candidate against the current budgets, because an extender may have
+// changed the victims. Then it evicts the guarded ones. If it returns an error, no victim may be
 // deleted.
 func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, r *run) error {
 	rules, err := g.rules(preemptor.Priority())

@@ -32,7 +32,7 @@ const (
 	leaveOutDelay = time.Second
 	// everyCandidate excludes all candidates.
 	everyCandidate = ""
-	// noPreemptor is used for a victim without a waiting pod or group.
+	// noPreemptor records a victim for which no pod or group waits.
 	noPreemptor types.UID = ""
 )
 
@@ -180,7 +180,7 @@ func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 	return m.lasts(candidates[candidate]) || m.lasts(candidates[everyCandidate])
 }
 
-// again returns the next refusal. Its delay is longer if the refusal known still counts.
+// again returns the refusal that follows known. Its delay is twice as long if known still counts.
 func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[types.NamespacedName]) *refusal {
 	if m.counts(known) {
 		delay = min(2*known.delay, maxRefusalDelay)
@@ -196,8 +196,8 @@ func (m *memory) counts(known *refusal) bool {
 // lasts reports whether a refusal is still in effect.
 func (m *memory) lasts(known *refusal) bool { return known != nil && m.clock.Now().Before(known.until) }
 
-// nextTry returns the time at which the first excluded candidate or refused pod may be used again;
-// zero if there is none.
+// nextTry returns the time at which the first excluded candidate or refused pod may be used again,
+// or zero if there is none.
 func (m *memory) nextTry(preemptor types.UID, pods sets.Set[types.UID]) (first time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -181,7 +181,7 @@ func (p *Plugin) rules(priority int32) (*rules, error) {
 type attempt struct {
 	*rules
 	diagnoses atomic.Int32
-	// searched is set once the pod is found eligible.
+	// searched is set when the pod is found to be eligible.
 	searched bool
 
 	mu   sync.Mutex
@@ -221,7 +221,7 @@ type outcome struct {
 	found bool
 	// restricted is set if budgets can protect some pods from this preemptor.
 	restricted bool
-	// held are the pods that prevent the preemption.
+	// held has the pods that prevent the preemption.
 	held heldPods
 }
 

@@ -19,7 +19,7 @@ import (
 const ThresholdAnnotation = "maintenance.haulout.dev/allow-disruption-by-priority-greater-than-or-equal"
 
 const (
-	// noThreshold is the lowest priority: every pod may break the budget.
+	// noThreshold is the lowest possible priority: every pod may break the budget.
 	noThreshold int32 = math.MinInt32
 	// maxThreshold is the lowest priority of system-critical pods. Budgets never stop a preemption
 	// by these (KEP-3280).
@@ -44,7 +44,7 @@ func thresholdOf(class *schedulingv1.PriorityClass) (threshold int32, named bool
 	return int32(number), true, nil
 }
 
-// thresholds has the thresholds of all classes at one time.
+// thresholds has the thresholds of all classes at a certain time.
 type thresholds struct {
 	// byClass has the thresholds of the classes with the annotation.
 	byClass map[string]int32
@@ -91,7 +91,7 @@ func (t thresholds) ofClass(name string) int32 {
 	return t.otherwise
 }
 
-// exceed reports whether any pod may have a threshold above the priority.
+// exceed reports whether the threshold of any pod may be above the priority.
 func (t thresholds) exceed(priority int32) bool {
 	if t.otherwise > priority {
 		return true

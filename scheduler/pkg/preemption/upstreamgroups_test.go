@@ -20,8 +20,8 @@ import (
 // gangCase is a pending PodGroup in a case of upstream's tests. No class has a threshold.
 type gangCase struct {
 	cluster
-	// priority is the priority of the group, 0 means high; members is the number of its pods, 0
-	// means one. At least min of them have to be scheduled, 0 means all.
+	// priority is the priority of the group; 0 means high. members is the number of its pods; 0
+	// means one. min is the number of pods that have to be scheduled; 0 means all.
 	priority     int32
 	members, min int
 	pod          []podOption

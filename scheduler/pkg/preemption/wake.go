@@ -52,7 +52,7 @@ type waiter struct {
 	budgets sets.Set[types.NamespacedName]
 	// opened has the budgets that have begun to allow more disruptions since the last attempt
 	// began. If the value is true, the waiter is woken even if the budget allows no disruption,
-	// because pods may no longer be protected by the budget.
+	// because the budget may no longer protect some pods.
 	opened map[types.NamespacedName]bool
 	// at is the time at which a refusal ends and the waiter is woken, whatever the budgets allow.
 	// Zero means never.
