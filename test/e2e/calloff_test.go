@@ -99,8 +99,8 @@ func TestCallingOff(t *testing.T) {
 			if verb == "complete" {
 				setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 			} else {
-				// kubectl waits until the maintenance is gone. This must not take as long as the
-				// evacuator does.
+				// kubectl waits until the maintenance is gone. This must not depend on the
+				// evacuator, which never completes.
 				cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 			}
 			waitFor(t, recorder, oracle.Done(nm.Name))

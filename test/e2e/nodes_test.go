@@ -96,7 +96,7 @@ func TestNewNodes(t *testing.T) {
 	holdsNodes(t, joins.Name, before[0], nodes[0], created, late)
 }
 
-// Conditions of a node about maintenances, in the format of shownOn.
+// These are conditions of a node about maintenances, in the format of shownOn.
 var (
 	showsNothing  = []string{}
 	showsDraining = []string{

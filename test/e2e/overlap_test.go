@@ -146,8 +146,8 @@ func (f *fleet) settle(t *testing.T) {
 	)
 }
 
-// podsOf returns the number of pods of a workload. The number of pods of the fleet includes two pods
-// of DaemonSets on each node.
+// podsOf returns the number of pods of a workload. The number of pods of the fleet includes two
+// pods of DaemonSets on each node.
 func (f *fleet) podsOf(w workload) int {
 	return (f.size.pods - 2*f.size.nodes) * w.share / 1000
 }

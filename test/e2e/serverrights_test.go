@@ -74,8 +74,8 @@ var unused = map[string]string{
 	"patch prioritylevelconfigurations/status.flowcontrol.apiserver.k8s.io": "only for a changed level",
 }
 
-// prepare has functions that change the cluster so that the server needs a permission at its start.
-// Otherwise it would need such a permission only once.
+// prepare has functions for permissions that the server needs only once. Each function undoes the
+// action of the server, so that the server needs the permission again at its next start.
 var prepare = map[string]func(t *testing.T){
 	"patch apiservices.apiregistration.k8s.io": func(t *testing.T) {
 		t.Helper()

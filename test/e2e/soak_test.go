@@ -95,8 +95,8 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 }
 
 // choose returns one or two nodes to drain. It excludes one of the schedulable nodes, because a
-// surge without room waits for minutes, which TestStuckSurge tests. It excludes a random node,
-// because otherwise all pods would move to a node that is never drained.
+// surge for which no node has room waits for minutes, which TestStuckSurge tests. It excludes a
+// random node, because otherwise all pods would move to a node that is never drained.
 func (g *grounds) choose(random *rand.Rand) []string {
 	spared := []int{0, 1, 4}[random.IntN(3)]
 	nodes := slices.Delete(slices.Clone(g.nodes), spared, spared+1)
@@ -136,9 +136,9 @@ func (g *grounds) start(t *testing.T, pool string) {
 	cluster.MustKubectl(t, "", "taint", "node", g.taint, v1alpha1.TaintDrain+":NoSchedule")
 }
 
-// waitUntil waits for a moment of a drain, or for the end of the drain if it is earlier. If a pod
-// can never be evicted, the drain counts as ended when all pods with an Evacuation have left or are
-// blocked.
+// waitUntil waits until a drain reaches the given moment, or until its end if that is earlier. If a
+// pod can never be evicted, the drain counts as ended when all pods with an Evacuation have left or
+// are blocked.
 func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 	t.Helper()
 	framework.Eventually(t, moment, func(ctx context.Context) (bool, error) {

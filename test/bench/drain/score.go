@@ -93,7 +93,7 @@ type cost struct {
 	PeakBytes  int64   `json:"peakBytes"`
 }
 
-// budget is the result of a PodDisruptionBudget.
+// budget has the result for one PodDisruptionBudget.
 type budget struct {
 	Name     string `json:"name"`
 	Expected int    `json:"pods"`

@@ -23,7 +23,7 @@ func TestCountRequests(t *testing.T) {
 	)
 	got, err := countRequests(strings.NewReader(
 		line("ResponseComplete", "create", evictions) + line("ResponseComplete", "create", evictions) +
-			// The beginning of a watch, and the end of a watch.
+			// These two lines are the start and the end of a watch.
 			line("ResponseStarted", "watch", pods) + line("ResponseComplete", "watch", pods) +
 			line("ResponseComplete", "get", `"requestURI":"/openapi/v3?timeout=32s"`) +
 			strings.TrimSuffix(line("ResponseComplete", "get", pods), "\n")))

@@ -296,7 +296,7 @@ func (c *cluster) cancel(ctx context.Context) error {
 	})
 }
 
-// figures are the memory of the server, in bytes.
+// figures has the memory usage of the server, in bytes.
 type figures struct {
 	resident, peak, heap int64
 }

@@ -27,7 +27,8 @@ import (
 )
 
 const (
-	// seedVariable is the variable with the random seed. It repeats the choices of an earlier run.
+	// seedVariable is the variable with a random seed. With the same seed, a test repeats the
+	// choices of an earlier run.
 	seedVariable = "E2E_SEED"
 	// fullVariable is the variable that selects the large size of tests with two sizes.
 	fullVariable = "E2E_FULL"

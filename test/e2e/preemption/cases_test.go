@@ -156,8 +156,8 @@ func (e *extender) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(result)
 }
 
-// TestExtenderAddsAProtectedPod lets an extender add a pod whose budget allows no disruption to the
-// victims: no victim may be deleted. When the extender adds no pod, the pod without a budget is
+// TestExtenderAddsAProtectedPod lets an extender add to the victims a pod whose budget allows no
+// disruption: no victim may be deleted. When the extender adds no pod, the pod without a budget is
 // deleted.
 func TestExtenderAddsAProtectedPod(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -255,8 +255,8 @@ func (w world) deploy(t *testing.T, name, class string, replicas int32, nodes ..
 	must.Get(cluster.As(t).Kube.AppsV1().Deployments(w.namespace).Create(t.Context(), d, metav1.CreateOptions{}))(t)
 }
 
-// TestMetricsAreServed checks that the scheduler exports the metrics in the rules and the
-// dashboard.
+// TestMetricsAreServed checks that the scheduler exports the metrics that the rules and the
+// dashboard use.
 func TestMetricsAreServed(t *testing.T) {
 	listed := must.Get(os.ReadFile(cluster.Root() + "/artifacts/monitoring/metrics.txt"))(t)
 	served := must.Get(cluster.ScrapeScheduler(t))(t)

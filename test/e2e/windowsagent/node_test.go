@@ -31,7 +31,7 @@ import (
 
 const (
 	service = "haulout-node-agent"
-	// Files of the machine, in the folders of kubeadm.
+	// These files of the machine have the paths that kubeadm uses.
 	kubeconfigFile = `C:\etc\kubernetes\kubelet.conf`
 	kubeletFile    = `C:\var\lib\kubelet\config.yaml`
 	manifests      = `C:\etc\kubernetes\manifests`

@@ -74,7 +74,7 @@ func (c ControlPlane) PrepareFiles() error {
 	return writeKwokConfig(c.Layout.KwokConfig(), c.Layout.KwokStages(), c.Options.PodStages)
 }
 
-// kubeletClient is kube-apiserver as a client of kubelets.
+// kubeletClient is the name of the certificate with which kube-apiserver connects to kubelets.
 const kubeletClient = "kube-apiserver-kubelet-client"
 
 func clientCert(name string) string  { return name + "-client" }

@@ -116,7 +116,8 @@ func nudge(ctx context.Context, c *clients.Clients) {
 		metav1.PatchOptions{FieldManager: fieldManager})
 }
 
-// Served checks whether the API of haulout-apiserver is usable; the error describes why not.
+// Served checks whether the API of haulout-apiserver is usable. The error describes what is
+// missing.
 func Served(ctx context.Context, c *clients.Clients) error {
 	service, err := c.Dynamic.Resource(apiServices).Get(ctx, APIService, metav1.GetOptions{})
 	if err != nil {

@@ -109,7 +109,8 @@ func inheritCPUs(parent, child string) error {
 			return err
 		}
 	}
-	// The kernel does the same for the cgroups that the kubelet creates below child.
+	// With this setting, the kernel does the same for the cgroups that the kubelet creates below
+	// child.
 	return os.WriteFile(filepath.Join(child, "cgroup.clone_children"), []byte("1"), 0o644)
 }
 

@@ -254,7 +254,7 @@ func request(pipe windows.Handle, service string, code uint32) error {
 	return nil
 }
 
-// overlapped waits for the end of an operation.
+// overlapped runs an asynchronous operation and waits for its end.
 func overlapped(operation func(*uint32, *windows.Overlapped) error, pipe windows.Handle) error {
 	event, err := windows.CreateEvent(nil, 1, 0, nil)
 	if err != nil {
