@@ -99,8 +99,8 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 // server is the name of haulout-apiserver in the cluster program.
 const server = "haulout-apiserver"
 
-// The limits of the goroutines and the memory after the clients have ended, as multiples of the
-// values before.
+// These constants limit the goroutines and the memory after the clients have ended, as multiples of
+// the values before.
 const (
 	maxGoroutines = 1.1
 	maxMemory     = 1.5

@@ -176,7 +176,7 @@ func testFaults(t *testing.T, c *framework.Cluster) {
 	framework.Accept(t, found, err)
 }
 
-// installReplicas applies artifacts/overlays/three-replicas as docs/install.md says, with the image
+// installReplicas applies artifacts/overlays/three-replicas as in docs/install.md, with the image
 // of this build.
 func installReplicas(t *testing.T, c *framework.Cluster, etcd etcdCluster) {
 	t.Helper()

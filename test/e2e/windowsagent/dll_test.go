@@ -13,7 +13,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// The layout of the library: the headers, then one section with the table of exports.
+// These constants are the layout of the library: the headers, then one section with the table of
+// exports.
 const (
 	dllBase      = 0x180000000
 	sectionRVA   = 0x1000

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package clients creates the clients of the cluster program, which is the administrator.
+// Package clients creates the clients with which the cluster program acts as the administrator.
 package clients
 
 import (

@@ -6,8 +6,8 @@ package layout
 
 import "path/filepath"
 
-// Names of the processes of a cluster. The log files, the entries of the state file and the ports
-// use the same names.
+// These are the names of the processes of a cluster. The log files, the entries of the state file
+// and the ports use the same names.
 const (
 	Etcd              = "etcd"
 	APIServer         = "kube-apiserver"
@@ -116,9 +116,9 @@ func (l Layout) Data() []string {
 	}
 }
 
-// Names of etcd's sockets. They are relative to Dir, which is the working directory of the
-// processes: the path of a unix socket is limited to 107 bytes, and the path of a CLUSTER_DIR may
-// be longer.
+// These are the names of etcd's sockets. They are relative to Dir, which is the working directory
+// of the processes: the path of a unix socket is limited to 107 bytes, and the path of a
+// CLUSTER_DIR may be longer.
 const (
 	EtcdClientSocket = "etcd-client.sock"
 	EtcdPeerSocket   = "etcd-peer.sock"

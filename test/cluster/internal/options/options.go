@@ -58,8 +58,8 @@ type Options struct {
 	StartTimeout           time.Duration
 }
 
-// variable is one option. Its value is the first that is set of: a flag, an environment variable
-// (which make sets), the state of an existing cluster, the default.
+// variable is one option. Its value comes from a flag, an environment variable (which make sets),
+// the state of an existing cluster, or the default. The first of these that is set is used.
 type variable struct {
 	name         string
 	defaultValue string

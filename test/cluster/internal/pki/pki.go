@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// Names of the certificates. Each has the files <name>.crt and <name>.key.
+// These are the names of the certificates. Each has the files <name>.crt and <name>.key.
 const (
 	CA           = "ca"
 	FrontProxyCA = "front-proxy-ca"

@@ -47,7 +47,7 @@ func parseStat(content string) (stat, error) {
 		return stat{}, errors.New("no command in parentheses")
 	}
 	fields := strings.Fields(content[end+1:])
-	// Fields 3 (state) and 22 (starttime) of proc_pid_stat(5).
+	// These are the fields 3 (state) and 22 (starttime) of proc_pid_stat(5).
 	if len(fields) < 20 {
 		return stat{}, fmt.Errorf("%d fields after the command, expected at least 20", len(fields))
 	}
