@@ -147,8 +147,8 @@ const (
 	drainGoesOn
 	// drainDone means that the node has no pods to drain.
 	drainDone
-	// drainRefused means that all remaining pods are to be drained by maintenances whose requester
-	// may no longer delete the node.
+	// drainRefused means that the drain of all other maintenances is done, and the requester of at
+	// least one maintenance may no longer delete the node.
 	drainRefused
 )
 
