@@ -413,7 +413,7 @@ func TestForgotten(t *testing.T) {
 			if nm := w.own(); nm == nil || nm.completed {
 				t.Errorf("the maintenance does not stay: %+v", nm)
 			}
-			if c := w.condition(inProgress); c.Status != corev1.ConditionFalse || c.Reason != ReasonShutdownVanished || !strings.Contains(c.Message, "complete it") {
+			if c := w.condition(inProgress); c.Status != corev1.ConditionFalse || c.Reason != ReasonShutdownVanished || !strings.Contains(c.Message, "complete the NodeMaintenance") {
 				t.Errorf("condition %+v", c)
 			}
 			is.True(t, w.lock, "the lock is not held")
