@@ -86,11 +86,15 @@ var pageKinds = []string{
 	"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Namespace",
 }
 
-// noNamespace is what kubectl prints as the namespace of an object without one.
-const noNamespace = "<none>"
+// none is what kubectl prints as the namespace or the owner of an object without one.
+const none = "<none>"
 
-// pageObject is an object of one of the pageKinds.
-type pageObject struct{ kind, namespace, name string }
+// pageObject is an object of one of the pageKinds. owned is set if Kubernetes deletes it together
+// with its owner.
+type pageObject struct {
+	kind, namespace, name string
+	owned                 bool
+}
 
 // pageState is the state of a cluster before the commands of a page.
 type pageState struct {
@@ -116,7 +120,7 @@ func (s pageState) isNew(o pageObject) bool {
 	if owned || strings.HasPrefix(o.name, "system:") || s.objects.Has(o) {
 		return false
 	}
-	return o.namespace == noNamespace || s.objects.Has(pageObject{kind: "Namespace", namespace: noNamespace, name: o.namespace})
+	return o.namespace == none || s.objects.Has(pageObject{kind: "Namespace", namespace: none, name: o.namespace})
 }
 
 // objectsOf returns the objects of all kinds with a single call of kubectl, because the start of
@@ -124,11 +128,11 @@ func (s pageState) isNew(o pageObject) bool {
 func objectsOf(t *testing.T, kinds ...string) []pageObject {
 	t.Helper()
 	out := cluster.MustKubectl(noContext{t}, "", "get", strings.ToLower(strings.Join(kinds, ",")), "-A", "--no-headers",
-		"-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name")
+		"-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name,OWNER:.metadata.ownerReferences[0].kind")
 	var objects []pageObject
 	for line := range strings.Lines(out) {
-		if fields := strings.Fields(line); len(fields) == 3 {
-			objects = append(objects, pageObject{kind: fields[0], namespace: fields[1], name: fields[2]})
+		if fields := strings.Fields(line); len(fields) == 4 {
+			objects = append(objects, pageObject{kind: fields[0], namespace: fields[1], name: fields[2], owned: fields[3] != none})
 		}
 	}
 	return objects
@@ -139,7 +143,7 @@ func putBack(t *testing.T, before pageState) {
 	t.Helper()
 	names := map[pageObject][]string{} // by kind and namespace
 	for _, o := range objectsOf(t, pageKinds...) {
-		if before.isNew(o) {
+		if before.isNew(o) && !o.owned {
 			group := pageObject{kind: o.kind, namespace: o.namespace}
 			names[group] = append(names[group], o.name)
 		}
@@ -150,7 +154,7 @@ func putBack(t *testing.T, before pageState) {
 				continue
 			}
 			args := append([]string{"delete", kind, "--ignore-not-found", "--timeout=90s"}, names[group]...)
-			if group.namespace != noNamespace {
+			if group.namespace != none {
 				args = append(args, "-n", group.namespace)
 			}
 			cluster.MustKubectl(noContext{t}, "", args...)
@@ -167,7 +171,7 @@ func putBack(t *testing.T, before pageState) {
 		}
 	}
 	framework.Eventually(noContext{t}, "all objects of the page are deleted", func(context.Context) (bool, error) {
-		for _, o := range objectsOf(t, "NodeMaintenance", "Namespace") {
+		for _, o := range objectsOf(t, "NodeMaintenance", "Pod", "Namespace") {
 			if before.isNew(o) {
 				return false, fmt.Errorf("%v is left", o)
 			}
