@@ -403,9 +403,11 @@ PREVIOUS ?=
 previous: ## Build the server of an earlier commit, which the end-to-end tests run beside the present one (PREVIOUS=commit)
 	@PREVIOUS='$(PREVIOUS)' hack/previous.sh
 
+# The tests on real nodes mostly wait, so those of preemption and Windows run beside them.
 .PHONY: e2e
 e2e: cluster-binaries build windows-agent scheduler $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, SKIP=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
-	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -skip='$(SKIP)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
+	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -skip='$(SKIP)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) \
+		: -p=1 ./test/e2e ./test/faults : -p=2 ./test/e2e/realnodes ./test/e2e/preemption ./test/e2e/windowsagent
 
 # How many seeds faults plays.
 FAULT_SEEDS ?= 200

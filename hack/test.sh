@@ -4,6 +4,9 @@
 # output of failed packages. It repeats the failures and their causes at the end, since a failed
 # test may log the whole state of a cluster.
 #
+#   hack/test.sh ARGUMENT...
+#   hack/test.sh COMMON... : ARGUMENT... : ARGUMENT...   one `go test` after the other
+#
 # It appends to these files, if the variables are set:
 #   TEST_FAILURES  the failures
 #   TEST_TIMES     the seconds, the package and the name of each test
@@ -82,8 +85,23 @@ leftOut() {
 
 # Tests are vetted by make lint. Here it would take a pass over all they are compiled from, for each
 # way in which they are compiled.
+tests() {
+	local failed='' argument common=() group=()
+	for argument in "$@" :; do
+		if [[ "${argument}" != : ]]; then
+			group+=("${argument}")
+		elif [[ " $* " == *' : '* && ${#common[@]} == 0 ]]; then
+			common=("${group[@]}") group=()
+		else
+			go test -v -vet=off "${common[@]}" "${group[@]}" || failed=1
+			group=()
+		fi
+	done
+	[[ -z "${failed}" ]]
+}
+
 result=0
-go test -v -vet=off "$@" 2>&1 | tee "${LOG}" | shown "$@" || result=1
+tests "$@" 2>&1 | tee "${LOG}" | shown "$@" || result=1
 times >>"${TEST_TIMES:-/dev/null}"
 leftOut >>"${TEST_LEFT_OUT:-/dev/null}"
 if [[ "${result}" != 0 ]]; then
