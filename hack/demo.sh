@@ -103,7 +103,7 @@ staying="$(kubectl get pods -A -o jsonpath='{range .items[*]}{.spec.nodeName} {.
 	grep -E "^($(IFS='|'; echo "${nodes[*]#node/}")) " | grep -v ' DaemonSet ' || true)"
 cordoned="$(kubectl get nodes -o jsonpath='{range .items[?(@.spec.unschedulable)]}{.metadata.name}{"\n"}{end}' | wc -l)"
 
-title "5. Put the nodes back"
+title "5. Return the nodes to service"
 shown kubectl maintenance complete "${NAME}"
 shown kubectl get nodes -l "${LABEL}"
 shown kubectl delete nodemaintenance "${NAME}"

@@ -191,7 +191,7 @@ func explain(err error) string {
 	return text
 }
 
-const about = `Take nodes out of service and put them back.
+const about = `Take nodes out of service and return them to service.
 
 A maintenance is an object in the cluster (kubectl get nodemaintenances): a selector of nodes, and the
 stage that these nodes should reach. The server does the work and reports what it waits for; you can close this
@@ -218,7 +218,7 @@ Shell completion of names and nodes works as in kubectl; it needs kubectl_comple
 func (e *environment) newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kubectl-maintenance",
-		Short:         "Take nodes out of service and put them back",
+		Short:         "Take nodes out of service and return them to service",
 		Long:          about,
 		Version:       version.Get(),
 		SilenceErrors: true,
@@ -231,7 +231,7 @@ func (e *environment) newCommand() *cobra.Command {
 	root.AddGroup(
 		&cobra.Group{ID: groupGo, Title: "Take nodes out of service:"},
 		&cobra.Group{ID: groupLook, Title: "See what happens:"},
-		&cobra.Group{ID: groupEnd, Title: "Change the stage and put them back:"},
+		&cobra.Group{ID: groupEnd, Title: "Change the stage, return nodes to service:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, cmd := range commands {

@@ -358,8 +358,8 @@ func stopping() []runtime.Object {
 	}
 }
 
-// turns returns Evacuations of draining whose pods may be evicted; one pod waits until the budget
-// allows its eviction.
+// turns returns two Evacuations for the maintenance that draining returns. Their pods may be
+// evicted; one of them waits until other pods of its Deployment are available.
 func turns() []runtime.Object {
 	waits := func(e *v1alpha1.Evacuation) {
 		blocked(v1alpha1.ReasonPodWaits, "The pod waits for other pods of Deployment web to be available: no PodDisruptionBudget "+
@@ -516,7 +516,7 @@ func event(name, reason, kind, object, note string, at time.Duration, modify ...
 	return build.With(e, modify...)
 }
 
-// events returns the events of draining, and one event of another maintenance.
+// events returns events of the maintenance that draining returns, and one of another maintenance.
 func events() []runtime.Object {
 	return []runtime.Object{
 		event("a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update",

@@ -32,7 +32,7 @@ func NewCommand() *cobra.Command {
 	o := NewOptions()
 	cmd := &cobra.Command{
 		Use:   "haulout-apiserver",
-		Short: "Take nodes out of service and put them back",
+		Short: "Take nodes out of service and return them to service",
 		Long: `haulout-apiserver serves the API group maintenance.haulout.dev behind the
 kube-apiserver of a cluster. Its controllers carry out the maintenances: they cordon
 nodes, evacuate their pods in the planned order, and make the nodes schedulable
