@@ -157,7 +157,12 @@ func idleReason(in *input, d *decision) (reason, message string) {
 	st := &d.next
 	switch {
 	case st.Phase == state.Cancelled && st.Maintenance != nil:
-		return ReasonCancelled, "the shutdown was cancelled; completing NodeMaintenance " + st.Maintenance.Name + prefixed(", which fails: ", in.api.failure)
+		does := "completes"
+		if in.api.failure != "" {
+			does = "cannot complete"
+		}
+		return ReasonCancelled, fmt.Sprintf("the shutdown was cancelled; the agent %s NodeMaintenance %s%s",
+			does, st.Maintenance.Name, prefixed(": ", in.api.failure))
 	case st.Phase == state.Cancelled || d.outcome == outcomeCancelled:
 		return ReasonCancelled, "the shutdown was cancelled"
 	case st.Maintenance != nil:

@@ -113,7 +113,7 @@ func (m *Manager) problems(in *input) []string {
 		{"the lock cannot be released", m.releaseErr},
 		{"the node cannot be made unschedulable", m.cordonErr},
 		{"the pods cannot be ended on the node", m.engine.err},
-		{"the node cannot run pods again", m.resumeErr},
+		{"failed to let the node run pods after the shutdown", m.resumeErr},
 	} {
 		if p.err != nil {
 			problems = append(problems, fmt.Sprintf("%s: %v", p.what, p.err))
