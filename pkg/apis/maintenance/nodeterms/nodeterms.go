@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeterms decides which index finds each term of a node selector for a node. Validation
-// uses this to limit the cost of a selector, and the selection of nodes has the same cost.
+// Package nodeterms chooses the index entry (a node name or a label) under which each term of a
+// node selector is stored, so that a node is compared only with the terms that may match it.
+// Validation limits the cost of a selector with the same choice.
 package nodeterms
 
 import (

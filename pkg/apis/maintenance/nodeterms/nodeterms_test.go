@@ -57,7 +57,8 @@ func TestTriedTerms(t *testing.T) {
 			term: func(i int) corev1.NodeSelectorTerm {
 				return labelsTerm(requirement("kubernetes.io/hostname", gt, fmt.Sprint(i)))
 			},
-			// The label finds only ten of the terms.
+			// At most ten terms (maxShared) may be indexed by one label. The other 490 count as
+			// compared with every node.
 			places: 500, tried: 490,
 		},
 		"all share a label value and differ in what they exclude": {

@@ -67,7 +67,7 @@ func OfPod(annotations map[string]string, builtIn string, mayUse func(class stri
 		if !IsReserved(e.Priority) || SharesParentDomain(e.EvacuatorClass, controller) {
 			return false
 		}
-		ignore(e.EvacuatorClass, fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the controller's class (%q)",
+		ignore(e.EvacuatorClass, fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the evacuator with role Controller (%q)",
 			LowestReservedPriority, HighestReservedPriority, controller))
 		return true
 	})

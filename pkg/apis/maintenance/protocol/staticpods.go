@@ -36,8 +36,8 @@ func IsControlPlane(node *corev1.Node) bool {
 type KeptReason string
 
 const (
-	// KeptControlPlane is the reason for the static pods of a control-plane node, and of the
-	// programs of a control plane on other nodes.
+	// KeptControlPlane is the reason for all static pods of a control-plane node, and for static
+	// pods on other nodes that run a control-plane component.
 	KeptControlPlane KeptReason = "ControlPlaneNode"
 	// KeptServesAPI is the reason for static pods through which the kubelet of the node may reach
 	// the API server.

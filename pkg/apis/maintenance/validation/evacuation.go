@@ -98,10 +98,10 @@ func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.Er
 }
 
 func reservedMessage(controller string) string {
-	msg := fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the controller's class",
-		protocol.LowestReservedPriority, protocol.HighestReservedPriority)
+	msg := fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the evacuator with role %s",
+		protocol.LowestReservedPriority, protocol.HighestReservedPriority, maintenance.EvacuatorRoleController)
 	if controller == "" {
-		return msg + ", and there is no controller"
+		return msg + ", and no evacuator has this role"
 	}
 	return fmt.Sprintf("%s, %s", msg, controller)
 }
