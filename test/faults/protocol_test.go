@@ -209,7 +209,7 @@ func (s *storm) blow() {
 	steps := 0
 	wg.Go(func() {
 		defer close(turns)
-		for time.Since(begin) < s.size.lasts+s.away() {
+		for time.Since(begin) < s.size.lasts+s.downtime() {
 			<-pace.C
 			turns <- struct{}{}
 			steps++
@@ -217,7 +217,7 @@ func (s *storm) blow() {
 	})
 	// The workers continue.
 	for _, at := range kills {
-		if !s.sleep(time.Until(begin.Add(at + s.away()))) {
+		if !s.sleep(time.Until(begin.Add(at + s.downtime()))) {
 			return
 		}
 		s.kill()
@@ -226,8 +226,8 @@ func (s *storm) blow() {
 	s.t.Logf("%d steps in %v, %d kills of the server", steps, time.Since(begin).Round(time.Second), len(kills))
 }
 
-// away returns the time in which the server has been away so far.
-func (s *storm) away() time.Duration {
+// downtime returns the total time for which the server has been down so far.
+func (s *storm) downtime() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.up.Before(s.down) {

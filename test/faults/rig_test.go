@@ -30,21 +30,22 @@ import (
 type rig struct {
 	*framework.Cluster
 
-	// flags are those of the server, second where a second one may listen.
-	flags  []string
+	// flags are the flags of the server.
+	flags []string
+	// second is the address at which a second server may listen.
 	second string
-	// toHost is the link of the server to kube-apiserver, toServer that of kube-apiserver to the
-	// server.
+	// toHost is the link from the server to kube-apiserver, toServer the link in the other direction.
 	toHost, toServer *link
-	// disk has the data of the embedded etcd; nil if the machine allows no volume, or with etcd.
+	// disk is the volume with the data of the embedded etcd. It is nil if the machine allows no
+	// volume or if etcd is set.
 	disk *volume
-	// etcd is the cluster that the server uses in place of the embedded one, or nil.
+	// etcd is the etcd cluster that the server uses in place of the embedded etcd, or nil.
 	etcd *etcdCluster
 	// observer uses a kube-apiserver of its own, which does not fail.
 	observer framework.Clients
 }
 
-// newRig starts a cluster whose server has its data in a volume of its own, or in an etcd cluster.
+// newRig starts a cluster whose server stores its data in a separate volume or in an etcd cluster.
 func newRig(t *testing.T, withEtcd bool) *rig {
 	t.Helper()
 	t.Setenv("HAULOUT", "external")
@@ -115,8 +116,8 @@ func (r *rig) kubeconfig(t *testing.T) string {
 	return path
 }
 
-// observe starts a second kube-apiserver with the same etcd. Without a watch cache it shows all
-// events, also those during a failure of etcd.
+// observe starts a second kube-apiserver with the same etcd. It has no watch cache, so its watches
+// send all events, including events during a failure of etcd.
 func (r *rig) observe(t *testing.T) {
 	t.Helper()
 	const program = "kube-apiserver"

@@ -24,13 +24,14 @@ const (
 	stampLag = time.Second
 )
 
-// state is what an Evacuation was from a moment on.
+// state is the state of an Evacuation until the next observation.
 type state struct {
-	// at is when it was seen, since its timestamp if that is earlier.
+	// at is the time of the observation. since is the timestamp of the active evacuator, if earlier
+	// than at, otherwise at.
 	at, since time.Time
 	created   time.Time
 	class     string
-	// asked means that an instigator asks for it, and it is not complete.
+	// asked is set if the Evacuation is not complete and Haulout may evict its pod for it.
 	asked bool
 	gone  bool
 }
@@ -42,7 +43,8 @@ func statesOf(log Log) map[types.UID][]state {
 		now := state{
 			at: o.Seen, since: o.Seen, created: e.CreationTimestamp.Time, class: e.Status.ActiveEvacuatorClass,
 			gone: o.Type == watch.Deleted,
-			// A foreign finalizer does not keep the pod if a drain still wants it to leave.
+			// Haulout evicts the pod of a withdrawn Evacuation that a foreign finalizer keeps if a
+			// maintenance still drains the pod. The log does not show here whether one does.
 			asked: (!isWithdrawn(e) || heldByOthers(e)) && !isComplete(e),
 		}
 		if stamp := e.Status.ActiveEvacuatorSince; stamp != nil && stamp.Time.Before(now.at) {
@@ -85,7 +87,7 @@ func unlawful(call *Call, states []state, blind bool) string {
 		if !mayBeEvicted(s.class) || !s.asked || s.gone {
 			continue
 		}
-		// It may be evicted until the next state.
+		// The pod may be evicted until the next state.
 		if call.Received.Before(s.since.Add(-stampLag)) {
 			continue
 		}

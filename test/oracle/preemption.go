@@ -11,24 +11,30 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Scheduler is what JudgePreemption has to know.
+// Scheduler has what JudgePreemption must know about a scheduler.
 type Scheduler struct {
-	// User sends the calls of the scheduler.
+	// User is the user name of the scheduler.
 	User string
-	// Threshold is the priority from which on a pod may break the budgets of guarded pods.
+	// Threshold is the lowest priority of a pod for which the scheduler may break budgets.
 	Threshold int32
 	// PriorityFor returns the priority of the pod for which a victim was deleted.
 	PriorityFor func(victim string) int32
 }
 
-// Preemption is what the calls of a scheduler did to the budgets of guarded pods.
+// Preemption describes the effects of a scheduler's calls on the budgets of guarded pods.
 type Preemption struct {
-	// Evicted counts the guarded pods that were evicted, Deleted the pods that were deleted
-	// although their budget had no room, DeletedBelow those of them for a pod below the threshold.
-	Evicted, Deleted, DeletedBelow int
-	// Broken are the budgets that deletions have broken, BrokenBelow those that deletions for a pod
-	// below the threshold have broken.
-	Broken, BrokenBelow sets.Set[string]
+	// Evicted is the number of guarded pods that were evicted.
+	Evicted int
+	// Deleted is the number of guarded pods that were deleted although their budget allowed no
+	// disruption.
+	Deleted int
+	// DeletedBelow is the part of Deleted that was for pending pods below the threshold.
+	DeletedBelow int
+	// Broken has the names of the budgets that deletions have broken.
+	Broken sets.Set[string]
+	// BrokenBelow has the names of the budgets that deletions for pending pods below the threshold
+	// have broken.
+	BrokenBelow sets.Set[string]
 	// Found describes what the scheduler must not do.
 	Found []string
 }
@@ -48,9 +54,9 @@ func JudgePreemption(log Log, scheduler Scheduler) Preemption {
 			losses[loss.Pod] = guardedLoss{loss, h.Name}
 		}
 	}
-	// The Eviction API has allowed these pods to go, and has counted the budget down. If the
-	// scheduler dies within an eviction, the API may do so without the deletion; then a later
-	// deletion of the pod breaks no budget.
+	// The Eviction API has counted these pods as disruptions of their budgets. If the scheduler
+	// ends during an eviction, the API may count a pod and not delete it; a later deletion of this
+	// pod then breaks no budget.
 	counted := sets.New[string]()
 	for _, pdb := range Each[*policyv1.PodDisruptionBudget](log) {
 		for pod := range pdb.Status.DisruptedPods {
@@ -76,7 +82,7 @@ func JudgePreemption(log Log, scheduler Scheduler) Preemption {
 
 func (p *Preemption) evicted(call *Call, lost guardedLoss, calls []Call, losses map[string]guardedLoss) {
 	p.Evicted++
-	// The Eviction API may not know of a deletion shortly before.
+	// The Eviction API may not yet know about a deletion that came shortly before this eviction.
 	unknown := slices.ContainsFunc(calls, func(c Call) bool {
 		other, ok := losses[c.Name]
 		return ok && c.Deleted() && other.budget == lost.budget && !other.Seen.After(lost.Seen) &&

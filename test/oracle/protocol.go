@@ -22,8 +22,8 @@ import (
 // longestSpecified is the default of spec.progressDeadlineSeconds.
 const longestSpecified = 30 * time.Minute
 
-// Protocol describes the Evacuations that do not follow their protocol. startDeadline is the time
-// that evacuators have for their first report at least.
+// Protocol describes the violations of the Evacuation protocol. startDeadline is the minimum time
+// that the server must give an evacuator for its first report.
 func Protocol(log Log, startDeadline time.Duration) []string {
 	var found []string
 	live, names := map[types.UID]*v1alpha1.Evacuation{}, map[types.UID]string{}
@@ -47,7 +47,8 @@ func Protocol(log Log, startDeadline time.Duration) []string {
 	return found
 }
 
-// checkName checks that an Evacuation is the only one that its pod may have.
+// checkName checks that an Evacuation is named after its pod and that the pod has no second
+// Evacuation.
 func checkName(names map[types.UID]string, e *v1alpha1.Evacuation) []string {
 	var found []string
 	ref, name := e.Spec.PodRef, e.Namespace+"/"+e.Name
@@ -61,8 +62,8 @@ func checkName(names map[types.UID]string, e *v1alpha1.Evacuation) []string {
 	return found
 }
 
-// broken describes the rules that two states of an Evacuation break. Other states may have been
-// between them unless they are consecutive.
+// broken describes the rules that the change from one state of an Evacuation to a later state
+// breaks. Unless the states are consecutive, the Evacuation may have had others in between.
 func broken(before, e *v1alpha1.Evacuation, startDeadline time.Duration, consecutive bool) []string {
 	var found []string
 	if !equality.Semantic.DeepEqual(before.Spec, e.Spec) {
@@ -137,7 +138,7 @@ func brokenTurn(before, e *v1alpha1.Evacuation, startDeadline time.Duration, con
 	return ""
 }
 
-// patienceOf returns how long the active evacuator may be silent at least.
+// patienceOf returns the minimum time for which the active evacuator may send no report.
 func patienceOf(e *v1alpha1.Evacuation, startDeadline time.Duration) time.Duration {
 	patience := longestSpecified
 	if seconds := e.Spec.ProgressDeadlineSeconds; seconds != nil {
@@ -149,8 +150,8 @@ func patienceOf(e *v1alpha1.Evacuation, startDeadline time.Duration) time.Durati
 	return min(patience, startDeadline)
 }
 
-// turns are the classes in the order in which they become active. The order of equal priorities is
-// not known here: tests give each class a priority of its own.
+// turns returns the classes in the order in which they become active. Tests give each class a
+// different priority, because the order of equal priorities is not defined here.
 func turns(e *v1alpha1.Evacuation) []string {
 	sorted := slices.Clone(e.Spec.Evacuators)
 	slices.SortStableFunc(sorted, func(a, b v1alpha1.Evacuator) int { return int(b.Priority) - int(a.Priority) })
@@ -180,7 +181,7 @@ func isInstigator(finalizer string) bool {
 	return strings.HasPrefix(finalizer, v1alpha1.FinalizerInstigatorPrefix)
 }
 
-// Unsettled describes the Evacuations that have not ended and do not report what keeps them.
+// Unsettled describes the Evacuations that have not ended and do not report what blocks them.
 func Unsettled(evacuations []*v1alpha1.Evacuation) []string {
 	var found []string
 	for _, e := range evacuations {
@@ -208,15 +209,16 @@ func heldByOthers(e *v1alpha1.Evacuation) bool {
 	return slices.ContainsFunc(e.Finalizers, func(finalizer string) bool { return !isInstigator(finalizer) })
 }
 
-// Counts is how much of the protocol a log has: a log without Evacuations breaks no rule.
+// Counts is the number of times that a log has each part of the protocol. A log without Evacuations
+// breaks no rule but also proves nothing.
 type Counts struct {
-	// Evacuations counts all of them, HandOvers the changes of the active evacuator; Completed,
-	// Cancelled and Vanished the Evacuations that ended because their pod was gone, because no
-	// instigator asked for them, and without a condition.
+	// Evacuations is the number of all Evacuations, HandOvers that of changes of the active
+	// evacuator. Completed counts the Evacuations that ended because their pod was gone, Cancelled
+	// those without an instigator, and Vanished the Evacuations that ended without a condition.
 	Evacuations, HandOvers, Completed, Cancelled, Vanished int
-	// Forbidden counts those whose evacuator did not allow the cancellation at any time.
+	// Forbidden counts the Evacuations whose evacuator at some time forbade the cancellation.
 	Forbidden int
-	// Blocked counts those that were blocked at any time, by the reason.
+	// Blocked counts the Evacuations that were blocked at some time, by reason.
 	Blocked map[string]int
 }
 
@@ -228,12 +230,12 @@ func (c Counts) String() string {
 	)
 }
 
-// CountsOf counts how much of the protocol a log has.
+// CountsOf returns the Counts of a log.
 func CountsOf(log Log) Counts {
 	c := Counts{Blocked: map[string]int{}}
 	live, counted := map[types.UID]*v1alpha1.Evacuation{}, map[string]bool{}
 	for o, e := range Each[*v1alpha1.Evacuation](log) {
-		// once reports whether something is true of the Evacuation for the first time.
+		// once reports whether a statement about the Evacuation is true for the first time.
 		once := func(what string, is bool) int {
 			key := what + " " + string(e.UID)
 			if !is || counted[key] {

@@ -30,7 +30,8 @@ const (
 	maintenance = "maintenance"
 	// noSurge is a NodeMaintenance of Deployments with the annotation surge: Disabled.
 	noSurge = "maintenance-no-surge"
-	// badInput is maintenance while the server processes bad input about other pods on other nodes.
+	// badInput is the contender maintenance while the server also processes bad input about other
+	// pods on other nodes.
 	badInput = "maintenance-bad-input"
 	// attempts is the maximum number of runs of kubectl drain, which is repeated after a failure.
 	attempts = 20

@@ -204,8 +204,8 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 	apps := (s.pods + podsPerApp - 1) / podsPerApp
 	owners := make([]types.UID, apps)
 	if err := crowd.Each(ctx, apps, func(ctx context.Context, i int) error {
-		// The garbage collector would delete pods without an existing controller. A ConfigMap does
-		// not create pods.
+		// The garbage collector would delete pods whose owner does not exist. The owner is a
+		// ConfigMap, because a ConfigMap creates no pods.
 		configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: appName(i)}}
 		owner, err := c.kube.CoreV1().ConfigMaps(namespace).Create(ctx, configMap, metav1.CreateOptions{})
 		if err == nil {

@@ -52,7 +52,7 @@ func TestBudgetHoldsUpAGroup(t *testing.T) {
 	w.gang(t, "gang", 100)
 	const why = " pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them needs priority 1000"
 	waitEvent(t, w.namespace, "PreemptionHeldBack", "gang", "4"+why)
-	// One disruption does not make room for both.
+	// The gang has two pods, and one disruption makes room for only one.
 	w.allow(t, "web", 1)
 	waitEvent(t, w.namespace, "PreemptionHeldBack", "gang", "3"+why)
 	w.wantCounts(t, 0, 0, 0)
