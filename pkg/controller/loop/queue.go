@@ -68,9 +68,9 @@ func NewQueue[T comparable](config Config[T]) *Queue[T] {
 	}
 }
 
-// AddUnlessFailed adds an item immediately if its last sync succeeded. After a failure, the item
-// waits for its backoff. It is then also added after maxBackoff, since a sync that runs now may
-// succeed, and then no retry follows.
+// AddUnlessFailed adds an item immediately if its last sync succeeded. After a failure, the pending
+// retry handles the item. The item is also added after maxBackoff: if a sync is running and
+// succeeds with old data, the queue makes no retry.
 func (q *Queue[T]) AddUnlessFailed(item T) {
 	if q.NumRequeues(item) > 0 {
 		q.AddAfter(item, maxBackoff)

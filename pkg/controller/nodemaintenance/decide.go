@@ -224,7 +224,8 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 // decideConfirmation returns what Drained=True still waits for, or "". The node controller must
 // have confirmed that all nodes are drained. It does so after the scheduler had time to bind the
 // pods that it had assigned before the cordon. Then a live list must contain no pod that is
-// nominated for one of the nodes. After that the cache is sufficient: every new pod is an event.
+// nominated for one of the nodes. After that the cache is sufficient: every new pod causes an
+// event.
 func (d *decision) decideConfirmation(f *facts) string {
 	switch {
 	case len(f.unconfirmed) > 0 && f.unsettled > 0:

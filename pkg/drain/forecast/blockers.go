@@ -247,10 +247,10 @@ func (p *Pod) jobOf() (name string, ok bool) {
 	return p.Owner.Name, true
 }
 
-// failsJob reports whether a Job fails for good when the given number of its pods is evicted at the
-// same time. An evicted pod counts as failed, unless the Job's pod failure policy ignores pods that
-// were disrupted (KEP-3329). A Job that counts failures per index (KEP-3850) loses an index for
-// good only if it allows no failures of the index.
+// failsJob reports whether a Job fails permanently if the given number of its pods is evicted at
+// the same time. An evicted pod counts as failed, unless the Job's pod failure policy ignores
+// disrupted pods (KEP-3329). A Job that counts failures per index (KEP-3850) permanently loses an
+// index only if it allows no failures of the index.
 func failsJob(job *batchv1.Job, evicted int32) bool {
 	if action, ok := onDisruption(job.Spec.PodFailurePolicy); ok {
 		switch action {

@@ -58,22 +58,22 @@ type answer struct {
 	remarks []*remark
 }
 
-// group returns the group of the given maintenances. strangers are additional keys that are not in
+// group returns the group of the given maintenances. otherKeys are additional keys that are not in
 // any of their plans.
-func (p *planning) group(holds []*hold, strangers []planKey) (*group, error) {
+func (p *planning) group(holds []*hold, otherKeys []planKey) (*group, error) {
 	id := p.scratch[:0]
 	for _, h := range holds {
 		id = binary.LittleEndian.AppendUint64(id, uint64(h.by.id))
 	}
-	for i := range strangers {
-		id = append(append(id, strangers[i].podType...), 0)
-		id = append(append(id, strangers[i].selector.String()...), 0)
+	for i := range otherKeys {
+		id = append(append(id, otherKeys[i].podType...), 0)
+		id = append(append(id, otherKeys[i].selector.String()...), 0)
 	}
 	p.scratch = id
 	if g := p.groups[string(id)]; g != nil {
 		return g, nil
 	}
-	g, err := newGroup(holds, strangers)
+	g, err := newGroup(holds, otherKeys)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (p *planning) group(holds []*hold, strangers []planKey) (*group, error) {
 	return g, nil
 }
 
-func newGroup(holds []*hold, strangers []planKey) (*group, error) {
+func newGroup(holds []*hold, otherKeys []planKey) (*group, error) {
 	g := &group{answers: map[string]*answer{}}
 	known := map[key]int{}
 	learn := func(k planKey) {
@@ -95,7 +95,7 @@ func newGroup(holds []*hold, strangers []planKey) (*group, error) {
 			learn(k)
 		}
 	}
-	for _, k := range strangers {
+	for _, k := range otherKeys {
 		compiled, err := compileSelector(k.selector)
 		if err != nil {
 			return nil, err

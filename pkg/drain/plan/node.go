@@ -42,19 +42,19 @@ func (p *planning) recall(n *nodeState) error {
 	}
 	// Keys that are not in a current plan come last, in an order that does not depend on the
 	// statuses.
-	var strangers []planKey
+	var otherKeys []planKey
 	for _, h := range n.holds {
 		at := -1
 		for i := range h.before {
 			if at = g.find(&h.before[i], at); at < 0 {
-				strangers = append(strangers, planKey{key: entryKey(&h.before[i]), selector: h.before[i].PodSelector})
+				otherKeys = append(otherKeys, planKey{key: entryKey(&h.before[i]), selector: h.before[i].PodSelector})
 			}
 		}
 	}
-	if len(strangers) > 0 {
-		slices.SortFunc(strangers, compareStrangers)
-		strangers = slices.CompactFunc(strangers, func(a, b planKey) bool { return compareStrangers(a, b) == 0 })
-		if g, err = p.group(n.holds, strangers); err != nil {
+	if len(otherKeys) > 0 {
+		slices.SortFunc(otherKeys, compareKeys)
+		otherKeys = slices.CompactFunc(otherKeys, func(a, b planKey) bool { return compareKeys(a, b) == 0 })
+		if g, err = p.group(n.holds, otherKeys); err != nil {
 			return err
 		}
 	}
@@ -69,7 +69,7 @@ func (p *planning) recall(n *nodeState) error {
 	return nil
 }
 
-func compareStrangers(a, b planKey) int {
+func compareKeys(a, b planKey) int {
 	return cmp.Or(strings.Compare(string(a.podType), string(b.podType)), strings.Compare(a.selector.String(), b.selector.String()))
 }
 

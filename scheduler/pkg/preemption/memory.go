@@ -180,7 +180,8 @@ func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 	return m.lasts(candidates[candidate]) || m.lasts(candidates[everyCandidate])
 }
 
-// again returns the refusal that follows known. Its delay is twice as long if known still counts.
+// again returns the refusal that follows the refusal known. It has twice the delay of known if
+// known still lengthens the next delay.
 func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[types.NamespacedName]) *refusal {
 	if m.counts(known) {
 		delay = min(2*known.delay, maxRefusalDelay)

@@ -166,8 +166,8 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	}
 	c.known.noteSync(key, s.now, len(s.pods))
 	d := decide(s)
-	// Set standing before the reports are written: they enqueue the Evacuations in the evacuation
-	// controller, which reads it.
+	// Set state.standing before writing the reports: each report makes the evacuation controller
+	// reconcile an Evacuation, and that controller reads state.standing.
 	c.known.change(key, func(s *state) { s.standing = d.memory.standing })
 	scaled, err := c.act(ctx, key, s, d)
 	if scaled && !(d.idle && err == nil) {
