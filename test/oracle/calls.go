@@ -21,20 +21,21 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
-// Call is a request to make a pod leave that kube-apiserver has answered.
+// Call is a request to evict or delete a pod that kube-apiserver has answered.
 type Call struct {
-	// Verb and Subresource are those of the request: create of eviction, or delete.
+	// Verb and Subresource are create and eviction, or delete and "".
 	Verb, Subresource string
-	// Namespace and Name are those of the pod, UID the precondition that the caller set.
+	// Namespace and Name identify the pod. UID is the precondition that the caller set.
 	Namespace, Name string
 	UID             types.UID
 	// User sent the request.
 	User string
 	// Code is the HTTP status of the answer.
 	Code int32
-	// RefusedBy is the name of the budget that refused an eviction, if one did.
+	// RefusedBy is the name of the budget because of which the eviction was refused, or "".
 	RefusedBy string
-	// Received is when the request came, Answered when the answer went out.
+	// Received is the time at which kube-apiserver received the request, Answered that of its
+	// response.
 	Received, Answered time.Time
 }
 
@@ -48,8 +49,8 @@ func (c *Call) Deleted() bool {
 	return c.Verb == "delete" && c.Subresource == "" && c.Code == http.StatusOK
 }
 
-// ReadCalls reads an audit log. Dry runs are left out. A last line without its end is one that is
-// being written.
+// ReadCalls reads an audit log. It omits dry runs, and a last line without a newline, which
+// kube-apiserver is still writing.
 func ReadCalls(log io.Reader) ([]Call, error) {
 	var calls []Call
 	lines := bufio.NewReader(log)
@@ -112,9 +113,9 @@ func parseCall(line []byte) (*Call, error) {
 	return call, nil
 }
 
-// refusingBudget returns the name of the budget that refused an eviction; "" if none did. The
-// answer has it in a sentence only: "The disruption budget web needs 9 healthy pods and has 9
-// currently", "The disruption budget web is still being processed by the server."
+// refusingBudget returns the name of the budget because of which an eviction was refused, or "".
+// The response has the name only in a sentence: "The disruption budget web needs 9 healthy pods and
+// has 9 currently", "The disruption budget web is still being processed by the server."
 func refusingBudget(answer *metav1.Status) string {
 	if answer.Code != http.StatusTooManyRequests || answer.Details == nil {
 		return ""
@@ -149,14 +150,14 @@ func EvictedTwice(log Log) []string {
 	return found
 }
 
-// AuditLog is an audit log from some point on.
+// AuditLog is the part of an audit log after a certain point.
 type AuditLog struct {
 	path   string
 	offset int64
 }
 
-// OpenAuditLog takes the present end of an audit log for the beginning; a line that is being
-// written belongs to what was before. It fails if there is none.
+// OpenAuditLog returns the part of an audit log after its current end. It omits a line that is
+// being written now. It fails if the log does not exist.
 func OpenAuditLog(path string) (AuditLog, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -165,7 +166,7 @@ func OpenAuditLog(path string) (AuditLog, error) {
 	return AuditLog{path, info.Size()}, nil
 }
 
-// Calls returns the calls that were written since.
+// Calls returns the calls in the new lines.
 func (l AuditLog) Calls() ([]Call, error) {
 	var calls []Call
 	err := l.Read(func(log io.Reader) (err error) {
@@ -175,7 +176,7 @@ func (l AuditLog) Calls() ([]Call, error) {
 	return calls, err
 }
 
-// Read passes the lines that were written since to a function. The last line may be incomplete.
+// Read passes the new lines to a function. The last line may be incomplete.
 func (l AuditLog) Read(read func(log io.Reader) error) error {
 	file, err := os.Open(l.path)
 	if err != nil {

@@ -100,7 +100,7 @@ func TestAuditLogBeginsWhereItIsOpened(t *testing.T) {
 	deletion, eviction := line("delete", "", "200", ""), line("create", "eviction", "201", withUID)
 	for name, test := range map[string]struct {
 		before, after string
-		// want are the verbs of the calls since.
+		// want has the verbs of the new calls.
 		want []string
 	}{
 		"after a line":                     {deletion, eviction, []string{"create"}},

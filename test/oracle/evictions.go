@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	// lag is the time that the server may take to see a cancellation and stop, and a watch to show
-	// an event, on a busy machine.
+	// lag is the time that, on a busy machine, the server may take to stop after a cancellation,
+	// and a watch may take to deliver an event.
 	lag = 2 * time.Second
-	// stampLag is the error of a timestamp, which is cut to a second.
+	// stampLag is the maximum error of a timestamp, which is truncated to a second.
 	stampLag = time.Second
 )
 
@@ -55,8 +55,8 @@ func statesOf(log Log) map[types.UID][]state {
 	return states
 }
 
-// OutOfTurn describes the evictions by a user, granted or refused, that its Evacuations did not
-// allow at that time. It also returns the number of its evictions.
+// OutOfTurn describes the evictions that a user requested at a time at which no Evacuation of the
+// pod allowed them, whether granted or refused. It also returns the number of the user's evictions.
 func OutOfTurn(log Log, user string) (found []string, evictions int) {
 	states := statesOf(log)
 	for i := range log.Calls {
@@ -73,7 +73,7 @@ func OutOfTurn(log Log, user string) (found []string, evictions int) {
 	return found, evictions
 }
 
-// unlawful returns why the server must not have sent an eviction; "" if it may have.
+// unlawful returns the reason why the server was not allowed to request an eviction, or "".
 func unlawful(call *Call, states []state, blind bool) string {
 	what := fmt.Sprintf("pod %s/%s (%s) was to be evicted at %s",
 		call.Namespace, call.Name, call.UID, call.Received.UTC().Format("15:04:05.000"))
@@ -132,7 +132,7 @@ func describe(states []state, at time.Time) string {
 	return text.String()
 }
 
-// EndedEarly describes the Evacuations that were completed for the end of their pod although the
+// EndedEarly describes the Evacuations that are complete because their pod has left, although the
 // pod had not left.
 func EndedEarly(log Log) []string {
 	left := map[types.UID]time.Time{}

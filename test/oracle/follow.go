@@ -24,34 +24,32 @@ import (
 // relistInterval is the time between two requests to a server that does not answer.
 const relistInterval = 100 * time.Millisecond
 
-// Resource is what to watch: the objects of one resource.
+// Resource describes the objects of one resource to watch.
 type Resource struct {
-	// Client serves the resource, Name is its name in the plural.
+	// Client reads the resource. Name is the plural name of the resource.
 	Client cache.Getter
 	Name   string
-	// Namespace is that of the objects; "" for all namespaces.
+	// Namespace is the namespace of the objects; "" for all namespaces.
 	Namespace string
-	// MayRestart means that the server of the resource may end and come back without the events in
-	// between. Then the difference to its new state is passed on as events. Otherwise lost events
-	// are an error.
+	// MayRestart is set if the server of the resource may restart and lose events. The differences
+	// from the new state are then passed on as events. Otherwise lost events are an error.
 	MayRestart bool
-	// See gets each event, in order. Objects that exist at the beginning are added. relisted means
-	// that other events of the object may have been lost before this one.
+	// See is called for each event, in order. The first events add the existing objects. relisted
+	// is set if earlier events of the object may have been lost.
 	See func(event watch.Event, relisted bool)
-	// Fail gets the reason why no more events will come. It is not called for the end of the
-	// context.
+	// Fail is called with the error that ends the watch. It is not called when the context ends.
 	Fail func(error)
 }
 
 type follower struct {
 	Resource
 	listWatch *cache.ListWatch
-	// known are the objects that exist, for a resource whose server may restart.
+	// known has the existing objects of a resource whose server may restart.
 	known map[types.UID]runtime.Object
 }
 
 // Follow lists the objects and watches them until the context ends. Unlike an informer it skips no
-// event: one might be the moment in which a promise is broken.
+// event: a rule may be broken in a single intermediate state.
 func Follow(ctx context.Context, r Resource) error {
 	f := &follower{
 		Resource: r, known: map[types.UID]runtime.Object{},
@@ -61,7 +59,8 @@ func Follow(ctx context.Context, r Resource) error {
 	if err != nil {
 		return fmt.Errorf("list %s: %w", r.Name, err)
 	}
-	// Fail gets what cannot be repaired; the rest would only fill the output of tests.
+	// Fail receives each permanent error. Logs of temporary errors would only fill the output of
+	// tests.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	go f.run(ctx, version)
 	return nil
@@ -87,7 +86,7 @@ func (f *follower) run(ctx context.Context, version string) {
 	}
 }
 
-// watch passes events on until the server does not know the next ones.
+// watch passes events on until the server no longer has the next ones.
 func (f *follower) watch(ctx context.Context, version string) error {
 	watcher, err := toolswatch.NewRetryWatcherWithContext(ctx, version, f.listWatch)
 	if err != nil {
@@ -107,7 +106,8 @@ func (f *follower) watch(ctx context.Context, version string) error {
 	return fmt.Errorf("the watch ended")
 }
 
-// list passes on how the objects differ from the known ones, and returns the version of the list.
+// list passes on the differences between the listed and the known objects as events, and returns
+// the version of the list.
 func (f *follower) list(ctx context.Context, relisted bool) (version string, err error) {
 	list, err := f.listWatch.ListWithContext(ctx, metav1.ListOptions{})
 	if err != nil {

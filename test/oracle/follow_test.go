@@ -27,12 +27,12 @@ func pod(name, version string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), ResourceVersion: version}}
 }
 
-// server answers lists one after another, and ends the first watch, which passes on events, with an
-// expired version.
+// server answers each list request with the next of its lists. It sends its events to the first
+// watch, and ends that watch with the error that the version has expired.
 type server struct {
 	lists  []corev1.PodList
 	events []watch.Event
-	// watched counts the watches.
+	// watched is the number of watches so far.
 	watched chan struct{}
 }
 

@@ -22,12 +22,12 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// disruptionLag is the time that the disruption controller may take to count a change. A budget
-// that was closed a moment ago may still let a pod go, and the Eviction API does not know of a pod
-// that was deleted a moment ago.
+// disruptionLag is the time that the disruption controller may take to count a change. Within this
+// time, a budget may still allow an eviction after a change of its spec forbids it, and the
+// Eviction API does not take the deletion of another pod into account.
 const disruptionLag = 5 * time.Second
 
-// healthChange is the moment in which a pod became healthy, or ceased to be.
+// healthChange is the moment at which a pod became healthy or unhealthy.
 type healthChange struct {
 	*Observation
 	*corev1.Pod
@@ -108,9 +108,8 @@ func Availability(log Log) map[Workload]Span {
 	return spans
 }
 
-// Missed describes the Deployments that had fewer healthy pods at some time than at the beginning:
-// a drain that replaces pods before they leave finds none. Deployments that do not surge do not
-// promise that.
+// Missed describes the Deployments that at some time had fewer healthy pods than at the beginning.
+// There are none if the drain replaced all pods before they left.
 func Missed(log Log) []string {
 	var found []string
 	for workload, span := range Availability(log) {
@@ -129,10 +128,10 @@ type Health struct {
 
 	// Name is the namespace and the name of the budget.
 	Name string
-	// Expected is the number of its pods at the beginning, Floor the number that had to be healthy
-	// then.
+	// Expected is the number of the budget's pods at the beginning, and Floor the number of pods
+	// that had to be healthy then.
 	Expected, Floor int
-	// Losses are the moments since the beginning in which a healthy pod was lost.
+	// Losses are the losses of healthy pods since the beginning.
 	Losses []Loss
 
 	selector labels.Selector
@@ -145,11 +144,11 @@ type Loss struct {
 	Pod  string
 	Age  time.Duration
 	Seen time.Time
-	// Healthy is the number of healthy pods that are left, Floor the number that had to be healthy.
+	// Healthy is the number of remaining healthy pods, and Floor the number that had to be healthy.
 	Healthy, Floor int
 }
 
-// term is the floor of a budget from a change of its spec on.
+// term is the floor of a budget between two changes of its spec.
 type term struct {
 	at    moment
 	seen  time.Time
@@ -209,7 +208,7 @@ func (h *Health) covers(p *corev1.Pod) bool {
 	return p.Namespace == namespace && h.selector.Matches(labels.Set(p.Labels))
 }
 
-// change notes a change of the budget.
+// change records a change of the budget.
 func (h *Health) change(o *Observation, pdb *policyv1.PodDisruptionBudget) {
 	now := term{at: o.stamp().at, seen: o.Seen, floor: floor(&pdb.Spec, h.Expected)}
 	if o.Type == watch.Deleted {
@@ -221,7 +220,7 @@ func (h *Health) change(o *Observation, pdb *policyv1.PodDisruptionBudget) {
 }
 
 // floorAt returns how many pods had to be healthy at an observation of a pod: the lowest floor of
-// the present term and of those that ended a short time before.
+// the current term and of the terms that ended a short time before.
 func (h *Health) floorAt(o *Observation) int {
 	lowest := math.MaxInt
 	for i, t := range h.terms {

@@ -61,7 +61,7 @@ type event struct {
 	pod  corev1.Pod
 }
 
-// played returns a log of budgets and pods, and of events of pods a second after one another.
+// played returns a log of budgets and pods, then of pod events at intervals of one second.
 func played(before []corev1.Pod, events []event, budgets ...*policyv1.PodDisruptionBudget) Log {
 	var log Log
 	for _, budget := range budgets {
@@ -77,7 +77,7 @@ func played(before []corev1.Pod, events []event, budgets ...*policyv1.PodDisrupt
 	return log
 }
 
-// later adds an observation some time after the last one.
+// later adds an observation some time after the last observation.
 func later(log *Log, after time.Duration, kind watch.EventType, object runtime.Object) {
 	last := log.Observations[len(log.Observations)-1]
 	o := observe(last.Seen.Add(after), kind, object)
@@ -161,8 +161,8 @@ func TestBudgetsThatWereBroken(t *testing.T) {
 func TestBudgetsThatMove(t *testing.T) {
 	before := []corev1.Pod{newPod("web-1"), newPod("web-2"), newPod("web-3")}
 	for name, test := range map[string]struct {
-		// first and then are the numbers of pods that may be missing, changed some time before the
-		// second loss.
+		// first and then are the values of maxUnavailable before and after the change. The change
+		// comes some time before the second loss.
 		first, then int32
 		changed     time.Duration
 		want        []string

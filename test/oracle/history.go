@@ -17,40 +17,40 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// history is a log in one order, by object.
+// history has the events of a log in one order, grouped by object.
 type history struct {
 	pods         map[types.UID]*podRecord
 	nodes        map[types.UID]*nodeRecord
 	maintenances map[types.UID]*maintenanceRecord
 	evacuations  map[types.UID]*evacuationRecord
-	// overridden are the maintenances whose order was overridden, according to an event.
+	// overridden has the maintenances whose order was overridden, according to an event.
 	overridden map[types.UID]bool
-	// byPod are the Evacuations by the UIDs of their pods.
+	// byPod has the Evacuations by the UIDs of their pods.
 	byPod map[types.UID][]*evacuationRecord
-	// sent are the pods that a drain made leave: they were evicted, or their Deployment was scaled
-	// up for them and scaled down again.
+	// sent has the pods that a drain has removed: each was evicted, or its Deployment was scaled up
+	// for it and scaled down again.
 	sent map[types.UID]bool
-	// foreign are the stamps of Haulout's server, for straighten.
+	// foreign has the stamps of Haulout's server, for straighten.
 	foreign []*stamp
 }
 
 // podRecord is the life of a pod.
 type podRecord struct {
 	*corev1.Pod
-	// bound is when it came to its node, asked when it was told to end, gone when it had ended.
-	// Each is never if it did not happen.
+	// bound is the time at which the pod was bound to its node, asked the time of its deletion, and
+	// gone the time at which it had ended. Each has the value never if it did not happen.
 	bound, asked, gone stamp
 }
 
 // nodeRecord is the life of a node.
 type nodeRecord struct {
-	// last is the last state of the node.
+	// last is the latest state of the node.
 	last   *corev1.Node
 	states []nodeState
 	gone   stamp
 }
 
-// nodeState is a node from a place in the history on.
+// nodeState is the state of a node since a place in the history.
 type nodeState struct {
 	stamp
 
@@ -63,16 +63,17 @@ type maintenanceRecord struct {
 	last   *v1alpha1.NodeMaintenance
 	states []*maintenanceState
 	gone   *stamp
-	// moved means that the selector or the plan was changed. Then its order cannot be judged.
+	// moved is set if the selector or the plan was changed. The order of the maintenance cannot be
+	// judged then.
 	moved bool
 }
 
-// maintenanceState is a maintenance from a place in the history on.
+// maintenanceState is the state of a maintenance since a place in the history.
 type maintenanceState struct {
 	stamp
 
 	draining bool
-	// targets are those of the nodes in its status, by UID.
+	// targets has the drain targets in its status, by the UID of the node.
 	targets map[types.UID][]v1alpha1.DrainPlanEntry
 }
 
@@ -80,7 +81,7 @@ type maintenanceState struct {
 type evacuationRecord struct {
 	*v1alpha1.Evacuation
 
-	// made is when a maintenance was first seen to ask for it; nil if none did.
+	// made is the first time at which a maintenance was an instigator; nil if none was.
 	made *stamp
 	gone bool
 }
@@ -131,7 +132,7 @@ func (h *history) pod(o *Observation, pod *corev1.Pod) {
 	if known.bound.at == never && pod.Spec.NodeName != "" {
 		known.bound = o.stamp()
 	}
-	// The end of a pod has its real place, also if it began before the recording.
+	// The end of a pod has its exact place, even if the pod existed before the recording.
 	now, deleted := stamp{at: o.at, seen: o.Seen}, o.Type == watch.Deleted
 	if known.asked.at == never && (deleted || pod.DeletionTimestamp != nil) {
 		known.asked = now
@@ -210,8 +211,8 @@ func (p *podRecord) scaledDown() bool {
 	return lowered && p.asked.at != never
 }
 
-// precede moves Evacuations of pods that were sent away before the end of their pods if they were
-// seen later. With them moves all that Haulout's server had shown until then.
+// precede moves an Evacuation before the end of its pod if a drain removed the pod and the Recorder
+// received the Evacuation later. It also moves all earlier events of Haulout's server.
 func (h *history) precede() {
 	for uid, p := range h.pods {
 		if !h.sent[uid] || p.asked.at == never {
@@ -229,8 +230,8 @@ func (h *history) precede() {
 	}
 }
 
-// straighten moves the events of Haulout's server to the earliest possible place: none happened
-// after an event that followed it on that server.
+// straighten moves the events of Haulout's server to the earliest possible place: an event happened
+// no later than the next event of the same server.
 func (h *history) straighten() {
 	slices.SortFunc(h.foreign, func(a, b *stamp) int { return cmp.Compare(b.version, a.version) })
 	earliest := stamp{at: never}
@@ -248,8 +249,8 @@ func sameOrder(a, b *v1alpha1.NodeMaintenance) bool {
 		equality.Semantic.DeepEqual(a.Spec.DrainPlan, b.Spec.DrainPlan)
 }
 
-// Evacuated returns the UIDs of the pods that a maintenance asked for and that were told to end: by
-// an eviction, or because their Deployment was scaled back.
+// Evacuated returns the UIDs of the pods that left for a maintenance: by an eviction, or because
+// their Deployment was scaled down again.
 func Evacuated(log Log) []types.UID {
 	h := historyOf(log)
 	var pods []types.UID

@@ -1,20 +1,20 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oracle tells whether drains, Evacuations and preemption kept their promises, from nothing
-// but what the API shows of them. It shares no code with the server that it judges.
+// Package oracle checks whether drains, Evacuations and preemption kept their promises. It uses
+// only what the API shows about them, and shares no code with the server that it judges.
 //
 // A Recorder keeps one Log: the events of pods, nodes, budgets, Deployments, NodeMaintenances,
 // Evacuations and Events that its watches showed, and the calls of kube-apiserver's audit log. The
 // rules are pure functions of a Log. They return a sentence for each violation.
 //
-// Two servers with histories of their own have to be put into one order. Events of the host cluster
-// are placed by their resource versions, which count the writes to its etcd: that is exact. An
-// event of Haulout's server is placed by a version of the host cluster that was read after the
-// event had come. So it is placed too late by the time of its delivery and of that read. A pod that
-// ends in that time is counted in favour of the server; the deletions of the pods that were asked
-// to leave, which follow, are placed exactly. A pod that is created in that time is not: a test
-// that creates late pods has to wait until the Recorder has seen what they are too late for.
+// The Log puts the events of two servers, each with its own versions, into one order. The place of
+// an event of the host cluster is its resource version, which counts the writes to etcd and is
+// exact. The place of an event of Haulout's server is a version of the host cluster that the
+// Recorder read after it received the event. This place is too late by the time of the delivery and
+// of the read. If a pod ends within that time, the rules count this in favour of the server. They
+// do not do so for a pod that is created within that time: a test that creates a pod after a state
+// of a maintenance must first wait until the Recorder has seen that state.
 package oracle
 
 import (
@@ -31,13 +31,13 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// Log is all that a Recorder saw.
+// Log has everything that a Recorder has recorded.
 type Log struct {
-	// Observations are in the order in which they came.
+	// Observations has the observed events in the order in which the Recorder received them.
 	Observations []Observation
-	// Calls are the requests to make pods leave.
+	// Calls has the requests to evict or delete pods.
 	Calls []Call
-	// Gaps are the times in which events of Haulout's server may have been missed.
+	// Gaps has the times in which the Recorder may have missed events of Haulout's server.
 	Gaps []Gap
 }
 
@@ -45,16 +45,16 @@ type Log struct {
 type Observation struct {
 	watch.Event
 
-	// Seen is when it came.
+	// Seen is the time at which the Recorder received the event.
 	Seen time.Time
-	// Initial means that it belongs to the state before the recording began.
+	// Initial is set if the object existed before the recording began.
 	Initial bool
 
-	// at is its place in the history of the host cluster.
+	// at is the place of the event in the history of the host cluster.
 	at moment
-	// version is its version in Haulout's server; 0 for objects of the host cluster.
+	// version is the object's version in Haulout's server; 0 for objects of the host cluster.
 	version moment
-	// relisted means that other events of the object may have been missed before it.
+	// relisted is set if the Recorder may have missed earlier events of the object.
 	relisted bool
 }
 
@@ -93,8 +93,8 @@ func (o *Observation) stamp() stamp {
 	return stamp{o.at, o.Seen, o.version}
 }
 
-// addHost adds an event of the host cluster. Those of a kind have to come in the order in which
-// they happened.
+// addHost adds an event of the host cluster. The events of each kind must be added in the order in
+// which they happened.
 func (l *Log) addHost(event watch.Event, seen time.Time) error {
 	at, err := versionOf(event.Object)
 	l.Observations = append(l.Observations, Observation{Event: event, Seen: seen, at: at})
@@ -111,7 +111,7 @@ func (l *Log) addHaulout(event watch.Event, seen time.Time, relisted bool, now m
 	return err
 }
 
-// begin takes all observations so far for the state before the recording.
+// begin marks all observations so far as Initial.
 func (l *Log) begin() {
 	for i := range l.Observations {
 		l.Observations[i].Initial = true

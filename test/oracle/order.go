@@ -19,21 +19,21 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// bindLag is the time in which the server has to learn of a pod that was bound to a node after its
-// cordon. It includes the delay of the events of Haulout's server.
+// bindLag is the time that the server may take to learn about a pod that was bound to a node after
+// the cordon. It includes the delay of the events of Haulout's server.
 const bindLag = 10 * time.Second
 
 // notCovered is the wave of a pod that a plan does not cover.
 const notCovered = -1
 
-// docket is a maintenance as the verdict on the order needs it.
+// docket has the data about a maintenance that outOfOrder needs.
 type docket struct {
 	*maintenanceRecord
 
 	selector *nodeaffinity.NodeSelector
-	// waves are the indexes of the first entries of the plan that cover the pods.
+	// waves has, for each pod, the index of the first entry of the plan that covers the pod.
 	waves map[types.UID]int
-	// answers are the results that overtaken has returned.
+	// answers has the earlier results of overtaken.
 	answers map[question]*podRecord
 }
 
@@ -48,7 +48,7 @@ type change struct {
 	stamp
 
 	maintenance types.UID
-	// held means that the maintenance drains and its status has the node.
+	// held is set if the maintenance drains and its status has the node.
 	held    bool
 	targets []v1alpha1.DrainPlanEntry
 }
@@ -140,8 +140,8 @@ func (h *history) sortedPods() []*podRecord {
 	})
 }
 
-// askedAt returns when a maintenance first asked a pod to leave. A pod that ends for another reason
-// was not asked.
+// askedAt returns the time at which a maintenance first asked a pod to leave. ok is false for a pod
+// that ended for another reason.
 func (h *history) askedAt(p *podRecord) (stamp, bool) {
 	asked, evacuated := p.asked, false
 	for _, e := range h.byPod[p.UID] {
@@ -156,7 +156,7 @@ func (h *history) askedAt(p *podRecord) (stamp, bool) {
 	return asked, (evacuated || h.sent[p.UID]) && asked.at != never
 }
 
-// nodesByName are the nodes of each name, one after another.
+// nodesByName has the successive nodes of each name.
 type nodesByName map[string][]*nodeRecord
 
 func (h *history) nodesByName() nodesByName {

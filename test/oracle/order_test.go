@@ -22,7 +22,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// tape writes a log. Both servers count their versions up; a second passes between two events.
+// tape writes a log. Each event increases the version of its server and is one second after the
+// event before it.
 type tape struct {
 	t     *testing.T
 	log   Log
@@ -66,7 +67,7 @@ func (p *tape) onOurs(kind watch.EventType, object interface {
 	must.Do(p.t, p.log.addHaulout(event, p.now(), false, moment(p.host)))
 }
 
-// node makes or changes a node in a pool.
+// node creates or changes a node in a pool.
 func (p *tape) node(name, pool string, modify ...func(*corev1.Node)) {
 	p.t.Helper()
 	node := p.nodes[name]
@@ -103,7 +104,7 @@ func ofDaemonSet(p *corev1.Pod) {
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Controller: &yes}}
 }
 
-// ask makes an Evacuation of pods, and evicts them.
+// ask creates an Evacuation for each of the pods, and evicts them.
 func (p *tape) ask(names ...string) {
 	p.t.Helper()
 	for _, name := range names {
@@ -135,7 +136,8 @@ func (p *tape) evict(name string) {
 	p.onHost(watch.Modified, pod)
 }
 
-// scaleDown lowers the deletion cost of a pod and has it end since its Deployment was scaled back.
+// scaleDown lowers the deletion cost of a pod, which then ends because its Deployment was scaled
+// down.
 func (p *tape) scaleDown(name string) {
 	p.t.Helper()
 	pod := p.pods[name]
@@ -147,7 +149,7 @@ func (p *tape) scaleDown(name string) {
 	p.onHost(watch.Modified, pod)
 }
 
-// end lets pods end, and their Evacuations with them.
+// end ends pods and their Evacuations.
 func (p *tape) end(names ...string) {
 	p.t.Helper()
 	for _, name := range names {
@@ -165,7 +167,7 @@ func (p *tape) firstWave() {
 	p.end("low-1", "low-2")
 }
 
-// plan has a wave for each of the priorities.
+// plan returns a drain plan with a wave for each of the priorities.
 func plan(priorities ...int32) []v1alpha1.DrainPlanEntry {
 	var out []v1alpha1.DrainPlanEntry
 	for _, priority := range priorities {
@@ -174,7 +176,7 @@ func plan(priorities ...int32) []v1alpha1.DrainPlanEntry {
 	return out
 }
 
-// drain makes a maintenance of a pool with waves up to priority 1000 and 2000.
+// drain creates a maintenance of a pool with two waves, up to the priorities 1000 and 2000.
 func (p *tape) drain(name, pool string) {
 	p.t.Helper()
 	nm := &v1alpha1.NodeMaintenance{
@@ -192,14 +194,14 @@ func (p *tape) drain(name, pool string) {
 	p.onOurs(watch.Added, nm)
 }
 
-// reach writes the targets of nodes into the status of a maintenance. One without nodes has let go
-// of all.
+// reach writes the targets of nodes into the status of a maintenance. Without nodes, the
+// maintenance releases all nodes.
 func (p *tape) reach(name string, priority int32, nodes ...string) {
 	p.t.Helper()
 	p.say(name, plan(priority), nodes...)
 }
 
-// silent has a maintenance name nodes in its status of which it says nothing yet.
+// silent adds nodes without targets to the status of a maintenance.
 func (p *tape) silent(name string, nodes ...string) {
 	p.t.Helper()
 	p.say(name, nil, nodes...)
@@ -223,7 +225,7 @@ func (p *tape) complete(name string) {
 	p.onOurs(watch.Modified, p.nms[name])
 }
 
-// expect compares what was found with parts of what should be.
+// expect compares the findings with parts of the expected texts.
 func expect(t *testing.T, found []string, want ...string) {
 	t.Helper()
 	must.True(t, len(found) == len(want), "got %q, want %d findings", found, len(want))
@@ -234,7 +236,8 @@ func expect(t *testing.T, found []string, want ...string) {
 	}
 }
 
-// begin has two nodes of one pool with a pod of the first wave each, and one of the second.
+// begin creates two nodes of one pool, a pod of the first wave on each, and a pod of the second
+// wave.
 func begin(p *tape) {
 	p.node("one", "blue")
 	p.node("two", "blue")

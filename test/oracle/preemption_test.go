@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestJudgePreemption has pods of a budget leave of which one may be missing.
+// TestJudgePreemption removes pods whose budget allows one disruption.
 func TestJudgePreemption(t *testing.T) {
 	call := func(user, pod string, deleted bool) Call {
 		if deleted {
@@ -30,9 +30,9 @@ func TestJudgePreemption(t *testing.T) {
 	for name, test := range map[string]struct {
 		calls    []Call
 		priority int32
-		// counted means that the Eviction API has counted the budget down for web-1.
+		// counted is set if the status of the budget lists web-1 as a disrupted pod.
 		counted bool
-		// evicted, deleted and below are the numbers of the verdict.
+		// evicted, deleted and below are the expected Evicted, Deleted and DeletedBelow.
 		evicted, deleted, below int
 		want                    []string
 	}{

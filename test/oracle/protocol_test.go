@@ -37,7 +37,8 @@ func observe(seen time.Time, kind watch.EventType, object runtime.Object) Observ
 	return Observation{Event: watch.Event{Type: kind, Object: object}, Seen: seen}
 }
 
-// evacuation returns one with two evacuators that have 10 s each, of which none has the turn.
+// evacuation returns an Evacuation with two evacuators, each with a deadline of 10 s. Neither of
+// them is active.
 func evacuation(mods ...mod) *v1alpha1.Evacuation {
 	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
@@ -54,8 +55,8 @@ func evacuation(mods ...mod) *v1alpha1.Evacuation {
 	}, mods...)
 }
 
-// turn makes a class the active evacuator, some seconds after the beginning. It has not reported
-// yet.
+// turn makes a class the active evacuator, some seconds after the beginning. The evacuator has not
+// reported yet.
 func turn(class string, at int) mod {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.ActiveEvacuatorClass = class
@@ -64,7 +65,7 @@ func turn(class string, at int) mod {
 	}
 }
 
-// reports has the active evacuator report, some seconds after the beginning.
+// reports adds a report of the active evacuator, some seconds after the beginning.
 func reports(at int) mod {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(dawn.Add(time.Duration(at) * time.Second)))
@@ -81,7 +82,7 @@ func forbid(e *v1alpha1.Evacuation) {
 
 func failed(n int32) mod { return func(e *v1alpha1.Evacuation) { e.Status.FailedEvictionCounter = n } }
 
-// heldByOther has a finalizer that is no instigator keep the object.
+// heldByOther adds a finalizer that does not belong to an instigator.
 func heldByOther(e *v1alpha1.Evacuation) { e.Finalizers = append(e.Finalizers, "example.com/other") }
 
 func withdrawn(e *v1alpha1.Evacuation) { e.Finalizers = nil }
@@ -285,7 +286,8 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 func TestCompletionTellsTheTruth(t *testing.T) {
 	tests := map[string]struct {
 		reason string
-		// left is when the pod left after it was said, in seconds; negative if it stays.
+		// left is the number of seconds between the completion and the end of the pod; negative if
+		// the pod stays.
 		left int
 		want []string
 	}{

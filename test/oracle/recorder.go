@@ -37,20 +37,20 @@ const (
 	checkInterval = 20 * time.Millisecond
 )
 
-// Scope is what a Recorder looks at.
+// Scope has the objects that a Recorder watches.
 type Scope struct {
-	// Only are the resources that it watches, by their names in the plural; empty for all but
-	// Deployments.
+	// Only has the plural names of the resources to watch. If it is empty, the Recorder watches all
+	// resources except Deployments.
 	Only []string
-	// Nodes selects the nodes. The labels that it uses must not change.
+	// Nodes selects the nodes by labels that must not change.
 	Nodes labels.Selector
-	// Namespaces are those of the pods, budgets, Deployments and Evacuations.
+	// Namespaces are the namespaces of the pods, budgets, Deployments and Evacuations to watch.
 	Namespaces []string
 	// Budgets are recorded as if they existed at the beginning, to count the healthy pods of
 	// workloads without a budget.
 	Budgets []policyv1.PodDisruptionBudget
-	// AuditLog is the file to which kube-apiserver writes its audit log. Without one there are no
-	// calls.
+	// AuditLog is the file to which kube-apiserver writes its audit log. If it is empty, the Log
+	// has no Calls.
 	AuditLog string
 }
 
@@ -66,17 +66,17 @@ type Recorder struct {
 
 	mu  sync.Mutex
 	log Log
-	// view is the present state.
+	// view is the current state of the recorded objects.
 	view View
-	// waiting are events of Haulout's server that have no place in the log yet.
+	// waiting has the events of Haulout's server that have no place in the log yet.
 	waiting []Observation
-	// arrived has an element if there are any.
+	// arrived has an element if waiting has events.
 	arrived chan struct{}
 	failed  error
 }
 
-// Start begins to record; it ends with the context. It fails if a budget in the scope is broken
-// already.
+// Start starts a Recorder, which records until the context ends. It fails if a budget in the scope
+// is already broken.
 func Start(
 	ctx context.Context, kube kubernetes.Interface, haulout clientset.Interface, scope Scope,
 ) (*Recorder, error) {
@@ -136,7 +136,7 @@ func resources(kube kubernetes.Interface, haulout clientset.Interface) []Resourc
 }
 
 // isNamespaced reports whether the objects of a resource are in the namespaces of the scope. Events
-// about maintenances are in another one.
+// about maintenances are in another namespace.
 func isNamespaced(resource string) bool {
 	return !slices.Contains([]string{"nodes", "events", "nodemaintenances"}, resource)
 }
@@ -159,7 +159,7 @@ func (r *Recorder) see(event watch.Event, relisted bool) {
 	if !r.covers(event.Object) {
 		return
 	}
-	// They are half of each object, and no rule reads them.
+	// The managed fields are half of each object, and no rule reads them.
 	event.Object.(metav1.Object).SetManagedFields(nil)
 	now := time.Now()
 	r.mu.Lock()
@@ -177,8 +177,8 @@ func (r *Recorder) see(event watch.Event, relisted bool) {
 	}
 }
 
-// place gives the events of Haulout's server their place in the history of the host cluster, events
-// since the last version together.
+// place assigns the waiting events of Haulout's server a place in the history of the host cluster.
+// All events since the last version get the same place.
 func (r *Recorder) place(ctx context.Context) {
 	for {
 		select {
@@ -204,8 +204,8 @@ func (r *Recorder) place(ctx context.Context) {
 	}
 }
 
-// now returns the present version of the host cluster: that of a list that was not answered from a
-// cache alone. It waits for a kube-apiserver that cannot answer.
+// now returns the current version of the host cluster, from a list that kube-apiserver did not
+// answer from its cache alone. It retries until kube-apiserver answers.
 func (r *Recorder) now(ctx context.Context) (moment, error) {
 	version := ""
 	err := wait.PollUntilContextCancel(ctx, relistInterval, true, func(ctx context.Context) (bool, error) {
@@ -280,20 +280,20 @@ func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
 	return Verdict(log, rules, cordoned...), nil
 }
 
-// View returns the present state.
+// View returns the current state.
 func (r *Recorder) View() *View {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &View{maps.Clone(r.view.live), r.view.asked}
 }
 
-// Wait waits until a check of the present state returns "". Otherwise the check returns what is
+// Wait waits until a check of the current state returns "". Otherwise the check returns what is
 // missing.
 func (r *Recorder) Wait(ctx context.Context, check func(*View) (missing string)) error {
 	return r.wait(ctx, func() string { return check(&r.view) })
 }
 
-// wait calls a check, with the lock, when something was recorded.
+// wait calls a check under the lock after each recorded event.
 func (r *Recorder) wait(ctx context.Context, check func() (missing string)) error {
 	checked, missing := -1, ""
 	err := wait.PollUntilContextCancel(ctx, checkInterval, true, func(context.Context) (bool, error) {
@@ -315,7 +315,7 @@ func (r *Recorder) wait(ctx context.Context, check func() (missing string)) erro
 	return err
 }
 
-// View is the present state of what is recorded.
+// View is the current state of the recorded objects.
 type View struct {
 	live  map[types.UID]runtime.Object
 	asked int
@@ -409,7 +409,7 @@ func Done(names ...string) func(*View) string {
 	}
 }
 
-// PutBack checks that maintenances are done and have left nothing but the cordons of users.
+// PutBack checks that maintenances are done and that only the cordons of users are left.
 func PutBack(cordoned []string, names ...string) func(*View) string {
 	return func(v *View) string {
 		var closed []string

@@ -14,13 +14,13 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// key identifies a drain target: each has one priority.
+// key identifies a drain target.
 type key struct {
 	podType  v1alpha1.PodType
 	selector string
 }
 
-// reach are the drain targets of a node: the highest priority of each type and selector.
+// reach has the drain targets of a node: the highest priority for each type and selector.
 type reach map[key]int32
 
 func reachOf(targets []v1alpha1.DrainPlanEntry) reach {
@@ -37,7 +37,7 @@ func reachOf(targets []v1alpha1.DrainPlanEntry) reach {
 	return r
 }
 
-// of returns the priority of a key: its own, or that of its type without a selector.
+// of returns the priority of a key or, if higher, of the key with the same type and no selector.
 func (r reach) of(k key) (priority int32, ok bool) {
 	priority, ok = r[k]
 	if all, reached := r[key{podType: k.podType}]; reached && (!ok || all > priority) {
@@ -88,11 +88,11 @@ func sameTargets(a, b []v1alpha1.DrainPlanEntry) bool {
 	return x.covers(y) && y.covers(x)
 }
 
-// holders are the maintenances that hold a node, with the drain targets in their statuses.
+// holders has the maintenances that hold a node, with the drain targets in their statuses.
 type holders map[types.UID]reach
 
-// all returns the targets that all holders have. A holder without targets agrees to none: no pod is
-// asked to leave before it has the targets in its status, too.
+// all returns the targets that all holders have. There are none if a holder has no targets: no pod
+// is asked to leave before that holder also has the targets in its status.
 func (h holders) all() reach {
 	var out reach
 	for _, r := range h {

@@ -17,20 +17,20 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Rules are what the Verdict on a log depends on.
+// Rules has the facts outside a log on which the Verdict depends.
 type Rules struct {
-	// Running are the types of pods that are left running on purpose: no wave waits for them and
+	// Running has the types of pods that are kept running on purpose: no wave waits for them, and
 	// they must not be asked to leave.
 	Running []v1alpha1.PodType
-	// Server is the user of the server. If it is set, each of its evictions needs a maintenance
-	// that asked for it.
+	// Server is the user name of the server. If it is set, each eviction by this user needs a
+	// maintenance that requested it.
 	Server string
-	// SeesLate means that the server may be cut off from the cluster for a while. Then it may send
-	// evictions to a budget without knowing that it is closed.
+	// SeesLate is set if the server may lose the connection to the cluster for a while. It may then
+	// request evictions although it would find in the budget that no disruption is allowed.
 	SeesLate bool
 }
 
-// Verdict describes what maintenances did wrong, given the names of the nodes that a user has
+// Verdict describes the rules that maintenances broke, given the names of the nodes that a user has
 // cordoned.
 func Verdict(log Log, rules Rules, cordoned ...string) []string {
 	found := slices.Concat(
@@ -48,18 +48,17 @@ func Verdict(log Log, rules Rules, cordoned ...string) []string {
 }
 
 const (
-	// watchDelay is the time that a change of a budget may take to reach a client that watches it,
-	// on a busy machine. An eviction that was sent sooner has raced with the change that closed the
-	// budget.
+	// watchDelay is the time that a change of a budget may take to reach a watching client on a
+	// busy machine. The server may request an eviction that the budget forbids within that time.
 	watchDelay = 250 * time.Millisecond
-	// Probes ask whether a budget that the watch shows as closed is closed. The first one comes ten
-	// seconds after it was closed, and all closed budgets together get one in six seconds; both
-	// less a tolerance for the clocks.
+	// A probe is an eviction to check a budget that allows no disruption according to the watch.
+	// The first probe of a budget comes after ten seconds. All such budgets together get one probe
+	// in six seconds. Both times include a tolerance for the clocks.
 	probeAfter = 9500 * time.Millisecond
 	probeEvery = 5500 * time.Millisecond
 )
 
-// budgetState is whether a budget let a pod go, since it was seen to.
+// budgetState records whether a budget allowed a disruption, and since when.
 type budgetState struct {
 	since time.Time
 	open  bool
@@ -79,8 +78,8 @@ func budgetStates(log Log) map[string][]budgetState {
 	return states
 }
 
-// closedSince returns when a budget was closed that lets no pod go at a time; not ok if it does, or
-// may.
+// closedSince returns the time since which a budget has allowed no disruption. ok is false if the
+// budget allows one, or may allow one.
 func closedSince(states []budgetState, at time.Time) (time.Time, bool) {
 	for _, s := range slices.Backward(states) {
 		if !s.since.After(at) {
@@ -90,8 +89,8 @@ func closedSince(states []budgetState, at time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// SentToClosed describes the evictions that a budget refused, if the budget had let no pod go for a
-// while when they were sent and they were no probes. It also returns the number of probes.
+// SentToClosed describes the refused evictions that were requested although the budget had allowed
+// no disruption for a while, except probes. It also returns the number of probes.
 func SentToClosed(log Log) (found []string, probes int) {
 	states := budgetStates(log)
 	byTime := slices.SortedFunc(slices.Values(log.Calls), func(x, y Call) int { return x.Received.Compare(y.Received) })
@@ -118,15 +117,15 @@ func SentToClosed(log Log) (found []string, probes int) {
 	return found, probes
 }
 
-// ourPrefix starts the names of what Haulout writes on nodes.
+// ourPrefix is the prefix of the names of the labels, annotations and taints of Haulout.
 const ourPrefix = "maintenance.haulout.dev/"
 
 // nodeConditions are the conditions about maintenances (KEP-4212, "Node Conditions").
 var nodeConditions = sets.New[corev1.NodeConditionType]("MaintenancePlanned", "MaintenanceInProgress",
 	"DrainInProgress", "Drained")
 
-// notPutBack describes what maintenances have left behind on nodes, given the names of the nodes
-// that a user had cordoned.
+// notPutBack describes the remains of maintenances on nodes, given the names of the nodes that a
+// user had cordoned.
 func notPutBack(log Log, cordoned ...string) []string {
 	var found []string
 	for _, n := range historyOf(log).nodes {
@@ -138,8 +137,8 @@ func notPutBack(log Log, cordoned ...string) []string {
 	return found
 }
 
-// LeftOn describes what maintenances have left behind on a node without a maintenance; cordoned
-// means that a user has cordoned it.
+// LeftOn describes the remains of maintenances on a node without a maintenance. cordoned is set if
+// a user has cordoned the node.
 func LeftOn(node *corev1.Node, cordoned bool) []string {
 	var found []string
 	switch {
@@ -182,12 +181,12 @@ func leftOver(log Log) []string {
 	return found
 }
 
-// stopTime is the time that a server may take to learn that a maintenance is over. An eviction that
-// it has sent may also be under way.
+// stopTime is the time that a server may take to stop evictions after the end of a maintenance,
+// including the time of a request that it has already sent.
 const stopTime = 3 * time.Second
 
-// unasked describes the granted evictions by a user of pods on nodes that no maintenance drained
-// when kube-apiserver received the call, or shortly before.
+// unasked describes the granted evictions by a user for which no maintenance drained the node when
+// kube-apiserver received the call, or shortly before.
 func unasked(log Log, user string) []string {
 	h := historyOf(log)
 	dockets, err := h.dockets(nil)
@@ -214,7 +213,7 @@ func unasked(log Log, user string) []string {
 	return found
 }
 
-// asksFor reports whether the maintenance drained one of some nodes at a time or shortly before.
+// asksFor reports whether the maintenance drained one of the nodes at a time or shortly before.
 func (d *docket) asksFor(nodes []*nodeRecord, at time.Time) bool {
 	for i, state := range d.states {
 		if !state.draining {
@@ -224,7 +223,8 @@ func (d *docket) asksFor(nodes []*nodeRecord, at time.Time) bool {
 		if i+1 < len(d.states) {
 			over = &d.states[i+1].stamp
 		}
-		// A state may have come some time before it was seen, but not before the object.
+		// A state may have begun before the Recorder received it, but not before the object was
+		// created.
 		if at.Before(d.last.CreationTimestamp.Time) || over != nil && at.After(over.seen.Add(stopTime)) {
 			continue
 		}
