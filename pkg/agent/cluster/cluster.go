@@ -107,7 +107,6 @@ func (c *Client) Event(eventType, reason, message string) {
 	c.recorder.Event(ref, eventType, reason, message)
 }
 
-// ownUser returns the user name with which the agent is authenticated.
 func (c *Client) ownUser(ctx context.Context) (string, error) {
 	c.shared.mu.Lock()
 	user := c.shared.user

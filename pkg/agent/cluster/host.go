@@ -34,7 +34,6 @@ const (
 	// The kubelet sets this status on pods that it ends during a shutdown.
 	killedReason  = "Terminated"
 	killedMessage = "Pod was terminated in response to imminent node shutdown."
-	// reportWorkers is the number of pods that are reported in parallel.
 	reportWorkers = 8
 )
 

@@ -23,8 +23,7 @@ const (
 	loginPath      = dbus.ObjectPath("/org/freedesktop/login1")
 	loginInterface = "org.freedesktop.login1.Manager"
 	busInterface   = "org.freedesktop.DBus"
-	// unit is the name of logind's service.
-	unit = "systemd-logind.service"
+	unit           = "systemd-logind.service"
 
 	whatShutdown = "shutdown"
 	modeDelay    = "delay"

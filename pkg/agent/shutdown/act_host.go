@@ -28,7 +28,6 @@ const (
 	// evictionTimeout limits the evictions that are sent at the same time: admission webhooks delay
 	// each of them.
 	evictionTimeout = 10 * time.Second
-	// evictionWorkers is the number of evictions in flight.
 	evictionWorkers = 8
 )
 

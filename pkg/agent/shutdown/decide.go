@@ -110,7 +110,6 @@ type localFacts struct {
 	final bool
 }
 
-// input is everything on which a decision depends.
 type input struct {
 	state   state.State
 	news    news
@@ -145,7 +144,6 @@ type input struct {
 	why                              string
 }
 
-// event is an event about the node.
 type event struct {
 	eventType, reason, message string
 }
@@ -237,7 +235,6 @@ func (d *decision) afterBoot(s *settings) {
 	}
 }
 
-// absorb applies the news to the state.
 func (d *decision) absorb(in *input) {
 	st, n := &d.next, &in.news
 	if n.ensured != nil {
@@ -351,7 +348,6 @@ func (d *decision) shutdown(s *settings, in *input) {
 	}
 }
 
-// detect starts a shutdown.
 func (d *decision) detect(in *input) {
 	st := &d.next
 	if st.Phase != state.Cancelled && st.Local != nil && st.Local.Done {
@@ -453,7 +449,6 @@ func (f *apiFacts) lost(s *settings, in *input) bool {
 	return f.failures >= minFailures && !in.now.Before(f.since.Add(s.grace(in, f.since)))
 }
 
-// releasing enters the phase in which the shutdown is released.
 func (d *decision) releasing(in *input, why string) {
 	d.next.Phase = state.Releasing
 	if !d.next.Last.Start.IsZero() {

@@ -40,8 +40,7 @@ type hostFacts struct {
 	// evictions returned.
 	evicting bool
 	evicted  time.Time
-	// refused has the refused evictions.
-	refused map[types.UID]refusal
+	refused  map[types.UID]refusal
 }
 
 // stay counts the number of pods that cannot be evicted.
@@ -54,7 +53,6 @@ func (f *hostFacts) stay() (n int) {
 	return n
 }
 
-// refusal is a refused eviction.
 type refusal struct {
 	// next is the time of the next attempt. pause is the pause after the last refusal.
 	next    time.Time

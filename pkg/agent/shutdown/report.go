@@ -40,8 +40,7 @@ type conditionWriter struct {
 	written   *corev1.NodeCondition
 	writtenAt time.Time
 	step      string
-	// due is the time of the next write.
-	due time.Time
+	due       time.Time
 }
 
 // dueAt returns when to write the condition. After a new step, the write is due immediately.

@@ -53,7 +53,6 @@ type situation struct {
 	runtime error
 }
 
-// step is the next action for a pod.
 type step int
 
 const (
@@ -61,9 +60,7 @@ const (
 	stepLeave step = iota
 	// stepWait waits for something other than the pod's end.
 	stepWait
-	// stepGiveUp reports that the pod cannot be stopped.
 	stepGiveUp
-	// stepPark parks the manifests.
 	stepPark
 	// stepWatch waits for the pod's end.
 	stepWatch
@@ -71,7 +68,6 @@ const (
 	stepDone
 )
 
-// decision is a step with the data for its report.
 type decision struct {
 	step    step
 	message string
@@ -154,7 +150,6 @@ func watch(s situation) decision {
 	return d
 }
 
-// maintenanceOf describes the maintenance for which a pod is parked.
 func maintenanceOf(s situation) string {
 	list := s.targeting
 	if len(list) == 0 {

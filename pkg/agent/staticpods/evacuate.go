@@ -26,7 +26,6 @@ const (
 	beatsPerDeadline = 4
 )
 
-// evacuation is the state of the work on one Evacuation.
 type evacuation struct {
 	*evacuator.Evacuation
 	keeper *Keeper

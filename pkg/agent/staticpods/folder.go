@@ -43,8 +43,7 @@ var errNoManifest = errors.New("the static pod folder has no manifest of the pod
 type folder struct {
 	files fileSystem
 	// dir is the static pod folder without symbolic links; empty if there is none.
-	dir string
-	// parking is the parking folder.
+	dir     string
 	parking string
 	// node is the name of the node; empty if unknown. If it is unknown, new entries have no pod.
 	node string
@@ -521,7 +520,6 @@ func (f *folder) archive(i *index, e *Entry, to string) (string, error) {
 	}
 }
 
-// syncAll syncs the folders of restored manifests to the disk.
 func (f *folder) syncAll(done []Restored) error {
 	dirs := map[string]struct{}{}
 	for _, e := range done {

@@ -44,7 +44,6 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// indexVersion is the version of the format of the index.
 const indexVersion = 1
 
 // Maintenance identifies a NodeMaintenance.
@@ -102,7 +101,6 @@ func (e *Entry) describe(pod *corev1.Pod) {
 	}
 }
 
-// index is the content of the index file.
 type index struct {
 	Version int      `json:"version"`
 	Entries []*Entry `json:"entries"`

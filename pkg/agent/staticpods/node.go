@@ -143,7 +143,6 @@ func (k *Keeper) publish(ctx context.Context, node *corev1.Node, kept map[types.
 	return nil
 }
 
-// holdersOf returns the names of the maintenances in the marks of a Node.
 func holdersOf(node *corev1.Node) []string {
 	names := sets.New[string]()
 	for _, annotation := range []string{
@@ -288,7 +287,6 @@ func (k *Keeper) watchFolder(ctx context.Context, changed func()) {
 	}, k.relist)
 }
 
-// watchOnce watches a folder until the watch ends.
 func watchOnce(ctx context.Context, dir string, changed func()) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {

@@ -113,7 +113,6 @@ func (h *Handler) end(err error) (specific bool, code uint32) {
 	return false, 0
 }
 
-// eventSourceKey is the registry key of the message texts of a source.
 const eventSourceKey = `SYSTEM\CurrentControlSet\Services\EventLog\Application\` + ServiceName
 
 // EventLog writes to the event log of Windows. The nil EventLog writes nothing.

@@ -149,7 +149,6 @@ type serviceConfig struct {
 	command, display, description string
 }
 
-// ensureService creates or changes the service, and reports whether it changed anything.
 func ensureService(command string) (changed bool, err error) {
 	want := serviceConfig{
 		kind: windows.SERVICE_WIN32_OWN_PROCESS, start: mgr.StartAutomatic, errorControl: mgr.ErrorNormal,

@@ -27,11 +27,9 @@ type orderValue interface {
 	get() (order []string, found bool, err error)
 	// set writes the list, and creates the value if it does not exist.
 	set(order []string) error
-	// remove removes the value.
 	remove() error
 }
 
-// orderRecord is the structure of orderFile.
 type orderRecord struct {
 	// Existed is set if the registry had the value.
 	Existed bool `json:"existed"`
