@@ -158,7 +158,6 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 	return p.resolveEvacuators(ctx, attrs, evacuation, pod)
 }
 
-// getReferredPod returns the pod of a new Evacuation, or an error about the reference.
 func (p *Plugin) getReferredPod(ctx context.Context, namespace string, evacuation *maintenance.Evacuation) (*corev1.Pod, error) {
 	podRef, path := evacuation.Spec.PodRef, field.NewPath("spec", "podRef")
 	pod, err := p.client.CoreV1().Pods(namespace).Get(ctx, podRef.Name, metav1.GetOptions{})

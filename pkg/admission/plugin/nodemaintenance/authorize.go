@@ -37,7 +37,6 @@ const (
 // cluster.
 type nodeSet map[string]*corev1.Node
 
-// change is the effect of a write on nodes.
 type change struct {
 	// all are the nodes of the cluster.
 	all []*corev1.Node
@@ -95,7 +94,6 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 	return c, nil
 }
 
-// selectNodes returns the nodes that a maintenance selects.
 func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*corev1.Node) ([]*corev1.Node, error) {
 	selector, err := nodeselector.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, v1alpha1.NewNodesPolicy(nm.Spec.NewNodes))
 	if err != nil {

@@ -257,7 +257,6 @@ func validateStatusSize(nm *maintenance.NodeMaintenance, nodes int) error {
 			nodes, bytes>>10, size.MaxStatusBytes>>10))})
 }
 
-// warn adds the warnings to the response.
 func (p *Plugin) warn(ctx context.Context, nm *maintenance.NodeMaintenance, c *change) {
 	for _, text := range p.warnings(ctx, &write{nm: nm, change: c}) {
 		warning.AddWarning(ctx, "", text)
