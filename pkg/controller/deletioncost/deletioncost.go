@@ -31,15 +31,13 @@ import (
 
 const (
 	// Lowest is the cost of pods that have to be deleted first.
-	Lowest int32 = -2147483647
-	// fieldManager is the field manager of these writes.
-	fieldManager = "haulout-deletioncost"
+	Lowest       int32 = -2147483647
+	fieldManager       = "haulout-deletioncost"
 	// attempts is the number of times that a write with a conflict is tried. The kubelet may write
 	// a pod's status at any time.
 	attempts = 4
 )
 
-// lowestText is Lowest as the value of the annotation.
 var lowestText = strconv.Itoa(int(Lowest))
 
 // Of returns the pod's original deletion cost, even while it is lowered. ok is false if the cost is

@@ -65,7 +65,6 @@ var blockedChecks = []blockedCheck{
 	(*decision).waitsOnDeadNode,   // NodeUnreachable
 }
 
-// decideBlocked sets the condition Blocked.
 func (d *decision) decideBlocked(s situation) {
 	for _, check := range blockedChecks {
 		if found := check(d, s); found != nil {

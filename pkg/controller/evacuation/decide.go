@@ -31,8 +31,7 @@ type situation struct {
 	now        time.Time
 	evacuation *v1alpha1.Evacuation
 	// pod is nil if the pod no longer exists, which the API has confirmed.
-	pod *corev1.Pod
-	// podType is the type of the pod.
+	pod     *corev1.Pod
 	podType v1alpha1.PodType
 	// nodeUnreachable is set if the kubelet of the pod's node does not respond.
 	nodeUnreachable bool
@@ -86,7 +85,6 @@ const (
 	releaseDue
 )
 
-// decision is the outcome of one sync.
 type decision struct {
 	// status is the desired status.
 	status v1alpha1.EvacuationStatus

@@ -60,8 +60,7 @@ type answer struct {
 	// retryAfter is the time after which the API server allows a retry, at most maxRetryAfter; 0 if
 	// the API server sets none.
 	retryAfter time.Duration
-	// message is the message of the API server.
-	message string
+	message    string
 	// lost is set if there was no clear answer, and the verdict was derived from a read of the pod.
 	lost bool
 }

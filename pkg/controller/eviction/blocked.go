@@ -29,7 +29,6 @@ type trouble struct {
 	from time.Time
 }
 
-// consequence is the effect of an answer on the pod.
 type consequence struct {
 	// reason and text are the reason and the text of the blocker. %s is replaced with the message
 	// of kube-apiserver. Without a reason the pod gets no trouble.
@@ -76,7 +75,6 @@ var consequences = map[verdict]consequence{
 	verdictFailed: {v1alpha1.ReasonEvictionError, "The eviction fails: %s The server retries.", maxTroubleRest, false},
 }
 
-// handleAnswer applies the consequence of an answer to the item.
 func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time) {
 	what, said := consequences[a.verdict], wording.Sentence(a.message)
 	from := now

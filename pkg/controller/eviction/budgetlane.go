@@ -102,7 +102,6 @@ type budgetLane struct {
 	probeDelay time.Duration
 }
 
-// budgetLanes has the state that the lanes of all budgets share.
 type budgetLanes struct {
 	// probeAllowedAt is the time from which any of the lanes may send the next probe.
 	probeAllowedAt time.Time

@@ -84,7 +84,6 @@ func (q *Queue) ask(ctx context.Context, c *call) answer {
 	return a
 }
 
-// evict makes the API call for the pass.
 func (q *Queue) evict(ctx context.Context, c *call) error {
 	options := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(c.UID)}}
 	if c.pass == passGranted {

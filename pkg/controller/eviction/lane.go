@@ -40,7 +40,6 @@ type lane interface {
 	// isDone reports whether the lane may be dropped. The queue then calls drop.
 	isDone(now time.Time) bool
 	drop()
-	// common returns the fields that lanes of all types have.
 	common() *group
 }
 
@@ -65,7 +64,6 @@ const (
 	passGranted
 )
 
-// group has the fields that lanes of all types have.
 type group struct {
 	key laneKey
 	// protected is set if the pods have a budget.
@@ -86,7 +84,6 @@ func newGroup() group {
 	return group{members: map[*item]pdb.Owner{}, ready: line{order: byTurn}, unready: line{order: byTurn}, sending: map[*item]time.Time{}}
 }
 
-// join makes an item a member.
 func (g *group) join(it *item, pod *corev1.Pod) {
 	if g.members[it] = pdb.OwnerOf(metav1.GetControllerOfNoCopy(pod)); it.ReplacedFirst {
 		g.members[it] = pdb.OwnerDeployment
@@ -156,7 +153,6 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// phase is the state of a pod in the queue.
 type phase int
 
 const (

@@ -31,8 +31,7 @@ type ownerLane struct {
 	// readAt. readAt is zero if one of the owner's pods has changed since.
 	controller metav1.OwnerReference
 	readAt     time.Time
-	// keys are the keys of this lane in byController.
-	keys sets.Set[laneKey]
+	keys       sets.Set[laneKey]
 
 	// pods are the owner's pods that are neither finished nor terminating: a terminating pod and
 	// its replacement must not both count in most. serving is the number of pods in state

@@ -77,7 +77,6 @@ type conditionsChange struct {
 
 func (c conditionsChange) empty() bool { return len(c.set) == 0 && len(c.remove) == 0 && !c.setRecord }
 
-// conditionNews is an event of a node.
 type conditionNews struct {
 	reason, action, note string
 	name                 string
@@ -137,7 +136,6 @@ func isUnreadable(node *corev1.Node) bool {
 // condition Drained=False. Without it, each new pod on the node would cost two writes.
 const returnPatience = 30 * time.Second
 
-// drainState is the state of the drain of a node.
 type drainState int
 
 const (
@@ -252,7 +250,6 @@ const (
 	maxReasonRunes  = 120
 )
 
-// listHolders returns the names of maintenances with their reasons.
 func listHolders(holders []holder) string {
 	named := make([]string, 0, maxNamedHolders)
 	for _, h := range holders[:min(maxNamedHolders, len(holders))] {

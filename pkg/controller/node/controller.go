@@ -48,8 +48,7 @@ const (
 	releaseRetry = 5 * time.Second
 	// confirmationAge is the maximum age of the live read of a maintenance before a cordon.
 	confirmationAge = time.Second
-	// fieldManager is the field manager of the controller's writes.
-	fieldManager = "haulout-" + Name
+	fieldManager    = "haulout-" + Name
 )
 
 // Config has the dependencies and options of the controller.

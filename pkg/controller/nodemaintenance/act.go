@@ -267,7 +267,6 @@ func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	return progressStatus(old) != progressStatus(next)
 }
 
-// progressStatus returns the status of the condition Progressing.
 func progressStatus(nm *v1alpha1.NodeMaintenance) metav1.ConditionStatus {
 	if condition := conditionOf(nm, v1alpha1.ConditionProgressing); condition != nil {
 		return condition.Status
@@ -320,7 +319,6 @@ func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 
-// sameStatus reports whether two statuses are equal.
 func sameStatus(a, b *v1alpha1.NodeMaintenanceStatus) bool {
 	if len(a.NodeStatuses) != len(b.NodeStatuses) {
 		return false

@@ -47,8 +47,7 @@ const (
 	// DefaultStallTimeout is how long a drain may make no progress before it counts as stalled. It
 	// is longer than every other timeout of a drain.
 	DefaultStallTimeout = 15 * time.Minute
-	// fieldManager is the field manager of the controller's writes.
-	fieldManager = "haulout-" + Name
+	fieldManager        = "haulout-" + Name
 )
 
 // Config has the dependencies and options of the controller.

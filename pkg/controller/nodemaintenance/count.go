@@ -22,7 +22,6 @@ import (
 
 // nodeCount has the counts of one node for the status of a maintenance, and the pods to act on.
 type nodeCount struct {
-	// targets are the drain targets that the node has reached.
 	targets drainplan.Targets
 
 	pending, evacuating, stuck, left int32
@@ -125,7 +124,6 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 	return n
 }
 
-// addKept counts a kept pod.
 func (n *nodeCount) addKept(pod *nodestate.Pod) {
 	n.left++
 	if pod.Kept.IsStatic() {
@@ -192,7 +190,6 @@ func (n *nodeCount) messageOf(planned string) string {
 	return message
 }
 
-// fill sets the counters of the node's status.
 func (n *nodeCount) fill(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) {
 	entry.PodsPendingEvacuation = n.pending
 	entry.PodsEvacuating = n.evacuating
@@ -233,7 +230,6 @@ func newRemainder() *remainder {
 	return &remainder{refusedNamespaces: map[string]int{}, left: map[string]int{}}
 }
 
-// add adds the counts of one node, and the time of the last progress of its pods.
 func (r *remainder) add(n *nodeCount, moved time.Time) {
 	r.covered += n.covered
 	r.targeted += n.targeted

@@ -19,7 +19,6 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// decision is the outcome of one sync.
 type decision struct {
 	// plan is empty in all stages except Drain.
 	plan   drainplan.Result
@@ -180,7 +179,6 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
 }
 
-// releaseOf returns the reason and the message of a node that is not released yet.
 func releaseOf(f *facts, node string) (reason v1alpha1.NodeStatusReason, message string) {
 	if trouble, failing := f.troubles[node]; failing {
 		return v1alpha1.NodeStatusNotReleased, drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
@@ -201,7 +199,6 @@ func peakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeSta
 	return max(before, entry.PodsPendingEvacuation+entry.PodsEvacuating)
 }
 
-// decideConditions sets the conditions and the time of the last progress.
 func (d *decision) decideConditions(f *facts, left *remainder) {
 	nm := f.subject.NodeMaintenance
 	progress := d.decideProgress(f, left)
@@ -268,13 +265,11 @@ type drainedFacts struct {
 	attached attachedVolumes
 }
 
-// verdict is the desired state of a condition.
 type verdict struct {
 	status          metav1.ConditionStatus
 	reason, message string
 }
 
-// decideDrained returns the condition Drained.
 func decideDrained(f drainedFacts) verdict {
 	r := f.remainder
 	refused, excluded := 0, []memberNode(nil)

@@ -40,7 +40,6 @@ const (
 	stepWait
 )
 
-// decideEvacuation returns the next step for a pod that is asked to leave.
 func decideEvacuation(pod *nodestate.Pod) evacuationStep {
 	switch e := pod.Evacuation; {
 	case e == nil:

@@ -27,7 +27,6 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-// facts has all inputs of a decision.
 type facts struct {
 	now     time.Time
 	subject *member
@@ -66,7 +65,6 @@ type facts struct {
 	stallTimeout, longGrace time.Duration
 }
 
-// member is a maintenance with its nodes.
 type member struct {
 	*v1alpha1.NodeMaintenance
 	// nodes are all nodes that the maintenance selects, sorted by name.
@@ -76,7 +74,6 @@ type member struct {
 	inside []*corev1.Node
 }
 
-// memberNode is a node that a maintenance selects.
 type memberNode struct {
 	*corev1.Node
 	// outside is the reason why the waves do not wait for the node, nil if they do.
@@ -183,7 +180,6 @@ func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) 
 	return nil
 }
 
-// gatherNodes reads the pods and the failures of the nodes.
 func (c *Controller) gatherNodes(f *facts) error {
 	f.views = make(map[string]*nodestate.View, len(f.subject.nodes))
 	for _, m := range append(slices.Clone(f.draining), f.subject) {
@@ -327,7 +323,6 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 	return m
 }
 
-// outsideFacts has the inputs of whyOutside.
 type outsideFacts struct {
 	answer   rights.Answer
 	holds    bool
@@ -366,7 +361,6 @@ func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.Node
 
 func (m *member) username() string { return v1alpha1.RequesterOf(m.NodeMaintenance) }
 
-// world returns the input of the planner.
 func (f *facts) world() drainplan.World {
 	w := drainplan.World{Subject: f.subject.Name}
 	added := make(map[string]bool, len(f.views))
@@ -395,7 +389,6 @@ func refOf(node *corev1.Node) v1alpha1.NodeReference {
 	return v1alpha1.NodeReference{Name: node.Name, UID: node.UID}
 }
 
-// maintenances returns all maintenances.
 func (c *Controller) maintenances() []*v1alpha1.NodeMaintenance {
 	all, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {

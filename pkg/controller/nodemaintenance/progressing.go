@@ -36,7 +36,6 @@ func describe(all []loop.Failure) string {
 	return text
 }
 
-// progressFacts has the inputs of the condition Progressing.
 type progressFacts struct {
 	// ending is set if the stage is Complete or the object is being deleted. nodesHeld is the
 	// number of nodes that are not released.
@@ -136,7 +135,6 @@ type movement struct {
 	moved time.Time
 }
 
-// lastProgress returns the time of the last progress.
 func lastProgress(before *metav1.Time, m movement, now time.Time) *metav1.Time {
 	if before == nil {
 		return &metav1.Time{Time: now}

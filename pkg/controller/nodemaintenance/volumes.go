@@ -43,7 +43,6 @@ func (c *Controller) volumeAttachmentChanged(old, attachment *storagev1.VolumeAt
 	c.enqueueNode(now)
 }
 
-// attachedVolumes counts the volumes that are still attached to nodes.
 type attachedVolumes struct {
 	volumes, nodes int
 }

@@ -162,7 +162,6 @@ func (c *Cordons) recent(known cordon) []time.Time {
 	return slices.DeleteFunc(slices.Clone(known.restores), func(t time.Time) bool { return now.Sub(t) > FightWindow })
 }
 
-// forget drops the record of a deleted node.
 func (c *Cordons) forget(node *corev1.Node) { c.byNode.Forget(node.UID) }
 
 // noteLifted records that a maintenance which only uncordons has uncordoned a node. A later cordon

@@ -214,7 +214,6 @@ func TextOf(err error) string {
 	return drainplan.Fit(texts[0], maxText-len(more)) + more
 }
 
-// flatten returns the errors that an error consists of.
 func flatten(err error) []error {
 	var parts []error
 	switch e := any(err).(type) {

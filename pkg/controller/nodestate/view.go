@@ -72,7 +72,6 @@ type keptView struct {
 	view *View
 }
 
-// views has the cached views by node name.
 type views struct {
 	loop.Memory[string, keptView]
 	// changes counts the events of all nodes. There is one counter for all nodes, so that it never
@@ -108,7 +107,6 @@ func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (
 	return view, nil
 }
 
-// drop drops the cached view of a node after a change.
 func (v *views) drop(node string) {
 	v.Change(node, func(kept keptView, known bool) (keptView, bool) {
 		kept.change = v.changes.Add(1)

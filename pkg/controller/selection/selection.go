@@ -55,10 +55,9 @@ type selected struct {
 	generation int64
 	newest     *metav1.Time
 	holding    bool
-	// source is the uncompiled selector.
-	source   *corev1.NodeSelector
-	selector *nodeselector.Selector
-	nodes    sets.Set[string]
+	source     *corev1.NodeSelector
+	selector   *nodeselector.Selector
+	nodes      sets.Set[string]
 	// held are the names of nodes that the maintenance holds or held. A node that is registered
 	// again under such a name joins the maintenance.
 	held sets.Set[string]
@@ -121,7 +120,6 @@ func (s *Selection) nodesUnless(nm *v1alpha1.NodeMaintenance) (nodes []*corev1.N
 	return slices.Collect(maps.Values(s.nodes)), false
 }
 
-// matchedNode is a node with the result of matching it.
 type matchedNode struct {
 	node  *corev1.Node
 	match nodeselector.Match
@@ -202,7 +200,6 @@ func (s *Selection) Shows(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	return s.maintenances[nm.Name].isOf(nm), s.invalid[nm.Name]
 }
 
-// removeMaintenance removes a maintenance from the index.
 func (s *Selection) removeMaintenance(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,7 +251,6 @@ func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
 	return sets.List(before.Union(s.byNode[node.Name])), leaving
 }
 
-// selectors returns the selectors of all maintenances.
 func (s *Selection) selectors() []*nodeselector.Selector {
 	s.mu.Lock()
 	defer s.mu.Unlock()

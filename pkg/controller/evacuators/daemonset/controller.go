@@ -44,7 +44,6 @@ import (
 const Name = "daemonset-evacuator"
 
 const (
-	// fieldManager is the field manager of the controller's writes.
 	fieldManager = "haulout-" + Name
 
 	// DefaultVolumeDetachTimeout is the default of Config.VolumeDetachTimeout.
@@ -184,7 +183,6 @@ func (s *situation) mayRequest() bool {
 		s.evacuation.Status.ExpectedEvacuationFinishTime == nil
 }
 
-// act writes the report of a decision.
 func (c *Controller) act(ctx context.Context, s *situation, d decision) error {
 	if d.status == nil {
 		return nil

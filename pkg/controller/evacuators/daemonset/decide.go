@@ -33,8 +33,7 @@ type situation struct {
 	evacuation *v1alpha1.Evacuation
 	// pod is nil if it is not in the cache. Then the evacuation controller checks whether the pod
 	// still exists.
-	pod *corev1.Pod
-	// node is the node of the pod, or nil.
+	pod  *corev1.Pod
 	node *corev1.Node
 	// askedBy is the maintenance that drains the pod now, or nil.
 	askedBy *v1alpha1.NodeMaintenance
@@ -44,7 +43,6 @@ type situation struct {
 	volumesUntil time.Time
 }
 
-// decision is the outcome of one sync.
 type decision struct {
 	// status is the report to write, or nil. A report with an expected finish time requests the
 	// eviction of the pod.

@@ -81,9 +81,8 @@ func (i item) logAs() (key string, value any) {
 // Controller is the evacuator.
 type Controller struct {
 	*host.Cluster
-	clock   clock.WithTicker
-	timeout time.Duration
-	// startDeadline is EvacuatorStartDeadline of the Config.
+	clock         clock.WithTicker
+	timeout       time.Duration
 	startDeadline time.Duration
 	off           bool
 	// servingSince is the time at which this leader started. It is set before the first worker

@@ -40,12 +40,10 @@ type decision struct {
 	// short caches which replacements the surge lacks.
 	short *shortage
 	// scale is the change of the target; nil if there is none.
-	scale *scaling
-	// reports are the reports to write to Evacuations.
+	scale   *scaling
 	reports []report
 	events  []event
-	// memory is the state for the next decision.
-	memory memory
+	memory  memory
 	// wake is the time at which to reconcile again without an event; zero means never.
 	wake time.Time
 	// idle is set if no pod waits for this evacuator, and there is nothing to revert.
@@ -62,7 +60,6 @@ type scaling struct {
 	record *record
 }
 
-// report is a report to an Evacuation.
 type report struct {
 	evacuation *v1alpha1.Evacuation
 	message    string
@@ -508,7 +505,6 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 	return waiting
 }
 
-// revertSurge reverts the active surge, if there is one.
 func (d *decision) revertSurge(s situation) {
 	r := s.target.record
 	if r == nil || s.target.isGoing(&s) {

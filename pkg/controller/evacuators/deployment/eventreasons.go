@@ -36,7 +36,6 @@ const (
 	actionRead    = "Read"
 )
 
-// event is an event to send.
 type event struct {
 	eventType, reason, action, message string
 	// pod is the pod that the event is about; nil if it is about the Deployment.

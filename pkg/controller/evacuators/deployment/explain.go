@@ -43,7 +43,6 @@ func (s *situation) stepOf(p *pod) int {
 	return stepCreated
 }
 
-// score returns the sum of the steps of all replacements.
 func (s *situation) score() int {
 	score := 0
 	for _, p := range s.replacements() {
@@ -68,7 +67,6 @@ func (s *situation) finish() *metav1.Time {
 	return &at
 }
 
-// field returns the name of the field that the evacuator changes.
 func (t *target) field() string {
 	if t.autoscaler != nil {
 		return fmt.Sprintf("minReplicas of HorizontalPodAutoscaler %s", t.autoscaler.Name)

@@ -45,8 +45,7 @@ type situation struct {
 	// off is set if the evacuator is disabled.
 	off bool
 	// deployment is nil if it does not exist.
-	deployment *appsv1.Deployment
-	// autoscalers are the HorizontalPodAutoscalers of the Deployment.
+	deployment  *appsv1.Deployment
 	autoscalers []*autoscalingv2.HorizontalPodAutoscaler
 	target      target
 	// pods are the pods of the Deployment that are not terminating.
@@ -91,7 +90,6 @@ func (t *target) isGoing(s *situation) bool {
 	return t.autoscaler == nil && (s.deployment == nil || s.deployment.DeletionTimestamp != nil)
 }
 
-// pod is a pod of the Deployment.
 type pod struct {
 	*corev1.Pod
 	// evacuation is the active Evacuation of the pod; nil if there is none.
@@ -138,8 +136,7 @@ type memory struct {
 	// settled are the pods of the surge that tolerate the cordon, and were on their nodes before a
 	// maintenance held these nodes. They count as replacements.
 	settled map[types.UID]struct{}
-	// warned are the warnings that have been sent.
-	warned []string
+	warned  []string
 	// dropped has the pods that had the lowest cost at the last scale-down. spared is the number of
 	// these pods that the scale-down was not meant to delete. misses counts the consecutive
 	// scale-downs that deleted other pods, and missedAt is the time at which the last one was

@@ -21,12 +21,10 @@ type tracked struct {
 	loop.Memory[types.NamespacedName, state]
 }
 
-// state is the state of one Deployment.
 type state struct {
 	memory
 	// record is the last written record, with the UID of its object.
-	record *record
-	// nextSync is the earliest time of the next sync.
+	record   *record
 	nextSync time.Time
 	// unreported has, by name, the Evacuations whose last report failed, with the time of the
 	// failure. The map is not changed after it is stored.
