@@ -24,8 +24,7 @@ import (
 
 const (
 	// overdueAfter is how long a pod may still exist after the end of its grace period.
-	overdueAfter = 30 * time.Second
-	// namesInMessage is the maximum number of names in a message.
+	overdueAfter   = 30 * time.Second
 	namesInMessage = 3
 )
 
@@ -37,7 +36,6 @@ type blocker struct {
 	names []string
 }
 
-// add adds a pod, and names for the message.
 func (b *blocker) add(pod *leavingPod, names ...string) {
 	b.pods = append(b.pods, pod)
 	for _, name := range names {
@@ -62,7 +60,6 @@ type kind struct {
 	budgets string
 }
 
-// trouble collects the blockers of all pods.
 type trouble struct {
 	*decision
 	// budgets has the budgets of the Situation.
@@ -71,8 +68,7 @@ type trouble struct {
 	uses    map[*policyv1.PodDisruptionBudget]*budgetUse
 	// unprotected has the pods that no budget protects, by their owner.
 	unprotected map[string][]*leavingPod
-	// ofJobs are the pods of Jobs.
-	ofJobs map[types.NamespacedName][]*leavingPod
+	ofJobs      map[types.NamespacedName][]*leavingPod
 }
 
 func newTrouble(d *decision) *trouble {
@@ -103,7 +99,6 @@ func (t *trouble) of(effect v1alpha1.PreviewEffect, reason string, budgets ...*p
 	return t.found[k]
 }
 
-// look adds the pod to all blockers that affect it.
 func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	if pod.Nominated {
 		t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonPodNominated).add(pod)
@@ -181,7 +176,6 @@ func (t *trouble) addBudgets(pod *leavingPod, budgets []*policyv1.PodDisruptionB
 	}
 }
 
-// addOverdue adds a pod whose grace period has ended.
 func (t *trouble) addOverdue(pod *leavingPod) {
 	if len(pod.finalizers) > 0 {
 		t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonPodFinalizer).add(pod, pod.finalizers...)
@@ -350,7 +344,6 @@ func (b *blocker) explain() {
 	}
 }
 
-// describeBlockers adds the worst blockers to the preview.
 func (d *decision) describeBlockers(out *v1alpha1.NodeMaintenancePreview) {
 	listed := d.blockers[:min(len(d.blockers), MaxBlockers)]
 	out.BlockersOmitted = int32(len(d.blockers) - len(listed))
@@ -410,7 +403,6 @@ func (d *decision) describeMaintenances(out *v1alpha1.NodeMaintenancePreview) {
 	out.Maintenances = out.Maintenances[:min(len(out.Maintenances), MaxMaintenances)]
 }
 
-// describeNodes adds the nodes to the preview.
 func (d *decision) describeNodes(out *v1alpha1.NodeMaintenancePreview) {
 	username := ""
 	if d.Subject.Spec.RequestedBy != nil {

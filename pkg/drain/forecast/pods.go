@@ -175,7 +175,6 @@ func finalizersOf(pod *corev1.Pod) []string {
 	return slices.DeleteFunc(slices.Clone(pod.Finalizers), tracked.Has)
 }
 
-// shareLabels returns a copy of the labels that is shared by all pods with equal labels.
 func (p *Pods) shareLabels(set labels.Set) labels.Set {
 	if len(set) == 0 {
 		return nil

@@ -152,7 +152,6 @@ type decision struct {
 	blockers []*blocker
 }
 
-// nodeState has the counts of a selected node.
 type nodeState struct {
 	*corev1.Node
 	refused     bool

@@ -15,11 +15,9 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// wave is an entry of the plan.
 type wave struct {
-	index int
-	entry *v1alpha1.DrainPlanEntry
-	// covers is the compiled entry.
+	index  int
+	entry  *v1alpha1.DrainPlanEntry
 	covers drainplan.Targets
 	// pods are the pods of the wave, sorted by node, namespace and name. listed are the first of
 	// these pods, up to the limits.
@@ -28,7 +26,6 @@ type wave struct {
 	asked, terminating int
 }
 
-// leavingPod is a pod in a wave.
 type leavingPod struct {
 	*Pod
 	wave *wave
@@ -110,7 +107,6 @@ func (w *wave) add(pod *leavingPod, targets drainplan.Targets) {
 	}
 }
 
-// describeWaves adds the waves that have pods to the preview.
 func (d *decision) describeWaves(out *v1alpha1.NodeMaintenancePreview) {
 	out.PodCount = int32(len(d.leaving))
 	room := MaxPods

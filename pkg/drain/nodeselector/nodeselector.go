@@ -177,7 +177,6 @@ func (s *Selector) candidates(node *corev1.Node) iter.Seq[*term] {
 	}
 }
 
-// add adds a term to one of the indexes.
 func (s *Selector) add(source *corev1.NodeSelectorTerm, place *nodeterms.Place) error {
 	t, err := newTerm(source)
 	if err != nil {

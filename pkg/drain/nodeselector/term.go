@@ -59,7 +59,6 @@ func newTerm(source *corev1.NodeSelectorTerm) (*term, error) {
 	return t, nil
 }
 
-// matches reports whether a node with the name and the labels meets all requirements.
 func (t *term) matches(name string, set labels.Set) bool {
 	for _, r := range t.names {
 		if (r.name == name) == r.not {

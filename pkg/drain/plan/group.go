@@ -35,7 +35,6 @@ type groupKey struct {
 	generic int
 }
 
-// all reports whether the key selects all pods of its type.
 func (k *groupKey) all() bool { return k.key.selector == "" }
 
 // membership maps the keys of a group to the keys of one maintenance.
@@ -178,7 +177,6 @@ func (s *membership) at(k int) int64 {
 	return unreached
 }
 
-// setLimit computes the limit of the nodes of the group.
 func (g *group) setLimit() {
 	held := slices.ContainsFunc(g.members, func(s membership) bool { return s.of.held() })
 	for k := range g.keys {

@@ -13,7 +13,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// nodeState is the planning state of one node.
 type nodeState struct {
 	*Node
 	// holds are the holds of all maintenances that drain the node, oldest maintenance first.

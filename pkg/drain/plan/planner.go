@@ -20,8 +20,7 @@ type planning struct {
 	listed []*nodeState
 	nodes  map[string]*nodeState
 	// groups has the groups by their maintenances and additional keys.
-	groups map[string]*group
-	// scratch is a buffer to build keys.
+	groups  map[string]*group
 	scratch []byte
 }
 
@@ -219,7 +218,6 @@ func (n *nodeState) overrules(h *hold) bool {
 	return false
 }
 
-// publish adds the targets to the result.
 func (c *component) publish(result *Result) {
 	for _, m := range c.maintenances {
 		result.Finished[m.name] = m.finished()

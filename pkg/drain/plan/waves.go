@@ -14,7 +14,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// planEntry is a compiled entry of a plan.
 type planEntry struct {
 	rank     int
 	priority int64
@@ -23,7 +22,6 @@ type planEntry struct {
 	key int
 }
 
-// covers reports whether the entry covers the pod.
 func (e *planEntry) covers(pod *Pod) bool {
 	return typeRank(pod.Type) == e.rank && int64(pod.Priority) <= e.priority && matches(e.selector, pod)
 }
@@ -37,7 +35,6 @@ type planKey struct {
 	generic int
 }
 
-// progress is the planning state of one maintenance.
 type progress struct {
 	name    string
 	created time.Time
