@@ -39,13 +39,11 @@ import (
 // manager is the field manager of the plugin's writes, and the prefix of its user agent.
 const manager = "kubectl-maintenance"
 
-// clients are the clients of the two APIs.
 type clients struct {
 	kube    kubernetes.Interface
 	haulout clientset.Interface
 }
 
-// environment has the dependencies of the plugin.
 type environment struct {
 	genericiooptions.IOStreams
 	flags *genericclioptions.ConfigFlags
@@ -57,8 +55,7 @@ type environment struct {
 	// interactive reports whether the standard input is a terminal, so that the command can ask the
 	// user for a confirmation.
 	interactive func() bool
-	// screen returns the screen of a stream.
-	screen func(io.Writer) *screen.Screen
+	screen      func(io.Writer) *screen.Screen
 }
 
 // Run runs the plugin as a program and returns its exit code.
@@ -214,7 +211,6 @@ Exit codes
 
 Shell completion of names and nodes works as in kubectl; it needs kubectl_complete-maintenance in the PATH.`
 
-// newCommand returns the root command with all commands.
 func (e *environment) newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kubectl-maintenance",

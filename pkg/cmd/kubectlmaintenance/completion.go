@@ -13,7 +13,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// completionLimit is the maximum number of names for the completion.
 const completionLimit = 500
 
 // completeNodes returns the names of the cluster's nodes as completions.
@@ -33,7 +32,6 @@ func (e *environment) completeNodes(cmd *cobra.Command, args []string, toComplet
 	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeMaintenances returns the names of all maintenances as completions.
 func (e *environment) completeMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	return e.completeThose(cmd, args, toComplete, func(*v1alpha1.NodeMaintenance) bool { return true })
 }

@@ -32,7 +32,6 @@ type chosen struct {
 	title string
 }
 
-// chooseNodes returns a selector for the names or the label selector on the command line.
 func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 	switch {
 	case len(args) > 0 && labelSelector != "":
@@ -66,7 +65,6 @@ func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 // nodeName removes the kind from a name such as node/node-003.
 func nodeName(arg string) string { return withoutKind(arg, "node", "nodes", "no") }
 
-// withoutKind removes one of the kinds from a name.
 func withoutKind(arg string, kinds ...string) string {
 	if kind, name, found := strings.Cut(arg, "/"); found && slices.Contains(kinds, kind) {
 		return name

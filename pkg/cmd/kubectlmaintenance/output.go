@@ -112,7 +112,6 @@ const (
 	dryRunServer = "server"
 )
 
-// dryRun is the flag --dry-run.
 type dryRun struct{ strategy string }
 
 func (d *dryRun) addFlag(cmd *cobra.Command) {

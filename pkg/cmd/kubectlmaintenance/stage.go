@@ -26,7 +26,6 @@ type waitOptions struct {
 	output    *output
 }
 
-// addStageFlags adds the flags of the commands that change the stage of a maintenance.
 func (o *waitOptions) addStageFlags(cmd *cobra.Command, waits bool, waitUsage string) {
 	cmd.Flags().BoolVar(&o.wait, "wait", waits, waitUsage)
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits forever. After a timeout the server continues.")
@@ -77,7 +76,6 @@ unless --yes is given.`,
 	return cmd
 }
 
-// laterStages are the stages to which a maintenance can move.
 var laterStages = []string{string(v1alpha1.NodeMaintenanceStageCordon), string(v1alpha1.NodeMaintenanceStageDrain), string(v1alpha1.NodeMaintenanceStageComplete)}
 
 func (e *environment) newCompleteCommand() *cobra.Command {

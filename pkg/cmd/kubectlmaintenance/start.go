@@ -73,10 +73,8 @@ asks for a confirmation if you select all nodes or all control-plane nodes of th
 	return cmd
 }
 
-// startStages are the stages in which a maintenance can start.
 var startStages = []string{string(v1alpha1.NodeMaintenanceStageIdle), string(v1alpha1.NodeMaintenanceStageCordon), string(v1alpha1.NodeMaintenanceStageDrain)}
 
-// addFlags adds the common flags of start and drain.
 func (o *startOptions) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVarP(&o.selector, "selector", "l", "",
@@ -169,7 +167,6 @@ func (e *environment) hint(o *output, format string, args ...any) {
 	}
 }
 
-// maintenanceOf builds the object from the flags.
 func (e *environment) maintenanceOf(o *startOptions, choice *chosen, stage v1alpha1.NodeMaintenanceStage) (*v1alpha1.NodeMaintenance, error) {
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: o.name},

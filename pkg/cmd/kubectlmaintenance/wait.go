@@ -65,7 +65,6 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 	return context.WithTimeoutCause(ctx, timeout, errTimeout)
 }
 
-// awaitStage waits until a maintenance has reached its stage.
 func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *waitOptions) error {
 	out := e.Out
 	if o.output.format() != "" {

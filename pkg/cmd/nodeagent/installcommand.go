@@ -54,8 +54,7 @@ type services struct {
 	// install installs or updates the service, and reports whether anything changed.
 	install func(context.Context, *installation) (changed bool, err error)
 	// pending reports whether the agent delays a pending shutdown.
-	pending func(context.Context) (bool, error)
-	// uninstall removes the service.
+	pending   func(context.Context) (bool, error)
 	uninstall func(context.Context) error
 }
 

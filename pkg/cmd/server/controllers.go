@@ -26,7 +26,6 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-// controllerDependencies has the dependencies of every set of controllers.
 type controllerDependencies struct {
 	// newClients creates the clients for one term of leadership. They send nothing when mayAct
 	// returns an error, and their calls are cancelled soon after the end of the term.

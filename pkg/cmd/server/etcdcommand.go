@@ -28,7 +28,6 @@ import (
 // stdio is the file name for the standard input or output.
 const stdio = "-"
 
-// newEtcdCommand returns the commands for the data of the embedded etcd.
 func newEtcdCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "etcd",

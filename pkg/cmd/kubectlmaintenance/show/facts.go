@@ -230,7 +230,6 @@ func (f *Facts) count() count {
 	return c
 }
 
-// paceWindow is the time over which the pace is computed.
 const paceWindow = time.Minute
 
 // pace is the rate at which pods leave.
@@ -246,7 +245,6 @@ func (f *Facts) pace() pace {
 	return pace{departures: f.Departures.since(f.Now.Add(-over)), over: over}
 }
 
-// perMinute returns the pace in pods per minute.
 func (p pace) perMinute() int {
 	if p.over < time.Second {
 		return 0

@@ -13,7 +13,6 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
-// effects maps the effects in a preview to texts and styles.
 var effects = map[v1alpha1.PreviewEffect]struct {
 	text  string
 	style screen.Style
@@ -117,7 +116,6 @@ func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
 	return append(lines, wrap("    ", "pods: "+strings.Join(names, ", "), o.columns(), screen.Faint)...)
 }
 
-// handler returns a description of an evacuator class.
 func handler(class string) string {
 	switch class {
 	case v1alpha1.EvacuatorClassEviction:

@@ -130,7 +130,6 @@ func (f *Facts) waveLines(c count) []screen.Line {
 	return append(lines, screen.Line{})
 }
 
-// waveLine shows one wave with the description of its entry.
 func waveLine(w v1alpha1.NodeMaintenanceWave, entry string) screen.Line {
 	gone := int(w.PodsPeak - w.PodsLeft)
 	text, style, state := wording.Count(w.PodsLeft, "pod")+" left", screen.Faint, "later"

@@ -38,8 +38,7 @@ const (
 	// privateName is the name of the private subdirectory of the data directory.
 	privateName = "data"
 	// etcdName is the name of etcd's folder in the private subdirectory.
-	etcdName = "etcd"
-	// memberName is the name of the only member.
+	etcdName   = "etcd"
 	memberName = "haulout"
 
 	// maxSocketPath is the maximum length of the path of a unix socket on Linux, without the
