@@ -156,7 +156,6 @@ func (e *Evacuation) AwaitDeparture(ctx context.Context) error {
 	return nil
 }
 
-// work calls the handler and reports its result.
 func (e *Evacuation) work() {
 	logger := klog.FromContext(e.ctx)
 	logger.Info("Evacuation begins", "node", e.NodeName)

@@ -103,7 +103,6 @@ func (c *Config) check(ctx context.Context, run func(context.Context, *subject) 
 	return run(ctx, s)
 }
 
-// subject is a pod that is evacuated.
 type subject struct {
 	*Config
 

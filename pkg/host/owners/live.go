@@ -202,7 +202,6 @@ func read[T any](ctx context.Context, recent *memory, kind Kind[T], namespace, n
 	}
 }
 
-// ttlOf returns the time for which an owner is cached.
 func ttlOf(object any) time.Duration {
 	if d, ok := object.(*appsv1.Deployment); ok && d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return optedOutTTL

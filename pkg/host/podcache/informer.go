@@ -30,7 +30,6 @@ type packedPod struct {
 	conditions []corev1.PodCondition
 }
 
-// pack packs a stripped pod.
 func pack(pod *corev1.Pod) *packedPod {
 	p := &packedPod{
 		ObjectMeta: pod.ObjectMeta, nodeName: pod.Spec.NodeName, nominatedNodeName: pod.Status.NominatedNodeName, phase: pod.Status.Phase,

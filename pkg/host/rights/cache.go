@@ -99,7 +99,6 @@ type Cache struct {
 	asked, silent int
 }
 
-// userAnswers has the answers for one user.
 type userAnswers struct {
 	user user.Info
 	// byName has the answers by the name of the node. The empty name stands for all nodes.

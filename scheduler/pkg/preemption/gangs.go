@@ -127,7 +127,6 @@ func (p *Plugin) fitsWithAll(ctx context.Context, group fwk.PodGroupInfo, schedu
 	return fits
 }
 
-// describe returns the root object of the group, and the group as a waiter.
 func describe(group fwk.PodGroupInfo) (runtime.Object, waiter) {
 	pods := group.GetUnscheduledPods()
 	if composite := group.GetCompositePodGroup(); composite != nil {

@@ -55,7 +55,6 @@ type memory struct {
 	refused map[types.UID]*refusal
 }
 
-// leavingPod is a victim that was evicted.
 type leavingPod struct {
 	*corev1.Pod
 	// preemptors are the pending pods or groups for which the pod was evicted.
@@ -119,7 +118,6 @@ func (m *memory) claim(victims []*corev1.Pod) *corev1.Pod {
 	return nil
 }
 
-// release ends a claim.
 func (m *memory) release(victims []*corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -270,7 +268,6 @@ func (m *memory) forgetRefusals(budget types.NamespacedName) {
 	}
 }
 
-// forgetPod drops the state of a pod that is gone.
 func (m *memory) forgetPod(pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

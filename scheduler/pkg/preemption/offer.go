@@ -35,7 +35,6 @@ func (r *rules) restrict() bool {
 	return r.thresholds.exceed(r.priority)
 }
 
-// protection describes the budgets of a pod.
 type protection struct {
 	// selecting has the budgets that select the pod. used has the budgets in selecting whose
 	// allowed disruptions decrease when the pod is removed.
@@ -207,7 +206,6 @@ func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
 
 // heldPods are guarded pods that are held back: they must not become victims.
 type heldPods struct {
-	// threshold is the highest threshold of the pods.
 	threshold int32
 	budgets   sets.Set[types.NamespacedName]
 	pods      sets.Set[types.UID]
@@ -235,7 +233,6 @@ func (r *rules) heldOf(pods []*corev1.Pod) heldPods {
 
 func (h heldPods) any() bool { return len(h.pods) > 0 }
 
-// add adds the guarded pods of another node.
 func (h *heldPods) add(more heldPods) {
 	if !more.any() {
 		return
@@ -248,7 +245,6 @@ func (h *heldPods) add(more heldPods) {
 	maps.Copy(h.pods, more.pods)
 }
 
-// podsOf returns the pods of all victims.
 func podsOf[V upstream.Victim](victims []V) []*corev1.Pod {
 	var pods []*corev1.Pod
 	for _, victim := range victims {

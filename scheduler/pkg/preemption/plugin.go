@@ -188,7 +188,6 @@ type attempt struct {
 	held heldPods
 }
 
-// hold adds pods that prevent the preemption.
 func (a *attempt) hold(pods heldPods) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -221,8 +220,7 @@ type outcome struct {
 	found bool
 	// restricted is set if budgets can protect some pods from this preemptor.
 	restricted bool
-	// held has the pods that prevent the preemption.
-	held heldPods
+	held       heldPods
 }
 
 // conclude counts the attempt, and makes the pod or group wait for the budgets that it needs.

@@ -44,9 +44,7 @@ func thresholdOf(class *schedulingv1.PriorityClass) (threshold int32, named bool
 	return int32(number), true, nil
 }
 
-// thresholds has the thresholds of all classes at a certain time.
 type thresholds struct {
-	// byClass has the thresholds of the classes with the annotation.
 	byClass map[string]int32
 	// otherwise is the threshold of classes without the annotation, and of pods without a class.
 	otherwise int32

@@ -16,7 +16,6 @@ import (
 )
 
 const (
-	// shutdownPrefix is the prefix of the name of a shutdown's NodeMaintenance.
 	shutdownPrefix = "shutdown-"
 	// bootDigits is the number of hexadecimal digits of the boot ID in that name.
 	bootDigits = 8
@@ -49,7 +48,6 @@ func bootPart(bootID string) string {
 	return digest(bootID, bootDigits)
 }
 
-// digitsOf returns the hexadecimal digits of a UUID.
 func digitsOf(bootID string) (digits string, ok bool) {
 	digits = strings.ReplaceAll(strings.ToLower(bootID), "-", "")
 	if len(digits) != hex.EncodedLen(16) {

@@ -47,7 +47,6 @@ const (
 	labelBytes = 9
 )
 
-// emptyMetadataBytes is the size of metadata without content.
 var emptyMetadataBytes = (&metav1.ObjectMeta{}).Size()
 
 // StatusBytes estimates the stored size of the status of a maintenance when the given number of

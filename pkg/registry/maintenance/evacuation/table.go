@@ -39,7 +39,6 @@ const (
 	unknown = "<unknown>"
 )
 
-// tableConvertor prints Evacuations.
 type tableConvertor struct {
 	clock clock.PassiveClock
 }

@@ -73,7 +73,6 @@ func (o observation) isOverdue(nm *maintenance.NodeMaintenance) bool {
 	return o.unobservedFor(nm) >= observePatience
 }
 
-// warnings returns the warnings about a stored maintenance.
 func (o observation) warnings(nm *maintenance.NodeMaintenance) []string {
 	if text := o.noLeader(); text != "" && !isDone(nm) {
 		return []string{text}
