@@ -21,7 +21,7 @@ import (
 	clientv1alpha1 "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
 )
 
-// evacuators are the classes. The user of a class may report for that class only.
+// evacuators has the evacuator classes. The user of a class may report only for that class.
 var evacuators = []v1alpha1.Evacuator{
 	{EvacuatorClass: "fast.movers.example.com", Priority: 30000},
 	{
@@ -31,7 +31,7 @@ var evacuators = []v1alpha1.Evacuator{
 	{EvacuatorClass: "slow.movers.example.com", Priority: 500},
 }
 
-// instigators are the users that request Evacuations.
+// instigators has the users that request Evacuations.
 var instigators = []string{"x.faults.haulout.dev", "y.faults.haulout.dev", "z.faults.haulout.dev"}
 
 // action is a request of an actor. Its weight is its share of all requests.
@@ -62,7 +62,7 @@ var actions = []action{
 	{"make namespaces", 2, (*storm).makeNamespaces},
 }
 
-// grant gives each instigator and each evacuator a user with its rights.
+// grant creates a user with the necessary rights for each instigator and each evacuator.
 func (s *storm) grant() {
 	s.t.Helper()
 	rule := func(group, resource string, names []string, verbs ...string) rbacv1.PolicyRule {
@@ -97,7 +97,7 @@ func (s *storm) evacuations(user, namespace string) clientv1alpha1.EvacuationInt
 	return clients.Evacuations(namespace)
 }
 
-// evacuation chooses one of the Evacuations that exist; nil if there is none.
+// evacuation returns a random existing Evacuation, or nil if there is none.
 func (s *storm) evacuation(random *rand.Rand) *v1alpha1.Evacuation {
 	list := s.recorder.View().Evacuations()
 	if len(list) == 0 {
@@ -128,7 +128,7 @@ func (s *storm) ask(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// askTwice tries to make a second Evacuation of a pod.
+// askTwice tries to create a second Evacuation of a pod.
 func (s *storm) askTwice(ctx context.Context, random *rand.Rand) error {
 	e := s.evacuation(random)
 	if e == nil {
@@ -159,7 +159,7 @@ func (s *storm) withdraw(ctx context.Context, random *rand.Rand) error {
 	})
 }
 
-// change has an instigator change an Evacuation.
+// change changes an Evacuation as an instigator.
 func (s *storm) change(ctx context.Context, random *rand.Rand, change func(e *v1alpha1.Evacuation, own string)) error {
 	e, user := s.evacuation(random), one(random, instigators)
 	if e == nil {
@@ -213,7 +213,7 @@ func (s *storm) deleteEvacuation(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// turnOf returns the active evacuator or, at times, another one.
+// turnOf returns the active evacuator or, at random, another evacuator.
 func turnOf(e *v1alpha1.Evacuation, random *rand.Rand) string {
 	others := e.Spec.Evacuators
 	isActive := slices.ContainsFunc(others, func(o v1alpha1.Evacuator) bool {
@@ -228,8 +228,8 @@ func turnOf(e *v1alpha1.Evacuation, random *rand.Rand) string {
 	return one(random, evacuators).EvacuatorClass
 }
 
-// report has an evacuator report: that it is alive, its progress, that it can no longer stop, or
-// that it is done, which may be false.
+// report sends a random report of an evacuator: a heartbeat, progress, that the evacuation can no
+// longer be cancelled, or completion, which may be false.
 func (s *storm) report(ctx context.Context, random *rand.Rand) error {
 	e := s.evacuation(random)
 	if e == nil {
@@ -268,7 +268,7 @@ func (s *storm) report(ctx context.Context, random *rand.Rand) error {
 		metav1.PatchOptions{}, "status"))
 }
 
-// heard checks that a report that was accepted came from the active evacuator.
+// heard checks that an accepted report came from the active evacuator.
 func (s *storm) heard(e *v1alpha1.Evacuation, class string) func(*v1alpha1.Evacuation, error) error {
 	return func(answer *v1alpha1.Evacuation, err error) error {
 		if err == nil && answer.Status.ActiveEvacuatorClass != class {
@@ -288,7 +288,7 @@ func (s *storm) keep(e *v1alpha1.Evacuation) {
 	s.old = append(s.old, e)
 }
 
-// reportLate has an evacuator report on an old version of an Evacuation.
+// reportLate sends a report of an evacuator with an old version of an Evacuation.
 func (s *storm) reportLate(ctx context.Context, random *rand.Rand) error {
 	s.mu.Lock()
 	if len(s.old) == 0 {
@@ -310,7 +310,7 @@ func (s *storm) reportLate(ctx context.Context, random *rand.Rand) error {
 	return s.heard(e, class)(s.evacuations(class, e.Namespace).UpdateStatus(ctx, e, metav1.UpdateOptions{}))
 }
 
-// usurp has an evacuator or an administrator write status fields that are reserved for the server.
+// usurp writes status fields that only the server may write, as an evacuator or an administrator.
 func (s *storm) usurp(ctx context.Context, random *rand.Rand) error {
 	e := s.evacuation(random)
 	if e == nil {
@@ -351,13 +351,13 @@ func (s *storm) usurp(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// giveUp has the evacuators of Evacuations with a long deadline report that they are done. These
-// Evacuations are those of maintenances; the deadline is too long for a test.
+// giveUp reports completion for the evacuators whose deadline is too long for a test: the
+// evacuators of Evacuations that maintenances have created.
 func (s *storm) giveUp(ctx context.Context) {
 	for _, e := range s.recorder.View().Evacuations() {
 		class := e.Status.ActiveEvacuatorClass
 		if *e.Spec.ProgressDeadlineSeconds > 10 && s.as[class].Haulout != nil && !e.Status.ActiveEvacuatorCompleted {
-			// The caller repeats it until the report is accepted.
+			// The caller repeats giveUp until the report is accepted.
 			_, _ = s.evacuations(class, e.Namespace).Patch(ctx, e.Name, types.MergePatchType,
 				[]byte(`{"status":{"activeEvacuatorCompleted":true}}`), metav1.PatchOptions{}, "status")
 		}

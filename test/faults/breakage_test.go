@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// breakers is the number of faults at a time.
+	// breakers is the number of concurrent faults.
 	breakers = 2
 	// longest is the longest time that a fault lasts.
 	longest = 6 * time.Second
@@ -40,9 +40,9 @@ var processes = []string{
 // fault is a temporary failure.
 type fault struct {
 	name string
-	// on is what fails. It has one fault at a time.
+	// on names the component that fails. Each component has at most one fault at the same time.
 	on string
-	// begin starts the fault; the function that it returns ends it.
+	// begin starts the fault, and returns a function that ends the fault.
 	begin func() (end func())
 }
 
@@ -51,15 +51,16 @@ type breakage struct {
 	*rig
 
 	t *testing.T
-	// begun is when it began, denied what the webhook denies now, or nil.
+	// begun is the time at which the faults began. denied is the denial of the webhook that is
+	// active now, or nil.
 	begun  time.Time
 	denied atomic.Pointer[denial]
-	// hanging is the resource about which the webhook does not answer, or nil.
+	// hanging is the resource for whose requests the webhook does not answer now, or nil.
 	hanging atomic.Pointer[hang]
 
 	mu   sync.Mutex
 	busy map[string]bool
-	// repairing is held while processes are started.
+	// repairing is locked while processes are started.
 	repairing sync.Mutex
 }
 
@@ -69,7 +70,7 @@ type denial struct {
 	code     int32
 }
 
-// denials are the writes of the server that a webhook denies.
+// denials has the writes of the server that a webhook may deny.
 var denials = []string{"pods/eviction", "deployments", "pods", "events"}
 
 // hang is a resource about which a webhook does not answer before over is closed. The clients wait
@@ -111,7 +112,7 @@ func (b *breakage) decide(r *admissionv1.AdmissionRequest) *metav1.Status {
 	return &metav1.Status{Status: metav1.StatusFailure, Code: d.code, Message: "denied by the faults test"}
 }
 
-// rage makes things fail for a time. When it returns, all runs again.
+// rage causes faults for a time. When it returns, all components run again.
 func (b *breakage) rage(seed uint64, lasts time.Duration) {
 	b.t.Helper()
 	b.begun = time.Now()
@@ -131,7 +132,7 @@ func (b *breakage) rage(seed uint64, lasts time.Duration) {
 // breakOne begins a fault and ends it after a while.
 func (b *breakage) breakOne(random *rand.Rand) {
 	faults := b.faults(random)
-	// All choices come before any read, so that a seed repeats them.
+	// Make all choices before any read, so that a seed repeats the choices.
 	f := one(random, faults)
 	lasts := time.Duration(random.Int64N(int64(longest)))
 	pause := time.Duration(random.Int64N(int64(time.Second)))
@@ -167,7 +168,7 @@ func (b *breakage) release(thing string) {
 	delete(b.busy, thing)
 }
 
-// faults are the possible faults. Each kind has the same probability.
+// faults returns the possible faults. Each kind has the same probability.
 func (b *breakage) faults(random *rand.Rand) []fault {
 	process := one(random, processes)
 	links := []*link{b.toHost, b.toServer}
@@ -249,14 +250,14 @@ func (b *breakage) signal(process string, signal syscall.Signal) {
 func (b *breakage) deleteLease() (end func()) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), writeTime)
 	defer cancel()
-	// The Lease or kube-apiserver may be away.
+	// The Lease may not exist, or kube-apiserver may not respond.
 	if err := b.observer.Kube.CoordinationV1().Leases("haulout-system").Delete(ctx, "haulout-apiserver", metav1.DeleteOptions{}); err != nil {
 		b.logf("the Lease was not deleted: %v", err)
 	}
 	return func() {}
 }
 
-// slow gives a process a fifth of its processor time.
+// slow limits a process to a fifth of the processor time.
 func (b *breakage) slow(process string) (end func()) {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan struct{})

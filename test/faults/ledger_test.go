@@ -26,7 +26,7 @@ const (
 	counter = "faults.haulout.dev/counter"
 	// absent is the value of an object that does not exist.
 	absent = -1
-	// writeTime is the time that the ledger waits for an answer.
+	// writeTime is the time that the ledger waits for a response.
 	writeTime = 3 * time.Second
 	// updates is the number of changes of an object before its deletion.
 	updates = 3
@@ -36,14 +36,14 @@ const (
 type ledger struct {
 	client maintenanceclient.NodeMaintenanceInterface
 	entry  entry
-	// closed are the earlier objects. The last write of one may have had no answer: it may succeed
-	// later.
+	// closed has the earlier objects. If the last write of an object had no response, it may still
+	// succeed later.
 	closed       []entry
 	acknowledged int
 }
 
-// entry has the possible values of an object: the last one that was acknowledged and the one that
-// was tried after it.
+// entry has the possible values of an object: the last acknowledged value, and the value of the
+// last write.
 type entry struct {
 	name                string
 	acknowledged, tried int
@@ -73,7 +73,7 @@ func (l *ledger) write(ctx context.Context) {
 	}
 }
 
-// writeOnce creates, changes or deletes the present object.
+// writeOnce creates, changes or deletes the current object.
 func (l *ledger) writeOnce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, writeTime)
 	defer cancel()
@@ -94,7 +94,7 @@ func (l *ledger) writeOnce(ctx context.Context) {
 		_, err = l.client.Patch(ctx, e.name, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
 	if err != nil {
-		// The next write must not come before this one.
+		// The server must not process the next write before this one.
 		l.closed = append(l.closed, *e)
 		l.next()
 		return
@@ -111,7 +111,7 @@ func (l *ledger) writeOnce(ctx context.Context) {
 // the objects, because a watch may show a value that the storage has lost since.
 func (l *ledger) check(t *testing.T) {
 	t.Helper()
-	// kube-apiserver may take as long as a trial to notice that its connections are dead.
+	// kube-apiserver may take as long as a whole trial to detect that its connections are dead.
 	framework.Eventually(t, "the server acknowledges a write", func(ctx context.Context) (bool, error) {
 		if l.acknowledged == 0 {
 			l.writeOnce(ctx)

@@ -17,19 +17,20 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// link forwards connections from one address to others by turns, until it is set to fail.
+// link forwards the connections to one address to the target addresses in turn, unless it is set to
+// fail.
 type link struct {
 	name      string
 	upstreams []string
 	listener  net.Listener
-	// turns counts the connections.
+	// turns is the number of connections so far.
 	turns atomic.Int64
 
 	mu          sync.Mutex
 	state       linkState
 	delay       time.Duration
 	connections []net.Conn
-	// dropped are the ends of dropped connections: they stay open, and nothing is forwarded.
+	// dropped has the ends of dropped connections: they stay open, but nothing is forwarded.
 	dropped []net.Conn
 	// changed is closed when the state changes.
 	changed chan struct{}
@@ -40,7 +41,7 @@ type linkState int
 
 const (
 	passes linkState = iota
-	// refuses closes all connections, new ones too.
+	// refuses closes all connections, including new ones.
 	refuses
 	// isSilent keeps connections open and forwards nothing.
 	isSilent
@@ -120,8 +121,8 @@ func closeAll(connections []net.Conn) {
 	}
 }
 
-// drop ends the forwarding of the present connections without a reset, as a firewall does that lost
-// its state. New connections work.
+// drop stops forwarding on the current connections without a reset, like a firewall that lost its
+// state. New connections work.
 func (l *link) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,8 +136,8 @@ func (l *link) isDropped(end net.Conn) bool {
 	return slices.Contains(l.dropped, end)
 }
 
-// copy forwards packets until one end is closed. It discards those of a dropped connection, and
-// does not forward its end.
+// copy forwards packets until one end is closed. If the connection is dropped, it discards the
+// packets and does not forward the close.
 func (l *link) copy(to, from net.Conn) {
 	defer func() {
 		if l.isDropped(from) {
@@ -182,7 +183,8 @@ func (l *link) wait() {
 	}
 }
 
-// set changes the state of the link. It forwards each packet after the delay, in both directions.
+// set changes the state of the link. The link forwards each packet after the delay, in both
+// directions.
 func (l *link) set(state linkState, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

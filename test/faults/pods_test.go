@@ -26,15 +26,15 @@ import (
 )
 
 const (
-	// slots is the number of pods in a namespace at most, groups the number of budgets for them.
+	// slots is the maximum number of pods in a namespace, and groups the number of budgets there.
 	slots, groups = 10, 2
-	// last is the number of pods that are asked to leave after the storm.
+	// last is the number of pods that instigators ask to leave after the storm.
 	last = 15
 	// hold is a finalizer that keeps a deleted pod.
 	hold = "faults.haulout.dev/hold"
 )
 
-// makePod creates a pod with one of a few names, unless that name is taken. Some pods have
+// makePod creates a pod with one of a few names, unless a pod of that name exists. Some pods have
 // evacuators.
 func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
 	slot, node, namespace := random.IntN(slots), one(random, s.nodes), one(random, s.namespaces)
@@ -64,7 +64,7 @@ func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// pod chooses one of the pods that exist; nil if there is none.
+// pod returns a random existing pod, or nil if there is none.
 func (s *storm) pod(random *rand.Rand) *corev1.Pod {
 	list := s.recorder.View().Pods()
 	if len(list) == 0 {
@@ -118,8 +118,9 @@ func (s *storm) letPodsGo(ctx context.Context, _ *rand.Rand) error {
 	return nil
 }
 
-// changeBudget gives the pods of a group a budget that allows every disruption, none, or cannot be
-// computed because its pods have no controller; or a second budget; or it removes their budgets.
+// changeBudget changes the budget of a group of pods: it allows all disruptions or none, or cannot
+// be computed because its pods have no controller. Or changeBudget adds a second budget, or removes
+// all budgets of the group.
 func (s *storm) changeBudget(ctx context.Context, random *rand.Rand) error {
 	namespace, group, what := one(random, s.namespaces), random.IntN(groups), random.IntN(8)
 	budgets := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace)
@@ -130,7 +131,7 @@ func (s *storm) changeBudget(ctx context.Context, random *rand.Rand) error {
 		},
 	}
 	if random.IntN(4) == 0 {
-		// Mostly there is one budget.
+		// A group usually has one budget.
 		budget.Name += "-second"
 		what = max(0, what-4)
 	}
@@ -181,7 +182,7 @@ func (s *storm) maintain(ctx context.Context, random *rand.Rand) error {
 	return err
 }
 
-// deleteNamespace deletes a namespace. It is rare, because it ends everything in there.
+// deleteNamespace deletes a namespace. This action is rare, because it deletes all objects in it.
 func (s *storm) deleteNamespace(ctx context.Context, random *rand.Rand) error {
 	namespace := one(random, s.namespaces)
 	if random.IntN(8) > 0 {
@@ -202,9 +203,9 @@ func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 	return nil
 }
 
-// askOnceMore requests some more pods to leave, half of them under closed budgets. A storm may have
-// ended nearly everything by deletions of pods and namespaces, and may have closed no budget, so
-// that nothing would be blocked.
+// askOnceMore asks further pods to leave, half of them under budgets that allow no disruption. A
+// storm may have deleted almost all pods and namespaces, and left no such budget, so that no pod
+// would be blocked.
 func (s *storm) askOnceMore() {
 	s.t.Helper()
 	random := rand.New(rand.NewPCG(s.seed, 200)) //nolint:gosec // nothing here is secret
@@ -219,7 +220,8 @@ func (s *storm) askOnceMore() {
 			for _, namespace := range s.namespaces {
 				err := s.closeBudget(ctx, namespace)
 				if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-					// This namespace is being deleted. The others are enough.
+					// This namespace is being deleted. The pods in the other namespaces are
+					// sufficient.
 					going = errors.Join(going, s.whatHolds(ctx, namespace))
 					continue
 				}
@@ -228,7 +230,7 @@ func (s *storm) askOnceMore() {
 				}
 			}
 			for range last {
-				// The name may be taken, and the namespace may be terminating.
+				// The name may be in use, and the namespace may be terminating.
 				_ = s.makePod(ctx, random)
 				if s.ask(ctx, random) == nil {
 					asked++
@@ -242,7 +244,7 @@ func (s *storm) askOnceMore() {
 	)
 }
 
-// whatHolds returns what keeps a namespace that is being deleted.
+// whatHolds returns the objects and conditions that delay the deletion of a namespace.
 func (s *storm) whatHolds(ctx context.Context, namespace string) error {
 	found, err := s.admin.Kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 	if err != nil {
@@ -273,8 +275,8 @@ func (s *storm) closeBudget(ctx context.Context, namespace string) error {
 	return err
 }
 
-// callOff withdraws half of the Evacuations for all instigators. Then their pods have to stay,
-// whatever their budgets allow later.
+// callOff removes all instigators from half of the Evacuations. Their pods must then stay, whatever
+// their budgets allow later.
 func (s *storm) callOff() {
 	s.t.Helper()
 	chance := rand.New(rand.NewPCG(s.seed, 100)) //nolint:gosec // nothing here is secret

@@ -29,13 +29,13 @@ import (
 // serverUser is the user of the server in the host cluster.
 const serverUser = "system:serviceaccount:haulout-system:haulout-apiserver"
 
-// startDeadline is the time that evacuators have for their first report.
+// startDeadline is the time within which an evacuator must send its first report.
 const startDeadline = 2 * time.Second
 
-// cluster is that of the test.
+// cluster is the cluster of the test.
 var cluster *framework.Cluster
 
-// start brings up a cluster with short times, or uses the one that is given.
+// start starts a cluster with short deadlines, or uses the cluster of E2E_CLUSTER_DIR.
 func start(t *testing.T) {
 	t.Helper()
 	if os.Getenv("E2E_CLUSTER_DIR") == "" {
@@ -55,9 +55,9 @@ func start(t *testing.T) {
 
 // size is the length of the storm and the number of kills.
 type size struct {
-	// lasts is the time of the requests without the times in which the server is away, kills the
-	// number of its kills.
+	// lasts is the duration of the requests, not counting the downtime of the server.
 	lasts time.Duration
+	// kills is the number of times that the server is killed.
 	kills int
 }
 
@@ -67,7 +67,7 @@ var (
 )
 
 const (
-	// workers send requests at the same time, perSecond of them in all.
+	// workers is the number of concurrent workers, which together send perSecond requests.
 	workers   = 8
 	perSecond = 55
 	// settles is the time that all Evacuations may take to end or to report what blocks them, on a
@@ -75,7 +75,7 @@ const (
 	settles = 90 * time.Second
 )
 
-// storm is the test's world.
+// storm is the state of the test.
 type storm struct {
 	t          *testing.T
 	size       size
@@ -88,16 +88,16 @@ type storm struct {
 	as         map[string]framework.Clients
 
 	mu sync.Mutex
-	// found is what the server allowed an actor although it must not.
+	// found describes the forbidden requests that the server accepted.
 	found []string
-	// outcomes counts the answers, by the name of the action.
+	// outcomes counts the responses, by the name of the action.
 	outcomes map[string]map[string]int
-	// serial distinguishes pods that follow each other.
+	// serial distinguishes successive pods of the same name.
 	serial int
-	// old are earlier states of Evacuations, for actors that work with an old version.
+	// old has earlier states of Evacuations, for actors that write with an old resource version.
 	old []*v1alpha1.Evacuation
-	// down is when the server was killed last, up when it was back, lost the sum of the times
-	// before that in which it was away.
+	// down is the time of the last kill of the server, and up the time of the last restart. lost is
+	// the total downtime until up.
 	down, up time.Time
 	lost     time.Duration
 }
@@ -107,7 +107,7 @@ func TestProtocol(t *testing.T) {
 	s := newStorm(t)
 	judged := false
 	defer func() {
-		// A wait in vain does not hide what was found before it.
+		// Report the findings even if a later wait fails.
 		if !judged {
 			log, err := s.recorder.Log()
 			framework.Accept(t, slices.Concat(s.found, oracle.Protocol(log, startDeadline)), err)
@@ -181,15 +181,15 @@ func newStorm(t *testing.T) *storm {
 	return s
 }
 
-// accuse notes something that the server must not have allowed.
+// accuse records something that the server must not have allowed.
 func (s *storm) accuse(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.found = append(s.found, time.Now().UTC().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// blow sends random requests. Each worker has its own sequence of choices, so that a seed repeats
-// them.
+// blow sends random requests. Each worker has a separate sequence of choices, so that a seed
+// repeats the choices.
 func (s *storm) blow() {
 	s.t.Helper()
 	begin := time.Now()
@@ -215,7 +215,7 @@ func (s *storm) blow() {
 			steps++
 		}
 	})
-	// The workers continue.
+	// The workers continue to send requests during the kills.
 	for _, at := range kills {
 		if !s.sleep(time.Until(begin.Add(at + s.downtime()))) {
 			return
@@ -236,8 +236,8 @@ func (s *storm) downtime() time.Duration {
 	return s.lost
 }
 
-// killTimes returns the times of the kills since the beginning of the storm, without the times in
-// which the server was away.
+// killTimes returns the times of the kills since the beginning of the storm, not counting the
+// downtime of the server.
 func (s *storm) killTimes() []time.Duration {
 	chance := rand.New(rand.NewPCG(s.seed, 0)) //nolint:gosec // nothing here is secret
 	var at []time.Duration
@@ -248,7 +248,7 @@ func (s *storm) killTimes() []time.Duration {
 	return at
 }
 
-// sleep waits; it returns false if the test ends before.
+// sleep waits for a duration. It returns false if the test ends first.
 func (s *storm) sleep(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -260,7 +260,7 @@ func (s *storm) sleep(d time.Duration) bool {
 	}
 }
 
-// kill kills the server and brings it back.
+// kill kills the server and restarts it.
 func (s *storm) kill() {
 	s.t.Helper()
 	from := time.Now()
@@ -278,7 +278,7 @@ func (s *storm) kill() {
 	s.recorder.NoteGap(from, now.Add(5*time.Second))
 }
 
-// step does one of the actions.
+// step runs a random action.
 func (s *storm) step(random *rand.Rand) {
 	total := 0
 	for _, a := range actions {
@@ -300,10 +300,10 @@ func (s *storm) do(a action, random *rand.Rand) {
 	s.account(a.name, began, a.do(s, ctx, random))
 }
 
-// errNothing is the answer of an action that has found no object.
+// errNothing is the result of an action that has found no object.
 var errNothing = errors.New("nothing to do")
 
-// account counts an answer, and reports one that no client should get.
+// account counts a response, and reports a response that no client should get.
 func (s *storm) account(what string, began time.Time, err error) {
 	outcome := "ok"
 	switch {
@@ -317,7 +317,7 @@ func (s *storm) account(what string, began time.Time, err error) {
 		s.outcomes[what] = map[string]int{}
 	}
 	s.outcomes[what][outcome]++
-	// While the server goes down or comes up, a client may get any answer.
+	// While the server stops or starts, a client may get any response.
 	away := !s.down.IsZero() && (s.up.Before(s.down) || began.Before(s.up.Add(2*time.Second)))
 	s.mu.Unlock()
 	switch metav1.StatusReason(outcome) {

@@ -88,11 +88,12 @@ type etcdCluster struct {
 	urls  [members]string
 	run   [members]*exec.Cmd
 	links [members]*link
-	// certificates are those of the clients and the members; nil if it accepts all clients.
+	// certificates has the certificates of the clients and the members; nil if etcd accepts all
+	// clients.
 	certificates *certificates
 }
 
-// certificates are the files of the clients and the members of etcd.
+// certificates has the certificate files of the clients and the members of etcd.
 type certificates struct{ ca, cert, key string }
 
 func newCertificates(t *testing.T) *certificates {
@@ -107,13 +108,13 @@ func newCertificates(t *testing.T) *certificates {
 	return c
 }
 
-// flags are those of a client of etcd.
+// flags returns the flags of an etcd client.
 func (c *certificates) flags() []string {
 	return []string{"--etcd-cafile=" + c.ca, "--etcd-certfile=" + c.cert, "--etcd-keyfile=" + c.key}
 }
 
-// newEtcdCluster starts the members, which accept only clients with the certificates unless these
-// are nil. Clients reach each of them through a link.
+// newEtcdCluster starts the members. If certificates is not nil, the members accept only clients
+// with these certificates. Clients connect to each member through a link.
 func newEtcdCluster(t *testing.T, root string, certs *certificates) *etcdCluster {
 	t.Helper()
 	e := &etcdCluster{t: t, path: filepath.Join(root, "bin", "etcd"), certificates: certs}
@@ -194,7 +195,7 @@ func (e *etcdCluster) kill(member int) {
 	_ = e.run[member].Wait()
 }
 
-// servers are the URLs of the links to the members.
+// servers returns the URLs of the links to the members.
 func (e *etcdCluster) servers() string {
 	var urls []string
 	for _, l := range e.links {
@@ -221,7 +222,7 @@ func (e *etcdCluster) leader(ctx context.Context) (int, error) {
 	return 0, fmt.Errorf("no member of etcd says that it leads")
 }
 
-// leaderOrAny is the leader, or any member if there is no leader.
+// leaderOrAny returns the index of the leader, or of any member if there is no leader.
 func (e *etcdCluster) leaderOrAny(ctx context.Context, random *rand.Rand) int {
 	member := random.IntN(members)
 	if leader, err := e.leader(ctx); err == nil {
@@ -239,7 +240,7 @@ func TestMoveToAnEtcdCluster(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	// It ends after the objects in it were removed.
+	// The namespace is gone after the objects in it were removed.
 	etcd := newEtcdCluster(t, c.Root(), newCertificates(t))
 	pool, nodes := c.NewPool(t, 3, true)
 	namespace := c.NewNamespace(t)
@@ -270,7 +271,7 @@ func TestMoveToAnEtcdCluster(t *testing.T) {
 	for _, object := range before {
 		is.True(t, slices.Contains(after, object), "%s was in the embedded etcd and is not in the cluster, which has %q", object, after)
 	}
-	// The controllers still act: the drain ends after the owner of the budget has opened it.
+	// The controllers still act: the drain ends after the budget begins to allow disruptions.
 	c.MustKubectl(t, "", "delete", "poddisruptionbudget", "--namespace="+namespace, "stuck")
 	framework.EventuallyWithin(t, drainTime, "the node is drained", func(ctx context.Context) (bool, error) {
 		nm, err := c.As(t).Maintenances().Get(ctx, drain.Name, metav1.GetOptions{})
@@ -297,9 +298,9 @@ func stored(t *testing.T, c *framework.Cluster) []string {
 	return objects
 }
 
-// TestSideBySide runs the server of an earlier commit beside that of this one, as two replicas over
-// one etcd cluster: an update and a downgrade. Requests go to both by turns. During a drain the
-// leadership changes to the other server and back, by a clean end and by a kill.
+// TestSideBySide runs the server of an earlier commit and the current server as two replicas with
+// one etcd cluster, as during an upgrade and a downgrade. Requests alternate between them. During a
+// drain the leadership changes to the earlier server and back, after a clean stop and after a kill.
 func TestSideBySide(t *testing.T) {
 	r := newRig(t, true)
 	old := &previous{rig: r, t: t}
@@ -329,14 +330,14 @@ func TestSideBySide(t *testing.T) {
 	r.handOver(t, old)
 
 	framework.Await(t, judge, drainTime, oracle.Drained(nm))
-	// Each server reads and writes objects that the other has stored.
+	// Each server reads and writes objects that the other server has stored.
 	for i := range 4 {
 		patch := fmt.Appendf(nil, `{"spec":{"reason":"side by side %d"}}`, i)
 		framework.Eventually(t, "the reason is changed", func(ctx context.Context) (bool, error) {
 			_, err := r.As(t).Maintenances().Patch(ctx, nm, types.MergePatchType, patch, metav1.PatchOptions{})
 			return err == nil, err
 		})
-		// The next request has a new connection, to the other server.
+		// The next request uses a new connection, to the other server.
 		r.toServer.set(refuses, 0)
 		r.toServer.set(passes, 0)
 	}
@@ -351,7 +352,7 @@ func TestSideBySide(t *testing.T) {
 	framework.Accept(t, found, err)
 }
 
-// record records a pool and a namespace through the observer.
+// record starts a Recorder of a pool and a namespace that uses the observer.
 func (r *rig) record(t *testing.T, pool, namespace string) *oracle.Recorder {
 	t.Helper()
 	return must.Get(oracle.Start(t.Context(), r.observer.Kube, r.observer.Haulout, oracle.Scope{
@@ -360,7 +361,7 @@ func (r *rig) record(t *testing.T, pool, namespace string) *oracle.Recorder {
 	}))(t)
 }
 
-// handOver ends this server cleanly, so that the earlier one leads, and starts it again.
+// handOver stops the current server cleanly, so that the earlier server leads, and starts it again.
 func (r *rig) handOver(t *testing.T, old *previous) {
 	t.Helper()
 	pid := r.Signal(t, "haulout-apiserver", syscall.SIGTERM)
@@ -369,7 +370,7 @@ func (r *rig) handOver(t *testing.T, old *previous) {
 	r.up(t)
 }
 
-// up starts the processes that do not run.
+// up starts the processes that are not running.
 func (r *rig) up(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "the server runs again", func(context.Context) (bool, error) {
@@ -385,7 +386,7 @@ type previous struct {
 	run *exec.Cmd
 }
 
-// folder has the earlier server and its roles.
+// folder is the directory with the earlier server and its roles.
 func (p *previous) folder() string { return filepath.Join(p.Root(), "bin", "previous") }
 
 func (p *previous) start() {

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// tenantRounds is the number of objects of each kind that a tenant creates at most, so that
-	// they do not overload the machine of the test.
+	// tenantRounds is the maximum number of objects of each kind that a tenant creates. More
+	// objects would overload the machine of the test.
 	tenantRounds = 200
 	// paddingBytes is the size of the value of a label that makes an Evacuation large.
 	paddingBytes = 60
@@ -38,11 +38,12 @@ type tenant struct {
 	t         *testing.T
 	namespace string
 	clients   framework.Clients
-	// made counts the objects of the tenant.
+	// made is the number of objects that the tenant has created.
 	made int
 }
 
-// newTenant creates the namespace of a tenant. The objects of the tenant are deleted with the test.
+// newTenant creates the namespace of a tenant. The objects of the tenant are deleted after the
+// test.
 func newTenant(t *testing.T, r *rig) *tenant {
 	t.Helper()
 	x := &tenant{t: t, namespace: r.NewNamespace(t)}
@@ -68,7 +69,7 @@ func (x *tenant) labels(i int) map[string]string {
 	return map[string]string{label: x.namespace, "app": fmt.Sprintf("p-%d", i), "padding": strings.Repeat("x", paddingBytes)}
 }
 
-// fill creates objects until the context ends. It ignores refusals, which have to come.
+// fill creates objects until the context ends. It ignores refusals, which the limits must cause.
 func (x *tenant) fill(ctx context.Context) {
 	for i := 0; i < tenantRounds && ctx.Err() == nil; i++ {
 		for _, create := range []func(context.Context, int) error{x.makePod, x.makeBudget, x.makeMaintenance} {

@@ -60,13 +60,13 @@ func testRandomFaults(t *testing.T, withEtcd bool, small, full int) {
 	for _, seed := range seeds(t, count) {
 		name := fmt.Sprintf("E2E_SEED=%d", seed)
 		if !t.Run(name, func(t *testing.T) { newTrial(t, r, seed).run() }) {
-			// A second failure means that it does not depend on chance.
+			// If the seed fails a second time, the failure does not depend on chance.
 			t.Run(name+" again", func(t *testing.T) { newTrial(t, r, seed).run() })
 		}
 	}
 }
 
-// seeds returns a number of seeds, or the one of the environment.
+// seeds returns the given number of random seeds, or only the seed in E2E_SEED.
 func seeds(t *testing.T, count int) []uint64 {
 	t.Helper()
 	if value := os.Getenv("E2E_SEED"); value != "" {
@@ -90,17 +90,17 @@ type trial struct {
 	random          *rand.Rand
 	pool, namespace string
 	nodes           []string
-	// foreign are the nodes that a user has cordoned.
+	// foreign has the names of the nodes that a user has cordoned.
 	foreign []string
 	judge   *oracle.Recorder
 	ledger  *ledger
-	// calledOff is one of the maintenances that a user completes before it is drained.
+	// calledOff is a maintenance that a user completes before it is drained.
 	maintenances []*v1alpha1.NodeMaintenance
 	calledOff    string
 	tenant       *tenant
 }
 
-// newTrial makes nodes and workloads.
+// newTrial creates nodes and workloads.
 func newTrial(t *testing.T, r *rig, seed uint64) *trial {
 	t.Helper()
 	x := &trial{rig: r, t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // nothing here is secret
@@ -118,7 +118,7 @@ func newTrial(t *testing.T, r *rig, seed uint64) *trial {
 			r.Budget(t, x.namespace, name, 1+x.random.IntN(2))
 		}
 	}
-	// The first node is in a maintenance, the last one is not.
+	// A maintenance selects the first node but not the last one.
 	x.foreign = []string{x.nodes[0], x.nodes[7]}
 	for _, node := range x.foreign {
 		r.MustKubectl(t, "", "cordon", node)
@@ -183,11 +183,11 @@ func (x *trial) run() {
 // nudgeInterval is the time between two changes of the pods that kwok may have forgotten.
 const nudgeInterval = 2 * time.Second
 
-// nudge changes the pods, so that kwok sees them again, until the test ends.
+// nudge changes the pods until the test ends, so that kwok processes them again.
 func (x *trial) nudge() {
 	for x.t.Context().Err() == nil {
 		<-time.After(nudgeInterval)
-		// The error names pods that do not run; they get another nudge.
+		// The error names the pods that do not run; the next nudge changes them again.
 		_ = framework.Nudge(x.t.Context(), x.observer.Pods(x.namespace))
 	}
 }
