@@ -244,7 +244,7 @@ func (s *storm) askOnceMore() {
 	)
 }
 
-// whatHolds returns the objects and conditions that delay the deletion of a namespace.
+// whatHolds returns an error with the phase and the true conditions of a namespace.
 func (s *storm) whatHolds(ctx context.Context, namespace string) error {
 	found, err := s.admin.Kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 	if err != nil {

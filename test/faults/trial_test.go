@@ -94,7 +94,7 @@ type trial struct {
 	foreign []string
 	judge   *oracle.Recorder
 	ledger  *ledger
-	// calledOff is a maintenance that a user completes before it is drained.
+	// calledOff is the name of the maintenance that a user completes before it is drained.
 	maintenances []*v1alpha1.NodeMaintenance
 	calledOff    string
 	tenant       *tenant

@@ -279,7 +279,8 @@ func gone(since time.Duration) func(*v1alpha1.Evacuation) {
 const budgetMessage = "PodDisruptionBudget checkout allows no disruption: 3 of 4 pods are healthy and 4 must be. " +
 	"The pod leaves when more pods of the budget are healthy, or the budget requires fewer."
 
-// evacuations returns the Evacuations of draining, and one on another node.
+// evacuations returns the Evacuations for the maintenance that draining returns, and one Evacuation
+// on another node.
 func evacuations() []runtime.Object {
 	return []runtime.Object{
 		evacuation("shop", "web-1", "node-003", gone(80*time.Second)),
@@ -326,7 +327,8 @@ func active(class, message string, since time.Duration) func(*v1alpha1.Evacuatio
 	}
 }
 
-// waiting returns Evacuations of draining that wait for their evacuators.
+// waiting returns Evacuations for the maintenance that draining returns. They wait for their
+// evacuators.
 func waiting() []runtime.Object {
 	const (
 		surge = "Deployment cart is scaled from 2 to 4, so that another replica takes the place of the pod before " +
@@ -342,8 +344,8 @@ func waiting() []runtime.Object {
 	}
 }
 
-// stopping returns Evacuations of draining whose pods are within their grace period: one pod was
-// evicted, the other leaves by scale-down.
+// stopping returns two Evacuations for the maintenance that draining returns. Their pods are within
+// their grace period: one pod was evicted, the other leaves by scale-down.
 func stopping() []runtime.Object {
 	within := func(until string) func(*v1alpha1.Evacuation) {
 		return func(e *v1alpha1.Evacuation) {
@@ -386,8 +388,8 @@ func appDown() []runtime.Object {
 	return objects
 }
 
-// again returns the Evacuations of an app whose pods tolerate the drain: they are recreated on the
-// node and leave it again.
+// again returns the Evacuations of an app whose pods tolerate the taint of the drain. The pods are
+// recreated on the node and leave it again.
 func again() []runtime.Object {
 	app := func(e *v1alpha1.Evacuation) { e.Labels = map[string]string{"app": "free"} }
 	created := func(d time.Duration) func(*v1alpha1.Evacuation) {
@@ -532,7 +534,7 @@ func events() []runtime.Object {
 	}
 }
 
-// everything returns the objects of a cluster in the middle of a drain.
+// everything returns the objects of a cluster during a drain.
 func everything() []runtime.Object {
 	return append(append([]runtime.Object{draining(), cordon(), complete()}, evacuations()...), events()...)
 }

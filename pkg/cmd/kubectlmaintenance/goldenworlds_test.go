@@ -27,7 +27,7 @@ func progressing(
 	return nm
 }
 
-// stuck returns draining with all remaining pods blocked.
+// stuck returns the maintenance that draining returns, with all remaining pods blocked.
 func stuck() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Status.Conditions[0].Reason = v1alpha1.ReasonDrainBlocked
@@ -37,14 +37,15 @@ func stuck() *v1alpha1.NodeMaintenance {
 		"All 9 pods that are asked to leave are blocked", 12*time.Minute)
 }
 
-// stalled returns draining without progress for a long time and without blocked pods.
+// stalled returns the maintenance that draining returns, without blocked pods and without progress
+// for a long time.
 func stalled() *v1alpha1.NodeMaintenance {
 	return progressing(long(), metav1.ConditionFalse, v1alpha1.ReasonProgressStalled, "No progress for 15m0s",
 		17*time.Minute)
 }
 
-// syncFailed returns draining with a node that cannot be cordoned, while the other nodes make
-// progress.
+// syncFailed returns the maintenance that draining returns, with a node that cannot be cordoned.
+// The other nodes make progress.
 func syncFailed() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNodeNotCordoned
@@ -55,8 +56,8 @@ func syncFailed() *v1alpha1.NodeMaintenance {
 		20*time.Second)
 }
 
-// notAuthorized returns draining with a node that the requester may not delete, and a status
-// without room for messages about single nodes.
+// notAuthorized returns the maintenance that draining returns, with a node that the requester may
+// not delete, and without messages about single nodes because the status is too large.
 func notAuthorized() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNotAuthorized
@@ -74,7 +75,7 @@ func notAuthorized() *v1alpha1.NodeMaintenance {
 		5*time.Second)
 }
 
-// releasing returns complete with a node that cannot be released.
+// releasing returns the maintenance that complete returns, with a node that cannot be released.
 func releasing() *v1alpha1.NodeMaintenance {
 	nm := complete()
 	nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion}
@@ -82,7 +83,7 @@ func releasing() *v1alpha1.NodeMaintenance {
 		"Node node-004: the API server refuses the write", time.Hour)
 }
 
-// cordonMessage returns cordon with a message of the server.
+// cordonMessage returns the maintenance that cordon returns, with a message of the server.
 func cordonMessage() *v1alpha1.NodeMaintenance {
 	nm := cordon()
 	nm.Status.NodeStatuses[0].DrainMessage = "Cannot be cordoned: the API server refuses the write"
@@ -90,7 +91,7 @@ func cordonMessage() *v1alpha1.NodeMaintenance {
 		"Stage Cordon asks no pod to leave", 0)
 }
 
-// ignoring returns draining with a policy for new nodes.
+// ignoring returns the maintenance that draining returns, with a policy for new nodes.
 func ignoring(policy v1alpha1.NewNodesPolicy) *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Spec.NewNodes = policy
@@ -148,7 +149,7 @@ func manyWarnings(w *world) {
 	)
 }
 
-// newReasons returns a pod for each of the reasons that were added later.
+// newReasons returns a maintenance, and Evacuations that are blocked for five different reasons.
 func newReasons() []runtime.Object {
 	objects := []runtime.Object{draining()}
 	for i, reason := range []string{
@@ -162,7 +163,7 @@ func newReasons() []runtime.Object {
 	return objects
 }
 
-// because sets the reason, in the status of the maintenances, why a node is not drained.
+// because sets the reason in the status of the maintenances for which a node is not drained.
 func because(node string, reason v1alpha1.NodeStatusReason) func(*world) {
 	return func(w *world) {
 		resource := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
@@ -189,7 +190,7 @@ func uncordoned(node string) func(*world) { return because(node, v1alpha1.NodeSt
 // refused marks a node as one that the requester may not delete.
 func refused(node string) func(*world) { return because(node, v1alpha1.NodeStatusNotAuthorized) }
 
-// withoutWaves returns draining as an older server reports it.
+// withoutWaves returns the maintenance that draining returns, as an older server reports it.
 func withoutWaves() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Status.Waves = nil

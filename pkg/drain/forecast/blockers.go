@@ -217,8 +217,8 @@ func (t *trouble) addReplaced(pod *leavingPod, budget *policyv1.PodDisruptionBud
 	b.add(pod)
 }
 
-// addJobs adds the pods of Jobs that fail for good when their pods are evicted. It counts the pods
-// of all waves together, which is wrong for a Job that ends between two waves. That is rare.
+// addJobs adds the pods of Jobs that fail permanently when their pods are evicted. It counts the
+// pods of all waves together. This is wrong for a Job that ends between two waves, which is rare.
 func (t *trouble) addJobs() {
 	byName := func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }
 	for _, name := range slices.SortedFunc(maps.Keys(t.ofJobs), byName) {

@@ -316,7 +316,7 @@ func TestPodsTiedByTheirNodeSelector(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreLostWithTheirJob covers Jobs that fail for good when a pod is evicted.
+// TestPodsThatAreLostWithTheirJob covers Jobs that fail permanently when a pod is evicted.
 func TestPodsThatAreLostWithTheirJob(t *testing.T) {
 	ofJob := ownedBy("batch/v1", "Job", "backup")
 	job := func(limit, failed int32) owners {

@@ -83,8 +83,8 @@ func Of(nm *v1alpha1.NodeMaintenance) (*Selector, error) {
 	return s.Holding(func(name string) bool { return names[name] }), nil
 }
 
-// Holding returns a copy of the Selector that does not treat nodes with held names as new. The copy
-// is cheap, since it shares the index.
+// Holding returns a copy of the Selector that does not treat a node as new if held returns true for
+// its name. The copy is cheap, since it shares the index.
 func (s *Selector) Holding(held func(name string) bool) *Selector {
 	out := *s
 	out.held = held
@@ -98,7 +98,7 @@ func (s *Selector) Decide(node *corev1.Node) (selected, ignored bool) {
 }
 
 // Match evaluates the terms for a node. It costs much more than Judge, and its result does not
-// depend on which names are held.
+// depend on the argument of Holding.
 func (s *Selector) Match(node *corev1.Node) Match {
 	if node == nil {
 		return NoMatch
@@ -148,7 +148,7 @@ func (s *Selector) Select(ctx context.Context, nodes []*corev1.Node) (selected [
 	return selected, ignored, nil
 }
 
-// isYoung reports whether the node is too new, regardless of whether its name is held.
+// isYoung reports whether the node is too new, regardless of the argument of Holding.
 func (s *Selector) isYoung(node *corev1.Node) bool {
 	// The default policy is Ignore. The object may come without defaults.
 	return s.policy != v1alpha1.NewNodesPolicyJoin && s.newest != nil && node.CreationTimestamp.After(s.newest.Time)

@@ -135,7 +135,7 @@ func ofHundred(limit *intstr.IntOrString) int {
 }
 
 // UsesUp reports whether the budget allows one disruption less when a pod that it selects ends. It
-// does not if the budget was already reduced for the eviction of the pod.
+// returns false if the budget was already reduced for the eviction of the pod.
 func UsesUp(budget *policyv1.PodDisruptionBudget, pod *corev1.Pod, now time.Time) bool {
 	if isGranted(budget, pod, now) || !Holds(pod) {
 		return false

@@ -75,10 +75,9 @@ func (c *component) describe(result *Result, subject string) {
 	}
 }
 
-// joinedBehind is for a maintenance that has just joined and does not have the node in its status
-// yet. It returns the oldest maintenance that has drained the node further than the plan of the new
-// one, or "". It does so even if the node has no pods now, since new pods will not leave in the
-// order of the plan.
+// joinedBehind returns the oldest maintenance that has drained the node further than the plan of a
+// maintenance that has just joined and does not have the node in its status yet, or "". It ignores
+// whether the node has pods now, since new pods will not leave in the order of the plan.
 func (h *hold) joinedBehind() string {
 	if len(h.before) > 0 {
 		return ""

@@ -104,10 +104,10 @@ func namesOf(budgets []*policyv1.PodDisruptionBudget) string {
 }
 
 // LeavesByScaleDown reports whether a pod under these budgets leaves by the scale-down at the end
-// of a surge, and not by eviction. It does if it has no budget, or if its budgets never allow an
-// eviction and the Deployment has opted into replacement. A rollout does not check budgets either.
-// The pod is only deleted when its replacement is available. The pods of the target of an
-// autoscaler always leave by eviction, since an autoscaler may scale down at any time.
+// of a surge, and not by eviction. This is so if the pod has no budget, or if its budgets never
+// allow an eviction and the Deployment has the annotation surge: Always. As in a rollout, no budget
+// is checked then, and the pod is deleted only when its replacement is available. The pods of an
+// autoscaled Deployment always leave by eviction, since the autoscaler may scale down at any time.
 func LeavesByScaleDown(
 	d *appsv1.Deployment, autoscaled bool, replicas, extra int32, budgets []*policyv1.PodDisruptionBudget,
 ) bool {

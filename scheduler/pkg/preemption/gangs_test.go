@@ -222,8 +222,8 @@ func TestGang(t *testing.T) {
 }
 
 // TestGangWaitsForItsVictims retries a group while its victim is terminating. In the first case
-// only the gate knows of the eviction, in the second the victim has the condition by which upstream
-// recognizes it. The other pods of the victim's group are held back.
+// only the gate has recorded the eviction. In the second case the victim has the condition by which
+// upstream recognizes victims. The other pods of the victim's group must not become victims.
 func TestGangWaitsForItsVictims(t *testing.T) {
 	victim := func(name, node string, options ...podOption) *corev1.Pod {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded"), onNode(node), ofGroup("g")}, options...)...)

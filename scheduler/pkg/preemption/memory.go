@@ -102,8 +102,8 @@ func (m *memory) hasEvicted(pod types.UID) bool {
 	return leaving
 }
 
-// claim prevents other candidates from evicting the victims until they are released. If one of the
-// victims is already claimed or evicted, claim returns it and claims none.
+// claim prevents other candidates from evicting the victims until release is called. If a victim is
+// already claimed or evicted, claim returns that victim and claims no victims.
 func (m *memory) claim(victims []*corev1.Pod) *corev1.Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -187,12 +187,12 @@ func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[typ
 	return &refusal{until: m.clock.Now().Add(delay), delay: delay, budgets: budgets}
 }
 
-// counts reports whether a refusal lengthens the delay of the next one.
+// counts reports whether the refusal known lengthens the delay of the next refusal.
 func (m *memory) counts(known *refusal) bool {
 	return known != nil && m.clock.Now().Before(known.until.Add(maxRefusalDelay))
 }
 
-// lasts reports whether a refusal is still in effect.
+// lasts reports whether the refusal known is still in effect.
 func (m *memory) lasts(known *refusal) bool { return known != nil && m.clock.Now().Before(known.until) }
 
 // nextTry returns the time at which the first excluded candidate or refused pod may be used again,
@@ -227,8 +227,8 @@ func (m *memory) refuse(pod types.UID, budgets sets.Set[types.NamespacedName]) {
 	m.refused[pod] = m.again(known, refusalDelay, budgets)
 }
 
-// forgetOldestRefusals removes the refusals that no longer count or, if there is none, the refusal
-// that ends first.
+// forgetOldestRefusals removes the refusals that lengthen no further delay. If there is none, it
+// removes the refusal that ends first.
 func (m *memory) forgetOldestRefusals() {
 	var first types.UID
 	for uid, known := range m.refused {

@@ -204,15 +204,15 @@ func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
 	return nil, ""
 }
 
-// heldPods are guarded pods that are held back: they must not become victims.
+// heldPods has the guarded pods that must not become victims.
 type heldPods struct {
 	threshold int32
 	budgets   sets.Set[types.NamespacedName]
 	pods      sets.Set[types.UID]
 }
 
-// heldOf describes the guarded pods among the pods. For a victim with several pods, pass all of
-// them: the budget of another pod may protect the victim.
+// heldOf describes the guarded pods among the given pods. For a victim with several pods, pass all
+// pods of the victim: the budget of any of them may protect it.
 func (r *rules) heldOf(pods []*corev1.Pod) heldPods {
 	held := heldPods{threshold: noThreshold, budgets: sets.New[types.NamespacedName](), pods: sets.New[types.UID]()}
 	for _, pod := range pods {

@@ -446,8 +446,8 @@ func TestWaitsForItsVictims(t *testing.T) {
 	pending := runningPod("pending", 100, onNode(""))
 	pending.Status = corev1.PodStatus{Phase: corev1.PodPending}
 	for name, test := range map[string]struct {
-		// nominated is the node of the pod in the scheduler's memory, status the node in the pod's
-		// status.
+		// nominated is the nominated node in the scheduler's memory, and status the one in the
+		// pod's status.
 		nominated, status string
 		code              fwk.Code
 		waits             bool

@@ -110,14 +110,15 @@ type upstreamCase struct {
 	extenders []testingframework.FakeExtender
 	// change replaces upstream's functions that order victims and choose a node.
 	change func(*defaultpreemption.DefaultPreemption)
-	// helpless has the nodes on which preemption cannot help, unknown the nodes without a status.
+	// helpless has the nodes on which preemption cannot help, and unknown the nodes without a
+	// status.
 	helpless, unknown []string
 
 	// node and victims are the expected choice. If no node is expected, message is the whole
 	// status.
 	node, victims, message string
-	// on has the victims on each node, and how many of them exceed their budget. All other nodes
-	// have no victims.
+	// on has the expected victims on each node, and how many of them exceed their budget. All other
+	// nodes have no victims.
 	on map[string]string
 }
 
@@ -125,7 +126,7 @@ type upstreamCase struct {
 type choice struct {
 	node, message string
 	code          fwk.Code
-	// deleted are the deleted pods, marked the pods whose condition DisruptionTarget was set.
+	// deleted has the deleted pods, and marked the pods whose condition DisruptionTarget was set.
 	deleted, marked string
 }
 

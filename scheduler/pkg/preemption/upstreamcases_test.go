@@ -223,7 +223,7 @@ var refusedCases = map[string]upstreamCase{
 	},
 }
 
-// onN1 is an extender that allows only node n1.
+// onN1 rejects all nodes except n1, as the filter of an extender.
 func onN1(_ *corev1.Pod, node fwk.NodeInfo) *fwk.Status {
 	if node.Node().Name == "n1" {
 		return nil

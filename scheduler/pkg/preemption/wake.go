@@ -37,7 +37,7 @@ const (
 	settleTime = 2 * time.Second
 )
 
-// anyBudget stands for all budgets. It counts as changed when a PriorityClass changes.
+// anyBudget stands for all budgets. A change of a PriorityClass counts as a change of anyBudget.
 var anyBudget = types.NamespacedName{}
 
 // waiter is a pending pod or group that searches for victims or waits.
@@ -114,7 +114,7 @@ func (w *waitingRoom) begin(who waiter) {
 	known.searching, known.opened = true, map[types.NamespacedName]bool{}
 }
 
-// end makes a pod or group wait for the budgets that its search found. It allows the next waiter to
+// end makes a pod or group wait for the budgets that prevented its preemption. The next waiter may
 // be woken immediately or, if the search found victims, after settleTime.
 func (w *waitingRoom) end(uid types.UID, o outcome) {
 	w.mu.Lock()
@@ -166,7 +166,7 @@ func (w *waitingRoom) open(name types.NamespacedName, all bool) {
 }
 
 // tick runs every wakeInterval. It drops waiters that are bound, gone or beyond maxWaiting, and
-// counts the others.
+// counts the remaining waiters.
 func (w *waitingRoom) tick(context.Context) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
