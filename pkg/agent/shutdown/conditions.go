@@ -113,7 +113,7 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 	switch st.Phase {
 	case state.Detected:
 		c.Reason = ReasonWaitingForDrain
-		c.Message = "creating a NodeMaintenance" + prefixed(", which fails: ", in.api.failure)
+		c.Message = agentAction("create", "a NodeMaintenance", in.api.failure)
 		c.Message += prefixed(", ", d.why) + "; the machine goes down at " + deadline
 	case state.Maintaining:
 		c.Reason = ReasonWaitingForDrain
@@ -157,12 +157,7 @@ func idleReason(in *input, d *decision) (reason, message string) {
 	st := &d.next
 	switch {
 	case st.Phase == state.Cancelled && st.Maintenance != nil:
-		does := "completes"
-		if in.api.failure != "" {
-			does = "cannot complete"
-		}
-		return ReasonCancelled, fmt.Sprintf("the shutdown was cancelled; the agent %s NodeMaintenance %s%s",
-			does, st.Maintenance.Name, prefixed(": ", in.api.failure))
+		return ReasonCancelled, "the shutdown was cancelled; " + agentAction("complete", "NodeMaintenance "+st.Maintenance.Name, in.api.failure)
 	case st.Phase == state.Cancelled || d.outcome == outcomeCancelled:
 		return ReasonCancelled, "the shutdown was cancelled"
 	case st.Maintenance != nil:
@@ -214,6 +209,14 @@ func agentMessage(version, problem string, machine *MachineState, problems []str
 		}
 	}
 	return cut(strings.Join(parts, "; "))
+}
+
+// agentAction returns a clause about an action of the agent, or about its failure if there is one.
+func agentAction(verb, object, failure string) string {
+	if failure != "" {
+		return fmt.Sprintf("the agent cannot %s %s: %s", verb, object, failure)
+	}
+	return fmt.Sprintf("the agent %ss %s", verb, object)
 }
 
 // prefixed returns a text with a prefix; empty if the text is empty.
