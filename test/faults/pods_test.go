@@ -294,7 +294,7 @@ func (s *storm) callOff() {
 			return err == nil || apierrors.IsNotFound(err), nil
 		})
 	}
-	s.t.Logf("called off in the end, by whose turn it was: %v", turns)
+	s.t.Logf("withdrawn at the end, by active evacuator: %v", turns)
 }
 
 // letEveryPodGo removes the finalizers of all pods.

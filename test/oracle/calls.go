@@ -139,7 +139,7 @@ func EvictedTwice(log Log) []string {
 		}
 		if call.UID == "" {
 			found = append(found,
-				fmt.Sprintf("%s evicted pod %s/%s, whichever has that name", call.User, call.Namespace, call.Name))
+				fmt.Sprintf("%s evicted pod %s/%s without its UID", call.User, call.Namespace, call.Name))
 			continue
 		}
 		if granted[call.UID]++; granted[call.UID] == 2 {

@@ -141,7 +141,7 @@ func TestEvictedTwice(t *testing.T) {
 		"three that are granted are told once": {
 			calls: []Call{granted, granted, granted}, want: []string{"was evicted more than once"},
 		},
-		"one that may hit another pod": {calls: []Call{anybody}, want: []string{"whichever has that name"}},
+		"one that may hit another pod": {calls: []Call{anybody}, want: []string{"without its UID"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			expect(t, EvictedTwice(Log{Calls: test.calls}), test.want...)

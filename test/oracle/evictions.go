@@ -78,7 +78,7 @@ func unlawful(call *Call, states []state, blind bool) string {
 	what := fmt.Sprintf("pod %s/%s (%s) was to be evicted at %s",
 		call.Namespace, call.Name, call.UID, call.Received.UTC().Format("15:04:05.000"))
 	if call.UID == "" {
-		return what + " without saying which pod of that name is meant"
+		return what + " without the UID of the pod"
 	}
 	if len(states) == 0 && !blind {
 		return what + " although it never had an Evacuation"
@@ -98,7 +98,7 @@ func unlawful(call *Call, states []state, blind bool) string {
 	if blind && !knownBetter(states, call.Received) {
 		return ""
 	}
-	return what + ", which was not its turn: " + describe(states, call.Received)
+	return what + ", which no Evacuation allowed then: " + describe(states, call.Received)
 }
 
 // mayBeEvicted reports whether a pod may be evicted while a class is active. The evacuator of
@@ -153,10 +153,10 @@ func EndedEarly(log Log) []string {
 		switch {
 		case reason == v1alpha1.ReasonCancelled:
 		case !known:
-			found = append(found, fmt.Sprintf("Evacuation %s says %s, and its pod has not left", name, reason))
+			found = append(found, fmt.Sprintf("Evacuation %s is complete with reason %s, and its pod has not left", name, reason))
 		case at.After(o.Seen.Add(lag)):
 			found = append(found,
-				fmt.Sprintf("Evacuation %s said %s %v before its pod had left", name, reason, at.Sub(o.Seen)))
+				fmt.Sprintf("Evacuation %s was complete with reason %s %v before its pod had left", name, reason, at.Sub(o.Seen)))
 		}
 	}
 	return found

@@ -59,7 +59,7 @@ type change struct {
 // fall back for late pods (KEP-4212, "Pod Selection and DrainTargets Example"). It also allows it
 // for a maintenance whose order was overridden, according to an event.
 //
-// Pods of the types in running are left running on purpose: no wave waits for them, and they must
+// Pods of the types in running are kept running on purpose: no wave waits for them, and they must
 // not be asked to leave.
 func outOfOrder(log Log, running ...v1alpha1.PodType) []string {
 	h := historyOf(log)
@@ -79,7 +79,7 @@ func outOfOrder(log Log, running ...v1alpha1.PodType) []string {
 			continue
 		}
 		if slices.Contains(running, typeOf(p.Pod)) {
-			found = append(found, fmt.Sprintf("pod %s/%s was asked to leave, although pods of type %s are left running",
+			found = append(found, fmt.Sprintf("pod %s/%s was asked to leave, although pods of type %s are kept running",
 				p.Namespace, p.Name, typeOf(p.Pod)))
 			continue
 		}

@@ -59,7 +59,7 @@ func TestJudgePreemption(t *testing.T) {
 		"a deletion by a user":                          {calls: []Call{call("alice", "web-1", true)}},
 		"an eviction without the UID": {
 			calls:   []Call{{User: "scheduler", Subresource: "eviction", Namespace: "shop", Name: "web-1", Code: 201}},
-			evicted: 1, want: []string{"whichever has that name"},
+			evicted: 1, want: []string{"without its UID"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -86,12 +86,12 @@ func broken(before, e *v1alpha1.Evacuation, startDeadline time.Duration, consecu
 	if consecutive && is.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid {
 		switch {
 		case is.ActiveEvacuatorClass != was.ActiveEvacuatorClass:
-			found = append(found, fmt.Sprintf("Forbid has outlived the turn of %s", was.ActiveEvacuatorClass))
+			found = append(found, fmt.Sprintf("Forbid is still set although %s is no longer active", was.ActiveEvacuatorClass))
 		case was.EvacuationCancellationPolicy != is.EvacuationCancellationPolicy && isWithdrawn(before):
-			found = append(found, "Forbid was set when no instigator asked for it any more")
+			found = append(found, "Forbid was set when the Evacuation had no instigator")
 		case !isEvacuator(e, is.ActiveEvacuatorClass):
 			found = append(found,
-				fmt.Sprintf("Forbid was set although no evacuator but %q has the turn", is.ActiveEvacuatorClass))
+				fmt.Sprintf("Forbid was set while %q was active, which is not an evacuator", is.ActiveEvacuatorClass))
 		}
 	}
 	return found
@@ -105,10 +105,10 @@ func brokenTurn(before, e *v1alpha1.Evacuation, startDeadline time.Duration, con
 	}
 	order := turns(e)
 	from, to := slices.Index(order, was.ActiveEvacuatorClass), slices.Index(order, is.ActiveEvacuatorClass)
-	handOver := fmt.Sprintf("the turn went from %q to %q", was.ActiveEvacuatorClass, is.ActiveEvacuatorClass)
+	handOver := fmt.Sprintf("the active evacuator changed from %q to %q", was.ActiveEvacuatorClass, is.ActiveEvacuatorClass)
 	switch {
 	case to < 0:
-		return handOver + ", which is no evacuator"
+		return handOver + ", which is not an evacuator"
 	case to == len(order)-2 && from == to+1 && is.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment:
 		// The evacuator of Deployments may become active again after it has declined.
 		return ""
@@ -119,7 +119,7 @@ func brokenTurn(before, e *v1alpha1.Evacuation, startDeadline time.Duration, con
 	case to != from+1:
 		return fmt.Sprintf("%s, out of order: %s", handOver, strings.Join(order, ", "))
 	case isWithdrawn(before) && !heldByOthers(before):
-		return handOver + " although no instigator asks for it any more"
+		return handOver + " although the Evacuation had no instigator"
 	case from < 0 || was.ActiveEvacuatorCompleted:
 		return ""
 	}
@@ -132,7 +132,7 @@ func brokenTurn(before, e *v1alpha1.Evacuation, startDeadline time.Duration, con
 		return handOver + " and has no timestamp"
 	}
 	if waited := is.ActiveEvacuatorSince.Sub(since.Time); waited < patience {
-		return fmt.Sprintf("%s %v after it reported, or became active; it may be silent for %v",
+		return fmt.Sprintf("%s %v after the first one reported or became active; it may be silent for %v",
 			handOver, waited, patience)
 	}
 	return ""
@@ -194,12 +194,12 @@ func Unsettled(evacuations []*v1alpha1.Evacuation) []string {
 		case isComplete(e):
 		case isWithdrawn(e) && e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid &&
 			!heldByOthers(e):
-			describe("is cancelled and still there")
+			describe("is cancelled and still exists")
 		case isWithdrawn(e) && heldByOthers(e):
 		case blocked == nil || blocked.Status != metav1.ConditionTrue:
-			describe("has not ended and does not say why")
+			describe("has not ended and does not report why")
 		case blocked.Message == "" || !wording.IsBlocked(blocked.Reason):
-			describe("is blocked for no reason that there is")
+			describe("is blocked for an unknown reason")
 		}
 	}
 	return found

@@ -133,10 +133,10 @@ func TestRules(t *testing.T) {
 			states: []*v1alpha1.Evacuation{
 				evacuation(turn(first, 0), done, withdrawn), evacuation(turn(second, 20), withdrawn),
 			},
-			want: []string{"no instigator asks"},
+			want: []string{"had no instigator"},
 		},
 		"a class that no evacuator has": {
-			states: []*v1alpha1.Evacuation{evacuation(), evacuation(turn("x", 0))}, want: []string{"no evacuator"},
+			states: []*v1alpha1.Evacuation{evacuation(), evacuation(turn("x", 0))}, want: []string{"not an evacuator"},
 		},
 		"a counter that falls": {
 			states: []*v1alpha1.Evacuation{evacuation(failed(2)), evacuation(failed(1))},
@@ -164,17 +164,17 @@ func TestRules(t *testing.T) {
 			states: []*v1alpha1.Evacuation{
 				evacuation(turn(first, 0), withdrawn), evacuation(turn(first, 1), withdrawn, forbid),
 			},
-			want: []string{"no instigator asked"},
+			want: []string{"had no instigator"},
 		},
 		"Forbid across a hand-over": {
 			states: []*v1alpha1.Evacuation{
 				evacuation(turn(first, 0), done, forbid), evacuation(turn(second, 1), forbid),
 			},
-			want: []string{"outlived"},
+			want: []string{"still set"},
 		},
 		"Forbid for the eviction": {
 			states: []*v1alpha1.Evacuation{evacuation(turn(evict, 0)), evacuation(turn(evict, 0), forbid)},
-			want:   []string{"no evacuator"},
+			want:   []string{"not an evacuator"},
 		},
 		"two for one pod": {
 			states: []*v1alpha1.Evacuation{
@@ -229,8 +229,8 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			}),
 			uid: podUID, at: 45,
 		},
-		"before":                  {seen: upForEviction, uid: podUID, at: 10, want: []string{"not its turn"}},
-		"of no pod in particular": {seen: upForEviction, at: 30, want: []string{"which pod"}},
+		"before":                  {seen: upForEviction, uid: podUID, at: 10, want: []string{"no Evacuation allowed"}},
+		"of no pod in particular": {seen: upForEviction, at: 30, want: []string{"without the UID"}},
 		"of a pod that no Evacuation asks to leave": {
 			seen: upForEviction, uid: "other", at: 30, want: []string{"never had"},
 		},
@@ -239,14 +239,14 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 		},
 		"after it was cancelled": {
 			seen: append(upForEviction, seen{40, watch.Modified, evacuation(turn(evict, 20), withdrawn)}), uid: podUID,
-			at: 45, want: []string{"not its turn"},
+			at: 45, want: []string{"no Evacuation allowed"},
 		},
 		"after it was asked for again": {
 			seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}, seen{
 				at: 41, event: watch.Added,
 				e: evacuation(func(e *v1alpha1.Evacuation) { e.UID = "evacuation-2" }, turn(first, 41)),
 			}),
-			uid: podUID, at: 44, want: []string{"not its turn"}},
+			uid: podUID, at: 44, want: []string{"no Evacuation allowed"}},
 		"in a gap, and perhaps in order": {
 			seen: []seen{
 				{at: 0, event: watch.Added, e: evacuation(turn(first, 0))},
@@ -258,7 +258,7 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			seen: []seen{
 				{0, watch.Added, evacuation(turn(first, 0))}, {30, watch.Modified, evacuation(turn(first, 29))},
 			},
-			uid: podUID, blind: [2]int{5, 30}, at: 15, want: []string{"not its turn"},
+			uid: podUID, blind: [2]int{5, 30}, at: 15, want: []string{"no Evacuation allowed"},
 		},
 	}
 	for name, tt := range tests {
@@ -318,9 +318,9 @@ func TestUnsettled(t *testing.T) {
 	}{
 		"it is over":             {e: evacuation(condition("Complete", "PodDeleted"))},
 		"it says what blocks it": {e: evacuation(turn(evict, 0), condition("Blocked", "PodDisruptionBudget"))},
-		"it says nothing":        {e: evacuation(turn(evict, 0)), want: []string{"does not say why"}},
+		"it says nothing":        {e: evacuation(turn(evict, 0)), want: []string{"does not report why"}},
 		"it has an unknown reason": {
-			e: evacuation(turn(evict, 0), condition("Blocked", "BadMood")), want: []string{"no reason"},
+			e: evacuation(turn(evict, 0), condition("Blocked", "BadMood")), want: []string{"unknown reason"},
 		},
 		"it was cancelled": {
 			e:    evacuation(turn(evict, 0), withdrawn, condition("Blocked", "PodDisruptionBudget")),

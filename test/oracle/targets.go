@@ -135,13 +135,13 @@ func wentBack(log Log) []string {
 			case was && c.held && !now.covers(before):
 				found = append(
 					found,
-					fmt.Sprintf("drain targets of node %s went back in the status of %s: from %v to %v",
+					fmt.Sprintf("drain targets of node %s were lowered in the status of %s: from %v to %v",
 						h.nodeName(uid), h.maintenances[c.maintenance].last.Name, before, now),
 				)
 			case was && !c.held && len(held.any()) > 0 && !held.any().covers(agreed):
 				found = append(
 					found,
-					fmt.Sprintf("drain targets of node %s went back when %s let go of it: from %v to %v",
+					fmt.Sprintf("drain targets of node %s were lowered when %s released it: from %v to %v",
 						h.nodeName(uid), h.maintenances[c.maintenance].last.Name, agreed, held.any()),
 				)
 			}

@@ -21,14 +21,14 @@ func TestWentBack(t *testing.T) {
 			p.reach("a", 2000, "one", "two")
 		}},
 		"targets that fall in one status": {
-			want: []string{"node one went back in the status of a"},
+			want: []string{"node one were lowered in the status of a"},
 			play: func(p *tape) {
 				p.reach("a", 2000, "one")
 				p.reach("a", 1000, "one")
 			},
 		},
 		"targets that vanish from a status": {
-			want: []string{"node one went back in the status of a"},
+			want: []string{"node one were lowered in the status of a"},
 			play: func(p *tape) {
 				p.reach("a", 2000, "one")
 				p.nms["a"].Status.NodeStatuses[0].DrainTargets = nil
@@ -48,7 +48,7 @@ func TestWentBack(t *testing.T) {
 			p.onOurs(watch.Modified, p.nms["a"])
 		}},
 		"what all had agreed on is forgotten when one lets go": {
-			want: []string{"node one went back when a let go of it"},
+			want: []string{"node one were lowered when a released it"},
 			play: func(p *tape) {
 				p.drain("b", "blue")
 				p.reach("a", 2000, "one")
@@ -91,7 +91,7 @@ func TestWentBack(t *testing.T) {
 			p.complete("c")
 		}},
 		"one that comes and takes nothing over": {
-			want: []string{"node one went back when a let go of it"},
+			want: []string{"node one were lowered when a released it"},
 			play: func(p *tape) {
 				p.reach("a", 2000, "one")
 				p.drain("b", "blue")

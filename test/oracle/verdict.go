@@ -110,7 +110,7 @@ func SentToClosed(log Log) (found []string, probes int) {
 		}
 		found = append(
 			found,
-			fmt.Sprintf("%s sent the eviction of pod %s/%s although budget %s had let no pod go for %v",
+			fmt.Sprintf("%s sent the eviction of pod %s/%s although budget %s had allowed no disruption for %v",
 				call.User, call.Namespace, call.Name, call.RefusedBy, call.Received.Sub(since).Round(time.Millisecond)),
 		)
 	}
@@ -172,7 +172,7 @@ func leftOver(log Log) []string {
 		if !e.gone {
 			found = append(
 				found,
-				fmt.Sprintf("Evacuation %s/%s is still there: finalizers %v, deleted %t, conditions %v",
+				fmt.Sprintf("Evacuation %s/%s still exists: finalizers %v, deleted %t, conditions %v",
 					e.Namespace, e.Name, e.Finalizers, e.DeletionTimestamp != nil, e.Status.Conditions),
 			)
 		}

@@ -49,11 +49,11 @@ func TestSentToClosed(t *testing.T) {
 		},
 		"one that is sent to a closed budget": {
 			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{refused(6)},
-			want: []string{"budget web had let no pod go for 1s"},
+			want: []string{"budget web had allowed no disruption for 1s"},
 		},
 		"one that is sent to a budget that is not up to date": {
 			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(1, 2)}, calls: []Call{refused(6)},
-			want: []string{"budget web had let no pod go for 1s"},
+			want: []string{"budget web had allowed no disruption for 1s"},
 		},
 		"a budget that never closed any more after it had opened": {
 			events: map[float64]*policyv1.PodDisruptionBudget{0: status(0), 5: status(1)}, calls: []Call{refused(6)},
@@ -140,7 +140,7 @@ func TestLeftOver(t *testing.T) {
 	begin(p)
 	p.ask("low-1", "low-2")
 	p.end("low-1")
-	expect(t, leftOver(p.log), "Evacuation shop/low-2 is still there")
+	expect(t, leftOver(p.log), "Evacuation shop/low-2 still exists")
 }
 
 func TestUnasked(t *testing.T) {
