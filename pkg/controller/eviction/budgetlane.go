@@ -283,8 +283,8 @@ func (l *budgetLane) handleAnswer(c *call, a answer, now time.Time) {
 		}
 	}
 	if c.took < conflictDelay {
-		// A call with a conflict says nothing about the right number of calls, so it does not
-		// change the limit.
+		// The duration of a call with a conflict does not show whether the number of calls is
+		// right, so it does not change the limit.
 		l.limit.good()
 	}
 }

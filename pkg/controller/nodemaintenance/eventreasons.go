@@ -28,8 +28,8 @@ const (
 	EventStageStarted = "StageStarted"
 	// EventWaveStarted: the pods of the next entry of the drain plan are asked to leave.
 	EventWaveStarted = "WaveStarted"
-	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not
-	// come back or take long.
+	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not be
+	// recreated or need a long time.
 	EventDrainForecast = "DrainForecast"
 	// EventDrainedNoLonger: the condition Drained is no longer True.
 	EventDrainedNoLonger = "DrainedNoLonger"

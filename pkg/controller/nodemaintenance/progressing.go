@@ -183,9 +183,9 @@ func moreGone(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStat
 	return false
 }
 
-// movedAt returns the time of the last progress of the pods of a node. If n pods have come back,
+// movedAt returns the time of the last progress of the pods of a node. If n pods were recreated,
 // the n latest moves do not count: when these n pods have left again, the node has made no progress
-// compared with the time before they came back.
+// compared with the time before.
 func (n *nodeCount) movedAt(entry *v1alpha1.NodeMaintenanceNodeStatus, now time.Time) time.Time {
 	// Outside of stage Drain, gone may exceed PodsGonePeak.
 	cameBack := int(max(0, entry.PodsGonePeak-gone(entry)))

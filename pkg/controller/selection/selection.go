@@ -192,8 +192,8 @@ func (e *selected) inherit(old *selected, nodes map[string]*corev1.Node, sameSel
 }
 
 // Shows reports whether the index has this state of a maintenance. Until the event of that state
-// arrives, the selected nodes are those of an earlier state. The error is set if the node selector
-// is invalid.
+// arrives, the index has the selected nodes of an earlier state. The error is set if the node
+// selector is invalid.
 func (s *Selection) Shows(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
