@@ -50,7 +50,7 @@ type Store interface {
 type Resume struct {
 	// LockPath is the path of the lock's pipe.
 	LockPath string
-	// Since and Deadline are those of the pending shutdown; zero if there was none.
+	// Since and Deadline are the start and the deadline of the pending shutdown, or zero.
 	Since, Deadline time.Time
 }
 

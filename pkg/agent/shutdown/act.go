@@ -192,7 +192,7 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 			return func() {
 				m.answered(ctx, err, ensureRetry)
 				if err == nil {
-					// The progress of an adopted maintenance is that of an earlier shutdown.
+					// An adopted maintenance still has the progress of an earlier shutdown.
 					m.news.ensured, m.drain = &ensured, nil
 				}
 			}

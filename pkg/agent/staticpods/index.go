@@ -70,7 +70,7 @@ type Entry struct {
 	Name      string `json:"name,omitempty"`
 	// StaticUIDs are the UIDs of the pod in the kubelet and the container runtime.
 	StaticUIDs []types.UID `json:"staticUIDs,omitempty"`
-	// Priority, Labels and GracePeriodSeconds are those of the pod.
+	// Priority, Labels and GracePeriodSeconds are fields of the pod.
 	Priority           int32             `json:"priority"`
 	Labels             map[string]string `json:"labels,omitempty"`
 	GracePeriodSeconds int64             `json:"gracePeriodSeconds"`

@@ -123,7 +123,7 @@ type Keeper struct {
 	folder        *folder
 	relist        time.Duration
 	held, decided chan struct{}
-	// holds has the pauses for pods whose manifests another program has put back into the folder.
+	// holds has the pauses for pods whose manifests another program has restored in the folder.
 	holds *flowcontrol.Backoff
 
 	mu sync.Mutex

@@ -84,7 +84,7 @@ var (
 type report struct {
 	at      time.Duration
 	message string
-	// finish is the expected finish time. done is set if the report says that the pod has stopped.
+	// finish is the expected finish time. done is set if the report is about a stopped pod.
 	finish string
 	done   bool
 }
