@@ -216,10 +216,10 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	return nil
 }
 
-// ask calls the Eviction API with a dry run for each guarded victim if there are several, so that
-// none is evicted in vain because a webhook or a budget refuses another one. A single victim needs
-// no dry run: a refusal of its eviction has no side effect. Dry runs do not use up the budget;
-// rules.breaks has already compared the number of victims with each budget.
+// ask calls the Eviction API with a dry run for each guarded victim if there are several. If a
+// webhook or a budget refuses one of them, no victim is evicted. A single victim needs no dry run:
+// a refusal of its eviction has no side effect. Dry runs do not use up the budget; rules.breaks has
+// already compared the number of victims with each budget.
 func (g *gate) ask(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, guarded []*corev1.Pod, rules *rules) error {
 	if len(guarded) < 2 {
 		return nil
@@ -289,7 +289,7 @@ func (g *gate) judge(ctx context.Context, preemptor upstream.ExecutorPreemptor, 
 
 // refuseCandidate excludes a candidate from the searches of this preemptor for a while, and
 // activates the preemptor immediately, so that it uses the next candidate. If other victims were
-// evicted in vain, it excludes all candidates: the next candidate could cause as many evictions.
+// already evicted (inVain), it excludes all candidates: the next one could cause as many evictions.
 func (g *gate) refuseCandidate(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, inVain bool) {
 	attempts.WithLabelValues(resultRefused).Inc()
 	budgets := rules.heldOf([]*corev1.Pod{pod}).budgets
