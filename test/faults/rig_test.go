@@ -128,7 +128,7 @@ func (r *rig) observe(t *testing.T) {
 		return strings.HasPrefix(arg, "--audit-") || strings.HasPrefix(arg, "--secure-port=")
 	})
 	address := freeAddress(t)
-	observer := exec.Command(filepath.Join(r.Root(), "bin", program), //nolint:gosec // the program is that of the build
+	observer := exec.Command(filepath.Join(r.Root(), "bin", program), //nolint:gosec // the build made the program
 		append(args, "--secure-port="+portOf(t, address), "--watch-cache=false")...)
 	observer.Dir = r.Dir()
 	observer.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

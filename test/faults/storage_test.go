@@ -183,7 +183,7 @@ func freeAddress(t *testing.T) string {
 
 func (e *etcdCluster) start(member int) {
 	e.t.Helper()
-	e.run[member] = exec.Command(e.path, e.args[member]...) //nolint:gosec // the program is that of the build
+	e.run[member] = exec.Command(e.path, e.args[member]...) //nolint:gosec // the build made the program
 	e.run[member].SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := e.run[member].Start(); err != nil {
 		e.t.Error(err)
@@ -231,8 +231,8 @@ func (e *etcdCluster) leaderOrAny(ctx context.Context, random *rand.Rand) int {
 	return member
 }
 
-// TestMoveToAnEtcdCluster moves a server from its embedded etcd to a cluster of three with TLS, as
-// docs/operations.md says, in the middle of a drain, which then continues.
+// TestMoveToAnEtcdCluster moves a server during a drain from its embedded etcd to a cluster of
+// three members with TLS, as described in docs/operations.md. The drain then continues.
 func TestMoveToAnEtcdCluster(t *testing.T) {
 	c := must.Get(framework.Start())(t)
 	t.Cleanup(func() {
@@ -260,7 +260,7 @@ func TestMoveToAnEtcdCluster(t *testing.T) {
 
 	c.KillServer(t)
 	to := append([]string{"--etcd-servers=" + etcd.servers()}, etcd.certificates.flags()...)
-	copied := exec.CommandContext(t.Context(), filepath.Join(c.Root(), "bin", "haulout-apiserver"), //nolint:gosec // the program is that of the build
+	copied := exec.CommandContext(t.Context(), filepath.Join(c.Root(), "bin", "haulout-apiserver"), //nolint:gosec // the build made the program
 		append([]string{"etcd", "copy", "--data-dir=" + filepath.Join(c.Dir(), "haulout")}, to...)...)
 	out, err := copied.CombinedOutput()
 	must.True(t, err == nil, "%v\n%s", err, out)
@@ -395,7 +395,7 @@ func (p *previous) start() {
 	if _, err := os.Stat(program); err != nil {
 		p.t.Fatalf("%v; `make previous` builds it", err)
 	}
-	p.run = exec.Command(program, append(p.flags, //nolint:gosec // the program is that of the build
+	p.run = exec.Command(program, append(p.flags, //nolint:gosec // the build made the program
 		"--bind-address=127.0.0.1", "--secure-port="+portOf(p.t, p.second), "--namespace=haulout-system", "--v=2",
 		"--data-dir="+p.t.TempDir())...)
 	p.run.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

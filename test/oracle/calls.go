@@ -34,8 +34,8 @@ type Call struct {
 	Code int32
 	// RefusedBy is the name of the budget because of which the eviction was refused, or "".
 	RefusedBy string
-	// Received is the time at which kube-apiserver received the request, Answered that of its
-	// response.
+	// Received is the time at which kube-apiserver received the request, and Answered the time of
+	// its response.
 	Received, Answered time.Time
 }
 

@@ -212,9 +212,10 @@ func heldByOthers(e *v1alpha1.Evacuation) bool {
 // Counts is the number of times that a log has each part of the protocol. A log without Evacuations
 // breaks no rule but also proves nothing.
 type Counts struct {
-	// Evacuations is the number of all Evacuations, HandOvers that of changes of the active
-	// evacuator. Completed counts the Evacuations that ended because their pod was gone, Cancelled
-	// those without an instigator, and Vanished the Evacuations that ended without a condition.
+	// Evacuations counts all Evacuations, and HandOvers the changes of the active evacuator.
+	// Completed counts the Evacuations that ended because their pod was gone, Cancelled the
+	// Evacuations that ended because they had no instigator, and Vanished the Evacuations that
+	// ended without a condition.
 	Evacuations, HandOvers, Completed, Cancelled, Vanished int
 	// Forbidden counts the Evacuations whose evacuator at some time forbade the cancellation.
 	Forbidden int
