@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package initializer passes dependencies to the admission plugins. The generic initializer of the
-// API server library already passes those of the host cluster: the client and informers through
-// WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, the authorizer through
-// WantsUnconditionalAuthorizer.
+// API server library already passes the dependencies of the host cluster: the client and informers
+// through WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, and the authorizer
+// through WantsUnconditionalAuthorizer.
 package initializer
 
 import (

@@ -15,8 +15,7 @@ import (
 )
 
 // term is a compiled term of a selector. Terms are ORed, and the requirements of a term are ANDed.
-// The result is that of package nodeaffinity, which however builds the fields of a node again for
-// each term.
+// Package nodeaffinity returns the same results but builds the fields of a node for each term.
 type term struct {
 	// named is set if the term lists nodes by metadata.name or by their hostname label.
 	named        bool

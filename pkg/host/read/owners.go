@@ -71,7 +71,7 @@ type Owners struct {
 type Optional string
 
 const (
-	// OptionalJobs are Jobs. Without them a preview does not know which Jobs fail for good.
+	// OptionalJobs are Jobs. Without them a preview does not know which Jobs fail permanently.
 	OptionalJobs Optional = "Jobs"
 	// OptionalVolumes are volumes and their claims. Without them a preview does not know which pods
 	// and Deployments are tied to a node.

@@ -237,7 +237,7 @@ func TestSurges(t *testing.T) {
 	}
 }
 
-// TestJobsAreRead checks that Jobs keep the fields that determine whether they fail for good.
+// TestJobsAreRead checks that Jobs keep the fields that determine whether they fail permanently.
 func TestJobsAreRead(t *testing.T) {
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "backup"},

@@ -425,7 +425,7 @@ func (c *Cache) Run(ctx context.Context) {
 	}
 }
 
-// renew repeats the access reviews whose answers expire soon, and those that have failed.
+// renew repeats the access reviews that have failed or whose answers expire soon.
 func (c *Cache) renew(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

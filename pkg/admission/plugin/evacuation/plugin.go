@@ -42,8 +42,8 @@ const PluginName = "Evacuation"
 type Plugin struct {
 	*admission.Handler
 
-	// builtIn are the enabled built-in evacuators. An Evacuation with a disabled evacuator would
-	// wait in vain until the deadline.
+	// builtIn has the enabled built-in evacuators. With a disabled evacuator, an Evacuation would
+	// make no progress until the deadline.
 	builtIn sets.Set[string]
 	// recentOwners caches the owners of pods for a short time.
 	recentOwners owners.Live
