@@ -288,7 +288,7 @@ func (s *storm) callOff() {
 		if !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) {
 			turns[e.Status.ActiveEvacuatorClass]++
 		}
-		framework.Eventually(s.t, "an Evacuation is called off", func(ctx context.Context) (bool, error) {
+		framework.Eventually(s.t, "an Evacuation is withdrawn", func(ctx context.Context) (bool, error) {
 			_, err := s.evacuations("", e.Namespace).Patch(ctx, e.Name, types.MergePatchType,
 				[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 			return err == nil || apierrors.IsNotFound(err), nil

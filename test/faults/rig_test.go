@@ -34,7 +34,8 @@ type rig struct {
 	flags []string
 	// second is the address at which a second server may listen.
 	second string
-	// toHost is the link from the server to kube-apiserver, toServer the link in the other direction.
+	// toHost is the link from the server to kube-apiserver, and toServer the link from
+	// kube-apiserver to the server.
 	toHost, toServer *link
 	// disk is the volume with the data of the embedded etcd. It is nil if the machine allows no
 	// volume or if etcd is set.

@@ -318,7 +318,7 @@ func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check fun
 			return done && err == nil, nil
 		},
 	)
-	must.True(tb, err == nil, "waited %v in vain: %s (last error: %v)", limit, what, last)
+	must.True(tb, err == nil, "timed out after %v: %s (last error: %v)", limit, what, last)
 }
 
 // Name returns a name that no other test uses.

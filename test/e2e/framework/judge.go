@@ -82,7 +82,7 @@ func (c *Cluster) Record(tb testing.TB, scope oracle.Scope) *oracle.Recorder {
 // Await waits until a check of what was recorded returns "".
 func Await(tb testing.TB, recorder *oracle.Recorder, patience time.Duration, check func(*oracle.View) string) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeoutCause(tb.Context(), patience, fmt.Errorf("waited %v in vain", patience))
+	ctx, cancel := context.WithTimeoutCause(tb.Context(), patience, fmt.Errorf("timed out after %v", patience))
 	defer cancel()
 	must.Do(tb, recorder.Wait(ctx, check))
 }

@@ -79,7 +79,7 @@ func serve(terminated <-chan os.Signal, wait time.Duration) error {
 	case err := <-failed:
 		return err
 	case s := <-terminated:
-		say(os.Stdout, "got", s, "and goes on for", wait)
+		say(os.Stdout, "got", s, "and continues for", wait)
 	}
 	<-time.After(wait)
 	say(os.Stdout, "exit")
