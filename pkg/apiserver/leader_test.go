@@ -423,7 +423,7 @@ func TestProcessEndsIfItsControllersDoNot(t *testing.T) {
 		<-time.After(24 * time.Second)
 		toA.fail(swallow)
 		<-time.After(30 * time.Second)
-		is.True(t, exits.Load() != 0, "the process goes on although its controllers do")
+		is.True(t, exits.Load() != 0, "the process continues although its controllers do")
 		stopA()
 		close(end)
 		stopB()

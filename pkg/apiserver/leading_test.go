@@ -62,7 +62,7 @@ func eventually(t *testing.T, what string, check func() bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true,
 		func(context.Context) (bool, error) { return check(), nil })
-	must.True(t, err == nil, "in vain: %s", what)
+	must.True(t, err == nil, "timed out waiting: %s", what)
 }
 
 // lead starts a replica and returns a function that stops it. left is closed when the replica has

@@ -273,7 +273,7 @@ func (w *world) get() *v1alpha1.Evacuation {
 func (w *world) until(what string, step time.Duration, condition func(*v1alpha1.Evacuation) bool) {
 	w.Helper()
 	if !informertest.Until(step, func() bool { return condition(w.get()) }) {
-		w.Fatalf("waited in vain until %s at %s; writes: %v; evacuation: %+v",
+		w.Fatalf("timed out waiting until %s at %s; writes: %v; evacuation: %+v",
 			what, w.clock.Since(start), w.api.written(), w.get())
 	}
 }

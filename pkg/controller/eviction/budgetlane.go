@@ -283,8 +283,8 @@ func (l *budgetLane) handleAnswer(c *call, a answer, now time.Time) {
 		}
 	}
 	if c.took < conflictDelay {
-		// The duration of a call with a conflict does not show whether the number of calls is
-		// right, so it does not change the limit.
+		// A call with a conflict does not show whether the number of concurrent calls is right, so
+		// it does not change the limit.
 		l.limit.good()
 	}
 }

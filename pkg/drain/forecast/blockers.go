@@ -331,7 +331,7 @@ func (b *blocker) explain() {
 	case v1alpha1.ReasonNoController:
 		b.Message = "No controller owns the pods, so nothing recreates them after they have left."
 	case v1alpha1.ReasonJobFails:
-		b.Message = fmt.Sprintf("An evicted pod counts as failed, and these Jobs allow no more failures, so they fail for good: %s. "+
+		b.Message = fmt.Sprintf("An evicted pod counts as failed, and these Jobs allow no more failures, so they fail permanently: %s. "+
 			"Wait until they have ended, raise their backoffLimit, or make their podFailurePolicy ignore the condition DisruptionTarget.", b.named())
 	case v1alpha1.ReasonPodNominated:
 		b.Message = "The scheduler has nominated these nodes for the pods, but not bound the pods to them. The drain does not evict the pods: " +

@@ -302,7 +302,7 @@ func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*co
 // unknownWithout has, by kind, the part of a preview that is unknown if the server may not read the
 // kind.
 var unknownWithout = map[survey.Optional]string{
-	survey.OptionalJobs:    "which Jobs fail for good when their pods are evicted",
+	survey.OptionalJobs:    "which Jobs fail permanently when their pods are evicted",
 	survey.OptionalVolumes: "which pods can start again only on the nodes of this maintenance, and which Deployments cannot be scaled up",
 }
 

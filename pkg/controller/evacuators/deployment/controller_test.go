@@ -105,7 +105,7 @@ func (w *world) until(what string, condition func() (bool, string)) {
 		},
 	)
 	if err != nil {
-		w.Fatalf("waited in vain until %s: %s", what, state)
+		w.Fatalf("timed out waiting until %s: %s", what, state)
 	}
 }
 
