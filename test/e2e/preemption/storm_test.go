@@ -191,8 +191,8 @@ func (s *storm) waitSettled(t *testing.T) {
 	})
 }
 
-// preemptors returns the preemptor of each victim, by pod name, from the events of the scheduler. It
-// waits for the event about each deleted victim.
+// preemptors returns the preemptor of each victim, by pod name, from the events of the scheduler.
+// It waits for the event about each deleted victim.
 func (s *storm) preemptors(t *testing.T) map[string]string {
 	t.Helper()
 	preemptors, calls := map[string]string{}, must.Get(s.recorder.Log())(t).Calls
