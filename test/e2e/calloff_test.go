@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -95,6 +96,8 @@ func TestCallingOff(t *testing.T) {
 				return e.Status.ActiveEvacuatorClass == mover
 			})
 			report(t, turn, `{"evacuationCancellationPolicy":"Forbid","message":"flushing"}`)
+			err := evacuations.Delete(t.Context(), turn.Name, metav1.DeleteOptions{})
+			is.True(t, apierrors.IsConflict(err) && strings.Contains(err.Error(), "Forbid"), "got %v, want a conflict that names the policy", err)
 
 			if verb == "complete" {
 				setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)

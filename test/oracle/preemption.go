@@ -63,16 +63,18 @@ func JudgePreemption(log Log, scheduler Scheduler) Preemption {
 			counted.Insert(pod)
 		}
 	}
+	// The kubelet also deletes the evicted pods, at the end of their grace periods.
+	calls := slices.DeleteFunc(slices.Clone(log.Calls), func(c Call) bool { return c.User != scheduler.User })
 	p := Preemption{Broken: sets.New[string](), BrokenBelow: sets.New[string](), Found: EvictedTwice(log)}
-	for i := range log.Calls {
-		call := &log.Calls[i]
+	for i := range calls {
+		call := &calls[i]
 		lost, guarded := losses[call.Name]
-		if !guarded || call.User != scheduler.User {
+		if !guarded {
 			continue
 		}
 		switch {
 		case call.Evicted():
-			p.evicted(call, lost, log.Calls, losses)
+			p.evicted(call, lost, calls, losses)
 		case call.Deleted() && !counted.Has(call.Name):
 			p.deleted(call, lost, scheduler)
 		}
@@ -85,7 +87,7 @@ func (p *Preemption) evicted(call *Call, lost guardedLoss, calls []Call, losses 
 	// The Eviction API may not yet know about a deletion that came shortly before this eviction.
 	unknown := slices.ContainsFunc(calls, func(c Call) bool {
 		other, ok := losses[c.Name]
-		return ok && c.Deleted() && other.budget == lost.budget && !other.Seen.After(lost.Seen) &&
+		return ok && c.Deleted() && c.Name != call.Name && other.budget == lost.budget && !other.Seen.After(lost.Seen) &&
 			lost.Seen.Sub(other.Seen) < disruptionLag
 	})
 	if lost.Healthy < lost.Floor && !unknown {

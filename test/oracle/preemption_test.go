@@ -41,6 +41,12 @@ func TestJudgePreemption(t *testing.T) {
 			calls: []Call{evicted("web-1"), evicted("web-2")}, evicted: 2,
 			want: []string{"the eviction of pod web-2 left 1 healthy pods of budget shop/web, 2 are needed"},
 		},
+		"evictions past the budget, of pods that the kubelet has deleted": {
+			calls: []Call{
+				evicted("web-1"), call("kubelet", "web-1", true), evicted("web-2"), call("kubelet", "web-2", true),
+			},
+			evicted: 2, want: []string{"the eviction of pod web-2 left 1 healthy pods of budget shop/web, 2 are needed"},
+		},
 		"an eviction of which the API could not know that it was past the budget": {
 			calls: []Call{deleted("web-1"), evicted("web-2")}, priority: 1000, evicted: 1,
 		},

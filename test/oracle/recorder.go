@@ -273,6 +273,9 @@ func (r *Recorder) Log() (Log, error) {
 // Verdict describes what maintenances did wrong so far, given the names of the nodes that a user
 // has cordoned.
 func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
+	if len(r.Only) > 0 || r.AuditLog == "" {
+		return nil, errors.New("a verdict needs all resources and the audit log")
+	}
 	log, err := r.Log()
 	if err != nil {
 		return nil, err

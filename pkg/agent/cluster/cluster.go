@@ -67,6 +67,7 @@ type shared struct {
 
 var _ shutdown.Cluster = &Client{}
 
+// New returns a Client.
 func New(config Config) (*Client, error) {
 	if config.NodeName == "" || config.REST == nil || config.Recorder == nil {
 		return nil, errors.New("the name of the node, an API configuration and a recorder are required")

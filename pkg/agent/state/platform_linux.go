@@ -32,7 +32,8 @@ func BootID() (string, error) {
 	return id, nil
 }
 
-// this clock exists since Linux 2.6.39
+// SinceBoot returns the time since the machine booted. It does not depend on the wall clock, and
+// includes the time in which the machine was suspended.
 func SinceBoot() time.Duration {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {

@@ -404,7 +404,7 @@ func (c *cluster) sendEvacuation(ctx context.Context) error {
 	}
 	_, err = c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).Create(ctx, e, metav1.CreateOptions{})
 	if !apierrors.IsInvalid(err) && ctx.Err() == nil {
-		return fmt.Errorf("Evacuation with a foreign finalizer and 64 KiB of labels: want it refused as invalid, got: %w", err)
+		return fmt.Errorf("an Evacuation with a foreign finalizer and 64 KiB of labels: want it refused as invalid, got: %w", err)
 	}
 	return nil
 }

@@ -61,6 +61,6 @@ func TestBudgetHoldsUpAGroup(t *testing.T) {
 	w.waitRuns(t, "gang-0")
 	w.waitRuns(t, "gang-1")
 	w.wantCounts(t, 2, 0, 0)
-	verdict := w.judge(t, recorder, func(string) int32 { return 100 })
+	verdict := judge(settled(t, recorder), func(string) int32 { return 100 })
 	framework.Accept(t, verdict.Found, nil)
 }

@@ -121,8 +121,9 @@ func TestLeaderIsKilled(t *testing.T) {
 	s.waitSettled(t)
 
 	// No pod may exceed a budget: each deletion of a guarded pod is wrong.
-	verdict := s.judge(t, s.recorder, func(string) int32 { return 0 })
-	placed, _ := s.placed(t)
+	log := settled(t, s.recorder)
+	verdict := judge(log, func(string) int32 { return 0 })
+	placed, _ := s.placed(log)
 	t.Logf("%d kills, %d evictions, %d of %d pods placed", r.kills, verdict.Evicted, placed, s.wanting)
 	framework.Accept(t, verdict.Found, nil)
 	if r.kills < atLeast || verdict.Evicted == 0 {

@@ -104,11 +104,15 @@ func (w world) record(t *testing.T) *oracle.Recorder {
 	})
 }
 
-// judge judges what the scheduler did to the guarded pods of the world.
-func (w world) judge(t *testing.T, recorder *oracle.Recorder, priorityFor func(victim string) int32) oracle.Preemption {
+// settled returns the log of a recorder when nothing changes any more.
+func settled(t *testing.T, recorder *oracle.Recorder) oracle.Log {
 	t.Helper()
 	must.Do(t, recorder.Settle(t.Context()))
-	log := must.Get(recorder.Log())(t)
+	return must.Get(recorder.Log())(t)
+}
+
+// judge judges what the scheduler did to the guarded pods of a log.
+func judge(log oracle.Log, priorityFor func(victim string) int32) oracle.Preemption {
 	return oracle.JudgePreemption(log, oracle.Scheduler{
 		User: scheduler, Threshold: stormThreshold, PriorityFor: priorityFor,
 	})
@@ -192,10 +196,10 @@ func (s *storm) waitSettled(t *testing.T) {
 }
 
 // preemptors returns the preemptor of each victim, by pod name, from the events of the scheduler.
-// It waits for the event about each deleted victim.
-func (s *storm) preemptors(t *testing.T) map[string]string {
+// It waits for the event about each victim that one of the calls has deleted.
+func (s *storm) preemptors(t *testing.T, calls []oracle.Call) map[string]string {
 	t.Helper()
-	preemptors, calls := map[string]string{}, must.Get(s.recorder.Log())(t).Calls
+	preemptors := map[string]string{}
 	framework.Eventually(t, "each deleted pod has an event with its preemptor", func(ctx context.Context) (bool, error) {
 		events, err := cluster.As(t).Kube.EventsV1().Events(s.namespace).List(
 			ctx, metav1.ListOptions{FieldSelector: "reason=Preempted"},
@@ -221,10 +225,9 @@ func (s *storm) preemptors(t *testing.T) map[string]string {
 }
 
 // placed returns how many of the pending pods were ever scheduled, and when the last one was.
-func (s *storm) placed(t *testing.T) (count int, last time.Time) {
-	t.Helper()
+func (s *storm) placed(log oracle.Log) (count int, last time.Time) {
 	known := map[string]bool{}
-	for o, pod := range oracle.Each[*corev1.Pod](must.Get(s.recorder.Log())(t)) {
+	for o, pod := range oracle.Each[*corev1.Pod](log) {
 		if _, wants := s.priorities[pod.Name]; wants && pod.Spec.NodeName != "" && !known[pod.Name] {
 			known[pod.Name], last = true, o.Seen
 		}
@@ -235,9 +238,10 @@ func (s *storm) placed(t *testing.T) (count int, last time.Time) {
 // report judges the calls and prints the figures.
 func (s *storm) report(t *testing.T) {
 	t.Helper()
-	preemptors := s.preemptors(t)
-	verdict := s.judge(t, s.recorder, func(victim string) int32 { return s.priorities[preemptors[victim]] })
-	placed, last := s.placed(t)
+	log := settled(t, s.recorder)
+	preemptors := s.preemptors(t, log.Calls)
+	verdict := judge(log, func(victim string) int32 { return s.priorities[preemptors[victim]] })
+	placed, last := s.placed(log)
 	name := "haulout-scheduler"
 	if stock() {
 		name = "kube-scheduler"
