@@ -51,7 +51,8 @@ func (w *waitingRoom) podChanged(before, after *corev1.Pod) {
 	case after == nil:
 		w.forgetPod(before.UID)
 	case before == nil, before.Spec.NodeName == "", after.DeletionTimestamp != nil:
-		// The deletion event of a terminating pod already wakes the waiters.
+		// Do nothing. A new or unscheduled pod frees nothing. When a terminating pod is deleted,
+		// kube-scheduler itself tries the pending pods again.
 	case pdb.IsReady(before) != pdb.IsReady(after), pdb.Holds(before) != pdb.Holds(after), !maps.Equal(before.Labels, after.Labels):
 		w.openFreed(before, after)
 	}
