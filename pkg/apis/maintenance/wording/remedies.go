@@ -53,7 +53,7 @@ var Blocked = []Remedy{
 	{v1alpha1.ReasonEvacuationHeld, "the owner of the finalizers that the message names", finalizers, false},
 	{v1alpha1.ReasonPodTerminating, operator, pod, false},
 	{
-		v1alpha1.ReasonPodFinalizer, "the owner of the controllers behind the finalizers",
+		v1alpha1.ReasonPodFinalizer, "the owner of the controllers that must remove the finalizers",
 		"kubectl get pod -n %s %[2]s -o jsonpath='{.metadata.finalizers}'", false,
 	},
 	{v1alpha1.ReasonLongGracePeriod, ownerOfApp + ", who can check why it does not stop earlier", pod, false},
