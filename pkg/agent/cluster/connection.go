@@ -104,7 +104,7 @@ func newDialer(attempt int) *connrotation.Dialer {
 // warningKey is the key of the warning that no controller is active, in the context of a request.
 type warningKey struct{}
 
-// warning is the text of that warning; "" if the response has no such warning.
+// warning has the text of the warning that no controller is active, "" if there is no warning.
 type warning struct{ text string }
 
 // listening returns a configuration whose clients pass the warnings of the API to the context of

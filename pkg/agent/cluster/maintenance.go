@@ -111,7 +111,7 @@ func (c *Client) mayAdopt(ctx context.Context, old, want *v1alpha1.NodeMaintenan
 		return inTheWay("it does not select exactly node %s by name", c.node)
 	}
 	if v1alpha1.IsDraining(old) {
-		return nil // ~ return nil // no matter which user advanced it
+		return nil // no matter which user set the stage
 	}
 	if !v1alpha1.IsEnding(old) {
 		return inTheWay("its stage is %s and not Drain", old.Spec.Stage)

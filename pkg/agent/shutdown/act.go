@@ -135,7 +135,7 @@ func (m *Manager) act(ctx context.Context, in *input, d *decision) time.Time {
 	m.actReport(ctx, d)
 	m.actResume(ctx, in, d)
 	m.actConditions(ctx, in, d)
-	// Release the lock last, after the write of the condition that reports the release has begun.
+	// Release the shutdown last, after the agent has begun to write the condition that reports it.
 	m.actRelease(ctx, in, d)
 	return m.nextWake(in, d)
 }
@@ -350,7 +350,7 @@ func (m *Manager) actResume(ctx context.Context, in *input, d *decision) {
 				m.news.resumed = true
 				return
 			}
-			klog.FromContext(ctx).Error(err, "Failed to let the node run pods again")
+			klog.FromContext(ctx).Error(err, "Failed to start the kubelet again, retrying")
 			m.resumes.next = time.Now().Add(resumeRetry)
 			m.final = errors.Is(err, ErrFinal)
 		}
@@ -370,7 +370,7 @@ func (m *Manager) actRelease(ctx context.Context, in *input, d *decision) {
 	m.releaseErr = m.config.Machine.Release(ctx)
 	m.release.next = time.Now().Add(releaseRetry)
 	if m.releaseErr != nil {
-		klog.FromContext(ctx).Error(m.releaseErr, "Failed to release the lock, retrying")
+		klog.FromContext(ctx).Error(m.releaseErr, "Failed to release the shutdown inhibitor lock, retrying")
 		return
 	}
 	m.releasedHere, m.news.released = true, true

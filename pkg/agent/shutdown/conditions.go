@@ -130,7 +130,7 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 		c.Message = fmt.Sprintf("ending the pods on the node, bucket %d, by %s", st.Local.Bucket, deadline) + prefixed(", ", d.why)
 	case state.Releasing, state.Down:
 		c.Reason = ReasonReleasing
-		c.Message = "letting the machine shut down" + prefixed(", ", d.why)
+		c.Message = "the agent stops delaying the shutdown" + prefixed(", ", d.why)
 	default:
 		c.Status = corev1.ConditionFalse
 		c.Reason, c.Message = idleReason(in, d)
@@ -194,7 +194,7 @@ func readyCondition(version, reason, staticProblem string, machine *MachineState
 	return c
 }
 
-// agentMessage returns the message of both conditions.
+// agentMessage returns the message of the conditions NodeAgentRunning and NodeAgentReady.
 func agentMessage(version, problem string, machine *MachineState, problems []string) string {
 	parts := []string{"haulout-node-agent " + version, "does not delay shutdowns"}
 	if machine.LockHeld {

@@ -20,8 +20,8 @@ const (
 	// kubelet and the containers of the last bucket takes longer than planned.
 	localReserve = 5 * time.Second
 	// The engine must stop at least engineReserve before the deadline, and the agent releases the
-	// lock at least releaseReserve before the deadline: an orderly shutdown with some pods is
-	// better than one that the machine forces.
+	// shutdown at least releaseReserve before the deadline: an orderly shutdown with some pods is
+	// better than a shutdown that the machine forces.
 	engineReserve  = 2 * time.Second
 	releaseReserve = time.Second
 	// knownGrace is the time that a restarted agent waits for the state of the machine before it
@@ -160,8 +160,8 @@ type decision struct {
 	// uncordon are set if it must cordon or uncordon the node. evictions are the pods to evict now.
 	list, cordon, uncordon bool
 	evictions              []Pod
-	// report is set if the agent must report ended pods, resume if it must let the node run pods
-	// again, and release if it must release the shutdown.
+	// report is set if the agent must report ended pods, resume if it must start the kubelet again,
+	// and release if it must let the shutdown continue.
 	report, resume, release bool
 	outcome                 outcome
 	// why is the explanation of the phase in messages.
@@ -423,8 +423,8 @@ func ended(in *input) bool {
 }
 
 // hauloutLost returns the reason why Haulout cannot drain the node; empty if Haulout can, or if
-// this is not certain yet. Every response of kube-apiserver that the agent cannot use is such a
-// reason, and never a reason to end pods locally.
+// this is not certain yet. If kube-apiserver sends a response that the agent cannot use, Haulout
+// cannot drain the node, but the agent must not end pods locally.
 func (d *decision) hauloutLost(s *settings, in *input) string {
 	switch st := &d.next; {
 	case ended(in) && st.Maintenance != nil:
@@ -458,7 +458,7 @@ func (d *decision) releasing(in *input, why string) {
 	d.list, d.cordon, d.evictions = false, false, nil
 	d.release = true
 	d.why = why
-	d.event(corev1.EventTypeNormal, EventReleased, "letting the machine shut down: %s", why)
+	d.event(corev1.EventTypeNormal, EventReleased, "the agent stops delaying the shutdown: %s", why)
 }
 
 // vanished decides when the machine no longer reports the shutdown that the agent handles.

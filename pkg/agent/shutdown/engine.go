@@ -100,8 +100,8 @@ func (m *Manager) startEngine(ctx context.Context, resume state.Local) {
 				m.engine.err = nil
 			case errors.Is(err, ErrNothingToEnd):
 				m.news.ended = true
-				m.config.Cluster.Event(corev1.EventTypeWarning, EventLocal, fmt.Sprintf("the engine cannot end pods, they end when the machine goes down: %v", err))
-				klog.FromContext(ctx).Error(err, "The engine cannot end pods, they end when the machine goes down", "engine", m.config.Local.Name())
+				m.config.Cluster.Event(corev1.EventTypeWarning, EventLocal, fmt.Sprintf("the engine cannot end pods; the pods end when the machine goes down: %v", err))
+				klog.FromContext(ctx).Error(err, "The engine cannot end pods; the pods end when the machine goes down", "engine", m.config.Local.Name())
 			case err == nil:
 				m.news.ended = true
 			default:

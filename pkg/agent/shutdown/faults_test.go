@@ -182,7 +182,7 @@ func TestMachineGivesUp(t *testing.T) {
 	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Machine = brokenMachine{c.Machine, &broken} } }, func(w *world) {
 		ready := v1alpha1.NodeConditionAgentReady
 		w.wait(20 * time.Second)
-		if c := w.condition(ready); !strings.Contains(c.Message, "the watch of the machine has ended: no bus") {
+		if c := w.condition(ready); !strings.Contains(c.Message, "the agent cannot watch for shutdowns of the machine: no bus") {
 			t.Errorf("condition %+v", c)
 		}
 		broken.Store(false)

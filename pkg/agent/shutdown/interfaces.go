@@ -119,7 +119,7 @@ type DrainState struct {
 	// that the drain keeps running on purpose.
 	PodsLeft, PodsKept int
 	// Ended is true if the maintenance is no longer in stage Drain or does not exist: another user
-	// has ended it.
+	// has ended the maintenance.
 	Ended bool
 }
 
@@ -127,14 +127,14 @@ type DrainState struct {
 // does not answer before the context ends.
 type Cluster interface {
 	// EnsureMaintenance creates the NodeMaintenance of the shutdown. It adopts an existing
-	// maintenance in stage Drain. It replaces one in stage Complete, which exists after an earlier,
-	// cancelled shutdown of the same boot. Otherwise it returns an error that wraps ErrRefused.
+	// maintenance in stage Drain. It replaces a maintenance in stage Complete, which an earlier,
+	// cancelled shutdown of the same boot has left. Otherwise the error wraps ErrRefused.
 	EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error)
 	// Drain returns the progress of the drain. It returns an error if no controller acts on the
 	// maintenance.
 	Drain(ctx context.Context, ref state.MaintenanceRef) (DrainState, error)
 	// Complete moves the maintenance to stage Complete if this agent created it. It returns nil if
-	// the maintenance does not exist or has another UID. An empty UID matches any.
+	// the maintenance does not exist or has another UID. An empty UID matches any UID.
 	Complete(ctx context.Context, ref state.MaintenanceRef) error
 	// CompleteOlder completes the maintenances that this agent created in other boots, and returns
 	// the number of maintenances that it completed.
@@ -160,7 +160,7 @@ type Cluster interface {
 	SetCondition(ctx context.Context, condition corev1.NodeCondition) error
 	// ReportKilled sets the phase of pods that were ended without the API to Failed. It returns the
 	// pods that no longer need a report, even if it returns an error about other pods. It skips a
-	// pod if one of its containers was started after since, because this pod runs again.
+	// pod if one of its containers was started after the time since: the pod runs again.
 	ReportKilled(ctx context.Context, pods []state.KilledPod, since time.Time) (reported []state.KilledPod, err error)
 	// Event records an event about the node. It does not block.
 	Event(eventType, reason, message string)

@@ -12,7 +12,6 @@ package shutdown
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -30,12 +29,12 @@ import (
 const (
 	// maxSteps limits the changes of the state before the manager waits for an event.
 	maxSteps = 16
-	// releaseTimeout limits one attempt to release the lock.
+	// releaseTimeout limits one attempt to release the shutdown.
 	releaseTimeout = 5 * time.Second
 	// sweepPeriod is the interval at which an idle agent checks for a maintenance that should
 	// not exist.
 	sweepPeriod = 5 * time.Minute
-	// machineRetry is the pause before the manager calls Run of a Machine again that has returned.
+	// machineRetry is the pause between the end of Run of the Machine and the next call of Run.
 	machineRetry = time.Second
 	// idlePeriod and activePeriod are the maximum times between two decisions.
 	idlePeriod   = 30 * time.Second
@@ -316,8 +315,8 @@ func (m *Manager) watchMachine(ctx context.Context) {
 		if err == nil {
 			err = errors.New("no reason given")
 		}
-		klog.FromContext(ctx).Error(err, "The watch of the machine has ended, starting it again")
-		m.post(func() { m.machineErr = fmt.Errorf("the watch of the machine has ended: %w", err) })
+		klog.FromContext(ctx).Error(err, "Failed to watch for shutdowns of the machine, retrying")
+		m.post(func() { m.machineErr = err })
 	}, machineRetry)
 }
 
@@ -364,7 +363,7 @@ func (m *Manager) store(ctx context.Context, next state.State) {
 	m.state = next
 	err := m.config.Store.Save(next)
 	if err != nil && m.saveErr == nil {
-		klog.FromContext(ctx).Error(err, "Failed to store the state, continuing without it")
+		klog.FromContext(ctx).Error(err, "Failed to store the state, continuing with the state in memory")
 	}
 	m.dirty, m.saveErr = err != nil, err
 }

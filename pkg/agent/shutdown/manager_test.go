@@ -213,8 +213,8 @@ func TestWithoutDrain(t *testing.T) {
 	})
 }
 
-// After the boot, the agent still knows the start and the end of the last shutdown. A cancelled
-// shutdown has no such times.
+// After the boot, the agent still knows the start and the end of the last shutdown. It keeps
+// neither of a cancelled shutdown.
 func TestTimesOfTheLastShutdown(t *testing.T) {
 	scenario(t, nil, func(w *world) {
 		w.request()

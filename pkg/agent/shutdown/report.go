@@ -29,7 +29,7 @@ const (
 	messagePeriod = 10 * time.Second
 	// conditionRetry is the pause after a failed write.
 	conditionRetry = 5 * time.Second
-	// conditionTimeout limits a write.
+	// conditionTimeout limits one write of a condition.
 	conditionTimeout = 10 * time.Second
 )
 
@@ -108,11 +108,11 @@ func (m *Manager) problems(in *input) []string {
 	}{
 		{"the stored state was lost", m.loadErr},
 		{"the state cannot be stored, a restart of the agent would forget the shutdown", m.saveErr},
-		{"the machine cannot be watched", m.machineErr},
-		{"the lock cannot be released", m.releaseErr},
+		{"the agent cannot watch for shutdowns of the machine", m.machineErr},
+		{"the shutdown inhibitor lock cannot be released", m.releaseErr},
 		{"the node cannot be made unschedulable", m.cordonErr},
 		{"the pods cannot be ended on the node", m.engine.err},
-		{"failed to let the node run pods after the shutdown", m.resumeErr},
+		{"the kubelet cannot be started again", m.resumeErr},
 	} {
 		if p.err != nil {
 			problems = append(problems, fmt.Sprintf("%s: %v", p.what, p.err))

@@ -15,7 +15,7 @@ import (
 
 const (
 	systemdBinary = "/lib/systemd/systemd"
-	// rootMarker is a file that only the root of the test machine has.
+	// rootMarker is a file that exists only in the root file system of the test machine.
 	rootMarker = "/haulout-test-machine"
 	shareDir   = "/haulout-test-share"
 	bootTarget = "haulout-test.target"
@@ -43,8 +43,8 @@ ExecStart=/bin/sleep infinity
 `,
 }
 
-// boot becomes the init process of a machine. It is called in new namespaces, builds a root from
-// that of the real machine, and executes systemd in it. It returns only on errors.
+// boot becomes the init process of the test machine. It is called in new namespaces, builds a root
+// file system from that of the real machine, and executes systemd in it. It returns only on errors.
 func boot(work, share string) error {
 	// The cgroup namespace belongs to the thread, so the same thread must execute systemd.
 	runtime.LockOSThread()

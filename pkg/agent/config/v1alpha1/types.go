@@ -23,8 +23,8 @@ const (
 type ForgottenShutdownPolicy string
 
 const (
-	// ForgottenShutdownKeep keeps the NodeMaintenance. The user requests the reboot again, and the
-	// node is drained already, or the user completes the maintenance.
+	// ForgottenShutdownKeep keeps the NodeMaintenance. The user must then either request the reboot
+	// again, for which the node is already drained, or complete the maintenance.
 	ForgottenShutdownKeep ForgottenShutdownPolicy = "Keep"
 	// ForgottenShutdownCancel completes the NodeMaintenance, as after a cancelled shutdown.
 	ForgottenShutdownCancel ForgottenShutdownPolicy = "Cancel"
@@ -62,26 +62,26 @@ type NodeAgentConfiguration struct {
 
 	// shutdownGracePeriodByPodPriority is the table of KEP-2712, with the meaning that it has in
 	// the kubelet's configuration: the pods with at least the priority of an entry, and less than
-	// that of the next one, have the entry's time to end. Pods below the lowest entry belong to the
-	// lowest one. Entries may be in any order and must have different priorities; at most 33
-	// entries. The default is 60 seconds for all pods and 30 seconds for those of priority
-	// 2000000000 (system-cluster-critical) and above.
+	// the priority of the next entry, have the entry's time to end. Pods below the lowest entry
+	// belong to the lowest entry. Entries may be in any order and must have different priorities;
+	// at most 33 entries. The default is 60 seconds for all pods and 30 seconds for pods of
+	// priority 2000000000 (system-cluster-critical) and above.
 	ShutdownGracePeriodByPodPriority []ShutdownGracePeriodByPodPriority `json:"shutdownGracePeriodByPodPriority,omitempty"`
 
 	// maxShutdownDelay is the longest time for which the agent delays a shutdown, from 1s to 24h,
 	// and at least 5s longer than all periods of the table together. The default is 30m.
 	MaxShutdownDelay metav1.Duration `json:"maxShutdownDelay"`
 
-	// drainBeforeShutdown reports whether the node is drained, or its pods are evicted, before pods
-	// are ended on it. If false, a shutdown is that of KEP-2712 and KEP-4802: the pods end by
-	// priority and without their budgets as soon as it begins. Then localEngine must not be None.
-	// The default is true.
+	// drainBeforeShutdown specifies whether the agent drains the node, or evicts its pods, before
+	// it ends the remaining pods on the node. If false, the agent follows KEP-2712 and KEP-4802: it
+	// ends the pods by priority, without regard to their budgets, as soon as the shutdown begins.
+	// Then localEngine must not be None. The default is true.
 	DrainBeforeShutdown *bool `json:"drainBeforeShutdown,omitempty"`
 
-	// apiGracePeriod is the time without a response of Haulout during a shutdown after which the
-	// agent evicts the pods itself, and the time without a response of kube-apiserver after which
-	// it ends them on the node, from 1s to 10m. If a quarter of the remaining time of the shutdown
-	// is shorter, that applies. The default is 60s.
+	// apiGracePeriod is how long an API may not respond during a shutdown, from 1s to 10m. After
+	// that, the agent evicts the pods itself (Haulout does not respond), or ends the pods on the
+	// node (kube-apiserver does not respond). If a quarter of the remaining time of the shutdown is
+	// shorter than apiGracePeriod, the quarter applies. The default is 60s.
 	APIGracePeriod metav1.Duration `json:"apiGracePeriod"`
 
 	// localEngine is the way in which the agent ends pods without the API: CRI or None. The default
@@ -89,7 +89,7 @@ type NodeAgentConfiguration struct {
 	LocalEngine LocalEngine `json:"localEngine,omitempty"`
 
 	// staticPodPath is the absolute path of the directory with the manifests of static pods. If
-	// empty, it is the kubelet's.
+	// empty, the agent uses the path in the kubelet's configuration.
 	StaticPodPath string `json:"staticPodPath,omitempty"`
 
 	// runtimeEndpoint is the CRI endpoint of the container runtime. The agent uses it only until it
@@ -105,9 +105,9 @@ type NodeAgentConfiguration struct {
 	// default is /var/lib/haulout-node-agent (Windows: C:\ProgramData\haulout-node-agent).
 	StateDirectory string `json:"stateDirectory,omitempty"`
 
-	// completeAfterReboot reports whether the agent completes the NodeMaintenance of a shutdown
-	// after the machine has booted again, which makes the node schedulable. If false, a user
-	// completes it. The default is true.
+	// completeAfterReboot specifies whether the agent completes the NodeMaintenance of a shutdown
+	// after the machine has booted again, which makes the node schedulable. If false, a user must
+	// complete the NodeMaintenance. The default is true.
 	CompleteAfterReboot *bool `json:"completeAfterReboot,omitempty"`
 
 	// onForgottenShutdown is what happens to the NodeMaintenance when the login manager forgets a
@@ -120,8 +120,8 @@ type NodeAgentConfiguration struct {
 	StaticPods StaticPodPolicy `json:"staticPods,omitempty"`
 
 	// keepStaticPods are patterns of static pods that are kept, as <namespace>/<name>; * stands for
-	// any characters but /. The name may be that of the manifest or that of the mirror pod, which
-	// ends with the name of the node. At most 64.
+	// any characters but /. The name may be the name in the manifest or the name of the mirror pod,
+	// which ends with the name of the node. At most 64.
 	KeepStaticPods []string `json:"keepStaticPods,omitempty"`
 
 	// evacuateStaticPods are patterns of static pods that leave although staticPods is Keep or a

@@ -127,7 +127,8 @@ func TestKilledPodsHaveTheirUID(t *testing.T) {
 
 func TestSidecarsEndLast(t *testing.T) {
 	t.Parallel()
-	// If a container was restarted, the state of the earlier container can be unknown.
+	// The runtime lists main twice: main was restarted, and the runtime does not report the end of
+	// the earlier container.
 	pod := newPod("p", 0, func(s *podSpec) {
 		s.Sidecars = []string{"first", "second"}
 		s.containers = nil

@@ -49,7 +49,7 @@ type run struct {
 
 // ending is the record of a pod that is being ended or has been ended.
 type ending struct {
-	// bucket is the bucket that waits for the pod.
+	// bucket is the index of the priority bucket that waits for the end of the pod.
 	bucket int
 	began  time.Time
 	active bool

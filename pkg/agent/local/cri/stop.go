@@ -192,7 +192,7 @@ func (c *client) hookGet(ctx context.Context, container container, get *corev1.H
 	headers := hookHeaders(get.HTTPHeaders)
 	err = send(ctx, target, headers)
 	if err != nil && strings.Contains(err.Error(), "server gave HTTP response to HTTPS client") {
-		// Older kubelets ignored the scheme, so the kubelet sends such a hook over HTTP if HTTPS
+		// Older kubelets ignored the scheme, so the kubelet sends an HTTPS hook over HTTP if HTTPS
 		// fails. Do not send the Authorization header in plain text.
 		target.Scheme = "http"
 		headers.Del("Authorization")

@@ -209,7 +209,7 @@ const (
 	fileName    = "pods.json"
 	fileVersion = 1
 	// damagedSuffix is the suffix that is appended to the name of an unreadable file. Only the last
-	// such file is kept.
+	// unreadable file is kept.
 	damagedSuffix = ".damaged"
 )
 
