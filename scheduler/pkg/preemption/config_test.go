@@ -161,7 +161,7 @@ func TestThresholdOfPod(t *testing.T) {
 }
 
 // TestBadThresholds expects one event for each malformed value that is in effect; the gauge must
-// have the number of such classes.
+// have the number of classes with a malformed value.
 func TestBadThresholds(t *testing.T) {
 	ctx := t.Context()
 	pending := runningPod("pending", 100, onNode(""))

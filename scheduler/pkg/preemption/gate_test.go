@@ -448,8 +448,8 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 }
 
 // TestSeveralBudgets checks that a set of victims is refused without calls if several budgets
-// select one of them. Such a set is possible if an extender adds the pod, or if the second budget
-// is new.
+// select one of the victims. This is possible if an extender adds the victim, or if the second
+// budget is new.
 func TestSeveralBudgets(t *testing.T) {
 	all := budgetOf("all", 5, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = &metav1.LabelSelector{} })
 	victims := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofApp("other"))}

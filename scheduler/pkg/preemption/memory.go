@@ -178,8 +178,8 @@ func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 	return m.lasts(candidates[candidate]) || m.lasts(candidates[everyCandidate])
 }
 
-// again returns the refusal that follows the refusal known. It has twice the delay of known if
-// known still lengthens the next delay.
+// again returns the refusal that follows a known refusal. The delay is twice the known delay if the
+// known refusal still lengthens the next delay.
 func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[types.NamespacedName]) *refusal {
 	if m.counts(known) {
 		delay = min(2*known.delay, maxRefusalDelay)
@@ -187,12 +187,12 @@ func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[typ
 	return &refusal{until: m.clock.Now().Add(delay), delay: delay, budgets: budgets}
 }
 
-// counts reports whether the refusal known lengthens the delay of the next refusal.
+// counts reports whether a known refusal lengthens the delay of the next refusal.
 func (m *memory) counts(known *refusal) bool {
 	return known != nil && m.clock.Now().Before(known.until.Add(maxRefusalDelay))
 }
 
-// lasts reports whether the refusal known is still in effect.
+// lasts reports whether a known refusal is still in effect.
 func (m *memory) lasts(known *refusal) bool { return known != nil && m.clock.Now().Before(known.until) }
 
 // nextTry returns the time at which the first excluded candidate or refused pod may be used again,

@@ -145,8 +145,8 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 	return offered, held
 }
 
-// take subtracts the disruptions of u from the budgets. It returns false if a guarded pod cannot be
-// evicted, or if a budget of a guarded pod would be exceeded.
+// take subtracts the disruptions of a unit from the budgets. It returns false if a guarded pod
+// cannot be evicted, or if a budget of a guarded pod would be exceeded.
 func take[V upstream.Victim](r *rules, u unit[V], left rooms, kept sets.Set[types.NamespacedName]) bool {
 	own, needed := sets.New[types.NamespacedName](), map[types.NamespacedName]int{}
 	for i, p := range u.protections {

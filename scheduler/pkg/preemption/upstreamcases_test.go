@@ -307,8 +307,8 @@ func disrupted(name string) budgetOption {
 	}
 }
 
-// budgetCases count the victims that exceed a budget. Without thresholds, such victims are only
-// avoided if others suffice.
+// budgetCases count the victims that exceed a budget. Without thresholds, these victims are avoided
+// only if other victims suffice.
 var budgetCases = map[string]upstreamCase{
 	"more than the budget allows": {
 		cluster: cluster{nodes: five("n1"), pods: place("n1: a/mid/2#web b/mid/2#web"), budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}},

@@ -57,8 +57,8 @@ type waiter struct {
 	// at is the time at which a refusal ends and the waiter is woken, whatever the budgets allow.
 	// Zero means never.
 	at time.Time
-	// woken is the time of the last activation of the waiter. Before the time until, the waiter
-	// reserves one allowed disruption of the budget tries, so that no other waiter is woken for it.
+	// woken is the time of the last activation of the waiter. tries is the budget of which the
+	// waiter reserves one allowed disruption until the time until. No other waiter is woken for it.
 	woken, until time.Time
 	tries        types.NamespacedName
 }

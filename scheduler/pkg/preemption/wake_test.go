@@ -425,8 +425,8 @@ func TestFullRoom(t *testing.T) {
 		r.after(wakeInterval)
 		waiting := r.w.waiting()
 		for i := range maxWaiting + 10 {
-			// Check only priorities from 10: the room drops ten pods, and there are two pods of each
-			// priority from 0 to 9.
+			// Check only priorities from 10: the room drops ten pods, and there are two pods of
+			// each priority from 0 to 9.
 			if important := i%maxWaiting >= 10; important && !waiting[types.UID(fmt.Sprintf("uid-%d", i))].Has(nameOfWeb) {
 				r.t.Errorf("pod %d is not in the room", i)
 			}
