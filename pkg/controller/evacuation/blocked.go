@@ -133,7 +133,7 @@ func (d *decision) cannotBeReleased(s situation) *eviction.Blocker {
 	}
 	return &eviction.Blocker{
 		Reason: v1alpha1.ReasonEvictionError,
-		Message: fmt.Sprintf("The Evacuation is cancelled and cannot be released: %s. The server retries. "+
+		Message: fmt.Sprintf("The Evacuation is cancelled, but the server cannot remove its finalizers or delete it: %s. The server retries. "+
 			"Check which policy or webhook refuses the writes of the server.", s.failure),
 	}
 }

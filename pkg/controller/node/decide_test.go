@@ -44,7 +44,8 @@ func TestDecideNode(t *testing.T) {
 	heldKey := nodestate.TaintKeys[:1]
 	for name, test := range map[string]struct {
 		facts facts
-		// revoked is set if no requester of a holder may delete the node any more.
+		// revoked is set if no user who requested one of the maintenances may still delete the
+		// node.
 		revoked bool
 		want    nodeChange
 	}{

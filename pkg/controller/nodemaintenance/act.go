@@ -254,7 +254,7 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 }
 
 // isUrgent reports whether a status differs in more than counters and messages. Other components or
-// a new leader need such a change immediately.
+// a new leader need all other changes immediately.
 func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	was := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionDrained)
 	is := meta.FindStatusCondition(next.Status.Conditions, v1alpha1.ConditionDrained)
@@ -275,7 +275,7 @@ func progressStatus(nm *v1alpha1.NodeMaintenance) metav1.ConditionStatus {
 }
 
 // keepSmall drops the messages of all nodes if the object would become too large, and sets the
-// condition that reports it.
+// condition NodeMessagesOmitted.
 func (c *Controller) keepSmall(nm *v1alpha1.NodeMaintenance) {
 	if nm.Size() > maxStatusBytes {
 		c.dropMessages(nm)
@@ -284,7 +284,7 @@ func (c *Controller) keepSmall(nm *v1alpha1.NodeMaintenance) {
 	meta.RemoveStatusCondition(&nm.Status.Conditions, v1alpha1.ConditionNodeMessagesOmitted)
 }
 
-// dropMessages drops the messages of all nodes, and sets the condition that reports it.
+// dropMessages drops the messages of all nodes, and sets the condition NodeMessagesOmitted.
 func (c *Controller) dropMessages(nm *v1alpha1.NodeMaintenance) {
 	for i := range nm.Status.NodeStatuses {
 		nm.Status.NodeStatuses[i].DrainMessage = ""

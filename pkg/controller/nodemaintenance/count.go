@@ -47,7 +47,7 @@ type nodeCount struct {
 	// agent, by the reason why they are kept.
 	static     int
 	keptStatic map[protocol.KeptReason]int
-	// unasked are the targeted pods without an Evacuation, or without our finalizer on it.
+	// unasked are the targeted pods without an Evacuation that has our finalizer.
 	unasked []*nodestate.Pod
 	// unwanted are the Evacuations with our finalizer whose pods the targets do not cover.
 	unwanted []*v1alpha1.Evacuation

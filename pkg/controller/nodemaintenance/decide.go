@@ -333,7 +333,7 @@ func (r *remainder) progress() string {
 		text += fmt.Sprintf("; %s cannot be evacuated because of namespaces that are being deleted: %s", wording.Count(r.refused, "pod"), joinTop(r.refusedNamespaces))
 	}
 	if len(r.nominated) > 0 {
-		text += fmt.Sprintf("; %s not bound to a node but nominated for one (status.nominatedNodeName), such as %s", pluralIs(len(r.nominated), "pod"), r.nominated[0])
+		text += fmt.Sprintf("; %s only nominated for a node (status.nominatedNodeName), such as %s", pluralIs(len(r.nominated), "pod"), r.nominated[0])
 	}
 	return text
 }

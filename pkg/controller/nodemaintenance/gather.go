@@ -33,7 +33,8 @@ type facts struct {
 	// draining are the maintenances in stage Drain that share nodes with the subject, directly or
 	// indirectly, and the subject itself if it drains.
 	draining []*member
-	// views has the pods on all nodes of the subject and of draining, by node name.
+	// views has the pods on the nodes of the subject and the maintenances in draining, by node
+	// name.
 	views map[string]*nodestate.View
 	// former are the nodes in the subject's status that the subject no longer selects.
 	former []formerNode
@@ -57,7 +58,7 @@ type facts struct {
 	// later is the maintenance of a later shutdown for which the machine has shut down, if the
 	// subject is the maintenance of an earlier shutdown of the same node.
 	later *v1alpha1.NodeMaintenance
-	// held are the nodes that a maintenance has not released although it ends.
+	// held are the nodes that the subject has not released, if the subject ends.
 	held sets.Set[string]
 	// wake is the time after which one of these facts changes without an event, 0 if none does.
 	wake time.Duration
@@ -404,7 +405,7 @@ var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", v1alpha1.Re
 // places determines which maintenances may hold a node that too many maintenances select. Like the
 // node controller, it uses marks.Choose. A maintenance that the annotations of the node name keeps
 // its place even if its requester may no longer delete the node. So no other maintenance gets a
-// place if the kubelet erases the annotations. places reads each such node once per sync.
+// place if the kubelet erases the annotations. places reads each node only once per sync.
 type places struct {
 	c      *Controller
 	byNode map[string]nodePlaces

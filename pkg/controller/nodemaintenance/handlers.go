@@ -50,7 +50,7 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 		c.queue.Add(nm.Name)
 	}
 	if old != nil && v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || !statusOnly || !drainplan.SameTargets(old, nm) {
-		// Enqueue them without the debounce, since they wait until these targets are stored.
+		// Enqueue them without the debounce: they wait until nm has stored its targets.
 		c.enqueueNeighbours(nm)
 	}
 	if v1alpha1.IsEnding(nm) && !statusOnly {

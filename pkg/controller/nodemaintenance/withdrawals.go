@@ -29,9 +29,9 @@ const answerRetry = 50 * time.Millisecond
 
 // withdrawals removes our finalizer from the Evacuations of pods whose node no maintenance drains
 // any more: the maintenance has ended, was force-deleted, or does not select the node. A previous
-// leader that has not noticed the change may have created such an Evacuation. withdrawals also
-// withdraws the Evacuations of unwanted pods. The key is an Evacuation, so that an Evacuation which
-// cannot be withdrawn delays only its own node.
+// leader that has not noticed the change may have created Evacuations of these pods. withdrawals
+// also withdraws the Evacuations of unwanted pods. The key is an Evacuation, so that an Evacuation
+// which cannot be withdrawn delays only its own node.
 type withdrawals struct {
 	c     *Controller
 	queue *loop.Queue[withdrawal]

@@ -32,9 +32,9 @@ const (
 
 // Cordons records since when nodes are cordoned, for which maintenances they are confirmed as
 // drained, how often another client removed our cordon, and which maintenances that only uncordon
-// have done so. A new leader starts without records: it waits for the scheduler again, confirms
-// drained nodes again, and notices later that another client keeps removing a cordon. Cordons is
-// safe for concurrent use.
+// have uncordoned them. A new leader starts without records: it waits for the scheduler again,
+// confirms drained nodes again, and notices later that another client keeps removing a cordon.
+// Cordons is safe for concurrent use.
 type Cordons struct {
 	clock  clock.PassiveClock
 	byNode loop.Memory[types.UID, cordon]

@@ -18,7 +18,7 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// Pod is a live pod on a node, or nominated for it.
+// Pod is a live pod that is on a node or nominated for the node.
 type Pod struct {
 	*corev1.Pod
 	// Plan has the fields of the pod that the planner reads.

@@ -73,8 +73,8 @@ func TestViewOfAForgottenNodeIsNotKept(t *testing.T) {
 	}
 }
 
-// TestViewDependsOnTheNodeAgent: a worker builds a view from a node that it has read before the
-// event of the node agent. The view must not be used for the newer state of the node.
+// TestViewDependsOnTheNodeAgent: a worker builds a view from a Node that it read before the node
+// agent changed the Node. That view must not be used for the changed Node.
 func TestViewDependsOnTheNodeAgent(t *testing.T) {
 	v := &views{}
 	plain := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}

@@ -146,8 +146,7 @@ func fresh(p *pod) {
 	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(3 * time.Second))
 }
 
-// justBefore sets the creation time of a pod to the timestamp of the surge, although the pod
-// existed before.
+// justBefore makes a pod one second older than the surge.
 func justBefore(p *pod) {
 	p.CreationTimestamp = metav1.NewTime(start.Add(-time.Second))
 	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start)
