@@ -43,14 +43,14 @@ func (o *EvacuatorOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.BuiltIn, "evacuators", o.BuiltIn, fmt.Sprintf("Classes of the enabled built-in evacuators, separated by commas: %s. "+
 		"Static pods leave only with %s, and on nodes with a node agent. "+
 		"Empty disables all of them, and pods only leave by eviction.", strings.Join(protocol.BuiltInClasses, ", "), v1alpha1.EvacuatorClassKubelet))
-	fs.DurationVar(&o.SurgeTimeout, "surge-timeout", o.SurgeTimeout, "Time without progress of a Deployment that was scaled up for replacements after which "+
-		"its pods leave without replacements, if their disruption budgets allow it.")
+	fs.DurationVar(&o.SurgeTimeout, "surge-timeout", o.SurgeTimeout, "How long a Deployment that was scaled up for replacements may make no progress. "+
+		"After that, its pods leave without replacements, if their disruption budgets allow it.")
 	fs.DurationVar(&o.VolumeDetachTimeout, "volume-detach-timeout", o.VolumeDetachTimeout,
-		"How long DaemonSet pods stay on a drained node while the node has CSI volumes in use "+
-			"that none of its remaining pods uses, counted from the first Evacuation of a DaemonSet pod there. At least 1s.")
+		"How long DaemonSet pods stay on a drained node while CSI volumes of pods that have left "+
+			"are still in use on the node, counted from the first Evacuation of a DaemonSet pod there. At least 1s.")
 	fs.DurationVar(&o.DaemonSetBudgetPatience, "daemonset-budget-patience", o.DaemonSetBudgetPatience,
-		"Time after which a DaemonSet pod whose disruption budget allows no disruption is kept on its node "+
-			"and no longer blocks the drain. At least 1s.")
+		"How long the disruption budget of a DaemonSet pod may allow no disruption. "+
+			"After that, the pod stays on its node and no longer blocks the drain. At least 1s.")
 }
 
 func (o *EvacuatorOptions) validate() []error {

@@ -240,14 +240,14 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.Var(&o.Evictions.UnprotectedMaxUnavailable, "unprotected-max-unavailable", "Percentage of the pods of a workload without a PodDisruptionBudget "+
 		"that may be unavailable while its pods are evicted, but at least one pod. 100% evicts all of them at the same time.")
 	fs.DurationVar(&o.Evictions.UnprotectedPatience, "unprotected-patience", o.Evictions.UnprotectedPatience, "How long after an eviction the next pods "+
-		"of a workload without a PodDisruptionBudget are evicted even if other pods of it are still unavailable.")
+		"of a workload without a PodDisruptionBudget are evicted even if other pods of the workload are still unavailable.")
 	fs.DurationVar(&o.CompletedEvacuationTTL, "completed-evacuation-ttl", o.CompletedEvacuationTTL, "How long an Evacuation is kept after its pod has left.")
 	fs.DurationVar(&o.EvacuatorStartDeadline, "evacuator-start-deadline", o.EvacuatorStartDeadline,
-		"How long an evacuator may take to report for the first time before the next one becomes active; never longer than the Evacuation's progressDeadlineSeconds.")
+		"How long an evacuator may take to report for the first time before the next evacuator becomes active; never longer than the Evacuation's progressDeadlineSeconds.")
 	fs.DurationVar(&o.LongGrace, "long-grace", o.LongGrace,
 		"How long a pod may take to stop within its grace period before it is reported as blocked (LongGracePeriod) and no longer counts as progress.")
 	fs.DurationVar(&o.StallTimeout, "stall-timeout", o.StallTimeout,
-		"Time without progress of a drain after which the NodeMaintenance is reported as stalled (condition Progressing). It must exceed --surge-timeout, "+
+		"How long a drain may make no progress before its NodeMaintenance is reported as stalled (condition Progressing). It must exceed --surge-timeout, "+
 			"--unprotected-patience, --denied-after, --volume-detach-timeout and --daemonset-budget-patience.")
 	fs.DurationVar(&o.CompletedMaintenanceTTL, "completed-maintenance-ttl", o.CompletedMaintenanceTTL,
 		"How long a completed NodeMaintenance is kept before it is deleted, at least 1m. 0 keeps it forever.")
