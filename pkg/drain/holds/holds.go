@@ -23,22 +23,22 @@ type Index struct {
 	Get func(name string) (*v1alpha1.NodeMaintenance, error)
 }
 
-// Which returns the maintenances that select a node and for which is returns true, sorted by name.
-func (i Index) Which(node string, is func(*v1alpha1.NodeMaintenance) bool) []*v1alpha1.NodeMaintenance {
+// Which returns the maintenances that select a node and satisfy a condition, sorted by name.
+func (i Index) Which(node string, matches func(*v1alpha1.NodeMaintenance) bool) []*v1alpha1.NodeMaintenance {
 	var found []*v1alpha1.NodeMaintenance
 	for _, name := range i.On(node) {
-		if nm, err := i.Get(name); err == nil && is(nm) {
+		if nm, err := i.Get(name); err == nil && matches(nm) {
 			found = append(found, nm)
 		}
 	}
 	return found
 }
 
-// Any reports whether is returns true for a maintenance that selects a node.
-func (i Index) Any(node string, is func(*v1alpha1.NodeMaintenance) bool) bool {
+// Any reports whether a maintenance that selects a node satisfies a condition.
+func (i Index) Any(node string, matches func(*v1alpha1.NodeMaintenance) bool) bool {
 	return slices.ContainsFunc(i.On(node), func(name string) bool {
 		nm, err := i.Get(name)
-		return err == nil && is(nm)
+		return err == nil && matches(nm)
 	})
 }
 
@@ -65,11 +65,11 @@ func Targeting(node *corev1.Node) func(*v1alpha1.NodeMaintenance) bool {
 	return func(nm *v1alpha1.NodeMaintenance) bool { return len(Targets(nm, node)) > 0 }
 }
 
-// Oldest returns the oldest maintenance for which is returns true, or nil.
-func Oldest(maintenances []*v1alpha1.NodeMaintenance, is func(*v1alpha1.NodeMaintenance) bool) *v1alpha1.NodeMaintenance {
+// Oldest returns the oldest maintenance that satisfies a condition, or nil.
+func Oldest(maintenances []*v1alpha1.NodeMaintenance, matches func(*v1alpha1.NodeMaintenance) bool) *v1alpha1.NodeMaintenance {
 	var oldest *v1alpha1.NodeMaintenance
 	for _, nm := range maintenances {
-		if is(nm) && (oldest == nil || v1alpha1.CompareAge(nm, oldest) < 0) {
+		if matches(nm) && (oldest == nil || v1alpha1.CompareAge(nm, oldest) < 0) {
 			oldest = nm
 		}
 	}

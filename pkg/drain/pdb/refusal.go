@@ -102,7 +102,7 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 	}
 	return Refusal{
 		Reason: v1alpha1.ReasonUnhealthyPodsHoldBudget,
-		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption, because %d of %d pods are not ready or missing: %d are healthy and %d must be. %s",
+		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption, because %d of %d pods are missing or not ready: %d are healthy, and %d must be healthy. %s",
 			budget.Name, unhealthy, status.ExpectedPods, status.CurrentHealthy, status.DesiredHealthy, advice),
 	}, true
 }

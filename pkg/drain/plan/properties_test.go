@@ -183,7 +183,7 @@ func (sim *simulation) checkForm(w World, result Result) *violation {
 	return nil
 }
 
-// beforeOf merges the targets of a node in all statuses.
+// beforeOf merges the targets of a node from the statuses of all maintenances.
 func beforeOf(w World, node string) Targets {
 	var all entries
 	for _, m := range w.Maintenances {

@@ -123,16 +123,16 @@ func (p *Plugin) warnOfOthers(ctx context.Context, w *write) []string {
 	return []string{listNames("spec.nodeSelector: nodes are already under maintenance by ", names)}
 }
 
-// othersOn returns the sorted names of the other maintenances for which is returns true and that
-// select one of the nodes.
-func (p *Plugin) othersOn(ctx context.Context, w *write, nodes map[string]*corev1.Node, is func(*v1alpha1.NodeMaintenance) bool) []string {
+// othersOn returns the sorted names of the other maintenances that satisfy a condition and select
+// one of the nodes.
+func (p *Plugin) othersOn(ctx context.Context, w *write, nodes map[string]*corev1.Node, matches func(*v1alpha1.NodeMaintenance) bool) []string {
 	others, err := p.maintenances.List(labels.Everything())
 	if err != nil {
 		return nil
 	}
 	var names []string
 	for _, other := range others {
-		if !is(other) || other.Name == w.nm.Name {
+		if !matches(other) || other.Name == w.nm.Name {
 			continue
 		}
 		if shared, err := selectedBy(ctx, other, nodes, v1alpha1.IsBeingReleased); err == nil && len(shared) > 0 {
