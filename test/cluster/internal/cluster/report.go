@@ -55,7 +55,7 @@ func (c *Cluster) hauloutSummary() string {
 	case options.ModePrepare:
 		return "not started and not registered (HAULOUT=false)"
 	case options.ModeExternal:
-		return fmt.Sprintf("registered at 127.0.0.1:%d, start it yourself (HAULOUT=external)",
+		return fmt.Sprintf("registered at 127.0.0.1:%d, start the server yourself (HAULOUT=external)",
 			c.state.Ports[layout.Haulout])
 	}
 	return fmt.Sprintf("serves %s at 127.0.0.1:%d", haulout.APIService, c.state.Ports[layout.Haulout])

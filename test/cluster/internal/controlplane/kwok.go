@@ -79,15 +79,15 @@ const (
 	// letGo selects pods that were deleted with a grace period of zero: kubelet and kwok delete a
 	// stopped pod this way.
 	letGo = ".metadata | select(.deletionGracePeriodSeconds == 0) | .name"
-	// againAfter is the time after which such a pod is deleted again, because kube-apiserver may
-	// have been killed between its two writes for the deletion.
+	// againAfter is the time after which a pod of letGo is deleted again, because kube-apiserver
+	// may have been killed between its two writes for the deletion.
 	againAfter = 5 * time.Second
 )
 
 // deleteOnce returns a stage unchanged, unless it deletes pods. kwok deletes a pod with a grace
 // period of zero, which changes the pod, and after that change kwok deletes it again, almost always
-// without effect. So kwok sends two requests for every pod; a kubelet sends one. Such a stage
-// becomes two stages: the second one handles only pods that still exist after againAfter.
+// without effect. So kwok sends two requests for every pod; a kubelet sends one. A stage that
+// deletes pods becomes two stages: the second handles only pods that still exist after againAfter.
 func deleteOnce(stage []byte) (once, again []byte, err error) {
 	pods, err := deletesPods(stage)
 	if err != nil || !pods {

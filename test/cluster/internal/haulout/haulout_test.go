@@ -54,9 +54,9 @@ func TestLoadShippedManifests(t *testing.T) {
 	}
 }
 
-// TestNoShippedRoleGrantsMaintenanceStatus fails if a role grants writes of the status: the planner
-// reads the status of a maintenance, so such a user could drain nodes without the permission for
-// them.
+// TestNoShippedRoleGrantsMaintenanceStatus fails if a role grants access to the status of
+// maintenances. The planner reads the targets in the status, so a user with write access to the
+// status could drain nodes without permission to delete the nodes.
 func TestNoShippedRoleGrantsMaintenanceStatus(t *testing.T) {
 	manifests, err := Load(shipped, 1)
 	if err != nil {

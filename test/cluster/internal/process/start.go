@@ -118,8 +118,8 @@ func inherited(environment []string) []string {
 }
 
 // KeepDescriptorsPrivate marks the inherited file descriptors, except for the standard ones, so
-// that the started processes do not inherit them. Otherwise a program that waits for the end of
-// such a pipe (make's job server, a test) would wait until the cluster stops.
+// that the started processes do not inherit them. Otherwise a program that waits for the end of an
+// inherited pipe (make's job server, a test) would wait until the cluster stops.
 func KeepDescriptorsPrivate() error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

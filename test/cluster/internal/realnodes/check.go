@@ -94,7 +94,7 @@ func checkCgroups(root string) error {
 }
 
 // snapshotterFor returns overlayfs, or native if dir is on an overlay file system, because
-// overlayfs cannot use such a folder as a layer. native copies all layers and needs more space.
+// overlayfs cannot use that folder as a layer. native copies all layers and needs more space.
 func snapshotterFor(dir string) string {
 	for ; dir != "/"; dir = filepath.Dir(dir) {
 		var fs unix.Statfs_t
