@@ -412,7 +412,8 @@ func TestProcessEndsIfItsControllersDoNot(t *testing.T) {
 		})
 		var exits atomic.Int32
 		a.Exit = func(error) {
-			// Only the first call counts: it ends a real process.
+			// Check only the first call. In production it ends the process, so there is no second
+			// call.
 			if got := holder(host); exits.Add(1) == 1 && got != "a" {
 				t.Errorf("the process ends when %q holds the lease, want a: another replica may act already", got)
 			}

@@ -73,7 +73,7 @@ type maintenanceState struct {
 	stamp
 
 	draining bool
-	// targets has the drain targets in its status, by the UID of the node.
+	// targets has the drain targets in the status of the maintenance, by the UID of the node.
 	targets map[types.UID][]v1alpha1.DrainPlanEntry
 }
 

@@ -188,8 +188,8 @@ func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alp
 	return previewStored(ctx, c, temporary.Name)
 }
 
-// previewStored previews an existing maintenance. Unlike the client, it returns nil instead of an
-// empty preview with an error.
+// previewStored previews an existing maintenance. After an error it returns a nil preview; the
+// client returns an empty one.
 func previewStored(ctx context.Context, c clients, name string) (*v1alpha1.NodeMaintenancePreview, error) {
 	preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
 	if err != nil {

@@ -170,7 +170,7 @@ func (s *subject) remove(ctx context.Context) error {
 // follow calls see for each state of the Evacuation since its creation, and with nil after its
 // deletion, until see returns true.
 func (s *subject) follow(ctx context.Context, limit time.Duration, what string, see func(*v1alpha1.Evacuation) (enough bool, err error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s this did not happen: %s", limit, what))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("timed out after %s waiting for: %s", limit, what))
 	defer cancel()
 	w, err := s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Watch(ctx, metav1.ListOptions{
 		FieldSelector: "metadata.name=" + s.asked.Name, ResourceVersion: s.asked.ResourceVersion,
@@ -206,7 +206,7 @@ func (s *subject) follow(ctx context.Context, limit time.Duration, what string, 
 
 // poll checks a condition repeatedly until it is true.
 func (s *subject) poll(ctx context.Context, limit time.Duration, what string, condition func(context.Context) (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s this did not happen: %s", limit, what))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("timed out after %s waiting for: %s", limit, what))
 	defer cancel()
 	for {
 		if ok, err := condition(ctx); ok || err != nil {

@@ -43,8 +43,8 @@ var (
 
 type mod func(*maintenance.Evacuation)
 
-// newEvacuation returns an Evacuation of the pod web-1 with three evacuators, as admission
-// completes it.
+// newEvacuation returns an Evacuation of the pod web-1 with three evacuators and all fields that
+// admission sets.
 func newEvacuation(mods ...mod) *maintenance.Evacuation {
 	return build.With(&maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
