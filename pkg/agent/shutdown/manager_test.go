@@ -38,7 +38,7 @@ func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 		w.start()
 		<-time.After(5 * time.Second)
 		script(w)
-		w.set(func() {}) // see wait for the lock
+		w.set(func() {}) // wait explains the lock
 		// Wait until a machine that goes down has booted again.
 		<-time.After(time.Minute)
 		w.mu.Lock()
@@ -48,8 +48,8 @@ func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 	})
 }
 
-// wait advances the time. The lock makes the writes of the processes wait for the reads of the
-// test.
+// wait advances the time. The lock of the world makes the writes of the processes wait for the
+// reads of the test.
 func (w *world) wait(d time.Duration) {
 	w.set(func() {})
 	<-time.After(d)

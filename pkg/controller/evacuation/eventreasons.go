@@ -54,7 +54,7 @@ func (c *Controller) send(evacuation *v1alpha1.Evacuation, events []event) {
 }
 
 // sendEvicted sends the event that a pod is evicted, and for which maintenance. It does not depend
-// on a status write. protected reports whether a budget selects the pod.
+// on a status write. protected is set if a budget selects the pod.
 func (c *Controller) sendEvicted(pod *corev1.Pod, protected bool) {
 	note := "The pod is evicted. No disruption budget selects it."
 	if protected {

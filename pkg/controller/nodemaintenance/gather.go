@@ -33,8 +33,7 @@ type facts struct {
 	// draining are the maintenances in stage Drain that share nodes with the subject, directly or
 	// indirectly, and the subject itself if it drains.
 	draining []*member
-	// views has the pods on the nodes of the subject and the maintenances in draining, by node
-	// name.
+	// views has the pods on the nodes of the subject and the members of draining, by node name.
 	views map[string]*nodestate.View
 	// former are the nodes in the subject's status that the subject no longer selects.
 	former []formerNode

@@ -57,8 +57,8 @@ func IsStatic(annotations map[string]string) bool {
 }
 
 // UnknownPriority returns the priority of a pod if only its namespace is known: the lowest priority
-// or, in namespace kube-system, that of class system-cluster-critical. If the pods of kube-system
-// ended first, the node would lack, for example, its network while the pods of later buckets end.
+// or, in namespace kube-system, the priority of class system-cluster-critical. If the pods of
+// kube-system ended first, the node would have no network, for example, while later buckets end.
 func UnknownPriority(namespace string) int32 {
 	if namespace == metav1.NamespaceSystem {
 		return v1alpha1.SystemClusterCritical

@@ -188,8 +188,8 @@ func isDeclined(evacuation *v1alpha1.Evacuation) bool {
 	return mayReturn(evacuation) && meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
 }
 
-// isAsked reports whether this evacuator is active for a pod, or may become active again. While
-// that is so, it keeps its counters, since it may take some time until an eviction is reported as
+// isAsked reports whether this evacuator is active for a pod, or may become active again. Then the
+// evacuator keeps its counters, since it may take some time until an eviction is reported as
 // blocked.
 func (s *situation) isAsked() bool {
 	return slices.ContainsFunc(s.pods, func(p pod) bool {
