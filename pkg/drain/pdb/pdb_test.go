@@ -208,7 +208,7 @@ func TestHeldByUnhealthy(t *testing.T) {
 		says                       string
 	}{
 		"a pod that is not ready, in a budget that has too few": {
-			healthy: 3, desired: 4, expected: 5, want: true, says: "2 of 5 pods are not ready",
+			healthy: 3, desired: 4, expected: 5, want: true, says: "2 of 5 pods are missing or not ready",
 		},
 		"a pod that is not ready, in a budget that has enough": {healthy: 4, desired: 4, expected: 5},
 		"a pod that is not ready, under AlwaysAllow":           {healthy: 3, desired: 4, expected: 5, mod: always},
