@@ -104,17 +104,21 @@ func outOfOrder(log Log, running ...v1alpha1.PodType) []string {
 	return found
 }
 
-// dockets prepares the maintenances.
+// dockets prepares the maintenances of the recorded nodes. Tests that run at the same time have
+// others.
 func (h *history) dockets(running []v1alpha1.PodType) ([]*docket, error) {
 	var dockets []*docket
 	for _, m := range h.maintenances {
-		if m.moved {
-			return nil, fmt.Errorf("the selector or the plan of %s was changed: its order cannot be judged",
-				m.last.Name)
-		}
 		selector, err := nodeaffinity.NewNodeSelector(m.last.Spec.NodeSelector)
 		if err != nil {
 			return nil, fmt.Errorf("selector of %s: %w", m.last.Name, err)
+		}
+		if !h.hasNodeOf(m, selector) {
+			continue
+		}
+		if m.moved {
+			return nil, fmt.Errorf("the selector or the plan of %s was changed: its order cannot be judged",
+				m.last.Name)
 		}
 		d := &docket{
 			maintenanceRecord: m, selector: selector, waves: map[types.UID]int{}, answers: map[question]*podRecord{},
@@ -131,6 +135,22 @@ func (h *history) dockets(running []v1alpha1.PodType) ([]*docket, error) {
 	}
 	slices.SortFunc(dockets, func(a, b *docket) int { return cmp.Compare(a.last.Name, b.last.Name) })
 	return dockets, nil
+}
+
+// hasNodeOf reports whether a maintenance selects a recorded node, or has had one in its status.
+func (h *history) hasNodeOf(m *maintenanceRecord, selector *nodeaffinity.NodeSelector) bool {
+	for uid, node := range h.nodes {
+		if slices.ContainsFunc(m.states, func(s *maintenanceState) bool { _, named := s.targets[uid]; return named }) ||
+			slices.ContainsFunc(node.states, func(s nodeState) bool { return matchesIn(selector, node, s) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// matchesIn reports whether a selector matches a node in one of its states.
+func matchesIn(selector *nodeaffinity.NodeSelector, node *nodeRecord, state nodeState) bool {
+	return selector.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.last.Name, Labels: state.labels}})
 }
 
 func (h *history) sortedPods() []*podRecord {
@@ -303,11 +323,8 @@ func (d *docket) joined(node *nodeRecord, at moment) *stamp {
 		if state.at > at {
 			break
 		}
-		matches := d.selector.Match(&corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: node.last.Name, Labels: state.labels},
-		})
 		switch {
-		case !matches:
+		case !matchesIn(d.selector, node, *state):
 			since = nil
 		case since == nil:
 			since = &state.stamp

@@ -451,4 +451,13 @@ func TestOutOfOrderRefusesAPlanThatMoved(t *testing.T) {
 	p.nms["a"].Spec.DrainPlan = plan(5)
 	p.onOurs(watch.Modified, p.nms["a"])
 	expect(t, outOfOrder(p.log), "cannot be judged")
+
+	t.Run("on nodes that were not recorded", func(t *testing.T) {
+		p := newTape(t)
+		begin(p)
+		p.drain("a", "red")
+		p.nms["a"].Spec.DrainPlan = plan(5)
+		p.onOurs(watch.Modified, p.nms["a"])
+		expect(t, outOfOrder(p.log))
+	})
 }

@@ -46,7 +46,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// fakeOrder is the value in the registry.
+// fakeOrder is a fake orderValue: it keeps the registry value PreshutdownOrder in memory.
 type fakeOrder struct {
 	order []string
 	found bool

@@ -231,8 +231,8 @@ func (d *decision) decideTurn(s situation) {
 			d.handOver(s, why)
 		}
 	}
-	// The deadline of the new evacuator starts now. That deadline may already have passed for a
-	// node agent. The agent stays active until it reports.
+	// Reconcile again at the deadline of the active evacuator. If only a node agent can remove the
+	// pod, the agent stays active after its deadline: there is nothing to wait for.
 	if isEvacuator(s.evacuation, d.status.ActiveEvacuatorClass) {
 		if at := d.deadline(s).at; s.now.Before(at) {
 			d.wakeAt(at)

@@ -59,7 +59,7 @@ func claiming(claims ...string) func(*corev1.Pod) {
 	}
 }
 
-// named adds the label with its name to a node.
+// named sets the hostname label of a node to the name of the node.
 func named(node *corev1.Node) *corev1.Node {
 	node.Labels = map[string]string{corev1.LabelHostname: node.Name}
 	return node

@@ -31,7 +31,7 @@ type trouble struct {
 
 type consequence struct {
 	// reason and text are the reason and the text of the blocker. %s is replaced with the message
-	// of kube-apiserver. Without a reason the pod gets no trouble.
+	// of kube-apiserver. If reason is empty, the queue records no trouble of the pod.
 	reason, text string
 	// rest is the longest back-off of the pod; 0 for none. forBudget is set if the back-off also
 	// ends when the budget allows a disruption.

@@ -39,7 +39,8 @@ const (
 	// it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventForeignMarks: a node has the cordon, taints or annotations of a server with another
-	// storage. They stay until --adopt-storage names that storage. About the node.
+	// storage. This server keeps them until its flag --adopt-storage names that storage. About the
+	// node.
 	EventForeignMarks = "MarksOfAnotherStorage"
 )
 

@@ -23,7 +23,7 @@ type decision struct {
 	// plan is empty in all stages except Drain.
 	plan   drainplan.Result
 	status v1alpha1.NodeMaintenanceStatus
-	// counts has the counts of the nodes inside the waves, in their order.
+	// counts has an entry for each node in facts.subject.inside, in the same order.
 	counts []*nodeCount
 	// withdraw has the names of the nodes whose Evacuations are withdrawn unless another
 	// maintenance wants them.

@@ -59,8 +59,8 @@ const (
 	// NodeStatusNotCordoned means that the node is not cordoned, or that the server has not checked
 	// yet whether the requester may delete it. Its pods are not evacuated.
 	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"
-	// NodeStatusFastForwarded means that another maintenance has taken the node further than the
-	// plan of this one. Its pods are evacuated nevertheless.
+	// NodeStatusFastForwarded means that another maintenance has drained the node further than the
+	// plan of this one allows. The pods of the node are evacuated nevertheless.
 	NodeStatusFastForwarded NodeStatusReason = "FastForwarded"
 	// NodeStatusReleasing means that the maintenance no longer holds the node, but the server has
 	// not released it yet.
