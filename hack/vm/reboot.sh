@@ -15,7 +15,7 @@
 #
 # hack/vm.sh runs the script after each boot. The folder below stores the state between runs. After
 # the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 9 3` continues with number 9 and resets
-# the machine three times; `resets 3` does so at once.
+# the machine three times; `reboot.sh resets 3` begins with the resets.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 cd "${ROOT}"
 export PATH="${ROOT}/bin:${ROOT}/bin/node:${PATH}" CLUSTER_DIR=/srv/cluster
