@@ -213,16 +213,19 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	// The new node has pods immediately, like a node that registers again. On an empty node, both
 	// waves would end immediately.
-	var late, last *corev1.Pod
-	for pod, name := range map[**corev1.Pod]string{&late: "late", &last: "last"} {
-		*pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
-		(*pod).Spec.NodeName = again
-		movable(*pod)
-		if name == "last" {
-			critical(*pod)
+	bound := func(name string, options ...func(*corev1.Pod)) *corev1.Pod {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
+		pod.Spec.NodeName = again
+		for _, option := range append(options, movable) {
+			option(pod)
 		}
-		*pod = must.Get(kube.CoreV1().Pods(namespace).Create(t.Context(), *pod, metav1.CreateOptions{}))(t)
+		return must.Get(kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 	}
+	late, last := bound("late"), bound("last", critical)
+	// The server watches pods and nodes separately, and must observe these pods before the node. It
+	// has observed them when it evacuates a pod that was created after them.
+	newest := cluster.PodOn(t, namespace, "newest", pool, stays, critical, movable)
+	evacuationFor(t, newest, "is created", isOurs)
 	cluster.NewNodes(t, pool, true, again)
 	unschedulable(t, true, nodes...)
 	after := must.Get(kube.CoreV1().Nodes().Get(t.Context(), again, metav1.GetOptions{}))(t)
@@ -254,7 +257,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 		Get(t.Context(), string(last.UID)+"-"+last.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a critical pod on the new node has an Evacuation before the ordinary pod has left: %v", err)
 	}
-	for _, pod := range []*corev1.Pod{late, last, held} {
+	for _, pod := range []*corev1.Pod{late, last, held, newest} {
 		evacuationFor(t, pod, "has an active evacuator", func(e *v1alpha1.Evacuation) bool {
 			return e.Status.ActiveEvacuatorClass == mover
 		})
