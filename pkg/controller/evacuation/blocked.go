@@ -57,7 +57,7 @@ var blockedChecks = []blockedCheck{
 	(*decision).unknownToQueue,    // as before
 	(*decision).refused,           // the reasons of the queue, or of budgets and maintenances
 	(*decision).waits,             // not blocked: PodWaits
-	(*decision).mustStay,          // ReplicaFailure
+	(*decision).mustStay,          // ReplicaFailure; not blocked: PodWaits
 	(*decision).waitsForSurge,     // SurgePending
 	(*decision).evacuatorIsSilent, // EvacuatorNotProgressing
 	(*decision).keepsComingBack,   // Recreated
@@ -337,7 +337,11 @@ func (d *decision) mustStay(s situation) *eviction.Blocker {
 	case s.standing == nil:
 		return nil
 	case d.waitsFor(v1alpha1.EvacuatorClassEviction) && s.podType == v1alpha1.PodTypeDefault:
-		d.wakeAt(s.now.Add(standingRetry))
+		retry := standingRetry
+		if s.standing.Reason == v1alpha1.ReasonPodWaits {
+			retry = waitRetry
+		}
+		d.wakeAt(s.now.Add(retry))
 		return s.standing
 	case d.waitsFor(v1alpha1.EvacuatorClassDeployment):
 		return s.standing

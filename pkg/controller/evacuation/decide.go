@@ -24,6 +24,8 @@ const (
 	longestGrace = 5 * time.Minute
 	// standingRetry is the time after which a pod that must not be evicted is checked again.
 	standingRetry = 10 * time.Second
+	// waitRetry is the same for a pod that waits only for a moment.
+	waitRetry = time.Second
 )
 
 // situation has all inputs of the decision about an Evacuation.
