@@ -31,6 +31,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.NodeMaintenance{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_NodeMaintenance(ref),
 		v1alpha1.NodeMaintenanceList{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceList(ref),
 		v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName():        schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref),
+		v1alpha1.NodeMaintenancePause{}.OpenAPIModelName():             schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePause(ref),
 		v1alpha1.NodeMaintenancePreview{}.OpenAPIModelName():           schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref),
 		v1alpha1.NodeMaintenanceSpec{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref),
 		v1alpha1.NodeMaintenanceStatus{}.OpenAPIModelName():            schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref),
@@ -631,7 +632,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the conditions Complete and Blocked. Written by the Haulout server.",
+							Description: "conditions are the conditions Complete, Blocked, Leaving, Ready and Stalled. Written by the Haulout server.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -885,12 +886,49 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 							Enum:        []interface{}{"FastForwarded", "NodeGone", "NotAuthorized", "NotCordoned", "NotReleased", "Releasing", "TooManyMaintenances"},
 						},
 					},
+					"pool": {
+						SchemaProps: spec.SchemaProps{
+							Description: "pool is the value of the node's pool label (--pool-label of the server) when the maintenance took the node. The right for this pool is enough to release the node. At most 63 bytes.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"nodeRef"},
 			},
 		},
 		Dependencies: []string{
 			v1alpha1.DrainPlanEntry{}.OpenAPIModelName(), v1alpha1.NodeReference{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePause(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenancePause describes who has paused a drain.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"by": {
+						SchemaProps: spec.SchemaProps{
+							Description: "by is the name of the user who set spec.paused. At most 1024 bytes, cut if it is longer.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"since": {
+						SchemaProps: spec.SchemaProps{
+							Description: "since is the time of the request that set spec.paused.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"by", "since"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1150,6 +1188,13 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 							Enum:        []interface{}{"Ignore", "Join"},
 						},
 					},
+					"paused": {
+						SchemaProps: spec.SchemaProps{
+							Description: "paused stops the drain, in any stage before Complete: the server creates no Evacuation and sends no eviction for this maintenance. It withdraws the Evacuations whose evacuator has not begun. Nodes stay cordoned. In the stages Idle and Cordon it has no effect before stage Drain begins. It can be changed until stage Complete, by the users who may change the stage.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"nodeSelector"},
 			},
@@ -1262,11 +1307,31 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 							},
 						},
 					},
+					"nodes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodes is the number of nodes of the maintenance. After stage Complete has begun, it is their number at that time.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podsGone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsGone is the number of pods that have left the nodes since the drain began. It stays after stage Drain.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"pause": {
+						SchemaProps: spec.SchemaProps{
+							Description: "pause is who set spec.paused, and when. The server writes it in the request that sets spec.paused, and removes it in the one that clears it.",
+							Ref:         ref(v1alpha1.NodeMaintenancePause{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName(), v1alpha1.NodeMaintenanceWave{}.OpenAPIModelName(), v1alpha1.StageStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName(), v1alpha1.NodeMaintenancePause{}.OpenAPIModelName(), v1alpha1.NodeMaintenanceWave{}.OpenAPIModelName(), v1alpha1.StageStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 

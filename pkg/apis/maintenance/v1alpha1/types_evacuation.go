@@ -40,6 +40,9 @@ const (
 	// cause and a remedy.
 	ConditionBlocked = "Blocked"
 
+	// ConditionLeaving is True when an eviction of the pod was accepted or the pod is terminating.
+	ConditionLeaving = "Leaving"
+
 	// ReasonPodDeleted (Complete): the pod no longer exists.
 	ReasonPodDeleted = "PodDeleted"
 	// ReasonPodTerminated (Complete): the pod has Succeeded or Failed.
@@ -249,7 +252,7 @@ type EvacuationStatus struct {
 	// +k8s:maxBytes=1024
 	Message string `json:"message,omitempty" protobuf:"bytes,7,opt,name=message"`
 
-	// conditions are the conditions Complete and Blocked. Written by the Haulout server.
+	// conditions are the conditions Complete, Blocked, Leaving, Ready and Stalled. Written by the Haulout server.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
