@@ -126,7 +126,7 @@ func writeSVG(w io.Writer, title string, columns, rows int, all []frame) error {
 			if !isKnown {
 				id = len(known)
 				known[text] = id
-				fmt.Fprintf(&defs, "<text id=\"l%d\">%s</text>\n", id, text)
+				fmt.Fprintf(&defs, "<text id=\"l%d\" xml:space=\"preserve\">%s</text>\n", id, text)
 			}
 			fmt.Fprintf(&uses, "<use href=\"#l%d\" x=\"%d\" y=\"%d\"/>\n", id, i*width+margin, margin+y*lineHeight+fontSize)
 		}
