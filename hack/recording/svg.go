@@ -44,7 +44,7 @@ func frames(r *recording) ([]frame, error) {
 			lasts = min(lasts, longest)
 		}
 		cells := t.snapshot()
-		if last := len(out) - 1; last >= 0 && slices.EqualFunc(out[last].cells, cells, slices.Equal) {
+		if last := len(out) - 1; last >= 0 && slices.EqualFunc(out[last].cells, cells, slices.Equal[[]cell]) {
 			out[last].lasts = max(out[last].lasts, lasts)
 			continue
 		}
