@@ -305,6 +305,10 @@ demo-check:
 demo: demo-check cluster-binaries build ## Drain four of twenty nodes and put them back, on a cluster of its own (KEEP=1 leaves it up)
 	@hack/demo.sh
 
+.PHONY: recording
+recording: ## Record the picture in README, docs/watch.svg, on the cluster that KEEP=1 make demo has left
+	@hack/record.sh
+
 ##@ Measurements
 
 MEMORY_FLAGS ?=
