@@ -137,8 +137,8 @@ func TestApplyDrifts(t *testing.T) {
 	}
 }
 
-// TestApplyKeepsWhatOthersSet pauses a maintenance by hand that a GitOps tool applies.
-func TestApplyKeepsWhatOthersSet(t *testing.T) {
+// TestGitOpsKeepsWhatOthersSet pauses a maintenance by hand that a GitOps tool applies.
+func TestGitOpsKeepsWhatOthersSet(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	manifest := exampleWith(t, whole)
 	first := must.Get(r.apply(t, manifest, gitOps, true))(t)
