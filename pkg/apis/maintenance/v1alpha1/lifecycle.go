@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // IsEnding reports whether a maintenance releases its nodes: its stage is Complete, or it is being
@@ -94,6 +96,15 @@ func NodeStatusOf(nm *NodeMaintenance, node NodeReference) *NodeMaintenanceNodeS
 // CompareAge orders maintenances by their creation, then by name: the oldest first.
 func CompareAge(a, b *NodeMaintenance) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+}
+
+// NotObserved returns the condition Ready of a new object. Without it, tools that wait for Ready
+// take an object without conditions for ready.
+func NotObserved(created metav1.Time) metav1.Condition {
+	return metav1.Condition{
+		Type: ConditionReady, Status: metav1.ConditionUnknown, Reason: ReasonNotObserved, LastTransitionTime: created,
+		Message: "The server has not written the status since the creation of the object",
+	}
 }
 
 // RequesterOf returns the name of the user who requested a maintenance; "" if unknown.

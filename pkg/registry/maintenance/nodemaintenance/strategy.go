@@ -105,11 +105,14 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 }
 
 // PrepareForCreate sets the fields that only the server may set, and ignores the values of the
-// client.
+// client. The condition Ready is part of this write, so that no client ever sees an object without
+// it.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	nm := obj.(*maintenance.NodeMaintenance)
 	nm.Generation = 1
-	nm.Status = maintenance.NodeMaintenanceStatus{}
+	nm.Status = maintenance.NodeMaintenanceStatus{
+		Conditions: []metav1.Condition{v1alpha1.NotObserved(s.now())},
+	}
 	nm.Spec.RequestedBy = requester(ctx)
 	s.enterStage(nm)
 	s.drawLine(nm)
@@ -188,8 +191,7 @@ func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fi
 // enterStage records the stages that a maintenance enters. Drain includes Cordon, so it enters
 // both.
 func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
-	// Truncate to seconds, the stored precision: the response must not differ from later reads.
-	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
+	now := s.now()
 	var stages []maintenance.NodeMaintenanceStage
 	switch nm.Spec.Stage {
 	case maintenance.NodeMaintenanceStageDrain:
@@ -207,6 +209,10 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 		}
 	}
 }
+
+// now returns the time in whole seconds, the stored precision: the response must not differ from
+// later reads.
+func (s *Strategy) now() metav1.Time { return metav1.NewTime(s.clock.Now()).Rfc3339Copy() }
 
 // drawLine records the line between old and new nodes when a maintenance begins to hold its nodes:
 // the creation time of the newest node in the cache of this replica. Nodes that are created later
