@@ -384,7 +384,7 @@ func TestValuesChangeTheDeployment(t *testing.T) {
 				"commonLabels":   values{"team": "infra", "app.kubernetes.io/part-of": "other"},
 				"serviceAccount": values{"annotations": values{"cloud.example/role": "drain"}},
 			}),
-			[]string{"app.kubernetes.io/part-of: haulout\nteam: infra", "cloud.example/role: drain"},
+			[]string{"helm.sh/chart: haulout-0.0.0\nteam: infra", "app.kubernetes.io/part-of: haulout", "cloud.example/role: drain"},
 			[]string{"part-of: other"},
 		},
 		"own constraints in place of those of several replicas": {
