@@ -6,6 +6,7 @@ package nodemaintenance
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -261,10 +262,15 @@ func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	switch {
 	case old.Status.ObservedGeneration != next.Status.ObservedGeneration, was == nil, is == nil, was.Status != is.Status:
 		return true
-	case v1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next):
+	case v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next)):
 		return true
 	}
 	return progressStatus(old) != progressStatus(next)
+}
+
+// samePools reports whether two statuses with the same nodes have the same pools.
+func samePools(a, b *v1alpha1.NodeMaintenance) bool {
+	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool { return x.Pool == y.Pool })
 }
 
 func progressStatus(nm *v1alpha1.NodeMaintenance) metav1.ConditionStatus {
@@ -315,7 +321,7 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
-		a.PodsGonePeak == b.PodsGonePeak &&
+		a.PodsGonePeak == b.PodsGonePeak && a.Pool == b.Pool &&
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 

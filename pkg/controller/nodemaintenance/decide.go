@@ -84,7 +84,7 @@ func decide(f *facts) (*decision, error) {
 // waves, since the drain does not wait for the pods of a node outside.
 func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets, left *remainder) {
 	nm := f.subject.NodeMaintenance
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node), Pool: poolOf(nm, node)}
 	var targets drainplan.Targets
 	switch {
 	case node.outside == nil && v1alpha1.IsDraining(nm):
@@ -110,6 +110,15 @@ func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets
 		d.counts = append(d.counts, n)
 	}
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
+}
+
+// poolOf returns the pool through which a maintenance has taken a node. It stays the same when the
+// labels of the node change, so that users with the right to this pool can release the node.
+func poolOf(nm *v1alpha1.NodeMaintenance, node *memberNode) string {
+	if before := v1alpha1.NodeStatusOf(nm, refOf(node.Node)); before != nil && before.Pool != "" {
+		return before.Pool
+	}
+	return node.pool
 }
 
 // reasonOf returns the reason why a node is not drained as planned, "" if it is.
@@ -161,7 +170,7 @@ func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 // addFormer adds the entry of a node that the maintenance no longer selects, if the node is not
 // released yet, or was deleted and may be registered again.
 func (d *decision) addFormer(f *facts, node formerNode) {
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets, Pool: node.Pool}
 	switch {
 	case node.err != nil:
 		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
@@ -292,7 +301,7 @@ func decideDrained(f drainedFacts) verdict {
 	case len(f.nodes) == 0:
 		return no(v1alpha1.ReasonNoNodes, "The selector matches no node")
 	case refused > 0:
-		return no(v1alpha1.ReasonNotAuthorized, "User %q may not delete %s (skipped); %s",
+		return no(v1alpha1.ReasonNotAuthorized, "User %q may not maintain %s (skipped); %s",
 			f.username, wording.Count(refused, "selected node"), r.progress())
 	case len(excluded) > 0:
 		return no(excluded[0].outside.drained(), "%s outside the drain, such as %s: %s; %s",

@@ -40,6 +40,8 @@ const (
 	nodeBytes = 132 + 15
 	// waveBytes is the maximum size of a wave.
 	waveBytes = 48
+	// poolOverhead is the number of bytes that protobuf adds to a pool: a tag and a length.
+	poolOverhead = 2
 	// entryBytes is the number of bytes that protobuf adds to a target in a list.
 	entryBytes = 4
 	// labelBytes is the maximum number of bytes that protobuf adds to the key and the value of a
@@ -63,6 +65,14 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 		targets[key] = max(size, targets[key])
 	}
 	return perNode*nodes + waveBytes*len(plan)
+}
+
+// PoolBytes returns the number of bytes that a pool adds to the stored status of a node.
+func PoolBytes(pool string) int {
+	if pool == "" {
+		return 0
+	}
+	return len(pool) + poolOverhead
 }
 
 // EvacuationMetadataBytes returns the size to which MaxEvacuationMetadataBytes applies.
