@@ -40,8 +40,6 @@ const (
 	nodeBytes = 132 + 15
 	// waveBytes is the maximum size of a wave.
 	waveBytes = 48
-	// poolOverhead is the number of bytes that protobuf adds to a pool: a tag and a length.
-	poolOverhead = 2
 	// entryBytes is the number of bytes that protobuf adds to a target in a list.
 	entryBytes = 4
 	// labelBytes is the maximum number of bytes that protobuf adds to the key and the value of a
@@ -67,13 +65,9 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	return perNode*nodes + waveBytes*len(plan)
 }
 
-// PoolBytes returns the number of bytes that a pool adds to the stored status of a node.
-func PoolBytes(pool string) int {
-	if pool == "" {
-		return 0
-	}
-	return len(pool) + poolOverhead
-}
+// PoolBytes returns the number of bytes that a pool adds to the stored status of a node, compared
+// with an empty one. Labels are so short that their length takes one byte.
+func PoolBytes(pool string) int { return len(pool) }
 
 // EvacuationMetadataBytes returns the size to which MaxEvacuationMetadataBytes applies.
 func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {
