@@ -20,7 +20,7 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// announceRefused emits one event about each node that the requester may not delete. It emits none
+// announceRefused emits one event about each node that the requester may not maintain. It emits none
 // if the previous status already has that reason for the node.
 func (c *Controller) announceRefused(m *member) {
 	for _, node := range m.nodes {
@@ -32,9 +32,9 @@ func (c *Controller) announceRefused(m *member) {
 			continue
 		}
 		c.nodeEvent(node.Node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-			"Skipped by NodeMaintenance %s: user %q may not delete the node", m.Name, m.username())
+			"Skipped by NodeMaintenance %s: user %q may not maintain the node", m.Name, m.username())
 		c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-			"Node %s is skipped: user %q may not delete it", node.Name, m.username())
+			"Node %s is skipped: user %q may not maintain it", node.Name, m.username())
 	}
 }
 

@@ -133,7 +133,7 @@ func TestAuthorizerThatFailsForANodeStopsNoOther(t *testing.T) {
 		f.wantEvacuating("p")
 		f.wantCordon("two", false)
 		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not drained: ") || !strings.Contains(
-			got, "may delete node two",
+			got, "may maintain node two",
 		) {
 			t.Errorf("got message %q", got)
 		}

@@ -68,6 +68,10 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	return fixedBytes + perNode*nodes + waveBytes*len(plan)
 }
 
+// PoolBytes returns the number of bytes that a pool adds to the stored status of a node, compared
+// with an empty one. Labels are so short that their length takes one byte.
+func PoolBytes(pool string) int { return len(pool) }
+
 // EvacuationMetadataBytes returns the size to which MaxEvacuationMetadataBytes applies.
 func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {
 	limited := metav1.ObjectMeta{
