@@ -181,7 +181,7 @@ func TestStatusBytes(t *testing.T) {
 		} {
 			stored.Conditions = append(stored.Conditions, metav1.Condition{
 				Type: conditionType, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonDrainCompleteWithPodsLeft, ObservedGeneration: 1 << 60,
-				LastTransitionTime: metav1.Unix(1<<40, 0), Message: strings.Repeat("x", 1024),
+				LastTransitionTime: metav1.Unix(1<<40, 0), Message: strings.Repeat("x", 400),
 			})
 		}
 		entries := plan(10, "value")
