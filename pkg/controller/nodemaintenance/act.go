@@ -6,6 +6,7 @@ package nodemaintenance
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -262,7 +263,12 @@ func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	}
 	return old.Status.ObservedGeneration != next.Status.ObservedGeneration ||
 		changed(v1alpha1.ConditionDrained) || changed(v1alpha1.ConditionProgressing) || changed(v1alpha1.ConditionReady) ||
-		v1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next)
+		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next))
+}
+
+// samePools reports whether two statuses with the same nodes have the same pools.
+func samePools(a, b *v1alpha1.NodeMaintenance) bool {
+	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool { return x.Pool == y.Pool })
 }
 
 // keepSmall drops the messages of all nodes if the object would become too large, and sets the
@@ -306,7 +312,7 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
-		a.PodsGonePeak == b.PodsGonePeak &&
+		a.PodsGonePeak == b.PodsGonePeak && a.Pool == b.Pool &&
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 

@@ -85,7 +85,7 @@ func decide(f *facts) (*decision, error) {
 // waves, since the drain does not wait for the pods of a node outside.
 func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets, left *remainder) {
 	nm := f.subject.NodeMaintenance
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node), Pool: poolOf(nm, node)}
 	var targets drainplan.Targets
 	switch {
 	case node.outside == nil && v1alpha1.IsDraining(nm):
@@ -111,6 +111,15 @@ func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets
 		d.counts = append(d.counts, n)
 	}
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
+}
+
+// poolOf returns the pool through which a maintenance has taken a node. It stays the same when the
+// labels of the node change, so that users with the right to this pool can release the node.
+func poolOf(nm *v1alpha1.NodeMaintenance, node *memberNode) string {
+	if before := v1alpha1.NodeStatusOf(nm, refOf(node.Node)); before != nil && before.Pool != "" {
+		return before.Pool
+	}
+	return node.pool
 }
 
 // reasonOf returns the reason why a node is not drained as planned, "" if it is.
@@ -162,7 +171,7 @@ func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 // addFormer adds the entry of a node that the maintenance no longer selects, if the node is not
 // released yet, or was deleted and may be registered again.
 func (d *decision) addFormer(f *facts, node formerNode) {
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets, Pool: node.Pool}
 	switch {
 	case node.err != nil:
 		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
@@ -288,7 +297,7 @@ func excluded(nodes []memberNode, username string) (reason, text string) {
 	}
 	switch {
 	case refused > 0:
-		return v1alpha1.ReasonNotAuthorized, fmt.Sprintf("User %q may not delete %s (skipped)", username, wording.Count(refused, "selected node"))
+		return v1alpha1.ReasonNotAuthorized, fmt.Sprintf("User %q may not maintain %s (skipped)", username, wording.Count(refused, "selected node"))
 	case len(others) > 0:
 		return others[0].outside.drained(),
 			fmt.Sprintf("%s outside the drain, such as %s: %s", pluralIs(len(others), "node"), others[0].Name, others[0].outside.why)

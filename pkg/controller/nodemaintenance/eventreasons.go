@@ -12,7 +12,7 @@ import (
 
 // Reasons of the events of this controller.
 const (
-	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not delete
+	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not maintain
 	// it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventFastForwarded: when a maintenance joined, another maintenance had already drained a node

@@ -70,7 +70,7 @@ type member struct {
 	// nodes are all nodes that the maintenance selects, sorted by name.
 	nodes []memberNode
 	// inside are the nodes that the waves of the maintenance wait for, in the same order. The
-	// requester may delete these nodes and they can be cordoned, or this is not known yet.
+	// requester may maintain these nodes and they can be cordoned, or this is not known yet.
 	inside []*corev1.Node
 }
 
@@ -81,6 +81,8 @@ type memberNode struct {
 	// unanswered is set while the access review for the node is pending. The waves wait for its
 	// result.
 	unanswered bool
+	// pool is the pool of the node if the right of the requester comes from it.
+	pool string
 }
 
 // exclusion is the reason why a node is outside the waves, which means that they do not wait for
@@ -316,6 +318,7 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 		holds := (answer.Err != nil || tooLarge != nil) && marks.Holds(node.Node, nm)
 		node.outside = c.whyOutside(ctx, f, nm, node.Node, outsideFacts{answer, holds, tooLarge, places})
 		if node.outside == nil {
+			node.pool = answer.Pool
 			node.unanswered = answer.Err != nil && !holds
 			m.inside = append(m.inside, node.Node)
 		}
@@ -331,7 +334,7 @@ type outsideFacts struct {
 }
 
 // whyOutside returns the reason why a node is outside the waves of a maintenance that is not Idle:
-// the requester may not delete it, too many other maintenances hold it, the status has no room for
+// the requester may not maintain it, too many other maintenances hold it, the status has no room for
 // it, it could not be cordoned for a minute, another client keeps removing its cordon, or the
 // authorizer has not responded for a minute.
 func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, node *corev1.Node, o outsideFacts) *exclusion {
@@ -403,7 +406,7 @@ var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", v1alpha1.Re
 
 // places determines which maintenances may hold a node that too many maintenances select. Like the
 // node controller, it uses marks.Choose. A maintenance that the annotations of the node name keeps
-// its place even if its requester may no longer delete the node. So no other maintenance gets a
+// its place even if its requester may no longer maintain the node. So no other maintenance gets a
 // place if the kubelet erases the annotations. places reads each node only once per sync.
 type places struct {
 	c      *Controller

@@ -55,7 +55,7 @@ type Member struct {
 	// Ignored is the number of nodes that match its selector and are ignored because they are too
 	// new.
 	Ignored int
-	// Refused are the names of nodes that its requester may not delete. The maintenance does not
+	// Refused are the names of nodes that its requester may not maintain. The maintenance does not
 	// change these nodes.
 	Refused sets.Set[string]
 }

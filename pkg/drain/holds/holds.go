@@ -52,7 +52,7 @@ func Stored(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPla
 
 // Targets returns the targets with which a maintenance drains a node. There are none unless it is
 // in stage Drain. A maintenance without targets asks no pod to leave, for example because its
-// requester may not delete the node.
+// requester may not maintain the node.
 func Targets(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPlanEntry {
 	if !v1alpha1.IsDraining(nm) {
 		return nil

@@ -31,8 +31,8 @@ const maxBootIDLength = 64
 var shutdownReasons = []string{v1alpha1.ShutdownReason, v1alpha1.ShutdownReasonReboot, v1alpha1.ShutdownReasonPowerOff}
 
 // validateOfNode refuses a write of a node agent unless it announces the shutdown of its own node
-// or ends such a maintenance. For nodes, this replaces the check whether the user may delete the
-// node, because nodes do not have that right.
+// or ends such a maintenance. For nodes, this replaces the check whether the user may maintain
+// the node, because nodes do not have that right.
 func validateOfNode(a admission.Attributes, node string, nm, old *maintenance.NodeMaintenance) error {
 	var errs field.ErrorList
 	if old == nil {

@@ -237,7 +237,7 @@ func TestUsersThatAreNoNodes(t *testing.T) {
 			f := newFixture(t, h, twoPools)
 			r := request{by: u, nm: shutdown()}
 			ctx, _ := f.context(r)
-			if err := f.validate(ctx, r); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "may not delete 1 of the nodes") {
+			if err := f.validate(ctx, r); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "may not maintain 1 of the nodes") {
 				t.Errorf("got %v, want a Forbidden error about the right to delete the node", err)
 			}
 			h.allowed["blue-1"] = true

@@ -35,8 +35,8 @@ const (
 	MaxEvacuationBytes = 64 << 10
 
 	// fixedBytes is the size of what does not depend on nodes and plan: the totals, the pause with
-	// the longest name of a user, and six conditions with messages of a KiB.
-	fixedBytes = 8 << 10
+	// the longest name of a user, and five conditions with messages of 400 bytes.
+	fixedBytes = 4 << 10
 	// nodeBytes is the size of a node in a stored status without its targets and its message. It
 	// assumes a name of 63 characters, about the maximum at cloud providers, and the longest reason
 	// of a node that has targets.
@@ -67,6 +67,10 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	}
 	return fixedBytes + perNode*nodes + waveBytes*len(plan)
 }
+
+// PoolBytes returns the number of bytes that a pool adds to the stored status of a node, compared
+// with an empty one. Labels are so short that their length takes one byte.
+func PoolBytes(pool string) int { return len(pool) }
 
 // EvacuationMetadataBytes returns the size to which MaxEvacuationMetadataBytes applies.
 func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {

@@ -50,14 +50,15 @@ const (
 type NodeStatusReason string
 
 const (
-	// NodeStatusNotAuthorized means that the requester may not delete the node. It is neither
-	// cordoned nor drained.
+	// NodeStatusNotAuthorized means that the requester may not maintain the node. It is neither
+	// cordoned nor drained. If the requester has lost the right, or the node has another pool, since
+	// the maintenance took the node, the node stays cordoned and no further pod is evacuated.
 	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
 	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the
 	// node. This maintenance holds it after one of them has ended.
 	NodeStatusTooManyMaintenances NodeStatusReason = "TooManyMaintenances"
 	// NodeStatusNotCordoned means that the node is not cordoned, or that the server has not checked
-	// yet whether the requester may delete it. Its pods are not evacuated.
+	// yet whether the requester may maintain it. Its pods are not evacuated.
 	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"
 	// NodeStatusFastForwarded means that another maintenance has drained the node further than the
 	// plan of this one allows. The pods of the node are evacuated nevertheless.
@@ -520,7 +521,9 @@ type NodeMaintenanceNodeStatus struct {
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`
 
 	// pool is the value of the node's pool label (--pool-label of the server) when the maintenance
-	// took the node. The right for this pool is enough to release the node. At most 63 bytes.
+	// took the node, if the right of the requester to maintain the node came from this pool. The
+	// right to this pool is sufficient to release the node, even if the node has another pool now.
+	// At most 63 bytes.
 	// +optional
 	// +k8s:optional
 	// +k8s:maxBytes=63
