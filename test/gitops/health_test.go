@@ -83,6 +83,30 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+// TestPageSaysTheSame compares the tables of the page with what was computed.
+func TestPageSaysTheSame(t *testing.T) {
+	for kind, header := range map[string]string{
+		"nodemaintenance": "| STATUS of a NodeMaintenance |", "evacuation": "| STATE of an Evacuation |",
+	} {
+		said := map[string][]string{}
+		for _, cells := range table(t, header) {
+			for word := range strings.SplitSeq(cells[0], ", ") {
+				word, _, _ = strings.Cut(word, ":")
+				said[word] = cells[1:]
+			}
+		}
+		for word, want := range healthOf[kind] {
+			got := said[word]
+			if got == nil {
+				got = said["all others"]
+			}
+			if word != "created" && (len(got) != 2 || got[0] != string(want) || got[1] != argoOf[want]) {
+				t.Errorf("%s: %s says that a %s in the state %s is %q, want %s and %s", page, header, kind, word, got, want, argoOf[want])
+			}
+		}
+	}
+}
+
 // TestEachFileIsUsed fails if an object in testdata is in no test, as after a word was renamed.
 func TestEachFileIsUsed(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.json")

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/fluxcd/pkg/apis/kustomize"
@@ -51,6 +52,30 @@ func block(t *testing.T, kind string) []byte {
 		t.Fatalf("%s has %d blocks of YAML of the kind %s, want one", page, len(found), kind)
 	}
 	return found[0]
+}
+
+// table returns the cells of the rows of a table in the page, whose first line has a prefix.
+func table(t *testing.T, header string) [][]string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, found := strings.Cut(string(text), "\n"+header)
+	body, _, _ := strings.Cut(after, "\n\n")
+	lines := strings.Split(body, "\n")
+	if !found || len(lines) < 3 {
+		t.Fatalf("%s has no table that begins with %s", page, header)
+	}
+	var rows [][]string
+	for _, line := range lines[2:] {
+		var cells []string
+		for cell := range strings.SplitSeq(strings.Trim(line, "| "), "|") {
+			cells = append(cells, strings.TrimSpace(cell))
+		}
+		rows = append(rows, cells)
+	}
+	return rows
 }
 
 // argoCD returns a key of the ConfigMap of Argo CD in the page.
