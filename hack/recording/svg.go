@@ -77,7 +77,7 @@ func runs(line []cell) []run {
 	var out []run
 	blanks := ""
 	for column, c := range line {
-		if c.char == 0 || c.char == ' ' {
+		if c.char == 0 {
 			blanks += " "
 			continue
 		}

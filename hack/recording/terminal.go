@@ -17,7 +17,7 @@ type style struct {
 	color int
 }
 
-// cell is one character of the terminal.
+// cell is one character of the terminal, or 0 for a blank.
 type cell struct {
 	char  rune
 	style style
@@ -73,7 +73,11 @@ func (t *terminal) write(data string) error {
 				t.x = 0
 				t.newLine()
 			}
-			t.cells[t.y][t.x] = cell{char: char, style: t.style}
+			// A blank looks as a place without a character, in every style.
+			t.cells[t.y][t.x] = cell{}
+			if char != ' ' {
+				t.cells[t.y][t.x] = cell{char: char, style: t.style}
+			}
 			t.x++
 		}
 	}
