@@ -2,11 +2,31 @@
 The labels of every object. Names are fixed: a cluster has one API group, and so one Haulout.
 */}}
 {{- define "haulout.labels" -}}
-app.kubernetes.io/part-of: haulout
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- $labels := dict
+  "app.kubernetes.io/part-of" "haulout"
+  "app.kubernetes.io/instance" .Release.Name
+  "app.kubernetes.io/version" .Chart.AppVersion
+  "app.kubernetes.io/managed-by" .Release.Service
+  "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
+{{- mustMergeOverwrite (deepCopy .Values.commonLabels) $labels | toYaml }}
+{{- end }}
+
+{{/*
+The memory limit of Go: below that of the container, which counts memory that Go does not know.
+*/}}
+{{- define "haulout.goMemoryLimit" -}}
+{{- $limit := get (.Values.resources.limits | default dict) "memory" | default "" | toString }}
+{{- if .Values.goMemoryLimit }}
+{{- .Values.goMemoryLimit }}
+{{- else if $limit }}
+{{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 }}
+{{- $number := regexFind "^[0-9]+([.][0-9]+)?" $limit }}
+{{- $unit := trimPrefix $number $limit }}
+{{- if or (not $number) (not (hasKey $units $unit)) }}
+{{- fail (printf "resources.limits.memory is %s: write it with a unit, such as 4Gi, or set goMemoryLimit" $limit) }}
+{{- end }}
+{{- printf "%dMiB" (divf (mulf (float64 $number) (get $units $unit) 0.9) 1048576 | int64) }}
+{{- end }}
 {{- end }}
 
 {{/*

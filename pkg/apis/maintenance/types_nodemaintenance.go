@@ -60,6 +60,7 @@ type NodeMaintenanceSpec struct {
 	Reason       string
 	RequestedBy  *authenticationv1.UserInfo
 	NewNodes     NewNodesPolicy
+	Paused       bool
 }
 
 // NodeStatusReason is the reason why the drain of a node differs from that of the other nodes.
@@ -81,6 +82,15 @@ type NodeMaintenanceStatus struct {
 	LastProgressTimestamp *metav1.Time
 	NewestNodeTimestamp   *metav1.Time
 	Waves                 []NodeMaintenanceWave
+	Nodes                 int32
+	PodsGone              int32
+	Pause                 *NodeMaintenancePause
+}
+
+// NodeMaintenancePause describes who has paused a drain.
+type NodeMaintenancePause struct {
+	By    string
+	Since metav1.Time
 }
 
 // NodeMaintenanceWave is the progress of an entry of the drain plan.
@@ -116,6 +126,7 @@ type NodeMaintenanceNodeStatus struct {
 	PodsPeak              int32
 	PodsGonePeak          int32
 	Reason                NodeStatusReason
+	Pool                  string
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

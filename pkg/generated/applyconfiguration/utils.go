@@ -33,6 +33,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &maintenancev1alpha1.NodeMaintenanceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceNodeStatus"):
 		return &maintenancev1alpha1.NodeMaintenanceNodeStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenancePause"):
+		return &maintenancev1alpha1.NodeMaintenancePauseApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceSpec"):
 		return &maintenancev1alpha1.NodeMaintenanceSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceStatus"):

@@ -31,6 +31,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.NodeMaintenance{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_NodeMaintenance(ref),
 		v1alpha1.NodeMaintenanceList{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceList(ref),
 		v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName():        schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref),
+		v1alpha1.NodeMaintenancePause{}.OpenAPIModelName():             schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePause(ref),
 		v1alpha1.NodeMaintenancePreview{}.OpenAPIModelName():           schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref),
 		v1alpha1.NodeMaintenanceSpec{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref),
 		v1alpha1.NodeMaintenanceStatus{}.OpenAPIModelName():            schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref),
@@ -631,7 +632,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the conditions Complete and Blocked. Written by the Haulout server.",
+							Description: "conditions are the conditions Complete, Blocked, Leaving, Ready and Stalled. Written by the Haulout server.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -879,10 +880,17 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason is the reason why the drain of the node differs from that of the other nodes, for programs: drainMessage is for people and is omitted if the status becomes too large. It is empty in stage Idle, and if the drain of the node does not differ: NotAuthorized, TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.\n\nPossible enum values:\n - `\"FastForwarded\"` means that another maintenance has drained the node further than the plan of this one allows. The pods of the node are evacuated nevertheless.\n - `\"NodeGone\"` means that the node no longer exists. It joins again if it is registered under the same name.\n - `\"NotAuthorized\"` means that the requester may not delete the node. It is neither cordoned nor drained.\n - `\"NotCordoned\"` means that the node is not cordoned, or that the server has not checked yet whether the requester may delete it. Its pods are not evacuated.\n - `\"NotReleased\"` means that the server cannot release a node that the maintenance no longer holds.\n - `\"Releasing\"` means that the maintenance no longer holds the node, but the server has not released it yet.\n - `\"TooManyMaintenances\"` means that the maximum number of other maintenances holds the node. This maintenance holds it after one of them has ended.",
+							Description: "reason is the reason why the drain of the node differs from that of the other nodes, for programs: drainMessage is for people and is omitted if the status becomes too large. It is empty in stage Idle, and if the drain of the node does not differ: NotAuthorized, TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.\n\nPossible enum values:\n - `\"FastForwarded\"` means that another maintenance has drained the node further than the plan of this one allows. The pods of the node are evacuated nevertheless.\n - `\"NodeGone\"` means that the node no longer exists. It joins again if it is registered under the same name.\n - `\"NotAuthorized\"` means that the requester may not maintain the node. It is neither cordoned nor drained. If the requester has lost the right, or the node has another pool, since the maintenance took the node, the node stays cordoned and no further pod is evacuated.\n - `\"NotCordoned\"` means that the node is not cordoned, or that the server has not checked yet whether the requester may maintain it. Its pods are not evacuated.\n - `\"NotReleased\"` means that the server cannot release a node that the maintenance no longer holds.\n - `\"Releasing\"` means that the maintenance no longer holds the node, but the server has not released it yet.\n - `\"TooManyMaintenances\"` means that the maximum number of other maintenances holds the node. This maintenance holds it after one of them has ended.",
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"FastForwarded", "NodeGone", "NotAuthorized", "NotCordoned", "NotReleased", "Releasing", "TooManyMaintenances"},
+						},
+					},
+					"pool": {
+						SchemaProps: spec.SchemaProps{
+							Description: "pool is the value of the node's pool label (--pool-label of the server) when the maintenance took the node, if the right of the requester to maintain the node came from this pool. The right to this pool is sufficient to release the node, even if the node has another pool now. At most 63 bytes.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 				},
@@ -891,6 +899,36 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 		},
 		Dependencies: []string{
 			v1alpha1.DrainPlanEntry{}.OpenAPIModelName(), v1alpha1.NodeReference{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePause(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenancePause describes who has paused a drain.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"by": {
+						SchemaProps: spec.SchemaProps{
+							Description: "by is the name of the user who set spec.paused. At most 1024 bytes, cut if it is longer.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"since": {
+						SchemaProps: spec.SchemaProps{
+							Description: "since is the time of the request that set spec.paused.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"by", "since"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1150,6 +1188,13 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 							Enum:        []interface{}{"Ignore", "Join"},
 						},
 					},
+					"paused": {
+						SchemaProps: spec.SchemaProps{
+							Description: "paused stops the drain, in any stage before Complete: the server creates no Evacuation and sends no eviction for this maintenance. It withdraws the Evacuations whose evacuator has not begun. Nodes stay cordoned. In the stages Idle and Cordon it has no effect before stage Drain begins. It can be changed until stage Complete, by the users who may change the stage.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"nodeSelector"},
 			},
@@ -1262,11 +1307,31 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 							},
 						},
 					},
+					"nodes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodes is the number of nodes of the maintenance. After stage Complete has begun, it is their number at that time.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podsGone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsGone is the number of pods that have left the nodes since the drain began. It stays after stage Drain.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"pause": {
+						SchemaProps: spec.SchemaProps{
+							Description: "pause is who set spec.paused, and when. The server writes it in the request that sets spec.paused, and removes it in the one that clears it.",
+							Ref:         ref(v1alpha1.NodeMaintenancePause{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName(), v1alpha1.NodeMaintenanceWave{}.OpenAPIModelName(), v1alpha1.StageStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName(), v1alpha1.NodeMaintenancePause{}.OpenAPIModelName(), v1alpha1.NodeMaintenanceWave{}.OpenAPIModelName(), v1alpha1.StageStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1615,7 +1680,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewNode(ref common.ReferenceCallba
 					},
 					"refused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "refused is true if the user in spec.requestedBy is not allowed to delete the node, which is therefore neither cordoned nor drained.",
+							Description: "refused is true if the user in spec.requestedBy is not allowed to maintain the node, which is therefore neither cordoned nor drained.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -50,14 +50,15 @@ const (
 type NodeStatusReason string
 
 const (
-	// NodeStatusNotAuthorized means that the requester may not delete the node. It is neither
-	// cordoned nor drained.
+	// NodeStatusNotAuthorized means that the requester may not maintain the node. It is neither
+	// cordoned nor drained. If the requester has lost the right, or the node has another pool, since
+	// the maintenance took the node, the node stays cordoned and no further pod is evacuated.
 	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
 	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the
 	// node. This maintenance holds it after one of them has ended.
 	NodeStatusTooManyMaintenances NodeStatusReason = "TooManyMaintenances"
 	// NodeStatusNotCordoned means that the node is not cordoned, or that the server has not checked
-	// yet whether the requester may delete it. Its pods are not evacuated.
+	// yet whether the requester may maintain it. Its pods are not evacuated.
 	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"
 	// NodeStatusFastForwarded means that another maintenance has drained the node further than the
 	// plan of this one allows. The pods of the node are evacuated nevertheless.
@@ -109,7 +110,7 @@ const (
 	ReasonNotAuthorized = "NotAuthorized"
 	// ReasonNotRequested (Drained=False): the maintenance is not in stage Drain.
 	ReasonNotRequested = "NotRequested"
-	// ReasonNoNodes (Drained=False): the selector matches no node.
+	// ReasonNoNodes (Drained=False, Ready=False, Progressing=True): the selector matches no node.
 	ReasonNoNodes = "NoNodesSelected"
 	// ReasonNodeNotCordoned (Drained=False): the server cannot keep a selected node unschedulable,
 	// and excludes it from the waves; the message names it.
@@ -143,6 +144,29 @@ const (
 	ReasonProgressWaiting = "Waiting"
 	// ReasonProgressDraining (Progressing=True): pods are leaving.
 	ReasonProgressDraining = "Draining"
+
+	// ReasonPaused (Progressing=False, Drained=False): spec.paused stops the drain; the message
+	// names the user who paused it. It comes after Drained and before Blocked. An Evacuation that
+	// only paused maintenances request has it in the condition Blocked, which is False.
+	ReasonPaused = "Paused"
+
+	// ConditionReady is the condition of both kinds for tools that know no other, such as Flux,
+	// Helm and `kubectl wait`. A NodeMaintenance is ready when its stage is reached: Idle
+	// immediately, Cordon when all nodes are cordoned, Drain when they are drained, Complete when
+	// they are released. An Evacuation is ready when its pod is gone or has terminated.
+	ConditionReady = "Ready"
+	// ConditionStalled is True on a NodeMaintenance while Progressing is False with the reason
+	// Stalled, and on an Evacuation that was cancelled. Such tools report a failure then.
+	ConditionStalled = "Stalled"
+	// ReasonNotObserved (Ready=Unknown): the server has not written the status since the creation
+	// of the object.
+	ReasonNotObserved = "NotObserved"
+	// ReasonIdle (Ready=True): the maintenance is announced. Stage Idle changes nothing.
+	ReasonIdle = "Idle"
+	// ReasonCordoned (Ready=True): all nodes are cordoned, in stage Cordon.
+	ReasonCordoned = "Cordoned"
+	// ReasonCordoning (Ready=False): some nodes are not cordoned yet, in stage Cordon.
+	ReasonCordoning = "Cordoning"
 
 	// ConditionNodeMessagesOmitted is True while the status has no messages for individual nodes,
 	// because it would be too large with them.
@@ -236,6 +260,14 @@ type NodeMaintenanceSpec struct {
 	// +default="Ignore"
 	// +k8s:optional
 	NewNodes NewNodesPolicy `json:"newNodes,omitempty" protobuf:"bytes,6,opt,name=newNodes,casttype=NewNodesPolicy"`
+
+	// paused stops the drain, in any stage before Complete: the server creates no Evacuation and
+	// sends no eviction for this maintenance. It withdraws the Evacuations whose evacuator has not
+	// begun. Nodes stay cordoned. In the stages Idle and Cordon it has no effect before stage Drain
+	// begins. It can be changed until stage Complete, by the users who may change the stage.
+	// +optional
+	// +k8s:optional
+	Paused bool `json:"paused,omitempty" protobuf:"varint,7,opt,name=paused"`
 }
 
 // DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a
@@ -323,6 +355,40 @@ type NodeMaintenanceStatus struct {
 	// +k8s:listType=atomic
 	// +k8s:maxItems=112
 	Waves []NodeMaintenanceWave `json:"waves,omitempty" protobuf:"bytes,7,rep,name=waves"`
+
+	// nodes is the number of nodes of the maintenance. After stage Complete has begun, it is their
+	// number at that time.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	Nodes int32 `json:"nodes,omitempty" protobuf:"varint,8,opt,name=nodes"`
+
+	// podsGone is the number of pods that have left the nodes since the drain began. It stays after
+	// stage Drain.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	PodsGone int32 `json:"podsGone,omitempty" protobuf:"varint,9,opt,name=podsGone"`
+
+	// pause is who set spec.paused, and when. The server writes it in the request that sets
+	// spec.paused, and removes it in the one that clears it.
+	// +optional
+	// +k8s:optional
+	Pause *NodeMaintenancePause `json:"pause,omitempty" protobuf:"bytes,10,opt,name=pause"`
+}
+
+// NodeMaintenancePause describes who has paused a drain.
+type NodeMaintenancePause struct {
+	// by is the name of the user who set spec.paused. At most 1024 bytes, cut if it is longer.
+	// +required
+	// +k8s:required
+	// +k8s:maxBytes=1024
+	By string `json:"by" protobuf:"bytes,1,opt,name=by"`
+
+	// since is the time of the request that set spec.paused.
+	// +required
+	// +k8s:opaqueType
+	Since metav1.Time `json:"since" protobuf:"bytes,2,opt,name=since"`
 }
 
 // NodeMaintenanceWave is the progress of an entry of the drain plan.
@@ -454,6 +520,15 @@ type NodeMaintenanceNodeStatus struct {
 	// +optional
 	// +k8s:optional
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`
+
+	// pool is the value of the node's pool label (--pool-label of the server) when the maintenance
+	// took the node, if the right of the requester to maintain the node came from this pool. The
+	// right to this pool is sufficient to release the node, even if the node has another pool now.
+	// At most 63 bytes.
+	// +optional
+	// +k8s:optional
+	// +k8s:maxBytes=63
+	Pool string `json:"pool,omitempty" protobuf:"bytes,11,opt,name=pool"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

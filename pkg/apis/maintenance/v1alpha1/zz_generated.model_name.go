@@ -54,6 +54,11 @@ func (in NodeMaintenanceNodeStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeMaintenancePause) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenancePause"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenancePreview) OpenAPIModelName() string {
 	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenancePreview"
 }

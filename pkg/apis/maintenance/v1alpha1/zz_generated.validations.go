@@ -1027,6 +1027,79 @@ func Validate_NodeMaintenanceNodeStatus(
 		errs = append(errs, fn(fldPath.Child("reason"), &obj.Reason, oldVal, oldObj != nil)...)
 	}
 
+	{ // field NodeMaintenanceNodeStatus.Pool
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *string,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.MaxBytes(ctx, op, fldPath, obj, oldObj, 63); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceNodeStatus) *string {
+				return &oldObj.Pool
+			})
+		errs = append(errs, fn(fldPath.Child("pool"), &obj.Pool, oldVal, oldObj != nil)...)
+	}
+
+	return errs
+}
+
+// Validate_NodeMaintenancePause validates an instance of NodeMaintenancePause according
+// to declarative validation rules in the API schema.
+func Validate_NodeMaintenancePause(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *NodeMaintenancePause) (errs field.ErrorList) {
+
+	{ // field NodeMaintenancePause.By
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *string,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.RequiredValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				errs = append(errs, e...)
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.MaxBytes(ctx, op, fldPath, obj, oldObj, 1024); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenancePause) *string {
+				return &oldObj.By
+			})
+		errs = append(errs, fn(fldPath.Child("by"), &obj.By, oldVal, oldObj != nil)...)
+	}
+
+	// field NodeMaintenancePause.Since has no validation
 	return errs
 }
 
@@ -1370,6 +1443,34 @@ func Validate_NodeMaintenanceSpec(
 		errs = append(errs, fn(fldPath.Child("newNodes"), &obj.NewNodes, oldVal, oldObj != nil)...)
 	}
 
+	{ // field NodeMaintenanceSpec.Paused
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *bool,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceSpec) *bool {
+				return &oldObj.Paused
+			})
+		errs = append(errs, fn(fldPath.Child("paused"), &obj.Paused, oldVal, oldObj != nil)...)
+	}
+
 	return errs
 }
 
@@ -1565,6 +1666,98 @@ func Validate_NodeMaintenanceStatus(
 				return oldObj.Waves
 			})
 		errs = append(errs, fn(fldPath.Child("waves"), obj.Waves, oldVal, oldObj != nil)...)
+	}
+
+	{ // field NodeMaintenanceStatus.Nodes
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *int32,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.Minimum(ctx, op, fldPath, obj, oldObj, 0); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceStatus) *int32 {
+				return &oldObj.Nodes
+			})
+		errs = append(errs, fn(fldPath.Child("nodes"), &obj.Nodes, oldVal, oldObj != nil)...)
+	}
+
+	{ // field NodeMaintenanceStatus.PodsGone
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *int32,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.Minimum(ctx, op, fldPath, obj, oldObj, 0); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceStatus) *int32 {
+				return &oldObj.PodsGone
+			})
+		errs = append(errs, fn(fldPath.Child("podsGone"), &obj.PodsGone, oldVal, oldObj != nil)...)
+	}
+
+	{ // field NodeMaintenanceStatus.Pause
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *NodeMaintenancePause,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if equality.Semantic.DeepEqual(obj, oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalPointer(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// call the type's validation function
+			errs = append(errs, Validate_NodeMaintenancePause(ctx, op, fldPath, obj, oldObj)...)
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceStatus) *NodeMaintenancePause {
+				return oldObj.Pause
+			})
+		errs = append(errs, fn(fldPath.Child("pause"), obj.Pause, oldVal, oldObj != nil)...)
 	}
 
 	return errs

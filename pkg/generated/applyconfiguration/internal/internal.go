@@ -192,9 +192,22 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
+    - name: pool
+      type:
+        scalar: string
     - name: reason
       type:
         scalar: string
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenancePause
+  map:
+    fields:
+    - name: by
+      type:
+        scalar: string
+      default: ""
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceSpec
   map:
     fields:
@@ -211,6 +224,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: nodeSelector
       type:
         namedType: io.k8s.api.core.v1.NodeSelector
+    - name: paused
+      type:
+        scalar: boolean
     - name: reason
       type:
         scalar: string
@@ -244,7 +260,16 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceNodeStatus
           elementRelationship: atomic
+    - name: nodes
+      type:
+        scalar: numeric
     - name: observedGeneration
+      type:
+        scalar: numeric
+    - name: pause
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenancePause
+    - name: podsGone
       type:
         scalar: numeric
     - name: stageStatuses

@@ -48,6 +48,11 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	// always joins, and so does a node that the selector names by metadata.name or by the label
 	// kubernetes.io/hostname. It can be changed as long as nodeSelector can. The default is Ignore.
 	NewNodes *maintenancev1alpha1.NewNodesPolicy `json:"newNodes,omitempty"`
+	// paused stops the drain, in any stage before Complete: the server creates no Evacuation and
+	// sends no eviction for this maintenance. It withdraws the Evacuations whose evacuator has not
+	// begun. Nodes stay cordoned. In the stages Idle and Cordon it has no effect before stage Drain
+	// begins. It can be changed until stage Complete, by the users who may change the stage.
+	Paused *bool `json:"paused,omitempty"`
 }
 
 // NodeMaintenanceSpecApplyConfiguration constructs a declarative configuration of the NodeMaintenanceSpec type for use with
@@ -106,5 +111,13 @@ func (b *NodeMaintenanceSpecApplyConfiguration) WithRequestedBy(value authentica
 // If called multiple times, the NewNodes field is set to the value of the last call.
 func (b *NodeMaintenanceSpecApplyConfiguration) WithNewNodes(value maintenancev1alpha1.NewNodesPolicy) *NodeMaintenanceSpecApplyConfiguration {
 	b.NewNodes = &value
+	return b
+}
+
+// WithPaused sets the Paused field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Paused field is set to the value of the last call.
+func (b *NodeMaintenanceSpecApplyConfiguration) WithPaused(value bool) *NodeMaintenanceSpecApplyConfiguration {
+	b.Paused = &value
 	return b
 }

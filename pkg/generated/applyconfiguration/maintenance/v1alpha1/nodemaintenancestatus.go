@@ -39,6 +39,15 @@ type NodeMaintenanceStatusApplyConfiguration struct {
 	// since the drain began, in the order of the entries. It is written with the counters of the
 	// nodes and stays after stage Drain. At most 112.
 	Waves []NodeMaintenanceWaveApplyConfiguration `json:"waves,omitempty"`
+	// nodes is the number of nodes of the maintenance. After stage Complete has begun, it is their
+	// number at that time.
+	Nodes *int32 `json:"nodes,omitempty"`
+	// podsGone is the number of pods that have left the nodes since the drain began. It stays after
+	// stage Drain.
+	PodsGone *int32 `json:"podsGone,omitempty"`
+	// pause is who set spec.paused, and when. The server writes it in the request that sets
+	// spec.paused, and removes it in the one that clears it.
+	Pause *NodeMaintenancePauseApplyConfiguration `json:"pause,omitempty"`
 }
 
 // NodeMaintenanceStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceStatus type for use with
@@ -120,5 +129,29 @@ func (b *NodeMaintenanceStatusApplyConfiguration) WithWaves(values ...*NodeMaint
 		}
 		b.Waves = append(b.Waves, *values[i])
 	}
+	return b
+}
+
+// WithNodes sets the Nodes field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Nodes field is set to the value of the last call.
+func (b *NodeMaintenanceStatusApplyConfiguration) WithNodes(value int32) *NodeMaintenanceStatusApplyConfiguration {
+	b.Nodes = &value
+	return b
+}
+
+// WithPodsGone sets the PodsGone field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PodsGone field is set to the value of the last call.
+func (b *NodeMaintenanceStatusApplyConfiguration) WithPodsGone(value int32) *NodeMaintenanceStatusApplyConfiguration {
+	b.PodsGone = &value
+	return b
+}
+
+// WithPause sets the Pause field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Pause field is set to the value of the last call.
+func (b *NodeMaintenanceStatusApplyConfiguration) WithPause(value *NodeMaintenancePauseApplyConfiguration) *NodeMaintenanceStatusApplyConfiguration {
+	b.Pause = value
 	return b
 }
