@@ -25,7 +25,7 @@ func (e *environment) newBlockersCommand() *cobra.Command {
 		Long: `See which pods cannot leave their nodes, since when and why, who must act and what they can do.
 
 The list begins with maintenances that make no progress and with nodes that have a problem: the node is not cordoned,
-the requester may not delete it, or the server fails to update it. These nodes are listed even if the status of the
+the requester may not maintain it, or the server fails to update it. These nodes are listed even if the status of the
 maintenance has no room for messages about single nodes.
 
 Pods that wait but are not blocked are in separate lists below the blocked pods: pods whose evacuator has sent no

@@ -54,7 +54,7 @@ Before a drain begins, the command previews it and prints what will block it: bu
 pods that will not be recreated, workloads without a budget. This does not stop the drain. It needs the right to get
 nodemaintenances/preview; "kubectl maintenance preview" prints all of it without a drain.
 
-You need the right to create nodemaintenances and to delete the nodes. The command prints warnings of the server. It
+You need the right to create nodemaintenances and to maintain the nodes. The command prints warnings of the server. It
 asks for a confirmation if you select all nodes or all control-plane nodes of the cluster, unless --yes is given.`,
 		Example:           startExample,
 		ValidArgsFunction: e.completeNodes,

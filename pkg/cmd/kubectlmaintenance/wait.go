@@ -180,11 +180,11 @@ func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) 
 }
 
 // isCordoned reports whether all nodes of a maintenance are cordoned. It returns an error if the
-// requester may not delete one of the nodes, because the server will not cordon such a node.
+// requester may not maintain one of the nodes, because the server will not cordon such a node.
 func isCordoned(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	if refused := show.NodesFor(nm, v1alpha1.NodeStatusNotAuthorized); len(refused) > 0 {
 		return false, exitWith(exitBlocked,
-			"%[1]s skips nodes that the requester may not delete: %[2]s. To see who must act: kubectl maintenance blockers %[1]s",
+			"%[1]s skips nodes that the requester may not maintain: %[2]s. To see who must act: kubectl maintenance blockers %[1]s",
 			nm.Name, firstOf(refused))
 	}
 	return len(nm.Status.NodeStatuses) > 0 && len(show.NodesFor(nm, v1alpha1.NodeStatusNotCordoned)) == 0, nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/testing/bubble"
@@ -51,6 +52,33 @@ func mayMaintain(subjects ...string) *host {
 		h.maintains[subject] = true
 	}
 	return h
+}
+
+// maintain answers access reviews about the verb maintain.
+func (h *host) maintain(a authorizer.Attributes) (authorizer.Decision, string, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if a.GetAPIGroup() != "maintenance.haulout.dev" || !a.IsResourceRequest() || a.GetUser().GetName() != "bob" {
+		return authorizer.DecisionNoOpinion, "", fmt.Errorf("asked for the wrong thing: %v", a)
+	}
+	about := a.GetResource() + "/" + a.GetName()
+	h.maintainAsked = append(h.maintainAsked, about)
+	switch {
+	case h.fails[about] != nil:
+		return authorizer.DecisionNoOpinion, "", h.fails[about]
+	case h.maintains[about]:
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// takeMaintain returns the access reviews about the verb maintain since the last call, sorted.
+func (h *host) takeMaintain() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	asked := slices.Sorted(slices.Values(h.maintainAsked))
+	h.maintainAsked = nil
+	return asked
 }
 
 func TestPoolOf(t *testing.T) {

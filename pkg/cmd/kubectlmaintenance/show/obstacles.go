@@ -42,7 +42,7 @@ type action struct{ who, look string }
 // maintenance.
 var obstacleActions = map[string]action{
 	v1alpha1.ReasonNotAuthorized: {
-		wording.Administrator + ", who can grant delete on the nodes or remove them from the selector", "kubectl maintenance preview %s",
+		wording.Administrator + ", who can grant the right to maintain the nodes or remove them from the selector", "kubectl maintenance preview %s",
 	},
 	v1alpha1.ReasonNodeNotCordoned: {
 		wording.Administrator + ", who can stop the client that uncordons the nodes, or remove them from the selector",
@@ -123,7 +123,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 		return out
 	}
 	out = withNodes(out, nm.Name, v1alpha1.ReasonNotAuthorized, NodesFor(nm, v1alpha1.NodeStatusNotAuthorized),
-		"The requester of the maintenance may not delete these nodes, so Haulout neither cordons nor drains them.")
+		"The requester of the maintenance may not maintain these nodes, so Haulout neither cordons nor drains them.")
 	if at := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon); !at.IsZero() && now.Sub(at) >= cordonedAfter {
 		out = withNodes(out, nm.Name, v1alpha1.ReasonNodeNotCordoned, NodesFor(nm, v1alpha1.NodeStatusNotCordoned),
 			"The scheduler may still bind pods to these nodes, so their pods are not evacuated yet.")
