@@ -61,8 +61,9 @@ func TestMetrics(t *testing.T) {
 	grown("the blocked pod is counted",
 		sample{"haulout_evacuation_blocked", []string{"reason", v1alpha1.ReasonPodDisruptionBudget}},
 		sample{"haulout_eviction_lanes", []string{"state", "closed"}},
-		sample{"haulout_nodemaintenance_pods", []string{"state", "evacuating"}},
-		sample{"haulout_nodemaintenance_pods", []string{"state", "blocked"}},
+		sample{"haulout_nodemaintenance_info", []string{"name", nm.Name, "stage", "Drain", "status", "Blocked"}},
+		sample{"haulout_nodemaintenance_pods", []string{"name", nm.Name, "state", "evacuating"}},
+		sample{"haulout_nodemaintenance_pods", []string{"name", nm.Name, "state", "blocked"}},
 		sample{"haulout_nodemaintenance_maintenances", []string{"stage", "Drain"}},
 		sample{"haulout_nodemaintenance_nodes", []string{"stage", "Drain"}},
 		sample{"haulout_nodemaintenance_oldest_stage_start_timestamp_seconds", []string{"stage", "Drain"}},
@@ -76,6 +77,23 @@ func TestMetrics(t *testing.T) {
 			return hasEvent(ctx, t, told.object, told.reason)
 		})
 	}
+	merge(t, "", "nodemaintenance", nm.Name, `{"spec":{"paused":true}}`)
+	grown("the paused drain is counted", sample{"haulout_nodemaintenance_paused", nil},
+		sample{"haulout_nodemaintenance_info", []string{"name", nm.Name, "status", "Paused"}})
+	fallen := func(what string, names ...string) {
+		t.Helper()
+		framework.Eventually(t, what, func(context.Context) (bool, error) {
+			now, err := cluster.ScrapeServer(t)
+			for _, name := range names {
+				if is, was := now.Sum(name), before.Sum(name); is > was {
+					return false, fmt.Errorf("%s was %v and is %v", name, was, is)
+				}
+			}
+			return err == nil, err
+		})
+	}
+	fallen("a paused drain is not blocked", "haulout_nodemaintenance_drains_blocked")
+	merge(t, "", "nodemaintenance", nm.Name, `{"spec":{"paused":false}}`)
 	cluster.MustKubectl(t, "", "uncordon", nodes[1])
 	grown("an undone cordon is counted", sample{"haulout_nodemaintenance_cordons_restored_total", nil})
 
@@ -84,20 +102,19 @@ func TestMetrics(t *testing.T) {
 	grown("the eviction is counted", sample{"haulout_evictions_total", []string{"answer", "accepted"}},
 		sample{"haulout_evacuation_completed_total", []string{"reason", v1alpha1.ReasonPodDeleted}},
 		sample{"haulout_evacuation_duration_seconds_count", nil})
-	framework.Eventually(t, "no pod is blocked", func(context.Context) (bool, error) {
-		now, err := cluster.ScrapeServer(t)
-		for _, name := range []string{"haulout_evacuation_blocked", "haulout_nodemaintenance_drains_blocked"} {
-			if is, was := now.Sum(name), before.Sum(name); is > was {
-				return false, fmt.Errorf("%s was %v and is %v", name, was, is)
-			}
-		}
-		return err == nil, err
-	})
+	fallen("no pod is blocked", "haulout_evacuation_blocked", "haulout_nodemaintenance_drains_blocked", "haulout_nodemaintenance_paused")
 }
 
 // TestMetricsAreServed checks that servers export the metrics that the documentation, the rules and
 // the dashboard use.
 func TestMetricsAreServed(t *testing.T) {
+	// haulout_nodemaintenance_info needs a maintenance.
+	pool, _ := cluster.NewPool(t, 1, true)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
+	framework.Eventually(t, "the maintenance is in the metrics", func(context.Context) (bool, error) {
+		now, err := cluster.ScrapeServer(t)
+		return err == nil && now.Sum("haulout_nodemaintenance_info", "name", nm.Name, "status", "Idle") == 1, err
+	})
 	ours := must.Get(cluster.ScrapeServer(t))(t)
 	hosts := must.Get(cluster.ScrapeHost(t))(t)
 	read := func(path ...string) string {

@@ -32,7 +32,7 @@ const (
 )
 
 var (
-	info = metrics.NewGaugeVec(&metrics.GaugeOpts{
+	infoByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "info",
 		Help: "1 for each NodeMaintenance that is not complete, with its stage and with the STATUS that kubectl get shows. The 200 oldest have their name in name. " +
 			"For those of node agents, name is node-shutdown, for all others it is other, and the value is their number.",
@@ -43,7 +43,7 @@ var (
 		Help:           "Nodes that NodeMaintenances select, by stage. A node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"stage"})
-	pods = metrics.NewGaugeVec(&metrics.GaugeOpts{
+	podsByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "pods",
 		Help: "Pods of NodeMaintenances that are not complete, by name as in haulout_nodemaintenance_info, and by state: pending, evacuating, blocked " +
 			"(these are evacuating, too) and kept are on nodes that are drained, gone have left them. A pod on a node of several maintenances counts for each.",
@@ -81,7 +81,7 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(info, nodesHeld, pods, maintenancesByStage, oldestStart, drainsBlocked, drainsPaused,
+		legacyregistry.MustRegister(infoByName, nodesHeld, podsByName, maintenancesByStage, oldestStart, drainsBlocked, drainsPaused,
 			syncErrors, syncDuration)
 		publish(nil)
 	})
@@ -94,21 +94,21 @@ var stages = []v1alpha1.NodeMaintenanceStage{
 	v1alpha1.NodeMaintenanceStageComplete,
 }
 
-// infoKey has the label values of the metric info.
+// infoKey has the label values of infoByName.
 type infoKey struct {
 	name   string
 	stage  v1alpha1.NodeMaintenanceStage
 	status glance.StatusWord
 }
 
-// podsKey has the label values of the metric pods.
+// podsKey has the label values of podsByName.
 type podsKey struct{ name, state string }
 
 var (
 	infoSamples = loop.Samples[infoKey]{
-		Gauge: info, LabelValues: func(k infoKey) []string { return []string{k.name, string(k.stage), string(k.status)} },
+		Gauge: infoByName, LabelValues: func(k infoKey) []string { return []string{k.name, string(k.stage), string(k.status)} },
 	}
-	podsSamples = loop.Samples[podsKey]{Gauge: pods, LabelValues: func(k podsKey) []string { return []string{k.name, k.state} }}
+	podsSamples = loop.Samples[podsKey]{Gauge: podsByName, LabelValues: func(k podsKey) []string { return []string{k.name, k.state} }}
 )
 
 // publish sets the gauges for the given maintenances.

@@ -115,7 +115,7 @@ func TestGaugesNameMaintenances(t *testing.T) {
 	done.Status.NodeStatuses = nil
 	done.Status.Conditions = append(done.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue})
 	// Both nodes go down, and each boot has a maintenance of its own.
-	down, alsoDown := shutdownOf("node-a", 10), shutdownOf("node-b", 20)
+	down, alsoDown := downOf("node-a", 10), shutdownOf("node-b", 20)
 	publish([]*v1alpha1.NodeMaintenance{moves, planned, done, down, alsoDown})
 	is.Slices(t, samplesOf(t, "haulout_nodemaintenance_info"), []string{
 		"1 moves Drain Draining", "1 planned Idle Idle", "2 node-shutdown Drain Blocked",
@@ -130,15 +130,15 @@ func TestGaugesNameMaintenances(t *testing.T) {
 	is.Slices(t, samplesOf(t, "haulout_nodemaintenance_info"), []string{"1 moves Drain Waiting"}, "info after the others ended")
 	publish(nil)
 	is.Slices(t, samplesOf(t, "haulout_nodemaintenance_info"), nil, "info while another replica leads")
-	want := "# HELP haulout_nodemaintenance_pods [ALPHA] " + pods.Help + "\n# TYPE haulout_nodemaintenance_pods gauge\n"
+	want := "# HELP haulout_nodemaintenance_pods " + podsByName.Help + "\n# TYPE haulout_nodemaintenance_pods gauge\n"
 	for _, state := range []string{"blocked", "evacuating", "gone", "kept", "pending"} {
 		want += fmt.Sprintf("haulout_nodemaintenance_pods{name=\"other\",state=%q} 0\n", state)
 	}
 	must.Do(t, testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "haulout_nodemaintenance_pods"))
 }
 
-// shutdownOf returns the maintenance of a node that goes down, with a blocked pod.
-func shutdownOf(node string, second int64) *v1alpha1.NodeMaintenance {
+// downOf returns the maintenance of a node that goes down, with a blocked pod.
+func downOf(node string, second int64) *v1alpha1.NodeMaintenance {
 	const boot = "0c7bd4e1-6c4b-4d0a-9d2e-5f6f7a8b9c0d"
 	nm := measured(protocol.ShutdownName(node, boot), stageDrain, second, v1alpha1.ReasonProgressBlocked, v1alpha1.NodeMaintenanceNodeStatus{
 		PodsEvacuating: 1, PodsBlocked: 1,
