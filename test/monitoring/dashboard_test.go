@@ -309,7 +309,7 @@ haulout_nodemaintenance_info{instance="b",name="a",stage="Drain",status="Blocked
 			marked = append(marked, fmt.Sprint(minute, " ", labels))
 		}
 	}
-	want := []string{`11 {name="a", stage="Cordon"}`, `21 {name="a", stage="Drain"}`}
+	want := []string{`10 {name="a", stage="Cordon"}`, `20 {name="a", stage="Drain"}`}
 	if !slices.Equal(marked, want) {
 		t.Errorf("the annotations are in %q, want %q", marked, want)
 	}
