@@ -33,6 +33,8 @@ type kubernetes struct {
 	} `yaml:"selectors"`
 }
 
+func init() { discovery.RegisterConfig(&kubernetes{}) }
+
 func (*kubernetes) Name() string { return "kubernetes" }
 
 func (*kubernetes) NewDiscoverer(discovery.DiscovererOptions) (discovery.Discoverer, error) {
@@ -108,7 +110,6 @@ func expectTargets(t *testing.T, job string, rules []*relabel.Config, set map[st
 
 // TestScrapeJobs loads the scrape jobs as Prometheus does.
 func TestScrapeJobs(t *testing.T) {
-	discovery.RegisterConfig(&kubernetes{})
 	loaded, err := promconfig.Load(string(read(t, "prometheus.yaml")), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
