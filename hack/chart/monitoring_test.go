@@ -18,7 +18,8 @@ import (
 // monitoring returns values with switches of monitoring, and more values of each.
 func monitoring(more values) values { return image(values{"monitoring": more}) }
 
-var on = values{"enabled": true}
+// on returns values that enable a switch. Helm adds default values to the values that it gets.
+func on() values { return values{"enabled": true} }
 
 // artifact returns the text of a file of artifacts/monitoring.
 func artifact(t *testing.T, name string) string {
@@ -37,12 +38,12 @@ func TestMonitoringEqualsArtifacts(t *testing.T) {
 		with  values
 		files []string
 	}{
-		"serviceMonitor": {values{"serviceMonitor": on}, []string{"servicemonitor.yaml"}},
-		"podMonitor":     {values{"podMonitor": on}, []string{"podmonitor.yaml"}},
-		"scrapeConfig":   {values{"scrapeConfig": on}, []string{"scrapeconfig.yaml"}},
-		"rbac":           {values{"rbac": on}, []string{"rbac.yaml"}},
+		"serviceMonitor": {values{"serviceMonitor": on()}, []string{"servicemonitor.yaml"}},
+		"podMonitor":     {values{"podMonitor": on()}, []string{"podmonitor.yaml"}},
+		"scrapeConfig":   {values{"scrapeConfig": on()}, []string{"scrapeconfig.yaml"}},
+		"rbac":           {values{"rbac": on()}, []string{"rbac.yaml"}},
 		"several": {
-			values{"serviceMonitor": on, "scrapeConfig": on, "rbac": on},
+			values{"serviceMonitor": on(), "scrapeConfig": on(), "rbac": on()},
 			[]string{"servicemonitor.yaml", "scrapeconfig.yaml", "rbac.yaml"},
 		},
 	} {
@@ -68,7 +69,7 @@ func TestMonitoringEqualsArtifacts(t *testing.T) {
 }
 
 func TestRulesAndDashboardEqualArtifacts(t *testing.T) {
-	all := added(t, image(nil), monitoring(values{"prometheusRule": on, "dashboard": on}))
+	all := added(t, image(nil), monitoring(values{"prometheusRule": on(), "dashboard": on()}))
 	if got := slices.Sorted(maps.Keys(all)); !slices.Equal(got, []string{
 		"ConfigMap haulout-system/haulout-dashboard", "PrometheusRule haulout-system/haulout",
 	}) {
@@ -94,7 +95,7 @@ func TestValuesChangeTheMonitoring(t *testing.T) {
 	with := nodeAgent(values{"config": values{"metricsBindAddress": "[::]:9999"}})
 	with["servingCertificate"] = values{"secretName": "haulout-tls"}
 	with["monitoring"] = values{
-		"labels": values{"release": "kube-prometheus-stack"}, "serviceMonitor": on, "scrapeConfig": on,
+		"labels": values{"release": "kube-prometheus-stack"}, "serviceMonitor": on(), "scrapeConfig": on(),
 		"prometheusRule": values{"enabled": true, "runbookURL": "https://docs.example.com/haulout"},
 		"rbac":           values{"enabled": true, "serviceAccount": values{"name": "prometheus", "namespace": "metrics"}},
 	}
@@ -130,14 +131,14 @@ func TestValuesChangeTheMonitoring(t *testing.T) {
 
 func TestInvalidMonitoringIsRefused(t *testing.T) {
 	scraped := nodeAgent(nil)
-	scraped["monitoring"] = values{"scrapeConfig": on}
+	scraped["monitoring"] = values{"scrapeConfig": on()}
 	for name, test := range map[string]struct {
 		with values
 		want string
 	}{
-		"two monitors of the server":         {monitoring(values{"serviceMonitor": on, "podMonitor": on}), "enable one of them"},
+		"two monitors of the server":         {monitoring(values{"serviceMonitor": on(), "podMonitor": on()}), "enable one of them"},
 		"agents on the loopback address":     {scraped, "nodeAgent.config.metricsBindAddress, which is 127.0.0.1:10271"},
-		"an unknown switch":                  {monitoring(values{"serviceMonitors": on}), "serviceMonitors"},
+		"an unknown switch":                  {monitoring(values{"serviceMonitors": on()}), "serviceMonitors"},
 		"a switch without enabled":           {monitoring(values{"podMonitor": true}), "/monitoring/podMonitor"},
 		"a ServiceAccount without a name":    {monitoring(values{"rbac": values{"serviceAccount": values{"name": ""}}}), "/serviceAccount/name"},
 		"a runbook URL that is no URL":       {monitoring(values{"prometheusRule": values{"runbookURL": "docs"}}), "/runbookURL"},

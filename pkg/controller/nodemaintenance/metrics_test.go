@@ -31,7 +31,7 @@ func measured(
 	if slices.Contains([]string{v1alpha1.ReasonProgressBlocked, v1alpha1.ReasonProgressStalled, v1alpha1.ReasonPaused}, reason) {
 		progressing = metav1.ConditionFalse
 	}
-	node.Name = "node-" + name
+	node.NodeRef.Name = "node-" + name
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Unix(second, 0)},
 		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: stage, Paused: reason == v1alpha1.ReasonPaused},
