@@ -34,8 +34,8 @@ const (
 var (
 	infoByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "info",
-		Help: "1 for each NodeMaintenance that is not complete, with its stage and with the STATUS that kubectl get shows. The 200 oldest have their name in name. " +
-			"For those of node agents, name is node-shutdown, for all others it is other, and the value is their number.",
+		Help: "1 for each NodeMaintenance that is not complete, with its stage and its STATUS in kubectl get. name is node-shutdown for those of node agents, " +
+			"and other for all beyond the 200 oldest; for these two, the value is the number of NodeMaintenances.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"name", "stage", "status"})
 	nodesHeld = metrics.NewGaugeVec(&metrics.GaugeOpts{
@@ -45,8 +45,8 @@ var (
 	}, []string{"stage"})
 	podsByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "pods",
-		Help: "Pods of NodeMaintenances that are not complete, by name as in haulout_nodemaintenance_info, and by state: pending, evacuating, blocked " +
-			"(these are evacuating, too) and kept are on nodes that are drained, gone have left them. A pod on a node of several maintenances counts for each.",
+		Help: "Pods of NodeMaintenances that are not complete, by name as in haulout_nodemaintenance_info, and by state. pending, evacuating, " +
+			"blocked (also counted as evacuating) and kept are on nodes that are drained; gone have left. A pod on a node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"name", "state"})
 	maintenancesByStage = metrics.NewGaugeVec(&metrics.GaugeOpts{
