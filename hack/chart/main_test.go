@@ -490,7 +490,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 }
 
 func TestLint(t *testing.T) {
-	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3), "node agent": nodeAgent(nil)} {
+	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3), "node agent": nodeAgent(nil), "monitoring": monitoring(values{"serviceMonitor": on(), "prometheusRule": on()})} {
 		for _, message := range lint.RunAll(filepath.Join(root, "charts", "haulout"), with, "haulout-system").Messages {
 			// The chart has no icon.
 			if strings.Contains(message.Error(), "icon is recommended") {

@@ -116,3 +116,39 @@ data:
 ---
 {{ toYaml $set }}
 {{ end }}
+
+{{/*
+The text of a file of artifacts/monitoring, for the namespace and the certificate of the release. It
+takes the root and the name of the file.
+*/}}
+{{- define "haulout.monitoringFile" -}}
+{{- $root := index . 0 }}
+{{- $file := printf "files/monitoring/%s" (index . 1) }}
+{{- $text := $root.Files.Get $file | required (printf "the chart has no %s; package it with make chart" $file) }}
+{{- $text | replace "haulout-system" $root.Release.Namespace | replace "haulout-apiserver-serving" ($root.Values.servingCertificate.secretName | default "haulout-apiserver-serving") }}
+{{- end }}
+
+{{/*
+The objects of a file of artifacts/monitoring. It takes the root, the name of the file, and the
+subjects of its bindings, which are unchanged if there are none.
+*/}}
+{{- define "haulout.monitoring" -}}
+{{- $root := index . 0 }}
+{{- $subjects := index . 2 }}
+{{- range $document := splitList "\n---\n" (include "haulout.monitoringFile" (list $root (index . 1))) }}
+{{- $object := $document | fromYaml }}
+{{- with $object.Error }}
+{{- fail . }}
+{{- end }}
+{{- $labels := include "haulout.labels" $root | fromYaml }}
+{{- if hasPrefix "monitoring.coreos.com/" $object.apiVersion }}
+{{- $labels = mustMergeOverwrite (deepCopy $root.Values.monitoring.labels) $labels }}
+{{- end }}
+{{- $_ := set $object.metadata "labels" $labels }}
+{{- if and $object.subjects $subjects }}
+{{- $_ := set $object "subjects" $subjects }}
+{{- end }}
+---
+{{ toYaml $object }}
+{{ end }}
+{{- end }}
