@@ -42,7 +42,11 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 		return
 	}
 	if old != nil && old.UID == nm.UID && old.Spec.Stage != nm.Spec.Stage || old == nil && nm.Status.ObservedGeneration == 0 {
-		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventStageStarted, actionMaintain, "Stage %s", nm.Spec.Stage)
+		text := fmt.Sprintf("Stage %s", nm.Spec.Stage)
+		if by := v1alpha1.RequesterOf(nm); by != "" {
+			text += ", requested by " + by
+		}
+		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventStageStarted, actionMaintain, "%s", text)
 	}
 	statusOnly := old != nil && old.UID == nm.UID && old.Generation == nm.Generation &&
 		slices.Equal(old.Finalizers, nm.Finalizers) && old.DeletionTimestamp.Equal(nm.DeletionTimestamp)
