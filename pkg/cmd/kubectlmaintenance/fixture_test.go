@@ -529,6 +529,7 @@ func events() []runtime.Object {
 				e.Type, e.Series = corev1.EventTypeWarning, &eventsv1.EventSeries{Count: 4}
 			},
 		),
+		event("d", "StageStarted", "NodeMaintenance", "kernel-update", "Stage Idle, requested by bob", 10*time.Minute),
 		event("c", "Drained", "NodeMaintenance", "another", "All pods have left 1 node", 5*time.Second,
 			func(e *eventsv1.Event) { e.Regarding.UID = "uid-9" }),
 	}
