@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -30,6 +31,34 @@ func (e *environment) completeNodes(cmd *cobra.Command, args []string, toComplet
 		names = append(names, nodes.Items[i].Name)
 	}
 	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeLabels returns the keys of the labels of nodes as completions for a label selector and,
+// after a key and "=", the values of the key. It completes the last requirement of the selector.
+func (e *environment) completeLabels(cmd *cobra.Command, _ []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	const directive = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	c, err := e.connect()
+	if err != nil {
+		return nil, directive
+	}
+	nodes, err := c.kube.CoreV1().Nodes().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+	if err != nil {
+		return nil, directive
+	}
+	at := strings.LastIndex(toComplete, ",") + 1
+	before, typed := toComplete[:at], toComplete[at:]
+	_, _, hasKey := strings.Cut(typed, "=")
+	found := sets.New[string]()
+	for i := range nodes.Items {
+		for key, value := range nodes.Items[i].Labels {
+			if hasKey {
+				found.Insert(before + key + "=" + value)
+			} else {
+				found.Insert(before + key)
+			}
+		}
+	}
+	return offer(sets.List(found), nil, toComplete), directive
 }
 
 func (e *environment) completeMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
