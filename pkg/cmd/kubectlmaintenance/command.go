@@ -214,7 +214,7 @@ Exit codes
   3    blocked: the --timeout passed while the maintenance made no progress (its condition Progressing is
        False, or a node is not cordoned or not authorized), or blockers or preview found a problem that a user
        must solve
-  4    the maintenance was completed or deleted while the command waited for it
+  4    the maintenance was completed or deleted, or the evacuation cancelled, while the command waited for it
   5    the --timeout passed while the maintenance was paused
   130  interrupted; the maintenance continues
 
@@ -240,6 +240,7 @@ func (e *environment) newCommand() *cobra.Command {
 		&cobra.Group{ID: groupGo, Title: "Take nodes out of service:"},
 		&cobra.Group{ID: groupLook, Title: "See what happens:"},
 		&cobra.Group{ID: groupEnd, Title: "Change the stage, pause, return nodes to service:"},
+		&cobra.Group{ID: groupPods, Title: "Single pods:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, cmd := range commands {
@@ -250,6 +251,7 @@ func (e *environment) newCommand() *cobra.Command {
 	add(groupGo, e.newStartCommand(), e.newDrainCommand(), e.newPreviewCommand())
 	add(groupLook, e.newStatusCommand(), e.newBlockersCommand(), e.newWaitCommand(), e.newHistoryCommand())
 	add(groupEnd, e.newStageCommand(), e.newPauseCommand(), e.newResumeCommand(), e.newCompleteCommand(), e.newCancelCommand())
+	add(groupPods, e.newExplainCommand(), e.newEvacuateCommand())
 	root.AddCommand(newOptionsCommand(), e.newVersionCommand())
 	// Completion works through kubectl, which would not find a script for kubectl-maintenance.
 	root.CompletionOptions.DisableDefaultCmd = true
@@ -271,6 +273,7 @@ const (
 	groupGo   = "go"
 	groupLook = "look"
 	groupEnd  = "end"
+	groupPods = "pods"
 )
 
 // knownCommand is for the root command: its arguments are the name of an unknown command. The text

@@ -61,6 +61,35 @@ func (e *environment) completeLabels(cmd *cobra.Command, _ []string, toComplete 
 	return offer(sets.List(found), nil, toComplete), directive
 }
 
+// completePods returns the names of the pods of the namespace as completions.
+func (e *environment) completePods(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	namespace, err := e.namespace()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	c, err := e.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	pods, err := c.kube.CoreV1().Pods(namespace).List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	kind, _, hasKind := strings.Cut(toComplete, "/")
+	for i := range pods.Items {
+		name := pods.Items[i].Name
+		if hasKind && podName(toComplete) != toComplete {
+			name = kind + "/" + name
+		}
+		names = append(names, name)
+	}
+	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
+}
+
 func (e *environment) completeMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	return e.completeThose(cmd, args, toComplete, func(*v1alpha1.NodeMaintenance) bool { return true })
 }
