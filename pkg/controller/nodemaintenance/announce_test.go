@@ -27,7 +27,7 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
-		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Drain") {
+		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Drain, requested by jane") {
 			t.Errorf("got event %q", e)
 		}
 		if e := f.wantEvent(EventWaveStarted); !strings.Contains(e,

@@ -13,6 +13,13 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
+// InstigatorManual is the name of people as an instigator: the command `kubectl maintenance
+// evacuate` uses it. The role haulout-evacuation-admin includes the right to it.
+const InstigatorManual = "manual." + v1alpha1.GroupName
+
+// FinalizerInstigatorManual is the instigator finalizer of people.
+const FinalizerInstigatorManual = v1alpha1.FinalizerInstigatorPrefix + InstigatorManual
+
 // IsInstigatorFinalizer returns the name of the instigator to which a finalizer belongs, and false
 // for other finalizers.
 func IsInstigatorFinalizer(finalizer string) (name string, ok bool) {
