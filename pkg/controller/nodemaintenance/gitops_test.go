@@ -54,14 +54,17 @@ var inEachState = map[glance.StatusWord]struct {
 		},
 	},
 	glance.StatusNotCordoned: {
-		[]runtime.Object{newNode("one"), newNode("two"), newMaintenance("m"), newPod("p", "one", 0)},
+		[]runtime.Object{
+			newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
+			newPod("first", "one", 0), newPod("second", "one", 5000), newPod("other", "two", 0),
+		},
 		func(f *fixture) {
-			for range nodestate.FightLimit + 1 {
-				f.step("m")
-				f.updateNode("two", func(node *corev1.Node) { node.Spec.Unschedulable = false })
-			}
 			f.step("m")
-			f.wait(statusPace)
+			for range nodestate.FightLimit + 1 {
+				f.updateNode("two", func(node *corev1.Node) { node.Spec.Unschedulable = false })
+				f.step("m")
+			}
+			f.deletePod("first")
 			f.step("m")
 		},
 	},
