@@ -27,7 +27,7 @@ const (
 	group = "maintenance.haulout.dev"
 )
 
-var yamlBlock = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
+var yamlBlock = regexp.MustCompile("(?ms)^```yaml\n(.*?\n)```$")
 
 // block returns the only block of YAML in the page that has the given kind.
 func block(t *testing.T, kind string) []byte {
