@@ -26,8 +26,8 @@ import (
 // server with it.
 const grantLabel = corev1.LabelNamespaceNodeRestriction + "/pool"
 
-// operatorOf returns the client of a user who has the role for operators, and the rule.
-func operatorOf(t *testing.T, resource, name string) clientv1alpha1.NodeMaintenanceInterface {
+// maintainerOf returns the client of a user who has the role for operators, and the rule.
+func maintainerOf(t *testing.T, resource, name string) clientv1alpha1.NodeMaintenanceInterface {
 	t.Helper()
 	user := framework.Name("operator")
 	cluster.Bind(t, user, "haulout-maintenance-operator")
@@ -89,7 +89,7 @@ func TestOperatorOfAPool(t *testing.T) {
 		must.Do(t, label(t, admin, node, grantLabel, pool))
 	}
 	must.Do(t, label(t, admin, master, "node-role.kubernetes.io/control-plane", ""))
-	theirs := operatorOf(t, "nodepools", pool)
+	theirs := maintainerOf(t, "nodepools", pool)
 	refusedFor(t, theirs, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain), master)
 
 	stuckOn(t, namespace, "held", pool, stays)
@@ -138,7 +138,7 @@ func TestOperatorOfNamedNodes(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	must.Do(t, label(t, cluster.As(t), nodes[0], "node-role.kubernetes.io/control-plane", ""))
-	theirs := operatorOf(t, "nodes", nodes[0])
+	theirs := maintainerOf(t, "nodes", nodes[0])
 	refusedFor(t, theirs, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon), nodes[1])
 
 	nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, onNodes(nodes[0]))
