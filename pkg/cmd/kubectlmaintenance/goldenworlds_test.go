@@ -201,6 +201,7 @@ func interactive(w *world) { w.environment.interactive = func() bool { return tr
 
 func forbid(verb, resource string) func(*world) {
 	return func(w *world) {
+		w.denied.Insert(verb + " " + resource)
 		react := func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(v1alpha1.Resource(resource), "",
 				fmt.Errorf("user bob may not %s %s", verb, resource))

@@ -257,27 +257,18 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 // isUrgent reports whether a status differs in more than counters and messages. Other components or
 // a new leader need all other changes immediately.
 func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
-	was := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionDrained)
-	is := meta.FindStatusCondition(next.Status.Conditions, v1alpha1.ConditionDrained)
-	switch {
-	case old.Status.ObservedGeneration != next.Status.ObservedGeneration, was == nil, is == nil, was.Status != is.Status:
-		return true
-	case v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next)):
-		return true
+	changed := func(conditionType string) bool {
+		was, is := conditionOf(old, conditionType), conditionOf(next, conditionType)
+		return was == nil || is == nil || was.Status != is.Status
 	}
-	return progressStatus(old) != progressStatus(next)
+	return old.Status.ObservedGeneration != next.Status.ObservedGeneration ||
+		changed(v1alpha1.ConditionDrained) || changed(v1alpha1.ConditionProgressing) || changed(v1alpha1.ConditionReady) ||
+		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next))
 }
 
 // samePools reports whether two statuses with the same nodes have the same pools.
 func samePools(a, b *v1alpha1.NodeMaintenance) bool {
 	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool { return x.Pool == y.Pool })
-}
-
-func progressStatus(nm *v1alpha1.NodeMaintenance) metav1.ConditionStatus {
-	if condition := conditionOf(nm, v1alpha1.ConditionProgressing); condition != nil {
-		return condition.Status
-	}
-	return ""
 }
 
 // keepSmall drops the messages of all nodes if the object would become too large, and sets the

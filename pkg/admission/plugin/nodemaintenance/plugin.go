@@ -164,6 +164,9 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return err
 	}
 	if !sendsToNodes(nm, old) {
+		for _, text := range warnOfUncordon(nm, old, change) {
+			warning.AddWarning(ctx, "", text)
+		}
 		return nil
 	}
 	if err := p.validateHolders(ctx, a, nm, change); err != nil {

@@ -172,7 +172,18 @@ func TestStatusBytes(t *testing.T) {
 		is.True(t, got <= MaxStatusBytes, "got %d bytes, the limit is %d", got, MaxStatusBytes)
 	})
 	t.Run("it is not less than the stored size", func(t *testing.T) {
-		stored := &v1alpha1.NodeMaintenanceStatus{}
+		stored := &v1alpha1.NodeMaintenanceStatus{
+			ObservedGeneration: 1 << 60, Nodes: 1000, PodsGone: 1 << 30,
+			Pause: &v1alpha1.NodeMaintenancePause{By: strings.Repeat("x", 1024), Since: metav1.Unix(1<<40, 0)},
+		}
+		for _, conditionType := range []string{
+			v1alpha1.ConditionDrained, v1alpha1.ConditionProgressing, v1alpha1.ConditionReady, v1alpha1.ConditionStalled, v1alpha1.ConditionNodeMessagesOmitted,
+		} {
+			stored.Conditions = append(stored.Conditions, metav1.Condition{
+				Type: conditionType, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonDrainCompleteWithPodsLeft, ObservedGeneration: 1 << 60,
+				LastTransitionTime: metav1.Unix(1<<40, 0), Message: strings.Repeat("x", 400),
+			})
+		}
 		entries := plan(10, "value")
 		reached := map[string]v1alpha1.DrainPlanEntry{}
 		for _, e := range entries {

@@ -110,7 +110,7 @@ const (
 	ReasonNotAuthorized = "NotAuthorized"
 	// ReasonNotRequested (Drained=False): the maintenance is not in stage Drain.
 	ReasonNotRequested = "NotRequested"
-	// ReasonNoNodes (Drained=False): the selector matches no node.
+	// ReasonNoNodes (Drained=False, Ready=False, Progressing=True): the selector matches no node.
 	ReasonNoNodes = "NoNodesSelected"
 	// ReasonNodeNotCordoned (Drained=False): the server cannot keep a selected node unschedulable,
 	// and excludes it from the waves; the message names it.
@@ -146,7 +146,8 @@ const (
 	ReasonProgressDraining = "Draining"
 
 	// ReasonPaused (Progressing=False, Drained=False): spec.paused stops the drain; the message
-	// names the user who paused it.
+	// names the user who paused it. It comes after Drained and before Blocked. An Evacuation that
+	// only paused maintenances request has it in the condition Blocked, which is False.
 	ReasonPaused = "Paused"
 
 	// ConditionReady is the condition of both kinds for tools that know no other, such as Flux,
@@ -157,9 +158,15 @@ const (
 	// ConditionStalled is True on a NodeMaintenance while Progressing is False with the reason
 	// Stalled, and on an Evacuation that was cancelled. Such tools report a failure then.
 	ConditionStalled = "Stalled"
-	// ReasonNotObserved (Ready=Unknown): the server has not processed the object since its
-	// creation.
+	// ReasonNotObserved (Ready=Unknown): the server has not written the status since the creation
+	// of the object.
 	ReasonNotObserved = "NotObserved"
+	// ReasonIdle (Ready=True): the maintenance is announced. Stage Idle changes nothing.
+	ReasonIdle = "Idle"
+	// ReasonCordoned (Ready=True): all nodes are cordoned, in stage Cordon.
+	ReasonCordoned = "Cordoned"
+	// ReasonCordoning (Ready=False): some nodes are not cordoned yet, in stage Cordon.
+	ReasonCordoning = "Cordoning"
 
 	// ConditionNodeMessagesOmitted is True while the status has no messages for individual nodes,
 	// because it would be too large with them.

@@ -101,7 +101,7 @@ func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
 		return lines
 	}
 	if b.Effect != v1alpha1.PreviewEffectDelayed {
-		first := Blocker{Namespace: b.Pods[0].Namespace, Pod: b.Pods[0].Name, Node: b.Pods[0].Node, Reason: b.Reason}
+		first := Blocker{Namespace: b.Pods[0].Namespace, Pod: b.Pods[0].Name, Node: b.Pods[0].Node, Reason: b.Reason, Message: b.Message}
 		lines = append(lines, whoAndLook("    ", first.Who(), first.Look())...)
 	}
 	const podsShown = 5
