@@ -244,7 +244,7 @@ func (r *request) byPool(ctx context.Context, leaving, joining Nodes) (map[strin
 	pools = slices.Concat(leaving.poolsOf(), pools)
 	allowed, errs := make([]bool, len(pools)), make([]error, len(pools))
 	workqueue.ParallelizeUntil(ctx, AtOnce, len(pools), func(i int) { allowed[i], errs[i] = r.mayPool(ctx, pools[i]) })
-	if err := cmp.Or(append(errs, ctx.Err())...); err != nil {
+	if err := cmp.Or(cmp.Or(errs...), ctx.Err()); err != nil {
 		return nil, err
 	}
 	may := map[string]bool{}
