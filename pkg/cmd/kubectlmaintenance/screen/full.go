@@ -28,7 +28,8 @@ func (s *Screen) FullScreen() bool {
 	return columns >= fullColumns && rows >= fullRows
 }
 
-// Full shows lines on the alternate screen of a terminal, which leaves the previous output in place.
+// Full shows lines on the alternate screen of a terminal, which leaves the previous output in
+// place.
 type Full struct {
 	screen *Screen
 

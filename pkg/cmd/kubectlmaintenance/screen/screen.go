@@ -239,8 +239,8 @@ func (s *Screen) paint(line Line) string {
 // gone, SIGPIPE ends the program.
 func (s *Screen) write(text string) { _, _ = io.WriteString(s.out, text) }
 
-// Width returns the number of columns that a text takes: two for a wide character of East Asia, none
-// for a combining one.
+// Width returns the number of columns that a text takes: two for a wide character of East Asia,
+// none for a combining one.
 func Width(text string) int {
 	columns := 0
 	for _, r := range text {
