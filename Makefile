@@ -13,6 +13,9 @@ GOLANGCI_LINT_VERSION := v2.15.0
 KUBE_API_LINTER_VERSION := v0.0.0-20260716143926-092fe0c72997
 KUSTOMIZE_VERSION := v5.8.1
 CYCLONEDX_GOMOD_VERSION := v1.10.0
+# The program helm, which a test runs on real nodes.
+HELM_VERSION := v4.3.1
+HELM_3_VERSION := v3.22.0
 GOIMPORTS_VERSION := v0.38.0
 GOGO_PROTOBUF_VERSION := v1.3.2
 
@@ -275,6 +278,11 @@ kubeadm: cluster-binaries node-binaries ## Drain and reboot control planes that 
 	$(IMAGE_TOOL) --tag=localhost/etcd:$(KUBEADM_ETCD_TAG) --user=0:0 --archives=$(KUBEADM_IMAGES) --program=$$platform=$(BIN)/etcd
 	hack/test.sh -v -count='$(COUNT)' -tags=kubeadm -run='$(or $(RUN),^TestKubeadm$$)' -timeout='$(E2E_TIMEOUT)' ./test/e2e/realnodes
 
+.PHONY: helm
+helm: cluster-binaries node-binaries $(CHART_TOOL) ## Install, upgrade and uninstall the chart on real nodes with Helm 4 and 3, also in the middle of a drain (ten minutes; needs root)
+	HELM="$$(hack/tools.sh helm)" HELM_3="$$(hack/tools.sh helm3)" \
+		hack/test.sh -v -count='$(COUNT)' -tags=helm -run='$(or $(RUN),^TestHelm$$)' -timeout='$(E2E_TIMEOUT)' ./test/e2e/realnodes
+
 # Not part of test: the machine is emulated, and that takes minutes.
 .PHONY: cgroup2
 cgroup2: cluster-binaries node-binaries ## Drain a real node on cgroups of version 2, in an emulated machine (ten minutes; needs Debian and root)
@@ -296,6 +304,10 @@ demo-check:
 .PHONY: demo
 demo: demo-check cluster-binaries build ## Drain four of twenty nodes and put them back, on a cluster of its own (KEEP=1 leaves it up)
 	@hack/demo.sh
+
+.PHONY: recording
+recording: ## Record the picture in README, docs/watch.svg, on the cluster that KEEP=1 make demo has left
+	@hack/record.sh
 
 ##@ Measurements
 
@@ -362,7 +374,7 @@ fuzz: ## Search for input that breaks a reader (FUZZ_TIME=10m for each target); 
 .PHONY: unit
 unit: ## Run the tests that need no cluster, of all modules
 	@go list -test -export ./test/... >/dev/null
-	@go list -test -export -tags=kubeadm ./test/e2e/realnodes >/dev/null
+	@go list -test -export -tags=kubeadm,helm ./test/e2e/realnodes >/dev/null
 	@# A failure in one module hides none in another: all are run, and then it fails.
 	failed=; packages="$$(go list ./... | grep -Ev '/test/(e2e|faults)')"; \
 	case '$(RACE)' in \
@@ -381,6 +393,11 @@ unit: ## Run the tests that need no cluster, of all modules
 	(cd hack/image && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
 	(cd hack/chart && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
 	test -z "$$failed"
+
+# Not part of unit: the libraries of Flux take minutes to compile.
+.PHONY: gitops
+gitops: ## Run the health checks and comparisons of kstatus, Flux and Argo CD on objects of the API
+	cd test/gitops && ../../hack/test.sh $(UNIT_FLAGS) ./...
 
 .PHONY: race
 race: ## Run the tests that need no cluster, those of code with goroutines with the race detector (needs a C compiler)
@@ -425,7 +442,7 @@ codegen: ## Generate all code in a copy of the tree and compare, also if nothing
 	@hack/verify-codegen.sh --full
 
 # What takes too long for .ci/run, and what .ci/run does in part.
-NIGHTLY ?= codegen unit race fuzz full faults kubeadm cgroup2 reboots bench memory clients idle
+NIGHTLY ?= codegen unit race gitops fuzz full faults kubeadm helm cgroup2 reboots bench memory clients idle
 
 .PHONY: nightly
 nightly: ## Run everything that takes long, and end with a table of what came of it (eight hours; needs Debian and root; NIGHTLY='fuzz kubeadm')

@@ -5,7 +5,7 @@ shopt -s inherit_errexit # a failure within $(...) counts
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 MODULE="haulout.dev/haulout"
 # The Go modules of this repository, as folders.
-MODULES=(. hack/chart hack/image scheduler test/cluster test/monitoring test/realnodes)
+MODULES=(. hack/chart hack/image scheduler test/cluster test/gitops test/monitoring test/realnodes)
 # Otherwise each build in a checkout of another user would fail with an error about version control.
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 
@@ -105,6 +105,14 @@ kustomize() {
 
 cyclonedx_gomod() {
 	tool cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod "$(pinned CYCLONEDX_GOMOD_VERSION)"
+}
+
+helm() {
+	tool helm helm.sh/helm/v4/cmd/helm "$(pinned HELM_VERSION)"
+}
+
+helm3() {
+	tool helm helm.sh/helm/v3/cmd/helm "$(pinned HELM_3_VERSION)"
 }
 
 # hand_written_go prints the hand-written Go files, each followed by a NUL.

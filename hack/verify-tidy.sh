@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks whether `go mod tidy` would change a go.mod or go.sum, whether the root module and
 # test/cluster use the same versions of their common dependencies, and whether scheduler uses the
-# same Kubernetes. test/monitoring has almost no common dependencies.
+# same Kubernetes. test/gitops and test/monitoring have libraries of their own.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 failed=
 for module in "${MODULES[@]}"; do

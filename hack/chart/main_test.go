@@ -374,6 +374,38 @@ func TestValuesChangeTheDeployment(t *testing.T) {
 			},
 			[]string{"priorityClassName"},
 		},
+		"the network of the node": {
+			image(values{"hostNetwork": true, "port": 9443}),
+			[]string{"hostNetwork: true", "dnsPolicy: ClusterFirstWithHostNet", "- --secure-port=9443", "containerPort: 9443"},
+			[]string{"8443"},
+		},
+		"labels and annotations of a platform": {
+			image(values{
+				"commonLabels":   values{"team": "infra", "app.kubernetes.io/part-of": "other"},
+				"serviceAccount": values{"annotations": values{"cloud.example/role": "drain"}},
+			}),
+			[]string{"helm.sh/chart: haulout-0.0.0\nteam: infra", "app.kubernetes.io/part-of: haulout", "cloud.example/role: drain"},
+			[]string{"part-of: other"},
+		},
+		"own constraints in place of those of several replicas": {
+			image(values{
+				"replicas": 3, "etcd": values{"servers": []any{"https://a:2379"}},
+				"topologySpreadConstraints": []any{values{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}},
+			}),
+			[]string{"topologyKey: rack"}, []string{"topologyKey: kubernetes.io/hostname"},
+		},
+		"the memory limit of Go follows that of the container": {
+			image(values{"resources": values{"limits": values{"memory": "1.5Gi"}}}), []string{"value: 1382MiB"}, []string{"3686MiB"},
+		},
+		"a decimal memory limit": {
+			image(values{"resources": values{"limits": values{"memory": "2000M"}}}), []string{"value: 1716MiB"}, nil,
+		},
+		"no memory limit": {
+			image(values{"resources": values{"limits": values{"memory": nil}}}), nil, []string{"GOMEMLIMIT"},
+		},
+		"a memory limit of Go": {
+			image(values{"goMemoryLimit": "1GiB"}), []string{"value: 1GiB"}, []string{"3686MiB"},
+		},
 		"optional objects": {
 			image(values{
 				"admissionPolicies": values{"enabled": false}, "flowSchemas": values{"enabled": false},
@@ -423,15 +455,19 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 		with values
 		want string
 	}{
-		"no image":                       {nil, "image.repository is required"},
-		"replicas without etcd":          {image(values{"replicas": 3}), "/etcd/servers"},
-		"no replica":                     {image(values{"replicas": 0}), "/replicas"},
-		"an unknown value":               {image(values{"replicaCount": 3}), "replicaCount"},
-		"an unknown nested value":        {image(values{"storage": values{"class": "fast"}}), "class"},
-		"an invalid size":                {image(values{"storage": values{"size": "much"}}), "/storage/size"},
-		"an invalid digest":              {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
-		"an argument without --":         {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
-		"an invalid memory limit of Go":  {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
+		"no image":                      {nil, "image.repository is required"},
+		"replicas without etcd":         {image(values{"replicas": 3}), "/etcd/servers"},
+		"no replica":                    {image(values{"replicas": 0}), "/replicas"},
+		"an unknown value":              {image(values{"replicaCount": 3}), "replicaCount"},
+		"an unknown nested value":       {image(values{"storage": values{"class": "fast"}}), "class"},
+		"an invalid size":               {image(values{"storage": values{"size": "much"}}), "/storage/size"},
+		"an invalid digest":             {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
+		"an argument without --":        {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
+		"an invalid memory limit of Go": {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
+		"a memory limit without a unit": {
+			image(values{"resources": values{"limits": values{"memory": 4294967296}}}), "resources.limits.memory is",
+		},
+		"a privileged port":              {image(values{"port": 443}), "/port"},
 		"a string in place of a boolean": {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
 		"a string in place of a list":    {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
 		"a node agent without image":     {nodeAgent(values{"image": values{}}), "nodeAgent.image.repository is required"},
@@ -454,7 +490,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 }
 
 func TestLint(t *testing.T) {
-	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3), "node agent": nodeAgent(nil)} {
+	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3), "node agent": nodeAgent(nil), "monitoring": monitoring(values{"serviceMonitor": on(), "prometheusRule": on()})} {
 		for _, message := range lint.RunAll(filepath.Join(root, "charts", "haulout"), with, "haulout-system").Messages {
 			// The chart has no icon.
 			if strings.Contains(message.Error(), "icon is recommended") {

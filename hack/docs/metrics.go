@@ -19,8 +19,8 @@ Every replica serves metrics at ` + "`/metrics`" + `, to users with the verb ` +
 URL. Only the leader counts; the other replicas report zeros. A replica also serves the metrics of
 the Kubernetes libraries: ` + "`apiserver_*`, `etcd_*`, `workqueue_*`, `rest_client_*`,\n`leader_election_master_status`, `process_*`, `go_*`" + `.
 
-[artifacts/monitoring](../artifacts/monitoring) has alert rules and a dashboard for these metrics.
-All have the stability ALPHA: a release may change a name, and its notes then say so.
+[Monitoring](monitoring.md) shows how to scrape them, and has alert rules and a dashboard. All have
+the stability ALPHA: a release may change a name, and its notes then say so.
 `
 
 const metricsTable = `

@@ -12,6 +12,7 @@ import (
 
 	"haulout.dev/haulout/pkg/admission/plugin/evacuation"
 	"haulout.dev/haulout/pkg/admission/plugin/nodemaintenance"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // OwnPlugins are the plugins of Haulout, in the order in which they run.
@@ -21,10 +22,10 @@ func OwnPlugins() []string {
 
 // Configure registers Haulout's plugins and places them before the policies and webhooks of the
 // cluster, so that these get complete objects. The namespace lifecycle check remains first. The
-// last two arguments are used when the plugins are created, after flag parsing: nodes configures
-// the plugin for NodeMaintenances, evacuators returns the classes of the enabled built-in
+// last two arguments are used when the plugins are created, after flag parsing: nodes are the rules
+// for the plugin for NodeMaintenances, evacuators returns the classes of the enabled built-in
 // evacuators.
-func Configure(o *genericoptions.AdmissionOptions, nodes *nodemaintenance.Config, evacuators func() []string) {
+func Configure(o *genericoptions.AdmissionOptions, nodes *rights.Rules, evacuators func() []string) {
 	nodemaintenance.Register(o.Plugins, nodes)
 	evacuation.Register(o.Plugins, evacuators)
 	at := max(slices.Index(o.RecommendedPluginOrder, mutatingpolicy.PluginName), 0)

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 
-	"haulout.dev/haulout/pkg/admission/plugin/nodemaintenance"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -17,7 +17,7 @@ import (
 // which RBAC rules it needs, and whether it works in clusters that do not serve its API.
 func TestOrder(t *testing.T) {
 	o := genericoptions.NewAdmissionOptions()
-	Configure(o, &nodemaintenance.Config{}, func() []string { return nil })
+	Configure(o, &rights.Rules{}, func() []string { return nil })
 	want := []string{
 		"NamespaceLifecycle", "NodeMaintenance", "Evacuation", "MutatingAdmissionPolicy", "MutatingAdmissionWebhook",
 		"ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook",

@@ -72,7 +72,7 @@ func TestPagesHaveRunnableBlocks(t *testing.T) {
 		found[name] = len(scripts)
 	}
 	for _, page := range []string{
-		"docs/quickstart.md", "docs/applications.md", "docs/operations.md", "docs/kubectl-plugin.md",
+		"docs/quickstart.md", "docs/applications.md", "docs/uninstall.md", "docs/kubectl-plugin.md",
 	} {
 		is.True(t, found[page] != 0, "%s has no runnable block", page)
 	}

@@ -82,8 +82,8 @@ func TestKubectl(t *testing.T) {
 	})
 	t.Run("get has the columns of a drain", func(t *testing.T) {
 		want := regexp.MustCompile(
-			`(?m)^NAME +STAGE +NODES +DRAINED +PENDING +EVACUATING +BLOCKED +AGE\n` + name +
-				` +Drain +3 +\d/3 +0 +3 +3 +\d+`,
+			`(?m)^NAME +STATUS +STAGE +NODES +DRAINED +PODS +BLOCKED +AGE\n` + name +
+				` +Blocked +Drain +3 +\d/3 +0/3 +3 +\d+`,
 		)
 		framework.Eventually(t, "kubectl get nm shows three blocked pods", func(context.Context) (bool, error) {
 			out := cluster.MustKubectl(t, "", "get", "nm", name)
@@ -93,14 +93,14 @@ func TestKubectl(t *testing.T) {
 			return true, nil
 		})
 		if out := cluster.MustKubectl(t, "", "get", "nm", name, "-o", "wide"); !strings.Contains(out, "REASON") ||
-			!strings.Contains(out, "kernel update") || !strings.Contains(out, "SELECTOR") {
+			!strings.Contains(out, "kernel update") || !strings.Contains(out, "REQUESTED-BY") {
 			t.Errorf("wide:\n%s", out)
 		}
 	})
 	t.Run("get evac -A names the pod, the node and the blocking object", func(t *testing.T) {
 		out := cluster.MustKubectl(t, "", "get", "evac", "-A", "-o", "wide")
 		for _, word := range []string{
-			"NAMESPACE", "POD", "NODE", "EVACUATOR", "EVICTIONS", "BLOCKED", "stuck-", nodes[0],
+			"NAMESPACE", "POD", "STATE", "NODE", "EVACUATOR", "FOR", "BLOCKED", "Blocked", "stuck-", nodes[0],
 			v1alpha1.EvacuatorClassEviction, v1alpha1.ReasonPodDisruptionBudget,
 		} {
 			is.True(t, strings.Contains(out, word), "got no %q in\n%s", word, out)
@@ -145,8 +145,17 @@ func TestKubectl(t *testing.T) {
 		cluster.MustKubectl(t, "", "delete", "pdb", "stuck", "-n", namespace)
 		cluster.MustKubectl(t, "", "scale", "deployment", "stuck", "--replicas=0", "-n", namespace)
 		cluster.MustKubectl(t, "", "wait", "--for=condition=Drained", "nm/"+name, "--timeout=120s")
+		cluster.MustKubectl(t, "", "wait", "--for=condition=Ready", "nm/"+name, "--timeout=60s")
 		framework.Eventually(t, "the table shows the end, too", func(context.Context) (bool, error) {
-			return strings.Contains(cluster.MustKubectl(t, "", "get", "nm", name), "3/3"), nil
+			out := cluster.MustKubectl(t, "", "get", "nm", name)
+			return strings.Contains(out, " Drained ") && strings.Count(out, "3/3") == 2, nil
+		})
+		framework.Eventually(t, "the Evacuations say that the pods are gone", func(context.Context) (bool, error) {
+			out := cluster.MustKubectl(t, "", "get", "evac", "-n", namespace, "-o", "wide")
+			if strings.Count(out, " Gone ") != 3 || strings.Count(out, "after it was asked to leave") != 3 || strings.Contains(out, "Blocked") {
+				return false, fmt.Errorf("got\n%s", out)
+			}
+			return true, nil
 		})
 		shows(" 3/3 ")
 		_ = watch.Process.Kill()

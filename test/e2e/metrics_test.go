@@ -26,6 +26,49 @@ type sample struct {
 
 func (s sample) String() string { return fmt.Sprint(s.name, s.labels) }
 
+// metricsSince compares the metrics of the server with those at an earlier time. Other tests may
+// increase them, too; no test decreases them.
+type metricsSince struct {
+	t      *testing.T
+	before framework.Metrics
+}
+
+func measure(t *testing.T) metricsSince {
+	t.Helper()
+	return metricsSince{t, must.Get(cluster.ScrapeServer(t))(t)}
+}
+
+// grown waits until all samples are greater than before.
+func (m metricsSince) grown(what string, samples ...sample) {
+	m.t.Helper()
+	framework.Eventually(m.t, what, func(context.Context) (bool, error) {
+		now, err := cluster.ScrapeServer(m.t)
+		if err != nil {
+			return false, err
+		}
+		for _, s := range samples {
+			if is, was := now.Sum(s.name, s.labels...), m.before.Sum(s.name, s.labels...); is <= was {
+				return false, fmt.Errorf("%v was %v and is %v", s, was, is)
+			}
+		}
+		return true, nil
+	})
+}
+
+// fallen waits until no metric is greater than before.
+func (m metricsSince) fallen(what string, names ...string) {
+	m.t.Helper()
+	framework.Eventually(m.t, what, func(context.Context) (bool, error) {
+		now, err := cluster.ScrapeServer(m.t)
+		for _, name := range names {
+			if is, was := now.Sum(name), m.before.Sum(name); is > was {
+				return false, fmt.Errorf("%s was %v and is %v", name, was, is)
+			}
+		}
+		return err == nil, err
+	})
+}
+
 // TestMetrics drains a node with a pod that is blocked at first, and checks metrics and events.
 func TestMetrics(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
@@ -39,30 +82,14 @@ func TestMetrics(t *testing.T) {
 		now, err := cluster.ScrapeServer(t)
 		return err == nil && now.Sum("haulout_nodemaintenance_maintenances")+now.Sum("haulout_evacuation_blocked") == 0, err
 	})
-	before := must.Get(cluster.ScrapeServer(t))(t)
-	// Other tests may increase these counters, too; no test decreases them.
-	grown := func(what string, samples ...sample) {
-		t.Helper()
-		framework.Eventually(t, what, func(context.Context) (bool, error) {
-			now, err := cluster.ScrapeServer(t)
-			if err != nil {
-				return false, err
-			}
-			for _, s := range samples {
-				if is, was := now.Sum(s.name, s.labels...), before.Sum(s.name, s.labels...); is <= was {
-					return false, fmt.Errorf("%v was %v and is %v", s, was, is)
-				}
-			}
-			return true, nil
-		})
-	}
-
+	since := measure(t)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-	grown("the blocked pod is counted",
+	since.grown("the blocked pod is counted",
 		sample{"haulout_evacuation_blocked", []string{"reason", v1alpha1.ReasonPodDisruptionBudget}},
 		sample{"haulout_eviction_lanes", []string{"state", "closed"}},
-		sample{"haulout_nodemaintenance_pods", []string{"state", "evacuating"}},
-		sample{"haulout_nodemaintenance_pods", []string{"state", "blocked"}},
+		sample{"haulout_nodemaintenance_info", []string{"name", nm.Name, "stage", "Drain", "status", "Blocked"}},
+		sample{"haulout_nodemaintenance_pods", []string{"name", nm.Name, "state", "evacuating"}},
+		sample{"haulout_nodemaintenance_pods", []string{"name", nm.Name, "state", "blocked"}},
 		sample{"haulout_nodemaintenance_maintenances", []string{"stage", "Drain"}},
 		sample{"haulout_nodemaintenance_nodes", []string{"stage", "Drain"}},
 		sample{"haulout_nodemaintenance_oldest_stage_start_timestamp_seconds", []string{"stage", "Drain"}},
@@ -76,28 +103,32 @@ func TestMetrics(t *testing.T) {
 			return hasEvent(ctx, t, told.object, told.reason)
 		})
 	}
+	merge(t, "", "nodemaintenance", nm.Name, `{"spec":{"paused":true}}`)
+	since.grown("the paused drain is counted", sample{"haulout_nodemaintenance_paused", nil},
+		sample{"haulout_nodemaintenance_info", []string{"name", nm.Name, "status", "Paused"}})
+	since.fallen("a paused drain is not blocked", "haulout_nodemaintenance_drains_blocked")
+	merge(t, "", "nodemaintenance", nm.Name, `{"spec":{"paused":false}}`)
 	cluster.MustKubectl(t, "", "uncordon", nodes[1])
-	grown("an undone cordon is counted", sample{"haulout_nodemaintenance_cordons_restored_total", nil})
+	since.grown("an undone cordon is counted", sample{"haulout_nodemaintenance_cordons_restored_total", nil})
 
 	merge(t, namespace, "pdb", "web", `{"spec":{"maxUnavailable":1}}`)
 	drained(t, nm.Name)
-	grown("the eviction is counted", sample{"haulout_evictions_total", []string{"answer", "accepted"}},
+	since.grown("the eviction is counted", sample{"haulout_evictions_total", []string{"answer", "accepted"}},
 		sample{"haulout_evacuation_completed_total", []string{"reason", v1alpha1.ReasonPodDeleted}},
 		sample{"haulout_evacuation_duration_seconds_count", nil})
-	framework.Eventually(t, "no pod is blocked", func(context.Context) (bool, error) {
-		now, err := cluster.ScrapeServer(t)
-		for _, name := range []string{"haulout_evacuation_blocked", "haulout_nodemaintenance_drains_blocked"} {
-			if is, was := now.Sum(name), before.Sum(name); is > was {
-				return false, fmt.Errorf("%s was %v and is %v", name, was, is)
-			}
-		}
-		return err == nil, err
-	})
+	since.fallen("no pod is blocked", "haulout_evacuation_blocked", "haulout_nodemaintenance_drains_blocked", "haulout_nodemaintenance_paused")
 }
 
 // TestMetricsAreServed checks that servers export the metrics that the documentation, the rules and
 // the dashboard use.
 func TestMetricsAreServed(t *testing.T) {
+	// haulout_nodemaintenance_info needs a maintenance.
+	pool, _ := cluster.NewPool(t, 1, true)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
+	framework.Eventually(t, "the maintenance is in the metrics", func(context.Context) (bool, error) {
+		now, err := cluster.ScrapeServer(t)
+		return err == nil && now.Sum("haulout_nodemaintenance_info", "name", nm.Name, "status", "Idle") == 1, err
+	})
 	ours := must.Get(cluster.ScrapeServer(t))(t)
 	hosts := must.Get(cluster.ScrapeHost(t))(t)
 	read := func(path ...string) string {

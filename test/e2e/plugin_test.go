@@ -239,7 +239,7 @@ func TestPlugin(t *testing.T) {
 	watch.shows(t, `look +kubectl describe .*\n(?s:.*)b progress`)
 	watch.types(t, "b")
 	has(run(3, "blockers", name), stuck.Name, nodes[0], "PodDisruptionBudget stuck",
-		"kubectl describe poddisruptionbudgets -n "+namespace)
+		"kubectl describe pdb stuck -n "+namespace)
 	has(run(0, "status", name), "BLOCKED", "WAVE 1", "new kernel", nodes[0])
 
 	must.Do(t, cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Delete(t.Context(), "stuck",
@@ -390,13 +390,13 @@ func TestPluginDryRun(t *testing.T) {
 			line: "drain " + nodes[0] + " --force", code: 0, shows: []string{"Note: --force", "created " + dry},
 			hides: []string{"PODS"},
 		},
-		"stage changes nothing": {line: "stage " + announced + " Drain", code: 0, shows: []string{"stage changed " + dry}},
+		"stage changes nothing": {line: "stage " + announced + " Drain", code: 0, shows: []string{"moved to stage Drain " + dry}},
 		"stage does not wait": {
-			line: "stage " + announced + " Drain --wait", code: 0, shows: []string{"stage changed " + dry},
+			line: "stage " + announced + " Drain --wait", code: 0, shows: []string{"moved to stage Drain " + dry},
 			hides: []string{"PODS"},
 		},
 		"a reached stage is not changed": {
-			line: "stage " + announced + " Cordon", code: 0, shows: []string{"stage changed " + dry},
+			line: "stage " + announced + " Cordon", code: 0, shows: []string{"moved to stage Cordon " + dry},
 		},
 		"complete changes nothing": {
 			line: "complete " + announced, code: 0, shows: []string{"completed " + dry}, hides: []string{"Warning"},

@@ -29,12 +29,21 @@ type alertTest struct {
 	bad string
 	// late is the latest minute at which the expression becomes true.
 	late time.Duration
+	// says is a part of the description, if the description has more than the value.
+	says string
 	good string
 }
 
 var alertTests = map[string]alertTest{
 	"HauloutDrainBlocked": {
-		bad: "haulout_nodemaintenance_drains_blocked 2x1500", good: "haulout_nodemaintenance_drains_blocked 0x1500",
+		bad: "haulout_nodemaintenance_drains_blocked 2x1500\n" +
+			"haulout_nodemaintenance_info{name=\"kernel-update\",stage=\"Drain\",status=\"Stalled\"} 1x1500\n" +
+			"haulout_nodemaintenance_info{name=\"other\",stage=\"Drain\",status=\"Blocked\"} 1x1500\n" +
+			"haulout_nodemaintenance_info{name=\"moves\",stage=\"Drain\",status=\"Draining\"} 1x1500",
+		says: "2 at present: kernel-update (Stalled) other (Blocked). This shows",
+		// A paused drain waits on purpose.
+		good: "haulout_nodemaintenance_drains_blocked 0x1500\nhaulout_nodemaintenance_paused 1x1500\n" +
+			"haulout_nodemaintenance_info{name=\"kernel-update\",stage=\"Drain\",status=\"Paused\"} 1x1500",
 	},
 	"HauloutPodsBlocked": {
 		bad:  `haulout_evacuation_blocked{reason="PodDisruptionBudget"} 3x1500`,
@@ -105,6 +114,21 @@ var alertTests = map[string]alertTest{
 		bad: "haulout_leader{instance=\"a\"} 0x1500\nhaulout_leader{instance=\"b\"} 0x1500",
 		// The leader changes, and there is no leader for 4 minutes.
 		good: "haulout_leader{instance=\"a\"} 1x100 0x1400\nhaulout_leader{instance=\"b\"} 0x104 1x1396",
+	},
+	"HauloutNodeAgentNotDelaying": {
+		bad: "haulout_node_agent_lock_held{instance=\"a\"} 0x1500\n" +
+			"haulout_node_agent_shutdown_phase{instance=\"a\",phase=\"Armed\"} 1x1500\n" +
+			"haulout_node_agent_shutdown_phase{instance=\"a\",phase=\"Down\"} 0x1500",
+		// One agent holds its lock, one has lost it for 9 minutes, and one lets its machine go down.
+		good: "haulout_node_agent_lock_held{instance=\"a\"} 1x1500\n" +
+			"haulout_node_agent_lock_held{instance=\"b\"} 1x5 0x9 1x1500\n" +
+			"haulout_node_agent_lock_held{instance=\"c\"} 0x1500\n" +
+			"haulout_node_agent_shutdown_phase{instance=\"c\",phase=\"Down\"} 1x1500",
+	},
+	"HauloutNodeAgentProblems": {
+		bad: "haulout_node_agent_problems{instance=\"a\"} 1x1500\nhaulout_node_agent_problems{instance=\"b\"} 0x1500",
+		// A problem that the agent solves within 10 minutes.
+		good: "haulout_node_agent_problems{instance=\"a\"} 0x100 2x9 0x1400",
 	},
 	"HauloutShutdownWithoutEnd": {
 		bad: "haulout_node_agent_graceful_shutdown_start_time_seconds{instance=\"a\"} 60x1500\n" +
@@ -178,6 +202,9 @@ func TestAlertsFire(t *testing.T) {
 				if text == "" || strings.Contains(text, "error expanding template") || strings.Contains(text, "<no value>") {
 					t.Errorf("annotation %s: got %q", annotation, text)
 				}
+			}
+			if !strings.Contains(said["description"], test.says) {
+				t.Errorf("the description does not contain %q: %s", test.says, said["description"])
 			}
 			if at, _, fired := firing(t, rule, test.good); fired {
 				t.Errorf("on the good series: fired after %v", at)

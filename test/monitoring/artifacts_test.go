@@ -1,17 +1,18 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package monitoring checks the alert rules and the dashboard of artifacts/monitoring with the
-// libraries of Prometheus. It is a separate module because these libraries have more than a hundred
+// Package monitoring checks the alert rules, the dashboard and the scrape jobs of
+// artifacts/monitoring with the libraries of Prometheus. It is a separate module because these libraries have more than a hundred
 // dependencies.
 package monitoring
 
 import (
-	"bytes"
-	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -52,48 +53,14 @@ func rules(t *testing.T) []rulefmt.Rule {
 	return all
 }
 
-// panel has the checked fields of a panel of the dashboard.
-type panel struct {
-	ID          int
-	Title       string
-	Description string
-	GridPos     struct{ X, Y, W, H int }
-	Targets     []struct{ Expr string }
-}
-
-func panels(t *testing.T) []panel {
-	t.Helper()
-	var dashboard struct {
-		Title, UID string
-		Panels     []panel
-	}
-	decoder := json.NewDecoder(bytes.NewReader(read(t, "dashboard.json")))
-	if err := decoder.Decode(&dashboard); err != nil {
-		t.Fatal(err)
-	}
-	if dashboard.Title == "" || dashboard.UID == "" || len(dashboard.Panels) == 0 {
-		t.Fatalf("dashboard %q (%q) has %d panels", dashboard.Title, dashboard.UID, len(dashboard.Panels))
-	}
-	return dashboard.Panels
-}
-
 // metricsOf returns the names of the metrics that an expression selects.
 func metricsOf(t *testing.T, expression string) []string {
 	t.Helper()
-	// Grafana replaces the variable with a duration.
-	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(
-		expression, "$__rate_interval", "5m",
-	))
-	if err != nil {
-		t.Errorf("%s: %v", expression, err)
-		return nil
-	}
 	var names []string
-	parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
+	inspect(t, expression, func(node parser.Node) {
 		if selector, ok := node.(*parser.VectorSelector); ok {
 			names = append(names, selector.Name)
 		}
-		return nil
 	})
 	if len(names) == 0 || slices.Contains(names, "") {
 		t.Errorf("%s selects metrics without a name", expression)
@@ -101,7 +68,59 @@ func metricsOf(t *testing.T, expression string) []string {
 	return names
 }
 
+// inspect calls visit with each part of an expression, which must be valid.
+func inspect(t *testing.T, expression string, visit func(parser.Node)) {
+	t.Helper()
+	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expression)
+	if err != nil {
+		t.Errorf("%s: %v", expression, err)
+		return
+	}
+	parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
+		visit(node)
+		return nil
+	})
+}
+
+// queryInText finds the expressions that the text of an annotation evaluates.
+var queryInText = regexp.MustCompile(`query "((?:[^"\\]|\\.)*)"`)
+
+// expressions returns all expressions of the rules and of the dashboard by a name for errors.
+func expressions(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, rule := range rules(t) {
+		all["alert "+rule.Alert] = rule.Expr
+		for name, text := range rule.Annotations {
+			for i, match := range queryInText.FindAllStringSubmatch(text, -1) {
+				expression, err := strconv.Unquote(`"` + match[1] + `"`)
+				if err != nil {
+					t.Fatalf("alert %s, %s: %v", rule.Alert, name, err)
+				}
+				all[fmt.Sprintf("alert %s, query %d of the %s", rule.Alert, i, name)] = expression
+			}
+		}
+	}
+	d := readDashboard(t)
+	for _, p := range d.Panels {
+		for _, target := range p.Targets {
+			all[fmt.Sprintf("panel %q, %s", p.Title, target.RefID)] = target.Expr
+		}
+	}
+	for _, annotation := range d.Annotations.List {
+		all[fmt.Sprintf("annotation %q", annotation.Name)] = annotation.Expr
+	}
+	for _, variable := range d.Templating.List {
+		if variable.Type == "query" {
+			all[fmt.Sprintf("variable %q", variable.Name)] = variable.metric(t)
+		}
+	}
+	return all
+}
+
 func TestRules(t *testing.T) {
+	const runbook = "https://haulout.dev/docs/monitoring.md#"
+	page := string(read(t, "../../docs/monitoring.md"))
 	seen := map[string]bool{}
 	for _, rule := range rules(t) {
 		if rule.Alert == "" || seen[rule.Alert] {
@@ -112,6 +131,13 @@ func TestRules(t *testing.T) {
 			if rule.Annotations[annotation] == "" {
 				t.Errorf("alert %s has no %s", rule.Alert, annotation)
 			}
+		}
+		// Each alert has a section of its own, so that a reader finds it by the name of the alert.
+		if url := rule.Annotations["runbook_url"]; url != runbook+strings.ToLower(rule.Alert) {
+			t.Errorf("alert %s has runbook_url %q, want %s", rule.Alert, url, runbook+strings.ToLower(rule.Alert))
+		}
+		if !strings.Contains(page, "\n### "+rule.Alert+"\n") {
+			t.Errorf("docs/monitoring.md has no section about alert %s", rule.Alert)
 		}
 		if severity := rule.Labels["severity"]; !slices.Contains([]string{"info", "warning", "critical"}, severity) {
 			t.Errorf("alert %s has severity %q, want info, warning or critical", rule.Alert, severity)
@@ -126,36 +152,10 @@ func TestRules(t *testing.T) {
 	}
 }
 
-func TestPanels(t *testing.T) {
-	ids := map[int]bool{}
-	all := panels(t)
-	for i, p := range all {
-		if p.Title == "" || p.Description == "" || len(p.Targets) == 0 || ids[p.ID] {
-			t.Errorf("panel %d (%q): it needs a title, a description, an expression and a unique ID",
-				p.ID, p.Title)
-		}
-		ids[p.ID] = true
-		if p.GridPos.X < 0 || p.GridPos.X+p.GridPos.W > 24 || p.GridPos.W < 1 || p.GridPos.H < 1 {
-			t.Errorf("panel %q is outside the 24 columns: %+v", p.Title, p.GridPos)
-		}
-		for _, other := range all[:i] {
-			a, b := p.GridPos, other.GridPos
-			if a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
-				t.Errorf("panels %q and %q overlap", p.Title, other.Title)
-			}
-		}
-	}
-}
-
 func TestMetricsAreListed(t *testing.T) {
 	var used []string
-	for _, rule := range rules(t) {
-		used = append(used, metricsOf(t, rule.Expr)...)
-	}
-	for _, p := range panels(t) {
-		for _, target := range p.Targets {
-			used = append(used, metricsOf(t, target.Expr)...)
-		}
+	for _, expression := range expressions(t) {
+		used = append(used, metricsOf(t, expression)...)
 	}
 	slices.Sort(used)
 	// Prometheus itself generates the metric up.
@@ -163,5 +163,62 @@ func TestMetricsAreListed(t *testing.T) {
 	want := strings.Join(used, "\n") + "\n"
 	if listed := string(read(t, "metrics.txt")); listed != want {
 		t.Errorf("metrics.txt differs from the metrics of rules and dashboard; want\n%s", want)
+	}
+}
+
+// documented returns the labels of each metric of docs/metrics.md.
+func documented(t *testing.T) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	for _, row := range regexp.MustCompile(
+		"(?m)^\\| `(haulout_[a-z_]+)` \\| (counter|gauge|histogram) \\| ([^|]*) \\|",
+	).FindAllStringSubmatch(string(read(t, "../../docs/metrics.md")), -1) {
+		var names []string
+		for _, label := range strings.Fields(row[3]) {
+			names = append(names, strings.Trim(label, "`,"))
+		}
+		if row[2] == "histogram" {
+			all[row[1]+"_bucket"] = append(names, "le")
+			continue
+		}
+		all[row[1]] = names
+	}
+	if len(all) < 30 {
+		t.Fatalf("found only %d metrics in docs/metrics.md", len(all))
+	}
+	return all
+}
+
+// TestMetricsAndLabelsExist compares the metrics of Haulout in all expressions with
+// docs/metrics.md, which is generated from the code: an expression with a wrong label is valid and
+// never true.
+func TestMetricsAndLabelsExist(t *testing.T) {
+	known := documented(t)
+	for where, expression := range expressions(t) {
+		possible := []string{"job", "instance"}
+		for _, name := range metricsOf(t, expression) {
+			labels, ok := known[name]
+			if !ok && strings.HasPrefix(name, "haulout_") {
+				t.Errorf("%s: docs/metrics.md does not list %s", where, name)
+			}
+			possible = append(possible, labels...)
+		}
+		inspect(t, expression, func(node parser.Node) {
+			switch part := node.(type) {
+			case *parser.VectorSelector:
+				for _, matcher := range part.LabelMatchers {
+					labels, ours := known[part.Name]
+					if ours && matcher.Name != "__name__" && !slices.Contains(append(labels, "job", "instance"), matcher.Name) {
+						t.Errorf("%s: %s has no label %s", where, part.Name, matcher.Name)
+					}
+				}
+			case *parser.AggregateExpr:
+				for _, label := range part.Grouping {
+					if strings.Contains(expression, "haulout_") && !slices.Contains(possible, label) {
+						t.Errorf("%s: no metric has the label %s, by which it groups", where, label)
+					}
+				}
+			}
+		})
 	}
 }

@@ -2,11 +2,31 @@
 The labels of every object. Names are fixed: a cluster has one API group, and so one Haulout.
 */}}
 {{- define "haulout.labels" -}}
-app.kubernetes.io/part-of: haulout
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- $labels := dict
+  "app.kubernetes.io/part-of" "haulout"
+  "app.kubernetes.io/instance" .Release.Name
+  "app.kubernetes.io/version" .Chart.AppVersion
+  "app.kubernetes.io/managed-by" .Release.Service
+  "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
+{{- mustMergeOverwrite (deepCopy .Values.commonLabels) $labels | toYaml }}
+{{- end }}
+
+{{/*
+The memory limit of Go: below that of the container, which counts memory that Go does not know.
+*/}}
+{{- define "haulout.goMemoryLimit" -}}
+{{- $limit := get (.Values.resources.limits | default dict) "memory" | default "" | toString }}
+{{- if .Values.goMemoryLimit }}
+{{- .Values.goMemoryLimit }}
+{{- else if $limit }}
+{{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 }}
+{{- $number := regexFind "^[0-9]+([.][0-9]+)?" $limit }}
+{{- $unit := trimPrefix $number $limit }}
+{{- if or (not $number) (not (hasKey $units $unit)) }}
+{{- fail (printf "resources.limits.memory is %s: write it with a unit, such as 4Gi, or set goMemoryLimit" $limit) }}
+{{- end }}
+{{- printf "%dMiB" (divf (mulf (float64 $number) (get $units $unit) 0.9) 1048576 | int64) }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -96,3 +116,39 @@ data:
 ---
 {{ toYaml $set }}
 {{ end }}
+
+{{/*
+The text of a file of artifacts/monitoring, for the namespace and the certificate of the release. It
+takes the root and the name of the file.
+*/}}
+{{- define "haulout.monitoringFile" -}}
+{{- $root := index . 0 }}
+{{- $file := printf "files/monitoring/%s" (index . 1) }}
+{{- $text := $root.Files.Get $file | required (printf "the chart has no %s; package it with make chart" $file) }}
+{{- $text | replace "haulout-system" $root.Release.Namespace | replace "haulout-apiserver-serving" ($root.Values.servingCertificate.secretName | default "haulout-apiserver-serving") }}
+{{- end }}
+
+{{/*
+The objects of a file of artifacts/monitoring. It takes the root, the name of the file, and the
+subjects of its bindings, which are unchanged if there are none.
+*/}}
+{{- define "haulout.monitoring" -}}
+{{- $root := index . 0 }}
+{{- $subjects := index . 2 }}
+{{- range $document := splitList "\n---\n" (include "haulout.monitoringFile" (list $root (index . 1))) }}
+{{- $object := $document | fromYaml }}
+{{- with $object.Error }}
+{{- fail . }}
+{{- end }}
+{{- $labels := include "haulout.labels" $root | fromYaml }}
+{{- if hasPrefix "monitoring.coreos.com/" $object.apiVersion }}
+{{- $labels = mustMergeOverwrite (deepCopy $root.Values.monitoring.labels) $labels }}
+{{- end }}
+{{- $_ := set $object.metadata "labels" $labels }}
+{{- if and $object.subjects $subjects }}
+{{- $_ := set $object "subjects" $subjects }}
+{{- end }}
+---
+{{ toYaml $object }}
+{{ end }}
+{{- end }}

@@ -25,7 +25,7 @@ func (e *environment) newBlockersCommand() *cobra.Command {
 		Long: `See which pods cannot leave their nodes, since when and why, who must act and what they can do.
 
 The list begins with maintenances that make no progress and with nodes that have a problem: the node is not cordoned,
-the requester may not delete it, or the server fails to update it. These nodes are listed even if the status of the
+the requester may not maintain it, or the server fails to update it. These nodes are listed even if the status of the
 maintenance has no room for messages about single nodes.
 
 Pods that wait but are not blocked are in separate lists below the blocked pods: pods whose evacuator has sent no
@@ -36,7 +36,7 @@ The last list has apps without a ready pod that lost a pod to a maintenance in t
 With NAME, the command shows only that maintenance and its nodes. With --namespace, it reads only the pods of that
 namespace, and you need only the right to list its evacuations; maintenances and nodes are then read only with NAME.
 
-The exit code is 3 if something blocks a drain, and 0 otherwise. Pods that only wait do not count.`,
+The exit code is 3 if something blocks a drain, and 0 otherwise. Pods that only wait and paused drains do not count.`,
 		Example: `  # What blocks any drain?
   kubectl maintenance blockers
 
@@ -84,6 +84,11 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 		elsewhere := func(one v1alpha1.Evacuation) bool { return !nodes.Has(one.Spec.NodeName) }
 		found.Items, left = slices.DeleteFunc(found.Items, elsewhere), slices.DeleteFunc(left, elsewhere)
 	}
+	if namespace != "" && len(found.Items)+len(left) == 0 {
+		if err := namespaceExists(ctx, c, namespace); err != nil {
+			return err
+		}
+	}
 	blockers, waiting := show.BlockersOf(found.Items, nil), show.WaitingOf(found.Items, nil, now)
 	obstacles := e.obstacles(maintenances, found.Items)
 	switch {
@@ -102,10 +107,22 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 		}
 		e.show(append(lines, show.AppsDown(down)...))
 	}
-	if err == nil && len(blockers)+len(obstacles) > 0 {
+	// A pause is no problem that another user must solve.
+	isProblem := func(o show.Obstacle) bool { return o.Reason != v1alpha1.ReasonPaused }
+	if err == nil && (len(blockers) > 0 || slices.ContainsFunc(obstacles, isProblem)) {
 		err = &exitError{code: exitBlocked}
 	}
 	return err
+}
+
+// namespaceExists returns an error if a namespace does not exist. A user who may not read it gets
+// no error.
+func namespaceExists(ctx context.Context, c clients, name string) error {
+	_, err := c.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("namespace %q not found", name)
+	}
+	return nil
 }
 
 // obstacles returns the obstacles of maintenances, except blocked pods.

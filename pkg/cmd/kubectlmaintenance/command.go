@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/openapi"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
@@ -41,11 +43,15 @@ const manager = "kubectl-maintenance"
 type clients struct {
 	kube    kubernetes.Interface
 	haulout clientset.Interface
+	// openAPI reads the OpenAPI documents of the cluster.
+	openAPI openapi.ClientWithContext
 }
 
 type environment struct {
 	genericiooptions.IOStreams
 	flags *genericclioptions.ConfigFlags
+	// labels is the label selector of the maintenances that status shows; "" shows all.
+	labels string
 	// connect creates the clients according to the flags.
 	connect func() (clients, error)
 	now     func() time.Time
@@ -121,7 +127,7 @@ func (e *environment) connectToCluster() (clients, error) {
 		return clients{}, err
 	}
 	haulout, err := clientset.NewForConfig(config)
-	return clients{kube: kube, haulout: haulout}, err
+	return clients{kube: kube, haulout: haulout, openAPI: openapi.NewClientWithContext(kube.Discovery().RESTClient())}, err
 }
 
 // escapedWarnings escapes the warnings of the server, which quote names and messages of objects,
@@ -141,6 +147,7 @@ const (
 	exitTimeout     = 2
 	exitBlocked     = 3
 	exitEnded       = 4
+	exitPaused      = 5
 	exitInterrupted = 130
 )
 
@@ -174,6 +181,7 @@ func (e *environment) run(ctx context.Context, args []string) int {
 		code = withCode.code
 	}
 	if text := explain(err); text != "" {
+		text += didYouMean(e.suggestMaintenance(ctx, err))
 		_, _ = fmt.Fprintln(e.ErrOut, screen.EscapeError("error: ", text))
 	}
 	return code
@@ -193,9 +201,9 @@ func explain(err error) string {
 
 const about = `Take nodes out of service and return them to service.
 
-A maintenance is an object in the cluster (kubectl get nodemaintenances): a selector of nodes, and the
-stage that these nodes should reach. The server does the work and reports what it waits for; you can close this
-terminal at any time.
+A maintenance is an object in the cluster (kubectl get nodemaintenances.maintenance.haulout.dev): a selector of
+nodes, and the stage that these nodes should reach. The server does the work and reports what it waits for; you
+can close this terminal at any time.
 
   Idle       the maintenance is announced; nodes and pods are not changed
   Cordon     the nodes are unschedulable
@@ -209,7 +217,8 @@ Exit codes
   3    blocked: the --timeout passed while the maintenance made no progress (its condition Progressing is
        False, or a node is not cordoned or not authorized), or blockers or preview found a problem that a user
        must solve
-  4    the maintenance was completed or deleted while the command waited for it
+  4    the maintenance was completed or deleted, or the evacuation cancelled, while the command waited for it
+  5    the --timeout passed while the maintenance was paused
   130  interrupted; the maintenance continues
 
 Shell completion of names and nodes works as in kubectl; it needs kubectl_complete-maintenance in the PATH.`
@@ -223,14 +232,18 @@ func (e *environment) newCommand() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl maintenance"},
+		Args:          knownCommand,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SuggestionsMinimumDistance = 2
 	root.SetIn(e.In)
 	root.SetOut(e.Out)
 	root.SetErr(e.ErrOut)
 	root.AddGroup(
 		&cobra.Group{ID: groupGo, Title: "Take nodes out of service:"},
 		&cobra.Group{ID: groupLook, Title: "See what happens:"},
-		&cobra.Group{ID: groupEnd, Title: "Change the stage, return nodes to service:"},
+		&cobra.Group{ID: groupEnd, Title: "Change the stage, pause, return nodes to service:"},
+		&cobra.Group{ID: groupPods, Title: "Single pods:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, cmd := range commands {
@@ -239,14 +252,21 @@ func (e *environment) newCommand() *cobra.Command {
 		}
 	}
 	add(groupGo, e.newStartCommand(), e.newDrainCommand(), e.newPreviewCommand())
-	add(groupLook, e.newStatusCommand(), e.newBlockersCommand(), e.newHistoryCommand())
-	add(groupEnd, e.newStageCommand(), e.newCompleteCommand(), e.newCancelCommand())
-	root.AddCommand(newOptionsCommand())
+	add(groupLook, e.newStatusCommand(), e.newBlockersCommand(), e.newWaitCommand(), e.newHistoryCommand())
+	add(groupEnd, e.newStageCommand(), e.newPauseCommand(), e.newResumeCommand(), e.newCompleteCommand(), e.newCancelCommand())
+	add(groupPods, e.newExplainCommand(), e.newEvacuateCommand())
+	root.AddCommand(newOptionsCommand(), e.newVersionCommand())
 	// Completion works through kubectl, which would not find a script for kubectl-maintenance.
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetUsageTemplate(usageTemplate)
 	e.flags.AddFlags(root.PersistentFlags())
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if cmd == root {
+			// The flags of an unknown command are unknown, too.
+			if unknown := knownCommand(root, cmd.Flags().Args()); unknown != nil {
+				return unknown
+			}
+		}
 		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
 	})
 	return root
@@ -256,7 +276,18 @@ const (
 	groupGo   = "go"
 	groupLook = "look"
 	groupEnd  = "end"
+	groupPods = "pods"
 )
+
+// knownCommand is for the root command: its arguments are the name of an unknown command. The text
+// of cobra has control characters, which the plugin would escape.
+func knownCommand(root *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	similar := didYouMean(strings.Join(root.SuggestionsFor(args[0]), " or "))
+	return fmt.Errorf("unknown command %q%s (%s --help lists the commands)", args[0], similar, root.CommandPath())
+}
 
 // newOptionsCommand returns the command that lists the flags of all commands. The help of each
 // command omits them, so that its own flags are easy to find.
@@ -271,7 +302,7 @@ func newOptionsCommand() *cobra.Command {
 
 // usageTemplate is cobra's template, except that it refers to the options command for the flags of
 // all commands.
-const usageTemplate = `Usage:{{if .Runnable}}
+const usageTemplate = `Usage:{{if and .Runnable (not .HasAvailableSubCommands)}}
   {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
   {{.CommandPath}} COMMAND [flags]{{end}}{{if .HasExample}}
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -28,6 +29,63 @@ func (e *environment) completeNodes(cmd *cobra.Command, args []string, toComplet
 	var names []string
 	for i := range nodes.Items {
 		names = append(names, nodes.Items[i].Name)
+	}
+	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeLabels returns the keys of the labels of nodes as completions for a label selector and,
+// after a key and "=", the values of the key. It completes the last requirement of the selector.
+func (e *environment) completeLabels(cmd *cobra.Command, _ []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	const directive = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	c, err := e.connect()
+	if err != nil {
+		return nil, directive
+	}
+	nodes, err := c.kube.CoreV1().Nodes().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+	if err != nil {
+		return nil, directive
+	}
+	at := strings.LastIndex(toComplete, ",") + 1
+	before, typed := toComplete[:at], toComplete[at:]
+	_, _, hasKey := strings.Cut(typed, "=")
+	found := sets.New[string]()
+	for i := range nodes.Items {
+		for key, value := range nodes.Items[i].Labels {
+			if hasKey {
+				found.Insert(before + key + "=" + value)
+			} else {
+				found.Insert(before + key)
+			}
+		}
+	}
+	return offer(sets.List(found), nil, toComplete), directive
+}
+
+// completePods returns the names of the pods of the namespace as completions.
+func (e *environment) completePods(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	namespace, err := e.namespace()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	c, err := e.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	pods, err := c.kube.CoreV1().Pods(namespace).List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	kind, _, hasKind := strings.Cut(toComplete, "/")
+	for i := range pods.Items {
+		name := pods.Items[i].Name
+		if hasKind && podName(toComplete) != toComplete {
+			name = kind + "/" + name
+		}
+		names = append(names, name)
 	}
 	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
 }

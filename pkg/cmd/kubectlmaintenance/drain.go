@@ -69,7 +69,7 @@ that Haulout does not do.`,
 			return e.start(cmd.Context(), o, args)
 		},
 	}
-	o.addFlags(cmd)
+	e.addStartFlags(cmd, o)
 	flags := cmd.Flags()
 	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false,
 		"Not needed: DaemonSet pods leave last; pods that would be recreated on the node are kept and listed.")

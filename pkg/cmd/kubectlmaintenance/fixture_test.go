@@ -13,15 +13,19 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/openapi"
+	"k8s.io/client-go/openapi/openapitest"
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -61,13 +65,19 @@ type world struct {
 	*environment
 	kube     *kubefake.Clientset
 	haulout  *hauloutfake.Clientset
+	openAPI  *openapitest.FakeClient
 	out, err *buffer
+	// denied are the rights that the user does not have: verb and resource.
+	denied sets.Set[string]
 }
 
 // newWorld returns a cluster of five nodes with the given objects.
 func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 	t.Helper()
-	w := &world{out: &buffer{}, err: &buffer{}}
+	w := &world{out: &buffer{}, err: &buffer{}, denied: sets.New[string](), openAPI: openapitest.NewFakeClient()}
+	w.openAPI.PathsMap["apis/"+v1alpha1.SchemeGroupVersion.String()] = openapitest.FakeGroupVersion{
+		GVSpec: []byte(`{"openapi":"3.0.0","info":{"title":"Haulout","version":"v1.2.3"}}`),
+	}
 	kubeObjects := []runtime.Object{}
 	hauloutObjects := []runtime.Object{}
 	for _, object := range objects {
@@ -103,6 +113,15 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 			return true, newPreview(name), nil
 		},
 	)
+	w.kube.PrependReactor(
+		"create", "selfsubjectaccessreviews",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
+			asked := review.Spec.ResourceAttributes
+			review.Status.Allowed = !w.denied.Has(asked.Verb + " " + asked.Resource)
+			return true, review, nil
+		},
+	)
 	// carryOut sets the status of a new maintenance as if the server had completed all work.
 	carryOut := func(nm *v1alpha1.NodeMaintenance) {
 		nm.UID = types.UID("uid-of-" + nm.Name)
@@ -134,7 +153,7 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 		IOStreams: genericiooptions.IOStreams{In: bytes.NewBufferString(stdin), Out: w.out, ErrOut: w.err},
 		flags:     genericclioptions.NewConfigFlags(true),
 		connect: func() (clients, error) {
-			return clients{kube: w.kube, haulout: w.haulout}, nil
+			return clients{kube: w.kube, haulout: w.haulout, openAPI: openapi.ToClientWithContext(w.openAPI)}, nil
 		},
 		now: func() time.Time { return now }, suffix: func() string { return "x7k2p" },
 		interactive: func() bool { return false },
@@ -254,12 +273,18 @@ func evacuation(namespace, pod, node string, modify ...func(*v1alpha1.Evacuation
 	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: "uid-" + pod, CreationTimestamp: before(80 * time.Second),
+			Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
 		Spec: v1alpha1.EvacuationSpec{
 			PodRef: v1alpha1.PodReference{Name: pod, UID: types.UID(namespace + pod)}, NodeName: node,
 		},
 		Status: v1alpha1.EvacuationStatus{ActiveEvacuatorClass: v1alpha1.EvacuatorClassEviction},
 	}, modify...)
+}
+
+// byHand adds the request of a user.
+func byHand(e *v1alpha1.Evacuation) {
+	e.Finalizers = append(e.Finalizers, protocol.FinalizerInstigatorManual)
 }
 
 func blocked(reason, message string, since time.Duration) func(*v1alpha1.Evacuation) {
@@ -295,7 +320,7 @@ func evacuations() []runtime.Object {
 		evacuation("shop", "web-8", "node-003"), evacuation("shop", "web-9", "node-004"),
 		evacuation("shop", "web-10", "node-004"),
 		evacuation("shop", "checkout-a", "node-004",
-			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 70*time.Second)),
+			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 70*time.Second), byHand),
 		evacuation("shop", "checkout-b", "node-004",
 			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 60*time.Second)),
 		evacuation("db", "postgres-0", "node-004", blocked(v1alpha1.ReasonPodFinalizer,
@@ -470,8 +495,8 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 		Blockers: []v1alpha1.PreviewBlocker{
 			{
 				Effect: v1alpha1.PreviewEffectNever, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 2,
-				Message: "PodDisruptionBudget checkout never allows an eviction (maxUnavailable 0). The owner of the app can " +
-					"change the budget, or set the annotation maintenance.haulout.dev/surge: Always on the Deployment: unless an " +
+				Message: "PodDisruptionBudget checkout never allows an eviction (maxUnavailable 0) and cannot open by itself. " +
+					"The owner of the app can change it (kubectl describe pdb checkout -n shop), or set the annotation maintenance.haulout.dev/surge: Always on the Deployment: unless an " +
 					"autoscaler scales it, its pods are then replaced before they leave. Or remove the node from the selector " +
 					"of the maintenance.",
 				Pods: []v1alpha1.PreviewPodReference{
@@ -533,6 +558,7 @@ func events() []runtime.Object {
 				e.Type, e.Series = corev1.EventTypeWarning, &eventsv1.EventSeries{Count: 4}
 			},
 		),
+		event("d", "StageStarted", "NodeMaintenance", "kernel-update", "Stage Idle, requested by bob", 10*time.Minute),
 		event("c", "Drained", "NodeMaintenance", "another", "All pods have left 1 node", 5*time.Second,
 			func(e *eventsv1.Event) { e.Regarding.UID = "uid-9" }),
 	}

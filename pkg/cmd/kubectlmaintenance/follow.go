@@ -73,6 +73,7 @@ func (e *environment) newFollower(ctx context.Context, c clients, name string) (
 	f := &follower{e: e, c: c, name: name, departures: map[types.UID]*show.Departures{}, changed: make(chan struct{}, 1)}
 	factory := informers.NewSharedInformerFactory(c.haulout, 0)
 	named := informers.NewSharedInformerFactoryWithOptions(c.haulout, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.LabelSelector = e.labels
 		if name != "" {
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}
@@ -230,7 +231,7 @@ func (e *environment) snapshot(ctx context.Context, c clients, name string) ([]s
 		}
 		found = append(found, *nm)
 	} else {
-		all, err := maintenances.List(ctx, metav1.ListOptions{})
+		all, err := maintenances.List(ctx, metav1.ListOptions{LabelSelector: e.labels})
 		if err != nil {
 			return nil, err
 		}

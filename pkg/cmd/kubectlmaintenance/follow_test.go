@@ -195,7 +195,7 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 				"create", "nodemaintenances",
 				func(action clienttesting.Action) (bool, runtime.Object, error) {
 					created := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance)
-					if created.Spec.Reason == previewReason {
+					if created.Spec.Reason == previewReason || isDryRun(action) {
 						return false, nil, nil
 					}
 					nm := draining()
@@ -285,13 +285,19 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 		want []string
 		code int
 	}{
-		"start":                   {line: "start node-003", want: []string{"preview-node-003-x7k2p Idle", "node-003-x7k2p Drain"}},
-		"drain":                   {line: "drain node-005", want: []string{"preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"}},
+		"start": {
+			line: "start node-003",
+			want: []string{"node-003-x7k2p Drain (dry run)", "preview-node-003-x7k2p Idle", "node-003-x7k2p Drain"},
+		},
+		"drain": {
+			line: "drain node-005",
+			want: []string{"node-005-x7k2p Drain (dry run)", "preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"},
+		},
 		"start that only cordons": {line: "start node-003 --stage=Cordon", want: []string{"node-003-x7k2p Cordon"}},
-		"a dry run":               {line: "start node-003 --dry-run=server", want: []string{"node-003-x7k2p Drain"}},
+		"a dry run":               {line: "start node-003 --dry-run=server", want: []string{"node-003-x7k2p Drain (dry run)"}},
 		"interrupted meanwhile": {
-			line: "drain node-003", interrupts: true, want: []string{"preview-node-003-x7k2p Idle"},
-			code: exitInterrupted,
+			line: "drain node-003", interrupts: true,
+			want: []string{"node-003-x7k2p Drain (dry run)", "preview-node-003-x7k2p Idle"}, code: exitInterrupted,
 		},
 		"a stage has its own name": {line: "stage zone-a Drain"},
 	} {
@@ -316,7 +322,11 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 			for _, action := range w.haulout.Actions() {
 				if create, ok := action.(clienttesting.CreateActionImpl); ok {
 					nm := create.Object.(*v1alpha1.NodeMaintenance)
-					created = append(created, nm.Name+" "+string(nm.Spec.Stage))
+					text := nm.Name + " " + string(nm.Spec.Stage)
+					if isDryRun(action) {
+						text += " (dry run)"
+					}
+					created = append(created, text)
 				}
 			}
 			if diff := cmp.Diff(test.want, created); diff != "" {

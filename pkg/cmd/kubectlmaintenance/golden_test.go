@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -234,6 +235,13 @@ var goldens = map[string]golden{
 	"completion-output":  {line: "__complete status -o "},
 }
 
+// allGoldens are the cases of all files.
+func allGoldens() map[string]golden {
+	all := maps.Clone(goldens)
+	maps.Copy(all, verbGoldens)
+	return all
+}
+
 // runGolden runs a command and returns a transcript of its output.
 func runGolden(t *testing.T, g golden) (*world, string) {
 	t.Helper()
@@ -261,7 +269,7 @@ func runGolden(t *testing.T, g golden) (*world, string) {
 // while a command waits, so that the state at the end of its --timeout does not depend on the
 // machine.
 func TestGolden(t *testing.T) {
-	for name, g := range goldens {
+	for name, g := range allGoldens() {
 		bubble.Run(t, name, func(t *testing.T) { compare(t, name, g) })
 	}
 }
@@ -307,7 +315,7 @@ func leavesNothing(t *testing.T, w *world) {
 func TestNoFileIsLeftOver(t *testing.T) {
 	files := must.Get(filepath.Glob("testdata/*.txt"))(t)
 	for _, file := range files {
-		if _, known := goldens[strings.TrimSuffix(filepath.Base(file), ".txt")]; !known {
+		if _, known := allGoldens()[strings.TrimSuffix(filepath.Base(file), ".txt")]; !known {
 			t.Errorf("%s belongs to no case", file)
 		}
 	}
@@ -326,21 +334,34 @@ func shellFields(line string) []string {
 // examples and pages mention.
 func tryLine(t *testing.T, line string) {
 	t.Helper()
-	w := newWorld(t, "", everything()...)
-	// Simulate a server that completes each drain and each maintenance.
+	w := newWorld(t, "", withPods()...)
+	// Simulate a server that completes each drain, each maintenance and each evacuation.
+	settle := func(line string) *v1alpha1.NodeMaintenance {
+		nm := draining()
+		nm.Finalizers = nil
+		nm.Status.Conditions[0].Status = metav1.ConditionTrue
+		if strings.Contains(strings.ToLower(line), "complete") {
+			nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
+		}
+		must.Do(t, w.haulout.Tracker().Update(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), nm, ""))
+		return nm
+	}
 	w.haulout.PrependReactor(
 		"patch", "nodemaintenances",
 		func(action clienttesting.Action) (bool, runtime.Object, error) {
-			nm := draining()
-			nm.Finalizers = nil
-			nm.Status.Conditions[0].Status = metav1.ConditionTrue
-			if bytes.Contains(action.(clienttesting.PatchAction).GetPatch(), []byte("Complete")) {
-				nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
-			}
-			return true, nm, w.haulout.Tracker().Update(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"),
-				nm, "")
+			return true, settle(string(action.(clienttesting.PatchAction).GetPatch())), nil
 		},
 	)
+	w.haulout.PrependReactor(
+		"create", "evacuations",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			gone(0)(action.(clienttesting.CreateAction).GetObject().(*v1alpha1.Evacuation))
+			return false, nil, nil
+		},
+	)
+	if strings.HasPrefix(line, "kubectl maintenance wait") {
+		settle(line)
+	}
 	ctx := t.Context()
 	args := shellFields(strings.TrimPrefix(line, "kubectl maintenance"))
 	if slices.Contains(args, "--watch") {
@@ -399,7 +420,7 @@ func TestThePageOfThePlugin(t *testing.T) {
 			t.Errorf("%s has no section", cmd.Name())
 		}
 	}
-	for _, code := range []int{exitDone, exitFailed, exitTimeout, exitBlocked, exitEnded, exitInterrupted} {
+	for _, code := range []int{exitDone, exitFailed, exitTimeout, exitBlocked, exitEnded, exitPaused, exitInterrupted} {
 		is.True(t, bytes.Contains(content, []byte(fmt.Sprintf("| %d |", code))), "the exit code %d is not explained", code)
 	}
 }
@@ -414,6 +435,7 @@ func hostileCluster() []runtime.Object {
 	nm := draining()
 	nm.Spec.Reason = hostile
 	nm.Spec.RequestedBy.Username = "alice" + hostile
+	nm.Status.Pause = &v1alpha1.NodeMaintenancePause{By: "alice" + hostile, Since: before(time.Minute)}
 	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonProgressSyncFailed,
 		Message: hostile,
@@ -425,7 +447,10 @@ func hostileCluster() []runtime.Object {
 	blocker := evacuation("shop", "web"+hostile, "node-004", blocked("Unknown"+hostile, hostile, time.Minute))
 	waits := evacuation("shop", "cart", "node-003", active("flush.example.com"+hostile, hostile, time.Minute))
 	happened := event("a", "Cordoned"+hostile, "Node", "node-003"+hostile, hostile, time.Minute)
-	return []runtime.Object{nm, cordon(), blocker, waits, happened}
+	pods := []runtime.Object{
+		newPod("shop", "cart", "node-003"), newPod("ops", "tool", "node-003"), newPod("shop", "web", "node-003"),
+	}
+	return append(pods, nm, cordon(), blocker, waits, happened)
 }
 
 // hostilePreview adds the hostile text to previews.
@@ -483,6 +508,13 @@ func TestHostileTextsDoNotControlTheTerminal(t *testing.T) {
 		"an error of the blockers":  {line: "blockers", arrange: refuses},
 		"an error of the history":   {line: "history kernel-update", arrange: refuses},
 		"start that previews first": {line: "start node-003"},
+		"explain":                   {line: "explain pod/cart --namespace=shop"},
+		"explain before the drain":  {line: "explain pod/tool --namespace=ops"},
+		"resume":                    {line: "resume kernel-update", arrange: isPaused},
+		"wait for a paused drain":   {line: "wait kernel-update --timeout=1m", arrange: isPaused},
+		"wait for an evacuation":    {line: "evacuate web --namespace=shop --wait --timeout=1m"},
+		"an unknown command":        {line: "dr\x1b[2Jain"},
+		"a version":                 {line: "version", arrange: hostileVersion},
 	} {
 		for where, terminal := range map[string]bool{"terminal": true, "pipe": false} {
 			if !terminal && isDocument(g.line) {

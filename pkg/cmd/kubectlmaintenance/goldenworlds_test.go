@@ -61,7 +61,7 @@ func syncFailed() *v1alpha1.NodeMaintenance {
 func notAuthorized() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNotAuthorized
-	nm.Status.Conditions[0].Message = `User "alice" may not delete 1 selected node, which stays as it is; ` +
+	nm.Status.Conditions[0].Message = `User "alice" may not maintain 1 selected node, which stays as it is; ` +
 		"12 pods left, 9 of them evacuating, 3 blocked"
 	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionNodeMessagesOmitted, Status: metav1.ConditionTrue,
@@ -187,7 +187,7 @@ func because(node string, reason v1alpha1.NodeStatusReason) func(*world) {
 // uncordoned marks a node as not cordoned.
 func uncordoned(node string) func(*world) { return because(node, v1alpha1.NodeStatusNotCordoned) }
 
-// refused marks a node as one that the requester may not delete.
+// refused marks a node as one that the requester may not maintain.
 func refused(node string) func(*world) { return because(node, v1alpha1.NodeStatusNotAuthorized) }
 
 // withoutWaves returns the maintenance that draining returns, as an older server reports it.
@@ -201,6 +201,7 @@ func interactive(w *world) { w.environment.interactive = func() bool { return tr
 
 func forbid(verb, resource string) func(*world) {
 	return func(w *world) {
+		w.denied.Insert(verb + " " + resource)
 		react := func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(v1alpha1.Resource(resource), "",
 				fmt.Errorf("user bob may not %s %s", verb, resource))

@@ -27,7 +27,9 @@ func (e *environment) newHistoryCommand() *cobra.Command {
 		Short: "See what happened to a maintenance, and when",
 		Long: `See what happened to a maintenance and when: the stages from its status, and the events about the
 maintenance and its nodes. The status keeps the stages; clusters delete events after an hour, unless they are
-configured otherwise.`,
+configured otherwise. Below the past, NOW has the present conditions. The formats json and yaml have only the past.
+
+The object names the user who requested the last stage; the events name those of the stages before.`,
 		Example: `  kubectl maintenance history kernel-update`,
 		Args:    exactArgs("history needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -61,7 +63,8 @@ func (e *environment) history(ctx context.Context, format, name string) error {
 	}
 	moments := show.History(nm, events)
 	if format == "" {
-		e.show(show.HistoryTable(moments))
+		o := show.Options{Columns: e.screen(e.Out).Columns()}
+		e.show(append(show.HistoryTable(moments, o), show.Present(nm, o)...))
 		return nil
 	}
 	content, err := json.MarshalIndent(moments, "", "    ")

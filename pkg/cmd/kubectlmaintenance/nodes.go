@@ -4,23 +4,15 @@
 package kubectlmaintenance
 
 import (
-	"bufio"
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-
-	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // chosen is the user's selection of nodes.
@@ -28,6 +20,8 @@ type chosen struct {
 	// names are the names on the command line; empty if the user selects nodes by label.
 	names    []string
 	selector *corev1.NodeSelector
+	// labels is the label selector on the command line; empty if the user names nodes.
+	labels string
 	// title is the prefix of a generated name.
 	title string
 }
@@ -98,7 +92,7 @@ func chooseByLabels(text string) (*chosen, error) {
 		return nil, errors.New("invalid --selector: an empty selector matches every node; " +
 			"pass node names, or select a label that all nodes have (kubernetes.io/os)")
 	}
-	return &chosen{selector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}, title: title(text)}, nil
+	return &chosen{selector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}, labels: text, title: title(text)}, nil
 }
 
 // maxTitle leaves room for the suffix: many tools show 63 characters of a name.
@@ -127,99 +121,4 @@ func (e *environment) nameFor(title string) string {
 		title = "nodes"
 	}
 	return title + "-" + e.suffix()
-}
-
-// allNodes reads the nodes of the cluster, page by page.
-func allNodes(ctx context.Context, c clients) ([]corev1.Node, error) {
-	var nodes []corev1.Node
-	for options := (metav1.ListOptions{Limit: 500}); ; {
-		page, err := c.kube.CoreV1().Nodes().List(ctx, options)
-		if err != nil {
-			return nil, err
-		}
-		nodes = append(nodes, page.Items...)
-		if options.Continue = page.Continue; options.Continue == "" {
-			return nodes, nil
-		}
-	}
-}
-
-// dangerOf returns the fact about the selected nodes that the user must confirm, or "".
-func dangerOf(selector *corev1.NodeSelector, nodes []corev1.Node) (string, error) {
-	matcher, err := nodeaffinity.NewNodeSelector(selector)
-	if err != nil {
-		return "", err
-	}
-	matched, controlPlane, controlPlaneMatched := 0, 0, 0
-	for i := range nodes {
-		matches, control := matcher.Match(&nodes[i]), protocol.IsControlPlane(&nodes[i])
-		if matches {
-			matched++
-		}
-		if control {
-			controlPlane++
-		}
-		if matches && control {
-			controlPlaneMatched++
-		}
-	}
-	switch {
-	case len(nodes) > 0 && matched == len(nodes):
-		return fmt.Sprintf("This selects all nodes of the cluster (%d).", len(nodes)), nil
-	case controlPlane > 0 && controlPlaneMatched == controlPlane:
-		return fmt.Sprintf("This selects all control-plane nodes of the cluster (%d).", controlPlane), nil
-	}
-	return "", nil
-}
-
-// checkNodes returns an error if a named node does not exist. It asks for a confirmation if the
-// user selects all nodes or all control-plane nodes.
-func (e *environment) checkNodes(ctx context.Context, c clients, choice *chosen, stage v1alpha1.NodeMaintenanceStage, yes bool) error {
-	nodes, err := allNodes(ctx, c)
-	var danger string
-	switch {
-	case apierrors.IsForbidden(err):
-		danger = "You may not list nodes, so this may select all nodes of the cluster."
-	case err != nil:
-		return err
-	default:
-		for _, name := range choice.names {
-			if !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return n.Name == name }) {
-				return fmt.Errorf("node %q not found; kubectl get nodes lists all nodes", name)
-			}
-		}
-		if danger, err = dangerOf(choice.selector, nodes); err != nil {
-			return err
-		}
-	}
-	if danger == "" || yes || stage == v1alpha1.NodeMaintenanceStageIdle || stage == v1alpha1.NodeMaintenanceStageComplete {
-		return nil
-	}
-	return e.confirm(ctx, danger)
-}
-
-// confirm asks the user whether to continue. Without a terminal it returns an error.
-func (e *environment) confirm(ctx context.Context, danger string) error {
-	if !e.interactive() {
-		return fmt.Errorf("%s Without a terminal, this needs --yes. Nothing was changed", danger)
-	}
-	_, _ = fmt.Fprintf(e.ErrOut, "%s Continue? [y/N] ", danger)
-	answer := make(chan string, 1)
-	go func() {
-		text, err := bufio.NewReader(e.In).ReadString('\n')
-		if err != nil && !errors.Is(err, io.EOF) {
-			text = ""
-		}
-		answer <- strings.ToLower(strings.TrimSpace(text))
-	}()
-	select {
-	case text := <-answer:
-		if text == "y" || text == "yes" {
-			return nil
-		}
-		return errors.New("not confirmed; nothing was changed")
-	case <-ctx.Done():
-		_, _ = fmt.Fprintln(e.ErrOut)
-		return ctx.Err()
-	}
 }

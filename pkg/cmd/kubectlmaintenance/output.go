@@ -43,6 +43,9 @@ func outputOfLines() *output {
 	return o
 }
 
+// says sets the operation that is printed after the name of an object.
+func (o *output) says(operation string) { o.flags.NamePrintFlags.Operation = operation }
+
 func (o *output) addFlags(cmd *cobra.Command) {
 	o.flags.AddFlags(cmd)
 	formats := o.formats()

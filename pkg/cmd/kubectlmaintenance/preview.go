@@ -63,6 +63,7 @@ solve.`,
 	flags.StringVar(&o.plan, "plan", "", "A file with the drain plan for the preview of nodes, or - for the standard input; see start --help.")
 	flags.StringVarP(&filename, "filename", "f", "",
 		"A file or URL with a NodeMaintenance, or - for the standard input. The object need not exist in the cluster.")
+	_ = cmd.RegisterFlagCompletionFunc("selector", e.completeLabels)
 	o.output.addFlags(cmd)
 	return cmd
 }
@@ -104,6 +105,7 @@ func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions,
 		}
 		return e.previewTemporary(ctx, c, nm, nm.Name)
 	}
+	var missing error
 	if len(args) == 1 && o.selector == "" && o.plan == "" && nodeName(args[0]) == args[0] {
 		name := maintenanceName(args[0])
 		preview, err := previewStored(ctx, c, name)
@@ -111,12 +113,19 @@ func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions,
 		if err == nil || name != args[0] || !isMissing(err) {
 			return preview, err
 		}
+		missing = err
 	}
 	choice, err := chooseNodes(args, o.selector)
 	if err != nil {
 		return nil, err
 	}
-	if err := e.checkNodes(ctx, c, choice, v1alpha1.NodeMaintenanceStageIdle, true); err != nil {
+	if err := mayCreate(ctx, c); err != nil {
+		return nil, fmt.Errorf("the preview of nodes needs a temporary maintenance: %w", err)
+	}
+	if err := e.checkNodes(ctx, c, choice, nodeChecks{stage: v1alpha1.NodeMaintenanceStageIdle, preview: true}); err != nil {
+		if similar := e.suggestMaintenance(ctx, missing); similar != "" {
+			err = fmt.Errorf("%w. A maintenance with a similar name: %s", err, similar)
+		}
 		return nil, err
 	}
 	nm, err := e.maintenanceOf(o, choice, v1alpha1.NodeMaintenanceStageIdle)

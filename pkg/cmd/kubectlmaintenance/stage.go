@@ -12,25 +12,40 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 )
 
 // waitOptions are the flags of the commands that write a maintenance and may wait for the result.
 type waitOptions struct {
 	wait, yes bool
-	timeout   time.Duration
-	dryRun    dryRun
-	output    *output
+	// uncordonAll allows that a maintenance in stage Idle uncordons nodes that others cordoned.
+	uncordonAll bool
+	timeout     time.Duration
+	dryRun      dryRun
+	output      *output
 }
 
 func (o *waitOptions) addStageFlags(cmd *cobra.Command, waits bool, waitUsage string) {
 	cmd.Flags().BoolVar(&o.wait, "wait", waits, waitUsage)
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits forever. After a timeout the server continues.")
+	o.addWriteFlags(cmd)
+}
+
+func (o *waitOptions) addWriteFlags(cmd *cobra.Command) {
 	o.dryRun.addFlag(cmd)
 	o.output.addFlags(cmd)
+}
+
+func (o *waitOptions) addUncordonFlag(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&o.uncordonAll, "uncordon-all", false,
+		"From stage Idle to Complete, uncordon also nodes that others have cordoned, without a question.")
 }
 
 func (o *waitOptions) validate() error {
@@ -41,13 +56,14 @@ func (o *waitOptions) validate() error {
 }
 
 func (e *environment) newStageCommand() *cobra.Command {
-	o := &waitOptions{output: outputOfObjects("stage changed")}
+	o := &waitOptions{output: outputOfObjects("")}
 	cmd := &cobra.Command{
 		Use:   "stage NAME STAGE",
 		Short: "Move a maintenance to its next stage",
 		Long: `Move a maintenance to a later stage: Cordon, Drain or Complete. Stages only go forward.
 
-Before a drain begins, the command shows what will block it, as start does.
+Before a drain begins, the command shows what will block it, as start does. Complete is the same as "kubectl
+maintenance complete NAME".
 
 The command asks for a confirmation if the maintenance selects all nodes or all control-plane nodes of the cluster,
 unless --yes is given.`,
@@ -68,10 +84,12 @@ unless --yes is given.`,
 			if err != nil {
 				return err
 			}
+			o.output.says("moved to stage " + string(stage))
 			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), stage)
 		},
 	}
 	o.addStageFlags(cmd, false, "Wait until the stage is reached: the nodes are cordoned, drained or released.")
+	o.addUncordonFlag(cmd)
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for a confirmation if all nodes or all control-plane nodes are selected.")
 	return cmd
 }
@@ -84,16 +102,23 @@ func (e *environment) newCompleteCommand() *cobra.Command {
 		Use:   "complete NAME",
 		Short: "Put the nodes of a maintenance back into service",
 		Long: `Put the nodes of a maintenance back into service: the server withdraws open Evacuations and makes the
-nodes schedulable, unless another maintenance holds them. Nodes that a user had cordoned before stay cordoned.
+nodes schedulable, unless another maintenance holds them.
+
+Nodes that others had cordoned before stay cordoned, with one exception: a maintenance that goes from stage Idle
+straight to Complete has cordoned nothing, and uncordons all of its nodes. Before it uncordons a node that others have
+cordoned, the command asks for a confirmation; without a terminal it needs --uncordon-all. "kubectl maintenance cancel
+NAME" ends a maintenance in stage Idle and uncordons nothing.
 
 The object and its history are kept until the object is deleted.`,
 		Example: `  kubectl maintenance complete kernel-update`,
 		Args:    exactArgs("complete needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
+		SuggestFor: []string{"uncordon", "finish", "end", "release"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), v1alpha1.NodeMaintenanceStageComplete)
 		},
 	}
 	o.addStageFlags(cmd, true, "Wait until the nodes are released.")
+	o.addUncordonFlag(cmd)
 	return cmd
 }
 
@@ -103,9 +128,10 @@ func (e *environment) newCancelCommand() *cobra.Command {
 		Use:   "cancel NAME",
 		Short: "Cancel a maintenance: put its nodes back into service and delete it",
 		Long: `Cancel a maintenance: put its nodes back into service, as with complete, and delete the object. Pods
-that have left do not return to their nodes by themselves.`,
+that have left do not return to their nodes by themselves. The nodes of a maintenance in stage Idle are not changed.`,
 		Example: `  kubectl maintenance cancel kernel-update`,
 		Args:    exactArgs("cancel needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
+		SuggestFor: []string{"delete", "stop", "abort", "undo"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.cancel(cmd.Context(), o, maintenanceName(args[0]))
 		},
@@ -116,13 +142,14 @@ that have left do not return to their nodes by themselves.`,
 
 // maintenanceName removes the kind from a name such as nodemaintenance/kernel-update.
 func maintenanceName(arg string) string {
-	return withoutKind(arg, "nm", "nodemaintenance", "nodemaintenances", "nodemaintenance."+v1alpha1.GroupName)
+	return withoutKind(arg, "nm", "nodemaintenance", "nodemaintenances", "nodemaintenance."+v1alpha1.GroupName,
+		"nodemaintenances."+v1alpha1.GroupName)
 }
 
 // stored checks the flags, and reads the maintenance that the command changes.
 func (e *environment) stored(ctx context.Context, o *waitOptions, name string) (c clients, nm *v1alpha1.NodeMaintenance, err error) {
 	if o.dryRun.strategy == dryRunClient {
-		return c, nil, errors.New("invalid --dry-run=client: only the server can check whether the stage is allowed; use --dry-run=server")
+		return c, nil, errors.New("invalid --dry-run=client: only the server can check whether the change is allowed; use --dry-run=server")
 	}
 	if err := o.validate(); err != nil {
 		return c, nil, err
@@ -142,7 +169,7 @@ func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, s
 		return err
 	}
 	if !o.dryRun.isOn() && nm.Spec.Stage != stage {
-		if err := e.checkNodes(ctx, c, &chosen{selector: nm.Spec.NodeSelector}, stage, o.yes); err != nil {
+		if err := e.checkMove(ctx, c, nm, stage, o); err != nil {
 			return err
 		}
 	}
@@ -155,14 +182,7 @@ func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, s
 			return err
 		}
 	}
-	// The UID makes the patch fail if a different maintenance was created under the same name in
-	// the meantime.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": nm.UID}, "spec": map[string]any{"stage": stage}})
-	if err != nil {
-		return err
-	}
-	moved, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, name, types.MergePatchType, patch,
-		metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
+	moved, err := patchSpec(ctx, c, nm, map[string]any{"stage": stage}, o)
 	if err != nil {
 		return err
 	}
@@ -175,7 +195,59 @@ func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, s
 	if stage == v1alpha1.NodeMaintenanceStageComplete {
 		return e.awaitEnd(ctx, c, name, moved.UID, false, o.timeout)
 	}
-	return e.awaitStage(ctx, c, moved, o)
+	return e.awaitStage(ctx, c, moved, stage, o)
+}
+
+// patchSpec changes fields of the spec of a maintenance. The UID makes the patch fail if a
+// different maintenance was created under the same name in the meantime.
+func patchSpec(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, fields map[string]any, o *waitOptions) (*v1alpha1.NodeMaintenance, error) {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": nm.UID}, "spec": fields})
+	if err != nil {
+		return nil, err
+	}
+	return c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
+}
+
+// checkMove asks for a confirmation if a move to a stage may have effects that the user does not
+// expect.
+func (e *environment) checkMove(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage, o *waitOptions) error {
+	if stage != v1alpha1.NodeMaintenanceStageComplete {
+		return e.checkNodes(ctx, c, &chosen{selector: nm.Spec.NodeSelector}, nodeChecks{stage: stage, yes: o.yes, allowEmpty: true})
+	}
+	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageIdle || o.uncordonAll {
+		return nil
+	}
+	nodes, err := allNodes(ctx, c)
+	text := "nodes that others have cordoned, if there are any (you may not list nodes)"
+	switch {
+	case apierrors.IsForbidden(err):
+	case err != nil:
+		return err
+	default:
+		foreign, err := cordonedByOthers(nm.Spec.NodeSelector, nodes)
+		if err != nil || len(foreign) == 0 {
+			return err
+		}
+		text = "nodes that others have cordoned: " + firstOf(foreign)
+	}
+	text = fmt.Sprintf("%[1]s is in stage Idle, so Complete uncordons %[2]s. To end it and leave its nodes as they are: kubectl maintenance cancel %[1]s.", nm.Name, text)
+	return e.confirm(ctx, text, "Without a terminal, this needs --uncordon-all.")
+}
+
+// cordonedByOthers returns the selected nodes that are cordoned, but not by Haulout.
+func cordonedByOthers(selector *corev1.NodeSelector, nodes []corev1.Node) ([]string, error) {
+	matcher, err := nodeaffinity.NewNodeSelector(selector)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for i := range nodes {
+		if marks.IsCordonedByOthers(&nodes[i]) && matcher.Match(&nodes[i]) {
+			names = append(names, nodes[i].Name)
+		}
+	}
+	return names, nil
 }
 
 func (e *environment) cancel(ctx context.Context, o *waitOptions, name string) error {

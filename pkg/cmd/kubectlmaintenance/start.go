@@ -21,6 +21,7 @@ import (
 // startOptions are the flags of start; drain and preview share most of them.
 type startOptions struct {
 	selector, stage, reason, plan, name, newNodes string
+	allowEmpty                                    bool
 	waitOptions
 }
 
@@ -54,15 +55,17 @@ Before a drain begins, the command previews it and prints what will block it: bu
 pods that will not be recreated, workloads without a budget. This does not stop the drain. It needs the right to get
 nodemaintenances/preview; "kubectl maintenance preview" prints all of it without a drain.
 
-You need the right to create nodemaintenances and to delete the nodes. The command prints warnings of the server. It
-asks for a confirmation if you select all nodes or all control-plane nodes of the cluster, unless --yes is given.`,
+You need the right to create nodemaintenances and to maintain the nodes. The command prints warnings of the server. It
+asks for a confirmation if you select all nodes or all control-plane nodes of the cluster, unless --yes is given. It
+refuses a selector that matches no node, unless --allow-empty is given.`,
 		Example:           startExample,
+		SuggestFor:        []string{"create", "cordon", "begin", "new"},
 		ValidArgsFunction: e.completeNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.start(cmd.Context(), o, args)
 		},
 	}
-	o.addFlags(cmd)
+	e.addStartFlags(cmd, o)
 	cmd.Flags().StringVar(&o.stage, "stage", string(v1alpha1.NodeMaintenanceStageDrain),
 		"Stage of the new maintenance: Idle (only announce it), Cordon or Drain.")
 	_ = cmd.RegisterFlagCompletionFunc("stage", cobra.FixedCompletions(startStages, cobra.ShellCompDirectiveNoFileComp))
@@ -75,7 +78,7 @@ asks for a confirmation if you select all nodes or all control-plane nodes of th
 
 var startStages = []string{string(v1alpha1.NodeMaintenanceStageIdle), string(v1alpha1.NodeMaintenanceStageCordon), string(v1alpha1.NodeMaintenanceStageDrain)}
 
-func (o *startOptions) addFlags(cmd *cobra.Command) {
+func (e *environment) addStartFlags(cmd *cobra.Command, o *startOptions) {
 	flags := cmd.Flags()
 	flags.StringVarP(&o.selector, "selector", "l", "",
 		"Select nodes by label, including nodes that get the labels later: =, ==, !=, in, notin, exists (-l pool=blue,zone in (a,b)).")
@@ -85,9 +88,12 @@ func (o *startOptions) addFlags(cmd *cobra.Command) {
 		"Why the nodes are under maintenance. Status, events and node conditions show this text. At most 1024 bytes.")
 	flags.StringVar(&o.name, "name", "", "Name of the maintenance. The default is derived from the nodes or the selector.")
 	flags.DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 1h30m; 0 waits forever. After a timeout the maintenance continues.")
+	flags.BoolVar(&o.allowEmpty, "allow-empty", false,
+		"Start the maintenance even if no node matches --selector now. Nodes that get the labels later join it.")
 	flags.BoolVarP(&o.yes, "yes", "y", false, "Do not ask for a confirmation if all nodes or all control-plane nodes are selected.")
 	o.dryRun.addFlag(cmd)
 	o.output.addFlags(cmd)
+	_ = cmd.RegisterFlagCompletionFunc("selector", e.completeLabels)
 	_ = cmd.RegisterFlagCompletionFunc("new-nodes", cobra.FixedCompletions(newNodesPolicies, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -126,11 +132,23 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 	if err != nil {
 		return err
 	}
-	if err := e.checkNodes(ctx, c, choice, stage, o.yes || o.dryRun.isOn()); err != nil {
+	if err := mayCreate(ctx, c); err != nil {
 		return err
+	}
+	if err := e.checkNodes(ctx, c, choice, nodeChecks{stage: stage, yes: o.yes || o.dryRun.isOn(), allowEmpty: o.allowEmpty}); err != nil {
+		return err
+	}
+	create := func(dryRun ...string) (*v1alpha1.NodeMaintenance, error) {
+		return c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{
+			DryRun: dryRun, FieldManager: manager, FieldValidation: metav1.FieldValidationStrict,
+		})
 	}
 	note := ""
 	if stage == v1alpha1.NodeMaintenanceStageDrain && !o.dryRun.isOn() {
+		// A refusal, for example of the name or of a node, comes before the preview.
+		if _, err := create(metav1.DryRunAll); err != nil {
+			return err
+		}
 		note, err = e.previewFirst(ctx, nm.Name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
 			return e.previewTemporary(ctx, c, nm, choice.title)
 		})
@@ -138,9 +156,7 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 			return err
 		}
 	}
-	created, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{
-		DryRun: o.dryRun.inRequests(), FieldManager: manager, FieldValidation: metav1.FieldValidationStrict,
-	})
+	created, err := create(o.dryRun.inRequests()...)
 	if err != nil {
 		return err
 	}
@@ -154,7 +170,7 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 		return nil
 	}
 	if o.wait {
-		return e.awaitStage(ctx, c, created, &o.waitOptions)
+		return e.awaitStage(ctx, c, created, stage, &o.waitOptions)
 	}
 	e.hint(o.output, "Watch it: kubectl maintenance status %s --watch", created.Name)
 	return nil

@@ -5,10 +5,12 @@ package kubectlmaintenance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
@@ -42,7 +44,10 @@ if NO_COLOR is set, and only ASCII characters if the locale is not UTF-8.`,
   kubectl maintenance status kernel-update --watch
 
   # All maintenances of the cluster
-  kubectl maintenance status`,
+  kubectl maintenance status
+
+  # The maintenances with a label
+  kubectl maintenance status -l team=storage`,
 		Args: atMostOneName, ValidArgsFunction: e.completeMaintenances,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.validate(); err != nil {
@@ -52,6 +57,12 @@ if NO_COLOR is set, and only ASCII characters if the locale is not UTF-8.`,
 			if len(args) == 1 {
 				name = maintenanceName(args[0])
 			}
+			if name != "" && e.labels != "" {
+				return errors.New("a name and --selector cannot be combined")
+			}
+			if _, err := labels.Parse(e.labels); err != nil {
+				return fmt.Errorf("invalid --selector: %w", err)
+			}
 			if watch {
 				return e.watchStatus(cmd.Context(), o, name)
 			}
@@ -59,6 +70,7 @@ if NO_COLOR is set, and only ASCII characters if the locale is not UTF-8.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "Follow the progress.")
+	cmd.Flags().StringVarP(&e.labels, "selector", "l", "", "Show only the maintenances (not nodes) with these labels, such as team=storage.")
 	o.addFlags(cmd)
 	return cmd
 }
@@ -124,7 +136,7 @@ func (e *environment) printMaintenances(o *output, all []show.Facts, one bool) e
 // watchStatus shows one maintenance until it ends, or all maintenances.
 func (e *environment) watchStatus(ctx context.Context, o *output, name string) error {
 	if !o.forPeople() {
-		return fmt.Errorf("--watch cannot be combined with -o %[1]s; use kubectl get nodemaintenances --watch -o %[1]s", o.format())
+		return fmt.Errorf("--watch cannot be combined with -o %[1]s; use kubectl get nodemaintenances.maintenance.haulout.dev --watch -o %[1]s", o.format())
 	}
 	return e.watch(ctx, o, name)
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
@@ -76,7 +76,8 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 	return context.WithTimeoutCause(ctx, timeout, errTimeout)
 }
 
-func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *waitOptions) error {
+// awaitStage waits until a maintenance has reached a stage, and shows the progress.
+func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage, o *waitOptions) error {
 	out := e.Out
 	if o.output.format() != "" {
 		// Write the progress to the error stream: it is not part of the requested output.
@@ -84,25 +85,28 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 	}
 	ctx, cancel := withTimeout(ctx, o.timeout)
 	defer cancel()
+	if show.IsPaused(nm) {
+		e.screen(e.ErrOut).Printf("%[1]s was paused %[2]s, so it makes no progress. To continue: kubectl maintenance resume %[1]s", nm.Name, show.PausedBy(nm, e.now()))
+	}
 	kept := ""
 	err := e.follow(ctx, c, nm.Name, out, func(f *show.Facts) (bool, error) {
 		if f == nil || f.Maintenance.UID != nm.UID {
-			return true, exitWith(exitEnded, "%s was deleted before it reached the stage %s", nm.Name, nm.Spec.Stage)
+			return true, exitWith(exitEnded, "%s was deleted before it reached the stage %s", nm.Name, stage)
 		}
 		kept = keptPods(f.Maintenance)
-		return reached(f.Maintenance, nm.Spec.Stage)
+		return reached(f.Maintenance, stage)
 	})
 	switch {
 	case errors.Is(err, errTimeout):
 		return e.timedOut(ctx, c, o.timeout, nm.Name)
 	case err != nil && ctx.Err() != nil:
 		return exitWith(exitInterrupted,
-			"interrupted; %[1]s continues. To see its progress: kubectl maintenance status %[1]s. To cancel it: kubectl maintenance cancel %[1]s",
+			"interrupted; %[1]s continues. To wait again: kubectl maintenance wait %[1]s. To cancel it: kubectl maintenance cancel %[1]s",
 			nm.Name)
 	case err != nil:
 		return err
 	}
-	verb := map[v1alpha1.NodeMaintenanceStage]string{v1alpha1.NodeMaintenanceStageDrain: "drained", v1alpha1.NodeMaintenanceStageCordon: "cordoned"}[nm.Spec.Stage]
+	verb := map[v1alpha1.NodeMaintenanceStage]string{v1alpha1.NodeMaintenanceStageDrain: "drained", v1alpha1.NodeMaintenanceStageCordon: "cordoned"}[stage]
 	if verb != "" && o.output.format() == "" {
 		if kept != "" {
 			e.screen(out).Printf("%s.", kept)
@@ -128,6 +132,10 @@ func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Dura
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
 	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
+		if show.IsPaused(nm) {
+			return exitWith(exitPaused, "%[1]s is still paused after %[3]s: it was paused %[2]s. To continue: kubectl maintenance resume %[1]s",
+				name, show.PausedBy(nm, e.now()), duration.HumanDuration(timeout))
+		}
 		reason, message := "", ""
 		if stuck := show.Stuck(nm); stuck != nil {
 			reason, message = stuck.Reason, stuck.Message
@@ -137,11 +145,11 @@ func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Dura
 		}
 		if reason != "" {
 			return exitWith(exitBlocked, "%s is blocked after %s (%s: %s); the server keeps trying. To see who must act: kubectl maintenance blockers %s",
-				name, timeout, reason, message, name)
+				name, duration.HumanDuration(timeout), reason, message, name)
 		}
 	}
 	return exitWith(exitTimeout, "%s is not done after %s; the server continues. To see its progress: kubectl maintenance status %s",
-		name, timeout, name)
+		name, duration.HumanDuration(timeout), name)
 }
 
 // follow shows the progress of a maintenance until look returns done. It passes nil to look if the
@@ -191,11 +199,11 @@ func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) 
 }
 
 // isCordoned reports whether all nodes of a maintenance are cordoned. It returns an error if the
-// requester may not delete one of the nodes, because the server will not cordon such a node.
+// requester may not maintain one of the nodes, because the server will not cordon such a node.
 func isCordoned(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	if refused := show.NodesFor(nm, v1alpha1.NodeStatusNotAuthorized); len(refused) > 0 {
 		return false, exitWith(exitBlocked,
-			"%[1]s skips nodes that the requester may not delete: %[2]s. To see who must act: kubectl maintenance blockers %[1]s",
+			"%[1]s skips nodes that the requester may not maintain: %[2]s. To see who must act: kubectl maintenance blockers %[1]s",
 			nm.Name, firstOf(refused))
 	}
 	return len(nm.Status.NodeStatuses) > 0 && len(show.NodesFor(nm, v1alpha1.NodeStatusNotCordoned)) == 0, nil
@@ -224,7 +232,7 @@ func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid 
 			if len(all) == 0 || all[0].Maintenance.UID != uid {
 				return true, nil
 			}
-			return !deleted && !slices.Contains(all[0].Maintenance.Finalizers, v1alpha1.FinalizerMaintenanceCompletion), nil
+			return !deleted && v1alpha1.IsDone(all[0].Maintenance), nil
 		})
 	}
 	switch {
@@ -244,8 +252,8 @@ func notReleased(ctx context.Context, c clients, timeout time.Duration, name str
 	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
 		if stuck := show.Stuck(nm); stuck != nil {
 			return exitWith(exitBlocked, "%s cannot release all of its nodes after %s (%s: %s); the server keeps trying",
-				name, timeout, stuck.Reason, stuck.Message)
+				name, duration.HumanDuration(timeout), stuck.Reason, stuck.Message)
 		}
 	}
-	return exitWith(exitTimeout, "%s has not released all of its nodes after %s; the server continues", name, timeout)
+	return exitWith(exitTimeout, "%s has not released all of its nodes after %s; the server continues", name, duration.HumanDuration(timeout))
 }

@@ -171,7 +171,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		Previewer: previewer.New(previewer.Config{
 			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
 			UnprotectedAllAtOnce: o.Controllers.Evictions.UnprotectedMaxUnavailable >= 100,
-			AskEveryNodeByName:   o.NodeAdmission.AskEveryNodeByName, Clock: clock.RealClock{},
+			Rules:                o.NodeRights.Rules, Clock: clock.RealClock{},
 			Maintenances: previewer.NotDone(maintenances.Maintenance().V1alpha1().NodeMaintenances()),
 		}),
 		EvacuatorStartDeadline: o.Controllers.EvacuatorStartDeadline,
@@ -198,7 +198,7 @@ func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback
 			return cluster.leaderClients(ctx, loopback, apiserver.CallGrace, mayAct)
 		},
 		recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,
-		ownPod: ownPod(), storageID: r.storage.id, askEveryNodeByName: o.NodeAdmission.AskEveryNodeByName,
+		ownPod: ownPod(), storageID: r.storage.id, nodeRights: o.NodeRights.Rules,
 	}
 	le := o.Controllers.LeaderElection
 	identified := &apiserver.Storage{

@@ -40,8 +40,8 @@ type controllerDependencies struct {
 	// storageID identifies the storage. The node controller writes the ID into each of its node
 	// annotations. It only reverts changes whose annotation has this ID or the ID in
 	// options.AdoptStorage.
-	storageID          string
-	askEveryNodeByName bool
+	storageID  string
+	nodeRights rights.Rules
 }
 
 // run creates a set of controllers with their caches and runs it until the context ends. Only the
@@ -100,7 +100,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 // drains creates the controllers of nodes and of maintenances, and their shared state.
 func (d controllerDependencies) drains(cluster *host.Cluster, selected *selection.Selection) ([]controller, *rights.Cache, error) {
 	realTime, evacuators := clock.RealClock{}, sets.New(d.evacuators.BuiltIn...)
-	nodeRights := rights.NewCache(rights.CacheConfig{Authorizer: d.authorizer, EveryByName: d.askEveryNodeByName, Clock: realTime})
+	nodeRights := rights.NewCache(rights.CacheConfig{Authorizer: d.authorizer, Rules: d.nodeRights, Clock: realTime})
 	state, err := nodestate.New(nodestate.Config{
 		Cluster: cluster, Selection: selected, Clock: realTime, Evacuators: evacuators,
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, OwnPod: d.ownPod,

@@ -11,9 +11,11 @@ import (
 	"fmt"
 	"net"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -29,13 +31,13 @@ import (
 	"k8s.io/component-base/metrics"
 
 	"haulout.dev/haulout/pkg/admission"
-	"haulout.dev/haulout/pkg/admission/plugin/nodemaintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	nodemaintenancecontroller "haulout.dev/haulout/pkg/controller/nodemaintenance"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // defaultDataDir is the mount path of the volume in the manifests.
@@ -66,8 +68,8 @@ type Options struct {
 	Service     ServiceOptions
 	Controllers ControllerOptions
 	Evacuators  EvacuatorOptions
-	// NodeAdmission configures the check of the right to maintain nodes.
-	NodeAdmission nodemaintenance.Config
+	// NodeRights are the rules about the right to maintain nodes.
+	NodeRights NodeRightsOptions
 }
 
 // HostOptions configure the connection to the host cluster. The help of the flags, in addFlags,
@@ -87,6 +89,14 @@ type StorageOptions struct {
 // ServiceOptions identify the server in the host cluster.
 type ServiceOptions struct {
 	Namespace, Name string
+}
+
+// NodeRightsOptions configure the check of the right to maintain nodes.
+type NodeRightsOptions struct {
+	rights.Rules
+	// PoolLabelWritableByNodes is set if the label of the pools may be one that a kubelet can change
+	// on its own node.
+	PoolLabelWritableByNodes bool
 }
 
 // ControllerOptions are the options of the controllers that act on the host cluster.
@@ -157,7 +167,7 @@ func NewOptions() *Options {
 		},
 		Evacuators: defaultEvacuators(),
 	}
-	admission.Configure(o.Admission, &o.NodeAdmission, func() []string { return o.Evacuators.BuiltIn })
+	admission.Configure(o.Admission, &o.NodeRights.Rules, func() []string { return o.Evacuators.BuiltIn })
 	return o
 }
 
@@ -189,8 +199,7 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 	o.Authorization.AddFlags(fss.FlagSet("authorization"))
 	o.Audit.AddFlags(fss.FlagSet("auditing"))
 	o.Admission.AddFlags(fss.FlagSet("admission"))
-	fss.FlagSet("admission").BoolVar(&o.NodeAdmission.AskEveryNodeByName, "authorize-every-node-by-name", o.NodeAdmission.AskEveryNodeByName,
-		"Check the right to delete each selected node by its name, even for users who may delete all nodes. Required with authorizers that deny individual nodes to such users.")
+	o.NodeRights.addFlags(fss.FlagSet("admission"))
 	o.Features.AddFlags(fss.FlagSet("features"))
 	compatibility.DefaultComponentGlobalsRegistry.AddFlags(fss.FlagSet("features"))
 	o.ServerRun.AddUniversalFlags(fss.FlagSet("generic"))
@@ -230,6 +239,35 @@ func (o *StorageOptions) addFlags(fs *pflag.FlagSet) {
 		"The maximum is a quarter of the volume; the server reduces a larger value to the maximum and logs that.")
 }
 
+func (o *NodeRightsOptions) addFlags(fs *pflag.FlagSet) {
+	fs.BoolVar(&o.EveryByName, "authorize-every-node-by-name", o.EveryByName, "Check the right to maintain each selected node by its name, even for users "+
+		"who may maintain all nodes. Required with authorizers that deny individual nodes to such users. It does not apply to rights to a node pool.")
+	fs.StringVar(&o.PoolLabel, "pool-label", o.PoolLabel, "Key of the node label whose value is the pool of the node. The verb maintain on nodepools of "+
+		v1alpha1.GroupName+" with this value as resource name allows the maintenance of the nodes of the pool, except control-plane nodes. "+
+		"The prefix must be "+nodeRestriction+", since kubelets may change other labels. If empty, there are no pools.")
+	fs.BoolVar(&o.PoolLabelWritableByNodes, "pool-label-writable-by-nodes", o.PoolLabelWritableByNodes, "Accept a --pool-label that a kubelet can change "+
+		"on its own node. A user who controls a node can then choose who may maintain it.")
+}
+
+// nodeRestriction is the prefix of the labels that the admission plugin NodeRestriction of
+// kube-apiserver does not let kubelets change.
+const nodeRestriction = corev1.LabelNamespaceNodeRestriction + "/"
+
+func (o *NodeRightsOptions) validate() []error {
+	if o.PoolLabel == "" {
+		return nil
+	}
+	var errs []error
+	for _, msg := range validation.IsQualifiedName(o.PoolLabel) {
+		errs = append(errs, fmt.Errorf("--pool-label is %q: must be the key of a label: %s", o.PoolLabel, msg))
+	}
+	if len(errs) == 0 && !strings.HasPrefix(o.PoolLabel, nodeRestriction) && !o.PoolLabelWritableByNodes {
+		errs = append(errs, fmt.Errorf("--pool-label is %q: must begin with %s, because a kubelet may change other labels of its node, and with them who may maintain it; "+
+			"if only users whom you trust can do that in your cluster, set --pool-label-writable-by-nodes", o.PoolLabel, nodeRestriction))
+	}
+	return errs
+}
+
 func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Enabled, "controllers", o.Enabled, "Run the controllers that cordon nodes and evacuate pods. If false, the server only serves the API.")
 	fs.IntVar(&o.Workers, "concurrent-syncs", o.Workers, "Number of objects of each kind that a controller reconciles at the same time.")
@@ -252,7 +290,7 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.CompletedMaintenanceTTL, "completed-maintenance-ttl", o.CompletedMaintenanceTTL,
 		"How long a completed NodeMaintenance is kept before it is deleted, at least 1m. 0 keeps it forever.")
 	fs.BoolVar(&o.AdvertisePlannedMaintenance, "advertise-planned-maintenance", o.AdvertisePlannedMaintenance,
-		"Set the condition MaintenancePlanned on the nodes that a NodeMaintenance in stage Idle selects and its requester may delete. If false, such a NodeMaintenance changes no node.")
+		"Set the condition MaintenancePlanned on the nodes that a NodeMaintenance in stage Idle selects and its requester may maintain. If false, such a NodeMaintenance changes no node.")
 	fs.StringVar(&o.AdoptStorage, "adopt-storage", o.AdoptStorage,
 		"ID (a UUID) of another storage that is permanently lost: the controllers take over its Lease and release the nodes of its maintenances. "+
 			"If empty, the controllers do not run while the Lease belongs to another storage.")
@@ -326,6 +364,7 @@ func (o CompletedOptions) Validate() error {
 		}
 	}
 	errs = append(errs, o.Host.validate()...)
+	errs = append(errs, o.NodeRights.validate()...)
 	errs = append(errs, o.Controllers.validate()...)
 	errs = append(errs, o.Evacuators.validate()...)
 	errs = append(errs, o.validateDurations()...)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -53,6 +54,7 @@ func TestWrongFlagIsNamed(t *testing.T) {
 		"--volume-detach-timeout=0s":           "--volume-detach-timeout",
 		"--daemonset-budget-patience=-1s":      "--daemonset-budget-patience",
 		"--adopt-storage=mine":                 "--adopt-storage",
+		"--pool-label=two words":               "--pool-label",
 		"--leader-elect-lease-duration=10s":    "--leader-elect-lease-duration",
 		"--leader-elect-retry-period=0s":       "--leader-elect-retry-period",
 		"--enable-admission-plugins=Nonsense":  "Nonsense",
@@ -61,6 +63,37 @@ func TestWrongFlagIsNamed(t *testing.T) {
 		t.Run(arg, func(t *testing.T) {
 			if err := parse(t, arg).Validate(); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("got %v, want an error that names %s", err, want)
+			}
+		})
+	}
+}
+
+// TestPoolLabel has labels that kubelets may change, which need a second flag.
+func TestPoolLabel(t *testing.T) {
+	const writable = "--pool-label-writable-by-nodes"
+	for name, test := range map[string]struct {
+		args []string
+		// names are parts of the error; nil if there is none.
+		names []string
+	}{
+		"a label that kubelets may not change":       {args: []string{"--pool-label=node-restriction.kubernetes.io/pool"}},
+		"a label that kubelets may change":           {[]string{"--pool-label=example.com/pool"}, []string{"--pool-label", "node-restriction.kubernetes.io/", writable}},
+		"a label without a prefix":                   {[]string{"--pool-label=pool"}, []string{"--pool-label", writable}},
+		"a label with a similar prefix":              {[]string{"--pool-label=my-node-restriction.kubernetes.io/pool"}, []string{"--pool-label", writable}},
+		"a label that kubelets may change, accepted": {args: []string{"--pool-label=example.com/pool", writable}},
+		"a key that is not valid, accepted":          {[]string{"--pool-label=a/b/c", writable}, []string{"--pool-label"}},
+		"no label":                                   {},
+		"no label, but kubelets may change it":       {args: []string{writable}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := parse(t, test.args...).Validate()
+			if test.names == nil {
+				must.Do(t, err)
+				return
+			}
+			must.True(t, err != nil, "got no error")
+			for _, part := range test.names {
+				is.True(t, strings.Contains(err.Error(), part), "got %q, want %q in it", err, part)
 			}
 		})
 	}

@@ -54,10 +54,11 @@ var blockedChecks = []blockedCheck{
 	(*decision).stopsForLong,      // LongGracePeriod
 	(*decision).stops,             // not blocked: PodStopping
 	(*decision).held,              // EvacuationHeld
+	(*decision).isPaused,          // not blocked: Paused
 	(*decision).unknownToQueue,    // as before
 	(*decision).refused,           // the reasons of the queue, or of budgets and maintenances
 	(*decision).waits,             // not blocked: PodWaits
-	(*decision).mustStay,          // ReplicaFailure
+	(*decision).mustStay,          // ReplicaFailure; not blocked: PodWaits
 	(*decision).waitsForSurge,     // SurgePending
 	(*decision).evacuatorIsSilent, // EvacuatorNotProgressing
 	(*decision).keepsComingBack,   // Recreated
@@ -94,10 +95,7 @@ func (d *decision) setBlocked(s situation, b eviction.Blocker) {
 	}
 	isNew := status == metav1.ConditionTrue && (before == nil || before.Status != status || before.Reason != b.Reason ||
 		slices.Contains(eventPerText, b.Reason) && before.Message != message)
-	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionBlocked, Status: status, Reason: b.Reason, Message: message,
-		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,
-	})
+	d.set(s, v1alpha1.ConditionBlocked, status, b.Reason, message)
 	if isNew {
 		d.events = append(d.events, event{corev1.EventTypeWarning, EventBlocked, actionEvacuate,
 			fmt.Sprintf("Pod %s cannot leave (%s): %s", s.evacuation.Spec.PodRef.Name, b.Reason, message)})
@@ -223,19 +221,33 @@ func (d *decision) stops(s situation) *eviction.Blocker {
 	if !isStopping(s) {
 		return nil
 	}
-	since, known := stoppingSince(s)
-	if shown := since.Add(stoppingShownAfter); !known || s.now.Before(shown) {
-		if known {
-			d.wakeAt(shown)
-		}
+	if !d.isStoppingShown(s) {
 		return &notBlocked
 	}
-	message := fmt.Sprintf("The pod is stopping until %s, the end of its grace period.", s.pod.DeletionTimestamp.UTC().Format(time.RFC3339))
+	message := stoppingMessage(s)
 	if d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction {
 		// While an evacuator is active, only that evacuator sets the message.
 		d.status.Message = message
 	}
 	return &eviction.Blocker{Reason: v1alpha1.ReasonPodStopping, Message: message}
+}
+
+func stoppingMessage(s situation) string {
+	return fmt.Sprintf("The pod is stopping until %s, the end of its grace period.", s.pod.DeletionTimestamp.UTC().Format(time.RFC3339))
+}
+
+// isStoppingShown reports whether a pod has been stopping for long enough to be reported.
+func (d *decision) isStoppingShown(s situation) bool {
+	since, known := stoppingSince(s)
+	if !known {
+		return false
+	}
+	shown := since.Add(stoppingShownAfter)
+	if s.now.Before(shown) {
+		d.wakeAt(shown)
+		return false
+	}
+	return true
 }
 
 // stoppingSince returns when a pod began to stop.
@@ -265,6 +277,17 @@ func (d *decision) held(s situation) *eviction.Blocker {
 		b.Message += " The eviction waits: " + s.eviction.Blocker.Message
 	}
 	return b
+}
+
+// isPaused returns the pause as the message. The pod is not blocked, and what blocked it before the
+// pause is determined again after it.
+func (d *decision) isPaused(s situation) *eviction.Blocker {
+	if s.pausedBy == nil {
+		return nil
+	}
+	return &eviction.Blocker{Reason: v1alpha1.ReasonPaused, Message: fmt.Sprintf(
+		"NodeMaintenance %s is paused: the server neither evicts the pod nor makes the next evacuator active. "+
+			"To resume it, run kubectl maintenance resume %s.", s.pausedBy.Name, s.pausedBy.Name)}
 }
 
 // unknownToQueue keeps the stored condition until the eviction queue has tried the pod.
@@ -337,7 +360,11 @@ func (d *decision) mustStay(s situation) *eviction.Blocker {
 	case s.standing == nil:
 		return nil
 	case d.waitsFor(v1alpha1.EvacuatorClassEviction) && s.podType == v1alpha1.PodTypeDefault:
-		d.wakeAt(s.now.Add(standingRetry))
+		retry := standingRetry
+		if s.standing.Reason == v1alpha1.ReasonPodWaits {
+			retry = waitRetry
+		}
+		d.wakeAt(s.now.Add(retry))
 		return s.standing
 	case d.waitsFor(v1alpha1.EvacuatorClassDeployment):
 		return s.standing

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -24,6 +25,8 @@ const (
 	longestGrace = 5 * time.Minute
 	// standingRetry is the time after which a pod that must not be evicted is checked again.
 	standingRetry = 10 * time.Second
+	// waitRetry is the same for a pod that waits only for a moment.
+	waitRetry = time.Second
 )
 
 // situation has all inputs of the decision about an Evacuation.
@@ -38,6 +41,10 @@ type situation struct {
 	// targeted is set if the drain has reached the pod on its node. It is only determined for
 	// evacuators that wait for that, and for Evacuations that foreign finalizers keep.
 	targeted bool
+	// pausedBy is the maintenance whose pause keeps the pod, nil if the evacuation is not paused:
+	// an evacuation is paused if only maintenances request it and all that ask the pod to leave are
+	// paused.
+	pausedBy *v1alpha1.NodeMaintenance
 	// replaced is set if the DaemonSet would immediately recreate an evicted pod on its node.
 	replaced bool
 	// comebacks counts how often pods like this one were recreated on the node after their
@@ -105,13 +112,17 @@ func decide(s situation) decision {
 	switch {
 	case protocol.IsComplete(s.evacuation):
 		d.decideRelease(s)
+		return d
 	case s.pod == nil || isFinished(s.pod):
 		d.decidePodLeft(s)
 	case protocol.IsWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid:
 		d.decideCancel(s)
+	case s.pausedBy != nil:
+		d.decidePaused(s)
 	default:
 		d.decideTurn(s)
 	}
+	d.decideReady(s)
 	return d
 }
 
@@ -139,12 +150,18 @@ func (d *decision) decideRelease(s situation) {
 }
 
 func (d *decision) decidePodLeft(s situation) {
-	reason, message := v1alpha1.ReasonPodDeleted, "The pod is gone."
+	reason, what := v1alpha1.ReasonPodDeleted, "The pod was gone"
 	if s.pod != nil {
-		reason, message = v1alpha1.ReasonPodTerminated, fmt.Sprintf("The pod has ended: its phase is %s.", s.pod.Status.Phase)
+		reason, what = v1alpha1.ReasonPodTerminated, fmt.Sprintf("The pod had ended with phase %s", s.pod.Status.Phase)
 	}
-	d.complete(s, reason, message)
+	d.complete(s, reason, what+s.when()+" to leave.")
 	d.decideRelease(s)
+}
+
+// when returns the present time, and the time since the evacuation was requested, for the message
+// of a complete Evacuation.
+func (s situation) when() string {
+	return fmt.Sprintf(" at %s, %s after it was asked", s.now.UTC().Format(time.RFC3339), duration.HumanDuration(s.now.Sub(s.evacuation.CreationTimestamp.Time)))
 }
 
 // decideCancel releases the Evacuation of a pod that may stay, without the status of a complete
@@ -204,10 +221,28 @@ func (d *decision) decideHeld(s situation) {
 	d.decideBlocked(s)
 }
 
+// pausedCheck is the interval at which a paused Evacuation is reconciled without an event: another
+// maintenance may ask the pod to leave because its labels have changed.
+const pausedCheck = time.Minute
+
+// decidePaused keeps the active evacuator of a paused Evacuation, whatever it reports and whatever
+// its deadline is, and evicts nothing. The nodemaintenance controller withdraws the Evacuation if
+// its evacuator has not begun.
+func (d *decision) decidePaused(s situation) {
+	d.wakeAt(s.now.Add(pausedCheck))
+	d.countFailedEvictions(s)
+	d.decideBlocked(s)
+}
+
 // decideTurn decides which class is active and, if that class is eviction, whether to evict the
 // pod.
 func (d *decision) decideTurn(s situation) {
 	withdrawn := protocol.IsWithdrawn(s.evacuation)
+	if protocol.IsPaused(s.evacuation) {
+		// No deadline has run during the pause, neither that of the evacuator nor that of a budget.
+		d.restartClock(s)
+		d.setBlocked(s, notBlocked)
+	}
 	switch active := d.status.ActiveEvacuatorClass; {
 	case active == "" && !withdrawn:
 		d.handOver(s, "")
@@ -268,9 +303,9 @@ func (d *decision) reasonToGiveUp(s situation) string {
 	if d.status.ActiveEvacuatorCompleted {
 		// The report is quoted for users. No decision depends on its text.
 		if said := protocol.OneLine(d.status.Message, protocol.MaxMessage/4); said != "" {
-			return fmt.Sprintf("reported completion (%q), but the pod still exists", said)
+			return fmt.Sprintf("has finished: %q", said)
 		}
-		return "reported completion, but the pod still exists"
+		return "has finished"
 	}
 	deadline := d.deadline(s)
 	if s.now.Before(deadline.at) || s.standing != nil {
@@ -334,7 +369,7 @@ func (d *decision) onlyAgentCanAct(s situation) bool {
 		protocol.Next(s.evacuation.Spec.Evacuators, class) == v1alpha1.EvacuatorClassEviction
 }
 
-// restartClock restarts the deadline of an evacuator that waits for the drain.
+// restartClock restarts the deadline of an evacuator that waits for the drain, or was paused.
 func (d *decision) restartClock(s situation) {
 	d.status.ActiveEvacuatorSince = protocol.Timestamp(s.now)
 }
@@ -369,18 +404,19 @@ func (d *decision) handOver(s situation, why string) {
 // endCancelled ends an Evacuation that could not be cancelled while its evacuator was active. It
 // does not evict the pod, since no instigator requests it.
 func (d *decision) endCancelled(s situation, why string) {
-	message := fmt.Sprintf("Cancelled: no instigator requests the evacuation any more, and %s.", why)
+	message := fmt.Sprintf("The evacuation was cancelled%s for, and the pod stays: no instigator requests it any more, and %s.", s.when(), why)
 	d.complete(s, v1alpha1.ReasonCancelled, message)
 	d.release = releaseAll
 	d.events = append(d.events, event{corev1.EventTypeNormal, EventCancelled, actionCancel, message})
 }
 
+// complete ends an Evacuation. The message says how and when, and no longer what the pod waited
+// for.
 func (d *decision) complete(s situation, reason, message string) {
+	message = wording.Cut(message, protocol.MaxMessage)
+	d.status.Message = message
 	d.setBlocked(s, notBlocked)
-	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason, Message: message,
-		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,
-	})
+	d.set(s, v1alpha1.ConditionComplete, metav1.ConditionTrue, reason, message)
 	d.countFailedEvictions(s)
 }
 
@@ -416,13 +452,12 @@ func (d *decision) mention(nm *v1alpha1.NodeMaintenance) {
 	if nm == nil {
 		return
 	}
-	suffix := protocol.LeavesFor(protocol.Mention(nm))
 	if d.handedOver {
-		d.status.Message = wording.Cut(d.status.Message, protocol.MaxMessage-len(suffix)) + suffix
+		d.status.Message = protocol.AddLeavesFor(d.status.Message, nm)
 	}
 	for i := range d.events {
 		if d.events[i].reason != EventCancelled {
-			d.events[i].note = wording.Cut(d.events[i].note, protocol.MaxMessage-len(suffix)) + suffix
+			d.events[i].note = protocol.AddLeavesFor(d.events[i].note, nm)
 		}
 	}
 }

@@ -334,7 +334,7 @@ func TestDecideActiveEvacuator(t *testing.T) {
 				}),
 			), pod: newPod(), at: minute,
 			want: outcome{Active: classB, Since: minute, Wake: 3*minute + 30*second},
-			says: `a.example.com reported completion ("strategy is Recreate")`,
+			says: `a.example.com has finished: "strategy is Recreate".`,
 		},
 		"a new leader waits for reports of evacuators": {
 			evacuation: turnOfA(reported(minute, "copying")),

@@ -62,11 +62,11 @@ func (c *Controller) sendEvicted(pod *corev1.Pod, protected bool) {
 	}
 	// The event is also correct without the maintenance.
 	if nm, err := c.askedBy(pod); err == nil && nm != nil {
-		note += protocol.LeavesFor(protocol.Mention(nm))
+		note = protocol.AddLeavesFor(note, nm)
 	}
 	about := &corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,
 		UID: pod.UID, ResourceVersion: pod.ResourceVersion,
 	}
-	c.recorder.Eventf(about, nil, corev1.EventTypeNormal, EventEvicted, actionEvacuate, "%s", wording.Cut(note, protocol.MaxMessage))
+	c.recorder.Eventf(about, nil, corev1.EventTypeNormal, EventEvicted, actionEvacuate, "%s", note)
 }

@@ -47,6 +47,14 @@ func TestMention(t *testing.T) {
 			},
 			nm: nm, status: "copying", notes: []string{"y." + mentioned}, forPeople: true,
 		},
+		"a message that names the maintenance already: nothing": {
+			decision: decision{
+				handedOver: true, status: v1alpha1.EvacuationStatus{Message: `It said: "for NodeMaintenance kernel-2026-11 (kernel update)".`},
+				events: []event{{reason: EventHandedOver, note: `It said: "for NodeMaintenance kernel-2026-11".`}},
+			},
+			nm: nm, status: `It said: "for NodeMaintenance kernel-2026-11 (kernel update)".`,
+			notes: []string{`It said: "for NodeMaintenance kernel-2026-11".`}, forPeople: true,
+		},
 		"a cancellation: nothing": {
 			decision: decision{events: []event{{reason: EventCancelled, note: "y."}}}, nm: nm, notes: []string{"y."},
 			forPeople: true,

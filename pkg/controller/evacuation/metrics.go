@@ -6,12 +6,12 @@ package evacuation
 import (
 	"sync"
 
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 var (
@@ -53,16 +53,15 @@ var (
 // Initialize all series: an alert does not fire on a metric that does not exist.
 var completeReasons = []string{v1alpha1.ReasonPodDeleted, v1alpha1.ReasonPodTerminated, v1alpha1.ReasonCancelled}
 
-// shownReasons are the reasons for which the last publishBlocked wrote a sample.
-var (
-	shownReasons     = sets.New[string]()
-	shownReasonsLock sync.Mutex
-)
+// blockedSamples are the samples of evacuationsBlocked by reason.
+var blockedSamples = loop.Samples[string]{
+	Gauge: evacuationsBlocked, LabelValues: func(reason string) []string { return []string{reason} },
+}
 
 // publishBlocked counts the Evacuations whose pod cannot leave. A reason of another version of the
 // server gets a sample only while an Evacuation has it.
 func publishBlocked(evacuations []*v1alpha1.Evacuation) {
-	counts := map[string]int{}
+	counts := map[string]float64{}
 	for _, remedy := range wording.Blocked {
 		counts[remedy.Reason] = 0
 	}
@@ -71,15 +70,5 @@ func publishBlocked(evacuations []*v1alpha1.Evacuation) {
 			counts[blocker.Reason]++
 		}
 	}
-	shownReasonsLock.Lock()
-	defer shownReasonsLock.Unlock()
-	// Do not call Reset: a concurrent scrape would miss the samples.
-	counted := sets.KeySet(counts)
-	for reason := range shownReasons.Difference(counted) {
-		evacuationsBlocked.Delete(map[string]string{"reason": reason})
-	}
-	for reason, count := range counts {
-		evacuationsBlocked.WithLabelValues(reason).Set(float64(count))
-	}
-	shownReasons = counted
+	blockedSamples.Set(counts)
 }

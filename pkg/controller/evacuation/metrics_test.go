@@ -24,11 +24,11 @@ func TestBlockedMetricForgetsUnknownReasons(t *testing.T) {
 		newEvacuation(withCondition(v1alpha1.ConditionBlocked, ofOlderServer, 0)),
 		newEvacuation(withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonEvictionError, 0)),
 	})
-	got := blockedSamples(t)
+	got := samplesOfBlocked(t)
 	is.Equal(t, got[ofOlderServer], 1, "Evacuations with the reason of an older server")
 	is.Equal(t, got[v1alpha1.ReasonEvictionError], 1, "Evacuations with a known reason")
 	publishBlocked(nil)
-	got = blockedSamples(t)
+	got = samplesOfBlocked(t)
 	for reason, count := range got {
 		is.Equal(t, count, 0, "Evacuations with the reason "+reason)
 	}
@@ -36,8 +36,8 @@ func TestBlockedMetricForgetsUnknownReasons(t *testing.T) {
 	is.True(t, shown, "got no sample of a known reason, want 0")
 }
 
-// blockedSamples returns the samples of haulout_evacuation_blocked by reason.
-func blockedSamples(t *testing.T) map[string]float64 {
+// samplesOfBlocked returns the samples of haulout_evacuation_blocked by reason.
+func samplesOfBlocked(t *testing.T) map[string]float64 {
 	t.Helper()
 	samples := map[string]float64{}
 	for _, family := range must.Get(legacyregistry.DefaultGatherer.Gather())(t) {

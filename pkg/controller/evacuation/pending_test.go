@@ -62,6 +62,13 @@ func TestDecideSurgePending(t *testing.T) {
 				Events: EventBlocked,
 			},
 		},
+		"a pod that is up for eviction waits during a scale-down and is not blocked": {
+			evacuation: upForEviction(), pod: newPod(), at: hour,
+			mod: func(s *situation) {
+				s.standing = &eviction.Blocker{Reason: v1alpha1.ReasonPodWaits, Message: "Another pod is deleted first."}
+			},
+			want: outcome{Active: evict, Blocked: "not: " + v1alpha1.ReasonPodWaits, Wake: hour + waitRetry},
+		},
 		"the surge timeout of the Deployment counts": {
 			evacuation: surging(reported(minute, "web is scaled up")), pod: newPod(), at: 20 * minute,
 			mod:  timeout(20 * minute),

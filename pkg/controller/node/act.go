@@ -136,11 +136,11 @@ func (c *Controller) mayMakeSchedulable(ctx context.Context, f facts) (bool, err
 	nm := f.makesSchedulable
 	answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{f.node})[f.node.Name]
 	if answer.Err != nil {
-		return false, ignoreAsking(fmt.Errorf("ask whether user %q may delete node %s: %w", v1alpha1.RequesterOf(nm), f.node.Name, answer.Err))
+		return false, ignoreAsking(fmt.Errorf("ask whether user %q may maintain node %s: %w", v1alpha1.RequesterOf(nm), f.node.Name, answer.Err))
 	}
 	if !answer.Allowed && f.node.Spec.Unschedulable {
 		c.nodeEvent(f.node, nm, corev1.EventTypeWarning, EventNotAuthorized, actionUncordon,
-			"Not made schedulable by NodeMaintenance %s: its requester may not delete the node", nm.Name)
+			"Not made schedulable by NodeMaintenance %s: its requester may not maintain the node", nm.Name)
 	}
 	if !answer.Allowed {
 		c.noteMadeSchedulable(f)

@@ -103,7 +103,7 @@ func (c *Controller) patchConditions(ctx context.Context, node *corev1.Node, cha
 // holdersOf returns the maintenances that a node's conditions are about, sorted by name. These are
 // the maintenances in stage Cordon or Drain that have cordoned the node. With AdvertisePlanned,
 // they are also the oldest maintenances in stage Idle that select it; the annotation has room for a
-// few only. A maintenance whose requester may not delete the node is omitted, unless it already
+// few only. A maintenance whose requester may not maintain the node is omitted, unless it already
 // holds the node. If the authorizer does not respond for a maintenance in stage Idle, the record
 // determines whether it is included, and unanswered is the error.
 func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, record marks.Conditions) (holders []holder, unanswered, err error) {
@@ -128,7 +128,7 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 		answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]
 		if planned && answer.Err != nil {
 			unanswered = errors.Join(
-				unanswered, fmt.Errorf("ask whether user %q may delete node %s: %w", v1alpha1.RequesterOf(nm), node.Name, answer.Err),
+				unanswered, fmt.Errorf("ask whether user %q may maintain node %s: %w", v1alpha1.RequesterOf(nm), node.Name, answer.Err),
 			)
 			answer.Allowed = record.StageOf(nm.Name, nm.UID) != ""
 		}

@@ -26,7 +26,7 @@ type facts struct {
 	cordon, taint               marks.Owners
 	foreignCordon, foreignTaint bool
 	// holders are the maintenances that hold the node: they are in stage Cordon or Drain, and their
-	// requester may delete the node, or could when the hold began. A maintenance stays a holder
+	// requester may maintain the node, or could when the hold began. A maintenance stays a holder
 	// until it has certainly ended.
 	holders marks.Owners
 	// undecided is set while the access review for a maintenance that may hold the node is pending.
@@ -40,7 +40,7 @@ type facts struct {
 	// ownPods are the current pods of the server on the node. recordedOwn are the pods of the
 	// server that the annotation records.
 	ownPods, recordedOwn []types.UID
-	// mayWork is set if the requester of a holder may delete the node now. If the right was
+	// mayWork is set if the requester of a holder may maintain the node now. If the right was
 	// revoked, the node stays held, but no cordon or taint is added.
 	mayWork bool
 	// makesSchedulable is the maintenance that went from Idle to Complete, and therefore removes

@@ -12,7 +12,7 @@
 // The controller releases a node when no maintenance holds it and all Evacuations of its pods that
 // maintenances requested are withdrawn. The nodemaintenance controller withdraws them. The two
 // controllers never call each other. They share which maintenance selects which node (package
-// selection), the state of the pods of a node (package nodestate) and which user may delete which
+// selection), the state of the pods of a node (package nodestate) and which user may maintain which
 // node (package rights).
 //
 // The controller also confirms, by a live list, for which maintenances a node is drained. The

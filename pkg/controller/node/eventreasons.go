@@ -35,7 +35,7 @@ const (
 	EventNodeDrainResumed = "NodeDrainResumed"
 	// EventNodeReleased: a maintenance no longer holds a node.
 	EventNodeReleased = "NodeMaintenanceReleased"
-	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not delete
+	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not maintain
 	// it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventForeignMarks: a node has the cordon, taints or annotations of a server with another

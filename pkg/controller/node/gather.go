@@ -69,12 +69,12 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 // number of holders.
 type wantingMaintenance struct {
 	*v1alpha1.NodeMaintenance
-	// mayWork is set if its requester may delete the node now.
+	// mayWork is set if its requester may maintain the node now.
 	mayWork bool
 }
 
 // wanting returns, by name, the maintenances in stage Cordon or Drain that select a node and whose
-// requester may delete it, or could when the hold began. It also sets makesSchedulable and
+// requester may maintain it, or could when the hold began. It also sets makesSchedulable and
 // undecided of the facts. The map is nil if the maintenances cannot be read. Any other error
 // concerns a single maintenance.
 func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingMaintenance, error) {
@@ -102,7 +102,7 @@ func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingM
 		case errors.Is(answer.Err, rights.ErrAsking):
 			f.undecided = true
 		default:
-			errs = append(errs, fmt.Errorf("ask whether user %q may delete node %s: %w", v1alpha1.RequesterOf(nm), node.Name, answer.Err))
+			errs = append(errs, fmt.Errorf("ask whether user %q may maintain node %s: %w", v1alpha1.RequesterOf(nm), node.Name, answer.Err))
 		}
 		mayWork := answer.Allowed && (holds || !answer.Stale)
 		if holds || mayWork {

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -70,7 +71,8 @@ func (c *Controller) forget(node *corev1.Node) {
 
 // sameNode reports whether two states of a node are equal in all fields that the decision reads.
 func sameNode(a, b *corev1.Node) bool {
-	if a.UID != b.UID || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !marks.Same(a, b) ||
+	// The labels decide which pool the node has, and with it who may maintain the node.
+	if a.UID != b.UID || !labels.Equals(a.Labels, b.Labels) || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !marks.Same(a, b) ||
 		protocol.StaticPodFactsOf(a) != protocol.StaticPodFactsOf(b) {
 		return false
 	}

@@ -6,6 +6,7 @@ package nodemaintenance
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -256,22 +257,18 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 // isUrgent reports whether a status differs in more than counters and messages. Other components or
 // a new leader need all other changes immediately.
 func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
-	was := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionDrained)
-	is := meta.FindStatusCondition(next.Status.Conditions, v1alpha1.ConditionDrained)
-	switch {
-	case old.Status.ObservedGeneration != next.Status.ObservedGeneration, was == nil, is == nil, was.Status != is.Status:
-		return true
-	case v1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next):
-		return true
+	changed := func(conditionType string) bool {
+		was, is := conditionOf(old, conditionType), conditionOf(next, conditionType)
+		return was == nil || is == nil || was.Status != is.Status
 	}
-	return progressStatus(old) != progressStatus(next)
+	return old.Status.ObservedGeneration != next.Status.ObservedGeneration ||
+		changed(v1alpha1.ConditionDrained) || changed(v1alpha1.ConditionProgressing) || changed(v1alpha1.ConditionReady) ||
+		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next))
 }
 
-func progressStatus(nm *v1alpha1.NodeMaintenance) metav1.ConditionStatus {
-	if condition := conditionOf(nm, v1alpha1.ConditionProgressing); condition != nil {
-		return condition.Status
-	}
-	return ""
+// samePools reports whether two statuses with the same nodes have the same pools.
+func samePools(a, b *v1alpha1.NodeMaintenance) bool {
+	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool { return x.Pool == y.Pool })
 }
 
 // keepSmall drops the messages of all nodes if the object would become too large, and sets the
@@ -315,7 +312,7 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
-		a.PodsGonePeak == b.PodsGonePeak &&
+		a.PodsGonePeak == b.PodsGonePeak && a.Pool == b.Pool &&
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 

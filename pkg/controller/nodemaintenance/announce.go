@@ -20,7 +20,7 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// announceRefused emits one event about each node that the requester may not delete. It emits none
+// announceRefused emits one event about each node that the requester may not maintain. It emits none
 // if the previous status already has that reason for the node.
 func (c *Controller) announceRefused(m *member) {
 	for _, node := range m.nodes {
@@ -32,9 +32,9 @@ func (c *Controller) announceRefused(m *member) {
 			continue
 		}
 		c.nodeEvent(node.Node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-			"Skipped by NodeMaintenance %s: user %q may not delete the node", m.Name, m.username())
+			"Skipped by NodeMaintenance %s: user %q may not maintain the node", m.Name, m.username())
 		c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-			"Node %s is skipped: user %q may not delete it", node.Name, m.username())
+			"Node %s is skipped: user %q may not maintain it", node.Name, m.username())
 	}
 }
 
@@ -52,15 +52,12 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 	if isDrained(nm) && !isDrained(written) {
 		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainedNoLonger, actionDrain, "%s", conditionOf(written, v1alpha1.ConditionDrained).Message)
 	}
-	if wave := openedWave(nm, written); wave != nil {
-		if !hasTargets(nm) {
-			c.forecasts.queue.Add(nm.Name)
-		}
-		// Emit no event for a wave without pods. The last waves of a plan often have none.
-		if !isDrained(written) {
-			c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
-				"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, wording.Count(len(f.subject.inside), "node"))
-		}
+	if hasTargets(written) && !hasTargets(nm) {
+		c.forecasts.queue.Add(nm.Name)
+	}
+	for _, wave := range startedWaves(nm, written) {
+		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
+			"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, wording.Count(len(f.subject.inside), "node"))
 	}
 	c.announceProgressing(nm, written)
 	if now := blockedDrain(written); now != nil && blockedDrain(nm) == nil {
@@ -79,37 +76,29 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 	}
 }
 
-// openedWave returns the furthest target of the written status, or nil if the previous status had
-// already reached that target.
-func openedWave(before, written *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEntry {
-	furthest := func(nm *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEntry {
-		var last *v1alpha1.DrainPlanEntry
-		for i := range nm.Status.NodeStatuses {
-			targets := nm.Status.NodeStatuses[i].DrainTargets
-			if len(targets) > 0 && (last == nil || isFurther(&targets[len(targets)-1], last)) {
-				last = &targets[len(targets)-1]
-			}
+// startedWaves returns the entries of the plan whose first pods are asked to leave since the
+// previous status. Entries without pods do not start: the last entries of a plan often have none.
+func startedWaves(before, written *v1alpha1.NodeMaintenance) []v1alpha1.DrainPlanEntry {
+	started := sets.New[int32]()
+	for i := range before.Status.Waves {
+		if before.Status.Waves[i].StartTime != nil {
+			started.Insert(before.Status.Waves[i].Entry)
 		}
-		return last
 	}
-	is, was := furthest(written), furthest(before)
-	if is == nil || was != nil && !isFurther(is, was) {
-		return nil
+	var entries []v1alpha1.DrainPlanEntry
+	for i := range written.Status.Waves {
+		wave := &written.Status.Waves[i]
+		if wave.StartTime != nil && !started.Has(wave.Entry) && int(wave.Entry) < len(written.Spec.DrainPlan) {
+			entries = append(entries, written.Spec.DrainPlan[wave.Entry])
+		}
 	}
-	return is
+	return entries
 }
 
 // hasTargets reports whether the status has targets for a node, that is, whether a wave has
 // started.
 func hasTargets(nm *v1alpha1.NodeMaintenance) bool {
 	return slices.ContainsFunc(nm.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return len(n.DrainTargets) > 0 })
-}
-
-// isFurther reports whether one target comes after another in every plan.
-func isFurther(a, b *v1alpha1.DrainPlanEntry) bool {
-	order := []v1alpha1.PodType{v1alpha1.PodTypeDefault, v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic}
-	x, y := slices.Index(order, a.PodType), slices.Index(order, b.PodType)
-	return x > y || x == y && a.PodPriority > b.PodPriority
 }
 
 // announceFastForward emits one event for each maintenance that has drained a node further than the
@@ -149,7 +138,7 @@ func (c *Controller) announceProgressing(old, written *v1alpha1.NodeMaintenance)
 	failing := is.Reason == v1alpha1.ReasonProgressSyncFailed ||
 		is.Reason == v1alpha1.ReasonProgressComplete && is.Status == metav1.ConditionFalse
 	switch {
-	case is.Status == metav1.ConditionTrue && !failing:
+	case is.Status == metav1.ConditionTrue && !failing, is.Reason == v1alpha1.ReasonPaused:
 		return
 	case failing && was != nil && was.Reason == is.Reason && was.Message == is.Message:
 		return

@@ -5,10 +5,12 @@ package nodemaintenance
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,13 +20,14 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestStagesAndWavesAreEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
-		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Drain") {
+		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Drain, requested by jane") {
 			t.Errorf("got event %q", e)
 		}
 		if e := f.wantEvent(EventWaveStarted); !strings.Contains(e,
@@ -49,6 +52,28 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 			t.Errorf("got event %q", e)
 		}
 	})
+}
+
+// TestOnlyWavesWithPodsAreEvents drains a pod of the first wave and a critical one.
+func TestOnlyWavesWithPodsAreEvents(t *testing.T) {
+	w := newWorld(t, newMaintenance("m"), newNode("one"))
+	w.run(newPod("p", "one", 0))
+	w.run(newPod("critical", "one", 2000000000))
+	started := func() []string {
+		before := w.facts.subject.NodeMaintenance
+		w.after(time.Second)
+		var priorities []string
+		for _, entry := range startedWaves(before, w.facts.subject.NodeMaintenance) {
+			priorities = append(priorities, fmt.Sprintf("%s %d", entry.PodType, entry.PodPriority))
+		}
+		return priorities
+	}
+	is.Slices(t, started(), []string{"Default 1000000000"}, "at first")
+	is.Slices(t, started(), nil, "while the pod is left")
+	w.gone("p")
+	is.Slices(t, started(), []string{"Default 2000000000"}, "when the pod is gone")
+	w.gone("critical")
+	is.Slices(t, started(), nil, "when no pod is left")
 }
 
 // TestRefusalsAreReportedOnceWithoutMessages covers a status without room for the messages of
@@ -108,7 +133,7 @@ func TestAuthorizerThatFailsForANodeStopsNoOther(t *testing.T) {
 		f.wantEvacuating("p")
 		f.wantCordon("two", false)
 		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not drained: ") || !strings.Contains(
-			got, "may delete node two",
+			got, "may maintain node two",
 		) {
 			t.Errorf("got message %q", got)
 		}

@@ -76,9 +76,10 @@ func (c *Controller) isTargeted(name string) bool {
 	return err == nil && c.holders.Any(name, holds.Targeting(node))
 }
 
-// decideRelease decides the status of a maintenance that ends. The status keeps only the names of
-// the released nodes, since a completed maintenance may exist for years. It also keeps the targets,
-// the reason and the message of nodes that are not released yet.
+// decideRelease decides the status of a maintenance that ends. The status keeps only the names and
+// the pools of the released nodes, since a completed maintenance may exist for years: who deletes it
+// needs the right to its nodes. It also keeps the targets, the reason and the message of nodes that
+// are not released yet, and the totals of the drain.
 func (d *decision) decideRelease(f *facts) {
 	nm := f.subject.NodeMaintenance
 	d.status = *nm.Status.DeepCopy()
@@ -87,7 +88,7 @@ func (d *decision) decideRelease(f *facts) {
 	for i := range d.status.NodeStatuses {
 		entry := &d.status.NodeStatuses[i]
 		name := entry.NodeRef.Name
-		*entry = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef}
+		*entry = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, Pool: entry.Pool}
 		if !f.held.Has(name) {
 			continue
 		}
@@ -104,8 +105,13 @@ func (d *decision) decideRelease(f *facts) {
 	}
 	setCondition(nm, &d.status, v1alpha1.ConditionDrained,
 		verdict{metav1.ConditionFalse, v1alpha1.ReasonNotRequested, "The maintenance is complete"}, f.now)
-	setCondition(nm, &d.status, v1alpha1.ConditionProgressing,
-		decideProgressing(progressFacts{ending: true, nodesHeld: len(f.held), problems: failed}), f.now)
+	progressing := decideProgressing(progressFacts{ending: true, nodesHeld: len(f.held), problems: failed})
+	ready := progressing
+	if len(f.held) > 0 {
+		ready.status = metav1.ConditionFalse
+	}
+	setCondition(nm, &d.status, v1alpha1.ConditionProgressing, progressing, f.now)
+	setReady(nm, &d.status, ready, f.now)
 }
 
 // finishCompleted deletes a completed maintenance when its TTL is over.

@@ -272,7 +272,7 @@ func TestRefusedNodesAreNotWritten(t *testing.T) {
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized)
 		if got, want := f.nodeStatus("m",
-			"two").DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
+			"two").DrainMessage, `Not drained: user "jane" may not maintain this node.`; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
 		f.wantEvent(EventNotAuthorized)

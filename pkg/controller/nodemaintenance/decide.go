@@ -53,7 +53,12 @@ func decide(f *facts) (*decision, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v1alpha1.IsDraining(nm) {
+	switch {
+	case v1alpha1.IsPaused(nm):
+		if d.plan, err = planOfPaused(f); err != nil {
+			return nil, err
+		}
+	case v1alpha1.IsDraining(nm):
 		if d.plan, err = drainplan.Plan(f.world()); err != nil {
 			return nil, err
 		}
@@ -63,6 +68,7 @@ func decide(f *facts) (*decision, error) {
 		StageStatuses:       nm.Status.StageStatuses,
 		Conditions:          slices.Clone(nm.Status.Conditions),
 		NewestNodeTimestamp: nm.Status.NewestNodeTimestamp, LastProgressTimestamp: nm.Status.LastProgressTimestamp,
+		Pause:        nm.Status.Pause,
 		NodeStatuses: make([]v1alpha1.NodeMaintenanceNodeStatus, 0, len(f.subject.nodes)+len(f.former)),
 	}
 	d.counts = make([]*nodeCount, 0, len(f.subject.inside))
@@ -71,10 +77,14 @@ func decide(f *facts) (*decision, error) {
 	for i := range f.subject.nodes {
 		d.addNode(f, &f.subject.nodes[i], covered, left)
 	}
+	d.status.Nodes, d.status.PodsGone = int32(len(f.subject.nodes)), podsGone(nm, d.status.NodeStatuses)
 	for _, node := range f.former {
 		d.addFormer(f, node)
 	}
 	sortNodes(d.status.NodeStatuses)
+	if v1alpha1.IsPaused(nm) {
+		d.plan.Finished = map[string]bool{nm.Name: left.isEmpty()}
+	}
 	d.status.Waves = decideWaves(f, left.waves)
 	d.decideConditions(f, left)
 	return d, nil
@@ -84,7 +94,7 @@ func decide(f *facts) (*decision, error) {
 // waves, since the drain does not wait for the pods of a node outside.
 func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets, left *remainder) {
 	nm := f.subject.NodeMaintenance
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node), Pool: poolOf(nm, node)}
 	var targets drainplan.Targets
 	switch {
 	case node.outside == nil && v1alpha1.IsDraining(nm):
@@ -110,6 +120,15 @@ func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets
 		d.counts = append(d.counts, n)
 	}
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
+}
+
+// poolOf returns the pool through which a maintenance has taken a node. It stays the same when the
+// labels of the node change, so that users with the right to this pool can release the node.
+func poolOf(nm *v1alpha1.NodeMaintenance, node *memberNode) string {
+	if before := v1alpha1.NodeStatusOf(nm, refOf(node.Node)); before != nil && before.Pool != "" {
+		return before.Pool
+	}
+	return node.pool
 }
 
 // reasonOf returns the reason why a node is not drained as planned, "" if it is.
@@ -161,7 +180,7 @@ func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 // addFormer adds the entry of a node that the maintenance no longer selects, if the node is not
 // released yet, or was deleted and may be registered again.
 func (d *decision) addFormer(f *facts, node formerNode) {
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets, Pool: node.Pool}
 	switch {
 	case node.err != nil:
 		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
@@ -214,8 +233,13 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 			drained = verdict{metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, progress.unconfirmed}
 		}
 	}
+	if progress.paused != "" && drained.status != metav1.ConditionTrue && len(f.subject.nodes) > 0 {
+		drained = verdict{metav1.ConditionFalse, v1alpha1.ReasonPaused, progress.paused}
+	}
+	progressing := decideProgressing(progress)
 	setCondition(nm, &d.status, v1alpha1.ConditionDrained, drained, f.now)
-	setCondition(nm, &d.status, v1alpha1.ConditionProgressing, decideProgressing(progress), f.now)
+	setCondition(nm, &d.status, v1alpha1.ConditionProgressing, progressing, f.now)
+	setReady(nm, &d.status, decideReady(f.subject, drained, progressing), f.now)
 }
 
 // decideConfirmation returns what Drained=True still waits for, or "". The node controller must
@@ -270,19 +294,32 @@ type verdict struct {
 	reason, message string
 }
 
-func decideDrained(f drainedFacts) verdict {
-	r := f.remainder
-	refused, excluded := 0, []memberNode(nil)
-	for _, node := range f.nodes {
+// excluded returns the reason why nodes are outside of the waves, and text about them; "" if all
+// nodes are inside.
+func excluded(nodes []memberNode, username string) (reason, text string) {
+	refused, others := 0, []memberNode(nil)
+	for _, node := range nodes {
 		switch {
 		case node.outside == nil:
 		case node.outside.reason == v1alpha1.NodeStatusNotAuthorized:
 			refused++
 		default:
-			excluded = append(excluded, node)
+			others = append(others, node)
 		}
 	}
-	inside := len(f.nodes) - refused - len(excluded)
+	switch {
+	case refused > 0:
+		return v1alpha1.ReasonNotAuthorized, fmt.Sprintf("User %q may not maintain %s (skipped)", username, wording.Count(refused, "selected node"))
+	case len(others) > 0:
+		return others[0].outside.drained(),
+			fmt.Sprintf("%s outside the drain, such as %s: %s", pluralIs(len(others), "node"), others[0].Name, others[0].outside.why)
+	}
+	return "", ""
+}
+
+func decideDrained(f drainedFacts) verdict {
+	r := f.remainder
+	outside, text := excluded(f.nodes, f.username)
 	no := func(reason, format string, args ...any) verdict {
 		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
 	}
@@ -290,13 +327,9 @@ func decideDrained(f drainedFacts) verdict {
 	case !f.draining:
 		return no(v1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain")
 	case len(f.nodes) == 0:
-		return no(v1alpha1.ReasonNoNodes, "The selector matches no node")
-	case refused > 0:
-		return no(v1alpha1.ReasonNotAuthorized, "User %q may not delete %s (skipped); %s",
-			f.username, wording.Count(refused, "selected node"), r.progress())
-	case len(excluded) > 0:
-		return no(excluded[0].outside.drained(), "%s outside the drain, such as %s: %s; %s",
-			pluralIs(len(excluded), "node"), excluded[0].Name, excluded[0].outside.why, r.progress())
+		return no(v1alpha1.ReasonNoNodes, noNodes)
+	case outside != "":
+		return no(outside, "%s; %s", text, r.progress())
 	case len(f.uncordoned) > 0:
 		return no(v1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", wording.Count(len(f.uncordoned), "node"), r.progress())
 	case !f.finished && r.isBlocked():
@@ -307,9 +340,9 @@ func decideDrained(f drainedFacts) verdict {
 		return no(v1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:
 		return verdict{metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft,
-			fmt.Sprintf("All pods have left %s except the kept pods: %s", wording.Count(inside, "node"), joinTop(r.left)) + r.staticRemark() + f.attached.remark()}
+			fmt.Sprintf("All pods have left %s except the kept pods: %s", wording.Count(len(f.nodes), "node"), joinTop(r.left)) + r.staticRemark() + f.attached.remark()}
 	default:
-		return verdict{metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", wording.Count(inside, "node")) + f.attached.remark()}
+		return verdict{metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", wording.Count(len(f.nodes), "node")) + f.attached.remark()}
 	}
 }
 

@@ -141,11 +141,11 @@ func TestDecideNodes(t *testing.T) {
 			}, pending: 1, drained: "DrainInProgress", progressing: "Waiting",
 			reason: v1alpha1.NodeStatusNotCordoned,
 		},
-		"a node that the requester may not delete is skipped": {
+		"a node that the requester may not maintain is skipped": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
-				w.outside("one", exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: `user "jane" may not delete this node.`})
-			}, message: `Not drained: user "jane" may not delete this node.`, pending: 1, drained: "NotAuthorized", progressing: "Waiting",
+				w.outside("one", exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: `user "jane" may not maintain this node.`})
+			}, message: `Not drained: user "jane" may not maintain this node.`, pending: 1, drained: "NotAuthorized", progressing: "Waiting",
 			reason: v1alpha1.NodeStatusNotAuthorized,
 		},
 		"a node that cannot be cordoned is outside the waves": {

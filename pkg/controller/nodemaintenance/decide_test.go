@@ -118,7 +118,7 @@ func TestDecideDrained(t *testing.T) {
 			drainedFacts{draining: true, nodes: nodesWith(1, v1alpha1.NodeStatusNotAuthorized), username: "x", finished: true, remainder: some()},
 			verdict{
 				metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized,
-				`User "x" may not delete 1 selected node (skipped); 0 pods left, 0 of them evacuating, 0 blocked`,
+				`User "x" may not maintain 1 selected node (skipped); 0 pods left, 0 of them evacuating, 0 blocked`,
 			},
 		},
 		"a drain with a node outside the waves is not drained": {

@@ -86,6 +86,10 @@ type authorizerOfAll struct {
 	silent string
 	answer chan struct{}
 	asked  int
+	// pools are the pools that every user may maintain. onlyPools is set if users have no other
+	// right.
+	pools     sets.Set[string]
+	onlyPools bool
 }
 
 // count returns the number of access reviews so far.
@@ -106,6 +110,12 @@ func (r *authorizerOfAll) Authorize(ctx context.Context, a authorizer.Attributes
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asked++
+	if a.GetVerb() == "maintain" && a.GetAPIGroup() == v1alpha1.GroupName {
+		if a.GetResource() == rights.ResourceNodePools && r.pools.Has(a.GetName()) {
+			return authorizer.DecisionAllow, "", nil
+		}
+		return authorizer.DecisionNoOpinion, "", nil
+	}
 	if a.GetVerb() != "delete" || a.GetResource() != "nodes" || a.GetAPIGroup() != "" || a.GetUser().GetName() == "" {
 		return authorizer.DecisionDeny, "", fmt.Errorf("unexpected review %v", a)
 	}
@@ -115,7 +125,7 @@ func (r *authorizerOfAll) Authorize(ctx context.Context, a authorizer.Attributes
 	if err := r.failing[a.GetName()]; err != nil {
 		return authorizer.DecisionNoOpinion, "", err
 	}
-	if r.refused.Has(a.GetName()) {
+	if r.onlyPools || r.refused.Has(a.GetName()) {
 		return authorizer.DecisionNoOpinion, "", nil
 	}
 	return authorizer.DecisionAllow, "", nil
@@ -133,7 +143,10 @@ func (r *authorizerOfAll) EvaluateConditions(
 	return authorizer.DecisionDeny, "", nil
 }
 
-const testStorage = "storage-1"
+const (
+	testStorage = "storage-1"
+	poolLabel   = "node-restriction.kubernetes.io/pool"
+)
 
 // newFixture starts the caches of the controllers. It must be called in a bubble of synctest.
 func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
@@ -173,7 +186,7 @@ func (f *fixture) restart() {
 	f.nodes, f.Controller = newControllers(f.t, nodecontroller.Config{
 		Cluster: cluster, Clock: f.clock, Evacuators: f.evacuatorsOn.Clone(), StorageID: testStorage,
 		AdoptStorage: f.adopted, AdvertisePlanned: f.advertise,
-		Rights: rights.NewCache(rights.CacheConfig{Authorizer: f.rights, Clock: f.clock}),
+		Rights: rights.NewCache(rights.CacheConfig{Authorizer: f.rights, Clock: f.clock, Rules: rights.Rules{PoolLabel: poolLabel}}),
 	}, nodestate.Config{OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
 	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations"}
 	begun := f.watches.Fewest(watched...)

@@ -31,7 +31,8 @@ type facts struct {
 	now     time.Time
 	subject *member
 	// draining are the maintenances in stage Drain that share nodes with the subject, directly or
-	// indirectly, and the subject itself if it drains.
+	// indirectly, and the subject itself if it drains. If the subject is paused, it is the only
+	// one.
 	draining []*member
 	// views has the pods on the nodes of the subject and the members of draining, by node name.
 	views map[string]*nodestate.View
@@ -70,7 +71,7 @@ type member struct {
 	// nodes are all nodes that the maintenance selects, sorted by name.
 	nodes []memberNode
 	// inside are the nodes that the waves of the maintenance wait for, in the same order. The
-	// requester may delete these nodes and they can be cordoned, or this is not known yet.
+	// requester may maintain these nodes and they can be cordoned, or this is not known yet.
 	inside []*corev1.Node
 }
 
@@ -81,6 +82,8 @@ type memberNode struct {
 	// unanswered is set while the access review for the node is pending. The waves wait for its
 	// result.
 	unanswered bool
+	// pool is the pool of the node if the right of the requester comes from it.
+	pool string
 }
 
 // exclusion is the reason why a node is outside the waves, which means that they do not wait for
@@ -163,8 +166,10 @@ func (c *Controller) gather(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 
 // gatherDrain reads the inputs that only stage Drain needs.
 func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) (err error) {
-	if f.draining, err = c.component(ctx, f, places); err != nil {
-		return err
+	if f.draining = []*member{f.subject}; !v1alpha1.IsPaused(f.subject.NodeMaintenance) {
+		if f.draining, err = c.component(ctx, f, places); err != nil {
+			return err
+		}
 	}
 	if f.attached, err = c.attachedVolumes(f.subject.inside); err != nil {
 		return err
@@ -272,7 +277,8 @@ func (m *member) uncordoned() []string {
 }
 
 // component returns the draining maintenances that share nodes with the subject, directly or
-// indirectly. The subject is the first.
+// indirectly. The subject is the first. A paused maintenance is not among the others, since nothing
+// would wait for its pods to leave before the resume.
 func (c *Controller) component(ctx context.Context, f *facts, places *places) ([]*member, error) {
 	component := []*member{f.subject}
 	seen := map[string]bool{f.subject.Name: true}
@@ -283,7 +289,7 @@ func (c *Controller) component(ctx context.Context, f *facts, places *places) ([
 			}
 			seen[name] = true
 			other, err := c.get(name)
-			if apierrors.IsNotFound(err) || err == nil && !v1alpha1.IsDraining(other) {
+			if apierrors.IsNotFound(err) || err == nil && (!v1alpha1.IsDraining(other) || v1alpha1.IsPaused(other)) {
 				continue
 			}
 			if err != nil {
@@ -316,6 +322,7 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 		holds := (answer.Err != nil || tooLarge != nil) && marks.Holds(node.Node, nm)
 		node.outside = c.whyOutside(ctx, f, nm, node.Node, outsideFacts{answer, holds, tooLarge, places})
 		if node.outside == nil {
+			node.pool = answer.Pool
 			node.unanswered = answer.Err != nil && !holds
 			m.inside = append(m.inside, node.Node)
 		}
@@ -331,7 +338,7 @@ type outsideFacts struct {
 }
 
 // whyOutside returns the reason why a node is outside the waves of a maintenance that is not Idle:
-// the requester may not delete it, too many other maintenances hold it, the status has no room for
+// the requester may not maintain it, too many other maintenances hold it, the status has no room for
 // it, it could not be cordoned for a minute, another client keeps removing its cordon, or the
 // authorizer has not responded for a minute.
 func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, node *corev1.Node, o outsideFacts) *exclusion {
@@ -403,7 +410,7 @@ var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", v1alpha1.Re
 
 // places determines which maintenances may hold a node that too many maintenances select. Like the
 // node controller, it uses marks.Choose. A maintenance that the annotations of the node name keeps
-// its place even if its requester may no longer delete the node. So no other maintenance gets a
+// its place even if its requester may no longer maintain the node. So no other maintenance gets a
 // place if the kubelet erases the annotations. places reads each node only once per sync.
 type places struct {
 	c      *Controller

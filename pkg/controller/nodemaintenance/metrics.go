@@ -4,27 +4,51 @@
 package nodemaintenance
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/glance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+)
+
+const (
+	// namesShown is the maximum number of maintenances whose names are label values. Prometheus
+	// stores a series for each name that it has ever seen.
+	namesShown = 200
+	// nameOfOthers is the label value in place of the names of all further maintenances.
+	nameOfOthers = "other"
+	// nameOfShutdowns is the label value in place of the names of the maintenances of node agents:
+	// each boot of each node has a new name.
+	nameOfShutdowns = "node-shutdown"
 )
 
 var (
+	infoByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "info",
+		Help: "1 for each NodeMaintenance that is not complete, with its stage and its STATUS in kubectl get. name is node-shutdown for those of node agents, " +
+			"and other for all beyond the 200 oldest; for these two, the value is the number of NodeMaintenances.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"name", "stage", "status"})
 	nodesHeld = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "nodes",
 		Help:           "Nodes that NodeMaintenances select, by stage. A node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"stage"})
-	podsByState = metrics.NewGaugeVec(&metrics.GaugeOpts{
+	podsByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "pods",
-		Help:           "Pods on nodes that are drained, by state: pending, evacuating, blocked (these are evacuating, too), kept. A pod on a node of several maintenances counts for each.",
+		Help: "Pods of NodeMaintenances that are not complete, by name as in haulout_nodemaintenance_info, and by state. pending, evacuating, " +
+			"blocked (also counted as evacuating) and kept are on nodes that are drained; gone have left. A pod on a node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
-	}, []string{"state"})
+	}, []string{"name", "state"})
 	maintenancesByStage = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "maintenances",
 		Help:           "NodeMaintenances, by stage.",
@@ -37,7 +61,12 @@ var (
 	}, []string{"stage"})
 	drainsBlocked = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "drains_blocked",
-		Help:           "NodeMaintenances that make no progress (condition Progressing is False).",
+		Help:           "NodeMaintenances that make no progress (condition Progressing is False), without those that are paused.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	drainsPaused = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "paused",
+		Help:           "NodeMaintenances in stage Drain that a user has paused (spec.paused).",
 		StabilityLevel: metrics.ALPHA,
 	})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
@@ -52,7 +81,7 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(nodesHeld, podsByState, maintenancesByStage, oldestStart, drainsBlocked,
+		legacyregistry.MustRegister(infoByName, nodesHeld, podsByName, maintenancesByStage, oldestStart, drainsBlocked, drainsPaused,
 			syncErrors, syncDuration)
 		publish(nil)
 	})
@@ -65,12 +94,45 @@ var stages = []v1alpha1.NodeMaintenanceStage{
 	v1alpha1.NodeMaintenanceStageComplete,
 }
 
-// publish sets the gauges to the sums over the given maintenances.
+// infoKey has the label values of infoByName.
+type infoKey struct {
+	name   string
+	stage  v1alpha1.NodeMaintenanceStage
+	status glance.StatusWord
+}
+
+// podsKey has the label values of podsByName.
+type podsKey struct{ name, state string }
+
+var (
+	infoSamples = loop.Samples[infoKey]{
+		Gauge: infoByName, LabelValues: func(k infoKey) []string { return []string{k.name, string(k.stage), string(k.status)} },
+	}
+	podsSamples = loop.Samples[podsKey]{Gauge: podsByName, LabelValues: func(k podsKey) []string { return []string{k.name, k.state} }}
+)
+
+// publish sets the gauges for the given maintenances.
 func publish(all []*v1alpha1.NodeMaintenance) {
+	publishByStage(all)
+	publishByName(all)
+	blocked, paused := 0, 0
+	for _, nm := range all {
+		progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
+		if progressing != nil && progressing.Status == metav1.ConditionFalse && progressing.Reason != v1alpha1.ReasonPaused {
+			blocked++
+		}
+		if nm.Spec.Paused && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
+			paused++
+		}
+	}
+	drainsBlocked.Set(float64(blocked))
+	drainsPaused.Set(float64(paused))
+}
+
+// publishByStage sets the gauges that add up the maintenances of each stage.
+func publishByStage(all []*v1alpha1.NodeMaintenance) {
 	maintenances, nodes := map[v1alpha1.NodeMaintenanceStage]int{}, map[v1alpha1.NodeMaintenanceStage]int{}
 	oldest := map[v1alpha1.NodeMaintenanceStage]time.Time{}
-	var pods v1alpha1.NodeMaintenanceNodeStatus
-	blocked := 0
 	for _, nm := range all {
 		stage := nm.Spec.Stage
 		maintenances[stage]++
@@ -78,19 +140,6 @@ func publish(all []*v1alpha1.NodeMaintenance) {
 		entered := v1alpha1.StageEntered(nm, stage)
 		if first, ok := oldest[stage]; !entered.IsZero() && (!ok || entered.Before(first)) {
 			oldest[stage] = entered
-		}
-		if meta.IsStatusConditionFalse(nm.Status.Conditions, v1alpha1.ConditionProgressing) {
-			blocked++
-		}
-		if stage != v1alpha1.NodeMaintenanceStageDrain {
-			continue
-		}
-		for i := range nm.Status.NodeStatuses {
-			node := &nm.Status.NodeStatuses[i]
-			pods.PodsPendingEvacuation += node.PodsPendingEvacuation
-			pods.PodsEvacuating += node.PodsEvacuating
-			pods.PodsBlocked += node.PodsBlocked
-			pods.PodsKept += node.PodsKept
 		}
 	}
 	for _, stage := range stages {
@@ -106,9 +155,54 @@ func publish(all []*v1alpha1.NodeMaintenance) {
 		}
 		oldestStart.WithLabelValues(string(stage)).Set(entered)
 	}
-	drainsBlocked.Set(float64(blocked))
-	podsByState.WithLabelValues("pending").Set(float64(pods.PodsPendingEvacuation))
-	podsByState.WithLabelValues("evacuating").Set(float64(pods.PodsEvacuating))
-	podsByState.WithLabelValues("blocked").Set(float64(pods.PodsBlocked))
-	podsByState.WithLabelValues("kept").Set(float64(pods.PodsKept))
+}
+
+// publishByName sets the gauges of the maintenances that are not complete. A maintenance whose name
+// is a label value keeps it until it is complete: only older ones come before it.
+func publishByName(all []*v1alpha1.NodeMaintenance) {
+	open := slices.DeleteFunc(slices.Clone(all), func(nm *v1alpha1.NodeMaintenance) bool {
+		return glance.Status(nm) == glance.StatusComplete
+	})
+	slices.SortFunc(open, func(a, b *v1alpha1.NodeMaintenance) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	counts, sums := map[infoKey]float64{}, map[podsKey]float64{}
+	// If there are no maintenances, a sum over all names must be 0 and not missing.
+	addPods(sums, nameOfOthers, &v1alpha1.NodeMaintenance{})
+	shown := 0
+	for _, nm := range open {
+		name := nameOfOthers
+		switch {
+		case protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) != "":
+			name = nameOfShutdowns
+		case shown < namesShown:
+			name = nm.Name
+			shown++
+		}
+		counts[infoKey{name: name, stage: nm.Spec.Stage, status: glance.Status(nm)}]++
+		addPods(sums, name, nm)
+	}
+	infoSamples.Set(counts)
+	podsSamples.Set(sums)
+}
+
+// addPods adds the pods of a maintenance to the sums of a name, which exist afterwards. In other
+// stages than Drain, the pods on its nodes do not have to leave.
+func addPods(sums map[podsKey]float64, name string, nm *v1alpha1.NodeMaintenance) {
+	var pods v1alpha1.NodeMaintenanceNodeStatus
+	if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
+		for i := range nm.Status.NodeStatuses {
+			node := &nm.Status.NodeStatuses[i]
+			pods.PodsPendingEvacuation += node.PodsPendingEvacuation
+			pods.PodsEvacuating += node.PodsEvacuating
+			pods.PodsBlocked += node.PodsBlocked
+			pods.PodsKept += node.PodsKept
+		}
+	}
+	gone, _ := glance.Pods(nm)
+	sums[podsKey{name, "gone"}] += float64(gone)
+	sums[podsKey{name, "pending"}] += float64(pods.PodsPendingEvacuation)
+	sums[podsKey{name, "evacuating"}] += float64(pods.PodsEvacuating)
+	sums[podsKey{name, "blocked"}] += float64(pods.PodsBlocked)
+	sums[podsKey{name, "kept"}] += float64(pods.PodsKept)
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -19,6 +20,8 @@ import (
 )
 
 const (
+	// noNodes is the message of the conditions when the selector matches no node.
+	noNodes = "The selector matches no node"
 	// allReleased is the message of Progressing when a maintenance has released all its nodes.
 	allReleased = "All nodes are released"
 	// progressPace is the minimum time between two status writes that only update the time of the
@@ -47,6 +50,8 @@ type progressFacts struct {
 	// Drained=True waits for when no pod is left.
 	draining, drained bool
 	unconfirmed       string
+	// paused is a text about the pause of the drain, "" if it is not paused.
+	paused string
 	// blocked is set if every pod that is asked to leave is blocked; worst names these pods.
 	blocked bool
 	worst   string
@@ -55,9 +60,10 @@ type progressFacts struct {
 	stalledSince *metav1.Time
 	// moves is set if there was progress a moment ago.
 	moves bool
-	// waits is set if no pod is asked to leave because every node waits for other nodes.
-	waits    bool
-	problems []loop.Failure
+	// waits is set if no pod is asked to leave because every node waits for other nodes. noNodes is
+	// set if the selector matches no node.
+	waits, noNodes bool
+	problems       []loop.Failure
 	// progress is a text that contains the number of pods that are left.
 	progress string
 	// ignored are the nodes that match the selector but are too new.
@@ -96,8 +102,12 @@ func progressVerdict(f progressFacts) verdict {
 		return verdict{yes, v1alpha1.ReasonProgressNotRequested, "The stage asks no pod to leave"}
 	case f.drained:
 		return verdict{yes, v1alpha1.ReasonProgressDrained, "Nothing is left to do in stage Drain"}
+	case f.paused != "":
+		return verdict{no, v1alpha1.ReasonPaused, f.paused}
 	case f.unconfirmed != "":
 		return verdict{yes, v1alpha1.ReasonProgressDraining, f.unconfirmed}
+	case f.noNodes && len(f.problems) == 0:
+		return verdict{yes, v1alpha1.ReasonNoNodes, noNodes}
 	case f.blocked:
 		return verdict{no, v1alpha1.ReasonProgressBlocked, "Every pod that is asked to leave is blocked: " + f.worst}
 	case f.stalledSince != nil:
@@ -152,11 +162,6 @@ func lastProgress(before *metav1.Time, m movement, now time.Time) *metav1.Time {
 	return &metav1.Time{Time: m.moved}
 }
 
-// gone returns the number of pods that have left a node since its peak.
-func gone(entry *v1alpha1.NodeMaintenanceNodeStatus) int32 {
-	return max(0, entry.PodsPeak-entry.PodsPendingEvacuation-entry.PodsEvacuating)
-}
-
 // gonePeakOf returns the maximum of gone for a node since its targets last changed.
 func gonePeakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	before := v1alpha1.NodeStatusOf(nm, entry.NodeRef)
@@ -166,9 +171,9 @@ func gonePeakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNod
 	case !v1alpha1.IsDraining(nm):
 		return before.PodsGonePeak
 	case before == nil || !drainplan.SameEntries(before.DrainTargets, entry.DrainTargets):
-		return gone(entry)
+		return glance.Gone(entry)
 	}
-	return max(before.PodsGonePeak, gone(entry))
+	return max(before.PodsGonePeak, glance.Gone(entry))
 }
 
 // moreGone reports whether the number of pods that have left one of the nodes has reached a new
@@ -188,7 +193,7 @@ func moreGone(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStat
 // compared with the time before.
 func (n *nodeCount) movedAt(entry *v1alpha1.NodeMaintenanceNodeStatus, now time.Time) time.Time {
 	// Outside of stage Drain, gone may exceed PodsGonePeak.
-	cameBack := int(max(0, entry.PodsGonePeak-gone(entry)))
+	cameBack := int(max(0, entry.PodsGonePeak-glance.Gone(entry)))
 	if cameBack >= len(n.moves) {
 		return time.Time{}
 	}
@@ -223,7 +228,11 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 		moved:          left.moved,
 	}, f.now)
 	d.status.LastProgressTimestamp = last
-	p.blocked, p.waits = left.isBlocked(), left.targeted == 0
+	if p.paused = describePause(nm, left); p.paused != "" {
+		// The API server makes the time of the resume the time of the last progress.
+		return p
+	}
+	p.blocked, p.waits, p.noNodes = left.isBlocked(), left.targeted == 0, len(f.subject.nodes) == 0
 	if p.blocked {
 		p.worst = left.worst()
 	}
@@ -255,15 +264,15 @@ func (m *member) problems(f *facts) []loop.Failure {
 }
 
 // showFailure returns the status of a maintenance with the error of its sync in the condition
-// Progressing, if the sync has failed for long enough. Nothing else in the status changes.
+// Progressing, if the sync has failed for long enough. Otherwise only Ready changes in the status.
 func (c *Controller) showFailure(nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenanceStatus, bool) {
 	all, _ := c.problems.Visible(nm.Name)
 	if len(all) == 0 {
 		return nil, false
 	}
-	status := nm.Status.DeepCopy()
-	setCondition(nm, status, v1alpha1.ConditionProgressing,
-		verdict{metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed, describe(all)}, c.clock.Now())
+	status, failed := nm.Status.DeepCopy(), verdict{metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed, describe(all)}
+	setCondition(nm, status, v1alpha1.ConditionProgressing, failed, c.clock.Now())
+	setReady(nm, status, readyOfFailed(nm, failed), c.clock.Now())
 	return status, true
 }
 

@@ -196,7 +196,7 @@ func TestNoEvacuationOnADeselectedNode(t *testing.T) {
 }
 
 // TestMaintenanceEndsBesideOneThatHasNoTargets covers a second maintenance of the node, whose
-// requester may not delete the node.
+// requester may not maintain the node.
 func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)))

@@ -259,7 +259,8 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 				evacuators: list{deploymentClass}, owners: owners{rs: true, web: test.web},
 				pods: webs(2), budgets: limits{web(0, closed)},
 			}.preview(t)
-			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, remove the node " +
+			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0) and cannot open by itself. " +
+				"The owner of the app can change it (kubectl describe pdb web -n shop). Otherwise remove the node " +
 				"from the selector of the maintenance, or delete the pod by hand. " + test.want
 			if got := out.Blockers[0].Message; got != want {
 				t.Errorf("got  %q\nwant %q", got, want)

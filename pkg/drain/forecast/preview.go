@@ -55,7 +55,7 @@ type Member struct {
 	// Ignored is the number of nodes that match its selector and are ignored because they are too
 	// new.
 	Ignored int
-	// Refused are the names of nodes that its requester may not delete. The maintenance does not
+	// Refused are the names of nodes that its requester may not maintain. The maintenance does not
 	// change these nodes.
 	Refused sets.Set[string]
 }
@@ -80,8 +80,8 @@ type Situation struct {
 	Subject Member
 	// Unchecked is the number of the subject's nodes for which no authorization check was made.
 	Unchecked int
-	// Draining are the other maintenances in stage Drain that share nodes with the subject,
-	// directly or through further maintenances.
+	// Draining are the other maintenances in stage Drain that are not paused and share nodes with
+	// the subject, directly or through further maintenances.
 	Draining []Member
 	// Sharing are the other maintenances on the subject's nodes that have not ended, in any stage.
 	Sharing []Member

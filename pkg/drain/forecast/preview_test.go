@@ -254,7 +254,7 @@ func TestHead(t *testing.T) {
 	is.True(t, out.NodeCount == 2 && out.NodesRefused == 1, "%d nodes, %d refused", out.NodeCount, out.NodesRefused)
 	want := []v1alpha1.PreviewNode{
 		{Name: "n1", UID: "uid-n1", PodCount: 1, Message: "Evacuating"},
-		{Name: "n2", UID: "uid-n2", Refused: true, Message: `Not drained: user "ann" may not delete this node.`},
+		{Name: "n2", UID: "uid-n2", Refused: true, Message: `Not drained: user "ann" may not maintain this node.`},
 	}
 	is.Slices(t, out.Nodes, want, "nodes")
 }

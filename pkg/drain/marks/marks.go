@@ -106,6 +106,12 @@ func CordonedBy(node *corev1.Node) Owners {
 	return Read(node, v1alpha1.AnnotationCordonedBy).Maintenances
 }
 
+// IsCordonedByOthers reports whether a node is cordoned and no annotation records that the server
+// cordoned it. Only a maintenance that goes from Idle straight to Complete removes such a cordon.
+func IsCordonedByOthers(node *corev1.Node) bool {
+	return node.Spec.Unschedulable && len(CordonedBy(node)) == 0
+}
+
 // TaintedBy returns the maintenances that the annotation about the taints of a node names,
 // regardless of the storage.
 func TaintedBy(node *corev1.Node) Owners {

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"slices"
 
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // Owner is the kind of owner of a pod. The remedy for a budget that never allows an eviction
@@ -69,16 +71,20 @@ func OwnerOf(controller *metav1.OwnerReference) Owner {
 // controller may move the pod's role to another pod, which changes what the budget allows.
 func (o Owner) IsOperator() bool { return o.kind == ownerOperator }
 
-// remedy returns advice about a budget that never allows an eviction, in sentences.
-func (o Owner) remedy() string {
+// neverAllows returns the message about a budget that never allows an eviction: what it asks for,
+// whether it can open without a change of it, and who can change it.
+func (o Owner) neverAllows(budget *policyv1.PodDisruptionBudget, why string) string {
 	const narrow = "remove the node from the selector of the maintenance"
 	switch o.kind {
 	case ownerDeployment:
-		return fmt.Sprintf("The owner of the app can change the budget, or set the annotation %s: %s on the Deployment: unless an autoscaler scales it, "+
-			"its pods are then replaced before they leave. Or %s.", v1alpha1.AnnotationSurge, v1alpha1.SurgeAlways, narrow)
+		return fmt.Sprintf("%s The owner of the app can change it (%s), or set the annotation %s: %s on the Deployment: unless an autoscaler scales it, "+
+			"its pods are then replaced before they leave. Or %s.",
+			wording.NeverOpens(budget.Name, why), commandOf(budget), v1alpha1.AnnotationSurge, v1alpha1.SurgeAlways, narrow)
 	case ownerOperator:
-		return fmt.Sprintf("%s owns the pod: its operator may give the pod's role to another pod, and then the budget allows the eviction. "+
-			"If it does not, ask the owner of the app, or %s. Do not delete the pod by hand.", o.name, narrow)
+		return fmt.Sprintf("%s never allows an eviction (%s). %s owns the pod: its operator may give the pod's role to another pod, and then the budget "+
+			"allows the eviction. If it does not, the owner of the app can change the budget (%s). Or %s. Do not delete the pod by hand.",
+			wording.Budget(budget.Name), why, o.name, commandOf(budget), narrow)
 	}
-	return fmt.Sprintf("Change the budget, %s, or delete the pod by hand.", narrow)
+	return fmt.Sprintf("%s The owner of the app can change it (%s). Otherwise %s, or delete the pod by hand.",
+		wording.NeverOpens(budget.Name, why), commandOf(budget), narrow)
 }

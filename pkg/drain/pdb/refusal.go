@@ -10,6 +10,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // maxDisruptedPods is the maximum number of evictions under a budget that the API server grants
@@ -43,8 +44,8 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 	if message, failed := SyncFailure(budget); failed {
 		return Refusal{
 			Reason: v1alpha1.ReasonPodDisruptionBudgetSyncFailed,
-			Message: fmt.Sprintf("PodDisruptionBudget %s cannot be computed and so never allows a disruption: %s. Correct the budget, or delete the pod by hand.",
-				budget.Name, message),
+			Message: fmt.Sprintf("%s The owner of the app can correct it (%s). Otherwise delete the pod by hand.",
+				wording.NeverOpens(budget.Name, "it cannot be computed: "+strings.TrimRight(message, ". ")), commandOf(budget)),
 		}
 	}
 	if hasTooManyDisruptedPods(budget) {
@@ -53,12 +54,12 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 	}
 	refusal := Refusal{Reason: v1alpha1.ReasonPodDisruptionBudget}
 	if CountsNone(budget) {
-		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: its pods have no controller, so the number of expected pods is not known. "+
-			"Set its minAvailable to a number, or delete the pod by hand.", budget.Name)
+		refusal.Message = fmt.Sprintf("%s The owner of the app can set its minAvailable to a number (%s). Otherwise delete the pod by hand.",
+			wording.NeverOpens(budget.Name, "its pods have no controller, so the number of expected pods is not known"), commandOf(budget))
 		return refusal
 	}
 	if why, never := NeverAllows(budget); never {
-		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s never allows an eviction (%s). %s", budget.Name, why, owner.remedy())
+		refusal.Message = owner.neverAllows(budget, why)
 		return refusal
 	}
 	if !IsCurrent(budget) {
@@ -70,6 +71,11 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 		"The pod leaves when more pods of the budget are healthy, or the budget requires fewer.",
 		budget.Name, status.CurrentHealthy, status.ExpectedPods, status.DesiredHealthy)
 	return refusal
+}
+
+// commandOf returns the command that shows a budget.
+func commandOf(budget *policyv1.PodDisruptionBudget) string {
+	return wording.BudgetCommand(budget.Namespace, budget.Name)
 }
 
 // HeldByUnhealthy reports whether a budget allows no disruption because the pod itself, or other

@@ -25,9 +25,9 @@ const (
 )
 
 // NotAuthorizedMessage returns the message for a node that the requester of the maintenance may not
-// delete.
+// maintain.
 func NotAuthorizedMessage(username string) string {
-	const format = NotDrained + "user %q may not delete this node."
+	const format = NotDrained + "user %q may not maintain this node."
 	for limit := MaxMessageBytes - len(format); ; limit-- {
 		// Quoting makes a name longer if the name has characters that must be escaped.
 		if message := fmt.Sprintf(format, Fit(username, limit)); len(message) <= MaxMessageBytes {

@@ -43,10 +43,10 @@ func TestWaitMessage(t *testing.T) {
 }
 
 func TestNotAuthorizedMessage(t *testing.T) {
-	is.Equal(t, NotAuthorizedMessage("x"), `Not drained: user "x" may not delete this node.`)
+	is.Equal(t, NotAuthorizedMessage("x"), `Not drained: user "x" may not maintain this node.`)
 	for _, user := range []string{strings.Repeat("u", 300), strings.Repeat(`"`, 300), strings.Repeat("ü", 300)} {
 		if got := NotAuthorizedMessage(user); len(got) > MaxMessageBytes ||
-			!strings.HasSuffix(got, "may not delete this node.") {
+			!strings.HasSuffix(got, "may not maintain this node.") {
 			t.Errorf("got %d bytes: %s", len(got), got)
 		}
 	}

@@ -34,7 +34,7 @@ type Maintenance struct {
 	Created time.Time
 	// Plan is the completed drain plan, in order.
 	Plan []v1alpha1.DrainPlanEntry
-	// Nodes are the names of the selected nodes that the requester may delete.
+	// Nodes are the names of the selected nodes that the requester may maintain.
 	Nodes []string
 	// Uncordoned are the Nodes that have not been observed as cordoned. While there are any, the
 	// maintenance raises no targets, since the scheduler could still bind a pod to one of them

@@ -880,7 +880,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason is the reason why the drain of the node differs from that of the other nodes, for programs: drainMessage is for people and is omitted if the status becomes too large. It is empty in stage Idle, and if the drain of the node does not differ: NotAuthorized, TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.\n\nPossible enum values:\n - `\"FastForwarded\"` means that another maintenance has drained the node further than the plan of this one allows. The pods of the node are evacuated nevertheless.\n - `\"NodeGone\"` means that the node no longer exists. It joins again if it is registered under the same name.\n - `\"NotAuthorized\"` means that the requester may not delete the node. It is neither cordoned nor drained.\n - `\"NotCordoned\"` means that the node is not cordoned, or that the server has not checked yet whether the requester may delete it. Its pods are not evacuated.\n - `\"NotReleased\"` means that the server cannot release a node that the maintenance no longer holds.\n - `\"Releasing\"` means that the maintenance no longer holds the node, but the server has not released it yet.\n - `\"TooManyMaintenances\"` means that the maximum number of other maintenances holds the node. This maintenance holds it after one of them has ended.",
+							Description: "reason is the reason why the drain of the node differs from that of the other nodes, for programs: drainMessage is for people and is omitted if the status becomes too large. It is empty in stage Idle, and if the drain of the node does not differ: NotAuthorized, TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.\n\nPossible enum values:\n - `\"FastForwarded\"` means that another maintenance has drained the node further than the plan of this one allows. The pods of the node are evacuated nevertheless.\n - `\"NodeGone\"` means that the node no longer exists. It joins again if it is registered under the same name.\n - `\"NotAuthorized\"` means that the requester may not maintain the node. It is neither cordoned nor drained. If the requester has lost the right, or the node has another pool, since the maintenance took the node, the node stays cordoned and no further pod is evacuated.\n - `\"NotCordoned\"` means that the node is not cordoned, or that the server has not checked yet whether the requester may maintain it. Its pods are not evacuated.\n - `\"NotReleased\"` means that the server cannot release a node that the maintenance no longer holds.\n - `\"Releasing\"` means that the maintenance no longer holds the node, but the server has not released it yet.\n - `\"TooManyMaintenances\"` means that the maximum number of other maintenances holds the node. This maintenance holds it after one of them has ended.",
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"FastForwarded", "NodeGone", "NotAuthorized", "NotCordoned", "NotReleased", "Releasing", "TooManyMaintenances"},
@@ -888,7 +888,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"pool": {
 						SchemaProps: spec.SchemaProps{
-							Description: "pool is the value of the node's pool label (--pool-label of the server) when the maintenance took the node. The right for this pool is enough to release the node. At most 63 bytes.",
+							Description: "pool is the value of the node's pool label (--pool-label of the server) when the maintenance took the node, if the right of the requester to maintain the node came from this pool. The right to this pool is sufficient to release the node, even if the node has another pool now. At most 63 bytes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1680,7 +1680,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewNode(ref common.ReferenceCallba
 					},
 					"refused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "refused is true if the user in spec.requestedBy is not allowed to delete the node, which is therefore neither cordoned nor drained.",
+							Description: "refused is true if the user in spec.requestedBy is not allowed to maintain the node, which is therefore neither cordoned nor drained.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -23,7 +23,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/forecast"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
@@ -44,7 +43,7 @@ const (
 	// retryAfter is the delay, in seconds, after which a client may retry a request that timed out.
 	retryAfter = 10
 	// askAtMost is the maximum number of nodes that are checked by name for each maintenance. The
-	// preview assumes that the requester may delete all further nodes.
+	// preview assumes that the requester may maintain all further nodes.
 	askAtMost = 1000
 )
 
@@ -56,8 +55,8 @@ type Config struct {
 	Authorizer authorizer.UnconditionalAuthorizer
 	// Evacuators are the classes of the enabled built-in evacuators.
 	Evacuators []string
-	// AskEveryNodeByName is the option of the same name in admission.
-	AskEveryNodeByName bool
+	// Rules are the rules about the right to maintain nodes that admission has as well.
+	Rules rights.Rules
 	// Maintenances returns all maintenances that have not ended (see NotDone).
 	Maintenances func(context.Context) ([]*v1alpha1.NodeMaintenance, error)
 	// UnprotectedAllAtOnce is set if pods that no budget protects do not wait for other pods of
@@ -187,7 +186,7 @@ func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *v1alp
 		if touches(m) {
 			s.Sharing = append(s.Sharing, m)
 		}
-		if v1alpha1.IsDraining(other) {
+		if v1alpha1.IsDraining(other) && !v1alpha1.IsPaused(other) {
 			candidates = append(candidates, m)
 		}
 	}
@@ -231,8 +230,8 @@ func (p *Previewer) authorize(ctx context.Context, s *forecast.Situation) error 
 	return nil
 }
 
-// refuse sets the nodes of a maintenance that its requester may not delete, and returns the number
-// of nodes that were not checked.
+// refuse sets the nodes of a maintenance that its requester may not maintain, and returns the
+// number of nodes that were not checked.
 func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked int, err error) {
 	requester := m.Spec.RequestedBy
 	if requester == nil || requester.Username == "" {
@@ -243,15 +242,10 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 	}
 	var nodes rights.Nodes
 	for _, n := range m.Nodes {
-		if protocol.IsControlPlane(n) {
-			nodes.ControlPlane = append(nodes.ControlPlane, n.Name)
-		} else {
-			nodes.Others = append(nodes.Others, n.Name)
-		}
+		nodes.Add(p.config.Rules, n.Name, n)
 	}
 	q := rights.Questioner{
-		Authorizer: p.config.Authorizer, User: rights.UserOf(requester),
-		EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost,
+		Authorizer: p.config.Authorizer, User: rights.UserOf(requester), Rules: p.config.Rules, AtMost: askAtMost,
 	}
 	verdict, err := q.Ask(ctx, nodes)
 	m.Refused.Insert(verdict.Refused...)

@@ -61,16 +61,18 @@ var ErrAsking = errors.New("the authorizer has not responded yet")
 // errTimeout is the error of an access review without a response.
 var errTimeout = errors.New("the authorizer did not respond in time")
 
-// Answer is the known result of the access review for one user and one node.
+// Answer is the known result of the access reviews for one user and one node.
 type Answer struct {
-	// Allowed is set if the user may delete the node.
+	// Allowed is set if the user may maintain the node.
 	Allowed bool
+	// Pool is the pool of the node if Allowed comes from the right to this pool.
+	Pool string
 	// Stale is set if Allowed comes from an expired access review. A stale answer is sufficient to
 	// keep a node that the maintenance already holds, but not to hold another node.
 	Stale bool
 	// Err is the reason why there is no valid answer: ErrAsking, or the error of the last access
-	// review. If Err is set and Stale is false, it is not known whether the user may delete the
-	// node.
+	// review. If Err is set and Stale is false, it is not known whether the user may maintain
+	// the node.
 	Err error
 }
 
@@ -78,13 +80,13 @@ type Answer struct {
 type CacheConfig struct {
 	// Authorizer is the authorizer of the host cluster.
 	Authorizer authorizer.UnconditionalAuthorizer
-	// EveryByName disables the shortcut of a single access review for all nodes.
-	EveryByName bool
+	// Rules decide which rights are sufficient.
+	Rules Rules
 	// Clock is the clock for the expiry of answers.
 	Clock clock.WithTicker
 }
 
-// Cache caches which users may delete which nodes. It makes access reviews in the background, so no
+// Cache caches which users may maintain which nodes. It makes access reviews in the background, so no
 // caller waits for them. It is safe for concurrent use.
 type Cache struct {
 	config      CacheConfig
@@ -101,9 +103,10 @@ type Cache struct {
 
 type userAnswers struct {
 	user user.Info
-	// byName has the answers by the name of the node. The empty name stands for all nodes.
-	byName map[string]*knownAnswer
-	// sampled are the worker nodes that are checked by name although the user may delete all nodes.
+	// known has the answers about nodes, about all nodes, and about pools.
+	known map[subject]*knownAnswer
+	// sampled are the worker nodes that are checked by name although the user may maintain all
+	// nodes.
 	sampled map[string]struct{}
 
 	// queue has the waiting access reviews, in order. asked is the number of access reviews in
@@ -135,11 +138,10 @@ type knownAnswer struct {
 	waiting, served sets.Set[string]
 }
 
-// question is an access review for one node, or for all nodes if name is empty. The answer is
-// stored in known.
+// question is a check of one subject. The answer is stored in known.
 type question struct {
 	of    *userAnswers
-	name  string
+	about subject
 	known *knownAnswer
 	// ofSilent is set if the previous access review of the user had timed out when this one was
 	// sent.
@@ -160,20 +162,20 @@ func (c *Cache) Subscribe(answered func(node string)) {
 	c.subscribers = append(c.subscribers, answered)
 }
 
-// Ask returns, by name, whether the user may delete each of the nodes, as far as this is known now.
-// It requests unknown answers in the background. A missing answer for one node does not affect the
-// answers for other nodes. For each node, the first row that applies selects the access review that
+// Ask returns, by name, whether the user may maintain each of the nodes, as far as this is known
+// now. It requests unknown answers in the background. A missing answer for one node does not affect
+// the answers for other nodes. For each node, the first row that applies selects the check that
 // decides:
 //
 //	there is no requester                     none: not allowed
 //	the requester is the node                 none: allowed
-//	EveryByName, or the user may not          the access review for the node
-//	delete all nodes
-//	no answer for all nodes                   the access review for the node if there was one
-//	                                          before, otherwise unknown
-//	node of the control plane, refused        the access review for the node
-//	before, or one of a hundred others
-//	any other node                            the access review for all nodes
+//	EveryByName, or the user may not          the check of the pool; unless that is allowed or
+//	maintain all nodes                        unknown, the check of the node
+//	no answer for all nodes                   the same if there was an answer for the pool or the
+//	                                          node before, otherwise unknown
+//	node of the control plane, refused        the check of the node; if that is refused, the check
+//	before, or one of a hundred others        of the pool
+//	any other node                            the check of all nodes
 //
 // Then the first row that applies selects the answer:
 //
@@ -204,32 +206,79 @@ func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, n
 	defer c.mu.Unlock()
 	of := c.of(requester)
 	var all Answer
-	if !c.config.EveryByName {
-		all = c.answer(ctx, of, "", "", nodes)
+	if !c.config.Rules.EveryByName {
+		all = c.answer(ctx, of, subject{}, "", nodes)
 	}
 	for _, node := range nodes {
-		if of.isAskedByName(node, all) {
-			answers[node.Name] = c.answer(ctx, of, node.Name, node.UID, []*corev1.Node{node})
-		} else {
-			answers[node.Name] = all
-		}
+		answers[node.Name] = c.ofNode(ctx, of, node, all)
 	}
 	return answers
 }
 
-// isAskedByName reports whether the node needs an access review of its own, because the answer for
-// all nodes does not cover it.
-func (u *userAnswers) isAskedByName(node *corev1.Node, all Answer) bool {
-	known := u.byName[node.Name]
-	answered := known != nil && known.uid == node.UID && known.answered
-	switch {
-	case all.Allowed:
-		return protocol.IsControlPlane(node) || answered && !known.allowed || u.samples(node.Name)
-	case all.Err != nil:
-		// Do not make an access review for each of thousands of nodes: they would fail as well.
-		return answered
+// ofNode returns the answer for one node. all is the answer for all nodes. The caller must have
+// locked mu.
+func (c *Cache) ofNode(ctx context.Context, of *userAnswers, node *corev1.Node, all Answer) Answer {
+	if all.Allowed && !of.isAskedByName(node) {
+		return all
 	}
-	return true
+	named, one := subject{name: node.Name}, []*corev1.Node{node}
+	pool := subject{isPool: true, name: c.config.Rules.PoolOf(node)}
+	byName := func() Answer { return c.answer(ctx, of, named, node.UID, one) }
+	byPool := func() Answer {
+		if pool.name == "" {
+			return Answer{}
+		}
+		answer := c.answer(ctx, of, pool, "", one)
+		if answer.Allowed {
+			answer.Pool = pool.name
+		}
+		return answer
+	}
+	if all.Allowed {
+		answer := byName()
+		if answer.Allowed || answer.Err != nil {
+			return answer
+		}
+		return byPool()
+	}
+	knowsName := of.hasAnswer(named, node.UID)
+	if all.Err != nil && !knowsName && !of.hasAnswer(pool, "") {
+		// Do not make an access review for each of thousands of nodes: they would fail as well.
+		return all
+	}
+	answer := byPool()
+	switch {
+	case answer.Allowed && !answer.Stale:
+		return answer
+	case !knowsName && answer.Err != nil:
+		// Do not check each node of a pool by name before the answer about the pool is there.
+		return answer
+	case !knowsName && all.Err != nil:
+		return all
+	}
+	return better(answer, byName())
+}
+
+// better returns the answer to the question whether one of two rights is granted.
+func better(a, b Answer) Answer {
+	switch {
+	case b.Allowed && (!b.Stale || !a.Allowed), !a.Allowed && a.Err == nil:
+		return b
+	}
+	return a
+}
+
+// isAskedByName reports whether a node needs a check of its own although the user may maintain all
+// nodes.
+func (u *userAnswers) isAskedByName(node *corev1.Node) bool {
+	named := subject{name: node.Name}
+	return protocol.IsControlPlane(node) || u.hasAnswer(named, node.UID) && !u.known[named].allowed || u.samples(node.Name)
+}
+
+// hasAnswer reports whether there was an answer about a subject.
+func (u *userAnswers) hasAnswer(about subject, uid types.UID) bool {
+	known := u.known[about]
+	return known != nil && known.uid == uid && known.answered
 }
 
 // samples reports whether the node is in the sample of nodes that are checked by name. It adds the
@@ -245,15 +294,15 @@ func (u *userAnswers) samples(name string) bool {
 	return true
 }
 
-// answer returns the answer for one node, or for all nodes if the name is empty. If the answer has
-// expired, it requests a new one, and the subscribers are called for the given nodes later. The
+// answer returns the answer about a subject; uid is that of the node if it is one. If the answer
+// has expired, it requests a new one, and the subscribers are called for the given nodes later. The
 // caller must have locked mu.
-func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid types.UID, nodes []*corev1.Node) Answer {
+func (c *Cache) answer(ctx context.Context, of *userAnswers, about subject, uid types.UID, nodes []*corev1.Node) Answer {
 	now := c.config.Clock.Now()
-	known := of.byName[name]
+	known := of.known[about]
 	if known == nil || known.uid != uid {
 		known = &knownAnswer{uid: uid, waiting: sets.New[string](), served: sets.New[string]()}
-		of.byName[name] = known
+		of.known[about] = known
 	}
 	known.used = now
 	for _, node := range nodes {
@@ -262,7 +311,7 @@ func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid ty
 	if known.answered && now.Sub(known.at) < AnswerTTL {
 		return Answer{Allowed: known.allowed}
 	}
-	c.ask(ctx, question{of: of, name: name, known: known})
+	c.ask(ctx, question{of: of, about: about, known: known})
 	for _, node := range nodes {
 		known.waiting.Insert(node.Name)
 	}
@@ -340,7 +389,7 @@ func (c *Cache) next() (question, bool) {
 // reviews.
 func (c *Cache) work(ctx context.Context, q question) {
 	asking, cancel := context.WithTimeoutCause(ctx, answerWithin, errTimeout)
-	allowed, err := ask(asking, c.config.Authorizer, q.of.user, "delete", q.name)
+	allowed, err := ask(asking, c.config.Authorizer, q.of.user, q.about)
 	timedOut := asking.Err() != nil
 	cancel()
 	for _, node := range c.finish(ctx, q, allowed, err, timedOut) {
@@ -405,7 +454,7 @@ func (c *Cache) of(requester *authenticationv1.UserInfo) *userAnswers {
 	identity := identify(requester)
 	of := c.users[identity]
 	if of == nil {
-		of = &userAnswers{user: UserOf(requester), byName: map[string]*knownAnswer{}, sampled: map[string]struct{}{}}
+		of = &userAnswers{user: UserOf(requester), known: map[subject]*knownAnswer{}, sampled: map[string]struct{}{}}
 		c.users[identity] = of
 	}
 	return of
@@ -448,14 +497,14 @@ func (c *Cache) due() []question {
 	now := c.config.Clock.Now()
 	var due []question
 	for identity, of := range c.users {
-		maps.DeleteFunc(of.byName, func(_ string, known *knownAnswer) bool { return now.Sub(known.used) > forgetAfter })
-		maps.DeleteFunc(of.sampled, func(name string, _ struct{}) bool { return of.byName[name] == nil })
-		if len(of.byName) == 0 {
+		maps.DeleteFunc(of.known, func(_ subject, known *knownAnswer) bool { return now.Sub(known.used) > forgetAfter })
+		maps.DeleteFunc(of.sampled, func(name string, _ struct{}) bool { return of.known[subject{name: name}] == nil })
+		if len(of.known) == 0 {
 			delete(c.users, identity)
 		}
-		for name, known := range of.byName {
+		for about, known := range of.known {
 			if known.err != nil || known.answered && now.Sub(known.at) >= renewAfter {
-				due = append(due, question{of: of, name: name, known: known})
+				due = append(due, question{of: of, about: about, known: known})
 			}
 		}
 	}

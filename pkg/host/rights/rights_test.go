@@ -36,11 +36,19 @@ type host struct {
 	fails   map[string]error
 	hangs   map[string]bool
 	asked   []string
+	// maintains has the nodes and pools that bob may maintain: nodes/NAME, where an empty name
+	// stands for all nodes, and nodepools/NAME. The map fails has the same keys. maintainAsked are
+	// the access reviews about this verb.
+	maintains     map[string]bool
+	maintainAsked []string
 }
 
 var errDown = errors.New("the webhook is down")
 
 func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetVerb() == "maintain" {
+		return h.maintain(a)
+	}
 	h.mu.Lock()
 	h.asked = append(h.asked, a.GetName())
 	name := a.GetName()
@@ -50,7 +58,7 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	}
 	h.mu.Unlock()
 	switch {
-	case a.GetVerb() != "delete" || a.GetResource() != "nodes" || a.GetUser().GetName() != "bob":
+	case a.GetVerb() != "delete" || a.GetResource() != "nodes" || a.GetAPIGroup() != "" || a.GetUser().GetName() != "bob":
 		return authorizer.DecisionNoOpinion, "", fmt.Errorf("asked for the wrong thing: %v", a)
 	case hangs:
 		<-ctx.Done()
@@ -72,11 +80,11 @@ func (h *host) take() []string {
 	return asked
 }
 
-// count returns the number of access reviews since the last call of take.
+// count returns the number of access reviews since the last calls of take and takeMaintain.
 func (h *host) count() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.asked)
+	return len(h.asked) + len(h.maintainAsked)
 }
 
 func (h *host) set(change func(*host)) {
@@ -88,6 +96,7 @@ func (h *host) set(change func(*host)) {
 func may(names ...string) *host {
 	h := &host{
 		allowed: map[string]bool{}, denied: map[string]bool{}, fails: map[string]error{}, hangs: map[string]bool{},
+		maintains: map[string]bool{},
 	}
 	for _, name := range names {
 		h.allowed[name] = true
@@ -187,7 +196,7 @@ func TestEveryByNameAsksForEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes := workers(300)
 		h := mayAll(nodes)
-		c := NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}, EveryByName: true})
+		c := NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}, Rules: Rules{EveryByName: true}})
 		expectAllowed(t, settled(t, c, h, bob, nodes), len(nodes))
 		if asked := h.take(); len(asked) != 300 || slices.Contains(asked, "") {
 			t.Errorf("got %d questions, want one for each node", len(asked))
@@ -255,7 +264,7 @@ func TestSilentAuthorizer(t *testing.T) {
 		for _, n := range nodes {
 			h.hangs[n.Name] = true
 		}
-		c := NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}, EveryByName: true})
+		c := NewCache(CacheConfig{Authorizer: h, Clock: clock.RealClock{}, Rules: Rules{EveryByName: true}})
 		start := time.Now()
 		for name, answer := range settled(t, c, h, bob, nodes) {
 			if answer.Allowed || !errors.Is(answer.Err, ErrAsking) {
@@ -289,7 +298,7 @@ func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
 			nodes := workers(100)
 			h := mayAll(nodes)
 			authorizer := silentAbout{host: h, users: map[string]bool{}}
-			c := NewCache(CacheConfig{Authorizer: authorizer, Clock: clock.RealClock{}, EveryByName: true})
+			c := NewCache(CacheConfig{Authorizer: authorizer, Clock: clock.RealClock{}, Rules: Rules{EveryByName: true}})
 			for i := range silent {
 				authorizer.users[fmt.Sprintf("silent-%d", i)] = true
 			}

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package windowsagent has the end-to-end tests of the node agent as a Windows service. They run
-// under wine; docs/node-agent.md names the differences from Windows.
+// under wine; docs/evidence-node-agent.md names the differences from Windows.
 package windowsagent
 
 import (

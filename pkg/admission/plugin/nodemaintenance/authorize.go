@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -18,7 +19,6 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
 	"haulout.dev/haulout/pkg/host/rights"
@@ -46,6 +46,8 @@ type change struct {
 	leaving nodeSet
 	// held are the names of the nodes that the maintenance holds before the write.
 	held sets.Set[string]
+	// pools are the pools in the status before the write, by the name of the node.
+	pools map[string]string
 }
 
 // changeOf returns the effect of a write. It includes the nodes that stay selected, since a change
@@ -55,7 +57,7 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 	if err != nil {
 		return nil, err
 	}
-	c := &change{all: all, leaving: nodeSet{}, held: sets.New[string]()}
+	c := &change{all: all, leaving: nodeSet{}, held: sets.New[string](), pools: map[string]string{}}
 	if nm != nil && nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
 		if c.selected, err = selectNodes(ctx, nm, all); err != nil {
 			return nil, err
@@ -88,10 +90,26 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 			}
 		}
 	}
+	c.readPools(old)
 	for _, node := range c.selected {
 		delete(c.leaving, node.Name)
 	}
 	return c, nil
+}
+
+// readPools reads the pools through which a maintenance has taken its nodes. The pool of a node that
+// was deleted does not count for a new node with the same name.
+func (c *change) readPools(old *maintenance.NodeMaintenance) {
+	if old == nil {
+		return
+	}
+	for i := range old.Status.NodeStatuses {
+		status := &old.Status.NodeStatuses[i]
+		node := c.leaving[status.NodeRef.Name]
+		if status.Pool != "" && (node == nil || node.UID == status.NodeRef.UID) {
+			c.pools[status.NodeRef.Name] = status.Pool
+		}
+	}
 }
 
 func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*corev1.Node) ([]*corev1.Node, error) {
@@ -107,50 +125,46 @@ func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*co
 	return nodes, err
 }
 
-// inOrder returns the nodes sorted, so that a repeated request checks the same nodes.
-func (s nodeSet) inOrder() rights.Nodes {
-	var nodes rights.Nodes
-	for name, node := range s {
-		nodes = appendNode(nodes, name, node)
+// toCheck returns the nodes that leave, sorted, so that a repeated request checks the same nodes,
+// and the nodes that stay or join. To release a node, the right to the pool through which the
+// maintenance has taken it is sufficient: otherwise users could not end their maintenance after
+// somebody has changed the labels of a node.
+func (c *change) toCheck(rules rights.Rules) (leaving, joining rights.Nodes) {
+	for _, name := range slices.Sorted(maps.Keys(c.leaving)) {
+		var stored []string
+		if pool := c.pools[name]; pool != "" {
+			stored = append(stored, pool)
+		}
+		leaving.Add(rules, name, c.leaving[name], stored...)
 	}
-	slices.Sort(nodes.ControlPlane)
-	slices.Sort(nodes.Others)
-	return nodes
-}
-
-func appendNode(nodes rights.Nodes, name string, node *corev1.Node) rights.Nodes {
-	if protocol.IsControlPlane(node) {
-		nodes.ControlPlane = append(nodes.ControlPlane, name)
-	} else {
-		nodes.Others = append(nodes.Others, name)
-	}
-	return nodes
-}
-
-// authorize refuses the write if the user is not allowed to delete its nodes. It has no cache of
-// its own: if a conflict repeats the request, the delegated authorizer uses its cache.
-func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *change) error {
-	var joining rights.Nodes
 	for _, node := range c.selected {
-		joining = appendNode(joining, node.Name, node)
+		joining.Add(rules, node.Name, node)
 	}
+	return leaving, joining
+}
+
+// authorize refuses the write if the user is not allowed to maintain its nodes. It has no cache of
+// its own: if a conflict repeats the request, the delegated authorizer uses its cache. It returns
+// the pools through which the user is allowed to maintain nodes, by the name of the node.
+func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *change) (map[string]string, error) {
 	q := rights.Questioner{
-		Authorizer: p.authorizer, User: a.GetUserInfo(), EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost, RefusalsAtMost: refusalsAtMost,
+		Authorizer: p.authorizer, User: a.GetUserInfo(), Rules: p.rules, AtMost: askAtMost, RefusalsAtMost: refusalsAtMost,
 	}
 	asking, cancel := withTimeToAnswer(ctx)
 	defer cancel()
-	verdict, err := q.AskChange(asking, c.leaving.inOrder(), joining)
+	leaving, joining := c.toCheck(p.rules)
+	verdict, err := q.AskChange(asking, leaving, joining)
 	switch {
 	case len(verdict.Refused) > 0:
-		return admission.NewForbidden(a, fmt.Errorf("user %q may not delete %s, so the user may neither put them under maintenance nor release them",
-			a.GetUserInfo().GetName(), describeRefused(asking, q, verdict)))
+		return nil, admission.NewForbidden(a, fmt.Errorf("user %q may not maintain %s", a.GetUserInfo().GetName(),
+			p.describeRefused(asking, q, verdict, leaving, joining)))
 	case errors.Is(err, context.DeadlineExceeded) && len(c.leaving) > 0:
-		return admission.NewForbidden(a, fmt.Errorf("the authorizer did not answer in time whether user %q may delete each of the %d nodes to release; "+
+		return nil, admission.NewForbidden(a, fmt.Errorf("the authorizer did not answer in time whether user %q may maintain each of the %d nodes to release; "+
 			"release the nodes in steps, by narrowing spec.nodeSelector", a.GetUserInfo().GetName(), len(c.leaving)))
 	case err != nil:
-		return apierrors.NewInternalError(err)
+		return nil, apierrors.NewInternalError(err)
 	}
-	return nil
+	return verdict.Pools, nil
 }
 
 // withTimeToAnswer returns a context that ends shortly before the request does, so that time for a
@@ -163,25 +177,47 @@ func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, time.Until(deadline)*4/5)
 }
 
-// describeRefused names the refused nodes that the user may read, and counts the other refused
-// nodes. A selector matches labels, so the name of a matching node would reveal its labels to a
-// user who may not read the node.
-func describeRefused(ctx context.Context, q rights.Questioner, verdict rights.Verdict) string {
-	var names []string
+// describeRefused names the refused nodes that the user may read, counts the other refused nodes,
+// and describes which rights would be sufficient. A selector matches labels, so the name of a
+// matching node, or its pool, would reveal its labels to a user who may not read the node.
+func (p *Plugin) describeRefused(ctx context.Context, q rights.Questioner, verdict rights.Verdict, all ...rights.Nodes) string {
+	var names, pools []string
 	for _, name := range verdict.Refused {
-		if q.MayGet(ctx, name) {
-			names = append(names, name)
+		if !q.MayGet(ctx, name) {
+			continue
+		}
+		names = append(names, name)
+		for _, nodes := range all {
+			pools = append(pools, nodes.Pools[name]...)
 		}
 	}
-	count := fmt.Sprintf("%d of the nodes", len(verdict.Refused))
+	text := fmt.Sprintf("%d of the nodes", len(verdict.Refused))
 	if verdict.More {
-		count = fmt.Sprintf("at least %d of the nodes", len(verdict.Refused))
+		text = fmt.Sprintf("at least %d of the nodes", len(verdict.Refused))
 	}
 	switch hidden := len(verdict.Refused) - len(names); {
 	case len(names) == 0:
-		return count
 	case hidden > 0:
-		return fmt.Sprintf("%s (%s and %d that the user may not get)", count, strings.Join(names, ", "), hidden)
+		text += fmt.Sprintf(" (%s and %d that the user may not get)", strings.Join(names, ", "), hidden)
+	default:
+		text += fmt.Sprintf(" (%s)", strings.Join(names, ", "))
 	}
-	return fmt.Sprintf("%s (%s)", count, strings.Join(names, ", "))
+	slices.Sort(pools)
+	return text + ", so the user may neither put them under maintenance nor release them; " + p.sufficient(slices.Compact(pools))
+}
+
+// sufficient describes which rights are sufficient to maintain a node. pools are the pools of
+// refused nodes.
+func (p *Plugin) sufficient(pools []string) string {
+	text := fmt.Sprintf("for each node, one of these rights is needed: %q on nodes (the core API group), or %q on nodes of %s",
+		"delete", rights.VerbMaintain, v1alpha1.GroupName)
+	if p.rules.PoolLabel == "" {
+		return text
+	}
+	which := "the name of a pool"
+	if len(pools) > 0 {
+		which = "here " + strings.Join(pools, ", ")
+	}
+	return text + fmt.Sprintf(", or, except for control-plane nodes, %q on nodepools of that group (the pool is the label %s; %s)",
+		rights.VerbMaintain, p.rules.PoolLabel, which)
 }

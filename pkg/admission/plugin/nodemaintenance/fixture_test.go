@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -24,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 	"haulout.dev/haulout/pkg/testing/build"
@@ -48,11 +50,15 @@ type host struct {
 	// hidden are the nodes that the user may not get.
 	hidden map[string]bool
 	// hangs has the nodes for which the authorizer does not respond before the request ends.
-	hangs   map[string]bool
-	fails   map[string]bool
-	asked   []string
-	running int
-	most    int
+	hangs map[string]bool
+	fails map[string]bool
+	asked []string
+	// maintains has the nodes and pools that the user may maintain: nodes/NAME and nodepools/NAME.
+	// maintainAsked are the access reviews about this verb.
+	maintains     []string
+	maintainAsked []string
+	running       int
+	most          int
 }
 
 func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -61,6 +67,9 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	}
 	if a.GetVerb() == "get" {
 		return authorizer.DecisionNoOpinion, "", nil
+	}
+	if a.GetVerb() == "maintain" && a.GetAPIGroup() == "maintenance.haulout.dev" && a.GetUser() == h.user {
+		return h.maintain(a)
 	}
 	h.mu.Lock()
 	h.running++
@@ -83,6 +92,18 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	case h.fails[a.GetName()]:
 		return authorizer.DecisionNoOpinion, "", errors.New("the webhook is down")
 	case h.allowed[a.GetName()]:
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// maintain answers access reviews about the verb maintain.
+func (h *host) maintain(a authorizer.Attributes) (authorizer.Decision, string, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	about := a.GetResource() + "/" + a.GetName()
+	h.maintainAsked = append(h.maintainAsked, about)
+	if slices.Contains(h.maintains, about) {
 		return authorizer.DecisionAllow, "", nil
 	}
 	return authorizer.DecisionNoOpinion, "", nil
@@ -115,7 +136,7 @@ func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1
 	t.Helper()
 	host := kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
 	own := informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0)
-	plugin := New(Config{})
+	plugin := New(rights.Rules{})
 	server := &identity.Server{}
 	server.Set(self)
 	initializer.Dependencies{Informers: own, Identity: server, NodeName: "home"}.Initialize(plugin)

@@ -15,12 +15,13 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // FuzzValidate writes generated maintenances as a user who may delete only the nodes of the pool
-// blue. An admitted maintenance must not hold or release other nodes. To find the selected nodes,
-// the test uses the node affinity of Kubernetes.
+// blue, and as a user who may maintain this pool. An admitted maintenance must not hold or release
+// other nodes. To find the selected nodes, the test uses the node affinity of Kubernetes.
 func FuzzValidate(f *testing.F) {
 	const blue = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"a"},` +
 		`"spec":{"stage":"Drain","nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"In","values":["blue"]}]}]}}}`
@@ -45,18 +46,23 @@ func FuzzValidate(f *testing.F) {
 			}
 			nm.Status = old.Status
 		}
-		fixture := newFixture(t, may("blue-1", "blue-2"), twoPools)
-		ctx, _ := fixture.context(request{by: bob, nm: nm, old: old})
-		if err := fixture.validate(ctx, request{by: bob, nm: nm, old: old}); err != nil {
-			return
+		ofPool := may()
+		ofPool.maintains = []string{"nodepools/blue"}
+		admitted := false
+		for _, h := range []*host{may("blue-1", "blue-2"), ofPool} {
+			fixture := newFixture(t, h, twoPools)
+			fixture.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			ctx, _ := fixture.context(request{by: bob, nm: nm, old: old})
+			admitted = fixture.validate(ctx, request{by: bob, nm: nm, old: old}) == nil || admitted
 		}
-		if old != nil && apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) {
-			return // the write has no effect on nodes
+		// A write without a new spec has no effect on nodes.
+		if !admitted || old != nil && apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) {
+			return
 		}
 		for _, m := range []*maintenance.NodeMaintenance{nm, old} {
 			for _, name := range touched(t, m) {
 				if name != "blue-1" && name != "blue-2" {
-					t.Fatalf("%s may not delete node %s, but may write\n%+v\nin place of\n%+v", bob.Name, name, nm, old)
+					t.Fatalf("%s may not maintain node %s, but may write\n%+v\nin place of\n%+v", bob.Name, name, nm, old)
 				}
 			}
 		}

@@ -45,7 +45,7 @@ func newShutdownOf(nm, old *maintenance.NodeMaintenance) string {
 // validateShutdowns limits the number of stored maintenances that announce shutdowns of a node. It
 // also counts the maintenances that another user has changed since, so that a node cannot fill the
 // storage with them. Other users can create such a maintenance only for an existing node that they
-// may delete.
+// may maintain.
 func (p *Plugin) validateShutdowns(a admission.Attributes, nm, old *maintenance.NodeMaintenance) error {
 	node := newShutdownOf(nm, old)
 	if node == "" {

@@ -13,6 +13,7 @@ import (
 	"io"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,31 +33,23 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 )
 
 // PluginName is the name of the plugin in flags and configuration.
 const PluginName = "NodeMaintenance"
 
-// Config has the settings of the plugin.
-type Config struct {
-	// AskEveryNodeByName disables a shortcut for users who may delete all nodes: by default, the
-	// plugin checks only the control-plane nodes and a hundred other nodes by name for such a user.
-	// Set this if an authorizer denies individual nodes by name to a user who may delete all nodes.
-	AskEveryNodeByName bool
-}
-
-// Register adds the plugin. The configuration is read when the plugin is created, after flag
-// parsing.
-func Register(plugins *admission.Plugins, config *Config) {
-	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) { return New(*config), nil })
+// Register adds the plugin. The rules are read when the plugin is created, after flag parsing.
+func Register(plugins *admission.Plugins, rules *rights.Rules) {
+	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) { return New(*rules), nil })
 }
 
 // Plugin admits NodeMaintenances.
 type Plugin struct {
 	*admission.Handler
 
-	config       Config
+	rules        rights.Rules
 	identity     *identity.Server
 	authorizer   authorizer.UnconditionalAuthorizer
 	nodes        corelisters.NodeLister
@@ -77,8 +70,8 @@ var (
 )
 
 // New returns the plugin, which must still be initialized.
-func New(config Config) *Plugin {
-	p := &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), config: config}
+func New(rules rights.Rules) *Plugin {
+	p := &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), rules: rules}
 	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfControlPlane, p.warnOfOthers, warnOfGroups, warnOfStatusSize}
 	return p
 }
@@ -161,8 +154,9 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
+	var pools map[string]string
 	if !isNode {
-		if err := p.authorize(ctx, a, change); err != nil {
+		if pools, err = p.authorize(ctx, a, change); err != nil {
 			return err
 		}
 	}
@@ -170,12 +164,15 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return err
 	}
 	if !sendsToNodes(nm, old) {
+		for _, text := range warnOfUncordon(nm, old, change) {
+			warning.AddWarning(ctx, "", text)
+		}
 		return nil
 	}
 	if err := p.validateHolders(ctx, a, nm, change); err != nil {
 		return err
 	}
-	if err := validateStatusSize(nm, len(change.selected)); err != nil {
+	if err := validateStatusSize(nm, change.selected, pools); err != nil {
 		return err
 	}
 	p.warn(ctx, nm, change)
@@ -239,14 +236,18 @@ func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 }
 
 // validateStatusSize refuses a maintenance whose status could not be stored with all its drain
-// targets: otherwise the server would cordon its nodes, but could not store the progress of the
-// drain.
-func validateStatusSize(nm *maintenance.NodeMaintenance, nodes int) error {
+// targets and pools: otherwise the server would cordon its nodes, but could not store the progress
+// of the drain. pools are the pools of nodes that the status will have, by the name of the node.
+func validateStatusSize(nm *maintenance.NodeMaintenance, selected []*corev1.Node, pools map[string]string) error {
 	versioned := &v1alpha1.NodeMaintenance{}
 	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {
 		return apierrors.NewInternalError(err)
 	}
+	nodes := len(selected)
 	bytes := size.StatusBytes(versioned.Spec.DrainPlan, nodes)
+	for _, node := range selected {
+		bytes += size.PoolBytes(pools[node.Name])
+	}
 	if bytes <= size.MaxStatusBytes {
 		return nil
 	}

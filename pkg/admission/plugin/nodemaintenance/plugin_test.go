@@ -94,6 +94,11 @@ func TestAuthorization(t *testing.T) {
 			},
 			refused: []string{"new-1"},
 		},
+		"pause a drain of nodes that the user may delete":      {may: blue, request: request{nm: maintain(pools("blue"), paused), old: ofBlue}},
+		"pause a drain of a node that the user may not delete": {may: first, request: request{nm: maintain(pools("blue"), paused), old: ofBlue}, refused: second},
+		"resume a drain of a node that the user may not delete": {
+			may: first, request: request{nm: ofBlue, old: maintain(pools("blue"), paused)}, refused: second,
+		},
 		"change the reason": {request: request{nm: maintain(pools("red"), because("x")), old: ofRed}, refused: red},
 		"add an owner, so that the maintenance is garbage-collected": {
 			request: request{nm: maintain(pools("red"), ownedBy("x")), old: ofRed}, refused: red,
@@ -234,7 +239,7 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 		"the user may not delete all nodes: access reviews for all, and 500 nodes, the control plane first": {
 			host: may(allOf(nodes)...), least: 501, most: 501, always: []string{"", "z-1", "z-2", "n-0000", "n-0497"},
 		},
-		"with AskEveryNodeByName, no access review for all nodes": {
+		"with EveryByName, no access review for all nodes": {
 			host: may(append(allOf(nodes), "")...), byName: true, least: 500, most: 500,
 			always: []string{"z-1", "z-2", "n-0497"},
 		},
@@ -261,7 +266,7 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, test.host, nodes)
-			f.plugin.config.AskEveryNodeByName = test.byName
+			f.plugin.rules.EveryByName = test.byName
 			r := request{by: bob, nm: maintain(pools("blue"))}
 			ctx, _ := f.context(r)
 			err := f.validate(ctx, r)
@@ -299,9 +304,9 @@ func TestCancelledRequestIsNotAllowed(t *testing.T) {
 
 func TestRegister(t *testing.T) {
 	plugins := admission.NewPlugins()
-	config := &Config{}
-	Register(plugins, config)
-	config.AskEveryNodeByName = true
+	rules := &rights.Rules{}
+	Register(plugins, rules)
+	rules.EveryByName = true
 	plugin, err := plugins.InitPlugin(PluginName, nil, admission.PluginInitializers{})
 	is.True(t, err != nil, "got no error for a plugin that was not initialized")
 	is.True(t, plugin == nil, "got plugin %v, want none", plugin)
@@ -326,7 +331,7 @@ func everything(t *testing.T) admission.PluginInitializer {
 
 func (i initialize) Initialize(plugin admission.Interface) {
 	p := plugin.(*Plugin)
-	is.True(i.t, p.config.AskEveryNodeByName, "the plugin has the configuration from before the flags were parsed")
+	is.True(i.t, p.rules.EveryByName, "the plugin has the rules from before the flags were parsed")
 	p.SetExternalKubeInformerFactory(kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0))
 	p.SetUnconditionalAuthorizer(may())
 	p.SetDependencies(initializer.Dependencies{
@@ -400,11 +405,11 @@ func TestErrorsNameOnlyNodesThatTheUserMayGet(t *testing.T) {
 		hidden []string
 		want   string
 	}{
-		"the user may get all nodes": {want: "may not delete 2 of the nodes (blue-1, blue-2),"},
+		"the user may get all nodes": {want: "may not maintain 2 of the nodes (blue-1, blue-2),"},
 		"the user may get one node": {
-			hidden: []string{"blue-1"}, want: "may not delete 2 of the nodes (blue-2 and 1 that the user may not get),",
+			hidden: []string{"blue-1"}, want: "may not maintain 2 of the nodes (blue-2 and 1 that the user may not get),",
 		},
-		"the user may get no node": {hidden: []string{"blue-1", "blue-2"}, want: "may not delete 2 of the nodes,"},
+		"the user may get no node": {hidden: []string{"blue-1", "blue-2"}, want: "may not maintain 2 of the nodes,"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := may()

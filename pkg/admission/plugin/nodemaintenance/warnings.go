@@ -18,6 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 )
 
 const (
@@ -183,6 +184,26 @@ func warnOfStatusSize(_ context.Context, w *write) []string {
 	}
 	return []string{fmt.Sprintf("spec.drainPlan: the status of %d nodes may take %.1f MiB; messages of individual nodes may be omitted",
 		len(w.selected), float64(estimate)/(1<<20))}
+}
+
+// warnOfUncordon warns of a maintenance that never held its nodes and goes to stage Complete, which
+// makes them schedulable (KEP-4212, section "NodeMaintenance"), if other clients have cordoned some
+// of the nodes.
+func warnOfUncordon(nm, old *maintenance.NodeMaintenance, c *change) []string {
+	if nm == nil || nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete || old != nil && old.Spec.Stage != maintenance.NodeMaintenanceStageIdle {
+		return nil
+	}
+	var names []string
+	for name, node := range c.leaving {
+		if node != nil && marks.IsCordonedByOthers(node) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	return []string{listNames("spec.stage: from Idle to Complete also uncordons nodes that others cordoned: ", names)}
 }
 
 // listNames appends as many names as fit into a warning, and the number of the omitted names.

@@ -161,6 +161,49 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
+// TestWarningOfUncordon covers the warning that a maintenance uncordons nodes for which other users
+// are responsible.
+func TestWarningOfUncordon(t *testing.T) {
+	cordoned := func(n *corev1.Node, by string) *corev1.Node {
+		n.Spec.Unschedulable = true
+		if by != "" {
+			n.Annotations = map[string]string{
+				v1alpha1.AnnotationCordonedBy: `{"storage":"s","maintenances":{"` + by + `":"uid"}}`,
+			}
+		}
+		return n
+	}
+	nodes := []*corev1.Node{
+		node("blue-1", "blue"), cordoned(node("blue-2", "blue"), ""), cordoned(node("blue-3", "blue"), "other"),
+		cordoned(node("red-1", "red"), ""),
+	}
+	ends := maintain(pools("blue"), atStage("Complete"))
+	const want = "spec.stage: from Idle to Complete also uncordons nodes that others cordoned: blue-2"
+	for name, test := range map[string]struct {
+		request request
+		want    []string
+	}{
+		"from Idle to Complete": {request{nm: ends, old: maintain(pools("blue"), atStage("Idle"))}, []string{want}},
+		"created in Complete":   {request{nm: ends}, []string{want}},
+		"no node is cordoned":   {request{nm: maintain(pools("green"), atStage("Complete"))}, nil},
+		"from Cordon to Complete": {
+			request{nm: ends, old: maintain(pools("blue"), atStage("Cordon"), holding("blue-2"))}, nil,
+		},
+		"already complete": {
+			request{nm: maintain(pools("blue"), atStage("Complete"), because("x")), old: ends}, nil,
+		},
+		"an Idle maintenance is deleted": {request{old: maintain(pools("blue"), atStage("Idle"))}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.request.by = bob
+			f := newFixture(t, may(append(allOf(nodes), "")...), nodes)
+			ctx, warnings := f.context(test.request)
+			must.Do(t, f.validate(ctx, test.request))
+			is.Equal(t, strings.Join(warnings.Texts(), "\n"), strings.Join(test.want, "\n"))
+		})
+	}
+}
+
 func TestWarningsAreLimitedInNumberAndLength(t *testing.T) {
 	f := newFixture(t, may(), nil)
 	f.plugin.warners = []warner{func(context.Context, *write) []string {

@@ -162,8 +162,41 @@ func State(e *v1alpha1.Evacuation) StateWord {
 	return StateWaiting
 }
 
-// Nodes returns the number of nodes of a maintenance: those that it selects and, once it ends, those
-// that it selected then. Nodes that are released or that no longer exist do not count.
+// IsOver reports whether an Evacuation in a state is complete.
+func IsOver(state StateWord) bool {
+	return state == StateGone || state == StateEnded || state == StateCancelled
+}
+
+// StateSince returns the time since which an Evacuation has been in its state. It is the creation
+// if the state has not changed since then.
+func StateSince(e *v1alpha1.Evacuation) metav1.Time {
+	last := e.CreationTimestamp
+	later := func(at *metav1.Time) {
+		if at != nil && last.Before(at) {
+			last = *at
+		}
+	}
+	transition := func(conditionType string) {
+		if condition := meta.FindStatusCondition(e.Status.Conditions, conditionType); condition != nil {
+			later(&condition.LastTransitionTime)
+		}
+	}
+	switch state := State(e); {
+	case IsOver(state):
+		transition(v1alpha1.ConditionComplete)
+		return last
+	case state == StateMoving:
+		transition(v1alpha1.ConditionLeaving)
+		if e.Status.EvacuationProgressTimestamp != nil {
+			later(e.Status.ActiveEvacuatorSince)
+		}
+	}
+	transition(v1alpha1.ConditionBlocked)
+	return last
+}
+
+// Nodes returns the number of nodes of a maintenance: those that it selects and, once it ends,
+// those that it selected then. Nodes that are released or that no longer exist do not count.
 func Nodes(nm *v1alpha1.NodeMaintenance) int {
 	if v1alpha1.IsEnding(nm) {
 		return int(nm.Status.Nodes)
@@ -177,8 +210,8 @@ func Nodes(nm *v1alpha1.NodeMaintenance) int {
 	return n
 }
 
-// DrainedNodes returns the number of nodes of a maintenance from which all pods that the plan covers
-// have left.
+// DrainedNodes returns the number of nodes of a maintenance from which all pods that the plan
+// covers have left.
 func DrainedNodes(nm *v1alpha1.NodeMaintenance) int {
 	n := 0
 	for i := range nm.Status.NodeStatuses {
@@ -192,8 +225,8 @@ func DrainedNodes(nm *v1alpha1.NodeMaintenance) int {
 }
 
 // Pods returns how many pods have left the nodes of a maintenance, and how many had to leave: those
-// that have left and those that are left. Once the maintenance ends, it has no counters of its nodes
-// any more, and the waves tell how many pods were left.
+// that have left and those that are left. Once the maintenance ends, it has no counters of its
+// nodes any more, and the waves tell how many pods were left.
 func Pods(nm *v1alpha1.NodeMaintenance) (gone, all int) {
 	gone = int(nm.Status.PodsGone)
 	if v1alpha1.IsEnding(nm) {

@@ -363,7 +363,7 @@ func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
 // the reason. Programs must not parse this message.
 func TurnMessage(class, account string) string {
 	if class == v1alpha1.EvacuatorClassEviction {
-		return "The pod will be evicted, within its disruption budget if it has one: " + account + "."
+		return "The pod waits for its eviction: " + account + "."
 	}
 	return "Evacuator " + class + " is active: " + account + "."
 }

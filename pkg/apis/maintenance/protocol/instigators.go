@@ -4,6 +4,7 @@
 package protocol
 
 import (
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -11,6 +12,13 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
+
+// InstigatorManual is the name of people as an instigator: the command `kubectl maintenance
+// evacuate` uses it. The role haulout-evacuation-admin includes the right to it.
+const InstigatorManual = "manual." + v1alpha1.GroupName
+
+// FinalizerInstigatorManual is the instigator finalizer of people.
+const FinalizerInstigatorManual = v1alpha1.FinalizerInstigatorPrefix + InstigatorManual
 
 // IsInstigatorFinalizer returns the name of the instigator to which a finalizer belongs, and false
 // for other finalizers.
@@ -42,6 +50,22 @@ func HasInstigator(finalizers []string) bool {
 // internal or a versioned Evacuation.
 func IsWithdrawn(evacuation metav1.Object) bool {
 	return evacuation.GetDeletionTimestamp() != nil || !HasInstigator(evacuation.GetFinalizers())
+}
+
+// OnlyMaintenancesAsk reports whether NodeMaintenances are the only instigators of an evacuation.
+// Without an instigator it returns true.
+func OnlyMaintenancesAsk(evacuation metav1.Object) bool {
+	return !slices.ContainsFunc(evacuation.GetFinalizers(), func(finalizer string) bool {
+		_, isInstigator := IsInstigatorFinalizer(finalizer)
+		return isInstigator && finalizer != v1alpha1.FinalizerInstigatorNodeMaintenance
+	})
+}
+
+// IsPaused reports whether the condition Blocked of an Evacuation says that its maintenances are
+// paused.
+func IsPaused(evacuation *v1alpha1.Evacuation) bool {
+	blocked := meta.FindStatusCondition(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
+	return blocked != nil && blocked.Reason == v1alpha1.ReasonPaused
 }
 
 // IsComplete reports whether an Evacuation is complete.

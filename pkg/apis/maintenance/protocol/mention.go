@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // NoLeaderWarning is the beginning of the warning in the server's responses about a NodeMaintenance
@@ -35,6 +36,29 @@ func Mention(nm *v1alpha1.NodeMaintenance) string {
 // the mention.
 func LeavesFor(mention string) string {
 	return " The pod leaves for " + mention + "."
+}
+
+// AddLeavesFor adds the sentence of LeavesFor to a message of at most MaxMessage bytes, unless the
+// message names the maintenance already: an evacuator may have named it in a report that the
+// message quotes.
+func AddLeavesFor(message string, nm *v1alpha1.NodeMaintenance) string {
+	if names(message, nm.Name) {
+		return message
+	}
+	suffix := LeavesFor(Mention(nm))
+	return wording.Cut(message, MaxMessage-len(suffix)) + suffix
+}
+
+// names reports whether a message names a NodeMaintenance, and not only another one whose name
+// begins in the same way.
+func names(message, name string) bool {
+	_, rest, found := strings.Cut(message, "NodeMaintenance "+name)
+	if !found {
+		return false
+	}
+	next := strings.TrimLeft(rest, ".")
+	isNamed := next == "" || !strings.ContainsAny(next[:1], "abcdefghijklmnopqrstuvwxyz0123456789-")
+	return isNamed || names(rest, name)
 }
 
 // OneLine converts a text that a user wrote to one line of at most limit bytes. It joins white

@@ -65,7 +65,7 @@ func digest(text string, digits int) string {
 
 // NodeOfShutdown returns the node whose shutdown a NodeMaintenance announces, or "". Such a
 // maintenance has the name of ShutdownName and the boot ID in its annotation, and selects exactly
-// the node by name, so that only a user with the right to delete the node can create such a
+// the node by name, so that only a user with the right to maintain the node can create such a
 // maintenance. The result does not change when another user completes the maintenance.
 func NodeOfShutdown(meta *metav1.ObjectMeta, selector *corev1.NodeSelector) string {
 	bootID := meta.Annotations[v1alpha1.AnnotationBootID]

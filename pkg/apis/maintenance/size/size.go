@@ -34,6 +34,9 @@ const (
 	// protobuf. It includes the data of field managers and evacuators.
 	MaxEvacuationBytes = 64 << 10
 
+	// fixedBytes is the size of what does not depend on nodes and plan: the totals, the pause with
+	// the longest name of a user, and five conditions with messages of 400 bytes.
+	fixedBytes = 4 << 10
 	// nodeBytes is the size of a node in a stored status without its targets and its message. It
 	// assumes a name of 63 characters, about the maximum at cloud providers, and the longest reason
 	// of a node that has targets.
@@ -62,8 +65,12 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 		perNode += max(0, size-targets[key])
 		targets[key] = max(size, targets[key])
 	}
-	return perNode*nodes + waveBytes*len(plan)
+	return fixedBytes + perNode*nodes + waveBytes*len(plan)
 }
+
+// PoolBytes returns the number of bytes that a pool adds to the stored status of a node, compared
+// with an empty one. Labels are so short that their length takes one byte.
+func PoolBytes(pool string) int { return len(pool) }
 
 // EvacuationMetadataBytes returns the size to which MaxEvacuationMetadataBytes applies.
 func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {

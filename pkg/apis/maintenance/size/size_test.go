@@ -127,6 +127,15 @@ func TestLabelBytes(t *testing.T) {
 	}
 }
 
+// TestPoolBytes compares the bytes with those of a node status that is stored.
+func TestPoolBytes(t *testing.T) {
+	without := (&v1alpha1.NodeMaintenanceNodeStatus{}).Size()
+	for _, length := range []int{0, 1, 63} {
+		pool := strings.Repeat("p", length)
+		is.Equal(t, PoolBytes(pool), (&v1alpha1.NodeMaintenanceNodeStatus{Pool: pool}).Size()-without, fmt.Sprintf("bytes of a pool of %d characters", length))
+	}
+}
+
 func TestStatusBytes(t *testing.T) {
 	plan := func(own int, value string) []v1alpha1.DrainPlanEntry {
 		nm := &v1alpha1.NodeMaintenance{}
@@ -158,8 +167,23 @@ func TestStatusBytes(t *testing.T) {
 			}
 		})
 	}
+	t.Run("the default plan over 4,900 nodes of pools with short names", func(t *testing.T) {
+		got := StatusBytes(plan(0, ""), 4900) + 4900*PoolBytes("pool-001")
+		is.True(t, got <= MaxStatusBytes, "got %d bytes, the limit is %d", got, MaxStatusBytes)
+	})
 	t.Run("it is not less than the stored size", func(t *testing.T) {
-		stored := &v1alpha1.NodeMaintenanceStatus{}
+		stored := &v1alpha1.NodeMaintenanceStatus{
+			ObservedGeneration: 1 << 60, Nodes: 1000, PodsGone: 1 << 30,
+			Pause: &v1alpha1.NodeMaintenancePause{By: strings.Repeat("x", 1024), Since: metav1.Unix(1<<40, 0)},
+		}
+		for _, conditionType := range []string{
+			v1alpha1.ConditionDrained, v1alpha1.ConditionProgressing, v1alpha1.ConditionReady, v1alpha1.ConditionStalled, v1alpha1.ConditionNodeMessagesOmitted,
+		} {
+			stored.Conditions = append(stored.Conditions, metav1.Condition{
+				Type: conditionType, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonDrainCompleteWithPodsLeft, ObservedGeneration: 1 << 60,
+				LastTransitionTime: metav1.Unix(1<<40, 0), Message: strings.Repeat("x", 400),
+			})
+		}
 		entries := plan(10, "value")
 		reached := map[string]v1alpha1.DrainPlanEntry{}
 		for _, e := range entries {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // IsEnding reports whether a maintenance releases its nodes: its stage is Complete, or it is being
@@ -36,6 +38,11 @@ func (s NodeMaintenanceStage) IsKnown() bool {
 // deleted.
 func IsDraining(nm *NodeMaintenance) bool {
 	return !IsEnding(nm) && nm.Spec.Stage == NodeMaintenanceStageDrain
+}
+
+// IsPaused reports whether a maintenance is in stage Drain and spec.paused stops the drain.
+func IsPaused(nm *NodeMaintenance) bool {
+	return IsDraining(nm) && nm.Spec.Paused
 }
 
 // IsDone reports whether a maintenance has released all of its nodes: it is ending, and the server
@@ -94,6 +101,15 @@ func NodeStatusOf(nm *NodeMaintenance, node NodeReference) *NodeMaintenanceNodeS
 // CompareAge orders maintenances by their creation, then by name: the oldest first.
 func CompareAge(a, b *NodeMaintenance) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+}
+
+// NotObserved returns the condition Ready of a new object. Without it, tools that wait for Ready
+// take an object without conditions for ready.
+func NotObserved(created metav1.Time) metav1.Condition {
+	return metav1.Condition{
+		Type: ConditionReady, Status: metav1.ConditionUnknown, Reason: ReasonNotObserved, LastTransitionTime: created,
+		Message: "The server has not written the status since the creation of the object",
+	}
 }
 
 // RequesterOf returns the name of the user who requested a maintenance; "" if unknown.

@@ -40,7 +40,9 @@ const (
 	// cause and a remedy.
 	ConditionBlocked = "Blocked"
 
-	// ConditionLeaving is True when an eviction of the pod was accepted or the pod is terminating.
+	// ConditionLeaving is True while the pod is stopping because its eviction was accepted or
+	// another client deleted it. It is omitted before, and for the first seconds, in which most
+	// pods stop. It is omitted again when the evacuation is complete.
 	ConditionLeaving = "Leaving"
 
 	// ReasonPodDeleted (Complete): the pod no longer exists.
@@ -50,6 +52,8 @@ const (
 	// ReasonCancelled (Complete): the evacuator stopped after the last instigator withdrew its
 	// request.
 	ReasonCancelled = "Cancelled"
+	// ReasonEvacuating (Ready=False): the pod has not left yet, and it is not blocked.
+	ReasonEvacuating = "Evacuating"
 
 	// ReasonPodDisruptionBudget (Blocked): the pod's budget currently allows no disruption.
 	ReasonPodDisruptionBudget = "PodDisruptionBudget"
@@ -71,8 +75,8 @@ const (
 	// ReasonPodWaits (not Blocked): it is the pod's turn to be evicted, but it waits for other pods
 	// of its workload, or its eviction is refused for now; the message has the cause.
 	ReasonPodWaits = "PodWaits"
-	// ReasonPodStopping (not Blocked): the pod is stopping within its grace period; the message has
-	// the end.
+	// ReasonPodStopping (Leaving, not Blocked): the pod is stopping within its grace period; the
+	// message has the end.
 	ReasonPodStopping = "PodStopping"
 	// ReasonLongGracePeriod (Blocked): the pod has been stopping within its grace period for longer
 	// than --long-grace.
@@ -252,7 +256,8 @@ type EvacuationStatus struct {
 	// +k8s:maxBytes=1024
 	Message string `json:"message,omitempty" protobuf:"bytes,7,opt,name=message"`
 
-	// conditions are the conditions Complete, Blocked, Leaving, Ready and Stalled. Written by the Haulout server.
+	// conditions are the conditions Complete, Blocked, Leaving, Ready and Stalled. Written by the
+	// Haulout server.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -50,14 +50,15 @@ const (
 type NodeStatusReason string
 
 const (
-	// NodeStatusNotAuthorized means that the requester may not delete the node. It is neither
-	// cordoned nor drained.
+	// NodeStatusNotAuthorized means that the requester may not maintain the node. It is neither
+	// cordoned nor drained. If the requester has lost the right, or the node has another pool, since
+	// the maintenance took the node, the node stays cordoned and no further pod is evacuated.
 	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
 	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the
 	// node. This maintenance holds it after one of them has ended.
 	NodeStatusTooManyMaintenances NodeStatusReason = "TooManyMaintenances"
 	// NodeStatusNotCordoned means that the node is not cordoned, or that the server has not checked
-	// yet whether the requester may delete it. Its pods are not evacuated.
+	// yet whether the requester may maintain it. Its pods are not evacuated.
 	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"
 	// NodeStatusFastForwarded means that another maintenance has drained the node further than the
 	// plan of this one allows. The pods of the node are evacuated nevertheless.
@@ -109,7 +110,7 @@ const (
 	ReasonNotAuthorized = "NotAuthorized"
 	// ReasonNotRequested (Drained=False): the maintenance is not in stage Drain.
 	ReasonNotRequested = "NotRequested"
-	// ReasonNoNodes (Drained=False): the selector matches no node.
+	// ReasonNoNodes (Drained=False, Ready=False, Progressing=True): the selector matches no node.
 	ReasonNoNodes = "NoNodesSelected"
 	// ReasonNodeNotCordoned (Drained=False): the server cannot keep a selected node unschedulable,
 	// and excludes it from the waves; the message names it.
@@ -145,7 +146,8 @@ const (
 	ReasonProgressDraining = "Draining"
 
 	// ReasonPaused (Progressing=False, Drained=False): spec.paused stops the drain; the message
-	// names the user who paused it.
+	// names the user who paused it. It comes after Drained and before Blocked. An Evacuation that
+	// only paused maintenances request has it in the condition Blocked, which is False.
 	ReasonPaused = "Paused"
 
 	// ConditionReady is the condition of both kinds for tools that know no other, such as Flux,
@@ -156,9 +158,15 @@ const (
 	// ConditionStalled is True on a NodeMaintenance while Progressing is False with the reason
 	// Stalled, and on an Evacuation that was cancelled. Such tools report a failure then.
 	ConditionStalled = "Stalled"
-	// ReasonNotObserved (Ready=Unknown): the server has not processed the object since its
-	// creation.
+	// ReasonNotObserved (Ready=Unknown): the server has not written the status since the creation
+	// of the object.
 	ReasonNotObserved = "NotObserved"
+	// ReasonIdle (Ready=True): the maintenance is announced. Stage Idle changes nothing.
+	ReasonIdle = "Idle"
+	// ReasonCordoned (Ready=True): all nodes are cordoned, in stage Cordon.
+	ReasonCordoned = "Cordoned"
+	// ReasonCordoning (Ready=False): some nodes are not cordoned yet, in stage Cordon.
+	ReasonCordoning = "Cordoning"
 
 	// ConditionNodeMessagesOmitted is True while the status has no messages for individual nodes,
 	// because it would be too large with them.
@@ -514,7 +522,9 @@ type NodeMaintenanceNodeStatus struct {
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`
 
 	// pool is the value of the node's pool label (--pool-label of the server) when the maintenance
-	// took the node. The right for this pool is enough to release the node. At most 63 bytes.
+	// took the node, if the right of the requester to maintain the node came from this pool. The
+	// right to this pool is sufficient to release the node, even if the node has another pool now.
+	// At most 63 bytes.
 	// +optional
 	// +k8s:optional
 	// +k8s:maxBytes=63

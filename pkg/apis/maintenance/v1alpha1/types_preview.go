@@ -380,7 +380,7 @@ type PreviewNode struct {
 	// +optional
 	UID types.UID `json:"uid,omitempty" protobuf:"bytes,2,opt,name=uid,casttype=k8s.io/apimachinery/pkg/types.UID"`
 
-	// refused is true if the user in spec.requestedBy is not allowed to delete the node, which is
+	// refused is true if the user in spec.requestedBy is not allowed to maintain the node, which is
 	// therefore neither cordoned nor drained.
 	// +optional
 	Refused bool `json:"refused,omitempty" protobuf:"varint,3,opt,name=refused"`

@@ -178,7 +178,7 @@ const (
 	// NodeReasonNoPodsLeft (DrainInProgress=False, Drained=True): no covered pod is left.
 	NodeReasonNoPodsLeft = NodeReasonPrefix + "NoPodsLeft"
 	// NodeReasonNotAuthorized (DrainInProgress=False, Drained=False): the user who requested a
-	// maintenance is no longer allowed to delete the node, so its drain has stopped.
+	// maintenance is no longer allowed to maintain the node, so its drain has stopped.
 	NodeReasonNotAuthorized = NodeReasonPrefix + "NotAuthorized"
 )
 

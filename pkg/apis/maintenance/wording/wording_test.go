@@ -29,6 +29,19 @@ func TestWording(t *testing.T) {
 	}
 }
 
+func TestBudgetIn(t *testing.T) {
+	for message, want := range map[string]string{
+		NeverOpens("web", "maxUnavailable 0"):             "web",
+		Budget("web") + " allows no disruption":           "web",
+		"The pod is selected by the PodDisruptionBudgets": "",
+		"PodDisruptionBudget":                             "",
+		"PodDisruptionBudget  of nobody":                  "",
+	} {
+		got, ok := BudgetIn(message)
+		is.True(t, got == want && ok == (want != ""), "%q: got %q, %v", message, got, ok)
+	}
+}
+
 // TestRemedies checks that each remedy names a user or component and a command, for every kind of
 // pod.
 func TestRemedies(t *testing.T) {

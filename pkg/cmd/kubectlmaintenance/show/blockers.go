@@ -95,8 +95,11 @@ func (b *Blocker) who(deadline string) string {
 
 func (b *Blocker) deadline() string { return b.until.UTC().Format(time.RFC3339) }
 
-// Look returns a command that shows details.
+// Look returns a command that shows details: for a budget, one that names it.
 func (b *Blocker) Look() string {
+	if name, ok := wording.BudgetIn(b.Message); ok && wording.RemedyFor(b.Reason).OfBudget {
+		return wording.BudgetCommand(b.Namespace, name)
+	}
 	if !b.until.IsZero() {
 		return b.fill("kubectl get evacuations -n %s -o wide")
 	}

@@ -5,7 +5,9 @@ package show
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,48 +33,53 @@ type Moment struct {
 	Warning bool `json:"warning,omitempty"`
 }
 
-// History returns the records in the status of a maintenance and the events about it, the oldest
-// first. The status keeps the stages; the cluster deletes events after an hour, unless it is
-// configured otherwise.
+// The events of the server that repeat a record of the status. They are shown only if the status
+// does not have the record.
+const (
+	eventStageStarted = "StageStarted"
+	eventDrained      = "Drained"
+	eventPaused       = "DrainPaused"
+)
+
+// History returns the records of the past in the status of a maintenance and the events about it,
+// the oldest first. The status keeps the stages; the cluster deletes events after an hour, unless
+// it is configured otherwise. The object names the user of the last stage, and the events those of
+// all stages.
 func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
-	by := ""
-	if nm.Spec.RequestedBy != nil && nm.Spec.RequestedBy.Username != "" {
-		by = ", requested by " + nm.Spec.RequestedBy.Username
-	}
 	moments := []Moment{{Time: nm.CreationTimestamp, What: "Created", Detail: nm.Spec.Reason}}
+	told := map[string]string{}
+	for i := range events {
+		e := &events[i]
+		if e.Regarding.Kind == "NodeMaintenance" && e.Reason == eventStageStarted {
+			stage, by, _ := strings.Cut(e.Note, ", ")
+			told[stage] = by
+			continue
+		}
+		moments = append(moments, momentOf(e, nm))
+	}
 	for i, stage := range nm.Status.StageStatuses {
 		if stage.StartTimestamp == nil {
 			continue
 		}
 		m := Moment{Time: *stage.StartTimestamp, What: "Stage " + string(stage.Name)}
-		if i == len(nm.Status.StageStatuses)-1 {
-			m.Detail = "the current stage" + by
+		m.Detail = told[m.What]
+		if by := v1alpha1.RequesterOf(nm); m.Detail == "" && by != "" && i == len(nm.Status.StageStatuses)-1 {
+			m.Detail = "requested by " + by
 		}
 		moments = append(moments, m)
 	}
-	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil && drained.Reason != v1alpha1.ReasonNotRequested {
-		detail := drained.Reason + ": " + drained.Message
-		if drained.Status != metav1.ConditionTrue {
-			// The message may be newer than the last transition of the condition.
-			detail = "now " + detail
-		}
-		moments = append(moments, Moment{
-			Time: drained.LastTransitionTime, What: "Drained is " + string(drained.Status), Detail: detail,
-			Warning: drained.Status != metav1.ConditionTrue && drained.Reason != v1alpha1.ReasonDrainInProgress,
-		})
+	has := func(reason string) bool {
+		return slices.ContainsFunc(moments, func(m Moment) bool { return m.What == reason && m.Object == "" })
 	}
-	c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
-	if c != nil && c.Reason != v1alpha1.ReasonProgressNotRequested {
-		moments = append(moments, Moment{
-			Time: c.LastTransitionTime, What: "Progressing is " + string(c.Status), Detail: "now " + c.Reason + ": " + c.Message,
-			Warning: c.Status == metav1.ConditionFalse,
-		})
+	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+	if drained != nil && drained.Status == metav1.ConditionTrue && !has(eventDrained) {
+		moments = append(moments, Moment{Time: drained.LastTransitionTime, What: eventDrained, Detail: drained.Message})
+	}
+	if pause := nm.Status.Pause; pause != nil && !has(eventPaused) {
+		moments = append(moments, Moment{Time: pause.Since, What: eventPaused, Detail: "paused by " + pause.By})
 	}
 	if nm.DeletionTimestamp != nil {
 		moments = append(moments, Moment{Time: *nm.DeletionTimestamp, What: "Deletion requested"})
-	}
-	for i := range events {
-		moments = append(moments, momentOf(&events[i], nm))
 	}
 	slices.SortStableFunc(moments, func(a, b Moment) int { return a.Time.Compare(b.Time.Time) })
 	return moments
@@ -90,16 +97,65 @@ func momentOf(e *eventsv1.Event, nm *v1alpha1.NodeMaintenance) Moment {
 	return m
 }
 
+// detailColumns is the least width of the column DETAIL. On a narrower screen, the details are
+// below the moments.
+const detailColumns = 24
+
 // HistoryTable shows one row for each moment, with the time since the first.
-func HistoryTable(moments []Moment) []screen.Line {
-	rows, styles := [][]string{{"TIME", "AFTER", "WHAT", "OBJECT", "DETAIL"}}, []screen.Style{screen.Faint}
+func HistoryTable(moments []Moment, o Options) []screen.Line {
+	rows, styles, details := [][]string{{"TIME", "AFTER", "WHAT"}}, []screen.Style{screen.Faint}, []string{"DETAIL"}
 	for _, m := range moments {
-		style := screen.Plain
+		style, detail := screen.Plain, m.Detail
 		if m.Warning {
 			style = screen.Warning
 		}
-		rows = append(rows, []string{m.Time.UTC().Format(time.RFC3339), ago(m.Time.Time, moments[0].Time.Time), m.What, cmp.Or(m.Object, "-"), m.Detail})
-		styles = append(styles, style)
+		if m.Object != "" {
+			detail = m.Object + ": " + detail
+		}
+		rows = append(rows, []string{m.Time.UTC().Format(time.RFC3339), ago(m.Time.Time, moments[0].Time.Time), m.What})
+		styles, details = append(styles, style), append(details, detail)
 	}
-	return table("", rows, styles)
+	left, start := table("", rows, styles), 0
+	for _, l := range left {
+		start = max(start, len([]rune(l.Text))+2)
+	}
+	var lines []screen.Line
+	for i, l := range left {
+		if start+detailColumns > o.columns() {
+			lines = append(lines, l)
+			if i > 0 {
+				lines = append(lines, wrap("    ", details[i], o.columns(), l.Style)...)
+			}
+			continue
+		}
+		pad := strings.Repeat(" ", start)
+		beside := wrap(pad, details[i], o.columns(), l.Style)
+		if len(beside) > 0 {
+			l.Text += pad[len([]rune(l.Text)):] + beside[0].Text[start:]
+			beside = beside[1:]
+		}
+		lines = append(append(lines, l), beside...)
+	}
+	return lines
+}
+
+// Present shows the conditions of a maintenance, below its history: their messages describe the
+// present, not the time of their last change.
+func Present(nm *v1alpha1.NodeMaintenance, o Options) []screen.Line {
+	var lines []screen.Line
+	for _, c := range nm.Status.Conditions {
+		progress := c.Type == v1alpha1.ConditionDrained || c.Type == v1alpha1.ConditionProgressing
+		if !progress || c.Reason == v1alpha1.ReasonNotRequested || c.Reason == v1alpha1.ReasonProgressNotRequested {
+			continue
+		}
+		style := screen.Plain
+		if _, actionNeeded := obstacleActions[c.Reason]; actionNeeded {
+			style = screen.Warning
+		}
+		lines = append(lines, wrap("  ", fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message), o.columns(), style)...)
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	return append([]screen.Line{{}, line(screen.Heading, "NOW")}, lines...)
 }

@@ -38,11 +38,15 @@ const cordonedAfter = 10 * time.Second
 // details.
 type action struct{ who, look string }
 
+// maintenances is the full name of the resource. Other projects have a resource with the same short
+// name.
+const maintenances = "nodemaintenances." + v1alpha1.GroupName
+
 // obstacleActions maps reasons of an Obstacle to actions. %s stands for the name of the
 // maintenance.
 var obstacleActions = map[string]action{
 	v1alpha1.ReasonNotAuthorized: {
-		wording.Administrator + ", who can grant delete on the nodes or remove them from the selector", "kubectl maintenance preview %s",
+		wording.Administrator + ", who can grant the right to maintain the nodes or remove them from the selector", "kubectl maintenance preview %s",
 	},
 	v1alpha1.ReasonNodeNotCordoned: {
 		wording.Administrator + ", who can stop the client that uncordons the nodes, or remove them from the selector",
@@ -51,7 +55,8 @@ var obstacleActions = map[string]action{
 	v1alpha1.ReasonTooManyMaintenances: {
 		wording.Administrator + ", who can complete maintenances of the nodes that are no longer needed", "kubectl maintenance history %s",
 	},
-	v1alpha1.ReasonNoNodes:            {"the user who requested it, who can change the selector", "kubectl get nodemaintenance %s -o wide"},
+	v1alpha1.ReasonPaused:             {"the user who paused it, who can continue it", "kubectl maintenance resume %s"},
+	v1alpha1.ReasonNoNodes:            {"the user who requested it, who can change the selector", "kubectl get " + maintenances + " %s -o wide"},
 	v1alpha1.ReasonDrainBlocked:       {"the owners of the blocked pods", "kubectl maintenance status %s"},
 	v1alpha1.ReasonProgressBlocked:    {"the owners of the blocked pods", "kubectl maintenance status %s"},
 	v1alpha1.ReasonProgressStalled:    {wording.Administrator, "kubectl maintenance status %s -o wide"},
@@ -68,7 +73,7 @@ func (b *Obstacle) action() action {
 	if a, ok := obstacleActions[b.Reason]; ok {
 		return a
 	}
-	return action{wording.Administrator, "kubectl describe nodemaintenance %s"}
+	return action{wording.Administrator, "kubectl describe " + maintenances + " %s"}
 }
 
 // Stuck returns the condition that reports that a maintenance needs an action of a user to make
@@ -123,7 +128,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 		return out
 	}
 	out = withNodes(out, nm.Name, v1alpha1.ReasonNotAuthorized, NodesFor(nm, v1alpha1.NodeStatusNotAuthorized),
-		"The requester of the maintenance may not delete these nodes, so Haulout neither cordons nor drains them.")
+		"The requester of the maintenance may not maintain these nodes, so Haulout neither cordons nor drains them.")
 	if at := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon); !at.IsZero() && now.Sub(at) >= cordonedAfter {
 		out = withNodes(out, nm.Name, v1alpha1.ReasonNodeNotCordoned, NodesFor(nm, v1alpha1.NodeStatusNotCordoned),
 			"The scheduler may still bind pods to these nodes, so their pods are not evacuated yet.")

@@ -82,7 +82,7 @@ func PreviewWarnings(p *v1alpha1.NodeMaintenancePreview, name string, o Options)
 	}
 	if p.NodesRefused > 0 {
 		lines = append(lines, line(screen.Bad,
-			"  NotAuthorized: the requester may not delete %s; Haulout will neither cordon nor drain these", wording.Count(p.NodesRefused, "node")))
+			"  NotAuthorized: the requester may not maintain %s; Haulout will neither cordon nor drain these", wording.Count(p.NodesRefused, "node")))
 	}
 	if len(lines) == 0 {
 		return nil
@@ -101,7 +101,7 @@ func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
 		return lines
 	}
 	if b.Effect != v1alpha1.PreviewEffectDelayed {
-		first := Blocker{Namespace: b.Pods[0].Namespace, Pod: b.Pods[0].Name, Node: b.Pods[0].Node, Reason: b.Reason}
+		first := Blocker{Namespace: b.Pods[0].Namespace, Pod: b.Pods[0].Name, Node: b.Pods[0].Node, Reason: b.Reason, Message: b.Message}
 		lines = append(lines, whoAndLook("    ", first.Who(), first.Look())...)
 	}
 	const podsShown = 5
@@ -171,7 +171,7 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 		}
 	}
 	if p.NodesUnchecked > 0 {
-		lines = append(lines, line(screen.Faint, "The right to delete %s was not checked; the drain checks it.", wording.Count(p.NodesUnchecked, "node")))
+		lines = append(lines, line(screen.Faint, "The right to maintain %s was not checked; the drain checks it.", wording.Count(p.NodesUnchecked, "node")))
 	}
 	return lines
 }

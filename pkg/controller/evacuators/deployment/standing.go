@@ -25,7 +25,8 @@ const quotaExceeded = "exceeded quota"
 // Standing is the reason why the pods of a Deployment have to stay for now: no replacement could
 // start. The zero value means that there is no such reason.
 type Standing struct {
-	// Reason is a reason of the condition Blocked of Evacuations.
+	// Reason is a reason of the condition Blocked of Evacuations. With PodWaits, the pod stays for
+	// a moment and is not blocked.
 	Reason string
 	// Message has the cause and a remedy.
 	Message string
@@ -57,16 +58,24 @@ func (c *Controller) Standing(p *corev1.Pod) Standing {
 	return c.known.get(key).standing
 }
 
-// StandingOfEvicted returns the reason why a pod that is up for eviction has to stay: it is ready,
-// and its Deployment can create no other pod and has no spare one. If the Deployment has the
-// annotation surge: Disabled, its pods may leave in spite of that.
+// StandingOfEvicted returns the reason why a pod that is up for eviction has to stay: its
+// Deployment is being scaled down, or the pod is ready, and its Deployment can create no other pod
+// and has no spare one. If the Deployment has the annotation surge: Disabled, its pods may leave
+// although it can create no other pod.
 func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	key, ok := c.deploymentOf(p)
 	if !ok || c.off || !pdb.IsReady(p) {
 		return Standing{}
 	}
-	d := c.cached(key)
-	if d == nil || d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
+	// The scale-down that ends a surge must count from the moment of its write.
+	d, exists, err := c.latestDeployments.Get(key.String())
+	if err != nil || !exists {
+		return Standing{}
+	}
+	if shrinking := shrinkingOf(d); shrinking != (Standing{}) {
+		return shrinking
+	}
+	if d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return Standing{}
 	}
 	wanted := surge.Replicas(d)
@@ -77,6 +86,24 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 		return Standing{}
 	}
 	return standingOf(d)
+}
+
+// shrinkingOf returns the reason to stay while a ReplicaSet has to delete pods because its
+// Deployment was scaled down. A budget that expects the new number of pods may still count the pods
+// that the ReplicaSet deletes a moment later. It would then allow evictions which, together with
+// these deletions, leave too few pods. During a rollout, the deployment controller itself keeps the
+// number of available pods. Pods that cannot be deleted are not waited for.
+func shrinkingOf(d *appsv1.Deployment) Standing {
+	wanted := surge.Replicas(d)
+	_, failure := replicaFailureAndReason(d)
+	if d.DeletionTimestamp != nil || d.Status.Replicas <= wanted || d.Status.UpdatedReplicas != d.Status.Replicas || failure == failedDelete {
+		return Standing{}
+	}
+	return Standing{
+		Reason: v1alpha1.ReasonPodWaits,
+		Message: fmt.Sprintf("Deployment %s has %d pods and should have %d: the pod waits until the other pods are deleted.",
+			d.Name, d.Status.Replicas, wanted),
+	}
 }
 
 // standingOf returns the reason to stay if a Deployment cannot create pods. An exceeded quota is no

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -61,7 +62,7 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 			}
 		}
 	}
-	toDelete := func(d *appsv1.Deployment) { d.Status.Conditions[0].Reason = "FailedDelete" }
+	toDelete := func(d *appsv1.Deployment) { d.Status.Conditions[0].Reason = failedDelete }
 	const webhook = `admission webhook "w.example.com" does not answer`
 	for name, tc := range map[string]struct {
 		d     *appsv1.Deployment
@@ -96,5 +97,59 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 				t.Errorf("got %+v, want it to stay: %t", got, tc.stays)
 			}
 		})
+	}
+}
+
+func TestPodUpForEvictionStaysDuringAScaleDown(t *testing.T) {
+	has := func(pods, updated int32) func(*appsv1.Deployment) {
+		return func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = pods, updated }
+	}
+	failing := func(reason string) func(*appsv1.Deployment) {
+		return func(d *appsv1.Deployment) {
+			d.Status.Conditions = []appsv1.DeploymentCondition{
+				{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Reason: reason, Message: "denied"},
+			}
+		}
+	}
+	disabled := func(d *appsv1.Deployment) {
+		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
+	}
+	for name, tc := range map[string]struct {
+		d    *appsv1.Deployment
+		want string
+	}{
+		"a pod has to be deleted":                   {d: newDeployment(2, has(3, 3)), want: v1alpha1.ReasonPodWaits},
+		"a pod has to be deleted, surge: Disabled":  {d: newDeployment(2, has(3, 3), disabled), want: v1alpha1.ReasonPodWaits},
+		"a pod has to be created":                   {d: newDeployment(2, has(1, 1))},
+		"all pods of a surge exist":                 {d: newDeployment(2, recorded(1, 2, web0), has(2, 2))},
+		"a rollout has an extra pod":                {d: newDeployment(2, has(3, 1))},
+		"the pod cannot be deleted":                 {d: newDeployment(2, has(3, 3), failing(failedDelete))},
+		"a pod cannot be created, another one goes": {d: newDeployment(2, has(3, 3), failing(failedCreate)), want: v1alpha1.ReasonPodWaits},
+		"the Deployment is being deleted": {d: newDeployment(2, has(3, 3), func(d *appsv1.Deployment) {
+			d.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+		})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := knowing(t, tc.d).StandingOfEvicted(newTestPod("web-0").Pod); got.Reason != tc.want {
+				t.Errorf("got %+v, want reason %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestScaleDownCountsFromItsWrite writes a scale-down that the cache does not have yet.
+func TestScaleDownCountsFromItsWrite(t *testing.T) {
+	d := newDeployment(3, func(d *appsv1.Deployment) {
+		d.ResourceVersion, d.Status.Replicas, d.Status.UpdatedReplicas = "7", 3, 3
+	})
+	c := knowing(t, d)
+	if got := c.StandingOfEvicted(newTestPod("web-0").Pod); got != (Standing{}) {
+		t.Fatalf("got %+v before the scale-down", got)
+	}
+	written := d.DeepCopy()
+	written.ResourceVersion, written.Spec.Replicas = "8", ptr.To[int32](2)
+	c.latestDeployments.Wrote(written)
+	if got := c.StandingOfEvicted(newTestPod("web-0").Pod); got.Reason != v1alpha1.ReasonPodWaits {
+		t.Errorf("got %+v after the scale-down", got)
 	}
 }

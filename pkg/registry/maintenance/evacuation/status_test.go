@@ -84,7 +84,7 @@ func TestStatusTransitions(t *testing.T) {
 		},
 		"a condition twice": {
 			before: mods(first), user: server, mods: mods(condition("Blocked", "A"), condition("Blocked", "A")),
-			want: []string{"FieldValueDuplicate status.conditions[1]"},
+			want: []string{"FieldValueDuplicate status.conditions[2]"},
 		},
 		"the server completes it": {before: mods(first), user: server, mods: mods(condition("Complete", "PodDeleted"))},
 		"an evacuator reports on a complete Evacuation": {
@@ -203,6 +203,7 @@ func TestHandOverClearsWhatTheLastOneReported(t *testing.T) {
 		ActiveEvacuatorSince:         ptr.To(metav1.NewTime(start).Rfc3339Copy()),
 		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 		Message:                      "first.example.com said it completed",
+		Conditions:                   notObserved(),
 	}
 	is.True(t, equality.Semantic.DeepEqual(got.Status, want), "the status is %+v, want %+v", got.Status, want)
 }
@@ -423,7 +424,7 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 	}{
 		"of a pod without an evacuator": {
 			user: server,
-			want: "The pod will be evicted, within its disruption budget if it has one: it has no evacuator. The pod " +
+			want: "The pod waits for its eviction: it has no evacuator. The pod " +
 				"leaves for " + mention + ".",
 		},
 		"of a pod with an evacuator": {
@@ -431,7 +432,7 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 			want: "Evacuator a.example.com is active: it is the first evacuator. The pod leaves for " + mention + ".",
 		},
 		"without a maintenance that another client names": {
-			user: ann, want: "The pod will be evicted, within its disruption budget if it has one: it has no evacuator.",
+			user: ann, want: "The pod waits for its eviction: it has no evacuator.",
 		},
 	}
 	for desc, tt := range tests {

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -71,7 +72,7 @@ func TestCreate(t *testing.T) {
 		st.EvacuationProgressTimestamp != nil ||
 		!st.ActiveEvacuatorSince.Equal(ptr.To(metav1.NewTime(start).Rfc3339Copy())) ||
 		!strings.Contains(st.Message, "first.example.com is active") || st.EvacuationCancellationPolicy != "Allow" ||
-		len(st.Conditions) != 0 {
+		!equality.Semantic.DeepEqual(st.Conditions, notObserved()) {
 		t.Errorf("the status is %+v, want that of a new object whose first evacuator is active", st)
 	}
 	is.Equal(t, got.Generation, 1, "the generation")
@@ -92,6 +93,11 @@ func TestCreate(t *testing.T) {
 	if _, err := r.create(ann, newEvacuation()); !apierrors.IsAlreadyExists(err) {
 		t.Errorf("a second one for the same pod: got %v, want that it exists", err)
 	}
+}
+
+// notObserved returns the conditions of a new Evacuation.
+func notObserved() []metav1.Condition {
+	return []metav1.Condition{v1alpha1.NotObserved(metav1.NewTime(start).Rfc3339Copy())}
 }
 
 func TestCreateKeepsManagedFields(t *testing.T) {

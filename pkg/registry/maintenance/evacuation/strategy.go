@@ -89,6 +89,7 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 		Message:              protocol.TurnMessage(class, account) + s.takeLeavesFor(ctx, evacuation),
 		// Defaulting sets this field on stored objects, and declarative validation requires it.
 		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
+		Conditions:                   []metav1.Condition{v1alpha1.NotObserved(now)},
 	}
 	evacuation.Generation = 1
 	podRef := evacuation.Spec.PodRef

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +17,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/glance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -23,16 +26,23 @@ import (
 // the wide output has the name, which is long and mostly repeats the name of the pod.
 var columns = []metav1.TableColumnDefinition{
 	{Name: "Pod", Type: "string", Description: "Pod that has to leave its node."},
+	{Name: "State", Type: "string", Description: "State of the evacuation in one word: Waiting, Moving, Blocked, Gone, Ended or Cancelled."},
 	{Name: "Node", Type: "string", Description: "Node the pod ran on when the evacuation was requested."},
 	{Name: "Evacuator", Type: "string", Description: "Class of the active evacuator."},
-	{Name: "Progress", Type: "string", Description: "Time since the active evacuator last reported."},
-	{Name: "Evictions", Type: "integer", Description: "Calls of the Eviction API that a budget refused."},
+	{Name: "For", Type: "string", Description: "How long the evacuation has been in this state."},
 	{Name: "Blocked", Type: "string", Description: "Reason why the pod cannot leave at the moment."},
 	{Name: "Age", Type: "string", Description: "Time since the evacuation was requested."},
-	{Name: "Message", Type: "string", Priority: 1, Description: "Why the pod is blocked; otherwise the last report about the pod."},
+	{Name: "Message", Type: "string", Priority: 1, Description: "Why the pod is blocked; otherwise the last report about the pod. The first 120 characters."},
 	{Name: "Expected", Type: "string", Priority: 1, Description: "Time until the active evacuator expects the pod to be gone."},
 	{Name: "Name", Type: "string", Format: "name", Priority: 1, Description: "Name of the evacuation."},
 }
+
+// maxMessage is the maximum number of characters of a message in the table, and cut ends a message
+// that was longer.
+const (
+	maxMessage = 120
+	cut        = "..."
+)
 
 const (
 	none    = "<none>"
@@ -51,12 +61,20 @@ func (c *tableConvertor) ConvertToTable(_ context.Context, object, tableOptions 
 	switch t := object.(type) {
 	case *maintenance.Evacuation:
 		table.ResourceVersion = t.ResourceVersion
-		table.Rows = []metav1.TableRow{c.row(t)}
+		row, err := c.row(t)
+		if err != nil {
+			return nil, err
+		}
+		table.Rows = []metav1.TableRow{row}
 	case *maintenance.EvacuationList:
 		table.ListMeta = t.ListMeta
 		table.Rows = make([]metav1.TableRow, 0, len(t.Items))
 		for i := range t.Items {
-			table.Rows = append(table.Rows, c.row(&t.Items[i]))
+			row, err := c.row(&t.Items[i])
+			if err != nil {
+				return nil, err
+			}
+			table.Rows = append(table.Rows, row)
 		}
 	default:
 		return nil, fmt.Errorf("cannot print a %T as Evacuation", object)
@@ -67,46 +85,50 @@ func (c *tableConvertor) ConvertToTable(_ context.Context, object, tableOptions 
 	return table, nil
 }
 
-func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow {
-	status := evacuation.Status
-	blockedReason, message := "", status.Message
-	if condition := apimeta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked); condition != nil {
-		switch {
-		case condition.Status == metav1.ConditionTrue:
-			// Show the reason and message of the condition Blocked instead of those of the
-			// evacuator, since that message has a remedy.
-			blockedReason, message = condition.Reason, condition.Message
-		case condition.Reason == v1alpha1.ReasonPodStopping:
-			// The evacuation is over, so show its result.
-			message = condition.Message
-		}
+func (c *tableConvertor) row(internal *maintenance.Evacuation) (metav1.TableRow, error) {
+	evacuation := &v1alpha1.Evacuation{}
+	if err := v1alpha1.Convert_maintenance_Evacuation_To_v1alpha1_Evacuation(internal, evacuation, nil); err != nil {
+		return metav1.TableRow{}, err
+	}
+	status, state := &evacuation.Status, glance.State(evacuation)
+	blockedReason, message := none, status.Message
+	condition := apimeta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked)
+	switch {
+	case state == glance.StateBlocked:
+		// Show the reason and message of the condition Blocked instead of those of the evacuator,
+		// since that message has a remedy.
+		blockedReason, message = condition.Reason, condition.Message
+	case condition != nil && condition.Reason == v1alpha1.ReasonPodStopping:
+		// The evacuator has nothing left to do, so show what the pod does.
+		message = condition.Message
 	}
 	return metav1.TableRow{
 		Cells: []any{
 			evacuation.Spec.PodRef.Name,
+			string(state),
 			cmp.Or(evacuation.Spec.NodeName, none),
 			cmp.Or(status.ActiveEvacuatorClass, none),
-			c.since(status.EvacuationProgressTimestamp, none),
-			int64(status.FailedEvictionCounter),
-			cmp.Or(blockedReason, none),
-			c.since(&evacuation.CreationTimestamp, unknown),
-			cmp.Or(message, none),
-			c.until(status.ExpectedEvacuationFinishTime),
+			c.since(glance.StateSince(evacuation)),
+			blockedReason,
+			c.since(evacuation.CreationTimestamp),
+			cmp.Or(shorten(message), none),
+			c.until(status.ExpectedEvacuationFinishTime, state),
 			evacuation.Name,
 		},
-		Object: runtime.RawExtension{Object: evacuation},
-	}
+		Object: runtime.RawExtension{Object: internal},
+	}, nil
 }
 
-func (c *tableConvertor) since(t *metav1.Time, absent string) string {
+func (c *tableConvertor) since(t metav1.Time) string {
 	if t.IsZero() {
-		return absent
+		return unknown
 	}
 	return duration.HumanDuration(c.clock.Since(t.Time))
 }
 
-func (c *tableConvertor) until(t *metav1.Time) string {
-	if t.IsZero() {
+// until returns the time until the end that the evacuator of an evacuation expects.
+func (c *tableConvertor) until(t *metav1.Time, state glance.StateWord) string {
+	if t.IsZero() || glance.IsOver(state) {
 		return none
 	}
 	left := t.Sub(c.clock.Now())
@@ -114,4 +136,13 @@ func (c *tableConvertor) until(t *metav1.Time) string {
 		return duration.HumanDuration(-left) + " overdue"
 	}
 	return duration.HumanDuration(left)
+}
+
+// shorten returns a message as one line of at most maxMessage characters.
+func shorten(message string) string {
+	line := []rune(protocol.OneLine(message, len(message)))
+	if len(line) <= maxMessage {
+		return string(line)
+	}
+	return strings.TrimRight(string(line[:maxMessage-len(cut)]), " ") + cut
 }

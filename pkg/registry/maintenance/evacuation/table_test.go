@@ -5,6 +5,7 @@ package evacuation
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,62 +23,85 @@ func TestTable(t *testing.T) {
 	now := start
 	before := func(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 	created := func(e *maintenance.Evacuation) { e.CreationTimestamp = before(90 * time.Minute) }
+	const classA = "first.example.com"
+	since := func(conditionType string, status metav1.ConditionStatus, reason, message string, d time.Duration) mod {
+		return func(e *maintenance.Evacuation) {
+			e.Status.Conditions = append(e.Status.Conditions,
+				metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, LastTransitionTime: before(d)})
+		}
+	}
+	reported := func(e *maintenance.Evacuation) {
+		e.Status.ActiveEvacuatorSince, e.Status.EvacuationProgressTimestamp = ptr.To(before(3*time.Minute)), ptr.To(before(45*time.Second))
+	}
+	long := strings.Repeat("word ", 40)
 	tests := map[string]struct {
 		mods []mod
 		want []any
 	}{
-		"an Evacuation without a report": {
+		"an Evacuation without a status": {
 			[]mod{func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
-			[]any{"web-1", "<none>", "<none>", "<none>", int64(0), "<none>", "<unknown>", "<none>", "<none>", name},
+			[]any{"web-1", "Waiting", "<none>", "<none>", "<unknown>", "<none>", "<unknown>", "<none>", "<none>", name},
 		},
-		"an Evacuation that is blocked": {
+		"an Evacuation that waits": {
+			[]mod{created, active(eviction), message("the pod will be evicted")},
+			[]any{"web-1", "Waiting", "node-7", eviction, "90m", "<none>", "90m", "the pod will be evicted", "<none>", name},
+		},
+		"an Evacuation that is blocked shows the remedy": {
 			[]mod{
-				created, active(eviction), counter(12), message("the pod is up for eviction"),
-				condition("Blocked", "PodDisruptionBudget"),
-				func(e *maintenance.Evacuation) {
-					e.Status.Conditions[0].Message = "the budget web allows no disruption"
-					e.Status.EvacuationProgressTimestamp = ptr.To(before(45 * time.Second))
-				},
+				created, active(eviction), message("the pod will be evicted"), reported,
+				since("Blocked", metav1.ConditionTrue, "PodDisruptionBudget", "the budget web allows no disruption", 5*time.Minute),
 			},
-			[]any{
-				"web-1", "node-7", eviction, "45s", int64(12), "PodDisruptionBudget", "90m",
-				"the budget web allows no disruption", "<none>", name,
-			},
+			[]any{"web-1", "Blocked", "node-7", eviction, "5m", "PodDisruptionBudget", "90m", "the budget web allows no disruption", "<none>", name},
 		},
 		"an Evacuation that was blocked": {
-			[]mod{
-				created, active(eviction), condition("Blocked", "PodDisruptionBudget"),
-				func(e *maintenance.Evacuation) {
-					e.Status.Conditions[0].Status = metav1.ConditionFalse
-				},
-			},
-			[]any{"web-1", "node-7", eviction, "<none>", int64(0), "<none>", "90m", "<none>", "<none>", name},
+			[]mod{created, active(eviction), since("Blocked", metav1.ConditionFalse, "NotBlocked", "", time.Minute)},
+			[]any{"web-1", "Waiting", "node-7", eviction, "60s", "<none>", "90m", "<none>", "<none>", name},
+		},
+		"an Evacuation whose evacuator has reported": {
+			[]mod{created, active(classA), message("copying"), reported},
+			[]any{"web-1", "Moving", "node-7", classA, "3m", "<none>", "90m", "copying", "<none>", name},
 		},
 		"an Evacuation whose pod is stopping, with another message of the evacuator": {
 			[]mod{
-				created, active("first.example.com"), message("copying"), condition("Blocked", "PodStopping"),
-				func(e *maintenance.Evacuation) {
-					e.Status.Conditions[0].Status, e.Status.Conditions[0].Message = metav1.ConditionFalse, "The pod is stopping"
-				},
+				created, active(classA), message("copying"), since("Leaving", metav1.ConditionTrue, "PodStopping", "The pod is stopping", 30*time.Second),
+				since("Blocked", metav1.ConditionFalse, "PodStopping", "The pod is stopping", time.Minute),
 			},
-			[]any{
-				"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "The pod is stopping", "<none>", name,
+			[]any{"web-1", "Moving", "node-7", classA, "30s", "<none>", "90m", "The pod is stopping", "<none>", name},
+		},
+		"an Evacuation whose pod is gone does not show what it waited for": {
+			[]mod{
+				created, active(classA), message("The pod was gone"), reported, since("Blocked", metav1.ConditionTrue, "PodDisruptionBudget", "the budget", time.Hour),
+				since("Complete", metav1.ConditionTrue, "PodDeleted", "The pod was gone", time.Minute),
 			},
+			[]any{"web-1", "Gone", "node-7", classA, "60s", "<none>", "90m", "The pod was gone", "<none>", name},
+		},
+		"an Evacuation whose pod has ended": {
+			[]mod{created, active(classA), since("Complete", metav1.ConditionTrue, "PodTerminated", "", time.Minute)},
+			[]any{"web-1", "Ended", "node-7", classA, "60s", "<none>", "90m", "<none>", "<none>", name},
+		},
+		"an Evacuation that was cancelled": {
+			[]mod{created, active(classA), since("Complete", metav1.ConditionTrue, "Cancelled", "", time.Minute)},
+			[]any{"web-1", "Cancelled", "node-7", classA, "60s", "<none>", "90m", "<none>", "<none>", name},
 		},
 		"an Evacuation that is expected to end": {
-			[]mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
+			[]mod{created, active(classA), func(e *maintenance.Evacuation) {
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(before(-2 * time.Minute))
 			}},
-			[]any{"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m", name},
+			[]any{"web-1", "Waiting", "node-7", classA, "90m", "<none>", "90m", "<none>", "2m", name},
 		},
 		"an Evacuation that should have ended": {
-			[]mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
+			[]mod{created, active(classA), func(e *maintenance.Evacuation) {
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(before(2 * time.Minute))
 			}},
-			[]any{
-				"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m overdue",
-				name,
-			},
+			[]any{"web-1", "Waiting", "node-7", classA, "90m", "<none>", "90m", "<none>", "2m overdue", name},
+		},
+		"a long message is cut": {
+			[]mod{created, active(classA), message(long)},
+			[]any{"web-1", "Waiting", "node-7", classA, "90m", "<none>", "90m", strings.Repeat("word ", 23) + "wo...", "<none>", name},
+		},
+		"a message of several lines, with an escape sequence": {
+			[]mod{created, active(classA), message("first\n\x1b[31msecond ä")},
+			[]any{"web-1", "Waiting", "node-7", classA, "90m", "<none>", "90m", "first [31msecond ä", "<none>", name},
 		},
 	}
 	convertor := &tableConvertor{clock: clocktesting.NewFakePassiveClock(now)}
@@ -110,7 +134,7 @@ func TestTableColumns(t *testing.T) {
 		}
 	}
 	if want := []string{
-		"Pod", "Node", "Evacuator", "Progress", "Evictions", "Blocked", "Age",
+		"Pod", "State", "Node", "Evacuator", "For", "Blocked", "Age",
 	}; !slices.Equal(narrow, want) {
 		t.Errorf("columns are %q, want %q", narrow, want)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -164,49 +165,54 @@ func TestTable(t *testing.T) {
 		PodType: maintenance.PodTypeDaemonSet, PodPriority: 10,
 		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 	}
+	withStatus := func(stage maintenance.NodeMaintenanceStage, change func(*maintenance.NodeMaintenance)) *maintenance.NodeMaintenance {
+		nm := newMaintenance(t, "a", atStage(stage), func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.Reason, nm.Spec.RequestedBy = "kernel", &authenticationv1.UserInfo{Username: "ann"}
+		})
+		nm.Generation, nm.Status.ObservedGeneration = 2, 2
+		nm.Finalizers = []string{completion}
+		change(nm)
+		return nm
+	}
+	began := &metav1.Time{Time: start}
+	waves := []maintenance.NodeMaintenanceWave{{Entry: 0, PodsPeak: 3, PodsLeft: 0, StartTime: began, EndTime: began}, {Entry: 4, PodsPeak: 9, PodsLeft: 7, StartTime: began}}
+	draining := withStatus(drain, func(nm *maintenance.NodeMaintenance) {
+		nm.Status.Waves, nm.Status.Nodes, nm.Status.PodsGone = waves, 4, 5
+		nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{
+			nodeStatus(4, 2, 1, first), nodeStatus(0, 0, 0, first, web), nodeStatus(0, 1, 0, first), nodeStatus(0, 0, 0),
+		}
+	})
 	for name, test := range map[string]struct {
 		nm   *maintenance.NodeMaintenance
 		want []any
 	}{
-		"a maintenance that was just created": {
-			nm:   newMaintenance(t, "a"),
-			want: []any{"a", "Idle", int64(0), "-", int64(0), int64(0), int64(0), "<unknown>", "-", "-", "pool=blue"},
+		"a maintenance that no controller has observed": {
+			nm:   newMaintenance(t, "a", func(nm *v1alpha1.NodeMaintenance) { nm.Generation = 1 }),
+			want: []any{"a", "Idle", "Idle (not observed)", int64(0), "-", "-", int64(0), "<unknown>", "-", "-", "-"},
+		},
+		"a maintenance in stage Cordon shows the pods that are left": {
+			nm: withStatus(cordon, func(nm *maintenance.NodeMaintenance) {
+				nm.Status.Nodes, nm.Status.NodeStatuses = 1, []maintenance.NodeMaintenanceNodeStatus{nodeStatus(9, 0, 0)}
+				nm.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Cordoned"}}
+			}),
+			want: []any{"a", "Cordoned", "Cordon", int64(1), "-", "0/9", int64(0), "<unknown>", "-", "kernel", "ann"},
 		},
 		"a maintenance in stage Drain: a node without a target is not drained": {
-			nm: func() *maintenance.NodeMaintenance {
-				nm := newMaintenance(t, "a", atStage(drain),
-					func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "kernel" })
-				nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{
-					nodeStatus(4, 2, 1, first), nodeStatus(0, 0, 0, first, web), nodeStatus(0, 1, 0, first),
-					nodeStatus(0, 0, 0),
-				}
-				return nm
-			}(),
-			want: []any{
-				"a", "Drain", int64(4), "1/4", int64(4), int64(3), int64(1), "<unknown>", "kernel",
-				"DaemonSet<=10 app=web", "pool=blue",
-			},
+			nm:   draining,
+			want: []any{"a", "Draining", "Drain", int64(4), "1/4", "5/12", int64(1), "<unknown>", "5", "kernel", "ann"},
 		},
-		"every operator of a selector": {
-			nm: newMaintenance(t, "a", func(nm *v1alpha1.NodeMaintenance) {
-				nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-					{MatchExpressions: []corev1.NodeSelectorRequirement{
-						{Key: "a", Operator: "In", Values: []string{"x", "y"}},
-						{Key: "b", Operator: "NotIn", Values: []string{"x", "y"}},
-						{Key: "c", Operator: "NotIn", Values: []string{"x"}}, {Key: "d", Operator: "Exists"},
-						{Key: "e", Operator: "DoesNotExist"},
-						{Key: "f", Operator: "Gt", Values: []string{"1"}},
-						{Key: "g", Operator: "Lt", Values: []string{"2"}},
-					}},
-					{
-						MatchFields: []corev1.NodeSelectorRequirement{
-							{Key: "metadata.name", Operator: "In", Values: []string{"n"}},
-						},
-					},
-				}}
+		"a maintenance whose selector matches no node": {
+			nm: withStatus(drain, func(nm *maintenance.NodeMaintenance) {
+				nm.Status.Conditions = []metav1.Condition{{Type: "Drained", Status: metav1.ConditionFalse, Reason: "NoNodesSelected"}}
 			}),
-			want: []any{"a", "Idle", int64(0), "-", int64(0), int64(0), int64(0), "<unknown>", "-", "-",
-				"a in (x,y),b notin (x,y),c!=x,d,!e,f>1,g<2 || metadata.name=n"},
+			want: []any{"a", "NoNodes", "Drain", int64(0), "0/0", "0/0", int64(0), "<unknown>", "-", "kernel", "ann"},
+		},
+		"a complete maintenance keeps its totals": {
+			nm: withStatus(complete, func(nm *maintenance.NodeMaintenance) {
+				nm.Finalizers = nil
+				nm.Status.Waves, nm.Status.Nodes, nm.Status.PodsGone = waves, 4, 5
+			}),
+			want: []any{"a", "Complete", "Complete", int64(4), "-", "5/12", int64(0), "<unknown>", "-", "kernel", "ann"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -240,11 +246,11 @@ func TestTable(t *testing.T) {
 			}
 		}
 		if want := []string{
-			"NAME", "STAGE", "NODES", "DRAINED", "PENDING", "EVACUATING", "BLOCKED", "AGE",
+			"NAME", "STATUS", "STAGE", "NODES", "DRAINED", "PODS", "BLOCKED", "AGE",
 		}; !slices.Equal(narrow, want) {
 			t.Errorf("columns are %q, want %q", narrow, want)
 		}
-		if want := []string{"REASON", "TARGET", "SELECTOR"}; !slices.Equal(wide, want) {
+		if want := []string{"WAVE", "REASON", "REQUESTED-BY"}; !slices.Equal(wide, want) {
 			t.Errorf("wide columns are %q, want %q", wide, want)
 		}
 	})

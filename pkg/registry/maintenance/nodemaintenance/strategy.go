@@ -28,7 +28,11 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
+
+// maxPauser is the maximum length of status.pause.by, in bytes.
+const maxPauser = 1024
 
 // Strategy is the strategy of the main resource.
 type Strategy struct {
@@ -105,14 +109,18 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 }
 
 // PrepareForCreate sets the fields that only the server may set, and ignores the values of the
-// client.
+// client. The condition Ready is part of this write, so that no client ever sees an object without
+// it.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	nm := obj.(*maintenance.NodeMaintenance)
 	nm.Generation = 1
-	nm.Status = maintenance.NodeMaintenanceStatus{}
+	nm.Status = maintenance.NodeMaintenanceStatus{
+		Conditions: []metav1.Condition{v1alpha1.NotObserved(s.now())},
+	}
 	nm.Spec.RequestedBy = requester(ctx)
 	s.enterStage(nm)
 	s.drawLine(nm)
+	s.recordPause(ctx, nm)
 	setCompletionFinalizer(nm, nm.Spec.Stage != maintenance.NodeMaintenanceStageIdle)
 }
 
@@ -133,6 +141,7 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 		s.enterStage(nm)
 	}
 	s.drawLine(nm)
+	s.recordPause(ctx, nm)
 	if stageChanged || nm.Spec.NewNodes != before.Spec.NewNodes ||
 		!apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, before.Spec.NodeSelector) {
 		s.setRequestedBy(ctx, nm)
@@ -188,8 +197,7 @@ func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fi
 // enterStage records the stages that a maintenance enters. Drain includes Cordon, so it enters
 // both.
 func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
-	// Truncate to seconds, the stored precision: the response must not differ from later reads.
-	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
+	now := s.now()
 	var stages []maintenance.NodeMaintenanceStage
 	switch nm.Spec.Stage {
 	case maintenance.NodeMaintenanceStageDrain:
@@ -208,6 +216,10 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 	}
 }
 
+// now returns the time in whole seconds, the stored precision: the response must not differ from
+// later reads.
+func (s *Strategy) now() metav1.Time { return metav1.NewTime(s.clock.Now()).Rfc3339Copy() }
+
 // drawLine records the line between old and new nodes when a maintenance begins to hold its nodes:
 // the creation time of the newest node in the cache of this replica. Nodes that are created later
 // are new. This is part of the write that changes the stage, so that the node controller need not
@@ -223,6 +235,27 @@ func (s *Strategy) drawLine(nm *maintenance.NodeMaintenance) {
 		newest = &metav1.Time{Time: time.Unix(1, 0)}
 	}
 	nm.Status.NewestNodeTimestamp = newest
+}
+
+// recordPause records who pauses a maintenance in the request that does so, and removes the record
+// in the request that resumes it. A rollout resumes only what the server has paused, so the record
+// also has pauses by the server. A resumed drain counts as having made progress, so that the time
+// of the pause does not count towards --stall-timeout, whichever replica leads.
+func (s *Strategy) recordPause(ctx context.Context, nm *maintenance.NodeMaintenance) {
+	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
+	switch {
+	case nm.Spec.Paused && nm.Status.Pause == nil:
+		by := ""
+		if u, ok := genericapirequest.UserFrom(ctx); ok {
+			by = wording.Cut(u.GetName(), maxPauser)
+		}
+		nm.Status.Pause = &maintenance.NodeMaintenancePause{By: by, Since: now}
+	case !nm.Spec.Paused && nm.Status.Pause != nil:
+		nm.Status.Pause = nil
+		if last := nm.Status.LastProgressTimestamp; last != nil && last.Before(&now) {
+			nm.Status.LastProgressTimestamp = &now
+		}
+	}
 }
 
 func isHolding(nm *maintenance.NodeMaintenance) bool {
@@ -327,11 +360,12 @@ func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set 
 	}
 }
 
-// PrepareForUpdate keeps spec and metadata.
+// PrepareForUpdate keeps spec, metadata, and the record of a pause, which belongs to spec.paused.
 func (s *StatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	nm, before := obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)
 	nm.Spec = before.Spec
 	metav1.ResetObjectMetaForStatus(&nm.ObjectMeta, &before.ObjectMeta)
+	nm.Status.Pause = before.Status.Pause
 	s.drawLine(nm)
 }
 

@@ -65,6 +65,7 @@ func TestCreate(t *testing.T) {
 					{NodeRef: v1alpha1.NodeReference{Name: "n"}},
 				}
 				nm.Status.StageStatuses = []v1alpha1.StageStatus{{Name: v1alpha1.NodeMaintenanceStageComplete}}
+				nm.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Mine"}}
 			})
 			out := r.mustCreate(ann, in)
 			wantStages(t, out, test.wantStages...)
@@ -75,6 +76,9 @@ func TestCreate(t *testing.T) {
 			}
 			if out.Generation != 1 || out.Status.ObservedGeneration != 0 || out.Status.NodeStatuses != nil {
 				t.Errorf("generation %d and status %v, want 1 and no status of the client", out.Generation, out.Status)
+			}
+			if want := v1alpha1.NotObserved(metav1.NewTime(start).Rfc3339Copy()); !apiequality.Semantic.DeepEqual(out.Status.Conditions, []metav1.Condition{want}) {
+				t.Errorf("got conditions %+v, want that the object is not observed", out.Status.Conditions)
 			}
 			if stored := r.get("a"); !apiequality.Semantic.DeepEqual(stored, out) {
 				t.Errorf("stored %v differs from the response %v", stored, out)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -56,6 +57,7 @@ func Spec(l layout.Layout, port int, flags []string) process.Spec {
 		"--secure-port=" + strconv.Itoa(port),
 		"--data-dir=" + l.HauloutData(),
 		"--namespace=" + Namespace,
+		"--pool-label=" + corev1.LabelNamespaceNodeRestriction + "/pool",
 		"--v=2",
 	}
 	return process.Spec{

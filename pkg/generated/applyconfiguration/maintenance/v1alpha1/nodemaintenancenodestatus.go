@@ -50,7 +50,9 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.
 	Reason *maintenancev1alpha1.NodeStatusReason `json:"reason,omitempty"`
 	// pool is the value of the node's pool label (--pool-label of the server) when the maintenance
-	// took the node. The right for this pool is enough to release the node. At most 63 bytes.
+	// took the node, if the right of the requester to maintain the node came from this pool. The
+	// right to this pool is sufficient to release the node, even if the node has another pool now.
+	// At most 63 bytes.
 	Pool *string `json:"pool,omitempty"`
 }
 

@@ -1,0 +1,185 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+)
+
+// poolLabel is the label that node sets. Its prefix does not matter here: the flags are checked
+// elsewhere.
+const poolLabel = "pool"
+
+// takenBy adds nodes to the status that the maintenance has taken through a pool.
+func takenBy(pool string, nodes ...string) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) {
+		for _, name := range nodes {
+			nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenance.NodeMaintenanceNodeStatus{
+				NodeRef: maintenance.NodeReference{Name: name}, Pool: pool,
+			})
+		}
+	}
+}
+
+func TestAuthorizationByPool(t *testing.T) {
+	ofBlue, complete := maintain(pools("blue")), atStage("Complete")
+	// red-1 was in pool blue when the maintenance took it.
+	held := takenBy("blue", "blue-1", "red-1")
+	both := maintain(pools("blue", "red"), held)
+	for name, test := range map[string]struct {
+		may     []string
+		request request
+		// refused are the nodes that the error names; nil if there is no error.
+		refused []string
+	}{
+		"create for the pool":                    {[]string{"nodepools/blue"}, request{nm: ofBlue}, nil},
+		"create for another pool":                {[]string{"nodepools/red"}, request{nm: ofBlue}, []string{"blue-1", "blue-2"}},
+		"create for both pools":                  {[]string{"nodepools/red", "nodepools/blue"}, request{nm: maintain(pools("blue", "red"))}, nil},
+		"create for one of two pools":            {[]string{"nodepools/blue"}, request{nm: maintain(pools("blue", "red"))}, []string{"red-1"}},
+		"create for nodes by name":               {[]string{"nodes/blue-1", "nodes/blue-2"}, request{nm: ofBlue}, nil},
+		"create for one of two nodes by name":    {[]string{"nodes/blue-1"}, request{nm: ofBlue}, []string{"blue-2"}},
+		"create for the control plane":           {[]string{"nodepools/blue"}, request{nm: maintain(pools("cp"))}, []string{"master"}},
+		"create for the control plane, its pool": {[]string{"nodepools/cp"}, request{nm: maintain(pools("cp"))}, []string{"master"}},
+		"create for the control plane by name":   {[]string{"nodes/master"}, request{nm: maintain(pools("cp"))}, nil},
+		"complete a node that has left the pool": {[]string{"nodepools/blue"}, request{nm: maintain(pools("blue", "red"), held, complete), old: both}, nil},
+		"delete a node that has left the pool":   {[]string{"nodepools/blue"}, request{old: both}, nil},
+		"delete when it has ended":               {[]string{"nodepools/blue"}, request{old: maintain(pools("blue", "red"), held, complete)}, nil},
+		"exclude a node that has left the pool":  {[]string{"nodepools/blue"}, request{nm: maintain(pools("blue"), held), old: both}, nil},
+		"keep a node that has left the pool": {
+			[]string{"nodepools/blue"}, request{nm: maintain(pools("blue", "red"), held, because("x")), old: both}, []string{"red-1"},
+		},
+		"complete a node that is in the pool now": {
+			[]string{"nodepools/red", "nodepools/blue"}, request{nm: maintain(pools("red"), takenBy("green", "red-1"), complete), old: maintain(pools("red"), takenBy("green", "red-1"))}, nil,
+		},
+		"complete a node that the maintenance did not take through the pool": {
+			[]string{"nodepools/blue"}, request{nm: maintain(pools("blue", "red"), holding("red-1"), complete), old: maintain(pools("blue", "red"), holding("red-1"))}, []string{"red-1"},
+		},
+		"delete with a taken node that does not exist": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), takenBy("blue", "gone"))}, nil},
+		"delete with a new node of the name": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), func(nm *maintenance.NodeMaintenance) {
+			nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{NodeRef: maintenance.NodeReference{Name: "red-1", UID: "earlier"}, Pool: "blue"}}
+		})}, []string{"red-1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := may()
+			h.maintains = test.may
+			f := newFixture(t, h, append(slices.Clone(twoPools), node("master", "cp", "control-plane")))
+			f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			test.request.by = bob
+			ctx, _ := f.context(test.request)
+			err := f.validate(ctx, test.request)
+			if test.refused == nil {
+				must.Do(t, err)
+			} else {
+				want := " of the nodes (" + strings.Join(test.refused, ", ") + ")"
+				is.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), want), "got %v, want Forbidden with %q", err, want)
+			}
+			for i, about := range h.maintainAsked {
+				is.True(t, !strings.HasPrefix(about, "nodepools/") || !slices.Contains(h.maintainAsked[:i], about), "asked twice about %s", about)
+			}
+		})
+	}
+}
+
+// TestOneQuestionForThePoolOfAWrite has a write that concerns hundreds of nodes of a pool that leave
+// and stay.
+func TestOneQuestionForThePoolOfAWrite(t *testing.T) {
+	var nodes []*corev1.Node
+	for i := range 1200 {
+		n := node(fmt.Sprintf("n-%04d", i), "blue")
+		n.Labels["half"] = fmt.Sprint(i % 2)
+		nodes = append(nodes, n)
+	}
+	h := may()
+	h.maintains = []string{"nodepools/blue"}
+	f := newFixture(t, h, nodes)
+	f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+	half := maintain(pools("blue"))
+	half.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions = append(half.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions,
+		corev1.NodeSelectorRequirement{Key: "half", Operator: corev1.NodeSelectorOpIn, Values: []string{"1"}})
+	r := request{by: bob, nm: half, old: maintain(pools("blue"))}
+	ctx, _ := f.context(r)
+	must.Do(t, f.validate(ctx, r))
+	is.Slices(t, f.host.asked, []string{""}, "asked about delete")
+	is.Slices(t, f.host.maintainAsked, []string{"nodes/", "nodepools/blue"}, "asked about maintain")
+}
+
+func TestErrorsNameTheRightsThatAreSufficient(t *testing.T) {
+	for name, test := range map[string]struct {
+		rules       rights.Rules
+		hidden      string
+		has, hasNot []string
+	}{
+		"without pools": {
+			has:    []string{`user "bob" may not maintain 2 of the nodes (blue-1, blue-2)`, `"delete" on nodes`, `"maintain" on nodes of maintenance.haulout.dev`},
+			hasNot: []string{"nodepools"},
+		},
+		"with pools": {
+			rules: rights.Rules{PoolLabel: "example.com/pool"},
+			has:   []string{`"delete" on nodes`, `"maintain" on nodes of maintenance.haulout.dev`, `"maintain" on nodepools`, "label example.com/pool", "name of a pool"},
+		},
+		"with pools of the nodes": {
+			rules: rights.Rules{PoolLabel: poolLabel}, has: []string{`"maintain" on nodepools`, "the label pool; here blue)"},
+		},
+		"with pools of nodes that the user may not get": {
+			rules: rights.Rules{PoolLabel: poolLabel}, hidden: "blue-1 blue-2", has: []string{"2 of the nodes,", "name of a pool"}, hasNot: []string{"blue"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, may(), twoPools)
+			f.plugin.rules = test.rules
+			for _, node := range strings.Fields(test.hidden) {
+				f.host.hidden[node] = true
+			}
+			r := request{by: bob, nm: maintain(pools("blue"))}
+			ctx, _ := f.context(r)
+			err := f.validate(ctx, r)
+			must.True(t, apierrors.IsForbidden(err), "got %v, want Forbidden", err)
+			for _, part := range test.has {
+				is.True(t, strings.Contains(err.Error(), part), "got %q, want %q in it", err, part)
+			}
+			for _, part := range test.hasNot {
+				is.True(t, !strings.Contains(err.Error(), part), "got %q, want no %q in it", err, part)
+			}
+		})
+	}
+}
+
+// TestStatusWithPoolsMustFit has a status that is too large only because of the pools in it.
+func TestStatusWithPoolsMustFit(t *testing.T) {
+	const long = "a-pool-with-a-name-of-sixty-three-characters-which-is-the-limit"
+	var nodes []*corev1.Node
+	for i := range 7000 {
+		n := node(fmt.Sprintf("n-%04d", i), long)
+		n.UID = types.UID(fmt.Sprint(i))
+		nodes = append(nodes, n)
+	}
+	r := request{by: bob, nm: maintain(pools(long))}
+	for name, test := range map[string]struct {
+		host *host
+		fits bool
+	}{
+		"the right comes from the pool": {func() *host { h := may(); h.maintains = []string{"nodepools/" + long}; return h }(), false},
+		"the user may delete all nodes": {may(append(allOf(nodes), "")...), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.host, nodes)
+			f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			ctx, _ := f.context(r)
+			err := f.validate(ctx, r)
+			is.True(t, test.fits == (err == nil) && (err == nil || apierrors.IsInvalid(err)), "got %v", err)
+		})
+	}
+}

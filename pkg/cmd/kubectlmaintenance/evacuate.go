@@ -1,0 +1,289 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/glance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+)
+
+// pollEvery is the interval at which evacuate reads the Evacuation that it waits for.
+const pollEvery = time.Second
+
+type evacuateOptions struct {
+	waitOptions
+	cancel bool
+}
+
+func (e *environment) newEvacuateCommand() *cobra.Command {
+	o := &evacuateOptions{waitOptions: waitOptions{output: outputOfObjects("requested")}}
+	cmd := &cobra.Command{
+		Use:   "evacuate POD",
+		Short: "Ask a single pod to leave its node, as a drain would",
+		Long: `Ask a single pod to leave its node, as a drain would: its evacuators act first, such as the one that starts another
+pod of the Deployment, and then the Eviction API, within the disruption budget. The node is not cordoned, so another
+pod of the same kind may come to it.
+
+The command creates the Evacuation of the pod with the instigator ` + protocol.InstigatorManual + `, or adds this
+instigator to an Evacuation that a maintenance has created. --cancel removes it again. A pod that another instigator
+asks to leave, such as a maintenance, still leaves; the command prints which one.
+
+You need these rights in the namespace of the pod, all of which the ClusterRole admin has (haulout-evacuation-admin is
+aggregated to it): get and delete the pod; get, create, update and patch evacuations; use the instigator
+` + protocol.InstigatorManual + `. A Deployment is scaled up before its pod leaves only if you may update its scale.
+
+The exit codes are those of "kubectl maintenance wait". An evacuation that another user cancels ends it with 4.`,
+		Example: `  # Ask a pod to leave, and wait until it is gone, for ten minutes at most
+  kubectl maintenance evacuate checkout-a --namespace=shop --wait --timeout=10m
+
+  # Withdraw the request
+  kubectl maintenance evacuate --cancel checkout-a --namespace=shop`,
+		Args: exactArgs("evacuate needs the name of a pod", 1), ValidArgsFunction: e.completePods,
+		SuggestFor: []string{"evict", "move"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.evacuate(cmd.Context(), o, podName(args[0]))
+		},
+	}
+	cmd.Flags().BoolVar(&o.cancel, "cancel", false, "Withdraw the request that a user made with this command.")
+	o.addStageFlags(cmd, false, "Wait until the pod has left.")
+	return cmd
+}
+
+// podName removes the kind from a name such as pod/web-1.
+func podName(arg string) string { return withoutKind(arg, "pod", "pods", "po") }
+
+// namespace returns the namespace of --namespace or of the kubeconfig.
+func (e *environment) namespace() (string, error) {
+	namespace, _, err := e.flags.ToRawKubeConfigLoader().Namespace()
+	return namespace, err
+}
+
+func (o *evacuateOptions) validate() error {
+	switch {
+	case o.dryRun.strategy == dryRunClient:
+		return errors.New("invalid --dry-run=client: only the server can find the evacuators of the pod; use --dry-run=server")
+	case o.cancel && o.wait:
+		return errors.New("--cancel cannot be combined with --wait: the pod stays")
+	case o.timeout > 0 && !o.wait:
+		return errors.New("--timeout needs --wait")
+	case o.cancel:
+		o.output.says("cancelled")
+	}
+	return o.waitOptions.validate()
+}
+
+func (e *environment) evacuate(ctx context.Context, o *evacuateOptions, name string) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	namespace, err := e.namespace()
+	if err != nil {
+		return err
+	}
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	if o.cancel {
+		return e.cancelEvacuation(ctx, c, o, namespace, name)
+	}
+	pod, err := c.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err != nil:
+		return err
+	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+		return fmt.Errorf("pod %s/%s has already ended (%s)", namespace, name, pod.Status.Phase)
+	case pod.Spec.NodeName == "":
+		return fmt.Errorf("pod %s/%s is on no node yet", namespace, name)
+	}
+	requested, err := requestEvacuation(ctx, c, o, pod)
+	if err != nil {
+		return err
+	}
+	if err := e.write(o.output, requested); err != nil || o.dryRun.isOn() {
+		return err
+	}
+	if o.wait {
+		return e.awaitEvacuation(ctx, c, o, requested)
+	}
+	e.hint(o.output, "See how it goes: kubectl maintenance explain pod/%s --namespace=%s", name, namespace)
+	return nil
+}
+
+// requestEvacuation creates the Evacuation of a pod, or adds the instigator of people to it.
+func requestEvacuation(ctx context.Context, c clients, o *evacuateOptions, pod *corev1.Pod) (*v1alpha1.Evacuation, error) {
+	evacuations := c.haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace)
+	name := protocol.CanonicalName(pod.Name, pod.UID)
+	created, err := evacuations.Create(ctx, &v1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: name, Finalizers: []string{protocol.FinalizerInstigatorManual}},
+		Spec:       v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
+	}, metav1.CreateOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager, FieldValidation: metav1.FieldValidationStrict})
+	if !apierrors.IsAlreadyExists(err) {
+		return created, err
+	}
+	existing, err := evacuations.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err != nil:
+		return nil, err
+	case existing.DeletionTimestamp != nil || protocol.IsComplete(existing):
+		return nil, fmt.Errorf("an earlier Evacuation of pod %s/%s has ended (%s) and is being removed; try again in a moment",
+			pod.Namespace, pod.Name, glance.State(existing))
+	case slices.Contains(existing.Finalizers, protocol.FinalizerInstigatorManual):
+		return existing, nil
+	}
+	return patchFinalizers(ctx, c, o, existing, append(slices.Clone(existing.Finalizers), protocol.FinalizerInstigatorManual))
+}
+
+// patchFinalizers sets the finalizers of an Evacuation. The resourceVersion makes the patch fail if
+// the Evacuation has changed in the meantime: another instigator may have been added.
+func patchFinalizers(ctx context.Context, c clients, o *evacuateOptions, old *v1alpha1.Evacuation, finalizers []string) (*v1alpha1.Evacuation, error) {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": old.UID, "resourceVersion": old.ResourceVersion, "finalizers": finalizers,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return c.haulout.MaintenanceV1alpha1().Evacuations(old.Namespace).Patch(ctx, old.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
+}
+
+// cancelEvacuation withdraws the request of a user for the evacuation of a pod. It needs no pod:
+// the name may belong to several Evacuations, of which at most one is open.
+func (e *environment) cancelEvacuation(ctx context.Context, c clients, o *evacuateOptions, namespace, name string) error {
+	found, err := evacuationsOfPod(ctx, c, namespace, name)
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(found, func(one v1alpha1.Evacuation) bool {
+		return !protocol.IsComplete(&one) && slices.Contains(one.Finalizers, protocol.FinalizerInstigatorManual)
+	})
+	if at < 0 {
+		others := ""
+		for i := range found {
+			if names := protocol.Instigators(found[i].Finalizers); !protocol.IsComplete(&found[i]) && len(names) > 0 {
+				others = fmt.Sprintf(", but %s has: this command does not cancel that", show.Instigators(names))
+			}
+		}
+		return fmt.Errorf("no user has asked pod %s/%s to leave%s", namespace, name, others)
+	}
+	evacuation := &found[at]
+	left := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(f string) bool { return f == protocol.FinalizerInstigatorManual })
+	cancelled, err := patchFinalizers(ctx, c, o, evacuation, left)
+	if err != nil {
+		return err
+	}
+	if err := e.write(o.output, cancelled); err != nil {
+		return err
+	}
+	switch names := protocol.Instigators(left); {
+	case len(names) > 0:
+		e.screen(e.ErrOut).Printf("Note: the pod still leaves: %s asks for it, too.", show.Instigators(names))
+	case evacuation.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid:
+		e.screen(e.ErrOut).Printf("Note: the pod still leaves: the evacuator %s can no longer stop.", evacuation.Status.ActiveEvacuatorClass)
+	}
+	return nil
+}
+
+// evacuationsOfPod returns the Evacuations of the pods with a name.
+func evacuationsOfPod(ctx context.Context, c clients, namespace, name string) ([]v1alpha1.Evacuation, error) {
+	found, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(maintenance.FieldPodName, name).String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(found.Items, func(one v1alpha1.Evacuation) bool { return one.Spec.PodRef.Name != name }), nil
+}
+
+// awaitEvacuation waits until the pod of an Evacuation has left, and shows each change.
+func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuateOptions, first *v1alpha1.Evacuation) error {
+	out := e.Out
+	if o.output.format() != "" {
+		out = e.ErrOut
+	}
+	ctx, cancel := withTimeout(ctx, o.timeout)
+	defer cancel()
+	r, pod := e.newReporter(out), first.Namespace+"/"+first.Spec.PodRef.Name
+	defer r.screen.Keep()
+	last := first
+	for {
+		state := glance.State(last)
+		lines := func(columns int) []screen.Line { return show.Evacuation(last, e.now(), show.Options{Columns: columns}) }
+		done := state == glance.StateGone || state == glance.StateEnded || state == glance.StateCancelled
+		r.report(lines, show.EvacuationSummary(last), done)
+		switch {
+		case state == glance.StateCancelled:
+			return exitWith(exitEnded, "the evacuation of pod %s was cancelled", pod)
+		case done:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return evacuationEnded(ctx, last, pod, o.timeout)
+		case <-time.After(pollEvery):
+		}
+		now, err := c.haulout.MaintenanceV1alpha1().Evacuations(first.Namespace).Get(ctx, first.Name, metav1.GetOptions{})
+		switch {
+		case isMissing(err) || err == nil && now.UID != first.UID:
+			return e.afterDeletion(ctx, c, first, pod)
+		case err != nil && ctx.Err() != nil:
+			return evacuationEnded(ctx, last, pod, o.timeout)
+		case err == nil:
+			last = now
+		case !isTemporary(err):
+			return err
+		}
+	}
+}
+
+// isTemporary reports whether a read may succeed if it is repeated.
+func isTemporary(err error) bool {
+	var status apierrors.APIStatus
+	return !errors.As(err, &status) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) ||
+		apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err)
+}
+
+// afterDeletion reports what became of a pod whose Evacuation was deleted between two reads.
+func (e *environment) afterDeletion(ctx context.Context, c clients, evacuation *v1alpha1.Evacuation, name string) error {
+	pod, err := c.kube.CoreV1().Pods(evacuation.Namespace).Get(ctx, evacuation.Spec.PodRef.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && pod.UID != evacuation.Spec.PodRef.UID:
+		return nil
+	case err != nil:
+		return err
+	}
+	return exitWith(exitEnded, "the evacuation of pod %s was cancelled", name)
+}
+
+// evacuationEnded returns the error after a timeout or an interruption.
+func evacuationEnded(ctx context.Context, last *v1alpha1.Evacuation, pod string, timeout time.Duration) error {
+	if !errors.Is(context.Cause(ctx), errTimeout) {
+		return exitWith(exitInterrupted, "interrupted; the evacuation of pod %s continues. To cancel it: kubectl maintenance evacuate --cancel %s --namespace=%s",
+			pod, last.Spec.PodRef.Name, last.Namespace)
+	}
+	if show.Blocked(last) {
+		return exitWith(exitBlocked, "pod %s is blocked after %s; the server keeps trying. To see who must act: kubectl maintenance explain pod/%s --namespace=%s",
+			pod, duration.HumanDuration(timeout), last.Spec.PodRef.Name, last.Namespace)
+	}
+	return exitWith(exitTimeout, "pod %s has not left after %s; the server continues", pod, duration.HumanDuration(timeout))
+}

@@ -1,0 +1,94 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+)
+
+func (e *environment) newPauseCommand() *cobra.Command {
+	o := &waitOptions{output: outputOfObjects("paused")}
+	cmd := &cobra.Command{
+		Use:   "pause NAME",
+		Short: "Pause a drain: no further pod is asked to leave",
+		Long: `Pause a drain: the server asks no further pod to leave for this maintenance, and withdraws the requests that no
+evacuator has begun. Pods that are already leaving finish. The nodes stay cordoned, and the maintenance keeps its
+plan and its history. Another maintenance of the same nodes goes on.
+
+In the stages Idle and Cordon the pause has an effect when stage Drain begins.
+
+You need the rights with which you could change the stage. "kubectl maintenance resume NAME" continues the drain.`,
+		Example: `  kubectl maintenance pause kernel-update`,
+		Args:    exactArgs("pause needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
+		SuggestFor: []string{"hold", "suspend"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.setPaused(cmd.Context(), o, maintenanceName(args[0]), true)
+		},
+	}
+	o.addWriteFlags(cmd)
+	return cmd
+}
+
+func (e *environment) newResumeCommand() *cobra.Command {
+	o := &waitOptions{output: outputOfObjects("resumed")}
+	cmd := &cobra.Command{
+		Use:   "resume NAME",
+		Short: "Continue a drain that was paused",
+		Long: `Continue a drain that was paused, and print who had paused it. The server asks the pods to leave again, wave by
+wave, within their disruption budgets.`,
+		Example: `  kubectl maintenance resume kernel-update`,
+		Args:    exactArgs("resume needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
+		SuggestFor: []string{"unpause", "continue", "proceed"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.setPaused(cmd.Context(), o, maintenanceName(args[0]), false)
+		},
+	}
+	o.addWriteFlags(cmd)
+	return cmd
+}
+
+// setPaused sets spec.paused of a maintenance. A maintenance that is paused already, or is not, is
+// not written: the command only says so.
+func (e *environment) setPaused(ctx context.Context, o *waitOptions, name string, paused bool) error {
+	c, nm, err := e.stored(ctx, o, name)
+	if err != nil {
+		return err
+	}
+	before := ""
+	if nm.Spec.Paused {
+		before = show.PausedBy(nm, e.now())
+	}
+	switch {
+	case v1alpha1.IsEnding(nm):
+		return fmt.Errorf("%s is in stage %s, which cannot be paused or resumed", nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	case paused && nm.Spec.Paused:
+		e.screen(e.ErrOut).Printf("%s was already paused %s. Nothing was changed.", nm.Name, before)
+		return e.write(o.output, nm)
+	case !paused && !nm.Spec.Paused:
+		e.screen(e.ErrOut).Printf("%s was not paused. Nothing was changed.", nm.Name)
+		return e.write(o.output, nm)
+	}
+	written, err := patchSpec(ctx, c, nm, map[string]any{"paused": paused}, o)
+	if err != nil {
+		return err
+	}
+	if err := e.write(o.output, written); err != nil || o.dryRun.isOn() {
+		return err
+	}
+	switch {
+	case !paused:
+		e.screen(e.ErrOut).Printf("It was paused %s.", before)
+	case written.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain:
+		e.screen(e.ErrOut).Printf("The pause has an effect when stage Drain begins. To end it: kubectl maintenance resume %s", nm.Name)
+	default:
+		e.screen(e.ErrOut).Printf("No further pod is asked to leave. To continue: kubectl maintenance resume %s", nm.Name)
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+)
+
+// waitStates are the values of --for, and stagesOfStates the stages in which they are reached.
+var (
+	waitStates     = []string{"cordoned", "drained", "complete"}
+	stagesOfStates = map[string]v1alpha1.NodeMaintenanceStage{
+		"cordoned": v1alpha1.NodeMaintenanceStageCordon,
+		"drained":  v1alpha1.NodeMaintenanceStageDrain,
+		"complete": v1alpha1.NodeMaintenanceStageComplete,
+	}
+)
+
+func (e *environment) newWaitCommand() *cobra.Command {
+	o := &waitOptions{output: outputOfObjects(""), dryRun: dryRun{strategy: dryRunNone}}
+	var state string
+	cmd := &cobra.Command{
+		Use:   "wait NAME",
+		Short: "Wait until nodes are cordoned, drained or released",
+		Long: `Wait until a maintenance has cordoned, drained or released its nodes, and show its progress. The exit codes are
+those of start --wait, so a script can wait again after an interruption or on another machine.
+
+The command changes nothing: a maintenance in stage Cordon is drained only after "kubectl maintenance stage NAME Drain".
+It prints immediately that a maintenance is paused, and waits for its end.`,
+		Example: `  # Wait again after Ctrl-C
+  kubectl maintenance wait kernel-update
+
+  # Wait until the nodes are back in service, for ten minutes at most
+  kubectl maintenance wait kernel-update --for=complete --timeout=10m`,
+		Args: exactArgs("wait needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
+		SuggestFor: []string{"follow", "attach"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.wait(cmd.Context(), o, maintenanceName(args[0]), state)
+		},
+	}
+	cmd.Flags().StringVar(&state, "for", "",
+		"What to wait for: cordoned, drained or complete. The default is the state that the present stage leads to.")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 1h30m; 0 waits forever. After a timeout the maintenance continues.")
+	_ = cmd.RegisterFlagCompletionFunc("for", cobra.FixedCompletions(waitStates, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (e *environment) wait(ctx context.Context, o *waitOptions, name, state string) error {
+	if state != "" {
+		var err error
+		if state, err = oneOf("--for", state, waitStates); err != nil {
+			return err
+		}
+	}
+	c, nm, err := e.stored(ctx, o, name)
+	if err != nil {
+		return err
+	}
+	stage := nm.Spec.Stage
+	switch {
+	case state != "":
+		stage = stagesOfStates[state]
+	case v1alpha1.IsEnding(nm):
+		stage = v1alpha1.NodeMaintenanceStageComplete
+	case stage == v1alpha1.NodeMaintenanceStageIdle:
+		return fmt.Errorf("%s is in stage Idle, in which nothing happens: say with --for what to wait for", name)
+	}
+	if stage != v1alpha1.NodeMaintenanceStageComplete {
+		return e.awaitStage(ctx, c, nm, stage, o)
+	}
+	return e.awaitComplete(ctx, c, nm, o)
+}
+
+// awaitComplete waits until a maintenance has released its nodes or is deleted, and shows the
+// progress until then.
+func (e *environment) awaitComplete(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *waitOptions) error {
+	ctx, cancel := withTimeout(ctx, o.timeout)
+	defer cancel()
+	err := e.follow(ctx, c, nm.Name, e.Out, func(f *show.Facts) (bool, error) {
+		return f == nil || f.Maintenance.UID != nm.UID || v1alpha1.IsDone(f.Maintenance), nil
+	})
+	switch {
+	case errors.Is(err, errTimeout):
+		return e.notComplete(ctx, c, o, nm.Name)
+	case err != nil && ctx.Err() != nil:
+		return exitWith(exitInterrupted, "interrupted; %[1]s continues. To wait again: kubectl maintenance wait %[1]s --for=complete", nm.Name)
+	case err != nil:
+		return err
+	}
+	e.screen(e.Out).Printf("%s is complete.", nm.Name)
+	return nil
+}
+
+// notComplete returns the error of a timeout: in stage Complete about the release of the nodes,
+// before that about the progress.
+func (e *environment) notComplete(ctx context.Context, c clients, o *waitOptions, name string) error {
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	defer cancel()
+	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(look, name, metav1.GetOptions{}); err == nil && v1alpha1.IsEnding(nm) {
+		return notReleased(ctx, c, o.timeout, name)
+	}
+	return e.timedOut(ctx, c, o.timeout, name)
+}
