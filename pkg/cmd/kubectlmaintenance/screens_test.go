@@ -6,8 +6,10 @@ package kubectlmaintenance
 import (
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -120,16 +122,15 @@ func TestNoLineIsWiderThanTheTerminal(t *testing.T) {
 		"hostile pause":    {line: "status kernel-update", objects: hostileScreens()},
 		"hostile names":    {line: "blockers", objects: hostileScreens()},
 	}
-	for name, g := range goldens {
-		all[name] = g
-	}
+	maps.Copy(all, goldens)
+	maps.Copy(all, verbGoldens)
 	for name, g := range screenGoldens {
 		all["screen "+name] = g
 	}
 	tried := 0
 	for name, g := range all {
 		command, _, _ := strings.Cut(g.line, " ")
-		if isDocument(g.line) || command != "status" && command != "blockers" && command != "preview" && command != "history" {
+		if isDocument(g.line) || !slices.Contains([]string{"status", "blockers", "preview", "history", "explain"}, command) {
 			continue
 		}
 		tried++

@@ -130,12 +130,8 @@ func needsAction(reason string) bool {
 
 // pausedText names the user who paused the maintenance.
 func (f *Facts) pausedText() string {
-	nm := f.Maintenance
-	text := "Paused"
-	if pause := nm.Status.Pause; pause != nil {
-		text += fmt.Sprintf(" by %s for %s", pause.By, ago(f.Now, pause.Since.Time))
-	}
-	return text + ": no pod is asked to leave. To resume: kubectl maintenance resume " + nm.Name
+	return fmt.Sprintf("Paused %s: no further pod is asked to leave. To continue: kubectl maintenance resume %s",
+		PausedBy(f.Maintenance, f.Now), f.Maintenance.Name)
 }
 
 // Stage returns the stage of a maintenance, with a note if the object is being deleted.
