@@ -232,9 +232,12 @@ func TestPlugin(t *testing.T) {
 	must.True(t, len(names) == 1 && strings.HasPrefix(names[0], nodes[0]+"-"), "maintenances are %q", names)
 	name := names[0]
 	watch := s.start(t, "maintenance", "status", name, "--watch")
-	watch.shows(t, `\x1b\[\d+A\x1b\[J`)
+	watch.shows(t, `\x1b\[\?1049h`)
 	watch.shows(t,
-		`(?s)`+name+`  Drain for .*new kernel.*BLOCKED  1 pod.*who: the owner of the app in namespace `+namespace)
+		`(?s)`+name+`  \w+, stage Drain for .*new kernel.*BLOCKED  1 pod.*who: the owner of the app in namespace `+namespace)
+	watch.types(t, "b")
+	watch.shows(t, `look +kubectl describe .*\n(?s:.*)b progress`)
+	watch.types(t, "b")
 	has(run(3, "blockers", name), stuck.Name, nodes[0], "PodDisruptionBudget stuck",
 		"kubectl describe pdb stuck -n "+namespace)
 	has(run(0, "status", name), "BLOCKED", "WAVE 1", "new kernel", nodes[0])
@@ -246,6 +249,7 @@ func TestPlugin(t *testing.T) {
 	watch.shows(t, `DrainComplete: All pods have left 1 node`)
 	watch.types(t, "\x03")
 	watch.ends(t, 130)
+	is.True(t, strings.HasSuffix(watch.output(), "\x1b[?25h\x1b[?1049l"), "the terminal is not restored:\n%q", watch.output())
 	has(run(0, "blockers", name), "Nothing is in the way.")
 	completion := s.start(t, "__complete", "maintenance", "complete", "")
 	completion.ends(t, 0)

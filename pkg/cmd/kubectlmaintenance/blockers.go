@@ -95,13 +95,13 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 	case !o.forPeople():
 		err = e.writeAll(o, found)
 	case o.format() == wide && len(obstacles)+len(blockers)+len(waiting) > 0:
-		e.show(show.BlockerTable(obstacles, slices.Concat(blockers, waiting), now))
+		e.show(show.BlockerTable(obstacles, slices.Concat(blockers, waiting), now, o.options(e.screen(e.Out))))
 	default:
 		var down []show.AppDown
 		if down, err = appsDown(ctx, c, left); err != nil {
 			return err
 		}
-		lines := show.Blockers(blockers, obstacles, waiting, now, o.options(e.screen(e.Out).Columns()))
+		lines := show.Blockers(blockers, obstacles, waiting, now, o.options(e.screen(e.Out)))
 		if len(lines) == 0 {
 			lines = show.NothingBlocked(maintenances)
 		}

@@ -18,7 +18,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -61,12 +60,15 @@ type environment struct {
 	// interactive reports whether the standard input is a terminal, so that the command can ask the
 	// user for a confirmation.
 	interactive func() bool
-	screen      func(io.Writer) *screen.Screen
+	// keyboard returns the keys of the terminal in raw mode, and what ends that mode; nil without a
+	// terminal.
+	keyboard func() (keys io.Reader, restore func())
+	screen   func(io.Writer) *screen.Screen
 }
 
 // Run runs the plugin as a program and returns its exit code.
 func Run(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), endSignals()...)
 	defer stop()
 	// After the first signal, the second one ends the program immediately.
 	context.AfterFunc(ctx, stop)
@@ -99,6 +101,7 @@ func newEnvironment(streams genericiooptions.IOStreams) *environment {
 		screen:    func(out io.Writer) *screen.Screen { return screen.New(out, os.Getenv) },
 	}
 	e.connect = e.connectToCluster
+	e.keyboard = func() (io.Reader, func()) { return screen.Keyboard(streams.In) }
 	e.interactive = func() bool {
 		in, ok := streams.In.(*os.File)
 		return ok && term.IsTerminal(int(in.Fd()))

@@ -228,7 +228,7 @@ func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuat
 	last := first
 	for {
 		state := glance.State(last)
-		lines := func(columns int) []screen.Line { return show.Evacuation(last, e.now(), show.Options{Columns: columns}) }
+		lines := func(int) []screen.Line { return show.Evacuation(last, e.now(), fitting(r.screen)) }
 		done := state == glance.StateGone || state == glance.StateEnded || state == glance.StateCancelled
 		r.report(lines, show.EvacuationSummary(last), done)
 		switch {

@@ -73,7 +73,7 @@ func (e *environment) explainPod(ctx context.Context, name string) error {
 	if err := maintenancesOfPod(ctx, c, &f); err != nil {
 		return err
 	}
-	e.show(show.Explain(f, show.Options{Columns: e.screen(e.Out).Columns()}))
+	e.show(show.Explain(f, fitting(e.screen(e.Out))))
 	return nil
 }
 

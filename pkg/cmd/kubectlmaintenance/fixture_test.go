@@ -259,7 +259,11 @@ func complete() *v1alpha1.NodeMaintenance {
 	nm.Status.StageStatuses = append(nm.Status.StageStatuses, v1alpha1.StageStatus{
 		Name: v1alpha1.NodeMaintenanceStageComplete, StartTimestamp: new(before(30 * time.Second)),
 	})
-	nm.Status.NodeStatuses = nil
+	nm.Status.NodeStatuses, nm.Status.Nodes, nm.Status.PodsGone = nil, 2, 16
+	nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{
+		{Entry: 0, PodsPeak: 13, StartTime: new(before(90 * time.Second)), EndTime: new(before(50 * time.Second))},
+		{Entry: 1, PodsPeak: 3, StartTime: new(before(50 * time.Second)), EndTime: new(before(40 * time.Second))},
+	}
 	nm.Status.Conditions = nil
 	return nm
 }

@@ -47,6 +47,8 @@ type follower struct {
 	evacuations listers.EvacuationLister
 	departures  map[types.UID]*show.Departures
 	changed     chan struct{}
+	// pressed tells that the user has pressed a key; nil if there is no keyboard.
+	pressed chan struct{}
 
 	mu sync.Mutex
 	// trouble is the last error of a watch, and troubleAt its time.
@@ -187,8 +189,8 @@ func (f *follower) notes() []string {
 	return notes
 }
 
-// each calls look with the facts after every change, and at least once a second, until look returns
-// done.
+// each calls look with the facts after every change, after every key, and at least once a second,
+// until look returns done.
 func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool, err error)) error {
 	ticker := time.NewTicker(redrawAtLeast)
 	defer ticker.Stop()
@@ -207,6 +209,7 @@ func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool,
 			}
 			return ctx.Err()
 		case <-ticker.C:
+		case <-f.pressed:
 		case <-f.changed:
 			// Show all changes within a short time together.
 			select {

@@ -129,7 +129,7 @@ func TestWatchInAPipe(t *testing.T) {
 	ended := w.background(ctx, "status", "kernel-update", "-w")
 	eventually(
 		t, w.out,
-		"kernel-update: 0 of 2 nodes drained, 4 of 16 pods gone, 9 leaving, 3 for later waves, 3 blocked "+
+		"Z  kernel-update: Draining, 0 of 2 nodes drained, 4 of 16 pods gone, 9 leaving, 3 for later waves, 3 blocked "+
 			"(shop/checkout-a: PodDisruptionBudget)",
 	)
 	nm := draining()

@@ -63,7 +63,7 @@ func (e *environment) history(ctx context.Context, format, name string) error {
 	}
 	moments := show.History(nm, events)
 	if format == "" {
-		o := show.Options{Columns: e.screen(e.Out).Columns()}
+		o := fitting(e.screen(e.Out))
 		e.show(append(show.HistoryTable(moments, o), show.Present(nm, o)...))
 		return nil
 	}

@@ -48,13 +48,19 @@ func (o *output) says(operation string) { o.flags.NamePrintFlags.Operation = ope
 
 func (o *output) addFlags(cmd *cobra.Command) {
 	o.flags.AddFlags(cmd)
+	formats := o.formats()
+	cmd.Flag("output").Usage = fmt.Sprintf("Output format. One of: (%s).", strings.Join(formats, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// formats are the formats that the flag -o takes.
+func (o *output) formats() []string {
 	formats := o.flags.AllowedFormats()
 	if o.lines {
 		formats = append(formats, wide)
 	}
 	slices.Sort(formats)
-	cmd.Flag("output").Usage = fmt.Sprintf("Output format. One of: (%s).", strings.Join(formats, ", "))
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+	return formats
 }
 
 func (o *output) format() string { return *o.flags.OutputFormat }
@@ -64,8 +70,24 @@ func (o *output) forPeople() bool {
 	return o.lines && (o.format() == "" && *o.flags.TemplatePrinterFlags.TemplateArgument == "" || o.format() == wide)
 }
 
-func (o *output) options(columns int) show.Options {
-	return show.Options{Wide: o.format() == wide, Columns: columns}
+// options are the options of lines that fit the columns of a screen.
+func (o *output) options(s *screen.Screen) show.Options {
+	options := fitting(s)
+	options.Wide, options.Rows = o.format() == wide, 0
+	return options
+}
+
+// fitting are the options of lines that fit the rows of the screen, too, unless the user asks for
+// all lines.
+func (o *output) fitting(s *screen.Screen) show.Options {
+	if o.format() == wide {
+		return o.options(s)
+	}
+	return fitting(s)
+}
+
+func fitting(s *screen.Screen) show.Options {
+	return show.Options{Columns: s.Columns(), Rows: s.Rows(), ASCII: s.ASCII()}
 }
 
 // validate returns an error for an unknown format, before the command changes anything.
@@ -74,6 +96,9 @@ func (o *output) validate() error {
 		return nil
 	}
 	_, err := o.flags.ToPrinter()
+	if err != nil && o.lines && genericclioptions.IsNoCompatiblePrinterError(err) {
+		return fmt.Errorf("invalid --output %q: it must be one of %s", o.format(), strings.Join(o.formats(), ", "))
+	}
 	return err
 }
 
@@ -105,8 +130,11 @@ func (e *environment) writeAll(o *output, list runtime.Object) error {
 	return e.write(o, objects...)
 }
 
-// show prints lines that are not redrawn.
-func (e *environment) show(lines []screen.Line) { e.screen(e.Out).Println(lines...) }
+// show prints lines that are not redrawn, within the columns of the terminal.
+func (e *environment) show(lines []screen.Line) {
+	s := e.screen(e.Out)
+	s.Println(fitting(s).Fit(lines...)...)
+}
 
 // The strategies of --dry-run.
 const (

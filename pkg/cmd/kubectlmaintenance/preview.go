@@ -88,7 +88,7 @@ func (e *environment) preview(ctx context.Context, o *startOptions, filename str
 			return err
 		}
 	} else {
-		e.show(show.Preview(preview, o.output.options(e.screen(e.Out).Columns())))
+		e.show(show.Preview(preview, o.output.options(e.screen(e.Out))))
 	}
 	if show.Blocks(preview) {
 		return &exitError{code: exitBlocked}
@@ -163,8 +163,9 @@ func (e *environment) previewFirst(
 		note = fmt.Sprintf("Note: %v", err)
 	}
 	s := e.screen(e.ErrOut)
-	if lines := show.PreviewWarnings(found, name, show.Options{Columns: s.Columns()}); len(lines) > 0 {
-		s.Println(lines...)
+	o := fitting(s)
+	if lines := show.PreviewWarnings(found, name, o); len(lines) > 0 {
+		s.Println(o.Fit(lines...)...)
 	}
 	return note, nil
 }

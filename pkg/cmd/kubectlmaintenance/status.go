@@ -23,19 +23,20 @@ func (e *environment) newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [NAME]",
 		Short: "See the progress of a maintenance, and what it waits for",
-		Long: `See the progress of a maintenance: first what blocks it, then how many pods have left and how fast, then
-each node.
+		Long: `See the progress of a maintenance: first how many pods have left, in total, in each wave and from each node, then
+the causes that stop it, with the workloads and the user or component that must act.
 
 Without NAME, the command shows the only maintenance that is not complete. If there are several or none, it shows a
 table of all maintenances.
 
-The conditions come first: the rest of the drain, whether it makes progress, the time of the last progress, and who
-must act if there is none. The number of departed pods is counted from the highest number of pods on each node since
-the drain began. The pace is that of the last minute.
+On a terminal, the lines fit its columns and rows. A list that is cut ends with the number of what is missing; -o wide
+shows all of it. The number of departed pods is counted from the highest number of pods on each node since the drain
+began. The pace is that of the last minute.
 
-With --watch on a terminal, the lines are redrawn in place (without colors if NO_COLOR is set) until the maintenance
-is deleted or completed or you interrupt the command. Without a terminal, the command writes a line after each
-change.`,
+With --watch, the command uses the whole terminal until the maintenance is deleted or completed. Keys: q quits, b shows
+the blockers or the progress, the arrow and page keys scroll. If the standard input is not a terminal, the lines are
+redrawn in place; without a terminal for the output, the command writes a line after each change. There are no colors
+if NO_COLOR is set, and only ASCII characters if the locale is not UTF-8.`,
 		Example: `  # Show the progress once
   kubectl maintenance status kernel-update
 
@@ -86,12 +87,15 @@ func (e *environment) status(ctx context.Context, o *output, name string) error 
 	if !o.forPeople() {
 		return e.printMaintenances(o, all, name != "")
 	}
-	one := theOne(all, name)
-	if one == nil {
-		e.show(showAll(all))
+	s := e.screen(e.Out)
+	if one := theOne(all, name); one != nil {
+		options := o.fitting(s)
+		// One row is that of the command.
+		options.Rows = max(options.Rows-1, 0)
+		e.show(show.Status(*one, options))
 		return nil
 	}
-	e.show(show.Status(*one, o.options(e.screen(e.Out).Columns())))
+	e.show(showAll(all, o.options(s)))
 	return nil
 }
 
@@ -111,11 +115,11 @@ func theOne(all []show.Facts, name string) *show.Facts {
 	return one
 }
 
-func showAll(all []show.Facts) []screen.Line {
+func showAll(all []show.Facts, o show.Options) []screen.Line {
 	if len(all) == 0 {
 		return []screen.Line{{Text: "No maintenance found. Start one: kubectl maintenance start NODE"}}
 	}
-	return show.Table(all)
+	return show.Table(all, o)
 }
 
 func (e *environment) printMaintenances(o *output, all []show.Facts, one bool) error {
@@ -134,27 +138,15 @@ func (e *environment) watchStatus(ctx context.Context, o *output, name string) e
 	if !o.forPeople() {
 		return fmt.Errorf("--watch cannot be combined with -o %[1]s; use kubectl get nodemaintenances.maintenance.haulout.dev --watch -o %[1]s", o.format())
 	}
-	c, err := e.connect()
-	if err != nil {
-		return err
-	}
-	if name == "" {
-		all, err := e.snapshot(ctx, c, "")
-		if err != nil {
-			return err
-		}
-		if one := theOne(all, ""); one != nil {
-			name = one.Maintenance.Name
-		}
-	}
-	f, err := e.newFollower(ctx, c, name)
-	if err != nil {
-		return err
-	}
+	return e.watch(ctx, o, name)
+}
+
+// watchLines redraws the progress in place or, without a terminal, writes a line after each change.
+func (e *environment) watchLines(ctx context.Context, f *follower, o *output, name string) error {
 	r := e.newReporter(e.Out)
-	err = f.each(ctx, func(all []show.Facts) (bool, error) {
+	err := f.each(ctx, func(all []show.Facts) (bool, error) {
 		if name == "" {
-			lines, text := watchAll(all)
+			lines, text := watchAll(all, func() show.Options { return o.fitting(r.screen) })
 			r.report(lines, text, false)
 			return false, nil
 		}
@@ -163,7 +155,7 @@ func (e *environment) watchStatus(ctx context.Context, o *output, name string) e
 			r.screen.Printf("%s was deleted.", name)
 			return true, nil
 		}
-		lines := func(columns int) []screen.Line { return show.Status(all[0], o.options(columns)) }
+		lines := func(int) []screen.Line { return show.Status(all[0], o.fitting(r.screen)) }
 		done := v1alpha1.IsDone(all[0].Maintenance)
 		r.report(lines, show.Summary(all[0]), done)
 		if done {
@@ -171,11 +163,11 @@ func (e *environment) watchStatus(ctx context.Context, o *output, name string) e
 		}
 		return done, nil
 	})
-	r.screen.Keep()
+	r.end(ctx)
 	return err
 }
 
-func watchAll(all []show.Facts) (lines func(int) []screen.Line, text string) {
+func watchAll(all []show.Facts, options func() show.Options) (lines func(int) []screen.Line, text string) {
 	summaries := make([]string, 0, len(all))
 	for i := range all {
 		if !v1alpha1.IsDone(all[i].Maintenance) {
@@ -185,5 +177,5 @@ func watchAll(all []show.Facts) (lines func(int) []screen.Line, text string) {
 	if len(summaries) == 0 {
 		summaries = []string{"no maintenance is active"}
 	}
-	return func(int) []screen.Line { return showAll(all) }, strings.Join(summaries, "; ")
+	return func(int) []screen.Line { return showAll(all, options()) }, strings.Join(summaries, "; ")
 }

@@ -53,7 +53,18 @@ func (r *reporter) report(lines func(columns int) []screen.Line, summary string,
 		}
 	case summary != r.lastText && (final || r.now().Sub(r.last) >= plainAfter):
 		r.last, r.lastText = r.now(), summary
-		r.screen.Printf("%s  %s", r.now().UTC().Format(time.TimeOnly), summary)
+		r.screen.Printf("%s  %s", r.now().UTC().Format(timeOfDay), summary)
+	}
+}
+
+// timeOfDay is the format of times in progress lines. Z marks UTC.
+const timeOfDay = time.TimeOnly + "Z"
+
+// end keeps the last progress. After Ctrl-C the terminal shows "^C", which gets a line of its own.
+func (r *reporter) end(ctx context.Context) {
+	r.screen.Keep()
+	if r.screen.Live() && ctx.Err() != nil && !errors.Is(context.Cause(ctx), errTimeout) {
+		r.screen.Println(screen.Line{})
 	}
 }
 
@@ -161,11 +172,11 @@ func (e *environment) follow(ctx context.Context, c clients, name string, out io
 		}
 		facts := all[0]
 		done, err := look(&facts)
-		lines := func(columns int) []screen.Line { return show.Status(facts, show.Options{Columns: columns}) }
+		lines := func(int) []screen.Line { return show.Status(facts, fitting(r.screen)) }
 		r.report(lines, show.Summary(facts), done || err != nil)
 		return done, err
 	})
-	r.screen.Keep()
+	r.end(ctx)
 	return err
 }
 

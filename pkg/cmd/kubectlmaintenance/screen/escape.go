@@ -18,8 +18,13 @@ import (
 // carriage return.
 //
 // Escaping a text twice has the same result as escaping it once.
-func Escape(text string) string {
-	return escape(text, func(rune) bool { return false })
+func Escape(text string) string { return escape(text, unicode.IsPrint) }
+
+// EscapeASCII also replaces all characters beyond ASCII, for a terminal whose locale is not UTF-8.
+// Such a terminal could take the bytes of a character for control characters: U+015B has the byte
+// 0x9b.
+func EscapeASCII(text string) string {
+	return escape(strings.ReplaceAll(text, "…", "..."), func(r rune) bool { return r < utf8.RuneSelf && unicode.IsPrint(r) })
 }
 
 // EscapeError escapes the text of an error, which may have several lines. Each line after the first
@@ -34,7 +39,7 @@ func EscapeError(prefix, text string) string {
 	return prefix + strings.Join(lines, indent)
 }
 
-// escape escapes all non-printable characters, except characters for which keep returns true.
+// escape escapes all characters for which keep returns false.
 func escape(text string, keep func(rune) bool) string {
 	var b strings.Builder
 	for text != "" {
@@ -42,7 +47,7 @@ func escape(text string, keep func(rune) bool) string {
 		switch {
 		case r == utf8.RuneError && size == 1:
 			fmt.Fprintf(&b, `\x%02x`, text[0])
-		case unicode.IsPrint(r), keep(r):
+		case keep(r):
 			b.WriteString(text[:size])
 		case r == '\n':
 			b.WriteString(`\n`)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package screen prints lines to a terminal or another writer. On a terminal it can redraw the last
-// lines in place.
+// lines in place, or show lines on the whole terminal.
 package screen
 
 import (
@@ -11,9 +11,11 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/term"
+	"golang.org/x/text/width"
 )
 
 // Style is the style of a line on a terminal with colors.
@@ -43,6 +45,8 @@ type Screen struct {
 	colors bool
 	// terminal is set if out is a terminal, even one that cannot redraw lines.
 	terminal bool
+	// ascii is set if out is a terminal whose locale is not UTF-8.
+	ascii bool
 
 	mu sync.Mutex
 	// drawn is the number of lines that the next Draw replaces.
@@ -59,6 +63,7 @@ func New(out io.Writer, getenv func(string) string) *Screen {
 	}
 	descriptor := int(file.Fd())
 	s.terminal = term.IsTerminal(descriptor)
+	s.ascii = s.terminal && !isUTF8(getenv)
 	if !s.terminal || getenv("TERM") == "dumb" {
 		return s
 	}
@@ -74,9 +79,27 @@ func New(out io.Writer, getenv func(string) string) *Screen {
 }
 
 // NewTerminal returns the screen of a terminal that is not a file, with a fixed size and without
-// colors.
+// colors. Its locale is UTF-8.
 func NewTerminal(out io.Writer, columns, rows int) *Screen {
 	return &Screen{out: out, terminal: true, size: func() (int, int) { return columns, rows }}
+}
+
+// NewASCIITerminal is NewTerminal with the locale C.
+func NewASCIITerminal(out io.Writer, columns, rows int) *Screen {
+	s := NewTerminal(out, columns, rows)
+	s.ascii = true
+	return s
+}
+
+// isUTF8 reports whether the variables of the locale select UTF-8.
+func isUTF8(getenv func(string) string) bool {
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if locale := getenv(name); locale != "" {
+			_, charset, _ := strings.Cut(strings.ToLower(locale), ".")
+			return strings.HasPrefix(charset, "utf-8") || strings.HasPrefix(charset, "utf8")
+		}
+	}
+	return false
 }
 
 // Live reports whether Draw has an effect.
@@ -84,6 +107,19 @@ func (s *Screen) Live() bool { return s.size != nil }
 
 // Colors reports whether the screen shows styles.
 func (s *Screen) Colors() bool { return s.colors }
+
+// ASCII reports whether the screen is a terminal that shows only ASCII characters.
+func (s *Screen) ASCII() bool { return s.ascii }
+
+// Rows returns the maximum number of lines of Draw: all rows of the terminal except the last one,
+// which has the cursor. It is 0 without a terminal.
+func (s *Screen) Rows() int {
+	if s.size == nil {
+		return 0
+	}
+	_, rows := s.size()
+	return rows - 1
+}
 
 // Columns returns the maximum width of a line: all columns of the terminal except the last one, at
 // which some terminals wrap. It is 0 without a terminal.
@@ -133,7 +169,9 @@ func (s *Screen) Printf(format string, args ...any) {
 // a file or a pipe receives the document unchanged.
 func (s *Screen) Write(document []byte) error {
 	if s.terminal {
-		document = []byte(escape(string(document), func(r rune) bool { return r == '\n' || r == '\t' }))
+		document = []byte(escape(string(document), func(r rune) bool {
+			return r == '\n' || r == '\t' || unicode.IsPrint(r) && (!s.ascii || r < utf8.RuneSelf)
+		}))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,16 +184,11 @@ func (s *Screen) Draw(lines []Line) {
 	if s.size == nil {
 		return
 	}
-	_, rows := s.size()
 	// A line that wraps or scrolls out of view cannot be redrawn.
-	if len(lines) > rows-1 {
-		lines = lines[:rows-1]
-	}
+	lines = lines[:min(len(lines), s.Rows())]
 	var b strings.Builder
 	for _, line := range lines {
-		// Escape before the cut, since escapes take columns.
-		line.Text = Fit(Escape(line.Text), s.Columns())
-		b.WriteString(s.paint(line) + "\n")
+		b.WriteString(s.fit(line) + "\n")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,10 +211,24 @@ func (s *Screen) erase() string {
 	return fmt.Sprintf("\x1b[%dA\x1b[J", s.drawn)
 }
 
+// fit returns a line with its style, cut to the columns of the terminal.
+func (s *Screen) fit(line Line) string {
+	// Escape before the cut, since escapes take columns.
+	line.Text = Fit(s.escape(line.Text), s.Columns())
+	return s.paint(line)
+}
+
+func (s *Screen) escape(text string) string {
+	if s.ascii {
+		return EscapeASCII(text)
+	}
+	return Escape(text)
+}
+
 // paint returns a line with its style. All lines pass through it, so that no text can control the
 // terminal.
 func (s *Screen) paint(line Line) string {
-	text := Escape(line.Text)
+	text := s.escape(line.Text)
 	if !s.colors || line.Style == Plain || text == "" {
 		return text
 	}
@@ -192,17 +239,47 @@ func (s *Screen) paint(line Line) string {
 // gone, SIGPIPE ends the program.
 func (s *Screen) write(text string) { _, _ = io.WriteString(s.out, text) }
 
-// Fit truncates a text to a number of columns, and marks the cut with ">" in the last one.
-func Fit(text string, columns int) string {
-	if columns < 1 || utf8.RuneCountInString(text) <= columns {
-		return text
+// Width returns the number of columns that a text takes: two for a wide character of East Asia,
+// none for a combining one.
+func Width(text string) int {
+	columns := 0
+	for _, r := range text {
+		columns += widthOf(r)
 	}
-	return string([]rune(text)[:columns-1]) + ">"
+	return columns
 }
 
-// Bar returns a progress bar.
+func widthOf(r rune) int {
+	switch {
+	case r < utf8.RuneSelf:
+		return 1
+	case unicode.In(r, unicode.Mn, unicode.Me):
+		return 0
+	}
+	switch width.LookupRune(r).Kind() {
+	case width.EastAsianWide, width.EastAsianFullwidth:
+		return 2
+	}
+	return 1
+}
+
+// Fit truncates a text to a number of columns, and marks the cut with ">" in the last one.
+func Fit(text string, columns int) string {
+	if columns < 1 || Width(text) <= columns {
+		return text
+	}
+	used := 0
+	for i, r := range text {
+		if used += widthOf(r); used >= columns {
+			return text[:i] + ">"
+		}
+	}
+	return text
+}
+
+// Bar returns a progress bar. A bar of nothing to do is empty.
 func Bar(done, whole, columns int) string {
-	filled := columns
+	filled := 0
 	if whole > 0 {
 		filled = min(max(done, 0)*columns/whole, columns)
 	}

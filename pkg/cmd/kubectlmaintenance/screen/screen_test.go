@@ -103,7 +103,7 @@ func TestBar(t *testing.T) {
 		"all done":          {8, 8, "[####]"},
 		"more than all":     {9, 8, "[####]"},
 		"less than nothing": {-1, 8, "[....]"},
-		"nothing to do":     {0, 0, "[####]"},
+		"nothing to do":     {0, 0, "[....]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, Bar(test.done, test.whole, 4), test.want)

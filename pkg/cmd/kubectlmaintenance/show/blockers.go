@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -25,6 +26,8 @@ type Blocker struct {
 	// Reason and Message are those of the condition Blocked: the cause and the remedy.
 	Reason, Message string
 	Since           time.Time
+	// workload is the workload of the pod.
+	workload workload
 	// evacuator is the class of the active evacuator.
 	evacuator string
 	// until is set if the pod is not blocked but waits for the active evacuator, see WaitingOf: if
@@ -34,8 +37,13 @@ type Blocker struct {
 	next  string
 }
 
-// podsShown is the maximum number of listed pods of a group.
-const podsShown = 20
+const (
+	// podsShown is the maximum number of listed workloads of a cause, and of the nodes of an
+	// obstacle.
+	podsShown = 20
+	// causesListed is the maximum number of causes of Blockers.
+	causesListed = 20
+)
 
 // Blocked reports whether an Evacuation is blocked.
 func Blocked(e *v1alpha1.Evacuation) bool {
@@ -55,6 +63,7 @@ func BlockersOf(evacuations []v1alpha1.Evacuation, on func(node string) bool) []
 		blockers = append(blockers, Blocker{
 			Namespace: e.Namespace, Pod: e.Spec.PodRef.Name, Node: e.Spec.NodeName, Reason: condition.Reason, Message: condition.Message,
 			Since: condition.LastTransitionTime.Time, evacuator: e.Status.ActiveEvacuatorClass,
+			workload: workloadOf(e.Namespace, e.Spec.PodRef.Name, e.Labels),
 		})
 	}
 	sortBlockers(blockers)
@@ -106,35 +115,20 @@ func (b *Blocker) fill(format string) string {
 	return fmt.Sprintf(format+"%[5]s", b.Namespace, b.Pod, b.Node, cmp.Or(b.evacuator, "-"), "")
 }
 
-// group is a set of blockers that only differ in the pod.
-type group struct {
-	first *Blocker
-	all   []Blocker
-}
-
-// groups groups blockers by reason, message and actor.
-func groups(blockers []Blocker) []*group {
-	var out []*group
-	at := map[[3]string]*group{}
-	for i := range blockers {
-		b := &blockers[i]
-		key := [3]string{b.Reason, b.Message, b.Who()}
-		if at[key] == nil {
-			at[key] = &group{first: b}
-			out = append(out, at[key])
-		}
-		at[key].all = append(at[key].all, *b)
+// lines shows the common parts of a cause, then a row for each of its first workloads, with the
+// time since its first pod stays. cells returns further cells of a row.
+func (c *cause) lines(headings []string, now time.Time, o Options, cells func(*Blocker) []string) []screen.Line {
+	lines := wrap("  ", c.first.Message, o.columns(), screen.Plain)
+	lines = append(lines, whoAndLook("  ", c.first.Who(), c.first.Look())...)
+	g := grid{indent: "  ", rows: [][]string{append([]string{"NAMESPACE", "WORKLOAD", "PODS", "NODE"}, headings...)}, drop: []int{2, 3, 0}}
+	shown := o.cut(len(c.loads), podsShown)
+	for _, l := range c.loads[:shown] {
+		kind, name := l.title()
+		row := []string{l.namespace, kind + " " + name, fmt.Sprint(l.pods), l.where(), ago(now, l.first.Since)}
+		g.rows = append(g.rows, append(row, cells(l.first)...))
 	}
-	return out
-}
-
-// lines shows the common parts of a group, then the rows of its first pods. shown is the number of
-// pods in the rows.
-func (g *group) lines(rows [][]string, shown int, o Options) []screen.Line {
-	lines := wrap("  ", g.first.Message, o.columns(), screen.Plain)
-	lines = append(lines, whoAndLook("  ", g.first.Who(), g.first.Look())...)
-	lines = append(lines, table("  ", rows, nil)...)
-	lines = append(lines, more(len(g.all)-shown, "pod", "  ")...)
+	lines = append(lines, g.lines(o)...)
+	lines = append(lines, o.more(len(c.loads)-shown, "workload", "  ")...)
 	return append(lines, screen.Line{})
 }
 
@@ -147,14 +141,14 @@ func whoAndLook(indent, who, look string) []screen.Line {
 // waiting pods (see WaitingOf) in a separate list. It returns no lines if all three are empty.
 func Blockers(blockers []Blocker, obstacles []Obstacle, waiting []Blocker, now time.Time, o Options) []screen.Line {
 	lines := blocked(blockers, obstacles, now, o)
-	if len(waiting) == 0 {
-		return lines
+	if len(waiting) > 0 {
+		if len(blockers)+len(obstacles) == 0 {
+			lines = []screen.Line{plain("Nothing is blocked.")}
+		}
+		lines = append(append(lines, screen.Line{}), waitingGroups(waiting, now, o)...)
+		lines = append(lines, waitingTotals(waiting)...)
 	}
-	if len(blockers)+len(obstacles) == 0 {
-		lines = []screen.Line{plain("Nothing is blocked.")}
-	}
-	lines = append(append(lines, screen.Line{}), waitingGroups(waiting, now, o)...)
-	return append(lines, waitingTotals(waiting)...)
+	return lines
 }
 
 func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options) []screen.Line {
@@ -165,36 +159,27 @@ func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options)
 	if len(blockers) == 0 {
 		return lines[:len(lines)-1]
 	}
-	for _, g := range groups(blockers) {
-		lines = append(lines, line(screen.Warning, "%s: %s", g.first.Reason, wording.Count(len(g.all), "pod")))
-		rows := [][]string{{"NAMESPACE", "POD", "NODE", "BLOCKED FOR"}}
-		shown := o.cut(len(g.all), podsShown)
-		for i := range g.all[:shown] {
-			b := &g.all[i]
-			rows = append(rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since)})
-		}
-		lines = append(lines, g.lines(rows, shown, o)...)
+	causes := causesOf(blockers)
+	shown := o.cut(len(causes), causesListed)
+	for _, c := range causes[:shown] {
+		lines = append(lines, line(screen.Warning, "%s: %s", c.first.Reason, wording.Count(c.pods, "pod")))
+		lines = append(lines, c.lines([]string{"BLOCKED FOR"}, now, o, func(*Blocker) []string { return nil })...)
+	}
+	if shown < len(causes) {
+		lines = append(append(lines, o.more(len(causes)-shown, "cause", "")...), screen.Line{})
 	}
 	return append(lines, line(screen.Heading, "%s cannot leave.", wording.Count(len(blockers), "pod")))
 }
 
 // BlockerTable shows one row for each obstacle, then one row for each blocked pod.
-func BlockerTable(obstacles []Obstacle, blockers []Blocker, now time.Time) []screen.Line {
-	rows := [][]string{{"NAMESPACE", "POD", "NODE", "SINCE", "REASON", "WHO", "MESSAGE"}}
-	rows = append(rows, obstacleRows(obstacles, now)...)
+func BlockerTable(obstacles []Obstacle, blockers []Blocker, now time.Time, o Options) []screen.Line {
+	g := grid{rows: [][]string{{"NAMESPACE", "POD", "NODE", "SINCE", "REASON", "WHO", "MESSAGE"}}, drop: []int{5, 3, 2, 6}, cut: true}
+	g.rows = append(g.rows, obstacleRows(obstacles, now)...)
 	for i := range blockers {
 		b := &blockers[i]
-		rows = append(rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since), b.Reason, b.WhoUntil(), b.Message})
+		g.rows = append(g.rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since), b.Reason, b.WhoUntil(), b.Message})
 	}
-	return table("", rows, nil)
-}
-
-// more shows the number of omitted items of a list, if any.
-func more(count int, noun, indent string) []screen.Line {
-	if count <= 0 {
-		return nil
-	}
-	return []screen.Line{line(screen.Faint, "%s... and %s (-o wide lists all)", indent, wording.Count(count, "more "+noun))}
+	return g.lines(o)
 }
 
 // AppDown is a workload without a ready pod that has lost a pod to a drain.
@@ -226,6 +211,31 @@ func AppsDown(down []AppDown) []screen.Line {
 			plain("  A maintenance moved one of its pods, and no pod is ready now. Check why its pods do not start."))
 		owner := Blocker{Namespace: app.Namespace, Reason: v1alpha1.ReasonUnhealthyPodsHoldBudget}
 		lines = append(lines, whoAndLook("  ", owner.Who(), owner.Look())...)
+	}
+	return lines
+}
+
+// BlockersOfAll shows the blockers of maintenances that are watched.
+func BlockersOfAll(all []Facts, o Options) []screen.Line {
+	var maintenances []v1alpha1.NodeMaintenance
+	var obstacles []Obstacle
+	nodes := sets.New[string]()
+	for i := range all {
+		f := &all[i]
+		if v1alpha1.IsDone(f.Maintenance) {
+			continue
+		}
+		maintenances = append(maintenances, *f.Maintenance)
+		obstacles = append(obstacles, Obstacles(f.Maintenance, len(f.blockers()) > 0, f.Now)...)
+		nodes = nodes.Union(Nodes(f.Maintenance))
+	}
+	if len(maintenances) == 0 {
+		return NothingBlocked(nil)
+	}
+	f := &all[0]
+	lines := Blockers(BlockersOf(f.Evacuations, nodes.Has), obstacles, WaitingOf(f.Evacuations, nodes.Has, f.Now), f.Now, o)
+	if len(lines) == 0 {
+		return NothingBlocked(maintenances)
 	}
 	return lines
 }

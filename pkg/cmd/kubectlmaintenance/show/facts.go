@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -40,6 +41,9 @@ type Facts struct {
 func (f *Facts) waves() []v1alpha1.NodeMaintenanceWave {
 	waves := slices.Clone(f.Maintenance.Status.Waves)
 	waves = slices.DeleteFunc(waves, func(w v1alpha1.NodeMaintenanceWave) bool { return int(w.Entry) >= len(f.Maintenance.Spec.DrainPlan) })
+	if v1alpha1.IsEnding(f.Maintenance) {
+		return waves
+	}
 	leaving, later := -1, int32(0)
 	for i := range waves {
 		switch {
@@ -167,7 +171,7 @@ func (f *Facts) gone(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 
 // knowsGone reports whether the number of departed pods can be computed.
 func (f *Facts) knowsGone() bool {
-	return f.Departures != nil || slices.ContainsFunc(f.Maintenance.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.PodsPeak > 0 })
+	return f.Departures != nil || f.Maintenance.Status.PodsGone > 0 || slices.ContainsFunc(f.Maintenance.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.PodsPeak > 0 })
 }
 
 // since returns the number of pods that have left since a time.
@@ -199,9 +203,9 @@ func Nodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 
 // count has the sums over the nodes of a maintenance.
 type count struct {
-	nodes, drained                  int
-	gone, pending, evacuating, held int
-	blocked                         int
+	nodes, drained            int
+	gone, pending, evacuating int
+	blocked                   int
 }
 
 func (c count) left() int { return c.pending + c.evacuating }
@@ -213,7 +217,8 @@ func done(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
 }
 
 func (f *Facts) count() count {
-	c := count{nodes: len(f.Maintenance.Status.NodeStatuses), gone: len(f.Departures.all())}
+	nm := f.Maintenance
+	c := count{nodes: glance.Nodes(nm), drained: glance.DrainedNodes(nm), gone: len(f.Departures.all())}
 	for i := range f.Maintenance.Status.NodeStatuses {
 		n := &f.Maintenance.Status.NodeStatuses[i]
 		// c.gone already includes the departures, including departures from nodes that were
@@ -222,11 +227,13 @@ func (f *Facts) count() count {
 		c.pending += int(n.PodsPendingEvacuation)
 		c.evacuating += f.evacuating(n)
 		c.blocked += int(n.PodsBlocked)
-		c.held += int(n.PodsKept)
-		if done(n) {
-			c.drained++
-		}
 	}
+	// The server also counts pods of nodes that were released since then.
+	gone, all := glance.Pods(nm)
+	if v1alpha1.IsEnding(nm) {
+		c.gone, c.pending, c.evacuating = gone, all-gone, 0
+	}
+	c.gone = max(c.gone, gone)
 	return c
 }
 

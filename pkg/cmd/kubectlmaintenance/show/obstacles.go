@@ -184,7 +184,7 @@ func obstacleLines(obstacles []Obstacle, now time.Time, o Options) []screen.Line
 			shown := o.cut(len(b.Nodes), podsShown)
 			text := "nodes: " + strings.Join(b.Nodes[:shown], ", ")
 			lines = append(lines, wrap("  ", text, o.columns(), screen.Plain)...)
-			lines = append(lines, more(len(b.Nodes)-shown, "node", "  ")...)
+			lines = append(lines, o.more(len(b.Nodes)-shown, "node", "  ")...)
 		}
 		lines = append(lines, screen.Line{})
 	}
@@ -210,50 +210,4 @@ func obstacleRows(obstacles []Obstacle, now time.Time) [][]string {
 		}
 	}
 	return rows
-}
-
-// conditionLines shows the conditions of a maintenance: the remaining work, whether the drain makes
-// progress, and which user or component must act if it makes none.
-func (f *Facts) conditionLines(o Options) []screen.Line {
-	nm := f.Maintenance
-	var lines []screen.Line
-	who := ""
-	show := func(c *metav1.Condition, text string) {
-		lines = append(lines, wrap("  ", text, o.columns(), conditionStyle(c))...)
-		// Omit the line if it repeats the actor: DrainBlocked and Blocked report the same.
-		if a, ok := obstacleActions[c.Reason]; ok && a.who != who {
-			who = a.who
-			lines = append(lines, wrap("    ", "who: "+who, o.columns(), screen.Plain)...)
-		}
-	}
-	drained := drainedCondition(nm)
-	if drained != nil {
-		show(drained, fmt.Sprintf("%s: %s", drained.Reason, drained.Message))
-	}
-	if c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing); c != nil {
-		text := fmt.Sprintf("%s: %s", c.Reason, c.Message)
-		if at := nm.Status.LastProgressTimestamp; at != nil && drained != nil && drained.Status != metav1.ConditionTrue {
-			text += fmt.Sprintf(" (last progress %s ago)", ago(f.Now, at.Time))
-		}
-		show(c, text)
-	}
-	if meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionNodeMessagesOmitted) {
-		note := "note: the status has no room for messages about single nodes; " +
-			"to list the nodes with a problem: kubectl maintenance blockers " + nm.Name
-		lines = append(lines, wrap("  ", note, o.columns(), screen.Warning)...)
-	}
-	return lines
-}
-
-func conditionStyle(c *metav1.Condition) screen.Style {
-	_, actionNeeded := obstacleActions[c.Reason]
-	switch {
-	case actionNeeded:
-		return screen.Warning
-	case c.Type == v1alpha1.ConditionDrained && c.Status == metav1.ConditionTrue:
-		return screen.Good
-	case c.Type == v1alpha1.ConditionProgressing && c.Status == metav1.ConditionFalse:
-		return screen.Warning
-	}
-	return screen.Plain
 }

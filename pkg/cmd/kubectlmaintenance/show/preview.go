@@ -4,7 +4,6 @@
 package show
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 
@@ -36,11 +35,12 @@ func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 		for i := range p.Blockers {
 			lines = append(lines, previewBlocker(&p.Blockers[i], o)...)
 		}
-		lines = append(lines, more(int(p.BlockersOmitted), "blocker", "  ")...)
+		lines = append(lines, o.more(int(p.BlockersOmitted), "blocker", "  ")...)
 		lines = append(lines, screen.Line{})
 	}
+	ways := waysOf(p)
 	for i := range p.Waves {
-		lines = append(lines, previewWave(&p.Waves[i], o)...)
+		lines = append(lines, previewWave(&p.Waves[i], ways, o)...)
 		lines = append(lines, screen.Line{})
 	}
 	lines = append(lines, previewRest(p, o)...)
@@ -78,7 +78,7 @@ func PreviewWarnings(p *v1alpha1.NodeMaintenancePreview, name string, o Options)
 		}
 	}
 	if rest := count - warningsShown + int(p.BlockersOmitted); count > warningsShown {
-		lines = append(lines, line(screen.Faint, "  ... and %s (kubectl maintenance preview %s)", wording.Count(rest, "more cause"), name))
+		lines = append(lines, line(screen.Faint, "  %s %s (kubectl maintenance preview %s)", o.ellipsis(), wording.Count(rest, "more cause"), name))
 	}
 	if p.NodesRefused > 0 {
 		lines = append(lines, line(screen.Bad,
@@ -137,41 +137,6 @@ func handlers(classes []string) string {
 	return strings.Join(names, ", then ")
 }
 
-func previewWave(w *v1alpha1.PreviewWave, o Options) []screen.Line {
-	entry := Entry(v1alpha1.DrainPlanEntry{PodType: w.PodType, PodPriority: w.PodPriority, PodSelector: w.PodSelector})
-	var by []string
-	for _, e := range w.Evacuators {
-		by = append(by, fmt.Sprintf("%s %d", handler(e.EvacuatorClass), e.PodCount))
-	}
-	title := fmt.Sprintf("WAVE %d  %s  %s on %s", w.Index+1, entry, wording.Count(w.PodCount, "pod"), wording.Count(w.NodeCount, "node"))
-	if len(by) > 0 {
-		title += ", by " + strings.Join(by, ", ")
-	}
-	lines := []screen.Line{line(screen.Heading, "%s", title)}
-	const podsShown = 20
-	rows := [][]string{{"NODE", "NAMESPACE", "POD", "EVACUATORS", "IN THE WAY"}}
-	var styles = []screen.Style{screen.Faint}
-	for _, node := range w.Nodes {
-		for _, namespace := range node.Namespaces {
-			for i := range namespace.Pods {
-				pod := &namespace.Pods[i]
-				inTheWay, style := strings.Join(pod.Blockers, ", "), screen.Plain
-				if pod.Terminating {
-					inTheWay = strings.TrimPrefix(inTheWay+", terminating", ", ")
-				}
-				if len(pod.Blockers) > 0 {
-					style = screen.Warning
-				}
-				rows = append(rows, []string{node.Name, namespace.Name, pod.Name, handlers(pod.EvacuatorClasses), cmp.Or(inTheWay, "-")})
-				styles = append(styles, style)
-			}
-		}
-	}
-	shown := o.cut(len(rows)-1, podsShown)
-	lines = append(lines, table("  ", rows[:shown+1], styles)...)
-	return append(lines, more(int(w.PodCount)-shown, "pod", "  ")...)
-}
-
 // previewRest lists the pods that are kept, other maintenances on the nodes, and nodes that are not
 // authorized.
 func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
@@ -187,7 +152,7 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 			for _, pod := range left.Pods {
 				lines = append(lines, line(screen.Faint, "  %s/%s (%s)", pod.Namespace, pod.Name, pod.Node))
 			}
-			lines = append(lines, more(int(left.PodsOmitted), "pod", "  ")...)
+			lines = append(lines, o.more(int(left.PodsOmitted), "pod", "  ")...)
 		}
 	}
 	if static > 0 {

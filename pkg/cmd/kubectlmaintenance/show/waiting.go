@@ -75,7 +75,7 @@ func WaitingOf(evacuations []v1alpha1.Evacuation, on func(node string) bool, now
 		t := protocol.TurnOf(&e.Status)
 		b := Blocker{
 			Namespace: e.Namespace, Pod: e.Spec.PodRef.Name, Node: e.Spec.NodeName, Reason: reason, Message: e.Status.Message,
-			Since: t.Since, evacuator: t.Class,
+			Since: t.Since, evacuator: t.Class, workload: workloadOf(e.Namespace, e.Spec.PodRef.Name, e.Labels),
 		}
 		switch reason {
 		case v1alpha1.ReasonPodStopping, v1alpha1.ReasonPodWaits:
@@ -109,26 +109,18 @@ func waitingMessage(e *v1alpha1.Evacuation, t protocol.Turn) string {
 // waitingGroups shows the waiting pods in groups, for the list below the blocked pods.
 func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 	var lines []screen.Line
-	for _, g := range groups(waiting) {
-		heading, columns := "Waiting for eviction", []string{"NAMESPACE", "POD", "NODE", "WAITING FOR"}
+	for _, c := range causesOf(waiting) {
+		heading, headings := "Waiting for eviction", []string{"WAITING FOR"}
+		deadline := func(*Blocker) []string { return nil }
 		switch {
-		case !g.first.until.IsZero():
-			heading, columns = "Waiting for evacuator "+g.first.evacuator, []string{"NAMESPACE", "POD", "NODE", "NO PROGRESS FOR", "DEADLINE"}
-		case g.first.Reason == v1alpha1.ReasonPodStopping:
-			heading, columns = "Stopping", []string{"NAMESPACE", "POD", "NODE", "STOPPING FOR"}
+		case !c.first.until.IsZero():
+			heading, headings = "Waiting for evacuator "+c.first.evacuator, []string{"NO PROGRESS FOR", "DEADLINE"}
+			deadline = func(b *Blocker) []string { return []string{b.deadline()} }
+		case c.first.Reason == v1alpha1.ReasonPodStopping:
+			heading, headings = "Stopping", []string{"STOPPING FOR"}
 		}
-		lines = append(lines, line(screen.Heading, "%s: %s", heading, wording.Count(len(g.all), "pod")))
-		rows := [][]string{columns}
-		shown := o.cut(len(g.all), podsShown)
-		for i := range g.all[:shown] {
-			b := &g.all[i]
-			row := []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since)}
-			if !b.until.IsZero() {
-				row = append(row, b.deadline())
-			}
-			rows = append(rows, row)
-		}
-		lines = append(lines, g.lines(rows, shown, o)...)
+		lines = append(lines, line(screen.Heading, "%s: %s", heading, wording.Count(c.pods, "pod")))
+		lines = append(lines, c.lines(headings, now, o, deadline)...)
 	}
 	return lines
 }
@@ -158,17 +150,4 @@ func waitingFor(waiting []Blocker, reason string) []Blocker {
 // waiting returns the pods of the maintenance that wait.
 func (f *Facts) waiting() []Blocker {
 	return WaitingOf(f.Evacuations, Nodes(f.Maintenance).Has, f.Now)
-}
-
-// waitingLines shows the waiting pods below the blocked ones: they need no action yet.
-func (f *Facts) waitingLines(o Options) []screen.Line {
-	var lines []screen.Line
-	waiting := f.waiting()
-	for _, kind := range waits {
-		if pods := waitingFor(waiting, kind.reason); len(pods) > 0 {
-			lines = append(lines, line(screen.Heading, "  %-8s %s %s", kind.heading, wording.Count(len(pods), "pod"), kind.what))
-			lines = append(lines, f.groupLines(pods, o)...)
-		}
-	}
-	return lines
 }
