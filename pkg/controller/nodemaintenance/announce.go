@@ -138,7 +138,7 @@ func (c *Controller) announceProgressing(old, written *v1alpha1.NodeMaintenance)
 	failing := is.Reason == v1alpha1.ReasonProgressSyncFailed ||
 		is.Reason == v1alpha1.ReasonProgressComplete && is.Status == metav1.ConditionFalse
 	switch {
-	case is.Status == metav1.ConditionTrue && !failing:
+	case is.Status == metav1.ConditionTrue && !failing, is.Reason == v1alpha1.ReasonPaused:
 		return
 	case failing && was != nil && was.Reason == is.Reason && was.Message == is.Message:
 		return

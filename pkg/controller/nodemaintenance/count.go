@@ -49,7 +49,8 @@ type nodeCount struct {
 	keptStatic map[protocol.KeptReason]int
 	// unasked are the targeted pods without an Evacuation that has our finalizer.
 	unasked []*nodestate.Pod
-	// unwanted are the Evacuations with our finalizer whose pods the targets do not cover.
+	// unwanted are the Evacuations with our finalizer whose pods the targets do not cover and, if
+	// the maintenance is paused, those that have not begun.
 	unwanted []*v1alpha1.Evacuation
 }
 
@@ -61,11 +62,12 @@ type waveCount struct{ left, asked int32 }
 // that the node has reached. If the node is inside the waves, waves also counts its pods.
 func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Targets, waves []waveCount, inside bool) *nodeCount {
 	n := &nodeCount{targets: targets, keptStatic: map[protocol.KeptReason]int{}}
+	paused := v1alpha1.IsPaused(f.subject.NodeMaintenance)
 	for i := range view.Pods {
 		pod := &view.Pods[i]
 		targeted := pod.Kept == "" && targets.Cover(pod.Plan)
 		waitsForBudget := pod.Kept == drainplan.KeptBudget && targets.Cover(pod.Plan)
-		if pod.Ours && !targeted && !waitsForBudget {
+		if pod.Ours && (!targeted && !waitsForBudget || paused && !hasBegun(pod.Evacuation, pod.Pod)) {
 			n.unwanted = append(n.unwanted, pod.Evacuation)
 		}
 		if pod.Kept != "" {
@@ -94,7 +96,7 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 			if !pod.Bound {
 				n.nominated = append(n.nominated, pod.Namespace+"/"+pod.Name)
 			}
-			if step := decideEvacuation(pod); pod.Bound && (step == stepCreate || step == stepAdopt) {
+			if step := decideEvacuation(pod); pod.Bound && !paused && (step == stepCreate || step == stepAdopt) {
 				n.unasked = append(n.unasked, pod)
 			}
 		}
@@ -122,6 +124,14 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 		}
 	}
 	return n
+}
+
+// hasBegun reports whether an Evacuation stays during a pause: its pod is terminating, its
+// evacuator has reported, or it cannot be cancelled. A pod that is not in the cache may be
+// terminating.
+func hasBegun(e *v1alpha1.Evacuation, pod *corev1.Pod) bool {
+	return pod == nil || pod.DeletionTimestamp != nil || e.Status.EvacuationProgressTimestamp != nil ||
+		e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid
 }
 
 func (n *nodeCount) addKept(pod *nodestate.Pod) {

@@ -53,7 +53,12 @@ func decide(f *facts) (*decision, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v1alpha1.IsDraining(nm) {
+	switch {
+	case v1alpha1.IsPaused(nm):
+		if d.plan, err = planOfPaused(f); err != nil {
+			return nil, err
+		}
+	case v1alpha1.IsDraining(nm):
 		if d.plan, err = drainplan.Plan(f.world()); err != nil {
 			return nil, err
 		}
@@ -63,6 +68,7 @@ func decide(f *facts) (*decision, error) {
 		StageStatuses:       nm.Status.StageStatuses,
 		Conditions:          slices.Clone(nm.Status.Conditions),
 		NewestNodeTimestamp: nm.Status.NewestNodeTimestamp, LastProgressTimestamp: nm.Status.LastProgressTimestamp,
+		Pause:        nm.Status.Pause,
 		NodeStatuses: make([]v1alpha1.NodeMaintenanceNodeStatus, 0, len(f.subject.nodes)+len(f.former)),
 	}
 	d.counts = make([]*nodeCount, 0, len(f.subject.inside))
@@ -76,6 +82,9 @@ func decide(f *facts) (*decision, error) {
 		d.addFormer(f, node)
 	}
 	sortNodes(d.status.NodeStatuses)
+	if v1alpha1.IsPaused(nm) {
+		d.plan.Finished = map[string]bool{nm.Name: left.isEmpty()}
+	}
 	d.status.Waves = decideWaves(f, left.waves)
 	d.decideConditions(f, left)
 	return d, nil
@@ -223,6 +232,9 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 		} else {
 			drained = verdict{metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, progress.unconfirmed}
 		}
+	}
+	if progress.paused != "" && drained.status != metav1.ConditionTrue && len(f.subject.nodes) > 0 {
+		drained = verdict{metav1.ConditionFalse, v1alpha1.ReasonPaused, progress.paused}
 	}
 	progressing := decideProgressing(progress)
 	setCondition(nm, &d.status, v1alpha1.ConditionDrained, drained, f.now)

@@ -215,13 +215,13 @@ func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, p
 }
 
 // isStillDraining reports whether, according to the caches, a maintenance drains and selects a
-// node. It is called after the request was recorded. The node controller reads the same caches
-// before it reads the recorded requests. So either it waits for this request, or this check
-// prevents the request.
+// node, and is not paused. It is called after the request was recorded. The node controller reads
+// the same caches before it reads the recorded requests. So either it waits for this request, or
+// this check prevents the request.
 func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) bool {
 	cached := holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
 	return cached.Any(node, func(now *v1alpha1.NodeMaintenance) bool {
-		return now.UID == nm.UID && v1alpha1.IsDraining(now)
+		return now.UID == nm.UID && v1alpha1.IsDraining(now) && !v1alpha1.IsPaused(now)
 	})
 }
 
@@ -272,7 +272,8 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 
 // wanted reports whether the stored targets of a maintenance for the node cover the pod of an
 // Evacuation. A kept pod is not wanted. The exception is a pod that is kept because of its budget,
-// since the budget may allow a disruption later.
+// since the budget may allow a disruption later. A paused maintenance only wants Evacuations that
+// have begun.
 func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
@@ -285,11 +286,14 @@ func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 		}
 	}
 	return c.holders.Any(nodeName, func(nm *v1alpha1.NodeMaintenance) bool {
+		if v1alpha1.IsPaused(nm) && !hasBegun(e, pod) {
+			return false
+		}
 		if pod == nil {
 			// The pod is not in the cache, so the targets cannot be compared with it.
 			return holds.Targeting(node)(nm)
 		}
-		asks, err := holds.Asks(nm, pod, node)
-		return err == nil && asks
+		covers, err := holds.Covers(nm, pod, node)
+		return err == nil && covers
 	})
 }

@@ -28,6 +28,10 @@ const (
 	EventStageStarted = "StageStarted"
 	// EventWaveStarted: the pods of the next entry of the drain plan are asked to leave.
 	EventWaveStarted = "WaveStarted"
+	// EventDrainPaused: a user or a program has paused the maintenance, or has created it paused.
+	EventDrainPaused = "DrainPaused"
+	// EventDrainResumed: a user or a program has resumed the maintenance.
+	EventDrainResumed = "DrainResumed"
 	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not be
 	// recreated or need a long time.
 	EventDrainForecast = "DrainForecast"

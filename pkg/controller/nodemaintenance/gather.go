@@ -31,7 +31,8 @@ type facts struct {
 	now     time.Time
 	subject *member
 	// draining are the maintenances in stage Drain that share nodes with the subject, directly or
-	// indirectly, and the subject itself if it drains.
+	// indirectly, and the subject itself if it drains. If the subject is paused, it is the only
+	// one.
 	draining []*member
 	// views has the pods on the nodes of the subject and the members of draining, by node name.
 	views map[string]*nodestate.View
@@ -165,8 +166,10 @@ func (c *Controller) gather(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 
 // gatherDrain reads the inputs that only stage Drain needs.
 func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) (err error) {
-	if f.draining, err = c.component(ctx, f, places); err != nil {
-		return err
+	if f.draining = []*member{f.subject}; !v1alpha1.IsPaused(f.subject.NodeMaintenance) {
+		if f.draining, err = c.component(ctx, f, places); err != nil {
+			return err
+		}
 	}
 	if f.attached, err = c.attachedVolumes(f.subject.inside); err != nil {
 		return err
@@ -274,7 +277,8 @@ func (m *member) uncordoned() []string {
 }
 
 // component returns the draining maintenances that share nodes with the subject, directly or
-// indirectly. The subject is the first.
+// indirectly. The subject is the first. A paused maintenance is not among the others, since nothing
+// would wait for its pods to leave before the resume.
 func (c *Controller) component(ctx context.Context, f *facts, places *places) ([]*member, error) {
 	component := []*member{f.subject}
 	seen := map[string]bool{f.subject.Name: true}
@@ -285,7 +289,7 @@ func (c *Controller) component(ctx context.Context, f *facts, places *places) ([
 			}
 			seen[name] = true
 			other, err := c.get(name)
-			if apierrors.IsNotFound(err) || err == nil && !v1alpha1.IsDraining(other) {
+			if apierrors.IsNotFound(err) || err == nil && (!v1alpha1.IsDraining(other) || v1alpha1.IsPaused(other)) {
 				continue
 			}
 			if err != nil {

@@ -44,6 +44,9 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if old != nil && old.UID == nm.UID && old.Spec.Stage != nm.Spec.Stage || old == nil && nm.Status.ObservedGeneration == 0 {
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventStageStarted, actionMaintain, "Stage %s", nm.Spec.Stage)
 	}
+	if old != nil && old.UID == nm.UID && old.Spec.Paused != nm.Spec.Paused || old == nil && nm.Status.ObservedGeneration == 0 && nm.Spec.Paused {
+		c.announcePause(old, nm)
+	}
 	statusOnly := old != nil && old.UID == nm.UID && old.Generation == nm.Generation &&
 		slices.Equal(old.Finalizers, nm.Finalizers) && old.DeletionTimestamp.Equal(nm.DeletionTimestamp)
 	if !statusOnly {

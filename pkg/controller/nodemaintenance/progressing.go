@@ -50,6 +50,8 @@ type progressFacts struct {
 	// Drained=True waits for when no pod is left.
 	draining, drained bool
 	unconfirmed       string
+	// paused is a text about the pause of the drain, "" if it is not paused.
+	paused string
 	// blocked is set if every pod that is asked to leave is blocked; worst names these pods.
 	blocked bool
 	worst   string
@@ -100,6 +102,8 @@ func progressVerdict(f progressFacts) verdict {
 		return verdict{yes, v1alpha1.ReasonProgressNotRequested, "The stage asks no pod to leave"}
 	case f.drained:
 		return verdict{yes, v1alpha1.ReasonProgressDrained, "Nothing is left to do in stage Drain"}
+	case f.paused != "":
+		return verdict{no, v1alpha1.ReasonPaused, f.paused}
 	case f.unconfirmed != "":
 		return verdict{yes, v1alpha1.ReasonProgressDraining, f.unconfirmed}
 	case f.noNodes && len(f.problems) == 0:
@@ -224,6 +228,10 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 		moved:          left.moved,
 	}, f.now)
 	d.status.LastProgressTimestamp = last
+	if p.paused = describePause(nm, left); p.paused != "" {
+		// The API server makes the time of the resume the time of the last progress.
+		return p
+	}
 	p.blocked, p.waits, p.noNodes = left.isBlocked(), left.targeted == 0, len(f.subject.nodes) == 0
 	if p.blocked {
 		p.worst = left.worst()

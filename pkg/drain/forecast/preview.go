@@ -80,8 +80,8 @@ type Situation struct {
 	Subject Member
 	// Unchecked is the number of the subject's nodes for which no authorization check was made.
 	Unchecked int
-	// Draining are the other maintenances in stage Drain that share nodes with the subject,
-	// directly or through further maintenances.
+	// Draining are the other maintenances in stage Drain that are not paused and share nodes with
+	// the subject, directly or through further maintenances.
 	Draining []Member
 	// Sharing are the other maintenances on the subject's nodes that have not ended, in any stage.
 	Sharing []Member

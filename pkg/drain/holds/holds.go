@@ -76,9 +76,17 @@ func Oldest(maintenances []*v1alpha1.NodeMaintenance, matches func(*v1alpha1.Nod
 	return oldest
 }
 
-// Asks reports whether a maintenance asks a pod to leave its node now: the maintenance drains the
-// node and has targets that cover the pod.
+// Asks reports whether a maintenance asks a pod to leave its node now: the maintenance is not
+// paused, drains the node and has targets that cover the pod.
 func Asks(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) (bool, error) {
+	if v1alpha1.IsPaused(nm) {
+		return false, nil
+	}
+	return Covers(nm, pod, node)
+}
+
+// Covers does the same as Asks for a maintenance that may be paused.
+func Covers(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) (bool, error) {
 	targets, err := plan.CompileTargets(Targets(nm, node))
 	if err != nil {
 		return false, fmt.Errorf("drain targets of maintenance %s for node %s: %w", nm.Name, node.Name, err)
@@ -87,7 +95,8 @@ func Asks(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) (boo
 }
 
 // AskedBy returns the maintenance that asks a pod to leave its node now, or nil. All maintenances
-// that drain a node have the same targets for it, so AskedBy returns the oldest of them.
+// that drain a node and are not paused have the same targets for it, so AskedBy returns the oldest
+// of them.
 func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenance, error) {
 	var failed error
 	first := Oldest(maintenances, func(nm *v1alpha1.NodeMaintenance) bool {
@@ -101,4 +110,19 @@ func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMa
 		return nil, failed
 	}
 	return first, nil
+}
+
+// PausedBy returns the maintenance whose pause keeps a pod on its node, or nil: it drains the node
+// and is paused, and no other maintenance asks the pod to leave now. If several are paused, it is
+// the oldest of them. maintenances are those that drain the node. A maintenance whose targets
+// cannot be parsed asks no pod to leave.
+func PausedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
+	paused := Oldest(maintenances, v1alpha1.IsPaused)
+	if paused == nil {
+		return nil
+	}
+	if asking, err := AskedBy(pod, node, maintenances); err == nil && asking != nil {
+		return nil
+	}
+	return paused
 }

@@ -44,6 +44,10 @@ func TestAskedBy(t *testing.T) {
 			},
 		}
 	}
+	paused := func(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
+		nm.Spec.Paused = true
+		return nm
+	}
 	at := func(stage v1alpha1.NodeMaintenanceStage) *v1alpha1.NodeMaintenance {
 		nm := maintenance("a", 0, "uid-one", covers)
 		nm.Spec.Stage = stage
@@ -54,6 +58,8 @@ func TestAskedBy(t *testing.T) {
 	for name, tc := range map[string]struct {
 		maintenances []*v1alpha1.NodeMaintenance
 		want         string
+		// pausedBy is the maintenance whose pause keeps the pod.
+		pausedBy string
 	}{
 		"no maintenance": {},
 		"a maintenance whose drain targets cover the pod": {
@@ -90,14 +96,44 @@ func TestAskedBy(t *testing.T) {
 			maintenances: []*v1alpha1.NodeMaintenance{at(v1alpha1.NodeMaintenanceStageComplete)},
 		},
 		"not a maintenance that is being deleted": {maintenances: []*v1alpha1.NodeMaintenance{deleting}},
+		"not a paused maintenance": {
+			maintenances: []*v1alpha1.NodeMaintenance{paused(maintenance("a", 0, "uid-one", covers))}, pausedBy: "a",
+		},
+		"not a paused maintenance without drain targets": {
+			maintenances: []*v1alpha1.NodeMaintenance{paused(maintenance("a", 0, "uid-one"))}, pausedBy: "a",
+		},
+		"not a paused maintenance that is being deleted": {
+			maintenances: []*v1alpha1.NodeMaintenance{paused(deleting.DeepCopy())},
+		},
+		"a maintenance beside an older one that is paused": {
+			maintenances: []*v1alpha1.NodeMaintenance{
+				paused(maintenance("a", 0, "uid-one", covers)), maintenance("b", 1, "uid-one", covers),
+			},
+			want: "b",
+		},
+		"not a paused maintenance beside one whose drain targets do not cover the pod": {
+			maintenances: []*v1alpha1.NodeMaintenance{
+				paused(maintenance("a", 0, "uid-one", covers)), maintenance("b", 1, "uid-one", misses),
+			},
+			pausedBy: "a",
+		},
+		"none of two paused maintenances": {
+			maintenances: []*v1alpha1.NodeMaintenance{
+				paused(maintenance("a", 2, "uid-one", covers)), paused(maintenance("b", 1, "uid-one", covers)),
+			},
+			pausedBy: "b",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			nm, err := AskedBy(pod, node, tc.maintenances)
-			got := ""
-			if nm != nil {
-				got = nm.Name
+			nameOf := func(nm *v1alpha1.NodeMaintenance) string {
+				if nm == nil {
+					return ""
+				}
+				return nm.Name
 			}
-			is.True(t, err == nil && got == tc.want, "got %q, %v; want %q", got, err, tc.want)
+			nm, err := AskedBy(pod, node, tc.maintenances)
+			is.True(t, err == nil && nameOf(nm) == tc.want, "got %q, %v; want %q", nameOf(nm), err, tc.want)
+			is.Equal(t, nameOf(PausedBy(pod, node, tc.maintenances)), tc.pausedBy, "paused by")
 		})
 	}
 }

@@ -186,7 +186,7 @@ func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *v1alp
 		if touches(m) {
 			s.Sharing = append(s.Sharing, m)
 		}
-		if v1alpha1.IsDraining(other) {
+		if v1alpha1.IsDraining(other) && !v1alpha1.IsPaused(other) {
 			candidates = append(candidates, m)
 		}
 	}

@@ -6,7 +6,9 @@ package nodemaintenance
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
+	"strings"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -59,6 +61,9 @@ func validateShutdown(node string, nm *maintenance.NodeMaintenance) field.ErrorL
 	}
 	if policy := maintenance.NewNodesPolicyIgnore; nm.Spec.NewNodes != "" && nm.Spec.NewNodes != policy {
 		errs = append(errs, field.NotSupported(spec.Child("newNodes"), nm.Spec.NewNodes, []maintenance.NewNodesPolicy{policy}))
+	}
+	if nm.Spec.Paused {
+		errs = append(errs, field.Forbidden(spec.Child("paused"), "must be false"))
 	}
 	if !slices.Contains(shutdownReasons, nm.Spec.Reason) {
 		errs = append(errs, field.NotSupported(spec.Child("reason"), protocol.OneLine(nm.Spec.Reason, maxBootIDLength), shutdownReasons))
@@ -139,8 +144,9 @@ func validateShutdownSelector(node string, selector *corev1.NodeSelector, path *
 }
 
 // validateEndOfShutdown allows a node only to change the stage of its maintenance to Complete or,
-// if nm is nil, to delete the maintenance. It returns an error for an object that the node did not
-// request, unless the node deletes the maintenance of its own finished shutdown.
+// if nm is nil, to delete the maintenance. The registry has set the requester. It returns an error
+// for an object that the node did not request, unless the node deletes the maintenance of its own
+// finished shutdown.
 func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) field.ErrorList {
 	spec, metadata := field.NewPath("spec"), field.NewPath("metadata")
 	if nm == nil && isOverShutdown(node, old) {
@@ -163,19 +169,34 @@ func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) fi
 		{metadata.Child("annotations"), nm.Annotations, old.Annotations},
 		{metadata.Child("ownerReferences"), nm.OwnerReferences, old.OwnerReferences},
 		{metadata.Child("finalizers"), nm.Finalizers, old.Finalizers},
-		{spec.Child("nodeSelector"), nm.Spec.NodeSelector, old.Spec.NodeSelector},
-		{spec.Child("newNodes"), nm.Spec.NewNodes, old.Spec.NewNodes},
-		{spec.Child("drainPlan"), nm.Spec.DrainPlan, old.Spec.DrainPlan},
-		{spec.Child("reason"), nm.Spec.Reason, old.Spec.Reason},
 	} {
 		if !apiequality.Semantic.DeepEqual(f.now, f.was) {
 			errs = append(errs, field.Forbidden(f.path, "must not change"))
+		}
+	}
+	for _, name := range changedFields(&nm.Spec, &old.Spec) {
+		if !slices.Contains([]string{"stage", "requestedBy"}, name) {
+			errs = append(errs, field.Forbidden(spec.Child(name), "must not change"))
 		}
 	}
 	if nm.Spec.Stage != old.Spec.Stage && nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
 		errs = append(errs, field.Invalid(spec.Child("stage"), nm.Spec.Stage, "must be "+string(maintenance.NodeMaintenanceStageComplete)))
 	}
 	return errs
+}
+
+// changedFields returns the names of the fields in which two specs differ. It compares all fields
+// of the type, so that a node cannot change a field that is added later.
+func changedFields(now, was *maintenance.NodeMaintenanceSpec) []string {
+	var names []string
+	a, b := reflect.ValueOf(now).Elem(), reflect.ValueOf(was).Elem()
+	for i := range a.NumField() {
+		if !apiequality.Semantic.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+			name := a.Type().Field(i).Name
+			names = append(names, strings.ToLower(name[:1])+name[1:])
+		}
+	}
+	return names
 }
 
 // isOverShutdown reports whether a maintenance announced a shutdown of the node, is complete, and

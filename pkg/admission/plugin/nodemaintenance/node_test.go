@@ -4,6 +4,7 @@
 package nodemaintenance
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -82,6 +83,8 @@ func term(change func(*corev1.NodeSelectorTerm)) modifier {
 func metadata(change func(*metav1.ObjectMeta)) modifier {
 	return func(nm *maintenance.NodeMaintenance) { change(&nm.ObjectMeta) }
 }
+
+func paused(nm *maintenance.NodeMaintenance) { nm.Spec.Paused = true }
 
 func label(nm *maintenance.NodeMaintenance) { nm.Labels = map[string]string{"a": "b"} }
 
@@ -199,6 +202,7 @@ func TestShutdownThatDeviates(t *testing.T) {
 		"stage Complete": {shutdown(atStage(maintenance.NodeMaintenanceStageComplete)), "spec.stage"},
 		"no stage":       {shutdown(atStage("")), "spec.stage"},
 		"new nodes join": {shutdown(joins), "spec.newNodes"},
+		"paused":         {shutdown(paused), "spec.paused"},
 		"another reason": {shutdown(because("please call 555-0100")), "spec.reason"},
 		"no reason":      {shutdown(because("")), "spec.reason"},
 		"a pod selector": {
@@ -258,6 +262,7 @@ func TestEndOfShutdownByItsNode(t *testing.T) {
 		field   string
 	}{
 		"complete":                       {by: blue1, nm: shutdown(held, complete), old: shutdown(held)},
+		"complete what bob has paused":   {by: blue1, nm: shutdown(held, paused, complete), old: shutdown(held, paused)},
 		"complete again":                 {by: blue1, nm: shutdown(held, complete), old: shutdown(held, complete)},
 		"no change":                      {by: blue1, nm: shutdown(held), old: shutdown(held)},
 		"delete":                         {by: blue1, old: shutdown(held)},
@@ -315,6 +320,11 @@ func TestEndOfShutdownByItsNode(t *testing.T) {
 		},
 		"back to Cordon": {by: blue1, nm: shutdown(atStage(maintenance.NodeMaintenanceStageCordon)), old: shutdown(), field: "spec.stage"},
 		"new nodes join": {by: blue1, nm: shutdown(joins), old: shutdown(), field: "spec.newNodes"},
+		"pause":          {by: blue1, nm: shutdown(paused), old: shutdown(), field: "spec.paused"},
+		"resume what bob has paused": {
+			by: blue1, nm: shutdown(), old: shutdown(paused), field: "spec.paused",
+		},
+		"complete and resume": {by: blue1, nm: shutdown(complete), old: shutdown(paused), field: "spec.paused"},
 		"another plan": {
 			by: blue1, nm: shutdown(func(nm *maintenance.NodeMaintenance) { nm.Spec.DrainPlan = nm.Spec.DrainPlan[1:] }), old: shutdown(),
 			field: "spec.drainPlan",
@@ -336,6 +346,35 @@ func TestEndOfShutdownByItsNode(t *testing.T) {
 			f.expect(request{by: test.by, nm: test.nm, old: test.old}, test.field)
 			f.asksNothing()
 		})
+	}
+}
+
+// TestNodesMayOnlyChangeTheStage changes each field of the spec, so that a node gets no right to a
+// field that is added later.
+func TestNodesMayOnlyChangeTheStage(t *testing.T) {
+	fields := reflect.TypeFor[maintenance.NodeMaintenanceSpec]()
+	for i := range fields.NumField() {
+		old, name := shutdown(), fields.Field(i).Name
+		nm := old.DeepCopy()
+		changed := reflect.ValueOf(&nm.Spec).Elem().Field(i)
+		switch {
+		case !changed.IsZero():
+			changed.SetZero()
+		case changed.Kind() == reflect.Bool:
+			changed.SetBool(true)
+		default:
+			t.Fatalf("shutdown() must set the field %s, so that this test can clear it", name)
+		}
+		got := changedFields(&nm.Spec, &old.Spec)
+		if len(got) != 1 || !strings.EqualFold(got[0], name) {
+			t.Errorf("field %s: got the changes %q", name, got)
+		}
+		errs := validateEndOfShutdown("blue-1", nm, old)
+		if name == "RequestedBy" {
+			// The registry sets it. validateEndOfShutdown reads the stored requester only.
+			continue
+		}
+		is.True(t, len(errs) > 0, "a node may change the field %s", name)
 	}
 }
 

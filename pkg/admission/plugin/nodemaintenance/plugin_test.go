@@ -94,6 +94,11 @@ func TestAuthorization(t *testing.T) {
 			},
 			refused: []string{"new-1"},
 		},
+		"pause a drain of nodes that the user may delete":      {may: blue, request: request{nm: maintain(pools("blue"), paused), old: ofBlue}},
+		"pause a drain of a node that the user may not delete": {may: first, request: request{nm: maintain(pools("blue"), paused), old: ofBlue}, refused: second},
+		"resume a drain of a node that the user may not delete": {
+			may: first, request: request{nm: ofBlue, old: maintain(pools("blue"), paused)}, refused: second,
+		},
 		"change the reason": {request: request{nm: maintain(pools("red"), because("x")), old: ofRed}, refused: red},
 		"add an owner, so that the maintenance is garbage-collected": {
 			request: request{nm: maintain(pools("red"), ownedBy("x")), old: ofRed}, refused: red,

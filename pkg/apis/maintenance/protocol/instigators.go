@@ -4,6 +4,7 @@
 package protocol
 
 import (
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -42,6 +43,22 @@ func HasInstigator(finalizers []string) bool {
 // internal or a versioned Evacuation.
 func IsWithdrawn(evacuation metav1.Object) bool {
 	return evacuation.GetDeletionTimestamp() != nil || !HasInstigator(evacuation.GetFinalizers())
+}
+
+// OnlyMaintenancesAsk reports whether NodeMaintenances are the only instigators of an evacuation.
+// Without an instigator it returns true.
+func OnlyMaintenancesAsk(evacuation metav1.Object) bool {
+	return !slices.ContainsFunc(evacuation.GetFinalizers(), func(finalizer string) bool {
+		_, isInstigator := IsInstigatorFinalizer(finalizer)
+		return isInstigator && finalizer != v1alpha1.FinalizerInstigatorNodeMaintenance
+	})
+}
+
+// IsPaused reports whether the condition Blocked of an Evacuation says that its maintenances are
+// paused.
+func IsPaused(evacuation *v1alpha1.Evacuation) bool {
+	blocked := meta.FindStatusCondition(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
+	return blocked != nil && blocked.Reason == v1alpha1.ReasonPaused
 }
 
 // IsComplete reports whether an Evacuation is complete.

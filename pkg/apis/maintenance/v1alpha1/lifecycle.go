@@ -40,6 +40,11 @@ func IsDraining(nm *NodeMaintenance) bool {
 	return !IsEnding(nm) && nm.Spec.Stage == NodeMaintenanceStageDrain
 }
 
+// IsPaused reports whether a maintenance is in stage Drain and spec.paused stops the drain.
+func IsPaused(nm *NodeMaintenance) bool {
+	return IsDraining(nm) && nm.Spec.Paused
+}
+
 // IsDone reports whether a maintenance has released all of its nodes: it is ending, and the server
 // has dropped its finalizer.
 func IsDone(nm *NodeMaintenance) bool {

@@ -146,7 +146,8 @@ const (
 	ReasonProgressDraining = "Draining"
 
 	// ReasonPaused (Progressing=False, Drained=False): spec.paused stops the drain; the message
-	// names the user who paused it.
+	// names the user who paused it. It comes after Drained and before Blocked. An Evacuation that
+	// only paused maintenances request has it in the condition Blocked, which is False.
 	ReasonPaused = "Paused"
 
 	// ConditionReady is the condition of both kinds for tools that know no other, such as Flux,

@@ -38,6 +38,7 @@ func ValidateNodeMaintenance(nm *maintenance.NodeMaintenance) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&nm.ObjectMeta, false, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	spec := field.NewPath("spec")
 	errs = append(errs, validateNodeSelector(nm.Spec.NodeSelector, spec.Child("nodeSelector"))...)
+	errs = append(errs, validatePause(nm, spec.Child("paused"))...)
 	return append(errs, validateDrainPlan(nm.Spec.DrainPlan, spec.Child("drainPlan"))...)
 }
 
@@ -47,16 +48,19 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	spec := field.NewPath("spec")
 	if !apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, old.Spec.NodeSelector) {
 		selector := spec.Child("nodeSelector")
-		if frozen := validateSelectionChange(old, selector); len(frozen) > 0 {
+		if frozen := validateChangeBeforeComplete(old, selector); len(frozen) > 0 {
 			errs = append(errs, frozen...)
 		} else {
 			errs = append(errs, validateNodeSelector(nm.Spec.NodeSelector, selector)...)
 		}
 	}
 	if nm.Spec.NewNodes != old.Spec.NewNodes {
-		errs = append(errs, validateSelectionChange(old, spec.Child("newNodes"))...)
+		errs = append(errs, validateChangeBeforeComplete(old, spec.Child("newNodes"))...)
 	}
 	errs = append(errs, validateStageChange(nm, old, spec.Child("stage"))...)
+	if nm.Spec.Paused != old.Spec.Paused {
+		errs = append(errs, validatePauseChange(nm, old, spec.Child("paused"))...)
+	}
 	if !SameDrainPlan(nm.Spec.DrainPlan, old.Spec.DrainPlan) {
 		// Omit the value: a message with two whole plans would be unreadable.
 		errs = append(errs, field.Invalid(spec.Child("drainPlan"), field.OmitValueType{},
@@ -65,8 +69,9 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	return errs
 }
 
-// validateSelectionChange checks whether the fields that select nodes can still be changed.
-func validateSelectionChange(old *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
+// validateChangeBeforeComplete checks whether a field can still be changed that can change until
+// stage Complete: those that select nodes, and paused.
+func validateChangeBeforeComplete(old *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
 	switch {
 	case old.DeletionTimestamp != nil:
 		return field.ErrorList{field.Forbidden(path, "may not change while the maintenance is being deleted")}
@@ -101,6 +106,22 @@ func validateStageChange(nm, old *maintenance.NodeMaintenance, path *field.Path)
 		names[i] = string(next[i])
 	}
 	return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("the stage can only change from %s to %s", from, strings.Join(names, " or ")))}
+}
+
+// validatePauseChange checks whether a drain can still be paused or resumed.
+func validatePauseChange(nm, old *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
+	if frozen := validateChangeBeforeComplete(old, path); len(frozen) > 0 {
+		return frozen
+	}
+	return validatePause(nm, path)
+}
+
+// validatePause refuses to pause a maintenance in the same request in which it becomes Complete.
+func validatePause(nm *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
+	if nm.Spec.Paused && nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete {
+		return field.ErrorList{field.Forbidden(path, "may only be set in the stages Idle, Cordon and Drain")}
+	}
+	return nil
 }
 
 // validateNodeSelector ignores an unset selector: the tags require one.

@@ -330,12 +330,21 @@ func TestValidateNodeMaintenanceName(t *testing.T) {
 		"metadata.namespace FieldValueForbidden")
 }
 
+func TestValidatePauseOfANewMaintenance(t *testing.T) {
+	pause := func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Paused = true }
+	for _, stage := range []v1alpha1.NodeMaintenanceStage{"Idle", "Cordon", "Drain"} {
+		expect(t, ValidateNodeMaintenance(nodeMaintenance(t, withStage(stage), pause)))
+	}
+	expect(t, ValidateNodeMaintenance(nodeMaintenance(t, withStage("Complete"), pause)), "spec.paused FieldValueForbidden")
+}
+
 func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 	red := withSelector(selectNodes(corev1.NodeSelectorRequirement{
 		Key: "pool", Operator: "In", Values: []string{"red"},
 	}))
 	broken := withSelector(&corev1.NodeSelector{})
 	join := func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NewNodes = v1alpha1.NewNodesPolicyJoin }
+	pause := func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Paused = true }
 	inLabels := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}
 	inExpressions := &metav1.LabelSelector{
 		MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "In", Values: []string{"x"}}},
@@ -375,6 +384,31 @@ func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 		"newNodes while deleting": {
 			old: modifiers{deleting}, nm: modifiers{deleting, join},
 			want: []string{"spec.newNodes FieldValueForbidden"},
+		},
+		"a pause in Idle":     {old: modifiers{withStage("Idle")}, nm: modifiers{withStage("Idle"), pause}},
+		"a pause in Cordon":   {old: modifiers{withStage("Cordon")}, nm: modifiers{withStage("Cordon"), pause}},
+		"a pause in Drain":    {old: modifiers{withStage("Drain")}, nm: modifiers{withStage("Drain"), pause}},
+		"a resume in Drain":   {old: modifiers{withStage("Drain"), pause}, nm: modifiers{withStage("Drain")}},
+		"Drain, paused":       {old: modifiers{withStage("Cordon")}, nm: modifiers{withStage("Drain"), pause}},
+		"Complete of a pause": {old: modifiers{withStage("Drain"), pause}, nm: modifiers{withStage("Complete"), pause}},
+		"a resume together with the step to Complete": {
+			old: modifiers{withStage("Drain"), pause}, nm: modifiers{withStage("Complete")},
+		},
+		"a pause together with the step to Complete": {
+			old: modifiers{withStage("Drain")}, nm: modifiers{withStage("Complete"), pause},
+			want: []string{"spec.paused FieldValueForbidden"},
+		},
+		"a pause in Complete": {
+			old: modifiers{withStage("Complete")}, nm: modifiers{withStage("Complete"), pause},
+			want: []string{"spec.paused FieldValueForbidden"},
+		},
+		"a resume in Complete": {
+			old: modifiers{withStage("Complete"), pause}, nm: modifiers{withStage("Complete")},
+			want: []string{"spec.paused FieldValueForbidden"},
+		},
+		"a pause while deleting": {
+			old: modifiers{deleting}, nm: modifiers{deleting, pause},
+			want: []string{"spec.paused FieldValueForbidden"},
 		},
 		"an invalid selector that was stored before": {old: modifiers{broken}, nm: modifiers{broken}},
 		"the stage while deleting": {

@@ -70,6 +70,7 @@ var Blocked = []Remedy{
 var notBlocked = []Remedy{
 	{v1alpha1.ReasonPodStopping, "no action needed: the kubelet stops the pod within its grace period", pod, false},
 	{v1alpha1.ReasonPodWaits, "no action needed: the server will evict the pod", evacuationsOf, false},
+	{v1alpha1.ReasonPaused, "the user who paused the NodeMaintenance that the message names", evacuationsOf, false},
 	{v1alpha1.ReasonNoController, ownerOfApp, manifestOf, false},
 	{
 		v1alpha1.ReasonJobFails,

@@ -27,12 +27,13 @@ const (
 	costPatience = 30 * time.Second
 )
 
-// restoreCosts restores the deletion cost of the pods that stay: the pods in remaining and all pods
-// without an Evacuation. It reports whether the scale-down has to wait for these writes.
+// restoreCosts restores the deletion cost of the pods that stay: the pods in remaining, paused
+// pods, and all pods without an Evacuation. It reports whether the scale-down has to wait for these
+// writes.
 func (d *decision) restoreCosts(s situation, remaining []*pod) bool {
 	for i := range s.pods {
 		p := &s.pods[i]
-		if deletioncost.IsLowered(p.Pod) && (p.evacuation == nil || slices.Contains(remaining, p)) {
+		if deletioncost.IsLowered(p.Pod) && (p.evacuation == nil || p.isPaused || slices.Contains(remaining, p)) {
 			d.restore = append(d.restore, p.Pod)
 		}
 	}

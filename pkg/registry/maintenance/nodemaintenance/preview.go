@@ -5,11 +5,13 @@ package nodemaintenance
 
 import (
 	"context"
+	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/warning"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -58,6 +60,9 @@ func (r *PreviewREST) Get(ctx context.Context, name string, options *metav1.GetO
 	preview, err := r.previewer.Preview(ctx, nm)
 	if err != nil {
 		return nil, err
+	}
+	if v1alpha1.IsPaused(nm) {
+		warning.AddWarning(ctx, "", fmt.Sprintf("the drain is paused, and the preview is about the time after the resume (kubectl maintenance resume %s)", nm.Name))
 	}
 	return preview, nil
 }

@@ -6,13 +6,17 @@ package nodemaintenance
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/warning"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // fakePreviewer records the requests, and returns a preview with one wave.
@@ -68,6 +72,27 @@ func TestPreview(t *testing.T) {
 		t.Errorf("the preview has changed the maintenance: %+v", stored)
 	}
 }
+
+// TestPreviewOfAPause checks that a preview says that it is about the time after a resume.
+func TestPreviewOfAPause(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
+	preview := func() []string {
+		recorder := &warnings{}
+		ctx := warning.WithWarningRecorder(r.ctx(bob, "preview"), recorder)
+		must.Get(r.storage.Preview.Get(ctx, "a", &metav1.GetOptions{}))(t)
+		return recorder.texts
+	}
+	is.Equal(t, len(preview()), 0, "warnings without a pause")
+	r.mustUpdate(ann, "a", pause)
+	texts := preview()
+	is.True(t, len(texts) == 1 && strings.Contains(texts[0], "kubectl maintenance resume a"), "got the warnings %q", texts)
+}
+
+// warnings records the warnings of a response.
+type warnings struct{ texts []string }
+
+func (w *warnings) AddWarning(_, text string) { w.texts = append(w.texts, text) }
 
 func TestPreviewInATable(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))

@@ -28,7 +28,11 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
+
+// maxPauser is the maximum length of status.pause.by, in bytes.
+const maxPauser = 1024
 
 // Strategy is the strategy of the main resource.
 type Strategy struct {
@@ -116,6 +120,7 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	nm.Spec.RequestedBy = requester(ctx)
 	s.enterStage(nm)
 	s.drawLine(nm)
+	s.recordPause(ctx, nm)
 	setCompletionFinalizer(nm, nm.Spec.Stage != maintenance.NodeMaintenanceStageIdle)
 }
 
@@ -136,6 +141,7 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 		s.enterStage(nm)
 	}
 	s.drawLine(nm)
+	s.recordPause(ctx, nm)
 	if stageChanged || nm.Spec.NewNodes != before.Spec.NewNodes ||
 		!apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, before.Spec.NodeSelector) {
 		s.setRequestedBy(ctx, nm)
@@ -229,6 +235,27 @@ func (s *Strategy) drawLine(nm *maintenance.NodeMaintenance) {
 		newest = &metav1.Time{Time: time.Unix(1, 0)}
 	}
 	nm.Status.NewestNodeTimestamp = newest
+}
+
+// recordPause records who pauses a maintenance in the request that does so, and removes the record
+// in the request that resumes it. A rollout resumes only what the server has paused, so the record
+// also has pauses by the server. A resumed drain counts as having made progress, so that the time
+// of the pause does not count towards --stall-timeout, whichever replica leads.
+func (s *Strategy) recordPause(ctx context.Context, nm *maintenance.NodeMaintenance) {
+	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
+	switch {
+	case nm.Spec.Paused && nm.Status.Pause == nil:
+		by := ""
+		if u, ok := genericapirequest.UserFrom(ctx); ok {
+			by = wording.Cut(u.GetName(), maxPauser)
+		}
+		nm.Status.Pause = &maintenance.NodeMaintenancePause{By: by, Since: now}
+	case !nm.Spec.Paused && nm.Status.Pause != nil:
+		nm.Status.Pause = nil
+		if last := nm.Status.LastProgressTimestamp; last != nil && last.Before(&now) {
+			nm.Status.LastProgressTimestamp = &now
+		}
+	}
 }
 
 func isHolding(nm *maintenance.NodeMaintenance) bool {
@@ -333,11 +360,12 @@ func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set 
 	}
 }
 
-// PrepareForUpdate keeps spec and metadata.
+// PrepareForUpdate keeps spec, metadata, and the record of a pause, which belongs to spec.paused.
 func (s *StatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	nm, before := obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)
 	nm.Spec = before.Spec
 	metav1.ResetObjectMetaForStatus(&nm.ObjectMeta, &before.ObjectMeta)
+	nm.Status.Pause = before.Status.Pause
 	s.drawLine(nm)
 }
 
