@@ -59,6 +59,8 @@ func failing(w *world) {
 	w.facts.problems = []loop.Failure{{About: "sync", Since: noon, Text: "no answer"}}
 }
 
+func pausing(w *world) { paused(w.facts.subject.NodeMaintenance) }
+
 func confirmed(w *world) { w.facts.live = ptr.To("") }
 
 func later(w *world) { w.after(DefaultStallTimeout) }
@@ -100,6 +102,10 @@ func TestDecideReady(t *testing.T) {
 		"Drain that fails":              {stage: stageDrain, mods: []func(*world){withPod(), aWhileAgo, failing}, want: glance.StatusFailing, reason: "SyncFailed"},
 		"Drain that fails and moves":    {stage: stageDrain, mods: []func(*world){withPod(), failing}, want: glance.StatusFailing, reason: "DrainInProgress"},
 		"Drain that waits for the list": {stage: stageDrain, mods: []func(*world){func(w *world) { w.facts.unconfirmed = []string{"one"} }}, want: glance.StatusDraining, reason: "DrainInProgress"},
+		"paused":                        {stage: stageDrain, mods: []func(*world){pausing, withPod()}, want: glance.StatusPaused, reason: "Paused"},
+		"paused without the right":      {stage: stageDrain, mods: []func(*world){pausing, withPod(), excluding(v1alpha1.NodeStatusNotAuthorized)}, want: glance.StatusPaused, reason: "Paused"},
+		"paused without nodes":          {stage: stageDrain, empty: true, mods: []func(*world){pausing}, want: glance.StatusNoNodes, reason: "NoNodesSelected"},
+		"paused and drained":            {stage: stageDrain, mods: []func(*world){pausing, confirmed}, want: glance.StatusDrained, reason: "DrainComplete"},
 		"drained":                       {stage: stageDrain, mods: []func(*world){confirmed}, want: glance.StatusDrained, reason: "DrainComplete"},
 
 		"Complete": {stage: stageComplete, want: glance.StatusComplete, reason: "Complete"},
@@ -161,6 +167,9 @@ func TestReadyAgreesWithTheWord(t *testing.T) {
 		if r.IntN(2) == 0 {
 			confirmed(w)
 		}
+		if r.IntN(6) == 0 {
+			pausing(w)
+		}
 		for range r.IntN(4) {
 			if r.IntN(4) == 0 {
 				failing(w)
@@ -173,8 +182,7 @@ func TestReadyAgreesWithTheWord(t *testing.T) {
 			t.Fatalf("in the world of seed %d", seed)
 		}
 	}
-	// A maintenance of random worlds is never paused, and always of a known stage.
-	is.Equal(t, words.Len(), 14, "the number of words in "+strconv.Itoa(500)+" worlds")
+	is.Equal(t, words.Len(), 15, "the number of different words")
 }
 
 func TestReadyOfFailedSync(t *testing.T) {
