@@ -54,6 +54,7 @@ var blockedChecks = []blockedCheck{
 	(*decision).stopsForLong,      // LongGracePeriod
 	(*decision).stops,             // not blocked: PodStopping
 	(*decision).held,              // EvacuationHeld
+	(*decision).isPaused,          // not blocked: Paused
 	(*decision).unknownToQueue,    // as before
 	(*decision).refused,           // the reasons of the queue, or of budgets and maintenances
 	(*decision).waits,             // not blocked: PodWaits
@@ -265,6 +266,17 @@ func (d *decision) held(s situation) *eviction.Blocker {
 		b.Message += " The eviction waits: " + s.eviction.Blocker.Message
 	}
 	return b
+}
+
+// isPaused returns the pause as the message. The pod is not blocked, and what blocked it before the
+// pause is determined again after it.
+func (d *decision) isPaused(s situation) *eviction.Blocker {
+	if s.pausedBy == nil {
+		return nil
+	}
+	return &eviction.Blocker{Reason: v1alpha1.ReasonPaused, Message: fmt.Sprintf(
+		"NodeMaintenance %s is paused: the server neither evicts the pod nor makes the next evacuator active. "+
+			"To resume it, run kubectl maintenance resume %s.", s.pausedBy.Name, s.pausedBy.Name)}
 }
 
 // unknownToQueue keeps the stored condition until the eviction queue has tried the pod.

@@ -22,7 +22,6 @@ package evacuation
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -172,7 +171,9 @@ type Controller struct {
 	pods              *podcache.Pods
 	podLister         corelisters.PodLister
 	nodeLister        corelisters.NodeLister
-	// holders returns the maintenances that select a node.
+	// selection has the nodes of a maintenance, and holders returns the maintenances that select a
+	// node.
+	selection    *selection.Selection
 	holders      holds.Index
 	budgetLister policylisters.PodDisruptionBudgetLister
 	synced       []cache.InformerSynced
@@ -208,6 +209,7 @@ func New(config Config) (*Controller, error) {
 	maintenances, evacuations := config.Cluster.NodeMaintenances, config.Cluster.Evacuations
 	c := &Controller{
 		host: config.Cluster.Unlimited, maintenance: config.Cluster.Maintenance, recorder: config.Cluster.Recorder, clock: config.Clock,
+		selection:    config.Selection,
 		holders:      holds.Index{On: config.Selection.MaintenancesOn, Get: maintenances.Lister().Get},
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
 		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout, standing: config.Standing,
@@ -238,17 +240,16 @@ func New(config Config) (*Controller, error) {
 		return nil, fmt.Errorf("queue of evictions: %w", err)
 	}
 	c.evictions = queue
-	// A change of a maintenance enqueues nothing, so there is no handler. Only the deadlines need
-	// the cache.
+	config.Selection.Subscribe(selection.Subscriber{Maintenance: c.maintenanceChanged})
 	c.synced = append(c.synced, maintenances.Informer().HasSynced, config.Selection.HasSynced)
 	return c, c.watch(evacuations.Informer(), config.Cluster.Nodes.Informer(), config.Cluster.Pods)
 }
 
 // isWanted reports whether, according to the caches, the pod of an Evacuation still has to be
-// evicted. If all instigators are maintenances, one of them must still drain the node of the pod.
-// The nodemaintenance controller needs a moment to withdraw many Evacuations, and after a change of
-// the leader it may start later than this controller. Until the Evacuation is withdrawn, it is
-// reconciled repeatedly.
+// evicted. If all instigators are maintenances, one of them must still drain the node of the pod,
+// and must not be paused. The nodemaintenance controller needs a moment to withdraw many
+// Evacuations, and after a change of the leader it may start later than this controller. Until the
+// Evacuation is withdrawn, it is reconciled repeatedly.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
 	switch {
@@ -256,7 +257,7 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 		return false
 	case protocol.IsWithdrawn(evacuation):
 		return c.isHeldAndTargeted(evacuation)
-	case onlyMaintenancesAsk(evacuation) && !c.isDrained(r):
+	case protocol.OnlyMaintenancesAsk(evacuation) && !c.isDrained(evacuation):
 		c.queue.AddAfter(r.Evacuation, withdrawalPatience)
 		return false
 	case r.ReplacedFirst && c.mustStay(r):
@@ -273,21 +274,16 @@ func (c *Controller) mustStay(r eviction.Request) bool {
 	return err == nil && c.standing(pod, v1alpha1.EvacuatorClassEviction) != nil
 }
 
-func onlyMaintenancesAsk(evacuation *v1alpha1.Evacuation) bool {
-	return !slices.ContainsFunc(evacuation.Finalizers, func(finalizer string) bool {
-		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
-		return isInstigator && finalizer != v1alpha1.FinalizerInstigatorNodeMaintenance
-	})
-}
-
-// isDrained reports whether a maintenance drains the node of the pod that is to be evicted. The
-// nodemaintenance controller reads the same caches before it requests an Evacuation.
-func (c *Controller) isDrained(r eviction.Request) bool {
-	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
+// isDrained reports whether a maintenance drains the node of the pod that is to be evicted, and the
+// pod is not paused. The nodemaintenance controller reads the same caches before it requests an
+// Evacuation. Since this is the last check before an eviction is sent, no eviction follows a pause
+// that the cache has.
+func (c *Controller) isDrained(evacuation *v1alpha1.Evacuation) bool {
+	pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name)
 	if err != nil {
 		return false
 	}
-	return c.holders.Any(pod.Spec.NodeName, v1alpha1.IsDraining)
+	return c.holders.Any(pod.Spec.NodeName, v1alpha1.IsDraining) && c.pausedBy(evacuation, pod) == nil
 }
 
 // isHeldAndTargeted reports whether a maintenance still drains the pod of an Evacuation that only

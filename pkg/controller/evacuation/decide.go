@@ -38,6 +38,10 @@ type situation struct {
 	// targeted is set if the drain has reached the pod on its node. It is only determined for
 	// evacuators that wait for that, and for Evacuations that foreign finalizers keep.
 	targeted bool
+	// pausedBy is the maintenance whose pause keeps the pod, nil if the evacuation is not paused:
+	// an evacuation is paused if only maintenances request it and all that ask the pod to leave are
+	// paused.
+	pausedBy *v1alpha1.NodeMaintenance
 	// replaced is set if the DaemonSet would immediately recreate an evicted pod on its node.
 	replaced bool
 	// comebacks counts how often pods like this one were recreated on the node after their
@@ -109,6 +113,8 @@ func decide(s situation) decision {
 		d.decidePodLeft(s)
 	case protocol.IsWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid:
 		d.decideCancel(s)
+	case s.pausedBy != nil:
+		d.decidePaused(s)
 	default:
 		d.decideTurn(s)
 	}
@@ -204,10 +210,28 @@ func (d *decision) decideHeld(s situation) {
 	d.decideBlocked(s)
 }
 
+// pausedCheck is the interval at which a paused Evacuation is reconciled without an event: another
+// maintenance may ask the pod to leave because its labels have changed.
+const pausedCheck = time.Minute
+
+// decidePaused keeps the active evacuator of a paused Evacuation, whatever it reports and whatever
+// its deadline is, and evicts nothing. The nodemaintenance controller withdraws the Evacuation if
+// its evacuator has not begun.
+func (d *decision) decidePaused(s situation) {
+	d.wakeAt(s.now.Add(pausedCheck))
+	d.countFailedEvictions(s)
+	d.decideBlocked(s)
+}
+
 // decideTurn decides which class is active and, if that class is eviction, whether to evict the
 // pod.
 func (d *decision) decideTurn(s situation) {
 	withdrawn := protocol.IsWithdrawn(s.evacuation)
+	if protocol.IsPaused(s.evacuation) {
+		// No deadline has run during the pause, neither that of the evacuator nor that of a budget.
+		d.restartClock(s)
+		d.setBlocked(s, notBlocked)
+	}
 	switch active := d.status.ActiveEvacuatorClass; {
 	case active == "" && !withdrawn:
 		d.handOver(s, "")
@@ -334,7 +358,7 @@ func (d *decision) onlyAgentCanAct(s situation) bool {
 		protocol.Next(s.evacuation.Spec.Evacuators, class) == v1alpha1.EvacuatorClassEviction
 }
 
-// restartClock restarts the deadline of an evacuator that waits for the drain.
+// restartClock restarts the deadline of an evacuator that waits for the drain, or was paused.
 func (d *decision) restartClock(s situation) {
 	d.status.ActiveEvacuatorSince = protocol.Timestamp(s.now)
 }

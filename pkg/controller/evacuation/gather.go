@@ -57,6 +57,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *v1alpha1.Evacuation
 	if s.comebacks, err = c.comebacks(evacuation, pod); err != nil {
 		return s, err
 	}
+	s.pausedBy = c.pausedBy(evacuation, pod)
 	s.nodeUnreachable = node != nil && podcache.Readiness(node) == corev1.ConditionUnknown
 	switch class := evacuation.Status.ActiveEvacuatorClass; class {
 	case v1alpha1.EvacuatorClassDeployment:
@@ -140,6 +141,19 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) v1alpha1.PodType {
 		claimed = owner.UID
 	}
 	return drainplan.TypeOf(pod, claimed)
+}
+
+// pausedBy returns the maintenance whose pause keeps the pod of an Evacuation, or nil. It reads the
+// cache alone, so it is known as soon as a new leader has the maintenances.
+func (c *Controller) pausedBy(evacuation *v1alpha1.Evacuation, pod *corev1.Pod) *v1alpha1.NodeMaintenance {
+	if protocol.IsWithdrawn(evacuation) || !protocol.OnlyMaintenancesAsk(evacuation) {
+		return nil
+	}
+	node, err := c.nodeLister.Get(pod.Spec.NodeName)
+	if err != nil {
+		return nil // no maintenance selects the node, and the Evacuation is withdrawn
+	}
+	return holds.PausedBy(pod, node, c.holders.Which(node.Name, v1alpha1.IsDraining))
 }
 
 // askedBy returns the maintenance that drains the pod from its node now, or nil.

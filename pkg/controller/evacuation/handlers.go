@@ -4,6 +4,7 @@
 package evacuation
 
 import (
+	"cmp"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
@@ -105,7 +107,28 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if podcache.Readiness(old) == podcache.Readiness(node) {
 		return
 	}
-	keys, err := c.evacuationIndexer.IndexKeys(podcache.EvacuationsByNode, node.Name)
+	c.enqueueNode(node.Name)
+}
+
+// maintenanceChanged enqueues the Evacuations that a pause or its end affects. A paused Evacuation
+// is also affected by another maintenance of the node that begins to ask for its pod. All other
+// changes of maintenances matter only to the deadlines, which are checked without an event.
+func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
+	wasPaused, isPaused := old != nil && v1alpha1.IsPaused(old), nm != nil && v1alpha1.IsPaused(nm)
+	asks := nm != nil && v1alpha1.IsDraining(nm) && (old == nil || !v1alpha1.IsDraining(old) || !drainplan.SameTargets(old, nm))
+	if wasPaused == isPaused && !asks {
+		return
+	}
+	for _, node := range c.selection.NodesOf(cmp.Or(nm, old).Name) {
+		if wasPaused != isPaused || c.holders.Any(node.Name, v1alpha1.IsPaused) {
+			c.enqueueNode(node.Name)
+		}
+	}
+}
+
+// enqueueNode enqueues the Evacuations of a node.
+func (c *Controller) enqueueNode(node string) {
+	keys, err := c.evacuationIndexer.IndexKeys(podcache.EvacuationsByNode, node)
 	if err != nil {
 		return
 	}

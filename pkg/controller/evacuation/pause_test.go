@@ -1,0 +1,135 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package evacuation
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+)
+
+func paused(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
+	nm.Spec.Paused = true
+	return nm
+}
+
+// toldPaused adds the condition that this controller writes during a pause.
+func toldPaused(e *v1alpha1.Evacuation) {
+	e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPaused, LastTransitionTime: *after(0),
+	})
+}
+
+func TestDecidePaused(t *testing.T) {
+	pause := func(s *situation) { s.pausedBy = paused(newMaintenance()) }
+	completed := withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
+	runDecide(t, map[string]decideTest{
+		"a pod is not evicted": {
+			evacuation: upForEviction(), pod: newPod(), mod: pause, at: minute,
+			want: outcome{Active: evict, Blocked: "not: Paused", Wake: 2 * minute},
+		},
+		"an evacuator stays active after its deadline": {
+			evacuation: turnOfA(reported(0, "")), pod: newPod(), mod: pause, at: 10 * hour,
+			want: outcome{Active: classA, Blocked: "not: Paused", Wake: 10*hour + minute},
+		},
+		"an evacuator stays active after it has reported completion": {
+			evacuation: turnOfA(reported(0, ""), completed), pod: newPod(), mod: pause, at: minute,
+			want: outcome{Active: classA, Completed: true, Blocked: "not: Paused", Wake: 2 * minute},
+		},
+		"a pod that was blocked is not": {
+			evacuation: upForEviction(withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget, 0)), pod: newPod(), mod: pause, at: minute,
+			want: outcome{Active: evict, Blocked: "not: Paused", Wake: 2 * minute},
+		},
+		"a pod that terminates is told as without a pause": {
+			evacuation: turnOfA(reported(0, "")), pod: newPod(stoppingFor(hour)), mod: pause, at: minute,
+			want: outcome{Active: classA, Blocked: "not: PodStopping", Wake: 2 * minute},
+		},
+		"a pod that has left completes the Evacuation": {
+			evacuation: turnOfA(toldPaused), mod: pause, at: minute,
+			want: outcome{Active: classA, Blocked: "not: NotBlocked", Complete: "PodDeleted", Wake: 6 * minute},
+		},
+		"after a pause the deadline starts again": {
+			evacuation: turnOfA(reported(0, ""), toldPaused), pod: newPod(), at: 10 * hour,
+			want: outcome{Active: classA, Since: 10 * hour, Blocked: "not: NotBlocked", Wake: 10*hour + 15*minute},
+		},
+		"after a pause a report of completion counts": {
+			evacuation: turnOfA(reported(0, ""), completed, toldPaused), pod: newPod(), at: minute,
+			want: outcome{Active: evict, Since: minute, Blocked: "not: NotBlocked", Evict: true},
+		},
+	})
+}
+
+// TestPausedPodIsNotEvicted pauses a drain whose pod is about to be evicted, for ten minutes, and
+// resumes it.
+func TestPausedPodIsNotEvicted(t *testing.T) {
+	nodemaintenances := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, turnOfA(reported(0, "")), newPod(), newNode(corev1.ConditionTrue), paused(newMaintenance()))
+		w.api.edit(t, w.target, withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
+		w.until("the Evacuation says that it is paused", time.Second, protocol.IsPaused)
+		blocked := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked)
+		is.True(t, strings.Contains(blocked.Message, "kubectl maintenance resume all"), "got the message %q", blocked.Message)
+		<-time.After(10 * time.Minute)
+		is.Equal(t, w.host.sent(), 0, "evictions during the pause")
+		is.Equal(t, w.get().Status.ActiveEvacuatorClass, classA, "active class during the pause")
+		resumed := newMaintenance()
+		resumed.ResourceVersion = "2"
+		must.Do(w, w.api.client.Tracker().Update(nodemaintenances, resumed, ""))
+		w.until("the pod is deleted", 0, podDeleted)
+		is.Equal(t, w.host.sent(), 1, "evictions")
+	})
+}
+
+// TestPauseOfAnEvictionThatWaits pauses a drain while the eviction of its pod is refused again and
+// again.
+func TestPauseOfAnEvictionThatWaits(t *testing.T) {
+	nodemaintenances := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, upForEviction(), newPod(), newNode(corev1.ConditionTrue))
+		w.host.answer(refuse)
+		w.until("the eviction is refused twice", time.Second, func(*v1alpha1.Evacuation) bool { return w.host.sent() > 1 })
+		nm := paused(newMaintenance())
+		nm.ResourceVersion = "2"
+		must.Do(w, w.api.client.Tracker().Update(nodemaintenances, nm, ""))
+		w.until("the Evacuation says that it is paused", 0, protocol.IsPaused)
+		before := w.host.sent()
+		w.host.answer(w.accept)
+		<-time.After(10 * time.Minute)
+		is.Equal(t, w.host.sent(), before, "evictions after the pause")
+		t.Log("another maintenance of the node that has not reached the pod changes nothing")
+		other := newMaintenance()
+		other.Name, other.UID = "other", "other"
+		must.Do(w, w.api.client.Tracker().Add(other))
+		<-time.After(10 * time.Minute)
+		is.Equal(t, w.host.sent(), before, "evictions for a maintenance without targets")
+		other = other.DeepCopy()
+		other.ResourceVersion = "2"
+		other.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{
+			NodeRef:      v1alpha1.NodeReference{Name: testNode, UID: "uid-" + testNode},
+			DrainTargets: []v1alpha1.DrainPlanEntry{{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000}},
+		}}
+		must.Do(w, w.api.client.Tracker().Update(nodemaintenances, other, ""))
+		w.until("the pod is deleted for the other maintenance", 0, podDeleted)
+	})
+}
+
+// TestNewLeaderKnowsThePause starts a controller with an Evacuation that its predecessor has handed
+// to the queue of evictions.
+func TestNewLeaderKnowsThePause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, upForEviction(), newPod(), newNode(corev1.ConditionTrue), paused(newMaintenance()))
+		<-time.After(10 * time.Minute)
+		is.Equal(t, w.host.sent(), 0, "evictions")
+	})
+}
