@@ -149,9 +149,10 @@ func (c *Controller) evacuationOf(pod *corev1.Pod) (*v1alpha1.Evacuation, error)
 	return c.evacuations.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID))
 }
 
-// asks reports whether an Evacuation still requires its pod to leave.
+// asks reports whether an Evacuation still requires its pod to leave. A paused one does not: a
+// scale-down by another client should not choose the pod before the resume.
 func asks(evacuation *v1alpha1.Evacuation) bool {
-	return !protocol.IsComplete(evacuation) &&
+	return !protocol.IsComplete(evacuation) && !protocol.IsPaused(evacuation) &&
 		(!protocol.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid)
 }
 

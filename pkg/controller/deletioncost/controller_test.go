@@ -78,6 +78,10 @@ func evacuationOf(pod *corev1.Pod, class string, mods ...func(*v1alpha1.Evacuati
 }
 
 func withdrawn(e *v1alpha1.Evacuation) { e.Finalizers = nil }
+
+func paused(e *v1alpha1.Evacuation) {
+	e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPaused}}
+}
 func forbids(e *v1alpha1.Evacuation) {
 	e.Status.EvacuationCancellationPolicy = v1alpha1.EvacuationCancellationPolicyForbid
 }
@@ -195,6 +199,9 @@ func TestCostsAreLoweredAndRestored(t *testing.T) {
 		"removed if the pod had none": {
 			nil, evict, func(w *world, e *v1alpha1.Evacuation) { w.edit(e, withdrawn) },
 		},
+		"restored when the maintenance is paused": {
+			map[string]string{costKey: "7"}, surge, func(w *world, e *v1alpha1.Evacuation) { w.edit(e, paused) },
+		},
 		"restored when the Evacuation is complete": {
 			map[string]string{costKey: "7"}, evict, func(w *world, e *v1alpha1.Evacuation) { w.edit(e, complete) },
 		},
@@ -255,6 +262,7 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 		"of a pod with another evacuator":            {pod: ofReplicaSet(0), class: "example.com"},
 		"of a pod that the evacuator has declined":   {pod: ofReplicaSet(0), class: surge, mods: []func(*v1alpha1.Evacuation){declined}},
 		"of a pod whose Evacuation is complete":      {pod: ofReplicaSet(0), class: evict, mods: []func(*v1alpha1.Evacuation){complete}},
+		"of a pod whose maintenance is paused":       {pod: ofReplicaSet(0), class: evict, mods: []func(*v1alpha1.Evacuation){paused}},
 		"of a pod that no instigator asks any more ": {pod: ofReplicaSet(0), class: evict, mods: []func(*v1alpha1.Evacuation){withdrawn}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -174,6 +174,20 @@ func TestTaintBeforeTargets(t *testing.T) {
 	})
 }
 
+func TestNoRequestDuringAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nm := newMaintenance(func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Paused = true })
+		w := newWorld(t, newEvacuation(), nm, newPod(), newNode(tainted))
+		// The report that declines the other Evacuation shows that the controller works.
+		w.addDeclined()
+		w.until(time.Second, "report")
+		is.True(t, w.status().ExpectedEvacuationFinishTime == nil, "the eviction is requested during the pause")
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), newMaintenance(), metav1.UpdateOptions{}))(w)
+		w.until(0, "report", "report")
+		w.wantRequested()
+	})
+}
+
 func TestRestartAfterTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newEvacuation(reported(0, time.Minute, "The pod is evicted for …")), newMaintenance(),

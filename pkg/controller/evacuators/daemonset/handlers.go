@@ -59,13 +59,13 @@ func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
 }
 
 // targetsChanged enqueues the Evacuations on the nodes whose targets in the status of a maintenance
-// have changed.
+// have changed, or on all its nodes if it was paused or resumed.
 func (c *Controller) targetsChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if nm == nil {
 		return
 	}
 	var before []v1alpha1.NodeMaintenanceNodeStatus
-	if old != nil && old.Spec.Stage == nm.Spec.Stage {
+	if old != nil && old.Spec.Stage == nm.Spec.Stage && old.Spec.Paused == nm.Spec.Paused {
 		before = old.Status.NodeStatuses
 	}
 	for i := range nm.Status.NodeStatuses {

@@ -102,7 +102,7 @@ func decide(s situation) decision {
 		d.memory.standing, d.memory.holds, d.memory.settled = s.standing(), s.holdsTurns(), s.settled()
 	}
 	rests, counted := d.rests(s), d.memory.misses > 0 || len(d.memory.tried) > 0
-	d.idle = !rests && !(counted && s.isAsked()) && len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil
+	d.idle = !rests && !s.hasPaused() && !(counted && s.isAsked()) && len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil
 	return d
 }
 
@@ -199,23 +199,25 @@ func (d *decision) dissolve(s situation) {
 		"The surge is over: a user or controller has changed %s from %d to %d", s.target.field(), r.To, s.target.value)
 }
 
-// giveUp reverts a surge and reports completion for its pods.
+// giveUp reverts a surge and reports completion for its pods. Paused pods keep the surge until the
+// resume.
 func (d *decision) giveUp(s situation, why string) {
 	leaving := s.leaving()
 	if s.target.record.isUp() {
-		if !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
+		if !s.hasPaused() && !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
 			return
 		}
 	} else if s.target.record != nil && !s.isAsked() {
 		d.scale = &scaling{}
 	}
-	for _, p := range leaving {
+	_, ending := splitPaused(leaving)
+	for _, p := range ending {
 		d.complete(p, fmt.Sprintf("Deployment %s %s.", s.deployment.Name, why))
 	}
-	if len(leaving) == 0 {
+	if len(ending) == 0 {
 		return
 	}
-	d.declineEvent(len(leaving), why)
+	d.declineEvent(len(ending), why)
 }
 
 // start starts a surge, if there are pods that have to leave.
@@ -300,10 +302,13 @@ func rankForRemoval(p *pod) int {
 func (d *decision) hold(s situation) {
 	d.noteGone(s)
 	reports, events := len(d.reports), len(d.events)
-	leaving, handed := d.endTurns(s, d.decline(s, s.leaving())), s.holding()
+	// Paused pods neither leave nor end their turns. While there are any, no surge is taken back:
+	// the scale-down could delete them in place of the replacements.
+	paused, others := splitPaused(s.leaving())
+	leaving, handed := slices.Concat(paused, d.endTurns(s, d.decline(s, others))), s.holding()
 	// The wait before the next try for these pods begins with the end of the surge.
 	d.noteTried(s, handed...)
-	if len(leaving) == 0 && (len(handed) == 0 || d.isInVain(s, handed)) {
+	if len(leaving) == 0 && !s.hasPaused() && (len(handed) == 0 || d.isInVain(s, handed)) {
 		if !d.withdraw(s, slices.Concat(d.ended, s.handedOver())) {
 			// The next decision reports completion when it ends the surge.
 			d.reports, d.events = d.reports[:reports], d.events[:events]
@@ -313,17 +318,22 @@ func (d *decision) hold(s situation) {
 	if d.widen(s, leaving, len(handed)) {
 		return
 	}
+	_, leaving = splitPaused(leaving)
 	recorded := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !s.isRecorded(p) })
 	if !s.isRollingOut() {
 		leaving = d.sendAway(s, leaving)
 		spare := s.spare()
-		if len(handed) == 0 && len(recorded) > 0 && s.goesByScaleDown(recorded) {
+		// A scale-down could delete paused pods: others leave by eviction, or wait for the resume.
+		if s.hasPaused() {
+			recorded = slices.DeleteFunc(recorded, s.isNeverEvicted)
+		}
+		if len(handed) == 0 && !s.hasPaused() && len(recorded) > 0 && s.goesByScaleDown(recorded) {
 			if d.scaleDown(s, recorded, spare) {
 				return
 			}
 		} else {
 			waiting := d.handOver(s, recorded, spare)
-			others := slices.DeleteFunc(leaving, s.isRecorded)
+			others := slices.DeleteFunc(leaving, func(p *pod) bool { return slices.Contains(recorded, p) })
 			leaving = slices.Concat(waiting, others)
 		}
 	}

@@ -128,7 +128,7 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 
 // gatherPods reads the pods of the Deployment with their Evacuations, nodes and budgets.
 func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
-	staysUp, purposes, budgets := map[string]bool{}, map[string]string{}, map[string][]*policyv1.PodDisruptionBudget{}
+	staysUp, drains, budgets := map[string]bool{}, map[string]drain{}, map[string][]*policyv1.PodDisruptionBudget{}
 	for _, set := range c.Owners.ReplicaSets(key) {
 		isOurs := s.deployment != nil && metav1.IsControlledBy(set, s.deployment)
 		isActive := ptr.Deref(set.Spec.Replicas, 1) > 0
@@ -150,18 +150,18 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			if _, known := staysUp[p.Spec.NodeName]; !known {
 				staysUp[p.Spec.NodeName] = c.staysUp(p.Spec.NodeName)
 			}
-			purpose := ""
+			var of drain
 			if evacuation != nil && isOfMaintenance(evacuation) {
-				if _, known := purposes[p.Spec.NodeName]; !known {
-					purposes[p.Spec.NodeName] = c.purposeOn(p.Spec.NodeName)
+				if _, known := drains[p.Spec.NodeName]; !known {
+					drains[p.Spec.NodeName] = c.drainOf(p.Spec.NodeName)
 				}
-				purpose = purposes[p.Spec.NodeName]
+				of = drains[p.Spec.NodeName]
 			}
 			_, isSettled := s.memory.settled[p.UID]
 			s.pods = append(s.pods, pod{
 				// Read the evictions in flight after the Evacuation: no eviction is sent after the
 				// Evacuation was withdrawn.
-				Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: purpose, budgets: c.budgetsOf(p, budgets),
+				Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: of.purpose(), isPaused: of.isPaused(p, evacuation), budgets: c.budgetsOf(p, budgets),
 				staysUp: isSettled || staysUp[p.Spec.NodeName],
 			})
 		}
@@ -230,21 +230,40 @@ func isOfMaintenance(evacuation *v1alpha1.Evacuation) bool {
 	return slices.Contains(evacuation.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance)
 }
 
-// purposeOn returns a phrase that names the NodeMaintenance which drains a node. If several drain
-// it, this is the oldest. If none does, it returns "".
-func (c *Controller) purposeOn(nodeName string) string {
+// drain has a node and the NodeMaintenances that drain it. The zero value has none.
+type drain struct {
+	node *corev1.Node
+	by   []*v1alpha1.NodeMaintenance
+}
+
+func (c *Controller) drainOf(nodeName string) drain {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
-		return ""
+		return drain{}
 	}
 	maintenances, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {
-		return ""
+		return drain{}
 	}
-	if nm := holds.Oldest(maintenances, holds.Targeting(node)); nm != nil {
+	targets := holds.Targeting(node)
+	return drain{node, slices.DeleteFunc(maintenances, func(nm *v1alpha1.NodeMaintenance) bool { return !targets(nm) })}
+}
+
+// purpose returns a phrase that names the NodeMaintenance which drains the node. If several drain
+// it, this is the oldest. If none does, it returns "".
+func (d drain) purpose() string {
+	if nm := holds.Oldest(d.by, func(*v1alpha1.NodeMaintenance) bool { return true }); nm != nil {
 		return purposeOf(nm.Name, nm.Spec.Reason)
 	}
 	return ""
+}
+
+// isPaused reports whether the maintenances for which a pod leaves are paused. At the end of a
+// pause the evacuation controller restarts the deadlines of the Evacuation. Until then the pod is
+// paused, so that the time of the pause does not count towards a surge timeout.
+func (d drain) isPaused(p *corev1.Pod, evacuation *v1alpha1.Evacuation) bool {
+	return d.node != nil && protocol.OnlyMaintenancesAsk(evacuation) &&
+		(protocol.IsPaused(evacuation) || holds.PausedBy(p, d.node, d.by) != nil)
 }
 
 // readClaims reads the volume claims of the pod template before a surge starts.

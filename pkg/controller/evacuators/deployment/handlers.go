@@ -44,6 +44,7 @@ func (c *Controller) watch() error {
 		podcache.Handled{Informer: c.Autoscalers.Informer(), Handler: changes(c.autoscalerChanged)},
 		podcache.Handled{Informer: c.Pods, Handler: changes(c.podChanged)},
 		podcache.Handled{Informer: c.Nodes.Informer(), Handler: podcache.HandlerOf(c.nodeChanged)},
+		podcache.Handled{Informer: c.NodeMaintenances.Informer(), Handler: podcache.HandlerOf(c.maintenanceChanged)},
 		podcache.Handled{Informer: c.Budgets.Informer(), Handler: podcache.HandlerOf(c.budgetChanged)},
 	)
 	c.synced = append(c.synced, synced...)
@@ -164,6 +165,16 @@ func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 // since replacements may be on that node.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if old == nil || node == nil || isUnderMaintenance(old) == isUnderMaintenance(node) {
+		return
+	}
+	for _, key := range c.known.Keys() {
+		c.enqueue(key)
+	}
+}
+
+// maintenanceChanged enqueues all tracked Deployments when a maintenance is paused or resumed.
+func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
+	if (old != nil && v1alpha1.IsPaused(old)) == (nm != nil && v1alpha1.IsPaused(nm)) {
 		return
 	}
 	for _, key := range c.known.Keys() {

@@ -100,6 +100,9 @@ type pod struct {
 	// staysUp is set if the node of the pod is not under maintenance, or if the pod counts although
 	// its node is (memory.settled).
 	staysUp bool
+	// isPaused is set if the maintenances for which the pod leaves are paused, or were paused a
+	// moment ago and the deadlines of the Evacuation are not restarted yet.
+	isPaused bool
 	// purpose is a phrase that names the NodeMaintenance for which the pod leaves, "" if none is
 	// known.
 	purpose string
@@ -203,7 +206,7 @@ func (s *situation) declined() []*pod {
 	strays := s.strays()
 	for i := range s.pods {
 		p := &s.pods[i]
-		if p.evacuation == nil || p.isEvicting || !isDeclined(p.evacuation) || s.isRecorded(p) || slices.Contains(strays, p) {
+		if p.evacuation == nil || p.isEvicting || p.isPaused || !isDeclined(p.evacuation) || s.isRecorded(p) || slices.Contains(strays, p) {
 			continue
 		}
 		if !s.rests(p) {
@@ -235,12 +238,13 @@ func (s *situation) isRecorded(p *pod) bool {
 }
 
 // leaving returns the pods for which this evacuator is active, and those in the record first.
+// During a pause no surge begins for a pod, so it is only among them if it is in the record.
 func (s *situation) leaving() []*pod {
 	var recorded, others []*pod
 	for i := range s.pods {
 		p := &s.pods[i]
 		switch {
-		case p.evacuation == nil || !isOurTurn(p.evacuation):
+		case p.evacuation == nil || !isOurTurn(p.evacuation) || p.isPaused && !s.isRecorded(p):
 		case s.isRecorded(p):
 			recorded = append(recorded, p)
 		default:
@@ -248,6 +252,23 @@ func (s *situation) leaving() []*pod {
 		}
 	}
 	return append(recorded, others...)
+}
+
+// hasPaused reports whether a pod for which this evacuator is active is paused.
+func (s *situation) hasPaused() bool {
+	return slices.ContainsFunc(s.pods, func(p pod) bool { return p.isPaused && isOurTurn(p.evacuation) })
+}
+
+// splitPaused returns the pods that are paused, and the others.
+func splitPaused(pods []*pod) (paused, others []*pod) {
+	for _, p := range pods {
+		if p.isPaused {
+			paused = append(paused, p)
+		} else {
+			others = append(others, p)
+		}
+	}
+	return paused, others
 }
 
 // handedOver returns the pods in the record for which the next evacuator is active and that have

@@ -1,0 +1,212 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/drain/surge"
+	"haulout.dev/haulout/pkg/testing/is"
+)
+
+func paused(p *pod) { p.isPaused = true }
+
+func TestDecidePaused(t *testing.T) {
+	const web1 = "uid-web-1-web-1"
+	later, late := 9*time.Second, 24*time.Hour
+	for name, tc := range map[string]struct {
+		s    situation
+		want string
+	}{
+		"no surge starts": {s: at(0, newDeployment(1), newTestPod("web-0", leaves(ours), paused))},
+		"a surge starts for the pods of another maintenance": {
+			s:    at(0, newDeployment(2, surging("2")), newTestPod("web-0", leaves(ours), paused), newTestPod("web-1", leaves(ours))),
+			want: "scale to 3 for 1;",
+		},
+		"a surge is not widened": {
+			s: at(later, newDeployment(3, surging("2"), recorded(2, 3, web0)),
+				newTestPod("web-0", leaves(ours), minOne(3, 2)), newTestPod("web-1", leaves(ours), paused), newTestPod("web-2", fresh, unready)),
+		},
+		"a surge whose pods are withdrawn is taken back": {
+			s: at(later, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0"), newTestPod("web-1", fresh)), want: "back to 1;",
+		},
+		"a surge stays for a pod that has begun": {
+			s: at(late, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", leaves(ours), reported(0), paused), newTestPod("web-1", fresh)),
+		},
+		"a pod with the lowest deletion cost is not scaled down": {
+			s: at(later, newDeployment(2, recorded(1, 2, web0)),
+				newTestPod("web-0", leaves(ours), reported(0), cheapest, paused), newTestPod("web-1", fresh)),
+		},
+		"a pod with a budget is not handed over": {
+			s: at(later, newDeployment(2, recorded(1, 2, web0)),
+				newTestPod("web-0", leaves(ours), reported(0), minOne(2, 2), paused), newTestPod("web-1", fresh)),
+		},
+		"the turn of a pod without a replacement does not end": {
+			s: at(late, newDeployment(2, recorded(1, 2, web0)),
+				newTestPod("web-0", leaves(ours), reported(0), paused), newTestPod("web-1", fresh, unready)),
+		},
+		"a pod whose budget never allows an eviction is not declined": {
+			s: at(later, newDeployment(1), newTestPod("web-0", leaves(ours), reported(0), under(nil, ptrTo(0), 1, 1), paused)),
+		},
+		"the pod of another maintenance is handed over, since a scale-down could delete the paused pod": {
+			s: at(later, newDeployment(4, surging("2"), recorded(2, 4, web0, web1)),
+				newTestPod("web-0", leaves(ours), reported(0), paused), newTestPod("web-1", leaves(ours), reported(0)),
+				newTestPod("web-2", fresh), newTestPod("web-3", fresh)),
+			want: "hand over web-1;",
+		},
+		"a pod of another maintenance that never leaves by eviction waits": {
+			s: at(later, newDeployment(4, surging("2"), recorded(2, 4, web0, web1), always),
+				newTestPod("web-0", leaves(ours), reported(0), paused), newTestPod("web-1", leaves(ours), reported(0), under(nil, ptrTo(0), 4, 4)),
+				newTestPod("web-2", fresh), newTestPod("web-3", fresh)),
+		},
+		"a surge for others does not end by a scale-down that could delete a paused pod": {
+			s: at(later, newDeployment(3, surging("1"), recorded(2, 3, web1)),
+				newTestPod("web-0", leaves(ours), reported(0), cheapest, paused), newTestPod("web-1", leaves(ours), reported(0), cheapest),
+				newTestPod("web-2", fresh)),
+			want: "hand over web-1;",
+		},
+		"a surge is not taken back if that could delete a paused pod": {
+			s: at(later, newDeployment(3, surging("1"), recorded(2, 3, web1)),
+				newTestPod("web-0", leaves(ours), reported(0), paused), newTestPod("web-1"), newTestPod("web-2", fresh)),
+		},
+		"a blocked pod is not taken up again": {
+			s: at(late, newDeployment(1), newTestPod("web-0", leaves(lanes), blocked, paused)), want: "idle;",
+		},
+		"a refused surge stays for a paused pod, and the next evacuator of another pod becomes active": {
+			s: changed(at(later, newDeployment(3, surging("1"), recorded(2, 3, web0, web1)),
+				newTestPod("web-0", leaves(ours), reported(0), paused), newTestPod("web-1", leaves(ours), reported(0)),
+				newTestPod("web-2", fresh)), func(s *situation) { s.off = true }),
+			want: "hand over web-1;",
+		},
+	} {
+		t.Run(name, func(t *testing.T) { is.Equal(t, summary(decide(tc.s)), tc.want) })
+	}
+}
+
+// TestIsPaused covers the moment after the resume, in which the deadlines of the Evacuation have
+// not been restarted.
+func TestIsPaused(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "uid-node-1"}}
+	maintenance := func(paused bool) *v1alpha1.NodeMaintenance {
+		return &v1alpha1.NodeMaintenance{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("paused-%t", paused)},
+			Spec:       v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageDrain, Paused: paused},
+			Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{
+				NodeRef:      v1alpha1.NodeReference{Name: node.Name, UID: node.UID},
+				DrainTargets: []v1alpha1.DrainPlanEntry{{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000}},
+			}}},
+		}
+	}
+	told := func(p *pod) {
+		p.evacuation.Status.Conditions = []metav1.Condition{{
+			Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPaused,
+		}}
+	}
+	foreign := func(p *pod) {
+		p.evacuation.Finalizers = append(p.evacuation.Finalizers, v1alpha1.FinalizerInstigatorPrefix+"autoscaler.example.com")
+	}
+	for name, tc := range map[string]struct {
+		by   []*v1alpha1.NodeMaintenance
+		mods []podMod
+		want bool
+	}{
+		"no maintenance":                          {},
+		"a maintenance":                           {by: []*v1alpha1.NodeMaintenance{maintenance(false)}},
+		"a paused maintenance":                    {by: []*v1alpha1.NodeMaintenance{maintenance(true)}, want: true},
+		"a paused maintenance, and another one":   {by: []*v1alpha1.NodeMaintenance{maintenance(true), maintenance(false)}},
+		"a paused maintenance, and an autoscaler": {by: []*v1alpha1.NodeMaintenance{maintenance(true)}, mods: []podMod{foreign}},
+		"a maintenance that was paused a moment ago": {
+			by: []*v1alpha1.NodeMaintenance{maintenance(false)}, mods: []podMod{told}, want: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newTestPod("web-0", append([]podMod{leaves(ours)}, tc.mods...)...)
+			is.Equal(t, drain{node: node, by: tc.by}.isPaused(p.Pod, p.evacuation), tc.want)
+		})
+	}
+}
+
+// pause pauses or resumes all pods that are asked to leave. Those without a report are withdrawn,
+// as the nodemaintenance controller does. At the resume the deadlines are restarted.
+func (w *simulation) pause(pause bool) {
+	w.log = append(w.log, fmt.Sprintf("paused: %t", pause))
+	for i := range w.pods {
+		p := &w.pods[i]
+		switch {
+		case p.evacuation == nil:
+		case pause && !p.isEvicting && (p.evacuation.Status.EvacuationProgressTimestamp == nil || p.evacuation.Status.ActiveEvacuatorClass == lanes):
+			p.evacuation, p.staysUp = nil, true
+		case pause:
+			p.isPaused = true
+		case p.isPaused:
+			p.isPaused = false
+			p.evacuation = p.evacuation.DeepCopy()
+			p.evacuation.Status.ActiveEvacuatorSince = &metav1.Time{Time: w.now}
+		}
+	}
+}
+
+// TestPausesDoNotRemovePods pauses a Deployment of a simulation at random moments. During a pause
+// no ready paused pod leaves: neither by a scale-down, nor by an eviction that was not in flight
+// before. In the end all pods that were asked to leave have left, as without a pause.
+func TestPausesDoNotRemovePods(t *testing.T) {
+	for seed := range uint64(300) {
+		w := newSimulation(t, seed)
+		w.calm = true
+		for range 30 {
+			for range 8 {
+				w.step()
+			}
+			w.pause(true)
+			// A scale-down that was written before the pause takes effect.
+			w.replicaSet()
+			var stay []string
+			for i := range w.pods {
+				if p := &w.pods[i]; p.isPaused && !p.isEvicting && (&situation{}).isAvailable(p) {
+					stay = append(stay, p.Name)
+				}
+			}
+			for range w.rng.IntN(60) {
+				w.now = w.now.Add(10 * time.Second)
+				w.replicaSet()
+				w.kubelet()
+				w.us(true)
+			}
+			for _, name := range stay {
+				if !w.has(name) {
+					w.fail("seed %d: %s has left during a pause", seed, name)
+				}
+			}
+			w.pause(false)
+		}
+		w.settle()
+		is.Equal(t, surge.Replicas(w.d), w.wish, fmt.Sprintf("replicas in the end, seed %d", seed))
+		for i := range w.pods {
+			p := &w.pods[i]
+			if deletioncost.IsLowered(p.Pod) && p.evacuation == nil {
+				w.fail("seed %d: %s ends with a lowered cost", seed, p.Name)
+			}
+			if p.evacuation != nil && !(w.budget > 0 && w.ready() <= w.budget) {
+				w.fail("seed %d: %s has not left: %s", seed, p.Name, p.evacuation.Status.Message)
+			}
+		}
+	}
+}
+
+// has reports whether a pod is there and no evacuator was made active for it during the pause.
+func (w *simulation) has(name string) bool {
+	for i := range w.pods {
+		if p := &w.pods[i]; p.Name == name {
+			return p.evacuation.Status.ActiveEvacuatorClass == ours
+		}
+	}
+	return false
+}
