@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/local/pods"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/evacuator"
 )
 
@@ -108,6 +110,8 @@ func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	if err != nil {
 		return s, err
 	}
+	// A paused maintenance keeps the pods that are parked for it, and parks no other.
+	list = slices.DeleteFunc(slices.Clone(list), func(nm v1alpha1.NodeMaintenance) bool { return v1alpha1.IsPaused(&nm) })
 	if s.targeting, err = targeting(list, k.ref(), pods.PriorityOf(s.pod), s.pod.Labels); err != nil || len(s.targeting) == 0 || s.manifests == 0 {
 		return s, err
 	}

@@ -105,6 +105,20 @@ func TestANodeThatLeavesTheMaintenanceReleasesThePod(t *testing.T) {
 	})
 }
 
+func paused(nm *v1alpha1.NodeMaintenance) { nm.Spec.Paused = true }
+
+func TestAPauseKeepsThePodStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.editMaintenance("update", paused)
+		w.wantHappened("run web", "TERM web", "stop web")
+		w.stop()
+		w.run()
+		w.pass(time.Hour)
+		w.wantHappened("run web", "TERM web", "stop web")
+	})
+}
+
 func TestAnotherMaintenanceKeepsThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
@@ -124,6 +138,7 @@ func TestAnotherMaintenanceKeepsThePod(t *testing.T) {
 func TestPodsThatNoMaintenanceTargetsAreLeftAlone(t *testing.T) {
 	for name, nm := range map[string]*v1alpha1.NodeMaintenance{
 		"without a drain":                drain("update", 1000, inStage(v1alpha1.NodeMaintenanceStageCordon)),
+		"that is paused":                 drain("update", 1000, paused),
 		"with a priority that is higher": drain("update", 999),
 		"on another node": drain("update", 1000, func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[1].NodeRef.Name = "node-8"
