@@ -73,6 +73,8 @@ type maintenanceState struct {
 	stamp
 
 	draining bool
+	// paused is set if the maintenance drains and spec.paused stops it.
+	paused bool
 	// targets has the drain targets in the status of the maintenance, by the UID of the node.
 	targets map[types.UID][]v1alpha1.DrainPlanEntry
 }
@@ -177,7 +179,7 @@ func (h *history) maintenance(o *Observation, nm *v1alpha1.NodeMaintenance) {
 	}
 	state := &maintenanceState{
 		stamp: o.stamp(), targets: map[types.UID][]v1alpha1.DrainPlanEntry{},
-		draining: nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain && nm.DeletionTimestamp == nil,
+		draining: nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain && nm.DeletionTimestamp == nil, paused: nm.Spec.Paused,
 	}
 	for i := range nm.Status.NodeStatuses {
 		entry := &nm.Status.NodeStatuses[i]

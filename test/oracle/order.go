@@ -57,7 +57,8 @@ type change struct {
 // plan covers was on any node of the maintenance. It allows this if that pod, its node or the
 // maintenance came after the drain targets of the node covered the asked pod: drain targets do not
 // fall back for late pods (KEP-4212, "Pod Selection and DrainTargets Example"). It also allows it
-// for a maintenance whose order was overridden, according to an event.
+// for a maintenance whose order was overridden, according to an event, and for one that was paused
+// at that time.
 //
 // Pods of the types in running are kept running on purpose: no wave waits for them, and they must
 // not be asked to leave.
@@ -86,7 +87,7 @@ func outOfOrder(log Log, running ...v1alpha1.PodType) []string {
 		opened := openedAt(p.Pod, changes[node.last.UID], asked)
 		for _, d := range dockets {
 			wave, covered := d.waves[p.UID]
-			if !covered || h.overridden[d.last.UID] || d.drainingSince(opened) == nil ||
+			if !covered || h.overridden[d.last.UID] || d.drainingSince(opened) == nil || d.pausedAt(opened) ||
 				d.joined(node, opened.at) == nil {
 				continue
 			}
@@ -309,6 +310,19 @@ func (d *docket) drainingSince(now stamp) *stamp {
 		}
 	}
 	return since
+}
+
+// pausedAt reports whether the maintenance was paused at a place in the history. Other maintenances
+// of its nodes do not wait for its pods then.
+func (d *docket) pausedAt(now stamp) bool {
+	paused := false
+	for _, state := range d.states {
+		if now.before(state.stamp) {
+			break
+		}
+		paused = state.paused
+	}
+	return paused
 }
 
 // joined returns when the maintenance began to select a node; nil if it did not select the node at

@@ -225,6 +225,25 @@ func (p *tape) complete(name string) {
 	p.onOurs(watch.Modified, p.nms[name])
 }
 
+// pause sets or clears spec.paused of a maintenance.
+func (p *tape) pause(name string, paused bool) {
+	p.t.Helper()
+	p.nms[name].Spec.Paused = paused
+	p.onOurs(watch.Modified, p.nms[name])
+}
+
+// shareNodeOne replaces maintenance a by one of all nodes and one of the nodes one and green. The
+// pods of the first wave have left the shared nodes.
+func (p *tape) shareNodeOne() {
+	p.t.Helper()
+	p.complete("a")
+	p.node("one", "green")
+	p.drain("both", "blue,green")
+	p.drain("b", "green")
+	p.ask("low-1", "other")
+	p.end("low-1", "other")
+}
+
 // expect compares the findings with parts of the expected texts.
 func expect(t *testing.T, found []string, want ...string) {
 	t.Helper()
@@ -270,6 +289,15 @@ func TestOutOfOrder(t *testing.T) {
 				p.evict("high-1")
 			},
 		},
+		"a maintenance waits for the pods of another one": {want: []string{"in wave 2 of both, was asked to leave while shop/low-2"}, play: func(p *tape) {
+			p.shareNodeOne()
+			p.ask("high-1")
+		}},
+		"a maintenance does not wait for the pods of a paused one": {play: func(p *tape) {
+			p.shareNodeOne()
+			p.pause("both", true)
+			p.ask("high-1")
+		}},
 		"an eviction without an evacuation, before its turn": {want: []string{"shop/high-1"}, play: func(p *tape) { p.evict("high-1") }},
 		"pods that are asked although the status opened their wave too early": {
 			want: []string{"shop/high-1"},

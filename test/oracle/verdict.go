@@ -186,7 +186,7 @@ func leftOver(log Log) []string {
 const stopTime = 3 * time.Second
 
 // unasked describes the granted evictions by a user for which no maintenance drained the node when
-// kube-apiserver received the call, or shortly before.
+// kube-apiserver received the call, or shortly before. A paused maintenance asks no pod to leave.
 func unasked(log Log, user string) []string {
 	h := historyOf(log)
 	dockets, err := h.dockets(nil)
@@ -206,17 +206,18 @@ func unasked(log Log, user string) []string {
 			asked = asked || d.asksFor(nodes[pod.Spec.NodeName], call.Received)
 		}
 		if !asked {
-			found = append(found, fmt.Sprintf("pod %s/%s on node %s was evicted at %s, and no maintenance drained the node",
+			found = append(found, fmt.Sprintf("pod %s/%s on node %s was evicted at %s, and no maintenance drained the node without a pause",
 				pod.Namespace, pod.Name, pod.Spec.NodeName, call.Received.UTC().Format("15:04:05.000")))
 		}
 	}
 	return found
 }
 
-// asksFor reports whether the maintenance drained one of the nodes at a time or shortly before.
+// asksFor reports whether the maintenance drained one of the nodes at a time or shortly before, and
+// was not paused.
 func (d *docket) asksFor(nodes []*nodeRecord, at time.Time) bool {
 	for i, state := range d.states {
-		if !state.draining {
+		if !state.draining || state.paused {
 			continue
 		}
 		over := d.gone

@@ -187,6 +187,36 @@ func TestUnasked(t *testing.T) {
 				p.evict("web")
 			},
 		},
+		"it was paused a moment ago": {
+			play: func(p *tape) { p.drain("drain", "a"); p.pause("drain", true); p.evict("web") },
+		},
+		"it was paused long ago": {
+			play: func(p *tape) {
+				p.drain("drain", "a")
+				p.pause("drain", true)
+				p.host += int(stopTime/time.Second) + 1
+				p.evict("web")
+			},
+			want: []string{"pod shop/web on node a1 was evicted"},
+		},
+		"it was resumed": {
+			play: func(p *tape) {
+				p.drain("drain", "a")
+				p.pause("drain", true)
+				p.host += 100
+				p.pause("drain", false)
+				p.evict("web")
+			},
+		},
+		"it is paused, and another one drains the node": {
+			play: func(p *tape) {
+				p.drain("drain", "a")
+				p.pause("drain", true)
+				p.drain("other", "a")
+				p.host += 100
+				p.evict("web")
+			},
+		},
 		"another user evicts": {play: func(p *tape) { p.evict("web"); p.log.Calls[0].User = "alice" }},
 		"a budget refused":    {play: func(p *tape) { p.evict("web"); p.log.Calls[0].Code = 429 }},
 	}
