@@ -77,7 +77,7 @@ func TestPausedPodIsNotEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, turnOfA(reported(0, "")), newPod(), newNode(corev1.ConditionTrue), paused(newMaintenance()))
 		w.api.edit(t, w.target, withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
-		w.until("the Evacuation says that it is paused", time.Second, func(e *v1alpha1.Evacuation) bool { return protocol.IsPaused(e) })
+		w.until("the Evacuation says that it is paused", time.Second, protocol.IsPaused)
 		blocked := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked)
 		is.True(t, strings.Contains(blocked.Message, "kubectl maintenance resume all"), "got the message %q", blocked.Message)
 		<-time.After(10 * time.Minute)
@@ -102,7 +102,7 @@ func TestPauseOfAnEvictionThatWaits(t *testing.T) {
 		nm := paused(newMaintenance())
 		nm.ResourceVersion = "2"
 		must.Do(w, w.api.client.Tracker().Update(nodemaintenances, nm, ""))
-		w.until("the Evacuation says that it is paused", 0, func(e *v1alpha1.Evacuation) bool { return protocol.IsPaused(e) })
+		w.until("the Evacuation says that it is paused", 0, protocol.IsPaused)
 		before := w.host.sent()
 		w.host.answer(w.accept)
 		<-time.After(10 * time.Minute)

@@ -199,11 +199,12 @@ func (d *decision) dissolve(s situation) {
 		"The surge is over: a user or controller has changed %s from %d to %d", s.target.field(), r.To, s.target.value)
 }
 
-// giveUp reverts a surge and reports completion for its pods.
+// giveUp reverts a surge and reports completion for its pods. Paused pods keep the surge until the
+// resume.
 func (d *decision) giveUp(s situation, why string) {
 	leaving := s.leaving()
 	if s.target.record.isUp() {
-		if !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
+		if !s.hasPaused() && !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
 			return
 		}
 	} else if s.target.record != nil && !s.isAsked() {
