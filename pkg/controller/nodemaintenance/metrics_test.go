@@ -115,7 +115,7 @@ func TestGaugesNameMaintenances(t *testing.T) {
 	done.Status.NodeStatuses = nil
 	done.Status.Conditions = append(done.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue})
 	// Both nodes go down, and each boot has a maintenance of its own.
-	down, alsoDown := downOf("node-a", 10), shutdownOf("node-b", 20)
+	down, alsoDown := downOf("node-a", 10), downOf("node-b", 20)
 	publish([]*v1alpha1.NodeMaintenance{moves, planned, done, down, alsoDown})
 	is.Slices(t, samplesOf(t, "haulout_nodemaintenance_info"), []string{
 		"1 moves Drain Draining", "1 planned Idle Idle", "2 node-shutdown Drain Blocked",
