@@ -25,6 +25,9 @@ const (
 	maxMisses = 2
 	// answerRetry is the time after which evictions in flight are checked again.
 	answerRetry = 50 * time.Millisecond
+	// replaceTime is how long a surge stays after a pod has left, so that the ReplicaSet controller
+	// can replace the pod.
+	replaceTime = 10 * time.Second
 	// worthDropping is the minimum number of pods that must have left before their names are
 	// removed from a full record.
 	worthDropping = maxRecorded / 4
@@ -347,7 +350,7 @@ func (d *decision) hold(s situation) {
 // although their budgets protect them, instead of the replacements. It also waits for evictions in
 // flight, since each of them may delete one more pod in addition to the scale-down.
 func (d *decision) withdraw(s situation, remaining []*pod) bool {
-	if d.restoreCosts(s, remaining) || d.awaitsAnswers(s) {
+	if d.restoreCosts(s, remaining) || d.awaitsAnswers(s) || d.awaitsReplicaSet(s) {
 		return false
 	}
 	d.revertSurge(s)
@@ -360,6 +363,19 @@ func (d *decision) awaitsAnswers(s situation) bool {
 		return false
 	}
 	d.wakeAt(s.now.Add(answerRetry))
+	return true
+}
+
+// awaitsReplicaSet reports whether a pod has left a moment ago and the ReplicaSet has not replaced
+// it. Its controller may still count the pod among those that stay after the scale-down, and then
+// deletes one of the others too many.
+func (d *decision) awaitsReplicaSet(s situation) bool {
+	until := d.memory.goneAt.Add(replaceTime)
+	if s.deployment == nil || s.gone() == 0 || !s.now.Before(until) || s.isRollingOut() ||
+		len(s.pods) >= int(surge.Replicas(s.deployment)) || replicaFailure(s.deployment) != "" {
+		return false
+	}
+	d.wakeAt(until)
 	return true
 }
 

@@ -295,7 +295,7 @@ func TestDecideWithAutoscaler(t *testing.T) {
 			want: handOver, says: "available",
 		},
 		"the surge is reverted": {
-			s: at(9*time.Second, newDeployment(2), newTestPod("web-1", fresh)).scaledBy(up), want: "back to 1;",
+			s: at(9*time.Second, newDeployment(2), newTestPod("web-1", fresh), newTestPod("web-2", fresh)).scaledBy(up), want: "back to 1;",
 		},
 		"replicas that it adds for the load stay": {
 			s: at(9*time.Second, newDeployment(3), leaving, newTestPod("web-1", fresh),

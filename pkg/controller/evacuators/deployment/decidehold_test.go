@@ -87,6 +87,23 @@ func TestDecideHold(t *testing.T) {
 		"the surge is reverted after the pod has left": {
 			s: at(later, scaled(), replacement(), newTestPod("web-2", fresh, pending(""))), want: "back to 1;",
 		},
+		"the surge stays until the ReplicaSet has replaced the pod that has left": {
+			s: at(later, scaled(), replacement()),
+		},
+		"the surge is reverted if the ReplicaSet does not replace the pod for a while": {
+			s: changed(at(later, scaled(), replacement()), func(s *situation) {
+				s.memory.gone, s.memory.goneAt = 1, s.now.Add(-replaceTime)
+			}),
+			want: "back to 1;",
+		},
+		"the surge is reverted if the ReplicaSet cannot replace the pod": {
+			s: at(later, scaled(func(d *appsv1.Deployment) {
+				d.Status.Conditions = []appsv1.DeploymentCondition{
+					{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Reason: failedCreate, Message: "denied"},
+				}
+			}), replacement()),
+			want: "back to 1;",
+		},
 		"other pods join a full record after its pods have left": {
 			s: at(later, newDeployment(2, recorded(1, 2, slices.Repeat([]string{"gone"}, maxRecorded)...)),
 				newTestPod("web-0", leaves(ours), minOne(2, 2)), replacement()),

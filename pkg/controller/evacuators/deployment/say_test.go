@@ -71,7 +71,7 @@ func TestHighestScore(t *testing.T) {
 		want *int
 	}{
 		"a surge begins at 0":            {at(0, newDeployment(1), newTestPod("web-0", leaves(ours))), ptr.To(0)},
-		"no score remains after a surge": {at(9*time.Second, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-1", fresh)), nil},
+		"no score remains after a surge": {at(9*time.Second, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-1", fresh), newTestPod("web-2", fresh)), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.s.memory.highest = ptr.To(9)
