@@ -39,7 +39,8 @@ type EvacuationStatusApplyConfiguration struct {
 	// message describes the state of the evacuation for people. Programs do not read it. At most
 	// 1024 bytes.
 	Message *string `json:"message,omitempty"`
-	// conditions are the conditions Complete, Blocked, Leaving, Ready and Stalled. Written by the Haulout server.
+	// conditions are the conditions Complete, Blocked, Leaving, Ready and Stalled. Written by the
+	// Haulout server.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// activeEvacuatorSince is the time at which the active evacuator became active. Written by the
 	// Haulout server.
