@@ -22,8 +22,8 @@ import (
 // ResourceQuota.
 const quotaExceeded = "exceeded quota"
 
-// Standing is the reason why the pods of a Deployment have to stay for now: no replacement could
-// start. The zero value means that there is no such reason.
+// Standing is the reason why the pods of a Deployment have to stay: no replacement can start, or a
+// scale-down has not ended. The zero value means that there is no such reason.
 type Standing struct {
 	// Reason is a reason of the condition Blocked of Evacuations. With PodWaits, the pod stays for
 	// a moment and is not blocked.

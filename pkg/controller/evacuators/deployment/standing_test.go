@@ -155,3 +155,26 @@ func TestScaleDownCountsFromItsWrite(t *testing.T) {
 		t.Errorf("got %+v after the scale-down", got)
 	}
 }
+
+// TestScaleDownIsRememberedForAWhile syncs a Deployment that needs no action after its scale-down.
+func TestScaleDownIsRememberedForAWhile(t *testing.T) {
+	key := types.NamespacedName{Namespace: testNamespace, Name: testName}
+	for name, tc := range map[string]struct {
+		ago  time.Duration
+		want bool
+	}{
+		"a moment ago":    {want: true},
+		"ten seconds ago": {ago: replaceTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := knowing(t, newDeployment(1))
+			c.known.wrote(key, scaling{value: ptr.To[int32](1)}, 2, c.clock.Now().Add(-tc.ago))
+			if err := c.syncDeployment(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			if got := c.known.isTracked(key); got != tc.want {
+				t.Errorf("remembered: %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
