@@ -155,7 +155,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 			return loop.IgnoreNotFound(err)
 		}
 		c.latestAutoscalers.Wrote(stripped(written))
-		c.known.change(key, func(s *state) { s.record, s.refused = change.record, refusal{} })
+		c.known.wrote(key, change, s.target.value, c.clock.Now())
 		return nil
 	}
 	written, err := c.Client.AppsV1().Deployments(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
@@ -163,7 +163,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 		return loop.IgnoreNotFound(err)
 	}
 	c.latestDeployments.Wrote(stripped(written))
-	c.known.change(key, func(s *state) { s.record, s.refused = change.record, refusal{} })
+	c.known.wrote(key, change, s.target.value, c.clock.Now())
 	return nil
 }
 

@@ -180,7 +180,10 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return err
 	}
-	if d.idle {
+	if end := c.known.get(key).scaledDown.Add(replaceTime); d.idle && s.now.Before(end) {
+		// StandingOfEvicted needs the state until then.
+		d.wakeAt(end)
+	} else if d.idle {
 		c.known.Forget(key)
 	}
 	if !d.wake.IsZero() {

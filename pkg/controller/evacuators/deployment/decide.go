@@ -26,7 +26,7 @@ const (
 	// answerRetry is the time after which evictions in flight are checked again.
 	answerRetry = 50 * time.Millisecond
 	// replaceTime is how long a surge stays after a pod has left, so that the ReplicaSet controller
-	// can replace the pod.
+	// can replace the pod, and how long evictions wait for that controller after a scale-down.
 	replaceTime = 10 * time.Second
 	// worthDropping is the minimum number of pods that must have left before their names are
 	// removed from a full record.
@@ -207,6 +207,7 @@ func (d *decision) dissolve(s situation) {
 func (d *decision) giveUp(s situation, why string) {
 	leaving := s.leaving()
 	if s.target.record.isUp() {
+		d.noteGone(s)
 		if !s.hasPaused() && !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
 			return
 		}
@@ -484,7 +485,7 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	}
 	// The ReplicaSet controller must know the costs when it chooses the pods. Wait until our cache
 	// has the costs, since the cache of that controller then probably has them, too.
-	if d.restoreCosts(s, nil) || len(d.lower) > 0 || d.awaitsAnswers(s) {
+	if d.restoreCosts(s, nil) || len(d.lower) > 0 || d.awaitsAnswers(s) || d.awaitsReplicaSet(s) {
 		return true
 	}
 	d.memory.dropped, d.memory.spared = nil, 0

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // awaitsCosts returns a situation in which a scale-down has waited for writes of deletion costs
@@ -95,6 +97,22 @@ func TestDecideHold(t *testing.T) {
 				s.memory.gone, s.memory.goneAt = 1, s.now.Add(-replaceTime)
 			}),
 			want: "back to 1;",
+		},
+		"a surge that is given up stays until the ReplicaSet has replaced the pod that has left": {
+			s: at(later, scaled(func(d *appsv1.Deployment) {
+				d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
+			}), replacement()),
+		},
+		"a scale-down waits until the ReplicaSet has replaced the pod that has left": {
+			s: at(later, newDeployment(3, recorded(1, 3, web0, "gone")),
+				newTestPod("web-0", leaves(ours), cheapest), replacement()),
+		},
+		"a scale-down does not wait for long": {
+			s: changed(at(later, newDeployment(3, recorded(1, 3, web0, "gone")),
+				newTestPod("web-0", leaves(ours), cheapest), replacement()), func(s *situation) {
+				s.memory.gone, s.memory.goneAt = 1, s.now.Add(-replaceTime)
+			}),
+			want: "back to 1;", says: "lowest deletion cost",
 		},
 		"the surge is reverted if the ReplicaSet cannot replace the pod": {
 			s: at(later, scaled(func(d *appsv1.Deployment) {

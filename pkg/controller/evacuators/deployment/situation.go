@@ -28,12 +28,9 @@ import (
 // is stuck.
 const progressDeadlineExceeded = "ProgressDeadlineExceeded"
 
-// failedCreate and failedDelete are the reasons of a Deployment's condition ReplicaFailure when a
-// pod could not be created or deleted.
-const (
-	failedCreate = "FailedCreate"
-	failedDelete = "FailedDelete"
-)
+// failedCreate is the reason of a Deployment's condition ReplicaFailure when a pod could not be
+// created.
+const failedCreate = "FailedCreate"
 
 // situation has all inputs of the decision about a Deployment.
 type situation struct {

@@ -22,8 +22,8 @@ import (
 // ResourceQuota.
 const quotaExceeded = "exceeded quota"
 
-// Standing is the reason why the pods of a Deployment have to stay for now: no replacement could
-// start. The zero value means that there is no such reason.
+// Standing is the reason why the pods of a Deployment have to stay: no replacement can start, or a
+// scale-down has not ended. The zero value means that there is no such reason.
 type Standing struct {
 	// Reason is a reason of the condition Blocked of Evacuations. With PodWaits, the pod stays for
 	// a moment and is not blocked.
@@ -58,10 +58,10 @@ func (c *Controller) Standing(p *corev1.Pod) Standing {
 	return c.known.get(key).standing
 }
 
-// StandingOfEvicted returns the reason why a pod that is up for eviction has to stay: its
-// Deployment is being scaled down, or the pod is ready, and its Deployment can create no other pod
-// and has no spare one. If the Deployment has the annotation surge: Disabled, its pods may leave
-// although it can create no other pod.
+// StandingOfEvicted returns the reason why a pod that is up for eviction has to stay: the pod is
+// ready, and this evacuator has just scaled its Deployment down, or the Deployment can create no
+// other pod and has no spare one. If the Deployment has the annotation surge: Disabled, its pods
+// may leave although it can create no other pod.
 func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	key, ok := c.deploymentOf(p)
 	if !ok || c.off || !pdb.IsReady(p) {
@@ -72,8 +72,12 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if err != nil || !exists {
 		return Standing{}
 	}
-	if shrinking := shrinkingOf(d); shrinking != (Standing{}) {
-		return shrinking
+	if c.clock.Now().Before(c.known.get(key).scaledDown.Add(replaceTime)) && isShrinking(d) {
+		return Standing{
+			Reason: v1alpha1.ReasonPodWaits,
+			Message: fmt.Sprintf("Deployment %s has %d pods and should have %d: the pod waits until the other pods are deleted.",
+				d.Name, d.Status.Replicas, surge.Replicas(d)),
+		}
 	}
 	if d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return Standing{}
@@ -88,22 +92,13 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	return standingOf(d)
 }
 
-// shrinkingOf returns the reason to stay while a ReplicaSet has to delete pods because its
+// isShrinking reports whether the ReplicaSet of a Deployment has to delete pods because the
 // Deployment was scaled down. A budget that expects the new number of pods may still count the pods
 // that the ReplicaSet deletes a moment later. It would then allow evictions which, together with
 // these deletions, leave too few pods. During a rollout, the deployment controller itself keeps the
-// number of available pods. Pods that cannot be deleted are not waited for.
-func shrinkingOf(d *appsv1.Deployment) Standing {
-	wanted := surge.Replicas(d)
-	_, failure := replicaFailureAndReason(d)
-	if d.DeletionTimestamp != nil || d.Status.Replicas <= wanted || d.Status.UpdatedReplicas != d.Status.Replicas || failure == failedDelete {
-		return Standing{}
-	}
-	return Standing{
-		Reason: v1alpha1.ReasonPodWaits,
-		Message: fmt.Sprintf("Deployment %s has %d pods and should have %d: the pod waits until the other pods are deleted.",
-			d.Name, d.Status.Replicas, wanted),
-	}
+// number of available pods.
+func isShrinking(d *appsv1.Deployment) bool {
+	return d.DeletionTimestamp == nil && d.Status.Replicas > surge.Replicas(d) && d.Status.UpdatedReplicas == d.Status.Replicas
 }
 
 // standingOf returns the reason to stay if a Deployment cannot create pods. An exceeded quota is no

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -62,7 +63,7 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 			}
 		}
 	}
-	toDelete := func(d *appsv1.Deployment) { d.Status.Conditions[0].Reason = failedDelete }
+	toDelete := func(d *appsv1.Deployment) { d.Status.Conditions[0].Reason = "FailedDelete" }
 	const webhook = `admission webhook "w.example.com" does not answer`
 	for name, tc := range map[string]struct {
 		d     *appsv1.Deployment
@@ -104,33 +105,33 @@ func TestPodUpForEvictionStaysDuringAScaleDown(t *testing.T) {
 	has := func(pods, updated int32) func(*appsv1.Deployment) {
 		return func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = pods, updated }
 	}
-	failing := func(reason string) func(*appsv1.Deployment) {
-		return func(d *appsv1.Deployment) {
-			d.Status.Conditions = []appsv1.DeploymentCondition{
-				{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Reason: reason, Message: "denied"},
-			}
-		}
-	}
 	disabled := func(d *appsv1.Deployment) {
 		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 	}
 	for name, tc := range map[string]struct {
-		d    *appsv1.Deployment
+		d *appsv1.Deployment
+		// from is the replica count before this evacuator wrote the present one, and ago the time
+		// since then.
+		from int32
+		ago  time.Duration
 		want string
 	}{
-		"a pod has to be deleted":                   {d: newDeployment(2, has(3, 3)), want: v1alpha1.ReasonPodWaits},
-		"a pod has to be deleted, surge: Disabled":  {d: newDeployment(2, has(3, 3), disabled), want: v1alpha1.ReasonPodWaits},
-		"a pod has to be created":                   {d: newDeployment(2, has(1, 1))},
-		"all pods of a surge exist":                 {d: newDeployment(2, recorded(1, 2, web0), has(2, 2))},
-		"a rollout has an extra pod":                {d: newDeployment(2, has(3, 1))},
-		"the pod cannot be deleted":                 {d: newDeployment(2, has(3, 3), failing(failedDelete))},
-		"a pod cannot be created, another one goes": {d: newDeployment(2, has(3, 3), failing(failedCreate)), want: v1alpha1.ReasonPodWaits},
+		"a pod has to be deleted":                  {d: newDeployment(2, has(3, 3)), from: 3, want: v1alpha1.ReasonPodWaits},
+		"a pod has to be deleted, surge: Disabled": {d: newDeployment(2, has(3, 3), disabled), from: 3, want: v1alpha1.ReasonPodWaits},
+		"a pod has to be deleted for a while":      {d: newDeployment(2, has(3, 3)), from: 3, ago: replaceTime},
+		"a user has scaled down":                   {d: newDeployment(2, has(3, 3)), from: 2},
+		"the pod is deleted":                       {d: newDeployment(2, has(2, 2)), from: 3},
+		"a rollout has an extra pod":               {d: newDeployment(2, has(3, 1)), from: 3},
+		"all pods of a surge exist":                {d: newDeployment(2, recorded(1, 2, web0), has(2, 2)), from: 1},
 		"the Deployment is being deleted": {d: newDeployment(2, has(3, 3), func(d *appsv1.Deployment) {
-			d.DeletionTimestamp = &metav1.Time{Time: time.Now()}
-		})},
+			d.DeletionTimestamp = &metav1.Time{Time: start}
+		}), from: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := knowing(t, tc.d).StandingOfEvicted(newTestPod("web-0").Pod); got.Reason != tc.want {
+			c := knowing(t, tc.d)
+			key := types.NamespacedName{Namespace: testNamespace, Name: testName}
+			c.known.wrote(key, scaling{value: tc.d.Spec.Replicas}, tc.from, c.clock.Now().Add(-tc.ago))
+			if got := c.StandingOfEvicted(newTestPod("web-0").Pod); got.Reason != tc.want {
 				t.Errorf("got %+v, want reason %q", got, tc.want)
 			}
 		})
@@ -149,7 +150,31 @@ func TestScaleDownCountsFromItsWrite(t *testing.T) {
 	written := d.DeepCopy()
 	written.ResourceVersion, written.Spec.Replicas = "8", ptr.To[int32](2)
 	c.latestDeployments.Wrote(written)
+	c.known.wrote(types.NamespacedName{Namespace: testNamespace, Name: testName}, scaling{value: written.Spec.Replicas}, 3, c.clock.Now())
 	if got := c.StandingOfEvicted(newTestPod("web-0").Pod); got.Reason != v1alpha1.ReasonPodWaits {
 		t.Errorf("got %+v after the scale-down", got)
+	}
+}
+
+// TestScaleDownIsRememberedForAWhile syncs a Deployment that needs no action after its scale-down.
+func TestScaleDownIsRememberedForAWhile(t *testing.T) {
+	key := types.NamespacedName{Namespace: testNamespace, Name: testName}
+	for name, tc := range map[string]struct {
+		ago  time.Duration
+		want bool
+	}{
+		"a moment ago":    {want: true},
+		"ten seconds ago": {ago: replaceTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := knowing(t, newDeployment(1))
+			c.known.wrote(key, scaling{value: ptr.To[int32](1)}, 2, c.clock.Now().Add(-tc.ago))
+			if err := c.syncDeployment(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			if got := c.known.isTracked(key); got != tc.want {
+				t.Errorf("remembered: %t, want %t", got, tc.want)
+			}
+		})
 	}
 }

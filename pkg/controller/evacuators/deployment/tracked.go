@@ -31,6 +31,8 @@ type state struct {
 	unreported map[string]time.Time
 	// refused has the error with which the replica count cannot be written.
 	refused refusal
+	// scaledDown is the time of the last write that lowered the replica count.
+	scaledDown time.Time
 }
 
 // refusal is the error with which a write fails, and the time of the first failure.
@@ -53,6 +55,16 @@ func (r refusal) retryAt(timeout time.Duration) time.Time {
 // each failure.
 func restAfter(failed int, timeout time.Duration) time.Duration {
 	return min(timeout<<min(failed, 10), max(longestWait, timeout))
+}
+
+// wrote records a successful write to the target of a Deployment.
+func (t *tracked) wrote(key types.NamespacedName, change scaling, before int32, now time.Time) {
+	t.change(key, func(s *state) {
+		s.record, s.refused = change.record, refusal{}
+		if change.value != nil && *change.value < before {
+			s.scaledDown = now
+		}
+	})
 }
 
 // change changes the state of a Deployment, and starts to track it.
