@@ -88,29 +88,18 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 			kubeObjects = append(kubeObjects, object)
 		}
 	}
-	for i := 1; i <= 5; i++ {
-		labels := map[string]string{"pool": "blue", "kubernetes.io/os": "linux"}
-		if i < 3 {
-			labels["pool"] = "green"
-		}
-		if i == 1 {
-			labels["node-role.kubernetes.io/control-plane"] = ""
-		}
-		kubeObjects = append(kubeObjects, &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%03d", i), Labels: labels},
-			Spec:       corev1.NodeSpec{Unschedulable: i >= 3},
-		})
+	for _, node := range nodesOfCluster() {
+		kubeObjects = append(kubeObjects, node)
 	}
 	w.kube, w.haulout = kubefake.NewClientset(kubeObjects...), hauloutfake.NewClientset(hauloutObjects...)
 	w.haulout.PrependReactor(
 		"get", "nodemaintenances/preview",
 		func(action clienttesting.Action) (bool, runtime.Object, error) {
 			name := action.(clienttesting.GetAction).GetName()
-			if _, err := w.haulout.Tracker().Get(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "",
-				name); err != nil {
-				return true, nil, apierrors.NewNotFound(v1alpha1.Resource("nodemaintenances"), name)
+			if preview := w.preview(name); preview != nil {
+				return true, preview, nil
 			}
-			return true, newPreview(name), nil
+			return true, nil, apierrors.NewNotFound(v1alpha1.Resource("nodemaintenances"), name)
 		},
 	)
 	w.kube.PrependReactor(
@@ -126,15 +115,7 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 	carryOut := func(nm *v1alpha1.NodeMaintenance) {
 		nm.UID = types.UID("uid-of-" + nm.Name)
 		if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
-			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
-				{NodeRef: v1alpha1.NodeReference{Name: "node-005"}, DrainMessage: "Drained", DrainTargets: targets},
-			}
-			nm.Status.Conditions = []metav1.Condition{
-				{
-					Type: v1alpha1.ConditionDrained, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonDrainComplete,
-					Message: "All pods have left 1 node",
-				},
-			}
+			w.observe(nm)
 		}
 	}
 	w.haulout.PrependReactor(
@@ -173,7 +154,10 @@ var (
 
 // draining returns a maintenance that has drained two nodes for a minute and a half, and is blocked
 // on one of them.
-func draining() *v1alpha1.NodeMaintenance {
+func draining() *v1alpha1.NodeMaintenance { return counted(undescribed(), evacuations()) }
+
+// undescribed returns the maintenance that draining returns, without counters and conditions.
+func undescribed() *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "kernel-update", UID: "uid-1", Generation: 2, CreationTimestamp: before(10 * time.Minute),
@@ -203,43 +187,40 @@ func draining() *v1alpha1.NodeMaintenance {
 				{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: new(before(90 * time.Second))},
 			},
 			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
-				{
-					NodeRef: v1alpha1.NodeReference{Name: "node-003", UID: "n3"}, DrainTargets: targets,
-					DrainMessage: "Evacuating", PodsPendingEvacuation: 2, PodsEvacuating: 4, PodsKept: 1, PodsPeak: 9,
-				},
-				{
-					NodeRef: v1alpha1.NodeReference{Name: "node-004", UID: "n4"}, DrainTargets: targets,
-					DrainMessage: "Evacuating", PodsPendingEvacuation: 1, PodsEvacuating: 5, PodsBlocked: 3,
-					PodsKept: 1, PodsPeak: 7,
-				},
+				{NodeRef: v1alpha1.NodeReference{Name: "node-003", UID: "n3"}, DrainTargets: targets, PodsPendingEvacuation: 2, PodsKept: 1},
+				{NodeRef: v1alpha1.NodeReference{Name: "node-004", UID: "n4"}, DrainTargets: targets, PodsPendingEvacuation: 1, PodsKept: 1},
 			},
 			Waves: []v1alpha1.NodeMaintenanceWave{
-				{Entry: 0, PodsPeak: 13, PodsLeft: 9, StartTime: new(before(90 * time.Second))}, {Entry: 1, PodsPeak: 3, PodsLeft: 3},
+				{Entry: 0, StartTime: new(before(90 * time.Second))}, {Entry: 1, PodsPeak: 3, PodsLeft: 3},
 			},
-			Conditions: []metav1.Condition{{
-				Type: v1alpha1.ConditionDrained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainInProgress,
-				LastTransitionTime: before(90 * time.Second), Message: "12 pods left, 9 of them evacuating, 3 blocked",
-			}},
 		},
 	}
 }
 
 // long returns the maintenance of a drain that began so long ago that the Evacuations of most of
 // its pods are deleted.
-func long() *v1alpha1.NodeMaintenance {
+func long(modify ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
 	nm := draining()
-	for i := range nm.Status.StageStatuses {
-		nm.Status.StageStatuses[i].StartTimestamp = new(before(3 * time.Hour))
+	nm.CreationTimestamp = before(4 * time.Hour)
+	nm.Status.StageStatuses[0].StartTimestamp = new(before(4 * time.Hour))
+	for i := range nm.Status.StageStatuses[1:] {
+		nm.Status.StageStatuses[i+1].StartTimestamp = new(before(3 * time.Hour))
 	}
 	nm.Status.NodeStatuses[0].PodsPeak, nm.Status.NodeStatuses[1].PodsPeak = 30, 60
-	nm.Status.Waves[0].PodsPeak = 87
-	return nm
+	nm.Status.Waves[0].PodsPeak, nm.Status.Waves[0].StartTime = 87, new(before(3*time.Hour))
+	nm.Status.PodsGone = 78
+	for _, m := range modify {
+		m(nm)
+	}
+	return described(nm, evacuations())
 }
 
 // cordon returns a maintenance in stage Cordon.
-func cordon() *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Name, nm.UID, nm.Spec.Reason = "zone-a", "uid-2", ""
+func cordon() *v1alpha1.NodeMaintenance { return described(cordoning(), nil) }
+
+func cordoning() *v1alpha1.NodeMaintenance {
+	nm := undescribed()
+	nm.Name, nm.UID, nm.Spec.Reason, nm.CreationTimestamp = "zone-a", "uid-2", "", before(3*time.Hour)
 	nm.Spec.Stage, nm.Spec.NodeSelector = v1alpha1.NodeMaintenanceStageCordon, nm.Spec.NodeSelector.DeepCopy()
 	nm.Spec.NodeSelector.NodeSelectorTerms = nm.Spec.NodeSelector.NodeSelectorTerms[:1]
 	nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values = []string{"node-005"}
@@ -247,24 +228,25 @@ func cordon() *v1alpha1.NodeMaintenance {
 		{Name: v1alpha1.NodeMaintenanceStageCordon, StartTimestamp: new(before(3 * time.Hour))},
 	}
 	nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "node-005"}}}
-	nm.Status.Conditions = nil
+	nm.Status.Waves = nil
 	return nm
 }
 
 // complete returns a maintenance that has ended.
-func complete() *v1alpha1.NodeMaintenance {
-	nm := draining()
+func complete() *v1alpha1.NodeMaintenance { return described(completed(), nil) }
+
+func completed() *v1alpha1.NodeMaintenance {
+	nm := undescribed()
 	nm.Name, nm.UID, nm.Spec.Reason, nm.Finalizers = "memory", "uid-3", "replace memory", nil
 	nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
 	nm.Status.StageStatuses = append(nm.Status.StageStatuses, v1alpha1.StageStatus{
 		Name: v1alpha1.NodeMaintenanceStageComplete, StartTimestamp: new(before(30 * time.Second)),
 	})
-	nm.Status.NodeStatuses, nm.Status.Nodes, nm.Status.PodsGone = nil, 2, 16
+	nm.Status.Nodes, nm.Status.PodsGone = 2, 16
 	nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{
 		{Entry: 0, PodsPeak: 13, StartTime: new(before(90 * time.Second)), EndTime: new(before(50 * time.Second))},
 		{Entry: 1, PodsPeak: 3, StartTime: new(before(50 * time.Second)), EndTime: new(before(40 * time.Second))},
 	}
-	nm.Status.Conditions = nil
 	return nm
 }
 
@@ -278,7 +260,10 @@ func evacuation(namespace, pod, node string, modify ...func(*v1alpha1.Evacuation
 		Spec: v1alpha1.EvacuationSpec{
 			PodRef: v1alpha1.PodReference{Name: pod, UID: types.UID(namespace + pod)}, NodeName: node,
 		},
-		Status: v1alpha1.EvacuationStatus{ActiveEvacuatorClass: v1alpha1.EvacuatorClassEviction},
+		Status: v1alpha1.EvacuationStatus{
+			ActiveEvacuatorClass: v1alpha1.EvacuatorClassEviction,
+			Message:              protocol.TurnMessage(v1alpha1.EvacuatorClassEviction, "it has no evacuator"),
+		},
 	}, modify...)
 }
 
@@ -305,8 +290,11 @@ func gone(since time.Duration) func(*v1alpha1.Evacuation) {
 	}
 }
 
-const budgetMessage = "PodDisruptionBudget checkout allows no disruption: 3 of 4 pods are healthy and 4 must be. " +
-	"The pod leaves when more pods of the budget are healthy, or the budget requires fewer."
+// unreachable is the text about a pod on a node whose kubelet does not respond.
+func unreachable(node string) string {
+	return "The kubelet of node " + node + " does not respond, so it cannot confirm that the pod has stopped. Bring the node back, " +
+		"or make sure that it is off and then taint it with " + corev1.TaintNodeOutOfService + "."
+}
 
 // evacuations returns the Evacuations for the maintenance that draining returns, and one Evacuation
 // on another node.
@@ -328,7 +316,7 @@ func evacuations() []runtime.Object {
 				"example.com/backup. Check the controllers that added them.",
 			30*time.Second)),
 		evacuation("batch", "job-7", "node-001", blocked(v1alpha1.ReasonNodeUnreachable,
-			"The kubelet of node node-001 does not answer, so the pod may still run.", 2*time.Hour)),
+			unreachable("node-001"), 2*time.Hour)),
 	}
 }
 
@@ -356,54 +344,58 @@ func active(class, message string, since time.Duration) func(*v1alpha1.Evacuatio
 	}
 }
 
+const surgeMessage = "Deployment cart is scaled from 2 to 4, so that another replica takes the place of the pod before it leaves: " +
+	"0 of 2 are available; surge pod cart-x is Pending: 0/20 nodes are available."
+
 // waiting returns Evacuations for the maintenance that draining returns. They wait for their
 // evacuators.
 func waiting() []runtime.Object {
-	const (
-		surge = "Deployment cart is scaled from 2 to 4, so that another replica takes the place of the pod before " +
-			"it leaves: 0 of 2 are available; " +
-			"surge pod cart-x is Pending: 0/20 nodes are available."
-		flush = "flush.example.com"
-	)
+	const flush = "flush.example.com"
 	return []runtime.Object{
-		evacuation("shop", "cart-1", "node-003", active(v1alpha1.EvacuatorClassDeployment, surge, 25*time.Second)),
-		evacuation("shop", "cart-2", "node-004", active(v1alpha1.EvacuatorClassDeployment, surge, 24*time.Second)),
+		evacuation("shop", "cart-1", "node-003", active(v1alpha1.EvacuatorClassDeployment, surgeMessage, 25*time.Second)),
+		evacuation("shop", "cart-2", "node-004", active(v1alpha1.EvacuatorClassDeployment, surgeMessage, 24*time.Second)),
 		evacuation("db", "cache-0", "node-003", active(flush, "", 40*time.Second)),
 		evacuation("db", "cache-1", "node-004", active(flush, "", 5*time.Second)),
 	}
 }
 
-// stopping returns two Evacuations for the maintenance that draining returns. Their pods are within
-// their grace period: one pod was evicted, the other leaves by scale-down.
+// stopping returns Evacuations for the maintenance that draining returns. Their pods are within
+// their grace period: one pod was evicted, the others leave by scale-down.
 func stopping() []runtime.Object {
 	within := func(until string) func(*v1alpha1.Evacuation) {
-		return func(e *v1alpha1.Evacuation) {
-			blocked(v1alpha1.ReasonPodStopping, "The pod is stopping until "+until+", the end of its grace period.", 30*time.Second)(e)
-			e.Status.Conditions[len(e.Status.Conditions)-1].Status = metav1.ConditionFalse
-		}
+		message := "The pod is stopping until " + until + ", the end of its grace period."
+		return notBlocked(v1alpha1.ReasonPodStopping, message, 30*time.Second)
 	}
+	const replaced = "The replacement is available."
 	return []runtime.Object{
 		evacuation("shop", "worker-1", "node-003", within("2026-11-21T11:59:30Z")),
-		evacuation("shop", "worker-2", "node-004", active(v1alpha1.EvacuatorClassDeployment, "The replacement is available.", time.Minute),
-			within("2026-11-21T11:59:31Z")),
+		evacuation("shop", "cart-6b7c9-2kxzp", "node-004", ofDeployment("6b7c9"), within("2026-11-21T11:59:31Z"),
+			active(v1alpha1.EvacuatorClassDeployment, replaced, time.Minute)),
+		evacuation("shop", "cart-6b7c9-8m4qd", "node-003", ofDeployment("6b7c9"), within("2026-11-21T11:58:02Z"),
+			active(v1alpha1.EvacuatorClassDeployment, replaced, time.Minute)),
+	}
+}
+
+// notBlocked sets a condition Blocked that is False: the pod waits.
+func notBlocked(reason, message string, since time.Duration) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) {
+		blocked(reason, message, since)(e)
+		e.Status.Conditions[len(e.Status.Conditions)-1].Status = metav1.ConditionFalse
 	}
 }
 
 // turns returns two Evacuations for the maintenance that draining returns. Their pods may be
 // evicted; one of them waits until other pods of its Deployment are available.
 func turns() []runtime.Object {
-	waits := func(e *v1alpha1.Evacuation) {
-		blocked(v1alpha1.ReasonPodWaits, "The pod waits for other pods of Deployment web to be available: no PodDisruptionBudget "+
-			"protects them, so at most 1 of 2 may be missing.", 2*time.Minute)(e)
-		e.Status.Conditions[len(e.Status.Conditions)-1].Status = metav1.ConditionFalse
-	}
+	waits := notBlocked(v1alpha1.ReasonPodWaits, "The pod waits for other pods of Deployment web to be available: no PodDisruptionBudget "+
+		"protects them, so at most 1 of 2 may be missing.", 2*time.Minute)
 	return []runtime.Object{evacuation("shop", "web-20", "node-003", waits), evacuation("shop", "web-21", "node-003")}
 }
 
 // appDown returns a Deployment whose only pod has left and has no ready replacement, and another
 // Deployment that is ready.
 func appDown() []runtime.Object {
-	objects := []runtime.Object{draining()}
+	var objects []runtime.Object
 	for app, ready := range map[string]int32{"single": 0, "other": 1} {
 		labels := map[string]string{"app": app}
 		objects = append(objects,
@@ -414,123 +406,26 @@ func appDown() []runtime.Object {
 			},
 			evacuation("shop", app+"-1", "node-003", gone(80*time.Second), func(e *v1alpha1.Evacuation) { e.Labels = labels }))
 	}
-	return objects
+	return drainOf(objects...)
 }
 
-// again returns the Evacuations of an app whose pods tolerate the taint of the drain. The pods are
-// recreated on the node and leave it again.
+// again returns a drain of an app whose pods tolerate the taint of the drain. The pods are recreated
+// on the node and leave it again; the last one has not left yet.
 func again() []runtime.Object {
 	app := func(e *v1alpha1.Evacuation) { e.Labels = map[string]string{"app": "free"} }
 	created := func(d time.Duration) func(*v1alpha1.Evacuation) {
 		return func(e *v1alpha1.Evacuation) { e.CreationTimestamp = before(d) }
 	}
 	objects := []runtime.Object{evacuation("shop", "free-0", "node-003", app, created(80*time.Second), gone(60*time.Second))}
-	for i := 1; i <= 20; i++ {
+	for i := 1; i < 20; i++ {
 		objects = append(objects, evacuation("shop", fmt.Sprintf("free-%d", i), "node-003", app,
 			created(time.Duration(60-2*i)*time.Second), gone(time.Duration(59-2*i)*time.Second)))
 	}
-	return objects
-}
-
-func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
-	pods := func(names ...string) []v1alpha1.PreviewPod {
-		var out []v1alpha1.PreviewPod
-		for _, n := range names {
-			out = append(out, v1alpha1.PreviewPod{
-				Name: n, EvacuatorClasses: []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassEviction},
-			})
-		}
-		return out
-	}
-	checkout := pods("checkout-a", "checkout-b")
-	checkout[0].Blockers, checkout[1].Blockers = []string{v1alpha1.ReasonPodDisruptionBudget}, []string{
-		v1alpha1.ReasonPodDisruptionBudget,
-	}
-	bare := []v1alpha1.PreviewPod{
-		{
-			Name: "tool", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction},
-			Blockers: []string{v1alpha1.ReasonNoController}, Terminating: true,
-		},
-	}
-	return &v1alpha1.NodeMaintenancePreview{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Timestamp: metav1.NewTime(now),
-		Stage: v1alpha1.NodeMaintenanceStageDrain, PodCount: 12, PodsKeptCount: 2, NodeCount: 2,
-		Waves: []v1alpha1.PreviewWave{
-			{
-				Index: 0, PodType: v1alpha1.PodTypeDefault, PodPriority: 1000000000, PodCount: 9, PodsAsked: 9,
-				NodeCount: 2, PodsOmitted: 4,
-				Evacuators: []v1alpha1.PreviewEvacuator{
-					{EvacuatorClass: v1alpha1.EvacuatorClassDeployment, PodCount: 8},
-					{EvacuatorClass: v1alpha1.EvacuatorClassEviction, PodCount: 1},
-				},
-				Nodes: []v1alpha1.PreviewWaveNode{
-					{
-						Name: "node-003", PodCount: 3,
-						Namespaces: []v1alpha1.PreviewWaveNamespace{
-							{Name: "ops", Pods: bare}, {Name: "shop", Pods: pods("web-5", "web-6")},
-						},
-					},
-					{
-						Name: "node-004", PodCount: 2,
-						Namespaces: []v1alpha1.PreviewWaveNamespace{{Name: "shop", Pods: checkout}},
-					},
-				},
-			},
-			{
-				Index: 1, PodType: v1alpha1.PodTypeDefault, PodPriority: v1alpha1.SystemClusterCritical, PodCount: 3,
-				NodeCount:  1,
-				Evacuators: []v1alpha1.PreviewEvacuator{{EvacuatorClass: v1alpha1.EvacuatorClassEviction, PodCount: 3}},
-				Nodes: []v1alpha1.PreviewWaveNode{
-					{
-						Name: "node-003", PodCount: 3,
-						Namespaces: []v1alpha1.PreviewWaveNamespace{{Name: "kube-system", Pods: []v1alpha1.PreviewPod{
-							{Name: "dns-1", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}},
-							{Name: "dns-2", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}},
-							{Name: "dns-3"},
-						}}},
-					},
-				},
-			},
-		},
-		Blockers: []v1alpha1.PreviewBlocker{
-			{
-				Effect: v1alpha1.PreviewEffectNever, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 2,
-				Message: "PodDisruptionBudget checkout never allows an eviction (maxUnavailable 0) and cannot open by itself. " +
-					"The owner of the app can change it (kubectl describe pdb checkout -n shop), or set the annotation maintenance.haulout.dev/surge: Always on the Deployment: unless an " +
-					"autoscaler scales it, its pods are then replaced before they leave. Or remove the node from the selector " +
-					"of the maintenance.",
-				Pods: []v1alpha1.PreviewPodReference{
-					{Namespace: "shop", Name: "checkout-a", Node: "node-004"},
-					{Namespace: "shop", Name: "checkout-b", Node: "node-004"},
-				},
-			},
-			{
-				Effect: v1alpha1.PreviewEffectLost, Reason: v1alpha1.ReasonNoController, PodCount: 1,
-				Message: "No controller owns the pod, so it is not recreated.",
-				Pods:    []v1alpha1.PreviewPodReference{{Namespace: "ops", Name: "tool", Node: "node-003"}},
-			},
-			{
-				Effect: v1alpha1.PreviewEffectDelayed, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 3,
-				Rounds:  3,
-				Budgets: []v1alpha1.PreviewBudget{{Namespace: "kube-system", Name: "dns", DisruptionsAllowed: 1}},
-				Message: "PodDisruptionBudget dns allows 1 of these 3 pods at a time, so they leave in 3 groups, " +
-					"each when the replacements of the previous group are ready.",
-				Pods: []v1alpha1.PreviewPodReference{{Namespace: "kube-system", Name: "dns-1", Node: "node-003"}},
-			},
-		},
-		PodsKept: []v1alpha1.PreviewPodsKept{
-			{Reason: "DaemonSet pod", PodCount: 2, Pods: []v1alpha1.PreviewPodReference{
-				{Namespace: "kube-system", Name: "logs-1", Node: "node-003"},
-				{Namespace: "kube-system", Name: "logs-2", Node: "node-004"},
-			}},
-		},
-		Maintenances: []v1alpha1.PreviewMaintenance{
-			{Name: "zone-a", Stage: v1alpha1.NodeMaintenanceStageCordon, NodeCount: 1},
-		},
-		Nodes: []v1alpha1.PreviewNode{
-			{Name: "node-003", PodCount: 6, PodsKept: 1}, {Name: "node-004", PodCount: 6, PodsKept: 1},
-		},
-	}
+	objects = append(objects, evacuation("shop", "free-20", "node-003", app, created(20*time.Second)), evacuation("shop", "web-9", "node-004"))
+	nm := counted(undescribed(), objects)
+	// The server has never seen more than one of these pods.
+	nm.Status.NodeStatuses[0].PodsPeak, nm.Status.PodsGone, nm.Status.Waves[0].PodsPeak = 3, 0, 2
+	return append([]runtime.Object{described(nm, objects)}, objects...)
 }
 
 func event(name, reason, kind, object, note string, at time.Duration, modify ...func(*eventsv1.Event)) *eventsv1.Event {
@@ -553,7 +448,7 @@ func events() []runtime.Object {
 		event("a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update",
 			89*time.Second),
 		event(
-			"b", "CordonFight", "Node", "node-004", "kubectl-edit keeps uncordoning the node", 50*time.Second,
+			"b", "CordonFight", "Node", "node-004", "kubectl-edit keeps uncordoning the node while NodeMaintenance kernel-update holds it; Haulout waits longer before each new cordon", 50*time.Second,
 			func(e *eventsv1.Event) {
 				e.Type, e.Series = corev1.EventTypeWarning, &eventsv1.EventSeries{Count: 4}
 			},
@@ -564,7 +459,8 @@ func events() []runtime.Object {
 	}
 }
 
-// everything returns the objects of a cluster during a drain.
-func everything() []runtime.Object {
-	return append(append([]runtime.Object{draining(), cordon(), complete()}, evacuations()...), events()...)
+// everything returns the objects of a cluster during a drain, with further Evacuations.
+func everything(more ...runtime.Object) []runtime.Object {
+	drain := drainOf(append(evacuations(), more...)...)
+	return append(append(drain, cordon(), complete()), events()...)
 }

@@ -113,10 +113,10 @@ var goldens = map[string]golden{
 	"start-refused":        {line: "start node-003", arrange: forbid("create", "nodemaintenances")},
 	"stage-no-preview":     {line: "stage zone-a Drain", arrange: forbid("get", "nodemaintenances/preview")},
 	"status-new-nodes": {
-		line: "status kernel-update", objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyIgnore)},
+		line: "status kernel-update", objects: ignoring(v1alpha1.NewNodesPolicyIgnore),
 	},
 	"status-new-nodes-join": {
-		line: "status kernel-update", objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyJoin)},
+		line: "status kernel-update", objects: ignoring(v1alpha1.NewNodesPolicyJoin),
 	},
 	"preview":                 {line: "preview kernel-update"},
 	"preview-wide":            {line: "preview nm/kernel-update -o wide"},
@@ -143,7 +143,7 @@ var goldens = map[string]golden{
 	"status-watch-complete":   {line: "status memory --watch"},
 	"status-without-rights":   {line: "status kernel-update", arrange: forbid("list", "evacuations")},
 	"status-no-waves":         {line: "status kernel-update", objects: append([]runtime.Object{withoutWaves()}, evacuations()...)},
-	"status-blocked":          {line: "status kernel-update", objects: append([]runtime.Object{stuck()}, evacuations()...)},
+	"status-blocked":          {line: "status kernel-update", objects: stuck()},
 	"status-long":             {line: "status kernel-update", objects: append([]runtime.Object{long()}, evacuations()...)},
 	"status-long-table":       {line: "status", objects: append([]runtime.Object{long(), cordon()}, evacuations()...)},
 	"blockers":                {line: "blockers"},
@@ -152,56 +152,56 @@ var goldens = map[string]golden{
 	"blockers-name":           {line: "blockers kernel-update -o name"},
 	"blockers-none":           {line: "blockers memory"},
 	"blockers-refused": {
-		line: "blockers kernel-update", objects: []runtime.Object{notAuthorized()}, arrange: refused("node-003"),
+		line: "blockers kernel-update", objects: notAuthorized(),
 	},
 	"blockers-refused-wide": {
-		line: "blockers kernel-update -o wide", objects: []runtime.Object{notAuthorized()}, arrange: refused("node-003"),
+		line: "blockers kernel-update -o wide", objects: notAuthorized(),
 	},
 	"blockers-sync-failed": {
-		line: "blockers kernel-update", objects: []runtime.Object{syncFailed()}, arrange: uncordoned("node-004"),
+		line: "blockers kernel-update", objects: syncFailed(),
 	},
-	"blockers-uncordoned":  {line: "blockers", objects: []runtime.Object{cordon()}, arrange: uncordoned("node-005")},
-	"blockers-stalled":     {line: "blockers", objects: append([]runtime.Object{stalled()}, evacuations()...)},
+	"blockers-uncordoned":  {line: "blockers", objects: []runtime.Object{cordonMessage()}},
+	"blockers-stalled":     {line: "blockers", objects: append([]runtime.Object{stalled()}, stalledEvacuations()...)},
 	"blockers-pods-only":   {line: "blockers", arrange: forbid("list", "nodemaintenances")},
-	"blockers-stuck":       {line: "blockers", objects: []runtime.Object{stuck()}},
+	"blockers-stuck":       {line: "blockers", objects: stuck()},
 	"blockers-new-reasons": {line: "blockers", objects: newReasons()},
-	"status-stalled":       {line: "status kernel-update", objects: append([]runtime.Object{stalled()}, evacuations()...)},
+	"status-stalled":       {line: "status kernel-update", objects: append([]runtime.Object{stalled()}, stalledEvacuations()...)},
 	"status-sync-failed": {
-		line: "status kernel-update", objects: append([]runtime.Object{syncFailed()}, evacuations()...),
+		line: "status kernel-update", objects: syncFailed(),
 	},
-	"status-no-messages":   {line: "status kernel-update", objects: []runtime.Object{notAuthorized()}},
-	"status-stalled-table": {line: "status", objects: []runtime.Object{stalled(), cordon(), releasing()}},
+	"status-no-messages":   {line: "status kernel-update", objects: notAuthorized(), arrange: withoutNodeMessages},
+	"status-stalled-table": {line: "status", objects: append([]runtime.Object{stalled(), cordon(), releasing()}, stalledEvacuations()...)},
 	"status-cordon":        {line: "status zone-a", objects: []runtime.Object{cordonMessage()}},
-	"wait-stalled":         {line: "stage kernel-update Drain --wait --timeout=1m", objects: []runtime.Object{stalled()}},
+	"wait-stalled":         {line: "stage kernel-update Drain --wait --timeout=1m", objects: append([]runtime.Object{stalled()}, stalledEvacuations()...)},
 	"wait-sync-failed": {
-		line: "stage kernel-update Drain --wait --timeout=1m", objects: []runtime.Object{syncFailed()},
+		line: "stage kernel-update Drain --wait --timeout=1m", objects: syncFailed(),
 	},
 	"wait-cordon":           {line: "stage zone-a Cordon --wait --timeout=1m", arrange: uncordoned("node-005")},
 	"wait-cordon-refused":   {line: "stage zone-a Cordon --wait", arrange: refused("node-005")},
 	"complete-stuck":        {line: "complete memory --timeout=1m", objects: []runtime.Object{releasing()}},
-	"history-stalled":       {line: "history kernel-update", objects: append([]runtime.Object{stalled()}, events()...)},
+	"history-stalled":       {line: "history kernel-update", objects: append(append([]runtime.Object{stalled()}, stalledEvacuations()...), events()...)},
 	"blockers-namespace":    {line: "blockers --namespace=db"},
-	"blockers-waiting":      {line: "blockers kernel-update", objects: append(everything(), waiting()...)},
-	"blockers-waiting-wide": {line: "blockers kernel-update -o wide", objects: append(everything(), waiting()...)},
-	"blockers-waiting-name": {line: "blockers kernel-update -o name", objects: append(everything(), waiting()...)},
+	"blockers-waiting":      {line: "blockers kernel-update", objects: everything(waiting()...)},
+	"blockers-waiting-wide": {line: "blockers kernel-update -o wide", objects: everything(waiting()...)},
+	"blockers-waiting-name": {line: "blockers kernel-update -o name", objects: everything(waiting()...)},
 	"blockers-waiting-json": {
 		line:    "blockers kernel-update -o jsonpath={.items[*].spec.podRef.name}",
-		objects: append(everything(), waiting()...),
+		objects: everything(waiting()...),
 	},
-	"blockers-stopping":      {line: "blockers kernel-update", objects: append([]runtime.Object{draining()}, stopping()...)},
-	"blockers-stopping-wide": {line: "blockers kernel-update -o wide", objects: append([]runtime.Object{draining()}, stopping()...)},
+	"blockers-stopping":      {line: "blockers kernel-update", objects: drainOf(stopping()...)},
+	"blockers-stopping-wide": {line: "blockers kernel-update -o wide", objects: drainOf(stopping()...)},
 	"blockers-app-down":      {line: "blockers kernel-update", objects: appDown()},
-	"blockers-turns":         {line: "blockers kernel-update", objects: append([]runtime.Object{draining()}, turns()...)},
+	"blockers-turns":         {line: "blockers kernel-update", objects: drainOf(turns()...)},
 	"status-stopping": {
-		line: "status kernel-update", objects: append([]runtime.Object{draining()}, append(turns(), stopping()...)...),
+		line: "status kernel-update", objects: drainOf(append(turns(), stopping()...)...),
 	},
-	"status-again": {line: "status kernel-update", objects: append([]runtime.Object{draining()}, again()...)},
+	"status-again": {line: "status kernel-update", objects: again()},
 	"blockers-only-waiting": {
-		line: "blockers kernel-update", objects: append([]runtime.Object{draining()}, waiting()...),
+		line: "blockers kernel-update", objects: drainOf(waiting()...),
 	},
 	"status-waiting": {
 		line:    "status kernel-update",
-		objects: append([]runtime.Object{draining()}, append(evacuations(), waiting()...)...),
+		objects: drainOf(append(evacuations(), waiting()...)...),
 	},
 	"blockers-forbidden":     {line: "blockers", arrange: forbid("list", "evacuations")},
 	"stage":                  {line: "stage zone-a Drain"},
@@ -225,7 +225,7 @@ var goldens = map[string]golden{
 	"wait-timeout":           {line: "stage kernel-update Drain --wait --timeout=1m"},
 	"wait-blocked": {
 		line:    "stage kernel-update Drain --wait --timeout=1m",
-		objects: append([]runtime.Object{stuck()}, evacuations()...),
+		objects: stuck(),
 	},
 	"completion-names":   {line: "__complete status "},
 	"completion-active":  {line: "__complete complete "},
@@ -253,6 +253,9 @@ func runGolden(t *testing.T, g golden) (*world, string) {
 	if g.arrange != nil {
 		g.arrange(w)
 	}
+	// The clock moves while a command waits.
+	start := time.Now()
+	w.environment.now = func() time.Time { return now.Add(time.Since(start)) }
 	args := strings.Fields(g.line)
 	if strings.HasSuffix(g.line, " ") {
 		args = append(args, "")

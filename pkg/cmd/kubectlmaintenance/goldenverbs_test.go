@@ -125,12 +125,12 @@ var verbGoldens = map[string]golden{
 	"unknown-habit":          {line: "uncordon node-003"},
 	"unknown-word":           {line: "frobnicate"},
 	"blockers-no-namespace":  {line: "blockers --namespace=nosuch"},
-	"blockers-paused":        {line: "blockers kernel-update", objects: []runtime.Object{pausedDrain()}},
+	"blockers-paused":        {line: "blockers kernel-update", objects: paused()},
 	"completion-labels":      {line: "__complete start -l po"},
 	"completion-values":      {line: "__complete drain -l zone!=a,pool="},
 	"completion-pods":        {line: "__complete explain --namespace=shop pod/check", objects: withPods()},
 	"completion-wait":        {line: "__complete wait --for "},
-	"history-narrow-details": {line: "history kernel-update", objects: append([]runtime.Object{pausedDrain()}, events()...)},
+	"history-narrow-details": {line: "history kernel-update", objects: append(paused(), events()...)},
 }
 
 func newPod(namespace, name, node string, modify ...func(*corev1.Pod)) *corev1.Pod {
@@ -149,7 +149,7 @@ func withPods() []runtime.Object {
 	return append(everything(),
 		newPod("shop", "checkout-a", "node-004"), newPod("shop", "cart-1", "node-003"), newPod("shop", "other", "node-005"),
 		newPod("shop", "far", "node-002"), newPod("shop", "pending", ""), newPod("shop", "held", "node-002"),
-		newPod("shop", "ending", "node-002"), newPod("ops", "tool", "node-003"),
+		newPod("shop", "ending", "node-002"), newPod("ops", "tool", "node-005"),
 		newPod("kube-system", "dns-1", "node-003"), newPod("kube-system", "logs-1", "node-003", ofDaemonSet),
 		newPod("shop", "finished", "node-002", func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded }),
 		evacuation("shop", "held", "node-002", canonical, blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, time.Minute)),
@@ -162,13 +162,13 @@ func ofDaemonSet(pod *corev1.Pod) {
 
 // idle returns a maintenance of a node in stage Idle.
 func idle(node string) *v1alpha1.NodeMaintenance {
-	nm := cordon()
+	nm := cordoning()
 	nm.Name, nm.UID, nm.Finalizers = "window", "uid-4", nil
 	nm.Spec.Stage = v1alpha1.NodeMaintenanceStageIdle
 	nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values = []string{node}
 	nm.Status.StageStatuses[0].Name = v1alpha1.NodeMaintenanceStageIdle
 	nm.Status.NodeStatuses[0].NodeRef.Name = node
-	return nm
+	return described(nm, nil)
 }
 
 func labelled(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
@@ -178,35 +178,37 @@ func labelled(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 
 // drained returns the maintenance that draining returns, when all pods have left.
 func drained() *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Status.Conditions[0].Status, nm.Status.Conditions[0].Reason = metav1.ConditionTrue, v1alpha1.ReasonDrainComplete
-	nm.Status.Conditions[0].Message = "All pods have left 2 nodes"
-	return nm
+	nm := undescribed()
+	for i := range nm.Status.NodeStatuses {
+		n := &nm.Status.NodeStatuses[i]
+		n.PodsPendingEvacuation, n.PodsPeak, n.DrainMessage = 0, []int32{9, 7}[i], "Drained"
+	}
+	nm.Status.PodsGone, nm.Status.Waves = 16, completed().Status.Waves
+	return described(nm, nil)
 }
 
-// pausedDrain returns the maintenance that draining returns, paused by bob.
-func pausedDrain() *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Spec.Paused = true
-	nm.Status.Pause = &v1alpha1.NodeMaintenancePause{By: "bob", Since: before(5 * time.Minute)}
-	nm.Status.Conditions[0].Reason, nm.Status.Conditions[0].Message = v1alpha1.ReasonPaused, "Paused by bob; 12 pods left"
-	return progressing(nm, metav1.ConditionFalse, v1alpha1.ReasonPaused, "Paused by bob", 5*time.Minute)
-}
+// pausedDrain returns the maintenance of the drain that paused returns.
+func pausedDrain() *v1alpha1.NodeMaintenance { return paused()[0].(*v1alpha1.NodeMaintenance) }
 
-// isPaused replaces the maintenance kernel-update by a paused one. A text that another case gave to
-// its pause stays.
+// isPaused replaces the drain of kernel-update by the paused one. A text that another case gave to its
+// pause stays.
 func isPaused(w *world) {
-	resource := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
-	old, err := w.haulout.Tracker().Get(resource, "", "kernel-update")
-	if err != nil {
-		panic(err)
-	}
 	nm := pausedDrain()
-	if by := old.(*v1alpha1.NodeMaintenance).Status.Pause; by != nil {
-		nm.Status.Pause = by
+	for _, old := range w.maintenances() {
+		if old.Name == nm.Name && old.Status.Pause != nil {
+			nm.Status.Pause = old.Status.Pause
+		}
 	}
-	if err := w.haulout.Tracker().Update(resource, nm, ""); err != nil {
-		panic(err)
+	w.store(nm)
+	resource := v1alpha1.SchemeGroupVersion.WithResource("evacuations")
+	for _, e := range evacuationsOf(evacuations()) {
+		// An Evacuation that is not in this world is no error.
+		_ = w.haulout.Tracker().Delete(resource, e.Namespace, e.Name)
+	}
+	for _, e := range evacuationsOf(paused()) {
+		if err := w.haulout.Tracker().Create(resource, e, e.Namespace); err != nil && !apierrors.IsAlreadyExists(err) {
+			panic(err)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ package kubectlmaintenance
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,94 +13,135 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/controller/nodemaintenance"
 )
 
-// progressing sets the condition Progressing, and the time at which it last changed.
-func progressing(
-	nm *v1alpha1.NodeMaintenance, status metav1.ConditionStatus, reason, message string, last time.Duration,
-) *v1alpha1.NodeMaintenance {
-	nm.Status.LastProgressTimestamp = new(before(last))
-	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionProgressing, Status: status, Reason: reason, Message: message,
-		LastTransitionTime: before(last),
+// stuck returns a drain all of whose pods that are asked to leave are blocked.
+func stuck() []runtime.Object {
+	evacuations := slices.DeleteFunc(evacuations(), func(object runtime.Object) bool {
+		e := object.(*v1alpha1.Evacuation)
+		return !show.Blocked(e) && !protocol.IsComplete(e)
 	})
-	return nm
+	nm := undescribed()
+	nm.Status.LastProgressTimestamp = new(before(12 * time.Second))
+	return append([]runtime.Object{counted(nm, evacuations)}, evacuations...)
 }
 
-// stuck returns the maintenance that draining returns, with all remaining pods blocked.
-func stuck() *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Status.Conditions[0].Reason = v1alpha1.ReasonDrainBlocked
-	nm.Status.Conditions[0].Message = "No pod is able to leave: shop/checkout-a (PodDisruptionBudget); 12 pods " +
-		"left, 9 of them evacuating, 3 blocked"
-	return progressing(nm, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked,
-		"All 9 pods that are asked to leave are blocked", 12*time.Minute)
-}
-
-// stalled returns the maintenance that draining returns, without blocked pods and without progress
-// for a long time.
+// stalled returns a long drain that has made no progress for a while, although some pods are not
+// blocked.
 func stalled() *v1alpha1.NodeMaintenance {
-	return progressing(long(), metav1.ConditionFalse, v1alpha1.ReasonProgressStalled, "No progress for 15m0s",
-		17*time.Minute)
+	return long(func(nm *v1alpha1.NodeMaintenance) { nm.Status.LastProgressTimestamp = new(before(17 * time.Minute)) })
 }
 
-// syncFailed returns the maintenance that draining returns, with a node that cannot be cordoned.
-// The other nodes make progress.
-func syncFailed() *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNodeNotCordoned
-	nm.Status.Conditions[0].Message = "Node node-004 cannot be cordoned; 12 pods left, 9 of them evacuating, 3 blocked"
-	nm.Status.NodeStatuses[1].DrainTargets, nm.Status.NodeStatuses[1].DrainMessage = nil, ""
-	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressSyncFailed,
-		`Node node-004: admission webhook "nodes.example.com" denied the request, since 2026-11-21T09:59:00Z`,
-		20*time.Second)
+// stalledEvacuations returns the Evacuations of the drain that stalled returns: no pod has left for
+// a while.
+func stalledEvacuations() []runtime.Object {
+	return slices.DeleteFunc(evacuations(), func(object runtime.Object) bool { return protocol.IsComplete(object.(*v1alpha1.Evacuation)) })
 }
 
-// notAuthorized returns the maintenance that draining returns, with a node that the requester may
-// not delete, and without messages about single nodes because the status is too large.
-func notAuthorized() *v1alpha1.NodeMaintenance {
-	nm := draining()
-	nm.Status.Conditions[0].Reason = v1alpha1.ReasonNotAuthorized
-	nm.Status.Conditions[0].Message = `User "alice" may not maintain 1 selected node, which stays as it is; ` +
-		"12 pods left, 9 of them evacuating, 3 blocked"
+// outsideOf returns a drain with a node outside its waves: the other nodes make progress. Its pods
+// are not asked to leave.
+func outsideOf(node string, reason v1alpha1.NodeStatusReason, modify ...func(*nodemaintenance.Described)) []runtime.Object {
+	evacuations := slices.DeleteFunc(evacuations(), func(object runtime.Object) bool { return object.(*v1alpha1.Evacuation).Spec.NodeName == node })
+	nm := undescribed()
+	for i := range nm.Status.NodeStatuses {
+		if n := &nm.Status.NodeStatuses[i]; n.NodeRef.Name == node {
+			n.Reason, n.DrainTargets, n.PodsPendingEvacuation = reason, nil, 7
+		}
+	}
+	nm.Status.Waves[1].PodsPeak, nm.Status.Waves[1].PodsLeft = 1, 1
+	if node == "node-004" {
+		nm.Status.Waves[1].PodsPeak, nm.Status.Waves[1].PodsLeft = 2, 2
+	}
+	return append([]runtime.Object{counted(nm, evacuations, modify...)}, evacuations...)
+}
+
+// noCordon is the text about a node whose cordon a webhook refuses.
+const noCordon = `cordon node node-00%d: admission webhook "nodes.example.com" denied the request: frozen until Monday`
+
+// syncFailed returns a drain with a node that cannot be cordoned.
+func syncFailed() []runtime.Object {
+	return outsideOf("node-004", v1alpha1.NodeStatusNotCordoned, failing("node-004", fmt.Sprintf(noCordon, 4), 70*time.Second))
+}
+
+// notAuthorized returns a drain with a node that the requester may not maintain, and without
+// messages about single nodes because the status is too large.
+func notAuthorized() []runtime.Object {
+	objects := outsideOf("node-003", v1alpha1.NodeStatusNotAuthorized)
+	nm := objects[0].(*v1alpha1.NodeMaintenance)
 	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionNodeMessagesOmitted, Status: metav1.ConditionTrue,
 		Reason: v1alpha1.ReasonStatusTooLarge, Message: "The status is too large",
 	})
-	nm.Status.NodeStatuses[0].DrainTargets = nil
-	for i := range nm.Status.NodeStatuses {
-		nm.Status.NodeStatuses[i].DrainMessage = ""
+	return objects
+}
+
+// withoutNodeMessages removes the messages about single nodes, as the server does if the status is
+// too large.
+func withoutNodeMessages(w *world) {
+	for _, nm := range w.maintenances() {
+		for i := range nm.Status.NodeStatuses {
+			nm.Status.NodeStatuses[i].DrainMessage = ""
+		}
+		w.store(nm)
 	}
-	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, "3 pods have left in the last minute",
-		5*time.Second)
+}
+
+// store replaces a maintenance of the world.
+func (w *world) store(nm *v1alpha1.NodeMaintenance) {
+	if err := w.haulout.Tracker().Update(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), nm, ""); err != nil {
+		panic(err)
+	}
+}
+
+// tooMany returns a drain of a node that too many other maintenances hold.
+func tooMany() []runtime.Object { return outsideOf("node-004", v1alpha1.NodeStatusTooManyMaintenances) }
+
+// waitingForOthers returns a drain whose nodes wait for another maintenance.
+func waitingForOthers() *v1alpha1.NodeMaintenance {
+	nm := undescribed()
+	for i := range nm.Status.NodeStatuses {
+		n := &nm.Status.NodeStatuses[i]
+		n.PodsPendingEvacuation, n.PodsPeak, n.DrainTargets, n.DrainMessage = 3, 3, nil, "Waiting for node node-001 (memory)."
+	}
+	nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{{Entry: 0, PodsPeak: 6, PodsLeft: 6}}
+	return described(nm, nil)
+}
+
+// withoutNodes returns a drain whose selector matches no node.
+func withoutNodes() *v1alpha1.NodeMaintenance {
+	nm := undescribed()
+	nm.Status.NodeStatuses, nm.Status.Waves = nil, nil
+	return described(nm, nil)
 }
 
 // releasing returns the maintenance that complete returns, with a node that cannot be released.
 func releasing() *v1alpha1.NodeMaintenance {
-	nm := complete()
+	nm := completed()
 	nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion}
-	return progressing(nm, metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed,
-		"Node node-004: the API server refuses the write", time.Hour)
+	return described(nm, nil, failing("node-004", `uncordon node node-004: admission webhook "nodes.example.com" denied the request`, time.Hour))
 }
 
-// cordonMessage returns the maintenance that cordon returns, with a message of the server.
+// cordonMessage returns the maintenance that cordon returns, with a node that cannot be cordoned.
 func cordonMessage() *v1alpha1.NodeMaintenance {
-	nm := cordon()
-	nm.Status.NodeStatuses[0].DrainMessage = "Cannot be cordoned: the API server refuses the write"
-	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressNotRequested,
-		"Stage Cordon asks no pod to leave", 0)
+	nm := cordoning()
+	nm.Status.NodeStatuses[0].Reason = v1alpha1.NodeStatusNotCordoned
+	return described(nm, nil, failing("node-005", fmt.Sprintf(noCordon, 5), time.Hour))
 }
 
-// ignoring returns the maintenance that draining returns, with a policy for new nodes.
-func ignoring(policy v1alpha1.NewNodesPolicy) *v1alpha1.NodeMaintenance {
-	nm := draining()
+// ignoring returns the drain that drainOf returns, with a policy for new nodes.
+func ignoring(policy v1alpha1.NewNodesPolicy) []runtime.Object {
+	nm := undescribed()
 	nm.Spec.NewNodes = policy
-	message := "3 pods have left in the last minute"
-	if policy == v1alpha1.NewNodesPolicyIgnore {
-		message += "; 2 nodes are ignored, since they were created later (spec.newNodes is Ignore): node-101, node-102"
-	}
-	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, message, 5*time.Second)
+	counted(nm, evacuations(), func(by *nodemaintenance.Described) {
+		if policy == v1alpha1.NewNodesPolicyIgnore {
+			by.Ignored = []string{"node-101", "node-102"}
+		}
+	})
+	return append([]runtime.Object{nm}, evacuations()...)
 }
 
 // clearPreview reduces previews to one budget that only splits the drain into groups.
@@ -108,7 +150,7 @@ func clearPreview(w *world) {
 		"get", "nodemaintenances/preview",
 		func(action clienttesting.Action) (bool, runtime.Object, error) {
 			p := newPreview(action.(clienttesting.GetAction).GetName())
-			p.Blockers = p.Blockers[2:]
+			p.Blockers = slices.DeleteFunc(p.Blockers, func(b v1alpha1.PreviewBlocker) bool { return b.Effect != v1alpha1.PreviewEffectDelayed })
 			return true, p, nil
 		},
 	)
@@ -149,37 +191,47 @@ func manyWarnings(w *world) {
 	)
 }
 
-// newReasons returns a maintenance, and Evacuations that are blocked for five different reasons.
+// newReasons returns a drain with pods that are blocked for five different reasons.
 func newReasons() []runtime.Object {
-	objects := []runtime.Object{draining()}
-	for i, reason := range []string{
-		v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld,
-		v1alpha1.ReasonBudgetPodsCordoned, v1alpha1.ReasonLongGracePeriod,
+	var objects []runtime.Object
+	for i, is := range []struct{ reason, message string }{
+		{
+			v1alpha1.ReasonEvictionDenied, `The eviction is refused: admission webhook "pods.example.com" denied the request: not on Fridays. ` +
+				"The server retries. Ask the owner of the webhook or policy, or delete the pod by hand.",
+		},
+		{v1alpha1.ReasonSurgePending, surgeMessage},
+		{
+			v1alpha1.ReasonEvacuationHeld, "The Evacuation is being deleted and is held by the finalizers example.com/audit, while a NodeMaintenance " +
+				"still asks the pod to leave. No evacuator works on it. Remove these finalizers or repair the controllers that set them.",
+		},
+		{
+			v1alpha1.ReasonBudgetPodsCordoned, "PodDisruptionBudget web allows no disruption because some of its pods are not ready on nodes that are under " +
+				"maintenance: web-9 on node-002. It allows a disruption when they are ready elsewhere: complete the maintenance of one of these nodes, " +
+				"or delete these pods if they may start on another node.",
+		},
+		{
+			v1alpha1.ReasonLongGracePeriod, "Pod web-4 is stopping until 2026-11-21T15:00:00Z, 6h0m0s after it was told to stop, which is longer than " +
+				"--long-grace (1h0m0s). Check why it does not stop earlier; kubectl delete pod with a shorter --grace-period ends it sooner.",
+		},
 	} {
-		pod := fmt.Sprintf("web-%d", i)
-		objects = append(objects, evacuation("shop", pod, "node-004",
-			blocked(reason, "Why "+pod+" is held.", time.Duration(60-i)*time.Second)))
+		objects = append(objects, evacuation("shop", fmt.Sprintf("web-%d", i), "node-004", blocked(is.reason, is.message, time.Duration(60-i)*time.Second)))
 	}
-	return objects
+	return drainOf(objects...)
 }
 
 // because sets the reason in the status of the maintenances for which a node is not drained.
 func because(node string, reason v1alpha1.NodeStatusReason) func(*world) {
 	return func(w *world) {
-		resource := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
-		all, err := w.haulout.Tracker().List(resource, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "")
-		if err != nil {
-			panic(err)
-		}
-		for _, nm := range all.(*v1alpha1.NodeMaintenanceList).Items {
+		for _, nm := range w.maintenances() {
 			for i := range nm.Status.NodeStatuses {
 				if n := &nm.Status.NodeStatuses[i]; n.NodeRef.Name == node {
 					n.Reason = reason
 				}
 			}
-			if err := w.haulout.Tracker().Update(resource, &nm, ""); err != nil {
-				panic(err)
+			if !v1alpha1.IsEnding(nm) {
+				described(nm, nil)
 			}
+			w.store(nm)
 		}
 	}
 }
@@ -192,9 +244,9 @@ func refused(node string) func(*world) { return because(node, v1alpha1.NodeStatu
 
 // withoutWaves returns the maintenance that draining returns, as an older server reports it.
 func withoutWaves() *v1alpha1.NodeMaintenance {
-	nm := draining()
+	nm := undescribed()
 	nm.Status.Waves = nil
-	return nm
+	return counted(nm, evacuations())
 }
 
 func interactive(w *world) { w.environment.interactive = func() bool { return true } }
@@ -222,10 +274,7 @@ func cordonsWhatIsMade(w *world) {
 	w.haulout.PrependReactor(
 		"create", "nodemaintenances",
 		func(action clienttesting.Action) (bool, runtime.Object, error) {
-			nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance)
-			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
-				{NodeRef: v1alpha1.NodeReference{Name: "node-005"}},
-			}
+			w.observe(action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance))
 			return false, nil, nil
 		},
 	)

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -69,9 +70,9 @@ var screenGoldens = map[string]golden{
 	"status":            {line: "status kernel-update"},
 	"status-large":      {line: "status kernel-update", objects: large()},
 	"status-allblocked": {line: "status kernel-update", objects: allBlocked()},
-	"status-paused":     {line: "status kernel-update", objects: []runtime.Object{paused()}},
+	"status-paused":     {line: "status kernel-update", objects: paused()},
 	"status-ended":      {line: "status memory", objects: []runtime.Object{ended()}},
-	"status-waiting":    {line: "status kernel-update", objects: append([]runtime.Object{draining()}, append(evacuations(), waiting()...)...)},
+	"status-waiting":    {line: "status kernel-update", objects: drainOf(append(evacuations(), waiting()...)...)},
 	"status-foreign":    {line: "status kernel-update", objects: foreign()},
 	"status-table":      {line: "status", objects: append(large(), cordon(), ended())},
 	"blockers-large":    {line: "blockers kernel-update", objects: large()},
@@ -103,7 +104,7 @@ func TestNoScreenIsLeftOver(t *testing.T) {
 
 // hostileScreens have hostile texts in places that hostileCluster does not have.
 func hostileScreens() []runtime.Object {
-	nm := paused()
+	nm := paused()[0].(*v1alpha1.NodeMaintenance)
 	nm.Status.Pause.By = hostile
 	blocker := evacuation("shop", "web"+hostile, "node-004"+hostile, ofJob("job"+hostile), blocked("Unknown"+hostile, hostile, 0))
 	waits := evacuation("shop"+hostile, "cart", "node-003", ofStatefulSet("cart"), active("flush.example.com"+hostile, hostile, 0))

@@ -5,6 +5,7 @@ package kubectlmaintenance
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -12,13 +13,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // large is a drain of a pool of 40 nodes of a cloud in its third wave of five, with causes of
 // different kinds.
 func large() []runtime.Object {
-	nm := draining()
+	nm := undescribed()
+	nm.CreationTimestamp = before(time.Hour)
+	for i := range nm.Status.StageStatuses {
+		nm.Status.StageStatuses[i].StartTimestamp = new(before(20 * time.Minute))
+	}
 	nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{
 		{PodType: v1alpha1.PodTypeDefault, PodPriority: 0}, {PodType: v1alpha1.PodTypeDefault, PodPriority: 1000},
 		{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000000000},
@@ -33,11 +39,12 @@ func large() []runtime.Object {
 		}
 		switch {
 		case i < 2:
-			n.PodsBlocked, n.PodsEvacuating = 2, 2
+			n.PodsEvacuating = 2
 		case i == 2:
-			n.PodsBlocked, n.PodsEvacuating = 7, 7
+			n.PodsEvacuating = 7
 		case i >= 30:
-			n.PodsEvacuating, n.PodsPendingEvacuation, n.DrainMessage = 0, 0, "Drained"
+			n.PodsEvacuating, n.PodsPendingEvacuation = 0, 0
+			n.DrainMessage = fmt.Sprintf("Waiting for nodes %s, %s and 28 more.", nm.Status.NodeStatuses[0].NodeRef.Name, nm.Status.NodeStatuses[1].NodeRef.Name)
 		}
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, n)
 	}
@@ -62,7 +69,7 @@ func large() []runtime.Object {
 	for i := range 6 {
 		job := fmt.Sprintf("report-%d", i)
 		objects = append(objects, evacuation("batch", job+"-x7k2p", node(2), ofJob(job),
-			blocked(v1alpha1.ReasonNodeUnreachable, "The kubelet of node "+node(2)+" does not answer, so the pod may still run.", 2*time.Minute)))
+			blocked(v1alpha1.ReasonNodeUnreachable, unreachable(node(2)), 2*time.Minute)))
 	}
 	for i := 3; i < 30; i++ {
 		for j := range nm.Status.NodeStatuses[i].PodsEvacuating {
@@ -72,6 +79,7 @@ func large() []runtime.Object {
 	for i := range 5 {
 		objects = append(objects, evacuation("shop", fmt.Sprintf("web-658ff459ff-6dg4%d", i), node(5), gone(time.Duration(i)*time.Second)))
 	}
+	described(nm, objects)
 	return objects
 }
 
@@ -91,52 +99,65 @@ func ofJob(job string) func(*v1alpha1.Evacuation) { return withLabel(batchv1.Job
 
 // allBlocked is the world of the review: three pods of one workload, which are all that is left.
 func allBlocked() []runtime.Object {
-	nm := draining()
+	nm := undescribed()
 	nm.Status.NodeStatuses = nil
 	objects := []runtime.Object{nm}
-	pods := []string{"checkout-55fbf85d9c-dnv98", "checkout-55fbf85d9c-9h6rl", "checkout-55fbf85d9c-fgctk"}
-	list := ""
-	for i, pod := range pods {
+	for i, pod := range []string{"checkout-55fbf85d9c-dnv98", "checkout-55fbf85d9c-9h6rl", "checkout-55fbf85d9c-fgctk"} {
 		node := fmt.Sprintf("node-00%d", 3+i)
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
-			NodeRef: v1alpha1.NodeReference{Name: node}, DrainTargets: targets, DrainMessage: "Evacuating", PodsEvacuating: 1, PodsBlocked: 1, PodsPeak: 8,
+			NodeRef: v1alpha1.NodeReference{Name: node}, DrainTargets: targets, PodsEvacuating: 1, PodsPeak: 8,
 		})
-		list += "shop/" + pod + " (PodDisruptionBudget), "
 		objects = append(objects, evacuation("shop", pod, node, ofDeployment("55fbf85d9c"),
 			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 84*time.Second)))
 	}
-	nm.Status.Nodes, nm.Status.PodsGone = 3, 21
-	nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{{Entry: 0, PodsPeak: 24, PodsLeft: 3, StartTime: new(before(94 * time.Second))}}
-	nm.Status.Conditions[0].Reason = v1alpha1.ReasonDrainBlocked
-	nm.Status.Conditions[0].Message = "No pod is able to leave: " + list + "; 3 pods left, 3 of them evacuating, 3 blocked"
-	progressing(nm, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked, "Every pod that is asked to leave is blocked: "+list, 89*time.Second)
+	nm.Status.PodsGone, nm.Status.LastProgressTimestamp = 21, new(before(86*time.Second))
+	nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{{Entry: 0, PodsPeak: 24, PodsLeft: 3, StartTime: new(before(90 * time.Second))}}
+	described(nm, objects)
 	return objects
 }
 
 // ended is a maintenance that is complete, with the record of its drain.
 func ended() *v1alpha1.NodeMaintenance {
-	nm := complete()
-	nm.Status.Nodes, nm.Status.PodsGone = 4, 65
+	nm := completed()
+	nm.CreationTimestamp, nm.Status.PodsGone = before(20*time.Minute), 65
+	for i := range nm.Status.StageStatuses[:3] {
+		nm.Status.StageStatuses[i].StartTimestamp = new(before(10 * time.Minute))
+	}
 	nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{
 		{Entry: 0, PodsPeak: 60, StartTime: new(before(10 * time.Minute)), EndTime: new(before(9 * time.Minute))},
 		{Entry: 1, PodsPeak: 5, StartTime: new(before(9 * time.Minute)), EndTime: new(before(8 * time.Minute))},
 	}
-	return nm
+	return described(nm, nil)
 }
 
-// paused is a drain that a user has paused.
-func paused() *v1alpha1.NodeMaintenance {
-	nm := draining()
+// paused is a drain that a user has paused: only the pods stay on their way that had begun to leave.
+func paused() []runtime.Object {
+	nm := undescribed()
+	nm.CreationTimestamp, nm.Status.StageStatuses[0].StartTimestamp = before(20*time.Minute), new(before(20*time.Minute))
+	for i := range nm.Status.StageStatuses[1:] {
+		nm.Status.StageStatuses[i+1].StartTimestamp = new(before(7 * time.Minute))
+	}
+	nm.Status.Waves[0].StartTime, nm.Status.LastProgressTimestamp = new(before(7*time.Minute)), new(before(6*time.Minute))
 	nm.Spec.Paused = true
 	nm.Status.Pause = &v1alpha1.NodeMaintenancePause{By: "bob", Since: before(5 * time.Minute)}
-	nm.Status.Conditions[0].Reason, nm.Status.Conditions[0].Message = v1alpha1.ReasonPaused, "Paused by bob"
-	return progressing(nm, metav1.ConditionFalse, v1alpha1.ReasonPaused, "Paused by bob", 5*time.Minute)
+	nm.Status.NodeStatuses[0].PodsPendingEvacuation, nm.Status.NodeStatuses[1].PodsPendingEvacuation = 5, 5
+	evacuations := slices.DeleteFunc(evacuations(), func(object runtime.Object) bool {
+		e := object.(*v1alpha1.Evacuation)
+		return !protocol.IsComplete(e) && e.Spec.PodRef.Name != "postgres-0"
+	})
+	evacuations = append(evacuations, evacuation("shop", "cart-1", "node-003", active(v1alpha1.EvacuatorClassDeployment, surgeMessage, 25*time.Second),
+		notBlocked(v1alpha1.ReasonPaused, "NodeMaintenance kernel-update is paused: the server neither evicts the pod nor makes the next evacuator active. "+
+			"To resume it, run kubectl maintenance resume kernel-update.", 5*time.Minute)))
+	counted(nm, evacuations)
+	nm.Status.Waves[0].PodsLeft, nm.Status.Waves[0].PodsPeak = nm.Status.Waves[0].PodsLeft+7, nm.Status.Waves[0].PodsPeak+7
+	return append([]runtime.Object{nm}, evacuations...)
 }
 
 // foreign has texts that are wider than their number of characters, or not ASCII.
 func foreign() []runtime.Object {
-	nm := draining()
-	nm.Spec.Reason = "カーネルの更新 für den blauen Pool: " + "新しいカーネルをすべてのノードに入れるために再起動します"
-	return []runtime.Object{nm, evacuation("shop", "web-1", "node-004",
-		blocked(v1alpha1.ReasonEvictionDenied, "Der Webhook größe.example.com hat die Eviction abgelehnt: 予算がありません", time.Minute))}
+	objects := drainOf(evacuation("shop", "web-1", "node-004",
+		blocked(v1alpha1.ReasonEvictionDenied, "Der Webhook größe.example.com hat die Eviction abgelehnt: 予算がありません", time.Minute)),
+		evacuation("shop", "web-2", "node-003"))
+	objects[0].(*v1alpha1.NodeMaintenance).Spec.Reason = "カーネルの更新 für den blauen Pool: " + "新しいカーネルをすべてのノードに入れるために再起動します"
+	return objects
 }
