@@ -91,11 +91,13 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 	}
 	blockers, waiting := show.BlockersOf(found.Items, nil), show.WaitingOf(found.Items, nil, now)
 	obstacles := e.obstacles(maintenances, found.Items)
+	// A pause is no problem that another user must solve.
+	problems := slices.DeleteFunc(slices.Clone(obstacles), func(o show.Obstacle) bool { return o.Reason == v1alpha1.ReasonPaused })
 	switch {
 	case !o.forPeople():
 		err = e.writeAll(o, found)
-	case o.format() == wide && len(obstacles)+len(blockers)+len(waiting) > 0:
-		e.show(show.BlockerTable(obstacles, slices.Concat(blockers, waiting), now, o.options(e.screen(e.Out))))
+	case o.format() == wide && len(problems)+len(blockers)+len(waiting) > 0:
+		e.show(show.BlockerTable(problems, slices.Concat(blockers, waiting), now, o.options(e.screen(e.Out))))
 	default:
 		var down []show.AppDown
 		if down, err = appsDown(ctx, c, left); err != nil {
@@ -107,9 +109,7 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 		}
 		e.show(append(lines, show.AppsDown(down)...))
 	}
-	// A pause is no problem that another user must solve.
-	isProblem := func(o show.Obstacle) bool { return o.Reason != v1alpha1.ReasonPaused }
-	if err == nil && (len(blockers) > 0 || slices.ContainsFunc(obstacles, isProblem)) {
+	if err == nil && len(blockers)+len(problems) > 0 {
 		err = &exitError{code: exitBlocked}
 	}
 	return err
@@ -153,7 +153,7 @@ func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, 
 	}
 	all, err := maintenances.List(ctx, metav1.ListOptions{})
 	if apierrors.IsForbidden(err) {
-		_, _ = fmt.Fprintln(e.ErrOut, "Note: you may not list nodemaintenances, so only pods are shown.")
+		e.screen(e.ErrOut).Printf("Note: you may not list nodemaintenances, so only pods are shown.")
 		return nil, nil
 	}
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
 // mayCreate returns an error if the user may not create maintenances. All other checks would only
@@ -194,7 +195,7 @@ func (e *environment) confirm(ctx context.Context, danger, instead string) error
 	if !e.interactive() {
 		return fmt.Errorf("%s %s Nothing was changed", danger, instead)
 	}
-	_, _ = fmt.Fprintf(e.ErrOut, "%s Continue? [y/N] ", danger)
+	e.screen(e.ErrOut).Ask(danger + " Continue? [y/N] ")
 	answer := make(chan string, 1)
 	go func() {
 		text, err := bufio.NewReader(e.In).ReadString('\n')
@@ -210,7 +211,7 @@ func (e *environment) confirm(ctx context.Context, danger, instead string) error
 		}
 		return errors.New("not confirmed; nothing was changed")
 	case <-ctx.Done():
-		_, _ = fmt.Fprintln(e.ErrOut)
+		e.screen(e.ErrOut).Println(screen.Line{})
 		return ctx.Err()
 	}
 }

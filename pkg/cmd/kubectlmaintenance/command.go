@@ -117,8 +117,9 @@ func (e *environment) connectToCluster() (clients, error) {
 	config.UserAgent = manager + "/" + version.Get()
 	// API Priority and Fairness limits requests; a client-side limit would only delay large lists.
 	config.QPS, config.Burst = -1, 0
+	s := e.screen(e.ErrOut)
 	config.WarningHandler = escapedWarnings{
-		rest.NewWarningWriter(e.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: e.screen(e.ErrOut).Colors()}),
+		rest.NewWarningWriter(e.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: s.Colors()}), s.Escape,
 	}
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
@@ -132,11 +133,14 @@ func (e *environment) connectToCluster() (clients, error) {
 
 // escapedWarnings escapes the warnings of the server, which quote names and messages of objects,
 // before they are printed.
-type escapedWarnings struct{ rest.WarningHandler }
+type escapedWarnings struct {
+	rest.WarningHandler
+	escape func(string) string
+}
 
 // HandleWarningHeader implements rest.WarningHandler.
 func (w escapedWarnings) HandleWarningHeader(code int, agent, text string) {
-	w.WarningHandler.HandleWarningHeader(code, agent, screen.Escape(text))
+	w.WarningHandler.HandleWarningHeader(code, agent, w.escape(text))
 }
 
 // Scripts can rely on the following exit codes; the help of the plugin and docs/kubectl-plugin.md
@@ -182,7 +186,7 @@ func (e *environment) run(ctx context.Context, args []string) int {
 	}
 	if text := explain(err); text != "" {
 		text += didYouMean(e.suggestMaintenance(ctx, err))
-		_, _ = fmt.Fprintln(e.ErrOut, screen.EscapeError("error: ", text))
+		e.screen(e.ErrOut).Error("error: ", text)
 	}
 	return code
 }

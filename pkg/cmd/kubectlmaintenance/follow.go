@@ -33,7 +33,8 @@ const (
 )
 
 // noteForbidden is shown if the user may not list Evacuations.
-const noteForbidden = "you may not list evacuations in all namespaces, so the names of departed and blocked pods are not shown"
+const noteForbidden = "you may not list evacuations in all namespaces, so the names of departed and blocked pods are not shown; " +
+	"to see those of one namespace: kubectl maintenance blockers --namespace=NAMESPACE"
 
 // follower watches one maintenance or all of them.
 type follower struct {

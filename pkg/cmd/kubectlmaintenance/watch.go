@@ -122,10 +122,10 @@ type fullWatch struct {
 	keys io.Reader
 	// restore ends the raw mode of the keyboard.
 	restore func()
-	// blockers is set if the blockers are shown and not the progress. from is the first line that
-	// is shown.
-	blockers bool
-	from     int
+	// blockers is set if the blockers are shown and not the progress. all is set if the lists are
+	// not cut, so that the user can scroll; from is then the first line that is shown.
+	blockers, all bool
+	from          int
 }
 
 // open switches to the alternate screen. It returns false if the terminal does not allow it.
@@ -181,9 +181,22 @@ func (w *fullWatch) press(key screen.Key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	page := max(w.screen.Rows()-1, 1)
+	isCut := !w.all && !w.blockers && w.output.format() != wide
 	switch key {
 	case screen.KeyBlockers:
-		w.blockers, w.from = !w.blockers, 0
+		w.blockers, w.all, w.from = !w.blockers, false, 0
+		return
+	case screen.KeyUp, screen.KeyPageUp:
+		// Above the first line, the lists are cut again.
+		w.all = w.from > 0
+	case screen.KeyDown, screen.KeyPageDown:
+		w.all = true
+	}
+	// The first key shows the whole lists in place of the cut ones, from the same line on.
+	if isCut && key == screen.KeyDown {
+		return
+	}
+	switch key {
 	case screen.KeyUp:
 		w.from--
 	case screen.KeyDown:
@@ -208,7 +221,7 @@ func (w *fullWatch) draw(all []show.Facts) {
 	o := w.output.options(w.screen)
 	o.Scrolls = true
 	rows := w.screen.Rows()
-	if w.from == 0 && !w.blockers && !o.Wide {
+	if !w.all && !w.blockers && !o.Wide {
 		o.Rows = rows
 	} else {
 		o.Wide = true

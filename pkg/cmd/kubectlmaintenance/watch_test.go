@@ -108,9 +108,15 @@ func TestWatchKeys(t *testing.T) {
 	w.shows(t, "the progress", begins("kernel-update  Draining"))
 	w.shows(t, "a list that is cut", has("more nodes\n"))
 	w.types(t, arrowDown)
+	w.shows(t, "the whole list from the first line on", func(lines []string) bool {
+		return begins("kernel-update  Draining")(lines) && !has("more nodes\n")(lines)
+	})
+	w.types(t, arrowDown)
 	w.shows(t, "the second line", begins("  new kernel for the blue pool"))
-	w.types(t, arrowUp)
-	w.shows(t, "the progress", begins("kernel-update  Draining"))
+	w.types(t, arrowUp+arrowUp)
+	w.shows(t, "the progress, cut again", func(lines []string) bool {
+		return begins("kernel-update  Draining")(lines) && has("more nodes\n")(lines)
+	})
 	w.types(t, "  ")
 	w.shows(t, "nodes that had no room", has("ip-10-0-3-15"))
 	w.types(t, strings.Repeat(" ", 20))

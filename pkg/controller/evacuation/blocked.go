@@ -232,9 +232,7 @@ func (d *decision) stops(s situation) *eviction.Blocker {
 	return &eviction.Blocker{Reason: v1alpha1.ReasonPodStopping, Message: message}
 }
 
-func stoppingMessage(s situation) string {
-	return fmt.Sprintf("The pod is stopping until %s, the end of its grace period.", s.pod.DeletionTimestamp.UTC().Format(time.RFC3339))
-}
+func stoppingMessage(s situation) string { return wording.Stopping(s.pod.DeletionTimestamp.Time) }
 
 // isStoppingShown reports whether a pod has been stopping for long enough to be reported.
 func (d *decision) isStoppingShown(s situation) bool {

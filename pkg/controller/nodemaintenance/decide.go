@@ -361,7 +361,7 @@ func (r *remainder) staticRemark() string {
 }
 
 func (r *remainder) progress() string {
-	text := fmt.Sprintf("%s left, %d of them evacuating, %d blocked", wording.Count(r.covered, "pod"), r.evacuating, len(r.blocked)+len(r.uncreatable))
+	text := wording.PodsLeft(r.covered, r.evacuating, len(r.blocked)+len(r.uncreatable))
 	if r.refused > 0 {
 		text += fmt.Sprintf("; %s cannot be evacuated because of namespaces that are being deleted: %s", wording.Count(r.refused, "pod"), joinTop(r.refusedNamespaces))
 	}

@@ -19,6 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
@@ -354,7 +355,7 @@ func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.Node
 	}
 	if since, fought := c.state.Cordons.Fought(node); fought {
 		f.wake = sooner(f.wake, max(time.Second, nodestate.FightWindow-f.now.Sub(since)))
-		return &exclusion{v1alpha1.NodeStatusNotCordoned, "another client keeps removing its cordon", since}
+		return &exclusion{v1alpha1.NodeStatusNotCordoned, wording.CordonFought, since}
 	}
 	if node.Spec.Unschedulable && (o.holds || o.answer.Err == nil) {
 		return nil

@@ -25,15 +25,15 @@ const (
 	// Administrator must act on problems of the cluster as a whole.
 	Administrator = "an administrator of the cluster"
 
-	ownerOfApp    = "the owner of the app in namespace %s"
-	operator      = "the operator of node %[3]s"
-	budgets       = "kubectl describe poddisruptionbudgets -n %s"
-	pod           = "kubectl describe pod -n %s %[2]s"
-	podsOf        = "kubectl get pods -n %s -o wide"
-	evacuationsOf = "kubectl describe evacuations -n %s"
-	manifestOf    = "kubectl get pod -n %s %[2]s -o yaml"
-	webhooks      = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicybindings"
-	finalizers    = "kubectl get evacuations -n %s -o custom-columns=POD:.spec.podRef.name,FINALIZERS:.metadata.finalizers"
+	ownerOfApp = "the owner of the app in namespace %s"
+	operator   = "the operator of node %[3]s"
+	budgets    = "kubectl describe poddisruptionbudgets -n %s"
+	pod        = "kubectl describe pod -n %s %[2]s"
+	podsOf     = "kubectl get pods -n %s -o wide"
+	explainPod = "kubectl maintenance explain pod/%[2]s --namespace=%[1]s"
+	manifestOf = "kubectl get pod -n %s %[2]s -o yaml"
+	webhooks   = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicybindings"
+	finalizers = "kubectl get evacuations -n %s -o custom-columns=POD:.spec.podRef.name,FINALIZERS:.metadata.finalizers"
 )
 
 // Blocked has all reasons of the condition Blocked.
@@ -60,17 +60,17 @@ var Blocked = []Remedy{
 	{v1alpha1.ReasonNodeUnreachable, operator, "kubectl describe node %[3]s", false},
 	{v1alpha1.ReasonNoEvacuator, Administrator, pod, false},
 	{v1alpha1.ReasonRecreated, ownerOfApp, podsOf, false},
-	{v1alpha1.ReasonEvictionForbidden, Administrator, evacuationsOf, false},
+	{v1alpha1.ReasonEvictionForbidden, Administrator, explainPod, false},
 	{v1alpha1.ReasonEvictionDenied, "the owner of the webhook or admission policy that the message quotes", webhooks, false},
-	{v1alpha1.ReasonEvictionError, Administrator, evacuationsOf, false},
+	{v1alpha1.ReasonEvictionError, Administrator, explainPod, false},
 }
 
 // notBlocked has the reasons of pods that stay but are not blocked: the pod only waits, or only a
 // preview uses the reason.
 var notBlocked = []Remedy{
 	{v1alpha1.ReasonPodStopping, "no action needed: the kubelet stops the pod within its grace period", pod, false},
-	{v1alpha1.ReasonPodWaits, "no action needed: the server will evict the pod", evacuationsOf, false},
-	{v1alpha1.ReasonPaused, "the user who paused the NodeMaintenance that the message names", evacuationsOf, false},
+	{v1alpha1.ReasonPodWaits, "no action needed: the server will evict the pod", explainPod, false},
+	{v1alpha1.ReasonPaused, "the user who paused the NodeMaintenance that the message names", explainPod, false},
 	{v1alpha1.ReasonNoController, ownerOfApp, manifestOf, false},
 	{
 		v1alpha1.ReasonJobFails,
@@ -88,7 +88,7 @@ func RemedyFor(reason string) Remedy {
 			return known[at]
 		}
 	}
-	return Remedy{reason, Administrator, evacuationsOf, false}
+	return Remedy{reason, Administrator, explainPod, false}
 }
 
 // IsBlocked reports whether the condition Blocked can have a reason.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -39,6 +40,26 @@ func TestBudgetIn(t *testing.T) {
 	} {
 		got, ok := BudgetIn(message)
 		is.True(t, got == want && ok == (want != ""), "%q: got %q, %v", message, got, ok)
+	}
+}
+
+func TestStoppingUntil(t *testing.T) {
+	until := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+	got, ok := StoppingUntil(Stopping(until))
+	is.True(t, ok && got.Equal(until), "got %s, %v", got, ok)
+	for _, message := range []string{"", "The pod is stopping.", "The pod is stopping until noon, the end of its grace period."} {
+		_, ok := StoppingUntil(message)
+		is.True(t, !ok, "%q", message)
+	}
+}
+
+func TestBesidePodsLeft(t *testing.T) {
+	for message, want := range map[string]string{
+		PodsLeft(1, 1, 0):                    "",
+		PodsLeft(12, 9, 3) + "; 2 new nodes": "2 new nodes",
+		"All pods are gone":                  "All pods are gone",
+	} {
+		is.Equal(t, BesidePodsLeft(message), want)
 	}
 }
 

@@ -27,18 +27,6 @@ func EscapeASCII(text string) string {
 	return escape(strings.ReplaceAll(text, "…", "..."), func(r rune) bool { return r < utf8.RuneSelf && unicode.IsPrint(r) })
 }
 
-// EscapeError escapes the text of an error, which may have several lines. Each line after the first
-// is indented, so that a newline within a message of the API cannot start a line that looks like a
-// line of the program.
-func EscapeError(prefix, text string) string {
-	indent := "\n" + strings.Repeat(" ", len(prefix))
-	lines := strings.Split(text, "\n")
-	for i := range lines {
-		lines[i] = Escape(strings.TrimRight(lines[i], " \r"))
-	}
-	return prefix + strings.Join(lines, indent)
-}
-
 // escape escapes all characters for which keep returns false.
 func escape(text string, keep func(rune) bool) string {
 	var b strings.Builder

@@ -4,6 +4,7 @@
 package screen
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 	"unicode"
@@ -97,9 +98,11 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-func TestEscapeError(t *testing.T) {
-	got := EscapeError("error: ", "no \x1b[2J\nerror: all is well")
-	if want := "error: no \\u001b[2J\n       error: all is well"; got != want {
+func TestError(t *testing.T) {
+	var out bytes.Buffer
+	NewASCIITerminal(&out, 80, 24).Error("error: ", "no \x1b[2J ś\nerror: all is well")
+	got := out.String()
+	if want := "error: no \\u001b[2J \\u015b\n       error: all is well\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

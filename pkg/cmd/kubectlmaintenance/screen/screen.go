@@ -165,6 +165,34 @@ func (s *Screen) Printf(format string, args ...any) {
 	s.Println(lines...)
 }
 
+// Error prints the text of an error after a prefix. Each line after the first is indented, so that a
+// newline within a message of the API cannot start a line that looks like a line of the program.
+func (s *Screen) Error(prefix, text string) {
+	indent := strings.Repeat(" ", len(prefix))
+	var lines []Line
+	for line := range strings.SplitSeq(text, "\n") {
+		lines = append(lines, Line{Text: prefix + strings.TrimRight(line, " \r")})
+		prefix = indent
+	}
+	s.Println(lines...)
+}
+
+// Ask prints a question, and leaves the cursor behind it.
+func (s *Screen) Ask(question string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.write(s.erase() + s.Escape(question))
+	s.drawn = 0
+}
+
+// Escape escapes a text as Println does.
+func (s *Screen) Escape(text string) string {
+	if s.ascii {
+		return EscapeASCII(text)
+	}
+	return Escape(text)
+}
+
 // Write writes a document for programs, such as JSON. On a terminal it escapes control characters;
 // a file or a pipe receives the document unchanged.
 func (s *Screen) Write(document []byte) error {
@@ -214,21 +242,14 @@ func (s *Screen) erase() string {
 // fit returns a line with its style, cut to the columns of the terminal.
 func (s *Screen) fit(line Line) string {
 	// Escape before the cut, since escapes take columns.
-	line.Text = Fit(s.escape(line.Text), s.Columns())
+	line.Text = Fit(s.Escape(line.Text), s.Columns())
 	return s.paint(line)
-}
-
-func (s *Screen) escape(text string) string {
-	if s.ascii {
-		return EscapeASCII(text)
-	}
-	return Escape(text)
 }
 
 // paint returns a line with its style. All lines pass through it, so that no text can control the
 // terminal.
 func (s *Screen) paint(line Line) string {
-	text := s.escape(line.Text)
+	text := s.Escape(line.Text)
 	if !s.colors || line.Style == Plain || text == "" {
 		return text
 	}

@@ -35,6 +35,8 @@ type Blocker struct {
 	// server may be configured with a shorter deadline, which the plugin cannot read.
 	until time.Time
 	next  string
+	// stopsAt is the end of the grace period of a pod that is stopping.
+	stopsAt time.Time
 }
 
 const (
@@ -117,15 +119,15 @@ func (b *Blocker) fill(format string) string {
 
 // lines shows the common parts of a cause, then a row for each of its first workloads, with the
 // time since its first pod stays. cells returns further cells of a row.
-func (c *cause) lines(headings []string, now time.Time, o Options, cells func(*Blocker) []string) []screen.Line {
-	lines := wrap("  ", c.first.Message, o.columns(), screen.Plain)
+func (c *cause) lines(headings []string, now time.Time, o Options, cells func(*load) []string) []screen.Line {
+	lines := wrap("  ", c.message(), o.columns(), screen.Plain)
 	lines = append(lines, whoAndLook("  ", c.first.Who(), c.first.Look())...)
-	g := grid{indent: "  ", rows: [][]string{append([]string{"NAMESPACE", "WORKLOAD", "PODS", "NODE"}, headings...)}, drop: []int{2, 3, 0}}
+	g := grid{indent: "  ", rows: [][]string{append([]string{"NAMESPACE", "WORKLOAD", "PODS", "NODE"}, headings...)}, drop: []int{2, 3}}
 	shown := o.cut(len(c.loads), podsShown)
 	for _, l := range c.loads[:shown] {
 		kind, name := l.title()
 		row := []string{l.namespace, kind + " " + name, fmt.Sprint(l.pods), l.where(), ago(now, l.first.Since)}
-		g.rows = append(g.rows, append(row, cells(l.first)...))
+		g.rows = append(g.rows, append(row, cells(l)...))
 	}
 	lines = append(lines, g.lines(o)...)
 	lines = append(lines, o.more(len(c.loads)-shown, "workload", "  ")...)
@@ -143,7 +145,7 @@ func Blockers(blockers []Blocker, obstacles []Obstacle, waiting []Blocker, now t
 	lines := blocked(blockers, obstacles, now, o)
 	if len(waiting) > 0 {
 		if len(blockers)+len(obstacles) == 0 {
-			lines = []screen.Line{plain("Nothing is blocked.")}
+			lines = []screen.Line{plain(nothingBlocked)}
 		}
 		lines = append(append(lines, screen.Line{}), waitingGroups(waiting, now, o)...)
 		lines = append(lines, waitingTotals(waiting)...)
@@ -163,7 +165,7 @@ func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options)
 	shown := o.cut(len(causes), causesListed)
 	for _, c := range causes[:shown] {
 		lines = append(lines, line(screen.Warning, "%s: %s", c.first.Reason, wording.Count(c.pods, "pod")))
-		lines = append(lines, c.lines([]string{"BLOCKED FOR"}, now, o, func(*Blocker) []string { return nil })...)
+		lines = append(lines, c.lines([]string{"BLOCKED FOR"}, now, o, func(*load) []string { return nil })...)
 	}
 	if shown < len(causes) {
 		lines = append(append(lines, o.more(len(causes)-shown, "cause", "")...), screen.Line{})
@@ -187,20 +189,27 @@ type AppDown struct {
 	Kind, Namespace, Name string
 }
 
+const nothingBlocked = "No pod is blocked."
+
 // NothingBlocked shows that no pod is blocked or waiting, and how many pods must still leave their
-// nodes. While pods are left, it prints "Nothing is blocked", not "Nothing is in the way".
+// nodes.
 func NothingBlocked(maintenances []v1alpha1.NodeMaintenance) []screen.Line {
 	var left []screen.Line
+	drained := 0
 	for i := range maintenances {
 		nm := &maintenances[i]
-		if c := drainedCondition(nm); nm.DeletionTimestamp == nil && c != nil && c.Status != metav1.ConditionTrue {
+		switch c := drainedCondition(nm); {
+		case nm.DeletionTimestamp != nil || c == nil:
+		case c.Status == metav1.ConditionTrue:
+			drained++
+		default:
 			left = append(left, plain("  %s: %s", nm.Name, c.Message))
 		}
 	}
-	if len(left) == 0 {
-		return []screen.Line{plain("Nothing is in the way.")}
+	if drained > 0 && drained == len(maintenances) {
+		return []screen.Line{plain("%s All pods have left.", nothingBlocked)}
 	}
-	return append([]screen.Line{plain("Nothing is blocked.")}, left...)
+	return append([]screen.Line{plain(nothingBlocked)}, left...)
 }
 
 // AppsDown shows the workloads without a ready pod.

@@ -20,6 +20,8 @@ type load struct {
 	first *Blocker
 	pods  int
 	nodes map[string]bool
+	// stopsAt is the end of the last grace period of pods that are stopping.
+	stopsAt time.Time
 }
 
 // title names the workload, or its pod if there is only one.
@@ -65,19 +67,42 @@ func causesOf(blockers []Blocker) []*cause {
 		if l == nil {
 			l = &load{workload: b.workload, first: b, nodes: map[string]bool{}}
 			loads[key] = l
-			c := causes[causeKey{b.Reason, who, b.Message}]
+			of := causeKey{b.Reason, who, b.Message}
+			if !b.stopsAt.IsZero() {
+				// The messages differ only in their times.
+				of.message = ""
+			}
+			c := causes[of]
 			if c == nil {
 				c = &cause{first: b}
-				causes[causeKey{b.Reason, who, b.Message}] = c
+				causes[of] = c
 				out = append(out, c)
 			}
 			c.loads, byLoad[l] = append(c.loads, l), c
 		}
 		l.pods++
 		l.nodes[b.Node] = true
+		if b.stopsAt.After(l.stopsAt) {
+			l.stopsAt = b.stopsAt
+		}
 		byLoad[l].pods++
 	}
 	return out
+}
+
+// message returns the message of the first pod or, if the pods stop at different times, one about
+// the last of them.
+func (c *cause) message() string {
+	last := c.loads[0].stopsAt
+	for _, l := range c.loads {
+		if l.stopsAt.After(last) {
+			last = l.stopsAt
+		}
+	}
+	if c.pods == 1 || last.IsZero() {
+		return c.first.Message
+	}
+	return fmt.Sprintf("The pods are stopping within their grace periods, the last of which ends at %s.", timeOf(last))
 }
 
 // subject names the workloads of a cause in one line.
@@ -115,10 +140,10 @@ func (c *cause) block(now time.Time, o Options) causeBlock {
 	switch what {
 	case waitsForEvacuator:
 		style, what = screen.Plain, c.first.evacuator
-	case v1alpha1.ReasonPodWaits, v1alpha1.ReasonPodStopping:
+	case v1alpha1.ReasonPodWaits, v1alpha1.ReasonPodStopping, v1alpha1.ReasonPaused:
 		style = screen.Plain
 	}
-	return newBlock(ago(now, c.first.Since), c.subject()+": "+what, style, c.first.Message, c.first.WhoUntil(), o)
+	return newBlock(ago(now, c.first.Since), c.subject()+": "+what, style, c.message(), c.first.WhoUntil(), o)
 }
 
 // newBlock returns the lines of a cause, with its age in front of the title.
@@ -150,6 +175,9 @@ const (
 	titleOnly = iota
 	withActor
 )
+
+// complete is the detail at which nothing of a cause is missing.
+func (b *causeBlock) complete() int { return withActor + len(b.message) }
 
 // lines returns the lines of a cause with a limited detail.
 func (b *causeBlock) lines(detail int, o Options) []screen.Line {
@@ -208,24 +236,35 @@ func (f *Facts) causes(blockers, waiting []Blocker, o Options) causeList {
 	return l
 }
 
-// lines returns the first causes.
-func (l *causeList) lines(count, detail int, f *Facts, o Options) []screen.Line {
+// lines returns the first causes: the first one with the given detail, the others with detail rest.
+func (l *causeList) lines(count, detail, rest int, f *Facts, o Options) []screen.Line {
 	var lines []screen.Line
+	cut := false
 	for i := range l.blocks[:min(count, len(l.blocks))] {
 		if heading, ok := l.headings[i]; ok {
 			lines = append(lines, o.Fit(heading)...)
 		}
+		if i > 0 {
+			detail = rest
+		}
 		lines = append(lines, l.blocks[i].lines(detail, o)...)
+		cut = cut || detail < l.blocks[i].complete()
 	}
-	if rest := len(l.blocks) - count; rest > 0 {
-		text, hint := "  "+o.ellipsis()+" "+wording.Count(rest, "more cause"), ": kubectl maintenance blockers "+f.Maintenance.Name
-		if o.Scrolls {
-			hint = " (press b)"
-		}
-		if o.Columns <= 0 || screen.Width(text+hint) <= o.Columns {
-			text += hint
-		}
-		lines = append(lines, o.Fit(line(screen.Faint, "%s", text))...)
+	missing := len(l.blocks) - count
+	if missing <= 0 && !cut {
+		return lines
 	}
-	return lines
+	text, command := "  "+o.ellipsis()+" ", "kubectl maintenance blockers "+f.Maintenance.Name
+	if missing > 0 {
+		text += wording.Count(missing, "more cause") + ": "
+	}
+	switch {
+	case o.Scrolls:
+		text += "press b"
+	case o.Columns <= 0 || screen.Width(text+command) <= o.Columns:
+		text += command
+	default:
+		text += "blockers " + f.Maintenance.Name
+	}
+	return append(lines, line(screen.Faint, "%s", screen.Fit(o.escape(text), o.Columns)))
 }

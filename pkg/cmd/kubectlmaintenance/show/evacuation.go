@@ -130,7 +130,7 @@ func previewedBlockers(p *v1alpha1.NodeMaintenancePreview, pod v1alpha1.PreviewP
 			continue
 		}
 		effect := effects[b.Effect]
-		lines = append(lines, screen.Line{}, line(effect.style, "IN THE WAY OF %s  %s", p.Name, b.Reason))
+		lines = append(lines, screen.Line{}, line(effect.style, "%s  %s", headingOf(b.Effect, p.Name), b.Reason))
 		lines = append(lines, wrap("  ", b.Message, o.columns(), screen.Plain)...)
 		if b.Effect != v1alpha1.PreviewEffectDelayed {
 			blocker := Blocker{Namespace: pod.Namespace, Pod: pod.Name, Node: pod.Node, Reason: b.Reason, Message: b.Message}
@@ -138,6 +138,14 @@ func previewedBlockers(p *v1alpha1.NodeMaintenancePreview, pod v1alpha1.PreviewP
 		}
 	}
 	return lines
+}
+
+// headingOf returns the heading above a problem that a preview predicts.
+func headingOf(effect v1alpha1.PreviewEffect, maintenance string) string {
+	if effect == v1alpha1.PreviewEffectLost {
+		return "WILL NOT BE RECREATED AFTER " + maintenance
+	}
+	return "IN THE WAY OF " + maintenance
 }
 
 // affects reports whether a blocker of a preview is about a pod. The list of its pods may be cut:

@@ -159,9 +159,9 @@ func (f *PodFacts) why(m PodMaintenance, ref v1alpha1.PreviewPodReference) strin
 	at, kept, cut := findPod(m.Preview, ref)
 	switch {
 	case kept != "":
-		return later + fmt.Sprintf("The pod is kept on purpose (%s).", kept)
+		return later + fmt.Sprintf("The pod is kept on purpose: %s.", whyKept(kept))
 	case at.pod == nil && cut:
-		return later + "The preview does not list all pods of its waves, and not this one."
+		return later + "The preview is too long to list this pod."
 	case at.pod == nil:
 		return later + "No entry of the drain plan covers the pod, or it came to the node a moment ago."
 	case later != "" || at.before > 0:
@@ -190,9 +190,13 @@ func leftAlone(nm *v1alpha1.NodeMaintenance, node string) string {
 }
 
 // command returns the line with the command that asks a single pod to leave; "" if the pod is asked
-// already, is on no node, or would come back to it.
+// already, is on no node, or would come back to it, or if a drain of its node is paused.
 func (f *PodFacts) command() string {
 	if f.IsAsked() || f.Pod == nil || f.Node == "" || f.Pod.DeletionTimestamp != nil {
+		return ""
+	}
+	// The command would go round the decision of the user who paused the drain.
+	if slices.ContainsFunc(f.Maintenances, func(m PodMaintenance) bool { return IsPaused(m.NodeMaintenance) }) {
 		return ""
 	}
 	// Such a pod would be recreated on the node.

@@ -29,8 +29,9 @@ type layout struct {
 	tight bool
 }
 
-// room is how much of each part is shown.
-type room struct{ waves, nodes, causes, detail int }
+// room is how much of each part is shown. detail is that of the first cause, and rest that of the
+// other causes.
+type room struct{ waves, nodes, causes, detail, rest int }
 
 // limits of a Status that is not limited by the rows of a terminal. A message never has as many
 // lines as allDetail.
@@ -56,7 +57,7 @@ func (l *layout) lines(r room) []screen.Line {
 		nodes = slices.Clone(l.nodes[:shown+1])
 	}
 	part(append(nodes, l.o.more(l.allNodes-shown, "node", "  ")...))
-	part(l.causes.lines(r.causes, r.detail, l.f, l.o))
+	part(l.causes.lines(r.causes, r.detail, r.rest, l.f, l.o))
 	return lines
 }
 
@@ -67,14 +68,25 @@ func (l *layout) waveLines(count int) []screen.Line {
 		return l.waves
 	}
 	first := min(l.over, rest)
-	lines := slices.Clone(l.waves[first : first+count])
-	return append(lines, l.o.Fit(line(screen.Faint, "  %s %s", l.o.ellipsis(), wording.Count(rest, "more wave")))...)
+	var lines []screen.Line
+	switch first {
+	case 0:
+	case 1:
+		lines = l.o.Fit(line(screen.Faint, "  WAVE 1 is done"))
+	default:
+		lines = l.o.Fit(line(screen.Faint, "  WAVES 1 to %d are done", first))
+	}
+	lines = append(lines, l.waves[first:first+count]...)
+	if later := rest - first; later > 0 {
+		lines = append(lines, l.o.Fit(line(screen.Faint, "  %s %s", l.o.ellipsis(), wording.Count(later, "more wave")))...)
+	}
+	return lines
 }
 
-// fit returns as much as the terminal has room for. It begins with one item of each part, and gives
-// each part one more in turn.
+// fit returns as much as the terminal has room for: one item of each part, then the whole first
+// cause, then more of each part in turn.
 func (l *layout) fit() []screen.Line {
-	all := room{len(l.waves), max(len(l.nodes)-1, 0), len(l.causes.blocks), allDetail}
+	all := room{len(l.waves), max(len(l.nodes)-1, 0), len(l.causes.blocks), allDetail, allDetail}
 	if l.o.Rows <= 0 {
 		if !l.o.Wide && !l.o.Scrolls {
 			all.causes = min(all.causes, causesShown)
@@ -84,28 +96,35 @@ func (l *layout) fit() []screen.Line {
 	if lines := l.lines(all); len(lines) <= l.o.Rows {
 		return lines
 	}
-	r := room{min(all.waves, 1), min(all.nodes, 1), min(all.causes, 1), titleOnly}
+	r := room{min(all.waves, 1), min(all.nodes, 1), min(all.causes, 1), titleOnly, titleOnly}
 	if len(l.lines(r)) > l.o.Rows {
 		r.nodes, l.tight = 0, true
 	}
-	best := l.lines(r)
-	all.detail = l.o.Rows
+	all.detail, all.rest = l.o.Rows, l.o.Rows
+	// One complete cause helps more than the titles of several.
+	r = l.grow(r, all, func(r *room) *int { return &r.detail })
+	r = l.grow(
+		r, all, func(r *room) *int { return &r.causes }, func(r *room) *int { return &r.nodes },
+		func(r *room) *int { return &r.waves }, func(r *room) *int { return &r.rest },
+	)
+	return l.o.Truncate(l.lines(r))
+}
+
+// grow gives each of the parts one more in turn, as long as there is room.
+func (l *layout) grow(r, all room, parts ...func(*room) *int) room {
 	for grown := true; grown; {
 		grown = false
-		for _, part := range []func(*room) *int{
-			func(r *room) *int { return &r.causes }, func(r *room) *int { return &r.detail },
-			func(r *room) *int { return &r.nodes }, func(r *room) *int { return &r.waves },
-		} {
+		for _, part := range parts {
 			next := r
 			if *part(&next)++; *part(&next) > *part(&all) {
 				continue
 			}
-			if lines := l.lines(next); len(lines) <= l.o.Rows {
-				r, best, grown = next, lines, true
+			if len(l.lines(next)) <= l.o.Rows {
+				r, grown = next, true
 			}
 		}
 	}
-	return l.o.Truncate(best)
+	return r
 }
 
 // Truncate returns as many lines as the terminal has rows. The last one has the number of omitted

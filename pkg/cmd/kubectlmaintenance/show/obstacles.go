@@ -15,6 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/drain/plan"
 )
 
 // Obstacle is a problem, other than a blocked pod, that stops a maintenance or some of its nodes.
@@ -28,6 +29,8 @@ type Obstacle struct {
 	Since time.Time
 	// Nodes are the affected nodes that are known.
 	Nodes []string
+	// podsListed is set if the blocked pods, with their owners, are listed separately.
+	podsListed bool
 }
 
 // cordonedAfter is the time after which an uncordoned node counts as an obstacle: the server needs
@@ -42,6 +45,11 @@ type action struct{ who, look string }
 // name.
 const maintenances = "nodemaintenances." + v1alpha1.GroupName
 
+const (
+	ownersOfBlocked  = "the owners of the blocked pods"
+	evacuationsOfAll = "kubectl get evacuations." + v1alpha1.GroupName + " --all-namespaces"
+)
+
 // obstacleActions maps reasons of an Obstacle to actions. %s stands for the name of the
 // maintenance.
 var obstacleActions = map[string]action{
@@ -49,16 +57,17 @@ var obstacleActions = map[string]action{
 		wording.Administrator + ", who can grant the right to maintain the nodes or remove them from the selector", "kubectl maintenance preview %s",
 	},
 	v1alpha1.ReasonNodeNotCordoned: {
-		wording.Administrator + ", who can stop the client that uncordons the nodes, or remove them from the selector",
-		"kubectl maintenance history %s",
+		wording.Administrator + ", who can correct what the message names, or remove the nodes from the selector",
+		"kubectl describe " + maintenances + " %s",
 	},
 	v1alpha1.ReasonTooManyMaintenances: {
-		wording.Administrator + ", who can complete maintenances of the nodes that are no longer needed", "kubectl maintenance history %s",
+		wording.Administrator + ", who can complete maintenances of the nodes that are no longer needed",
+		"kubectl get " + maintenances + " --sort-by=.metadata.creationTimestamp",
 	},
 	v1alpha1.ReasonPaused:             {"the user who paused it, who can continue it", "kubectl maintenance resume %s"},
 	v1alpha1.ReasonNoNodes:            {"the user who requested it, who can change the selector", "kubectl get " + maintenances + " %s -o wide"},
-	v1alpha1.ReasonDrainBlocked:       {"the owners of the blocked pods", "kubectl maintenance status %s"},
-	v1alpha1.ReasonProgressBlocked:    {"the owners of the blocked pods", "kubectl maintenance status %s"},
+	v1alpha1.ReasonDrainBlocked:       {ownersOfBlocked, evacuationsOfAll},
+	v1alpha1.ReasonProgressBlocked:    {ownersOfBlocked, evacuationsOfAll},
 	v1alpha1.ReasonProgressStalled:    {wording.Administrator, "kubectl maintenance status %s -o wide"},
 	v1alpha1.ReasonProgressSyncFailed: {wording.Administrator, "kubectl maintenance history %s"},
 }
@@ -67,10 +76,25 @@ var obstacleActions = map[string]action{
 func (b *Obstacle) Who() string { return b.action().who }
 
 // Look returns a command that shows details.
-func (b *Obstacle) Look() string { return fmt.Sprintf(b.action().look, b.Maintenance) }
+func (b *Obstacle) Look() string {
+	look := b.action().look
+	if !strings.Contains(look, "%s") {
+		return look
+	}
+	return fmt.Sprintf(look, b.Maintenance)
+}
 
 func (b *Obstacle) action() action {
 	if a, ok := obstacleActions[b.Reason]; ok {
+		switch {
+		case b.Reason == v1alpha1.ReasonProgressStalled && b.podsListed:
+			a.who = ownersOfBlocked + ", and " + a.who
+		case b.Reason == v1alpha1.ReasonNodeNotCordoned && strings.Contains(b.Message, wording.CordonFought):
+			a.who = wording.Administrator + ", who can stop the client that uncordons the nodes, or remove them from the selector"
+		}
+		if b.Reason == v1alpha1.ReasonNodeNotCordoned && len(b.Nodes) > 0 {
+			a.look = "kubectl describe node " + b.Nodes[0]
+		}
 		return a
 	}
 	return action{wording.Administrator, "kubectl describe " + maintenances + " %s"}
@@ -112,7 +136,9 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 		if blocked && (podsListed || len(out) > 0) {
 			return
 		}
-		out = append(out, Obstacle{Maintenance: nm.Name, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time})
+		out = append(out, Obstacle{
+			Maintenance: nm.Name, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time, podsListed: podsListed,
+		})
 	}
 	// SyncFailed may be an obstacle for some nodes while other nodes make progress.
 	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
@@ -127,13 +153,26 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 	if !v1alpha1.IsHolding(nm) {
 		return out
 	}
-	out = withNodes(out, nm.Name, v1alpha1.ReasonNotAuthorized, NodesFor(nm, v1alpha1.NodeStatusNotAuthorized),
+	out = withNodes(out, nm, v1alpha1.ReasonNotAuthorized, v1alpha1.NodeStatusNotAuthorized,
 		"The requester of the maintenance may not maintain these nodes, so Haulout neither cordons nor drains them.")
+	out = withNodes(out, nm, v1alpha1.ReasonTooManyMaintenances, v1alpha1.NodeStatusTooManyMaintenances, "Too many other maintenances hold these nodes.")
 	if at := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon); !at.IsZero() && now.Sub(at) >= cordonedAfter {
-		out = withNodes(out, nm.Name, v1alpha1.ReasonNodeNotCordoned, NodesFor(nm, v1alpha1.NodeStatusNotCordoned),
+		out = withNodes(out, nm, v1alpha1.ReasonNodeNotCordoned, v1alpha1.NodeStatusNotCordoned,
 			"The scheduler may still bind pods to these nodes, so their pods are not evacuated yet.")
 	}
 	return out
+}
+
+// messageOf returns what the server says about the first of the nodes with a reason; the given text
+// if it says nothing.
+func messageOf(nm *v1alpha1.NodeMaintenance, reason v1alpha1.NodeStatusReason, otherwise string) string {
+	for i := range nm.Status.NodeStatuses {
+		n := &nm.Status.NodeStatuses[i]
+		if why, ok := strings.CutPrefix(n.DrainMessage, plan.NotDrained); n.Reason == reason && ok {
+			return wording.Sentence(fmt.Sprintf("Node %s: %s", n.NodeRef.Name, why))
+		}
+	}
+	return otherwise
 }
 
 // NodesFor returns the nodes of a maintenance that have a reason in their status.
@@ -153,15 +192,18 @@ func namesNodes(reason string) bool {
 	return reason == v1alpha1.ReasonNotAuthorized || reason == v1alpha1.ReasonNodeNotCordoned || reason == v1alpha1.ReasonTooManyMaintenances
 }
 
-// withNodes adds nodes to the obstacle with a reason. It creates the obstacle if no condition
-// reports it.
-func withNodes(obstacles []Obstacle, maintenance, reason string, nodes []string, message string) []Obstacle {
+// withNodes adds the nodes with a reason to the obstacle of that reason. It creates the obstacle if
+// no condition reports it.
+func withNodes(
+	obstacles []Obstacle, nm *v1alpha1.NodeMaintenance, reason string, ofNodes v1alpha1.NodeStatusReason, message string,
+) []Obstacle {
+	nodes := NodesFor(nm, ofNodes)
 	if len(nodes) == 0 {
 		return obstacles
 	}
 	at := slices.IndexFunc(obstacles, func(b Obstacle) bool { return b.Reason == reason })
 	if at < 0 {
-		obstacles = append(obstacles, Obstacle{Maintenance: maintenance, Reason: reason, Message: message})
+		obstacles = append(obstacles, Obstacle{Maintenance: nm.Name, Reason: reason, Message: messageOf(nm, ofNodes, message)})
 		at = len(obstacles) - 1
 	}
 	obstacles[at].Nodes = slices.Sorted(slices.Values(nodes))

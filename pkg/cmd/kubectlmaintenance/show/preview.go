@@ -4,12 +4,15 @@
 package show
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/drain/plan"
 )
 
 var effects = map[v1alpha1.PreviewEffect]struct {
@@ -38,11 +41,7 @@ func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 		lines = append(lines, o.more(int(p.BlockersOmitted), "blocker", "  ")...)
 		lines = append(lines, screen.Line{})
 	}
-	ways := waysOf(p)
-	for i := range p.Waves {
-		lines = append(lines, previewWave(&p.Waves[i], ways, o)...)
-		lines = append(lines, screen.Line{})
-	}
+	lines = append(lines, previewWaves(p, o)...)
 	lines = append(lines, previewRest(p, o)...)
 	for len(lines) > 1 && lines[len(lines)-1].Text == "" {
 		lines = lines[:len(lines)-1]
@@ -87,7 +86,7 @@ func PreviewWarnings(p *v1alpha1.NodeMaintenancePreview, name string, o Options)
 	if len(lines) == 0 {
 		return nil
 	}
-	return append([]screen.Line{line(screen.Heading, "IN THE WAY OF THE DRAIN")}, lines...)
+	return append([]screen.Line{line(screen.Heading, "BEFORE THE DRAIN BEGINS")}, lines...)
 }
 
 func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
@@ -121,7 +120,7 @@ func handler(class string) string {
 	case v1alpha1.EvacuatorClassEviction:
 		return "eviction"
 	case "":
-		return "none"
+		return "no evacuator"
 	}
 	return class
 }
@@ -137,6 +136,25 @@ func handlers(classes []string) string {
 	return strings.Join(names, ", then ")
 }
 
+// keptBecause has the reasons of the API why a pod is kept, as sentences. "static pod" and "DaemonSet
+// pod" are the words of the planner, in brackets are those of the node agent.
+var keptBecause = map[string]string{
+	string(plan.KeptDaemonSet):               "its DaemonSet would recreate it on the node",
+	string(plan.KeptStatic):                  "a static pod, which has no evacuator",
+	keptStatic(protocol.KeptControlPlane):    "a static pod of the control plane",
+	keptStatic(protocol.KeptServesAPI):       "a static pod through which the kubelet may reach the API server",
+	keptStatic(protocol.KeptByConfiguration): "a static pod that the configuration of the node agent keeps",
+	keptStatic(protocol.KeptUndecided):       "a static pod whose purpose the node agent cannot determine",
+	keptStatic(protocol.KeptUnpublished):     "a static pod whose node agent has not reported yet which pods it keeps",
+}
+
+func keptStatic(reason protocol.KeptReason) string {
+	return fmt.Sprintf("%s (%s)", plan.KeptStatic, reason)
+}
+
+// whyKept explains why a pod is kept on its node.
+func whyKept(reason string) string { return cmp.Or(keptBecause[reason], reason) }
+
 // previewRest lists the pods that are kept, other maintenances on the nodes, and nodes that are not
 // authorized.
 func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
@@ -147,12 +165,12 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 		if strings.HasPrefix(left.Reason, "static pod") {
 			static += int(left.PodCount)
 		}
-		lines = append(lines, plain("KEPT  %s: %s", left.Reason, wording.Count(left.PodCount, "pod")))
+		lines = append(lines, plain("KEPT  %s: %s", wording.Count(left.PodCount, "pod"), whyKept(left.Reason)))
 		if o.Wide {
 			for _, pod := range left.Pods {
 				lines = append(lines, line(screen.Faint, "  %s/%s (%s)", pod.Namespace, pod.Name, pod.Node))
 			}
-			lines = append(lines, o.more(int(left.PodsOmitted), "pod", "  ")...)
+			lines = append(lines, o.omitted(int(left.PodsOmitted), "of a reason")...)
 		}
 	}
 	if static > 0 {

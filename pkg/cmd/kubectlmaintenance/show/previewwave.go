@@ -135,8 +135,44 @@ func (l *previewLoad) row() []string {
 	return []string{l.namespace, title, fmt.Sprint(l.pods), node, l.evacuators, l.inTheWay}
 }
 
-// previewWave shows a wave with a row for each workload.
-func previewWave(w *v1alpha1.PreviewWave, all *ways, o Options) []screen.Line {
+// previewColumns are the columns of the workloads of a wave. A narrow terminal does not show the
+// evacuators, then the nodes, then the number of pods.
+func previewColumns() grid {
+	return grid{
+		indent: "  ", rows: [][]string{{"NAMESPACE", "WORKLOAD", "PODS", "NODE", "EVACUATORS", "IN THE WAY"}},
+		styles: []screen.Style{screen.Faint}, drop: []int{4, 3, 2}, cut: true,
+	}
+}
+
+// previewWaves shows the waves, with a row for each workload. All waves have the same columns.
+func previewWaves(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
+	ways, all := waysOf(p), previewColumns()
+	grids := make([]grid, len(p.Waves))
+	listed := make([]int, len(p.Waves))
+	for i := range p.Waves {
+		grids[i], listed[i] = previewGrid(&p.Waves[i], ways, o)
+		all.rows = append(all.rows, grids[i].rows[1:]...)
+	}
+	widths := all.widths(o.escaped(all.rows), o.Columns)
+	var lines []screen.Line
+	for i := range p.Waves {
+		w := &p.Waves[i]
+		lines = append(append(lines, previewTitle(w)), grids[i].linesOf(widths, o)...)
+		lines = append(lines, o.more(int(w.PodCount)-listed[i]-int(w.PodsOmitted), "pod", "  ")...)
+		lines = append(append(lines, o.omitted(int(w.PodsOmitted), "of a wave")...), screen.Line{})
+	}
+	return lines
+}
+
+// omitted shows the number of pods that the server did not list.
+func (o Options) omitted(count int, of string) []screen.Line {
+	if count <= 0 {
+		return nil
+	}
+	return o.Fit(line(screen.Faint, "  %s %s (the server does not list all pods %s)", o.ellipsis(), wording.Count(count, "more pod"), of))
+}
+
+func previewTitle(w *v1alpha1.PreviewWave) screen.Line {
 	entry := Entry(v1alpha1.DrainPlanEntry{PodType: w.PodType, PodPriority: w.PodPriority, PodSelector: w.PodSelector})
 	var by []string
 	for _, e := range w.Evacuators {
@@ -146,23 +182,22 @@ func previewWave(w *v1alpha1.PreviewWave, all *ways, o Options) []screen.Line {
 	if len(by) > 0 {
 		title += ", by " + strings.Join(by, ", ")
 	}
-	lines := []screen.Line{line(screen.Heading, "%s", title)}
+	return line(screen.Heading, "%s", title)
+}
+
+// previewGrid returns the rows of a wave, and the number of pods in them.
+func previewGrid(w *v1alpha1.PreviewWave, all *ways, o Options) (g grid, listed int) {
 	const loadsShown = 20
 	loads := previewLoads(w, all, o)
 	loads = loads[:o.cut(len(loads), loadsShown)]
-	g := grid{
-		indent: "  ", rows: [][]string{{"NAMESPACE", "WORKLOAD", "PODS", "NODE", "EVACUATORS", "IN THE WAY"}},
-		styles: []screen.Style{screen.Faint}, drop: []int{4, 3, 0}, cut: true,
-	}
-	shown := 0
+	g = previewColumns()
 	for _, l := range loads {
 		style := screen.Plain
 		if l.blocked {
 			style = screen.Warning
 		}
-		shown += l.pods
+		listed += l.pods
 		g.rows, g.styles = append(g.rows, l.row()), append(g.styles, style)
 	}
-	lines = append(lines, g.lines(o)...)
-	return append(lines, o.more(int(w.PodCount)-shown, "pod", "  ")...)
+	return g, listed
 }

@@ -29,6 +29,10 @@ func (l *layout) addProgress(c count, waiting []Blocker) {
 			row, style := f.waveRow(&waves[i], bar)
 			g.rows, g.styles = append(g.rows, row), append(g.styles, style)
 		}
+		if target := f.target(); len(waves) == 0 && target != nil && c.left() > 0 {
+			leaving := fmt.Sprintf("%s leaving, %d for later waves", wording.Count(c.evacuating, "pod"), c.pending)
+			g.rows, g.styles = append(g.rows, []string{"WAVE", leaving, "", Entry(*target)}), append(g.styles, screen.Plain)
+		}
 		if !v1alpha1.IsEnding(f.Maintenance) {
 			nodes := fmt.Sprintf("%d of %d drained", c.drained, c.nodes)
 			g.rows = append(g.rows, []string{"NODES", progressCell(bar, nodes, c.drained, c.nodes), "", ""})
@@ -43,10 +47,6 @@ func (l *layout) addProgress(c count, waiting []Blocker) {
 			l.over = i + 1
 		}
 	}
-	if target := f.target(); len(waves) == 0 && target != nil && c.left() > 0 {
-		wave := plain("  WAVE    %s  %s leaving, %d for later waves", Entry(*target), wording.Count(c.evacuating, "pod"), c.pending)
-		l.head = append(l.head, l.o.Fit(wave)...)
-	}
 	for _, text := range f.paceTexts(c, len(waiting)) {
 		if pace := l.o.Fit(plain("  %s", text)); l.o.Rows <= 0 || len(pace) == 1 {
 			l.pace = append(l.pace, pace...)
@@ -58,20 +58,19 @@ func (l *layout) addProgress(c count, waiting []Blocker) {
 // waveRow is the row of a wave, with the time that it has taken.
 func (f *Facts) waveRow(w *v1alpha1.NodeMaintenanceWave, bar int) ([]string, screen.Style) {
 	gone, peak := int(w.PodsPeak-w.PodsLeft), int(w.PodsPeak)
-	style, state := screen.Faint, "later"
+	style, state := screen.Faint, "not begun"
 	switch {
 	case w.PodsLeft == 0:
-		style, state = screen.Good, "over"
+		style, state = screen.Good, "done"
 		if w.StartTime != nil && w.EndTime != nil {
-			state = "took " + duration.HumanDuration(w.EndTime.Sub(w.StartTime.Time))
+			state = "done in " + duration.HumanDuration(w.EndTime.Sub(w.StartTime.Time))
 		}
 	case v1alpha1.IsEnding(f.Maintenance):
-		state = "not begun"
 		if w.StartTime != nil {
-			state = "not over"
+			state = "not done"
 		}
 	case w.StartTime != nil:
-		style, state = screen.Plain, "leaving, "+ago(f.Now, w.StartTime.Time)
+		style, state = screen.Plain, "leaving for "+ago(f.Now, w.StartTime.Time)
 	}
 	text := progressCell(bar, fmt.Sprintf("%d of %d gone", gone, peak), gone, peak)
 	return []string{fmt.Sprintf("WAVE %d", w.Entry+1), text, state, Entry(f.Maintenance.Spec.DrainPlan[w.Entry])}, style

@@ -93,7 +93,7 @@ func (f *Facts) title(c count, o Options) screen.Line {
 }
 
 // stateLines shows what the server does: the condition Drained if it is true, otherwise
-// Progressing, unless the causes or the numbers say the same.
+// what Progressing says beside the numbers, unless the causes say the same.
 func (f *Facts) stateLines(o Options, short func([]screen.Line) []screen.Line) []screen.Line {
 	nm := f.Maintenance
 	drained, progressing := drainedCondition(nm), meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
@@ -106,7 +106,11 @@ func (f *Facts) stateLines(o Options, short func([]screen.Line) []screen.Line) [
 		progressing.Reason == v1alpha1.ReasonProgressNotRequested:
 		return nil
 	}
-	text := progressing.Reason + ": " + progressing.Message
+	text := wording.BesidePodsLeft(progressing.Message)
+	if text == "" {
+		return nil
+	}
+	text = progressing.Reason + ": " + text
 	if last := f.lastProgress(); last != "" {
 		text += " (" + last + ")"
 	}
@@ -128,10 +132,13 @@ func needsAction(reason string) bool {
 	return ok
 }
 
-// pausedText names the user who paused the maintenance.
+// pausedText names the user who paused the maintenance. A pause has no effect before stage Drain.
 func (f *Facts) pausedText() string {
-	return fmt.Sprintf("Paused %s: no further pod is asked to leave. To continue: kubectl maintenance resume %s",
-		PausedBy(f.Maintenance, f.Now), f.Maintenance.Name)
+	effect := "no further pod is asked to leave"
+	if !IsPaused(f.Maintenance) {
+		effect = fmt.Sprintf("no pod will be asked to leave when stage %s begins", v1alpha1.NodeMaintenanceStageDrain)
+	}
+	return fmt.Sprintf("Paused %s: %s. To continue: kubectl maintenance resume %s", PausedBy(f.Maintenance, f.Now), effect, f.Maintenance.Name)
 }
 
 // Stage returns the stage of a maintenance, with a note if the object is being deleted.
@@ -228,6 +235,9 @@ func Table(all []Facts, o Options) []screen.Line {
 func (f *Facts) style(c count) screen.Style {
 	nm := f.Maintenance
 	switch {
+	case IsPaused(nm):
+		// A pause needs no action of another user.
+		return screen.Plain
 	case c.blocked > 0, Stuck(nm) != nil:
 		return screen.Warning
 	case meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained):

@@ -41,15 +41,24 @@ func table(indent string, rows [][]string, styles []screen.Style) []screen.Line 
 
 // lines returns the rows of the grid, within the width of the terminal.
 func (g *grid) lines(o Options) []screen.Line {
-	rows := make([][]string, len(g.rows))
-	for i, row := range g.rows {
-		rows[i] = make([]string, len(row))
-		// Escape before the alignment, since escaped text is longer.
+	return g.linesOf(g.widths(o.escaped(g.rows), o.Columns), o)
+}
+
+// escaped escapes cells before the alignment, since escaped text is longer.
+func (o Options) escaped(rows [][]string) [][]string {
+	out := make([][]string, len(rows))
+	for i, row := range rows {
+		out[i] = make([]string, len(row))
 		for j, cell := range row {
-			rows[i][j] = o.escape(cell)
+			out[i][j] = o.escape(cell)
 		}
 	}
-	lines := g.align(rows, g.widths(rows, o.Columns))
+	return out
+}
+
+// linesOf returns the rows of the grid in columns of the given widths.
+func (g *grid) linesOf(widths []int, o Options) []screen.Line {
+	lines := g.align(o.escaped(g.rows), widths)
 	for i := range lines {
 		lines[i].Text = screen.Fit(lines[i].Text, o.Columns)
 	}

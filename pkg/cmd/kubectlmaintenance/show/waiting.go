@@ -30,10 +30,12 @@ var waits = []struct{ reason, heading, what string }{
 	{waitsForEvacuator, "WAITING", "waiting for evacuators that report no progress"},
 	{v1alpha1.ReasonPodWaits, "WAITING", "waiting to be evicted"},
 	{v1alpha1.ReasonPodStopping, "STOPPING", "stopping within their grace period"},
+	{v1alpha1.ReasonPaused, "PAUSED", "waiting for the end of a pause"},
 }
 
 // Waits reports whether the pod of an Evacuation waits but is not blocked: for an evacuator that
-// has not reported progress for a while, for its eviction, or for the end of its grace period.
+// has not reported progress for a while, for its eviction, for the end of its grace period, or for
+// the end of a pause.
 func Waits(e *v1alpha1.Evacuation, now time.Time) bool { return waitOf(e, now) != "" }
 
 // waitOf returns the reason why a pod waits; "" if it does not wait or is blocked.
@@ -43,7 +45,7 @@ func waitOf(e *v1alpha1.Evacuation, now time.Time) string {
 	}
 	if c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked); c != nil {
 		switch c.Reason {
-		case v1alpha1.ReasonPodStopping, v1alpha1.ReasonPodWaits:
+		case v1alpha1.ReasonPodStopping, v1alpha1.ReasonPodWaits, v1alpha1.ReasonPaused:
 			return c.Reason
 		}
 	}
@@ -78,9 +80,10 @@ func WaitingOf(evacuations []v1alpha1.Evacuation, on func(node string) bool, now
 			Since: t.Since, evacuator: t.Class, workload: workloadOf(e.Namespace, e.Spec.PodRef.Name, e.Labels),
 		}
 		switch reason {
-		case v1alpha1.ReasonPodStopping, v1alpha1.ReasonPodWaits:
+		case v1alpha1.ReasonPodStopping, v1alpha1.ReasonPodWaits, v1alpha1.ReasonPaused:
 			c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked)
 			b.Message, b.Since = c.Message, c.LastTransitionTime.Time
+			b.stopsAt, _ = wording.StoppingUntil(c.Message)
 		case waitsForEvacuator:
 			b.Message = waitingMessage(e, t)
 			b.until, b.next = t.Since.Add(t.Patience(e.Spec.ProgressDeadlineSeconds, math.MaxInt64)), protocol.Next(e.Spec.Evacuators, t.Class)
@@ -109,20 +112,36 @@ func waitingMessage(e *v1alpha1.Evacuation, t protocol.Turn) string {
 // waitingGroups shows the waiting pods in groups, for the list below the blocked pods.
 func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 	var lines []screen.Line
-	for _, c := range causesOf(waiting) {
+	causes := causesOf(waiting)
+	shown := o.cut(len(causes), causesListed)
+	for _, c := range causes[:shown] {
 		heading, headings := "Waiting for eviction", []string{"WAITING FOR"}
-		deadline := func(*Blocker) []string { return nil }
+		deadline := func(*load) []string { return nil }
 		switch {
 		case !c.first.until.IsZero():
 			heading, headings = "Waiting for evacuator "+c.first.evacuator, []string{"NO PROGRESS FOR", "DEADLINE"}
-			deadline = func(b *Blocker) []string { return []string{b.deadline()} }
+			deadline = func(l *load) []string { return []string{l.first.deadline()} }
 		case c.first.Reason == v1alpha1.ReasonPodStopping:
-			heading, headings = "Stopping", []string{"STOPPING FOR"}
+			heading, headings = "Stopping", []string{"STOPPING FOR", "UNTIL"}
+			deadline = func(l *load) []string { return []string{timeOf(l.stopsAt)} }
+		case c.first.Reason == v1alpha1.ReasonPaused:
+			heading, headings = "Paused", []string{"PAUSED FOR"}
 		}
 		lines = append(lines, line(screen.Heading, "%s: %s", heading, wording.Count(c.pods, "pod")))
 		lines = append(lines, c.lines(headings, now, o, deadline)...)
 	}
+	if shown < len(causes) {
+		lines = append(append(lines, o.more(len(causes)-shown, "cause", "")...), screen.Line{})
+	}
 	return lines
+}
+
+// timeOf formats a time; "-" if it is not known.
+func timeOf(at time.Time) string {
+	if at.IsZero() {
+		return "-"
+	}
+	return at.UTC().Format(time.RFC3339)
 }
 
 // waitingTotals shows the number of waiting pods for each reason.
