@@ -286,8 +286,8 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 		code int
 	}{
 		"start": {
-			line: "start node-003",
-			want: []string{"node-003-x7k2p Drain (dry run)", "preview-node-003-x7k2p Idle", "node-003-x7k2p Drain"},
+			line: "start node-005",
+			want: []string{"node-005-x7k2p Drain (dry run)", "preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"},
 		},
 		"drain": {
 			line: "drain node-005",
@@ -332,7 +332,7 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 			if diff := cmp.Diff(test.want, created); diff != "" {
 				t.Errorf("created, -want +got:\n%s", diff)
 			}
-			warned := strings.Contains(w.err.String(), "IN THE WAY OF THE DRAIN")
+			warned := strings.Contains(w.err.String(), "THE PREVIEW FOUND")
 			if begins := previews > 0 && !test.interrupts; warned != begins {
 				t.Errorf("after %d previews, the error stream has %q", previews, w.err.String())
 			}
@@ -346,17 +346,17 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 func TestAPreviewThatIsLeft(t *testing.T) {
 	w := newWorld(t, "")
 	forbid("delete", "nodemaintenances")(w)
-	if code := w.run(t.Context(), []string{"start", "node-003"}); code != exitDone {
+	if code := w.run(t.Context(), []string{"start", "node-005"}); code != exitDone {
 		t.Errorf("it ended with %d", code)
 	}
 	for _, text := range []string{
-		"IN THE WAY OF THE DRAIN", "Note: the temporary NodeMaintenance preview-node-003-x7k2p was not deleted; it has no effect",
+		"THE PREVIEW FOUND", "Note: the temporary NodeMaintenance preview-node-005-x7k2p was not deleted; it has no effect",
 	} {
 		if !strings.Contains(w.err.String(), text) {
 			t.Errorf("%q is missing in %s", text, w.err.String())
 		}
 	}
-	if !strings.Contains(w.out.String(), "node-003-x7k2p created") {
+	if !strings.Contains(w.out.String(), "node-005-x7k2p created") {
 		t.Errorf("nothing was created: %s", w.out.String())
 	}
 }

@@ -156,6 +156,18 @@ func clearPreview(w *world) {
 	)
 }
 
+// omittingPreview makes the server omit pods of a wave, as it does in a very large drain.
+func omittingPreview(w *world) {
+	w.haulout.PrependReactor(
+		"get", "nodemaintenances/preview",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			p := newPreview(action.(clienttesting.GetAction).GetName())
+			p.Waves[0].Nodes, p.Waves[0].PodsOmitted = p.Waves[0].Nodes[:1], p.Waves[0].Nodes[1].PodCount
+			return true, p, nil
+		},
+	)
+}
+
 // staticPreview adds static pods that are kept to previews.
 func staticPreview(w *world) {
 	w.haulout.PrependReactor(

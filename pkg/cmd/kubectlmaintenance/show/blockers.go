@@ -129,6 +129,9 @@ func (c *cause) lines(headings []string, now time.Time, o Options, cells func(*l
 		row := []string{l.namespace, kind + " " + name, fmt.Sprint(l.pods), l.where(), ago(now, l.first.Since)}
 		g.rows = append(g.rows, append(row, cells(l)...))
 	}
+	if o.Columns > 0 && o.Columns < narrow {
+		g.joinNamespace()
+	}
 	lines = append(lines, g.lines(o)...)
 	lines = append(lines, o.more(len(c.loads)-shown, "workload", "  ")...)
 	return append(lines, screen.Line{})

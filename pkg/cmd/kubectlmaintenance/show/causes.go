@@ -254,7 +254,8 @@ func (l *causeList) lines(count, detail, rest int, f *Facts, o Options) []screen
 	if missing <= 0 && !cut {
 		return lines
 	}
-	text, command := "  "+o.ellipsis()+" ", "kubectl maintenance blockers "+f.Maintenance.Name
+	short := "blockers " + f.Maintenance.Name
+	text, command := "  "+o.ellipsis()+" ", "kubectl maintenance "+short
 	if missing > 0 {
 		text += wording.Count(missing, "more cause") + ": "
 	}
@@ -263,8 +264,10 @@ func (l *causeList) lines(count, detail, rest int, f *Facts, o Options) []screen
 		text += "press b"
 	case o.Columns <= 0 || screen.Width(text+command) <= o.Columns:
 		text += command
+	case screen.Width(text+short) <= o.Columns:
+		text += short
 	default:
-		text += "blockers " + f.Maintenance.Name
+		text = "  " + o.ellipsis() + " " + short
 	}
 	return append(lines, line(screen.Faint, "%s", screen.Fit(o.escape(text), o.Columns)))
 }

@@ -102,7 +102,12 @@ func (l *layout) fit() []screen.Line {
 	}
 	all.detail, all.rest = l.o.Rows, l.o.Rows
 	// One complete cause helps more than the titles of several.
-	r = l.grow(r, all, func(r *room) *int { return &r.detail })
+	detail := func(r *room) *int { return &r.detail }
+	r = l.grow(r, all, detail)
+	if len(l.causes.blocks) > 0 && r.detail < l.causes.blocks[0].complete() {
+		l.tight = true
+		r = l.grow(r, all, detail)
+	}
 	r = l.grow(
 		r, all, func(r *room) *int { return &r.causes }, func(r *room) *int { return &r.nodes },
 		func(r *room) *int { return &r.waves }, func(r *room) *int { return &r.rest },

@@ -160,7 +160,31 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 		out = withNodes(out, nm, v1alpha1.ReasonNodeNotCordoned, v1alpha1.NodeStatusNotCordoned,
 			"The scheduler may still bind pods to these nodes, so their pods are not evacuated yet.")
 	}
-	return out
+	return withoutRepeated(out, nm)
+}
+
+// withoutRepeated removes SyncFailed if it only has the error about the node of another obstacle,
+// which names the user who can act.
+func withoutRepeated(obstacles []Obstacle, nm *v1alpha1.NodeMaintenance) []Obstacle {
+	index := func(reason string) int {
+		return slices.IndexFunc(obstacles, func(b Obstacle) bool { return b.Reason == reason })
+	}
+	failed, uncordoned := index(v1alpha1.ReasonProgressSyncFailed), index(v1alpha1.ReasonNodeNotCordoned)
+	if failed < 0 || uncordoned < 0 || len(obstacles[uncordoned].Nodes) != 1 {
+		return obstacles
+	}
+	at := slices.IndexFunc(nm.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool {
+		return n.NodeRef.Name == obstacles[uncordoned].Nodes[0]
+	})
+	why, isOutside := strings.CutPrefix(nm.Status.NodeStatuses[at].DrainMessage, plan.NotDrained)
+	why = strings.TrimRight(why, "….")
+	if message := obstacles[failed].Message; !isOutside || why == "" || !strings.Contains(message, why) || strings.Contains(message, "; and ") {
+		return obstacles
+	}
+	if b := &obstacles[uncordoned]; b.Since.IsZero() {
+		b.Since = obstacles[failed].Since
+	}
+	return slices.Delete(obstacles, failed, failed+1)
 }
 
 // messageOf returns what the server says about the first of the nodes with a reason; the given text

@@ -86,7 +86,7 @@ func PreviewWarnings(p *v1alpha1.NodeMaintenancePreview, name string, o Options)
 	if len(lines) == 0 {
 		return nil
 	}
-	return append([]screen.Line{line(screen.Heading, "BEFORE THE DRAIN BEGINS")}, lines...)
+	return append([]screen.Line{line(screen.Heading, "THE PREVIEW FOUND")}, lines...)
 }
 
 func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
@@ -136,16 +136,15 @@ func handlers(classes []string) string {
 	return strings.Join(names, ", then ")
 }
 
-// keptBecause has the reasons of the API why a pod is kept, as sentences. "static pod" and "DaemonSet
-// pod" are the words of the planner, in brackets are those of the node agent.
+// keptBecause explains the reasons of the API why pods are kept.
 var keptBecause = map[string]string{
-	string(plan.KeptDaemonSet):               "its DaemonSet would recreate it on the node",
-	string(plan.KeptStatic):                  "a static pod, which has no evacuator",
-	keptStatic(protocol.KeptControlPlane):    "a static pod of the control plane",
-	keptStatic(protocol.KeptServesAPI):       "a static pod through which the kubelet may reach the API server",
-	keptStatic(protocol.KeptByConfiguration): "a static pod that the configuration of the node agent keeps",
-	keptStatic(protocol.KeptUndecided):       "a static pod whose purpose the node agent cannot determine",
-	keptStatic(protocol.KeptUnpublished):     "a static pod whose node agent has not reported yet which pods it keeps",
+	string(plan.KeptDaemonSet):               "DaemonSet pods would be recreated on the node",
+	string(plan.KeptStatic):                  "no evacuator can stop static pods on the node",
+	keptStatic(protocol.KeptControlPlane):    "static pods of the control plane keep running",
+	keptStatic(protocol.KeptServesAPI):       "the kubelet may reach the API server through these static pods",
+	keptStatic(protocol.KeptByConfiguration): "the configuration of the node agent keeps these static pods",
+	keptStatic(protocol.KeptUndecided):       "the node agent cannot determine the purpose of these static pods",
+	keptStatic(protocol.KeptUnpublished):     "the node agent has not reported yet which static pods it keeps",
 }
 
 func keptStatic(reason protocol.KeptReason) string {

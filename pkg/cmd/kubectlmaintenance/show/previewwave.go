@@ -147,10 +147,17 @@ func previewColumns() grid {
 // previewWaves shows the waves, with a row for each workload. All waves have the same columns.
 func previewWaves(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	ways, all := waysOf(p), previewColumns()
+	isNarrow := o.Columns > 0 && o.Columns < narrow
+	if isNarrow {
+		all.joinNamespace()
+	}
 	grids := make([]grid, len(p.Waves))
 	listed := make([]int, len(p.Waves))
 	for i := range p.Waves {
 		grids[i], listed[i] = previewGrid(&p.Waves[i], ways, o)
+		if isNarrow {
+			grids[i].joinNamespace()
+		}
 		all.rows = append(all.rows, grids[i].rows[1:]...)
 	}
 	widths := all.widths(o.escaped(all.rows), o.Columns)

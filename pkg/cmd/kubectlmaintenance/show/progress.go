@@ -125,6 +125,7 @@ func (f *Facts) paceTexts(c count, waiting int) []string {
 func (l *layout) addNodes() {
 	nm := l.f.Maintenance
 	switch {
+	case v1alpha1.IsDone(nm):
 	case len(nm.Status.NodeStatuses) > 0:
 		l.addNodeTable()
 	case nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete:

@@ -103,7 +103,7 @@ func (f *Facts) stateLines(o Options, short func([]screen.Line) []screen.Line) [
 	case drained != nil && drained.Status == metav1.ConditionTrue:
 		return o.Fit(wrap("  ", drained.Reason+": "+drained.Message, o.columns(), screen.Good)...)
 	case progressing == nil, progressing.Status == metav1.ConditionFalse, needsAction(progressing.Reason),
-		progressing.Reason == v1alpha1.ReasonProgressNotRequested:
+		progressing.Reason == v1alpha1.ReasonProgressNotRequested, v1alpha1.IsDone(nm):
 		return nil
 	}
 	text := wording.BesidePodsLeft(progressing.Message)
@@ -150,8 +150,14 @@ func Stage(nm *v1alpha1.NodeMaintenance) string {
 	return stage
 }
 
-// blockers returns the blocked pods on the nodes of the maintenance.
-func (f *Facts) blockers() []Blocker { return BlockersOf(f.Evacuations, Nodes(f.Maintenance).Has) }
+// blockers returns the blocked pods on the nodes of the maintenance. In the other stages the pods are
+// those of other maintenances.
+func (f *Facts) blockers() []Blocker {
+	if !v1alpha1.IsDraining(f.Maintenance) {
+		return nil
+	}
+	return BlockersOf(f.Evacuations, Nodes(f.Maintenance).Has)
+}
 
 // obstacles returns what stops the maintenance, except pods that are listed as blocked, and a
 // pause, which the title shows.

@@ -102,6 +102,21 @@ func (g *grid) widths(rows [][]string, columns int) []int {
 	}
 }
 
+// joinNamespace joins the columns NAMESPACE and WORKLOAD, which are the first ones: a name without its
+// namespace would be of no use.
+func (g *grid) joinNamespace() {
+	for i, row := range g.rows {
+		if i > 0 {
+			kind, name, _ := strings.Cut(row[1], " ")
+			row[1] = kind + " " + row[0] + "/" + name
+		}
+		g.rows[i] = row[1:]
+	}
+	for i := range g.drop {
+		g.drop[i]--
+	}
+}
+
 // total returns the width of a row.
 func (g *grid) total(widths []int) int {
 	total := len(g.indent) - 2
