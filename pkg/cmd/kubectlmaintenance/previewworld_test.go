@@ -56,7 +56,6 @@ func podsOnNodes() []corev1.Pod {
 		add("kube-system", fmt.Sprintf("logs-%d", i+1), node, ofApp("DaemonSet", "logs"))
 	}
 	add("ops", "tool", "node-005")
-	add("shop", "checkout-c", "node-005", ofApp("ReplicaSet", "checkout"))
 	return pods
 }
 
@@ -133,10 +132,7 @@ func previewOf(nm *v1alpha1.NodeMaintenance, nodes []*corev1.Node, others []*v1a
 		Evacuators: sets.New(v1alpha1.EvacuatorClassDeployment),
 	}
 	for _, other := range others {
-		var shared []*corev1.Node
-		for _, node := range selected(other, nodes) {
-			shared = append(shared, node)
-		}
+		shared := selected(other, nodes)
 		if other.Name != nm.Name && len(shared) > 0 && !v1alpha1.IsEnding(other) {
 			s.Sharing = append(s.Sharing, forecast.Member{NodeMaintenance: other, Nodes: shared})
 		}
@@ -225,6 +221,11 @@ func (w *world) observe(nm *v1alpha1.NodeMaintenance) {
 		n := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: node.Name, UID: node.UID}, PodsKept: 1}
 		if v1alpha1.IsDraining(nm) {
 			n.DrainTargets, n.DrainMessage = targets, "Drained"
+			for _, pod := range podsOnNodes() {
+				if owner := metav1.GetControllerOf(&pod); pod.Spec.NodeName == node.Name && (owner == nil || owner.Kind != "DaemonSet") {
+					n.PodsPeak++
+				}
+			}
 		}
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, n)
 	}

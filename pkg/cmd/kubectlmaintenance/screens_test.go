@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -166,5 +167,27 @@ func fits(t *testing.T, g golden, s size) {
 	}
 	if name, isStatus := strings.CutPrefix(g.line, "status "); isStatus && !strings.HasPrefix(name, "-") && !strings.Contains(name, "wide") {
 		is.True(t, rows < s.rows-1, "%d rows do not leave room for the command and the prompt:\n%s", rows, out)
+	}
+}
+
+// TestASmallScreenHasOneWholeCause checks that a screen of 60 columns and 20 rows shows who must act on
+// the first cause and the beginning of its text, and that a screen without all of it shows the command
+// that does.
+func TestASmallScreenHasOneWholeCause(t *testing.T) {
+	for name, g := range screenGoldens {
+		if !strings.HasPrefix(g.line, "status kernel-update") {
+			continue
+		}
+		for _, s := range sizes[:3] {
+			bubble.Run(t, name+" "+s.String(), func(t *testing.T) {
+				_, causes, _ := strings.Cut(s.run(t, g), "  BLOCKED  ")
+				is.True(t, strings.Contains(causes, "who: "), "nobody must act:\n%s", causes)
+				begins := regexp.MustCompile(`checkout never allows|should have been gone|Der Webhook`)
+				is.True(t, s.columns < 60 || begins.MatchString(causes), "the cause has no text:\n%s", causes)
+				if strings.Contains(causes, "more cause") || strings.Contains(causes, " …\n") {
+					is.True(t, strings.Contains(causes, "blockers kernel-update"), "no command shows the rest:\n%s", causes)
+				}
+			})
+		}
 	}
 }

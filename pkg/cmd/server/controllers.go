@@ -69,7 +69,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	evacuations, err := evacuation.New(evacuation.Config{
 		Cluster: cluster, Selection: selected, Evictions: evict.Client{Host: clients.Unlimited},
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
-		EvictionPolicy: d.options.Evictions, SurgeTimeout: surges.SurgeTimeout, Standing: standingIn(surges),
+		EvictionPolicy: d.options.Evictions, SurgeTimeout: surges.SurgeTimeout, Standing: standingIn(surges), NotReplaced: surges.NotReplaced,
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, LongGrace: d.options.LongGrace,
 	})
 	if err != nil {

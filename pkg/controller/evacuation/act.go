@@ -37,9 +37,13 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 		c.send(evacuation, d.events)
 	}
 	if d.evict {
+		deployment, notReplaced := "", ""
+		if s.pod != nil {
+			deployment, notReplaced = c.notReplaced(s.pod)
+		}
 		c.evictions.Add(eviction.Request{
 			Evacuation: key, Pod: evacuation.Spec.PodRef.Name, UID: evacuation.Spec.PodRef.UID,
-			ReplacedFirst:   isEvacuator(evacuation, v1alpha1.EvacuatorClassDeployment),
+			ReplacedFirst: isEvacuator(evacuation, v1alpha1.EvacuatorClassDeployment), Deployment: deployment, NotReplaced: notReplaced,
 			FailedEvictions: evacuation.Status.FailedEvictionCounter, Blocker: blockerOf(&evacuation.Status),
 		})
 	}

@@ -104,6 +104,10 @@ type Config struct {
 	// active class: the evacuator of Deployments or eviction. It must not block. Nil means that
 	// every pod may leave.
 	Standing func(pod *corev1.Pod, class string) *eviction.Blocker
+	// NotReplaced returns the Deployment of a pod that is not scaled up before its pods leave,
+	// whatever their budgets, and the reason as a phrase that follows its name. It must not block.
+	// Nil means that there is no such Deployment.
+	NotReplaced func(pod *corev1.Pod) (deployment, why string)
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means the default.
 	DaemonSetBudgetPatience time.Duration
@@ -127,6 +131,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.Standing == nil {
 		c.Standing = func(*corev1.Pod, string) *eviction.Blocker { return nil }
+	}
+	if c.NotReplaced == nil {
+		c.NotReplaced = func(*corev1.Pod) (string, string) { return "", "" }
 	}
 	if c.SurgeTimeout == nil {
 		c.SurgeTimeout = func(*corev1.Pod) time.Duration { return protocol.DefaultSurgeTimeout }
@@ -161,6 +168,7 @@ type Controller struct {
 	longGrace      time.Duration
 	surgeTimeout   func(*corev1.Pod) time.Duration
 	standing       func(*corev1.Pod, string) *eviction.Blocker
+	notReplaced    func(*corev1.Pod) (deployment, why string)
 	// servingSince is the time at which this leader started. It is set before the first worker
 	// starts.
 	servingSince time.Time
@@ -212,7 +220,7 @@ func New(config Config) (*Controller, error) {
 		selection:    config.Selection,
 		holders:      holds.Index{On: config.Selection.MaintenancesOn, Get: maintenances.Lister().Get},
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
-		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout, standing: config.Standing,
+		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout, standing: config.Standing, notReplaced: config.NotReplaced,
 		budgetLister:     config.Cluster.Budgets.Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		maintenanceLister: maintenances.Lister(), pods: config.Cluster.Pods, podLister: config.Cluster.Pods.Lister(), nodeLister: config.Cluster.Nodes.Lister(),

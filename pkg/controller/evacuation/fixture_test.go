@@ -209,6 +209,16 @@ func newWorld(
 	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, objects...)
 }
 
+// recreated is the label of the pods of a Deployment that is not scaled up.
+const recreated = "recreated"
+
+func notReplaced(pod *corev1.Pod) (deployment, why string) {
+	if _, is := pod.Labels[recreated]; !is {
+		return "", ""
+	}
+	return "web", "has the strategy Recreate"
+}
+
 // newWorldWith is newWorld with changes to the fake host cluster before the controller starts.
 func newWorldWith(
 	t *testing.T, at time.Duration, evacuation *v1alpha1.Evacuation, prepare func(*fake.Clientset),
@@ -239,7 +249,7 @@ func newWorldWith(
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.client, Unlimited: w.client, Maintenance: w.api.client, Recorder: w.events}, 0))(w)
 	cluster.Maintenance = hanging{w.api.client, &w.answers}
 	selected := must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock))(w)
-	c := must.Get(New(Config{Cluster: cluster, Selection: selected, Clock: clock, Evictions: w.host}))(w)
+	c := must.Get(New(Config{Cluster: cluster, Selection: selected, Clock: clock, Evictions: w.host, NotReplaced: notReplaced}))(w)
 	ctx, cancel := context.WithCancel(t.Context())
 	watches := informertest.Count(w.client, w.api.client)
 	cluster.Start(ctx)

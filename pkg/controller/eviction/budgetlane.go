@@ -308,6 +308,9 @@ func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, un
 	why, held := pdb.HeldByUnhealthy(l.budget, !it.notReady, !now.Before(until))
 	if !held {
 		why = pdb.Explain(l.budget, l.members[it])
+		if _, never := pdb.NeverAllows(l.budget); never && it.NotReplaced != "" {
+			why = why.NotReplacedFirst(it.Deployment, it.NotReplaced)
+		}
 	}
 	if b == nil || b.Reason != why.Reason {
 		b = &why

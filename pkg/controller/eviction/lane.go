@@ -85,7 +85,7 @@ func newGroup() group {
 }
 
 func (g *group) join(it *item, pod *corev1.Pod) {
-	if g.members[it] = pdb.OwnerOf(metav1.GetControllerOfNoCopy(pod)); it.ReplacedFirst {
+	if g.members[it] = pdb.OwnerOf(metav1.GetControllerOfNoCopy(pod)); it.ReplacedFirst && it.NotReplaced == "" {
 		g.members[it] = pdb.OwnerDeployment
 	}
 }

@@ -32,6 +32,9 @@ type Request struct {
 	// ReplacedFirst is set if the Evacuation has the evacuator of Deployments. Then a surge may be
 	// the remedy for a budget that allows no disruption.
 	ReplacedFirst bool
+	// Deployment is the name of the Deployment of the pod, and NotReplaced a phrase that follows it:
+	// why the Deployment is not scaled up, whatever the budget of the pod. Both may be empty.
+	Deployment, NotReplaced string
 	// FailedEvictions is the stored counter of failed evictions.
 	FailedEvictions int32
 	// Blocker is the stored blocker of the pod. The queue reports it until the first answer.

@@ -198,12 +198,12 @@ func (t *trouble) addNever(pod *leavingPod, budget *policyv1.PodDisruptionBudget
 		owner, refusal = pdb.OwnerDeployment, surge.Refusal{}
 	}
 	why := pdb.Explain(budget, owner)
+	if !refusal.IsZero() {
+		why = why.NotReplacedFirst(pod.Deployment, refusal.String())
+	}
 	b := t.of(effect, why.Reason, budget)
 	if b.Message == "" {
 		b.Message = why.Message
-		if !refusal.IsZero() {
-			b.Message += fmt.Sprintf(" They are not replaced first (Deployment %s %s).", pod.Deployment, refusal)
-		}
 	}
 	b.add(pod)
 }

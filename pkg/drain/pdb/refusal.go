@@ -73,6 +73,13 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 	return refusal
 }
 
+// NotReplacedFirst adds to a refusal why the pods of a Deployment are not replaced before they leave.
+// why is a phrase that follows the name of the Deployment.
+func (r Refusal) NotReplacedFirst(deployment, why string) Refusal {
+	r.Message += fmt.Sprintf(" They are not replaced first (Deployment %s %s).", deployment, why)
+	return r
+}
+
 // commandOf returns the command that shows a budget.
 func commandOf(budget *policyv1.PodDisruptionBudget) string {
 	return wording.BudgetCommand(budget.Namespace, budget.Name)

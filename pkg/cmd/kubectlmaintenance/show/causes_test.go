@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -200,6 +201,49 @@ func TestABlockedNodeSaysSo(t *testing.T) {
 			f := Facts{Maintenance: inStage(drain)}
 			n := v1alpha1.NodeMaintenanceNodeStatus{DrainMessage: test.message, PodsEvacuating: test.evacuating, PodsBlocked: test.blocked}
 			is.Equal(t, f.nodeMessage(&n), test.want)
+		})
+	}
+}
+
+// TestManyPodsThatStayAreFewCauses has 300 workloads whose pods stop at different times, and 300
+// evacuators with messages of their own.
+func TestManyPodsThatStayAreFewCauses(t *testing.T) {
+	const many = 300
+	stops := func(e *v1alpha1.Evacuation, i int) {
+		e.Status.Conditions = []metav1.Condition{{
+			Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPodStopping,
+			Message: wording.Stopping(now.Add(time.Duration(i) * time.Second)),
+		}}
+	}
+	waits := func(e *v1alpha1.Evacuation, i int) {
+		class := fmt.Sprintf("e%d.example.com", i)
+		e.Spec.Evacuators = []v1alpha1.Evacuator{{EvacuatorClass: class, Priority: 1}}
+		e.Status.ActiveEvacuatorClass, e.Status.ActiveEvacuatorSince = class, new(metav1.NewTime(now.Add(-time.Minute)))
+	}
+	paused := func(e *v1alpha1.Evacuation, i int) {
+		stops(e, i)
+		e.Status.Conditions[0].Reason, e.Status.Conditions[0].Message = v1alpha1.ReasonPaused, "The drain is paused."
+	}
+	for name, test := range map[string]struct {
+		set     func(*v1alpha1.Evacuation, int)
+		heading string
+		causes  int
+		has     string
+	}{
+		"pods that stop":         {stops, "Stopping: ", 1, "the last of which ends at 2026-11-21T10:04:59Z"},
+		"pods that wait":         {waits, "Waiting for evacuator ", causesListed, "280 more causes"},
+		"pods of a paused drain": {paused, "Paused: ", 1, "300 pods waiting for the end of a pause."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			evacuations := make([]v1alpha1.Evacuation, many)
+			for i := range evacuations {
+				e := &evacuations[i]
+				e.Namespace, e.Spec.PodRef.Name, e.Spec.NodeName = "shop", fmt.Sprintf("app%d", i), "n"
+				test.set(e, i)
+			}
+			text := Text(Blockers(nil, nil, WaitingOf(evacuations, nil, now), now, Options{}))
+			is.Equal(t, strings.Count("\n"+text, "\n"+test.heading), test.causes, "causes")
+			is.True(t, strings.Contains(text, test.has), "%q is missing in\n%s", test.has, text)
 		})
 	}
 }

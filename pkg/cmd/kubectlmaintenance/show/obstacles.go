@@ -166,22 +166,21 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 // withoutRepeated removes SyncFailed if it only has the error about the node of another obstacle,
 // which names the user who can act.
 func withoutRepeated(obstacles []Obstacle, nm *v1alpha1.NodeMaintenance) []Obstacle {
-	index := func(reason string) int {
-		return slices.IndexFunc(obstacles, func(b Obstacle) bool { return b.Reason == reason })
-	}
-	failed, uncordoned := index(v1alpha1.ReasonProgressSyncFailed), index(v1alpha1.ReasonNodeNotCordoned)
-	if failed < 0 || uncordoned < 0 || len(obstacles[uncordoned].Nodes) != 1 {
-		return obstacles
-	}
-	at := slices.IndexFunc(nm.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool {
-		return n.NodeRef.Name == obstacles[uncordoned].Nodes[0]
+	failed := slices.IndexFunc(obstacles, func(b Obstacle) bool { return b.Reason == v1alpha1.ReasonProgressSyncFailed })
+	outside := slices.IndexFunc(obstacles, func(b Obstacle) bool {
+		return b.Reason == v1alpha1.ReasonNodeNotCordoned || b.Reason == v1alpha1.ReasonTooManyMaintenances
 	})
-	why, isOutside := strings.CutPrefix(nm.Status.NodeStatuses[at].DrainMessage, plan.NotDrained)
-	why = strings.TrimRight(why, "….")
-	if message := obstacles[failed].Message; !isOutside || why == "" || !strings.Contains(message, why) || strings.Contains(message, "; and ") {
+	if failed < 0 || outside < 0 || len(obstacles[outside].Nodes) != 1 || strings.Contains(obstacles[failed].Message, "; and ") {
 		return obstacles
 	}
-	if b := &obstacles[uncordoned]; b.Since.IsZero() {
+	b := &obstacles[outside]
+	at := slices.IndexFunc(nm.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.NodeRef.Name == b.Nodes[0] })
+	why, has := strings.CutPrefix(nm.Status.NodeStatuses[at].DrainMessage, plan.NotDrained)
+	// The message of a node is cut if it is long.
+	if why = strings.TrimRight(why, "…."); !has || why == "" || !strings.Contains(obstacles[failed].Message, why) {
+		return obstacles
+	}
+	if b.Since.IsZero() {
 		b.Since = obstacles[failed].Since
 	}
 	return slices.Delete(obstacles, failed, failed+1)

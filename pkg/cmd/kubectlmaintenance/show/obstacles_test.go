@@ -5,6 +5,7 @@ package show
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -151,7 +154,7 @@ func TestObstacles(t *testing.T) {
 			var got []string
 			for _, b := range Obstacles(test.nm, test.podsListed, now) {
 				got = append(got, fmt.Sprintf("%s %v", b.Reason, b.Nodes))
-				if b.Who() == "" || strings.Contains(b.Look(), "%") || !strings.Contains(b.Look(), "nm") {
+				if b.Who() == "" || strings.Contains(b.Look(), "%") || !regexp.MustCompile(`nm|evacuations|node [ab]$`).MatchString(b.Look()) {
 					t.Errorf("%s: %q, %q", b.Reason, b.Who(), b.Look())
 				}
 			}
@@ -175,5 +178,28 @@ func TestNodesOutsideTheWavesComeFirst(t *testing.T) {
 	text := Text(Status(Facts{Maintenance: nm, Now: now}, Options{}))
 	if c, a := strings.Index(text, "\n  c "), strings.Index(text, "\n  a "); c < 0 || c > a {
 		t.Errorf("node c is not the first:\n%s", text)
+	}
+}
+
+// TestTheMessageOfANodeIsShown has nodes that are not cordoned for a cause that only the message of the
+// node has.
+func TestTheMessageOfANodeIsShown(t *testing.T) {
+	for why, who := range map[string]string{
+		`cordon node a: admission webhook "x" denied the request`: "correct what the message names",
+		wording.CordonFought: "stop the client that uncordons the nodes",
+	} {
+		nm := inStage(cordon, "Drained=False NotRequested", "Progressing=False SyncFailed")
+		nm.Status.Conditions[1].Message = "node a: " + why + " (since 2026-11-21T09:00:00Z)"
+		nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{
+			NodeRef: v1alpha1.NodeReference{Name: "a"}, Reason: v1alpha1.NodeStatusNotCordoned, DrainMessage: plan.NotDrained + why,
+		}}
+		found := Obstacles(nm, false, now)
+		if len(found) != 1 || found[0].Reason != v1alpha1.ReasonNodeNotCordoned {
+			t.Fatalf("got %+v, want the node once", found)
+		}
+		b := found[0]
+		is.Equal(t, b.Message, "Node a: "+why+".")
+		is.True(t, strings.Contains(b.Who(), who), "%q should %s", b.Who(), who)
+		is.Equal(t, b.Look(), "kubectl describe node a")
 	}
 }

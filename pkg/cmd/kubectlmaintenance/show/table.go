@@ -96,6 +96,10 @@ func (g *grid) widths(rows [][]string, columns int) []int {
 			return widths
 		}
 		if dropped == len(g.drop) {
+			if g.cut {
+				cut := min(over, max(widths[last]-leastText, 0))
+				widths[last], over = widths[last]-cut, over-cut
+			}
 			widths[0] = max(widths[0]-over, min(widths[0], leastName))
 			return widths
 		}

@@ -167,7 +167,11 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	d := decide(s)
 	// Set state.standing before writing the reports: each report makes the evacuation controller
 	// reconcile an Evacuation, and that controller reads state.standing.
-	c.known.change(key, func(s *state) { s.standing = d.memory.standing })
+	notReplaced := ""
+	if s.deployment != nil {
+		notReplaced = s.reasonToDecline()
+	}
+	c.known.change(key, func(s *state) { s.standing, s.notReplaced = d.memory.standing, notReplaced })
 	scaled, err := c.act(ctx, key, s, d)
 	if scaled && !(d.idle && err == nil) {
 		// Store the memory even if a report failed. Otherwise the reports that were written would

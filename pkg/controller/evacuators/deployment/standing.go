@@ -48,6 +48,26 @@ func (c *Controller) SurgeTimeout(p *corev1.Pod) time.Duration {
 	return timeout
 }
 
+// NotReplaced returns the Deployment of a pod that is not scaled up before its pods leave, and the
+// reason as a phrase that follows its name. Both are empty if it may be scaled up. Reasons that come
+// from budgets are not among these: for them the remedy is an annotation of the Deployment.
+func (c *Controller) NotReplaced(p *corev1.Pod) (deployment, why string) {
+	key, ok := c.deploymentOf(p)
+	if !ok {
+		return "", ""
+	}
+	if why = c.known.get(key).notReplaced; why == "" {
+		// A Deployment that has opted out is never synced for its pods.
+		if d := c.cached(key); d != nil {
+			why = surge.Refuse(d, surge.Replicas(d), nil).String()
+		}
+	}
+	if why == "" {
+		return "", ""
+	}
+	return key.Name, why
+}
+
 // Standing returns the reason why a pod for which this evacuator is active has to stay, according
 // to the last sync of its Deployment.
 func (c *Controller) Standing(p *corev1.Pod) Standing {

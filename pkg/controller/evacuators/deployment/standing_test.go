@@ -178,3 +178,30 @@ func TestScaleDownIsRememberedForAWhile(t *testing.T) {
 		})
 	}
 }
+
+// TestWhyPodsAreNotReplaced covers the reason that the advice about a budget needs.
+func TestWhyPodsAreNotReplaced(t *testing.T) {
+	for name, tc := range map[string]struct {
+		d    *appsv1.Deployment
+		last string
+		want string
+	}{
+		"it is scaled up": {d: newDeployment(2)},
+		"surge: Disabled": {d: newDeployment(2, func(d *appsv1.Deployment) {
+			d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
+		}), want: "has the annotation " + v1alpha1.AnnotationSurge + ": " + v1alpha1.SurgeDisabled},
+		"maxSurge 0":                            {d: newDeployment(2, surging("0")), want: "has maxSurge 0: it does not allow more pods than its replicas"},
+		"a reason that the last sync has found": {d: newDeployment(2), last: "cannot be scaled up: no", want: "cannot be scaled up: no"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := knowing(t, tc.d)
+			if tc.last != "" {
+				c.known.change(types.NamespacedName{Namespace: tc.d.Namespace, Name: tc.d.Name}, func(s *state) { s.notReplaced = tc.last })
+			}
+			deployment, why := c.NotReplaced(newTestPod("web-0").Pod)
+			if why != tc.want || (deployment == tc.d.Name) != (why != "") {
+				t.Errorf("got Deployment %q %q, want %q", deployment, why, tc.want)
+			}
+		})
+	}
+}

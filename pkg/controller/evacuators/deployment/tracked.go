@@ -31,6 +31,9 @@ type state struct {
 	unreported map[string]time.Time
 	// refused has the error with which the replica count cannot be written.
 	refused refusal
+	// notReplaced is the reason why the Deployment is not scaled up, as a phrase that follows its
+	// name.
+	notReplaced string
 	// scaledDown is the time of the last write that lowered the replica count.
 	scaledDown time.Time
 }
