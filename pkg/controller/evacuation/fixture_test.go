@@ -209,11 +209,11 @@ func newWorld(
 	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, objects...)
 }
 
-// recreated is the label of the pods of a Deployment that is not scaled up.
-const recreated = "recreated"
+// unscaled is the label of the pods of a Deployment that is not scaled up.
+const unscaled = "unscaled"
 
 func notReplaced(pod *corev1.Pod) (deployment, why string) {
-	if _, is := pod.Labels[recreated]; !is {
+	if _, is := pod.Labels[unscaled]; !is {
 		return "", ""
 	}
 	return "web", "has the strategy Recreate"
