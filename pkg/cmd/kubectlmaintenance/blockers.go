@@ -29,9 +29,10 @@ the requester may not maintain it, or the server fails to update it. These nodes
 maintenance has no room for messages about single nodes.
 
 Pods that wait but are not blocked are in separate lists below the blocked pods: pods whose evacuator has sent no
-heartbeat for 10 seconds, with the last message of the evacuator; pods that wait for their eviction; and pods within
-their grace period. The formats other than lines and wide print all Evacuations in one list, the blocked ones first.
-The last list has apps without a ready pod that lost a pod to a maintenance in the last minutes.
+heartbeat for 10 seconds, with the last message of the evacuator; pods that wait for their eviction; pods within
+their grace period; and pods that wait for the end of a pause. The formats other than lines and wide print all
+Evacuations in one list, the blocked ones first. The last list has apps without a ready pod that lost a pod to a
+maintenance in the last minutes.
 
 With NAME, the command shows only that maintenance and its nodes. With --namespace, it reads only the pods of that
 namespace, and you need only the right to list its evacuations; maintenances and nodes are then read only with NAME.
