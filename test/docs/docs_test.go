@@ -89,6 +89,18 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
+// TestNoPageHasAHeadingTwice checks that each link to a heading has one target, and that no merge
+// has left a section twice.
+func TestNoPageHasAHeadingTwice(t *testing.T) {
+	for name, text := range pages(t) {
+		seen := sets.New[string]()
+		for _, anchor := range anchors(text) {
+			is.True(t, !seen.Has(anchor), "%s has the heading #%s twice", name, anchor)
+			seen.Insert(anchor)
+		}
+	}
+}
+
 // shellBlocks calls visit with each block of shell commands.
 func shellBlocks(t *testing.T, visit func(page, commands string)) {
 	t.Helper()
