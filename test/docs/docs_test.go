@@ -153,6 +153,26 @@ func TestCommandsExist(t *testing.T) {
 	}
 }
 
+// TestCommandsNameTheGroup checks that commands have the full name of NodeMaintenances: other
+// projects have a resource of the same name. docs/install.md explains this.
+func TestCommandsNameTheGroup(t *testing.T) {
+	unqualified := regexp.MustCompile(
+		`(?m)kubectl (?:annotate|delete|describe|edit|get|label|patch|wait) (?:[^|\n]*[^.|\n])?\bnodemaintenances?(?:[^.\w]|$)`)
+	for name, text := range pages(t) {
+		if name == "docs/install.md" {
+			continue
+		}
+		for _, command := range unqualified.FindAllString(text, -1) {
+			t.Errorf("%s: %q does not name the group", name, command)
+		}
+	}
+	// Without a group, users of a CRD get theirs, whose group has the priority 1000.
+	var service struct{ Spec struct{ GroupPriorityMinimum int } }
+	must.Do(t, utilyaml.Unmarshal([]byte(read(t, "artifacts/base/apiservice.yaml")), &service))
+	priority := service.Spec.GroupPriorityMinimum
+	is.True(t, priority > 0 && priority < 1000, "the APIService has the priority %d", priority)
+}
+
 // pluginCommands returns the names of the commands of the kubectl plugin.
 func pluginCommands(t *testing.T) []string {
 	t.Helper()
