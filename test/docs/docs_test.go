@@ -157,7 +157,7 @@ func TestCommandsExist(t *testing.T) {
 // projects have a resource of the same name. docs/install.md explains this.
 func TestCommandsNameTheGroup(t *testing.T) {
 	unqualified := regexp.MustCompile(
-		`(?m)kubectl (?:annotate|delete|describe|edit|get|label|patch|wait) (?:[^|\n]*[^.|\n])?\bnodemaintenances?(?:[^.\w]|$)`)
+		`(?m)kubectl (?:annotate|delete|describe|edit|get|label|patch|wait) (?:[^#|\n]*[^#.|\n])?\bnodemaintenances?(?:[^.\w]|$)`)
 	for name, text := range pages(t) {
 		if name == "docs/install.md" {
 			continue
@@ -167,7 +167,9 @@ func TestCommandsNameTheGroup(t *testing.T) {
 		}
 	}
 	// Without a group, users of a CRD get theirs, whose group has the priority 1000.
-	var service struct{ Spec struct{ GroupPriorityMinimum int } }
+	var service struct {
+		Spec struct{ GroupPriorityMinimum int }
+	}
 	must.Do(t, utilyaml.Unmarshal([]byte(read(t, "artifacts/base/apiservice.yaml")), &service))
 	priority := service.Spec.GroupPriorityMinimum
 	is.True(t, priority > 0 && priority < 1000, "the APIService has the priority %d", priority)
