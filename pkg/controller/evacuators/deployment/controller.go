@@ -168,6 +168,11 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	// Set state.standing before writing the reports: each report makes the evacuation controller
 	// reconcile an Evacuation, and that controller reads state.standing.
 	c.known.change(key, func(s *state) { s.standing = d.memory.standing })
+	// The writes of costs may take ten seconds.
+	if c.writeCosts(ctx, d); d.shrinks(s) && c.isPausedSince(s) {
+		c.enqueue(key)
+		return nil
+	}
 	scaled, err := c.act(ctx, key, s, d)
 	if scaled && !(d.idle && err == nil) {
 		// Store the memory even if a report failed. Otherwise the reports that were written would

@@ -4,6 +4,7 @@
 package deployment
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -63,6 +64,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 func (w *simulation) newPod(ready bool) pod {
 	w.next++
 	p := newTestPod(fmt.Sprintf("web-%d", w.next), func(p *pod) {
+		p.Spec.NodeName = fmt.Sprintf("node-%d", w.rng.IntN(3))
 		p.CreationTimestamp = metav1.NewTime(w.now)
 		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
 	})
@@ -93,10 +95,18 @@ func (w *simulation) write(what string, mod func(*appsv1.Deployment)) {
 }
 
 // replicaSet creates or deletes pods up to the replica count. As in a cluster, it first deletes
-// unready pods, then pods with a lower cost, then younger pods.
+// unready pods, then pods with a lower cost, then pods on nodes with more ready pods of the
+// ReplicaSet, then younger pods.
 func (w *simulation) replicaSet() {
-	want := int(surge.Replicas(w.d))
-	slices.SortStableFunc(w.pods, func(a, b pod) int { return w.rank(&b) - w.rank(&a) })
+	want, siblings := int(surge.Replicas(w.d)), map[string]int{}
+	for i := range w.pods {
+		if p := &w.pods[i]; (&situation{}).isAvailable(p) {
+			siblings[p.Spec.NodeName]++
+		}
+	}
+	slices.SortStableFunc(w.pods, func(a, b pod) int {
+		return cmp.Or(w.rank(&b)-w.rank(&a), siblings[a.Spec.NodeName]-siblings[b.Spec.NodeName], a.CreationTimestamp.Compare(b.CreationTimestamp.Time))
+	})
 	for len(w.pods) > want {
 		w.log = append(w.log, "replica set removes "+w.pods[len(w.pods)-1].Name)
 		w.pods = w.pods[:len(w.pods)-1]
