@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -41,6 +42,9 @@ const (
 type decision struct {
 	// restore and lower are the pods whose deletion cost has to change before a scale-down.
 	restore, lower []*corev1.Pod
+	// surplus are the replacements that the scale-down which takes the surge back has to delete,
+	// nil if it may delete any pod.
+	surplus map[types.UID]struct{}
 	// ended are the pods for which this evacuator reports completion although they have no
 	// replacement.
 	ended []*pod
@@ -363,11 +367,13 @@ func (d *decision) keepsSurge(s situation) bool {
 }
 
 // withdraw reverts the surge while some of its pods still exist, and reports whether it does so. It
-// first restores the deletion cost of these pods. Otherwise the scale-down would delete them,
-// although their budgets protect them, instead of the replacements. It also waits for evictions in
-// flight, since each of them may delete one more pod in addition to the scale-down.
+// first restores the deletion cost of these pods, and lowers that of the replacements. Otherwise
+// the scale-down would delete these pods, although their budgets protect them, instead of the
+// replacements. It also waits for evictions in flight, since each of them may delete one more pod
+// in addition to the scale-down.
 func (d *decision) withdraw(s situation, remaining []*pod) bool {
-	if d.restoreCosts(s, remaining) || d.awaitsAnswers(s) || d.awaitsReplicaSet(s) {
+	lowers := d.lowerReplacements(s)
+	if d.restoreCosts(s, remaining) || lowers || d.awaitsAnswers(s) || d.awaitsReplicaSet(s) {
 		return false
 	}
 	d.revertSurge(s)

@@ -266,10 +266,10 @@ func (d drain) covers(p *corev1.Pod) bool {
 	})
 }
 
-// isPaused reports whether the maintenances for which a pod leaves are paused, or those for which it
-// would leave if it has no Evacuation. At the end of a pause the evacuation controller restarts the
-// deadlines of the Evacuation. Until then the pod is paused, so that the time of the pause does not
-// count towards a surge timeout.
+// isPaused reports whether the maintenances for which a pod leaves are paused, or those for which
+// it would leave if it has no Evacuation. At the end of a pause the evacuation controller restarts
+// the deadlines of the Evacuation. Until then the pod is paused, so that the time of the pause does
+// not count towards a surge timeout.
 func (d drain) isPaused(p *corev1.Pod, evacuation *v1alpha1.Evacuation) bool {
 	if evacuation == nil {
 		return d.covers(p) && holds.PausedBy(p, d.node, d.by) != nil

@@ -46,9 +46,6 @@ func TestDecidePaused(t *testing.T) {
 			s: at(later, newDeployment(3, surging("2"), recorded(2, 3, web0)),
 				newTestPod("web-0", leaves(ours), minOne(3, 2)), newTestPod("web-1", leaves(ours), paused), newTestPod("web-2", fresh, unready)),
 		},
-		"a surge whose pods may stay is taken back": {
-			s: at(later, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0"), newTestPod("web-1", fresh)), want: "back to 1;",
-		},
 		"a surge stays for a pod that the pause has withdrawn": {
 			s: at(late, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", covered, paused), newTestPod("web-1", fresh)),
 		},
@@ -277,8 +274,8 @@ func (w *simulation) mustHave(when string, names []string) {
 	}
 }
 
-// TestPausedMaintenanceKeepsTheSurge follows a surge whose pod a pause has withdrawn. At its end the
-// maintenance neither releases the node nor is paused, so no event tells that it is over.
+// TestPausedMaintenanceKeepsTheSurge follows a surge whose pod a pause has withdrawn. At its end
+// the maintenance neither releases the node nor is paused, so no event tells that it is over.
 func TestPausedMaintenanceKeepsTheSurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nm := drains("rack-7", "")
@@ -297,8 +294,8 @@ func TestPausedMaintenanceKeepsTheSurge(t *testing.T) {
 	})
 }
 
-// TestNoScaleDownAfterAPause takes a surge back, and pauses the maintenance in the last moment, while
-// the controller tries once more to write a deletion cost that a policy refuses.
+// TestNoScaleDownAfterAPause takes a surge back, and pauses the maintenance in the last moment,
+// while the controller tries once more to write a deletion cost that a policy refuses.
 func TestNoScaleDownAfterAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, nm := newTestPod("web-0", leaves(ours), on("drained"), cheapest), drains("rack-7", "")
