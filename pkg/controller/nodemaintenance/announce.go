@@ -20,8 +20,8 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// announceRefused emits one event about each node that the requester may not maintain. It emits none
-// if the previous status already has that reason for the node.
+// announceRefused emits one event about each node that the requester may not maintain. It emits
+// none if the previous status already has that reason for the node.
 func (c *Controller) announceRefused(m *member) {
 	for _, node := range m.nodes {
 		if node.outside == nil || node.outside.reason != v1alpha1.NodeStatusNotAuthorized {

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -116,16 +117,16 @@ func (d *decision) decideRelease(f *facts) {
 
 // finishCompleted deletes a completed maintenance when its TTL is over.
 func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
-	if nm.DeletionTimestamp != nil || c.completedTTL == 0 {
+	if nm.DeletionTimestamp != nil {
 		return nil
 	}
 	completed := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
-	if completed.IsZero() {
-		return nil
+	if c.completedTTL == 0 || completed.IsZero() {
+		return c.addReady(ctx, nm)
 	}
 	if wait := c.completedTTL - c.clock.Since(completed); wait > 0 {
 		c.queue.AddAfter(nm.Name, wait)
-		return nil
+		return c.addReady(ctx, nm)
 	}
 	err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, nm.Name,
 		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(nm.UID))})
@@ -133,6 +134,19 @@ func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaint
 		return fmt.Errorf("delete the completed maintenance after %s: %w", c.completedTTL, err)
 	}
 	return nil
+}
+
+// addReady writes the condition Ready of a maintenance that an older server has completed. Otherwise
+// a client that waits for the condition would wait for ever.
+func (c *Controller) addReady(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
+	if meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionReady) {
+		return nil
+	}
+	status := nm.Status.DeepCopy()
+	status.ObservedGeneration = nm.Generation
+	setReady(nm, status, decideProgressing(progressFacts{ending: true}), c.clock.Now())
+	_, err := c.writeStatus(ctx, nm, *status, true)
+	return err
 }
 
 func (c *Controller) dropFinalizer(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {

@@ -294,9 +294,12 @@ type verdict struct {
 	reason, message string
 }
 
+// outsideDrain describes a node that a drain goes on without.
+const outsideDrain = "outside the drain"
+
 // excluded returns the reason why nodes are outside of the waves, and text about them; "" if all
-// nodes are inside.
-func excluded(nodes []memberNode, username string) (reason, text string) {
+// nodes are inside. state describes such a node in the present stage.
+func excluded(nodes []memberNode, username, state string) (reason, text string) {
 	refused, others := 0, []memberNode(nil)
 	for _, node := range nodes {
 		switch {
@@ -312,14 +315,14 @@ func excluded(nodes []memberNode, username string) (reason, text string) {
 		return v1alpha1.ReasonNotAuthorized, fmt.Sprintf("User %q may not maintain %s (skipped)", username, wording.Count(refused, "selected node"))
 	case len(others) > 0:
 		return others[0].outside.drained(),
-			fmt.Sprintf("%s outside the drain, such as %s: %s", pluralIs(len(others), "node"), others[0].Name, others[0].outside.why)
+			fmt.Sprintf("%s %s, such as %s: %s", pluralIs(len(others), "node"), state, others[0].Name, others[0].outside.why)
 	}
 	return "", ""
 }
 
 func decideDrained(f drainedFacts) verdict {
 	r := f.remainder
-	outside, text := excluded(f.nodes, f.username)
+	outside, text := excluded(f.nodes, f.username, outsideDrain)
 	no := func(reason, format string, args ...any) verdict {
 		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
 	}
@@ -331,7 +334,7 @@ func decideDrained(f drainedFacts) verdict {
 	case outside != "":
 		return no(outside, "%s; %s", text, r.progress())
 	case len(f.uncordoned) > 0:
-		return no(v1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", wording.Count(len(f.uncordoned), "node"), r.progress())
+		return no(v1alpha1.ReasonDrainInProgress, "%s; %s", waitsForCordons(f.uncordoned), r.progress())
 	case !f.finished && r.isBlocked():
 		return no(v1alpha1.ReasonDrainBlocked, "No pod is able to leave: %s; %s", r.worst(), r.progress())
 	case !f.finished && f.stalledSince != nil:

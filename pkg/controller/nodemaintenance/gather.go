@@ -338,8 +338,8 @@ type outsideFacts struct {
 }
 
 // whyOutside returns the reason why a node is outside the waves of a maintenance that is not Idle:
-// the requester may not maintain it, too many other maintenances hold it, the status has no room for
-// it, it could not be cordoned for a minute, another client keeps removing its cordon, or the
+// the requester may not maintain it, too many other maintenances hold it, the status has no room
+// for it, it could not be cordoned for a minute, another client keeps removing its cordon, or the
 // authorizer has not responded for a minute.
 func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, node *corev1.Node, o outsideFacts) *exclusion {
 	entered := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon)
@@ -366,7 +366,9 @@ func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.Node
 	return &exclusion{v1alpha1.NodeStatusNotCordoned, trouble.Text, trouble.Since}
 }
 
-func (m *member) username() string { return v1alpha1.RequesterOf(m.NodeMaintenance) }
+func (m *member) username() string {
+	return protocol.UserName(v1alpha1.RequesterOf(m.NodeMaintenance))
+}
 
 func (f *facts) world() drainplan.World {
 	w := drainplan.World{Subject: f.subject.Name}

@@ -1316,7 +1316,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 					},
 					"podsGone": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsGone is the number of pods that have left the nodes since the drain began. It stays after stage Drain.",
+							Description: "podsGone is the number of pods that have left the nodes since the drain began. A pod that comes back no longer counts, so the number may decrease. It stays after stage Drain.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

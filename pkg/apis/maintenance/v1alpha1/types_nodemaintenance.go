@@ -51,8 +51,8 @@ type NodeStatusReason string
 
 const (
 	// NodeStatusNotAuthorized means that the requester may not maintain the node. It is neither
-	// cordoned nor drained. If the requester has lost the right, or the node has another pool, since
-	// the maintenance took the node, the node stays cordoned and no further pod is evacuated.
+	// cordoned nor drained. If the requester has lost the right, or the node has another pool,
+	// since the maintenance took the node, the node stays cordoned and no further pod is evacuated.
 	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
 	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the
 	// node. This maintenance holds it after one of them has ended.
@@ -139,8 +139,8 @@ const (
 	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a request
 	// to the API fails; the message has the object, the error and the time of the first failure.
 	ReasonProgressSyncFailed = "SyncFailed"
-	// ReasonProgressWaiting (Progressing=True): every node waits for other nodes or for other
-	// maintenances.
+	// ReasonProgressWaiting (Progressing=True): no pod is asked to leave; every node waits for
+	// other nodes, for other maintenances or for a cordon.
 	ReasonProgressWaiting = "Waiting"
 	// ReasonProgressDraining (Progressing=True): pods are leaving.
 	ReasonProgressDraining = "Draining"
@@ -363,8 +363,8 @@ type NodeMaintenanceStatus struct {
 	// +k8s:minimum=0
 	Nodes int32 `json:"nodes,omitempty" protobuf:"varint,8,opt,name=nodes"`
 
-	// podsGone is the number of pods that have left the nodes since the drain began. It stays after
-	// stage Drain.
+	// podsGone is the number of pods that have left the nodes since the drain began. A pod that
+	// comes back no longer counts, so the number may decrease. It stays after stage Drain.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0

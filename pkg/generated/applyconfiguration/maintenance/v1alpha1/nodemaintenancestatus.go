@@ -42,8 +42,8 @@ type NodeMaintenanceStatusApplyConfiguration struct {
 	// nodes is the number of nodes of the maintenance. After stage Complete has begun, it is their
 	// number at that time.
 	Nodes *int32 `json:"nodes,omitempty"`
-	// podsGone is the number of pods that have left the nodes since the drain began. It stays after
-	// stage Drain.
+	// podsGone is the number of pods that have left the nodes since the drain began. A pod that
+	// comes back no longer counts, so the number may decrease. It stays after stage Drain.
 	PodsGone *int32 `json:"podsGone,omitempty"`
 	// pause is who set spec.paused, and when. The server writes it in the request that sets
 	// spec.paused, and removes it in the one that clears it.
