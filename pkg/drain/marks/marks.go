@@ -107,9 +107,11 @@ func CordonedBy(node *corev1.Node) Owners {
 }
 
 // IsCordonedByOthers reports whether a node is cordoned and no annotation records that the server
-// cordoned it. Only a maintenance that goes from Idle straight to Complete removes such a cordon.
+// or the agent of the node cordoned it. Only a maintenance that goes from Idle straight to Complete
+// removes such a cordon.
 func IsCordonedByOthers(node *corev1.Node) bool {
-	return node.Spec.Unschedulable && len(CordonedBy(node)) == 0
+	_, byAgent := node.Annotations[v1alpha1.AnnotationCordonedByAgent]
+	return node.Spec.Unschedulable && !byAgent && len(CordonedBy(node)) == 0
 }
 
 // TaintedBy returns the maintenances that the annotation about the taints of a node names,

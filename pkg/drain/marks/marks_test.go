@@ -15,6 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestReadMarkOfInvalidAnnotations(t *testing.T) {
@@ -40,6 +41,34 @@ func TestReadMarkOfInvalidAnnotations(t *testing.T) {
 				t.Errorf("got %+v, want %+v", got, test.want)
 			}
 		})
+	}
+}
+
+// annotated returns a node that is cordoned or not and has an annotation; "" for none.
+func annotated(cordoned bool, annotation, value string) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one"}, Spec: corev1.NodeSpec{Unschedulable: cordoned}}
+	if annotation != "" {
+		node.Annotations = map[string]string{annotation: value}
+	}
+	return node
+}
+
+const ofM = `{"storage":"s","maintenances":{"m":"uid-m"}}`
+
+func TestIsCordonedByOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		node *corev1.Node
+		want bool
+	}{
+		"a schedulable node":                          {annotated(false, "", ""), false},
+		"a user has cordoned it":                      {annotated(true, "", ""), true},
+		"the server has cordoned it":                  {annotated(true, v1alpha1.AnnotationCordonedBy, ofM), false},
+		"the annotation is invalid":                   {annotated(true, v1alpha1.AnnotationCordonedBy, "?"), true},
+		"the server has only tainted it":              {annotated(true, v1alpha1.AnnotationTaintedBy, ofM), true},
+		"the agent of the node has cordoned it":       {annotated(true, v1alpha1.AnnotationCordonedByAgent, "boot"), false},
+		"a user has uncordoned it since its shutdown": {annotated(false, v1alpha1.AnnotationCordonedByAgent, "boot"), false},
+	} {
+		t.Run(name, func(t *testing.T) { is.Equal(t, IsCordonedByOthers(test.node), test.want, "cordoned by others") })
 	}
 }
 
