@@ -113,7 +113,7 @@ func TestOperatorOfAPool(t *testing.T) {
 	framework.Until(t, "the operator is not authorized for the node that has left the pool", admin.Maintenances(), nm.Name, func(nm *v1alpha1.NodeMaintenance) bool {
 		drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 		status := statusOf(nm, moved)
-		return status.Reason == v1alpha1.NodeStatusNotAuthorized && status.Pool == pool && statusOf(nm, stays).Reason == "" &&
+		return status.Reason == v1alpha1.NodeStatusNotAuthorized && v1alpha1.PoolOf(nm, &status) == pool && statusOf(nm, stays).Reason == "" &&
 			drained != nil && drained.Reason == v1alpha1.ReasonNotAuthorized
 	})
 	cluster.PodOn(t, namespace, "late", pool, moved)
@@ -146,7 +146,7 @@ func TestOperatorOfNamedNodes(t *testing.T) {
 	framework.Until(t, "the node is cordoned", cluster.As(t).Nodes(), nodes[0], func(node *corev1.Node) bool { return node.Spec.Unschedulable })
 	advance(t, theirs, nm.Name, v1alpha1.NodeMaintenanceStageDrain)
 	framework.Until(t, "the node is drained", cluster.As(t).Maintenances(), nm.Name, func(nm *v1alpha1.NodeMaintenance) bool {
-		return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) && nm.Status.NodeStatuses[0].Pool == ""
+		return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) && nm.Status.NodeStatuses[0].Pool == nil && len(nm.Status.Pools) == 0
 	})
 	must.Do(t, theirs.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}))
 }

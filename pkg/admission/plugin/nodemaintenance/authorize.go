@@ -90,26 +90,30 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 			}
 		}
 	}
-	c.readPools(old)
 	for _, node := range c.selected {
 		delete(c.leaving, node.Name)
 	}
-	return c, nil
+	return c, c.readPools(old)
 }
 
-// readPools reads the pools through which a maintenance has taken its nodes. The pool of a node that
-// was deleted does not count for a new node with the same name.
-func (c *change) readPools(old *maintenance.NodeMaintenance) {
+// readPools reads the pools through which a maintenance has taken the nodes that leave. The pool of
+// a node that was deleted does not count for a new node with the same name.
+func (c *change) readPools(old *maintenance.NodeMaintenance) error {
 	if old == nil {
-		return
+		return nil
 	}
-	for i := range old.Status.NodeStatuses {
-		status := &old.Status.NodeStatuses[i]
-		node := c.leaving[status.NodeRef.Name]
-		if status.Pool != "" && (node == nil || node.UID == status.NodeRef.UID) {
-			c.pools[status.NodeRef.Name] = status.Pool
+	before := &v1alpha1.NodeMaintenance{}
+	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(old, before, nil); err != nil {
+		return err
+	}
+	for i := range before.Status.NodeStatuses {
+		status := &before.Status.NodeStatuses[i]
+		node, leaves := c.leaving[status.NodeRef.Name]
+		if pool := v1alpha1.PoolOf(before, status); leaves && pool != "" && (node == nil || node.UID == status.NodeRef.UID) {
+			c.pools[status.NodeRef.Name] = pool
 		}
 	}
+	return nil
 }
 
 func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*corev1.Node) ([]*corev1.Node, error) {

@@ -12,8 +12,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -26,10 +28,23 @@ const poolLabel = "pool"
 // takenBy adds nodes to the status that the maintenance has taken through a pool.
 func takenBy(pool string, nodes ...string) func(*maintenance.NodeMaintenance) {
 	return func(nm *maintenance.NodeMaintenance) {
+		index := slices.Index(nm.Status.Pools, pool)
+		if index < 0 {
+			index, nm.Status.Pools = len(nm.Status.Pools), append(nm.Status.Pools, pool)
+		}
 		for _, name := range nodes {
 			nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenance.NodeMaintenanceNodeStatus{
-				NodeRef: maintenance.NodeReference{Name: name}, Pool: pool,
+				NodeRef: maintenance.NodeReference{Name: name}, Pool: ptr.To(int32(index)),
 			})
+		}
+	}
+}
+
+// refers sets the index of the pool of all nodes in the status, even to one that no pool has.
+func refers(index int32) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) {
+		for i := range nm.Status.NodeStatuses {
+			nm.Status.NodeStatuses[i].Pool = &index
 		}
 	}
 }
@@ -68,9 +83,11 @@ func TestAuthorizationByPool(t *testing.T) {
 			[]string{"nodepools/blue"}, request{nm: maintain(pools("blue", "red"), holding("red-1"), complete), old: maintain(pools("blue", "red"), holding("red-1"))}, []string{"red-1"},
 		},
 		"delete with a taken node that does not exist": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), takenBy("blue", "gone"))}, nil},
-		"delete with a new node of the name": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), func(nm *maintenance.NodeMaintenance) {
-			nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{NodeRef: maintenance.NodeReference{Name: "red-1", UID: "earlier"}, Pool: "blue"}}
+		"delete with a new node of the name": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), takenBy("blue", "red-1"), func(nm *maintenance.NodeMaintenance) {
+			nm.Status.NodeStatuses[0].NodeRef.UID = "earlier"
 		})}, []string{"red-1"}},
+		"delete with an index behind the pools": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), takenBy("blue", "red-1"), refers(1))}, []string{"red-1"}},
+		"delete with a negative index":          {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), takenBy("blue", "red-1"), refers(-1))}, []string{"red-1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := may()
@@ -93,8 +110,8 @@ func TestAuthorizationByPool(t *testing.T) {
 	}
 }
 
-// TestOneQuestionForThePoolOfAWrite has a write that concerns hundreds of nodes of a pool that leave
-// and stay.
+// TestOneQuestionForThePoolOfAWrite has a write that concerns hundreds of nodes of a pool that
+// leave and stay.
 func TestOneQuestionForThePoolOfAWrite(t *testing.T) {
 	var nodes []*corev1.Node
 	for i := range 1200 {
@@ -157,26 +174,47 @@ func TestErrorsNameTheRightsThatAreSufficient(t *testing.T) {
 	}
 }
 
-// TestStatusWithPoolsMustFit has a status that is too large only because of the pools in it.
-func TestStatusWithPoolsMustFit(t *testing.T) {
-	const long = "a-pool-with-a-name-of-sixty-three-characters-which-is-the-limit"
-	var nodes []*corev1.Node
-	for i := range 7000 {
-		n := node(fmt.Sprintf("n-%04d", i), long)
-		n.UID = types.UID(fmt.Sprint(i))
-		nodes = append(nodes, n)
+// withDefaults completes the drain plan.
+func withDefaults(t *testing.T) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) {
+		versioned := &v1alpha1.NodeMaintenance{}
+		must.Do(t, v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil))
+		v1alpha1.SetObjectDefaults_NodeMaintenance(versioned)
+		must.Do(t, v1alpha1.Convert_v1alpha1_NodeMaintenance_To_maintenance_NodeMaintenance(versioned, nm, nil))
 	}
-	r := request{by: bob, nm: maintain(pools(long))}
+}
+
+// TestStatusWithPoolsMustFit has as many nodes as a cluster may have, with the default plan. An
+// operator of pools may maintain all of them, unless there are hundreds of pools with long names.
+func TestStatusWithPoolsMustFit(t *testing.T) {
 	for name, test := range map[string]struct {
-		host *host
-		fits bool
+		pools  int
+		delete bool
+		fits   bool
 	}{
-		"the right comes from the pool": {func() *host { h := may(); h.maintains = []string{"nodepools/" + long}; return h }(), false},
-		"the user may delete all nodes": {may(append(allOf(nodes), "")...), true},
+		"one pool":                      {pools: 1, fits: true},
+		"128 pools":                     {pools: 128, fits: true},
+		"500 pools":                     {pools: 500},
+		"the user may delete all nodes": {pools: 500, delete: true, fits: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, test.host, nodes)
+			h := may()
+			var names []string
+			for i := range test.pools {
+				names = append(names, fmt.Sprintf("%063d", i))
+				h.maintains = append(h.maintains, "nodepools/"+names[i])
+			}
+			var nodes []*corev1.Node
+			for i := range 5000 {
+				nodes = append(nodes, node(fmt.Sprintf("n-%04d", i), names[i%test.pools]))
+				nodes[i].UID = types.UID(fmt.Sprint(i))
+			}
+			if test.delete {
+				h = may(append(allOf(nodes), "")...)
+			}
+			f := newFixture(t, h, nodes)
 			f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			r := request{by: bob, nm: maintain(pools(names...), withDefaults(t))}
 			ctx, _ := f.context(r)
 			err := f.validate(ctx, r)
 			is.True(t, test.fits == (err == nil) && (err == nil || apierrors.IsInvalid(err)), "got %v", err)
