@@ -4,6 +4,7 @@
 package nodemaintenance
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -140,6 +142,38 @@ func TestNodeThatEntersAGrantedPool(t *testing.T) {
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating("p")
+		is.Equal(t, f.poolOf("m", "one"), "blue", "pool of node one")
+	})
+}
+
+// TestNodeThatLeavesItsPoolWithoutAnAnswer has an authorizer that fails for the new pool of a node
+// that is held.
+func TestNodeThatLeavesItsPoolWithoutAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", grantable("blue")), newPod("p", "one", 0), newMaintenance("m"))
+		f.rights.onlyPools, f.rights.pools = true, sets.New("blue")
+		f.step("m")
+		f.wantEvacuating("p")
+
+		f.rights.failingPools = map[string]error{"red": errors.New("the webhook is down")}
+		f.updateNode("one", grantable("red"))
+		f.create(newPod("late", "one", 0))
+		for range 2 {
+			f.wait(2 * rights.AnswerTTL)
+			f.step("m")
+			f.wantCordon("one", true, "m")
+			f.wantEvacuating("p")
+			f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized)
+			one := f.nodeStatus("m", "one")
+			is.True(t, one.Reason == v1alpha1.NodeStatusNotAuthorized && strings.Contains(one.DrainMessage, "its pool has changed"), "got %+v", one)
+			f.restart() // a new leader has no answers at all
+		}
+
+		f.rights.failingPools = nil
+		f.rights.pools.Insert("red")
+		f.wait(2 * rights.AnswerTTL)
+		f.step("m")
+		f.wantEvacuating("late", "p")
 		is.Equal(t, f.poolOf("m", "one"), "blue", "pool of node one")
 	})
 }
