@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -213,4 +214,23 @@ func TestPoolsInTheStatus(t *testing.T) {
 		}
 		is.True(t, maps.Equal(got, step.nodes), "%s: got the indexes %v, want %v", step.name, got, step.nodes)
 	}
+}
+
+// TestNodeThatWasNeverTaken has a node that the requester may not maintain. A completed maintenance
+// keeps the reason, so that its requester may delete it without a right to the node.
+func TestNodeThatWasNeverTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", grantable("blue")), newNode("two", grantable("red")), newMaintenance("m"))
+		f.rights.onlyPools, f.rights.pools = true, sets.New("blue")
+		f.step("m")
+		f.wantCordon("two", false)
+		f.enter("m", stageComplete)
+		for range 2 {
+			f.step("m")
+			f.wait(statusPace)
+		}
+		one, two := f.nodeStatus("m", "one"), f.nodeStatus("m", "two")
+		is.True(t, marks.IsUntaken(nil, f.nm("m"), &two) && two.DrainMessage == "", "got %+v", two)
+		is.True(t, !marks.IsUntaken(nil, f.nm("m"), &one), "got %+v", one)
+	})
 }

@@ -126,6 +126,17 @@ func Holds(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
 	return CordonedBy(node).Has(nm) || TaintedBy(node).Has(nm)
 }
 
+// IsUntaken reports whether a maintenance has an entry for a node that it never took, so that it
+// has nothing to undo on the node: neither the status nor the annotations record that it took the
+// node. The node is nil if the cluster does not have it.
+func IsUntaken(node *corev1.Node, nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) bool {
+	if entry.Pool != nil || len(entry.DrainTargets) > 0 ||
+		entry.Reason != v1alpha1.NodeStatusNotAuthorized && entry.Reason != v1alpha1.NodeStatusGone {
+		return false
+	}
+	return node == nil || node.UID == entry.NodeRef.UID && !UIDs(node).Has(nm.UID)
+}
+
 // HoldersOf returns the maintenances for which the annotations record that a node is cordoned or
 // tainted, regardless of the storage.
 func HoldersOf(node *corev1.Node) Owners {

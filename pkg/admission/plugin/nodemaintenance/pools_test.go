@@ -16,7 +16,9 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -110,6 +112,85 @@ func TestAuthorizationByPool(t *testing.T) {
 	}
 }
 
+// lists adds a node to the status, for a reason, with the given number of drain targets.
+func lists(name string, reason v1alpha1.NodeStatusReason, targets int) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) {
+		nm.UID = "uid-a"
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenance.NodeMaintenanceNodeStatus{
+			NodeRef: maintenance.NodeReference{Name: name}, Reason: maintenance.NodeStatusReason(reason),
+			DrainTargets: make([]maintenance.DrainPlanEntry, targets),
+		})
+	}
+}
+
+// TestNodesThatWereNeverTaken has an operator of pool blue whose maintenance selects a further node
+// by an ordinary label, which the operator may not maintain. It must not keep the operator from
+// ending the maintenance.
+func TestNodesThatWereNeverTaken(t *testing.T) {
+	annotated := node("green-1", "green")
+	annotated.Annotations = map[string]string{
+		v1alpha1.AnnotationCordonedBy: marks.Mark{Storage: "s", Maintenances: marks.Owners{"a": "uid-a"}}.Encode().(string),
+	}
+	complete, cordon := atStage("Complete"), atStage("Cordon")
+	held := finalizers(v1alpha1.FinalizerMaintenanceCompletion)
+	third := func(reason v1alpha1.NodeStatusReason, modifiers ...func(*maintenance.NodeMaintenance)) *maintenance.NodeMaintenance {
+		return build.With(maintain(pools("blue", "red"), takenBy("blue", "blue-1", "blue-2"), lists("red-1", reason, 0), held), modifiers...)
+	}
+	selects := func(names ...string) func(*maintenance.NodeMaintenance) {
+		return func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = pools(names...) }
+	}
+	const refused, gone = v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusGone
+	for name, test := range map[string]struct {
+		request request
+		// refused is the node that the error names; "" if there is no error.
+		refused string
+	}{
+		"complete":                    {request{nm: third(refused, complete), old: third(refused)}, ""},
+		"delete":                      {request{old: third(refused)}, ""},
+		"pause":                       {request{nm: third(refused, paused), old: third(refused)}, ""},
+		"resume":                      {request{nm: third(refused), old: third(refused, paused)}, ""},
+		"remove it from the selector": {request{nm: third(refused, selects("blue")), old: third(refused)}, ""},
+		"widen the selector, keep it": {request{nm: third(refused), old: third(refused, selects("red"))}, "red-1"},
+		"begin to drain, keep it":     {request{nm: third(refused), old: third(refused, cordon)}, "red-1"},
+		"complete, no sync has seen it": {
+			request{nm: maintain(pools("blue", "red"), takenBy("blue", "blue-1"), complete), old: maintain(pools("blue", "red"), takenBy("blue", "blue-1"))}, "red-1",
+		},
+		"complete, it waits for another reason": {
+			request{nm: third(v1alpha1.NodeStatusNotCordoned, complete), old: third(v1alpha1.NodeStatusNotCordoned)}, "red-1",
+		},
+		"complete, it has targets": {
+			request{
+				nm:  maintain(pools("blue", "red"), lists("red-1", refused, 1), complete),
+				old: maintain(pools("blue", "red"), lists("red-1", refused, 1)),
+			}, "red-1",
+		},
+		"delete, the annotations of the node name the maintenance": {
+			request{old: maintain(pools("blue", "green"), takenBy("blue", "blue-1"), lists("green-1", refused, 0))}, "green-1",
+		},
+		"delete, it does not exist any more":  {request{old: maintain(pools("blue"), lists("gone", refused, 0))}, ""},
+		"delete, the server knows that, too":  {request{old: maintain(pools("blue"), lists("gone", gone, 0))}, ""},
+		"delete, a new node has its name":     {request{old: third(gone, func(nm *maintenance.NodeMaintenance) { nm.Status.NodeStatuses[2].NodeRef.UID = "earlier" })}, "red-1"},
+		"delete after the end":                {request{old: third(refused, complete, finalizers())}, ""},
+		"delete, matched only since the end":  {request{old: maintain(pools("blue", "red"), takenBy("blue", "blue-1"), complete)}, ""},
+		"delete, matched only before the end": {request{old: maintain(pools("blue", "red"), takenBy("blue", "blue-1"), complete, held)}, "red-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := may()
+			h.maintains = []string{"nodepools/blue"}
+			f := newFixture(t, h, append(slices.Clone(twoPools), annotated))
+			f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			test.request.by = bob
+			ctx, _ := f.context(test.request)
+			err := f.validate(ctx, test.request)
+			if test.refused == "" {
+				must.Do(t, err)
+				return
+			}
+			is.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "("+test.refused+")"), "got %v, want Forbidden with %s", err, test.refused)
+		})
+	}
+}
+
 // TestOneQuestionForThePoolOfAWrite has a write that concerns hundreds of nodes of a pool that
 // leave and stay.
 func TestOneQuestionForThePoolOfAWrite(t *testing.T) {
@@ -176,6 +257,7 @@ func TestErrorsNameTheRightsThatAreSufficient(t *testing.T) {
 
 // withDefaults completes the drain plan.
 func withDefaults(t *testing.T) func(*maintenance.NodeMaintenance) {
+	t.Helper()
 	return func(nm *maintenance.NodeMaintenance) {
 		versioned := &v1alpha1.NodeMaintenance{}
 		must.Do(t, v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil))
