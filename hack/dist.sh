@@ -55,7 +55,7 @@ for archive in bin/krew/kubectl-maintenance_*.tar.gz; do
 done
 cp bin/krew/maintenance.yaml "${out}/kubectl-maintenance.krew.yaml"
 cp bin/chart/*.tgz "${out}/"
-pack haulout-manifests.tar.gz artifacts base node-agent scheduler second-scheduler overlays examples/rbac-maintenance-operator.yaml examples/rbac-maintenance-pool.yaml monitoring
+pack haulout-manifests.tar.gz artifacts base node-agent scheduler second-scheduler overlays examples/rbac-maintenance-operator.yaml examples/rbac-maintenance-pool.yaml examples/rbac-maintenance-history.yaml monitoring
 (cd "${out}" && sha256sum -- * >SHA256SUMS)
 echo "Wrote ${out}:"
 ls -l "${out}" | awk 'NR > 1 { printf "%12d %s\n", $5, $9 }'
