@@ -375,6 +375,16 @@ type NodeMaintenanceStatus struct {
 	// +optional
 	// +k8s:optional
 	Pause *NodeMaintenancePause `json:"pause,omitempty" protobuf:"bytes,10,opt,name=pause"`
+
+	// pools are the pools through which the maintenance has taken its nodes, sorted by name, each
+	// of them once: nodeStatuses[].pool refers to them by index. At most 63 bytes each.
+	// +optional
+	// +listType=atomic
+	// +k8s:optional
+	// +k8s:listType=atomic
+	// +k8s:unique=set
+	// +k8s:eachVal=+k8s:maxBytes=63
+	Pools []string `json:"pools,omitempty" protobuf:"bytes,11,rep,name=pools"`
 }
 
 // NodeMaintenancePause describes who has paused a drain.
@@ -521,14 +531,14 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:optional
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`
 
-	// pool is the value of the node's pool label (--pool-label of the server) when the maintenance
-	// took the node, if the right of the requester to maintain the node came from this pool. The
-	// right to this pool is sufficient to release the node, even if the node has another pool now.
-	// At most 63 bytes.
+	// pool is the index in status.pools of the value of the node's pool label (--pool-label of the
+	// server) when the maintenance took the node, starting at 0. It is set if the right of the
+	// requester to maintain the node came from this pool. The right to this pool is sufficient to
+	// release the node, even if the node has another pool now.
 	// +optional
 	// +k8s:optional
-	// +k8s:maxBytes=63
-	Pool string `json:"pool,omitempty" protobuf:"bytes,11,opt,name=pool"`
+	// +k8s:minimum=0
+	Pool *int32 `json:"pool,omitempty" protobuf:"varint,11,opt,name=pool"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
