@@ -126,7 +126,7 @@ chart: $(CHART_TOOL) ## Package the Helm chart in bin/chart (VERSION=v0.1.0)
 	@$(CHART_TOOL) --version='$(VERSION)' --app-version='$(subst +,-,$(VERSION))' --out=$(BIN)/chart
 
 .PHONY: dist
-dist: image krew chart ## Make a release in bin/dist: archives, images, chart, manifests, lists of modules, checksums (VERSION=v0.1.0)
+dist: image krew chart ## Make a release in bin/dist: archives, images, chart, manifests, lists of modules, checksums (VERSION=v0.1.0, KREW_URI=https://...)
 	@VERSION='$(VERSION)' PLATFORMS='$(PLATFORMS)' hack/dist.sh
 
 .PHONY: clean

@@ -53,9 +53,14 @@ for archive in bin/krew/kubectl-maintenance_*.tar.gz; do
 	bill "$(echo "${folder}"/kubectl-maintenance*)" "${name}"
 	rm -rf "${folder}"
 done
-cp bin/krew/maintenance.yaml "${out}/kubectl-maintenance.krew.yaml"
+# Without a URL of the archives, users cannot install the plugin with this manifest.
+if [[ -n "${KREW_URI:-}" ]]; then
+	cp bin/krew/maintenance.yaml "${out}/kubectl-maintenance.krew.yaml"
+else
+	echo "hack/dist.sh: KREW_URI is not set, so the release has no manifest for krew" >&2
+fi
 cp bin/chart/*.tgz "${out}/"
-pack haulout-manifests.tar.gz artifacts base node-agent scheduler second-scheduler overlays examples/rbac-maintenance-operator.yaml examples/rbac-maintenance-pool.yaml monitoring
+pack haulout-manifests.tar.gz artifacts base node-agent scheduler second-scheduler overlays examples/rbac-maintenance-operator.yaml examples/rbac-maintenance-pool.yaml examples/rbac-maintenance-history.yaml monitoring
 (cd "${out}" && sha256sum -- * >SHA256SUMS)
 echo "Wrote ${out}:"
 ls -l "${out}" | awk 'NR > 1 { printf "%12d %s\n", $5, $9 }'

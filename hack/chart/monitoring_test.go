@@ -123,7 +123,7 @@ func TestValuesChangeTheMonitoring(t *testing.T) {
 				t.Errorf("%s does not contain %q:\n%s", name, part, text)
 			}
 		}
-		if strings.Contains(string(text), "haulout-system") || strings.Contains(string(text), "haulout.dev/docs") {
+		if strings.Contains(string(text), "haulout-system") || strings.Contains(string(text), "docs/monitoring.md") {
 			t.Errorf("%s has a value of artifacts/monitoring:\n%s", name, text)
 		}
 	}

@@ -89,6 +89,18 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
+// TestNoPageHasAHeadingTwice checks that each link to a heading has one target, and that no merge
+// has left a section twice.
+func TestNoPageHasAHeadingTwice(t *testing.T) {
+	for name, text := range pages(t) {
+		seen := sets.New[string]()
+		for _, anchor := range anchors(text) {
+			is.True(t, !seen.Has(anchor), "%s has the heading #%s twice", name, anchor)
+			seen.Insert(anchor)
+		}
+	}
+}
+
 // shellBlocks calls visit with each block of shell commands.
 func shellBlocks(t *testing.T, visit func(page, commands string)) {
 	t.Helper()
@@ -139,6 +151,28 @@ func TestCommandsExist(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestCommandsNameTheGroup checks that commands have the full name of NodeMaintenances: other
+// projects have a resource of the same name. docs/install.md explains this.
+func TestCommandsNameTheGroup(t *testing.T) {
+	unqualified := regexp.MustCompile(
+		`(?m)kubectl (?:annotate|delete|describe|edit|get|label|patch|wait) (?:[^#|\n]*[^#.|\n])?\bnodemaintenances?(?:[^.\w]|$)`)
+	for name, text := range pages(t) {
+		if name == "docs/install.md" {
+			continue
+		}
+		for _, command := range unqualified.FindAllString(text, -1) {
+			t.Errorf("%s: %q does not name the group", name, command)
+		}
+	}
+	// Without a group, users of a CRD get theirs, whose group has the priority 1000.
+	var service struct {
+		Spec struct{ GroupPriorityMinimum int }
+	}
+	must.Do(t, utilyaml.Unmarshal([]byte(read(t, "artifacts/base/apiservice.yaml")), &service))
+	priority := service.Spec.GroupPriorityMinimum
+	is.True(t, priority > 0 && priority < 1000, "the APIService has the priority %d", priority)
 }
 
 // pluginCommands returns the names of the commands of the kubectl plugin.

@@ -19,17 +19,22 @@ type Script struct {
 	// Text has each command on the same line as in the page, so that errors of the shell have the
 	// line numbers of the page. All other lines are empty.
 	Text string
+	// Twice is set if the commands must also work a second time, on what the first time has left.
+	Twice bool
 }
 
 // A marker is an HTML comment immediately before a block of shell commands:
 //
 //	<!-- runnable -->             an independent block
+//	<!-- runnable, twice -->      an independent block that users run again and again
 //	<!-- runnable, continued -->  a block that continues the previous one
 //	<!-- runnable                 a block that needs other commands first, which readers of the
 //	kubectl create ...            page do not see
 //	-->
+//
+// The words after the comma and the commands may be combined.
 var (
-	marker   = regexp.MustCompile(`(?s)^<!-- runnable(, continued)?(?: -->|\n(.*?)\n-->)\n` + "```sh\n(.*?)\n```(?:\n|$)")
+	marker   = regexp.MustCompile(`(?s)^<!-- runnable(?:, (continued|twice))?(?: -->|\n(.*?)\n-->)\n` + "```sh\n(.*?)\n```(?:\n|$)")
 	anything = regexp.MustCompile(`(?m)^<!-- *runnable`)
 )
 
@@ -48,18 +53,22 @@ func Scripts(page, text string) ([]Script, error) {
 		found := marker.FindStringSubmatchIndex(text[at[0]:])
 		if found == nil {
 			return nil, fmt.Errorf(
-				"%s:%d: must be <!-- runnable -->, or <!-- runnable, continued -->, immediately before a block ```sh", page,
-				line,
+				"%s:%d: must be <!-- runnable -->, perhaps with \", twice\" or \", continued\", immediately before a block ```sh",
+				page, line,
 			)
 		}
-		continued := found[2] >= 0
+		word := ""
+		if found[2] >= 0 {
+			word = text[at[0]+found[2] : at[0]+found[3]]
+		}
+		continued := word == "continued"
 		if continued && len(scripts) == 0 {
 			return nil, fmt.Errorf("%s:%d: no previous runnable block to continue", page, line)
 		}
 		if !continued {
 			flush()
 			script = make([]string, lines)
-			scripts = append(scripts, Script{Page: page})
+			scripts = append(scripts, Script{Page: page, Twice: word == "twice"})
 		}
 		for _, part := range [][2]int{{found[4], found[5]}, {found[6], found[7]}} {
 			if part[0] < 0 {

@@ -41,6 +41,10 @@ func TestScripts(t *testing.T) {
 			page: []string{"<!-- runnable", "before", "-->", "```sh", "one", "```"},
 			want: []Script{{Page: "p.md", Line: 2, Text: "\nbefore\n\n\none\n\n\n"}},
 		},
+		"a block that runs twice, after other commands": {
+			page: []string{"<!-- runnable, twice", "before", "-->", "```sh", "one", "```"},
+			want: []Script{{Page: "p.md", Line: 2, Text: "\nbefore\n\n\none\n\n\n", Twice: true}},
+		},
 		"a marker that is not before a block": {page: []string{"<!-- runnable -->", "", "```sh", "one", "```"}, fail: true},
 		"a marker before output":              {page: []string{"<!-- runnable -->", "```", "one", "```"}, fail: true},
 		"a marker with an unknown word": {
@@ -72,7 +76,7 @@ func TestPagesHaveRunnableBlocks(t *testing.T) {
 		found[name] = len(scripts)
 	}
 	for _, page := range []string{
-		"docs/quickstart.md", "docs/applications.md", "docs/uninstall.md", "docs/kubectl-plugin.md",
+		"docs/quickstart.md", "docs/applications.md", "docs/uninstall.md", "docs/kubectl-plugin.md", "docs/coming-from.md",
 	} {
 		is.True(t, found[page] != 0, "%s has no runnable block", page)
 	}

@@ -69,14 +69,19 @@ func runScript(t *testing.T, script docs.Script) {
 	trap := fmt.Sprintf(`trap 'echo "%s:$LINENO: $BASH_COMMAND has failed" >&2' ERR`, script.Page)
 	file := filepath.Join(t.TempDir(), "script")
 	must.Do(t, os.WriteFile(file, []byte(trap+script.Text), 0o600))
-	cmd := exec.CommandContext(ctx, "bash", "-eu", "-o", "pipefail", file)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
-		"PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
-	// Background programs that outlive the script must not delay the end of the test.
-	cmd.WaitDelay = 5 * time.Second
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%s:%d: %v (%v)\n%s", script.Page, script.Line, err, context.Cause(ctx), out)
+	times := 1
+	if script.Twice {
+		times = 2
+	}
+	for i := range times {
+		cmd := exec.CommandContext(ctx, "bash", "-eu", "-o", "pipefail", file)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
+			"PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
+		// Background programs that outlive the script must not delay the end of the test.
+		cmd.WaitDelay = 5 * time.Second
+		out, err := cmd.CombinedOutput()
+		must.True(t, err == nil, "%s:%d, run %d: %v (%v)\n%s", script.Page, script.Line, i+1, err, context.Cause(ctx), out)
 	}
 }
 

@@ -10,9 +10,15 @@ import (
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -24,9 +30,15 @@ import (
 // serverUser is the name under which haulout-apiserver evicts pods.
 const serverUser = "system:serviceaccount:haulout-system:haulout-apiserver"
 
-// pausedFor is how long the test lets a drain be paused: longer than the ten seconds after which
-// the server probes a budget that allows no disruption.
-const pausedFor = 15 * time.Second
+// pausedFor returns how long a test lets a drain be paused: longer than the ten seconds after which
+// the server probes a budget that allows no disruption, and ten minutes in the large size.
+func pausedFor(t *testing.T) time.Duration {
+	t.Helper()
+	if framework.Full(t) {
+		return 10 * time.Minute
+	}
+	return 15 * time.Second
+}
 
 func setPaused(t *testing.T, name string, paused bool) *v1alpha1.NodeMaintenance {
 	t.Helper()
@@ -62,7 +74,7 @@ func TestPausedDrainEvictsNoPod(t *testing.T) {
 		types.MergePatchType, []byte(`{"spec":{"maxUnavailable":3}}`), metav1.PatchOptions{}))(t)
 	report(t, turn, `{"activeEvacuatorCompleted":true}`)
 	late := cluster.PodOn(t, namespace, "late", pool, nodes[0])
-	<-time.After(pausedFor)
+	<-time.After(pausedFor(t))
 
 	e := evacuationFor(t, begun, "is paused", func(e *v1alpha1.Evacuation) bool {
 		return conditionIs(e.Status.Conditions, v1alpha1.ConditionBlocked, metav1.ConditionFalse, v1alpha1.ReasonPaused)
@@ -90,6 +102,93 @@ func TestPausedDrainEvictsNoPod(t *testing.T) {
 	waitFor(t, recorder, oracle.PutBack(nil, nm.Name))
 	found, err := recorder.Verdict(oracle.Rules{Server: serverUser})
 	framework.Accept(t, found, err)
+}
+
+// TestPausedSurgeRemovesNoPod pauses a drain whose pods have replacements, but whose evictions a
+// policy refuses. To take the surge back would remove the two old pods, since they are on the same
+// node.
+func TestPausedSurgeRemovesNoPod(t *testing.T) {
+	t.Parallel() // the test mostly waits
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.Deployment(t, namespace, "web", pool, 2, framework.WithSurge, func(d *appsv1.Deployment) {
+		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: ptr.To(intstr.FromInt32(2)), MaxUnavailable: ptr.To(intstr.FromInt32(0))}
+	})
+	cluster.Budget(t, namespace, "web", 1)
+	old := must.Get(cluster.As(t).Pods(namespace).List(t.Context(), metav1.ListOptions{}))(t).Items
+	allow := refuseEvictions(t, namespace, old[0].Name)
+	cluster.NewNodes(t, pool, true, pool+"-spare-0", pool+"-spare-1")
+	nm := drainNodes(t, pool, nodes...)
+	for i := range old {
+		evacuationFor(t, &old[i], "is up for eviction", func(e *v1alpha1.Evacuation) bool {
+			return e.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction
+		})
+	}
+	setPaused(t, nm.Name, true)
+	untilPaused(t, nm.Name)
+	evacuating(t, namespace, 0)
+	allow()
+	<-time.After(pausedFor(t))
+	for i := range old {
+		pod, err := cluster.As(t).Pods(namespace).Get(t.Context(), old[i].Name, metav1.GetOptions{})
+		is.True(t, err == nil && pod.DeletionTimestamp == nil, "pod %s has left during the pause: %v", old[i].Name, err)
+	}
+	scaledTo(t, namespace, "web", 4)
+	setPaused(t, nm.Name, false)
+	drained(t, nm.Name)
+	asBefore(t, namespace, "web", 2)
+}
+
+// refuseEvictions refuses all evictions in a namespace, until the returned function is called.
+func refuseEvictions(t *testing.T, namespace, pod string) (allow func()) {
+	t.Helper()
+	admission := cluster.As(t).Kube.AdmissionregistrationV1()
+	must.Get(admission.ValidatingAdmissionPolicies().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: namespace},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{
+				RuleWithOperations: admissionregistrationv1.RuleWithOperations{
+					Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+					Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
+				},
+			}}},
+			Validations: []admissionregistrationv1.Validation{{Expression: "false", Message: "not today", Reason: ptr.To(metav1.StatusReasonForbidden)}},
+		},
+	}, metav1.CreateOptions{}))(t)
+	must.Get(admission.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: namespace},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: namespace, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+			MatchResources: &admissionregistrationv1.MatchResources{NamespaceSelector: &metav1.LabelSelector{
+				MatchLabels: map[string]string{corev1.LabelMetadataName: namespace},
+			}},
+		},
+	}, metav1.CreateOptions{}))(t)
+	refuses := func(want bool) {
+		framework.Eventually(t, fmt.Sprintf("the policy refuses evictions: %t", want), func(ctx context.Context) (bool, error) {
+			err := cluster.As(t).Kube.PolicyV1().Evictions(namespace).Evict(ctx, &policyv1.Eviction{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pod}, DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+			})
+			if want && apierrors.IsForbidden(err) {
+				return true, nil
+			}
+			return !want && err == nil, err
+		})
+	}
+	remove := func(ctx context.Context) {
+		for _, err := range []error{
+			admission.ValidatingAdmissionPolicyBindings().Delete(ctx, namespace, metav1.DeleteOptions{}),
+			admission.ValidatingAdmissionPolicies().Delete(ctx, namespace, metav1.DeleteOptions{}),
+		} {
+			is.True(t, err == nil || apierrors.IsNotFound(err), "remove the policy: %v", err)
+		}
+	}
+	t.Cleanup(func() { remove(context.WithoutCancel(t.Context())) })
+	refuses(true)
+	return func() {
+		remove(t.Context())
+		refuses(false)
+	}
 }
 
 func hasTurn(e *v1alpha1.Evacuation) bool {

@@ -105,9 +105,9 @@ func TestPluginRefusesMistakes(t *testing.T) {
 	is.True(t, !strings.Contains(out, "IN THE WAY"), "a refusal comes after the preview:\n%s", out)
 	s.run(t, 1, "status "+name+"x", "Did you mean "+name+"?")
 	s.run(t, 1, "drian "+nodes[0], "Did you mean drain?", "--help lists the commands")
-	s.run(t, 1, "blockers --namespace="+framework.Name("none"), "not found")
 
 	cluster.Grant(t, user, rule("", "nodes", "", "get", "list"), rule("", "namespaces", "", "get"))
+	s.run(t, 1, "blockers --namespace="+framework.Name("none"), "not found")
 	s.run(t, 1, "start -l e2e.haulout.dev/color="+label+"x", "no node matches", "Did you mean e2e.haulout.dev/color="+label+"?", "--allow-empty")
 	merge(t, "", "nodes", nodes[0], `{"spec":{"unschedulable":true}}`)
 	asked := s.start(t, "maintenance", "complete", name)
@@ -126,7 +126,9 @@ func TestPluginEvacuatesAPod(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
-	held := cluster.PodOn(t, namespace, "held", pool, nodes[0])
+	cluster.Deployment(t, namespace, "held", pool, 1, func(d *appsv1.Deployment) {
+		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
+	})
 	cluster.Budget(t, namespace, "held", 0)
 	user := framework.Name("owner")
 	cluster.Bind(t, user, "admin")
@@ -137,22 +139,23 @@ func TestPluginEvacuatesAPod(t *testing.T) {
 	s.run(t, 0, "evacuate pod/bare --wait --timeout=1m"+in, "requested", ": Gone")
 	framework.UntilGone(t, "pod bare", cluster.As(t).Pods(namespace), "bare")
 
-	s.run(t, 3, "evacuate held --wait --timeout=20s"+in, "requested", "is blocked after 20s")
-	s.run(t, 0, "explain held"+in, "a user (kubectl maintenance evacuate)", "BLOCKED", "cannot open by itself", "kubectl describe pdb held -n "+namespace)
+	held := must.Get(podsOn(t.Context(), t, nodes[0]))(t)[0]
+	s.run(t, 3, "evacuate "+held.Name+" --wait --timeout=20s"+in, "requested", "is blocked after 20s")
+	s.run(t, 0, "explain "+held.Name+in, "a user (kubectl maintenance evacuate)", "BLOCKED", "cannot open by itself", "kubectl describe pdb held -n "+namespace)
 	// A maintenance asks for the same pod: the user's request is only one of two.
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 	name := protocol.CanonicalName(held.Name, held.UID)
 	framework.Until(t, "the maintenance asks for the pod", cluster.As(t).Evacuations(namespace), name, isOurs)
-	s.run(t, 0, "evacuate --cancel held"+in, "cancelled", "the pod still leaves")
-	s.run(t, 1, "evacuate --cancel held"+in, "no user has asked pod "+namespace+"/held to leave, but a NodeMaintenance has")
+	s.run(t, 0, "evacuate --cancel "+held.Name+in, "cancelled", "the pod still leaves")
+	s.run(t, 1, "evacuate --cancel "+held.Name+in, "no user has asked pod "+namespace+"/"+held.Name+" to leave, but a NodeMaintenance has")
 	cluster.Remove(t, nm.Name)
 	framework.UntilGone(t, "the Evacuation", cluster.As(t).Evacuations(namespace), name)
 
-	s.run(t, 0, "evacuate held"+in, "requested")
-	s.run(t, 0, "evacuate --cancel held"+in, "cancelled")
+	s.run(t, 0, "evacuate "+held.Name+in, "requested")
+	s.run(t, 0, "evacuate --cancel "+held.Name+in, "cancelled")
 	framework.UntilGone(t, "the Evacuation", cluster.As(t).Evacuations(namespace), name)
-	pod := must.Get(cluster.As(t).Pods(namespace).Get(t.Context(), "held", metav1.GetOptions{}))(t)
+	pod := must.Get(cluster.As(t).Pods(namespace).Get(t.Context(), held.Name, metav1.GetOptions{}))(t)
 	must.True(t, pod.UID == held.UID && pod.DeletionTimestamp == nil, "the pod whose evacuation was cancelled has left")
 	s.run(t, 1, "evacuate none"+in, `pods "none" not found`)
-	s.run(t, 1, "evacuate held"+in+asNobody, "forbidden")
+	s.run(t, 1, "evacuate "+held.Name+in+asNobody, "forbidden")
 }

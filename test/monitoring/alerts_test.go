@@ -36,11 +36,12 @@ type alertTest struct {
 
 var alertTests = map[string]alertTest{
 	"HauloutDrainBlocked": {
-		bad: "haulout_nodemaintenance_drains_blocked 2x1500\n" +
+		bad: "haulout_nodemaintenance_drains_blocked 3x1500\n" +
 			"haulout_nodemaintenance_info{name=\"kernel-update\",stage=\"Drain\",status=\"Stalled\"} 1x1500\n" +
 			"haulout_nodemaintenance_info{name=\"other\",stage=\"Drain\",status=\"Blocked\"} 1x1500\n" +
+			"haulout_nodemaintenance_info{name=\"zone-a\",stage=\"Cordon\",status=\"NotCordoned\"} 1x1500\n" +
 			"haulout_nodemaintenance_info{name=\"moves\",stage=\"Drain\",status=\"Draining\"} 1x1500",
-		says: "2 at present: kernel-update (Stalled) other (Blocked). This shows",
+		says: "3 at present: kernel-update (Stalled) other (Blocked) zone-a (NotCordoned). This shows",
 		// A paused drain waits on purpose.
 		good: "haulout_nodemaintenance_drains_blocked 0x1500\nhaulout_nodemaintenance_paused 1x1500\n" +
 			"haulout_nodemaintenance_info{name=\"kernel-update\",stage=\"Drain\",status=\"Paused\"} 1x1500",

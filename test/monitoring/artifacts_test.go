@@ -119,7 +119,7 @@ func expressions(t *testing.T) map[string]string {
 }
 
 func TestRules(t *testing.T) {
-	const runbook = "https://haulout.dev/docs/monitoring.md#"
+	const runbook = "docs/monitoring.md#"
 	page := string(read(t, "../../docs/monitoring.md"))
 	seen := map[string]bool{}
 	for _, rule := range rules(t) {
@@ -133,8 +133,12 @@ func TestRules(t *testing.T) {
 			}
 		}
 		// Each alert has a section of its own, so that a reader finds it by the name of the alert.
-		if url := rule.Annotations["runbook_url"]; url != runbook+strings.ToLower(rule.Alert) {
-			t.Errorf("alert %s has runbook_url %q, want %s", rule.Alert, url, runbook+strings.ToLower(rule.Alert))
+		if got := rule.Annotations["runbook"]; got != runbook+strings.ToLower(rule.Alert) {
+			t.Errorf("alert %s has the runbook %q, want %s", rule.Alert, got, runbook+strings.ToLower(rule.Alert))
+		}
+		// No site has the page, so a link would be dead until the user sets one.
+		if url := rule.Annotations["runbook_url"]; url != "" {
+			t.Errorf("alert %s has the runbook_url %q, which no site serves", rule.Alert, url)
 		}
 		if !strings.Contains(page, "\n### "+rule.Alert+"\n") {
 			t.Errorf("docs/monitoring.md has no section about alert %s", rule.Alert)

@@ -85,6 +85,7 @@ type NodeMaintenanceStatus struct {
 	Nodes                 int32
 	PodsGone              int32
 	Pause                 *NodeMaintenancePause
+	Pools                 []string
 }
 
 // NodeMaintenancePause describes who has paused a drain.
@@ -126,7 +127,7 @@ type NodeMaintenanceNodeStatus struct {
 	PodsPeak              int32
 	PodsGonePeak          int32
 	Reason                NodeStatusReason
-	Pool                  string
+	Pool                  *int32
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -247,6 +247,11 @@ func (in *NodeMaintenanceNodeStatus) DeepCopyInto(out *NodeMaintenanceNodeStatus
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.Pool != nil {
+		in, out := &in.Pool, &out.Pool
+		*out = new(int32)
+		**out = **in
+	}
 	return
 }
 
@@ -353,6 +358,11 @@ func (in *NodeMaintenanceStatus) DeepCopyInto(out *NodeMaintenanceStatus) {
 		in, out := &in.Pause, &out.Pause
 		*out = new(NodeMaintenancePause)
 		(*in).DeepCopyInto(*out)
+	}
+	if in.Pools != nil {
+		in, out := &in.Pools, &out.Pools
+		*out = make([]string, len(*in))
+		copy(*out, *in)
 	}
 	return
 }

@@ -85,7 +85,7 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 	}
 	ctx, cancel := withTimeout(ctx, o.timeout)
 	defer cancel()
-	if show.IsPaused(nm) {
+	if v1alpha1.IsPaused(nm) {
 		e.screen(e.ErrOut).Printf("%[1]s was paused %[2]s, so it makes no progress. To continue: kubectl maintenance resume %[1]s", nm.Name, show.PausedBy(nm, e.now()))
 	}
 	kept := ""
@@ -132,7 +132,7 @@ func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Dura
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
 	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
-		if show.IsPaused(nm) {
+		if v1alpha1.IsPaused(nm) {
 			return exitWith(exitPaused, "%[1]s is still paused after %[3]s: it was paused %[2]s. To continue: kubectl maintenance resume %[1]s",
 				name, show.PausedBy(nm, e.now()), duration.HumanDuration(timeout))
 		}

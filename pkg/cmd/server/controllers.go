@@ -79,7 +79,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return err
 	}
-	costs, err := deletioncost.New(deletioncost.Config{Cluster: cluster, Liveness: d.liveness})
+	costs, err := deletioncost.New(deletioncost.Config{Cluster: cluster, Liveness: d.liveness, IsSurplus: surges.IsSurplus})
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", deletioncost.Name, err)
 	}

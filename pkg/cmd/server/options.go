@@ -94,8 +94,8 @@ type ServiceOptions struct {
 // NodeRightsOptions configure the check of the right to maintain nodes.
 type NodeRightsOptions struct {
 	rights.Rules
-	// PoolLabelWritableByNodes is set if the label of the pools may be one that a kubelet can change
-	// on its own node.
+	// PoolLabelWritableByNodes is set if the label of the pools may be one that a kubelet can
+	// change on its own node.
 	PoolLabelWritableByNodes bool
 }
 

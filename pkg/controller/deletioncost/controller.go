@@ -53,6 +53,9 @@ type Config struct {
 	Clock clock.WithTicker
 	// Liveness tracks which item each worker processes; nil disables tracking.
 	Liveness *loop.Tracker
+	// IsSurplus reports whether the evacuator of Deployments has lowered the cost of a pod that has
+	// no Evacuation. Its cost is restored later.
+	IsSurplus func(*corev1.Pod) bool
 }
 
 // Controller lowers the deletion cost of pods that wait for their replacement or eviction, and
@@ -67,6 +70,7 @@ type Controller struct {
 	clock       clock.WithTicker
 	pods        corelisters.PodLister
 	evacuations maintenancelisters.EvacuationLister
+	isSurplus   func(*corev1.Pod) bool
 	synced      []cache.InformerSynced
 	// queue has the pods that changed. lowering has the pods whose cost is to be lowered. It has a
 	// worker of its own, so that costs of other pods are still restored if one write hangs.
@@ -96,7 +100,7 @@ func New(config Config) (*Controller, error) {
 	}
 	c := &Controller{
 		Cluster: config.Cluster, clock: config.Clock,
-		pods: config.Cluster.Pods.Lister(), evacuations: config.Cluster.Evacuations.Lister(),
+		pods: config.Cluster.Pods.Lister(), evacuations: config.Cluster.Evacuations.Lister(), isSurplus: config.IsSurplus,
 	}
 	queue := func(name string) *loop.Queue[types.NamespacedName] {
 		return loop.NewQueue(loop.Config[types.NamespacedName]{
@@ -191,6 +195,10 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	}
 	c.turns.Forget(key)
 	if !IsLowered(pod) {
+		return nil
+	}
+	if c.isSurplus(pod) {
+		c.queue.AddAfter(key, lowerAfter)
 		return nil
 	}
 	// Pods and Evacuations come from two API servers, and the cache of pods may be newer.

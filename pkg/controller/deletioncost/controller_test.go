@@ -104,6 +104,9 @@ type world struct {
 	// patches.
 	answer  func(pod string) error
 	patches atomic.Int32
+	// surplus is set if the evacuator of Deployments lowers the costs of pods without an
+	// Evacuation.
+	surplus atomic.Bool
 }
 
 func newWorld(t *testing.T, objects ...runtime.Object) *world {
@@ -135,7 +138,7 @@ func (w *world) run() {
 	w.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Unlimited: w.client, Maintenance: w.own, Recorder: w.events}, 0))(w)
 	cluster.InFlight = w.inFlight
-	c := must.Get(New(Config{Cluster: cluster}))(w)
+	c := must.Get(New(Config{Cluster: cluster, IsSurplus: func(*corev1.Pod) bool { return w.surplus.Load() }}))(w)
 	watches := informertest.Count(w.host, w.own)
 	ctx, stop := context.WithCancel(context.Background())
 	cluster.Start(ctx)
@@ -474,6 +477,22 @@ func TestCostThatWasRestoredStays(t *testing.T) {
 		if waited := time.Since(now.Time); waited < lowerAfter {
 			t.Errorf("it was lowered after %s", waited)
 		}
+	})
+}
+
+// TestCostOfASurplusPodIsRestoredLater leaves the cost of a replacement as it is until the
+// evacuator of Deployments has taken its surge back.
+func TestCostOfASurplusPodIsRestoredLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lowered := map[string]string{costKey: lowest, originalKey: "7"}
+		w := newWorld(t, ofReplicaSet(0, costKey, lowest, originalKey, "7"))
+		w.surplus.Store(true)
+		w.run()
+		wait(time.Hour)
+		w.until("web-0", lowered)
+		w.surplus.Store(false)
+		wait(lowerAfter + time.Second)
+		w.until("web-0", map[string]string{costKey: "7"})
 	})
 }
 

@@ -43,6 +43,7 @@ func after(d time.Duration) *metav1.Time {
 	return &metav1.Time{Time: start.Add(d)}
 }
 
+// newEvacuation returns an Evacuation as the API server stores a new one.
 func newEvacuation(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
@@ -53,7 +54,9 @@ func newEvacuation(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 			PodRef:                  v1alpha1.PodReference{Name: podName, UID: podUID},
 			ProgressDeadlineSeconds: ptr.To[int32](1800), NodeName: testNode,
 		},
-		Status: v1alpha1.EvacuationStatus{EvacuationCancellationPolicy: allow},
+		Status: v1alpha1.EvacuationStatus{
+			EvacuationCancellationPolicy: allow, Conditions: []metav1.Condition{v1alpha1.NotObserved(*after(0))},
+		},
 	}, mods...)
 }
 

@@ -53,7 +53,8 @@ var inEachState = map[glance.StateWord]struct {
 		},
 	},
 	glance.StateCancelled: {
-		// An Evacuation that can be cancelled is deleted at once. This one ends without an eviction.
+		// An Evacuation that can be cancelled is deleted immediately. This one ends without an
+		// eviction.
 		turnOfA(reported(0, "The pod is being copied"), withStatus(func(st *v1alpha1.EvacuationStatus) {
 			st.EvacuationCancellationPolicy = forbid
 		})),

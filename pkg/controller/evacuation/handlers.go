@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -110,18 +111,28 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	c.enqueueNode(node.Name)
 }
 
-// maintenanceChanged enqueues the Evacuations that a pause or its end affects. A paused Evacuation
-// is also affected by another maintenance of the node that begins to ask for its pod. All other
-// changes of maintenances matter only to the deadlines, which are checked without an event.
+// maintenanceChanged enqueues the Evacuations that a pause or its end affects. They are also
+// affected by another maintenance of the node that begins or ceases to ask for their pods. All
+// other changes of maintenances matter only to the deadlines, which are checked without an event.
 func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	wasPaused, isPaused := old != nil && v1alpha1.IsPaused(old), nm != nil && v1alpha1.IsPaused(nm)
-	asks := nm != nil && v1alpha1.IsDraining(nm) && (old == nil || !v1alpha1.IsDraining(old) || !drainplan.SameTargets(old, nm))
-	if wasPaused == isPaused && !asks {
+	drained, drains := old != nil && v1alpha1.IsDraining(old), nm != nil && v1alpha1.IsDraining(nm)
+	if wasPaused == isPaused && drained == drains && (!drains || drainplan.SameTargets(old, nm)) {
 		return
 	}
+	nodes := sets.New[string]()
 	for _, node := range c.selection.NodesOf(cmp.Or(nm, old).Name) {
-		if wasPaused != isPaused || c.holders.Any(node.Name, v1alpha1.IsPaused) {
-			c.enqueueNode(node.Name)
+		nodes.Insert(node.Name)
+	}
+	if old != nil {
+		// If the maintenance was deleted or narrowed, it no longer selects its former nodes.
+		for i := range old.Status.NodeStatuses {
+			nodes.Insert(old.Status.NodeStatuses[i].NodeRef.Name)
+		}
+	}
+	for node := range nodes {
+		if wasPaused != isPaused || c.holders.Any(node, v1alpha1.IsPaused) {
+			c.enqueueNode(node)
 		}
 	}
 }

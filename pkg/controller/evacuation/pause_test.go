@@ -113,15 +113,58 @@ func TestPauseOfAnEvictionThatWaits(t *testing.T) {
 		must.Do(w, w.api.client.Tracker().Add(other))
 		<-time.After(10 * time.Minute)
 		is.Equal(t, w.host.sent(), before, "evictions for a maintenance without targets")
-		other = other.DeepCopy()
-		other.ResourceVersion = "2"
-		other.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{
-			NodeRef:      v1alpha1.NodeReference{Name: testNode, UID: "uid-" + testNode},
-			DrainTargets: []v1alpha1.DrainPlanEntry{{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000}},
-		}}
+		other = reaching(other)
 		must.Do(w, w.api.client.Tracker().Update(nodemaintenances, other, ""))
 		w.until("the pod is deleted for the other maintenance", 0, podDeleted)
 	})
+}
+
+// reaching returns the next version of a maintenance, whose drain has reached the pods of the node.
+func reaching(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
+	nm = nm.DeepCopy()
+	nm.ResourceVersion = "2"
+	nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{
+		NodeRef:      v1alpha1.NodeReference{Name: testNode, UID: "uid-" + testNode},
+		DrainTargets: []v1alpha1.DrainPlanEntry{{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000}},
+	}}
+	return nm
+}
+
+// TestOnlyThePausedMaintenanceIsLeft lets the other maintenance that asks for a pod end in each
+// way.
+func TestOnlyThePausedMaintenanceIsLeft(t *testing.T) {
+	nodemaintenances := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
+	for name, end := range map[string]func(*v1alpha1.NodeMaintenance){
+		"deleted":  nil,
+		"complete": func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete },
+		"narrowed": func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Operator = corev1.NodeSelectorOpExists
+			nm.Status.NodeStatuses = nil
+		},
+		"pod spare": func(nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].DrainTargets = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 0, turnOfA(reported(0, "")), newPod(), newNode(corev1.ConditionTrue), paused(newMaintenance()))
+				w.until("the Evacuation says that it is paused", time.Second, protocol.IsPaused)
+				other := reaching(newMaintenance())
+				other.Name, other.UID = "other", "other"
+				must.Do(w, w.api.client.Tracker().Add(other))
+				w.until("the other maintenance asks for the pod", time.Second, func(e *v1alpha1.Evacuation) bool { return !protocol.IsPaused(e) })
+				if end == nil {
+					must.Do(w, w.api.client.Tracker().Delete(nodemaintenances, "", other.Name))
+				} else {
+					other = other.DeepCopy()
+					end(other)
+					other.ResourceVersion = "3"
+					must.Do(w, w.api.client.Tracker().Update(nodemaintenances, other, ""))
+				}
+				ended := w.clock.Now()
+				w.until("the Evacuation says that it is paused", time.Second, protocol.IsPaused)
+				is.True(t, w.clock.Since(ended) < time.Minute, "it took %s", w.clock.Since(ended))
+			})
+		})
+	}
 }
 
 // TestNewLeaderKnowsThePause starts a controller with an Evacuation that its predecessor has handed

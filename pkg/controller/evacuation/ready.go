@@ -14,23 +14,25 @@ import (
 
 // decideReady sets the conditions that summarize the others: Leaving, Ready and Stalled. Only
 // Leaving is worth a status write of its own, and only for a pod that does not stop within seconds.
-// Otherwise each pod of a drain would need another write.
+// Otherwise each pod of a drain would need another write. An Evacuation of an older server has no
+// condition Ready and gets it once: without it, tools that wait for Ready take it for complete.
 func (d *decision) decideReady(s situation) {
-	complete := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionComplete)
-	if complete != nil {
+	isComplete := meta.IsStatusConditionTrue(d.status.Conditions, v1alpha1.ConditionComplete)
+	lacksReady := d.release == releaseNone && meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionReady) == nil
+	if isComplete {
 		meta.RemoveStatusCondition(&d.status.Conditions, v1alpha1.ConditionLeaving)
-	} else if d.release == releaseNone && isStopping(s) && (d.changes(s) || d.isStoppingShown(s)) {
+	} else if d.release == releaseNone && isStopping(s) && (lacksReady || d.changes(s) || d.isStoppingShown(s)) {
 		d.set(s, v1alpha1.ConditionLeaving, metav1.ConditionTrue, v1alpha1.ReasonPodStopping, stoppingMessage(s))
 	}
-	if !d.changes(s) {
+	if !lacksReady && !d.changes(s) {
 		return
 	}
-	blocked := blockerOf(&d.status)
+	complete, blocked := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionComplete), blockerOf(&d.status)
 	switch {
-	case complete != nil && complete.Reason == v1alpha1.ReasonCancelled:
+	case isComplete && complete.Reason == v1alpha1.ReasonCancelled:
 		d.set(s, v1alpha1.ConditionReady, metav1.ConditionFalse, complete.Reason, complete.Message)
 		d.set(s, v1alpha1.ConditionStalled, metav1.ConditionTrue, complete.Reason, complete.Message)
-	case complete != nil:
+	case isComplete:
 		d.set(s, v1alpha1.ConditionReady, metav1.ConditionTrue, complete.Reason, complete.Message)
 	case blocked != nil:
 		d.set(s, v1alpha1.ConditionReady, metav1.ConditionFalse, blocked.Reason, blocked.Message)

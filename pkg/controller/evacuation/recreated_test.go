@@ -39,12 +39,17 @@ func createdAt(at time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.CreationTimestamp, p.Labels = *after(at), map[string]string{"app": "web"} }
 }
 
+// completeOf returns the condition Complete of an Evacuation.
+func completeOf(e *v1alpha1.Evacuation) *metav1.Condition {
+	return meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete)
+}
+
 func TestCountComebacks(t *testing.T) {
 	cancelled := func(e *v1alpha1.Evacuation) {
-		e.Status.Conditions[0].Reason = v1alpha1.ReasonCancelled
+		completeOf(e).Reason = v1alpha1.ReasonCancelled
 	}
 	ended := func(e *v1alpha1.Evacuation) {
-		e.Status.Conditions[0].Reason = v1alpha1.ReasonPodTerminated
+		completeOf(e).Reason = v1alpha1.ReasonPodTerminated
 	}
 	elsewhere := func(e *v1alpha1.Evacuation) { e.Namespace = "other" }
 	otherApp := func(e *v1alpha1.Evacuation) { e.Labels = map[string]string{"app": "api"} }
@@ -235,7 +240,7 @@ func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
 					}
 					asked := pod.CreationTimestamp.Sub(start) + time.Second
 					kept = append(kept, pastEvacuation(pod.Name, asked, now, func(e *v1alpha1.Evacuation) {
-						e.Spec.PodRef.UID, e.Spec.NodeName, e.Labels, e.Status.Conditions[0].Reason = pod.UID, testNode, pod.Labels, reason
+						e.Spec.PodRef.UID, e.Spec.NodeName, e.Labels, completeOf(e).Reason = pod.UID, testNode, pod.Labels, reason
 					}))
 					evictions++
 					pod = nil

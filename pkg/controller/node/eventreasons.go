@@ -35,8 +35,8 @@ const (
 	EventNodeDrainResumed = "NodeDrainResumed"
 	// EventNodeReleased: a maintenance no longer holds a node.
 	EventNodeReleased = "NodeMaintenanceReleased"
-	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not maintain
-	// it.
+	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not
+	// maintain it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventForeignMarks: a node has the cordon, taints or annotations of a server with another
 	// storage. This server keeps them until its flag --adopt-storage names that storage. About the

@@ -71,8 +71,9 @@ func (c *Controller) forget(node *corev1.Node) {
 
 // sameNode reports whether two states of a node are equal in all fields that the decision reads.
 func sameNode(a, b *corev1.Node) bool {
-	// The labels decide which pool the node has, and with it who may maintain the node.
-	if a.UID != b.UID || !labels.Equals(a.Labels, b.Labels) || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !marks.Same(a, b) ||
+	// The labels decide which pool the node has, and with it which users may maintain the node.
+	samePool := labels.Equals(a.Labels, b.Labels)
+	if a.UID != b.UID || !samePool || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !marks.Same(a, b) ||
 		protocol.StaticPodFactsOf(a) != protocol.StaticPodFactsOf(b) {
 		return false
 	}

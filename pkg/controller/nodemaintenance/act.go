@@ -19,6 +19,7 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -266,9 +267,11 @@ func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next))
 }
 
-// samePools reports whether two statuses with the same nodes have the same pools.
+// samePools reports whether two statuses have the same pools of the same nodes.
 func samePools(a, b *v1alpha1.NodeMaintenance) bool {
-	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool { return x.Pool == y.Pool })
+	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
+		return x.NodeRef == y.NodeRef && v1alpha1.PoolOf(a, &x) == v1alpha1.PoolOf(b, &y)
+	})
 }
 
 // keepSmall drops the messages of all nodes if the object would become too large, and sets the
@@ -312,7 +315,7 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
-		a.PodsGonePeak == b.PodsGonePeak && a.Pool == b.Pool &&
+		a.PodsGonePeak == b.PodsGonePeak && ptr.Equal(a.Pool, b.Pool) &&
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 

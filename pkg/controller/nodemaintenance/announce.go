@@ -5,6 +5,7 @@ package nodemaintenance
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,8 +21,8 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// announceRefused emits one event about each node that the requester may not maintain. It emits none
-// if the previous status already has that reason for the node.
+// announceRefused emits one event about each node that the requester may not maintain. It emits
+// none if the previous status already has that reason for the node.
 func (c *Controller) announceRefused(m *member) {
 	for _, node := range m.nodes {
 		if node.outside == nil || node.outside.reason != v1alpha1.NodeStatusNotAuthorized {
@@ -31,10 +32,14 @@ func (c *Controller) announceRefused(m *member) {
 		if before != nil && before.Reason == v1alpha1.NodeStatusNotAuthorized {
 			continue
 		}
+		why := fmt.Sprintf("user %q may not maintain the node", m.username())
+		if node.unanswered {
+			why = node.outside.why
+		}
 		c.nodeEvent(node.Node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-			"Skipped by NodeMaintenance %s: user %q may not maintain the node", m.Name, m.username())
+			"Skipped by NodeMaintenance %s: %s", m.Name, why)
 		c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-			"Node %s is skipped: user %q may not maintain it", node.Name, m.username())
+			"Node %s is skipped: %s", node.Name, why)
 	}
 }
 

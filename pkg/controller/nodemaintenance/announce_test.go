@@ -54,6 +54,19 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 	})
 }
 
+// TestNamesOfUsersInEvents has a requester whose name would change the terminal of a reader.
+func TestNamesOfUsersInEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.RequestedBy.Username = "jane\x1b[2J\n"
+		}))
+		f.step("m")
+		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Drain, requested by jane[2J") {
+			t.Errorf("got event %q", e)
+		}
+	})
+}
+
 // TestOnlyWavesWithPodsAreEvents drains a pod of the first wave and a critical one.
 func TestOnlyWavesWithPodsAreEvents(t *testing.T) {
 	w := newWorld(t, newMaintenance("m"), newNode("one"))

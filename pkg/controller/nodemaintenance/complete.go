@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -39,11 +40,20 @@ func (c *Controller) heldNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	}
 	for name := range names {
 		node, exists, err := c.state.Nodes.Get(name)
+		if err == nil && exists && isUntaken(node, nm) {
+			continue
+		}
 		if err == nil && exists && (marks.UIDs(node).Has(nm.UID) || c.isToBeUncordoned(node, nm)) || !c.isQuiet(name) {
 			held.Insert(name)
 		}
 	}
 	return held
+}
+
+// isUntaken reports whether a maintenance has a node in its status that it never took.
+func isUntaken(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
+	entry := v1alpha1.NodeStatusOf(nm, refOf(node))
+	return entry != nil && marks.IsUntaken(node, nm, entry)
 }
 
 // isToBeUncordoned reports whether a node has a cordon that a maintenance has to remove.
@@ -77,9 +87,10 @@ func (c *Controller) isTargeted(name string) bool {
 }
 
 // decideRelease decides the status of a maintenance that ends. The status keeps only the names and
-// the pools of the released nodes, since a completed maintenance may exist for years: who deletes it
-// needs the right to its nodes. It also keeps the targets, the reason and the message of nodes that
-// are not released yet, and the totals of the drain.
+// the pools of the released nodes, since a completed maintenance may exist for years. The user who
+// deletes it needs the right to the nodes that it took, so the status also keeps the reason of
+// nodes that it did not take. It keeps the targets, the reason and the message of nodes that are
+// not released yet, and the totals of the drain.
 func (d *decision) decideRelease(f *facts) {
 	nm := f.subject.NodeMaintenance
 	d.status = *nm.Status.DeepCopy()
@@ -88,11 +99,15 @@ func (d *decision) decideRelease(f *facts) {
 	for i := range d.status.NodeStatuses {
 		entry := &d.status.NodeStatuses[i]
 		name := entry.NodeRef.Name
+		before := &nm.Status.NodeStatuses[i]
 		*entry = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, Pool: entry.Pool}
 		if !f.held.Has(name) {
+			if marks.IsUntaken(nil, nm, before) {
+				entry.Reason = before.Reason
+			}
 			continue
 		}
-		entry.DrainTargets = nm.Status.NodeStatuses[i].DrainTargets
+		entry.DrainTargets = before.DrainTargets
 		entry.Reason, entry.DrainMessage = releaseOf(f, name)
 		if trouble, failing := f.troubles[name]; failing {
 			failed = append(failed, loop.Failure{About: "node " + name, Since: trouble.Since, Text: trouble.Text})
@@ -116,16 +131,16 @@ func (d *decision) decideRelease(f *facts) {
 
 // finishCompleted deletes a completed maintenance when its TTL is over.
 func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
-	if nm.DeletionTimestamp != nil || c.completedTTL == 0 {
+	if nm.DeletionTimestamp != nil {
 		return nil
 	}
 	completed := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
-	if completed.IsZero() {
-		return nil
+	if c.completedTTL == 0 || completed.IsZero() {
+		return c.addReady(ctx, nm)
 	}
 	if wait := c.completedTTL - c.clock.Since(completed); wait > 0 {
 		c.queue.AddAfter(nm.Name, wait)
-		return nil
+		return c.addReady(ctx, nm)
 	}
 	err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, nm.Name,
 		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(nm.UID))})
@@ -133,6 +148,19 @@ func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaint
 		return fmt.Errorf("delete the completed maintenance after %s: %w", c.completedTTL, err)
 	}
 	return nil
+}
+
+// addReady writes the condition Ready of a maintenance that an older server has completed. Otherwise
+// a client that waits for the condition would wait for ever.
+func (c *Controller) addReady(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
+	if meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionReady) {
+		return nil
+	}
+	status := nm.Status.DeepCopy()
+	status.ObservedGeneration = nm.Generation
+	setReady(nm, status, decideProgressing(progressFacts{ending: true}), c.clock.Now())
+	_, err := c.writeStatus(ctx, nm, *status, true)
+	return err
 }
 
 func (c *Controller) dropFinalizer(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {

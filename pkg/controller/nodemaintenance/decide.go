@@ -4,6 +4,7 @@
 package nodemaintenance
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -23,6 +25,8 @@ type decision struct {
 	// plan is empty in all stages except Drain.
 	plan   drainplan.Result
 	status v1alpha1.NodeMaintenanceStatus
+	// pools are the pools through which the maintenance has taken nodes, by node.
+	pools map[v1alpha1.NodeReference]string
 	// counts has an entry for each node in facts.subject.inside, in the same order.
 	counts []*nodeCount
 	// withdraw has the names of the nodes whose Evacuations are withdrawn unless another
@@ -40,7 +44,7 @@ type decision struct {
 // decide computes the decision from the facts alone. It is a pure function.
 func decide(f *facts) (*decision, error) {
 	nm := f.subject.NodeMaintenance
-	d := &decision{wake: f.wake}
+	d := &decision{wake: f.wake, pools: map[v1alpha1.NodeReference]string{}}
 	switch {
 	case v1alpha1.IsEnding(nm):
 		d.decideRelease(f)
@@ -82,6 +86,7 @@ func decide(f *facts) (*decision, error) {
 		d.addFormer(f, node)
 	}
 	sortNodes(d.status.NodeStatuses)
+	d.storePools()
 	if v1alpha1.IsPaused(nm) {
 		d.plan.Finished = map[string]bool{nm.Name: left.isEmpty()}
 	}
@@ -94,7 +99,8 @@ func decide(f *facts) (*decision, error) {
 // waves, since the drain does not wait for the pods of a node outside.
 func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets, left *remainder) {
 	nm := f.subject.NodeMaintenance
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node), Pool: poolOf(nm, node)}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
+	d.setPool(entry.NodeRef, poolOf(nm, node))
 	var targets drainplan.Targets
 	switch {
 	case node.outside == nil && v1alpha1.IsDraining(nm):
@@ -125,10 +131,28 @@ func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets
 // poolOf returns the pool through which a maintenance has taken a node. It stays the same when the
 // labels of the node change, so that users with the right to this pool can release the node.
 func poolOf(nm *v1alpha1.NodeMaintenance, node *memberNode) string {
-	if before := v1alpha1.NodeStatusOf(nm, refOf(node.Node)); before != nil && before.Pool != "" {
-		return before.Pool
+	return cmp.Or(v1alpha1.PoolOf(nm, v1alpha1.NodeStatusOf(nm, refOf(node.Node))), node.pool)
+}
+
+// setPool records the pool through which the maintenance has taken a node, if it is not "".
+func (d *decision) setPool(node v1alpha1.NodeReference, pool string) {
+	if pool != "" {
+		d.pools[node] = pool
 	}
-	return node.pool
+}
+
+// storePools stores the pools of the nodes: each pool once, and for each node the index of its
+// pool. So the pools that no node has any more are removed.
+func (d *decision) storePools() {
+	d.status.Pools = slices.Compact(slices.Sorted(maps.Values(d.pools)))
+	indexes := make(map[string]*int32, len(d.status.Pools))
+	for i, pool := range d.status.Pools {
+		indexes[pool] = ptr.To(int32(i))
+	}
+	for i := range d.status.NodeStatuses {
+		node := &d.status.NodeStatuses[i]
+		node.Pool = indexes[d.pools[node.NodeRef]]
+	}
 }
 
 // reasonOf returns the reason why a node is not drained as planned, "" if it is.
@@ -180,7 +204,7 @@ func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 // addFormer adds the entry of a node that the maintenance no longer selects, if the node is not
 // released yet, or was deleted and may be registered again.
 func (d *decision) addFormer(f *facts, node formerNode) {
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets, Pool: node.Pool}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets}
 	switch {
 	case node.err != nil:
 		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
@@ -195,6 +219,7 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 		d.withdraw = append(d.withdraw, node.NodeRef.Name)
 		entry.Reason, entry.DrainMessage = releaseOf(f, node.NodeRef.Name)
 	}
+	d.setPool(entry.NodeRef, v1alpha1.PoolOf(f.subject.NodeMaintenance, node.NodeMaintenanceNodeStatus))
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
 }
 
@@ -294,9 +319,12 @@ type verdict struct {
 	reason, message string
 }
 
+// outsideDrain describes a node that a drain goes on without.
+const outsideDrain = "outside the drain"
+
 // excluded returns the reason why nodes are outside of the waves, and text about them; "" if all
-// nodes are inside.
-func excluded(nodes []memberNode, username string) (reason, text string) {
+// nodes are inside. state describes such a node in the present stage.
+func excluded(nodes []memberNode, username, state string) (reason, text string) {
 	refused, others := 0, []memberNode(nil)
 	for _, node := range nodes {
 		switch {
@@ -312,14 +340,14 @@ func excluded(nodes []memberNode, username string) (reason, text string) {
 		return v1alpha1.ReasonNotAuthorized, fmt.Sprintf("User %q may not maintain %s (skipped)", username, wording.Count(refused, "selected node"))
 	case len(others) > 0:
 		return others[0].outside.drained(),
-			fmt.Sprintf("%s outside the drain, such as %s: %s", pluralIs(len(others), "node"), others[0].Name, others[0].outside.why)
+			fmt.Sprintf("%s %s, such as %s: %s", pluralIs(len(others), "node"), state, others[0].Name, others[0].outside.why)
 	}
 	return "", ""
 }
 
 func decideDrained(f drainedFacts) verdict {
 	r := f.remainder
-	outside, text := excluded(f.nodes, f.username)
+	outside, text := excluded(f.nodes, f.username, outsideDrain)
 	no := func(reason, format string, args ...any) verdict {
 		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
 	}
@@ -331,7 +359,7 @@ func decideDrained(f drainedFacts) verdict {
 	case outside != "":
 		return no(outside, "%s; %s", text, r.progress())
 	case len(f.uncordoned) > 0:
-		return no(v1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", wording.Count(len(f.uncordoned), "node"), r.progress())
+		return no(v1alpha1.ReasonDrainInProgress, "%s; %s", waitsForCordons(f.uncordoned), r.progress())
 	case !f.finished && r.isBlocked():
 		return no(v1alpha1.ReasonDrainBlocked, "No pod is able to leave: %s; %s", r.worst(), r.progress())
 	case !f.finished && f.stalledSince != nil:

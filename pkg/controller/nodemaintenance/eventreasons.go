@@ -12,8 +12,8 @@ import (
 
 // Reasons of the events of this controller.
 const (
-	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not maintain
-	// it.
+	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not
+	// maintain it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventFastForwarded: when a maintenance joined, another maintenance had already drained a node
 	// further than the plan of the new one.

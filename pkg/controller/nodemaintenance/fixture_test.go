@@ -86,6 +86,8 @@ type authorizerOfAll struct {
 	silent string
 	answer chan struct{}
 	asked  int
+	// failingPools has the errors of the access reviews for pools.
+	failingPools map[string]error
 	// pools are the pools that every user may maintain. onlyPools is set if users have no other
 	// right.
 	pools     sets.Set[string]
@@ -111,6 +113,9 @@ func (r *authorizerOfAll) Authorize(ctx context.Context, a authorizer.Attributes
 	defer r.mu.Unlock()
 	r.asked++
 	if a.GetVerb() == "maintain" && a.GetAPIGroup() == v1alpha1.GroupName {
+		if err := r.failingPools[a.GetName()]; err != nil && a.GetResource() == rights.ResourceNodePools {
+			return authorizer.DecisionNoOpinion, "", err
+		}
 		if a.GetResource() == rights.ResourceNodePools && r.pools.Has(a.GetName()) {
 			return authorizer.DecisionAllow, "", nil
 		}

@@ -81,7 +81,7 @@ type memberNode struct {
 	// outside is the reason why the waves do not wait for the node, nil if they do.
 	outside *exclusion
 	// unanswered is set while the access review for the node is pending. The waves wait for its
-	// result.
+	// result, unless the node is outside.
 	unanswered bool
 	// pool is the pool of the node if the right of the requester comes from it.
 	pool string
@@ -326,6 +326,8 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 			node.pool = answer.Pool
 			node.unanswered = answer.Err != nil && !holds
 			m.inside = append(m.inside, node.Node)
+		} else {
+			node.unanswered = answer.Err != nil
 		}
 	}
 	return m
@@ -339,15 +341,19 @@ type outsideFacts struct {
 }
 
 // whyOutside returns the reason why a node is outside the waves of a maintenance that is not Idle:
-// the requester may not maintain it, too many other maintenances hold it, the status has no room for
-// it, it could not be cordoned for a minute, another client keeps removing its cordon, or the
-// authorizer has not responded for a minute.
+// the requester may not maintain it, or may not as far as is known and its pool has changed; too
+// many other maintenances hold it, the status has no room for it, it could not be cordoned for a
+// minute, another client keeps removing its cordon, or the authorizer has not responded for a
+// minute.
 func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, node *corev1.Node, o outsideFacts) *exclusion {
 	entered := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon)
 	switch {
 	case o.answer.Err == nil && !o.answer.Allowed:
-		message := drainplan.NotAuthorizedMessage(v1alpha1.RequesterOf(nm))
+		message := drainplan.NotAuthorizedMessage(protocol.UserName(v1alpha1.RequesterOf(nm)))
 		return &exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: strings.TrimPrefix(message, drainplan.NotDrained)}
+	case !o.answer.Allowed && c.hasLeftPool(nm, node):
+		return &exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: fmt.Sprintf(
+			"its pool has changed, and it is not known whether user %q may maintain it.", protocol.UserName(v1alpha1.RequesterOf(nm)))}
 	case o.places.lacksOne(ctx, nm, node):
 		return &exclusion{v1alpha1.NodeStatusTooManyMaintenances, noPlace, entered}
 	case !o.holds && o.tooLarge != nil:
@@ -367,7 +373,17 @@ func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.Node
 	return &exclusion{v1alpha1.NodeStatusNotCordoned, trouble.Text, trouble.Since}
 }
 
-func (m *member) username() string { return v1alpha1.RequesterOf(m.NodeMaintenance) }
+// hasLeftPool reports whether a node is no longer in the pool through which a maintenance has taken
+// it. Then a missing answer about the present pool must not keep the node in the waves: pods would
+// leave a node that no right has ever covered.
+func (c *Controller) hasLeftPool(nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
+	pool := v1alpha1.PoolOf(nm, v1alpha1.NodeStatusOf(nm, refOf(node)))
+	return pool != "" && pool != c.rights.PoolOf(node)
+}
+
+func (m *member) username() string {
+	return protocol.UserName(v1alpha1.RequesterOf(m.NodeMaintenance))
+}
 
 func (f *facts) world() drainplan.World {
 	w := drainplan.World{Subject: f.subject.Name}

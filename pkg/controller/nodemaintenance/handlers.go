@@ -43,7 +43,7 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	}
 	if old != nil && old.UID == nm.UID && old.Spec.Stage != nm.Spec.Stage || old == nil && nm.Status.ObservedGeneration == 0 {
 		text := fmt.Sprintf("Stage %s", nm.Spec.Stage)
-		if by := v1alpha1.RequesterOf(nm); by != "" {
+		if by := protocol.UserName(v1alpha1.RequesterOf(nm)); by != "" {
 			text += ", requested by " + by
 		}
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventStageStarted, actionMaintain, "%s", text)

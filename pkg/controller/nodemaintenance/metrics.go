@@ -4,7 +4,6 @@
 package nodemaintenance
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -46,7 +45,7 @@ var (
 	podsByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "pods",
 		Help: "Pods of NodeMaintenances that are not complete, by name as in haulout_nodemaintenance_info, and by state. pending, evacuating, " +
-			"blocked (also counted as evacuating) and kept are on nodes that are drained; gone have left. A pod on a node of several maintenances counts for each.",
+			"blocked (also counted as evacuating) and kept are on nodes that are drained; gone have left, without those that came back. A pod on a node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"name", "state"})
 	maintenancesByStage = metrics.NewGaugeVec(&metrics.GaugeOpts{
@@ -121,7 +120,7 @@ func publish(all []*v1alpha1.NodeMaintenance) {
 		if progressing != nil && progressing.Status == metav1.ConditionFalse && progressing.Reason != v1alpha1.ReasonPaused {
 			blocked++
 		}
-		if nm.Spec.Paused && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
+		if v1alpha1.IsPaused(nm) {
 			paused++
 		}
 	}
@@ -163,9 +162,7 @@ func publishByName(all []*v1alpha1.NodeMaintenance) {
 	open := slices.DeleteFunc(slices.Clone(all), func(nm *v1alpha1.NodeMaintenance) bool {
 		return glance.Status(nm) == glance.StatusComplete
 	})
-	slices.SortFunc(open, func(a, b *v1alpha1.NodeMaintenance) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(open, v1alpha1.CompareAge)
 	counts, sums := map[infoKey]float64{}, map[podsKey]float64{}
 	// If there are no maintenances, a sum over all names must be 0 and not missing.
 	addPods(sums, nameOfOthers, &v1alpha1.NodeMaintenance{})

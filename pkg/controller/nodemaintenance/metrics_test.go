@@ -21,9 +21,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// measured returns a maintenance with one node, which was created and entered its stage at the given
-// second. reason is the reason of Progressing, which is False if the reason is one of those that
-// stop a drain.
+// measured returns a maintenance with one node, which was created and entered its stage at the
+// given second. reason is the reason of Progressing, which is False if the reason is one of those
+// that stop a drain.
 func measured(
 	name string, stage v1alpha1.NodeMaintenanceStage, second int64, reason string, node v1alpha1.NodeMaintenanceNodeStatus,
 ) *v1alpha1.NodeMaintenance {

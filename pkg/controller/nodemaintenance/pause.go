@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -47,7 +48,7 @@ func pauserOf(nm *v1alpha1.NodeMaintenance) string {
 	if nm.Status.Pause == nil {
 		return "Paused"
 	}
-	return fmt.Sprintf("Paused by user %q since %s", nm.Status.Pause.By, nm.Status.Pause.Since.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("Paused by user %q since %s", protocol.UserName(nm.Status.Pause.By), nm.Status.Pause.Since.UTC().Format(time.RFC3339))
 }
 
 // announcePause emits an event about a maintenance that was paused or resumed. old is nil if it was

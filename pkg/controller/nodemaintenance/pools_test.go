@@ -4,6 +4,10 @@
 package nodemaintenance
 
 import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -12,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -49,7 +55,9 @@ func TestDecidePool(t *testing.T) {
 				step(w)
 				d, _ = w.decide()
 			}
-			is.Equal(t, w.entry(d, "one").Pool, test.want, "pool in the status")
+			one := w.entry(d, "one")
+			is.Equal(t, v1alpha1.PoolOf(w.facts.subject.NodeMaintenance, &one), test.want, "pool in the status")
+			is.Equal(t, len(d.status.Pools) > 0, test.want != "", "whether the status has pools")
 		})
 	}
 }
@@ -79,6 +87,13 @@ func selected(w *world) {
 	w.facts.subject.nodes, w.facts.subject.inside = []memberNode{{Node: w.nodes[0]}}, w.nodes
 }
 
+// poolOf returns the pool through which a maintenance has taken a node.
+func (f *fixture) poolOf(maintenance, node string) string {
+	f.t.Helper()
+	status := f.nodeStatus(maintenance, node)
+	return v1alpha1.PoolOf(f.nm(maintenance), &status)
+}
+
 // TestNodeThatChangesItsPoolWhileHeld has a requester who may maintain a pool, and nothing else.
 func TestNodeThatChangesItsPoolWhileHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -90,8 +105,8 @@ func TestNodeThatChangesItsPoolWhileHeld(t *testing.T) {
 		f.wantCordon("two", true, "m")
 		f.wantCordon("three", false)
 		f.wantEvacuating("p", "q")
-		is.Equal(t, f.nodeStatus("m", "one").Pool, "blue", "pool of node one")
-		is.Equal(t, f.nodeStatus("m", "three").Pool, "", "pool of node three")
+		is.Equal(t, f.poolOf("m", "one"), "blue", "pool of node one")
+		is.Equal(t, f.poolOf("m", "three"), "", "pool of node three")
 
 		f.updateNode("one", grantable("red"))
 		f.create(newPod("late", "one", 0))
@@ -103,7 +118,8 @@ func TestNodeThatChangesItsPoolWhileHeld(t *testing.T) {
 			f.wantEvacuating("new", "p", "q")
 			f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized)
 			one := f.nodeStatus("m", "one")
-			is.True(t, one.Reason == v1alpha1.NodeStatusNotAuthorized && one.Pool == "blue", "got %+v", one)
+			is.True(t, one.Reason == v1alpha1.NodeStatusNotAuthorized, "got %+v", one)
+			is.Equal(t, f.poolOf("m", "one"), "blue", "pool of node one")
 			f.restart() // a new leader knows only what is stored
 		}
 
@@ -111,7 +127,7 @@ func TestNodeThatChangesItsPoolWhileHeld(t *testing.T) {
 		f.step("m")
 		f.wantCordon("one", false)
 		f.wantCordon("two", false)
-		is.Equal(t, f.nodeStatus("m", "one").Pool, "blue", "pool of node one after the end")
+		is.Equal(t, f.poolOf("m", "one"), "blue", "pool of node one after the end")
 	})
 }
 
@@ -127,6 +143,94 @@ func TestNodeThatEntersAGrantedPool(t *testing.T) {
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating("p")
-		is.Equal(t, f.nodeStatus("m", "one").Pool, "blue", "pool of node one")
+		is.Equal(t, f.poolOf("m", "one"), "blue", "pool of node one")
+	})
+}
+
+// TestNodeThatLeavesItsPoolWithoutAnAnswer has an authorizer that fails for the new pool of a node
+// that is held.
+func TestNodeThatLeavesItsPoolWithoutAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", grantable("blue")), newPod("p", "one", 0), newMaintenance("m"))
+		f.rights.onlyPools, f.rights.pools = true, sets.New("blue")
+		f.step("m")
+		f.wantEvacuating("p")
+
+		f.rights.failingPools = map[string]error{"red": errors.New("the webhook is down")}
+		f.updateNode("one", grantable("red"))
+		f.create(newPod("late", "one", 0))
+		for range 2 {
+			f.wait(2 * rights.AnswerTTL)
+			f.step("m")
+			f.wantCordon("one", true, "m")
+			f.wantEvacuating("p")
+			f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized)
+			one := f.nodeStatus("m", "one")
+			is.True(t, one.Reason == v1alpha1.NodeStatusNotAuthorized && strings.Contains(one.DrainMessage, "its pool has changed"), "got %+v", one)
+			f.restart() // a new leader has no answers at all
+		}
+
+		f.rights.failingPools = nil
+		f.rights.pools.Insert("red")
+		f.wait(2 * rights.AnswerTTL)
+		f.step("m")
+		f.wantEvacuating("late", "p")
+		is.Equal(t, f.poolOf("m", "one"), "blue", "pool of node one")
+	})
+}
+
+// TestPoolsInTheStatus has nodes that come and go. A pool stays in the list as long as a node
+// refers to it.
+func TestPoolsInTheStatus(t *testing.T) {
+	type pool struct{ node, pool string }
+	w := newWorld(t, newMaintenance("m"), newNode("one"), newNode("two"), newNode("three"))
+	for _, step := range []struct {
+		name string
+		// pools are the pools of the selected nodes.
+		pools []pool
+		want  string
+		nodes map[string]int32
+	}{
+		{"no node has a pool", []pool{{"one", ""}}, "", nil},
+		{"two nodes share a pool", []pool{{"one", "red"}, {"three", ""}, {"two", "red"}}, "red", map[string]int32{"one": 0, "two": 0}},
+		{"another pool is before it", []pool{{"one", ""}, {"three", "blue"}, {"two", ""}}, "blue red", map[string]int32{"one": 1, "three": 0, "two": 1}},
+		{"one of two nodes of a pool leaves", []pool{{"three", ""}, {"two", ""}}, "blue red", map[string]int32{"three": 0, "two": 1}},
+		{"the last node of a pool leaves", []pool{{"two", ""}}, "red", map[string]int32{"two": 0}},
+		{"the last node of all leaves", nil, "", nil},
+	} {
+		m := w.facts.subject
+		m.nodes, m.inside = nil, nil
+		for _, of := range step.pools {
+			at := slices.IndexFunc(w.nodes, func(node *corev1.Node) bool { return node.Name == of.node })
+			m.nodes, m.inside = append(m.nodes, memberNode{Node: w.nodes[at], pool: of.pool}), append(m.inside, w.nodes[at])
+		}
+		d, _ := w.decide()
+		is.Equal(t, strings.Join(d.status.Pools, " "), step.want, step.name)
+		got := map[string]int32{}
+		for _, node := range d.status.NodeStatuses {
+			if node.Pool != nil {
+				got[node.NodeRef.Name] = *node.Pool
+			}
+		}
+		is.True(t, maps.Equal(got, step.nodes), "%s: got the indexes %v, want %v", step.name, got, step.nodes)
+	}
+}
+
+// TestNodeThatWasNeverTaken has a node that the requester may not maintain. A completed maintenance
+// keeps the reason, so that its requester may delete it without a right to the node.
+func TestNodeThatWasNeverTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", grantable("blue")), newNode("two", grantable("red")), newMaintenance("m"))
+		f.rights.onlyPools, f.rights.pools = true, sets.New("blue")
+		f.step("m")
+		f.wantCordon("two", false)
+		f.enter("m", stageComplete)
+		for range 2 {
+			f.step("m")
+			f.wait(statusPace)
+		}
+		one, two := f.nodeStatus("m", "one"), f.nodeStatus("m", "two")
+		is.True(t, marks.IsUntaken(nil, f.nm("m"), &two) && two.DrainMessage == "", "got %+v", two)
+		is.True(t, !marks.IsUntaken(nil, f.nm("m"), &one), "got %+v", one)
 	})
 }

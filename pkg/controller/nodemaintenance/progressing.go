@@ -60,10 +60,11 @@ type progressFacts struct {
 	stalledSince *metav1.Time
 	// moves is set if there was progress a moment ago.
 	moves bool
-	// waits is set if no pod is asked to leave because every node waits for other nodes. noNodes is
-	// set if the selector matches no node.
-	waits, noNodes bool
-	problems       []loop.Failure
+	// waits is a text about what every node waits for, "" if a pod is asked to leave.
+	waits string
+	// noNodes is set if the selector matches no node.
+	noNodes  bool
+	problems []loop.Failure
 	// progress is a text that contains the number of pods that are left.
 	progress string
 	// ignored are the nodes that match the selector but are too new.
@@ -120,8 +121,8 @@ func progressVerdict(f progressFacts) verdict {
 		return verdict{yes, v1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
 	case len(f.problems) > 0:
 		return verdict{no, v1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
-	case f.waits:
-		return verdict{yes, v1alpha1.ReasonProgressWaiting, "Every node waits for other nodes or other maintenances"}
+	case f.waits != "":
+		return verdict{yes, v1alpha1.ReasonProgressWaiting, f.waits}
 	default:
 		return verdict{yes, v1alpha1.ReasonProgressDraining, capitalize(f.progress)}
 	}
@@ -232,9 +233,12 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 		// The API server makes the time of the resume the time of the last progress.
 		return p
 	}
-	p.blocked, p.waits, p.noNodes = left.isBlocked(), left.targeted == 0, len(f.subject.nodes) == 0
+	p.blocked, p.noNodes = left.isBlocked(), len(f.subject.nodes) == 0
 	if p.blocked {
 		p.worst = left.worst()
+	}
+	if left.targeted == 0 {
+		p.waits = f.subject.waits()
 	}
 	since := f.now.Sub(last.Time)
 	p.moves = since < loop.VisibleAfter
@@ -244,6 +248,18 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 		d.wake = sooner(d.wake, f.stallTimeout-since)
 	}
 	return p
+}
+
+// waits returns a text about what the nodes of a drain wait for that asks no pod to leave.
+func (m *member) waits() string {
+	if uncordoned := m.uncordoned(); len(uncordoned) > 0 {
+		return waitsForCordons(uncordoned)
+	}
+	if !slices.ContainsFunc(m.nodes, func(node memberNode) bool { return node.outside == nil }) {
+		_, text := excluded(m.nodes, m.username(), outsideDrain)
+		return text
+	}
+	return "Every node waits for other nodes or other maintenances"
 }
 
 // problems returns the failures of a maintenance, the oldest first.

@@ -33,20 +33,26 @@ func decideReady(m *member, drained, progressing verdict) verdict {
 }
 
 func decideCordoned(m *member) verdict {
-	if reason, text := excluded(m.nodes, m.username()); reason != "" {
+	if reason, text := excluded(m.nodes, m.username(), "not held"); reason != "" {
 		return verdict{metav1.ConditionFalse, reason, text}
 	}
-	if uncordoned := len(m.uncordoned()); uncordoned > 0 {
-		return verdict{metav1.ConditionFalse, v1alpha1.ReasonCordoning, "Waiting for " + wording.Count(uncordoned, "node") + " to be cordoned"}
+	if uncordoned := m.uncordoned(); len(uncordoned) > 0 {
+		return verdict{metav1.ConditionFalse, v1alpha1.ReasonCordoning, waitsForCordons(uncordoned)}
 	}
 	return verdict{metav1.ConditionTrue, v1alpha1.ReasonCordoned, pluralIs(len(m.nodes), "node") + " cordoned"}
 }
 
+// waitsForCordons returns a phrase about nodes that are not cordoned yet.
+func waitsForCordons(nodes []string) string {
+	return "Waiting for " + wording.Count(len(nodes), "node") + " to be cordoned"
+}
+
 // readyOfFailed returns the condition Ready of a maintenance whose sync fails. It stays as it is if
-// the stage was reached before, and if no sync is necessary to reach it.
+// a sync has decided about the present spec, and if the stage was reached then or needs no sync.
 func readyOfFailed(nm *v1alpha1.NodeMaintenance, failed verdict) verdict {
 	ready := conditionOf(nm, v1alpha1.ConditionReady)
-	if ready == nil || v1alpha1.IsEnding(nm) || v1alpha1.IsDraining(nm) && !isDrained(nm) {
+	isObserved := nm.Status.ObservedGeneration == nm.Generation
+	if ready == nil || !isObserved || v1alpha1.IsEnding(nm) || v1alpha1.IsDraining(nm) && !isDrained(nm) {
 		return failed
 	}
 	return verdict{ready.Status, ready.Reason, ready.Message}
@@ -63,8 +69,9 @@ func setReady(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStat
 	setCondition(nm, status, v1alpha1.ConditionStalled, verdict{metav1.ConditionTrue, ready.reason, ready.message}, now)
 }
 
-// podsGone returns how many pods have left the nodes of a maintenance since its drain began. Pods
-// that had left a node still count when the maintenance no longer has the node.
+// podsGone returns how many pods have left the nodes of a maintenance since its drain began, without
+// those that came back. Pods that had left a node still count when the maintenance no longer has the
+// node.
 func podsGone(nm *v1alpha1.NodeMaintenance, nodes []v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	total := nm.Status.PodsGone
 	if !v1alpha1.IsDraining(nm) {

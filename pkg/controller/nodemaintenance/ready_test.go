@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -43,6 +45,18 @@ func wantReady(t *testing.T, nm *v1alpha1.NodeMaintenance) (word glance.StatusWo
 	is.Equal(t, meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionStalled), word == glance.StatusStalled, "Stalled")
 	is.True(t, word == glance.StatusStalled || conditionOf(nm, v1alpha1.ConditionStalled) == nil, "%s with a condition Stalled", word)
 	return word, ready.Reason
+}
+
+// wantUnobserved checks the word after a user has paused or resumed a maintenance and before the
+// controller decides about it: only the spec can tell.
+func wantUnobserved(t *testing.T, nm *v1alpha1.NodeMaintenance) {
+	t.Helper()
+	nm = nm.DeepCopy()
+	nm.Generation++
+	nm.Spec.Paused = !nm.Spec.Paused
+	word := glance.Status(nm)
+	is.Equal(t, word == glance.StatusPaused, v1alpha1.IsPaused(nm), "the word is Paused")
+	is.True(t, word == glance.StatusIdle || !slices.Contains(reached, word), "got the word %s before a decision", word)
 }
 
 func uncordon(w *world) { w.nodes[0].Spec.Unschedulable = false }
@@ -97,6 +111,8 @@ func TestDecideReady(t *testing.T) {
 		"Drain without nodes for long":  {stage: stageDrain, empty: true, mods: []func(*world){later, later}, want: glance.StatusNoNodes, reason: "NoNodesSelected"},
 		"Drain of a node to cordon":     {stage: stageDrain, mods: []func(*world){withPod(), uncordon}, want: glance.StatusWaiting, reason: "DrainInProgress"},
 		"Drain without the right":       {stage: stageDrain, mods: []func(*world){excluding(v1alpha1.NodeStatusNotAuthorized)}, want: glance.StatusNotAuthorized, reason: "NotAuthorized"},
+		"Drain that is fought over":     {stage: stageDrain, mods: []func(*world){excluding(v1alpha1.NodeStatusNotCordoned)}, want: glance.StatusNotCordoned, reason: "NodeNotCordoned"},
+		"Drain of a node that's full":   {stage: stageDrain, mods: []func(*world){excluding(v1alpha1.NodeStatusTooManyMaintenances), aWhileAgo}, want: glance.StatusNotCordoned, reason: "SyncFailed"},
 		"Drain that is blocked":         {stage: stageDrain, mods: []func(*world){withPod(blocked)}, want: glance.StatusBlocked, reason: "Blocked"},
 		"Drain that is stalled":         {stage: stageDrain, mods: []func(*world){withPod(), later, later}, want: glance.StatusStalled, reason: "Stalled"},
 		"Drain that fails":              {stage: stageDrain, mods: []func(*world){withPod(), aWhileAgo, failing}, want: glance.StatusFailing, reason: "SyncFailed"},
@@ -177,6 +193,7 @@ func TestReadyAgreesWithTheWord(t *testing.T) {
 			w.after(time.Duration(r.IntN(2)) * DefaultStallTimeout)
 			word, _ := wantReady(t, w.facts.subject.NodeMaintenance)
 			words.Insert(word)
+			wantUnobserved(t, w.facts.subject.NodeMaintenance)
 		}
 		if t.Failed() {
 			t.Fatalf("in the world of seed %d", seed)
@@ -188,19 +205,26 @@ func TestReadyAgreesWithTheWord(t *testing.T) {
 func TestReadyOfFailedSync(t *testing.T) {
 	failed := verdict{metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed, "no answer"}
 	ready := verdict{metav1.ConditionTrue, "X", "y"}
+	no, yes := metav1.ConditionFalse, metav1.ConditionTrue
 	for name, test := range map[string]struct {
-		stage   v1alpha1.NodeMaintenanceStage
-		drained metav1.ConditionStatus
-		want    verdict
+		stage    v1alpha1.NodeMaintenanceStage
+		drained  metav1.ConditionStatus
+		observed int64
+		want     verdict
 	}{
-		"Idle":     {stageIdle, metav1.ConditionFalse, ready},
-		"Cordon":   {stageCordon, metav1.ConditionFalse, ready},
-		"Drain":    {stageDrain, metav1.ConditionFalse, failed},
-		"drained":  {stageDrain, metav1.ConditionTrue, ready},
-		"Complete": {stageComplete, metav1.ConditionFalse, failed},
+		"Idle":                           {stageIdle, no, 2, ready},
+		"Cordon":                         {stageCordon, no, 2, ready},
+		"Drain":                          {stageDrain, no, 2, failed},
+		"drained":                        {stageDrain, yes, 2, ready},
+		"Complete":                       {stageComplete, no, 2, failed},
+		"Idle with another selector":     {stageIdle, no, 1, failed},
+		"Cordon that was Idle":           {stageCordon, no, 1, failed},
+		"Cordon that is new":             {stageCordon, no, 0, failed},
+		"drained, with another selector": {stageDrain, yes, 1, failed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm := newMaintenance("m", createdAt(test.stage))
+			nm.Generation, nm.Status.ObservedGeneration = 2, test.observed
 			setCondition(nm, &nm.Status, v1alpha1.ConditionReady, ready, noon)
 			setCondition(nm, &nm.Status, v1alpha1.ConditionDrained, verdict{test.drained, "X", ""}, noon)
 			is.Equal(t, readyOfFailed(nm, failed), test.want)
@@ -208,6 +232,61 @@ func TestReadyOfFailedSync(t *testing.T) {
 			is.Equal(t, readyOfFailed(nm, failed), failed, "without the condition Ready")
 		})
 	}
+}
+
+// TestMessagesAboutNodesThatAreNotHeld compares what Ready and Progressing say about nodes that are
+// not cordoned or may not be maintained.
+func TestMessagesAboutNodesThatAreNotHeld(t *testing.T) {
+	for name, test := range map[string]struct {
+		stage         v1alpha1.NodeMaintenanceStage
+		mods          []func(*world)
+		conditionType string
+		want          string
+	}{
+		"Cordon that is fought over": {
+			stageCordon, []func(*world){excluding(v1alpha1.NodeStatusNotCordoned)}, v1alpha1.ConditionReady, "1 node is not held, such as one: some text",
+		},
+		"Cordon of a node to cordon": {
+			stageCordon, []func(*world){uncordon}, v1alpha1.ConditionReady, "Waiting for 1 node to be cordoned",
+		},
+		"Drain of a node to cordon": {
+			stageDrain, []func(*world){withPod(), uncordon}, v1alpha1.ConditionProgressing, "Waiting for 1 node to be cordoned",
+		},
+		"Drain of a node that the requester may not maintain": {
+			stageDrain, []func(*world){excluding(v1alpha1.NodeStatusNotAuthorized)}, v1alpha1.ConditionProgressing,
+			`User "jane" may not maintain 1 selected node (skipped)`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, newMaintenance("m", createdAt(test.stage)), newNode("one"))
+			for _, modify := range test.mods {
+				modify(w)
+			}
+			w.decide()
+			is.Equal(t, conditionOf(w.facts.subject.NodeMaintenance, test.conditionType).Message, test.want, test.conditionType)
+		})
+	}
+}
+
+// TestNamesOfUsersAreBounded pauses a drain as a user with the longest name that is recorded, and
+// with characters that a quote escapes. The conditions fit into the estimate for a status.
+func TestNamesOfUsersAreBounded(t *testing.T) {
+	by := strings.Repeat("\x00\"\\", 1024/3)
+	nm := newMaintenance(strings.Repeat("m", 253), paused, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Status.Pause.By, nm.Spec.RequestedBy.Username = by, by
+	})
+	w := newWorld(t, nm, newNode("one"), newNode("two"))
+	withPod()(w)
+	w.outside("two", exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: "some text"})
+	w.decide()
+	status := &w.facts.subject.Status
+	is.Equal(t, status.Pause.By, by, "the recorded name")
+	setCondition(nm, status, v1alpha1.ConditionNodeMessagesOmitted, verdict{metav1.ConditionTrue, v1alpha1.ReasonStatusTooLarge, strings.Repeat("x", 200)}, noon)
+	rest := *status
+	rest.NodeStatuses = nil
+	got, limit := rest.Size(), size.StatusBytes(nil, 0)
+	is.True(t, got <= limit, "got %d bytes without the nodes, the estimate is %d", got, limit)
+	wantPart(t, conditionOf(w.facts.subject.NodeMaintenance, v1alpha1.ConditionReady).Message, `Paused by user "\"\\\"\\`)
 }
 
 // TestDecideTotals drains two nodes, one of which is deleted.

@@ -23,6 +23,8 @@ import (
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // These tests cover drains without progress: the status must report that.
@@ -81,8 +83,8 @@ func TestDecideProgressing(t *testing.T) {
 			verdict{no, "SyncFailed", "node a: forbidden (since 2026-11-01T12:00:00Z)"},
 		},
 		"waiting": {
-			progressFacts{draining: true, waits: true},
-			verdict{yes, "Waiting", "Every node waits for other nodes or other maintenances"},
+			progressFacts{draining: true, waits: "Every node waits"},
+			verdict{yes, "Waiting", "Every node waits"},
 		},
 		"draining": {
 			progressFacts{draining: true, moves: true, progress: "3 pods left"},
@@ -506,6 +508,26 @@ func TestDrainNamesItsBlockersWhenItBegins(t *testing.T) {
 			t.Errorf("got %d previews for one drain", previews)
 		}
 	})
+}
+
+// TestReadyOfAnOlderServer has a maintenance that a server without the condition Ready completed.
+func TestReadyOfAnOlderServer(t *testing.T) {
+	for name, conditions := range map[string][]metav1.Condition{
+		"stored by an older server":    nil,
+		"completed by an older leader": {v1alpha1.NotObserved(metav1.NewTime(noon))},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageComplete), func(nm *v1alpha1.NodeMaintenance) {
+				nm.Finalizers, nm.Status.Nodes, nm.Status.Conditions = nil, 3, conditions
+			}))
+			f.step("m")
+			nm := f.nm("m")
+			ready := conditionOf(nm, v1alpha1.ConditionReady)
+			is.True(t, ready != nil && ready.Status == metav1.ConditionTrue && ready.Reason == v1alpha1.ReasonProgressComplete, "got Ready %+v", ready)
+			is.Equal(t, nm.Status.ObservedGeneration, nm.Generation, "the observed generation")
+			is.Equal(t, nm.Status.Nodes, 3, "the nodes")
+		})
+	}
 }
 
 func TestCompletedMaintenancesAreDeleted(t *testing.T) {

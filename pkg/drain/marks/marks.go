@@ -107,9 +107,11 @@ func CordonedBy(node *corev1.Node) Owners {
 }
 
 // IsCordonedByOthers reports whether a node is cordoned and no annotation records that the server
-// cordoned it. Only a maintenance that goes from Idle straight to Complete removes such a cordon.
+// or the agent of the node cordoned it. Only a maintenance that goes from Idle straight to Complete
+// removes such a cordon.
 func IsCordonedByOthers(node *corev1.Node) bool {
-	return node.Spec.Unschedulable && len(CordonedBy(node)) == 0
+	_, byAgent := node.Annotations[v1alpha1.AnnotationCordonedByAgent]
+	return node.Spec.Unschedulable && !byAgent && len(CordonedBy(node)) == 0
 }
 
 // TaintedBy returns the maintenances that the annotation about the taints of a node names,
@@ -122,6 +124,17 @@ func TaintedBy(node *corev1.Node) Owners {
 // maintenance.
 func Holds(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
 	return CordonedBy(node).Has(nm) || TaintedBy(node).Has(nm)
+}
+
+// IsUntaken reports whether a maintenance has an entry for a node that it never took, so that it
+// has nothing to undo on the node: neither the status nor the annotations record that it took the
+// node. The node is nil if the cluster does not have it.
+func IsUntaken(node *corev1.Node, nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) bool {
+	if entry.Pool != nil || len(entry.DrainTargets) > 0 ||
+		entry.Reason != v1alpha1.NodeStatusNotAuthorized && entry.Reason != v1alpha1.NodeStatusGone {
+		return false
+	}
+	return node == nil || node.UID == entry.NodeRef.UID && !UIDs(node).Has(nm.UID)
 }
 
 // HoldersOf returns the maintenances for which the annotations record that a node is cordoned or

@@ -11,10 +11,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestReadMarkOfInvalidAnnotations(t *testing.T) {
@@ -39,6 +41,69 @@ func TestReadMarkOfInvalidAnnotations(t *testing.T) {
 			if got := Read(node, v1alpha1.AnnotationCordonedBy); !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got %+v, want %+v", got, test.want)
 			}
+		})
+	}
+}
+
+// annotated returns a node that is cordoned or not and has an annotation; "" for none.
+func annotated(cordoned bool, annotation, value string) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one"}, Spec: corev1.NodeSpec{Unschedulable: cordoned}}
+	if annotation != "" {
+		node.Annotations = map[string]string{annotation: value}
+	}
+	return node
+}
+
+const ofM = `{"storage":"s","maintenances":{"m":"uid-m"}}`
+
+func TestIsCordonedByOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		node *corev1.Node
+		want bool
+	}{
+		"a schedulable node":                          {annotated(false, "", ""), false},
+		"a user has cordoned it":                      {annotated(true, "", ""), true},
+		"the server has cordoned it":                  {annotated(true, v1alpha1.AnnotationCordonedBy, ofM), false},
+		"the annotation is invalid":                   {annotated(true, v1alpha1.AnnotationCordonedBy, "?"), true},
+		"the server has only tainted it":              {annotated(true, v1alpha1.AnnotationTaintedBy, ofM), true},
+		"the agent of the node has cordoned it":       {annotated(true, v1alpha1.AnnotationCordonedByAgent, "boot"), false},
+		"a user has uncordoned it since its shutdown": {annotated(false, v1alpha1.AnnotationCordonedByAgent, "boot"), false},
+	} {
+		t.Run(name, func(t *testing.T) { is.Equal(t, IsCordonedByOthers(test.node), test.want, "cordoned by others") })
+	}
+}
+
+func TestIsUntaken(t *testing.T) {
+	entry := func(reason v1alpha1.NodeStatusReason, modifiers ...func(*v1alpha1.NodeMaintenanceNodeStatus)) *v1alpha1.NodeMaintenanceNodeStatus {
+		return build.With(&v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: "one", UID: "uid-one"}, Reason: reason}, modifiers...)
+	}
+	ofPool := func(e *v1alpha1.NodeMaintenanceNodeStatus) { e.Pool = ptr.To[int32](0) }
+	withTarget := func(e *v1alpha1.NodeMaintenanceNodeStatus) { e.DrainTargets = make([]v1alpha1.DrainPlanEntry, 1) }
+	const refused, gone = v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusGone
+	bare := annotated(false, "", "")
+	for name, test := range map[string]struct {
+		node  *corev1.Node
+		entry *v1alpha1.NodeMaintenanceNodeStatus
+		want  bool
+	}{
+		"the requester may not maintain it":           {bare, entry(refused), true},
+		"another client has cordoned it":              {annotated(true, "", ""), entry(refused), true},
+		"another maintenance holds it":                {annotated(true, v1alpha1.AnnotationCordonedBy, `{"storage":"s","maintenances":{"m":"uid-earlier"}}`), entry(refused), true},
+		"it was cordoned for the maintenance":         {annotated(true, v1alpha1.AnnotationCordonedBy, ofM), entry(refused), false},
+		"it was tainted for the maintenance":          {annotated(false, v1alpha1.AnnotationTaintedBy, ofM), entry(refused), false},
+		"it was taken through a pool":                 {bare, entry(refused, ofPool), false},
+		"pods were asked to leave":                    {bare, entry(refused, withTarget), false},
+		"it is held":                                  {bare, entry(""), false},
+		"it waits for its cordon":                     {bare, entry(v1alpha1.NodeStatusNotCordoned), false},
+		"it is being released":                        {bare, entry(v1alpha1.NodeStatusReleasing), false},
+		"it does not exist":                           {nil, entry(gone), true},
+		"it does not exist, but was taken":            {nil, entry(gone, withTarget), false},
+		"another node has its name now":               {bare, entry(gone, func(e *v1alpha1.NodeMaintenanceNodeStatus) { e.NodeRef.UID = "earlier" }), false},
+		"it does not exist any more, and was refused": {nil, entry(refused), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "uid-m"}}
+			is.Equal(t, IsUntaken(test.node, nm, test.entry), test.want, "never taken")
 		})
 	}
 }

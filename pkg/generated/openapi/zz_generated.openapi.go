@@ -888,9 +888,9 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"pool": {
 						SchemaProps: spec.SchemaProps{
-							Description: "pool is the value of the node's pool label (--pool-label of the server) when the maintenance took the node, if the right of the requester to maintain the node came from this pool. The right to this pool is sufficient to release the node, even if the node has another pool now. At most 63 bytes.",
-							Type:        []string{"string"},
-							Format:      "",
+							Description: "pool is the index in status.pools of the value of the node's pool label (--pool-label of the server) when the maintenance took the node, starting at 0. It is set if the right of the requester to maintain the node came from this pool. The right to this pool is sufficient to release the node, even if the node has another pool now.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 				},
@@ -1316,7 +1316,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 					},
 					"podsGone": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsGone is the number of pods that have left the nodes since the drain began. It stays after stage Drain.",
+							Description: "podsGone is the number of pods that have left the nodes since the drain began. A pod that comes back no longer counts, so the number may decrease. It stays after stage Drain.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1325,6 +1325,25 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 						SchemaProps: spec.SchemaProps{
 							Description: "pause is who set spec.paused, and when. The server writes it in the request that sets spec.paused, and removes it in the one that clears it.",
 							Ref:         ref(v1alpha1.NodeMaintenancePause{}.OpenAPIModelName()),
+						},
+					},
+					"pools": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "pools are the pools through which the maintenance has taken its nodes, sorted by name, each of them once: nodeStatuses[].pool refers to them by index. At most 63 bytes each.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
 						},
 					},
 				},

@@ -86,8 +86,8 @@ type CacheConfig struct {
 	Clock clock.WithTicker
 }
 
-// Cache caches which users may maintain which nodes. It makes access reviews in the background, so no
-// caller waits for them. It is safe for concurrent use.
+// Cache caches which users may maintain which nodes. It makes access reviews in the background, so
+// no caller waits for them. It is safe for concurrent use.
 type Cache struct {
 	config      CacheConfig
 	subscribers []func(node string)
@@ -161,6 +161,9 @@ func NewCache(config CacheConfig) *Cache {
 func (c *Cache) Subscribe(answered func(node string)) {
 	c.subscribers = append(c.subscribers, answered)
 }
+
+// PoolOf returns the present pool of a node, see Rules.
+func (c *Cache) PoolOf(node *corev1.Node) string { return c.config.Rules.PoolOf(node) }
 
 // Ask returns, by name, whether the user may maintain each of the nodes, as far as this is known
 // now. It requests unknown answers in the background. A missing answer for one node does not affect

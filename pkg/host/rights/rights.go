@@ -8,8 +8,8 @@
 //
 // If a user may maintain all nodes, only the control plane and a hundred other nodes are checked by
 // name: authorizers that deny individual nodes to such a user are rare, and a cluster may have
-// thousands of nodes. Otherwise the pools of the nodes are checked, once each, and then the nodes of
-// other pools by name.
+// thousands of nodes. Otherwise the pools of the nodes are checked, once each, and then the nodes
+// of other pools by name.
 //
 // A node may put itself under maintenance, as the node agent does at a shutdown. So if the user is
 // a node, no access review is made for that node. For other nodes, it needs the same right as any

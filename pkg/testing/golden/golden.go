@@ -19,8 +19,8 @@ import (
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 // GitOps compares an object with a file in the test data of test/gitops, which runs the health
-// checks of GitOps tools on it. That module imports nothing of this one, so the objects of its tests
-// come from the tests of the code that writes them. With -update it rewrites the file.
+// checks of GitOps tools on it. That module imports nothing of this one, so the objects of its
+// tests come from the tests of the code that writes them. With -update it rewrites the file.
 func GitOps(tb testing.TB, name string, object any) {
 	tb.Helper()
 	_, self, _, _ := runtime.Caller(0)

@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/ptr"
 
@@ -374,24 +375,30 @@ func (c *Cluster) Remove(tb testing.TB, name string) {
 		}
 		return
 	}
+	var seen []watch.EventType
 	for ctx.Err() == nil {
 		w, err := maintenances.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 		if err != nil {
 			tb.Error(err)
 			return
 		}
-		if _, err := maintenances.Get(ctx, name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		if _, err := maintenances.Get(ctx, name, metav1.GetOptions{}); err != nil {
 			w.Stop()
-			return
+			if apierrors.IsNotFound(err) {
+				return
+			}
+			seen = append(seen, watch.EventType(err.Error()))
+			continue
 		}
 		for event := range w.ResultChan() {
-			if event.Type == "DELETED" {
+			seen = append(seen, event.Type)
+			if event.Type == watch.Deleted {
 				w.Stop()
 				return
 			}
 		}
 	}
-	tb.Errorf("NodeMaintenance %s still exists", name)
+	tb.Errorf("NodeMaintenance %s still exists, after the events %q", name, seen)
 }
 
 // Webhook registers a validating webhook for requests in a namespace until the test ends. decide

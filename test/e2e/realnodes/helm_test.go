@@ -76,6 +76,8 @@ func TestHelm(t *testing.T) {
 	must.True(t, four != "" && three != "", "HELM and HELM_3 must be the paths of helm: run `make helm`")
 	t.Setenv("HAULOUT", "false")
 	c := start(t)
+	// The cluster has the objects of its own kustomization, which Helm does not take over.
+	c.MustKubectl(t, "", "delete", "--ignore-not-found", "--timeout=1m", "--kustomize="+filepath.Join(c.Root(), "artifacts", "overlays", "development"))
 	c.MustKubectl(t, "", "create", "namespace", serverNamespace)
 	c.MustKubectl(t, "", "label", "namespace", serverNamespace, "pod-security.kubernetes.io/enforce=restricted")
 	first, second := packageChart(t, c, "v0.1.0"), packageChart(t, c, "v0.2.0")

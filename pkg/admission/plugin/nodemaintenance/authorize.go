@@ -20,6 +20,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
 	"haulout.dev/haulout/pkg/host/rights"
 )
@@ -48,6 +49,9 @@ type change struct {
 	held sets.Set[string]
 	// pools are the pools in the status before the write, by the name of the node.
 	pools map[string]string
+	// untaken are the names of the nodes that the maintenance selects but has not taken, since its
+	// requester may not maintain them or since they do not exist.
+	untaken sets.Set[string]
 }
 
 // changeOf returns the effect of a write. It includes the nodes that stay selected, since a change
@@ -57,7 +61,7 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 	if err != nil {
 		return nil, err
 	}
-	c := &change{all: all, leaving: nodeSet{}, held: sets.New[string](), pools: map[string]string{}}
+	c := &change{all: all, leaving: nodeSet{}, held: sets.New[string](), pools: map[string]string{}, untaken: sets.New[string]()}
 	if nm != nil && nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
 		if c.selected, err = selectNodes(ctx, nm, all); err != nil {
 			return nil, err
@@ -69,9 +73,11 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 		if m == nil || m == nm && m.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
 			continue
 		}
-		released, err := selectNodes(ctx, m, all)
-		if err != nil {
-			return nil, err
+		var released []*corev1.Node
+		if !isReleased(old) {
+			if released, err = selectNodes(ctx, m, all); err != nil {
+				return nil, err
+			}
 		}
 		for i := range m.Status.NodeStatuses {
 			c.leaving[m.Status.NodeStatuses[i].NodeRef.Name] = nil
@@ -90,26 +96,50 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 			}
 		}
 	}
-	c.readPools(old)
+	staying := nodeSet{}
 	for _, node := range c.selected {
 		delete(c.leaving, node.Name)
+		staying[node.Name] = node
 	}
-	return c, nil
+	return c, c.readStatus(nm, old, staying)
 }
 
-// readPools reads the pools through which a maintenance has taken its nodes. The pool of a node that
-// was deleted does not count for a new node with the same name.
-func (c *change) readPools(old *maintenance.NodeMaintenance) {
+// isReleased reports whether a maintenance has released all its nodes. Its status then names them,
+// and nodes that its selector matches since then do not count.
+func isReleased(nm *maintenance.NodeMaintenance) bool {
+	return nm != nil && nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete && !slices.Contains(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion)
+}
+
+// readStatus reads from the status before a write which nodes the maintenance has taken, and
+// through which pools. The pool of a node that was deleted does not count for a new node with the
+// same name.
+//
+// A node that the maintenance has not taken is not released. Otherwise one node that gets a label
+// of the selector would keep the users from ending their maintenance. It also does not matter for a
+// write that sends no maintenance to nodes, such as a pause.
+func (c *change) readStatus(nm, old *maintenance.NodeMaintenance, staying nodeSet) error {
 	if old == nil {
-		return
+		return nil
 	}
-	for i := range old.Status.NodeStatuses {
-		status := &old.Status.NodeStatuses[i]
-		node := c.leaving[status.NodeRef.Name]
-		if status.Pool != "" && (node == nil || node.UID == status.NodeRef.UID) {
-			c.pools[status.NodeRef.Name] = status.Pool
+	before := &v1alpha1.NodeMaintenance{}
+	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(old, before, nil); err != nil {
+		return err
+	}
+	for i := range before.Status.NodeStatuses {
+		status := &before.Status.NodeStatuses[i]
+		name := status.NodeRef.Name
+		node, leaves := c.leaving[name]
+		if pool := v1alpha1.PoolOf(before, status); leaves && pool != "" && (node == nil || node.UID == status.NodeRef.UID) {
+			c.pools[name] = pool
+		}
+		if !leaves {
+			node = staying[name]
+		}
+		if (leaves || !sendsToNodes(nm, old)) && marks.IsUntaken(node, before, status) {
+			c.untaken.Insert(name)
 		}
 	}
+	return nil
 }
 
 func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*corev1.Node) ([]*corev1.Node, error) {
@@ -126,11 +156,14 @@ func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*co
 }
 
 // toCheck returns the nodes that leave, sorted, so that a repeated request checks the same nodes,
-// and the nodes that stay or join. To release a node, the right to the pool through which the
-// maintenance has taken it is sufficient: otherwise users could not end their maintenance after
-// somebody has changed the labels of a node.
+// and the nodes that stay or join. It omits the nodes that the maintenance has not taken. To
+// release a node, the right to the pool through which the maintenance has taken it is sufficient:
+// otherwise users could not end their maintenance after somebody has changed the labels of a node.
 func (c *change) toCheck(rules rights.Rules) (leaving, joining rights.Nodes) {
 	for _, name := range slices.Sorted(maps.Keys(c.leaving)) {
+		if c.untaken.Has(name) {
+			continue
+		}
 		var stored []string
 		if pool := c.pools[name]; pool != "" {
 			stored = append(stored, pool)
@@ -138,7 +171,9 @@ func (c *change) toCheck(rules rights.Rules) (leaving, joining rights.Nodes) {
 		leaving.Add(rules, name, c.leaving[name], stored...)
 	}
 	for _, node := range c.selected {
-		joining.Add(rules, node.Name, node)
+		if !c.untaken.Has(node.Name) {
+			joining.Add(rules, node.Name, node)
+		}
 	}
 	return leaving, joining
 }

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/admission"
 	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
@@ -237,17 +238,21 @@ func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 
 // validateStatusSize refuses a maintenance whose status could not be stored with all its drain
 // targets and pools: otherwise the server would cordon its nodes, but could not store the progress
-// of the drain. pools are the pools of nodes that the status will have, by the name of the node.
+// of the drain. pools are the pools through which the user may maintain nodes, by the name of the
+// node. The status keeps the pools that it has as well.
 func validateStatusSize(nm *maintenance.NodeMaintenance, selected []*corev1.Node, pools map[string]string) error {
 	versioned := &v1alpha1.NodeMaintenance{}
 	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {
 		return apierrors.NewInternalError(err)
 	}
 	nodes := len(selected)
-	bytes := size.StatusBytes(versioned.Spec.DrainPlan, nodes)
+	stored := sets.New(versioned.Status.Pools...)
 	for _, node := range selected {
-		bytes += size.PoolBytes(pools[node.Name])
+		if pool := pools[node.Name]; pool != "" {
+			stored.Insert(pool)
+		}
 	}
+	bytes := size.StatusBytes(versioned.Spec.DrainPlan, nodes) + size.PoolsBytes(stored.UnsortedList(), nodes)
 	if bytes <= size.MaxStatusBytes {
 		return nil
 	}

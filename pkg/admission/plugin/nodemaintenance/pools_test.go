@@ -12,9 +12,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -26,10 +30,23 @@ const poolLabel = "pool"
 // takenBy adds nodes to the status that the maintenance has taken through a pool.
 func takenBy(pool string, nodes ...string) func(*maintenance.NodeMaintenance) {
 	return func(nm *maintenance.NodeMaintenance) {
+		index := slices.Index(nm.Status.Pools, pool)
+		if index < 0 {
+			index, nm.Status.Pools = len(nm.Status.Pools), append(nm.Status.Pools, pool)
+		}
 		for _, name := range nodes {
 			nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenance.NodeMaintenanceNodeStatus{
-				NodeRef: maintenance.NodeReference{Name: name}, Pool: pool,
+				NodeRef: maintenance.NodeReference{Name: name}, Pool: ptr.To(int32(index)),
 			})
+		}
+	}
+}
+
+// refers sets the index of the pool of all nodes in the status, even to one that no pool has.
+func refers(index int32) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) {
+		for i := range nm.Status.NodeStatuses {
+			nm.Status.NodeStatuses[i].Pool = &index
 		}
 	}
 }
@@ -68,9 +85,11 @@ func TestAuthorizationByPool(t *testing.T) {
 			[]string{"nodepools/blue"}, request{nm: maintain(pools("blue", "red"), holding("red-1"), complete), old: maintain(pools("blue", "red"), holding("red-1"))}, []string{"red-1"},
 		},
 		"delete with a taken node that does not exist": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), takenBy("blue", "gone"))}, nil},
-		"delete with a new node of the name": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), func(nm *maintenance.NodeMaintenance) {
-			nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{{NodeRef: maintenance.NodeReference{Name: "red-1", UID: "earlier"}, Pool: "blue"}}
+		"delete with a new node of the name": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), takenBy("blue", "red-1"), func(nm *maintenance.NodeMaintenance) {
+			nm.Status.NodeStatuses[0].NodeRef.UID = "earlier"
 		})}, []string{"red-1"}},
+		"delete with an index behind the pools": {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), takenBy("blue", "red-1"), refers(1))}, []string{"red-1"}},
+		"delete with a negative index":          {[]string{"nodepools/blue"}, request{old: maintain(pools("blue"), takenBy("blue", "red-1"), refers(-1))}, []string{"red-1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := may()
@@ -93,8 +112,87 @@ func TestAuthorizationByPool(t *testing.T) {
 	}
 }
 
-// TestOneQuestionForThePoolOfAWrite has a write that concerns hundreds of nodes of a pool that leave
-// and stay.
+// lists adds a node to the status, for a reason, with the given number of drain targets.
+func lists(name string, reason v1alpha1.NodeStatusReason, targets int) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) {
+		nm.UID = "uid-a"
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenance.NodeMaintenanceNodeStatus{
+			NodeRef: maintenance.NodeReference{Name: name}, Reason: maintenance.NodeStatusReason(reason),
+			DrainTargets: make([]maintenance.DrainPlanEntry, targets),
+		})
+	}
+}
+
+// TestNodesThatWereNeverTaken has an operator of pool blue whose maintenance selects a further node
+// by an ordinary label, which the operator may not maintain. It must not keep the operator from
+// ending the maintenance.
+func TestNodesThatWereNeverTaken(t *testing.T) {
+	annotated := node("green-1", "green")
+	annotated.Annotations = map[string]string{
+		v1alpha1.AnnotationCordonedBy: marks.Mark{Storage: "s", Maintenances: marks.Owners{"a": "uid-a"}}.Encode().(string),
+	}
+	complete, cordon := atStage("Complete"), atStage("Cordon")
+	held := finalizers(v1alpha1.FinalizerMaintenanceCompletion)
+	third := func(reason v1alpha1.NodeStatusReason, modifiers ...func(*maintenance.NodeMaintenance)) *maintenance.NodeMaintenance {
+		return build.With(maintain(pools("blue", "red"), takenBy("blue", "blue-1", "blue-2"), lists("red-1", reason, 0), held), modifiers...)
+	}
+	selects := func(names ...string) func(*maintenance.NodeMaintenance) {
+		return func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = pools(names...) }
+	}
+	const refused, gone = v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusGone
+	for name, test := range map[string]struct {
+		request request
+		// refused is the node that the error names; "" if there is no error.
+		refused string
+	}{
+		"complete":                    {request{nm: third(refused, complete), old: third(refused)}, ""},
+		"delete":                      {request{old: third(refused)}, ""},
+		"pause":                       {request{nm: third(refused, paused), old: third(refused)}, ""},
+		"resume":                      {request{nm: third(refused), old: third(refused, paused)}, ""},
+		"remove it from the selector": {request{nm: third(refused, selects("blue")), old: third(refused)}, ""},
+		"widen the selector, keep it": {request{nm: third(refused), old: third(refused, selects("red"))}, "red-1"},
+		"begin to drain, keep it":     {request{nm: third(refused), old: third(refused, cordon)}, "red-1"},
+		"complete, no sync has seen it": {
+			request{nm: maintain(pools("blue", "red"), takenBy("blue", "blue-1"), complete), old: maintain(pools("blue", "red"), takenBy("blue", "blue-1"))}, "red-1",
+		},
+		"complete, it waits for another reason": {
+			request{nm: third(v1alpha1.NodeStatusNotCordoned, complete), old: third(v1alpha1.NodeStatusNotCordoned)}, "red-1",
+		},
+		"complete, it has targets": {
+			request{
+				nm:  maintain(pools("blue", "red"), lists("red-1", refused, 1), complete),
+				old: maintain(pools("blue", "red"), lists("red-1", refused, 1)),
+			}, "red-1",
+		},
+		"delete, the annotations of the node name the maintenance": {
+			request{old: maintain(pools("blue", "green"), takenBy("blue", "blue-1"), lists("green-1", refused, 0))}, "green-1",
+		},
+		"delete, it does not exist any more":  {request{old: maintain(pools("blue"), lists("gone", refused, 0))}, ""},
+		"delete, the server knows that, too":  {request{old: maintain(pools("blue"), lists("gone", gone, 0))}, ""},
+		"delete, a new node has its name":     {request{old: third(gone, func(nm *maintenance.NodeMaintenance) { nm.Status.NodeStatuses[2].NodeRef.UID = "earlier" })}, "red-1"},
+		"delete after the end":                {request{old: third(refused, complete, finalizers())}, ""},
+		"delete, matched only since the end":  {request{old: maintain(pools("blue", "red"), takenBy("blue", "blue-1"), complete)}, ""},
+		"delete, matched only before the end": {request{old: maintain(pools("blue", "red"), takenBy("blue", "blue-1"), complete, held)}, "red-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := may()
+			h.maintains = []string{"nodepools/blue"}
+			f := newFixture(t, h, append(slices.Clone(twoPools), annotated))
+			f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			test.request.by = bob
+			ctx, _ := f.context(test.request)
+			err := f.validate(ctx, test.request)
+			if test.refused == "" {
+				must.Do(t, err)
+				return
+			}
+			is.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "("+test.refused+")"), "got %v, want Forbidden with %s", err, test.refused)
+		})
+	}
+}
+
+// TestOneQuestionForThePoolOfAWrite has a write that concerns hundreds of nodes of a pool that
+// leave and stay.
 func TestOneQuestionForThePoolOfAWrite(t *testing.T) {
 	var nodes []*corev1.Node
 	for i := range 1200 {
@@ -157,26 +255,48 @@ func TestErrorsNameTheRightsThatAreSufficient(t *testing.T) {
 	}
 }
 
-// TestStatusWithPoolsMustFit has a status that is too large only because of the pools in it.
-func TestStatusWithPoolsMustFit(t *testing.T) {
-	const long = "a-pool-with-a-name-of-sixty-three-characters-which-is-the-limit"
-	var nodes []*corev1.Node
-	for i := range 7000 {
-		n := node(fmt.Sprintf("n-%04d", i), long)
-		n.UID = types.UID(fmt.Sprint(i))
-		nodes = append(nodes, n)
+// withDefaults completes the drain plan.
+func withDefaults(t *testing.T) func(*maintenance.NodeMaintenance) {
+	t.Helper()
+	return func(nm *maintenance.NodeMaintenance) {
+		versioned := &v1alpha1.NodeMaintenance{}
+		must.Do(t, v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil))
+		v1alpha1.SetObjectDefaults_NodeMaintenance(versioned)
+		must.Do(t, v1alpha1.Convert_v1alpha1_NodeMaintenance_To_maintenance_NodeMaintenance(versioned, nm, nil))
 	}
-	r := request{by: bob, nm: maintain(pools(long))}
+}
+
+// TestStatusWithPoolsMustFit has as many nodes as a cluster may have, with the default plan. An
+// operator of pools may maintain all of them, unless there are hundreds of pools with long names.
+func TestStatusWithPoolsMustFit(t *testing.T) {
 	for name, test := range map[string]struct {
-		host *host
-		fits bool
+		pools  int
+		delete bool
+		fits   bool
 	}{
-		"the right comes from the pool": {func() *host { h := may(); h.maintains = []string{"nodepools/" + long}; return h }(), false},
-		"the user may delete all nodes": {may(append(allOf(nodes), "")...), true},
+		"one pool":                      {pools: 1, fits: true},
+		"128 pools":                     {pools: 128, fits: true},
+		"500 pools":                     {pools: 500},
+		"the user may delete all nodes": {pools: 500, delete: true, fits: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, test.host, nodes)
+			h := may()
+			var names []string
+			for i := range test.pools {
+				names = append(names, fmt.Sprintf("%063d", i))
+				h.maintains = append(h.maintains, "nodepools/"+names[i])
+			}
+			var nodes []*corev1.Node
+			for i := range 5000 {
+				nodes = append(nodes, node(fmt.Sprintf("n-%04d", i), names[i%test.pools]))
+				nodes[i].UID = types.UID(fmt.Sprint(i))
+			}
+			if test.delete {
+				h = may(append(allOf(nodes), "")...)
+			}
+			f := newFixture(t, h, nodes)
 			f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			r := request{by: bob, nm: maintain(pools(names...), withDefaults(t))}
 			ctx, _ := f.context(r)
 			err := f.validate(ctx, r)
 			is.True(t, test.fits == (err == nil) && (err == nil || apierrors.IsInvalid(err)), "got %v", err)

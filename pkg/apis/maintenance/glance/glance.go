@@ -24,7 +24,7 @@ const (
 	// StatusNotAuthorized means that the requester may not maintain a selected node.
 	StatusNotAuthorized StatusWord = "NotAuthorized"
 	// StatusNotCordoned means that the server cannot keep a selected node cordoned, or that too
-	// many other maintenances hold it.
+	// many other maintenances hold it. Each such node also is a failure, which says less.
 	StatusNotCordoned StatusWord = "NotCordoned"
 	// StatusCordoning means that some nodes are not cordoned yet, in stage Cordon.
 	StatusCordoning StatusWord = "Cordoning"
@@ -32,16 +32,18 @@ const (
 	StatusCordoned StatusWord = "Cordoned"
 	// StatusDraining means that pods are leaving.
 	StatusDraining StatusWord = "Draining"
-	// StatusWaiting means that every node waits for other nodes or other maintenances.
+	// StatusWaiting means that no pod is asked to leave: every node waits for other nodes, other
+	// maintenances or a cordon.
 	StatusWaiting StatusWord = "Waiting"
 	// StatusBlocked means that every pod that is asked to leave is blocked.
 	StatusBlocked StatusWord = "Blocked"
 	// StatusStalled means that the drain has made no progress for longer than --stall-timeout.
 	StatusStalled StatusWord = "Stalled"
-	// StatusFailing means that requests of the server fail, or that this version of the server does
-	// not know the stage.
+	// StatusFailing means that other requests of the server fail, or that this version of the
+	// server does not know the stage.
 	StatusFailing StatusWord = "Failing"
-	// StatusPaused means that a user has paused the drain.
+	// StatusPaused means that a user has paused the drain, and that pods are left, or that the
+	// server has not observed the pause yet.
 	StatusPaused StatusWord = "Paused"
 	// StatusDrained means that all pods that the plan covers have left the nodes.
 	StatusDrained StatusWord = "Drained"
@@ -55,7 +57,8 @@ const (
 type StateWord string
 
 const (
-	// StateWaiting means that the pod is asked to leave and nothing has begun yet.
+	// StateWaiting means that the pod is asked to leave, and that its evacuator has not reported. It
+	// may have been stopping for a few seconds, since most pods stop before that is worth a write.
 	StateWaiting StateWord = "Waiting"
 	// StateMoving means that the pod is stopping, or that its evacuator works on it.
 	StateMoving StateWord = "Moving"
@@ -108,22 +111,24 @@ func cordonStatus(nm *v1alpha1.NodeMaintenance, isObserved bool) StatusWord {
 
 func drainStatus(nm *v1alpha1.NodeMaintenance, isObserved bool) StatusWord {
 	progressing := reasonOf(nm, v1alpha1.ConditionProgressing)
+	word, isOutside := outside(reasonOf(nm, v1alpha1.ConditionDrained))
 	switch {
-	case progressing == v1alpha1.ReasonPaused:
-		return StatusPaused
 	case isObserved && isTrue(nm, v1alpha1.ConditionDrained):
 		return StatusDrained
+	case v1alpha1.IsPaused(nm):
+		// The pause is in the spec, so no condition is older than it or outlives it.
+		return StatusPaused
 	case progressing == v1alpha1.ReasonProgressStalled:
 		return StatusStalled
 	case progressing == v1alpha1.ReasonProgressBlocked:
 		return StatusBlocked
+	case word == StatusNotCordoned:
+		return word
 	case progressing == v1alpha1.ReasonProgressSyncFailed:
 		return StatusFailing
-	}
-	if word, isOutside := outside(reasonOf(nm, v1alpha1.ConditionDrained)); isOutside {
+	case isOutside:
 		return word
-	}
-	if progressing == v1alpha1.ReasonProgressWaiting {
+	case progressing == v1alpha1.ReasonProgressWaiting:
 		return StatusWaiting
 	}
 	return StatusDraining

@@ -53,6 +53,8 @@ func progressing(status metav1.ConditionStatus, reason string) mod {
 	return condition(v1alpha1.ConditionProgressing, status, reason)
 }
 
+func paused(nm *v1alpha1.NodeMaintenance) { nm.Spec.Paused = true }
+
 func outdated(nm *v1alpha1.NodeMaintenance) { nm.Status.ObservedGeneration-- }
 
 func unobserved(nm *v1alpha1.NodeMaintenance) {
@@ -89,6 +91,7 @@ func TestStatus(t *testing.T) {
 		"Idle":                   {maintenance(idle, ready(yes, "Idle")), StatusIdle},
 		"Idle, not observed yet": {maintenance(idle, unobserved), StatusIdle},
 		"Idle without nodes":     {maintenance(idle, withoutNodes), StatusNoNodes},
+		"Idle and paused":        {maintenance(idle, paused, ready(yes, "Idle")), StatusIdle},
 		"Idle and deleted, held by a foreign finalizer": {maintenance(idle, deleted, dropped), StatusComplete},
 
 		"Cordon, not observed yet":          {maintenance(cordon, unobserved), StatusCordoning},
@@ -105,8 +108,15 @@ func TestStatus(t *testing.T) {
 		"Drain, not observed yet":      {maintenance(drain, unobserved), StatusDraining},
 		"Drain, observed in Cordon":    {maintenance(drain, outdated, ready(yes, "Cordoned"), drained(no, v1alpha1.ReasonNotRequested), progressing(yes, v1alpha1.ReasonProgressNotRequested)), StatusDraining},
 		"Drain without nodes":          {maintenance(drain, withoutNodes, drained(no, v1alpha1.ReasonNoNodes)), StatusNoNodes},
-		"paused":                       {maintenance(drain, inProgress, progressing(no, v1alpha1.ReasonPaused)), StatusPaused},
-		"paused without the right":     {maintenance(drain, drained(no, v1alpha1.ReasonNotAuthorized), progressing(no, v1alpha1.ReasonPaused)), StatusPaused},
+		"paused":                       {maintenance(drain, paused, inProgress, progressing(no, v1alpha1.ReasonPaused)), StatusPaused},
+		"paused without the right":     {maintenance(drain, paused, drained(no, v1alpha1.ReasonNotAuthorized), progressing(no, v1alpha1.ReasonPaused)), StatusPaused},
+		"paused and failing":           {maintenance(drain, paused, inProgress, progressing(no, v1alpha1.ReasonProgressSyncFailed)), StatusPaused},
+		"paused a moment ago":          {maintenance(drain, paused, outdated, inProgress, progressing(yes, v1alpha1.ReasonProgressDraining)), StatusPaused},
+		"paused while it is stalled":   {maintenance(drain, paused, outdated, inProgress, progressing(no, v1alpha1.ReasonProgressStalled)), StatusPaused},
+		"paused and drained":           {maintenance(drain, paused, drained(yes, v1alpha1.ReasonDrainComplete), progressing(yes, v1alpha1.ReasonProgressDrained)), StatusDrained},
+		"paused, not observed yet":     {maintenance(drain, paused, unobserved), StatusPaused},
+		"paused without nodes":         {maintenance(drain, paused, withoutNodes, drained(no, v1alpha1.ReasonNoNodes)), StatusNoNodes},
+		"resumed a moment ago":         {maintenance(drain, outdated, drained(no, v1alpha1.ReasonPaused), progressing(no, v1alpha1.ReasonPaused)), StatusDraining},
 		"drained":                      {maintenance(drain, drained(yes, v1alpha1.ReasonDrainComplete), progressing(yes, v1alpha1.ReasonProgressDrained)), StatusDrained},
 		"drained with kept pods":       {maintenance(drain, drained(yes, v1alpha1.ReasonDrainCompleteWithPodsLeft), progressing(yes, v1alpha1.ReasonProgressDrained)), StatusDrained},
 		"drained before a change":      {maintenance(drain, outdated, drained(yes, v1alpha1.ReasonDrainComplete), progressing(yes, v1alpha1.ReasonProgressDrained)), StatusDraining},
@@ -117,8 +127,10 @@ func TestStatus(t *testing.T) {
 		"failing and still":            {maintenance(drain, inProgress, progressing(no, v1alpha1.ReasonProgressSyncFailed)), StatusFailing},
 		"failing and moving":           {maintenance(drain, inProgress, progressing(yes, v1alpha1.ReasonProgressSyncFailed)), StatusFailing},
 		"not authorized and draining":  {maintenance(drain, drained(no, v1alpha1.ReasonNotAuthorized), progressing(yes, v1alpha1.ReasonProgressDraining)), StatusNotAuthorized},
-		"not cordoned and waiting":     {maintenance(drain, drained(no, v1alpha1.ReasonNodeNotCordoned), progressing(yes, v1alpha1.ReasonProgressWaiting)), StatusNotCordoned},
-		"too many maintenances":        {maintenance(drain, drained(no, v1alpha1.ReasonTooManyMaintenances), progressing(yes, v1alpha1.ReasonProgressDraining)), StatusNotCordoned},
+		"not authorized and failing":   {maintenance(drain, drained(no, v1alpha1.ReasonNotAuthorized), progressing(yes, v1alpha1.ReasonProgressSyncFailed)), StatusFailing},
+		"not cordoned":                 {maintenance(drain, drained(no, v1alpha1.ReasonNodeNotCordoned), progressing(yes, v1alpha1.ReasonProgressSyncFailed)), StatusNotCordoned},
+		"not cordoned and still":       {maintenance(drain, drained(no, v1alpha1.ReasonNodeNotCordoned), progressing(no, v1alpha1.ReasonProgressSyncFailed)), StatusNotCordoned},
+		"too many maintenances":        {maintenance(drain, drained(no, v1alpha1.ReasonTooManyMaintenances), progressing(yes, v1alpha1.ReasonProgressSyncFailed)), StatusNotCordoned},
 		"waiting":                      {maintenance(drain, inProgress, progressing(yes, v1alpha1.ReasonProgressWaiting)), StatusWaiting},
 		"draining":                     {maintenance(drain, inProgress, progressing(yes, v1alpha1.ReasonProgressDraining)), StatusDraining},
 		"a stage of a newer server":    {maintenance("Reboot", ready(no, v1alpha1.ReasonProgressNotRequested), progressing(no, v1alpha1.ReasonProgressNotRequested)), StatusFailing},

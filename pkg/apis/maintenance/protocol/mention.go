@@ -61,6 +61,13 @@ func names(message, name string) bool {
 	return isNamed || names(rest, name)
 }
 
+// maxUserName is the maximum length of the name of a user in a text, in bytes. Names of users have
+// no limit, and a paused drain has one in three conditions.
+const maxUserName = 128
+
+// UserName returns the name of a user for a text: its beginning, safe to print to a terminal.
+func UserName(name string) string { return OneLine(name, maxUserName) }
+
 // OneLine converts a text that a user wrote to one line of at most limit bytes. It joins white
 // space and removes control characters and invalid bytes, so the text is safe to print to a
 // terminal.

@@ -50,7 +50,11 @@ const (
 	labelBytes = 9
 )
 
-var emptyMetadataBytes = (&metav1.ObjectMeta{}).Size()
+var (
+	emptyMetadataBytes = (&metav1.ObjectMeta{}).Size()
+	emptyNodeBytes     = (&v1alpha1.NodeMaintenanceNodeStatus{}).Size()
+	emptyStatusBytes   = (&v1alpha1.NodeMaintenanceStatus{}).Size()
+)
 
 // StatusBytes estimates the stored size of the status of a maintenance when the given number of
 // nodes have reached all targets of the plan. Each node then has one target for each pod type and
@@ -68,9 +72,17 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	return fixedBytes + perNode*nodes + waveBytes*len(plan)
 }
 
-// PoolBytes returns the number of bytes that a pool adds to the stored status of a node, compared
-// with an empty one. Labels are so short that their length takes one byte.
-func PoolBytes(pool string) int { return len(pool) }
+// PoolsBytes returns how many bytes pools add to the stored status of a maintenance in which each
+// of the given number of nodes refers to one of them. It is an upper bound if some nodes have no
+// pool, or an index that takes fewer bytes than the last one.
+func PoolsBytes(pools []string, nodes int) int {
+	if len(pools) == 0 {
+		return 0
+	}
+	last := int32(len(pools) - 1)
+	perNode := (&v1alpha1.NodeMaintenanceNodeStatus{Pool: &last}).Size() - emptyNodeBytes
+	return (&v1alpha1.NodeMaintenanceStatus{Pools: pools}).Size() - emptyStatusBytes + perNode*nodes
+}
 
 // EvacuationMetadataBytes returns the size to which MaxEvacuationMetadataBytes applies.
 func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {

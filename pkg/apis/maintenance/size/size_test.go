@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
@@ -127,12 +128,31 @@ func TestLabelBytes(t *testing.T) {
 	}
 }
 
-// TestPoolBytes compares the bytes with those of a node status that is stored.
-func TestPoolBytes(t *testing.T) {
-	without := (&v1alpha1.NodeMaintenanceNodeStatus{}).Size()
-	for _, length := range []int{0, 1, 63} {
-		pool := strings.Repeat("p", length)
-		is.Equal(t, PoolBytes(pool), (&v1alpha1.NodeMaintenanceNodeStatus{Pool: pool}).Size()-without, fmt.Sprintf("bytes of a pool of %d characters", length))
+// longPools returns pools with the longest names.
+func longPools(n int) []string {
+	pools := make([]string, n)
+	for i := range pools {
+		pools[i] = fmt.Sprintf("%063d", i)
+	}
+	return pools
+}
+
+// TestPoolsBytes compares the bytes with those of a status that is stored. Its nodes have names of
+// a usual length, so that a few bytes more do not change the length of an entry's length.
+func TestPoolsBytes(t *testing.T) {
+	stored := func(pools []string, nodes int) int {
+		status := v1alpha1.NodeMaintenanceStatus{Pools: pools}
+		for i := range nodes {
+			node := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: "node"}}
+			if len(pools) > 0 {
+				node.Pool = ptr.To(int32(len(pools) - 1 - i%2*min(1, len(pools)-1)))
+			}
+			status.NodeStatuses = append(status.NodeStatuses, node)
+		}
+		return status.Size()
+	}
+	for _, pools := range [][]string{nil, {"a"}, longPools(1), longPools(100), longPools(130), longPools(20000)} {
+		is.Equal(t, PoolsBytes(pools, 10), stored(pools, 10)-stored(nil, 10), fmt.Sprintf("bytes of %d pools", len(pools)))
 	}
 }
 
@@ -167,13 +187,13 @@ func TestStatusBytes(t *testing.T) {
 			}
 		})
 	}
-	t.Run("the default plan over 4,900 nodes of pools with short names", func(t *testing.T) {
-		got := StatusBytes(plan(0, ""), 4900) + 4900*PoolBytes("pool-001")
+	t.Run("the default plan over 5,000 nodes of 128 pools with the longest names", func(t *testing.T) {
+		got := StatusBytes(plan(0, ""), 5000) + PoolsBytes(longPools(128), 5000)
 		is.True(t, got <= MaxStatusBytes, "got %d bytes, the limit is %d", got, MaxStatusBytes)
 	})
 	t.Run("it is not less than the stored size", func(t *testing.T) {
 		stored := &v1alpha1.NodeMaintenanceStatus{
-			ObservedGeneration: 1 << 60, Nodes: 1000, PodsGone: 1 << 30,
+			ObservedGeneration: 1 << 60, Nodes: 1000, PodsGone: 1 << 30, Pools: longPools(100),
 			Pause: &v1alpha1.NodeMaintenancePause{By: strings.Repeat("x", 1024), Since: metav1.Unix(1<<40, 0)},
 		}
 		for _, conditionType := range []string{
@@ -193,7 +213,7 @@ func TestStatusBytes(t *testing.T) {
 			n := v1alpha1.NodeMaintenanceNodeStatus{
 				NodeRef:               v1alpha1.NodeReference{Name: fmt.Sprintf("%063d", i), UID: types.UID(fmt.Sprintf("%036d", i))},
 				PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsKept: 20, PodsPeak: 500, PodsGonePeak: 450,
-				Reason: v1alpha1.NodeStatusFastForwarded,
+				Reason: v1alpha1.NodeStatusFastForwarded, Pool: ptr.To(int32(i % 100)),
 			}
 			for _, e := range reached {
 				n.DrainTargets = append(n.DrainTargets, e)
@@ -204,7 +224,7 @@ func TestStatusBytes(t *testing.T) {
 			at := &metav1.Time{Time: time.Unix(1<<40, 0)}
 			stored.Waves = append(stored.Waves, v1alpha1.NodeMaintenanceWave{Entry: int32(i), PodsPeak: 1 << 30, PodsLeft: 1 << 30, StartTime: at, EndTime: at})
 		}
-		got, want := StatusBytes(entries, 1000), stored.Size()
+		got, want := StatusBytes(entries, 1000)+PoolsBytes(stored.Pools, 1000), stored.Size()
 		is.True(t, got >= want && got <= want*5/4, "got %d bytes, stored are %d", got, want)
 	})
 }

@@ -533,11 +533,11 @@ func (m *NodeMaintenanceNodeStatus) MarshalToSizedBuffer(dAtA []byte) (int, erro
 	_ = i
 	var l int
 	_ = l
-	i -= len(m.Pool)
-	copy(dAtA[i:], m.Pool)
-	i = encodeVarintGenerated(dAtA, i, uint64(len(m.Pool)))
-	i--
-	dAtA[i] = 0x5a
+	if m.Pool != nil {
+		i = encodeVarintGenerated(dAtA, i, uint64(*m.Pool))
+		i--
+		dAtA[i] = 0x58
+	}
 	i -= len(m.Reason)
 	copy(dAtA[i:], m.Reason)
 	i = encodeVarintGenerated(dAtA, i, uint64(len(m.Reason)))
@@ -874,6 +874,15 @@ func (m *NodeMaintenanceStatus) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	_ = i
 	var l int
 	_ = l
+	if len(m.Pools) > 0 {
+		for iNdEx := len(m.Pools) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.Pools[iNdEx])
+			copy(dAtA[i:], m.Pools[iNdEx])
+			i = encodeVarintGenerated(dAtA, i, uint64(len(m.Pools[iNdEx])))
+			i--
+			dAtA[i] = 0x5a
+		}
+	}
 	if m.Pause != nil {
 		{
 			size, err := m.Pause.MarshalToSizedBuffer(dAtA[:i])
@@ -1875,8 +1884,9 @@ func (m *NodeMaintenanceNodeStatus) Size() (n int) {
 	n += 1 + sovGenerated(uint64(m.PodsGonePeak))
 	l = len(m.Reason)
 	n += 1 + l + sovGenerated(uint64(l))
-	l = len(m.Pool)
-	n += 1 + l + sovGenerated(uint64(l))
+	if m.Pool != nil {
+		n += 1 + sovGenerated(uint64(*m.Pool))
+	}
 	return n
 }
 
@@ -2019,6 +2029,12 @@ func (m *NodeMaintenanceStatus) Size() (n int) {
 	if m.Pause != nil {
 		l = m.Pause.Size()
 		n += 1 + l + sovGenerated(uint64(l))
+	}
+	if len(m.Pools) > 0 {
+		for _, s := range m.Pools {
+			l = len(s)
+			n += 1 + l + sovGenerated(uint64(l))
+		}
 	}
 	return n
 }
@@ -2447,7 +2463,7 @@ func (this *NodeMaintenanceNodeStatus) String() string {
 		`PodsPeak:` + fmt.Sprintf("%v", this.PodsPeak) + `,`,
 		`PodsGonePeak:` + fmt.Sprintf("%v", this.PodsGonePeak) + `,`,
 		`Reason:` + fmt.Sprintf("%v", this.Reason) + `,`,
-		`Pool:` + fmt.Sprintf("%v", this.Pool) + `,`,
+		`Pool:` + valueToStringGenerated(this.Pool) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -2568,6 +2584,7 @@ func (this *NodeMaintenanceStatus) String() string {
 		`Nodes:` + fmt.Sprintf("%v", this.Nodes) + `,`,
 		`PodsGone:` + fmt.Sprintf("%v", this.PodsGone) + `,`,
 		`Pause:` + strings.Replace(this.Pause.String(), "NodeMaintenancePause", "NodeMaintenancePause", 1) + `,`,
+		`Pools:` + fmt.Sprintf("%v", this.Pools) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -4384,10 +4401,10 @@ func (m *NodeMaintenanceNodeStatus) Unmarshal(dAtA []byte) error {
 			m.Reason = NodeStatusReason(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		case 11:
-			if wireType != 2 {
+			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Pool", wireType)
 			}
-			var stringLen uint64
+			var v int32
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return ErrIntOverflowGenerated
@@ -4397,24 +4414,12 @@ func (m *NodeMaintenanceNodeStatus) Unmarshal(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				stringLen |= uint64(b&0x7F) << shift
+				v |= int32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
 			}
-			intStringLen := int(stringLen)
-			if intStringLen < 0 {
-				return ErrInvalidLengthGenerated
-			}
-			postIndex := iNdEx + intStringLen
-			if postIndex < 0 {
-				return ErrInvalidLengthGenerated
-			}
-			if postIndex > l {
-				return io.ErrUnexpectedEOF
-			}
-			m.Pool = string(dAtA[iNdEx:postIndex])
-			iNdEx = postIndex
+			m.Pool = &v
 		default:
 			iNdEx = preIndex
 			skippy, err := skipGenerated(dAtA[iNdEx:])
@@ -5603,6 +5608,38 @@ func (m *NodeMaintenanceStatus) Unmarshal(dAtA []byte) error {
 			if err := m.Pause.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
+			iNdEx = postIndex
+		case 11:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Pools", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Pools = append(m.Pools, string(dAtA[iNdEx:postIndex]))
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

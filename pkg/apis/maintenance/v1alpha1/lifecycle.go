@@ -98,6 +98,16 @@ func NodeStatusOf(nm *NodeMaintenance, node NodeReference) *NodeMaintenanceNodeS
 	return nil
 }
 
+// PoolOf returns the pool through which a maintenance has taken a node of its status, "" if there
+// is none. An index that is not in status.pools counts as none: the right to the node is then
+// needed by name.
+func PoolOf(nm *NodeMaintenance, node *NodeMaintenanceNodeStatus) string {
+	if node == nil || node.Pool == nil || *node.Pool < 0 || int(*node.Pool) >= len(nm.Status.Pools) {
+		return ""
+	}
+	return nm.Status.Pools[*node.Pool]
+}
+
 // CompareAge orders maintenances by their creation, then by name: the oldest first.
 func CompareAge(a, b *NodeMaintenance) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))

@@ -51,8 +51,8 @@ type NodeStatusReason string
 
 const (
 	// NodeStatusNotAuthorized means that the requester may not maintain the node. It is neither
-	// cordoned nor drained. If the requester has lost the right, or the node has another pool, since
-	// the maintenance took the node, the node stays cordoned and no further pod is evacuated.
+	// cordoned nor drained. If the requester has lost the right, or the node has another pool,
+	// since the maintenance took the node, the node stays cordoned and no further pod is evacuated.
 	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
 	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the
 	// node. This maintenance holds it after one of them has ended.
@@ -139,8 +139,8 @@ const (
 	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a request
 	// to the API fails; the message has the object, the error and the time of the first failure.
 	ReasonProgressSyncFailed = "SyncFailed"
-	// ReasonProgressWaiting (Progressing=True): every node waits for other nodes or for other
-	// maintenances.
+	// ReasonProgressWaiting (Progressing=True): no pod is asked to leave; every node waits for
+	// other nodes, for other maintenances or for a cordon.
 	ReasonProgressWaiting = "Waiting"
 	// ReasonProgressDraining (Progressing=True): pods are leaving.
 	ReasonProgressDraining = "Draining"
@@ -363,8 +363,8 @@ type NodeMaintenanceStatus struct {
 	// +k8s:minimum=0
 	Nodes int32 `json:"nodes,omitempty" protobuf:"varint,8,opt,name=nodes"`
 
-	// podsGone is the number of pods that have left the nodes since the drain began. It stays after
-	// stage Drain.
+	// podsGone is the number of pods that have left the nodes since the drain began. A pod that
+	// comes back no longer counts, so the number may decrease. It stays after stage Drain.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
@@ -375,6 +375,16 @@ type NodeMaintenanceStatus struct {
 	// +optional
 	// +k8s:optional
 	Pause *NodeMaintenancePause `json:"pause,omitempty" protobuf:"bytes,10,opt,name=pause"`
+
+	// pools are the pools through which the maintenance has taken its nodes, sorted by name, each
+	// of them once: nodeStatuses[].pool refers to them by index. At most 63 bytes each.
+	// +optional
+	// +listType=atomic
+	// +k8s:optional
+	// +k8s:listType=atomic
+	// +k8s:unique=set
+	// +k8s:eachVal=+k8s:maxBytes=63
+	Pools []string `json:"pools,omitempty" protobuf:"bytes,11,rep,name=pools"`
 }
 
 // NodeMaintenancePause describes who has paused a drain.
@@ -521,14 +531,14 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:optional
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`
 
-	// pool is the value of the node's pool label (--pool-label of the server) when the maintenance
-	// took the node, if the right of the requester to maintain the node came from this pool. The
-	// right to this pool is sufficient to release the node, even if the node has another pool now.
-	// At most 63 bytes.
+	// pool is the index in status.pools of the value of the node's pool label (--pool-label of the
+	// server) when the maintenance took the node, starting at 0. It is set if the right of the
+	// requester to maintain the node came from this pool. The right to this pool is sufficient to
+	// release the node, even if the node has another pool now.
 	// +optional
 	// +k8s:optional
-	// +k8s:maxBytes=63
-	Pool string `json:"pool,omitempty" protobuf:"bytes,11,opt,name=pool"`
+	// +k8s:minimum=0
+	Pool *int32 `json:"pool,omitempty" protobuf:"varint,11,opt,name=pool"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -1030,7 +1030,7 @@ func Validate_NodeMaintenanceNodeStatus(
 	{ // field NodeMaintenanceNodeStatus.Pool
 		fn := func(
 			fldPath *field.Path,
-			obj, oldObj *string,
+			obj, oldObj *int32,
 			oldValueCorrelated bool) (errs field.ErrorList) {
 			// don't revalidate unchanged data
 			if oldValueCorrelated && op.Type == operation.Update {
@@ -1040,22 +1040,22 @@ func Validate_NodeMaintenanceNodeStatus(
 			}
 			// call field-attached validations
 			earlyReturn := false
-			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+			if e := validate.OptionalPointer(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
 				earlyReturn = true
 			}
 			if earlyReturn {
 				return // do not proceed
 			}
-			if e := validate.MaxBytes(ctx, op, fldPath, obj, oldObj, 63); len(e) != 0 {
+			if e := validate.Minimum(ctx, op, fldPath, obj, oldObj, 0); len(e) != 0 {
 				errs = append(errs, e...)
 			}
 			return
 		}
 		oldVal := safe.Field(oldObj,
-			func(oldObj *NodeMaintenanceNodeStatus) *string {
-				return &oldObj.Pool
+			func(oldObj *NodeMaintenanceNodeStatus) *int32 {
+				return oldObj.Pool
 			})
-		errs = append(errs, fn(fldPath.Child("pool"), &obj.Pool, oldVal, oldObj != nil)...)
+		errs = append(errs, fn(fldPath.Child("pool"), obj.Pool, oldVal, oldObj != nil)...)
 	}
 
 	return errs
@@ -1758,6 +1758,44 @@ func Validate_NodeMaintenanceStatus(
 				return oldObj.Pause
 			})
 		errs = append(errs, fn(fldPath.Child("pause"), obj.Pause, oldVal, oldObj != nil)...)
+	}
+
+	{ // field NodeMaintenanceStatus.Pools
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj []string,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if equality.Semantic.DeepEqual(obj, oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalSlice(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.EachValSliceVal(ctx, op, fldPath, obj, oldObj, validate.DirectEqual, nil,
+				func(ctx context.Context, op operation.Operation, fldPath *field.Path, obj, oldObj *string) field.ErrorList {
+					return validate.MaxBytes(ctx, op, fldPath, obj, oldObj, 63)
+				}); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			// lists with set semantics require unique values
+			if e := validate.ValSliceUnique(ctx, op, fldPath, obj, oldObj, validate.DirectEqual); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceStatus) []string {
+				return oldObj.Pools
+			})
+		errs = append(errs, fn(fldPath.Child("pools"), obj.Pools, oldVal, oldObj != nil)...)
 	}
 
 	return errs

@@ -20,6 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/nodeterms"
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -116,10 +117,18 @@ func validatePauseChange(nm, old *maintenance.NodeMaintenance, path *field.Path)
 	return validatePause(nm, path)
 }
 
-// validatePause refuses to pause a maintenance in the same request in which it becomes Complete.
+// validatePause refuses to pause a maintenance in the same request in which it becomes Complete. It
+// also refuses to pause the drain of a node that shuts down: the kubelet would end the pods which
+// could have left within their budgets before.
 func validatePause(nm *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
-	if nm.Spec.Paused && nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete {
+	if !nm.Spec.Paused {
+		return nil
+	}
+	if nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete {
 		return field.ErrorList{field.Forbidden(path, "may only be set in the stages Idle, Cordon and Drain")}
+	}
+	if node := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector); node != "" {
+		return field.ErrorList{field.Forbidden(path, fmt.Sprintf("must be false: node %q shuts down, and a pause does not stop that", node))}
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -23,6 +24,7 @@ func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) f
 	path := field.NewPath("status")
 	errs := validateStageStatuses(nm.Status.StageStatuses, old.Status.StageStatuses, path.Child("stageStatuses"))
 	errs = append(errs, validateNodeStatuses(nm, old.Status.NodeStatuses, path.Child("nodeStatuses"))...)
+	errs = append(errs, validatePools(&nm.Status, path)...)
 	errs = append(errs, validateTimes(&nm.Status, &old.Status, path)...)
 	errs = append(errs, validateWaves(nm, path.Child("waves"))...)
 	for i, condition := range nm.Status.Conditions {
@@ -58,6 +60,27 @@ func validateWaves(nm *maintenance.NodeMaintenance, path *field.Path) field.Erro
 				fmt.Sprintf("must be the index of one of the %d entries of spec.drainPlan, greater than the index of the previous wave", entries)))
 		}
 		last = max(last, entry)
+	}
+	return errs
+}
+
+// validatePools checks that pools are values of a label, and that nodes refer to pools in the list.
+func validatePools(status *maintenance.NodeMaintenanceStatus, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, pool := range status.Pools {
+		path := path.Child("pools").Index(i)
+		if pool == "" {
+			errs = append(errs, field.Required(path, "must be the value of the pool label of a node"))
+		}
+		for _, message := range validation.IsValidLabelValue(pool) {
+			errs = append(errs, field.Invalid(path, pool, message))
+		}
+	}
+	for i := range status.NodeStatuses {
+		if pool := status.NodeStatuses[i].Pool; pool != nil && (*pool < 0 || int(*pool) >= len(status.Pools)) {
+			errs = append(errs, field.Invalid(path.Child("nodeStatuses").Index(i).Child("pool"), *pool,
+				fmt.Sprintf("must be the index of one of the %d pools of status.pools", len(status.Pools))))
+		}
 	}
 	return errs
 }

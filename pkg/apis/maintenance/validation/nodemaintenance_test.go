@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -336,6 +337,16 @@ func TestValidatePauseOfANewMaintenance(t *testing.T) {
 		expect(t, ValidateNodeMaintenance(nodeMaintenance(t, withStage(stage), pause)))
 	}
 	expect(t, ValidateNodeMaintenance(nodeMaintenance(t, withStage("Complete"), pause)), "spec.paused FieldValueForbidden")
+	expect(t, ValidateNodeMaintenance(nodeMaintenance(t, ofShutdown, withStage("Drain"), pause)), "spec.paused FieldValueForbidden")
+}
+
+// ofShutdown makes a maintenance that of a node's own shutdown.
+func ofShutdown(nm *v1alpha1.NodeMaintenance) {
+	nm.Name = protocol.ShutdownName("blue-1", "boot")
+	nm.Annotations = map[string]string{v1alpha1.AnnotationBootID: "boot"}
+	nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: "In", Values: []string{"blue-1"}}},
+	}}}
 }
 
 func TestValidateNodeMaintenanceUpdate(t *testing.T) {
@@ -405,6 +416,16 @@ func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 		"a resume in Complete": {
 			old: modifiers{withStage("Complete"), pause}, nm: modifiers{withStage("Complete")},
 			want: []string{"spec.paused FieldValueForbidden"},
+		},
+		"a pause of a shutdown": {
+			old: modifiers{ofShutdown, withStage("Drain")}, nm: modifiers{ofShutdown, withStage("Drain"), pause},
+			want: []string{"spec.paused FieldValueForbidden"},
+		},
+		"a resume of a shutdown that an older server has paused": {
+			old: modifiers{ofShutdown, withStage("Drain"), pause}, nm: modifiers{ofShutdown, withStage("Drain")},
+		},
+		"Complete of a shutdown that an older server has paused": {
+			old: modifiers{ofShutdown, withStage("Drain"), pause}, nm: modifiers{ofShutdown, withStage("Complete"), pause},
 		},
 		"a pause while deleting": {
 			old: modifiers{deleting}, nm: modifiers{deleting, pause},

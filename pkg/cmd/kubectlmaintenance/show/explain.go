@@ -124,7 +124,7 @@ func (f *PodFacts) maintenanceLines(o Options) []screen.Line {
 	ref := v1alpha1.PreviewPodReference{Namespace: f.Namespace, Name: f.Name, Node: f.Node}
 	for _, m := range f.Maintenances {
 		// What a maintenance does later is of no interest for a pod that is asked now.
-		if f.IsAsked() && !IsPaused(m.NodeMaintenance) {
+		if f.IsAsked() && !v1alpha1.IsPaused(m.NodeMaintenance) {
 			continue
 		}
 		lines = append(lines, wrap("  ", fmt.Sprintf("%s (stage %s): %s", m.Name, m.Spec.Stage, f.why(m, ref)), o.columns(), screen.Plain)...)
@@ -145,7 +145,7 @@ func (f *PodFacts) why(m PodMaintenance, ref v1alpha1.PreviewPodReference) strin
 	}
 	later := ""
 	switch {
-	case IsPaused(m.NodeMaintenance):
+	case v1alpha1.IsPaused(m.NodeMaintenance):
 		later = fmt.Sprintf("It was paused %s, so it asks no further pod to leave. To continue: kubectl maintenance resume %s. ", PausedBy(m.NodeMaintenance, f.Now), m.Name)
 	case m.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain:
 		later = fmt.Sprintf("No pod is asked to leave in this stage. To begin: kubectl maintenance stage %s Drain. ", m.Name)
@@ -196,7 +196,7 @@ func (f *PodFacts) command() string {
 		return ""
 	}
 	// The command would go round the decision of the user who paused the drain.
-	if slices.ContainsFunc(f.Maintenances, func(m PodMaintenance) bool { return IsPaused(m.NodeMaintenance) }) {
+	if slices.ContainsFunc(f.Maintenances, func(m PodMaintenance) bool { return v1alpha1.IsPaused(m.NodeMaintenance) }) {
 		return ""
 	}
 	// Such a pod would be recreated on the node.

@@ -10,12 +10,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// IsPaused reports whether a maintenance asks no pod to leave because a user or a rollout has
-// paused it.
-func IsPaused(nm *v1alpha1.NodeMaintenance) bool {
-	return nm.Spec.Paused && v1alpha1.IsDraining(nm)
-}
-
 // PausedBy describes who paused a maintenance and how long ago: "by alice 5m ago".
 func PausedBy(nm *v1alpha1.NodeMaintenance, now time.Time) string {
 	pause := nm.Status.Pause

@@ -135,7 +135,7 @@ func needsAction(reason string) bool {
 // pausedText names the user who paused the maintenance. A pause has no effect before stage Drain.
 func (f *Facts) pausedText() string {
 	effect := "no further pod is asked to leave"
-	if !IsPaused(f.Maintenance) {
+	if !v1alpha1.IsPaused(f.Maintenance) {
 		effect = fmt.Sprintf("no pod will be asked to leave when stage %s begins", v1alpha1.NodeMaintenanceStageDrain)
 	}
 	return fmt.Sprintf("Paused %s: %s. To continue: kubectl maintenance resume %s", PausedBy(f.Maintenance, f.Now), effect, f.Maintenance.Name)
@@ -241,7 +241,7 @@ func Table(all []Facts, o Options) []screen.Line {
 func (f *Facts) style(c count) screen.Style {
 	nm := f.Maintenance
 	switch {
-	case IsPaused(nm):
+	case v1alpha1.IsPaused(nm):
 		// A pause needs no action of another user.
 		return screen.Plain
 	case c.blocked > 0, Stuck(nm) != nil:

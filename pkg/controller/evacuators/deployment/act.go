@@ -43,7 +43,6 @@ const (
 // evacuators active. If the process crashes before that, this evacuator is still active. scaled is
 // false if no report was written because the Deployment could not be scaled.
 func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situation, d decision) (scaled bool, err error) {
-	c.writeCosts(ctx, d)
 	if d.scale != nil {
 		if err := c.scale(ctx, key, s, *d.scale); err != nil {
 			return false, err
@@ -51,6 +50,32 @@ func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situat
 	}
 	c.send(s, d.events)
 	return true, c.reportAll(ctx, key, s.now, d.reports)
+}
+
+// shrinks reports whether the decision lowers the replica count of the target.
+func (d *decision) shrinks(s situation) bool {
+	return d.scale != nil && d.scale.value != nil && *d.scale.value < s.target.value
+}
+
+// isPausedSince reports whether a pause covers a pod that it did not cover when the situation was
+// gathered.
+func (c *Controller) isPausedSince(s situation) bool {
+	drains := map[string]drain{}
+	for i := range s.pods {
+		p := &s.pods[i]
+		if p.isPaused || p.evacuation == nil && !p.isCovered {
+			continue
+		}
+		of, known := drains[p.Spec.NodeName]
+		if !known {
+			of = c.drainOf(p.Spec.NodeName)
+			drains[p.Spec.NodeName] = of
+		}
+		if of.isPaused(p.Pod, p.evacuation) {
+			return true
+		}
+	}
+	return false
 }
 
 // reportAll writes reports, and reports that failed last time after all others. If the time is over

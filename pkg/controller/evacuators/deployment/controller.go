@@ -165,13 +165,19 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	}
 	c.known.noteSync(key, s.now, len(s.pods))
 	d := decide(s)
-	// Set state.standing before writing the reports: each report makes the evacuation controller
-	// reconcile an Evacuation, and that controller reads state.standing.
+	// Each report makes the evacuation controller reconcile an Evacuation, and each written cost
+	// the deletion-cost controller a pod.
+	c.known.decided(key, d, s.now)
 	notReplaced := ""
 	if s.deployment != nil {
 		notReplaced = s.reasonToDecline()
 	}
-	c.known.change(key, func(s *state) { s.standing, s.notReplaced = d.memory.standing, notReplaced })
+	c.known.change(key, func(s *state) { s.notReplaced = notReplaced })
+	// The writes of costs may take ten seconds.
+	if c.writeCosts(ctx, d); d.shrinks(s) && c.isPausedSince(s) {
+		c.enqueue(key)
+		return nil
+	}
 	scaled, err := c.act(ctx, key, s, d)
 	if scaled && !(d.idle && err == nil) {
 		// Store the memory even if a report failed. Otherwise the reports that were written would
@@ -184,8 +190,8 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return err
 	}
-	if end := c.known.get(key).scaledDown.Add(replaceTime); d.idle && s.now.Before(end) {
-		// StandingOfEvicted needs the state until then.
+	if end := c.known.get(key).scaledDown.Add(replaceTime); s.now.Before(end) {
+		// StandingOfEvicted and IsSurplus need the state until then.
 		d.wakeAt(end)
 	} else if d.idle {
 		c.known.Forget(key)

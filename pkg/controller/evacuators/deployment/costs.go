@@ -9,14 +9,17 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// The deletion-cost controller writes the costs of all pods. This evacuator writes costs only
-// before its own scale-downs, which have to delete the right pods.
+// The deletion-cost controller lowers and restores the costs of all pods. This evacuator writes
+// costs only before its own scale-downs, which have to delete the right pods. That controller
+// restores them afterwards.
 
 const (
 	// costTimeout is the deadline of one write of a deletion cost. It is also how long one sync may
@@ -28,16 +31,53 @@ const (
 )
 
 // restoreCosts restores the deletion cost of the pods that stay: the pods in remaining, paused
-// pods, and all pods without an Evacuation. It reports whether the scale-down has to wait for these
-// writes.
+// pods, and all pods without an Evacuation that are not in surplus. It reports whether the
+// scale-down has to wait for these writes.
 func (d *decision) restoreCosts(s situation, remaining []*pod) bool {
 	for i := range s.pods {
 		p := &s.pods[i]
+		if _, leaves := d.surplus[p.UID]; leaves {
+			continue
+		}
 		if deletioncost.IsLowered(p.Pod) && (p.evacuation == nil || p.isPaused || slices.Contains(remaining, p)) {
 			d.restore = append(d.restore, p.Pod)
 		}
 	}
 	return len(d.restore) > 0 && d.awaitsCosts(s)
+}
+
+// lowerReplacements lowers the deletion cost of the replacements if pods stay that the surge was
+// for. With equal costs, the scale-down that takes the surge back could delete these pods, whatever
+// their budgets allow: the ReplicaSet controller prefers pods on a node with several ready ones of
+// the ReplicaSet to younger pods. It prefers pods that are not ready to all others.
+// lowerReplacements reports whether the scale-down has to wait for these writes.
+func (d *decision) lowerReplacements(s situation) bool {
+	if !slices.ContainsFunc(s.pods, func(p pod) bool { return p.evacuation != nil || s.isRecorded(&p) }) {
+		return false
+	}
+	d.surplus = map[types.UID]struct{}{}
+	for _, p := range s.replacements() {
+		// A pod from the second in which the surge started may be older than the surge.
+		if !pdb.IsReady(p.Pod) || s.isRecorded(p) && p.CreationTimestamp.Equal(s.target.record.Since) {
+			continue
+		}
+		d.surplus[p.UID] = struct{}{}
+		if deletioncost.CanLower(p.Pod) {
+			d.lower = append(d.lower, p.Pod)
+		}
+	}
+	return len(d.lower) > 0 && d.awaitsCosts(s)
+}
+
+// IsSurplus reports whether a pod has the lowest deletion cost because the scale-down that takes a
+// surge back has to delete it.
+func (c *Controller) IsSurplus(p *corev1.Pod) bool {
+	key, ok := c.deploymentOf(p)
+	if !ok {
+		return false
+	}
+	_, is := c.known.get(key).surplus[p.UID]
+	return is
 }
 
 // awaitsCosts reports whether a scale-down still has to wait for writes of deletion costs.

@@ -11,7 +11,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 	"haulout.dev/haulout/pkg/drain/surge"
@@ -28,6 +30,9 @@ const (
 	// replaceTime is how long a surge stays after a pod has left, so that the ReplicaSet controller
 	// can replace the pod, and how long evictions wait for that controller after a scale-down.
 	replaceTime = 10 * time.Second
+	// coverRetry is the time after which a surge is checked again that stays for pods which a
+	// maintenance covers: the maintenance may end without an event that this controller handles.
+	coverRetry = time.Minute
 	// worthDropping is the minimum number of pods that must have left before their names are
 	// removed from a full record.
 	worthDropping = maxRecorded / 4
@@ -37,6 +42,9 @@ const (
 type decision struct {
 	// restore and lower are the pods whose deletion cost has to change before a scale-down.
 	restore, lower []*corev1.Pod
+	// surplus are the replacements that the scale-down which takes the surge back has to delete,
+	// nil if it may delete any pod.
+	surplus map[types.UID]struct{}
 	// ended are the pods for which this evacuator reports completion although they have no
 	// replacement.
 	ended []*pod
@@ -202,13 +210,13 @@ func (d *decision) dissolve(s situation) {
 		"The surge is over: a user or controller has changed %s from %d to %d", s.target.field(), r.To, s.target.value)
 }
 
-// giveUp reverts a surge and reports completion for its pods. Paused pods keep the surge until the
-// resume.
+// giveUp reverts a surge and reports completion for its pods. Pods that a maintenance still covers
+// keep the surge.
 func (d *decision) giveUp(s situation, why string) {
 	leaving := s.leaving()
 	if s.target.record.isUp() {
 		d.noteGone(s)
-		if !s.hasPaused() && !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
+		if !d.keepsSurge(s) && !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
 			return
 		}
 	} else if s.target.record != nil && !s.isAsked() {
@@ -306,13 +314,12 @@ func rankForRemoval(p *pod) int {
 func (d *decision) hold(s situation) {
 	d.noteGone(s)
 	reports, events := len(d.reports), len(d.events)
-	// Paused pods neither leave nor end their turns. While there are any, no surge is taken back:
-	// the scale-down could delete them in place of the replacements.
+	// Paused pods neither leave nor end their turns.
 	paused, others := splitPaused(s.leaving())
 	leaving, handed := slices.Concat(paused, d.endTurns(s, d.decline(s, others))), s.holding()
 	// The wait before the next try for these pods begins with the end of the surge.
 	d.noteTried(s, handed...)
-	if len(leaving) == 0 && !s.hasPaused() && (len(handed) == 0 || d.isInVain(s, handed)) {
+	if len(leaving) == 0 && !d.keepsSurge(s) && (len(handed) == 0 || d.isInVain(s, handed)) {
 		if !d.withdraw(s, slices.Concat(d.ended, s.handedOver())) {
 			// The next decision reports completion when it ends the surge.
 			d.reports, d.events = d.reports[:reports], d.events[:events]
@@ -346,12 +353,27 @@ func (d *decision) hold(s situation) {
 	d.say(s, leaving, s.score(), message, s.finish())
 }
 
+// keepsSurge reports whether the surge must not be taken back now, since maintenances cover pods
+// that no evacuator can replace: they are paused, or their Evacuations do not exist yet after a
+// pause. Whatever their budgets allow, the scale-down could delete these pods in place of the
+// replacements: the ReplicaSet controller prefers pods that are not ready, and among pods with the
+// same cost those on a node with several ready ones.
+func (d *decision) keepsSurge(s situation) bool {
+	if !slices.ContainsFunc(s.pods, func(p pod) bool { return p.isPaused || p.isCovered }) {
+		return false
+	}
+	d.wakeAt(s.now.Add(coverRetry))
+	return true
+}
+
 // withdraw reverts the surge while some of its pods still exist, and reports whether it does so. It
-// first restores the deletion cost of these pods. Otherwise the scale-down would delete them,
-// although their budgets protect them, instead of the replacements. It also waits for evictions in
-// flight, since each of them may delete one more pod in addition to the scale-down.
+// first restores the deletion cost of these pods, and lowers that of the replacements. Otherwise
+// the scale-down would delete these pods, although their budgets protect them, instead of the
+// replacements. It also waits for evictions in flight, since each of them may delete one more pod
+// in addition to the scale-down.
 func (d *decision) withdraw(s situation, remaining []*pod) bool {
-	if d.restoreCosts(s, remaining) || d.awaitsAnswers(s) || d.awaitsReplicaSet(s) {
+	lowers := d.lowerReplacements(s)
+	if d.restoreCosts(s, remaining) || lowers || d.awaitsAnswers(s) || d.awaitsReplicaSet(s) {
 		return false
 	}
 	d.revertSurge(s)
@@ -443,13 +465,10 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 // recreate all replacements.
 func (r *record) dropGone(s situation) {
 	var present []string
-	for _, p := range s.leaving() {
-		if s.isRecorded(p) {
-			present = append(present, p.evacuation.Name)
+	for i := range s.pods {
+		if p := &s.pods[i]; s.isRecorded(p) {
+			present = append(present, protocol.CanonicalName(p.Name, p.UID))
 		}
-	}
-	for _, p := range s.handedOver() {
-		present = append(present, p.evacuation.Name)
 	}
 	if gone := len(r.Evacuations) - len(present); gone >= worthDropping {
 		r.Gone += gone

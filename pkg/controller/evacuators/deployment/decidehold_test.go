@@ -30,6 +30,7 @@ func TestDecideHold(t *testing.T) {
 	leaving := func() pod { return newTestPod("web-0", leaves(ours)) }
 	starting := func() pod { return newTestPod("web-1", fresh, unready) }
 	replacement := func() pod { return newTestPod("web-1", fresh) }
+	surplus := func() pod { return newTestPod("web-1", fresh, cheapest) }
 	up := recorded(1, 2, web0)
 	scaled := func(mods ...func(*appsv1.Deployment)) *appsv1.Deployment {
 		return newDeployment(2, append(mods, up)...)
@@ -142,23 +143,23 @@ func TestDecideHold(t *testing.T) {
 		"a budget that now never allows an eviction ends the surge, and the cost of web-0 is restored first": {
 			s: at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)),
 				replacement()),
-			want: "restore web-0;",
+			want: "lower web-1;restore web-0;",
 		},
 		"after the cost of web-0 is restored, the surge is reverted": {
-			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)), replacement()),
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)), surplus()),
 			want: back, says: "never allows an eviction",
 		},
 		"such a budget ends the surge also for a handed-over pod": {
-			s:    at(later, scaled(), newTestPod("web-0", leaves(lanes), under(nil, ptrTo(0), 2, 2)), replacement()),
+			s:    at(later, scaled(), newTestPod("web-0", leaves(lanes), under(nil, ptrTo(0), 2, 2)), surplus()),
 			want: "back to 1;",
 		},
 		"the cost of a pod is restored before the scale-down at the end of its turn": {
 			s: at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(ptrTo(4), nil, 6, 4)),
 				newTestPod("web-1", fresh, cordoned)),
-			want: "restore web-0;",
+			want: "lower web-1;restore web-0;",
 		},
 		"several budgets end the surge": {
-			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2), minOne(2, 2)), replacement()),
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2), minOne(2, 2)), surplus()),
 			want: back, says: "under the PodDisruptionBudgets",
 		},
 		"a pod that is blocked for less than the timeout keeps the surge": {
@@ -170,7 +171,7 @@ func TestDecideHold(t *testing.T) {
 		},
 		"a pod that is blocked for longer does not keep the surge": {
 			s: goneAt(start, at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)),
-				replacement())),
+				surplus())),
 			want: "back to 1;",
 		},
 		"a pod that is blocked for longer keeps the surge if another pod has left since": {
@@ -185,7 +186,7 @@ func TestDecideHold(t *testing.T) {
 				at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2), cheapest),
 					replacement()),
 			),
-			want: "restore web-0;",
+			want: "lower web-1;restore web-0;",
 		},
 		"a pod that is blocked because its replacement is unavailable keeps the surge": {
 			s: goneAt(start, at(time.Hour, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 1)),
@@ -223,11 +224,11 @@ func TestDecideHold(t *testing.T) {
 		},
 		"the surge waits for a deletion cost that cannot be restored": {
 			s:    awaitsCosts(29*time.Second, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh)),
-			want: "restore web-0;",
+			want: "lower web-1;restore web-0;",
 		},
 		"the wait for a deletion cost ends, and the surge is reverted": {
 			s:    awaitsCosts(30*time.Second, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh)),
-			want: "back to 1;restore web-0;",
+			want: "back to 1;lower web-1;restore web-0;",
 		},
 		"the scale-down waits for a deletion cost that cannot be lowered": {
 			s:    awaitsCosts(29*time.Second, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
@@ -287,10 +288,16 @@ func TestDecideHold(t *testing.T) {
 			says: "1 of 1 are available",
 		},
 		"cancelled: the surge is reverted and no pod leaves": {
-			s: at(later, scaled(), newTestPod("web-0"), replacement()), want: "back to 1;",
+			s: at(later, scaled(), newTestPod("web-0"), surplus()), want: "back to 1;",
 		},
 		"cancelled: the deletion costs are restored first": {
-			s: at(later, scaled(), newTestPod("web-0", cheapest), replacement()), want: "restore web-0;",
+			s: at(later, scaled(), newTestPod("web-0", cheapest), surplus()), want: "restore web-0;",
+		},
+		"cancelled: those of the replacements are lowered first": {
+			s: at(later, scaled(), newTestPod("web-0"), replacement()), want: "lower web-1;",
+		},
+		"cancelled: a replacement that is not ready goes first anyway": {
+			s: at(later, scaled(), newTestPod("web-0"), starting()), want: "back to 1;",
 		},
 		"a user has reverted the surge": {s: at(later, newDeployment(1, up), leaving()), want: "record 1 resets;"},
 		"a user has reverted the surge while the pod is up for eviction": {
@@ -302,11 +309,11 @@ func TestDecideHold(t *testing.T) {
 		"a user has scaled up":   {s: at(later, newDeployment(5, up), leaving()), want: "drop record;"},
 		"a user has scaled to 0": {s: at(later, newDeployment(0, up), leaving()), want: "drop record;"},
 		"the Deployment is paused during the surge": {
-			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Spec.Paused = true }), leaving(), replacement()),
+			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Spec.Paused = true }), leaving(), surplus()),
 			want: back, says: "is paused",
 		},
 		"the evacuator is disabled during the surge": {
-			s:    changed(at(later, scaled(), leaving(), replacement()), func(s *situation) { s.off = true }),
+			s:    changed(at(later, scaled(), leaving(), surplus()), func(s *situation) { s.off = true }),
 			want: back, says: "is disabled",
 		},
 		"the Deployment is deleted during the surge": {

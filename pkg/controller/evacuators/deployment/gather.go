@@ -151,7 +151,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 				staysUp[p.Spec.NodeName] = c.staysUp(p.Spec.NodeName)
 			}
 			var of drain
-			if evacuation != nil && isOfMaintenance(evacuation) {
+			if evacuation == nil && !staysUp[p.Spec.NodeName] || evacuation != nil && isOfMaintenance(evacuation) {
 				if _, known := drains[p.Spec.NodeName]; !known {
 					drains[p.Spec.NodeName] = c.drainOf(p.Spec.NodeName)
 				}
@@ -161,8 +161,8 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			s.pods = append(s.pods, pod{
 				// Read the evictions in flight after the Evacuation: no eviction is sent after the
 				// Evacuation was withdrawn.
-				Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: of.purpose(), isPaused: of.isPaused(p, evacuation), budgets: c.budgetsOf(p, budgets),
-				staysUp: isSettled || staysUp[p.Spec.NodeName],
+				Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: of.purpose(), budgets: c.budgetsOf(p, budgets),
+				isPaused: of.isPaused(p, evacuation), isCovered: evacuation == nil && of.covers(p), staysUp: isSettled || staysUp[p.Spec.NodeName],
 			})
 		}
 		if isOurs && isActive {
@@ -258,10 +258,22 @@ func (d drain) purpose() string {
 	return ""
 }
 
-// isPaused reports whether the maintenances for which a pod leaves are paused. At the end of a
-// pause the evacuation controller restarts the deadlines of the Evacuation. Until then the pod is
-// paused, so that the time of the pause does not count towards a surge timeout.
+// covers reports whether a maintenance, paused or not, has reached a pod in its drain plan.
+func (d drain) covers(p *corev1.Pod) bool {
+	return slices.ContainsFunc(d.by, func(nm *v1alpha1.NodeMaintenance) bool {
+		covers, err := holds.Covers(nm, p, d.node)
+		return err == nil && covers
+	})
+}
+
+// isPaused reports whether the maintenances for which a pod leaves are paused, or those for which
+// it would leave if it has no Evacuation. At the end of a pause the evacuation controller restarts
+// the deadlines of the Evacuation. Until then the pod is paused, so that the time of the pause does
+// not count towards a surge timeout.
 func (d drain) isPaused(p *corev1.Pod, evacuation *v1alpha1.Evacuation) bool {
+	if evacuation == nil {
+		return d.covers(p) && holds.PausedBy(p, d.node, d.by) != nil
+	}
 	return d.node != nil && protocol.OnlyMaintenancesAsk(evacuation) &&
 		(protocol.IsPaused(evacuation) || holds.PausedBy(p, d.node, d.by) != nil)
 }

@@ -224,7 +224,7 @@ func TestEndOfMinReadySecondsIsWaitedFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := at(tc.after, newDeployment(2, recorded(1, 2, web0), slow), newTestPod("web-0", leaves(ours), reported(0)),
-				newTestPod("web-1", fresh, func(p *pod) {
+				newTestPod("web-1", fresh, cheapest, func(p *pod) {
 					p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(tc.readyAt))
 				}))
 			s.timeout = 10 * time.Second

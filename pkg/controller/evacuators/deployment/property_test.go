@@ -4,6 +4,7 @@
 package deployment
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 	"haulout.dev/haulout/pkg/drain/surge"
@@ -38,6 +40,9 @@ type simulation struct {
 	// never is set if the budget never allows an eviction, but the Deployment has surge: Always.
 	never  bool
 	memory memory
+	// surplus and scaledDown are kept as in the state of the controller.
+	surplus    map[types.UID]struct{}
+	scaledDown time.Time
 	// lowered has the pods whose deletion cost was lowered, each with the class that was active.
 	lowered map[string]bool
 	// stale is an earlier cached state of the Deployment.
@@ -63,6 +68,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 func (w *simulation) newPod(ready bool) pod {
 	w.next++
 	p := newTestPod(fmt.Sprintf("web-%d", w.next), func(p *pod) {
+		p.Spec.NodeName = fmt.Sprintf("node-%d", w.rng.IntN(3))
 		p.CreationTimestamp = metav1.NewTime(w.now)
 		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
 	})
@@ -93,10 +99,18 @@ func (w *simulation) write(what string, mod func(*appsv1.Deployment)) {
 }
 
 // replicaSet creates or deletes pods up to the replica count. As in a cluster, it first deletes
-// unready pods, then pods with a lower cost, then younger pods.
+// unready pods, then pods with a lower cost, then pods on nodes with more ready pods of the
+// ReplicaSet, then younger pods.
 func (w *simulation) replicaSet() {
-	want := int(surge.Replicas(w.d))
-	slices.SortStableFunc(w.pods, func(a, b pod) int { return w.rank(&b) - w.rank(&a) })
+	want, siblings := int(surge.Replicas(w.d)), map[string]int{}
+	for i := range w.pods {
+		if p := &w.pods[i]; (&situation{}).isAvailable(p) {
+			siblings[p.Spec.NodeName]++
+		}
+	}
+	slices.SortStableFunc(w.pods, func(a, b pod) int {
+		return cmp.Or(w.rank(&b)-w.rank(&a), siblings[a.Spec.NodeName]-siblings[b.Spec.NodeName], a.CreationTimestamp.Compare(b.CreationTimestamp.Time))
+	})
 	for len(w.pods) > want {
 		w.log = append(w.log, "replica set removes "+w.pods[len(w.pods)-1].Name)
 		w.pods = w.pods[:len(w.pods)-1]
@@ -166,7 +180,9 @@ func (w *simulation) costs() {
 	for i := range w.pods {
 		switch p := &w.pods[i]; {
 		case p.evacuation == nil && deletioncost.IsLowered(p.Pod):
-			w.annotate(p.Name, false)
+			if _, is := w.surplus[p.UID]; !is {
+				w.annotate(p.Name, false)
+			}
 		case p.evacuation == nil || w.now.Before(p.evacuation.Status.ActiveEvacuatorSince.Add(10*time.Second)):
 		default:
 			if turn := p.Name + p.evacuation.Status.ActiveEvacuatorClass; !w.lowered[turn] {
@@ -248,7 +264,16 @@ func (w *simulation) us(mayCrash bool) {
 	s := at(0, d, pods...)
 	s.now, s.memory = w.now, w.memory
 	decided := decide(s)
-	crash := func() bool { return mayCrash && w.rng.IntN(12) == 0 }
+	if decided.surplus != nil || !w.now.Before(w.scaledDown.Add(replaceTime)) {
+		w.surplus = decided.surplus
+	}
+	crash := func() bool {
+		if !mayCrash || w.rng.IntN(12) > 0 {
+			return false
+		}
+		w.memory, w.surplus = memory{}, nil
+		return true
+	}
 	for _, p := range decided.restore {
 		w.annotate(p.Name, false)
 	}
@@ -256,7 +281,6 @@ func (w *simulation) us(mayCrash bool) {
 		w.annotate(p.Name, true)
 	}
 	if crash() {
-		w.memory = memory{}
 		return
 	}
 	if change := decided.scale; change != nil {
@@ -266,13 +290,11 @@ func (w *simulation) us(mayCrash bool) {
 		w.scale(change)
 	}
 	if crash() {
-		w.memory = memory{}
 		return
 	}
 	for _, r := range decided.reports {
 		w.hear(r)
 		if crash() {
-			w.memory = memory{}
 			return
 		}
 	}
@@ -289,6 +311,9 @@ func (w *simulation) scale(change *scaling) {
 	if value != nil {
 		text = fmt.Sprintf("we scale to %d", *value)
 		w.byUs = true
+		if *value < surge.Replicas(w.d) {
+			w.scaledDown = w.now
+		}
 		if *value < w.wish {
 			w.fail("we scale to %d, the users want %d", *value, w.wish)
 		}
@@ -421,6 +446,46 @@ func TestWhateverHappensTheUsersNumberStands(t *testing.T) {
 			}
 			if p.evacuation != nil && !(w.budget > 0 && w.ready() <= w.budget) {
 				w.fail("seed %d: %s has not left: %s", seed, p.Name, p.evacuation.Status.Message)
+			}
+		}
+	}
+}
+
+// TestPodsOfACancelledDrainStay cancels the drain of a simulation at a random moment. The
+// scale-down that takes the surge back then removes none of the ready pods that were asked to
+// leave and are older than the surge.
+func TestPodsOfACancelledDrainStay(t *testing.T) {
+	for seed := range uint64(1000) {
+		w := newSimulation(t, seed)
+		w.calm = true
+		for range 100 {
+			w.step()
+		}
+		// A scale-down that was written before takes effect.
+		w.replicaSet()
+		r, _ := readRecord(w.d, 1)
+		stay := w.names(func(p *pod) bool {
+			return p.evacuation != nil && !p.isEvicting && (&situation{}).isAvailable(p) && !(r.isUp() && r.Since.Before(&p.CreationTimestamp))
+		})
+		for i := range w.pods {
+			if p := &w.pods[i]; !p.isEvicting {
+				p.evacuation, p.staysUp = nil, true
+			}
+		}
+		w.log = append(w.log, "the drain is cancelled")
+		for range 60 {
+			w.now = w.now.Add(time.Second)
+			w.us(false)
+			w.costs()
+			w.replicaSet()
+			w.kubelet()
+			w.eviction()
+		}
+		w.mustHave("after the end of its drain", stay)
+		w.settle()
+		for i := range w.pods {
+			if p := &w.pods[i]; deletioncost.IsLowered(p.Pod) {
+				w.fail("seed %d: %s ends with a lowered cost", seed, p.Name)
 			}
 		}
 	}

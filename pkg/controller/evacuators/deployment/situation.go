@@ -100,9 +100,13 @@ type pod struct {
 	// staysUp is set if the node of the pod is not under maintenance, or if the pod counts although
 	// its node is (memory.settled).
 	staysUp bool
-	// isPaused is set if the maintenances for which the pod leaves are paused, or were paused a
-	// moment ago and the deadlines of the Evacuation are not restarted yet.
+	// isPaused is set if the maintenances for which the pod leaves, or would leave without their
+	// pause, are paused. It is also set if they were paused a moment ago and the deadlines of the
+	// Evacuation are not restarted yet.
 	isPaused bool
+	// isCovered is set if the pod has no Evacuation although a maintenance that drains its node
+	// covers the pod. The maintenance is paused, or requests the Evacuation in a moment.
+	isCovered bool
 	// purpose is a phrase that names the NodeMaintenance for which the pod leaves, "" if none is
 	// known.
 	purpose string
@@ -221,8 +225,8 @@ func (s *situation) rests(p *pod) bool {
 	return s.now.Before(s.memory.tried[p.UID].restsUntil(s.timeout))
 }
 
-// isRecorded reports whether a pod is in the record of the surge. It uses a set, since there may be
-// hundreds of pods and of names in the record.
+// isRecorded reports whether a pod is in the record of the surge, even if its Evacuation was
+// withdrawn. It uses a set, since there may be hundreds of pods and of names in the record.
 func (s *situation) isRecorded(p *pod) bool {
 	if s.target.record == nil {
 		return false
@@ -233,7 +237,7 @@ func (s *situation) isRecorded(p *pod) bool {
 			s.recorded[name] = struct{}{}
 		}
 	}
-	_, ok := s.recorded[p.evacuation.Name]
+	_, ok := s.recorded[protocol.CanonicalName(p.Name, p.UID)]
 	return ok
 }
 
@@ -254,9 +258,9 @@ func (s *situation) leaving() []*pod {
 	return append(recorded, others...)
 }
 
-// hasPaused reports whether a pod for which this evacuator is active is paused.
+// hasPaused reports whether a pod of the Deployment is paused.
 func (s *situation) hasPaused() bool {
-	return slices.ContainsFunc(s.pods, func(p pod) bool { return p.isPaused && isOurTurn(p.evacuation) })
+	return slices.ContainsFunc(s.pods, func(p pod) bool { return p.isPaused })
 }
 
 // splitPaused returns the pods that are paused, and the others.
@@ -421,9 +425,9 @@ func (s *situation) spare(also ...*pod) int {
 // gone returns the number of pods that have left during the surge, which is the number of used
 // replacements.
 func (s *situation) gone() int {
-	gone := s.target.record.Gone + len(s.target.record.Evacuations) - len(s.handedOver())
-	for _, p := range s.leaving() {
-		if s.isRecorded(p) {
+	gone := s.target.record.Gone + len(s.target.record.Evacuations)
+	for i := range s.pods {
+		if s.isRecorded(&s.pods[i]) {
 			gone--
 		}
 	}

@@ -36,6 +36,9 @@ type state struct {
 	notReplaced string
 	// scaledDown is the time of the last write that lowered the replica count.
 	scaledDown time.Time
+	// surplus are the replacements that a scale-down which takes a surge back has to delete. They
+	// stay here until replaceTime after the scale-down. The map is not changed after it is stored.
+	surplus map[types.UID]struct{}
 }
 
 // refusal is the error with which a write fails, and the time of the first failure.
@@ -66,6 +69,16 @@ func (t *tracked) wrote(key types.NamespacedName, change scaling, before int32, 
 		s.record, s.refused = change.record, refusal{}
 		if change.value != nil && *change.value < before {
 			s.scaledDown = now
+		}
+	})
+}
+
+// decided records what other controllers read, before the decision is applied.
+func (t *tracked) decided(key types.NamespacedName, d decision, now time.Time) {
+	t.change(key, func(s *state) {
+		s.standing = d.memory.standing
+		if d.surplus != nil || !now.Before(s.scaledDown.Add(replaceTime)) {
+			s.surplus = d.surplus
 		}
 	})
 }

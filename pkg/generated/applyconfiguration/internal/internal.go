@@ -194,7 +194,7 @@ var schemaYAML = typed.YAMLObject(`types:
       default: 0
     - name: pool
       type:
-        scalar: string
+        scalar: numeric
     - name: reason
       type:
         scalar: string
@@ -272,6 +272,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: podsGone
       type:
         scalar: numeric
+    - name: pools
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
     - name: stageStatuses
       type:
         list:

@@ -207,6 +207,12 @@ func TestTable(t *testing.T) {
 			}),
 			want: []any{"a", "NoNodes", "Drain", int64(0), "0/0", "0/0", int64(0), "<unknown>", "-", "kernel", "ann"},
 		},
+		"texts of users have no escape sequence and one line": {
+			nm: withStatus(cordon, func(nm *maintenance.NodeMaintenance) {
+				nm.Spec.Reason, nm.Spec.RequestedBy = "kernel\x1b[2J\nupdate", &authenticationv1.UserInfo{Username: "ann\x1b[2J" + strings.Repeat("a", 200)}
+			}),
+			want: []any{"a", "NoNodes", "Cordon", int64(0), "-", "0/0", int64(0), "<unknown>", "-", "kernel[2J update", "ann[2J" + strings.Repeat("a", 122)},
+		},
 		"a complete maintenance keeps its totals": {
 			nm: withStatus(complete, func(nm *maintenance.NodeMaintenance) {
 				nm.Finalizers = nil

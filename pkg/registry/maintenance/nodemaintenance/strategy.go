@@ -242,7 +242,7 @@ func (s *Strategy) drawLine(nm *maintenance.NodeMaintenance) {
 // also has pauses by the server. A resumed drain counts as having made progress, so that the time
 // of the pause does not count towards --stall-timeout, whichever replica leads.
 func (s *Strategy) recordPause(ctx context.Context, nm *maintenance.NodeMaintenance) {
-	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
+	now := s.now()
 	switch {
 	case nm.Spec.Paused && nm.Status.Pause == nil:
 		by := ""

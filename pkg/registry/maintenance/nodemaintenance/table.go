@@ -18,6 +18,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -96,6 +97,6 @@ func (c tableConvertor) cells(internal *maintenance.NodeMaintenance, name, age s
 	}
 	return []any{
 		name, string(glance.Status(nm)), stage, int64(nodes), drained, pods, int64(glance.BlockedPods(nm)), age,
-		wave, cmp.Or(nm.Spec.Reason, noValue), cmp.Or(v1alpha1.RequesterOf(nm), noValue),
+		wave, cmp.Or(protocol.OneLine(nm.Spec.Reason, len(nm.Spec.Reason)), noValue), cmp.Or(protocol.UserName(v1alpha1.RequesterOf(nm)), noValue),
 	}, nil
 }

@@ -49,11 +49,11 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// empty in stage Idle, and if the drain of the node does not differ: NotAuthorized,
 	// TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.
 	Reason *maintenancev1alpha1.NodeStatusReason `json:"reason,omitempty"`
-	// pool is the value of the node's pool label (--pool-label of the server) when the maintenance
-	// took the node, if the right of the requester to maintain the node came from this pool. The
-	// right to this pool is sufficient to release the node, even if the node has another pool now.
-	// At most 63 bytes.
-	Pool *string `json:"pool,omitempty"`
+	// pool is the index in status.pools of the value of the node's pool label (--pool-label of the
+	// server) when the maintenance took the node, starting at 0. It is set if the right of the
+	// requester to maintain the node came from this pool. The right to this pool is sufficient to
+	// release the node, even if the node has another pool now.
+	Pool *int32 `json:"pool,omitempty"`
 }
 
 // NodeMaintenanceNodeStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceNodeStatus type for use with
@@ -150,7 +150,7 @@ func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithReason(value maintenan
 // WithPool sets the Pool field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Pool field is set to the value of the last call.
-func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPool(value string) *NodeMaintenanceNodeStatusApplyConfiguration {
+func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPool(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
 	b.Pool = &value
 	return b
 }

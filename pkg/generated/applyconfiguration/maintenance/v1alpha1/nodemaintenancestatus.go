@@ -42,12 +42,15 @@ type NodeMaintenanceStatusApplyConfiguration struct {
 	// nodes is the number of nodes of the maintenance. After stage Complete has begun, it is their
 	// number at that time.
 	Nodes *int32 `json:"nodes,omitempty"`
-	// podsGone is the number of pods that have left the nodes since the drain began. It stays after
-	// stage Drain.
+	// podsGone is the number of pods that have left the nodes since the drain began. A pod that
+	// comes back no longer counts, so the number may decrease. It stays after stage Drain.
 	PodsGone *int32 `json:"podsGone,omitempty"`
 	// pause is who set spec.paused, and when. The server writes it in the request that sets
 	// spec.paused, and removes it in the one that clears it.
 	Pause *NodeMaintenancePauseApplyConfiguration `json:"pause,omitempty"`
+	// pools are the pools through which the maintenance has taken its nodes, sorted by name, each
+	// of them once: nodeStatuses[].pool refers to them by index. At most 63 bytes each.
+	Pools []string `json:"pools,omitempty"`
 }
 
 // NodeMaintenanceStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceStatus type for use with
@@ -153,5 +156,15 @@ func (b *NodeMaintenanceStatusApplyConfiguration) WithPodsGone(value int32) *Nod
 // If called multiple times, the Pause field is set to the value of the last call.
 func (b *NodeMaintenanceStatusApplyConfiguration) WithPause(value *NodeMaintenancePauseApplyConfiguration) *NodeMaintenanceStatusApplyConfiguration {
 	b.Pause = value
+	return b
+}
+
+// WithPools adds the given value to the Pools field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Pools field.
+func (b *NodeMaintenanceStatusApplyConfiguration) WithPools(values ...string) *NodeMaintenanceStatusApplyConfiguration {
+	for i := range values {
+		b.Pools = append(b.Pools, values[i])
+	}
 	return b
 }
