@@ -174,6 +174,9 @@ func reported(after time.Duration) podMod {
 	return func(p *pod) { p.evacuation.Status.EvacuationProgressTimestamp = &metav1.Time{Time: start.Add(after)} }
 }
 
+// completed makes this evacuator one that has reported completion and is still active.
+func completed(p *pod) { p.evacuation.Status.ActiveEvacuatorCompleted = true }
+
 // blocked makes the Evacuation blocked since the start.
 func blocked(p *pod) {
 	p.evacuation.Status.Conditions = []metav1.Condition{{
