@@ -37,8 +37,10 @@ import (
 	"haulout.dev/haulout/pkg/version"
 )
 
-// manager is the field manager of the plugin's writes, and the prefix of its user agent.
-const manager = "kubectl-maintenance"
+// manager is the field manager of the plugin's writes, and the prefix of its user agent. It must
+// not begin with kubectl: Flux takes over the fields of such managers and undoes what they have
+// set, so it would continue a drain that a user has paused.
+const manager = "haulout-plugin"
 
 type clients struct {
 	kube    kubernetes.Interface
