@@ -77,12 +77,16 @@ func (b *Obstacle) action() action {
 }
 
 // Stuck returns the condition that reports that a maintenance needs an action of a user to make
-// progress, or nil. The exit codes of the commands that wait depend on it.
+// progress, or nil. The exit codes of the commands that wait depend on it: in stage Cordon, Ready
+// reports the nodes that are not cordoned; in stage Drain, Drained does.
 func Stuck(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	if c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing); c != nil && c.Status == metav1.ConditionFalse {
 		return c
 	}
 	c := drainedCondition(nm)
+	if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon {
+		c = meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionReady)
+	}
 	if c == nil || c.Status == metav1.ConditionTrue {
 		return nil
 	}
@@ -128,7 +132,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 		return out
 	}
 	out = withNodes(out, nm.Name, v1alpha1.ReasonNotAuthorized, NodesFor(nm, v1alpha1.NodeStatusNotAuthorized),
-		"The requester of the maintenance may not maintain these nodes, so Haulout neither cordons nor drains them.")
+		refusedText("these nodes"))
 	if at := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon); !at.IsZero() && now.Sub(at) >= cordonedAfter {
 		out = withNodes(out, nm.Name, v1alpha1.ReasonNodeNotCordoned, NodesFor(nm, v1alpha1.NodeStatusNotCordoned),
 			"The scheduler may still bind pods to these nodes, so their pods are not evacuated yet.")
