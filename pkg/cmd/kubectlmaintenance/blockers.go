@@ -153,7 +153,7 @@ func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, 
 	}
 	all, err := maintenances.List(ctx, metav1.ListOptions{})
 	if apierrors.IsForbidden(err) {
-		_, _ = fmt.Fprintln(e.ErrOut, "Note: you may not list nodemaintenances, so only pods are shown.")
+		e.screen(e.ErrOut).Printf("Note: you may not list nodemaintenances, so only pods are shown.")
 		return nil, nil
 	}
 	if err != nil {
