@@ -37,6 +37,7 @@ var waitGoldens = map[string]golden{
 	"wait-complete-paused":  {line: "wait kernel-update --for=complete --timeout=90m", arrange: isPaused},
 	"wait-recreated":        {line: "wait kernel-update --for=complete", arrange: recreated},
 	"wait-recreated-drain":  {line: "wait kernel-update", arrange: recreated},
+	"complete-released":     {line: "complete kernel-update", objects: []runtime.Object{released()}},
 	"stage-paused":          {line: "stage window Drain", objects: []runtime.Object{pausedIdle()}},
 
 	"stage-may-not-list":      {line: "stage zone-a Drain", arrange: forbid("list", "nodes")},
@@ -74,6 +75,13 @@ func notReady(nm *v1alpha1.NodeMaintenance, reason, message string) *v1alpha1.No
 	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: before(time.Minute),
 	})
+	return nm
+}
+
+// released returns the maintenance that draining returns, whose nodes the server releases at once.
+func released() *v1alpha1.NodeMaintenance {
+	nm := draining()
+	nm.Finalizers = nil
 	return nm
 }
 

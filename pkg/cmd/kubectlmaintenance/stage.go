@@ -198,6 +198,11 @@ func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, s
 	if note != "" {
 		e.screen(e.ErrOut).Printf("%s", note)
 	}
+	if nm.Spec.Stage == stage {
+		if err := o.unchanged(); err != nil {
+			return err
+		}
+	}
 	if err := e.write(o.output, moved); err != nil || o.dryRun.isOn() {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
@@ -17,6 +19,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
@@ -123,4 +127,22 @@ func TestABlockedWaitGoesOn(t *testing.T) {
 	nm.Generation, nm.Status.ObservedGeneration = 2, 2
 	must.Get(w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
 	is.Equal(t, <-ended, exitDone, "exit code when the right is granted")
+}
+
+// TestTheEndAtTheDeadline deletes the Evacuation of a pod that has left while the timeout passes:
+// what became of the pod is read nevertheless.
+func TestTheEndAtTheDeadline(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
+	}))
+	defer server.Close()
+	w := newWorld(t, "")
+	c := clients{kube: must.Get(kubernetes.NewForConfig(&rest.Config{Host: server.URL}))(t), haulout: w.haulout}
+	o := timeout{Duration: time.Nanosecond}
+	ctx, cancel := o.begin(t.Context())
+	defer cancel()
+	<-ctx.Done()
+	must.Do(t, w.afterDeletion(ctx, c, evacuation("shop", "web-1", "node-003"), "shop/web-1"))
 }
