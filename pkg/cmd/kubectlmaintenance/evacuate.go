@@ -221,7 +221,7 @@ func requestersOf(ctx context.Context, c clients, evacuation *v1alpha1.Evacuatio
 	return f.Requesters()
 }
 
-// getPod reads a pod. If it does not exist, the error has its namespace, which may be the wrong one.
+// getPod reads a pod. If it does not exist, the error has its namespace, which may be wrong.
 func getPod(ctx context.Context, c clients, namespace, name string) (*corev1.Pod, error) {
 	pod, err := c.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if isMissing(err) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
@@ -19,19 +20,19 @@ import (
 // for: no rights, no object, nothing to change.
 var waitGoldens = map[string]golden{
 	"wait-cordon": {
-		line:    "stage zone-a Cordon --wait --timeout=1m",
-		objects: []runtime.Object{notReady(cordon(), v1alpha1.ReasonNodeNotCordoned, "1 node is outside the drain, such as node-005: the API server refuses the write")},
-		arrange: uncordoned("node-005"),
+		line: "stage zone-a Cordon --wait --timeout=1m",
+		objects: []runtime.Object{doesNotHold(v1alpha1.NodeStatusNotCordoned, v1alpha1.ReasonNodeNotCordoned,
+			"1 node is outside the drain, such as node-005: the API server refuses the write")},
 	},
 	"wait-cordon-refused": {
-		line:    "stage zone-a Cordon --wait --timeout=1h30m",
-		objects: []runtime.Object{notReady(cordon(), v1alpha1.ReasonNotAuthorized, `User "alice" may not maintain 1 selected node (skipped)`)},
-		arrange: refused("node-005"),
+		line: "stage zone-a Cordon --wait --timeout=1h30m",
+		objects: []runtime.Object{doesNotHold(v1alpha1.NodeStatusNotAuthorized, v1alpha1.ReasonNotAuthorized,
+			`User "alice" may not maintain 1 selected node (skipped)`)},
 	},
 	"wait-cordon-too-many": {
-		line:    "wait zone-a --for=cordoned --timeout=90s",
-		objects: []runtime.Object{notReady(cordon(), v1alpha1.ReasonTooManyMaintenances, "1 node is outside the drain, such as node-005: 50 other maintenances hold it")},
-		arrange: because("node-005", v1alpha1.NodeStatusTooManyMaintenances),
+		line: "wait zone-a --for=cordoned --timeout=90s",
+		objects: []runtime.Object{doesNotHold(v1alpha1.NodeStatusTooManyMaintenances, v1alpha1.ReasonTooManyMaintenances,
+			"1 node is outside the drain, such as node-005: 50 other maintenances hold it")},
 	},
 	"wait-paused-meanwhile": {line: "wait kernel-update --timeout=1h", arrange: pausedAfter(2)},
 	"wait-complete-paused":  {line: "wait kernel-update --for=complete --timeout=90m", arrange: isPaused},
@@ -70,9 +71,12 @@ var waitGoldens = map[string]golden{
 	"unknown-why":  {line: "why pod/web-1"},
 }
 
-// notReady sets the condition Ready of a maintenance, which is False.
-func notReady(nm *v1alpha1.NodeMaintenance, reason, message string) *v1alpha1.NodeMaintenance {
-	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
+// doesNotHold returns the maintenance that cordon returns, which does not hold its node, for the
+// reason in the status of the node and the reason of the condition Ready.
+func doesNotHold(ofNode v1alpha1.NodeStatusReason, reason, message string) *v1alpha1.NodeMaintenance {
+	nm := cordon()
+	nm.Status.NodeStatuses[0].Reason = ofNode
+	meta.SetStatusCondition(&nm.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: before(time.Minute),
 	})
 	return nm

@@ -55,7 +55,7 @@ wave, within their disruption budgets.`,
 	return cmd
 }
 
-// setPaused sets spec.paused of a maintenance. It writes nothing if the field has the value already.
+// setPaused sets spec.paused of a maintenance. It writes nothing if the field has the value.
 func (e *environment) setPaused(ctx context.Context, o *waitOptions, name string, paused bool) error {
 	c, nm, err := e.stored(ctx, o, name)
 	if err != nil {

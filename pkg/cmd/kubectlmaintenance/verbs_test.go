@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -71,8 +72,8 @@ func TestErrorsBeginInLowerCase(t *testing.T) {
 	}
 }
 
-// TestWritesAreNotThoseOfKubectl checks the field manager of a pause: Flux undoes what managers with
-// the prefix kubectl have set.
+// TestWritesAreNotThoseOfKubectl checks the field manager of a pause: Flux undoes what managers
+// with the prefix kubectl have set.
 func TestWritesAreNotThoseOfKubectl(t *testing.T) {
 	w := newWorld(t, "", everything()...)
 	is.Equal(t, w.run(t.Context(), []string{"pause", "kernel-update"}), exitDone, "exit code")
@@ -112,12 +113,11 @@ func TestNamesIn(t *testing.T) {
 // TestABlockedWaitGoesOn waits without --timeout for nodes that the requester may not maintain: the
 // right may be granted later.
 func TestABlockedWaitGoesOn(t *testing.T) {
-	w := newWorld(t, "", cordon())
-	refused("node-005")(w)
+	w := newWorld(t, "", doesNotHold(v1alpha1.NodeStatusNotAuthorized, v1alpha1.ReasonNotAuthorized, "Not this node"))
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	ended := w.background(ctx, "wait", "zone-a")
-	eventually(t, w.out, "zone-a: Cordoning")
+	eventually(t, w.out, "zone-a: NotAuthorized, 1 node")
 	select {
 	case code := <-ended:
 		t.Fatalf("it ended with %d: %s", code, w.err.String())

@@ -160,7 +160,7 @@ func keptPods(nm *v1alpha1.NodeMaintenance) string {
 }
 
 // timedOut returns an error with a different exit code for a maintenance that makes progress, for
-// one that is paused and for one that needs an action. first is the maintenance when the wait began.
+// one that is paused and for one that needs an action. first is the maintenance at the beginning.
 func (e *environment) timedOut(ctx context.Context, c clients, o *waitOptions, first *v1alpha1.NodeMaintenance) error {
 	ctx, cancel := lastLook(ctx)
 	defer cancel()
