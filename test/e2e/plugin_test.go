@@ -396,7 +396,7 @@ func TestPluginDryRun(t *testing.T) {
 			hides: []string{"PODS"},
 		},
 		"a reached stage is not changed": {
-			line: "stage " + announced + " Cordon", code: 0, shows: []string{"moved to stage Cordon " + dry},
+			line: "stage " + announced + " Cordon", code: 0, shows: []string{"unchanged " + dry},
 		},
 		"complete changes nothing": {
 			line: "complete " + announced, code: 0, shows: []string{"completed " + dry}, hides: []string{"Warning"},

@@ -64,7 +64,7 @@ func TestPluginPausesADrain(t *testing.T) {
 	s.run(t, 0, "start "+nodes[0]+" --name="+name, name+" created")
 	s.run(t, 3, "wait "+name+" --timeout=20s", "is blocked after 20s")
 	s.run(t, 0, "pause "+name, name+" paused", "kubectl maintenance resume "+name)
-	s.run(t, 0, "pause "+name, "was already paused by "+user)
+	s.run(t, 0, "pause "+name, name+" unchanged", "was already paused by "+user)
 	s.run(t, 5, "wait "+name+" --timeout=2s", name+" was paused by "+user)
 	framework.Eventually(t, "the request is withdrawn", func(ctx context.Context) (bool, error) {
 		list, err := cluster.As(t).Evacuations(namespace).List(ctx, metav1.ListOptions{})
@@ -75,9 +75,12 @@ func TestPluginPausesADrain(t *testing.T) {
 	s.run(t, 5, "wait "+name+" --timeout=10s", "is still paused after 10s")
 	pods := must.Get(podsOn(t.Context(), t, nodes[0]))(t)
 	must.True(t, len(pods) == 1 && pods[0].DeletionTimestamp == nil, "a paused drain changed the pods: %d are left", len(pods))
+	// The user may not get pods: the preview has the pod, which has no Evacuation now.
+	s.run(t, 0, "explain pod/"+pods[0].Name+" --namespace="+namespace, "on "+nodes[0]+": not asked to leave", "It was paused by "+user, "you may not read the pod")
+	s.run(t, 1, "explain pod/none --namespace="+namespace, "you may not get pods in namespace "+namespace)
 
 	s.run(t, 0, "resume "+name, name+" resumed", "It was paused by "+user)
-	s.run(t, 0, "resume "+name, "was not paused")
+	s.run(t, 0, "resume "+name, name+" unchanged", "was not paused")
 	s.run(t, 0, "wait "+name+" --for=drained --timeout=2m", name+" is drained.")
 	s.run(t, 0, "complete "+name+" --wait=false", name+" completed")
 	s.run(t, 0, "wait "+name+" --timeout=1m", name+" is complete.")
@@ -147,11 +150,12 @@ func TestPluginEvacuatesAPod(t *testing.T) {
 	name := protocol.CanonicalName(held.Name, held.UID)
 	framework.Until(t, "the maintenance asks for the pod", cluster.As(t).Evacuations(namespace), name, isOurs)
 	s.run(t, 0, "evacuate --cancel "+held.Name+in, "cancelled", "the pod still leaves")
-	s.run(t, 1, "evacuate --cancel "+held.Name+in, "no user has asked pod "+namespace+"/"+held.Name+" to leave, but a NodeMaintenance has")
+	s.run(t, 1, "evacuate --cancel "+held.Name+in, "no user has asked pod "+namespace+"/"+held.Name+" to leave; a NodeMaintenance asks for it")
 	cluster.Remove(t, nm.Name)
 	framework.UntilGone(t, "the Evacuation", cluster.As(t).Evacuations(namespace), name)
 
 	s.run(t, 0, "evacuate "+held.Name+in, "requested")
+	s.run(t, 0, "evacuate "+held.Name+in, "unchanged")
 	s.run(t, 0, "evacuate --cancel "+held.Name+in, "cancelled")
 	framework.UntilGone(t, "the Evacuation", cluster.As(t).Evacuations(namespace), name)
 	pod := must.Get(cluster.As(t).Pods(namespace).Get(t.Context(), held.Name, metav1.GetOptions{}))(t)

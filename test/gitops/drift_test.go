@@ -102,32 +102,57 @@ func withPaused(t *testing.T, manifest *unstructured.Unstructured, paused bool) 
 	return manifest
 }
 
-// TestFluxTakesOverWhatThePluginHasSet checks that Flux takes over the fields of the plugin, whose
-// manager is kubectl-maintenance. It then removes those that git does not have, as docs/gitops.md
-// says of a pause.
-func TestFluxTakesOverWhatThePluginHasSet(t *testing.T) {
+// TestFluxKeepsWhatThePluginHasSet checks that Flux does not take over the fields of the plugin,
+// whose manager is haulout-plugin, but those of kubectl: it removes what it has taken over and git
+// does not have. docs/gitops.md says that a pause by the plugin stays.
+func TestFluxKeepsWhatThePluginHasSet(t *testing.T) {
 	const flux = "kustomize-controller"
-	live := load(t, "nodemaintenance-example-paused")
-	// kustomize-controller cleans up with these managers.
-	patches, err := ssa.PatchReplaceFieldsManagers(live, []ssa.FieldManager{
-		{Name: "kubectl", OperationType: metav1.ManagedFieldsOperationUpdate},
-	}, flux)
-	if err != nil || len(patches) != 1 {
-		t.Fatalf("got the patches %v, error %v, want one", patches, err)
-	}
-	var managers []string
-	for _, entry := range patches[0].Value {
-		managers = append(managers, entry.Manager)
-		var fields map[string]map[string]any
-		if err := json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields); err != nil {
-			t.Fatal(err)
-		}
-		if _, ok := fields["f:spec"]["f:paused"]; !ok && entry.Manager == flux {
-			t.Errorf("Flux owns the fields %s, want spec.paused among them", entry.FieldsV1.GetRawBytes())
+	plugin := load(t, "nodemaintenance-example-paused")
+	kubectl := plugin.DeepCopy()
+	entries := kubectl.GetManagedFields()
+	for i := range entries {
+		if entries[i].Manager == "haulout-plugin" {
+			entries[i].Manager = "kubectl-edit"
 		}
 	}
-	if diff := cmp.Diff([]string{flux}, managers); diff != "" {
-		t.Errorf("the managers (-want +got):\n%s", diff)
+	kubectl.SetManagedFields(entries)
+	for name, test := range map[string]struct {
+		live *unstructured.Unstructured
+		// owner is the manager that has spec.paused afterwards.
+		owner string
+		want  []string
+	}{
+		"plugin":  {plugin, "haulout-plugin", []string{"haulout-plugin", flux}},
+		"kubectl": {kubectl, flux, []string{flux}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// kustomize-controller cleans up with these managers.
+			patches, err := ssa.PatchReplaceFieldsManagers(test.live, []ssa.FieldManager{
+				{Name: "kubectl", OperationType: metav1.ManagedFieldsOperationUpdate},
+			}, flux)
+			if err != nil || len(patches) > 1 {
+				t.Fatalf("got the patches %v, error %v, want at most one", patches, err)
+			}
+			after := test.live.GetManagedFields()
+			if len(patches) == 1 {
+				after = patches[0].Value
+			}
+			var managers []string
+			for _, entry := range after {
+				managers = append(managers, entry.Manager)
+				var fields map[string]map[string]any
+				if err := json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields); err != nil {
+					t.Fatal(err)
+				}
+				if _, paused := fields["f:spec"]["f:paused"]; paused != (entry.Manager == test.owner) {
+					t.Errorf("%s owns spec.paused: %t", entry.Manager, paused)
+				}
+			}
+			slices.Sort(managers)
+			if diff := cmp.Diff(test.want, managers); diff != "" {
+				t.Errorf("the managers (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

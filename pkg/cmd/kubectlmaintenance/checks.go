@@ -56,6 +56,42 @@ func allNodes(ctx context.Context, c clients) ([]corev1.Node, error) {
 	}
 }
 
+// namesIn returns the nodes that a selector names; none if it may match other nodes, too.
+func namesIn(selector *corev1.NodeSelector) []string {
+	var names []string
+	for _, term := range selector.NodeSelectorTerms {
+		at := slices.IndexFunc(term.MatchFields, func(r corev1.NodeSelectorRequirement) bool {
+			return r.Key == metav1.ObjectNameField && r.Operator == corev1.NodeSelectorOpIn
+		})
+		if at < 0 {
+			return nil
+		}
+		names = append(names, term.MatchFields[at].Values...)
+	}
+	return names
+}
+
+// selectedNodes reads the nodes that a selector may match: all nodes or, without the right to list
+// them, those that it names.
+func selectedNodes(ctx context.Context, c clients, selector *corev1.NodeSelector) ([]corev1.Node, error) {
+	nodes, err := allNodes(ctx, c)
+	names := namesIn(selector)
+	if !apierrors.IsForbidden(err) || len(names) == 0 {
+		return nodes, err
+	}
+	for _, name := range names {
+		node, err := c.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return nil, err
+		default:
+			nodes = append(nodes, *node)
+		}
+	}
+	return nodes, nil
+}
+
 // dangerOf returns the number of selected nodes, and the fact about them that the user must
 // confirm, or "".
 func dangerOf(selector *corev1.NodeSelector, nodes []corev1.Node) (matched int, danger string, err error) {
@@ -90,8 +126,9 @@ type nodeChecks struct {
 	stage v1alpha1.NodeMaintenanceStage
 	// yes omits the confirmation, allowEmpty the error about a selector that matches no node.
 	yes, allowEmpty bool
-	// preview is set if the command only previews a drain.
-	preview bool
+	// preview is set if the command only previews a drain, stored if the maintenance exists: its
+	// nodes may have been deleted.
+	preview, stored bool
 }
 
 // asks reports whether the user must confirm that all nodes are selected: only the stages Cordon
@@ -106,9 +143,9 @@ func (n nodeChecks) asks() bool {
 func (e *environment) checkNodes(ctx context.Context, c clients, choice *chosen, checks nodeChecks) error {
 	nodes, err := allNodes(ctx, c)
 	danger := ""
-	switch {
-	case apierrors.IsForbidden(err) && len(choice.names) > 0:
-		danger, err = checkNamed(ctx, c, choice.names)
+	switch names := namesIn(choice.selector); {
+	case apierrors.IsForbidden(err) && len(names) > 0:
+		danger, err = checkNamed(ctx, c, names, checks)
 	case apierrors.IsForbidden(err):
 		danger, err = "You may not list nodes, so this may select all nodes of the cluster.", nil
 	case err == nil:
@@ -122,11 +159,11 @@ func (e *environment) checkNodes(ctx context.Context, c clients, choice *chosen,
 
 // checkNamed reads the named nodes one by one. A node that the user may not read is not checked:
 // the right to put it under maintenance is a different one, and the server checks that.
-func checkNamed(ctx context.Context, c clients, names []string) (danger string, err error) {
+func checkNamed(ctx context.Context, c clients, names []string, checks nodeChecks) (danger string, err error) {
 	for _, name := range names {
 		node, err := c.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		switch {
-		case apierrors.IsForbidden(err):
+		case apierrors.IsForbidden(err), apierrors.IsNotFound(err) && checks.stored:
 		case apierrors.IsNotFound(err):
 			return "", fmt.Errorf("node %q not found", name)
 		case err != nil:
@@ -189,11 +226,12 @@ func nearestLabel(selector *corev1.NodeSelector, nodes []corev1.Node) string {
 	return ""
 }
 
-// confirm asks the user whether to continue. Without a terminal it returns an error with a sentence
-// about what the user can do instead.
+// confirm asks the user whether to continue after a sentence about the danger. Without a terminal
+// it returns an error with a sentence about what the user can do instead.
 func (e *environment) confirm(ctx context.Context, danger, instead string) error {
 	if !e.interactive() {
-		return fmt.Errorf("%s %s Nothing was changed", danger, instead)
+		// In an error, the sentence follows "error: ".
+		return fmt.Errorf("%s %s Nothing was changed", strings.ToLower(danger[:1])+danger[1:], instead)
 	}
 	e.screen(e.ErrOut).Ask(danger + " Continue? [y/N] ")
 	answer := make(chan string, 1)
@@ -202,11 +240,15 @@ func (e *environment) confirm(ctx context.Context, danger, instead string) error
 		if err != nil && !errors.Is(err, io.EOF) {
 			text = ""
 		}
-		answer <- strings.ToLower(strings.TrimSpace(text))
+		answer <- text
 	}()
 	select {
 	case text := <-answer:
-		if text == "y" || text == "yes" {
+		if !strings.HasSuffix(text, "\n") {
+			// The user ended the input with Ctrl-D, which does not end the line.
+			_, _ = fmt.Fprintln(e.ErrOut)
+		}
+		if text = strings.ToLower(strings.TrimSpace(text)); text == "y" || text == "yes" {
 			return nil
 		}
 		return errors.New("not confirmed; nothing was changed")

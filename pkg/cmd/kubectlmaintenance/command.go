@@ -37,8 +37,10 @@ import (
 	"haulout.dev/haulout/pkg/version"
 )
 
-// manager is the field manager of the plugin's writes, and the prefix of its user agent.
-const manager = "kubectl-maintenance"
+// manager is the field manager of the plugin's writes, and the prefix of its user agent. It must
+// not begin with kubectl: Flux takes over the fields of such managers and undoes what they have
+// set, so it would continue a drain that a user has paused.
+const manager = "haulout-plugin"
 
 type clients struct {
 	kube    kubernetes.Interface
@@ -143,8 +145,7 @@ func (w escapedWarnings) HandleWarningHeader(code int, agent, text string) {
 	w.WarningHandler.HandleWarningHeader(code, agent, w.escape(text))
 }
 
-// Scripts can rely on the following exit codes; the help of the plugin and docs/kubectl-plugin.md
-// list them.
+// Scripts can rely on the following exit codes.
 const (
 	exitDone        = 0
 	exitFailed      = 1
@@ -154,6 +155,23 @@ const (
 	exitPaused      = 5
 	exitInterrupted = 130
 )
+
+// exitCodes are the meanings of the exit codes, for the help of the plugin. docs/kubectl-plugin.md
+// has the same sentences.
+var exitCodes = []struct {
+	code    int
+	meaning string
+}{
+	{exitDone, "done: the state is reached, or nothing is blocked"},
+	{exitFailed, "an error, a refusal, or the answer no"},
+	{exitTimeout, "the --timeout passed, and nothing is blocked; the server continues"},
+	{exitBlocked, "blocked: the --timeout passed, and a user must act before the maintenance can go on (its condition Progressing " +
+		"is False, or its STATUS is NoNodes, NotAuthorized or NotCordoned) or before the pod of evacuate can leave; or " +
+		"blockers or preview found a problem that a user must solve. Without --timeout, the commands go on waiting"},
+	{exitEnded, "the maintenance was completed or deleted, or the evacuation cancelled, while the command waited for it"},
+	{exitPaused, "the --timeout passed while the maintenance was paused"},
+	{exitInterrupted, "interrupted; the server continues"},
+}
 
 // exitError ends the plugin with a specific exit code. Without a message nothing is printed.
 type exitError struct {
@@ -215,23 +233,41 @@ can close this terminal at any time.
   Complete   the nodes are schedulable again
 
 Exit codes
-  0    done
-  1    error
-  2    the --timeout passed while the maintenance made progress
-  3    blocked: the --timeout passed while the maintenance made no progress (its condition Progressing is
-       False, or a node is not cordoned or not authorized), or blockers or preview found a problem that a user
-       must solve
-  4    the maintenance was completed or deleted, or the evacuation cancelled, while the command waited for it
-  5    the --timeout passed while the maintenance was paused
-  130  interrupted; the maintenance continues
-
+%s
 Shell completion of names and nodes works as in kubectl; it needs kubectl_complete-maintenance in the PATH.`
+
+// help returns the help of the plugin.
+func help() string {
+	const indent = "\n       "
+	var codes strings.Builder
+	for _, c := range exitCodes {
+		fmt.Fprintf(&codes, "  %-4d ", c.code)
+		column := 0
+		for word := range strings.FieldsSeq(c.meaning) {
+			switch {
+			case column == 0:
+			case column+1+len(word) > helpColumns-len(indent):
+				codes.WriteString(indent)
+				column = 0
+			default:
+				word = " " + word
+			}
+			codes.WriteString(word)
+			column += len(word)
+		}
+		codes.WriteString("\n")
+	}
+	return fmt.Sprintf(about, codes.String())
+}
+
+// helpColumns is the width of help texts.
+const helpColumns = 116
 
 func (e *environment) newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kubectl-maintenance",
 		Short:         "Take nodes out of service and return them to service",
-		Long:          about,
+		Long:          help(),
 		Version:       version.Get(),
 		SilenceErrors: true,
 		SilenceUsage:  true,

@@ -60,11 +60,11 @@ that Haulout does not do.`,
 				return err
 			}
 			for _, note := range notes {
-				_, _ = fmt.Fprintln(e.ErrOut, "Note: "+note)
+				e.screen(e.ErrOut).Printf("Note: %s", note)
 			}
 			o.wait = !o.dryRun.isOn()
 			if !o.wait {
-				o.timeout = 0
+				o.timeout = timeout{}
 			}
 			return e.start(cmd.Context(), o, args)
 		},

@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/duration"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
@@ -46,7 +45,8 @@ pod of the same kind may come to it.
 
 The command creates the Evacuation of the pod with the instigator ` + protocol.InstigatorManual + `, or adds this
 instigator to an Evacuation that a maintenance has created. --cancel removes it again. A pod that another instigator
-asks to leave, such as a maintenance, still leaves; the command prints which one.
+asks to leave, such as a maintenance, still leaves; the command prints that, with the name of the maintenance if you
+may list nodemaintenances.
 
 You need these rights in the namespace of the pod, all of which the ClusterRole admin has (haulout-evacuation-admin is
 aggregated to it): get and delete the pod; get, create, update and patch evacuations; use the instigator
@@ -84,7 +84,7 @@ func (o *evacuateOptions) validate() error {
 		return errors.New("invalid --dry-run=client: only the server can find the evacuators of the pod; use --dry-run=server")
 	case o.cancel && o.wait:
 		return errors.New("--cancel cannot be combined with --wait: the pod stays")
-	case o.timeout > 0 && !o.wait:
+	case o.timeout.Duration > 0 && !o.wait:
 		return errors.New("--timeout needs --wait")
 	case o.cancel:
 		o.output.says("cancelled")
@@ -107,7 +107,7 @@ func (e *environment) evacuate(ctx context.Context, o *evacuateOptions, name str
 	if o.cancel {
 		return e.cancelEvacuation(ctx, c, o, namespace, name)
 	}
-	pod, err := c.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := getPod(ctx, c, namespace, name)
 	switch {
 	case err != nil:
 		return err
@@ -120,10 +120,16 @@ func (e *environment) evacuate(ctx context.Context, o *evacuateOptions, name str
 	if err != nil {
 		return err
 	}
-	if err := e.write(o.output, requested); err != nil || o.dryRun.isOn() {
+	if err := e.write(o.output, requested); err != nil {
 		return err
 	}
-	if o.wait {
+	if back := show.ComesBack(pod); back != "" {
+		e.screen(e.ErrOut).Printf("Note: this does not empty node %s: %s.", pod.Spec.NodeName, back)
+	}
+	switch {
+	case o.dryRun.isOn():
+		return nil
+	case o.wait:
 		return e.awaitEvacuation(ctx, c, o, requested)
 	}
 	e.hint(o.output, "See how it goes: kubectl maintenance explain pod/%s --namespace=%s", name, namespace)
@@ -145,11 +151,13 @@ func requestEvacuation(ctx context.Context, c clients, o *evacuateOptions, pod *
 	switch {
 	case err != nil:
 		return nil, err
-	case existing.DeletionTimestamp != nil || protocol.IsComplete(existing):
-		return nil, fmt.Errorf("an earlier Evacuation of pod %s/%s has ended (%s) and is being removed; try again in a moment",
-			pod.Namespace, pod.Name, glance.State(existing))
+	case existing.DeletionTimestamp != nil:
+		return nil, fmt.Errorf("the earlier Evacuation %s of pod %s/%s is being deleted; try again in a moment", name, pod.Namespace, pod.Name)
+	case protocol.IsComplete(existing):
+		return nil, fmt.Errorf("the earlier Evacuation %[1]s of pod %[2]s/%[3]s has ended (%[4]s), and the server deletes it after a while; "+
+			"to request another one now: kubectl delete evacuations.%[5]s %[1]s --namespace=%[2]s", name, pod.Namespace, pod.Name, glance.State(existing), v1alpha1.GroupName)
 	case slices.Contains(existing.Finalizers, protocol.FinalizerInstigatorManual):
-		return existing, nil
+		return existing, o.unchanged()
 	}
 	return patchFinalizers(ctx, c, o, existing, append(slices.Clone(existing.Finalizers), protocol.FinalizerInstigatorManual))
 }
@@ -180,8 +188,8 @@ func (e *environment) cancelEvacuation(ctx context.Context, c clients, o *evacua
 	if at < 0 {
 		others := ""
 		for i := range found {
-			if names := protocol.Instigators(found[i].Finalizers); !protocol.IsComplete(&found[i]) && len(names) > 0 {
-				others = fmt.Sprintf(", but %s has: this command does not cancel that", show.Instigators(names))
+			if !protocol.IsComplete(&found[i]) && protocol.HasInstigator(found[i].Finalizers) {
+				others = fmt.Sprintf("; %s asks for it, which this command does not cancel", requestersOf(ctx, c, &found[i]))
 			}
 		}
 		return fmt.Errorf("no user has asked pod %s/%s to leave%s", namespace, name, others)
@@ -195,13 +203,31 @@ func (e *environment) cancelEvacuation(ctx context.Context, c clients, o *evacua
 	if err := e.write(o.output, cancelled); err != nil {
 		return err
 	}
-	switch names := protocol.Instigators(left); {
-	case len(names) > 0:
-		e.screen(e.ErrOut).Printf("Note: the pod still leaves: %s asks for it, too.", show.Instigators(names))
+	switch {
+	case protocol.HasInstigator(left):
+		e.screen(e.ErrOut).Printf("Note: the pod still leaves: %s asks for it, too.", requestersOf(ctx, c, cancelled))
 	case evacuation.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid:
 		e.screen(e.ErrOut).Printf("Note: the pod still leaves: the evacuator %s can no longer stop.", evacuation.Status.ActiveEvacuatorClass)
 	}
 	return nil
+}
+
+// requestersOf describes who requests an evacuation, with the names of the maintenances if the user
+// may list them.
+func requestersOf(ctx context.Context, c clients, evacuation *v1alpha1.Evacuation) string {
+	f := show.PodFacts{Evacuation: evacuation, Node: evacuation.Spec.NodeName}
+	// Without the maintenances, the description has no names.
+	_ = maintenancesOfPod(ctx, c, &f)
+	return f.Requesters()
+}
+
+// getPod reads a pod. If it does not exist, the error has its namespace, which may be wrong.
+func getPod(ctx context.Context, c clients, namespace, name string) (*corev1.Pod, error) {
+	pod, err := c.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if isMissing(err) {
+		err = fmt.Errorf("%w in namespace %s (to choose another one: --namespace)", err, namespace)
+	}
+	return pod, err
 }
 
 // evacuationsOfPod returns the Evacuations of the pods with a name.
@@ -221,16 +247,15 @@ func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuat
 	if o.output.format() != "" {
 		out = e.ErrOut
 	}
-	ctx, cancel := withTimeout(ctx, o.timeout)
+	ctx, cancel := o.timeout.begin(ctx)
 	defer cancel()
 	r, pod := e.newReporter(out), first.Namespace+"/"+first.Spec.PodRef.Name
 	defer r.screen.Keep()
-	last := first
+	last, trouble := first, error(nil)
 	for {
 		state := glance.State(last)
-		lines := func(int) []screen.Line { return show.Evacuation(last, e.now(), fitting(r.screen)) }
-		done := state == glance.StateGone || state == glance.StateEnded || state == glance.StateCancelled
-		r.report(lines, show.EvacuationSummary(last), done)
+		done := glance.IsOver(state)
+		e.reportEvacuation(r, last, trouble, done)
 		switch {
 		case state == glance.StateCancelled:
 			return exitWith(exitEnded, "the evacuation of pod %s was cancelled", pod)
@@ -239,7 +264,7 @@ func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuat
 		}
 		select {
 		case <-ctx.Done():
-			return evacuationEnded(ctx, last, pod, o.timeout)
+			return evacuationEnded(ctx, last, pod, o.timeout.text)
 		case <-time.After(pollEvery):
 		}
 		now, err := c.haulout.MaintenanceV1alpha1().Evacuations(first.Namespace).Get(ctx, first.Name, metav1.GetOptions{})
@@ -247,24 +272,44 @@ func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuat
 		case isMissing(err) || err == nil && now.UID != first.UID:
 			return e.afterDeletion(ctx, c, first, pod)
 		case err != nil && ctx.Err() != nil:
-			return evacuationEnded(ctx, last, pod, o.timeout)
+			return evacuationEnded(ctx, last, pod, o.timeout.text)
+		case err != nil && !isTemporary(err):
+			return err
 		case err == nil:
 			last = now
-		case !isTemporary(err):
-			return err
 		}
+		trouble = err
 	}
 }
 
-// isTemporary reports whether a read may succeed if it is repeated.
+// reportEvacuation shows the state of an Evacuation and the error of its last read.
+func (e *environment) reportEvacuation(r *reporter, last *v1alpha1.Evacuation, trouble error, final bool) {
+	summary := show.EvacuationSummary(last)
+	if trouble != nil {
+		summary += "; " + outOfDate(trouble)
+	}
+	r.report(func(int) []screen.Line {
+		lines := show.Evacuation(last, e.now(), fitting(r.screen))
+		if trouble != nil {
+			lines = append(lines, screen.Line{Text: "  note: " + outOfDate(trouble), Style: screen.Warning})
+		}
+		return lines
+	}, summary, final)
+}
+
+// isTemporary reports whether a read may succeed if it is repeated: the server does not answer at
+// the moment.
 func isTemporary(err error) bool {
 	var status apierrors.APIStatus
 	return !errors.As(err, &status) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) ||
 		apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err)
 }
 
-// afterDeletion reports what became of a pod whose Evacuation was deleted between two reads.
+// afterDeletion reports what became of a pod whose Evacuation was deleted between two reads. The
+// timeout may have passed meanwhile.
 func (e *environment) afterDeletion(ctx context.Context, c clients, evacuation *v1alpha1.Evacuation, name string) error {
+	ctx, cancel := lastLook(ctx)
+	defer cancel()
 	pod, err := c.kube.CoreV1().Pods(evacuation.Namespace).Get(ctx, evacuation.Spec.PodRef.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err), err == nil && pod.UID != evacuation.Spec.PodRef.UID:
@@ -276,14 +321,14 @@ func (e *environment) afterDeletion(ctx context.Context, c clients, evacuation *
 }
 
 // evacuationEnded returns the error after a timeout or an interruption.
-func evacuationEnded(ctx context.Context, last *v1alpha1.Evacuation, pod string, timeout time.Duration) error {
+func evacuationEnded(ctx context.Context, last *v1alpha1.Evacuation, pod, after string) error {
 	if !errors.Is(context.Cause(ctx), errTimeout) {
 		return exitWith(exitInterrupted, "interrupted; the evacuation of pod %s continues. To cancel it: kubectl maintenance evacuate --cancel %s --namespace=%s",
 			pod, last.Spec.PodRef.Name, last.Namespace)
 	}
 	if show.Blocked(last) {
 		return exitWith(exitBlocked, "pod %s is blocked after %s; the server keeps trying. To see who must act: kubectl maintenance explain pod/%s --namespace=%s",
-			pod, duration.HumanDuration(timeout), last.Spec.PodRef.Name, last.Namespace)
+			pod, after, last.Spec.PodRef.Name, last.Namespace)
 	}
-	return exitWith(exitTimeout, "pod %s has not left after %s; the server continues", pod, duration.HumanDuration(timeout))
+	return exitWith(exitTimeout, "pod %s has not left after %s; the server continues", pod, after)
 }

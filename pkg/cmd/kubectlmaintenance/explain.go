@@ -24,11 +24,11 @@ func (e *environment) newExplainCommand() *cobra.Command {
 change that. For a pod that is not asked, see why: no maintenance selects its node, the drain has not begun or is
 paused, earlier waves must leave first, or the pod is kept on purpose.
 
-The command reads the pod and its Evacuation and, as far as you may, the maintenances and their previews. It changes
-nothing.`,
+The command reads the pod and its Evacuation and, as far as you may, the maintenances and their previews. Without the
+right to get the pod, it finds the pod in its Evacuation or in a preview. It changes nothing.`,
 		Example: `  kubectl maintenance explain pod/checkout-a --namespace=shop`,
 		Args:    exactArgs("explain needs the name of a pod", 1), ValidArgsFunction: e.completePods,
-		SuggestFor: []string{"why"},
+		SuggestFor: []string{"why", "describe"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.explainPod(cmd.Context(), podName(args[0]))
 		},
@@ -53,14 +53,16 @@ func (e *environment) explainPod(ctx context.Context, name string) error {
 	case err != nil:
 		return err
 	}
-	pod, err := c.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := getPod(ctx, c, namespace, name)
 	switch {
 	case err == nil:
 		f.Pod, f.Node = pod, pod.Spec.NodeName
 		// The Evacuations of earlier pods with the same name do not concern this pod.
 		found = slices.DeleteFunc(found, func(one v1alpha1.Evacuation) bool { return one.Spec.PodRef.UID != pod.UID })
-	case len(found) == 0 || !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err):
+	case !apierrors.IsForbidden(err) && (len(found) == 0 || !apierrors.IsNotFound(err)):
 		return err
+	case apierrors.IsForbidden(err) && len(found) == 0:
+		f.Notes = append(f.Notes, "you may not read the pod, so this is what the previews of the maintenances list")
 	case apierrors.IsForbidden(err):
 		f.Notes = append(f.Notes, "you may not read the pod, so this is about the last Evacuation of a pod of this name")
 	}
@@ -73,18 +75,21 @@ func (e *environment) explainPod(ctx context.Context, name string) error {
 	if err := maintenancesOfPod(ctx, c, &f); err != nil {
 		return err
 	}
+	if f.Pod == nil && f.Evacuation == nil && f.Node == "" {
+		return fmt.Errorf("you may not get pods in namespace %s, and no Evacuation and no preview that you may read lists a pod %s there. "+
+			"To choose another namespace: --namespace. The ClusterRole view includes the right to get pods", namespace, name)
+	}
 	e.show(show.Explain(f, fitting(e.screen(e.Out))))
 	return nil
 }
 
 // maintenancesOfPod adds the maintenances of the node of the pod, with their previews, as far as
-// the user may read them.
+// the user may read them. If only the name of the pod is known, it takes the node from a preview.
 func maintenancesOfPod(ctx context.Context, c clients, f *show.PodFacts) error {
-	if f.Node == "" || f.HasLeft() {
+	if f.HasLeft() || f.Pod != nil && f.Node == "" {
 		return nil
 	}
-	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
-	all, err := maintenances.List(ctx, metav1.ListOptions{})
+	all, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
 		f.MaintenancesUnknown = true
@@ -93,9 +98,10 @@ func maintenancesOfPod(ctx context.Context, c clients, f *show.PodFacts) error {
 	case err != nil:
 		return err
 	}
+	var found []show.PodMaintenance
 	for i := range all.Items {
 		nm := &all.Items[i]
-		if v1alpha1.IsEnding(nm) || !show.Nodes(nm).Has(f.Node) {
+		if v1alpha1.IsEnding(nm) || f.Node != "" && !show.Nodes(nm).Has(f.Node) {
 			continue
 		}
 		m := show.PodMaintenance{NodeMaintenance: nm}
@@ -111,7 +117,12 @@ func maintenancesOfPod(ctx context.Context, c clients, f *show.PodFacts) error {
 				f.Notes = append(f.Notes, fmt.Sprintf("the preview of %s failed: %v", nm.Name, err))
 			}
 		}
-		f.Maintenances = append(f.Maintenances, m)
+		if f.Node == "" && m.Preview != nil {
+			f.Node = show.NodeInPreview(m.Preview, f.Namespace, f.Name)
+		}
+		found = append(found, m)
 	}
+	// The node may have become known after a maintenance of another node.
+	f.Maintenances = slices.DeleteFunc(found, func(m show.PodMaintenance) bool { return !show.Nodes(m.NodeMaintenance).Has(f.Node) })
 	return nil
 }

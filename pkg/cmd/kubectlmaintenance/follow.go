@@ -185,9 +185,14 @@ func (f *follower) notes() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.trouble != nil && f.e.now().Sub(f.troubleAt) < troubleFor {
-		notes = append(notes, fmt.Sprintf("this may be out of date: the server does not answer; retrying (%v)", f.trouble))
+		notes = append(notes, outOfDate(f.trouble))
 	}
 	return notes
+}
+
+// outOfDate is the note that is shown while reads fail.
+func outOfDate(trouble error) string {
+	return fmt.Sprintf("this may be out of date: the server does not answer; retrying (%v)", trouble)
 }
 
 // each calls look with the facts after every change, after every key, and at least once a second,

@@ -184,8 +184,6 @@ var goldens = map[string]golden{
 	"wait-sync-failed": {
 		line: "stage kernel-update Drain --wait --timeout=1m", objects: syncFailed(),
 	},
-	"wait-cordon":           {line: "stage zone-a Cordon --wait --timeout=1m", arrange: uncordoned("node-005")},
-	"wait-cordon-refused":   {line: "stage zone-a Cordon --wait", arrange: refused("node-005")},
 	"complete-stuck":        {line: "complete memory --timeout=1m", objects: []runtime.Object{releasing()}},
 	"history-stalled":       {line: "history kernel-update", objects: append(append([]runtime.Object{stalled()}, stalledEvacuations()...), events()...)},
 	"blockers-namespace":    {line: "blockers --namespace=db"},
@@ -247,6 +245,7 @@ var goldens = map[string]golden{
 func allGoldens() map[string]golden {
 	all := maps.Clone(goldens)
 	maps.Copy(all, verbGoldens)
+	maps.Copy(all, waitGoldens)
 	return all
 }
 

@@ -29,9 +29,11 @@ func (e *environment) newHistoryCommand() *cobra.Command {
 maintenance and its nodes. The status keeps the stages; clusters delete events after an hour, unless they are
 configured otherwise. Below the past, NOW has the present conditions. The formats json and yaml have only the past.
 
-The object names the user who requested the last stage; the events name those of the stages before.`,
+The object names the user who requested the last stage; the events name those of the stages before. WHAT is a stage,
+or the reason of an event, as "kubectl get events" shows it.`,
 		Example: `  kubectl maintenance history kernel-update`,
 		Args:    exactArgs("history needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
+		SuggestFor: []string{"events", "log", "logs", "who", "audit"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !slices.Contains(historyFormats, format) && format != "" {
 				return fmt.Errorf("invalid --output %q: it must be json or yaml", format)
@@ -57,7 +59,7 @@ func (e *environment) history(ctx context.Context, format, name string) error {
 	}
 	events, err := eventsAbout(ctx, c, nm)
 	if apierrors.IsForbidden(err) {
-		_, _ = fmt.Fprintln(e.ErrOut, "Note: you may not list events, so only the records of the status are shown.")
+		e.screen(e.ErrOut).Printf("Note: you may not list events in namespace default, so only the records of the status are shown.")
 	} else if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package kubectlmaintenance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -27,7 +28,7 @@ In the stages Idle and Cordon the pause has an effect when stage Drain begins.
 You need the rights with which you could change the stage. "kubectl maintenance resume NAME" continues the drain.`,
 		Example: `  kubectl maintenance pause kernel-update`,
 		Args:    exactArgs("pause needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
-		SuggestFor: []string{"hold", "suspend"},
+		SuggestFor: []string{"hold", "suspend", "stop", "freeze", "halt"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.setPaused(cmd.Context(), o, maintenanceName(args[0]), true)
 		},
@@ -54,8 +55,7 @@ wave, within their disruption budgets.`,
 	return cmd
 }
 
-// setPaused sets spec.paused of a maintenance. A maintenance that is paused already, or is not, is
-// not written: the command only says so.
+// setPaused sets spec.paused of a maintenance. It writes nothing if the field has the value.
 func (e *environment) setPaused(ctx context.Context, o *waitOptions, name string, paused bool) error {
 	c, nm, err := e.stored(ctx, o, name)
 	if err != nil {
@@ -68,12 +68,16 @@ func (e *environment) setPaused(ctx context.Context, o *waitOptions, name string
 	switch {
 	case v1alpha1.IsEnding(nm):
 		return fmt.Errorf("%s is in stage %s, which cannot be paused or resumed", nm.Name, v1alpha1.NodeMaintenanceStageComplete)
-	case paused && nm.Spec.Paused:
-		e.screen(e.ErrOut).Printf("%s was already paused %s. Nothing was changed.", nm.Name, before)
-		return e.write(o.output, nm)
-	case !paused && !nm.Spec.Paused:
-		e.screen(e.ErrOut).Printf("%s was not paused. Nothing was changed.", nm.Name)
-		return e.write(o.output, nm)
+	case paused == nm.Spec.Paused:
+		if err := errors.Join(o.unchanged(), e.write(o.output, nm)); err != nil {
+			return err
+		}
+		if paused {
+			e.screen(e.ErrOut).Printf("It was already paused %s.", before)
+		} else {
+			e.screen(e.ErrOut).Printf("It was not paused.")
+		}
+		return nil
 	}
 	written, err := patchSpec(ctx, c, nm, map[string]any{"paused": paused}, o)
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -27,14 +26,14 @@ type waitOptions struct {
 	wait, yes bool
 	// uncordonAll allows that a maintenance in stage Idle uncordons nodes that others cordoned.
 	uncordonAll bool
-	timeout     time.Duration
+	timeout     timeout
 	dryRun      dryRun
 	output      *output
 }
 
 func (o *waitOptions) addStageFlags(cmd *cobra.Command, waits bool, waitUsage string) {
 	cmd.Flags().BoolVar(&o.wait, "wait", waits, waitUsage)
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits forever. After a timeout the server continues.")
+	cmd.Flags().Var(&o.timeout, "timeout", "How long to wait, such as 5m; 0 waits forever. After a timeout the server continues.")
 	o.addWriteFlags(cmd)
 }
 
@@ -43,14 +42,21 @@ func (o *waitOptions) addWriteFlags(cmd *cobra.Command) {
 	o.output.addFlags(cmd)
 }
 
+// unchanged makes the command print unchanged after the name of the object, as kubectl does: the
+// object has the requested state already.
+func (o *waitOptions) unchanged() error {
+	o.output.says("unchanged")
+	return o.dryRun.complete(o.output)
+}
+
 func (o *waitOptions) addUncordonFlag(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&o.uncordonAll, "uncordon-all", false,
 		"From stage Idle to Complete, uncordon also nodes that others have cordoned, without a question.")
 }
 
 func (o *waitOptions) validate() error {
-	if o.timeout < 0 {
-		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits forever", o.timeout)
+	if o.timeout.Duration < 0 {
+		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits forever", o.timeout.text)
 	}
 	return errors.Join(o.dryRun.complete(o.output), o.output.validate())
 }
@@ -112,7 +118,7 @@ NAME" ends a maintenance in stage Idle and uncordons nothing.
 The object and its history are kept until the object is deleted.`,
 		Example: `  kubectl maintenance complete kernel-update`,
 		Args:    exactArgs("complete needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
-		SuggestFor: []string{"uncordon", "finish", "end", "release"},
+		SuggestFor: []string{"uncordon", "undrain", "finish", "end", "release"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), v1alpha1.NodeMaintenanceStageComplete)
 		},
@@ -127,8 +133,11 @@ func (e *environment) newCancelCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel NAME",
 		Short: "Cancel a maintenance: put its nodes back into service and delete it",
-		Long: `Cancel a maintenance: put its nodes back into service, as with complete, and delete the object. Pods
-that have left do not return to their nodes by themselves. The nodes of a maintenance in stage Idle are not changed.`,
+		Long: `Cancel a maintenance: put its nodes back into service, and delete the object. If a drain is in progress, pods that
+have not left stay; pods that have left do not return to their nodes by themselves.
+
+The history goes with the object; "kubectl maintenance complete NAME" keeps it. The nodes of a maintenance in stage
+Idle are not changed, while complete would uncordon them.`,
 		Example: `  kubectl maintenance cancel kernel-update`,
 		Args:    exactArgs("cancel needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
 		SuggestFor: []string{"delete", "stop", "abort", "undo"},
@@ -189,11 +198,20 @@ func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, s
 	if note != "" {
 		e.screen(e.ErrOut).Printf("%s", note)
 	}
-	if err := e.write(o.output, moved); err != nil || o.dryRun.isOn() || !o.wait {
+	if nm.Spec.Stage == stage {
+		if err := o.unchanged(); err != nil {
+			return err
+		}
+	}
+	if err := e.write(o.output, moved); err != nil || o.dryRun.isOn() {
 		return err
 	}
-	if stage == v1alpha1.NodeMaintenanceStageComplete {
-		return e.awaitEnd(ctx, c, name, moved.UID, false, o.timeout)
+	switch {
+	case !o.wait:
+		e.tellPaused(moved)
+		return nil
+	case stage == v1alpha1.NodeMaintenanceStageComplete:
+		return e.awaitEnd(ctx, c, name, moved.UID, false, &o.timeout)
 	}
 	return e.awaitStage(ctx, c, moved, stage, o)
 }
@@ -213,13 +231,13 @@ func patchSpec(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, fie
 // expect.
 func (e *environment) checkMove(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage, o *waitOptions) error {
 	if stage != v1alpha1.NodeMaintenanceStageComplete {
-		return e.checkNodes(ctx, c, &chosen{selector: nm.Spec.NodeSelector}, nodeChecks{stage: stage, yes: o.yes, allowEmpty: true})
+		return e.checkNodes(ctx, c, &chosen{selector: nm.Spec.NodeSelector}, nodeChecks{stage: stage, yes: o.yes, stored: true})
 	}
 	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageIdle || o.uncordonAll {
 		return nil
 	}
-	nodes, err := allNodes(ctx, c)
-	text := "nodes that others have cordoned, if there are any (you may not list nodes)"
+	nodes, err := selectedNodes(ctx, c, nm.Spec.NodeSelector)
+	text := "nodes that others have cordoned, if there are any (you may not read the nodes)"
 	switch {
 	case apierrors.IsForbidden(err):
 	case err != nil:
@@ -260,7 +278,7 @@ func (e *environment) cancel(ctx context.Context, o *waitOptions, name string) e
 		return err
 	}
 	if !o.dryRun.isOn() && o.wait {
-		if err := e.awaitEnd(ctx, c, name, nm.UID, true, o.timeout); err != nil {
+		if err := e.awaitEnd(ctx, c, name, nm.UID, true, &o.timeout); err != nil {
 			return err
 		}
 	}

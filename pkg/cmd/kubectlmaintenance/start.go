@@ -87,7 +87,7 @@ func (e *environment) addStartFlags(cmd *cobra.Command, o *startOptions) {
 	flags.StringVar(&o.reason, "reason", "",
 		"Why the nodes are under maintenance. Status, events and node conditions show this text. At most 1024 bytes.")
 	flags.StringVar(&o.name, "name", "", "Name of the maintenance. The default is derived from the nodes or the selector.")
-	flags.DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 1h30m; 0 waits forever. After a timeout the maintenance continues.")
+	flags.Var(&o.timeout, "timeout", "How long to wait, such as 1h30m; 0 waits forever. After a timeout the maintenance continues.")
 	flags.BoolVar(&o.allowEmpty, "allow-empty", false,
 		"Start the maintenance even if no node matches --selector now. Nodes that get the labels later join it.")
 	flags.BoolVarP(&o.yes, "yes", "y", false, "Do not ask for a confirmation if all nodes or all control-plane nodes are selected.")
@@ -106,7 +106,7 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 	if err != nil {
 		return err
 	}
-	if o.timeout > 0 && !o.wait {
+	if o.timeout.Duration > 0 && !o.wait {
 		return errors.New("--timeout needs --wait")
 	}
 	if err := o.validate(); err != nil {

@@ -49,6 +49,7 @@ if NO_COLOR is set, and only ASCII characters if the locale is not UTF-8.`,
   # The maintenances with a label
   kubectl maintenance status -l team=storage`,
 		Args: atMostOneName, ValidArgsFunction: e.completeMaintenances,
+		SuggestFor: []string{"list", "get", "ls", "show", "progress", "watch"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.validate(); err != nil {
 				return err

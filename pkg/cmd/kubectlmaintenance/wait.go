@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,15 +16,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/duration"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
 
-// lastLook limits the time of the reads after a timeout.
-const lastLook = 5 * time.Second
+// lastLookFor limits the time of the reads after a timeout.
+const lastLookFor = 5 * time.Second
 
 // plainAfter is the minimum time between two lines if there is no terminal.
 const plainAfter = 2 * time.Second
@@ -68,12 +69,46 @@ func (r *reporter) end(ctx context.Context) {
 	}
 }
 
-// withTimeout adds a timeout to a context; 0 means none.
-func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
-	if timeout <= 0 {
+// timeout is the value of --timeout. It keeps the text of the user, which messages repeat: 60m and
+// 1h0m0s are correct for --timeout=1h, but the user did not write them.
+type timeout struct {
+	time.Duration
+	text string
+}
+
+// String implements pflag.Value. It is empty without the flag.
+func (t *timeout) String() string { return t.text }
+
+// Set implements pflag.Value.
+func (t *timeout) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err == nil {
+		*t = timeout{d, text}
+	}
+	return err
+}
+
+// Type implements pflag.Value.
+func (t *timeout) Type() string { return "duration" }
+
+// begin adds the timeout to a context; 0 means none.
+func (t *timeout) begin(ctx context.Context) (context.Context, context.CancelFunc) {
+	if t.Duration <= 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(ctx, timeout, errTimeout)
+	return context.WithTimeoutCause(ctx, t.Duration, errTimeout)
+}
+
+// lastLook returns a context for the reads after a timeout or an interruption.
+func lastLook(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), lastLookFor)
+}
+
+// tellPaused prints that a maintenance is paused, so that the user does not wait in vain.
+func (e *environment) tellPaused(nm *v1alpha1.NodeMaintenance) {
+	if v1alpha1.IsPaused(nm) {
+		e.screen(e.ErrOut).Printf("%[1]s was paused %[2]s, so it asks no pod to leave. To continue: kubectl maintenance resume %[1]s", nm.Name, show.PausedBy(nm, e.now()))
+	}
 }
 
 // awaitStage waits until a maintenance has reached a stage, and shows the progress.
@@ -83,14 +118,12 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 		// Write the progress to the error stream: it is not part of the requested output.
 		out = e.ErrOut
 	}
-	ctx, cancel := withTimeout(ctx, o.timeout)
+	ctx, cancel := o.timeout.begin(ctx)
 	defer cancel()
-	if v1alpha1.IsPaused(nm) {
-		e.screen(e.ErrOut).Printf("%[1]s was paused %[2]s, so it makes no progress. To continue: kubectl maintenance resume %[1]s", nm.Name, show.PausedBy(nm, e.now()))
-	}
+	e.tellPaused(nm)
 	kept := ""
-	err := e.follow(ctx, c, nm.Name, out, func(f *show.Facts) (bool, error) {
-		if f == nil || f.Maintenance.UID != nm.UID {
+	err := e.follow(ctx, c, nm, out, func(f *show.Facts) (bool, error) {
+		if f == nil {
 			return true, exitWith(exitEnded, "%s was deleted before it reached the stage %s", nm.Name, stage)
 		}
 		kept = keptPods(f.Maintenance)
@@ -98,7 +131,7 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 	})
 	switch {
 	case errors.Is(err, errTimeout):
-		return e.timedOut(ctx, c, o.timeout, nm.Name)
+		return e.timedOut(ctx, c, o, nm)
 	case err != nil && ctx.Err() != nil:
 		return exitWith(exitInterrupted,
 			"interrupted; %[1]s continues. To wait again: kubectl maintenance wait %[1]s. To cancel it: kubectl maintenance cancel %[1]s",
@@ -126,36 +159,34 @@ func keptPods(nm *v1alpha1.NodeMaintenance) string {
 	return drained.Message
 }
 
-// timedOut returns an error with a different exit code for a maintenance that makes progress and
-// for one that needs an action.
-func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Duration, name string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+// timedOut returns an error with a different exit code for a maintenance that makes progress, for
+// one that is paused and for one that needs an action. first is the maintenance at the beginning.
+func (e *environment) timedOut(ctx context.Context, c clients, o *waitOptions, first *v1alpha1.NodeMaintenance) error {
+	ctx, cancel := lastLook(ctx)
 	defer cancel()
+	name, after := first.Name, o.timeout.text
 	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
-		if v1alpha1.IsPaused(nm) {
-			return exitWith(exitPaused, "%[1]s is still paused after %[3]s: it was paused %[2]s. To continue: kubectl maintenance resume %[1]s",
-				name, show.PausedBy(nm, e.now()), duration.HumanDuration(timeout))
-		}
-		reason, message := "", ""
-		if stuck := show.Stuck(nm); stuck != nil {
-			reason, message = stuck.Reason, stuck.Message
-		} else if obstacles := show.Obstacles(nm, false, e.now()); nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon && len(obstacles) > 0 {
-			// In stage Cordon no condition reports this.
-			reason, message = obstacles[0].Reason, obstacles[0].Message
-		}
-		if reason != "" {
-			return exitWith(exitBlocked, "%s is blocked after %s (%s: %s); the server keeps trying. To see who must act: kubectl maintenance blockers %s",
-				name, duration.HumanDuration(timeout), reason, message, name)
+		switch stuck := show.Stuck(nm); {
+		case v1alpha1.IsPaused(nm) && v1alpha1.IsPaused(first):
+			// tellPaused has told who paused it.
+			return exitWith(exitPaused, "%s is still paused after %s", name, after)
+		case v1alpha1.IsPaused(nm):
+			return exitWith(exitPaused, "%[1]s is paused after %[3]s: it was paused %[2]s. To continue: kubectl maintenance resume %[1]s",
+				name, show.PausedBy(nm, e.now()), after)
+		case stuck != nil:
+			return exitWith(exitBlocked, "%[1]s is blocked after %[2]s (%[3]s: %[4]s); the server keeps trying. To see who must act: kubectl maintenance blockers %[1]s",
+				name, after, stuck.Reason, stuck.Message)
 		}
 	}
-	return exitWith(exitTimeout, "%s is not done after %s; the server continues. To see its progress: kubectl maintenance status %s",
-		name, duration.HumanDuration(timeout), name)
+	return exitWith(exitTimeout, "%[1]s is not done after %[2]s; the server continues. To see its progress: kubectl maintenance status %[1]s", name, after)
 }
 
 // follow shows the progress of a maintenance until look returns done. It passes nil to look if the
-// maintenance does not exist.
-func (e *environment) follow(ctx context.Context, c clients, name string, out io.Writer, look func(*show.Facts) (bool, error)) error {
-	f, err := e.newFollower(ctx, c, name)
+// maintenance does not exist any more. Another one that was created under its name is not shown.
+func (e *environment) follow(
+	ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, out io.Writer, look func(*show.Facts) (bool, error),
+) error {
+	f, err := e.newFollower(ctx, c, nm.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		_, err = look(nil)
@@ -167,7 +198,7 @@ func (e *environment) follow(ctx context.Context, c clients, name string, out io
 	}
 	r := e.newReporter(out)
 	err = f.each(ctx, func(all []show.Facts) (bool, error) {
-		if len(all) == 0 {
+		if len(all) == 0 || all[0].Maintenance.UID != nm.UID {
 			return look(nil)
 		}
 		facts := all[0]
@@ -193,20 +224,21 @@ func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) 
 	case v1alpha1.NodeMaintenanceStageDrain:
 		return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained), nil
 	case v1alpha1.NodeMaintenanceStageCordon:
-		return isCordoned(nm)
+		return isCordoned(nm), nil
 	}
 	return true, nil
 }
 
-// isCordoned reports whether all nodes of a maintenance are cordoned. It returns an error if the
-// requester may not maintain one of the nodes, because the server will not cordon such a node.
-func isCordoned(nm *v1alpha1.NodeMaintenance) (bool, error) {
-	if refused := show.NodesFor(nm, v1alpha1.NodeStatusNotAuthorized); len(refused) > 0 {
-		return false, exitWith(exitBlocked,
-			"%[1]s skips nodes that the requester may not maintain: %[2]s. To see who must act: kubectl maintenance blockers %[1]s",
-			nm.Name, firstOf(refused))
-	}
-	return len(nm.Status.NodeStatuses) > 0 && len(show.NodesFor(nm, v1alpha1.NodeStatusNotCordoned)) == 0, nil
+// isCordoned reports whether all nodes of a maintenance are cordoned. It is also for a maintenance
+// in stage Drain, whose condition Ready is about the drain.
+func isCordoned(nm *v1alpha1.NodeMaintenance) bool {
+	return glance.Nodes(nm) > 0 && !slices.ContainsFunc(nm.Status.NodeStatuses, func(node v1alpha1.NodeMaintenanceNodeStatus) bool {
+		switch node.Reason {
+		case v1alpha1.NodeStatusNotCordoned, v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusTooManyMaintenances:
+			return true
+		}
+		return false
+	})
 }
 
 // firstOf returns the first names and the number of the remaining names.
@@ -220,8 +252,8 @@ func firstOf(names []string) string {
 
 // awaitEnd waits until a maintenance has released its nodes or, with deleted, until the object is
 // deleted.
-func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid types.UID, deleted bool, timeout time.Duration) error {
-	ctx, cancel := withTimeout(ctx, timeout)
+func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid types.UID, deleted bool, timeout *timeout) error {
+	ctx, cancel := timeout.begin(ctx)
 	defer cancel()
 	f, err := e.newFollower(ctx, c, name)
 	if apierrors.IsNotFound(err) {
@@ -237,7 +269,7 @@ func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid 
 	}
 	switch {
 	case errors.Is(context.Cause(ctx), errTimeout) && err != nil:
-		return notReleased(ctx, c, timeout, name)
+		return notReleased(ctx, c, timeout.text, name)
 	case err != nil && ctx.Err() != nil:
 		return exitWith(exitInterrupted, "interrupted; the server continues to release the nodes of %s", name)
 	}
@@ -246,14 +278,14 @@ func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid 
 
 // notReleased returns an error with a different exit code for nodes whose release takes time and
 // for nodes whose release fails.
-func notReleased(ctx context.Context, c clients, timeout time.Duration, name string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+func notReleased(ctx context.Context, c clients, after, name string) error {
+	ctx, cancel := lastLook(ctx)
 	defer cancel()
 	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
 		if stuck := show.Stuck(nm); stuck != nil {
 			return exitWith(exitBlocked, "%s cannot release all of its nodes after %s (%s: %s); the server keeps trying",
-				name, duration.HumanDuration(timeout), stuck.Reason, stuck.Message)
+				name, after, stuck.Reason, stuck.Message)
 		}
 	}
-	return exitWith(exitTimeout, "%s has not released all of its nodes after %s; the server continues", name, duration.HumanDuration(timeout))
+	return exitWith(exitTimeout, "%s has not released all of its nodes after %s; the server continues", name, after)
 }

@@ -35,7 +35,11 @@ func (e *environment) newWaitCommand() *cobra.Command {
 those of start --wait, so a script can wait again after an interruption or on another machine.
 
 The command changes nothing: a maintenance in stage Cordon is drained only after "kubectl maintenance stage NAME Drain".
-It prints immediately that a maintenance is paused, and waits for its end.`,
+It prints immediately that a maintenance is paused, and waits for its end.
+
+Without --timeout, the command also waits for a maintenance that is blocked: it goes on when a user has acted. A
+maintenance that does not exist is an error, also with --for=complete, since its name may be misspelled; one that is
+deleted during this wait has released its nodes.`,
 		Example: `  # Wait again after Ctrl-C
   kubectl maintenance wait kernel-update
 
@@ -49,7 +53,7 @@ It prints immediately that a maintenance is paused, and waits for its end.`,
 	}
 	cmd.Flags().StringVar(&state, "for", "",
 		"What to wait for: cordoned, drained or complete. The default is the state that the present stage leads to.")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 1h30m; 0 waits forever. After a timeout the maintenance continues.")
+	cmd.Flags().Var(&o.timeout, "timeout", "How long to wait, such as 1h30m; 0 waits forever. After a timeout the maintenance continues.")
 	_ = cmd.RegisterFlagCompletionFunc("for", cobra.FixedCompletions(waitStates, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -83,30 +87,36 @@ func (e *environment) wait(ctx context.Context, o *waitOptions, name, state stri
 // awaitComplete waits until a maintenance has released its nodes or is deleted, and shows the
 // progress until then.
 func (e *environment) awaitComplete(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *waitOptions) error {
-	ctx, cancel := withTimeout(ctx, o.timeout)
+	ctx, cancel := o.timeout.begin(ctx)
 	defer cancel()
-	err := e.follow(ctx, c, nm.Name, e.Out, func(f *show.Facts) (bool, error) {
-		return f == nil || f.Maintenance.UID != nm.UID || v1alpha1.IsDone(f.Maintenance), nil
+	e.tellPaused(nm)
+	ended := "%s is complete."
+	err := e.follow(ctx, c, nm, e.Out, func(f *show.Facts) (bool, error) {
+		if f == nil {
+			ended = "%s was deleted."
+			return true, nil
+		}
+		return v1alpha1.IsDone(f.Maintenance), nil
 	})
 	switch {
 	case errors.Is(err, errTimeout):
-		return e.notComplete(ctx, c, o, nm.Name)
+		return e.notComplete(ctx, c, o, nm)
 	case err != nil && ctx.Err() != nil:
 		return exitWith(exitInterrupted, "interrupted; %[1]s continues. To wait again: kubectl maintenance wait %[1]s --for=complete", nm.Name)
 	case err != nil:
 		return err
 	}
-	e.screen(e.Out).Printf("%s is complete.", nm.Name)
+	e.screen(e.Out).Printf(ended, nm.Name)
 	return nil
 }
 
 // notComplete returns the error of a timeout: in stage Complete about the release of the nodes,
 // before that about the progress.
-func (e *environment) notComplete(ctx context.Context, c clients, o *waitOptions, name string) error {
-	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+func (e *environment) notComplete(ctx context.Context, c clients, o *waitOptions, first *v1alpha1.NodeMaintenance) error {
+	look, cancel := lastLook(ctx)
 	defer cancel()
-	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(look, name, metav1.GetOptions{}); err == nil && v1alpha1.IsEnding(nm) {
-		return notReleased(ctx, c, o.timeout, name)
+	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(look, first.Name, metav1.GetOptions{}); err == nil && v1alpha1.IsEnding(nm) {
+		return notReleased(ctx, c, o.timeout.text, first.Name)
 	}
-	return e.timedOut(ctx, c, o.timeout, name)
+	return e.timedOut(ctx, c, o, first)
 }

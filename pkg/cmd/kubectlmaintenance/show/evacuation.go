@@ -95,8 +95,8 @@ func evacuationLines(e *v1alpha1.Evacuation, now time.Time, o Options) []screen.
 	return append(lines, whoAndLook("  ", b.Who(), b.Look())...)
 }
 
-// Instigators describes the instigators of an evacuation: "a NodeMaintenance and a user".
-func Instigators(names []string) string {
+// instigators describes the instigators of an evacuation: "a NodeMaintenance and a user".
+func instigators(names []string) string {
 	var by []string
 	for _, name := range names {
 		switch name {
@@ -114,7 +114,7 @@ func Instigators(names []string) string {
 // requesters describes who requests an evacuation. draining are the names of the maintenances that
 // drain the node.
 func requesters(e *v1alpha1.Evacuation, draining []string) string {
-	text := Instigators(protocol.Instigators(e.Finalizers))
+	text := instigators(protocol.Instigators(e.Finalizers))
 	if len(draining) > 0 {
 		text = strings.Replace(text, "a NodeMaintenance", "NodeMaintenance "+strings.Join(draining, ", "), 1)
 	}

@@ -59,7 +59,7 @@ func Explain(f PodFacts, o Options) []screen.Line {
 	case protocol.IsWithdrawn(f.Evacuation):
 		lines = append(lines, plain("  The request to leave was withdrawn, and the evacuation ends."))
 	default:
-		text := fmt.Sprintf("Asked to leave %s ago by %s.", ago(f.Now, f.Evacuation.CreationTimestamp.Time), requesters(f.Evacuation, f.draining()))
+		text := fmt.Sprintf("Asked to leave %s ago by %s.", ago(f.Now, f.Evacuation.CreationTimestamp.Time), f.Requesters())
 		lines = append(lines, wrap("  ", text, o.columns(), screen.Plain)...)
 	}
 	if f.Evacuation != nil {
@@ -178,7 +178,7 @@ func leftAlone(nm *v1alpha1.NodeMaintenance, node string) string {
 	}
 	switch nm.Status.NodeStatuses[at].Reason {
 	case v1alpha1.NodeStatusNotAuthorized:
-		return fmt.Sprintf("Its requester may not maintain node %s, so the node stays as it is.", node)
+		return refusedText("node " + node)
 	case v1alpha1.NodeStatusNotCordoned:
 		return fmt.Sprintf("Node %s is not cordoned yet, so no pod is asked to leave. To see who must act: kubectl maintenance blockers %s.", node, nm.Name)
 	case v1alpha1.NodeStatusTooManyMaintenances:
@@ -187,6 +187,11 @@ func leftAlone(nm *v1alpha1.NodeMaintenance, node string) string {
 		return fmt.Sprintf("It is releasing node %s.", node)
 	}
 	return ""
+}
+
+// refusedText says what a maintenance does with nodes that its requester may not maintain.
+func refusedText(nodes string) string {
+	return "The requester of the maintenance may not maintain " + nodes + ": Haulout changes no cordon there and asks no pod to leave."
 }
 
 // command returns the line with the command that asks a single pod to leave; "" if the pod is asked
@@ -199,9 +204,48 @@ func (f *PodFacts) command() string {
 	if slices.ContainsFunc(f.Maintenances, func(m PodMaintenance) bool { return v1alpha1.IsPaused(m.NodeMaintenance) }) {
 		return ""
 	}
-	// Such a pod would be recreated on the node.
-	if owner := metav1.GetControllerOf(f.Pod); owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node") {
+	if ComesBack(f.Pod) != "" {
 		return ""
 	}
 	return fmt.Sprintf("To ask this pod alone to leave: kubectl maintenance evacuate %s --namespace=%s", f.Name, f.Namespace)
+}
+
+// ComesBack returns why a pod that leaves its node would come back to it, unless a maintenance
+// drains the node; "" if another pod may run elsewhere.
+func ComesBack(pod *corev1.Pod) string {
+	switch owner := metav1.GetControllerOf(pod); {
+	case owner == nil:
+		return ""
+	case owner.Kind == "DaemonSet":
+		return fmt.Sprintf("DaemonSet %s recreates the pod there", owner.Name)
+	case owner.Kind == "Node":
+		return "the kubelet runs a static pod there as long as it has the manifest"
+	}
+	return ""
+}
+
+// Requesters describes who requests the evacuation of the pod: "a user (kubectl maintenance
+// evacuate) and NodeMaintenance kernel-update".
+func (f *PodFacts) Requesters() string { return requesters(f.Evacuation, f.draining()) }
+
+// NodeInPreview returns the node of a pod that a preview lists; "" if the preview does not list it.
+func NodeInPreview(p *v1alpha1.NodeMaintenancePreview, namespace, name string) string {
+	for _, wave := range p.Waves {
+		for _, node := range wave.Nodes {
+			for _, in := range node.Namespaces {
+				isIt := func(pod v1alpha1.PreviewPod) bool { return in.Name == namespace && pod.Name == name }
+				if slices.ContainsFunc(in.Pods, isIt) {
+					return node.Name
+				}
+			}
+		}
+	}
+	for _, kept := range p.PodsKept {
+		for _, pod := range kept.Pods {
+			if pod.Namespace == namespace && pod.Name == name {
+				return pod.Node
+			}
+		}
+	}
+	return ""
 }

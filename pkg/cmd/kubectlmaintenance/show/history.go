@@ -57,23 +57,18 @@ func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 		}
 		moments = append(moments, momentOf(e, nm))
 	}
-	for i, stage := range nm.Status.StageStatuses {
-		if stage.StartTimestamp == nil {
-			continue
-		}
-		m := Moment{Time: *stage.StartTimestamp, What: "Stage " + string(stage.Name)}
-		m.Detail = told[m.What]
-		if by := v1alpha1.RequesterOf(nm); m.Detail == "" && by != "" && i == len(nm.Status.StageStatuses)-1 {
-			m.Detail = "requested by " + by
-		}
-		moments = append(moments, m)
-	}
+	moments = append(moments, stagesOf(nm, told)...)
 	has := func(reason string) bool {
 		return slices.ContainsFunc(moments, func(m Moment) bool { return m.What == reason && m.Object == "" })
 	}
 	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	if drained != nil && drained.Status == metav1.ConditionTrue && !has(eventDrained) {
-		moments = append(moments, Moment{Time: drained.LastTransitionTime, What: eventDrained, Detail: drained.Message})
+		// The message of the condition describes the present.
+		detail := "All pods had left the nodes"
+		if drained.Reason == v1alpha1.ReasonDrainCompleteWithPodsLeft {
+			detail += ", except the kept pods"
+		}
+		moments = append(moments, Moment{Time: drained.LastTransitionTime, What: eventDrained, Detail: detail})
 	}
 	if pause := nm.Status.Pause; pause != nil && !has(eventPaused) {
 		moments = append(moments, Moment{Time: pause.Since, What: eventPaused, Detail: "paused by " + pause.By})
@@ -82,6 +77,28 @@ func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 		moments = append(moments, Moment{Time: *nm.DeletionTimestamp, What: "Deletion requested"})
 	}
 	slices.SortStableFunc(moments, func(a, b Moment) int { return a.Time.Compare(b.Time.Time) })
+	return moments
+}
+
+// stagesOf returns the stages that a maintenance has entered. told has the users whom events name.
+func stagesOf(nm *v1alpha1.NodeMaintenance, told map[string]string) []Moment {
+	var moments []Moment
+	for _, stage := range nm.Status.StageStatuses {
+		if stage.StartTimestamp != nil {
+			what := "Stage " + string(stage.Name)
+			moments = append(moments, Moment{Time: *stage.StartTimestamp, What: what, Detail: told[what]})
+		}
+	}
+	if by := v1alpha1.RequesterOf(nm); by != "" && len(moments) > 0 {
+		last := &moments[len(moments)-1]
+		last.Detail = cmp.Or(last.Detail, "requested by "+by)
+	}
+	// A request for a later stage enters the stages before it, too.
+	for i := len(moments) - 2; i >= 0; i-- {
+		if next := &moments[i+1]; moments[i].Detail == "" && moments[i].Time.Equal(&next.Time) {
+			moments[i].Detail = next.Detail
+		}
+	}
 	return moments
 }
 

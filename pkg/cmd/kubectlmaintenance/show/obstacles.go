@@ -101,12 +101,16 @@ func (b *Obstacle) action() action {
 }
 
 // Stuck returns the condition that reports that a maintenance needs an action of a user to make
-// progress, or nil. The exit codes of the commands that wait depend on it.
+// progress, or nil. The exit codes of the commands that wait depend on it: in stage Cordon, Ready
+// reports the nodes that are not cordoned; in stage Drain, Drained does.
 func Stuck(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	if c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing); c != nil && c.Status == metav1.ConditionFalse {
 		return c
 	}
 	c := drainedCondition(nm)
+	if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon {
+		c = meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionReady)
+	}
 	if c == nil || c.Status == metav1.ConditionTrue {
 		return nil
 	}
@@ -153,8 +157,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 	if !v1alpha1.IsHolding(nm) {
 		return out
 	}
-	out = withNodes(out, nm, v1alpha1.ReasonNotAuthorized, v1alpha1.NodeStatusNotAuthorized,
-		"The requester of the maintenance may not maintain these nodes, so Haulout neither cordons nor drains them.")
+	out = withNodes(out, nm, v1alpha1.ReasonNotAuthorized, v1alpha1.NodeStatusNotAuthorized, refusedText("these nodes"))
 	out = withNodes(out, nm, v1alpha1.ReasonTooManyMaintenances, v1alpha1.NodeStatusTooManyMaintenances, "Too many other maintenances hold these nodes.")
 	if at := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon); !at.IsZero() && now.Sub(at) >= cordonedAfter {
 		out = withNodes(out, nm, v1alpha1.ReasonNodeNotCordoned, v1alpha1.NodeStatusNotCordoned,

@@ -35,7 +35,7 @@ import (
 const (
 	// gitOps is the field manager of Flux, plugin that of our kubectl plugin.
 	gitOps = "kustomize-controller"
-	plugin = "kubectl-maintenance"
+	plugin = "haulout-plugin"
 )
 
 // fieldManager returns the field manager of the server, which its handlers run before the storage.
