@@ -250,7 +250,7 @@ func TestPlugin(t *testing.T) {
 	watch.types(t, "\x03")
 	watch.ends(t, 130)
 	is.True(t, strings.HasSuffix(watch.output(), "\x1b[?25h\x1b[?1049l"), "the terminal is not restored:\n%q", watch.output())
-	has(run(0, "blockers", name), "Nothing is in the way.")
+	has(run(0, "blockers", name), " have left")
 	completion := s.start(t, "__complete", "maintenance", "complete", "")
 	completion.ends(t, 0)
 	has(completion.output(), name)
