@@ -119,7 +119,8 @@ func TestDecideStart(t *testing.T) {
 		},
 		"the count of reverts stays while a pod is up for eviction": {
 			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), newTestPod("web-0", leaves(lanes))),
-		},		"the counter is kept while the report of completion waits for the evacuation controller": {
+		},
+		"the counter is kept while the report of completion waits for the evacuation controller": {
 			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), newTestPod("web-0", leaves(ours), completed)),
 		},
 
