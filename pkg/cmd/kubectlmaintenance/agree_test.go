@@ -47,6 +47,20 @@ func TestTablesAgree(t *testing.T) {
 		must.True(t, w.run(t.Context(), []string{"status", nm.Name}) == 0, "seed %d: %s", seed, w.err)
 		first, _, _ := strings.Cut(strings.TrimPrefix(w.out.String(), table), "\n")
 		must.True(t, strings.Contains(first, want.status), "seed %d: the plugin shows %q, and kubectl get %+v", seed, first, want)
+		if v1alpha1.IsDraining(nm) && len(nm.Status.Waves) > 0 {
+			wave := nm.Status.Waves[0]
+			row := regexp.MustCompile(fmt.Sprintf(`WAVE 1 .* %d of %d gone`, wave.PodsPeak-wave.PodsLeft, wave.PodsPeak))
+			must.True(t, row.MatchString(w.out.String()), "seed %d: the status has the wave %+v, and the plugin shows\n%s", seed, wave, w.out)
+		}
+		before := w.out.String()
+		w.run(t.Context(), []string{"blockers", nm.Name})
+		blockers := strings.TrimPrefix(w.out.String(), before)
+		cannot := ""
+		if want.blocked != "0" {
+			cannot = want.blocked
+		}
+		found := regexp.MustCompile(`(?m)^(\d+) pods? cannot leave\.$`).FindStringSubmatch(blockers)
+		must.True(t, strings.Join(found[min(1, len(found)):], "") == cannot, "seed %d: %q pods cannot leave, and it shows\n%s", seed, cannot, blockers)
 	}
 }
 
@@ -118,6 +132,8 @@ func randomMaintenance(r *rand.Rand) (*v1alpha1.NodeMaintenance, []runtime.Objec
 	}
 	objects := []runtime.Object{nm}
 	sum, left := 0, gone(10*time.Second)
+	cannotLeave := blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, time.Minute)
+	var wave v1alpha1.NodeMaintenanceWave
 	for i := range r.IntN(4) {
 		node := v1alpha1.NodeMaintenanceNodeStatus{
 			NodeRef: v1alpha1.NodeReference{Name: fmt.Sprintf("random-%d", i), UID: "x"},
@@ -133,13 +149,29 @@ func randomMaintenance(r *rand.Rand) (*v1alpha1.NodeMaintenance, []runtime.Objec
 			sum += ofNode
 			for pod := range int(node.PodsEvacuating) + ofNode {
 				e := evacuation("shop", fmt.Sprintf("pod-%d-%d", i, pod), node.NodeRef.Name)
-				if pod >= int(node.PodsEvacuating) {
+				switch {
+				case pod >= int(node.PodsEvacuating):
 					left(e)
+				case pod < int(node.PodsBlocked):
+					cannotLeave(e)
 				}
 				objects = append(objects, e)
 			}
+			if node.Reason == "" {
+				wave.PodsLeft += node.PodsPendingEvacuation + node.PodsEvacuating
+				wave.PodsPeak += node.PodsPeak
+			}
+		} else if stage != v1alpha1.NodeMaintenanceStageDrain {
+			// Another maintenance drains the node.
+			e := evacuation("shop", fmt.Sprintf("other-%d", i), node.NodeRef.Name)
+			cannotLeave(e)
+			objects = append(objects, e)
 		}
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, node)
+	}
+	if wave.PodsPeak > 0 {
+		wave.StartTime = new(before(90 * time.Second))
+		nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{wave}
 	}
 	nm.Status.PodsGone = int32(sum + r.IntN(2)*5)
 	if stage == v1alpha1.NodeMaintenanceStageComplete {

@@ -81,7 +81,7 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 		return err
 	}
 	if name != "" {
-		nodes := show.Nodes(&maintenances[0])
+		nodes := show.DrainedNodes(&maintenances[0])
 		elsewhere := func(one v1alpha1.Evacuation) bool { return !nodes.Has(one.Spec.NodeName) }
 		found.Items, left = slices.DeleteFunc(found.Items, elsewhere), slices.DeleteFunc(left, elsewhere)
 	}
@@ -104,9 +104,10 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 		if down, err = appsDown(ctx, c, left); err != nil {
 			return err
 		}
-		lines := show.Blockers(blockers, obstacles, waiting, now, o.options(e.screen(e.Out)))
+		options := o.options(e.screen(e.Out))
+		lines := show.Blockers(blockers, obstacles, waiting, now, options)
 		if len(lines) == 0 {
-			lines = show.NothingBlocked(maintenances)
+			lines = show.NothingBlocked(maintenances, options)
 		}
 		e.show(append(lines, show.AppsDown(down)...))
 	}
@@ -131,7 +132,7 @@ func (e *environment) obstacles(maintenances []v1alpha1.NodeMaintenance, evacuat
 	var obstacles []show.Obstacle
 	for i := range maintenances {
 		nm := &maintenances[i]
-		podsListed := len(show.BlockersOf(evacuations, show.Nodes(nm).Has)) > 0
+		podsListed := len(show.BlockersOf(evacuations, show.DrainedNodes(nm).Has)) > 0
 		obstacles = append(obstacles, show.Obstacles(nm, podsListed, e.now())...)
 	}
 	return obstacles

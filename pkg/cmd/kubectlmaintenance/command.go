@@ -164,10 +164,11 @@ var exitCodes = []struct {
 }{
 	{exitDone, "done: the state is reached, or nothing is blocked"},
 	{exitFailed, "an error, a refusal, or the answer no"},
-	{exitTimeout, "the --timeout passed, and nothing is blocked; the server continues"},
-	{exitBlocked, "blocked: the --timeout passed, and a user must act before the maintenance can go on (its condition Progressing " +
-		"is False, or its STATUS is NoNodes, NotAuthorized or NotCordoned) or before the pod of evacuate can leave; or " +
-		"blockers or preview found a problem that a user must solve. Without --timeout, the commands go on waiting"},
+	{exitTimeout, "the --timeout passed while the server made progress, or waited for something that ends by itself; single pods may be " +
+		"blocked. The server continues"},
+	{exitBlocked, "a user must act. The --timeout passed, and the maintenance is stuck: its condition Progressing is False, or its STATUS " +
+		"is NoNodes, NotAuthorized or NotCordoned. For evacuate, the pod is blocked. For blockers and preview, they have found a " +
+		"problem. Without --timeout, the commands go on waiting"},
 	{exitEnded, "the maintenance was completed or deleted, or the evacuation cancelled, while the command waited for it"},
 	{exitPaused, "the --timeout passed while the maintenance was paused"},
 	{exitInterrupted, "interrupted; the server continues"},

@@ -47,7 +47,8 @@ What is different:
     prints this without a drain.
   - DaemonSet pods leave as well, after all others. Static pods, and DaemonSet pods that would be recreated on the
     node, are kept and listed.
-  - Interrupting this command does not stop the drain: "kubectl maintenance cancel NAME" does.
+  - Interrupting this command does not stop the drain. "kubectl maintenance pause NAME" stops it until "resume NAME";
+    "cancel NAME" deletes the maintenance.
   - After the work, run "kubectl maintenance complete NAME" instead of kubectl uncordon.
 
 The command accepts flags of kubectl drain that are not needed here, and prints a note. It refuses flags for something

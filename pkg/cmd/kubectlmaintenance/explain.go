@@ -99,6 +99,8 @@ func maintenancesOfPod(ctx context.Context, c clients, f *show.PodFacts) error {
 		return err
 	}
 	var found []show.PodMaintenance
+	var failed []string
+	var failure error
 	for i := range all.Items {
 		nm := &all.Items[i]
 		if v1alpha1.IsEnding(nm) || f.Node != "" && !show.Nodes(nm).Has(f.Node) {
@@ -114,13 +116,16 @@ func maintenancesOfPod(ctx context.Context, c clients, f *show.PodFacts) error {
 			case ctx.Err() != nil:
 				return ctx.Err()
 			default:
-				f.Notes = append(f.Notes, fmt.Sprintf("the preview of %s failed: %v", nm.Name, err))
+				failed, failure = append(failed, nm.Name), err
 			}
 		}
 		if f.Node == "" && m.Preview != nil {
 			f.Node = show.NodeInPreview(m.Preview, f.Namespace, f.Name)
 		}
 		found = append(found, m)
+	}
+	if failure != nil {
+		f.Notes = append(f.Notes, fmt.Sprintf("the preview of %s failed: %v", firstOf(failed), failure))
 	}
 	// The node may have become known after a maintenance of another node.
 	f.Maintenances = slices.DeleteFunc(found, func(m show.PodMaintenance) bool { return !show.Nodes(m.NodeMaintenance).Has(f.Node) })

@@ -156,7 +156,7 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 	}{
 		"an interruption leaves the maintenance": {
 			happens: func(_ *testing.T, _ *world, interrupt func()) { interrupt() },
-			code:    exitInterrupted, stderr: "kubectl maintenance cancel node-003-x7k2p", survives: true,
+			code:    exitInterrupted, stderr: "To pause it: kubectl maintenance pause node-003-x7k2p", survives: true,
 		},
 		"a user deletes the maintenance": {
 			happens: func(t *testing.T, w *world, _ func()) {
@@ -164,7 +164,7 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 				must.Do(t, w.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "node-003-x7k2p",
 					metav1.DeleteOptions{}))
 			},
-			code: exitEnded, stderr: "was deleted before it reached the stage Drain",
+			code: exitEnded, stderr: "was deleted before this command saw its nodes drained",
 		},
 		"a user completes the maintenance": {
 			happens: func(t *testing.T, w *world, _ func()) {
@@ -175,7 +175,7 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 				must.Get(w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm,
 					metav1.UpdateOptions{}))(t)
 			},
-			code: exitEnded, stderr: "was completed before it reached the stage Drain", survives: true,
+			code: exitEnded, stderr: "was completed before this command saw its nodes drained", survives: true,
 		},
 		"the node is drained": {
 			happens: func(t *testing.T, w *world, _ func()) {

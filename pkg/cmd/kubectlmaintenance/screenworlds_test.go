@@ -18,7 +18,7 @@ import (
 )
 
 // large is a drain of a pool of 40 nodes of a cloud in its third wave of five, with causes of
-// different kinds.
+// different kinds. Two entries of its plan have no pods.
 func large() []runtime.Object {
 	nm := undescribed()
 	nm.CreationTimestamp = before(time.Hour)
@@ -27,6 +27,7 @@ func large() []runtime.Object {
 	}
 	nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{
 		{PodType: v1alpha1.PodTypeDefault, PodPriority: 0}, {PodType: v1alpha1.PodTypeDefault, PodPriority: 1000},
+		{PodType: v1alpha1.PodTypeDefault, PodPriority: 2000}, {PodType: v1alpha1.PodTypeDefault, PodPriority: 5000},
 		{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000000000},
 		{PodType: v1alpha1.PodTypeDefault, PodPriority: v1alpha1.SystemClusterCritical},
 		{PodType: v1alpha1.PodTypeDaemonSet, PodPriority: v1alpha1.SystemNodeCritical},
@@ -35,7 +36,7 @@ func large() []runtime.Object {
 	for i := range 40 {
 		n := v1alpha1.NodeMaintenanceNodeStatus{
 			NodeRef:      v1alpha1.NodeReference{Name: fmt.Sprintf("ip-10-0-%d-%d.eu-central-1.compute.internal", i/10, 10+i%10)},
-			DrainTargets: nm.Spec.DrainPlan[2:3], DrainMessage: "Evacuating", PodsEvacuating: int32(2 + i%3), PodsPendingEvacuation: 3, PodsKept: 4, PodsPeak: 30,
+			DrainTargets: nm.Spec.DrainPlan[4:5], DrainMessage: "Evacuating", PodsEvacuating: int32(2 + i%3), PodsPendingEvacuation: 3, PodsKept: 4, PodsPeak: 30,
 		}
 		switch {
 		case i < 2:
@@ -52,8 +53,8 @@ func large() []runtime.Object {
 	nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{
 		{Entry: 0, PodsPeak: 700, StartTime: new(before(20 * time.Minute)), EndTime: new(before(15 * time.Minute))},
 		{Entry: 1, PodsPeak: 250, StartTime: new(before(15 * time.Minute)), EndTime: new(before(4 * time.Minute))},
-		{Entry: 2, PodsPeak: 160, PodsLeft: 92, StartTime: new(before(4 * time.Minute))},
-		{Entry: 3, PodsPeak: 50, PodsLeft: 50}, {Entry: 4, PodsPeak: 40, PodsLeft: 40},
+		{Entry: 4, PodsPeak: 160, PodsLeft: 92, StartTime: new(before(4 * time.Minute))},
+		{Entry: 5, PodsPeak: 50, PodsLeft: 50}, {Entry: 6, PodsPeak: 40, PodsLeft: 40},
 	}
 	objects := []runtime.Object{nm}
 	node := func(i int) string { return nm.Status.NodeStatuses[i].NodeRef.Name }

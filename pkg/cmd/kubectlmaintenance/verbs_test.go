@@ -113,7 +113,7 @@ func TestNamesIn(t *testing.T) {
 // TestABlockedWaitGoesOn waits without --timeout for nodes that the requester may not maintain: the
 // right may be granted later.
 func TestABlockedWaitGoesOn(t *testing.T) {
-	w := newWorld(t, "", doesNotHold(v1alpha1.NodeStatusNotAuthorized, v1alpha1.ReasonNotAuthorized, "Not this node"))
+	w := newWorld(t, "", doesNotHold(v1alpha1.NodeStatusNotAuthorized))
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	ended := w.background(ctx, "wait", "zone-a")

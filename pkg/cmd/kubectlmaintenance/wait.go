@@ -4,6 +4,7 @@
 package kubectlmaintenance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,6 +112,11 @@ func (e *environment) tellPaused(nm *v1alpha1.NodeMaintenance) {
 	}
 }
 
+// becomes has what the nodes become in a stage, if a command waits for it.
+var becomes = map[v1alpha1.NodeMaintenanceStage]string{
+	v1alpha1.NodeMaintenanceStageCordon: "cordoned", v1alpha1.NodeMaintenanceStageDrain: "drained",
+}
+
 // awaitStage waits until a maintenance has reached a stage, and shows the progress.
 func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage, o *waitOptions) error {
 	out := e.Out
@@ -124,7 +130,7 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 	kept := ""
 	err := e.follow(ctx, c, nm, out, func(f *show.Facts) (bool, error) {
 		if f == nil {
-			return true, exitWith(exitEnded, "%s was deleted before it reached the stage %s", nm.Name, stage)
+			return true, exitWith(exitEnded, "%s was deleted before this command saw its nodes %s", nm.Name, cmp.Or(becomes[stage], "announced"))
 		}
 		kept = keptPods(f.Maintenance)
 		return reached(f.Maintenance, stage)
@@ -134,13 +140,13 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 		return e.timedOut(ctx, c, o, nm)
 	case err != nil && ctx.Err() != nil:
 		return exitWith(exitInterrupted,
-			"interrupted; %[1]s continues. To wait again: kubectl maintenance wait %[1]s. To cancel it: kubectl maintenance cancel %[1]s",
+			"interrupted; %[1]s continues. To pause it: kubectl maintenance pause %[1]s. To wait again: kubectl maintenance wait %[1]s. "+
+				"To cancel it: kubectl maintenance cancel %[1]s",
 			nm.Name)
 	case err != nil:
 		return err
 	}
-	verb := map[v1alpha1.NodeMaintenanceStage]string{v1alpha1.NodeMaintenanceStageDrain: "drained", v1alpha1.NodeMaintenanceStageCordon: "cordoned"}[stage]
-	if verb != "" && o.output.format() == "" {
+	if verb := becomes[stage]; verb != "" && o.output.format() == "" {
 		if kept != "" {
 			e.screen(out).Printf("%s.", kept)
 		}
@@ -164,7 +170,7 @@ func keptPods(nm *v1alpha1.NodeMaintenance) string {
 func (e *environment) timedOut(ctx context.Context, c clients, o *waitOptions, first *v1alpha1.NodeMaintenance) error {
 	ctx, cancel := lastLook(ctx)
 	defer cancel()
-	name, after := first.Name, o.timeout.text
+	name, after, blocked := first.Name, o.timeout.text, ""
 	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
 		switch stuck := show.Stuck(nm); {
 		case v1alpha1.IsPaused(nm) && v1alpha1.IsPaused(first):
@@ -176,9 +182,12 @@ func (e *environment) timedOut(ctx context.Context, c clients, o *waitOptions, f
 		case stuck != nil:
 			return exitWith(exitBlocked, "%[1]s is blocked after %[2]s (%[3]s: %[4]s); the server keeps trying. To see who must act: kubectl maintenance blockers %[1]s",
 				name, after, stuck.Reason, stuck.Message)
+		case show.PodsBlocked(nm) > 0:
+			blocked = ". To see the pods that cannot leave: kubectl maintenance blockers " + name
 		}
 	}
-	return exitWith(exitTimeout, "%[1]s is not done after %[2]s; the server continues. To see its progress: kubectl maintenance status %[1]s", name, after)
+	return exitWith(exitTimeout, "%[1]s is not done after %[2]s; the server continues. To see its progress: kubectl maintenance status %[1]s%[3]s",
+		name, after, blocked)
 }
 
 // follow shows the progress of a maintenance until look returns done. It passes nil to look if the
@@ -215,7 +224,8 @@ func (e *environment) follow(
 // can no longer reach the stage.
 func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (bool, error) {
 	if v1alpha1.IsEnding(nm) {
-		return true, exitWith(exitEnded, "%s was completed before it reached the stage %s", nm.Name, stage)
+		return true, exitWith(exitEnded, "%[1]s was completed before this command saw its nodes %[2]s. To see what happened: kubectl maintenance history %[1]s",
+			nm.Name, cmp.Or(becomes[stage], "announced"))
 	}
 	if nm.Status.ObservedGeneration < nm.Generation {
 		return false, nil

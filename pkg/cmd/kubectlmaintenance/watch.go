@@ -80,7 +80,7 @@ func (e *environment) watchFull(ctx context.Context, f *follower, w *fullWatch) 
 			w.draw(all)
 			return false, nil
 		}
-		if len(all) == 0 {
+		if len(all) == 0 || last != nil && all[0].Maintenance.UID != last.Maintenance.UID {
 			return true, nil
 		}
 		last = &all[0]

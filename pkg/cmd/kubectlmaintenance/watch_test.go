@@ -260,3 +260,16 @@ func eventuallyHas(t *testing.T, out *buffer, text string) {
 		t.Fatal(errors.Join(err, errors.New(out.String())))
 	}
 }
+
+// TestWatchOfARecreatedMaintenance checks that the command ends when another maintenance gets the
+// name of the deleted one, and does not show it.
+func TestWatchOfARecreatedMaintenance(t *testing.T) {
+	w := startWatch(t, "kernel-update")
+	w.shows(t, "the progress", begins("kernel-update  Draining"))
+	other := cordon()
+	other.Name, other.UID = "kernel-update", "uid-of-another"
+	w.store(other)
+	w.ends(t, 0)
+	is.True(t, strings.Contains(w.out.String(), "kernel-update was deleted."), "got %s", w.out)
+	is.True(t, !strings.Contains(w.out.String(), "Cordoned"), "it shows the other one: %s", w.out)
+}

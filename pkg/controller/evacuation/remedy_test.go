@@ -29,10 +29,10 @@ func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 	}{
 		"a pod of a Deployment that can be scaled up": {[]string{v1alpha1.EvacuatorClassDeployment}, nil, true, "on the Deployment"},
 		"a pod of a Deployment that is not scaled up": {
-			[]string{v1alpha1.EvacuatorClassDeployment}, []string{unscaled}, false, "They are not replaced first (Deployment web has the strategy Recreate).",
+			[]string{v1alpha1.EvacuatorClassDeployment}, []string{unscaled}, false, "No replacement starts first (Deployment web has the strategy Recreate).",
 		},
-		"a pod of a Deployment that has opted out": {nil, []string{unscaled}, false, "They are not replaced first (Deployment web has the strategy Recreate)."},
-		"a pod of another controller":              {nil, nil, false, "delete the pod by hand"},
+		"a pod of a Deployment that has opted out": {nil, []string{unscaled}, false, "No replacement starts first (Deployment web has the strategy Recreate)."},
+		"a pod of another controller":              {nil, nil, false, "the pod can be deleted by hand"},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			budget := budgetOf("web")

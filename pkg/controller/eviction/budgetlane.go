@@ -290,7 +290,8 @@ func (l *budgetLane) handleAnswer(c *call, a answer, now time.Time) {
 }
 
 // judge returns the previous blocker while its reason stays the same. Otherwise the changing
-// numbers of a busy budget would be written into the status of every waiting pod.
+// numbers of a busy budget would be written into the status of every waiting pod. The message about
+// a budget that never allows an eviction has no such numbers.
 func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
 	if it.starved {
 		b = it.blocker
@@ -306,13 +307,14 @@ func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, un
 	}
 	until = l.steadySince.Add(steadyAfter)
 	why, held := pdb.HeldByUnhealthy(l.budget, !it.notReady, !now.Before(until))
+	never := false
 	if !held {
 		why = pdb.Explain(l.budget, l.members[it])
-		if _, never := pdb.NeverAllows(l.budget); never && it.NotReplaced != "" {
+		if _, never = pdb.NeverAllows(l.budget); never && it.NotReplaced != "" {
 			why = why.NotReplacedFirst(it.Deployment, it.NotReplaced)
 		}
 	}
-	if b == nil || b.Reason != why.Reason {
+	if b == nil || b.Reason != why.Reason || never && b.Message != why.Message {
 		b = &why
 	}
 	return b, "", until

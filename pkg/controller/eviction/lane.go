@@ -223,6 +223,19 @@ type item struct {
 	starved, told bool
 }
 
+// updateRemedy sets what a repeated request says about the remedy for the budget, and reports
+// whether it differs.
+func (it *item) updateRemedy(r *Request) (changed bool) {
+	updated := *it.Request
+	updated.ReplacedFirst, updated.Deployment, updated.NotReplaced = r.ReplacedFirst, r.Deployment, r.NotReplaced
+	changed = updated != *it.Request
+	if changed {
+		// A call in flight keeps its request.
+		it.Request = &updated
+	}
+	return changed
+}
+
 // read copies the fields of the pod that determine the position of the item in a line.
 func (it *item) read(pod *corev1.Pod) {
 	it.notReady, it.created = !pdb.IsReady(pod), pod.CreationTimestamp.Time

@@ -33,7 +33,8 @@ type Request struct {
 	// the remedy for a budget that allows no disruption.
 	ReplacedFirst bool
 	// Deployment is the name of the Deployment of the pod, and NotReplaced a phrase that follows it:
-	// why the Deployment is not scaled up, whatever the budget of the pod. Both may be empty.
+	// why the Deployment is not scaled up, whatever the budget of the pod. Both may be empty. Like
+	// ReplacedFirst, they may differ in a repeated request.
 	Deployment, NotReplaced string
 	// FailedEvictions is the stored counter of failed evictions.
 	FailedEvictions int32
@@ -209,7 +210,7 @@ func (q *Queue) wake() {
 }
 
 // Add requests the eviction of a pod. A repeated request for the same Evacuation causes no second
-// eviction.
+// eviction, but it may change the remedy for the budget.
 func (q *Queue) Add(r Request) {
 	q.mu.Lock()
 	defer q.unlock()
@@ -228,7 +229,8 @@ func (q *Queue) Add(r Request) {
 		q.items[namespace][r.Evacuation.Name] = it
 	}
 	it.askedAgain = true
-	if it.phase == phaseParked || !known && !it.isSent() {
+	changed := known && it.updateRemedy(&r)
+	if it.phase == phaseParked || (changed || !known) && !it.isSent() {
 		q.place(it, now)
 		q.wake()
 	}

@@ -15,7 +15,10 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -382,5 +385,32 @@ func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 		is.Equal(t, w.reason("web-0"), "UnhealthyPodsHoldBudget", "with one more missing")
 		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = 9 }))
 		w.until("all pods are healthy", 0, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
+	})
+}
+
+// TestRemedyIsUpdated checks that the message about a budget that never allows an eviction follows
+// what the last request says about the Deployment of the pod, and that other messages stay.
+func TestRemedyIsUpdated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		never := newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(0)) })
+		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), never)
+		request := Request{Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0", ReplacedFirst: true, Deployment: "web"}
+		sent := 0
+		for _, why := range []string{"has the annotation surge: Disabled", "", "is paused", "is paused"} {
+			request.NotReplaced = why
+			w.queue.Add(request)
+			w.until("the pod is blocked", time.Second, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
+			want := v1alpha1.AnnotationSurge + ": " + v1alpha1.SurgeAlways
+			if why != "" {
+				want = "(Deployment web " + why + ")"
+			}
+			if got := w.state("web-0").Blocker.Message; !strings.Contains(got, want) {
+				t.Errorf("got %q, want %q in it", got, want)
+			}
+			if sent == 0 {
+				sent = len(w.host.sent())
+			}
+			is.Equal(t, len(w.host.sent()), sent, "evictions, since a repeated request causes none")
+		}
 	})
 }

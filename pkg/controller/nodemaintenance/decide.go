@@ -357,7 +357,10 @@ func decideDrained(f drainedFacts) verdict {
 	case len(f.nodes) == 0:
 		return no(v1alpha1.ReasonNoNodes, noNodes)
 	case outside != "":
-		return no(outside, "%s; %s", text, r.progress())
+		if slices.ContainsFunc(f.nodes, func(node memberNode) bool { return node.outside == nil }) {
+			text += "; the other nodes: " + r.progress()
+		}
+		return no(outside, "%s", text)
 	case len(f.uncordoned) > 0:
 		return no(v1alpha1.ReasonDrainInProgress, "%s; %s", waitsForCordons(f.uncordoned), r.progress())
 	case !f.finished && r.isBlocked():

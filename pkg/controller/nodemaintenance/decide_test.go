@@ -118,14 +118,18 @@ func TestDecideDrained(t *testing.T) {
 			drainedFacts{draining: true, nodes: nodesWith(1, v1alpha1.NodeStatusNotAuthorized), username: "x", finished: true, remainder: some()},
 			verdict{
 				metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized,
-				`User "x" may not maintain 1 selected node (skipped); 0 pods left, 0 of them evacuating, 0 blocked`,
+				`User "x" may not maintain 1 selected node (skipped); the other nodes: 0 pods left, 0 of them evacuating, 0 blocked`,
 			},
+		},
+		"a drain of refused nodes only has no pods to count": {
+			drainedFacts{draining: true, nodes: nodesWith(0, v1alpha1.NodeStatusNotAuthorized), username: "x", finished: true, remainder: some()},
+			verdict{metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized, `User "x" may not maintain 1 selected node (skipped)`},
 		},
 		"a drain with a node outside the waves is not drained": {
 			drainedFacts{draining: true, nodes: nodesWith(2, v1alpha1.NodeStatusNotCordoned), finished: true, remainder: some()},
 			verdict{
 				metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned,
-				"1 node is outside the drain, such as out: some text; 0 pods left, 0 of them evacuating, 0 blocked",
+				"1 node is outside the drain, such as out: some text; the other nodes: 0 pods left, 0 of them evacuating, 0 blocked",
 			},
 		},
 		"a drain without pods is drained": {

@@ -245,12 +245,12 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 	}{
 		"its strategy": {
 			web: recreating,
-			want: "They are not replaced first (Deployment web has the strategy Recreate: its pods " +
+			want: "No replacement starts first (Deployment web has the strategy Recreate: its pods " +
 				"must not run at the same time).",
 		},
 		"its annotation": {
 			web: unscaled,
-			want: "They are not replaced first (Deployment web has the annotation " +
+			want: "No replacement starts first (Deployment web has the annotation " +
 				"maintenance.haulout.dev/surge: Disabled).",
 		},
 	} {
@@ -260,8 +260,8 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 				pods: webs(2), budgets: limits{web(0, closed)},
 			}.preview(t)
 			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0) and cannot open by itself. " +
-				"The owner of the app can change it (kubectl describe pdb web -n shop). Otherwise remove the node " +
-				"from the selector of the maintenance, or delete the pod by hand. " + test.want
+				"The owner of the app can change it (kubectl describe pdb web -n shop). Otherwise the operator of a maintenance can " +
+				"remove the node from its selector, or the pod can be deleted by hand. " + test.want
 			if got := out.Blockers[0].Message; got != want {
 				t.Errorf("got  %q\nwant %q", got, want)
 			}
@@ -374,7 +374,7 @@ func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: func(*appsv1.Deployment) {}},
 				pods: pods(2, "web", "n1"),
 			},
-			effect: v1alpha1.PreviewEffectNever, says: "maintenance.haulout.dev/surge: Always", mustNot: "They are not replaced first",
+			effect: v1alpha1.PreviewEffectNever, says: "maintenance.haulout.dev/surge: Always", mustNot: "No replacement starts first",
 		},
 		"an operator, which may move the role of the pod": {
 			scene:  scene{pods: pods(1, "web", "n1", ofOperator)},

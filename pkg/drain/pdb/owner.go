@@ -74,7 +74,7 @@ func (o Owner) IsOperator() bool { return o.kind == ownerOperator }
 // neverAllows returns the message about a budget that never allows an eviction: what it asks for,
 // whether it can open without a change of it, and who can change it.
 func (o Owner) neverAllows(budget *policyv1.PodDisruptionBudget, why string) string {
-	const narrow = "remove the node from the selector of the maintenance"
+	const narrow = "the operator of a maintenance can remove the node from its selector"
 	switch o.kind {
 	case ownerDeployment:
 		return fmt.Sprintf("%s The owner of the app can change it (%s), or set the annotation %s: %s on the Deployment: unless an autoscaler scales it, "+
@@ -85,6 +85,6 @@ func (o Owner) neverAllows(budget *policyv1.PodDisruptionBudget, why string) str
 			"allows the eviction. If it does not, the owner of the app can change the budget (%s). Or %s. Do not delete the pod by hand.",
 			wording.Budget(budget.Name), why, o.name, commandOf(budget), narrow)
 	}
-	return fmt.Sprintf("%s The owner of the app can change it (%s). Otherwise %s, or delete the pod by hand.",
+	return fmt.Sprintf("%s The owner of the app can change it (%s). Otherwise %s, or the pod can be deleted by hand.",
 		wording.NeverOpens(budget.Name, why), commandOf(budget), narrow)
 }

@@ -59,7 +59,7 @@ func TestRemedies(t *testing.T) {
 	controller := func(apiVersion, kind string) *metav1.OwnerReference {
 		return &metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "web"}
 	}
-	const annotation, byHand, narrow = "surge: Always", "delete the pod by hand", "remove the node from the selector"
+	const annotation, byHand, narrow = "surge: Always", "the pod can be deleted by hand", "the operator of a maintenance can remove the node"
 	for name, test := range map[string]struct {
 		owner   Owner
 		want    []string
@@ -69,7 +69,7 @@ func TestRemedies(t *testing.T) {
 		"no controller":             {OwnerOf(nil), []string{byHand, narrow}, annotation},
 		"a StatefulSet":             {OwnerOf(controller("apps/v1", "StatefulSet")), []string{byHand, narrow}, annotation},
 		"a ReplicationController":   {OwnerOf(controller("v1", "ReplicationController")), []string{byHand, narrow}, annotation},
-		"an operator":               {OwnerOf(controller("postgresql.cnpg.io/v1", "Cluster")), []string{"Cluster web owns the pod", narrow, "Do not " + byHand}, "or " + byHand},
+		"an operator":               {OwnerOf(controller("postgresql.cnpg.io/v1", "Cluster")), []string{"Cluster web owns the pod", narrow, "Do not delete the pod by hand"}, "or " + byHand},
 		"an operator with our kind": {OwnerOf(controller("example.com/v1", "StatefulSet")), []string{"StatefulSet web owns the pod"}, "or " + byHand},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,7 +24,8 @@ const (
 	// StatusNotAuthorized means that the requester may not maintain a selected node.
 	StatusNotAuthorized StatusWord = "NotAuthorized"
 	// StatusNotCordoned means that the server cannot keep a selected node cordoned, or that too
-	// many other maintenances hold it. Each such node also is a failure, which says less.
+	// many other maintenances hold it. It takes precedence over StatusFailing: the condition
+	// Progressing reports such a node as a failure, too.
 	StatusNotCordoned StatusWord = "NotCordoned"
 	// StatusCordoning means that some nodes are not cordoned yet, in stage Cordon.
 	StatusCordoning StatusWord = "Cordoning"

@@ -47,7 +47,7 @@ var Blocked = []Remedy{
 		v1alpha1.ReasonBudgetPodsCordoned,
 		Administrator + ", who can complete the maintenance of one of the nodes or add nodes for the other pods of the budget", podsOf, true,
 	},
-	{v1alpha1.ReasonSurgePending, ownerOfApp + ", who can free capacity for the replacement pod or correct its image", podsOf, false},
+	{v1alpha1.ReasonSurgePending, ownerOfApp + ", who can correct its image, or " + Administrator + ", who can add capacity for the replacement pod", podsOf, false},
 	{v1alpha1.ReasonReplicaFailure, ownerOfApp + ", or the owner of the webhook or policy that the message quotes", podsOf, false},
 	{v1alpha1.ReasonEvacuatorNotProgressing, "the operator of the evacuator %[4]s", "kubectl get evacuations -n %s -o wide", false},
 	{v1alpha1.ReasonEvacuationHeld, "the owner of the finalizers that the message names", finalizers, false},

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -194,25 +193,20 @@ type AppDown struct {
 
 const nothingBlocked = "No pod is blocked."
 
-// NothingBlocked shows that no pod is blocked or waiting, and how many pods must still leave their
-// nodes.
-func NothingBlocked(maintenances []v1alpha1.NodeMaintenance) []screen.Line {
-	var left []screen.Line
-	drained := 0
+// NothingBlocked shows that no pod is blocked or waiting, which maintenances are complete, and how
+// many pods must still leave the nodes of the others.
+func NothingBlocked(maintenances []v1alpha1.NodeMaintenance, o Options) []screen.Line {
+	lines := []screen.Line{plain(nothingBlocked)}
 	for i := range maintenances {
 		nm := &maintenances[i]
 		switch c := drainedCondition(nm); {
-		case nm.DeletionTimestamp != nil || c == nil:
-		case c.Status == metav1.ConditionTrue:
-			drained++
-		default:
-			left = append(left, plain("  %s: %s", nm.Name, c.Message))
+		case v1alpha1.IsDone(nm):
+			lines = append(lines, plain("  %s is complete.", nm.Name))
+		case nm.DeletionTimestamp == nil && c != nil:
+			lines = append(lines, wrap("  ", nm.Name+": "+c.Message, o.columns(), screen.Plain)...)
 		}
 	}
-	if drained > 0 && drained == len(maintenances) {
-		return []screen.Line{plain("%s All pods have left.", nothingBlocked)}
-	}
-	return append([]screen.Line{plain(nothingBlocked)}, left...)
+	return lines
 }
 
 // AppsDown shows the workloads without a ready pod.
@@ -239,15 +233,15 @@ func BlockersOfAll(all []Facts, o Options) []screen.Line {
 		}
 		maintenances = append(maintenances, *f.Maintenance)
 		obstacles = append(obstacles, Obstacles(f.Maintenance, len(f.blockers()) > 0, f.Now)...)
-		nodes = nodes.Union(Nodes(f.Maintenance))
+		nodes = nodes.Union(DrainedNodes(f.Maintenance))
 	}
 	if len(maintenances) == 0 {
-		return NothingBlocked(nil)
+		return NothingBlocked(nil, o)
 	}
 	f := &all[0]
 	lines := Blockers(BlockersOf(f.Evacuations, nodes.Has), obstacles, WaitingOf(f.Evacuations, nodes.Has, f.Now), f.Now, o)
 	if len(lines) == 0 {
-		return NothingBlocked(maintenances)
+		return NothingBlocked(maintenances, o)
 	}
 	return lines
 }

@@ -256,6 +256,7 @@ func (l *causeList) lines(count, detail, rest int, f *Facts, o Options) []screen
 	}
 	short := "blockers " + f.Maintenance.Name
 	text, command := "  "+o.ellipsis()+" ", "kubectl maintenance "+short
+	alone := text
 	if missing > 0 {
 		text += wording.Count(missing, "more cause") + ": "
 	}
@@ -264,10 +265,10 @@ func (l *causeList) lines(count, detail, rest int, f *Facts, o Options) []screen
 		text += "press b"
 	case o.Columns <= 0 || screen.Width(text+command) <= o.Columns:
 		text += command
-	case screen.Width(text+short) <= o.Columns:
-		text += short
+	case screen.Width(alone+command) <= o.Columns:
+		text = alone + command
 	default:
-		text = "  " + o.ellipsis() + " " + short
+		text = alone + short
 	}
 	return append(lines, line(screen.Faint, "%s", screen.Fit(o.escape(text), o.Columns)))
 }

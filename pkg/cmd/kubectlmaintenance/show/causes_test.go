@@ -137,7 +137,7 @@ func TestManyBlockedPods(t *testing.T) {
 	for _, o := range []Options{{Columns: 79, Rows: 22}, {Columns: 59, Rows: 18}, {Columns: 39, Rows: 18}, {Columns: 39, Rows: 18, ASCII: true}} {
 		text := Text(Status(f, o))
 		is.True(t, strings.Count(text, "\n") <= o.Rows, "%d columns: %d lines:\n%s", o.Columns, strings.Count(text, "\n"), text)
-		for _, want := range []string{"BLOCKED  2000 pods", "more cause", "more nodes", "Deployment team-"} {
+		for _, want := range []string{"BLOCKED  2000 pods", "kubectl maintenance blockers nm", "more nodes", "Deployment team-"} {
 			is.True(t, strings.Contains(text, want), "%d columns: no %q in\n%s", o.Columns, want, text)
 		}
 		for line := range strings.Lines(text) {

@@ -116,7 +116,12 @@ func instigators(names []string) string {
 func requesters(e *v1alpha1.Evacuation, draining []string) string {
 	text := instigators(protocol.Instigators(e.Finalizers))
 	if len(draining) > 0 {
-		text = strings.Replace(text, "a NodeMaintenance", "NodeMaintenance "+strings.Join(draining, ", "), 1)
+		// Not all of them need have reached the wave of the pod.
+		by := "NodeMaintenance " + draining[0]
+		if len(draining) > 1 {
+			by = "one of the NodeMaintenances " + strings.Join(draining, ", ")
+		}
+		text = strings.Replace(text, "a NodeMaintenance", by, 1)
 	}
 	return text
 }

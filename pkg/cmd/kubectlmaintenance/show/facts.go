@@ -44,11 +44,11 @@ func (f *Facts) waves() []v1alpha1.NodeMaintenanceWave {
 	if v1alpha1.IsEnding(f.Maintenance) {
 		return waves
 	}
-	leaving, later := -1, int32(0)
+	leaving, goneBefore := -1, int32(0)
 	for i := range waves {
 		switch {
 		case waves[i].StartTime == nil || waves[i].PodsLeft == 0:
-			later += waves[i].PodsLeft
+			goneBefore += waves[i].PodsPeak - waves[i].PodsLeft
 		case leaving >= 0:
 			// If several waves are leaving, the wave of a departed pod is unknown.
 			return waves
@@ -58,10 +58,45 @@ func (f *Facts) waves() []v1alpha1.NodeMaintenanceWave {
 	}
 	if leaving >= 0 {
 		w := &waves[leaving]
-		w.PodsLeft = max(int32(f.count().left())-later, 0)
-		w.PodsPeak = max(w.PodsPeak, w.PodsLeft)
+		gone := w.PodsPeak - w.PodsLeft
+		w.PodsLeft = max(w.PodsLeft-f.leftSince(), 0)
+		// If new pods have been created since, more pods have left than the peak shows.
+		seen := min(int32(f.Departures.since(w.StartTime.Time, f.outside())), int32(f.count().gone)-goneBefore)
+		w.PodsPeak = max(w.PodsPeak, w.PodsLeft+max(gone, seen))
 	}
 	return waves
+}
+
+// leftSince returns how many pods have left since the status was written, without those of nodes
+// whose pods the waves do not have.
+func (f *Facts) leftSince() int32 {
+	var left int32
+	for i := range f.Maintenance.Status.NodeStatuses {
+		if n := &f.Maintenance.Status.NodeStatuses[i]; !isOutside(n) {
+			left += n.PodsEvacuating - int32(f.evacuating(n))
+		}
+	}
+	return left
+}
+
+// outside returns the names of the nodes whose pods the waves do not have.
+func (f *Facts) outside() sets.Set[string] {
+	nodes := sets.New[string]()
+	for i := range f.Maintenance.Status.NodeStatuses {
+		if n := &f.Maintenance.Status.NodeStatuses[i]; isOutside(n) {
+			nodes.Insert(n.NodeRef.Name)
+		}
+	}
+	return nodes
+}
+
+// isOutside reports whether a drain goes on without a node, or has to wait until it is cordoned.
+func isOutside(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
+	switch n.Reason {
+	case v1alpha1.NodeStatusNotCordoned, v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusTooManyMaintenances:
+		return true
+	}
+	return false
 }
 
 // Departures records which pods have left the nodes of a maintenance, and when. The server deletes
@@ -72,10 +107,16 @@ func (f *Facts) waves() []v1alpha1.NodeMaintenanceWave {
 // A pod that replaces a departed pod on the same node does not count when it leaves: pods that
 // leave and return again and again are no progress.
 type Departures struct {
-	byPod  map[types.UID]time.Time
+	byPod  map[types.UID]departure
 	byNode map[string]int
 	// first is the time at which the first pod of each kind left each node.
 	first map[podKind]time.Time
+}
+
+// departure is the time at which a pod left its node.
+type departure struct {
+	at   time.Time
+	node string
 }
 
 // podKind identifies the pods of one workload on a node, which can replace each other.
@@ -106,7 +147,7 @@ func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Ev
 		return
 	}
 	if d.byPod == nil {
-		d.byPod, d.byNode, d.first = map[types.UID]time.Time{}, map[string]int{}, map[podKind]time.Time{}
+		d.byPod, d.byNode, d.first = map[types.UID]departure{}, map[string]int{}, map[podKind]time.Time{}
 	}
 	nodes := Nodes(nm)
 	counts := func(e *v1alpha1.Evacuation) (time.Time, bool) {
@@ -127,7 +168,7 @@ func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Ev
 		if _, known := d.byPod[e.Spec.PodRef.UID]; !ok || known || d.cameBack(e) {
 			continue
 		}
-		d.byPod[e.Spec.PodRef.UID] = at
+		d.byPod[e.Spec.PodRef.UID] = departure{at, e.Spec.NodeName}
 		d.byNode[e.Spec.NodeName]++
 	}
 }
@@ -174,18 +215,18 @@ func (f *Facts) knowsGone() bool {
 	return f.Departures != nil || f.Maintenance.Status.PodsGone > 0 || slices.ContainsFunc(f.Maintenance.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.PodsPeak > 0 })
 }
 
-// since returns the number of pods that have left since a time.
-func (d *Departures) since(start time.Time) int {
+// since returns the number of pods that have left since a time, without those of some nodes.
+func (d *Departures) since(start time.Time, without sets.Set[string]) int {
 	count := 0
-	for _, at := range d.all() {
-		if !at.Before(start) {
+	for _, one := range d.all() {
+		if !one.at.Before(start) && !without.Has(one.node) {
 			count++
 		}
 	}
 	return count
 }
 
-func (d *Departures) all() map[types.UID]time.Time {
+func (d *Departures) all() map[types.UID]departure {
 	if d == nil {
 		return nil
 	}
@@ -199,6 +240,15 @@ func Nodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 		nodes.Insert(nm.Status.NodeStatuses[i].NodeRef.Name)
 	}
 	return nodes
+}
+
+// DrainedNodes returns the names of the nodes that a maintenance drains. There are none unless it
+// is in stage Drain: then the pods that leave these nodes do so for other maintenances.
+func DrainedNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
+	if !v1alpha1.IsDraining(nm) {
+		return nil
+	}
+	return Nodes(nm)
 }
 
 // count has the sums over the nodes of a maintenance.
@@ -216,9 +266,18 @@ func done(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return len(n.DrainTargets) > 0 && n.PodsPendingEvacuation == 0 && n.PodsEvacuating == 0
 }
 
+// PodsBlocked returns the number of blocked pods in the status of a maintenance.
+func PodsBlocked(nm *v1alpha1.NodeMaintenance) int {
+	blocked := 0
+	for i := range nm.Status.NodeStatuses {
+		blocked += int(nm.Status.NodeStatuses[i].PodsBlocked)
+	}
+	return blocked
+}
+
 func (f *Facts) count() count {
 	nm := f.Maintenance
-	c := count{nodes: glance.Nodes(nm), drained: glance.DrainedNodes(nm), gone: len(f.Departures.all())}
+	c := count{nodes: glance.Nodes(nm), drained: glance.DrainedNodes(nm), gone: len(f.Departures.all()), blocked: PodsBlocked(nm)}
 	for i := range f.Maintenance.Status.NodeStatuses {
 		n := &f.Maintenance.Status.NodeStatuses[i]
 		// c.gone already includes the departures, including departures from nodes that were
@@ -226,7 +285,6 @@ func (f *Facts) count() count {
 		c.gone += f.gone(n) - f.Departures.from(n.NodeRef.Name)
 		c.pending += int(n.PodsPendingEvacuation)
 		c.evacuating += f.evacuating(n)
-		c.blocked += int(n.PodsBlocked)
 	}
 	// The server also counts pods of nodes that were released since then.
 	gone, all := glance.Pods(nm)
@@ -249,7 +307,7 @@ type pace struct {
 func (f *Facts) pace() pace {
 	start := v1alpha1.StageEntered(f.Maintenance, v1alpha1.NodeMaintenanceStageDrain)
 	over := min(max(f.Now.Sub(start), 0), paceWindow)
-	return pace{departures: f.Departures.since(f.Now.Add(-over)), over: over}
+	return pace{departures: f.Departures.since(f.Now.Add(-over), nil), over: over}
 }
 
 func (p pace) perMinute() int {

@@ -16,7 +16,8 @@ type layout struct {
 	o Options
 	// head is always shown.
 	head []screen.Line
-	// waves has one line for each wave, and over is the number of waves that are over.
+	// waves has one line for each wave, and over is the number of waves that are over before the
+	// first one with pods.
 	waves []screen.Line
 	over  int
 	// pace has the number of drained nodes and the pace, which are always shown.
@@ -69,12 +70,13 @@ func (l *layout) waveLines(count int) []screen.Line {
 	}
 	first := min(l.over, rest)
 	var lines []screen.Line
+	// The numbers of the waves have gaps: entries of the plan without pods are not shown.
 	switch first {
 	case 0:
 	case 1:
-		lines = l.o.Fit(line(screen.Faint, "  WAVE 1 is done"))
+		lines = l.o.Fit(line(screen.Faint, "  1 earlier wave is done"))
 	default:
-		lines = l.o.Fit(line(screen.Faint, "  WAVES 1 to %d are done", first))
+		lines = l.o.Fit(line(screen.Faint, "  %d earlier waves are done", first))
 	}
 	lines = append(lines, l.waves[first:first+count]...)
 	if later := rest - first; later > 0 {

@@ -64,7 +64,7 @@ var obstacleActions = map[string]action{
 		wording.Administrator + ", who can complete maintenances of the nodes that are no longer needed",
 		"kubectl get " + maintenances + " --sort-by=.metadata.creationTimestamp",
 	},
-	v1alpha1.ReasonPaused:             {"the user who paused it, who can continue it", "kubectl maintenance resume %s"},
+	v1alpha1.ReasonPaused:             {"the user who paused it, who can resume it", "kubectl maintenance history %s"},
 	v1alpha1.ReasonNoNodes:            {"the user who requested it, who can change the selector", "kubectl get " + maintenances + " %s -o wide"},
 	v1alpha1.ReasonDrainBlocked:       {ownersOfBlocked, evacuationsOfAll},
 	v1alpha1.ReasonProgressBlocked:    {ownersOfBlocked, evacuationsOfAll},
@@ -194,11 +194,21 @@ func withoutRepeated(obstacles []Obstacle, nm *v1alpha1.NodeMaintenance) []Obsta
 func messageOf(nm *v1alpha1.NodeMaintenance, reason v1alpha1.NodeStatusReason, otherwise string) string {
 	for i := range nm.Status.NodeStatuses {
 		n := &nm.Status.NodeStatuses[i]
-		if why, ok := strings.CutPrefix(n.DrainMessage, plan.NotDrained); n.Reason == reason && ok {
+		if why, ok := whyOutside(n); n.Reason == reason && ok {
 			return wording.Sentence(fmt.Sprintf("Node %s: %s", n.NodeRef.Name, why))
 		}
 	}
 	return otherwise
+}
+
+// whyOutside returns what the server says about a node that a maintenance does not hold. The table
+// and the causes name the node beside the text.
+func whyOutside(n *v1alpha1.NodeMaintenanceNodeStatus) (why string, ok bool) {
+	why, ok = strings.CutPrefix(n.DrainMessage, plan.NotDrained)
+	if failure, cordons := strings.CutPrefix(why, "cordon node "+n.NodeRef.Name+": "); cordons {
+		why = "cannot be cordoned: " + failure
+	}
+	return why, ok
 }
 
 // NodesFor returns the nodes of a maintenance that have a reason in their status.

@@ -184,9 +184,11 @@ func TestNodesOutsideTheWavesComeFirst(t *testing.T) {
 // TestTheMessageOfANodeIsShown has nodes that are not cordoned for a cause that only the message of the
 // node has.
 func TestTheMessageOfANodeIsShown(t *testing.T) {
-	for why, who := range map[string]string{
-		`cordon node a: admission webhook "x" denied the request`: "correct what the message names",
-		wording.CordonFought: "stop the client that uncordons the nodes",
+	for why, test := range map[string]struct{ says, who string }{
+		`cordon node a: admission webhook "x" denied the request`: {
+			`cannot be cordoned: admission webhook "x" denied the request`, "correct what the message names",
+		},
+		wording.CordonFought: {wording.CordonFought, "stop the client that uncordons the nodes"},
 	} {
 		nm := inStage(cordon, "Drained=False NotRequested", "Progressing=False SyncFailed")
 		nm.Status.Conditions[1].Message = "node a: " + why + " (since 2026-11-21T09:00:00Z)"
@@ -198,8 +200,21 @@ func TestTheMessageOfANodeIsShown(t *testing.T) {
 			t.Fatalf("got %+v, want the node once", found)
 		}
 		b := found[0]
-		is.Equal(t, b.Message, "Node a: "+why+".")
-		is.True(t, strings.Contains(b.Who(), who), "%q should %s", b.Who(), who)
+		is.Equal(t, b.Message, "Node a: "+test.says+".")
+		is.True(t, strings.Contains(b.Who(), test.who), "%q should %s", b.Who(), test.who)
 		is.Equal(t, b.Look(), "kubectl describe node a")
+	}
+}
+
+// TestEachLookOnlyReads checks that no command that is offered for details changes the cluster.
+func TestEachLookOnlyReads(t *testing.T) {
+	reads := regexp.MustCompile(`^kubectl (get|describe|maintenance (status|preview|blockers|history|explain)) `)
+	for reason := range obstacleActions {
+		b := Obstacle{Maintenance: "kernel-update", Reason: reason}
+		is.True(t, reads.MatchString(b.Look()), "%s: %s", reason, b.Look())
+	}
+	for _, remedy := range wording.Blocked {
+		b := Blocker{Namespace: "shop", Pod: "web-1", Node: "node-003", Reason: remedy.Reason}
+		is.True(t, reads.MatchString(b.Look()), "%s: %s", remedy.Reason, b.Look())
 	}
 }

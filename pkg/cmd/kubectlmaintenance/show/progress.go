@@ -42,10 +42,8 @@ func (l *layout) addProgress(c count, waiting []Blocker) {
 	}, l.o.bars()...)
 	l.head = append(l.head, screen.Line{}, all[0])
 	l.waves, l.pace = all[1:1+len(waves)], all[1+len(waves):]
-	for i := range waves {
-		if waves[i].PodsLeft == 0 {
-			l.over = i + 1
-		}
+	for l.over < len(waves) && waves[l.over].PodsLeft == 0 {
+		l.over++
 	}
 	for _, text := range f.paceTexts(c, len(waiting)) {
 		if pace := l.o.Fit(plain("  %s", text)); l.o.Rows <= 0 || len(pace) == 1 {
@@ -129,6 +127,8 @@ func (l *layout) addNodes() {
 	case len(nm.Status.NodeStatuses) > 0:
 		l.addNodeTable()
 	case nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete:
+	case slices.ContainsFunc(l.f.obstacles(nil), func(b Obstacle) bool { return b.Reason == v1alpha1.ReasonNoNodes }):
+		// The causes say it.
 	case nm.Status.ObservedGeneration == 0:
 		l.pace = append(l.pace, l.o.Fit(line(screen.Faint, "  The server has not reconciled it yet."))...)
 	default:
@@ -170,7 +170,12 @@ func (l *layout) addNodeTable() {
 		g.rows[0] = g.rows[0][:1]
 	}
 	for i := range nodes {
-		g.rows = append(g.rows, []string{nodes[i].NodeRef.Name, nodes[i].DrainMessage}[:len(g.rows[0])])
+		message := nodes[i].DrainMessage
+		if why, outside := whyOutside(&nodes[i]); outside {
+			// No node is to be drained in this stage.
+			message = why
+		}
+		g.rows = append(g.rows, []string{nodes[i].NodeRef.Name, message}[:len(g.rows[0])])
 	}
 	l.nodes = g.lines(l.o)
 }

@@ -79,7 +79,7 @@ func TestDeparturesOfBefore(t *testing.T) {
 		complete("cancelled", "a", v1alpha1.ReasonCancelled, now.Add(time.Second)),
 		{Spec: v1alpha1.EvacuationSpec{NodeName: "a"}},
 	})
-	if all, late := d.from("a"), d.since(now.Add(2*time.Second)); all != 2 || late != 1 {
+	if all, late := d.from("a"), d.since(now.Add(2*time.Second), nil); all != 2 || late != 1 {
 		t.Errorf("%d pods have left, %d of them late, want 2 and 1", all, late)
 	}
 }
@@ -327,6 +327,39 @@ func TestWaits(t *testing.T) {
 				test.modify(e)
 			}
 			is.Equal(t, Waits(e, now), test.want, "it waits")
+		})
+	}
+}
+
+// TestWavesThatAreOver checks that a terminal that is too small for all waves hides first the waves
+// that are over, up to the first one with pods: a late pod of an early wave is shown.
+func TestWavesThatAreOver(t *testing.T) {
+	for name, test := range map[string]struct {
+		left []int32
+		rows int
+		want string
+	}{
+		"the first waves are over":    {[]int32{0, 0, 4, 5}, 2, "  2 earlier waves are done\n  WAVE 5\n  WAVE 7"},
+		"a late pod of the first one": {[]int32{1, 0, 4, 5}, 2, "  WAVE 1\n  WAVE 2\n  ... 2 more waves"},
+		"a late pod of the second":    {[]int32{0, 2, 4, 5}, 2, "  1 earlier wave is done\n  WAVE 2\n  WAVE 5\n  ... 1 more wave"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := &v1alpha1.NodeMaintenance{Spec: v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageDrain}}
+			nm.Spec.DrainPlan = make([]v1alpha1.DrainPlanEntry, 8)
+			for i, left := range test.left {
+				nm.Status.Waves = append(nm.Status.Waves, v1alpha1.NodeMaintenanceWave{Entry: []int32{0, 1, 4, 6}[i], PodsPeak: 5, PodsLeft: left})
+			}
+			l := layout{f: &Facts{Maintenance: nm, Now: now}}
+			l.addProgress(l.f.count(), nil)
+			lines := strings.Split(strings.TrimSpace(Text(l.waveLines(test.rows))), "\n")
+			for i, line := range lines {
+				if at := strings.Index(line, "WAVE "); at >= 0 {
+					lines[i] = "  " + line[at:at+len("WAVE 1")]
+				} else {
+					lines[i] = "  " + strings.TrimSpace(line)
+				}
+			}
+			is.Equal(t, strings.Join(lines, "\n"), test.want, "waves")
 		})
 	}
 }

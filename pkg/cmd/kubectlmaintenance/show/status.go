@@ -150,13 +150,9 @@ func Stage(nm *v1alpha1.NodeMaintenance) string {
 	return stage
 }
 
-// blockers returns the blocked pods on the nodes of the maintenance. In the other stages the pods are
-// those of other maintenances.
+// blockers returns the blocked pods on the nodes that the maintenance drains.
 func (f *Facts) blockers() []Blocker {
-	if !v1alpha1.IsDraining(f.Maintenance) {
-		return nil
-	}
-	return BlockersOf(f.Evacuations, Nodes(f.Maintenance).Has)
+	return BlockersOf(f.Evacuations, DrainedNodes(f.Maintenance).Has)
 }
 
 // obstacles returns what stops the maintenance, except pods that are listed as blocked, and a

@@ -168,8 +168,5 @@ func waitingFor(waiting []Blocker, reason string) []Blocker {
 
 // waiting returns the pods of the maintenance that wait.
 func (f *Facts) waiting() []Blocker {
-	if !v1alpha1.IsDraining(f.Maintenance) {
-		return nil
-	}
-	return WaitingOf(f.Evacuations, Nodes(f.Maintenance).Has, f.Now)
+	return WaitingOf(f.Evacuations, DrainedNodes(f.Maintenance).Has, f.Now)
 }
