@@ -118,7 +118,7 @@ NAME" ends a maintenance in stage Idle and uncordons nothing.
 The object and its history are kept until the object is deleted.`,
 		Example: `  kubectl maintenance complete kernel-update`,
 		Args:    exactArgs("complete needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
-		SuggestFor: []string{"uncordon", "undrain", "finish", "end", "release"},
+		SuggestFor: []string{"uncordon", "undrain", "finish", "end", "release", "abort", "stop", "undo"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), v1alpha1.NodeMaintenanceStageComplete)
 		},

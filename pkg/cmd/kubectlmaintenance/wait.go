@@ -182,7 +182,7 @@ func (e *environment) timedOut(ctx context.Context, c clients, o *waitOptions, f
 		case stuck != nil:
 			return exitWith(exitBlocked, "%[1]s is blocked after %[2]s (%[3]s: %[4]s); the server keeps trying. To see who must act: kubectl maintenance blockers %[1]s",
 				name, after, stuck.Reason, stuck.Message)
-		case show.PodsBlocked(nm) > 0:
+		case glance.BlockedPods(nm) > 0:
 			blocked = ". To see the pods that cannot leave: kubectl maintenance blockers " + name
 		}
 	}

@@ -258,9 +258,13 @@ func Gone(node *v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	return max(0, node.PodsPeak-node.PodsPendingEvacuation-node.PodsEvacuating)
 }
 
-// BlockedPods returns the number of pods that cannot leave the nodes of a maintenance.
+// BlockedPods returns the number of pods that cannot leave the nodes of a maintenance. Only a drain
+// asks pods to leave: in other stages, those of the status are blocked for other maintenances.
 func BlockedPods(nm *v1alpha1.NodeMaintenance) int {
 	n := 0
+	if !v1alpha1.IsDraining(nm) {
+		return n
+	}
 	for i := range nm.Status.NodeStatuses {
 		n += int(nm.Status.NodeStatuses[i].PodsBlocked)
 	}

@@ -206,6 +206,8 @@ func TestNumbers(t *testing.T) {
 	})
 	older := draining.DeepCopy()
 	older.Status.PodsGone = 0
+	idle := draining.DeepCopy()
+	idle.Spec.Stage = v1alpha1.NodeMaintenanceStageIdle
 	ended := draining.DeepCopy()
 	ended.Spec.Stage, ended.Status.Nodes, ended.Status.NodeStatuses = v1alpha1.NodeMaintenanceStageComplete, 3, nil
 	type numbers struct{ nodes, drained, gone, all, blocked, wave int }
@@ -213,10 +215,11 @@ func TestNumbers(t *testing.T) {
 		nm   *v1alpha1.NodeMaintenance
 		want numbers
 	}{
-		"draining":                     {draining, numbers{nodes: 3, drained: 1, gone: 9, all: 13, blocked: 2, wave: 3}},
-		"draining, of an older server": {older, numbers{nodes: 3, drained: 1, gone: 6, all: 10, blocked: 2, wave: 3}},
-		"complete, without its nodes":  {ended, numbers{nodes: 3, gone: 9, all: 13}},
-		"a maintenance without status": {maintenance(v1alpha1.NodeMaintenanceStageDrain, unobserved), numbers{}},
+		"draining":                                 {draining, numbers{nodes: 3, drained: 1, gone: 9, all: 13, blocked: 2, wave: 3}},
+		"draining, of an older server":             {older, numbers{nodes: 3, drained: 1, gone: 6, all: 10, blocked: 2, wave: 3}},
+		"idle, other maintenances drain the nodes": {idle, numbers{nodes: 3, drained: 1, gone: 9, all: 13}},
+		"complete, without its nodes":              {ended, numbers{nodes: 3, gone: 9, all: 13}},
+		"a maintenance without status":             {maintenance(v1alpha1.NodeMaintenanceStageDrain, unobserved), numbers{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gone, all := Pods(test.nm)

@@ -183,9 +183,10 @@ func (d *Departures) from(node string) int {
 
 // evacuating returns the number of pods of a node that are being evacuated and have not left. It
 // counts the Evacuations, which are newer than the counter in the status: the server writes that at
-// most once a second.
+// most once a second. After a pause or another change of the spec, pods whose Evacuations are gone
+// may have been withdrawn, and not have left. Then the counter is right until the server writes it.
 func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
-	if f.Departures == nil {
+	if nm := f.Maintenance; f.Departures == nil || nm.Spec.Paused || nm.Status.ObservedGeneration != nm.Generation {
 		return int(n.PodsEvacuating)
 	}
 	if f.living == nil {
@@ -266,18 +267,9 @@ func done(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return len(n.DrainTargets) > 0 && n.PodsPendingEvacuation == 0 && n.PodsEvacuating == 0
 }
 
-// PodsBlocked returns the number of blocked pods in the status of a maintenance.
-func PodsBlocked(nm *v1alpha1.NodeMaintenance) int {
-	blocked := 0
-	for i := range nm.Status.NodeStatuses {
-		blocked += int(nm.Status.NodeStatuses[i].PodsBlocked)
-	}
-	return blocked
-}
-
 func (f *Facts) count() count {
 	nm := f.Maintenance
-	c := count{nodes: glance.Nodes(nm), drained: glance.DrainedNodes(nm), gone: len(f.Departures.all()), blocked: PodsBlocked(nm)}
+	c := count{nodes: glance.Nodes(nm), drained: glance.DrainedNodes(nm), gone: len(f.Departures.all()), blocked: glance.BlockedPods(nm)}
 	for i := range f.Maintenance.Status.NodeStatuses {
 		n := &f.Maintenance.Status.NodeStatuses[i]
 		// c.gone already includes the departures, including departures from nodes that were

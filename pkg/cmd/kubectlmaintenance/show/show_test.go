@@ -189,6 +189,23 @@ func TestGone(t *testing.T) {
 	}
 }
 
+// TestWithdrawnPodsHaveNotLeft reads a status that is older than the withdrawal of two Evacuations.
+func TestWithdrawnPodsHaveNotLeft(t *testing.T) {
+	for name, change := range map[string]func(*v1alpha1.NodeMaintenance){
+		"by a pause":                        func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Paused, nm.Status.ObservedGeneration = true, 2 },
+		"by a pause that has ended already": func(*v1alpha1.NodeMaintenance) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := inStage(drain)
+			nm.Generation, nm.Status.ObservedGeneration = 2, 1
+			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{PodsEvacuating: 2, PodsPeak: 5}}
+			change(nm)
+			f := Facts{Maintenance: nm, Departures: &Departures{}, Now: now}
+			is.Equal(t, f.gone(&nm.Status.NodeStatuses[0]), 3, "the number of pods that have left")
+		})
+	}
+}
+
 func TestWrap(t *testing.T) {
 	for name, test := range map[string]struct {
 		text    string
