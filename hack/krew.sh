@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the kubectl plugin for each of PLATFORMS into archives in bin/krew, and a manifest with
-# their checksums for krew, the package manager of kubectl plugins. KREW_URI is the URL of the folder
-# in which users find the archives. Without it the manifest only works with an archive that is on the
-# same machine: krew requires a URL, but no release is published.
+# their checksums for krew, the package manager of kubectl plugins. KREW_URI is the URL of the
+# folder in which users find the archives. Without it the manifest only works with an archive that
+# is on the same machine: krew requires a URL, but no release is published.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 : "${VERSION:?the version of the plugin}" "${PLATFORMS:=linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64}" "${KREW_URI:=https://not-published.invalid}"
 cd "${ROOT}"

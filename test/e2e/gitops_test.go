@@ -12,9 +12,9 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// TestNoDriftInGit applies manifests as a GitOps tool does, and compares them with the cluster after
-// the controllers have written the status: nothing may differ, even if the plan has only some of
-// its entries.
+// TestNoDriftInGit applies manifests as a GitOps tool does, and compares them with the cluster
+// after the controllers have written the status: nothing may differ, even if the plan has only some
+// of its entries.
 func TestNoDriftInGit(t *testing.T) {
 	t.Parallel()
 	for name, plan := range map[string]string{

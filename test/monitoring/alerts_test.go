@@ -120,7 +120,8 @@ var alertTests = map[string]alertTest{
 		bad: "haulout_node_agent_lock_held{instance=\"a\"} 0x1500\n" +
 			"haulout_node_agent_shutdown_phase{instance=\"a\",phase=\"Armed\"} 1x1500\n" +
 			"haulout_node_agent_shutdown_phase{instance=\"a\",phase=\"Down\"} 0x1500",
-		// One agent holds its lock, one has lost it for 9 minutes, and one lets its machine go down.
+		// One agent holds its lock, one has lost it for 9 minutes, and one lets its machine go
+		// down.
 		good: "haulout_node_agent_lock_held{instance=\"a\"} 1x1500\n" +
 			"haulout_node_agent_lock_held{instance=\"b\"} 1x5 0x9 1x1500\n" +
 			"haulout_node_agent_lock_held{instance=\"c\"} 0x1500\n" +

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package monitoring checks the alert rules, the dashboard and the scrape jobs of
-// artifacts/monitoring with the libraries of Prometheus. It is a separate module because these libraries have more than a hundred
-// dependencies.
+// artifacts/monitoring with the libraries of Prometheus. It is a separate module because these
+// libraries have more than a hundred dependencies.
 package monitoring
 
 import (

@@ -409,8 +409,8 @@ func appDown() []runtime.Object {
 	return drainOf(objects...)
 }
 
-// again returns a drain of an app whose pods tolerate the taint of the drain. The pods are recreated
-// on the node and leave it again; the last one has not left yet.
+// again returns a drain of an app whose pods tolerate the taint of the drain. The pods are
+// recreated on the node and leave it again; the last one has not left yet.
 func again() []runtime.Object {
 	app := func(e *v1alpha1.Evacuation) { e.Labels = map[string]string{"app": "free"} }
 	created := func(d time.Duration) func(*v1alpha1.Evacuation) {

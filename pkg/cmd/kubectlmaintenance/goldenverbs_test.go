@@ -190,8 +190,8 @@ func drained() *v1alpha1.NodeMaintenance {
 // pausedDrain returns the maintenance of the drain that paused returns.
 func pausedDrain() *v1alpha1.NodeMaintenance { return paused()[0].(*v1alpha1.NodeMaintenance) }
 
-// isPaused replaces the drain of kernel-update by the paused one. A text that another case gave to its
-// pause stays.
+// isPaused replaces the drain of kernel-update by the paused one. A text that another case gave to
+// its pause stays.
 func isPaused(w *world) {
 	nm := pausedDrain()
 	for _, old := range w.maintenances() {

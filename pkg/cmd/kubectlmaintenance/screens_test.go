@@ -170,9 +170,9 @@ func fits(t *testing.T, g golden, s size) {
 	}
 }
 
-// TestASmallScreenHasOneWholeCause checks that a screen of 60 columns and 20 rows shows who must act on
-// the first cause and the beginning of its text, and that a screen without all of it shows the command
-// that does.
+// TestASmallScreenHasOneWholeCause checks that a screen of 60 columns and 20 rows shows who must
+// act on the first cause and the beginning of its text, and that a screen without all of it shows
+// the command that does.
 func TestASmallScreenHasOneWholeCause(t *testing.T) {
 	for name, g := range screenGoldens {
 		if !strings.HasPrefix(g.line, "status kernel-update") {

@@ -131,7 +131,8 @@ func ended() *v1alpha1.NodeMaintenance {
 	return described(nm, nil)
 }
 
-// paused is a drain that a user has paused: only the pods stay on their way that had begun to leave.
+// paused is a drain that a user has paused: only the pods stay on their way that had begun to
+// leave.
 func paused() []runtime.Object {
 	nm := undescribed()
 	nm.CreationTimestamp, nm.Status.StageStatuses[0].StartTimestamp = before(20*time.Minute), new(before(20*time.Minute))

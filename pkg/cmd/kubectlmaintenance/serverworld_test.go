@@ -128,8 +128,9 @@ func drainOf(evacuations ...runtime.Object) []runtime.Object {
 	return append([]runtime.Object{counted(undescribed(), evacuations)}, evacuations...)
 }
 
-// TestWorldsAreWhatTheServerWrites checks the maintenances of all goldens that drain: their counters
-// agree with each other and with the Evacuations, and their conditions have the texts of the server.
+// TestWorldsAreWhatTheServerWrites checks the maintenances of all goldens that drain: their
+// counters agree with each other and with the Evacuations, and their conditions have the texts of
+// the server.
 func TestWorldsAreWhatTheServerWrites(t *testing.T) {
 	checked := 0
 	for i, all := range []map[string]golden{goldens, screenGoldens, verbGoldens, waitGoldens} {

@@ -32,9 +32,9 @@ type Request struct {
 	// ReplacedFirst is set if the Evacuation has the evacuator of Deployments. Then a surge may be
 	// the remedy for a budget that allows no disruption.
 	ReplacedFirst bool
-	// Deployment is the name of the Deployment of the pod, and NotReplaced a phrase that follows it:
-	// why the Deployment is not scaled up, whatever the budget of the pod. Both may be empty. Like
-	// ReplacedFirst, they may differ in a repeated request.
+	// Deployment is the name of the Deployment of the pod, and NotReplaced a phrase that follows
+	// it: why the Deployment is not scaled up, whatever the budget of the pod. Both may be empty.
+	// Like ReplacedFirst, they may differ in a repeated request.
 	Deployment, NotReplaced string
 	// FailedEvictions is the stored counter of failed evictions.
 	FailedEvictions int32

@@ -150,8 +150,8 @@ func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaint
 	return nil
 }
 
-// addReady writes the condition Ready of a maintenance that an older server has completed. Otherwise
-// a client that waits for the condition would wait for ever.
+// addReady writes the condition Ready of a maintenance that an older server has completed.
+// Otherwise a client that waits for the condition would wait for ever.
 func (c *Controller) addReady(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionReady) {
 		return nil

@@ -69,9 +69,9 @@ func setReady(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStat
 	setCondition(nm, status, v1alpha1.ConditionStalled, verdict{metav1.ConditionTrue, ready.reason, ready.message}, now)
 }
 
-// podsGone returns how many pods have left the nodes of a maintenance since its drain began, without
-// those that came back. Pods that had left a node still count when the maintenance no longer has the
-// node.
+// podsGone returns how many pods have left the nodes of a maintenance since its drain began,
+// without those that came back. Pods that had left a node still count when the maintenance no
+// longer has the node.
 func podsGone(nm *v1alpha1.NodeMaintenance, nodes []v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	total := nm.Status.PodsGone
 	if !v1alpha1.IsDraining(nm) {

@@ -73,8 +73,8 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 	return refusal
 }
 
-// NotReplacedFirst adds to a refusal why the pods of a Deployment are not replaced before they leave.
-// why is a phrase that follows the name of the Deployment.
+// NotReplacedFirst adds to a refusal why the pods of a Deployment are not replaced before they
+// leave. why is a phrase that follows the name of the Deployment.
 func (r Refusal) NotReplacedFirst(deployment, why string) Refusal {
 	r.Message += fmt.Sprintf(" No replacement starts first (Deployment %s %s).", deployment, why)
 	return r

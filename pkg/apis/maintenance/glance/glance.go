@@ -58,8 +58,9 @@ const (
 type StateWord string
 
 const (
-	// StateWaiting means that the pod is asked to leave, and that its evacuator has not reported. It
-	// may have been stopping for a few seconds, since most pods stop before that is worth a write.
+	// StateWaiting means that the pod is asked to leave, and that its evacuator has not reported.
+	// It may have been stopping for a few seconds, since most pods stop before that is worth a
+	// write.
 	StateWaiting StateWord = "Waiting"
 	// StateMoving means that the pod is stopping, or that its evacuator works on it.
 	StateMoving StateWord = "Moving"

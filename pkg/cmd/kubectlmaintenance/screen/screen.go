@@ -165,8 +165,8 @@ func (s *Screen) Printf(format string, args ...any) {
 	s.Println(lines...)
 }
 
-// Error prints the text of an error after a prefix. Each line after the first is indented, so that a
-// newline within a message of the API cannot start a line that looks like a line of the program.
+// Error prints the text of an error after a prefix. Each line after the first is indented, so that
+// a newline within a message of the API cannot start a line that looks like a line of the program.
 func (s *Screen) Error(prefix, text string) {
 	indent := strings.Repeat(" ", len(prefix))
 	var lines []Line

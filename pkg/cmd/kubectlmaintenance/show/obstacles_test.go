@@ -181,8 +181,8 @@ func TestNodesOutsideTheWavesComeFirst(t *testing.T) {
 	}
 }
 
-// TestTheMessageOfANodeIsShown has nodes that are not cordoned for a cause that only the message of the
-// node has.
+// TestTheMessageOfANodeIsShown has nodes that are not cordoned for a cause that only the message of
+// the node has.
 func TestTheMessageOfANodeIsShown(t *testing.T) {
 	for why, test := range map[string]struct{ says, who string }{
 		`cordon node a: admission webhook "x" denied the request`: {

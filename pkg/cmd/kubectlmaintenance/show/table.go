@@ -106,8 +106,8 @@ func (g *grid) widths(rows [][]string, columns int) []int {
 	}
 }
 
-// joinNamespace joins the columns NAMESPACE and WORKLOAD, which are the first ones: a name without its
-// namespace would be of no use.
+// joinNamespace joins the columns NAMESPACE and WORKLOAD, which are the first ones: a name without
+// its namespace would be of no use.
 func (g *grid) joinNamespace() {
 	for i, row := range g.rows {
 		if i > 0 {

@@ -195,9 +195,9 @@ func isDeclined(evacuation *v1alpha1.Evacuation) bool {
 	return mayReturn(evacuation) && meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
 }
 
-// isAsked reports whether this evacuator is active for a pod, also if it has reported completion, or
-// may become active again. Then the evacuator keeps its counters, since it may take some time until
-// the eviction is active, and until it is reported as blocked.
+// isAsked reports whether this evacuator is active for a pod, also if it has reported completion,
+// or may become active again. Then the evacuator keeps its counters, since it may take some time
+// until the eviction is active, and until it is reported as blocked.
 func (s *situation) isAsked() bool {
 	return slices.ContainsFunc(s.pods, func(p pod) bool {
 		return p.evacuation != nil && (p.evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment || mayReturn(p.evacuation))

@@ -49,8 +49,8 @@ func (c *Controller) SurgeTimeout(p *corev1.Pod) time.Duration {
 }
 
 // NotReplaced returns the Deployment of a pod that is not scaled up before its pods leave, and the
-// reason as a phrase that follows its name. Both are empty if it may be scaled up. Reasons that come
-// from budgets are not among these: for them the remedy is an annotation of the Deployment.
+// reason as a phrase that follows its name. Both are empty if it may be scaled up. Reasons that
+// come from budgets are not among these: for them the remedy is an annotation of the Deployment.
 func (c *Controller) NotReplaced(p *corev1.Pod) (deployment, why string) {
 	key, ok := c.deploymentOf(p)
 	if !ok {
