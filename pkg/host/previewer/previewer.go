@@ -321,7 +321,7 @@ func touchedNodes(s *forecast.Situation) ([]*corev1.Node, sets.Set[string]) {
 	names := sets.New[string]()
 	members := append([]forecast.Member{s.Subject}, s.Draining...)
 	for i := range members {
-		for _, n := range members[i].Allowed() {
+		for _, n := range slices.Concat(members[i].Allowed(), members[i].Awaited()) {
 			if !names.Has(n.Name) {
 				names.Insert(n.Name)
 				nodes = append(nodes, n)
