@@ -39,7 +39,8 @@ const (
 	doNotDisrupt      = "karpenter.sh/do-not-disrupt"
 )
 
-// policiesIn returns the policies of a file of artifacts/base, keyed by the resource that they match.
+// policiesIn returns the policies of a file of artifacts/base, keyed by the resource that they
+// match.
 func policiesIn(t *testing.T, file string) map[string]*admissionregistrationv1.ValidatingAdmissionPolicy {
 	t.Helper()
 	content := must.Get(os.ReadFile("../../artifacts/base/" + file))(t)

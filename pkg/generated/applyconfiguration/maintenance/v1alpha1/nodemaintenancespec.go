@@ -55,10 +55,10 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	Paused *bool `json:"paused,omitempty"`
 	// onExcludedNode defines whether the waves wait for the pods of a selected node that the server
 	// cannot drain, because the requester may not maintain it, too many other maintenances hold it,
-	// or it cannot be kept unschedulable: Continue or Wait. With Continue, pods of later waves leave
-	// the other nodes although pods of earlier waves are left on the excluded node. With Wait, they
-	// stay. In both cases the condition Drained is False. It can be changed until stage Complete.
-	// Unset means Continue.
+	// or it cannot be kept unschedulable: Continue or Wait. With Continue, pods of later waves
+	// leave the other nodes although pods of earlier waves are left on the excluded node. With
+	// Wait, they stay. In both cases the condition Drained is False. It can be changed until stage
+	// Complete. Unset means Continue.
 	OnExcludedNode *maintenancev1alpha1.ExcludedNodePolicy `json:"onExcludedNode,omitempty"`
 }
 
