@@ -23,7 +23,9 @@ func TestWavesWaitForExcludedNodes(t *testing.T) {
 	twoWaves := entries{entry(typeDefault, 1000), entry(typeDefault, maxPriority)}
 	low, high, static := pod(typeDefault, 0), pod(typeDefault, 5000), pod(typeStatic, 0)
 	first, both := entries{entry(typeDefault, 1000)}, entries{entry(typeDefault, maxPriority)}
-	m := func(excluded ...string) Maintenance { return maintenance("m", 0, twoWaves, "one").waitsFor(excluded...) }
+	m := func(excluded ...string) Maintenance {
+		return maintenance("m", 0, twoWaves, "one").waitsFor(excluded...)
+	}
 	for name, test := range map[string]struct {
 		world    World
 		want     entries
