@@ -315,7 +315,8 @@ func freeNodes(s *forecast.Situation, nodes []*corev1.Node) []*corev1.Node {
 	return free
 }
 
-// touchedNodes returns the nodes that the maintenances drain or would drain.
+// touchedNodes returns the nodes that the maintenances drain or would drain, and those for whose
+// pods they wait.
 func touchedNodes(s *forecast.Situation) ([]*corev1.Node, sets.Set[string]) {
 	var nodes []*corev1.Node
 	names := sets.New[string]()
