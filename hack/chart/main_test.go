@@ -406,10 +406,14 @@ func TestValuesChangeTheDeployment(t *testing.T) {
 		"a memory limit of Go": {
 			image(values{"goMemoryLimit": "1GiB"}), []string{"value: 1GiB"}, []string{"3686MiB"},
 		},
+		"a refusal in place of a warning about held nodes": {
+			image(values{"nodeHeldWarnings": values{"deny": true}}),
+			[]string{"policyName: haulout-node-held\n  validationActions:\n  - Deny"}, []string{"- Warn"},
+		},
 		"optional objects": {
 			image(values{
 				"admissionPolicies": values{"enabled": false}, "flowSchemas": values{"enabled": false},
-				"networkPolicy": values{"enabled": false},
+				"networkPolicy": values{"enabled": false}, "nodeHeldWarnings": values{"enabled": false},
 			}),
 			nil, []string{"ValidatingAdmissionPolicy", "kind: FlowSchema", "NetworkPolicy"},
 		},

@@ -32,12 +32,18 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-const server = "system:serviceaccount:haulout-system:haulout-apiserver"
+const (
+	server = "system:serviceaccount:haulout-system:haulout-apiserver"
 
-// policiesOf returns the shipped policies, keyed by the resource that they match.
-func policiesOf(t *testing.T) map[string]*admissionregistrationv1.ValidatingAdmissionPolicy {
+	scaleDownDisabled = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+	doNotDisrupt      = "karpenter.sh/do-not-disrupt"
+)
+
+// policiesIn returns the policies of a file of artifacts/base, keyed by the resource that they
+// match.
+func policiesIn(t *testing.T, file string) map[string]*admissionregistrationv1.ValidatingAdmissionPolicy {
 	t.Helper()
-	content := must.Get(os.ReadFile("../../artifacts/base/admission-policies.yaml"))(t)
+	content := must.Get(os.ReadFile("../../artifacts/base/" + file))(t)
 	policies, bound := map[string]*admissionregistrationv1.ValidatingAdmissionPolicy{}, map[string]bool{}
 	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
 	for {
@@ -75,24 +81,27 @@ func compile(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPo
 		variables = append(variables, &validating.Variable{Name: v.Name, Expression: v.Expression})
 	}
 	compiler.CompileAndStoreVariables(variables, declared, environment.NewExpressions)
-	var conditions, validations []cel.ExpressionAccessor
+	var conditions, validations, messages []cel.ExpressionAccessor
 	for i := range policy.Spec.MatchConditions {
 		conditions = append(conditions, (*matchconditions.MatchCondition)(&policy.Spec.MatchConditions[i]))
 	}
 	for _, v := range policy.Spec.Validations {
 		validations = append(validations, &validating.ValidationCondition{Expression: v.Expression, Message: v.Message})
+		var message cel.ExpressionAccessor
+		if v.MessageExpression != "" {
+			message = &validating.MessageExpressionCondition{MessageExpression: v.MessageExpression}
+		}
+		messages = append(messages, message)
 	}
 	fail := policy.Spec.FailurePolicy
 	matcher := matchconditions.NewMatcher(
 		compiler.CompileCondition(conditions, declared, environment.NewExpressions), fail, "policy", "validate",
 		policy.Name,
 	)
-	none := compiler.CompileCondition(
-		make([]cel.ExpressionAccessor, len(validations)), declared, environment.NewExpressions,
-	)
 	return validating.NewValidator(
 		compiler.CompileCondition(validations, declared, environment.NewExpressions), matcher,
-		compiler.CompileCondition(nil, declared, environment.NewExpressions), none, fail, nil,
+		compiler.CompileCondition(nil, declared, environment.NewExpressions),
+		compiler.CompileCondition(messages, cel.OptionalVariableDeclarations{}, environment.NewExpressions), fail, nil,
 	)
 }
 
@@ -178,6 +187,11 @@ func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 		},
 	}}
+	protected := func(value string) update {
+		return update{resource: "nodes", kind: node.kind, old: &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			Name: "name", Annotations: map[string]string{doNotDisrupt: value},
+		}}}
+	}
 	spec := func(o runtime.Object) *corev1.NodeSpec { return &o.(*corev1.Node).Spec }
 	stat := func(o runtime.Object) *corev1.NodeStatus { return &o.(*corev1.Node).Status }
 	for name, tc := range map[string]struct {
@@ -229,9 +243,27 @@ func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 			})
 		}, false},
 		"allows an annotation of Haulout on a node": {node, annotate("maintenance.haulout.dev/cordoned-by"), false},
-		"denies the removal of another taint":       {node, func(o runtime.Object) { spec(o).Taints = nil }, true},
-		"denies the providerID of a node":           {node, func(o runtime.Object) { spec(o).ProviderID = "q" }, true},
-		"denies the labels of a node":               {node, func(o runtime.Object) { o.(*corev1.Node).Labels["app"] = "b" }, true},
+		"allows the annotations for autoscalers on a node": {node, func(o runtime.Object) {
+			object := o.(metav1.Object)
+			object.SetAnnotations(map[string]string{"theirs": "x", scaleDownDisabled: "true", doNotDisrupt: "true"})
+		}, false},
+		"denies another value of an annotation for autoscalers": {node, annotate(doNotDisrupt), true},
+		"allows the removal of the annotations for autoscalers": {protected("true"), func(o runtime.Object) {
+			o.(metav1.Object).SetAnnotations(nil)
+		}, false},
+		"denies the removal of a user's other value": {protected("false"), func(o runtime.Object) {
+			o.(metav1.Object).SetAnnotations(nil)
+		}, true},
+		"denies a change of a user's other value": {protected("false"), func(o runtime.Object) {
+			o.(metav1.Object).SetAnnotations(map[string]string{doNotDisrupt: "true"})
+		}, true},
+		"denies the annotations for autoscalers with the status": {status, func(o runtime.Object) {
+			o.(metav1.Object).SetAnnotations(map[string]string{"theirs": "x", doNotDisrupt: "true"})
+		}, true},
+		"denies the annotations for autoscalers on a pod": {pod, annotate(doNotDisrupt), true},
+		"denies the removal of another taint":             {node, func(o runtime.Object) { spec(o).Taints = nil }, true},
+		"denies the providerID of a node":                 {node, func(o runtime.Object) { spec(o).ProviderID = "q" }, true},
+		"denies the labels of a node":                     {node, func(o runtime.Object) { o.(*corev1.Node).Labels["app"] = "b" }, true},
 		"allows a condition of Haulout on a node": {status, func(o runtime.Object) {
 			stat(o).Conditions = append(stat(o).Conditions, corev1.NodeCondition{Type: "Drained"})
 		}, false},
@@ -246,7 +278,7 @@ func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 			if tc.of.subresource != "" {
 				resource += "/" + tc.of.subresource
 			}
-			policy := policiesOf(t)[resource]
+			policy := policiesIn(t, "admission-policies.yaml")[resource]
 			must.True(t, policy != nil, "no policy for %s", resource)
 			tc.of.change = tc.change
 			if messages := tc.of.denied(t, policy, server); (len(messages) > 0) != tc.denied {

@@ -258,6 +258,9 @@ func (r *reader) world() plan.World {
 		}
 		for _, name := range names {
 			if r.below(3) == 0 {
+				if r.below(2) == 0 {
+					one.Excluded = append(one.Excluded, name)
+				}
 				continue
 			}
 			one.Nodes = append(one.Nodes, name)

@@ -120,6 +120,10 @@ func SentToClosed(log Log) (found []string, probes int) {
 // ourPrefix is the prefix of the names of the labels, annotations and taints of Haulout.
 const ourPrefix = "maintenance.haulout.dev/"
 
+// forAutoscalers are the annotations that Haulout adds to held nodes so that no autoscaler deletes
+// them.
+var forAutoscalers = sets.New("cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt")
+
 // nodeConditions are the conditions about maintenances (KEP-4212, "Node Conditions").
 var nodeConditions = sets.New[corev1.NodeConditionType]("MaintenancePlanned", "MaintenanceInProgress",
 	"DrainInProgress", "Drained")
@@ -148,7 +152,7 @@ func LeftOn(node *corev1.Node, cordoned bool) []string {
 		found = append(found, fmt.Sprintf("node %s is schedulable, although another user had cordoned it", node.Name))
 	}
 	for name := range node.Annotations {
-		if strings.HasPrefix(name, ourPrefix) {
+		if strings.HasPrefix(name, ourPrefix) || forAutoscalers.Has(name) {
 			found = append(found, fmt.Sprintf("node %s has the annotation %s", node.Name, name))
 		}
 	}

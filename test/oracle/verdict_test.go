@@ -106,6 +106,10 @@ func TestNotPutBack(t *testing.T) {
 			},
 			want: []string{"has the annotation maintenance.haulout.dev/cordoned-by"},
 		},
+		"an annotation of ours for autoscalers": {
+			change: func(n *corev1.Node) { n.Annotations = map[string]string{"karpenter.sh/do-not-disrupt": "true"} },
+			want:   []string{"has the annotation karpenter.sh/do-not-disrupt"},
+		},
 		"a taint of ours": {
 			change: func(n *corev1.Node) {
 				n.Spec.Taints = []corev1.Taint{{Key: v1alpha1.TaintDrain}, {Key: "example.com/mine"}}

@@ -41,6 +41,15 @@ const (
 	NewNodesPolicyJoin   NewNodesPolicy = "Join"
 )
 
+// ExcludedNodePolicy defines what the waves of a drain do while a selected node is excluded.
+type ExcludedNodePolicy string
+
+// The policies for excluded nodes.
+const (
+	ExcludedNodeContinue ExcludedNodePolicy = "Continue"
+	ExcludedNodeWait     ExcludedNodePolicy = "Wait"
+)
+
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
 // NodeMaintenance takes a set of nodes out of service and returns them to service.
@@ -54,13 +63,14 @@ type NodeMaintenance struct {
 
 // NodeMaintenanceSpec is the desired state of a NodeMaintenance.
 type NodeMaintenanceSpec struct {
-	NodeSelector *corev1.NodeSelector
-	Stage        NodeMaintenanceStage
-	DrainPlan    []DrainPlanEntry
-	Reason       string
-	RequestedBy  *authenticationv1.UserInfo
-	NewNodes     NewNodesPolicy
-	Paused       bool
+	NodeSelector   *corev1.NodeSelector
+	Stage          NodeMaintenanceStage
+	DrainPlan      []DrainPlanEntry
+	Reason         string
+	RequestedBy    *authenticationv1.UserInfo
+	NewNodes       NewNodesPolicy
+	Paused         bool
+	OnExcludedNode ExcludedNodePolicy
 }
 
 // NodeStatusReason is the reason why the drain of a node differs from that of the other nodes.

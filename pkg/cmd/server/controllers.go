@@ -79,7 +79,9 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return err
 	}
-	costs, err := deletioncost.New(deletioncost.Config{Cluster: cluster, Liveness: d.liveness, IsSurplus: surges.IsSurplus})
+	costs, err := deletioncost.New(deletioncost.Config{
+		Cluster: cluster, Liveness: d.liveness, IsSurplus: surges.IsSurplus, NeverLower: !d.options.LowerDeletionCost,
+	})
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", deletioncost.Name, err)
 	}
@@ -112,6 +114,7 @@ func (d controllerDependencies) drains(cluster *host.Cluster, selected *selectio
 		Cluster: cluster, Selection: selected, State: state, Rights: nodeRights,
 		Clock: realTime, Liveness: d.liveness, Evacuators: evacuators,
 		StorageID: d.storageID, AdoptStorage: d.options.AdoptStorage, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
+		ProtectHeld: d.options.ProtectHeldNodes,
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("create controller %s: %w", node.Name, err)

@@ -114,6 +114,8 @@ type ControllerOptions struct {
 	StallTimeout                time.Duration
 	CompletedMaintenanceTTL     time.Duration
 	AdvertisePlannedMaintenance bool
+	ProtectHeldNodes            bool
+	LowerDeletionCost           bool
 }
 
 // The feature gates of a process are global and cannot be changed after they have been added to a
@@ -164,6 +166,8 @@ func NewOptions() *Options {
 			LongGrace:              protocol.DefaultLongGrace,
 			StallTimeout:           nodemaintenancecontroller.DefaultStallTimeout,
 			EvacuatorStartDeadline: 5 * time.Minute,
+			ProtectHeldNodes:       true,
+			LowerDeletionCost:      true,
 		},
 		Evacuators: defaultEvacuators(),
 	}
@@ -291,6 +295,12 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 		"How long a completed NodeMaintenance is kept before it is deleted, at least 1m. 0 keeps it forever.")
 	fs.BoolVar(&o.AdvertisePlannedMaintenance, "advertise-planned-maintenance", o.AdvertisePlannedMaintenance,
 		"Set the condition MaintenancePlanned on the nodes that a NodeMaintenance in stage Idle selects and its requester may maintain. If false, such a NodeMaintenance changes no node.")
+	fs.BoolVar(&o.ProtectHeldNodes, "protect-held-nodes", o.ProtectHeldNodes,
+		"Annotate the nodes that a NodeMaintenance in stage Cordon or Drain holds, so that cluster-autoscaler and Karpenter do not delete them. "+
+			"If false, autoscalers may delete a drained node.")
+	fs.BoolVar(&o.LowerDeletionCost, "lower-deletion-cost", o.LowerDeletionCost,
+		"Lower the deletion cost of pods of ReplicaSets that wait for their replacement or eviction, so that a scale-down deletes them first. "+
+			"If false, the server only restores the costs that it has lowered before.")
 	fs.StringVar(&o.AdoptStorage, "adopt-storage", o.AdoptStorage,
 		"ID (a UUID) of another storage that is permanently lost: the controllers take over its Lease and release the nodes of its maintenances. "+
 			"If empty, the controllers do not run while the Lease belongs to another storage.")

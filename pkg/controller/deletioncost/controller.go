@@ -56,6 +56,8 @@ type Config struct {
 	// IsSurplus reports whether the evacuator of Deployments has lowered the cost of a pod that has
 	// no Evacuation. Its cost is restored later.
 	IsSurplus func(*corev1.Pod) bool
+	// NeverLower is set if the controller only restores costs.
+	NeverLower bool
 }
 
 // Controller lowers the deletion cost of pods that wait for their replacement or eviction, and
@@ -71,6 +73,7 @@ type Controller struct {
 	pods        corelisters.PodLister
 	evacuations maintenancelisters.EvacuationLister
 	isSurplus   func(*corev1.Pod) bool
+	neverLower  bool
 	synced      []cache.InformerSynced
 	// queue has the pods that changed. lowering has the pods whose cost is to be lowered. It has a
 	// worker of its own, so that costs of other pods are still restored if one write hangs.
@@ -100,7 +103,8 @@ func New(config Config) (*Controller, error) {
 	}
 	c := &Controller{
 		Cluster: config.Cluster, clock: config.Clock,
-		pods: config.Cluster.Pods.Lister(), evacuations: config.Cluster.Evacuations.Lister(), isSurplus: config.IsSurplus,
+		pods: config.Cluster.Pods.Lister(), evacuations: config.Cluster.Evacuations.Lister(),
+		isSurplus: config.IsSurplus, neverLower: config.NeverLower,
 	}
 	queue := func(name string) *loop.Queue[types.NamespacedName] {
 		return loop.NewQueue(loop.Config[types.NamespacedName]{
@@ -185,7 +189,7 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	evacuation, err := c.evacuationOf(pod)
 	if err == nil && asks(evacuation) {
 		c.reportBadCost(key, pod)
-		if IsOfReplicaSet(pod) {
+		if IsOfReplicaSet(pod) && !c.neverLower && !Keeps(pod) {
 			c.lowering.Add(key)
 		}
 		return nil
@@ -251,7 +255,7 @@ func (c *Controller) lower(ctx context.Context, key types.NamespacedName) error 
 		c.lowering.AddAfter(key, lowerAfter)
 		return nil
 	}
-	tried := CanLower(pod)
+	tried := CanLower(pod) && !Keeps(pod)
 	if tried {
 		call, cancel := context.WithTimeout(ctx, callTimeout)
 		err = Lower(call, c.Unlimited, pod)

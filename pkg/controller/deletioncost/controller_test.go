@@ -107,6 +107,8 @@ type world struct {
 	// surplus is set if the evacuator of Deployments lowers the costs of pods without an
 	// Evacuation.
 	surplus atomic.Bool
+	// neverLower is NeverLower of the controller's configuration.
+	neverLower bool
 }
 
 func newWorld(t *testing.T, objects ...runtime.Object) *world {
@@ -138,7 +140,9 @@ func (w *world) run() {
 	w.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Unlimited: w.client, Maintenance: w.own, Recorder: w.events}, 0))(w)
 	cluster.InFlight = w.inFlight
-	c := must.Get(New(Config{Cluster: cluster, IsSurplus: func(*corev1.Pod) bool { return w.surplus.Load() }}))(w)
+	c := must.Get(New(Config{
+		Cluster: cluster, IsSurplus: func(*corev1.Pod) bool { return w.surplus.Load() }, NeverLower: w.neverLower,
+	}))(w)
 	watches := informertest.Count(w.host, w.own)
 	ctx, stop := context.WithCancel(context.Background())
 	cluster.Start(ctx)
@@ -252,8 +256,11 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 		class    string
 		mods     []func(*v1alpha1.Evacuation)
 		inFlight bool
+		never    bool
 	}{
 		"of a pod without an owner":                  {pod: newPod(), class: evict},
+		"of a pod that keeps its cost":               {pod: ofReplicaSet(0, costKey, "7", v1alpha1.AnnotationDeletionCost, "Keep"), class: evict},
+		"of any pod, if the controller never lowers": {pod: ofReplicaSet(0), class: evict, never: true},
 		"of a StatefulSet":                           {pod: with(newPod(), ownedBy("apps/v1", "StatefulSet")), class: evict},
 		"of a ReplicaSet of another API group":       {pod: with(newPod(), ownedBy("example.com/v1", "ReplicaSet")), class: evict},
 		"of an owner with an invalid API version":    {pod: with(newPod(), ownedBy("a/b/c", "ReplicaSet")), class: evict},
@@ -271,6 +278,7 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, tc.pod, evacuationOf(tc.pod, tc.class, tc.mods...))
+				w.neverLower = tc.never
 				if tc.inFlight {
 					w.inFlight.Add(inflight.Eviction{Pod: tc.pod.Name, UID: tc.pod.UID})
 				}

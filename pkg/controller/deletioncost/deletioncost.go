@@ -70,6 +70,12 @@ func IsLowered(pod *corev1.Pod) bool {
 	return lowered
 }
 
+// Keeps reports whether the owner of a pod does not want its cost to be lowered. The evacuator of
+// Deployments lowers it nevertheless if the pod can leave only by a scale-down.
+func Keeps(pod *corev1.Pod) bool {
+	return pod.Annotations[v1alpha1.AnnotationDeletionCost] == v1alpha1.DeletionCostKeep
+}
+
 // annotations are the changes of a pod's annotations. A nil value removes an annotation. It is
 // empty if there is no change.
 type annotations map[string]any

@@ -158,28 +158,7 @@ func (c *Controller) noteMadeSchedulable(f facts) {
 // apply writes a change to a node. The write fails with a conflict if the node has changed since
 // the decision.
 func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeChange) error {
-	annotations := map[string]any{}
-	if change.setCordon {
-		annotations[v1alpha1.AnnotationCordonedBy] = marks.Mark{Storage: c.storage, Maintenances: change.cordon}.Encode()
-	}
-	if change.takesOver {
-		annotations[v1alpha1.AnnotationCordonedByAgent] = nil
-	}
-	if change.setTaint {
-		annotations[v1alpha1.AnnotationTaintedBy] = marks.Mark{
-			Storage: c.storage, Maintenances: change.taint, Taints: change.added, OwnPods: change.ownPods,
-		}.Encode()
-	}
-	spec := map[string]any{}
-	if change.unschedulable != nil {
-		spec["unschedulable"] = *change.unschedulable
-	}
-	if change.setTaints {
-		spec["taints"] = change.taints
-	}
-	data, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": annotations}, "spec": spec,
-	})
+	data, err := patchOf(c.storage, node, change)
 	if err != nil {
 		return err
 	}
@@ -188,6 +167,38 @@ func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeCh
 		return err
 	}
 	return c.remember(stored)
+}
+
+// patchOf returns the merge patch of a change. storage is the ID of our storage.
+func patchOf(storage string, node *corev1.Node, change nodeChange) ([]byte, error) {
+	annotations := map[string]any{}
+	if change.setCordon {
+		annotations[v1alpha1.AnnotationCordonedBy] = marks.Mark{Storage: storage, Maintenances: change.cordon}.Encode()
+	}
+	if change.takesOver {
+		annotations[v1alpha1.AnnotationCordonedByAgent] = nil
+	}
+	if change.setTaint {
+		annotations[v1alpha1.AnnotationTaintedBy] = marks.Mark{
+			Storage: storage, Maintenances: change.taint, Taints: change.added, Annotations: change.protections, OwnPods: change.ownPods,
+		}.Encode()
+	}
+	for _, key := range change.protect {
+		annotations[key] = protected
+	}
+	for _, key := range change.unprotect {
+		annotations[key] = nil
+	}
+	spec := map[string]any{}
+	if change.unschedulable != nil {
+		spec["unschedulable"] = *change.unschedulable
+	}
+	if change.setTaints {
+		spec["taints"] = change.taints
+	}
+	return json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": annotations}, "spec": spec,
+	})
 }
 
 // remember keeps a written node until the informer delivers it.

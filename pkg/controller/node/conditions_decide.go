@@ -52,6 +52,22 @@ func ours(record marks.Conditions, node *corev1.Node, conditionType corev1.NodeC
 	return condition
 }
 
+// kubectlReason is the prefix of the reasons of conditions that kubectl drain writes (KEP-5683).
+const kubectlReason = "KubectlDrain"
+
+// isForeign reports whether another client owns a condition of the node. A condition that kubectl
+// drain has left belongs to nobody: kubectl never updates it again, and a script that reads
+// Drained=True would switch the machine off while a later maintenance still drains the node. So a
+// maintenance that drains the node takes it over.
+func isForeign(record marks.Conditions, node *corev1.Node, conditionType corev1.NodeConditionType, drain drainState) bool {
+	condition := conditionOf(node, conditionType)
+	if condition == nil || ours(record, node, conditionType) != nil {
+		return false
+	}
+	aboutDrain := conditionType == v1alpha1.NodeConditionDrainInProgress || conditionType == v1alpha1.NodeConditionDrained
+	return drain == drainNone || !aboutDrain || !strings.HasPrefix(condition.Reason, kubectlReason)
+}
+
 func conditionOf(node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range node.Status.Conditions {
 		if node.Status.Conditions[i].Type == conditionType {
@@ -84,7 +100,7 @@ type conditionNews struct {
 }
 
 // decideConditions returns the change of a node's conditions. holders are sorted by name.
-// Conditions of other clients do not change.
+// Conditions of other clients do not change, except those that isForeign describes.
 func decideConditions(node *corev1.Node, before marks.Conditions, holders []holder, now metav1.Time) conditionsChange {
 	var change conditionsChange
 	drain := drainOf(holders)
@@ -101,8 +117,7 @@ func decideConditions(node *corev1.Node, before marks.Conditions, holders []hold
 	for _, conditionType := range conditionTypes {
 		current, want := ours(before, node, conditionType), wanted[conditionType]
 		switch {
-		case current == nil && conditionOf(node, conditionType) != nil:
-			// Another client owns the condition.
+		case isForeign(before, node, conditionType, drain):
 		case want.status == "":
 			if current != nil {
 				change.remove = append(change.remove, conditionType)
@@ -113,8 +128,8 @@ func decideConditions(node *corev1.Node, before marks.Conditions, holders []hold
 				next := corev1.NodeCondition{
 					Type: conditionType, Status: want.status, Reason: want.reason, Message: want.message, LastHeartbeatTime: now, LastTransitionTime: now,
 				}
-				if current != nil && current.Status == want.status {
-					next.LastTransitionTime = current.LastTransitionTime
+				if there := conditionOf(node, conditionType); there != nil && there.Status == want.status {
+					next.LastTransitionTime = there.LastTransitionTime
 				}
 				change.set = append(change.set, next)
 			}
@@ -290,7 +305,7 @@ func newsOf(node *corev1.Node, before marks.Conditions, holders []holder, drain 
 	}
 	drained := ours(before, node, v1alpha1.NodeConditionDrained)
 	was := drained != nil && drained.Status == corev1.ConditionTrue
-	foreign := drained == nil && conditionOf(node, v1alpha1.NodeConditionDrained) != nil
+	foreign := isForeign(before, node, v1alpha1.NodeConditionDrained, drain)
 	if draining := drainingOf(holders); len(draining) > 0 && !foreign {
 		first := draining[0]
 		switch {

@@ -69,6 +69,16 @@ func showing(conditions ...string) func(*corev1.Node) {
 	}
 }
 
+// byKubectl are the conditions that kubectl drain leaves on a node.
+var byKubectl = []string{"DrainInProgress=False KubectlDrainCompleted", "Drained=True KubectlDrainCompleted"}
+
+// drainedByKubectl overwrites the conditions about the drain of a node as kubectl drain does.
+func drainedByKubectl(node *corev1.Node) {
+	draining, drained := conditionOf(node, v1alpha1.NodeConditionDrainInProgress), conditionOf(node, v1alpha1.NodeConditionDrained)
+	draining.Status, draining.Reason = corev1.ConditionFalse, "KubectlDrainCompleted"
+	drained.Status, drained.Reason = corev1.ConditionTrue, "KubectlDrainCompleted"
+}
+
 // shownFor gives a node the conditions that the controller wrote for the given holders at longAgo.
 func shownFor(holders ...holder) func(*corev1.Node) {
 	return func(node *corev1.Node) {
@@ -252,6 +262,50 @@ func TestDecideConditions(t *testing.T) {
 				node.Annotations = map[string]string{v1alpha1.AnnotationConditionsBy: "{"}
 			}),
 			want: []string{drained + before},
+		},
+		"conditions of kubectl drain stay while a maintenance is planned": {
+			node: newNode("one", showing(byKubectl...)), holders: []holder{heldBy("a", stageIdle)},
+			want: []string{"DrainInProgress=False KubectlDrainCompleted" + before, "Drained=True KubectlDrainCompleted" + before, planned + now},
+		},
+		"conditions of kubectl drain stay while a maintenance cordons the node": {
+			node: newNode("one", showing(byKubectl...)), holders: []holder{heldBy("a", stageCordon)},
+			want:     []string{"DrainInProgress=False KubectlDrainCompleted" + before, "Drained=True KubectlDrainCompleted" + before, cordonedOnly + now},
+			wantNews: []string{"NodeMaintenanceStarted a"},
+		},
+		"conditions of kubectl drain are taken over while pods are left": {
+			node: newNode("one", showing(byKubectl...)), holders: []holder{heldBy("a", stageDrain, withPods)},
+			want:     []string{draining + now, notDrained + now, inProgress + now},
+			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
+		},
+		"conditions of kubectl drain are taken over when no pod is left": {
+			node: newNode("one", showing(byKubectl...)), holders: []holder{heldBy("a", stageDrain)},
+			want:     []string{notDraining + before, drained + before, inProgress + now},
+			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a", "NodeDrained a"},
+		},
+		"conditions of kubectl drain are taken over although the requester has lost the right": {
+			node: newNode("one", showing(byKubectl...)), holders: []holder{heldBy("a", stageDrain, withPods, notAllowed)},
+			want:     []string{notDrainingRefused + before, notDrainedRefused + now, inProgress + now},
+			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
+		},
+		"conditions that kubectl drain has overwritten are taken back": {
+			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods)), drainedByKubectl),
+			holders: []holder{heldBy("a", stageDrain, withPods)},
+			want:    []string{draining + now, notDrained + now, inProgress + before},
+		},
+		"conditions that kubectl drain has overwritten stay when the node is released": {
+			node:     newNode("one", shownFor(heldBy("a", stageDrain, withPods)), drainedByKubectl),
+			want:     []string{"DrainInProgress=False KubectlDrainCompleted" + before, "Drained=True KubectlDrainCompleted" + before},
+			wantNews: []string{"NodeMaintenanceReleased a"},
+		},
+		"conditions that were taken over from kubectl drain are removed with the maintenance": {
+			node: newNode("one", showing(byKubectl...), shownFor(heldBy("a", stageDrain))), want: []string{},
+			wantNews: []string{"NodeMaintenanceReleased a"},
+		},
+		"another condition is not taken over, whatever its reason": {
+			node:     newNode("one", showing("MaintenanceInProgress=True KubectlDrainStarted")),
+			holders:  []holder{heldBy("a", stageDrain, withPods)},
+			want:     []string{draining + now, notDrained + now, "MaintenanceInProgress=True KubectlDrainStarted" + before},
+			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
 		},
 		"a condition that another client has removed is added again": {
 			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {

@@ -72,6 +72,9 @@ type Config struct {
 	// AdvertisePlanned adds a condition to the nodes that maintenances in stage Idle select.
 	// Without it, maintenances in stage Idle do not change nodes.
 	AdvertisePlanned bool
+	// ProtectHeld annotates the nodes that maintenances hold, so that autoscalers do not delete
+	// them.
+	ProtectHeld bool
 }
 
 // Controller reconciles the cordon, taints, annotations and conditions of nodes.
@@ -87,10 +90,10 @@ type Controller struct {
 	clock             clock.WithTicker
 	evacuators        sets.Set[string]
 	// storage and adopted are StorageID and AdoptStorage of the Config.
-	storage, adopted string
-	advertise        bool
-	queue            *loop.Queue[string]
-	synced           []cache.InformerSynced
+	storage, adopted   string
+	advertise, protect bool
+	queue              *loop.Queue[string]
+	synced             []cache.InformerSynced
 
 	// holding has, by maintenance, the generation that a live read confirmed, and the time of that
 	// read.
@@ -123,6 +126,7 @@ func New(config Config) (*Controller, error) {
 		storage:           config.StorageID,
 		adopted:           config.AdoptStorage,
 		advertise:         config.AdvertisePlanned,
+		protect:           config.ProtectHeld,
 		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { nodeErrors.Inc() },
 			LogAs: func(name string) (string, any) { return "node", klog.KRef("", name) },

@@ -35,6 +35,10 @@ type facts struct {
 	drainsDaemonSets bool
 	// added are the keys of the taints that the annotation records as added by us.
 	added []string
+	// protect is set if autoscalers must not delete held nodes. protections are the keys of the
+	// annotations that the annotation about the taints records as added by us for that purpose.
+	protect     bool
+	protections []string
 	// now is the time of the decision. It is written into new taints.
 	now time.Time
 	// ownPods are the current pods of the server on the node. recordedOwn are the pods of the
@@ -75,6 +79,9 @@ type nodeChange struct {
 	added               []string
 	ownPods             []types.UID
 	setTaints, setTaint bool
+	// protect and unprotect are the keys of the annotations for autoscalers that are added and
+	// removed. protections are those that the annotation about our taints records.
+	protect, unprotect, protections []string
 	// cordonRestored and taintRestored are set if the change restores our cordon or our taint after
 	// another client removed it.
 	cordonRestored, taintRestored bool
@@ -153,8 +160,10 @@ func (n *nodeChange) decideTaints(f facts) {
 	if f.foreignTaint && len(added) == 0 {
 		return
 	}
-	if !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) || !slices.Equal(added, f.added) {
-		n.taint, n.added, n.setTaint = f.holders, added, true
+	protections := n.decideProtection(f)
+	if !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) ||
+		!slices.Equal(added, f.added) || !slices.Equal(protections, f.protections) {
+		n.taint, n.added, n.protections, n.setTaint = f.holders, added, protections, true
 		// When the first holder begins to hold the node, record the pods of the server that have to
 		// leave. A pod of the server that starts on the node later stays, even if further
 		// maintenances hold the node.
@@ -162,6 +171,35 @@ func (n *nodeChange) decideTaints(f facts) {
 			n.ownPods = f.ownPods
 		}
 	}
+}
+
+// protectionKeys are the annotations with which cluster-autoscaler and Karpenter keep a node, if
+// the value is protected.
+var protectionKeys = []string{"cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"}
+
+const protected = "true"
+
+// decideProtection adds the annotations that keep autoscalers from deleting the node while it is
+// held, and removes them afterwards. It returns the keys that are recorded as added by us. It does
+// not change an annotation that was there before. If another client changes or removes one of ours,
+// that client wants autoscalers to decide otherwise, so it stays as it is; the key stays recorded,
+// so that it is not added again.
+func (n *nodeChange) decideProtection(f facts) []string {
+	var recorded []string
+	wants := f.protect && len(f.holders) > 0
+	for _, key := range protectionKeys {
+		value, has := f.node.Annotations[key]
+		switch isOurs := slices.Contains(f.protections, key); {
+		case wants && isOurs:
+			recorded = append(recorded, key)
+		case wants && !has && f.mayWork:
+			recorded = append(recorded, key)
+			n.protect = append(n.protect, key)
+		case !wants && isOurs && value == protected:
+			n.unprotect = append(n.unprotect, key)
+		}
+	}
+	return recorded
 }
 
 // wantedTaints returns the keys of the taints of Haulout that a node should have.

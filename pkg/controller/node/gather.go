@@ -24,12 +24,12 @@ import (
 // gather reads all inputs of the decision about a node. If the authorizer does not respond, gather
 // returns an error and the facts: maintenances that already hold the node continue to hold it.
 func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, error) {
-	f := facts{node: node, holders: marks.Owners{}, now: c.clock.Now()}
+	f := facts{node: node, holders: marks.Owners{}, protect: c.protect, now: c.clock.Now()}
 	f.cordon, f.foreignCordon = c.ours(node, v1alpha1.AnnotationCordonedBy)
 	f.taint, f.foreignTaint = c.ours(node, v1alpha1.AnnotationTaintedBy)
 	if !f.foreignTaint {
 		mark := marks.Read(node, v1alpha1.AnnotationTaintedBy)
-		f.added, f.recordedOwn = mark.Taints, mark.OwnPods
+		f.added, f.protections, f.recordedOwn = mark.Taints, mark.Annotations, mark.OwnPods
 	}
 	var err error
 	if f.ownPods, err = c.state.OwnPodsOn(node.Name); err != nil {

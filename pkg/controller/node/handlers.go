@@ -5,6 +5,7 @@ package node
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -74,7 +75,7 @@ func sameNode(a, b *corev1.Node) bool {
 	// The labels decide which pool the node has, and with it which users may maintain the node.
 	samePool := labels.Equals(a.Labels, b.Labels)
 	if a.UID != b.UID || !samePool || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !marks.Same(a, b) ||
-		protocol.StaticPodFactsOf(a) != protocol.StaticPodFactsOf(b) {
+		protocol.StaticPodFactsOf(a) != protocol.StaticPodFactsOf(b) || !sameProtection(a, b) {
 		return false
 	}
 	for _, conditionType := range conditionTypes {
@@ -84,6 +85,10 @@ func sameNode(a, b *corev1.Node) bool {
 		}
 	}
 	return true
+}
+
+func sameProtection(a, b *corev1.Node) bool {
+	return !slices.ContainsFunc(protectionKeys, func(key string) bool { return a.Annotations[key] != b.Annotations[key] })
 }
 
 // maintenanceChanged enqueues the nodes that a maintenance selects, and the nodes whose annotations

@@ -43,6 +43,21 @@ func (c *Controller) announceRefused(m *member) {
 	}
 }
 
+// announceExcluded emits an event when the condition Drained begins to report that a node is
+// excluded, with what that means for the waves.
+func (c *Controller) announceExcluded(m *member, written *v1alpha1.NodeMaintenance) {
+	reason, text := excluded(m.nodes, m.username(), outsideDrain)
+	was, is := conditionOf(m.NodeMaintenance, v1alpha1.ConditionDrained), conditionOf(written, v1alpha1.ConditionDrained)
+	if reason == "" || is == nil || is.Reason != reason || was != nil && was.Reason == reason {
+		return
+	}
+	effect := wavesContinue
+	if m.Spec.OnExcludedNode == v1alpha1.ExcludedNodeWait {
+		effect = wavesWait
+	}
+	c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNodeExcluded, actionDrain, "%s; %s", text, effect)
+}
+
 // announceProgress emits events about the changes between the previous and the written status.
 func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *v1alpha1.NodeMaintenance) {
 	nm := f.subject.NodeMaintenance
@@ -50,6 +65,7 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 		return
 	}
 	c.announceRefused(f.subject)
+	c.announceExcluded(f.subject, written)
 	if isDrained(written) && !isDrained(nm) {
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
 			meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionDrained).Message)

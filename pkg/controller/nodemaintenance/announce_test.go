@@ -6,16 +6,12 @@ package nodemaintenance
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -95,28 +91,13 @@ func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
 		f.rights.refused.Insert("two")
-		f.maintenance.PrependReactor("update", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-			nm := action.(clienttesting.UpdateAction).GetObject().(*v1alpha1.NodeMaintenance)
-			for i := range nm.Status.NodeStatuses {
-				if nm.Status.NodeStatuses[i].DrainMessage != "" {
-					return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put",
-						v1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
-				}
-			}
-			return false, nil, nil
-		})
+		f.refuseMessages()
 		for range 10 {
 			f.step("m")
 			f.wait(statusPace)
 		}
-		told := 0
-		for len(f.recorder.Events) > 0 {
-			if strings.Contains(<-f.recorder.Events, " "+EventNotAuthorized+" ") {
-				told++
-			}
-		}
 		// One event is about the node and one about the maintenance.
-		if told != 2 {
+		if told := f.told(EventNotAuthorized); told != 2 {
 			t.Errorf("got %d events about one refused node, want 2", told)
 		}
 	})

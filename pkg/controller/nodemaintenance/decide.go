@@ -249,7 +249,7 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 	drained := decideDrained(drainedFacts{
 		draining: v1alpha1.IsDraining(nm), nodes: f.subject.nodes, username: f.subject.username(),
 		stalledSince: progress.stalledSince, uncordoned: f.subject.uncordoned(), finished: d.plan.Finished[nm.Name],
-		remainder: left, attached: f.attached,
+		remainder: left, attached: f.attached, onExcluded: nm.Spec.OnExcludedNode,
 	})
 	if drained.status == metav1.ConditionTrue {
 		if progress.unconfirmed = d.decideConfirmation(f); progress.unconfirmed == "" {
@@ -312,12 +312,20 @@ type drainedFacts struct {
 	// attached does not prevent Drained=True, since volumes may stay attached until the node is
 	// off. The message names the volumes for the user who switches the node off.
 	attached attachedVolumes
+	// onExcluded is spec.onExcludedNode.
+	onExcluded v1alpha1.ExcludedNodePolicy
 }
 
 type verdict struct {
 	status          metav1.ConditionStatus
 	reason, message string
 }
+
+const (
+	// wavesWait and wavesContinue are texts about the waves while a node is excluded.
+	wavesWait     = "later waves wait until its pods have left (onExcludedNode: Wait)"
+	wavesContinue = "later waves do not wait for its pods (onExcludedNode: Continue)"
+)
 
 // outsideDrain describes a node that a drain goes on without.
 const outsideDrain = "outside the drain"
@@ -356,6 +364,8 @@ func decideDrained(f drainedFacts) verdict {
 		return no(v1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain")
 	case len(f.nodes) == 0:
 		return no(v1alpha1.ReasonNoNodes, noNodes)
+	case outside != "" && f.onExcluded == v1alpha1.ExcludedNodeWait:
+		return no(outside, "%s; %s; %s", text, wavesWait, r.progress())
 	case outside != "":
 		if slices.ContainsFunc(f.nodes, func(node memberNode) bool { return node.outside == nil }) {
 			text += "; the other nodes: " + r.progress()

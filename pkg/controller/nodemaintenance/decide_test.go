@@ -125,6 +125,16 @@ func TestDecideDrained(t *testing.T) {
 			drainedFacts{draining: true, nodes: nodesWith(0, v1alpha1.NodeStatusNotAuthorized), username: "x", finished: true, remainder: some()},
 			verdict{metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized, `User "x" may not maintain 1 selected node (skipped)`},
 		},
+		"a drain whose waves wait for a node outside says so": {
+			drainedFacts{
+				draining: true, nodes: nodesWith(2, v1alpha1.NodeStatusNotCordoned), remainder: some(), onExcluded: v1alpha1.ExcludedNodeWait,
+			},
+			verdict{
+				metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned,
+				"1 node is outside the drain, such as out: some text; later waves wait until its pods have left (onExcludedNode: Wait); " +
+					"0 pods left, 0 of them evacuating, 0 blocked",
+			},
+		},
 		"a drain with a node outside the waves is not drained": {
 			drainedFacts{draining: true, nodes: nodesWith(2, v1alpha1.NodeStatusNotCordoned), finished: true, remainder: some()},
 			verdict{

@@ -15,6 +15,10 @@ const (
 	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not
 	// maintain it.
 	EventNotAuthorized = "NotAuthorized"
+	// EventNodeExcluded: the drain goes on without a selected node: its requester may not maintain
+	// it, too many other maintenances hold it, or it cannot be kept unschedulable. The event says
+	// whether later waves wait for the pods of the node (spec.onExcludedNode).
+	EventNodeExcluded = "NodeExcluded"
 	// EventFastForwarded: when a maintenance joined, another maintenance had already drained a node
 	// further than the plan of the new one.
 	EventFastForwarded = "DrainFastForwarded"

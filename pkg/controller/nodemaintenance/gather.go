@@ -394,6 +394,16 @@ func (f *facts) world() drainplan.World {
 			Nodes: make([]string, 0, len(m.inside)), Before: make(map[string][]v1alpha1.DrainPlanEntry, len(m.inside)),
 		}
 		pm.Uncordoned = m.uncordoned()
+		for _, node := range m.nodes {
+			if node.outside == nil || m.Spec.OnExcludedNode != v1alpha1.ExcludedNodeWait {
+				continue
+			}
+			pm.Excluded = append(pm.Excluded, node.Name)
+			if !added[node.Name] {
+				added[node.Name] = true
+				w.Nodes = append(w.Nodes, f.views[node.Name].Plan)
+			}
+		}
 		for _, node := range m.inside {
 			pm.Nodes = append(pm.Nodes, node.Name)
 			if targets := holds.Stored(m.NodeMaintenance, node); len(targets) > 0 {

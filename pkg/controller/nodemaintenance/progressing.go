@@ -259,6 +259,9 @@ func (m *member) waits() string {
 		_, text := excluded(m.nodes, m.username(), outsideDrain)
 		return text
 	}
+	if outside, text := excluded(m.nodes, m.username(), outsideDrain); outside != "" && m.Spec.OnExcludedNode == v1alpha1.ExcludedNodeWait {
+		return "Every node waits for other nodes or other maintenances. " + text + "; " + wavesWait
+	}
 	return "Every node waits for other nodes or other maintenances"
 }
 

@@ -15,6 +15,7 @@ package forecast
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -72,6 +73,14 @@ func (m *Member) Allowed() []*corev1.Node {
 		}
 	}
 	return nodes
+}
+
+// Awaited returns the nodes that the maintenance may not change and for whose pods its waves wait.
+func (m *Member) Awaited() []*corev1.Node {
+	if m.Spec.OnExcludedNode != v1alpha1.ExcludedNodeWait {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(m.Nodes), func(node *corev1.Node) bool { return !m.Refused.Has(node.Name) })
 }
 
 // Situation has all inputs of a preview.
@@ -182,6 +191,12 @@ func isUnreachable(n *corev1.Node) bool {
 func (d *decision) plan() error {
 	world := drainplan.World{Subject: d.subject}
 	added := sets.New[string]()
+	add := func(n *corev1.Node) {
+		if !added.Has(n.Name) {
+			added.Insert(n.Name)
+			world.Nodes = append(world.Nodes, &drainplan.Node{Name: n.Name, UID: n.UID, Pods: d.Pods.planned(n.Name)})
+		}
+	}
 	members := append([]Member{d.Subject}, d.Draining...)
 	for i := range members {
 		m := &members[i]
@@ -189,6 +204,10 @@ func (d *decision) plan() error {
 			Name: m.Name, Created: m.CreationTimestamp.Time, Plan: m.Spec.DrainPlan, Before: map[string][]v1alpha1.DrainPlanEntry{},
 		}
 		before := targetsOf(m.NodeMaintenance)
+		for _, n := range m.Awaited() {
+			planned.Excluded = append(planned.Excluded, n.Name)
+			add(n)
+		}
 		for _, n := range m.Allowed() {
 			planned.Nodes = append(planned.Nodes, n.Name)
 			if !n.Spec.Unschedulable && !d.isAsIfCordoned(n.Name) {
@@ -197,10 +216,7 @@ func (d *decision) plan() error {
 			if targets, ok := before[v1alpha1.NodeReference{Name: n.Name, UID: n.UID}]; ok {
 				planned.Before[n.Name] = targets
 			}
-			if !added.Has(n.Name) {
-				added.Insert(n.Name)
-				world.Nodes = append(world.Nodes, &drainplan.Node{Name: n.Name, UID: n.UID, Pods: d.Pods.planned(n.Name)})
-			}
+			add(n)
 		}
 		world.Maintenances = append(world.Maintenances, planned)
 	}

@@ -259,6 +259,18 @@ func TestHead(t *testing.T) {
 	is.Slices(t, out.Nodes, want, "nodes")
 }
 
+func TestWavesOfAPreviewWaitForARefusedNode(t *testing.T) {
+	for policy, want := range map[v1alpha1.ExcludedNodePolicy]string{
+		"": "Evacuating", v1alpha1.ExcludedNodeContinue: "Evacuating", v1alpha1.ExcludedNodeWait: "Waiting for node n2.",
+	} {
+		waiting := maintenance("subject", func(nm *v1alpha1.NodeMaintenance) { nm.Spec.OnExcludedNode = policy })
+		all := append(pods(1, "critical", "n1", withPriority(2000000000)), pods(1, "web", "n2")...)
+		out := scene{subject: waiting, refused: list{"n2"}, pods: all}.preview(t)
+		is.Equal(t, out.Nodes[0].Message, want, "message with "+string(policy))
+		is.Equal(t, out.PodCount, 1, "pods of the drain")
+	}
+}
+
 func TestNothingIsToComeAfterComplete(t *testing.T) {
 	other := maintenance("other", atStage(drain))
 	out := scene{

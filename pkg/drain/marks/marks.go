@@ -56,6 +56,9 @@ type Mark struct {
 	// Taints are the keys of the taints that the server has added. If the node has another of our
 	// taints, another client added it, and the server does not remove it.
 	Taints []string `json:"taints,omitempty"`
+	// Annotations are the keys of other annotations of the node that the server has added in the
+	// same way.
+	Annotations []string `json:"annotations,omitempty"`
 	// OwnPods are the UIDs of the server's pods that were on the node when a maintenance began to
 	// hold it. The drain removes each of them once. A pod of the server that is not listed was
 	// recreated, and stays.

@@ -113,6 +113,9 @@ func (m *progress) takeStock() {
 		return
 	}
 	m.stocked = true
+	for _, name := range m.behind {
+		m.waits.add(name)
+	}
 	for _, h := range m.holds {
 		moves := h.node.moving && h.first <= m.frontier && !m.finished() && h.node.movesFor(h)
 		if moves || h.uncordoned {

@@ -109,6 +109,13 @@ func (p *planning) newProgress(now *Maintenance) (*progress, error) {
 		return nil, err
 	}
 	names := slices.Compact(slices.Sorted(slices.Values(now.Nodes)))
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(now.Excluded))) {
+		node := p.nodes[name]
+		if node == nil {
+			return nil, fmt.Errorf("excluded node %s is not part of the world", name)
+		}
+		m.excluded = append(m.excluded, node.Node)
+	}
 	uncordoned := slices.Sorted(slices.Values(now.Uncordoned))
 	holds := make([]hold, len(names))
 	m.holds = make([]*hold, len(names))
@@ -177,14 +184,15 @@ func findComponents(ordered []*progress) []*component {
 
 // override resolves a contradiction between plans: if no live pod of a component is asked to leave
 // although a plan covers some, the nodes of the oldest unfinished maintenance get the targets of
-// its plan. override returns nil if there was no contradiction.
+// its plan. override returns nil if there was no contradiction, such as when a maintenance waits
+// for excluded nodes.
 func (c *component) override() *Override {
 	stuck := true
 	for _, m := range c.maintenances {
 		for _, h := range m.holds {
 			stuck = stuck && !h.node.moving
 		}
-		stuck = stuck && !m.held()
+		stuck = stuck && !m.held() && !m.waitsOutside
 	}
 	i := slices.IndexFunc(c.maintenances, func(m *progress) bool { return !m.finished() })
 	if !stuck || i < 0 {

@@ -47,9 +47,15 @@ type progress struct {
 	// isHeld is set if a node has not been observed as cordoned, so that no target may be raised
 	// yet.
 	isHeld bool
+	// excluded are the nodes for whose pods the maintenance only waits, sorted by name.
+	excluded []*Node
 	// frontier is the index of the first entry that has live pods left on any node, or
 	// len(entries).
 	frontier int
+	// behind are the excluded nodes with live pods at the frontier. waitsOutside is set if no other
+	// node has such pods.
+	behind       []string
+	waitsOutside bool
 	// own has, for each key, the target of the plan at the frontier.
 	own       reach
 	component *component
@@ -122,6 +128,20 @@ func (m *progress) advance() {
 	for _, h := range m.holds {
 		m.frontier = min(m.frontier, h.first)
 	}
+	inside := m.frontier
+	for _, n := range m.excluded {
+		first := len(m.entries)
+		for i := range n.Pods {
+			first = min(first, m.index(&n.Pods[i]))
+		}
+		if first < m.frontier {
+			m.frontier, m.behind = first, nil
+		}
+		if first == m.frontier && !m.finished() {
+			m.behind = append(m.behind, n.Name)
+		}
+	}
+	m.waitsOutside = m.frontier < inside
 	m.own = m.upTo(m.frontier)
 }
 

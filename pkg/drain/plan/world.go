@@ -17,7 +17,7 @@ import (
 type World struct {
 	// Maintenances are the maintenances in stage Drain that are not being deleted, each once.
 	Maintenances []Maintenance
-	// Nodes has at least the nodes of the maintenances, each once.
+	// Nodes has at least the nodes and the excluded nodes of the maintenances, each once.
 	Nodes []*Node
 	// Subject is the name of the maintenance for which the result has Messages and FastForwarded;
 	// empty means all. Each message depends on all maintenances of a node, so the cost of the
@@ -40,6 +40,9 @@ type Maintenance struct {
 	// maintenance raises no targets, since the scheduler could still bind a pod to one of them
 	// after the wave of the pod is over.
 	Uncordoned []string
+	// Excluded are the selected nodes that are not among Nodes and for whose pods the waves wait
+	// nevertheless. The maintenance asks none of these pods to leave.
+	Excluded []string
 	// Before has the targets in the status of the maintenance for a node with the same UID, by node
 	// name.
 	Before map[string][]v1alpha1.DrainPlanEntry

@@ -1195,6 +1195,14 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 							Format:      "",
 						},
 					},
+					"onExcludedNode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "onExcludedNode defines whether the waves wait for the pods of a selected node that the server cannot drain, because the requester may not maintain it, too many other maintenances hold it, or it cannot be kept unschedulable: Continue or Wait. With Continue, pods of later waves leave the other nodes although pods of earlier waves are left on the excluded node. With Wait, they stay. In both cases the condition Drained is False. It can be changed until stage Complete. Unset means Continue.\n\nPossible enum values:\n - `\"Continue\"` opens the next waves on the other nodes although an excluded node still has pods of earlier waves, so that one broken node does not stop the drain of all others.\n - `\"Wait\"` opens the next wave only when the pods of all earlier waves have left the excluded nodes as well. No pod of these nodes is asked to leave.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Continue", "Wait"},
+						},
+					},
 				},
 				Required: []string{"nodeSelector"},
 			},

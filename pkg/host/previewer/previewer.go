@@ -315,13 +315,14 @@ func freeNodes(s *forecast.Situation, nodes []*corev1.Node) []*corev1.Node {
 	return free
 }
 
-// touchedNodes returns the nodes that the maintenances drain or would drain.
+// touchedNodes returns the nodes that the maintenances drain or would drain, and those for whose
+// pods they wait.
 func touchedNodes(s *forecast.Situation) ([]*corev1.Node, sets.Set[string]) {
 	var nodes []*corev1.Node
 	names := sets.New[string]()
 	members := append([]forecast.Member{s.Subject}, s.Draining...)
 	for i := range members {
-		for _, n := range members[i].Allowed() {
+		for _, n := range slices.Concat(members[i].Allowed(), members[i].Awaited()) {
 			if !names.Has(n.Name) {
 				names.Insert(n.Name)
 				nodes = append(nodes, n)

@@ -242,6 +242,22 @@ func TestManyNodesAreReadInPages(t *testing.T) {
 	}
 }
 
+// TestPodsOfARefusedNodeAreRead has a pod of the second wave on one node, and one of the first wave
+// on a node that the requester may not maintain.
+func TestPodsOfARefusedNodeAreRead(t *testing.T) {
+	late := pod("late", "blue-0")
+	late.Spec.Priority = ptr.To[int32](2000000000)
+	f := newFixture(node("blue-0", "blue"), node("blue-1", "blue"), late, pod("early", "blue-1"))
+	f.host.allowed["ann"] = []string{"blue-0"}
+	nm := maintenance("nm", idle, "blue")
+	nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "ann"}
+	is.Equal(t, f.mustPreview(t, nm).Nodes[0].Message, "Evacuating", "without onExcludedNode")
+	nm.Spec.OnExcludedNode = v1alpha1.ExcludedNodeWait
+	out := f.mustPreview(t, nm)
+	is.Equal(t, out.Nodes[0].Message, "Waiting for node blue-1.", "with Wait")
+	is.Equal(t, out.PodCount, 1, "pods of the drain")
+}
+
 func TestWhoseNodesAreRefused(t *testing.T) {
 	var objects []runtime.Object
 	for i := range 3 {

@@ -62,6 +62,9 @@ func validateShutdown(node string, nm *maintenance.NodeMaintenance) field.ErrorL
 	if policy := maintenance.NewNodesPolicyIgnore; nm.Spec.NewNodes != "" && nm.Spec.NewNodes != policy {
 		errs = append(errs, field.NotSupported(spec.Child("newNodes"), nm.Spec.NewNodes, []maintenance.NewNodesPolicy{policy}))
 	}
+	if policy := maintenance.ExcludedNodeContinue; nm.Spec.OnExcludedNode != "" && nm.Spec.OnExcludedNode != policy {
+		errs = append(errs, field.NotSupported(spec.Child("onExcludedNode"), nm.Spec.OnExcludedNode, []maintenance.ExcludedNodePolicy{policy}))
+	}
 	if nm.Spec.Paused {
 		errs = append(errs, field.Forbidden(spec.Child("paused"), "must be false"))
 	}

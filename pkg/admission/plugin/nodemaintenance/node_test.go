@@ -48,6 +48,7 @@ func shutdown(modifiers ...modifier) *maintenance.NodeMaintenance {
 	nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion}
 	nm.Spec.Reason = "node shutdown (reboot)"
 	nm.Spec.NewNodes = maintenance.NewNodesPolicyIgnore
+	nm.Spec.OnExcludedNode = maintenance.ExcludedNodeContinue
 	nm.Spec.RequestedBy = requestedBy(blue1)
 	for _, podType := range []maintenance.PodType{maintenance.PodTypeDefault, maintenance.PodTypeDaemonSet, maintenance.PodTypeStatic} {
 		for _, priority := range []int32{999, 9999, 99999, 2147483647} {
@@ -202,6 +203,9 @@ func TestShutdownThatDeviates(t *testing.T) {
 		"stage Complete": {shutdown(atStage(maintenance.NodeMaintenanceStageComplete)), "spec.stage"},
 		"no stage":       {shutdown(atStage("")), "spec.stage"},
 		"new nodes join": {shutdown(joins), "spec.newNodes"},
+		"waves that wait for excluded nodes": {
+			shutdown(func(nm *maintenance.NodeMaintenance) { nm.Spec.OnExcludedNode = maintenance.ExcludedNodeWait }), "spec.onExcludedNode",
+		},
 		"paused":         {shutdown(paused), "spec.paused"},
 		"another reason": {shutdown(because("please call 555-0100")), "spec.reason"},
 		"no reason":      {shutdown(because("")), "spec.reason"},

@@ -26,6 +26,7 @@ func fuzzFuncs(serializer.CodecFactory) []any {
 			fillVersionedSpec(&versioned, c)
 			spec.Stage = maintenance.NodeMaintenanceStage(versioned.Stage)
 			spec.NewNodes = maintenance.NewNodesPolicy(versioned.NewNodes)
+			spec.OnExcludedNode = maintenance.ExcludedNodePolicy(versioned.OnExcludedNode)
 			spec.DrainPlan = make([]maintenance.DrainPlanEntry, len(versioned.DrainPlan))
 			for i, e := range versioned.DrainPlan {
 				spec.DrainPlan[i] = maintenance.DrainPlanEntry{PodSelector: e.PodSelector, PodPriority: e.PodPriority, PodType: maintenance.PodType(e.PodType)}
@@ -67,6 +68,7 @@ func fuzzFuncs(serializer.CodecFactory) []any {
 func fillVersionedSpec(spec *v1alpha1.NodeMaintenanceSpec, c randfill.Continue) {
 	spec.Stage = pick(c, v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain,
 		v1alpha1.NodeMaintenanceStageComplete)
+	spec.OnExcludedNode = pick(c, "", v1alpha1.ExcludedNodeContinue, v1alpha1.ExcludedNodeWait)
 	spec.NewNodes = pick(c, v1alpha1.NewNodesPolicyIgnore, v1alpha1.NewNodesPolicyJoin)
 	spec.DrainPlan = spec.DrainPlan[:min(len(spec.DrainPlan), c.Intn(4))]
 	v1alpha1.SetDefaults_NodeMaintenanceSpec(spec)

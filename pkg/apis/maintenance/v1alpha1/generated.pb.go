@@ -790,6 +790,11 @@ func (m *NodeMaintenanceSpec) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	_ = i
 	var l int
 	_ = l
+	i -= len(m.OnExcludedNode)
+	copy(dAtA[i:], m.OnExcludedNode)
+	i = encodeVarintGenerated(dAtA, i, uint64(len(m.OnExcludedNode)))
+	i--
+	dAtA[i] = 0x42
 	i--
 	if m.Paused {
 		dAtA[i] = 1
@@ -1982,6 +1987,8 @@ func (m *NodeMaintenanceSpec) Size() (n int) {
 	l = len(m.NewNodes)
 	n += 1 + l + sovGenerated(uint64(l))
 	n += 2
+	l = len(m.OnExcludedNode)
+	n += 1 + l + sovGenerated(uint64(l))
 	return n
 }
 
@@ -2545,6 +2552,7 @@ func (this *NodeMaintenanceSpec) String() string {
 		`RequestedBy:` + strings.Replace(fmt.Sprintf("%v", this.RequestedBy), "UserInfo", "v12.UserInfo", 1) + `,`,
 		`NewNodes:` + fmt.Sprintf("%v", this.NewNodes) + `,`,
 		`Paused:` + fmt.Sprintf("%v", this.Paused) + `,`,
+		`OnExcludedNode:` + fmt.Sprintf("%v", this.OnExcludedNode) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -5258,6 +5266,38 @@ func (m *NodeMaintenanceSpec) Unmarshal(dAtA []byte) error {
 				}
 			}
 			m.Paused = bool(v != 0)
+		case 8:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field OnExcludedNode", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.OnExcludedNode = ExcludedNodePolicy(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := skipGenerated(dAtA[iNdEx:])

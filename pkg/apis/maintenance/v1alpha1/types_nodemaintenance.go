@@ -89,6 +89,20 @@ const (
 	NewNodesPolicyJoin NewNodesPolicy = "Join"
 )
 
+// ExcludedNodePolicy defines what the waves of a drain do while a selected node is excluded.
+// +enum
+// +k8s:enum
+type ExcludedNodePolicy string
+
+const (
+	// ExcludedNodeContinue opens the next waves on the other nodes although an excluded node still
+	// has pods of earlier waves, so that one broken node does not stop the drain of all others.
+	ExcludedNodeContinue ExcludedNodePolicy = "Continue"
+	// ExcludedNodeWait opens the next wave only when the pods of all earlier waves have left the
+	// excluded nodes as well. No pod of these nodes is asked to leave.
+	ExcludedNodeWait ExcludedNodePolicy = "Wait"
+)
+
 const (
 	// ConditionDrained is the condition of a NodeMaintenance that reports whether all pods that its
 	// plan covers have left all selected nodes (KEP-4212, "Status"). It is True only in stage
@@ -268,6 +282,16 @@ type NodeMaintenanceSpec struct {
 	// +optional
 	// +k8s:optional
 	Paused bool `json:"paused,omitempty" protobuf:"varint,7,opt,name=paused"`
+
+	// onExcludedNode defines whether the waves wait for the pods of a selected node that the server
+	// cannot drain, because the requester may not maintain it, too many other maintenances hold it,
+	// or it cannot be kept unschedulable: Continue or Wait. With Continue, pods of later waves
+	// leave the other nodes although pods of earlier waves are left on the excluded node. With
+	// Wait, they stay. In both cases the condition Drained is False. It can be changed until stage
+	// Complete. Unset means Continue.
+	// +optional
+	// +k8s:optional
+	OnExcludedNode ExcludedNodePolicy `json:"onExcludedNode,omitempty" protobuf:"bytes,8,opt,name=onExcludedNode,casttype=ExcludedNodePolicy"`
 }
 
 // DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a

@@ -59,9 +59,10 @@ const (
 	// change conditions that are not listed.
 	AnnotationConditionsBy = "maintenance.haulout.dev/conditions-by"
 
-	// AnnotationTaintedBy is added to a node in the write that adds the taint TaintDrain. Its value
-	// is a JSON object of the names and UIDs of the maintenances that hold the taint. The server
-	// does not remove a taint without this annotation: a user or another component added it.
+	// AnnotationTaintedBy is added to a node in the write that adds the taint TaintHeld. Its value
+	// is a JSON object of the names and UIDs of the maintenances that hold the node, and of the
+	// taints and annotations that the server has added. The server does not remove others: a user
+	// or another component added them.
 	AnnotationTaintedBy = "maintenance.haulout.dev/tainted-by"
 
 	// TaintDrain keeps new DaemonSet pods off a node whose DaemonSet pods are being evacuated.
@@ -98,6 +99,13 @@ const (
 	// previous cost of the pod, empty if it had none. The server restores that cost when the pod
 	// may stay.
 	AnnotationOriginalPodDeletionCost = "maintenance.haulout.dev/original-pod-deletion-cost"
+
+	// AnnotationDeletionCost on a pod defines whether the server may lower its deletion cost while
+	// it waits for its replacement or eviction. The only value is DeletionCostKeep.
+	AnnotationDeletionCost = "maintenance.haulout.dev/deletion-cost"
+	// DeletionCostKeep is the value of AnnotationDeletionCost for a pod whose deletion cost another
+	// client manages.
+	DeletionCostKeep = "Keep"
 
 	// AnnotationSurgeRecord is added to a Deployment, or to the HorizontalPodAutoscaler that scales
 	// it, in the write that scales it up so that pods can leave. Its value is a JSON object: the

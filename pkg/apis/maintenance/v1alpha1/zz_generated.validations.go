@@ -649,6 +649,21 @@ func Validate_EvacuatorRole(
 	return errs
 }
 
+var symbolsForExcludedNodePolicy = sets.New(ExcludedNodeContinue, ExcludedNodeWait)
+
+// Validate_ExcludedNodePolicy validates an instance of ExcludedNodePolicy according
+// to declarative validation rules in the API schema.
+func Validate_ExcludedNodePolicy(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *ExcludedNodePolicy) (errs field.ErrorList) {
+
+	if e := validate.Enum(ctx, op, fldPath, obj, oldObj, symbolsForExcludedNodePolicy, nil); len(e) != 0 {
+		errs = append(errs, e...)
+	}
+
+	return errs
+}
+
 var symbolsForNewNodesPolicy = sets.New(NewNodesPolicyIgnore, NewNodesPolicyJoin)
 
 // Validate_NewNodesPolicy validates an instance of NewNodesPolicy according
@@ -1469,6 +1484,36 @@ func Validate_NodeMaintenanceSpec(
 				return &oldObj.Paused
 			})
 		errs = append(errs, fn(fldPath.Child("paused"), &obj.Paused, oldVal, oldObj != nil)...)
+	}
+
+	{ // field NodeMaintenanceSpec.OnExcludedNode
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *ExcludedNodePolicy,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// call the type's validation function
+			errs = append(errs, Validate_ExcludedNodePolicy(ctx, op, fldPath, obj, oldObj)...)
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceSpec) *ExcludedNodePolicy {
+				return &oldObj.OnExcludedNode
+			})
+		errs = append(errs, fn(fldPath.Child("onExcludedNode"), &obj.OnExcludedNode, oldVal, oldObj != nil)...)
 	}
 
 	return errs

@@ -58,6 +58,9 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	if nm.Spec.NewNodes != old.Spec.NewNodes {
 		errs = append(errs, validateChangeBeforeComplete(old, spec.Child("newNodes"))...)
 	}
+	if nm.Spec.OnExcludedNode != old.Spec.OnExcludedNode {
+		errs = append(errs, validateChangeBeforeComplete(old, spec.Child("onExcludedNode"))...)
+	}
 	errs = append(errs, validateStageChange(nm, old, spec.Child("stage"))...)
 	if nm.Spec.Paused != old.Spec.Paused {
 		errs = append(errs, validatePauseChange(nm, old, spec.Child("paused"))...)
@@ -71,7 +74,7 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 }
 
 // validateChangeBeforeComplete checks whether a field can still be changed that can change until
-// stage Complete: those that select nodes, and paused.
+// stage Complete: those that select nodes, paused and onExcludedNode.
 func validateChangeBeforeComplete(old *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
 	switch {
 	case old.DeletionTimestamp != nil:

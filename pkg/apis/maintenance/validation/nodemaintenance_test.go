@@ -355,6 +355,7 @@ func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 	}))
 	broken := withSelector(&corev1.NodeSelector{})
 	join := func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NewNodes = v1alpha1.NewNodesPolicyJoin }
+	waiting := func(nm *v1alpha1.NodeMaintenance) { nm.Spec.OnExcludedNode = v1alpha1.ExcludedNodeWait }
 	pause := func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Paused = true }
 	inLabels := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}
 	inExpressions := &metav1.LabelSelector{
@@ -395,6 +396,15 @@ func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 		"newNodes while deleting": {
 			old: modifiers{deleting}, nm: modifiers{deleting, join},
 			want: []string{"spec.newNodes FieldValueForbidden"},
+		},
+		"onExcludedNode in Drain": {old: modifiers{withStage("Drain")}, nm: modifiers{withStage("Drain"), waiting}},
+		"onExcludedNode in Complete": {
+			old: modifiers{withStage("Complete")}, nm: modifiers{withStage("Complete"), waiting},
+			want: []string{"spec.onExcludedNode FieldValueForbidden"},
+		},
+		"onExcludedNode while deleting": {
+			old: modifiers{deleting}, nm: modifiers{deleting, waiting},
+			want: []string{"spec.onExcludedNode FieldValueForbidden"},
 		},
 		"a pause in Idle":     {old: modifiers{withStage("Idle")}, nm: modifiers{withStage("Idle"), pause}},
 		"a pause in Cordon":   {old: modifiers{withStage("Cordon")}, nm: modifiers{withStage("Cordon"), pause}},

@@ -62,7 +62,7 @@ func (d *decision) lowerReplacements(s situation) bool {
 			continue
 		}
 		d.surplus[p.UID] = struct{}{}
-		if deletioncost.CanLower(p.Pod) {
+		if deletioncost.CanLower(p.Pod) && !deletioncost.Keeps(p.Pod) {
 			d.lower = append(d.lower, p.Pod)
 		}
 	}

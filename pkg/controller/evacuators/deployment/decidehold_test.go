@@ -25,6 +25,10 @@ func awaitsCosts(after time.Duration, d *appsv1.Deployment, pods ...pod) situati
 	return s
 }
 
+func keepsCost(p *pod) {
+	p.Pod.Annotations = map[string]string{v1alpha1.AnnotationDeletionCost: v1alpha1.DeletionCostKeep}
+}
+
 func TestDecideHold(t *testing.T) {
 	const back = "back to 1;hand over web-0;"
 	leaving := func() pod { return newTestPod("web-0", leaves(ours)) }
@@ -130,6 +134,15 @@ func TestDecideHold(t *testing.T) {
 		},
 		"a pod without a budget gets the lowest deletion cost": {
 			s: at(later, scaled(), leaving(), replacement()), want: "lower web-0;",
+		},
+		"a pod without a budget that keeps its deletion cost is handed over": {
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), keepsCost), replacement()),
+			want: "hand over web-0;", says: "available in its place",
+		},
+		"the cost of a pod that only a scale-down can remove is lowered although the pod should keep it": {
+			s: at(later, newDeployment(2, up, always),
+				newTestPod("web-0", leaves(ours), keepsCost, under(nil, ptrTo(0), 2, 2)), replacement()),
+			want: "lower web-0;",
 		},
 		"the surge is reverted after the cost was lowered": {
 			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest), replacement()),
@@ -295,6 +308,9 @@ func TestDecideHold(t *testing.T) {
 		},
 		"cancelled: those of the replacements are lowered first": {
 			s: at(later, scaled(), newTestPod("web-0"), replacement()), want: "lower web-1;",
+		},
+		"cancelled: the cost of a replacement that keeps its own is not lowered": {
+			s: at(later, scaled(), newTestPod("web-0"), newTestPod("web-1", fresh, keepsCost)), want: "back to 1;",
 		},
 		"cancelled: a replacement that is not ready goes first anyway": {
 			s: at(later, scaled(), newTestPod("web-0"), starting()), want: "back to 1;",

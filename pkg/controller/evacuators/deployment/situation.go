@@ -20,6 +20,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/deletioncost"
 	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
@@ -561,7 +562,12 @@ func (s *situation) goesByScaleDown(pods []*pod) bool {
 	return !slices.ContainsFunc(pods, func(p *pod) bool { return !s.leavesByScaleDown(p) })
 }
 
+// leavesByScaleDown reports whether a pod should be deleted by the scale-down. A pod that keeps its
+// deletion cost is evicted instead, unless its budget never allows that.
 func (s *situation) leavesByScaleDown(p *pod) bool {
+	if len(p.budgets) == 0 && deletioncost.Keeps(p.Pod) {
+		return false
+	}
 	return surge.LeavesByScaleDown(s.deployment, s.target.autoscaler != nil, s.original(), s.mostExtra(), p.budgets)
 }
 

@@ -63,7 +63,7 @@ func (d *decision) sendAway(s situation, leaving []*pod) (waiting []*pod) {
 		// The deadlines for the other pods must not pass, so make the next report count as
 		// progress.
 		d.memory.highest = ptr.To(-1)
-		if deletioncost.CanLower(p.Pod) {
+		if deletioncost.CanLower(p.Pod) && !deletioncost.Keeps(p.Pod) {
 			// If the surge ends before the eviction, the scale-down at its end then deletes the
 			// stray.
 			d.lower = append(d.lower, p.Pod)

@@ -224,6 +224,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: nodeSelector
       type:
         namedType: io.k8s.api.core.v1.NodeSelector
+    - name: onExcludedNode
+      type:
+        scalar: string
     - name: paused
       type:
         scalar: boolean

@@ -53,6 +53,13 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	// begun. Nodes stay cordoned. In the stages Idle and Cordon it has no effect before stage Drain
 	// begins. It can be changed until stage Complete, by the users who may change the stage.
 	Paused *bool `json:"paused,omitempty"`
+	// onExcludedNode defines whether the waves wait for the pods of a selected node that the server
+	// cannot drain, because the requester may not maintain it, too many other maintenances hold it,
+	// or it cannot be kept unschedulable: Continue or Wait. With Continue, pods of later waves
+	// leave the other nodes although pods of earlier waves are left on the excluded node. With
+	// Wait, they stay. In both cases the condition Drained is False. It can be changed until stage
+	// Complete. Unset means Continue.
+	OnExcludedNode *maintenancev1alpha1.ExcludedNodePolicy `json:"onExcludedNode,omitempty"`
 }
 
 // NodeMaintenanceSpecApplyConfiguration constructs a declarative configuration of the NodeMaintenanceSpec type for use with
@@ -119,5 +126,13 @@ func (b *NodeMaintenanceSpecApplyConfiguration) WithNewNodes(value maintenancev1
 // If called multiple times, the Paused field is set to the value of the last call.
 func (b *NodeMaintenanceSpecApplyConfiguration) WithPaused(value bool) *NodeMaintenanceSpecApplyConfiguration {
 	b.Paused = &value
+	return b
+}
+
+// WithOnExcludedNode sets the OnExcludedNode field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the OnExcludedNode field is set to the value of the last call.
+func (b *NodeMaintenanceSpecApplyConfiguration) WithOnExcludedNode(value maintenancev1alpha1.ExcludedNodePolicy) *NodeMaintenanceSpecApplyConfiguration {
+	b.OnExcludedNode = &value
 	return b
 }
