@@ -87,6 +87,9 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica
 	if err != nil {
 		return nil, err
 	}
+	if err := o.applyEvictionReviews(generic, host, extra.Controllers, recorder); err != nil {
+		return nil, err
+	}
 	own := initializer.Dependencies{
 		Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, NodeName: os.Getenv("NODE_NAME"),
 	}
@@ -199,6 +202,7 @@ func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback
 		},
 		recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,
 		ownPod: ownPod(), storageID: r.storage.id, nodeRights: o.NodeRights.Rules,
+		rawEvictionTTL: o.EvictionReviews.RawEvictionTTL,
 	}
 	le := o.Controllers.LeaderElection
 	identified := &apiserver.Storage{
