@@ -73,7 +73,7 @@ func TestKubectlDrainReplacesFirst(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	names := singles(t, namespace, pool, 20)
-	cluster.InterceptEvictions(t, namespace, pool, nodes[0])
+	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
 	cluster.NewNodes(t, pool, true, pool+"-spare")
 	available := watchAvailability(t, namespace)
 	log := cluster.AuditLog(t)
@@ -105,7 +105,7 @@ func TestKubectlDrainBesideAMaintenance(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	single(t, namespace, "with", pool, minAvailable(1))
 	single(t, namespace, "without", pool, nil)
-	cluster.InterceptEvictions(t, namespace, pool, nodes[0])
+	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
 	cluster.NewNodes(t, pool, true, pool+"-spare")
 	available := watchAvailability(t, namespace)
 	nm := drainNodes(t, pool, nodes[0])
@@ -132,7 +132,7 @@ func TestKubectlDrainWaitsForEvacuators(t *testing.T) {
 		pods[i].Spec.NodeName = nodes[0]
 	}
 	cluster.PodsOn(t, namespace, pool, pods...)
-	cluster.InterceptEvictions(t, namespace, pool, nodes[0])
+	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
 	log := cluster.AuditLog(t)
 	removed := runRemover(t, class)
 
@@ -185,7 +185,7 @@ func TestInterruptedDrain(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	pod := cluster.PodOn(t, namespace, "db", pool, nodes[0], movable)
-	cluster.InterceptEvictions(t, namespace, pool, nodes[0])
+	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
 	cmd := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "kubectl"), "drain", nodes[0], "--force")
 	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
 	must.Do(t, cmd.Start())
@@ -249,7 +249,7 @@ func TestEvictionsOfAutoscalers(t *testing.T) {
 	for client := range replays {
 		single(t, namespace, strings.ToLower(client), pool, minAvailable(1))
 	}
-	cluster.InterceptEvictions(t, namespace, pool, nodes[0])
+	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
 	cluster.NewNodes(t, pool, true, pool+"-spare")
 	merge(t, "", "node", nodes[0], `{"spec":{"unschedulable":true}}`)
 	available := watchAvailability(t, namespace)
@@ -275,7 +275,7 @@ func TestAnswersToEvictions(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	annotated := cluster.PodOn(t, namespace, "annotated", pool, nodes[0], movable)
-	cluster.InterceptEvictions(t, namespace, pool, nodes[0])
+	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
 	client, warnings := cluster.Evictor(t)
 	eviction := func(pod *corev1.Pod, modify ...func(*policyv1.Eviction)) *policyv1.Eviction {
 		e := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pod.Name}}

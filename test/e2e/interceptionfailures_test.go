@@ -26,7 +26,7 @@ func TestEvictionsPassWithoutTheServer(t *testing.T) {
 	for _, name := range []string{"hangs", "killed", "controllers"} {
 		cluster.PodOn(t, namespace, name, pool, nodes[0], movable)
 	}
-	cluster.InterceptEvictions(t, namespace, pool, nodes[0])
+	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
 	client, warnings := cluster.Evictor(t)
 	evict := func(name string) (took time.Duration) {
 		began := time.Now()

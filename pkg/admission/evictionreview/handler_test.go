@@ -51,8 +51,8 @@ func newWorld(t *testing.T, pod *corev1.Pod, evacuations ...runtime.Object) *wor
 	return w
 }
 
-// The bodies are those that clients send: kubectl, with a dry run in its options; cluster-autoscaler
-// in its present version; Karpenter, without metadata.
+// The bodies are those that clients send: kubectl, with a dry run in its options;
+// cluster-autoscaler with the older version; Karpenter without metadata.
 const (
 	ofKubectl       = `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"db-1","namespace":"blue"},"deleteOptions":{}}`
 	ofKubectlDryRun = `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"db-1","namespace":"blue"},"deleteOptions":{"dryRun":["All"]}}`

@@ -74,7 +74,7 @@ func (o CompletedOptions) applyEvictionReviews(generic *genericapiserver.Recomme
 	if err != nil {
 		return err
 	}
-	own, err := clientset.NewForConfig(rest.AddUserAgent(rest.CopyConfig(generic.LoopbackClientConfig), "haulout-evictionreviews"))
+	own, err := clientset.NewForConfig(loopbackConfig(generic, "haulout-evictionreviews"))
 	if err != nil {
 		return err
 	}

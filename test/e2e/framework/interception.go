@@ -54,10 +54,10 @@ func (c *Cluster) Evictor(tb testing.TB) (evict.Client, *Warnings) {
 	return evict.Client{Host: kubernetes.NewForConfigOrDie(config)}, warnings
 }
 
-// InterceptEvictions installs the shipped webhook for the evictions in one namespace until the test
-// ends, and waits until kube-apiserver calls it, with dry runs for a pod that it creates on a node
-// of the pool and deletes.
-func (c *Cluster) InterceptEvictions(tb testing.TB, namespace, pool, node string) {
+// InterceptEvictions installs the shipped webhook for the evictions in some namespaces until the
+// test ends. It waits until kube-apiserver calls the webhook, with dry runs for a pod that it
+// creates on a node of the pool and deletes.
+func (c *Cluster) InterceptEvictions(tb testing.TB, pool, node string, namespaces ...string) {
 	tb.Helper()
 	content := must.Get(os.ReadFile(filepath.Join(c.root, "artifacts", "eviction-interception", "webhook.yaml")))(tb)
 	var shipped admissionregistrationv1.ValidatingWebhookConfiguration
@@ -65,7 +65,7 @@ func (c *Cluster) InterceptEvictions(tb testing.TB, namespace, pool, node string
 	shipped.Name = Name("interception")
 	selector := shipped.Webhooks[0].NamespaceSelector
 	selector.MatchExpressions = append(selector.MatchExpressions, metav1.LabelSelectorRequirement{
-		Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: []string{namespace},
+		Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: namespaces,
 	})
 	webhooks := c.As(tb).Kube.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	must.Get(webhooks.Create(tb.Context(), &shipped, metav1.CreateOptions{}))(tb)
@@ -74,6 +74,7 @@ func (c *Cluster) InterceptEvictions(tb testing.TB, namespace, pool, node string
 			tb.Error(err)
 		}
 	})
+	namespace := namespaces[0]
 	pod := c.PodOn(tb, namespace, "interception-probe", pool, node, func(p *corev1.Pod) {
 		p.Annotations = map[string]string{evacuator.AnnotationKey("probe.example.com"): "20000"}
 	})
