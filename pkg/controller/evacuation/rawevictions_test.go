@@ -65,7 +65,7 @@ func TestDecideExpiry(t *testing.T) {
 		},
 		"the pod is stopping": {
 			evacuation: turnOfA(withFinalizers(raw), asked(0), report), pod: newPod(stoppingFor(hour)), mod: ttl, at: 15 * minute,
-			want: outcome{Active: classA, Progress: 14 * minute, Blocked: "not: PodStopping", Wake: 29 * minute},
+			want: outcome{Active: classA, Progress: 14 * minute, Blocked: "not: PodStopping", Wake: 44 * minute},
 		},
 		"the pod has left": {
 			evacuation: turnOfA(withFinalizers(raw), asked(0), report), mod: ttl, at: 15 * minute,
