@@ -28,13 +28,14 @@ import (
 	"haulout.dev/haulout/pkg/admission/evictionreview"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/evacuator"
+	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// drainer lets a user do what `kubectl drain` does, and nothing else.
-func drainer(t *testing.T) (user string) {
+// evictingUser lets a user do what `kubectl drain` does, and nothing else.
+func evictingUser(t *testing.T) (user string) {
 	t.Helper()
 	user = framework.Name("drainer")
 	cluster.Grant(
@@ -77,7 +78,7 @@ func TestKubectlDrainReplacesFirst(t *testing.T) {
 	cluster.NewNodes(t, pool, true, pool+"-spare")
 	available := watchAvailability(t, namespace)
 	log := cluster.AuditLog(t)
-	user := drainer(t)
+	user := evictingUser(t)
 
 	began := time.Now()
 	out, errOut, err := cluster.Kubectl(t, "", "drain", nodes[0], "--as="+user, "--timeout=150s")
@@ -269,73 +270,78 @@ func TestEvictionsOfAutoscalers(t *testing.T) {
 	}
 }
 
-// TestAnswersToEvictions sends evictions that must not become Evacuations.
-func TestAnswersToEvictions(t *testing.T) {
+// evictionOf returns an eviction of a pod, with changes.
+func evictionOf(pod *corev1.Pod, modify ...func(*policyv1.Eviction)) *policyv1.Eviction {
+	return build.With(&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}, modify...)
+}
+
+// isFree checks that a pod has no Evacuation.
+func isFree(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	_, err := cluster.As(t).Evacuations(pod.Namespace).Get(t.Context(), string(pod.UID)+"-"+pod.Name, metav1.GetOptions{})
+	is.True(t, apierrors.IsNotFound(err), "pod %s has an Evacuation (%v)", pod.Name, err)
+}
+
+// TestEvictionsThatPass sends evictions that must not become Evacuations.
+func TestEvictionsThatPass(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	annotated := cluster.PodOn(t, namespace, "annotated", pool, nodes[0], movable)
 	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
 	client, warnings := cluster.Evictor(t)
-	eviction := func(pod *corev1.Pod, modify ...func(*policyv1.Eviction)) *policyv1.Eviction {
-		e := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pod.Name}}
-		for _, m := range modify {
-			m(e)
-		}
-		return e
-	}
-	isFree := func(t *testing.T, pod *corev1.Pod) {
-		t.Helper()
-		_, err := cluster.As(t).Evacuations(namespace).Get(t.Context(), string(pod.UID)+"-"+pod.Name, metav1.GetOptions{})
-		is.True(t, apierrors.IsNotFound(err), "the pod has an Evacuation (%v)", err)
-	}
 	t.Run("kubectl drain --dry-run=server ends and makes nothing", func(t *testing.T) {
 		_, errOut, err := cluster.Kubectl(t, "", "drain", nodes[0], "--dry-run=server", "--force", "--timeout=20s")
 		is.True(t, err == nil && strings.Contains(errOut, "would not be evicted immediately"), "got %v\n%s", err, errOut)
 		isFree(t, annotated)
 	})
 	t.Run("an eviction of another pod of the name", func(t *testing.T) {
-		err := client.Evict(t.Context(), eviction(annotated, func(e *policyv1.Eviction) {
+		err := client.Evict(t.Context(), evictionOf(annotated, func(e *policyv1.Eviction) {
 			e.DeleteOptions = &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(types.UID("another"))}}
 		}))
 		is.True(t, apierrors.IsConflict(err), "got %v, want the conflict of kube-apiserver", err)
 		isFree(t, annotated)
 	})
 	t.Run("an eviction of a pod without evacuators", func(t *testing.T) {
-		plain := cluster.PodOn(t, namespace, "plain", pool, nodes[0])
-		must.Do(t, client.Evict(t.Context(), eviction(plain)))
+		must.Do(t, client.Evict(t.Context(), evictionOf(cluster.PodOn(t, namespace, "plain", pool, nodes[0]))))
 	})
 	t.Run("a marked eviction", func(t *testing.T) {
 		marked := cluster.PodOn(t, namespace, "marked", pool, nodes[0], movable)
-		must.Do(t, client.Evict(t.Context(), eviction(marked, func(e *policyv1.Eviction) {
+		must.Do(t, client.Evict(t.Context(), evictionOf(marked, func(e *policyv1.Eviction) {
 			e.Annotations = map[string]string{v1alpha1.AnnotationEvictNow: "e2e"}
 		})))
 		isFree(t, marked)
-	})
-	t.Run("at class eviction, the budget answers", func(t *testing.T) {
-		controlled(t, namespace, pool, "guarded", 1)
-		cluster.Budget(t, namespace, "guarded", 0)
-		pods := must.Get(cluster.As(t).Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=guarded"}))(t)
-		guarded := &pods.Items[0]
-		evacuate(t, guarded)
-		evacuationFor(t, guarded, "waits for its eviction", func(e *v1alpha1.Evacuation) bool {
-			return e.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction
-		})
-		err := client.Evict(t.Context(), eviction(guarded))
-		is.True(t, apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause), "got %v, want the refusal of the budget", err)
 	})
 	t.Run("a namespace with the label", func(t *testing.T) {
 		warnings.Take()
 		merge(t, "", "namespace", namespace, `{"metadata":{"labels":{"maintenance.haulout.dev/eviction-interception":"Disabled"}}}`)
 		framework.Eventually(t, "the webhook is not called", func(ctx context.Context) (bool, error) {
-			err := client.Evict(ctx, eviction(annotated, func(e *policyv1.Eviction) {
+			err := client.Evict(ctx, evictionOf(annotated, func(e *policyv1.Eviction) {
 				e.DeleteOptions = &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
 			}))
 			return err == nil && len(warnings.Take()) == 0, err
 		})
-		must.Do(t, client.Evict(t.Context(), eviction(annotated)))
+		must.Do(t, client.Evict(t.Context(), evictionOf(annotated)))
 		isFree(t, annotated)
 	})
+}
+
+// TestBudgetsAnswerAtTheEnd evicts a pod whose evacuators are done, behind a closed budget.
+func TestBudgetsAnswerAtTheEnd(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
+	controlled(t, namespace, pool, "guarded", 1)
+	cluster.Budget(t, namespace, "guarded", 0)
+	guarded := livePods(t, namespace)[0]
+	evacuate(t, &guarded)
+	evacuationFor(t, &guarded, "waits for its eviction", func(e *v1alpha1.Evacuation) bool {
+		return e.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction
+	})
+	client, _ := cluster.Evictor(t)
+	err := client.Evict(t.Context(), evictionOf(&guarded))
+	is.True(t, apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause), "got %v, want the refusal of the budget", err)
 }
 
 // TestReviewsAreOfKubeAPIServer sends reviews as other users.

@@ -118,28 +118,61 @@ func podIs(mods ...func(*corev1.Pod)) func(*situation) {
 	return func(s *situation) { s.pod = newPod(append([]func(*corev1.Pod){annotated}, mods...)...) }
 }
 
-// TestDecide has every row of the table, and each pair of neighbours, of which the first applies.
-// Without modifications, the situation is an eviction of a pod whose evacuator is active because of
-// an eviction two minutes ago.
-func TestDecide(t *testing.T) {
-	var (
-		passed   = decision{answer: answerPassed, allowed: true}
-		notAware = decision{answer: answerNotAware, allowed: true}
-		budget   = decision{answer: answerBudgetDecides, allowed: true}
-		dryRun   = decision{answer: answerDryRun, allowed: true}
-		noLeader = decision{answer: answerNoLeader, allowed: true}
-		held     = decision{answer: answerError, allowed: true}
-		underWay = decision{answer: answerUnderWay}
-		noted    = func(d decision) decision { d.noteTime = true; return d }
-		made     = decision{answer: answerMade, create: true}
-	)
-	long := deletedAgo(61 * time.Second)
-	for title, test := range map[string]struct {
-		mods []func(*situation)
-		want decision
-		// says is a part of the message; empty means that there is no message.
-		says string
-	}{
+type decideTest struct {
+	mods []func(*situation)
+	want decision
+	// says is a part of the message; empty means that there is no message.
+	says string
+}
+
+var (
+	passed   = decision{answer: answerPassed, allowed: true}
+	notAware = decision{answer: answerNotAware, allowed: true}
+	budget   = decision{answer: answerBudgetDecides, allowed: true}
+	dryRun   = decision{answer: answerDryRun, allowed: true}
+	noLeader = decision{answer: answerNoLeader, allowed: true}
+	held     = decision{answer: answerError, allowed: true}
+	underWay = decision{answer: answerUnderWay}
+	made     = decision{answer: answerMade, create: true}
+
+	// long makes an Evacuation one whose deletion does not end.
+	long = deletedAgo(61 * time.Second)
+)
+
+func noted(d decision) decision {
+	d.noteTime = true
+	return d
+}
+
+// runDecide runs the cases of a table. Without modifications, the situation is an eviction of a pod
+// whose evacuator is active because of an eviction two minutes ago.
+func runDecide(t *testing.T, tests map[string]decideTest) {
+	t.Helper()
+	for title, test := range tests {
+		t.Run(title, func(t *testing.T) {
+			s := situation{
+				now: now, ttl: ttl, eviction: eviction{valid: true, namespace: "blue", name: "db-1", user: "alice"},
+				pod: newPod(annotated), evacuation: newEvacuation(), hasEvacuator: true,
+			}
+			for _, mod := range test.mods {
+				mod(&s)
+			}
+			got := decide(s)
+			if test.says == "" {
+				is.Equal(t, got.message, "", "message")
+			}
+			is.True(t, strings.Contains(got.message, test.says), "got message %q, want %q in it", got.message, test.says)
+			is.True(t, !strings.Contains(got.message, "text of an evacuator"), "the message %q quotes an evacuator", got.message)
+			got.message = ""
+			is.Equal(t, got, test.want, "decision")
+		})
+	}
+}
+
+// The tests of decide have every row of the table, and each pair of neighbours, of which the first
+// applies. The names begin with the number of the row.
+func TestDecideWhatPasses(t *testing.T) {
+	runDecide(t, map[string]decideTest{
 		"1: the body is not an Eviction":     {[]func(*situation){invalid}, passed, ""},
 		"1: the pod does not exist":          {[]func(*situation){podGone}, passed, ""},
 		"1: the precondition is another pod": {[]func(*situation){anotherUID}, passed, ""},
@@ -165,14 +198,24 @@ func TestDecide(t *testing.T) {
 		"3 before 5":                            {[]func(*situation){has(active(v1alpha1.EvacuatorClassEviction)), leaderless}, budget, ""},
 		"3 before 6":                            {[]func(*situation){has(active(v1alpha1.EvacuatorClassEviction), long)}, budget, ""},
 		"3 before 7":                            {[]func(*situation){has(active(v1alpha1.EvacuatorClassEviction), cancelled)}, budget, ""},
+	})
+}
+
+func TestDecideWhatIsWarnedAbout(t *testing.T) {
+	runDecide(t, map[string]decideTest{
 		"4: a dry run while an evacuator is active": {[]func(*situation){isDryRun}, dryRun, name},
 		"4: a dry run of what would be evacuated":   {[]func(*situation){isDryRun, withoutEvac}, dryRun, "would remove it first"},
-		"4 before 5":                                 {[]func(*situation){isDryRun, leaderless}, dryRun, name},
-		"4 before 8 without a record":                {[]func(*situation){isDryRun, has(askedAgo(6 * time.Minute))}, dryRun, name},
-		"5: no leader, with an Evacuation":           {[]func(*situation){leaderless}, noLeader, "none leads"},
-		"5 before 6":                                 {[]func(*situation){leaderless, has(long)}, noLeader, "none leads"},
-		"5 before 8":                                 {[]func(*situation){leaderless, has(askedAgo(6 * time.Minute))}, noLeader, "none leads"},
-		"5 before 9":                                 {[]func(*situation){leaderless, withoutEvac}, noLeader, "none leads"},
+		"4 before 5":                       {[]func(*situation){isDryRun, leaderless}, dryRun, name},
+		"4 before 8 without a record":      {[]func(*situation){isDryRun, has(askedAgo(6 * time.Minute))}, dryRun, name},
+		"5: no leader, with an Evacuation": {[]func(*situation){leaderless}, noLeader, "none leads"},
+		"5 before 6":                       {[]func(*situation){leaderless, has(long)}, noLeader, "none leads"},
+		"5 before 8":                       {[]func(*situation){leaderless, has(askedAgo(6 * time.Minute))}, noLeader, "none leads"},
+		"5 before 9":                       {[]func(*situation){leaderless, withoutEvac}, noLeader, "none leads"},
+	})
+}
+
+func TestDecideAboutEvacuations(t *testing.T) {
+	runDecide(t, map[string]decideTest{
 		"6: a deletion does not end":                 {[]func(*situation){has(long)}, held, name},
 		"6 before 7":                                 {[]func(*situation){has(long, cancelled)}, held, name},
 		"6: not while an evacuator has to finish":    {[]func(*situation){has(long, forbid)}, underWay, "cancelled too late"},
@@ -194,25 +237,7 @@ func TestDecide(t *testing.T) {
 		})}, underWay, "paused"},
 		"8: no class is active yet":   {[]func(*situation){has(active(""))}, underWay, "no evacuator is active yet"},
 		"9: the pod has an evacuator": {[]func(*situation){withoutEvac}, made, ""},
-	} {
-		t.Run(title, func(t *testing.T) {
-			s := situation{
-				now: now, ttl: ttl, eviction: eviction{valid: true, namespace: "blue", name: "db-1", user: "alice"},
-				pod: newPod(annotated), evacuation: newEvacuation(), hasEvacuator: true,
-			}
-			for _, mod := range test.mods {
-				mod(&s)
-			}
-			got := decide(s)
-			if test.says == "" {
-				is.Equal(t, got.message, "", "message")
-			}
-			is.True(t, strings.Contains(got.message, test.says), "got message %q, want %q in it", got.message, test.says)
-			is.True(t, !strings.Contains(got.message, "text of an evacuator"), "the message %q quotes an evacuator", got.message)
-			got.message = ""
-			is.Equal(t, got, test.want, "decision")
-		})
-	}
+	})
 }
 
 // TestLongNames checks that the message keeps its limit, and its beginning, with the longest names.
