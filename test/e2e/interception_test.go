@@ -170,7 +170,9 @@ func runRemover(t *testing.T, class string) (removed func() int) {
 	go func() { done <- v.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		<-done
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	})
 	return func() int {
 		mu.Lock()
