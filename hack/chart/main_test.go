@@ -175,6 +175,21 @@ func TestNodeAgentEqualsManifests(t *testing.T) {
 	}
 }
 
+// TestEvictionInterceptionEqualsManifests renders the webhook of the chart and of
+// artifacts/eviction-interception. Without the value, the chart must not have it.
+func TestEvictionInterceptionEqualsManifests(t *testing.T) {
+	want := built(t, "eviction-interception")
+	got := added(t, image(nil), image(values{"evictionInterception": values{"enabled": true}}))
+	for _, all := range []map[string]values{want, got} {
+		for _, object := range all {
+			normalize(object)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("artifacts/eviction-interception (-) and the chart (+) differ:\n%s", diff)
+	}
+}
+
 // built returns the objects of a kustomization of artifacts.
 func built(t *testing.T, folder string) map[string]values {
 	t.Helper()

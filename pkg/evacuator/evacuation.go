@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -154,6 +155,19 @@ func (e *Evacuation) AwaitDeparture(ctx context.Context) error {
 		return cause
 	}
 	return nil
+}
+
+// Eviction returns the eviction of the pod, for a handler that evicts it itself. Its annotation
+// makes Haulout leave the decision to the budgets: otherwise an eviction of a pod with evacuators
+// may be refused until its evacuators are done. With its precondition, it never evicts another pod
+// of the same name.
+func (e *Evacuation) Eviction() *policyv1.Eviction {
+	return &policyv1.Eviction{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: e.Namespace, Name: e.PodName, Annotations: map[string]string{v1alpha1.AnnotationEvictNow: e.evacuator.Class},
+		},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(e.PodUID))},
+	}
 }
 
 func (e *Evacuation) work() {

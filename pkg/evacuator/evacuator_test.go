@@ -544,3 +544,15 @@ func TestHandlerMayLeaveTheStatusAlone(t *testing.T) {
 func TestAnnotationKey(t *testing.T) {
 	is.Equal(t, AnnotationKey(class), "evacuation.coordination.k8s.io/priority_flush.example.com")
 }
+
+// TestEvictionsOfHandlersAreMarked checks the eviction that a handler sends itself.
+func TestEvictionsOfHandlersAreMarked(t *testing.T) {
+	e := &Evacuation{Namespace: "shop", PodName: "db-1", PodUID: "uid-1", evacuator: &Evacuator{Config: Config{Class: "a.example.com"}}}
+	got := e.Eviction()
+	if got.Namespace != "shop" || got.Name != "db-1" || got.Annotations[v1alpha1.AnnotationEvictNow] != "a.example.com" {
+		t.Errorf("got the eviction %+v", got)
+	}
+	if p := got.DeleteOptions.Preconditions; p == nil || p.UID == nil || *p.UID != "uid-1" {
+		t.Errorf("got the preconditions %+v", p)
+	}
+}

@@ -164,6 +164,9 @@ func TestMetricsAreServed(t *testing.T) {
 		if strings.HasPrefix(name, "haulout_node_agent_") {
 			continue // metrics of node agents, which this cluster does not have
 		}
+		if name == "apiserver_admission_webhook_fail_open_count" {
+			continue // kube-apiserver serves it after the first call of a webhook that has failed
+		}
 		if len(ours[name]) == 0 && len(hosts[name]) == 0 {
 			t.Errorf("no server serves %s, which the rules or the dashboard use", name)
 		}

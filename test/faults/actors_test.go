@@ -53,6 +53,7 @@ var actions = []action{
 	{"report too late", 5, (*storm).reportLate},
 	{"write what is the server's", 5, (*storm).usurp},
 	{"delete a pod", 3, (*storm).deletePod},
+	{"evict a pod", 5, (*storm).evictPod},
 	{"end a pod", 1, (*storm).endPod},
 	{"hold a pod", 1, (*storm).holdPod},
 	{"let pods go", 2, (*storm).letPodsGo},

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/evict"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -81,6 +82,22 @@ func (s *storm) deletePod(ctx context.Context, random *rand.Rand) error {
 	return s.admin.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: ptr.To(int64(random.IntN(2))),
 	})
+}
+
+// evictPod evicts a pod as kubectl drain does. The eviction may be refused because the pod is being
+// evacuated, or by its budget.
+func (s *storm) evictPod(ctx context.Context, random *rand.Rand) error {
+	pod := s.pod(random)
+	if pod == nil {
+		return errNothing
+	}
+	err := evict.Client{Host: s.admin.Kube}.Evict(ctx, &policyv1.Eviction{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+	})
+	if apierrors.IsTooManyRequests(err) {
+		return nil
+	}
+	return err
 }
 
 func (s *storm) endPod(ctx context.Context, random *rand.Rand) error {

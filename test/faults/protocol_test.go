@@ -181,6 +181,7 @@ func newStorm(t *testing.T) *storm {
 		s.namespaces = append(s.namespaces, cluster.NewNamespace(t))
 	}
 	s.grant()
+	cluster.InterceptEvictions(t, s.pool, s.nodes[0], s.namespaces...)
 	s.recorder = cluster.Record(t, oracle.Scope{
 		Nodes: labels.SelectorFromSet(labels.Set{framework.Pool: s.pool}), Namespaces: s.namespaces,
 	})

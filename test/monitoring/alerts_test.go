@@ -88,6 +88,17 @@ var alertTests = map[string]alertTest{
 		good: "haulout_evictions_total{answer=\"forbidden\"} 3x1500\n" +
 			"haulout_evictions_total{answer=\"budget\"} 0+1x1500",
 	},
+	"HauloutEvictionsPass": {
+		// The server does not answer: only kube-apiserver counts.
+		bad: "haulout_eviction_reviews_total{answer=\"error\"} 3x1500\n" +
+			"apiserver_admission_webhook_fail_open_count{name=\"evictions.maintenance.haulout.dev\",type=\"validating\"} 0x4 1+1x1500",
+		late: 5 * time.Minute,
+		// A restart of the server, other answers, and the webhook of another program.
+		good: "haulout_eviction_reviews_total{answer=\"no_leader\"} 0x100 1+1x3 4x1400\n" +
+			"haulout_eviction_reviews_total{answer=\"error\"} 0x1500\n" +
+			"haulout_eviction_reviews_total{answer=\"made\"} 0+1x1500\n" +
+			"apiserver_admission_webhook_fail_open_count{name=\"other.example.com\",type=\"validating\"} 0+1x1500",
+	},
 	"HauloutDatabaseNearlyFull": {
 		bad:  "haulout_embedded_etcd_database_bytes 81x1500\nhaulout_embedded_etcd_quota_bytes 100x1500",
 		good: "haulout_embedded_etcd_database_bytes 80x1500\nhaulout_embedded_etcd_quota_bytes 100x1500",

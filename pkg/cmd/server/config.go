@@ -87,6 +87,9 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica
 	if err != nil {
 		return nil, err
 	}
+	if err := o.applyEvictionReviews(generic, host, extra.Controllers, recorder); err != nil {
+		return nil, err
+	}
 	own := initializer.Dependencies{
 		Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, NodeName: os.Getenv("NODE_NAME"),
 	}
@@ -136,13 +139,18 @@ func refuseAnonymous(next authenticator.Request, paths []string) authenticator.R
 	})
 }
 
-func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfig, host *hostCluster, replica *replica) (*apiserver.ExtraConfig, events.EventRecorder, error) {
+// loopbackConfig returns the configuration of a client of this server with its own identity.
+func loopbackConfig(generic *genericapiserver.RecommendedConfig, userAgent string) *rest.Config {
 	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
 	loopback.ContentType = runtime.ContentTypeProtobuf
 	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
 	// The server is its own client here: compression would only cost CPU.
 	loopback.DisableCompression = true
-	loopback = rest.AddUserAgent(loopback, "haulout-controllers")
+	return rest.AddUserAgent(loopback, userAgent)
+}
+
+func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfig, host *hostCluster, replica *replica) (*apiserver.ExtraConfig, events.EventRecorder, error) {
+	loopback := loopbackConfig(generic, "haulout-controllers")
 	own, err := clientset.NewForConfig(loopback)
 	if err != nil {
 		return nil, nil, err
@@ -199,6 +207,7 @@ func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback
 		},
 		recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,
 		ownPod: ownPod(), storageID: r.storage.id, nodeRights: o.NodeRights.Rules,
+		rawEvictionTTL: o.EvictionReviews.RawEvictionTTL,
 	}
 	le := o.Controllers.LeaderElection
 	identified := &apiserver.Storage{

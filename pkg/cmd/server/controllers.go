@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -42,6 +43,8 @@ type controllerDependencies struct {
 	// options.AdoptStorage.
 	storageID  string
 	nodeRights rights.Rules
+	// rawEvictionTTL is how long an Evacuation that was made for an eviction is kept.
+	rawEvictionTTL time.Duration
 }
 
 // run creates a set of controllers with their caches and runs it until the context ends. Only the
@@ -71,6 +74,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy: d.options.Evictions, SurgeTimeout: surges.SurgeTimeout, Standing: standingIn(surges), NotReplaced: surges.NotReplaced,
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, LongGrace: d.options.LongGrace,
+		RawEvictionTTL: d.rawEvictionTTL,
 	})
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", evacuation.Name, err)

@@ -70,6 +70,8 @@ type Options struct {
 	Evacuators  EvacuatorOptions
 	// NodeRights are the rules about the right to maintain nodes.
 	NodeRights NodeRightsOptions
+	// EvictionReviews are the options of the admission of evictions.
+	EvictionReviews EvictionReviewOptions
 }
 
 // HostOptions configure the connection to the host cluster. The help of the flags, in addFlags,
@@ -169,7 +171,8 @@ func NewOptions() *Options {
 			ProtectHeldNodes:       true,
 			LowerDeletionCost:      true,
 		},
-		Evacuators: defaultEvacuators(),
+		Evacuators:      defaultEvacuators(),
+		EvictionReviews: defaultEvictionReviews(),
 	}
 	admission.Configure(o.Admission, &o.NodeRights.Rules, func() []string { return o.Evacuators.BuiltIn })
 	return o
@@ -204,6 +207,7 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 	o.Audit.AddFlags(fss.FlagSet("auditing"))
 	o.Admission.AddFlags(fss.FlagSet("admission"))
 	o.NodeRights.addFlags(fss.FlagSet("admission"))
+	o.EvictionReviews.addFlags(fss.FlagSet("admission"))
 	o.Features.AddFlags(fss.FlagSet("features"))
 	compatibility.DefaultComponentGlobalsRegistry.AddFlags(fss.FlagSet("features"))
 	o.ServerRun.AddUniversalFlags(fss.FlagSet("generic"))
@@ -375,6 +379,7 @@ func (o CompletedOptions) Validate() error {
 	}
 	errs = append(errs, o.Host.validate()...)
 	errs = append(errs, o.NodeRights.validate()...)
+	errs = append(errs, o.EvictionReviews.validate()...)
 	errs = append(errs, o.Controllers.validate()...)
 	errs = append(errs, o.Evacuators.validate()...)
 	errs = append(errs, o.validateDurations()...)

@@ -95,6 +95,9 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 // could keep the Evacuation forever.
 func (c *Controller) releaseEvacuation(ctx context.Context, evacuation *v1alpha1.Evacuation, which release) error {
 	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
+	if which == releaseRawEviction {
+		return c.releaseRawEviction(ctx, evacuation)
+	}
 	kept := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(finalizer string) bool {
 		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
 		return isInstigator || which == releaseDue

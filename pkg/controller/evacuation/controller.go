@@ -111,6 +111,9 @@ type Config struct {
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means the default.
 	DaemonSetBudgetPatience time.Duration
+	// RawEvictionTTL is how long an Evacuation that was made for an eviction is kept after the last
+	// eviction of its pod; 0 means the default.
+	RawEvictionTTL time.Duration
 	// LongGrace is how long a terminating pod may be stopping within its grace period before the
 	// condition Blocked reports LongGracePeriod; 0 means the default.
 	LongGrace time.Duration
@@ -141,6 +144,9 @@ func (c *Config) setDefaults() {
 	if c.DaemonSetBudgetPatience == 0 {
 		c.DaemonSetBudgetPatience = protocol.DefaultBudgetPatience
 	}
+	if c.RawEvictionTTL == 0 {
+		c.RawEvictionTTL = protocol.DefaultRawEvictionTTL
+	}
 	if c.LongGrace == 0 {
 		c.LongGrace = protocol.DefaultLongGrace
 	}
@@ -166,6 +172,7 @@ type Controller struct {
 	startDeadline  time.Duration
 	budgetPatience time.Duration
 	longGrace      time.Duration
+	rawEvictionTTL time.Duration
 	surgeTimeout   func(*corev1.Pod) time.Duration
 	standing       func(*corev1.Pod, string) *eviction.Blocker
 	notReplaced    func(*corev1.Pod) (deployment, why string)
@@ -220,7 +227,8 @@ func New(config Config) (*Controller, error) {
 		selection:    config.Selection,
 		holders:      holds.Index{On: config.Selection.MaintenancesOn, Get: maintenances.Lister().Get},
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
-		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout, standing: config.Standing, notReplaced: config.NotReplaced,
+		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, rawEvictionTTL: config.RawEvictionTTL,
+		surgeTimeout: config.SurgeTimeout, standing: config.Standing, notReplaced: config.NotReplaced,
 		budgetLister:     config.Cluster.Budgets.Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		maintenanceLister: maintenances.Lister(), pods: config.Cluster.Pods, podLister: config.Cluster.Pods.Lister(), nodeLister: config.Cluster.Nodes.Lister(),

@@ -69,6 +69,9 @@ type situation struct {
 	budgetPatience time.Duration
 	// longGrace is how long a terminating pod may be stopping before it is reported as blocked.
 	longGrace time.Duration
+	// rawEvictionTTL is how long an Evacuation that was made for an eviction is kept after the last
+	// eviction of its pod.
+	rawEvictionTTL time.Duration
 	// standoff explains that the budget allows no disruption because of maintenances; it is nil if
 	// there is another cause.
 	standoff *eviction.Blocker
@@ -86,6 +89,8 @@ type release int
 const (
 	// releaseNone keeps the Evacuation.
 	releaseNone release = iota
+	// releaseRawEviction removes the finalizer that an eviction has added.
+	releaseRawEviction
 	// releaseAll removes the finalizers of all instigators and deletes the Evacuation.
 	releaseAll
 	// releaseDue removes all finalizers and deletes the Evacuation.
@@ -115,6 +120,8 @@ func decide(s situation) decision {
 		return d
 	case s.pod == nil || isFinished(s.pod):
 		d.decidePodLeft(s)
+	case s.isRawEvictionOver():
+		d.decideRawEvictionOver(s)
 	case protocol.IsWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid:
 		d.decideCancel(s)
 	case s.pausedBy != nil:
@@ -123,6 +130,7 @@ func decide(s situation) decision {
 		d.decideTurn(s)
 	}
 	d.decideReady(s)
+	d.wakeForRawEviction(s)
 	return d
 }
 

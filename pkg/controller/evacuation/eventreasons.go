@@ -21,6 +21,9 @@ const (
 	EventHandedOver = "EvacuatorHandedOver"
 	// EventBlocked: the pod cannot leave. The event is sent when the reason changes.
 	EventBlocked = "EvacuationBlocked"
+	// EventRawEvictionExpired: the Evacuation was made for an eviction, and no client has tried to
+	// evict the pod since. If no other instigator requests it, it is cancelled.
+	EventRawEvictionExpired = "RawEvictionExpired"
 	// EventEvicted: the API server accepted the eviction of a pod. The event names the maintenance
 	// that drains the pod. About the pod.
 	EventEvicted = "Evicted"

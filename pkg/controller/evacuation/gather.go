@@ -28,7 +28,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *v1alpha1.Evacuation
 		evacuation:   evacuation,
 		eviction:     c.evictions.State(keyOf(evacuation)),
 		servingSince: c.servingSince, completedTTL: c.completedTTL, startDeadline: c.startDeadline,
-		surgeTimeout: protocol.DefaultSurgeTimeout, budgetPatience: c.budgetPatience, longGrace: c.longGrace,
+		surgeTimeout: protocol.DefaultSurgeTimeout, budgetPatience: c.budgetPatience, longGrace: c.longGrace, rawEvictionTTL: c.rawEvictionTTL,
 		now: c.clock.Now(),
 	}
 	if failure, _ := c.failures.Of(keyOf(evacuation)); failure != nil {

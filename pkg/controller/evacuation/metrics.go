@@ -36,13 +36,18 @@ var (
 		Help:           "Changes of the active evacuator to the next one or to eviction, because the previous one completed without success or did not report for too long.",
 		StabilityLevel: metrics.ALPHA,
 	})
+	rawEvictionsExpired = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "evacuation", Name: "raw_evictions_expired_total",
+		Help:           "Evacuations that were made for an eviction, and lost that request because no client tried to evict the pod for --raw-eviction-ttl.",
+		StabilityLevel: metrics.ALPHA,
+	})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "evacuation", Name: "sync_errors_total",
 		Help:           "Failed syncs of Evacuations, which are retried. Conflicts do not count.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(evacuationDuration, evacuationsBlocked, evacuationsCompleted, evacuationHandovers, syncErrors)
+		legacyregistry.MustRegister(evacuationDuration, evacuationsBlocked, evacuationsCompleted, evacuationHandovers, rawEvictionsExpired, syncErrors)
 		for _, reason := range completeReasons {
 			evacuationsCompleted.WithLabelValues(reason).Add(0)
 		}

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -93,7 +95,12 @@ func (q *Queue) evict(ctx context.Context, c *call) error {
 		return q.cfg.Host.Finish(ctx, c.Evacuation.Namespace, c.Pod, options)
 	}
 	return q.cfg.Host.Evict(ctx, &policyv1.Eviction{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.Evacuation.Namespace, Name: c.Pod}, DeleteOptions: &options,
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: c.Evacuation.Namespace, Name: c.Pod,
+			// Its review would cost a call, and only confirm that the evacuators are done.
+			Annotations: map[string]string{v1alpha1.AnnotationEvictNow: "haulout-apiserver"},
+		},
+		DeleteOptions: &options,
 	})
 }
 

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/informertest"
@@ -49,6 +50,10 @@ type fakeHost struct {
 }
 
 func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
+	if eviction.Annotations[v1alpha1.AnnotationEvictNow] != "haulout-apiserver" {
+		// Its review would refuse it until the evacuators are done, which the queue knows already.
+		panic(fmt.Sprintf("the eviction of pod %s has no mark", eviction.Name))
+	}
 	h.mu.Lock()
 	h.calls = append(h.calls, fmt.Sprintf("%s/%s", eviction.Name, *eviction.DeleteOptions.Preconditions.UID))
 	h.flying++

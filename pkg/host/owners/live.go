@@ -116,10 +116,10 @@ var _ protocol.Owners = Live{}
 // NewLive returns a Live that reads from the API with every call.
 func NewLive(host kubernetes.Interface) Live { return Live{host: host} }
 
-// NewRecent returns a Live that caches owners for a short time, with the fields that
+// newRecent returns a Live that caches owners for a short time, with the fields that
 // protocol.BuiltInOf reads. It does not cache that an owner does not exist, since the owner may be
 // created in the meantime.
-func NewRecent(host kubernetes.Interface) Live { return Live{host: host, recent: newMemory()} }
+func newRecent(host kubernetes.Interface) Live { return Live{host: host, recent: newMemory()} }
 
 // ReplicaSet implements protocol.Owners.
 func (l Live) ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {

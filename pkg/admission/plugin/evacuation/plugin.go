@@ -42,15 +42,14 @@ const PluginName = "Evacuation"
 type Plugin struct {
 	*admission.Handler
 
-	// builtIn has the enabled built-in evacuators. With a disabled evacuator, an Evacuation would
-	// make no progress until the deadline.
-	builtIn sets.Set[string]
-	// recentOwners caches the owners of pods for a short time.
-	recentOwners owners.Live
-	client       kubernetes.Interface
-	authorizer   authorizer.UnconditionalAuthorizer
-	identity     *identity.Server
-	recorder     events.EventRecorder
+	// enabled has the enabled built-in evacuators, and builtIn finds those of a pod. With a
+	// disabled evacuator, an Evacuation would make no progress until the deadline.
+	enabled    sets.Set[string]
+	builtIn    owners.BuiltIn
+	client     kubernetes.Interface
+	authorizer authorizer.UnconditionalAuthorizer
+	identity   *identity.Server
+	recorder   events.EventRecorder
 	// stored has the keys of all Evacuations; the plugin counts them.
 	stored cache.Indexer
 	// podCounts caches the number of pods of namespaces.
@@ -87,7 +86,7 @@ func New(builtIn ...string) (*Plugin, error) {
 	}
 	return &Plugin{
 		Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete),
-		builtIn: sets.New(builtIn...),
+		enabled: sets.New(builtIn...),
 
 		podCounts: utilcache.NewLRUExpireCache(podCountsAtMost),
 	}, nil
@@ -95,7 +94,7 @@ func New(builtIn ...string) (*Plugin, error) {
 
 // SetExternalKubeClientSet sets the client of the host cluster.
 func (p *Plugin) SetExternalKubeClientSet(client kubernetes.Interface) {
-	p.client, p.recentOwners = client, owners.NewRecent(client)
+	p.client, p.builtIn = client, owners.NewBuiltIn(client, p.enabled)
 }
 
 // SetUnconditionalAuthorizer sets the authorizer.

@@ -22,15 +22,14 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/host/owners"
 )
 
 // resolveEvacuators sets the evacuators of a new Evacuation: the evacuators of its pod and the
 // evacuators that the client adds.
 func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod) error {
-	builtIn, err := p.builtInOf(ctx, pod)
+	builtIn, err := p.builtIn.Of(ctx, pod)
 	if err != nil {
-		return err
+		return apierrors.NewInternalError(err)
 	}
 	mayUse, err := p.usableClasses(ctx, attrs, evacuation, pod, builtIn)
 	if err != nil {
@@ -114,22 +113,6 @@ func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *co
 				"Annotation %s is ignored: %s", annotation.Key, annotation.Why)
 		}
 	}
-}
-
-// builtInOf returns the built-in evacuator of a pod. It does not rely on cached owners to find that
-// a pod has none: a missing evacuator is never added later, but an evacuator that a pod got by
-// mistake declines.
-func (p *Plugin) builtInOf(ctx context.Context, pod *corev1.Pod) (builtIn protocol.BuiltIn, err error) {
-	for _, from := range []owners.Live{p.recentOwners, owners.NewLive(p.client)} {
-		builtIn, err = protocol.BuiltInOf(ctx, pod, p.builtIn, from)
-		if err != nil {
-			return builtIn, apierrors.NewInternalError(err)
-		}
-		if builtIn.Class != "" || builtIn.OptedOut {
-			break
-		}
-	}
-	return builtIn, nil
 }
 
 const (

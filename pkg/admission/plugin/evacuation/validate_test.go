@@ -354,7 +354,7 @@ func TestRegister(t *testing.T) {
 	if _, err := New("deployment.apps.k8s.io", "statefulset.apps.k8s.io"); err == nil {
 		t.Error("got no error for an unknown built-in evacuator")
 	}
-	if plugin, err := New(); err != nil || plugin.builtIn.Len() != 0 {
+	if plugin, err := New(); err != nil || plugin.enabled.Len() != 0 {
 		t.Errorf("without names: got %v, %v, want no built-in evacuator", plugin, err)
 	}
 }

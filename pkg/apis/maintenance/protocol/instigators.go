@@ -6,6 +6,7 @@ package protocol
 import (
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -59,6 +60,21 @@ func OnlyMaintenancesAsk(evacuation metav1.Object) bool {
 		_, isInstigator := IsInstigatorFinalizer(finalizer)
 		return isInstigator && finalizer != v1alpha1.FinalizerInstigatorNodeMaintenance
 	})
+}
+
+// IsForEviction reports whether the server requests the evacuation because of an eviction.
+func IsForEviction(evacuation metav1.Object) bool {
+	return slices.Contains(evacuation.GetFinalizers(), v1alpha1.FinalizerInstigatorRawEviction)
+}
+
+// EvictionAsked returns the time of the last eviction that is recorded in an Evacuation, the time
+// of its creation if none is.
+func EvictionAsked(evacuation metav1.Object) time.Time {
+	asked, err := time.Parse(time.RFC3339, evacuation.GetAnnotations()[v1alpha1.AnnotationEvictionAsked])
+	if err != nil {
+		return evacuation.GetCreationTimestamp().Time
+	}
+	return asked
 }
 
 // IsPaused reports whether the condition Blocked of an Evacuation says that its maintenances are

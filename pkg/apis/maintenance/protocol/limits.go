@@ -17,6 +17,10 @@ const DefaultSurgeTimeout = 5 * time.Minute
 // DaemonSet pod is kept on its node if its budget allows no disruption.
 const DefaultBudgetPatience = 5 * time.Minute
 
+// DefaultRawEvictionTTL is the default of --raw-eviction-ttl: the time after which an Evacuation
+// that was made for an eviction is cancelled if no client tries to evict the pod again.
+const DefaultRawEvictionTTL = 15 * time.Minute
+
 // MaxMessage is the maximum length of status.message of an Evacuation, in bytes.
 const MaxMessage = 1024
 

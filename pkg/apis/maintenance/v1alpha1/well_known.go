@@ -21,6 +21,19 @@ const (
 	// controller.
 	FinalizerInstigatorNodeMaintenance = FinalizerInstigatorPrefix + InstigatorNodeMaintenance
 
+	// InstigatorRawEviction is the name of the API server as an instigator for clients that evict
+	// pods, such as kubectl drain. No role includes the right to use it.
+	InstigatorRawEviction = "raw-eviction." + GroupName
+
+	// FinalizerInstigatorRawEviction is the instigator finalizer of an Evacuation that the server
+	// created because of an eviction.
+	FinalizerInstigatorRawEviction = FinalizerInstigatorPrefix + InstigatorRawEviction
+
+	// AnnotationEvictionAsked is set on an Evacuation that the server created because of an
+	// eviction. Its value is the time of the last eviction of the pod, in RFC 3339; the server
+	// does not record each one. Only the server can change it.
+	AnnotationEvictionAsked = "maintenance.haulout.dev/eviction-asked"
+
 	// AnnotationEvacuatorPrefix is the prefix of the annotation with which a pod names an
 	// evacuator; the class follows it. The value is "<priority>" or "<priority>/<role>".
 	AnnotationEvacuatorPrefix = "evacuation.coordination.k8s.io/priority_"

@@ -104,6 +104,8 @@ func instigators(names []string) string {
 			by = append(by, "a user (kubectl maintenance evacuate)")
 		case v1alpha1.InstigatorNodeMaintenance:
 			by = append(by, "a NodeMaintenance")
+		case v1alpha1.InstigatorRawEviction:
+			by = append(by, "an eviction by another client")
 		default:
 			by = append(by, "the instigator "+name)
 		}

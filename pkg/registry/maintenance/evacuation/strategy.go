@@ -92,6 +92,9 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 		Conditions:                   []metav1.Condition{v1alpha1.NotObserved(now)},
 	}
 	evacuation.Generation = 1
+	if !s.byServer(ctx) {
+		delete(evacuation.Annotations, v1alpha1.AnnotationEvictionAsked)
+	}
 	podRef := evacuation.Spec.PodRef
 	if evacuation.Name == "" && evacuation.GenerateName == "" && podRef.Name != "" && podRef.UID != "" {
 		evacuation.Name = protocol.CanonicalName(podRef.Name, podRef.UID)
@@ -150,9 +153,20 @@ func (*Strategy) AllowUnconditionalUpdate(context.Context) bool {
 	return false
 }
 
-// PrepareForUpdate keeps the status.
-func (*Strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
-	obj.(*maintenance.Evacuation).Status = old.(*maintenance.Evacuation).Status
+// PrepareForUpdate keeps the status and, unless the server writes, the time of the last eviction:
+// with it a client could
+// keep an Evacuation for which no client asks, or end one.
+func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
+	evacuation, before := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
+	evacuation.Status = before.Status
+	if s.byServer(ctx) {
+		return
+	}
+	if asked, ok := before.Annotations[v1alpha1.AnnotationEvictionAsked]; ok {
+		metav1.SetMetaDataAnnotation(&evacuation.ObjectMeta, v1alpha1.AnnotationEvictionAsked, asked)
+	} else {
+		delete(evacuation.Annotations, v1alpha1.AnnotationEvictionAsked)
+	}
 }
 
 // ValidateUpdate checks an update. The size limit does not apply to the server, which only adds and

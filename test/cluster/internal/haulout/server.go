@@ -58,6 +58,9 @@ func Spec(l layout.Layout, port int, flags []string) process.Spec {
 		"--data-dir=" + l.HauloutData(),
 		"--namespace=" + Namespace,
 		"--pool-label=" + corev1.LabelNamespaceNodeRestriction + "/pool",
+		// Without the manifest of eviction interception, these change nothing.
+		"--intercept-evictions=All",
+		"--raw-eviction-ttl=3m",
 		"--v=2",
 	}
 	return process.Spec{
