@@ -28,8 +28,9 @@ import (
 )
 
 const (
-	// evictNowAnnotation makes Haulout's admission of evictions allow the eviction without waiting
-	// for an Evacuation.
+	// evictNowAnnotation marks an Eviction for which only the budget decides. A webhook that turns
+	// evictions into Evacuations must not apply to it: the pending pod does not wait for an
+	// evacuator.
 	evictNowAnnotation = "maintenance.haulout.dev/evict-now"
 
 	// evictionTimeout limits an eviction call. The pending pod waits for the call and, without
