@@ -15,8 +15,8 @@
 //   - surplus: the surplus complete Evacuations of a namespace. They are found again.
 //   - failures: the Evacuations whose writes fail. They are reported a minute later.
 //   - hung: the Evacuations whose writes hang. One more sync of each hangs.
-//   - reporters: the evacuators that have reported. A new leader finds those of the Evacuations that
-//     still exist. It waits for a shorter time for the first report of the others.
+//   - reporters: the evacuators that have reported. A new leader finds those of the Evacuations
+//     that still exist. It waits for a shorter time for the first report of the others.
 //   - arrivals: when the pods of Evacuations were created, and which of them had returned. A new
 //     leader counts from zero.
 package evacuation

@@ -16,8 +16,8 @@ import (
 )
 
 // reporters remembers the classes whose evacuators have reported, as the cached Evacuations show. A
-// new leader knows only the classes of Evacuations that still exist. Only programs with the right to
-// write as an evacuator of a class can add the class.
+// new leader knows only the classes of Evacuations that still exist. Only programs with the right
+// to write as an evacuator of a class can add the class.
 type reporters struct {
 	classes loop.Memory[string, reporter]
 }
@@ -64,10 +64,10 @@ func (r *reporters) among(evacuators []v1alpha1.Evacuator) sets.Set[string] {
 	return seen
 }
 
-// startLimit returns the maximum time until the first report of an evacuator. progressDeadlineSeconds
-// limits it further. A program that has reported before exists, and may need that time to recover
-// from a disruption. The built-in evacuators run in the server and in the node agents, whose
-// failures are known by other means.
+// startLimit returns the maximum time until the first report of an evacuator.
+// progressDeadlineSeconds limits it further. A program that has reported before exists, and may
+// need that time to recover from a disruption. The built-in evacuators run in the server and in the
+// node agents, whose failures are known by other means.
 func (s situation) startLimit(class string) time.Duration {
 	switch {
 	case slices.Contains(protocol.BuiltInClasses, class):

@@ -75,8 +75,9 @@ func TestCandidateIsLeftOut(t *testing.T) {
 	is.True(t, !leftOut(), "the node is excluded although the budget allows a disruption")
 }
 
-// TestDoubtfulVictimsLeaveFirst checks the order of evictions: after dry runs that succeed, a refusal
-// is most likely for a pod that was refused before, and then for a pod whose budget has little room.
+// TestDoubtfulVictimsLeaveFirst checks the order of evictions: after dry runs that succeed, a
+// refusal is most likely for a pod that was refused before, and then for a pod whose budget has
+// little room.
 func TestDoubtfulVictimsLeaveFirst(t *testing.T) {
 	budgets := []*policyv1.PodDisruptionBudget{budgetOf("web", 9), budgetOf("db", 1)}
 	web, db := runningPod("web", 10, ofClass("guarded")), runningPod("db", 10, ofClass("guarded"), ofApp("db"))
