@@ -75,8 +75,9 @@ type Config struct {
 	NodeName string
 	// HandlerReportsFirst makes the library write nothing before the handler's first Report. It is
 	// for a handler that may ignore an Evacuation: the next evacuator becomes active if the handler
-	// does not report within the server's --evacuator-start-deadline. Without this option, the
-	// library reports immediately that the evacuator runs.
+	// does not report within the time that the server gives to first reports: 5 minutes, or
+	// spec.progressDeadlineSeconds if the class has reported for another pod before. Without this
+	// option, the library reports immediately that the evacuator runs.
 	HandlerReportsFirst bool
 	// Clock is the clock; nil means the real one.
 	Clock clock.Clock

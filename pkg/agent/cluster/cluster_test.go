@@ -393,7 +393,7 @@ func TestReportKilled(t *testing.T) {
 			Spec:       corev1.PodSpec{NodeName: nodeName},
 			Status: corev1.PodStatus{
 				Phase:             corev1.PodRunning,
-				Conditions:        []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+				Conditions:        []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, Message: "old", LastTransitionTime: metav1.NewTime(since)}},
 				ContainerStatuses: []corev1.ContainerStatus{{Name: "c", State: running(since.Add(-time.Hour))}},
 			},
 		}
@@ -436,10 +436,10 @@ func TestReportKilled(t *testing.T) {
 			if status.Phase != corev1.PodFailed || status.Reason != "Terminated" || status.Message == "" {
 				t.Errorf("status %+v", status)
 			}
-			i := slices.IndexFunc(status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })
-			if len(status.Conditions) != 2 || i < 0 || status.Conditions[i].Status != corev1.ConditionTrue ||
-				status.Conditions[i].Reason != corev1.PodReasonTerminationByKubelet || status.Conditions[i].LastTransitionTime.IsZero() {
-				t.Errorf("conditions %+v", status.Conditions)
+			if got := conditionsSince(since, status.Conditions); !slices.Equal(got, []string{
+				"ContainersReady=False PodFailed ", "DisruptionTarget=True TerminationByKubelet " + killedMessage, "Ready=False PodFailed ",
+			}) {
+				t.Errorf("conditions %q", got)
 			}
 			var patch struct {
 				Metadata struct {
@@ -451,6 +451,18 @@ func TestReportKilled(t *testing.T) {
 			}
 		})
 	}
+}
+
+// conditionsSince returns the conditions that have changed after a time, sorted.
+func conditionsSince(since time.Time, conditions []corev1.PodCondition) []string {
+	var changed []string
+	for _, c := range conditions {
+		if c.LastTransitionTime.After(since) {
+			changed = append(changed, fmt.Sprintf("%s=%s %s %s", c.Type, c.Status, c.Reason, c.Message))
+		}
+	}
+	slices.Sort(changed)
+	return changed
 }
 
 func running(since time.Time) corev1.ContainerState {

@@ -31,9 +31,11 @@ import (
 )
 
 const (
-	// The kubelet sets this status on pods that it ends during a shutdown.
+	// The kubelet sets this status on pods that it ends during a shutdown. failedReason is the
+	// reason of its conditions Ready and ContainersReady of failed pods.
 	killedReason  = "Terminated"
 	killedMessage = "Pod was terminated in response to imminent node shutdown."
+	failedReason  = "PodFailed"
 	reportWorkers = 8
 )
 
@@ -88,14 +90,21 @@ func (c *Client) podOfNode(ctx context.Context, pod *state.KilledPod) (*corev1.P
 
 // patchKilled writes the status of one pod, if it still has the same UID.
 func (c *Client) patchKilled(ctx context.Context, killed *state.KilledPod) error {
+	now := metav1.NewTime(time.Now())
+	condition := func(of corev1.PodConditionType, status corev1.ConditionStatus, reason, message string) map[string]any {
+		// A strategic merge keeps the fields of an old condition that are not in the patch.
+		return map[string]any{"type": of, "status": status, "reason": reason, "message": message, "lastTransitionTime": now}
+	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": killed.UID},
 		"status": map[string]any{
 			"phase": corev1.PodFailed, "reason": killedReason, "message": killedMessage,
-			"conditions": []map[string]any{{
-				"type": corev1.DisruptionTarget, "status": corev1.ConditionTrue, "reason": corev1.PodReasonTerminationByKubelet,
-				"message": killedMessage, "lastTransitionTime": metav1.NewTime(time.Now()),
-			}},
+			"conditions": []map[string]any{
+				condition(corev1.DisruptionTarget, corev1.ConditionTrue, corev1.PodReasonTerminationByKubelet, killedMessage),
+				// Services send traffic to a pod that is Ready, whatever its phase is.
+				condition(corev1.PodReady, corev1.ConditionFalse, failedReason, ""),
+				condition(corev1.ContainersReady, corev1.ConditionFalse, failedReason, ""),
+			},
 		},
 	})
 	if err != nil {

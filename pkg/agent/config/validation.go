@@ -29,9 +29,10 @@ const (
 	// MaxTableEntries is the maximum number of entries of the table. The drain plan has one entry
 	// per pod type for each of them.
 	MaxTableEntries = v1alpha1.MaxOwnDrainPlanEntries / 3
+	// MaxDelay is the highest maximum delay.
+	MaxDelay = 24 * time.Hour
 
-	maxDelay       = 24 * time.Hour
-	maxGracePeriod = int64(maxDelay / time.Second)
+	maxGracePeriod = int64(MaxDelay / time.Second)
 )
 
 // Validate returns the errors of a configuration that has its defaults.
@@ -84,7 +85,7 @@ func validateTable(table []configv1alpha1.ShutdownGracePeriodByPodPriority, fldP
 
 func validateTimes(c *configv1alpha1.NodeAgentConfiguration) field.ErrorList {
 	delay, grace, restore := field.NewPath("maxShutdownDelay"), field.NewPath("apiGracePeriod"), field.NewPath("apiLossRestorePeriod")
-	errs := inRange(delay, c.MaxShutdownDelay, time.Second, maxDelay)
+	errs := inRange(delay, c.MaxShutdownDelay, time.Second, MaxDelay)
 	if len(errs) == 0 {
 		if least := total(c.ShutdownGracePeriodByPodPriority) + Margin; c.MaxShutdownDelay.Duration < least {
 			errs = append(errs, field.Invalid(delay, c.MaxShutdownDelay.Duration.String(),

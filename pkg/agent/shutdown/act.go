@@ -177,8 +177,11 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 	if d.next.Maintenance != nil {
 		ref = *d.next.Maintenance
 	}
-	request := MaintenanceRequest{
-		BootID: m.config.BootID, Reason: shutdownReason(d.next.Signal.Kind), DrainPlan: m.config.Buckets.DrainPlan(),
+	request := MaintenanceRequest{BootID: m.config.BootID, Reason: shutdownReason(d.next.Signal.Kind)}
+	if !m.hurried {
+		// In a shortened shutdown, no entry of the table waits for another one: a pod whose turn
+		// comes too late ends on the node, before its replacement has even been created.
+		request.DrainPlan = m.config.Buckets.DrainPlan()
 	}
 	shutdown := d.next.Phase.Pending()
 	timeout := m.requestTimeout()

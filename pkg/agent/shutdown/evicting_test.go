@@ -106,3 +106,32 @@ func TestWithin(t *testing.T) {
 		expect(t, "releases", 1, len(w.releases))
 	})
 }
+
+// If a shutdown was shortened before it began, the plan does not have the entries of the table.
+// While a longer time is left, it has them.
+func TestPlanOfAShortenedShutdown(t *testing.T) {
+	for within, want := range map[time.Duration]int{
+		4 * time.Minute: 0, 5*time.Minute - time.Second: 0, 6 * time.Minute: len(testTable.DrainPlan()),
+	} {
+		t.Run(within.String(), func(t *testing.T) {
+			scenario(t, func(w *world) {
+				w.delay = 30 * time.Minute
+				w.configure = func(c *Config) {
+					boot, made := c.BootID, sinceBoot()
+					c.MaxShutdownDelay = w.delay
+					c.Within = func() *state.Within { return &state.Within{BootID: boot, SinceBoot: made, Within: within} }
+				}
+			}, func(w *world) {
+				w.request()
+				w.set(func() { w.unsettled = true }) // the world does not know the new deadline yet
+				w.wait(time.Minute)
+				is.True(t, len(w.requests) > 0, "no maintenance was requested")
+				for _, request := range w.requests {
+					expect(t, "entries of the plan", want, len(request.DrainPlan))
+				}
+				expect(t, "local runs", 0, len(w.ends))
+				expect(t, "releases", 1, len(w.releases))
+			})
+		})
+	}
+}

@@ -76,7 +76,7 @@ type MaintenanceRequest struct {
 	BootID string
 	// Reason becomes spec.reason.
 	Reason string
-	// DrainPlan becomes spec.drainPlan.
+	// DrainPlan becomes spec.drainPlan. The server adds the entries that every plan has.
 	DrainPlan []v1alpha1.DrainPlanEntry
 }
 

@@ -24,6 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/buckets"
 	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
 const (
@@ -145,6 +146,7 @@ type Manager struct {
 	seen            MachineState
 	vanishedSince   time.Time
 	begun           time.Duration
+	hurried         bool
 	api             apiFacts
 	host            hostFacts
 	cordonErr       error
@@ -435,7 +437,9 @@ func (m *Manager) keepDeadline(machine *MachineState, pending bool, now, wall ti
 			m.deadline = own
 		}
 	}
-	if remaining, ok := remainingWithin(m.config.Within(), m.config.BootID, m.begun, m.config.SinceBoot()); ok && now.Add(remaining).Before(m.deadline) {
+	remaining, ok := remainingWithin(m.config.Within(), m.config.BootID, m.begun, m.config.SinceBoot())
+	if ok && now.Add(remaining).Before(m.deadline) {
 		m.deadline = now.Add(remaining)
 	}
+	m.hurried = ok && m.deadline.Sub(now) < protocol.DefaultSurgeTimeout
 }

@@ -14,10 +14,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
 
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // scenario runs a script in a world with three pods, the last of which is critical, and an agent
@@ -213,8 +216,8 @@ func TestWithoutDrain(t *testing.T) {
 	})
 }
 
-// After the boot, the agent still knows the start and the end of the last shutdown. It keeps
-// neither of a cancelled shutdown.
+// After the boot, the agent still knows and serves the start and the end of the last shutdown. It
+// keeps neither of a cancelled shutdown.
 func TestTimesOfTheLastShutdown(t *testing.T) {
 	scenario(t, nil, func(w *world) {
 		w.request()
@@ -226,6 +229,13 @@ func TestTimesOfTheLastShutdown(t *testing.T) {
 		w.wait(time.Minute)
 		if last := w.disk.Last; w.boot != 2 || last.Start.IsZero() || !last.End.After(last.Start) {
 			t.Errorf("boot %d, times %+v", w.boot, last)
+		}
+		for _, want := range []struct {
+			gauge *metrics.Gauge
+			at    time.Time
+		}{{startTime, w.disk.Last.Start}, {endTime, w.disk.Last.End}} {
+			got := must.Get(testutil.GetGaugeMetricValue(want.gauge))(t)
+			expect(t, "metric "+want.gauge.Name, float64(want.at.UnixMilli())/1000, got)
 		}
 	})
 }

@@ -245,14 +245,17 @@ func newShutdownCommand(o *Options) *cobra.Command {
 		Short: "Shorten the pending or the next shutdown",
 		Long: `Shorten the pending shutdown, or the next one if it begins within five minutes:
 the machine goes down DURATION from now. The command does not start a shutdown and
-never lengthens one. Use it in programs that are notified before the machine is
-taken away, such as a handler of spot notices, and that then shut it down:
+never lengthens one: maxShutdownDelay of the configuration still limits it. If less
+than 5 minutes are left when the drain begins, pods of all priorities that users can
+define leave at the same time, not in the order of the agent's table. Use the command
+in programs that are notified before the machine is taken away, such as a handler of
+spot notices, and that then shut it down:
 
   haulout-node-agent shutdown --within=120s && systemctl poweroff`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if within < time.Second {
-				return errors.New("--within must be at least 1s")
+			if within < time.Second || within > config.MaxDelay {
+				return fmt.Errorf("--within must be from 1s to %.0fh", config.MaxDelay.Hours())
 			}
 			// An invalid configuration must not make the handler of a termination notice fail.
 			c, err := o.Load()
@@ -271,10 +274,13 @@ taken away, such as a handler of spot notices, and that then shut it down:
 				return err
 			}
 			left := request.SinceBoot + request.Within - state.SinceBoot()
+			if c != nil {
+				left = min(left, c.MaxShutdownDelay.Duration)
+			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The pending shutdown, or one that begins in the next 5 minutes, has %s\n", left.Round(time.Second))
 			return err
 		},
 	}
-	cmd.Flags().DurationVar(&within, "within", within, "Time from now until the machine goes down, at least 1s. Required.")
+	cmd.Flags().DurationVar(&within, "within", within, "Time from now until the machine goes down, from 1s to 24h. Required.")
 	return cmd
 }

@@ -5,6 +5,7 @@ package nodeagent
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 
 	"haulout.dev/haulout/pkg/agent/config"
@@ -48,10 +49,17 @@ shutdownGracePeriodByPodPriority:
 }
 
 func TestShutdownNeedsATime(t *testing.T) {
-	cmd := NewCommand()
-	cmd.SetArgs([]string{"shutdown", "--within=100ms"})
-	cmd.SetErr(&bytes.Buffer{})
-	if err := cmd.Execute(); err == nil || err.Error() != "--within must be at least 1s" {
-		t.Errorf("error %v, want one that names --within", err)
+	const limits = "--within must be from 1s to 24h"
+	for args, want := range map[string]string{
+		"": limits, "--within=100ms": limits, "--within=-2m": limits, "--within=24h1s": limits,
+		"--within=120": `invalid argument "120" for "--within" flag: time: missing unit in duration "120"`,
+	} {
+		cmd := NewCommand()
+		cmd.SetArgs(strings.Fields("shutdown " + args))
+		cmd.SetOut(&bytes.Buffer{})
+		cmd.SetErr(&bytes.Buffer{})
+		if err := cmd.Execute(); err == nil || err.Error() != want {
+			t.Errorf("error %v for %q, want %s", err, args, want)
+		}
 	}
 }

@@ -289,7 +289,9 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 		"of a workload without a PodDisruptionBudget are evicted even if other pods of the workload are still unavailable.")
 	fs.DurationVar(&o.CompletedEvacuationTTL, "completed-evacuation-ttl", o.CompletedEvacuationTTL, "How long an Evacuation is kept after its pod has left.")
 	fs.DurationVar(&o.EvacuatorStartDeadline, "evacuator-start-deadline", o.EvacuatorStartDeadline,
-		"How long an evacuator may take to report for the first time before the next evacuator becomes active; never longer than the Evacuation's progressDeadlineSeconds.")
+		"How long an evacuator may take to report for the first time before the next evacuator becomes active, if no evacuator of its class has reported since "+
+			"this leader started. Otherwise, the Evacuation's progressDeadlineSeconds applies, which also limits this time. "+
+			"A pod can request a longer time with the annotation "+v1alpha1.AnnotationEvacuatorStartDeadline+".")
 	fs.DurationVar(&o.LongGrace, "long-grace", o.LongGrace,
 		"How long a pod may take to stop within its grace period before it is reported as blocked (LongGracePeriod) and no longer counts as progress.")
 	fs.DurationVar(&o.StallTimeout, "stall-timeout", o.StallTimeout,

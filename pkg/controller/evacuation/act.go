@@ -31,6 +31,9 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 		return loop.IgnoreNotFound(err)
 	}
 	wrote := evacuation != s.evacuation
+	if wrote && d.silent != "" {
+		c.reporters.wasSilent(d.silent, s.now)
+	}
 	if wrote {
 		// Send the events now: if a later step fails, the next sync does not decide on these events
 		// again.

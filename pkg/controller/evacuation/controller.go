@@ -15,6 +15,8 @@
 //   - surplus: the surplus complete Evacuations of a namespace. They are found again.
 //   - failures: the Evacuations whose writes fail. They are reported a minute later.
 //   - hung: the Evacuations whose writes hang. One more sync of each hangs.
+//   - reporters: the evacuators that have reported. A new leader finds those of the Evacuations
+//     that still exist. It waits for a shorter time for the first report of the others.
 //   - arrivals: when the pods of Evacuations were created, and which of them had returned. A new
 //     leader counts from zero.
 package evacuation
@@ -89,8 +91,8 @@ type Config struct {
 	Liveness *loop.Tracker
 	// CompletedTTL is how long Evacuations are kept after their pod has left; 0 means the default.
 	CompletedTTL time.Duration
-	// EvacuatorStartDeadline is the time within which an evacuator has to send its first report; 0
-	// means the default.
+	// EvacuatorStartDeadline is the time within which an evacuator has to send its first report, if
+	// its class has not reported before; 0 means the default.
 	EvacuatorStartDeadline time.Duration
 	// EvictionPolicy defines how evictions are sent; the zero value means the default.
 	EvictionPolicy eviction.Policy
@@ -206,6 +208,8 @@ type Controller struct {
 	// surplus has, by namespace, the complete Evacuations that are to be deleted before the end of
 	// their TTL. Any replica can find them again.
 	surplus loop.Memory[string, sets.Set[types.UID]]
+	// reporters are the evacuators that have reported.
+	reporters reporters
 	// failures are the Evacuations that cannot be reconciled, with the error. hung are the failed
 	// Evacuations whose last sync took long.
 	failures *loop.Failures[types.NamespacedName]

@@ -5,6 +5,7 @@ package evacuation
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -56,8 +58,11 @@ type situation struct {
 	servingSince time.Time
 	// completedTTL is how long Evacuations are kept after their pod has left.
 	completedTTL time.Duration
-	// startDeadline is the time within which an evacuator has to send its first report.
-	startDeadline time.Duration
+	// startDeadline is the time within which an evacuator has to send its first report, see
+	// startLimit. podStartDeadline is the longer time that the pod requests; 0 if it requests none.
+	// seen has the classes whose evacuators have reported before.
+	startDeadline, podStartDeadline time.Duration
+	seen                            sets.Set[string]
 	// surgeTimeout is how long the evacuator of Deployments may make no progress with this pod
 	// before the pod is reported as blocked.
 	surgeTimeout time.Duration
@@ -103,8 +108,10 @@ type decision struct {
 	// evict is set if the pod has to be evicted after the status write.
 	evict   bool
 	release release
-	// handedOver is set if another class has become active.
+	// handedOver is set if another class has become active. silent is the class that was active
+	// before, if its evacuator has not reported although it had the time of a class that was seen.
 	handedOver bool
+	silent     string
 	// wake is the time at which to reconcile again without an event; zero means never.
 	wake   time.Time
 	events []event
@@ -326,6 +333,9 @@ func (d *decision) reasonToGiveUp(s situation) string {
 	if deadline.reported {
 		return fmt.Sprintf("has not reported for %s", deadline.length)
 	}
+	if class := d.status.ActiveEvacuatorClass; s.startLimit(class) == math.MaxInt64 {
+		d.silent = class
+	}
 	return fmt.Sprintf("has not started within %s", deadline.length)
 }
 
@@ -345,7 +355,7 @@ type deadline struct {
 func (d *decision) deadline(s situation) deadline {
 	turn := protocol.TurnOf(&d.status)
 	result := deadline{
-		since: turn.Since, reported: turn.Reported, length: turn.Patience(s.evacuation.Spec.ProgressDeadlineSeconds, s.startDeadline),
+		since: turn.Since, reported: turn.Reported, length: turn.Patience(s.evacuation.Spec.ProgressDeadlineSeconds, s.startLimit(turn.Class)),
 		runs: !waitsForDrain(turn.Class) || s.targeted && !d.isRequested(s),
 	}
 	if !result.runs {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/diff"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -92,7 +93,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 			s := situation{
 				now: start.Add(tc.at), evacuation: tc.evacuation, pod: tc.pod,
 				podType: v1alpha1.PodTypeDefault, servingSince: start.Add(-hour),
-				completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline,
+				completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline, seen: sets.New[string](),
 				surgeTimeout: protocol.DefaultSurgeTimeout, budgetPatience: protocol.DefaultBudgetPatience, longGrace: protocol.DefaultLongGrace,
 			}
 			if tc.mod != nil {

@@ -43,6 +43,9 @@ func (c *Controller) gather(ctx context.Context, evacuation *v1alpha1.Evacuation
 		return s, err
 	}
 	s.pod = pod
+	s.seen = c.reporters.among(evacuation.Spec.Evacuators)
+	// Admission reports an invalid annotation.
+	s.podStartDeadline, _ = protocol.StartDeadlineOf(pod.Annotations)
 	node, err := c.nodeLister.Get(pod.Spec.NodeName)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return s, err

@@ -30,8 +30,8 @@ func keyOfPod(pod *corev1.Pod) types.NamespacedName {
 func (c *Controller) watch(evacuations, nodes cache.SharedIndexInformer, pods *podcache.Pods) error {
 	synced, err := podcache.AddHandlers(
 		podcache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.queue.Add(keyOf(obj.(*v1alpha1.Evacuation))) },
-			UpdateFunc: func(_, obj any) { c.queue.Add(keyOf(obj.(*v1alpha1.Evacuation))) },
+			AddFunc:    func(obj any) { c.evacuationChanged(obj.(*v1alpha1.Evacuation)) },
+			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj.(*v1alpha1.Evacuation)) },
 			DeleteFunc: c.evacuationGone,
 		}},
 		podcache.Handled{Informer: pods, Handler: cache.ResourceEventHandlerFuncs{
@@ -45,6 +45,11 @@ func (c *Controller) watch(evacuations, nodes cache.SharedIndexInformer, pods *p
 	)
 	c.synced = append(c.synced, synced...)
 	return err
+}
+
+func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
+	c.reporters.note(&evacuation.Status)
+	c.queue.Add(keyOf(evacuation))
 }
 
 func (c *Controller) evacuationGone(obj any) {

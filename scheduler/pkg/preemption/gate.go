@@ -191,6 +191,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 		return fmt.Errorf("pod %s is already being evicted for another pod", klog.KObj(pod))
 	}
 	defer g.release(guarded)
+	rules.sortByDoubt(guarded, g.wasRefused)
 	if err := g.ask(ctx, c, preemptor, guarded, rules); err != nil {
 		return err
 	}

@@ -249,6 +249,14 @@ func (m *memory) isRefused(pod types.UID) bool {
 	return m.lasts(m.refused[pod])
 }
 
+// wasRefused reports whether a refusal of the pod, which may have ended, still lengthens the delay
+// of the next one.
+func (m *memory) wasRefused(pod types.UID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.counts(m.refused[pod])
+}
+
 // forgetRefusals ends the refusals of pods whose budget allows more disruptions.
 func (m *memory) forgetRefusals(budget types.NamespacedName) {
 	m.mu.Lock()

@@ -4,7 +4,9 @@
 package preemption
 
 import (
+	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -202,6 +204,34 @@ func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
 		}
 	}
 	return nil, ""
+}
+
+// sortByDoubt sorts guarded victims so that the ones which the Eviction API will most likely refuse
+// come first: a refusal then comes before the evictions of the others. These are the pods that it
+// has refused before, and then the pods whose budgets have the least room beyond these victims.
+func (r *rules) sortByDoubt(victims []*corev1.Pod, wasRefused func(types.UID) bool) {
+	needed := map[types.NamespacedName]int{}
+	for _, pod := range victims {
+		for _, b := range r.budgets.Of(pod) {
+			needed[pdb.NameOf(b)]++
+		}
+	}
+	spare := func(pod *corev1.Pod) int {
+		least := math.MaxInt
+		for _, b := range r.budgets.Of(pod) {
+			least = min(least, pdb.Room(b)-needed[pdb.NameOf(b)])
+		}
+		return least
+	}
+	slices.SortStableFunc(victims, func(x, y *corev1.Pod) int {
+		if before := wasRefused(x.UID); before != wasRefused(y.UID) {
+			if before {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(spare(x), spare(y))
+	})
 }
 
 // heldPods has the guarded pods that must not become victims.

@@ -74,3 +74,33 @@ func TestCandidateIsLeftOut(t *testing.T) {
 	w.waiting.budgetChanged(budgetOf("web", 0), budgetOf("web", 1))
 	is.True(t, !leftOut(), "the node is excluded although the budget allows a disruption")
 }
+
+// TestDoubtfulVictimsLeaveFirst checks the order of evictions: after dry runs that succeed, a
+// refusal is most likely for a pod that was refused before, and then for a pod whose budget has
+// little room.
+func TestDoubtfulVictimsLeaveFirst(t *testing.T) {
+	budgets := []*policyv1.PodDisruptionBudget{budgetOf("web", 9), budgetOf("db", 1)}
+	web, db := runningPod("web", 10, ofClass("guarded")), runningPod("db", 10, ofClass("guarded"), ofApp("db"))
+	again := runningPod("again", 10, ofClass("guarded"))
+	w := newGateWorld(t, budgets, web, db, again)
+	w.asked = func(string) error { return nil }
+	w.answer = func(pod string) error {
+		if pod == "web" {
+			return nil
+		}
+		return apierrors.NewInternalError(errors.New("broken"))
+	}
+	attempt := func(victims ...*corev1.Pod) {
+		t.Helper()
+		w.calls = nil
+		if err := w.preemptAll(t, &fakeCandidate{victims: victims}, preemptorOf(100)); err == nil {
+			t.Fatal("the eviction was not refused")
+		}
+		w.clock.SetTime(w.clock.Now().Add(refusalDelay))
+	}
+	attempt(web, db)
+	w.wantCalls(t, "ask db", "ask web", "evict db")
+	attempt(again)
+	attempt(web, again)
+	w.wantCalls(t, "ask again", "ask web", "evict again")
+}

@@ -43,7 +43,7 @@ kind: NodeAgentConfiguration
 kubeconfig: %s
 maxShutdownDelay: %s
 apiGracePeriod: 4s
-localEngine: %s
+localEngine: CRI
 ` + agentTable
 
 // agentTable is the table of the grace periods.
@@ -92,13 +92,8 @@ func TestNodeAgent(t *testing.T) {
 // startAgent starts the agent, and waits until it has its inhibitor lock and its condition is True.
 func startAgent(t *testing.T, m *machine) {
 	t.Helper()
-	startAgentWith(t, m, maxDelay, "CRI")
-}
-
-func startAgentWith(t *testing.T, m *machine, delay time.Duration, engine string) {
-	t.Helper()
 	config := filepath.Join(m.c.Dir(), "node-agent.yaml")
-	content := fmt.Sprintf(agentConfig, filepath.Join(m.c.Dir(), "pki", m.node+".kubeconfig"), delay, engine)
+	content := fmt.Sprintf(agentConfig, filepath.Join(m.c.Dir(), "pki", m.node+".kubeconfig"), maxDelay)
 	must.Do(t, os.WriteFile(config, []byte(content), 0o600))
 	m.start("node-agent", nil, filepath.Join(m.c.Root(), "bin", agentProgram), "run", "--config="+config)
 	bootID, err := os.ReadFile(m.path("/run/boot_id"))

@@ -44,16 +44,15 @@ metadata: {name: bare}
 spec: {minAvailable: 3, selector: {matchLabels: {group: bare}}}
 `
 
-// testBlocked reboots the machine while a budget allows no eviction. The pods must run until the
-// remaining delay is only as long as the sum of their grace periods, and then end by priority.
+// testBlocked reboots the machine 40 seconds before it is taken away, while a budget allows no
+// eviction. The pods must run until the remaining time is only as long as the sum of their grace
+// periods, and then end by priority. The plan of the drain must not have the entries of the table.
 func testBlocked(t *testing.T, m *machine) {
 	t.Helper()
 	const delay = 40 * time.Second
 	// local is the latest time at which the agent has to begin to end pods. The agent reserves 5
 	// seconds.
 	const local = delay - tableTime - 5*time.Second
-	killAgent(t, m)
-	startAgentWith(t, m, delay, "CRI")
 	namespace := m.c.NewNamespace(t)
 	pods := bareBudget + "---\n"
 	classes := map[string]string{"low": m.c.PriorityClass(t, 100), "high": m.c.PriorityClass(t, 20000), "critical": "system-cluster-critical"}
@@ -67,8 +66,12 @@ func testBlocked(t *testing.T, m *machine) {
 	ended := logsOf(t, m, namespace, "low", "high", "critical")
 
 	begin := time.Now()
+	m.run(filepath.Join(m.c.Root(), "bin", agentProgram), "shutdown", "--within="+delay.String())
 	m.reboot()
 	name := shutdownMaintenance(t, m)
+	if plan := getMaintenance(t, m, name).Spec.DrainPlan; len(plan) != 12 {
+		t.Errorf("the plan has %d entries, want only the 12 of every plan: %v", len(plan), plan)
+	}
 	framework.EventuallyWithin(t, delay, "the first pod ends", func(context.Context) (bool, error) { return len(ended()) > 0, nil })
 	if nm := getMaintenance(t, m, name); isDrained(nm) {
 		t.Error("the node is drained, although a budget allows no eviction")

@@ -98,9 +98,14 @@ const logTail = 8 << 10
 // call calls a method of logind as an administrator.
 func (m *machine) call(method string, args ...string) {
 	m.t.Helper()
-	enter := m.enter("busctl", append([]string{"call", loginName, "/org/freedesktop/login1", loginName + ".Manager", method}, args...)...)
-	if out, err := exec.CommandContext(m.t.Context(), "nsenter", enter...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
-		m.t.Fatalf("%s: %v\n%s", method, err, out)
+	m.run("busctl", append([]string{"call", loginName, "/org/freedesktop/login1", loginName + ".Manager", method}, args...)...)
+}
+
+// run runs a program in the namespaces of the node until it ends.
+func (m *machine) run(program string, args ...string) {
+	m.t.Helper()
+	if out, err := exec.CommandContext(m.t.Context(), "nsenter", m.enter(program, args...)...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
+		m.t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
 	}
 }
 

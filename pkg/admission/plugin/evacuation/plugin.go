@@ -263,7 +263,7 @@ func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Eva
 
 // Reasons of the events of this plugin.
 const (
-	// EventEvacuatorIgnored: an annotation with which a pod names an evacuator is invalid and
+	// EventEvacuatorIgnored: an annotation of a pod about its evacuators is invalid and
 	// ignored. About the pod.
 	EventEvacuatorIgnored = "EvacuatorAnnotationIgnored"
 )

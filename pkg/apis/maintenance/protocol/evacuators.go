@@ -180,6 +180,28 @@ func ParseAnnotation(key, value string) (class string, priority int32, role v1al
 	return class, priority, role, nil
 }
 
+// shortestStartDeadline and longestStartDeadline limit the value of the annotation of the start
+// deadline.
+const (
+	shortestStartDeadline = time.Second
+	longestStartDeadline  = 24 * time.Hour
+)
+
+// StartDeadlineOf returns the time that a pod with these annotations gives to the first report of
+// its evacuators. It returns 0 if the annotation is not set or, with an error, if its value is
+// invalid.
+func StartDeadlineOf(annotations map[string]string) (time.Duration, error) {
+	value, set := annotations[v1alpha1.AnnotationEvacuatorStartDeadline]
+	if !set {
+		return 0, nil
+	}
+	deadline, err := time.ParseDuration(value)
+	if err != nil || deadline < shortestStartDeadline || deadline > longestStartDeadline {
+		return 0, fmt.Errorf("value %.64q: must be a duration from 1s to 24h, such as \"20m\"", value)
+	}
+	return deadline, nil
+}
+
 // Owners finds the owners of pods. Each method returns nil for an object that does not exist, and
 // an error only if the lookup fails.
 type Owners interface {

@@ -29,6 +29,9 @@ func OfPod(annotations map[string]string, builtIn string, mayUse func(class stri
 	ignore := func(class, why string) {
 		ignored = append(ignored, IgnoredAnnotation{Key: v1alpha1.AnnotationEvacuatorPrefix + class, Why: why})
 	}
+	if _, err := StartDeadlineOf(annotations); err != nil {
+		ignored = append(ignored, IgnoredAnnotation{Key: v1alpha1.AnnotationEvacuatorStartDeadline, Why: err.Error()})
+	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		if !IsAnnotation(key) {
 			continue

@@ -4,6 +4,7 @@
 package protocol
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -79,5 +80,27 @@ func TestTurn(t *testing.T) {
 			is.Equal(t, TurnOfInternal(&internal), want, "from the internal status")
 			is.Equal(t, turn.Patience(tt.seconds, 5*time.Minute), tt.wantPatience, "patience")
 		})
+	}
+}
+
+func TestStartDeadlineOf(t *testing.T) {
+	for value, want := range map[string]time.Duration{"1s": time.Second, "20m": 20 * time.Minute, "24h": 24 * time.Hour} {
+		got, err := StartDeadlineOf(map[string]string{v1alpha1.AnnotationEvacuatorStartDeadline: value})
+		if got != want || err != nil {
+			t.Errorf("StartDeadlineOf(%q) = %s, %v, want %s", value, got, err, want)
+		}
+	}
+	if got, err := StartDeadlineOf(nil); got != 0 || err != nil {
+		t.Errorf("StartDeadlineOf() = %s, %v without the annotation, want 0", got, err)
+	}
+	for _, value := range []string{"", "20", "999ms", "24h1s", "-5m", "soon"} {
+		annotations := map[string]string{v1alpha1.AnnotationEvacuatorStartDeadline: value}
+		if got, err := StartDeadlineOf(annotations); got != 0 || err == nil || !strings.Contains(err.Error(), "from 1s to 24h") {
+			t.Errorf("StartDeadlineOf(%q) = %s, %v, want an error with the allowed values", value, got, err)
+		}
+		list, ignored := OfPod(annotations, "", func(string) bool { return true })
+		if len(list) != 0 || len(ignored) != 1 || ignored[0].Key != v1alpha1.AnnotationEvacuatorStartDeadline {
+			t.Errorf("OfPod() = %v, %v for %q, want the annotation to be ignored", list, ignored, value)
+		}
 	}
 }

@@ -38,6 +38,12 @@ const (
 	// evacuator; the class follows it. The value is "<priority>" or "<priority>/<role>".
 	AnnotationEvacuatorPrefix = "evacuation.coordination.k8s.io/priority_"
 
+	// AnnotationEvacuatorStartDeadline on a pod is the minimum time that the evacuators which the
+	// pod names have for their first report. The value is a Go duration, such as "20m", from 1s to
+	// 24h. A value below the server's --evacuator-start-deadline has no effect, and
+	// spec.progressDeadlineSeconds of the Evacuation limits it.
+	AnnotationEvacuatorStartDeadline = "maintenance.haulout.dev/evacuator-start-deadline"
+
 	// EvacuatorClassDeployment is the built-in evacuator of pods that a Deployment owns through a
 	// ReplicaSet.
 	EvacuatorClassDeployment = "deployment.apps.k8s.io"
