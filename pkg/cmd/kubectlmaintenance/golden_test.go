@@ -377,7 +377,7 @@ func tryLine(t *testing.T, line string) {
 	if slices.Contains(args, "--watch") {
 		args = slices.DeleteFunc(args, func(arg string) bool { return arg == "--watch" })
 	}
-	if code := w.run(ctx, args); code != exitDone && code != exitBlocked {
+	if code := w.run(ctx, args); code != exitDone && code != exitBlocked && code != exitPodsKept {
 		t.Errorf("%s ends with %d: %s", line, code, w.err.String())
 	}
 }
@@ -430,7 +430,7 @@ func TestThePageOfThePlugin(t *testing.T) {
 			t.Errorf("%s has no section", cmd.Name())
 		}
 	}
-	for _, code := range []int{exitDone, exitFailed, exitTimeout, exitBlocked, exitEnded, exitPaused, exitInterrupted} {
+	for _, code := range []int{exitDone, exitFailed, exitTimeout, exitBlocked, exitEnded, exitPaused, exitPodsKept, exitInterrupted} {
 		is.True(t, bytes.Contains(content, []byte(fmt.Sprintf("| %d |", code))), "the exit code %d is not explained", code)
 	}
 }

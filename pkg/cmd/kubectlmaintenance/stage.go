@@ -25,6 +25,8 @@ type waitOptions struct {
 	wait, yes bool
 	// uncordonAll allows that a maintenance in stage Idle uncordons nodes that others cordoned.
 	uncordonAll bool
+	// expectsKept is set if pods that are kept on the nodes do not change the exit code.
+	expectsKept bool
 	timeout     timeout
 	dryRun      dryRun
 	output      *output

@@ -147,11 +147,14 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 	case err != nil:
 		return e.notReached(err, nm, o)
 	}
+	if kept != "" {
+		e.screen(out).Printf("%s.", kept)
+	}
 	if (state == drainer.Cordoned || state == drainer.Drained) && o.output.format() == "" {
-		if kept != "" {
-			e.screen(out).Printf("%s.", kept)
-		}
 		e.screen(out).Printf("%s is %s. To put its nodes back into service: kubectl maintenance complete %s", nm.Name, state, nm.Name)
+	}
+	if kept != "" && !o.expectsKept {
+		return &exitError{code: exitPodsKept}
 	}
 	return nil
 }
