@@ -19,6 +19,7 @@ package drainer
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -68,7 +69,7 @@ func (d *Drainer) Drain(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1a
 // It does not wait: see Wait. A maintenance that goes from stage Idle straight to Complete uncordons
 // also nodes that others have cordoned.
 func (d *Drainer) Complete(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenance, error) {
-	return d.Start(ctx, nm, v1alpha1.NodeMaintenanceStageComplete)
+	return d.patch(ctx, nm, map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete})
 }
 
 // Start creates a maintenance without a UID in a stage, and moves all others to the stage. Stages
@@ -98,6 +99,9 @@ func (d *Drainer) Resume(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1
 // Cancel deletes a maintenance, with which the server puts its nodes back into service: pods that
 // have not left stay.
 func (d *Drainer) Cancel(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
+	if err := isStored(nm); err != nil {
+		return err
+	}
 	return d.Client.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, nm.Name, metav1.DeleteOptions{
 		DryRun: d.dryRun(), Preconditions: metav1.NewUIDPreconditions(string(nm.UID)),
 	})
@@ -106,12 +110,24 @@ func (d *Drainer) Cancel(ctx context.Context, nm *v1alpha1.NodeMaintenance) erro
 // patch changes fields of the spec of a maintenance. The UID makes the patch fail if a different
 // maintenance was created under the same name in the meantime.
 func (d *Drainer) patch(ctx context.Context, nm *v1alpha1.NodeMaintenance, spec map[string]any) (*v1alpha1.NodeMaintenance, error) {
+	if err := isStored(nm); err != nil {
+		return nil, err
+	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": nm.UID}, "spec": spec})
 	if err != nil {
 		return nil, err
 	}
 	return d.Client.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch,
 		metav1.PatchOptions{DryRun: d.dryRun(), FieldManager: d.FieldManager})
+}
+
+// isStored returns an error about a maintenance that does not come from the API: one with the same
+// name may be another one.
+func isStored(nm *v1alpha1.NodeMaintenance) error {
+	if nm.UID == "" {
+		return fmt.Errorf("nodemaintenance %q has no UID: it must be one that Cordon, Drain or the API has returned", nm.Name)
+	}
+	return nil
 }
 
 func (d *Drainer) dryRun() []string {

@@ -35,6 +35,9 @@ const lastLookFor = 5 * time.Second
 // ErrBlocked or ErrPaused, and the error of the context if that was cancelled. See Reached for the
 // other errors. The maintenance goes on in all cases.
 func (d *Drainer) Wait(ctx context.Context, nm *v1alpha1.NodeMaintenance, state State) (*v1alpha1.NodeMaintenance, error) {
+	if err := isStored(nm); err != nil {
+		return nil, err
+	}
 	follow := d.Follow
 	if follow == nil {
 		follow = d.watch

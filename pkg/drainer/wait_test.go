@@ -159,6 +159,26 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
+// TestVerbsNeedAStoredMaintenance tests that only Cordon and Drain take a maintenance that the API
+// does not know.
+func TestVerbsNeedAStoredMaintenance(t *testing.T) {
+	client := fake.NewClientset()
+	d := &Drainer{Client: client}
+	for name, verb := range map[string]func(*Drainer, *v1alpha1.NodeMaintenance) error{
+		"complete": result((*Drainer).Complete),
+		"pause":    result((*Drainer).Pause),
+		"cancel":   func(d *Drainer, nm *v1alpha1.NodeMaintenance) error { return d.Cancel(t.Context(), nm) },
+		"wait": func(d *Drainer, nm *v1alpha1.NodeMaintenance) error {
+			_, err := d.Wait(t.Context(), nm, Drained)
+			return err
+		},
+	} {
+		err := verb(d, ForNodes("a"))
+		is.True(t, err != nil && strings.Contains(err.Error(), "has no UID"), "%s: got the error %v", name, err)
+	}
+	is.Equal(t, len(client.Actions()), 0, "requests")
+}
+
 func result(verb func(*Drainer, context.Context, *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenance, error)) func(*Drainer, *v1alpha1.NodeMaintenance) error {
 	return func(d *Drainer, nm *v1alpha1.NodeMaintenance) error {
 		_, err := verb(d, context.Background(), nm)
