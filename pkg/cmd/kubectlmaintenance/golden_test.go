@@ -124,6 +124,7 @@ var goldens = map[string]golden{
 	"preview-omitted":         {line: "preview kernel-update -o wide", arrange: omittingPreview},
 	"preview-nodes":           {line: "preview node-003 node-004"},
 	"preview-node":            {line: "preview node-003 -o name"},
+	"preview-responders":      {line: "preview kernel-update -o wide", arrange: respondersPreview},
 	"preview-static":          {line: "preview kernel-update", arrange: staticPreview},
 	"preview-file":            {line: "preview -f -", stdin: manifest},
 	"preview-file-misspelled": {line: "preview -f -", stdin: manifest + "  drainPlann: []\n"},
