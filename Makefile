@@ -426,6 +426,11 @@ e2e: cluster-binaries build windows-agent scheduler $(E2E_NEEDS) ## Run the end-
 	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -skip='$(SKIP)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) \
 		: -p=1 ./test/e2e ./test/faults : -p=2 ./test/e2e/realnodes ./test/e2e/preemption ./test/e2e/windowsagent
 
+# Not part of e2e: it needs a cluster of its own, with a feature gate that is off by default.
+.PHONY: evictionrequests
+evictionrequests: cluster-binaries build ## Drain pods with eviction responders, where Kubernetes has them (one minute)
+	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' ./test/e2e/upstream
+
 # How many seeds faults plays.
 FAULT_SEEDS ?= 200
 
@@ -442,7 +447,7 @@ codegen: ## Generate all code in a copy of the tree and compare, also if nothing
 	@hack/verify-codegen.sh --full
 
 # What takes too long for .ci/run, and what .ci/run does in part.
-NIGHTLY ?= codegen unit race gitops fuzz full faults kubeadm helm cgroup2 reboots bench memory clients idle
+NIGHTLY ?= codegen unit race gitops fuzz full faults kubeadm helm cgroup2 reboots bench memory clients idle evictionrequests
 
 .PHONY: nightly
 nightly: ## Run everything that takes long, and end with a table of what came of it (eight hours; needs Debian and root; NIGHTLY='fuzz kubeadm')

@@ -114,6 +114,7 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	if condition.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft || !strings.Contains(condition.Message, want) {
 		t.Errorf("Drained is %s: %q, want it to name %q", condition.Reason, condition.Message, want)
 	}
+	newShell(t, operatorOf(t, target...)).run(t, 6, "wait "+nm.Name+" --timeout=1m", "kept pods", nm.Name+" is drained.")
 	for _, status := range nm.Status.NodeStatuses {
 		is.True(t, status.PodsKept == 1, "node %s has %d kept pods, want 1", status.NodeRef.Name, status.PodsKept)
 	}

@@ -225,8 +225,8 @@ func TestPlugin(t *testing.T) {
 	if names := ownedBy(t, user); len(names) > 0 {
 		t.Errorf("the preview created %q", names)
 	}
-	drain := s.start(t, "maintenance", "drain", nodes[0], "--ignore-daemonsets", "--reason=new kernel")
-	drain.shows(t, `--ignore-daemonsets is not needed`)
+	drain := s.start(t, "maintenance", "drain", nodes[0], "--ignore-daemonsets", "--force", "--reason=new kernel")
+	drain.shows(t, `--force is not needed`)
 	drain.shows(t, `BLOCKED  1 pod\n.*`+stuck.Name)
 	names := ownedBy(t, user)
 	must.True(t, len(names) == 1 && strings.HasPrefix(names[0], nodes[0]+"-"), "maintenances are %q", names)

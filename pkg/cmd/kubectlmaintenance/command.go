@@ -153,6 +153,7 @@ const (
 	exitBlocked     = 3
 	exitEnded       = 4
 	exitPaused      = 5
+	exitPodsKept    = 6
 	exitInterrupted = 130
 )
 
@@ -171,6 +172,8 @@ var exitCodes = []struct {
 		"problem. Without --timeout, the commands go on waiting"},
 	{exitEnded, "the maintenance was completed or deleted, or the evacuation cancelled, while the command waited for it"},
 	{exitPaused, "the --timeout passed while the maintenance was paused"},
+	{exitPodsKept, "the nodes are drained, but pods were kept running on purpose, such as those of a DaemonSet that would be recreated; the " +
+		"output names them. drain --ignore-daemonsets ends with 0 instead"},
 	{exitInterrupted, "interrupted; the server continues"},
 }
 

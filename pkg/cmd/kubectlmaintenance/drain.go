@@ -23,7 +23,7 @@ const drainExample = `  # Drain a node, as kubectl drain does, and wait until it
   # Several nodes are drained together, not one after the other
   kubectl maintenance drain -l pool=blue`
 
-// drainFlags are the flags of kubectl drain that have no effect here.
+// drainFlags are the flags of kubectl drain that have no effect on the drain.
 type drainFlags struct {
 	force, ignoreDaemonSets, deleteEmptyDirData, disableEviction bool
 	gracePeriod, skipWaitForDelete                               int
@@ -46,7 +46,7 @@ What is different:
     the command prints what will block it and which pods will not be recreated; "kubectl maintenance preview NODE"
     prints this without a drain.
   - DaemonSet pods leave as well, after all others. Static pods, and DaemonSet pods that would be recreated on the
-    node, are kept and listed.
+    node, are kept and listed. The exit code is then 6, or 0 with --ignore-daemonsets.
   - Interrupting this command does not stop the drain. "kubectl maintenance pause NAME" stops it until "resume NAME";
     "cancel NAME" deletes the maintenance.
   - After the work, run "kubectl maintenance complete NAME" instead of kubectl uncordon.
@@ -63,7 +63,7 @@ that Haulout does not do.`,
 			for _, note := range notes {
 				e.screen(e.ErrOut).Printf("Note: %s", note)
 			}
-			o.wait = !o.dryRun.isOn()
+			o.wait, o.expectsKept = !o.dryRun.isOn(), habits.ignoreDaemonSets
 			if !o.wait {
 				o.timeout = timeout{}
 			}
@@ -73,7 +73,7 @@ that Haulout does not do.`,
 	e.addStartFlags(cmd, o)
 	flags := cmd.Flags()
 	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false,
-		"Not needed: DaemonSet pods leave last; pods that would be recreated on the node are kept and listed.")
+		"Expect pods that are kept, such as DaemonSet pods that would be recreated on the node: end with exit code 0 instead of 6. Other DaemonSet pods leave last.")
 	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all other pods.")
 	flags.BoolVar(&habits.force, "force", false,
 		"Not needed: pods without a controller leave like all other pods, within their budgets. They are not recreated.")
@@ -110,8 +110,6 @@ func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 			notes = append(notes, fmt.Sprintf("--%s is not needed: %s.", flag, what))
 		}
 	}
-	note("ignore-daemonsets", d.ignoreDaemonSets,
-		"DaemonSet pods leave last, and a taint keeps new ones off the node; pods that tolerate the taint are kept and listed")
 	note("delete-emptydir-data", d.deleteEmptyDirData, "pods with emptyDir volumes leave like all other pods, and their data is lost")
 	note("force", d.force, "pods without a controller leave like all other pods and are not recreated; budgets still apply")
 	note("skip-wait-for-delete-timeout", flags.Changed("skip-wait-for-delete-timeout"),

@@ -290,7 +290,7 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 			want: []string{"node-005-x7k2p Drain (dry run)", "preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"},
 		},
 		"drain": {
-			line: "drain node-005",
+			line: "drain node-005", code: exitPodsKept,
 			want: []string{"node-005-x7k2p Drain (dry run)", "preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"},
 		},
 		"start that only cordons": {line: "start node-003 --stage=Cordon", want: []string{"node-003-x7k2p Cordon"}},

@@ -124,6 +124,7 @@ var goldens = map[string]golden{
 	"preview-omitted":         {line: "preview kernel-update -o wide", arrange: omittingPreview},
 	"preview-nodes":           {line: "preview node-003 node-004"},
 	"preview-node":            {line: "preview node-003 -o name"},
+	"preview-responders":      {line: "preview kernel-update -o wide", arrange: respondersPreview},
 	"preview-static":          {line: "preview kernel-update", arrange: staticPreview},
 	"preview-file":            {line: "preview -f -", stdin: manifest},
 	"preview-file-misspelled": {line: "preview -f -", stdin: manifest + "  drainPlann: []\n"},
@@ -377,7 +378,7 @@ func tryLine(t *testing.T, line string) {
 	if slices.Contains(args, "--watch") {
 		args = slices.DeleteFunc(args, func(arg string) bool { return arg == "--watch" })
 	}
-	if code := w.run(ctx, args); code != exitDone && code != exitBlocked {
+	if code := w.run(ctx, args); code != exitDone && code != exitBlocked && code != exitPodsKept {
 		t.Errorf("%s ends with %d: %s", line, code, w.err.String())
 	}
 }
@@ -430,7 +431,7 @@ func TestThePageOfThePlugin(t *testing.T) {
 			t.Errorf("%s has no section", cmd.Name())
 		}
 	}
-	for _, code := range []int{exitDone, exitFailed, exitTimeout, exitBlocked, exitEnded, exitPaused, exitInterrupted} {
+	for _, code := range []int{exitDone, exitFailed, exitTimeout, exitBlocked, exitEnded, exitPaused, exitPodsKept, exitInterrupted} {
 		is.True(t, bytes.Contains(content, []byte(fmt.Sprintf("| %d |", code))), "the exit code %d is not explained", code)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -180,6 +181,20 @@ func staticPreview(w *world) {
 				v1alpha1.PreviewPodsKept{Reason: "static pod (ControlPlaneNode)", PodCount: 4},
 				v1alpha1.PreviewPodsKept{Reason: "static pod", PodCount: 1})
 			return true, p, nil
+		},
+	)
+}
+
+// respondersPreview adds a pod that names an eviction responder to previews.
+func respondersPreview(w *world) {
+	w.haulout.PrependReactor(
+		"get", "nodemaintenances/preview",
+		func(clienttesting.Action) (bool, runtime.Object, error) {
+			nm := draining()
+			flushed := newPod("shop", "cache-1", "node-003", ofApp("StatefulSet", "cache"), func(pod *corev1.Pod) {
+				pod.Spec.EvictionResponders = []corev1.EvictionResponder{{Name: "app.example.com/flush", Priority: new(int32(5000))}}
+			})
+			return true, previewOf(nm, selected(nm, nodesOfCluster()), nil, *flushed), nil
 		},
 	)
 }

@@ -10,9 +10,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
+
+	"haulout.dev/haulout/pkg/drainer"
 )
 
 // chosen is the user's selection of nodes.
@@ -35,20 +34,17 @@ func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 	case len(args) == 0:
 		return nil, errors.New("no nodes given: pass node names or --selector (-l)")
 	}
-	c := &chosen{selector: &corev1.NodeSelector{}}
+	c := &chosen{}
 	for _, arg := range args {
 		name := nodeName(arg)
 		if name == "" {
 			return nil, fmt.Errorf("invalid node name %q", arg)
 		}
-		if slices.Contains(c.names, name) {
-			continue
+		if !slices.Contains(c.names, name) {
+			c.names = append(c.names, name)
 		}
-		c.names = append(c.names, name)
-		c.selector.NodeSelectorTerms = append(c.selector.NodeSelectorTerms, corev1.NodeSelectorTerm{
-			MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{name}}},
-		})
 	}
+	c.selector = drainer.SelectNames(c.names...)
 	c.title = c.names[0]
 	if more := len(c.names) - 1; more > 0 {
 		c.title += fmt.Sprintf("-and-%d-more", more)
@@ -66,33 +62,15 @@ func withoutKind(arg string, kinds ...string) string {
 	return arg
 }
 
-var operators = map[selection.Operator]corev1.NodeSelectorOperator{
-	selection.Equals: corev1.NodeSelectorOpIn, selection.DoubleEquals: corev1.NodeSelectorOpIn, selection.In: corev1.NodeSelectorOpIn,
-	selection.NotEquals: corev1.NodeSelectorOpNotIn, selection.NotIn: corev1.NodeSelectorOpNotIn,
-	selection.Exists: corev1.NodeSelectorOpExists, selection.DoesNotExist: corev1.NodeSelectorOpDoesNotExist,
-	selection.GreaterThan: corev1.NodeSelectorOpGt, selection.LessThan: corev1.NodeSelectorOpLt,
-}
-
 func chooseByLabels(text string) (*chosen, error) {
-	parsed, err := labels.Parse(text)
-	if err != nil {
+	selector, err := drainer.SelectLabels(text)
+	switch {
+	case errors.Is(err, drainer.ErrMatchesAll):
+		return nil, fmt.Errorf("invalid --selector: %w; pass node names, or select a label that all nodes have (kubernetes.io/os)", err)
+	case err != nil:
 		return nil, fmt.Errorf("invalid --selector: %w", err)
 	}
-	requirements, _ := parsed.Requirements()
-	var term corev1.NodeSelectorTerm
-	for _, r := range requirements {
-		requirement := corev1.NodeSelectorRequirement{Key: r.Key(), Operator: operators[r.Operator()]}
-		if r.Operator() != selection.Exists && r.Operator() != selection.DoesNotExist {
-			requirement.Values = r.ValuesUnsorted()
-			slices.Sort(requirement.Values)
-		}
-		term.MatchExpressions = append(term.MatchExpressions, requirement)
-	}
-	if len(term.MatchExpressions) == 0 {
-		return nil, errors.New("invalid --selector: an empty selector matches every node; " +
-			"pass node names, or select a label that all nodes have (kubernetes.io/os)")
-	}
-	return &chosen{selector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}, labels: text, title: title(text)}, nil
+	return &chosen{selector: selector, labels: text, title: title(text)}, nil
 }
 
 // maxTitle leaves room for the suffix: many tools show 63 characters of a name.

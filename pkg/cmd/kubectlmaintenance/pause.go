@@ -79,7 +79,11 @@ func (e *environment) setPaused(ctx context.Context, o *waitOptions, name string
 		}
 		return nil
 	}
-	written, err := patchSpec(ctx, c, nm, map[string]any{"paused": paused}, o)
+	write := newDrainer(c, o).Pause
+	if !paused {
+		write = newDrainer(c, o).Resume
+	}
+	written, err := write(ctx, nm)
 	if err != nil {
 		return err
 	}

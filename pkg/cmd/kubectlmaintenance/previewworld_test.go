@@ -113,14 +113,15 @@ func (o appOwners) Surge(namespace, name string) *surge.Candidate {
 // Job implements forecast.Owners.
 func (appOwners) Job(string, string) *batchv1.Job { return nil }
 
-// previewOf returns the preview of a maintenance of nodes. others are all maintenances.
-func previewOf(nm *v1alpha1.NodeMaintenance, nodes []*corev1.Node, others []*v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenancePreview {
+// previewOf returns the preview of a maintenance of nodes. others are all maintenances, and more are
+// pods beside those of podsOnNodes.
+func previewOf(nm *v1alpha1.NodeMaintenance, nodes []*corev1.Node, others []*v1alpha1.NodeMaintenance, more ...corev1.Pod) *v1alpha1.NodeMaintenancePreview {
 	if len(nm.Spec.DrainPlan) == 0 {
 		nm = nm.DeepCopy()
 		nm.Spec.DrainPlan = plan
 	}
 	pods := forecast.NewPods(nodes, sets.New[string](v1alpha1.EvacuatorClassDeployment), func(pod *corev1.Pod) string { return pod.Spec.NodeName })
-	pods.Add(podsOnNodes())
+	pods.Add(append(podsOnNodes(), more...))
 	dns := budget("dns")
 	dns.Namespace, dns.Spec.MaxUnavailable.IntVal = "kube-system", 1
 	dns.Status.DesiredHealthy, dns.Status.DisruptionsAllowed = 3, 1

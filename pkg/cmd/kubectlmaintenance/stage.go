@@ -5,7 +5,6 @@ package kubectlmaintenance
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,11 +13,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/drainer"
 )
 
 // waitOptions are the flags of the commands that write a maintenance and may wait for the result.
@@ -26,6 +25,8 @@ type waitOptions struct {
 	wait, yes bool
 	// uncordonAll allows that a maintenance in stage Idle uncordons nodes that others cordoned.
 	uncordonAll bool
+	// expectsKept is set if pods that are kept on the nodes do not change the exit code.
+	expectsKept bool
 	timeout     timeout
 	dryRun      dryRun
 	output      *output
@@ -191,7 +192,7 @@ func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, s
 			return err
 		}
 	}
-	moved, err := patchSpec(ctx, c, nm, map[string]any{"stage": stage}, o)
+	moved, err := newDrainer(c, o).Start(ctx, nm, stage)
 	if err != nil {
 		return err
 	}
@@ -211,20 +212,9 @@ func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, s
 		e.tellPaused(moved)
 		return nil
 	case stage == v1alpha1.NodeMaintenanceStageComplete:
-		return e.awaitEnd(ctx, c, name, moved.UID, false, &o.timeout)
+		return e.awaitEnd(ctx, c, moved, drainer.Complete, o)
 	}
 	return e.awaitStage(ctx, c, moved, stage, o)
-}
-
-// patchSpec changes fields of the spec of a maintenance. The UID makes the patch fail if a
-// different maintenance was created under the same name in the meantime.
-func patchSpec(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, fields map[string]any, o *waitOptions) (*v1alpha1.NodeMaintenance, error) {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": nm.UID}, "spec": fields})
-	if err != nil {
-		return nil, err
-	}
-	return c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch,
-		metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
 }
 
 // checkMove asks for a confirmation if a move to a stage may have effects that the user does not
@@ -273,12 +263,11 @@ func (e *environment) cancel(ctx context.Context, o *waitOptions, name string) e
 	if err != nil {
 		return err
 	}
-	options := metav1.DeleteOptions{DryRun: o.dryRun.inRequests(), Preconditions: metav1.NewUIDPreconditions(string(nm.UID))}
-	if err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, name, options); err != nil {
+	if err := newDrainer(c, o).Cancel(ctx, nm); err != nil {
 		return err
 	}
 	if !o.dryRun.isOn() && o.wait {
-		if err := e.awaitEnd(ctx, c, name, nm.UID, true, &o.timeout); err != nil {
+		if err := e.awaitEnd(ctx, c, nm, drainer.Deleted, o); err != nil {
 			return err
 		}
 	}

@@ -138,15 +138,13 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 	if err := e.checkNodes(ctx, c, choice, nodeChecks{stage: stage, yes: o.yes || o.dryRun.isOn(), allowEmpty: o.allowEmpty}); err != nil {
 		return err
 	}
-	create := func(dryRun ...string) (*v1alpha1.NodeMaintenance, error) {
-		return c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{
-			DryRun: dryRun, FieldManager: manager, FieldValidation: metav1.FieldValidationStrict,
-		})
-	}
+	d := newDrainer(c, &o.waitOptions)
 	note := ""
 	if stage == v1alpha1.NodeMaintenanceStageDrain && !o.dryRun.isOn() {
 		// A refusal, for example of the name or of a node, comes before the preview.
-		if _, err := create(metav1.DryRunAll); err != nil {
+		rehearsal := *d
+		rehearsal.DryRun = true
+		if _, err := rehearsal.Start(ctx, nm, stage); err != nil {
 			return err
 		}
 		note, err = e.previewFirst(ctx, nm.Name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
@@ -156,7 +154,7 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 			return err
 		}
 	}
-	created, err := create(o.dryRun.inRequests()...)
+	created, err := d.Start(ctx, nm, stage)
 	if err != nil {
 		return err
 	}

@@ -9,19 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/drainer"
 )
 
 // lastLookFor limits the time of the reads after a timeout.
@@ -112,9 +109,22 @@ func (e *environment) tellPaused(nm *v1alpha1.NodeMaintenance) {
 	}
 }
 
-// becomes has what the nodes become in a stage, if a command waits for it.
-var becomes = map[v1alpha1.NodeMaintenanceStage]string{
-	v1alpha1.NodeMaintenanceStageCordon: "cordoned", v1alpha1.NodeMaintenanceStageDrain: "drained",
+// newDrainer returns the library that writes and follows maintenances for the plugin.
+func newDrainer(c clients, o *waitOptions) *drainer.Drainer {
+	return &drainer.Drainer{Client: c.haulout, FieldManager: manager, DryRun: o.dryRun.isOn()}
+}
+
+// await waits until a maintenance has reached a state. It shows the progress on out, unless that is
+// nil.
+func (e *environment) await(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, state drainer.State, o *waitOptions, out io.Writer,
+) (*v1alpha1.NodeMaintenance, error) {
+	ctx, cancel := o.timeout.begin(ctx)
+	defer cancel()
+	d := newDrainer(c, o)
+	d.Follow = func(ctx context.Context, nm *v1alpha1.NodeMaintenance, look func(*v1alpha1.NodeMaintenance) (bool, error)) error {
+		return e.follow(ctx, c, nm, out, look)
+	}
+	return d.Wait(ctx, nm, state)
 }
 
 // awaitStage waits until a maintenance has reached a stage, and shows the progress.
@@ -124,130 +134,95 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 		// Write the progress to the error stream: it is not part of the requested output.
 		out = e.ErrOut
 	}
-	ctx, cancel := o.timeout.begin(ctx)
-	defer cancel()
 	e.tellPaused(nm)
+	state := drainer.StateOf(stage)
+	_, err := e.await(ctx, c, nm, state, o, out)
+	var ended *drainer.WaitError
 	kept := ""
-	err := e.follow(ctx, c, nm, out, func(f *show.Facts) (bool, error) {
-		if f == nil {
-			return true, exitWith(exitEnded, "%s was deleted before this command saw its nodes %s", nm.Name, cmp.Or(becomes[stage], "announced"))
-		}
-		kept = keptPods(f.Maintenance)
-		return reached(f.Maintenance, stage)
-	})
 	switch {
-	case errors.Is(err, errTimeout):
-		return e.timedOut(ctx, c, o, nm)
+	case errors.Is(err, drainer.ErrPodsKept) && errors.As(err, &ended):
+		kept = ended.Condition.Message
 	case err != nil && ctx.Err() != nil:
 		return exitWith(exitInterrupted,
 			"interrupted; %[1]s continues. To pause it: kubectl maintenance pause %[1]s. To wait again: kubectl maintenance wait %[1]s. "+
 				"To cancel it: kubectl maintenance cancel %[1]s",
 			nm.Name)
 	case err != nil:
-		return err
+		return e.notReached(err, nm, o)
 	}
-	if verb := becomes[stage]; verb != "" && o.output.format() == "" {
-		if kept != "" {
-			e.screen(out).Printf("%s.", kept)
-		}
-		e.screen(out).Printf("%s is %s. To put its nodes back into service: kubectl maintenance complete %s", nm.Name, verb, nm.Name)
+	if kept != "" {
+		e.screen(out).Printf("%s.", kept)
+	}
+	if (state == drainer.Cordoned || state == drainer.Drained) && o.output.format() == "" {
+		e.screen(out).Printf("%s is %s. To put its nodes back into service: kubectl maintenance complete %s", nm.Name, state, nm.Name)
+	}
+	if kept != "" && !o.expectsKept {
+		return &exitError{code: exitPodsKept}
 	}
 	return nil
 }
 
-// keptPods returns the server's message about pods that stay on the drained nodes; empty if all
-// pods have left.
-func keptPods(nm *v1alpha1.NodeMaintenance) string {
-	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
-	if drained == nil || drained.Status != metav1.ConditionTrue || drained.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft {
-		return ""
+// notReached returns the error of a wait with a different exit code for a maintenance that has
+// ended, for one that makes progress, for one that is paused and for one that needs an action.
+// first is the maintenance at the beginning.
+func (e *environment) notReached(err error, first *v1alpha1.NodeMaintenance, o *waitOptions) error {
+	var why *drainer.WaitError
+	if !errors.As(err, &why) {
+		return err
 	}
-	return drained.Message
-}
-
-// timedOut returns an error with a different exit code for a maintenance that makes progress, for
-// one that is paused and for one that needs an action. first is the maintenance at the beginning.
-func (e *environment) timedOut(ctx context.Context, c clients, o *waitOptions, first *v1alpha1.NodeMaintenance) error {
-	ctx, cancel := lastLook(ctx)
-	defer cancel()
 	name, after, blocked := first.Name, o.timeout.text, ""
-	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
-		switch stuck := show.Stuck(nm); {
-		case v1alpha1.IsPaused(nm) && v1alpha1.IsPaused(first):
-			// tellPaused has told who paused it.
-			return exitWith(exitPaused, "%s is still paused after %s", name, after)
-		case v1alpha1.IsPaused(nm):
-			return exitWith(exitPaused, "%[1]s is paused after %[3]s: it was paused %[2]s. To continue: kubectl maintenance resume %[1]s",
-				name, show.PausedBy(nm, e.now()), after)
-		case stuck != nil:
-			return exitWith(exitBlocked, "%[1]s is blocked after %[2]s (%[3]s: %[4]s); the server keeps trying. To see who must act: kubectl maintenance blockers %[1]s",
-				name, after, stuck.Reason, stuck.Message)
-		case glance.BlockedPods(nm) > 0:
-			blocked = ". To see the pods that cannot leave: kubectl maintenance blockers " + name
-		}
+	switch {
+	case errors.Is(err, drainer.ErrEnded) && why.Maintenance == nil:
+		return exitWith(exitEnded, "%s was deleted before this command saw its nodes %s", name, why.State)
+	case errors.Is(err, drainer.ErrEnded):
+		return exitWith(exitEnded, "%[1]s was completed before this command saw its nodes %[2]s. To see what happened: kubectl maintenance history %[1]s",
+			name, why.State)
+	case errors.Is(err, drainer.ErrPaused) && v1alpha1.IsPaused(first):
+		// tellPaused has told who paused it.
+		return exitWith(exitPaused, "%s is still paused after %s", name, after)
+	case errors.Is(err, drainer.ErrPaused):
+		return exitWith(exitPaused, "%[1]s is paused after %[3]s: it was paused %[2]s. To continue: kubectl maintenance resume %[1]s",
+			name, show.PausedBy(why.Maintenance, e.now()), after)
+	case errors.Is(err, drainer.ErrBlocked):
+		return exitWith(exitBlocked, "%[1]s is blocked after %[2]s (%[3]s: %[4]s); the server keeps trying. To see who must act: kubectl maintenance blockers %[1]s",
+			name, after, why.Condition.Reason, why.Condition.Message)
+	case why.Maintenance != nil && glance.BlockedPods(why.Maintenance) > 0:
+		blocked = ". To see the pods that cannot leave: kubectl maintenance blockers " + name
 	}
 	return exitWith(exitTimeout, "%[1]s is not done after %[2]s; the server continues. To see its progress: kubectl maintenance status %[1]s%[3]s",
 		name, after, blocked)
 }
 
-// follow shows the progress of a maintenance until look returns done. It passes nil to look if the
-// maintenance does not exist any more. Another one that was created under its name is not shown.
+// follow shows the progress of a maintenance on out, if that is not nil, until look returns done. It
+// passes nil to look if the maintenance does not exist any more. Another one that was created under
+// its name is not shown.
 func (e *environment) follow(
-	ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, out io.Writer, look func(*show.Facts) (bool, error),
+	ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, out io.Writer, look func(*v1alpha1.NodeMaintenance) (bool, error),
 ) error {
 	f, err := e.newFollower(ctx, c, nm.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		_, err = look(nil)
 		return err
-	case err != nil && errors.Is(context.Cause(ctx), errTimeout):
-		return errTimeout
 	case err != nil:
 		return err
 	}
-	r := e.newReporter(out)
-	err = f.each(ctx, func(all []show.Facts) (bool, error) {
+	var r *reporter
+	if out != nil {
+		r = e.newReporter(out)
+		defer r.end(ctx)
+	}
+	return f.each(ctx, func(all []show.Facts) (bool, error) {
 		if len(all) == 0 || all[0].Maintenance.UID != nm.UID {
 			return look(nil)
 		}
 		facts := all[0]
-		done, err := look(&facts)
-		lines := func(int) []screen.Line { return show.Status(facts, fitting(r.screen)) }
-		r.report(lines, show.Summary(facts), done || err != nil)
-		return done, err
-	})
-	r.end(ctx)
-	return err
-}
-
-// reached reports whether a maintenance has reached a stage. It returns an error if the maintenance
-// can no longer reach the stage.
-func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (bool, error) {
-	if v1alpha1.IsEnding(nm) {
-		return true, exitWith(exitEnded, "%[1]s was completed before this command saw its nodes %[2]s. To see what happened: kubectl maintenance history %[1]s",
-			nm.Name, cmp.Or(becomes[stage], "announced"))
-	}
-	if nm.Status.ObservedGeneration < nm.Generation {
-		return false, nil
-	}
-	switch stage {
-	case v1alpha1.NodeMaintenanceStageDrain:
-		return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained), nil
-	case v1alpha1.NodeMaintenanceStageCordon:
-		return isCordoned(nm), nil
-	}
-	return true, nil
-}
-
-// isCordoned reports whether all nodes of a maintenance are cordoned. It is also for a maintenance
-// in stage Drain, whose condition Ready is about the drain.
-func isCordoned(nm *v1alpha1.NodeMaintenance) bool {
-	return glance.Nodes(nm) > 0 && !slices.ContainsFunc(nm.Status.NodeStatuses, func(node v1alpha1.NodeMaintenanceNodeStatus) bool {
-		switch node.Reason {
-		case v1alpha1.NodeStatusNotCordoned, v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusTooManyMaintenances:
-			return true
+		done, err := look(facts.Maintenance)
+		if r != nil {
+			lines := func(int) []screen.Line { return show.Status(facts, fitting(r.screen)) }
+			r.report(lines, show.Summary(facts), done || err != nil)
 		}
-		return false
+		return done, err
 	})
 }
 
@@ -260,42 +235,26 @@ func firstOf(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
 }
 
-// awaitEnd waits until a maintenance has released its nodes or, with deleted, until the object is
-// deleted.
-func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid types.UID, deleted bool, timeout *timeout) error {
-	ctx, cancel := timeout.begin(ctx)
-	defer cancel()
-	f, err := e.newFollower(ctx, c, name)
-	if apierrors.IsNotFound(err) {
-		return nil
+// awaitEnd waits until a maintenance has released its nodes or, with drainer.Deleted, until the
+// object is deleted. It shows no progress.
+func (e *environment) awaitEnd(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, state drainer.State, o *waitOptions) error {
+	_, err := e.await(ctx, c, nm, state, o, nil)
+	if err != nil && ctx.Err() != nil {
+		return exitWith(exitInterrupted, "interrupted; the server continues to release the nodes of %s", nm.Name)
 	}
-	if err == nil {
-		err = f.each(ctx, func(all []show.Facts) (bool, error) {
-			if len(all) == 0 || all[0].Maintenance.UID != uid {
-				return true, nil
-			}
-			return !deleted && v1alpha1.IsDone(all[0].Maintenance), nil
-		})
-	}
-	switch {
-	case errors.Is(context.Cause(ctx), errTimeout) && err != nil:
-		return notReleased(ctx, c, timeout.text, name)
-	case err != nil && ctx.Err() != nil:
-		return exitWith(exitInterrupted, "interrupted; the server continues to release the nodes of %s", name)
-	}
-	return err
+	return notReleased(err, nm.Name, o)
 }
 
-// notReleased returns an error with a different exit code for nodes whose release takes time and
-// for nodes whose release fails.
-func notReleased(ctx context.Context, c clients, after, name string) error {
-	ctx, cancel := lastLook(ctx)
-	defer cancel()
-	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{}); err == nil {
-		if stuck := show.Stuck(nm); stuck != nil {
-			return exitWith(exitBlocked, "%s cannot release all of its nodes after %s (%s: %s); the server keeps trying",
-				name, after, stuck.Reason, stuck.Message)
-		}
+// notReleased returns the error of a wait with a different exit code for nodes whose release takes
+// time and for nodes whose release fails.
+func notReleased(err error, name string, o *waitOptions) error {
+	var why *drainer.WaitError
+	switch {
+	case !errors.As(err, &why):
+		return err
+	case errors.Is(err, drainer.ErrBlocked):
+		return exitWith(exitBlocked, "%s cannot release all of its nodes after %s (%s: %s); the server keeps trying",
+			name, o.timeout.text, why.Condition.Reason, why.Condition.Message)
 	}
-	return exitWith(exitTimeout, "%s has not released all of its nodes after %s; the server continues", name, after)
+	return exitWith(exitTimeout, "%s has not released all of its nodes after %s; the server continues", name, o.timeout.text)
 }

@@ -5,25 +5,16 @@ package kubectlmaintenance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/drainer"
 )
 
-// waitStates are the values of --for, and stagesOfStates the stages in which they are reached.
-var (
-	waitStates     = []string{"cordoned", "drained", "complete"}
-	stagesOfStates = map[string]v1alpha1.NodeMaintenanceStage{
-		"cordoned": v1alpha1.NodeMaintenanceStageCordon,
-		"drained":  v1alpha1.NodeMaintenanceStageDrain,
-		"complete": v1alpha1.NodeMaintenanceStageComplete,
-	}
-)
+// waitStates are the values of --for.
+var waitStates = []string{string(drainer.Cordoned), string(drainer.Drained), string(drainer.Complete)}
 
 func (e *environment) newWaitCommand() *cobra.Command {
 	o := &waitOptions{output: outputOfObjects(""), dryRun: dryRun{strategy: dryRunNone}}
@@ -72,7 +63,7 @@ func (e *environment) wait(ctx context.Context, o *waitOptions, name, state stri
 	stage := nm.Spec.Stage
 	switch {
 	case state != "":
-		stage = stagesOfStates[state]
+		stage = drainer.State(state).Stage()
 	case v1alpha1.IsEnding(nm):
 		stage = v1alpha1.NodeMaintenanceStageComplete
 	case stage == v1alpha1.NodeMaintenanceStageIdle:
@@ -87,36 +78,19 @@ func (e *environment) wait(ctx context.Context, o *waitOptions, name, state stri
 // awaitComplete waits until a maintenance has released its nodes or is deleted, and shows the
 // progress until then.
 func (e *environment) awaitComplete(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *waitOptions) error {
-	ctx, cancel := o.timeout.begin(ctx)
-	defer cancel()
 	e.tellPaused(nm)
-	ended := "%s is complete."
-	err := e.follow(ctx, c, nm, e.Out, func(f *show.Facts) (bool, error) {
-		if f == nil {
-			ended = "%s was deleted."
-			return true, nil
-		}
-		return v1alpha1.IsDone(f.Maintenance), nil
-	})
+	last, err := e.await(ctx, c, nm, drainer.Complete, o, e.Out)
 	switch {
-	case errors.Is(err, errTimeout):
-		return e.notComplete(ctx, c, o, nm)
 	case err != nil && ctx.Err() != nil:
 		return exitWith(exitInterrupted, "interrupted; %[1]s continues. To wait again: kubectl maintenance wait %[1]s --for=complete", nm.Name)
+	case err != nil && last != nil && v1alpha1.IsEnding(last):
+		return notReleased(err, nm.Name, o)
 	case err != nil:
-		return err
+		return e.notReached(err, nm, o)
+	case last == nil:
+		e.screen(e.Out).Printf("%s was deleted.", nm.Name)
+	default:
+		e.screen(e.Out).Printf("%s is complete.", nm.Name)
 	}
-	e.screen(e.Out).Printf(ended, nm.Name)
 	return nil
-}
-
-// notComplete returns the error of a timeout: in stage Complete about the release of the nodes,
-// before that about the progress.
-func (e *environment) notComplete(ctx context.Context, c clients, o *waitOptions, first *v1alpha1.NodeMaintenance) error {
-	look, cancel := lastLook(ctx)
-	defer cancel()
-	if nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(look, first.Name, metav1.GetOptions{}); err == nil && v1alpha1.IsEnding(nm) {
-		return notReleased(ctx, c, o.timeout.text, first.Name)
-	}
-	return e.timedOut(ctx, c, o, first)
 }

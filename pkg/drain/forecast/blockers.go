@@ -130,6 +130,9 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	if pod.Owner == nil {
 		t.of(v1alpha1.PreviewEffectLost, v1alpha1.ReasonNoController).add(pod)
 	}
+	if len(pod.responders) > 0 {
+		t.of(v1alpha1.PreviewEffectUnasked, v1alpha1.ReasonEvictionResponders).add(pod, pod.responders...)
+	}
 	if pod.Held {
 		t.addBudgets(pod, t.budgets.Matching(pod.Namespace, pod.Labels))
 	}
@@ -305,7 +308,8 @@ func (t *trouble) all() []*blocker {
 // badness returns the rank of an effect; the worst effect has the lowest rank.
 func badness(e v1alpha1.PreviewEffect) int {
 	return slices.Index([]v1alpha1.PreviewEffect{
-		v1alpha1.PreviewEffectNever, v1alpha1.PreviewEffectNotNow, v1alpha1.PreviewEffectLost, v1alpha1.PreviewEffectDelayed,
+		v1alpha1.PreviewEffectNever, v1alpha1.PreviewEffectNotNow, v1alpha1.PreviewEffectLost, v1alpha1.PreviewEffectUnasked,
+		v1alpha1.PreviewEffectDelayed,
 	}, e)
 }
 
@@ -333,6 +337,9 @@ func (b *blocker) explain() {
 	case v1alpha1.ReasonJobFails:
 		b.Message = fmt.Sprintf("An evicted pod counts as failed, and these Jobs allow no more failures, so they fail permanently: %s. "+
 			"Wait until they have ended, raise their backoffLimit, or make their podFailurePolicy ignore the condition DisruptionTarget.", b.named())
+	case v1alpha1.ReasonEvictionResponders:
+		b.Message = fmt.Sprintf("The pods name eviction responders that the drain does not ask, so they leave without the steps of these: %s. "+
+			"A responder that is also an evacuator is asked: name it in an annotation of the pods.", b.named())
 	case v1alpha1.ReasonPodNominated:
 		b.Message = "The scheduler has nominated these nodes for the pods, but not bound the pods to them. The drain does not evict the pods: " +
 			"it waits until the scheduler drops the nomination or binds them to other nodes."

@@ -317,6 +317,40 @@ func TestPodsTiedByTheirNodeSelector(t *testing.T) {
 	}
 }
 
+// TestPodsThatAskForAStep covers pods that name eviction responders, which the drain does not ask.
+func TestPodsThatAskForAStep(t *testing.T) {
+	naming := func(names ...string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			for _, name := range names {
+				p.Spec.EvictionResponders = append(p.Spec.EvictionResponders, corev1.EvictionResponder{Name: name})
+			}
+		}
+	}
+	for name, test := range map[string]struct {
+		pods          podList
+		want, message []string
+	}{
+		"ours": {pods: pods(1, "db", "n1", naming("maintenance.haulout.dev/evacuation"))},
+		"two pods, several responders": {
+			pods: podList{pod("db-1", "db", "n1", naming("b.example.com/x")), pod("db-2", "db", "n1", naming("a.example.com/x", "b.example.com/x"))},
+			want: []string{"Unasked EvictionResponders: 2"}, message: []string{"b.example.com/x, a.example.com/x"},
+		},
+		"a terminating pod": {pods: pods(1, "db", "n1", naming("a.example.com/x"), goneBy(-time.Minute))},
+		"worse than leaving in groups": {
+			pods: pods(1, "db", "n1", naming("a.example.com/x"), func(p *corev1.Pod) { p.Finalizers = []string{"example.com/wait"} }),
+			want: []string{"Unasked EvictionResponders: 1", "Delayed PodFinalizer: 1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := scene{pods: test.pods, budgets: limits{budget("db", "db", 5)}}.preview(t)
+			is.Slices(t, troubles(out), test.want)
+			for i, words := range test.message {
+				is.True(t, strings.Contains(out.Blockers[i].Message, words), "got the message %q, want %q", out.Blockers[i].Message, words)
+			}
+		})
+	}
+}
+
 // TestPodsThatAreLostWithTheirJob covers Jobs that fail permanently when a pod is evicted.
 func TestPodsThatAreLostWithTheirJob(t *testing.T) {
 	ofJob := ownedBy("batch/v1", "Job", "backup")

@@ -61,6 +61,8 @@ type Pod struct {
 	GoneBy time.Time
 	// finalizers keep the pod object after the pod has stopped.
 	finalizers []string
+	// responders are the eviction responders that the drain does not ask.
+	responders []string
 }
 
 // Terminating reports whether the pod is terminating.
@@ -86,6 +88,7 @@ func podOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) (Pod, b
 		Nominated:   pod.Spec.NodeName == "",
 		Ready:       pdb.IsReady(pod),
 		finalizers:  finalizersOf(pod),
+		responders:  protocol.UnaskedResponders(pod),
 	}
 	if pod.DeletionTimestamp != nil {
 		p.GoneBy = pod.DeletionTimestamp.Time

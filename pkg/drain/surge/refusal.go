@@ -11,6 +11,7 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -63,6 +64,15 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 	switch owner := metav1.GetControllerOfNoCopy(a); {
 	case len(autoscalers) > 1:
 		return Refusal{Fact: fmt.Sprintf("is scaled by %d HorizontalPodAutoscalers", len(autoscalers))}
+	case owner != nil && isScaledObject(owner):
+		// KEDA sets the spec and the annotations of its autoscalers back at once, and its own
+		// annotation autoscaling.keda.sh/paused-scale-in is on an object that the server may not
+		// write.
+		return Refusal{
+			Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which ScaledObject %s of KEDA controls", a.Name, owner.Name),
+			Because: "KEDA would set minReplicas back to minReplicaCount of the ScaledObject; " +
+				"a minReplicaCount above the present replicas starts another pod before one leaves",
+		}
 	case owner != nil:
 		return Refusal{
 			Fact:    fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which %s %s controls", a.Name, owner.Kind, owner.Name),
@@ -84,6 +94,12 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which cannot scale up: maxReplicas is %d", a.Name, a.Spec.MaxReplicas)}
 	}
 	return Refusal{}
+}
+
+// isScaledObject reports whether the controller of an autoscaler is a ScaledObject of KEDA.
+func isScaledObject(owner *metav1.OwnerReference) bool {
+	group, err := schema.ParseGroupVersion(owner.APIVersion)
+	return err == nil && group.Group == "keda.sh" && owner.Kind == "ScaledObject"
 }
 
 // LacksMetrics reports whether an autoscaler cannot compute a replica count, and therefore does not

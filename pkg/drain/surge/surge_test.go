@@ -197,8 +197,15 @@ func TestRefusals(t *testing.T) {
 		},
 		"an autoscaler that another controller controls": {
 			autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
-				a.OwnerReferences = []metav1.OwnerReference{{Kind: "ScaledObject", Name: "x", Controller: ptr.To(true)}}
-			})), want: "is scaled by HorizontalPodAutoscaler load, which ScaledObject x controls",
+				a.OwnerReferences = []metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "ScaledObject", Name: "x", Controller: ptr.To(true)}}
+			})), want: "is scaled by HorizontalPodAutoscaler load, which ScaledObject x controls: the controller would undo",
+		},
+		"an autoscaler of KEDA": {
+			autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
+				a.OwnerReferences = []metav1.OwnerReference{{APIVersion: "keda.sh/v1alpha1", Kind: "ScaledObject", Name: "x", Controller: ptr.To(true)}}
+			})), want: "is scaled by HorizontalPodAutoscaler load, which ScaledObject x of KEDA controls: KEDA would set minReplicas " +
+				"back to minReplicaCount of the ScaledObject; a minReplicaCount above the present replicas starts another pod " +
+				"before one leaves",
 		},
 		"several autoscalers": {
 			autoscalers: autoscaled(scaler(), scaler()), want: "is scaled by 2 HorizontalPodAutoscalers",

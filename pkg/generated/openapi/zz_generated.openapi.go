@@ -1038,7 +1038,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "blockers are the predicted problems, the worst first: by effect (Never, NotNow, Lost, Delayed), then by the number of pods. Budgets are evaluated for all pods of the drain together. At most 200.",
+							Description: "blockers are the predicted problems, the worst first: by effect (Never, NotNow, Lost, Unasked, Delayed), then by the number of pods. Budgets are evaluated for all pods of the drain together. At most 200.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1482,16 +1482,16 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 				Properties: map[string]spec.Schema{
 					"effect": {
 						SchemaProps: spec.SchemaProps{
-							Description: "effect is the effect of the problem on the pods: Never, NotNow, Lost or Delayed.\n\nPossible enum values:\n - `\"Delayed\"` means that the pods leave, but not all at the same time.\n - `\"Lost\"` means that the pods leave, and no controller recreates them.\n - `\"Never\"` means that the pods cannot leave until a user removes the cause.\n - `\"NotNow\"` means that the pods cannot leave now, which may change without action by a user.",
+							Description: "effect is the effect of the problem on the pods: Never, NotNow, Lost, Unasked or Delayed.\n\nPossible enum values:\n - `\"Delayed\"` means that the pods leave, but not all at the same time.\n - `\"Lost\"` means that the pods leave, and no controller recreates them.\n - `\"Never\"` means that the pods cannot leave until a user removes the cause.\n - `\"NotNow\"` means that the pods cannot leave now, which may change without action by a user.\n - `\"Unasked\"` means that the pods leave without a step that they ask for.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
-							Enum:        []interface{}{"Delayed", "Lost", "Never", "NotNow"},
+							Enum:        []interface{}{"Delayed", "Lost", "Never", "NotNow", "Unasked"},
 						},
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason identifies the problem: one of the reasons of the condition Blocked of Evacuations, NoController, NamespaceTerminating or TurnsByOwner.",
+							Description: "reason identifies the problem: one of the reasons of the condition Blocked of Evacuations, NoController, JobFails, PodNominated, NamespaceTerminating, TurnsByOwner or EvictionResponders.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",

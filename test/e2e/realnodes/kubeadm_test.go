@@ -399,7 +399,7 @@ func (k *kubeadmCluster) checkKept(t *testing.T, before map[string]string, text 
 func (k *kubeadmCluster) testDrainControlPlane(t *testing.T) {
 	k.t = t
 	before := k.containers()
-	out := k.plugin("drain", "real-2", "--name=one", "--timeout=3m")
+	out := k.plugin("drain", "real-2", "--ignore-daemonsets", "--name=one", "--timeout=3m")
 	t.Log(out)
 	k.checkKept(t, before, out, "real-2")
 	k.plugin("complete", "one", "--wait", "--timeout=2m")
@@ -408,7 +408,7 @@ func (k *kubeadmCluster) testDrainControlPlane(t *testing.T) {
 func (k *kubeadmCluster) testDrainAllControlPlanes(t *testing.T) {
 	k.t = t
 	before := k.containers()
-	k.plugin("drain", "real-1", "real-2", "real-3", "--name=all", "--yes", "--timeout=3m")
+	k.plugin("drain", "real-1", "real-2", "real-3", "--ignore-daemonsets", "--name=all", "--yes", "--timeout=3m")
 	k.checkKept(t, before, "")
 	k.plugin("complete", "all", "--wait", "--timeout=2m")
 }
@@ -486,7 +486,7 @@ func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 		return err == nil
 	}
 	place("rke2-kube-scheduler", "helper")
-	k.plugin("drain", otherNode, "--name=scheduler", "--timeout=3m")
+	k.plugin("drain", otherNode, "--ignore-daemonsets", "--name=scheduler", "--timeout=3m")
 	if !isThere("rke2-kube-scheduler") || isThere("helper") {
 		t.Errorf("kube-scheduler exists: %v, want true; helper exists: %v, want false", isThere("rke2-kube-scheduler"), isThere("helper"))
 	}
@@ -494,7 +494,7 @@ func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 	framework.Eventually(t, "the helper runs again", func(context.Context) (bool, error) { return isThere("helper"), nil })
 
 	place("openshift-etcd", "openshift-kube-apiserver")
-	k.plugin("drain", otherNode, "--name=openshift", "--timeout=3m")
+	k.plugin("drain", otherNode, "--ignore-daemonsets", "--name=openshift", "--timeout=3m")
 	for name := range installerManifests {
 		is.True(t, isThere(name), "the drain parked static pod %s on a node with an API server", name)
 	}

@@ -154,7 +154,11 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 		return apierrors.NewInternalError(err)
 	}
 	evacuation.Spec.NodeName = pod.Spec.NodeName
-	return p.resolveEvacuators(ctx, attrs, evacuation, pod)
+	if err := p.resolveEvacuators(ctx, attrs, evacuation, pod); err != nil {
+		return err
+	}
+	p.reportResponders(ctx, attrs, pod)
+	return nil
 }
 
 func (p *Plugin) getReferredPod(ctx context.Context, namespace string, evacuation *maintenance.Evacuation) (*corev1.Pod, error) {
@@ -266,7 +270,10 @@ const (
 	// EventEvacuatorIgnored: an annotation of a pod about its evacuators is invalid and
 	// ignored. About the pod.
 	EventEvacuatorIgnored = "EvacuatorAnnotationIgnored"
+	// EventRespondersNotAsked: the pod of a new Evacuation names eviction responders
+	// (spec.evictionResponders, KEP-4563), which Haulout does not ask. About the pod.
+	EventRespondersNotAsked = "EvictionRespondersNotAsked"
 )
 
-// actionResolve is the action in this event.
+// actionResolve is the action in these events.
 const actionResolve = "ResolveEvacuators"

@@ -21,6 +21,8 @@ const (
 	PreviewEffectNotNow PreviewEffect = "NotNow"
 	// PreviewEffectLost means that the pods leave, and no controller recreates them.
 	PreviewEffectLost PreviewEffect = "Lost"
+	// PreviewEffectUnasked means that the pods leave without a step that they ask for.
+	PreviewEffectUnasked PreviewEffect = "Unasked"
 	// PreviewEffectDelayed means that the pods leave, but not all at the same time.
 	PreviewEffectDelayed PreviewEffect = "Delayed"
 )
@@ -40,6 +42,9 @@ const (
 	// ReasonTurnsByOwner (preview only): no budget protects the pods, so the pods of each workload
 	// are evicted in turns.
 	ReasonTurnsByOwner = "TurnsByOwner"
+	// ReasonEvictionResponders (preview only): the pods name eviction responders (KEP-4563), which
+	// the drain does not ask.
+	ReasonEvictionResponders = "EvictionResponders"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -98,7 +103,7 @@ type NodeMaintenancePreview struct {
 	Waves []PreviewWave `json:"waves,omitempty" protobuf:"bytes,9,rep,name=waves"`
 
 	// blockers are the predicted problems, the worst first: by effect (Never, NotNow, Lost,
-	// Delayed), then by the number of pods. Budgets are evaluated for all pods of the drain
+	// Unasked, Delayed), then by the number of pods. Budgets are evaluated for all pods of the drain
 	// together. At most 200.
 	// +optional
 	// +listType=atomic
@@ -256,13 +261,15 @@ type PreviewPod struct {
 
 // PreviewBlocker is a predicted problem that one or more pods share.
 type PreviewBlocker struct {
-	// effect is the effect of the problem on the pods: Never, NotNow, Lost or Delayed.
+	// effect is the effect of the problem on the pods: Never, NotNow, Lost, Unasked or
+	// Delayed.
 	// +required
 	// +k8s:required
 	Effect PreviewEffect `json:"effect" protobuf:"bytes,1,opt,name=effect,casttype=PreviewEffect"`
 
 	// reason identifies the problem: one of the reasons of the condition Blocked of Evacuations,
-	// NoController, NamespaceTerminating or TurnsByOwner.
+	// NoController, JobFails, PodNominated, NamespaceTerminating, TurnsByOwner or
+	// EvictionResponders.
 	// +required
 	Reason string `json:"reason" protobuf:"bytes,2,opt,name=reason"`
 

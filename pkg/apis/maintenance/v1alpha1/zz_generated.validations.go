@@ -2107,7 +2107,7 @@ func Validate_PreviewBlocker(
 	return errs
 }
 
-var symbolsForPreviewEffect = sets.New(PreviewEffectDelayed, PreviewEffectLost, PreviewEffectNever, PreviewEffectNotNow)
+var symbolsForPreviewEffect = sets.New(PreviewEffectDelayed, PreviewEffectLost, PreviewEffectNever, PreviewEffectNotNow, PreviewEffectUnasked)
 
 // Validate_PreviewEffect validates an instance of PreviewEffect according
 // to declarative validation rules in the API schema.

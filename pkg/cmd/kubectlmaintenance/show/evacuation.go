@@ -149,8 +149,11 @@ func previewedBlockers(p *v1alpha1.NodeMaintenancePreview, pod v1alpha1.PreviewP
 
 // headingOf returns the heading above a problem that a preview predicts.
 func headingOf(effect v1alpha1.PreviewEffect, maintenance string) string {
-	if effect == v1alpha1.PreviewEffectLost {
+	switch effect {
+	case v1alpha1.PreviewEffectLost:
 		return "WILL NOT BE RECREATED AFTER " + maintenance
+	case v1alpha1.PreviewEffectUnasked:
+		return "NOT ASKED BY " + maintenance
 	}
 	return "IN THE WAY OF " + maintenance
 }

@@ -16,6 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/drainer"
 )
 
 // Obstacle is a problem, other than a blocked pod, that stops a maintenance or some of its nodes.
@@ -100,27 +101,6 @@ func (b *Obstacle) action() action {
 	return action{wording.Administrator, "kubectl describe " + maintenances + " %s"}
 }
 
-// Stuck returns the condition that reports that a maintenance needs an action of a user to make
-// progress, or nil. The exit codes of the commands that wait depend on it: in stage Cordon, Ready
-// reports the nodes that are not cordoned; in stage Drain, Drained does.
-func Stuck(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
-	if c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing); c != nil && c.Status == metav1.ConditionFalse {
-		return c
-	}
-	c := drainedCondition(nm)
-	if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon {
-		c = meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionReady)
-	}
-	if c == nil || c.Status == metav1.ConditionTrue {
-		return nil
-	}
-	switch c.Reason {
-	case v1alpha1.ReasonDrainBlocked, v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonNoNodes, v1alpha1.ReasonNodeNotCordoned, v1alpha1.ReasonTooManyMaintenances:
-		return c
-	}
-	return nil
-}
-
 // drainedCondition returns the condition Drained of a maintenance in stage Drain. It returns nil in
 // the other stages, in which the condition has no meaning.
 func drainedCondition(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
@@ -149,7 +129,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 	if progressing != nil && (progressing.Status == metav1.ConditionFalse || progressing.Reason == v1alpha1.ReasonProgressSyncFailed) {
 		add(progressing)
 	}
-	if drained := Stuck(nm); drained != nil && drained.Type == v1alpha1.ConditionDrained {
+	if drained := drainer.Stuck(nm); drained != nil && drained.Type == v1alpha1.ConditionDrained {
 		add(drained)
 	} else if drained = drainedCondition(nm); drained != nil && namesNodes(drained.Reason) {
 		add(drained)

@@ -45,62 +45,6 @@ const (
 	cordon = v1alpha1.NodeMaintenanceStageCordon
 )
 
-// TestStuck tests the condition on which the exit codes depend.
-func TestStuck(t *testing.T) {
-	for name, test := range map[string]struct {
-		nm   *v1alpha1.NodeMaintenance
-		want string
-	}{
-		"no conditions yet": {nm: inStage(drain)},
-		"pods leave":        {nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Draining")},
-		"the maintenance waits for another one": {
-			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Waiting"),
-		},
-		"all pods are blocked": {
-			nm: inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"), want: "Blocked",
-		},
-		"the maintenance stalls while pods seem to leave": {
-			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=False Stalled"), want: "Stalled",
-		},
-		"a write fails and no other node makes progress": {
-			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=False SyncFailed"), want: "SyncFailed",
-		},
-		"a write fails while pods leave": {
-			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True SyncFailed"),
-		},
-		"a node is not cordoned": {
-			nm: inStage(drain, "Drained=False NodeNotCordoned", "Progressing=True Draining"), want: "NodeNotCordoned",
-		},
-		"a node is not authorized": {
-			nm: inStage(drain, "Drained=False NotAuthorized", "Progressing=True Draining"), want: "NotAuthorized",
-		},
-		"no node is selected": {nm: inStage(drain, "Drained=False NoNodesSelected"), want: "NoNodesSelected"},
-		"blocked, with only one of the two conditions": {
-			nm: inStage(drain, "Drained=False DrainBlocked"), want: "DrainBlocked",
-		},
-		"drained":  {nm: inStage(drain, "Drained=True DrainComplete", "Progressing=True Drained")},
-		"cordoned": {nm: inStage(cordon, "Drained=False NotRequested", "Progressing=True NotRequested")},
-		"a cordon that fails": {
-			nm: inStage(cordon, "Drained=False NotRequested", "Progressing=False SyncFailed"), want: "SyncFailed",
-		},
-		"complete, with the conditions from stage Drain": {
-			nm: inStage(v1alpha1.NodeMaintenanceStageComplete, "Drained=False DrainBlocked",
-				"Progressing=True Complete"),
-		},
-		"complete, and a node is not released": {
-			nm: inStage(v1alpha1.NodeMaintenanceStageComplete, "Progressing=False Complete"), want: "Complete",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := ""
-			if c := Stuck(test.nm); c != nil {
-				got = c.Reason
-			}
-			is.Equal(t, got, test.want)
-		})
-	}
-}
-
 func TestObstacles(t *testing.T) {
 	early := inStage(cordon)
 	early.Status.StageStatuses[0].StartTimestamp = new(metav1.NewTime(now.Add(-9 * time.Second)))

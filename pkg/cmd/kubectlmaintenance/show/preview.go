@@ -22,6 +22,7 @@ var effects = map[v1alpha1.PreviewEffect]struct {
 	v1alpha1.PreviewEffectNever:   {"cannot leave until a user acts", screen.Bad},
 	v1alpha1.PreviewEffectNotNow:  {"cannot leave now, but may later without an action", screen.Warning},
 	v1alpha1.PreviewEffectLost:    {"will leave and will not be recreated", screen.Warning},
+	v1alpha1.PreviewEffectUnasked: {"will leave without a step that they ask for", screen.Warning},
 	v1alpha1.PreviewEffectDelayed: {"will leave in groups", screen.Plain},
 }
 

@@ -72,6 +72,8 @@ func shortEffect(b *v1alpha1.PreviewBlocker) string {
 		return "not now"
 	case b.Effect == v1alpha1.PreviewEffectLost:
 		return "not recreated"
+	case b.Effect == v1alpha1.PreviewEffectUnasked:
+		return "without a step"
 	case b.Effect == v1alpha1.PreviewEffectDelayed && b.Rounds > 1:
 		return fmt.Sprintf("in %d groups", b.Rounds)
 	case b.Effect == v1alpha1.PreviewEffectDelayed:

@@ -14,6 +14,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/drainer"
 )
 
 // addProgress adds the totals of pods and nodes, the waves and the pace.
@@ -96,7 +97,7 @@ func (f *Facts) paceTexts(c count, waiting int) []string {
 	perMinute := p.perMinute()
 	switch {
 	case perMinute > 0:
-	case f.lastProgress() != "" && Stuck(f.Maintenance) != nil:
+	case f.lastProgress() != "" && drainer.Stuck(f.Maintenance) != nil:
 		return []string{"No pod leaves, " + f.lastProgress() + "."}
 	case f.Departures != nil && p.departures == 0 && p.over >= paceWindow:
 		return []string{"No pod has left in the last minute."}

@@ -15,6 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/drainer"
 )
 
 // Status shows the progress of a maintenance: first all pods, the waves and the nodes, then the
@@ -201,7 +202,7 @@ func Summary(f Facts) string {
 			text += fmt.Sprintf(" (%s/%s: %s)", all[0].Namespace, all[0].Pod, all[0].Reason)
 		}
 	}
-	if stuck := Stuck(nm); stuck != nil && stuck.Reason != word {
+	if stuck := drainer.Stuck(nm); stuck != nil && stuck.Reason != word {
 		text += ", " + stuck.Reason
 	}
 	return text
@@ -240,7 +241,7 @@ func (f *Facts) style(c count) screen.Style {
 	case v1alpha1.IsPaused(nm):
 		// A pause needs no action of another user.
 		return screen.Plain
-	case c.blocked > 0, Stuck(nm) != nil:
+	case c.blocked > 0, drainer.Stuck(nm) != nil:
 		return screen.Warning
 	case meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained):
 		return screen.Good

@@ -1,0 +1,34 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package evacuation
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/warning"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+)
+
+// reportResponders reports that the pod names eviction responders (KEP-4563), which Haulout does not
+// ask: to the pod's owner with one event, and to the client with a warning. Requests that store
+// nothing get no event: dry runs, and those of a second instigator, which are refused because the
+// Evacuation exists.
+func (p *Plugin) reportResponders(ctx context.Context, attrs admission.Attributes, pod *corev1.Pod) {
+	unasked := protocol.UnaskedResponders(pod)
+	if len(unasked) == 0 {
+		return
+	}
+	names := strings.Join(unasked, ", ")
+	warning.AddWarning(ctx, "", fmt.Sprintf("pod %s names eviction responders that Haulout does not ask: %s", pod.Name, names))
+	_, exists, err := p.stored.GetByKey(pod.Namespace + "/" + protocol.CanonicalName(pod.Name, pod.UID))
+	if !exists && err == nil && !attrs.IsDryRun() && !attrs.GetReinvocationContext().IsReinvoke() {
+		p.recorder.Eventf(pod, nil, corev1.EventTypeWarning, EventRespondersNotAsked, actionResolve,
+			"This pod names eviction responders that Haulout does not ask: %s. Name an evacuator in an annotation to be asked.", names)
+	}
+}
