@@ -146,7 +146,7 @@ CLUSTER_BINARIES := etcd kwok cluster kwok-stages
 CLUSTER_SOURCES := $(shell find $(CLUSTER_MODULE) -name '*.go') $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum
 
 # The programs of Kubernetes 1.37 are in bin, those of an older version, which has a module of its
-# own, in bin/kube-VERSION. The targets that are refused below use those in bin, or run all versions.
+# own, in bin/kube-VERSION. The targets that are refused below use those in bin, or all of them.
 ifeq ($(KUBE),1.37)
 KUBE_MODULE := $(CLUSTER_MODULE)
 KUBE_BIN := $(BIN)
@@ -158,7 +158,7 @@ KUBE_BIN := $(BIN)/kube-$(KUBE)
 KUBE_RELEASE := $(shell sed -nE 's/^\tk8s.io\/kubernetes (v[^ ]+).*/\1/p' $(KUBE_MODULE)/go.mod)
 KUBECTL_PACKAGE := k8s.io/kubernetes/cmd/kubectl
 ifneq ($(filter bench cgroup2 demo kube kubeadm nightly reboots scheduler,$(MAKECMDGOALS)),)
-$(error KUBE=$(KUBE): make $(MAKECMDGOALS) needs KUBE=1.37)
+$(error KUBE=$(KUBE): make $(MAKECMDGOALS) runs without KUBE only)
 endif
 else
 $(error KUBE=$(KUBE): must be one of $(KUBE_VERSIONS))
@@ -450,14 +450,17 @@ SKIP ?=
 # The tests on real nodes mostly wait, so those of preemption and Windows run beside them. On an older
 # Kubernetes run the tests that meet it: haulout-scheduler is built from kube-scheduler 1.37, and the
 # tests of faults and Windows are about our own programs.
+KUBE_PACKAGES := : -p=1 ./test/e2e : ./test/e2e/realnodes
 ifeq ($(KUBE),1.37)
 E2E_PACKAGES ?= : -p=1 ./test/e2e ./test/faults : -p=2 ./test/e2e/realnodes ./test/e2e/preemption ./test/e2e/windowsagent
+else
+E2E_PACKAGES ?= $(KUBE_PACKAGES)
+endif
+ifneq ($(E2E_PACKAGES),$(KUBE_PACKAGES))
 E2E_NEEDS += windows-agent scheduler
 ifeq ($(findstring TestSideBySide,$(SKIP)),)
 E2E_NEEDS += previous
 endif
-else
-E2E_PACKAGES ?= : -p=1 ./test/e2e : ./test/e2e/realnodes
 endif
 
 PREVIOUS ?=
@@ -476,7 +479,7 @@ KUBE_SKIP ?= ^(TestNothingDiffersAfterManyDrains|TestOverlappingMaintenances|Tes
 
 .PHONY: kube
 kube: ## Run the end-to-end tests on each version of Kubernetes, and end with a table for README (KUBE_VERSIONS='1.34 1.36')
-	@SKIP='$(KUBE_SKIP)' hack/kube.sh '$(MAKE)' $(KUBE_VERSIONS)
+	@SKIP='$(KUBE_SKIP)' E2E_PACKAGES='$(KUBE_PACKAGES)' hack/kube.sh '$(MAKE)' $(KUBE_VERSIONS)
 
 # How many seeds faults plays.
 FAULT_SEEDS ?= 200
