@@ -250,9 +250,12 @@ $(NODE_STAMP): $(KUBE_MODULE)/go.mod $(KUBE_MODULE)/go.sum $(REALNODES_MODULE)/g
 	@touch $@
 
 # The images that every real node has: the sandbox of pods, the application of the tests, etcd, our
-# server and our scheduler.
+# server and our scheduler, which does not run on an older Kubernetes.
+ifeq ($(KUBE),1.37)
+NODE_SCHEDULER := scheduler
+endif
 .PHONY: node-binaries
-node-binaries: $(NODE_STAMP) $(ETCD_STAMP) $(IMAGE_TOOL) build scheduler ## Build the programs and images of real nodes
+node-binaries: $(NODE_STAMP) $(ETCD_STAMP) $(IMAGE_TOOL) build $(NODE_SCHEDULER) ## Build the programs and images of real nodes
 	@mkdir -p $(IMAGES)
 	cd $(REALNODES_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '-s -w' -o ../../$(NODE_PROGRAMS)/ ./app
 	@platform=linux/$$(go env GOARCH); rm -f $(IMAGES)/*.tar; \
@@ -260,7 +263,7 @@ node-binaries: $(NODE_STAMP) $(ETCD_STAMP) $(IMAGE_TOOL) build scheduler ## Buil
 	$(IMAGE_TOOL) --tag=localhost/app:dev --archives=$(IMAGES) --program=$$platform=$(NODE_PROGRAMS)/app; \
 	$(IMAGE_TOOL) --tag=localhost/etcd:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/etcd; \
 	$(IMAGE_TOOL) --tag=localhost/haulout-apiserver:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-apiserver; \
-	$(IMAGE_TOOL) --tag=localhost/haulout-scheduler:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-scheduler
+	$(if $(NODE_SCHEDULER),$(IMAGE_TOOL) --tag=localhost/haulout-scheduler:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-scheduler)
 
 ifneq ($(filter-out 0,$(REAL_NODES)),)
 REAL_NODES_NEED := node-binaries
