@@ -450,9 +450,9 @@ endif
 # Tests that do not run, as a pattern.
 SKIP ?=
 
-# The tests on real nodes mostly wait, so those of preemption and Windows run beside them. On an older
-# Kubernetes run the tests that meet it: haulout-scheduler is built from kube-scheduler 1.37, and the
-# tests of faults and Windows are about our own programs.
+# The tests on real nodes mostly wait, so those of preemption and Windows run beside them. On an
+# older Kubernetes run the tests that depend on it: haulout-scheduler is built from kube-scheduler
+# 1.37, and the tests of faults and Windows are about our own programs.
 KUBE_PACKAGES := : -p=1 ./test/e2e : ./test/e2e/realnodes
 ifeq ($(KUBE),1.37)
 E2E_PACKAGES ?= : -p=1 ./test/e2e ./test/faults : -p=2 ./test/e2e/realnodes ./test/e2e/preemption ./test/e2e/windowsagent
