@@ -3,7 +3,8 @@
 # --- Versions of everything that is built or installed from elsewhere -----------------------------
 
 # The development cluster. k8s.io/*, etcd and kwok are pinned in test/cluster/go.mod; this is what
-# the binaries of Kubernetes call themselves.
+# the binaries of Kubernetes call themselves. test/cluster/kube has a go.mod for each older version
+# of Kubernetes.
 KUBE_VERSION := v1.37.1
 
 # The tools of verify and update, which hack/lib.sh fetches through Go modules into bin/tools. None
@@ -20,6 +21,10 @@ GOIMPORTS_VERSION := v0.38.0
 GOGO_PROTOBUF_VERSION := v1.3.2
 
 # --- What a user may set, on the command line or in the environment -------------------------------
+
+# The minor version of Kubernetes that the development cluster runs.
+KUBE_VERSIONS := 1.34 1.35 1.36 1.37
+KUBE ?= 1.37
 
 # The variables of the development cluster (NODES, CLUSTER_DIR, HAULOUT, FEATURE_GATES, ...) are
 # read from the environment by bin/cluster; make passes on those of its command line. `bin/cluster
@@ -113,7 +118,7 @@ endef
 image: $(IMAGE_TOOL) ## Make the images of haulout-apiserver, haulout-node-agent and haulout-scheduler in bin/image (PLATFORMS='linux/amd64', IMAGE=name:tag, AGENT_IMAGE=name:tag, SCHEDULER_IMAGE=name:tag); needs no container engine
 	$(call make_image,haulout-apiserver,.,apiserver,$(IMAGE),$(LDFLAGS))
 	$(call make_image,haulout-node-agent,.,node-agent,$(AGENT_IMAGE),$(LDFLAGS))
-	$(call make_image,haulout-scheduler,scheduler,haulout-scheduler,$(SCHEDULER_IMAGE),$(strip $(KUBE_LDFLAGS)))
+	$(call make_image,haulout-scheduler,scheduler,haulout-scheduler,$(SCHEDULER_IMAGE),$(KUBE_LDFLAGS))
 
 CHART_TOOL := $(BIN)/chart-tool
 
@@ -137,32 +142,63 @@ clean: ## Remove everything that was built
 
 CLUSTER_MODULE := test/cluster
 KUBE_BINARIES := kube-apiserver kube-controller-manager kube-scheduler
-CLUSTER_BINARIES := $(KUBE_BINARIES) etcd kubectl kwok
+CLUSTER_BINARIES := etcd kwok cluster kwok-stages
 CLUSTER_SOURCES := $(shell find $(CLUSTER_MODULE) -name '*.go') $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum
 
-# The version has two homes: clients report that of client-go.
-KUBE_VERSION_PACKAGES := k8s.io/component-base/version k8s.io/client-go/pkg/version
-KUBE_VERSION_PARTS := $(subst ., ,$(KUBE_VERSION:v%=%))
-KUBE_LDFLAGS := -s -w $(foreach package,$(KUBE_VERSION_PACKAGES),\
-	-X $(package).gitVersion=$(KUBE_VERSION) -X $(package).gitTreeState=clean \
-	-X $(package).gitMajor=$(word 1,$(KUBE_VERSION_PARTS)) -X $(package).gitMinor=$(word 2,$(KUBE_VERSION_PARTS)))
+# The programs of Kubernetes 1.37 are in bin, those of an older version, which has a module of its
+# own, in bin/kube-VERSION. The targets that are refused below use those in bin, or all of them.
+ifeq ($(KUBE),1.37)
+KUBE_MODULE := $(CLUSTER_MODULE)
+KUBE_BIN := $(BIN)
+KUBE_RELEASE := $(KUBE_VERSION)
+KUBECTL_PACKAGE := ./cmd/kubectl
+else ifneq ($(filter $(KUBE),$(KUBE_VERSIONS)),)
+KUBE_MODULE := $(CLUSTER_MODULE)/kube/$(KUBE)
+KUBE_BIN := $(BIN)/kube-$(KUBE)
+KUBE_RELEASE := $(shell sed -nE 's/^\tk8s.io\/kubernetes (v[^ ]+).*/\1/p' $(KUBE_MODULE)/go.mod)
+KUBECTL_PACKAGE := k8s.io/kubernetes/cmd/kubectl
+ifneq ($(filter bench cgroup2 demo kube kubeadm nightly reboots scheduler,$(MAKECMDGOALS)),)
+$(error KUBE=$(KUBE): make $(MAKECMDGOALS) runs without KUBE only)
+endif
+else
+$(error KUBE=$(KUBE): must be one of $(KUBE_VERSIONS))
+endif
 
-KUBE_STAMP := $(STAMPS)/kube-$(KUBE_VERSION)-$(GO_VERSION)
+# kube_ldflags VERSION. The version has two homes: clients report that of client-go.
+KUBE_VERSION_PACKAGES := k8s.io/component-base/version k8s.io/client-go/pkg/version
+kube_ldflags = $(strip -s -w $(foreach package,$(KUBE_VERSION_PACKAGES),\
+	-X $(package).gitVersion=$(1) -X $(package).gitTreeState=clean \
+	-X $(package).gitMajor=$(patsubst v%,%,$(word 1,$(subst ., ,$(1)))) -X $(package).gitMinor=$(word 2,$(subst ., ,$(1)))))
+KUBE_LDFLAGS := $(call kube_ldflags,$(KUBE_VERSION))
+
+KUBE_STAMP := $(STAMPS)/kube-$(KUBE_RELEASE)-$(GO_VERSION)
+ETCD_STAMP := $(STAMPS)/etcd-$(GO_VERSION)
 KWOK_STAMP := $(STAMPS)/kwok-$(GO_VERSION)
 CLUSTER_STAMP := $(STAMPS)/cluster-$(GO_VERSION)
 
-# A stamp does not show that a binary has been removed since.
-ifneq ($(filter-out $(wildcard $(addprefix $(BIN)/,$(CLUSTER_BINARIES) cluster kwok-stages)),$(addprefix $(BIN)/,$(CLUSTER_BINARIES) cluster kwok-stages)),)
-$(KUBE_STAMP) $(KWOK_STAMP) $(CLUSTER_STAMP): missing
+# missing FILES prints those that do not exist: a stamp does not show that a binary has been removed
+# since.
+missing = $(filter-out $(wildcard $(1)),$(1))
+ifneq ($(call missing,$(addprefix $(KUBE_BIN)/,$(KUBE_BINARIES) kubectl)),)
+$(KUBE_STAMP): missing
+endif
+ifneq ($(call missing,$(addprefix $(BIN)/,$(CLUSTER_BINARIES))),)
+$(ETCD_STAMP) $(KWOK_STAMP) $(CLUSTER_STAMP): missing
 endif
 .PHONY: missing
 missing:
 
-$(KUBE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(wildcard $(CLUSTER_MODULE)/cmd/etcd/*.go $(CLUSTER_MODULE)/cmd/kubectl/*.go)
-	@echo 'Building the control plane $(KUBE_VERSION), etcd and kubectl (about five minutes the first time)'
+$(KUBE_STAMP): $(KUBE_MODULE)/go.mod $(KUBE_MODULE)/go.sum $(wildcard $(KUBE_MODULE)/cmd/kubectl/*.go)
+	@echo 'Building the control plane $(KUBE_RELEASE) and kubectl (about five minutes the first time)'
+	@mkdir -p $(STAMPS) $(KUBE_BIN)
+	go -C $(KUBE_MODULE) build $(GO_BUILD_FLAGS) -ldflags '$(call kube_ldflags,$(KUBE_RELEASE))' -o '$(abspath $(KUBE_BIN))'/ \
+		$(addprefix k8s.io/kubernetes/cmd/,$(KUBE_BINARIES)) $(KUBECTL_PACKAGE)
+	@touch $@
+
+$(ETCD_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(wildcard $(CLUSTER_MODULE)/cmd/etcd/*.go)
+	@echo 'Building etcd'
 	@mkdir -p $(STAMPS)
-	cd $(CLUSTER_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '$(strip $(KUBE_LDFLAGS))' -o ../../$(BIN)/ \
-		$(addprefix k8s.io/kubernetes/cmd/,$(KUBE_BINARIES)) ./cmd/etcd ./cmd/kubectl
+	go -C $(CLUSTER_MODULE) build $(GO_BUILD_FLAGS) -ldflags '-s -w' -o '$(abspath $(BIN))'/ ./cmd/etcd
 	@touch $@
 
 # kwok is a tool of the module: by itself it would compile another version of the Kubernetes
@@ -187,26 +223,26 @@ $(CLUSTER_STAMP): $(CLUSTER_SOURCES)
 	@touch $@
 
 .PHONY: cluster-binaries
-cluster-binaries: $(CLUSTER_STAMP) $(KUBE_STAMP) $(KWOK_STAMP) ## Build the programs of the development cluster
+cluster-binaries: $(CLUSTER_STAMP) $(KUBE_STAMP) $(ETCD_STAMP) $(KWOK_STAMP) ## Build the programs of the development cluster
 
 # --- Real nodes: kubelet and kube-proxy from the module of the control plane, the rest from its own
 
 REALNODES_MODULE := test/realnodes
 NODE_PROGRAMS := $(BIN)/node
 IMAGES := $(BIN)/images
-NODE_STAMP := $(STAMPS)/node-$(KUBE_VERSION)-$(GO_VERSION)
+NODE_STAMP := $(STAMPS)/node-$(KUBE_RELEASE)-$(GO_VERSION)
 CONTAINERD_PACKAGE := github.com/containerd/containerd/v2
 CNI_PACKAGE := github.com/containernetworking/plugins/plugins
 
-NODE_BINARIES := $(addprefix $(NODE_PROGRAMS)/,containerd containerd-shim-runc-v2 ctr bridge loopback host-local) $(BIN)/kubelet $(BIN)/kube-proxy
-ifneq ($(filter-out $(wildcard $(NODE_BINARIES)),$(NODE_BINARIES)),)
+NODE_BINARIES := $(addprefix $(NODE_PROGRAMS)/,containerd containerd-shim-runc-v2 ctr bridge loopback host-local) $(KUBE_BIN)/kubelet $(KUBE_BIN)/kube-proxy
+ifneq ($(call missing,$(NODE_BINARIES)),)
 $(NODE_STAMP): missing
 endif
 
-$(NODE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(REALNODES_MODULE)/go.mod $(REALNODES_MODULE)/go.sum
+$(NODE_STAMP): $(KUBE_MODULE)/go.mod $(KUBE_MODULE)/go.sum $(REALNODES_MODULE)/go.mod $(REALNODES_MODULE)/go.sum
 	@echo 'Building kubelet, kube-proxy, containerd and CNI plugins (about three minutes the first time)'
-	@mkdir -p $(STAMPS) $(NODE_PROGRAMS)
-	cd $(CLUSTER_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '$(strip $(KUBE_LDFLAGS))' -o ../../$(BIN)/ \
+	@mkdir -p $(STAMPS) $(NODE_PROGRAMS) $(KUBE_BIN)
+	go -C $(KUBE_MODULE) build $(GO_BUILD_FLAGS) -ldflags '$(call kube_ldflags,$(KUBE_RELEASE))' -o '$(abspath $(KUBE_BIN))'/ \
 		k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-proxy
 	cd $(REALNODES_MODULE) && go build $(GO_BUILD_FLAGS) -tags no_btrfs,no_devmapper,no_zfs,no_systemd -ldflags '-s -w' -o ../../$(NODE_PROGRAMS)/ \
 		$(addprefix $(CONTAINERD_PACKAGE)/cmd/,containerd containerd-shim-runc-v2 ctr) \
@@ -214,9 +250,12 @@ $(NODE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(REALNODES_MOD
 	@touch $@
 
 # The images that every real node has: the sandbox of pods, the application of the tests, etcd, our
-# server and our scheduler.
+# server and our scheduler, which does not run on an older Kubernetes.
+ifeq ($(KUBE),1.37)
+NODE_SCHEDULER := scheduler
+endif
 .PHONY: node-binaries
-node-binaries: $(NODE_STAMP) $(KUBE_STAMP) $(IMAGE_TOOL) build scheduler ## Build the programs and images of real nodes
+node-binaries: $(NODE_STAMP) $(ETCD_STAMP) $(IMAGE_TOOL) build $(NODE_SCHEDULER) ## Build the programs and images of real nodes
 	@mkdir -p $(IMAGES)
 	cd $(REALNODES_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '-s -w' -o ../../$(NODE_PROGRAMS)/ ./app
 	@platform=linux/$$(go env GOARCH); rm -f $(IMAGES)/*.tar; \
@@ -224,7 +263,7 @@ node-binaries: $(NODE_STAMP) $(KUBE_STAMP) $(IMAGE_TOOL) build scheduler ## Buil
 	$(IMAGE_TOOL) --tag=localhost/app:dev --archives=$(IMAGES) --program=$$platform=$(NODE_PROGRAMS)/app; \
 	$(IMAGE_TOOL) --tag=localhost/etcd:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/etcd; \
 	$(IMAGE_TOOL) --tag=localhost/haulout-apiserver:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-apiserver; \
-	$(IMAGE_TOOL) --tag=localhost/haulout-scheduler:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-scheduler
+	$(if $(NODE_SCHEDULER),$(IMAGE_TOOL) --tag=localhost/haulout-scheduler:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-scheduler)
 
 ifneq ($(filter-out 0,$(REAL_NODES)),)
 REAL_NODES_NEED := node-binaries
@@ -234,7 +273,7 @@ endif
 
 .PHONY: scheduler
 scheduler: ## Build bin/haulout-scheduler: kube-scheduler with the plugin that keeps budgets when it preempts
-	cd scheduler && go build $(GO_BUILD_FLAGS) -ldflags '$(strip $(KUBE_LDFLAGS))' -o ../$(BIN)/ ./cmd/haulout-scheduler
+	cd scheduler && go build $(GO_BUILD_FLAGS) -ldflags '$(KUBE_LDFLAGS)' -o ../$(BIN)/ ./cmd/haulout-scheduler
 
 ifeq ($(SCHEDULER),haulout)
 SCHEDULER_NEEDS := scheduler
@@ -270,7 +309,7 @@ KUBEADM_ETCD_TAG := 3.7.0-0
 
 .PHONY: kubeadm
 kubeadm: cluster-binaries node-binaries ## Drain and reboot control planes that kubeadm has made of real nodes (six minutes; needs root and haproxy)
-	cd $(CLUSTER_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '$(strip $(KUBE_LDFLAGS))' -o ../../$(BIN)/ k8s.io/kubernetes/cmd/kubeadm
+	cd $(CLUSTER_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '$(KUBE_LDFLAGS)' -o ../../$(BIN)/ k8s.io/kubernetes/cmd/kubeadm
 	@rm -rf $(KUBEADM_IMAGES); platform=linux/$$(go env GOARCH); \
 	for program in $(KUBE_BINARIES); do \
 		$(IMAGE_TOOL) --tag=localhost/$$program:$(KUBE_VERSION) --user=0:0 --archives=$(KUBEADM_IMAGES) --program=$$platform=$(BIN)/$$program; \
@@ -410,8 +449,21 @@ endif
 
 # Tests that do not run, as a pattern.
 SKIP ?=
+
+# The tests on real nodes mostly wait, so those of preemption and Windows run beside them. On an
+# older Kubernetes run the tests that depend on it: haulout-scheduler is built from kube-scheduler
+# 1.37, and the tests of faults and Windows are about our own programs.
+KUBE_PACKAGES := : -p=1 ./test/e2e : ./test/e2e/realnodes
+ifeq ($(KUBE),1.37)
+E2E_PACKAGES ?= : -p=1 ./test/e2e ./test/faults : -p=2 ./test/e2e/realnodes ./test/e2e/preemption ./test/e2e/windowsagent
+else
+E2E_PACKAGES ?= $(KUBE_PACKAGES)
+endif
+ifneq ($(E2E_PACKAGES),$(KUBE_PACKAGES))
+E2E_NEEDS += windows-agent scheduler
 ifeq ($(findstring TestSideBySide,$(SKIP)),)
 E2E_NEEDS += previous
+endif
 endif
 
 PREVIOUS ?=
@@ -420,11 +472,17 @@ PREVIOUS ?=
 previous: ## Build the server of an earlier commit, which the end-to-end tests run beside the present one (PREVIOUS=commit)
 	@PREVIOUS='$(PREVIOUS)' hack/previous.sh
 
-# The tests on real nodes mostly wait, so those of preemption and Windows run beside them.
 .PHONY: e2e
-e2e: cluster-binaries build windows-agent scheduler $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, SKIP=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
+e2e: cluster-binaries build $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, SKIP=pattern, COUNT=n; KUBE=1.35 on that Kubernetes; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
 	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -skip='$(SKIP)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) \
-		: -p=1 ./test/e2e ./test/faults : -p=2 ./test/e2e/realnodes ./test/e2e/preemption ./test/e2e/windowsagent
+		$(E2E_PACKAGES)
+
+# Random searches, and the commands of the pages, which are about our own code.
+KUBE_SKIP ?= ^(TestNothingDiffersAfterManyDrains|TestOverlappingMaintenances|TestPagesRun)\z
+
+.PHONY: kube
+kube: ## Run the end-to-end tests on each version of Kubernetes, and end with a table for README (KUBE_VERSIONS='1.34 1.36')
+	@SKIP='$(KUBE_SKIP)' E2E_PACKAGES='$(KUBE_PACKAGES)' hack/kube.sh '$(MAKE)' $(KUBE_VERSIONS)
 
 # Not part of e2e: it needs a cluster of its own, with a feature gate that is off by default.
 .PHONY: evictionrequests
@@ -447,7 +505,7 @@ codegen: ## Generate all code in a copy of the tree and compare, also if nothing
 	@hack/verify-codegen.sh --full
 
 # What takes too long for .ci/run, and what .ci/run does in part.
-NIGHTLY ?= codegen unit race gitops fuzz full faults kubeadm helm cgroup2 reboots bench memory clients idle evictionrequests
+NIGHTLY ?= codegen unit race gitops fuzz full faults kube kubeadm helm cgroup2 reboots bench memory clients idle evictionrequests
 
 .PHONY: nightly
 nightly: ## Run everything that takes long, and end with a table of what came of it (eight hours; needs Debian and root; NIGHTLY='fuzz kubeadm')

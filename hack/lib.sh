@@ -4,7 +4,8 @@ shopt -s inherit_errexit # a failure within $(...) counts
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 MODULE="haulout.dev/haulout"
-# The Go modules of this repository, as folders.
+# The Go modules of this repository, as folders. Those in test/cluster/kube have no code: they name
+# the older versions of Kubernetes.
 MODULES=(. hack/chart hack/image scheduler test/cluster test/gitops test/monitoring test/realnodes)
 # Otherwise each build in a checkout of another user would fail with an error about version control.
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"

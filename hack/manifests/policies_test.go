@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/plugin/cel"
@@ -71,10 +72,14 @@ func policiesIn(t *testing.T, file string) map[string]*admissionregistrationv1.V
 	return policies
 }
 
-// compile compiles a policy as kube-apiserver does.
+// oldestKube is the version whose CEL functions a new policy may use on Kubernetes 1.34, the oldest
+// supported version: kube-apiserver accepts those that the version before it has, too.
+var oldestKube = version.MajorMinor(1, 33)
+
+// compile compiles a policy as the oldest supported kube-apiserver does.
 func compile(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPolicy) validating.Validator {
 	t.Helper()
-	compiler := must.Get(cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion())))(t)
+	compiler := must.Get(cel.NewCompositedCompiler(environment.MustBaseEnvSet(oldestKube)))(t)
 	declared := cel.OptionalVariableDeclarations{HasAuthorizer: true}
 	var variables []cel.NamedExpressionAccessor
 	for _, v := range policy.Spec.Variables {

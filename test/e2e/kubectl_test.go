@@ -70,7 +70,7 @@ func TestKubectl(t *testing.T) {
 		is.True(t, strings.Contains(out, "unchanged"), "got %q", out)
 	})
 	t.Run("edit changes the stage", func(t *testing.T) {
-		cmd := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "kubectl"), "edit", "nm", name)
+		cmd := exec.CommandContext(t.Context(), cluster.KubectlPath(), "edit", "nm", name)
 		cmd.Env = append(cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
 			`KUBE_EDITOR=sed -i s/stage:\ Idle/stage:\ Drain/`)
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -124,7 +124,7 @@ func TestKubectl(t *testing.T) {
 	t.Run("wait and get -w report the end of the drain", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), framework.Timeout)
 		defer cancel()
-		watch := exec.CommandContext(ctx, filepath.Join(cluster.Root(), "bin", "kubectl"), "get", "nm", name, "-w")
+		watch := exec.CommandContext(ctx, cluster.KubectlPath(), "get", "nm", name, "-w")
 		watch.Env = append(watch.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
 		// Write the output to a file, so that the test can read it while the watch still runs.
 		seen := must.Get(os.Create(filepath.Join(t.TempDir(), "seen")))(t)

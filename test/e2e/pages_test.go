@@ -77,7 +77,7 @@ func runScript(t *testing.T, script docs.Script) {
 		cmd := exec.CommandContext(ctx, "bash", "-eu", "-o", "pipefail", file)
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
-			"PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
+			"PATH="+filepath.Dir(cluster.KubectlPath())+":"+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
 		// Background programs that outlive the script must not delay the end of the test.
 		cmd.WaitDelay = 5 * time.Second
 		out, err := cmd.CombinedOutput()

@@ -49,9 +49,10 @@ func newShell(t *testing.T, user string) *shell {
 		t.Fatalf("build the plugin: %v\n%s", err, out)
 	}
 	for name, target := range map[string]string{
-		"kubectl": "bin/kubectl", "kubectl_complete-maintenance": "artifacts/krew/kubectl_complete-maintenance",
+		"kubectl":                      cluster.KubectlPath(),
+		"kubectl_complete-maintenance": filepath.Join(cluster.Root(), "artifacts", "krew", "kubectl_complete-maintenance"),
 	} {
-		must.Do(t, os.Symlink(filepath.Join(cluster.Root(), target), filepath.Join(folder, name)))
+		must.Do(t, os.Symlink(target, filepath.Join(folder, name)))
 	}
 	config := must.Get(clientcmd.LoadFromFile(cluster.Kubeconfig()))(t)
 	for _, info := range config.AuthInfos {

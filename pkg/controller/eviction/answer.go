@@ -88,8 +88,15 @@ func answerOf(err error, unready bool) answer {
 	if budget {
 		a.message = cause.Message
 	}
-	a.verdict = verdictOf(err, s, budget, unready)
+	a.verdict = verdictOf(err, s, budget || refusesBudget(s), unready)
 	return a
+}
+
+// refusesBudget reports whether the API server refuses the eviction because of the status of the
+// budget. Before Kubernetes 1.37, such an answer has no cause, but its object is the budget.
+func refusesBudget(s metav1.Status) bool {
+	return s.Code == http.StatusForbidden && s.Details != nil &&
+		s.Details.Group == policyv1.GroupName && s.Details.Kind == "poddisruptionbudget"
 }
 
 // maxRetryAfter is the longest retry time that the queue accepts from the API server.
@@ -106,7 +113,7 @@ func isDenial(message string) bool {
 }
 
 // verdictOf classifies an answer that does not come from admission. budget is true if the answer
-// names the budget as the cause.
+// names the budget as the cause or as its object.
 func verdictOf(err error, s metav1.Status, budget, unready bool) verdict {
 	switch {
 	case budget && s.Code == http.StatusForbidden:

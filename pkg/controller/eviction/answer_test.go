@@ -137,6 +137,10 @@ func TestAnswerOf(t *testing.T) {
 		},
 		"503: overload": {err: apierrors.NewServiceUnavailable("starting"), want: verdictOverloaded},
 		"403 with the budget as its cause: too many disrupted pods": {err: tooManyDisrupted(), want: verdictTooManyDisruptedPods},
+		"403 of the budget without a cause, before Kubernetes 1.37: too many disrupted pods": {
+			err:  apierrors.NewForbidden(schema.GroupResource{Group: "policy", Resource: "poddisruptionbudget"}, "web", errors.New("pdb disruptions allowed is negative")),
+			want: verdictTooManyDisruptedPods,
+		},
 		"403 with the namespace as its cause: the namespace is terminating": {
 			err: withCause(apierrors.NewForbidden(podResource, "web-1", errors.New("being terminated")),
 				corev1.NamespaceTerminatingCause, "shop"),

@@ -171,7 +171,7 @@ func (c *Cluster) Kubectl(tb testing.TB, stdin string, args ...string) (stdout, 
 }
 
 func (c *Cluster) kubectl(ctx context.Context, stdin string, args ...string) (stdout, stderr string, err error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(c.root, "bin", "kubectl"), args...)
+	cmd := exec.CommandContext(ctx, c.KubectlPath(), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
 	var out, errOut bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewBufferString(stdin), &out, &errOut

@@ -221,7 +221,7 @@ func checkServes(t *testing.T, c *framework.Cluster, pod string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	forward := exec.CommandContext(ctx, filepath.Join(c.Root(), "bin", "kubectl"), "--kubeconfig="+c.Kubeconfig(),
+	forward := exec.CommandContext(ctx, c.KubectlPath(), "--kubeconfig="+c.Kubeconfig(),
 		"port-forward", "--namespace="+serverNamespace, "pod/"+pod, ":8443")
 	out := must.Get(forward.StdoutPipe())(t)
 	must.Do(t, forward.Start())

@@ -30,6 +30,7 @@ const (
 // scheduler must schedule the pods that name it, and must not exceed budgets.
 func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	t.Helper()
+	framework.NeedsNewestKube(t, secondScheduler)
 	apply(t, c, "second-scheduler", secondScheduler)
 	c.MustKubectl(t, "", "--namespace="+secondScheduler, "rollout", "status", "deployment/"+secondScheduler, "--timeout=2m")
 

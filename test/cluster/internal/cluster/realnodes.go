@@ -112,7 +112,7 @@ func (c *Cluster) startRealNode(
 		Dir:               dir,
 		Logs:              c.Layout.Logs(),
 		Programs:          c.Layout.NodePrograms(),
-		Binaries:          c.Layout.BinDir,
+		Binaries:          c.Layout.KubeBin(c.options.Kube),
 		Runc:              machine.Runc,
 		Path:              machine.Path,
 		CA:                filepath.Join(c.Layout.PKI(), "ca.crt"),

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -35,6 +36,7 @@ func (c *Cluster) printReady(took time.Duration) {
 	table := tabwriter.NewWriter(c.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(table, "  kubeconfig\t%s (administrator)\n", kubeconfig)
 	fmt.Fprintf(table, "  server\t%s\n", c.plane.Server())
+	fmt.Fprintf(table, "  Kubernetes\t%s\n", c.options.Kube)
 	fmt.Fprintf(table, "  nodes\t%d, simulated by kwok, pod stages: %s\n", c.options.Nodes, c.options.PodStages)
 	if c.options.RealNodes > 0 {
 		fmt.Fprintf(table, "  real nodes\t%d, %s to %s, labelled %s=%s\n", c.options.RealNodes,
@@ -47,7 +49,7 @@ func (c *Cluster) printReady(took time.Duration) {
 		c.printDebugHelp()
 	}
 	c.printf("\nUse it:\n  export KUBECONFIG=%s\n  %s get nodes\nStop it:\n  make cluster-down%s",
-		quote(c.Layout.AdminKubeconfig()), display(c.Layout.Binary("kubectl")), c.dirArgument())
+		quote(c.Layout.AdminKubeconfig()), display(filepath.Join(c.Layout.KubeBin(c.options.Kube), "kubectl")), c.dirArgument())
 }
 
 func (c *Cluster) hauloutSummary() string {

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,11 +77,31 @@ func (c *Cluster) Check(source *options.Source) error {
 		return err
 	}
 	parsed, err := options.Parse(source.Values(stored.Options))
-	if err != nil || parsed.RealNodes == 0 {
+	if err != nil {
 		return err
+	}
+	if err := keepsKube(stored.Options, parsed.Kube); err != nil {
+		return fmt.Errorf("%w: run `make cluster-down%s` first", err, c.dirArgument())
+	}
+	if parsed.RealNodes == 0 {
+		return nil
 	}
 	_, err = realnodes.FindMachine(c.Layout.Dir)
 	return err
+}
+
+// keepsKube returns an error if a cluster that was started with the stored options would get another
+// version of Kubernetes: an older kube-apiserver cannot read all that a newer one has stored.
+func keepsKube(stored map[string]string, version string) error {
+	if len(stored) == 0 {
+		return nil
+	}
+	// A program that did not know the variable has started 1.37.
+	runs := cmp.Or(stored["KUBE"], layout.Kube)
+	if runs != version {
+		return fmt.Errorf("KUBE=%q: the cluster was started with Kubernetes %s", version, runs)
+	}
+	return nil
 }
 
 // prepareFolder creates the folder, and refuses a folder with other files: `down` deletes files

@@ -123,12 +123,21 @@ func (c ControlPlane) leaves() []pki.Leaf {
 func (c ControlPlane) spec(name string, args []string) process.Spec {
 	return process.Spec{
 		Name: name,
-		Path: c.Layout.Binary(name),
+		Path: c.program(name),
 		Args: args,
 		Env:  garbageSettings(),
 		Dir:  c.Layout.Dir,
 		Log:  c.Layout.Log(name),
 	}
+}
+
+// program returns the path of a program. That of etcd and of kwok does not depend on the version of
+// Kubernetes.
+func (c ControlPlane) program(name string) string {
+	if name == layout.Etcd || name == layout.Kwok {
+		return c.Layout.Binary(name)
+	}
+	return filepath.Join(c.Layout.KubeBin(c.Options.Kube), name)
 }
 
 // Etcd returns how to start etcd.

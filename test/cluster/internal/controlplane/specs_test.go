@@ -28,6 +28,9 @@ func plane(o options.Options) ControlPlane {
 	for i, name := range WithPorts {
 		ports[name] = 20000 + i
 	}
+	if o.Kube == "" {
+		o.Kube = layout.Kube
+	}
 	return ControlPlane{Layout: layout.Layout{Dir: "/cluster", BinDir: "/bin"}, Options: o, Ports: ports}
 }
 
@@ -92,6 +95,26 @@ func TestFlagsAreUniqueAndUserFlagsLast(t *testing.T) {
 		}
 		if spec.Name != layout.Etcd && !slices.Contains(spec.Args, "--feature-gates=A=true") {
 			t.Errorf("%s has no feature gates", spec.Name)
+		}
+	}
+}
+
+func TestProgramsOfAVersion(t *testing.T) {
+	for version, want := range map[string][]string{
+		"1.37": {
+			"/bin/etcd", "/bin/kube-apiserver", "/bin/kube-controller-manager", "/bin/kube-scheduler", "/bin/kwok",
+		},
+		"1.35": {
+			"/bin/etcd", "/bin/kube-1.35/kube-apiserver", "/bin/kube-1.35/kube-controller-manager",
+			"/bin/kube-1.35/kube-scheduler", "/bin/kwok",
+		},
+	} {
+		var got []string
+		for _, spec := range plane(options.Options{Kube: version}).all() {
+			got = append(got, spec.Path)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("KUBE=%s: got the programs %q, want %q", version, got, want)
 		}
 	}
 }

@@ -21,6 +21,9 @@ const (
 	Network = "network"
 )
 
+// Kube is the minor version of Kubernetes whose programs are in BinDir itself.
+const Kube = "1.37"
+
 // Layout contains the absolute paths from which the other paths are derived.
 type Layout struct {
 	// Dir is the folder of the cluster (CLUSTER_DIR).
@@ -36,6 +39,15 @@ type Layout struct {
 
 // Binary returns the path of a program.
 func (l Layout) Binary(name string) string { return filepath.Join(l.BinDir, name) }
+
+// KubeBin returns the folder of kube-apiserver, kubelet, kubectl and the other programs of a minor
+// version of Kubernetes.
+func (l Layout) KubeBin(version string) string {
+	if version == Kube {
+		return l.BinDir
+	}
+	return filepath.Join(l.BinDir, "kube-"+version)
+}
 
 // KwokStages returns the folder with the stage files of kwok.
 func (l Layout) KwokStages() string { return filepath.Join(l.BinDir, "kwok-stages") }

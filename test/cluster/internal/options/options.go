@@ -15,6 +15,7 @@ import (
 	"github.com/mattn/go-shellwords"
 	"github.com/spf13/pflag"
 
+	"haulout.dev/haulout/test/cluster/internal/layout"
 	"haulout.dev/haulout/test/cluster/internal/realnodes"
 )
 
@@ -41,8 +42,13 @@ const (
 // MaxNodes is the maximum number of nodes that was tested on a developer's machine.
 const MaxNodes = 10000
 
+// KubeVersions are the minor versions of Kubernetes that a cluster can run.
+var KubeVersions = []string{"1.34", "1.35", "1.36", layout.Kube}
+
 // Options configure a cluster.
 type Options struct {
+	// Kube is one of KubeVersions.
+	Kube                   string
 	Nodes                  int
 	RealNodes              int
 	PodStages              string
@@ -70,6 +76,14 @@ type variable struct {
 func (v variable) flag() string { return strings.ReplaceAll(strings.ToLower(v.name), "_", "-") }
 
 var variables = []variable{
+	{
+		"KUBE", layout.Kube,
+		"minor version of Kubernetes: " + strings.Join(KubeVersions, ", ") + "; a cluster keeps the one that it was started with",
+		func(o *Options, value string) error {
+			o.Kube = value
+			return oneOf(value, KubeVersions...)
+		},
+	},
 	{
 		"NODES", "20", "number of simulated nodes, each with room for 250 pods",
 		func(o *Options, value string) (err error) {
@@ -206,6 +220,10 @@ func Parse(values map[string]string) (Options, error) {
 		if err := v.parse(&o, value); err != nil {
 			wrong = append(wrong, fmt.Sprintf("%s=%q: %v", v.name, value, err))
 		}
+	}
+	if o.Scheduler == SchedulerHaulout && o.Kube != layout.Kube {
+		wrong = append(wrong, fmt.Sprintf("SCHEDULER=%q: needs KUBE=%s, because haulout-scheduler is built from "+
+			"kube-scheduler %s, which must not be newer than kube-apiserver", o.Scheduler, layout.Kube, layout.Kube))
 	}
 	if len(wrong) > 0 {
 		return Options{}, fmt.Errorf("%s", strings.Join(wrong, "\n"))

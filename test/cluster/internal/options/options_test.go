@@ -38,6 +38,7 @@ func TestParseDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Options{
+		Kube:                   "1.37",
 		Nodes:                  20,
 		PodStages:              "fast",
 		Haulout:                ModeRun,
@@ -86,8 +87,14 @@ func TestParse(t *testing.T) {
 			values: map[string]string{"SCHEDULER": "haulout"},
 			check:  func(o Options) bool { return o.Scheduler == SchedulerHaulout },
 		},
-		"an unknown scheduler": {values: map[string]string{"SCHEDULER": "fast"}, wrong: []string{"SCHEDULER"}},
-		"an unknown mode":      {values: map[string]string{"HAULOUT": "no"}, wrong: []string{"HAULOUT"}},
+		"an older version of Kubernetes": {
+			values: map[string]string{"KUBE": "1.34"},
+			check:  func(o Options) bool { return o.Kube == "1.34" },
+		},
+		"a patch release of Kubernetes":     {values: map[string]string{"KUBE": "1.35.6"}, wrong: []string{"KUBE"}},
+		"our scheduler on an older version": {values: map[string]string{"SCHEDULER": "haulout", "KUBE": "1.36"}, wrong: []string{"SCHEDULER"}},
+		"an unknown scheduler":              {values: map[string]string{"SCHEDULER": "fast"}, wrong: []string{"SCHEDULER"}},
+		"an unknown mode":                   {values: map[string]string{"HAULOUT": "no"}, wrong: []string{"HAULOUT"}},
 		"an unknown pod stage": {
 			values: map[string]string{"POD_STAGES": "slow"},
 			wrong:  []string{"POD_STAGES"},
