@@ -295,3 +295,29 @@ func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 		})
 	}
 }
+
+// TestOlderPolicyForNodes compares two writes under the policy of the version before the
+// annotations for autoscalers: it refuses a cordon with them, and accepts one without.
+func TestOlderPolicyForNodes(t *testing.T) {
+	policy := policiesIn(t, "admission-policies.yaml")["nodes"]
+	must.True(t, len(policy.Spec.Variables) > 0, "the policy for nodes has no variables")
+	for i := range policy.Spec.Variables {
+		if policy.Spec.Variables[i].Name == "protections" {
+			policy.Spec.Variables[i].Expression = "['']"
+		}
+	}
+	cordon := func(protect bool) func(runtime.Object) {
+		return func(o runtime.Object) {
+			node := o.(*corev1.Node)
+			node.Spec.Unschedulable = true
+			node.Annotations = map[string]string{"maintenance.haulout.dev/tainted-by": "m"}
+			if protect {
+				node.Annotations[doNotDisrupt] = "true"
+			}
+		}
+	}
+	for _, protect := range []bool{true, false} {
+		of := update{resource: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), old: &corev1.Node{}, change: cordon(protect)}
+		is.Equal(t, len(of.denied(t, policy, server)) > 0, protect, "denied")
+	}
+}

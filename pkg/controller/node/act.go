@@ -36,6 +36,9 @@ func (c *Controller) write(ctx context.Context, f facts) (bool, error) {
 		}
 	}
 	change := decide(f)
+	if c.isProtectionRefused(f) {
+		change = change.withoutProtection(f)
+	}
 	if change.empty() {
 		c.noteMadeSchedulable(f)
 		return false, nil
@@ -51,14 +54,18 @@ func (c *Controller) write(ctx context.Context, f facts) (bool, error) {
 	if change.cordonRestored && c.state.Cordons.IsFight(f.node) {
 		who = c.uncordoner(ctx, f.node) // before our write makes us the field manager again
 	}
-	if err := c.apply(ctx, f.node, change); err != nil {
+	written, err := c.apply(ctx, f, change)
+	if err != nil {
 		if apierrors.IsNotFound(err) {
 			return true, nil
 		}
 		return false, fmt.Errorf("%s node %s: %w", verbOf(change), f.node.Name, err)
 	}
 	c.noteMadeSchedulable(f)
-	c.announce(ctx, f, change, who)
+	if written.empty() {
+		return false, nil
+	}
+	c.announce(ctx, f, written, who)
 	return true, nil
 }
 
@@ -155,9 +162,26 @@ func (c *Controller) noteMadeSchedulable(f facts) {
 	}
 }
 
-// apply writes a change to a node. The write fails with a conflict if the node has changed since
-// the decision.
-func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeChange) error {
+// apply writes a change to a node, and returns what it has written. The write fails with a conflict
+// if the node has changed since the decision. If the annotations for autoscalers are refused, it
+// writes the rest: the policies of the cluster may be older than the server, and a node must be
+// cordoned and released nevertheless.
+func (c *Controller) apply(ctx context.Context, f facts, change nodeChange) (nodeChange, error) {
+	err := c.patch(ctx, f.node, change)
+	if !change.changesProtection() || !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+		return change, err
+	}
+	refusal, rest := err, change.withoutProtection(f)
+	if !rest.empty() {
+		if err := c.patch(ctx, f.node, rest); err != nil {
+			return rest, err
+		}
+	}
+	c.protectionRefused(f, change, refusal)
+	return rest, nil
+}
+
+func (c *Controller) patch(ctx context.Context, node *corev1.Node, change nodeChange) error {
 	data, err := patchOf(c.storage, node, change)
 	if err != nil {
 		return err

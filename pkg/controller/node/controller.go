@@ -100,6 +100,8 @@ type Controller struct {
 	holding loop.Memory[types.UID, heldGeneration]
 	// foreign has, by node, the other storage that its annotations name.
 	foreign loop.Memory[types.UID, string]
+	// refusals has, by node, the time at which its annotations for autoscalers were refused.
+	refusals loop.Memory[types.UID, time.Time]
 }
 
 type heldGeneration struct {

@@ -61,6 +61,13 @@ func (f *facts) released() marks.Owners {
 	return out
 }
 
+// isNewMark reports whether an annotation about our taints with the given keys differs from that of
+// the node.
+func (f *facts) isNewMark(added, protections []string) bool {
+	return !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) ||
+		!slices.Equal(added, f.added) || !slices.Equal(protections, f.protections)
+}
+
 // nodeChange is a change of a node. The zero value changes nothing.
 type nodeChange struct {
 	// unschedulable is the desired value, or nil for no change.
@@ -161,8 +168,7 @@ func (n *nodeChange) decideTaints(f facts) {
 		return
 	}
 	protections := n.decideProtection(f)
-	if !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) ||
-		!slices.Equal(added, f.added) || !slices.Equal(protections, f.protections) {
+	if f.isNewMark(added, protections) {
 		n.taint, n.added, n.protections, n.setTaint = f.holders, added, protections, true
 		// When the first holder begins to hold the node, record the pods of the server that have to
 		// leave. A pod of the server that starts on the node later stays, even if further
@@ -171,35 +177,6 @@ func (n *nodeChange) decideTaints(f facts) {
 			n.ownPods = f.ownPods
 		}
 	}
-}
-
-// protectionKeys are the annotations with which cluster-autoscaler and Karpenter keep a node, if
-// the value is protected.
-var protectionKeys = []string{"cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"}
-
-const protected = "true"
-
-// decideProtection adds the annotations that keep autoscalers from deleting the node while it is
-// held, and removes them afterwards. It returns the keys that are recorded as added by us. It does
-// not change an annotation that was there before. If another client changes or removes one of ours,
-// that client wants autoscalers to decide otherwise, so it stays as it is; the key stays recorded,
-// so that it is not added again.
-func (n *nodeChange) decideProtection(f facts) []string {
-	var recorded []string
-	wants := f.protect && len(f.holders) > 0
-	for _, key := range protectionKeys {
-		value, has := f.node.Annotations[key]
-		switch isOurs := slices.Contains(f.protections, key); {
-		case wants && isOurs:
-			recorded = append(recorded, key)
-		case wants && !has && f.mayWork:
-			recorded = append(recorded, key)
-			n.protect = append(n.protect, key)
-		case !wants && isOurs && value == protected:
-			n.unprotect = append(n.unprotect, key)
-		}
-	}
-	return recorded
 }
 
 // wantedTaints returns the keys of the taints of Haulout that a node should have.

@@ -42,6 +42,9 @@ const (
 	// storage. This server keeps them until its flag --adopt-storage names that storage. About the
 	// node.
 	EventForeignMarks = "MarksOfAnotherStorage"
+	// EventNotProtected: the cluster refuses the annotations that keep autoscalers from deleting a
+	// held node, or their removal. The rest of the change is written.
+	EventNotProtected = "NodeNotProtected"
 )
 
 const (

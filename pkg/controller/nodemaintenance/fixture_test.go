@@ -57,11 +57,10 @@ type fixture struct {
 	watches     *informertest.Watches
 	// evacuatorsOn are the classes of the built-in evacuators that are enabled.
 	evacuatorsOn sets.Set[string]
-	// advertise, adopted and completedTTL are options of the controllers that the next restart
-	// creates.
-	advertise bool
-	adopted   string
-	evictions *inflight.Evictions
+	// advertise, protect and adopted are options of the controllers that the next restart creates.
+	advertise, protect bool
+	adopted            string
+	evictions          *inflight.Evictions
 	// failed are the Evacuations that could not be withdrawn.
 	failed []withdrawal
 	// nodes is the node controller that runs together with this one.
@@ -190,7 +189,7 @@ func (f *fixture) restart() {
 	cluster.InFlight = f.evictions
 	f.nodes, f.Controller = newControllers(f.t, nodecontroller.Config{
 		Cluster: cluster, Clock: f.clock, Evacuators: f.evacuatorsOn.Clone(), StorageID: testStorage,
-		AdoptStorage: f.adopted, AdvertisePlanned: f.advertise,
+		AdoptStorage: f.adopted, AdvertisePlanned: f.advertise, ProtectHeld: f.protect,
 		Rights: rights.NewCache(rights.CacheConfig{Authorizer: f.rights, Clock: f.clock, Rules: rights.Rules{PoolLabel: poolLabel}}),
 	}, nodestate.Config{OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
 	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations"}

@@ -1,0 +1,98 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+)
+
+// protectionKeys are the annotations with which cluster-autoscaler and Karpenter keep a node, if
+// the value is protected.
+var protectionKeys = []string{"cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"}
+
+const protected = "true"
+
+// decideProtection adds the annotations that keep autoscalers from deleting the node while it is
+// held, and removes them afterwards. It returns the keys that are recorded as added by us. It does
+// not change an annotation that was there before. If another client changes or removes one of ours,
+// that client wants autoscalers to decide otherwise, so it stays as it is; the key stays recorded,
+// so that it is not added again.
+func (n *nodeChange) decideProtection(f facts) []string {
+	var recorded []string
+	wants := f.protect && len(f.holders) > 0
+	for _, key := range protectionKeys {
+		value, has := f.node.Annotations[key]
+		switch isOurs := slices.Contains(f.protections, key); {
+		case wants && isOurs:
+			recorded = append(recorded, key)
+		case wants && !has && f.mayWork:
+			recorded = append(recorded, key)
+			n.protect = append(n.protect, key)
+		case !wants && isOurs && value == protected:
+			n.unprotect = append(n.unprotect, key)
+		}
+	}
+	return recorded
+}
+
+func (n nodeChange) changesProtection() bool { return len(n.protect)+len(n.unprotect) > 0 }
+
+// withoutProtection returns the change without the annotations for autoscalers. While the node is
+// held, those that are recorded stay recorded.
+func (n nodeChange) withoutProtection(f facts) nodeChange {
+	if !n.changesProtection() {
+		return n
+	}
+	n.protect, n.unprotect, n.protections = nil, nil, nil
+	if len(f.holders) > 0 {
+		n.protections = f.protections
+	}
+	n.setTaint = f.isNewMark(n.added, n.protections)
+	return n
+}
+
+// protectionRetry is the time after which the annotations of a held node are written again, if they
+// were refused.
+const protectionRetry = 10 * time.Minute
+
+// isProtectionRefused reports whether the annotations of a held node were refused a short time ago.
+// A release always tries to remove them, since it is the only attempt.
+func (c *Controller) isProtectionRefused(f facts) bool {
+	at, is := c.refusals.Get(f.node.UID)
+	return is && len(f.holders) > 0 && c.clock.Since(at) < protectionRetry
+}
+
+// protectionRefused records, and reports on the node, that the annotations for autoscalers were
+// refused.
+func (c *Controller) protectionRefused(f facts, change nodeChange, refusal error) {
+	now := c.clock.Now()
+	c.refusals.Sweep(func(at time.Time) bool { return now.Sub(at) >= protectionRetry })
+	c.refusals.Set(f.node.UID, now)
+	nm := subjectOf(f, change)
+	if nm == nil {
+		return
+	}
+	said := protocol.OneLine(refusal.Error(), maxRefusal)
+	switch {
+	case len(change.protect) > 0:
+		c.nodeEvent(f.node, nm, corev1.EventTypeWarning, EventNotProtected, actionCordon,
+			"Autoscalers may delete the node while NodeMaintenance %s holds it, because the cluster refuses the annotations that prevent it: %s", nm.Name, said)
+	case len(f.holders) > 0:
+		c.nodeEvent(f.node, nm, corev1.EventTypeWarning, EventNotProtected, actionCordon,
+			"The node keeps the annotations %s, because the cluster refuses their removal: %s", strings.Join(change.unprotect, ", "), said)
+	default:
+		c.nodeEvent(f.node, nm, corev1.EventTypeWarning, EventNotProtected, actionComplete,
+			"NodeMaintenance %s has released the node, but autoscalers do not delete it until you remove its annotations %s, because the cluster refuses their removal: %s",
+			nm.Name, strings.Join(change.unprotect, ", "), said)
+	}
+}
+
+// maxRefusal is the maximum length of a quoted refusal, in bytes.
+const maxRefusal = 512

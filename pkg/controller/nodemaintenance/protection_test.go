@@ -1,0 +1,122 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodemaintenance
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	nodecontroller "haulout.dev/haulout/pkg/controller/node"
+	"haulout.dev/haulout/pkg/drain/marks"
+)
+
+const doNotDisrupt = "karpenter.sh/do-not-disrupt"
+
+// protectionPolicy is a policy that refuses the annotations for autoscalers.
+type protectionPolicy struct {
+	on bool
+	// refused is the number of refused writes.
+	refused int
+}
+
+// newProtectionFixture starts a server that protects held nodes, in a cluster with a policy.
+func newProtectionFixture(t *testing.T, objects ...runtime.Object) (*fixture, *protectionPolicy) {
+	t.Helper()
+	f := newFixture(t, objects...)
+	f.evacuatorsOn.Insert(v1alpha1.EvacuatorClassDaemonSet)
+	f.protect = true
+	f.restart()
+	policy := &protectionPolicy{on: true}
+	f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		patch := string(action.(clienttesting.PatchAction).GetPatch())
+		if !policy.on || !strings.Contains(patch, `"`+doNotDisrupt+`":`) {
+			return false, nil, nil
+		}
+		policy.refused++
+		return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "one", errors.New("a policy refuses it"))
+	})
+	return f, policy
+}
+
+// wantProtected checks whether a node has an annotation for autoscalers, and whether its mark
+// records the annotation.
+func (f *fixture) wantProtected(has, recorded bool) {
+	f.t.Helper()
+	node := f.node("one")
+	if _, got := node.Annotations[doNotDisrupt]; got != has {
+		f.t.Errorf("the node has the annotation: %v, want %v", got, has)
+	}
+	if got := slices.Contains(marks.Read(node, v1alpha1.AnnotationTaintedBy).Annotations, doNotDisrupt); got != recorded {
+		f.t.Errorf("the mark records the annotation: %v, want %v", got, recorded)
+	}
+}
+
+// TestRefusedProtectionDoesNotStopADrain covers policies that are older than the server.
+func TestRefusedProtectionDoesNotStopADrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, policy := newProtectionFixture(t, newNode("one"), newMaintenance("m"), newPod("app", "one", 0), newPod("logger", "one", 0, ofDaemonSet))
+		f.step("m")
+		f.wantCordon("one", true, "m")
+		f.wantEvacuating("app")
+		f.wantProtected(false, false)
+		if event := f.wantEvent(nodecontroller.EventNotProtected); !strings.Contains(event, "a policy refuses it") {
+			t.Errorf("the event %q does not have the refusal", event)
+		}
+		f.deletePod("app")
+		f.step("m")
+		f.wantTaints("one", ours(), "m")
+		f.wantEvacuating("logger")
+		if policy.refused != 1 {
+			t.Errorf("%d writes were refused, want 1", policy.refused)
+		}
+
+		policy.on = false
+		f.wait(10 * time.Minute)
+		f.step("m")
+		f.wantProtected(true, true)
+	})
+}
+
+func TestRefusedProtectionDoesNotStopARelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, policy := newProtectionFixture(t, newNode("one"), newMaintenance("m"))
+		policy.on = false
+		f.step("m")
+		f.wantProtected(true, true)
+
+		policy.on = true
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantCordon("one", false)
+		f.wantTaints("one", []corev1.Taint{})
+		f.wantProtected(true, false)
+		if event := f.wantEvent(nodecontroller.EventNotProtected); !strings.Contains(event, doNotDisrupt) {
+			t.Errorf("the event %q does not name the annotation that stays", event)
+		}
+	})
+}
+
+// TestProtectionThatIsTurnedOffIsRefused covers a held node that the server cannot expose again.
+func TestProtectionThatIsTurnedOffIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, policy := newProtectionFixture(t, newNode("one"), newMaintenance("m"))
+		policy.on = false
+		f.step("m")
+		policy.on, f.protect = true, false
+		f.restart()
+		f.step("m")
+		f.wantProtected(true, true)
+		f.wantEvent(nodecontroller.EventNotProtected)
+	})
+}
