@@ -60,10 +60,19 @@ func TestWavesWaitForExcludedNodes(t *testing.T) {
 			world: worldOf(list{m("out"), maintenance("other", 1, twoWaves, "out")}, node("one", high), node("out", low)),
 			want:  first, message: "Waiting for node out.",
 		},
-		"another maintenance of the node is limited": {
+		"another maintenance of the node does not wait": {
 			world: worldOf(list{maintenance("m", 1, twoWaves, "one"), maintenance("a", 0, twoWaves, "one").waitsFor("out")},
 				node("one", high), node("out", low)),
-			want: first, message: "Waiting for node out (a).",
+			want: both, message: "Evacuating",
+		},
+		"nor does it wait on a node of its own": {
+			world: worldOf(list{maintenance("m", 1, twoWaves, "one", "two"), maintenance("a", 0, twoWaves, "two").waitsFor("out")},
+				node("one", high), node("two", high), node("out", low)),
+			want: both, message: "Evacuating",
+		},
+		"two maintenances of the node that both wait": {
+			world: worldOf(list{m("out"), maintenance("a", 0, twoWaves, "one").waitsFor("out")}, node("one", high), node("out", low)),
+			want:  first, message: "Waiting for node out.",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -78,6 +87,19 @@ func TestWavesWaitForExcludedNodes(t *testing.T) {
 			is.True(t, !asked, "the maintenance has a message about a node that it does not drain")
 		})
 	}
+}
+
+// TestContradictionBesideAWait has two maintenances with contradicting plans, and a third one of the
+// same node that waits for an excluded node.
+func TestContradictionBesideAWait(t *testing.T) {
+	defaults, daemons := entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)
+	result := must.Get(Plan(worldOf([]Maintenance{
+		maintenance("a", 0, entries{entry(typeDefault, 1000), defaults}, "one").waitsFor("out"),
+		maintenance("m", 1, entries{daemons, defaults}, "one"),
+		maintenance("b", 2, entries{defaults, daemons}, "one"),
+	}, node("one", pod(typeDefault, 5000), pod(typeDaemonSet, 0)), node("out", pod(typeDefault, 0)))))(t)
+	must.True(t, len(result.Overrides) == 1, "got the overrides %v, want one", result.Overrides)
+	is.Equal(t, result.Overrides[0].Followed, "m", "followed")
 }
 
 func TestExcludedNodeThatIsMissing(t *testing.T) {

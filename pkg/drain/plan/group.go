@@ -6,6 +6,7 @@ package plan
 import (
 	"cmp"
 	"encoding/binary"
+	"math"
 	"slices"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
@@ -177,6 +178,8 @@ func (s *membership) at(k int) int64 {
 	return unreached
 }
 
+// setLimit computes the limit from the members that do not wait for excluded nodes, if there are
+// any: a maintenance waits on its own nodes, and must not keep those of others.
 func (g *group) setLimit() {
 	held := slices.ContainsFunc(g.members, func(s membership) bool { return s.of.held() })
 	for k := range g.keys {
@@ -184,8 +187,11 @@ func (g *group) setLimit() {
 		if held {
 			continue
 		}
-		lowest, listed := g.members[0].at(k), false
+		listed, lowest := false, int64(math.MaxInt64)
 		for i := range g.members {
+			if !g.limits(i) {
+				continue
+			}
 			lowest = min(lowest, g.members[i].at(k))
 			// A key is listed only if a plan has the key itself, since at may return the target for
 			// all pods of the type.
@@ -195,6 +201,12 @@ func (g *group) setLimit() {
 			g.limit[k] = lowest
 		}
 	}
+}
+
+// limits reports whether a member limits the nodes of the group.
+func (g *group) limits(member int) bool {
+	return !g.members[member].of.waitsOutside ||
+		!slices.ContainsFunc(g.members, func(s membership) bool { return !s.of.waitsOutside })
 }
 
 // answer combines the targets that a node has reached with further targets, such as the limit.

@@ -188,7 +188,7 @@ func (g *group) limiterOf(member int, reached reach) *progress {
 			if g.members[i].of.held() {
 				at = unreached
 			}
-			if i != member && at < lowest {
+			if i != member && g.limits(i) && at < lowest {
 				limiter, lowest = g.members[i].of, at
 			}
 		}

@@ -184,17 +184,17 @@ func findComponents(ordered []*progress) []*component {
 
 // override resolves a contradiction between plans: if no live pod of a component is asked to leave
 // although a plan covers some, the nodes of the oldest unfinished maintenance get the targets of
-// its plan. override returns nil if there was no contradiction, such as when a maintenance waits
-// for excluded nodes.
+// its plan. A maintenance that waits for excluded nodes is not stuck. override returns nil if there
+// was no contradiction.
 func (c *component) override() *Override {
 	stuck := true
 	for _, m := range c.maintenances {
 		for _, h := range m.holds {
 			stuck = stuck && !h.node.moving
 		}
-		stuck = stuck && !m.held() && !m.waitsOutside
+		stuck = stuck && !m.held()
 	}
-	i := slices.IndexFunc(c.maintenances, func(m *progress) bool { return !m.finished() })
+	i := slices.IndexFunc(c.maintenances, func(m *progress) bool { return !m.finished() && !m.waitsOutside })
 	if !stuck || i < 0 {
 		return nil
 	}
