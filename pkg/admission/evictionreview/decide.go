@@ -26,7 +26,8 @@ const (
 	answerPassed answer = "passed"
 	// answerNotAware: the pod has no evacuator.
 	answerNotAware answer = "not_aware"
-	// answerBudgetDecides: the evacuators are done, and the budget decides about the eviction.
+	// answerBudgetDecides: the evacuators are done, or the pod cannot be replaced, and the budget
+	// decides about the eviction.
 	answerBudgetDecides answer = "budget_decides"
 	// answerDryRun: the request is a dry run.
 	answerDryRun answer = "dry_run"
@@ -98,6 +99,12 @@ func decide(s situation) decision {
 		return decision{answer: answerNotAware, allowed: true}
 	case s.evacuation != nil && s.evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction:
 		return decision{answer: answerBudgetDecides, allowed: true, noteTime: !s.eviction.dryRun && s.isDueForNote()}
+	case s.evacuation != nil && s.cannotBeReplaced() != "":
+		return decision{
+			answer: answerBudgetDecides, allowed: true, noteTime: !s.eviction.dryRun && s.isDueForNote(),
+			message: fmt.Sprintf("pod %s is evicted although it cannot be replaced (%s): see its Evacuation %s",
+				s.podName(), s.cannotBeReplaced(), s.evacuation.Name),
+		}
 	case s.eviction.dryRun:
 		return decision{answer: answerDryRun, allowed: true, message: s.dryRunWarning()}
 	case s.noLeader != "":
@@ -137,6 +144,23 @@ func (s situation) passes() bool {
 	}
 	kind := protocol.GroupKindOf(owner)
 	return kind == protocol.AppsKind("DaemonSet") || kind == corev1.SchemeGroupVersion.WithKind("Node").GroupKind()
+}
+
+// cannotBeReplaced returns the reason why the Deployment of the pod can create no replacement, or
+// "". No evacuator has a deadline for that, so the eviction would be refused without end, and the
+// owner of the Deployment would keep the node. A maintenance or another instigator waits.
+func (s situation) cannotBeReplaced() string {
+	status := &s.evacuation.Status
+	blocked := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked)
+	if status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassDeployment || blocked == nil || blocked.Status != metav1.ConditionTrue ||
+		!protocol.OnlyEvictionAsks(s.evacuation) || protocol.IsWithdrawn(s.evacuation) {
+		return ""
+	}
+	switch blocked.Reason {
+	case v1alpha1.ReasonReplicaFailure, v1alpha1.ReasonRecreated:
+		return blocked.Reason
+	}
+	return ""
 }
 
 // isHeldInDeletion reports whether the deletion of the Evacuation does not end, although no

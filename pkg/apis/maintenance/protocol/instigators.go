@@ -67,6 +67,12 @@ func IsForEviction(evacuation metav1.Object) bool {
 	return slices.Contains(evacuation.GetFinalizers(), v1alpha1.FinalizerInstigatorRawEviction)
 }
 
+// OnlyEvictionAsks reports whether the eviction of another client is the only instigator of an
+// evacuation.
+func OnlyEvictionAsks(evacuation metav1.Object) bool {
+	return slices.Equal(Instigators(evacuation.GetFinalizers()), []string{v1alpha1.InstigatorRawEviction})
+}
+
 // EvictionAsked returns the time of the last eviction that is recorded in an Evacuation, the time
 // of its creation if none is.
 func EvictionAsked(evacuation metav1.Object) time.Time {
