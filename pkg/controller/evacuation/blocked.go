@@ -463,8 +463,8 @@ func (d *decision) keepsComingBack(s situation) *eviction.Blocker {
 // hasNoEvacuator returns the blocker of a pod that an eviction does not remove, such as a static
 // pod.
 func (d *decision) hasNoEvacuator(s situation) *eviction.Blocker {
-	if !d.waitsFor(v1alpha1.EvacuatorClassEviction) {
-		return nil
+	if !d.waitsFor(v1alpha1.EvacuatorClassEviction) || s.podType == v1alpha1.PodTypeDefault {
+		return nil // an eviction by the server or by another client removes the pod
 	}
 	b := &eviction.Blocker{Reason: v1alpha1.ReasonNoEvacuator}
 	switch s.podType {

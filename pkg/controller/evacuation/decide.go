@@ -295,9 +295,12 @@ func (d *decision) decideTurn(s situation) {
 }
 
 // isUpForEviction reports whether no evacuator is left and the pod may be evicted as the last
-// resort. While the Deployment cannot create another pod, the pod must not be evicted.
+// resort. While the Deployment cannot create another pod, the pod must not be evicted. A pod that
+// only another client wants to evict leaves by the eviction of that client, with its options, its
+// rights and all webhooks of the cluster, one of which may have refused the eviction.
 func (d *decision) isUpForEviction(s situation) bool {
-	return d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction && s.podType == v1alpha1.PodTypeDefault && s.standing == nil
+	return d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction && s.podType == v1alpha1.PodTypeDefault && s.standing == nil &&
+		!protocol.OnlyEvictionAsks(s.evacuation)
 }
 
 // isRequested reports whether the DaemonSet evacuator requests the eviction of its pod. The

@@ -63,6 +63,14 @@ func TestDecideExpiry(t *testing.T) {
 			evacuation: upForEviction(withFinalizers(raw), asked(0)), pod: newPod(), mod: ttl, at: 15 * minute,
 			want: outcome{Active: evict, Release: releaseRawEviction, Events: EventRawEvictionExpired},
 		},
+		"its client may evict the pod": {
+			evacuation: upForEviction(withFinalizers(raw), asked(0)), pod: newPod(), mod: ttl, at: minute,
+			want: outcome{Active: evict, Wake: 15 * minute},
+		},
+		"another instigator requests its eviction": {
+			evacuation: upForEviction(withFinalizers(theirs, raw), asked(0)), pod: newPod(), mod: ttl, at: minute,
+			want: outcome{Active: evict, Evict: true, Wake: 15 * minute},
+		},
 		"the pod is stopping": {
 			evacuation: turnOfA(withFinalizers(raw), asked(0), report), pod: newPod(stoppingFor(hour)), mod: ttl, at: 15 * minute,
 			want: outcome{Active: classA, Progress: 14 * minute, Blocked: "not: PodStopping", Wake: 44 * minute},
@@ -72,6 +80,25 @@ func TestDecideExpiry(t *testing.T) {
 			want: outcome{Active: classA, Progress: 14 * minute, Complete: "PodDeleted", Wake: 20 * minute},
 		},
 	})
+}
+
+// TestTheServerDoesNotEvictForOthers lets the evacuator of a pod finish, whose eviction another
+// webhook may have refused.
+func TestTheServerDoesNotEvictForOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		finalizers []string
+		want       bool
+	}{"only an eviction asks": {[]string{raw}, false}, "another instigator asks": {[]string{raw, theirs}, true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				finished := withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
+				w := newWorld(t, 0, newExpiring(withFinalizers(test.finalizers...), finished), newPod(), newNode(corev1.ConditionTrue))
+				w.until("no evacuator is left", time.Second, hasClass(evict))
+				<-time.After(time.Minute)
+				is.Equal(t, w.host.sent() > 0, test.want, "an eviction by the server")
+			})
+		})
+	}
 }
 
 // newExpiring returns the Evacuation of an eviction with an active evacuator that reports for
