@@ -67,10 +67,11 @@ func (r *reporters) among(evacuators []v1alpha1.Evacuator) sets.Set[string] {
 // startLimit returns the maximum time until the first report of an evacuator.
 // progressDeadlineSeconds limits it further. A program that has reported before exists, and may
 // need that time to recover from a disruption. The built-in evacuators run in the server and in the
-// node agents, whose failures are known by other means.
+// node agents, whose failures are known by other means. The client of an eviction waits no longer
+// than startDeadline for each evacuator: the owner of a pod must not keep a node of others.
 func (s situation) startLimit(class string) time.Duration {
 	switch {
-	case slices.Contains(protocol.BuiltInClasses, class):
+	case slices.Contains(protocol.BuiltInClasses, class) || protocol.OnlyEvictionAsks(s.evacuation):
 		return s.startDeadline
 	case s.seen.Has(class):
 		return math.MaxInt64

@@ -51,6 +51,23 @@ func TestDecideStartDeadline(t *testing.T) {
 			want: outcome{Active: classB, Since: 20 * minute, Wake: 30 * minute, Events: EventHandedOver},
 			says: "has not started within 20m0s",
 		},
+		"an eviction waits for the start deadline, whatever was seen and the pod requests": {
+			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), withFinalizers(raw)), pod: newPod(), at: 5 * minute,
+			mod: func(s *situation) {
+				s.seen.Insert(classA)
+				s.podStartDeadline, s.rawEvictionTTL = 20*minute, hour
+			},
+			want: outcome{Active: classB, Since: 5 * minute, Wake: 7*minute + 30*second, Events: EventHandedOver},
+			says: "a.example.com has not started within 5m0s",
+		},
+		"an eviction beside another instigator waits longer": {
+			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), withFinalizers(raw, theirs)), pod: newPod(), at: 5 * minute,
+			mod: func(s *situation) {
+				s.seen.Insert(classA)
+				s.rawEvictionTTL = hour
+			},
+			want: outcome{Active: classA, Wake: 15 * minute},
+		},
 		"the pod cannot shorten the start deadline": {
 			evacuation: both(), pod: newPod(), at: 5*minute - second,
 			mod:  func(s *situation) { s.podStartDeadline = minute },
