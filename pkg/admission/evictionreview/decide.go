@@ -35,6 +35,8 @@ const (
 	answerNoLeader answer = "no_leader"
 	// answerError: the server cannot decide, or cannot make the Evacuation.
 	answerError answer = "error"
+	// answerLimited: the namespace has too many evictions.
+	answerLimited answer = "limited"
 	// answerUnderWay: the pod has an Evacuation.
 	answerUnderWay answer = "under_way"
 	// answerMade: the pod gets an Evacuation.
@@ -42,7 +44,7 @@ const (
 )
 
 var answers = []answer{
-	answerPassed, answerNotAware, answerBudgetDecides, answerDryRun, answerNoLeader, answerError, answerUnderWay, answerMade,
+	answerPassed, answerNotAware, answerBudgetDecides, answerDryRun, answerNoLeader, answerError, answerLimited, answerUnderWay, answerMade,
 }
 
 // patienceWithDeletion is the time after which an Evacuation that is being deleted no longer keeps

@@ -60,6 +60,8 @@ type Handler struct {
 	TTL time.Duration
 	// Clock is the clock.
 	Clock clock.PassiveClock
+
+	limits namespaceLimits
 }
 
 // Before returns a handler that answers the reviews, and passes other requests on. It belongs
@@ -117,6 +119,13 @@ func (h *Handler) Review(ctx context.Context, request *admissionv1.AdmissionRequ
 func (h *Handler) review(ctx context.Context, e eviction) (situation, decision) {
 	var s situation
 	var err error
+	if !h.limits.accept(e.namespace, h.Clock) {
+		return s, decision{
+			answer: answerLimited, allowed: true,
+			message: fmt.Sprintf("pod %q is evicted without its evacuators: namespace %q has more than %d evictions per second",
+				e.namespace+"/"+e.name, e.namespace, namespaceQPS),
+		}
+	}
 	for range 2 {
 		if s, err = h.gather(ctx, e); err != nil {
 			break

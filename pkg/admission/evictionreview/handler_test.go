@@ -194,6 +194,28 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestEvictionsInALoop sends more evictions than a namespace may have, of a pod that does not exist.
+func TestEvictionsInALoop(t *testing.T) {
+	w := newWorld(t, newPod(annotated))
+	review := func(namespace, name string) *admissionv1.AdmissionResponse {
+		return w.Review(t.Context(), &admissionv1.AdmissionRequest{
+			Namespace: namespace, Name: name, Object: runtime.RawExtension{Raw: []byte(ofKubectl)},
+			Kind: metav1.GroupVersionKind{Group: "policy", Version: "v1", Kind: "Eviction"},
+		})
+	}
+	for range namespaceBurst + 10 {
+		review("red", "none")
+	}
+	is.Equal(t, len(w.host.Actions()), namespaceBurst, "requests to the host cluster")
+	got := review("red", "none")
+	is.True(t, got.Allowed && len(got.Warnings) == 1, "got %+v, want it allowed with a warning", got)
+	is.Equal(t, answer(got.AuditAnnotations[auditDecision]), answerLimited)
+	is.Equal(t, answer(review("blue", "db-1").AuditAnnotations[auditDecision]), answerMade, "another namespace")
+
+	w.Clock.(*clocktesting.FakePassiveClock).SetTime(now.Add(time.Second))
+	is.Equal(t, answer(review("red", "none").AuditAnnotations[auditDecision]), answerPassed, "a second later")
+}
+
 // TestConcurrentEvictions lets another request make the Evacuation between the two steps.
 func TestConcurrentEvictions(t *testing.T) {
 	w := newWorld(t, newPod(annotated))

@@ -14,7 +14,7 @@ var (
 	reviewsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "eviction", Name: "reviews_total",
 		Help: "Evictions that kube-apiserver sent for a review, by answer. made and under_way are refused because the pod is evacuated, all others are allowed; " +
-			"error and no_leader are allowed although the pod may have evacuators. Each replica counts what it answers.",
+			"error, no_leader and limited are allowed although the pod may have evacuators. Each replica counts what it answers.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"answer"})
 	reviewDuration = metrics.NewHistogram(&metrics.HistogramOpts{
