@@ -58,9 +58,10 @@ func keepKey(obj any) (any, error) {
 // validateCount refuses an Evacuation if its namespace has too many. ResourceQuota does not count
 // the objects of an aggregated API, and the server keeps each of them in memory. The limit leaves
 // room for the Evacuations of the server, one for each pod that a maintenance evacuates, so that a
-// tenant cannot prevent them.
+// tenant cannot prevent them. Those that the server makes for an eviction are limited, since any
+// tenant can evict pods.
 func (p *Plugin) validateCount(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation) error {
-	if p.identity.Is(attrs.GetUserInfo()) {
+	if p.identity.Is(attrs.GetUserInfo()) && !protocol.IsForEviction(evacuation) {
 		return nil
 	}
 	if !p.WaitForReady() {

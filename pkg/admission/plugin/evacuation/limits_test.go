@@ -26,6 +26,7 @@ func TestLimitOfEvacuationsOfANamespace(t *testing.T) {
 		stored, elsewhere int
 		pods              int
 		byServer, again   bool
+		forEviction       bool
 		refused           string
 		wantCounts        int
 	}{
@@ -39,6 +40,7 @@ func TestLimitOfEvacuationsOfANamespace(t *testing.T) {
 		"a namespace with many pods may not have more than two for each": {stored: 400, pods: 200, wantCounts: 1, refused: "at most 400"},
 		"other namespaces do not count":                                  {stored: 10, elsewhere: 1000},
 		"the server is not refused":                                      {stored: 1000, byServer: true},
+		"the server is refused if it acts for an eviction":               {stored: 200, byServer: true, forEviction: true, wantCounts: 1, refused: "at most 200"},
 		"an existing Evacuation is refused only because it exists":       {stored: 1000, again: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,6 +72,9 @@ func TestLimitOfEvacuationsOfANamespace(t *testing.T) {
 			r := request{object: newEvacuation()}
 			if test.byServer {
 				r.user = server
+			}
+			if test.forEviction {
+				r.object.Finalizers = []string{v1alpha1.FinalizerInstigatorRawEviction}
 			}
 			for range 2 {
 				err := f.validate(r)
