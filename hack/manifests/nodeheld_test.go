@@ -21,10 +21,10 @@ func TestWarningsAboutHeldNodes(t *testing.T) {
 		byOne   = `{"storage":"s-1","maintenances":{"kernel-update":"uid-1"},"taints":["maintenance.haulout.dev/held"],"annotations":["karpenter.sh/do-not-disrupt"]}`
 		byThree = `{"storage":"s-1","maintenances":{"a.b":"uid-1","kernel-update":"uid-2","z":"uid-3"},"taints":["maintenance.haulout.dev/held"]}`
 
-		uncordon = "node name is held by NodeMaintenance kernel-update and stays unschedulable; complete or delete the maintenance instead"
-		untaint  = "node name is held by NodeMaintenance kernel-update and keeps the taint maintenance.haulout.dev/drain; " +
+		uncordon = "node name is held by NodeMaintenance kernel-update and stays unschedulable while haulout-apiserver runs; complete or delete the maintenance instead"
+		untaint  = "node name is held by NodeMaintenance kernel-update and keeps the taint maintenance.haulout.dev/drain while haulout-apiserver runs; " +
 			"complete or delete the maintenance instead"
-		uncordonThree = "node name is held by NodeMaintenance a.b (and 2 more) and stays unschedulable; complete or delete the maintenance instead"
+		uncordonThree = "node name is held by NodeMaintenance a.b (and 2 more) and stays unschedulable while haulout-apiserver runs; complete or delete the maintenance instead"
 	)
 	node := func(by string, unschedulable bool, taints ...string) *corev1.Node {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "name"}, Spec: corev1.NodeSpec{Unschedulable: unschedulable}}
@@ -43,9 +43,15 @@ func TestWarningsAboutHeldNodes(t *testing.T) {
 		change func(*corev1.Node)
 		want   []string
 	}{
-		"an uncordon of a held node":                      {node(byOne, true, held), schedulable, []string{uncordon}},
-		"an uncordon of a node that three hold":           {node(byThree, true, held), schedulable, []string{uncordonThree}},
-		"an uncordon that removes the record as well":     {node(byOne, true), func(n *corev1.Node) { schedulable(n); n.Annotations = nil }, []string{uncordon}},
+		"an uncordon of a held node":            {node(byOne, true, held), schedulable, []string{uncordon}},
+		"an uncordon of a node that three hold": {node(byThree, true, held), schedulable, []string{uncordonThree}},
+		"a release, which removes the record as well": {
+			node(byOne, true, held, drain), func(n *corev1.Node) { schedulable(n); n.Annotations, n.Spec.Taints = nil, nil }, nil,
+		},
+		"the record alone is removed": {node(byOne, true, held), func(n *corev1.Node) { n.Annotations = nil }, nil},
+		"an uncordon that keeps the record with other annotations": {
+			node(byOne, true), func(n *corev1.Node) { schedulable(n); n.Annotations = map[string]string{key: byOne, "a": "b"} }, []string{uncordon},
+		},
 		"an uncordon of a node that is not held":          {node("", true), schedulable, nil},
 		"an uncordon of a node with an unreadable record": {node("?", true), schedulable, nil},
 		"a record whose names no maintenance can have": {
