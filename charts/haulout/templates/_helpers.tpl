@@ -46,6 +46,9 @@ artifacts. It takes the root, the name of the file, and annotations for its obje
 {{- end }}
 {{- $metadata := $object.metadata }}
 {{- $_ := set $metadata "labels" (mustMergeOverwrite (default dict $metadata.labels) (include "haulout.labels" $root | fromYaml)) }}
+{{- if and $root.Values.nodeHeldWarnings.deny (eq $metadata.name "haulout-node-held") (hasKey $object.spec "validationActions") }}
+{{- $_ := set $object.spec "validationActions" (list "Deny") }}
+{{- end }}
 {{- if $annotations }}
 {{- $_ := set $metadata "annotations" (mustMergeOverwrite (default dict $metadata.annotations) $annotations) }}
 {{- end }}
