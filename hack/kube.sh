@@ -27,7 +27,7 @@ for version in "$@"; do
 	log="bin/kube-${version}.log"
 	if "${make}" --no-print-directory e2e KUBE="${version}" 2>&1 | tee "${log}"; then
 		# Without the parts of a test, whose lines are indented.
-		result="$(grep -c '^--- PASS: ' "${log}" || true), $(date -u +%F)"
+		result="$(grep -c '^--- PASS: ' "${log}" || true), $(grep -c '^--- SKIP: ' "${log}" || true) skipped, $(date -u +%F)"
 	else
 		result=FAILED failed=1
 	fi
