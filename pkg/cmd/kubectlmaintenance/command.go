@@ -173,7 +173,7 @@ var exitCodes = []struct {
 	{exitEnded, "the maintenance was completed or deleted, or the evacuation cancelled, while the command waited for it"},
 	{exitPaused, "the --timeout passed while the maintenance was paused"},
 	{exitPodsKept, "the nodes are drained, but pods were kept running on purpose, such as those of a DaemonSet that would be recreated; the " +
-		"output names them. drain --ignore-daemonsets ends with 0 instead"},
+		"output names them. With --ignore-daemonsets, the exit code is 0 instead"},
 	{exitInterrupted, "interrupted; the server continues"},
 }
 

@@ -25,10 +25,10 @@ const drainExample = `  # Drain a node, as kubectl drain does, and wait until it
 
 // drainFlags are the flags of kubectl drain that have no effect on the drain.
 type drainFlags struct {
-	force, ignoreDaemonSets, deleteEmptyDirData, disableEviction bool
-	gracePeriod, skipWaitForDelete                               int
-	podSelector                                                  string
-	chunkSize                                                    int64
+	force, deleteEmptyDirData, disableEviction bool
+	gracePeriod, skipWaitForDelete             int
+	podSelector                                string
+	chunkSize                                  int64
 }
 
 func (e *environment) newDrainCommand() *cobra.Command {
@@ -63,7 +63,7 @@ that Haulout does not do.`,
 			for _, note := range notes {
 				e.screen(e.ErrOut).Printf("Note: %s", note)
 			}
-			o.wait, o.expectsKept = !o.dryRun.isOn(), habits.ignoreDaemonSets
+			o.wait = !o.dryRun.isOn()
 			if !o.wait {
 				o.timeout = timeout{}
 			}
@@ -71,9 +71,8 @@ that Haulout does not do.`,
 		},
 	}
 	e.addStartFlags(cmd, o)
+	o.addKeptFlag(cmd)
 	flags := cmd.Flags()
-	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false,
-		"Expect pods that are kept, such as DaemonSet pods that would be recreated on the node: end with exit code 0 instead of 6. Other DaemonSet pods leave last.")
 	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all other pods.")
 	flags.BoolVar(&habits.force, "force", false,
 		"Not needed: pods without a controller leave like all other pods, within their budgets. They are not recreated.")

@@ -341,6 +341,26 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 	}
 }
 
+// TestPodsThatAreExpectedToStay drains a node with pods that are kept.
+func TestPodsThatAreExpectedToStay(t *testing.T) {
+	w := newWorld(t, "")
+	for _, test := range []struct {
+		line string
+		code int
+	}{
+		{"start node-005 --wait --name=a", exitPodsKept},
+		{"start node-005 --wait --name=b --ignore-daemonsets", exitDone},
+		{"drain node-005 --name=c", exitPodsKept},
+		{"drain node-005 --name=d --ignore-daemonsets", exitDone},
+		{"wait a --for=drained", exitPodsKept},
+		{"wait a --for=drained --ignore-daemonsets", exitDone},
+	} {
+		if code := w.run(t.Context(), strings.Fields(test.line)); code != test.code {
+			t.Errorf("%s ended with %d, want %d: %s", test.line, code, test.code, w.err.String())
+		}
+	}
+}
+
 // TestAPreviewThatIsLeft has a temporary NodeMaintenance that cannot be deleted: the plugin prints
 // a note and begins the drain nevertheless.
 func TestAPreviewThatIsLeft(t *testing.T) {

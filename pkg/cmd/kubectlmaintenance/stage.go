@@ -38,6 +38,12 @@ func (o *waitOptions) addStageFlags(cmd *cobra.Command, waits bool, waitUsage st
 	o.addWriteFlags(cmd)
 }
 
+// addKeptFlag adds the flag for pods that are kept, with the name that it has in kubectl drain.
+func (o *waitOptions) addKeptFlag(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&o.expectsKept, "ignore-daemonsets", false,
+		"Expect pods that are kept, such as DaemonSet pods that would be recreated on the node: end with exit code 0 instead of 6. Other DaemonSet pods leave last.")
+}
+
 func (o *waitOptions) addWriteFlags(cmd *cobra.Command) {
 	o.dryRun.addFlag(cmd)
 	o.output.addFlags(cmd)
@@ -96,6 +102,7 @@ unless --yes is given.`,
 		},
 	}
 	o.addStageFlags(cmd, false, "Wait until the stage is reached: the nodes are cordoned, drained or released.")
+	o.addKeptFlag(cmd)
 	o.addUncordonFlag(cmd)
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for a confirmation if all nodes or all control-plane nodes are selected.")
 	return cmd

@@ -73,6 +73,7 @@ refuses a selector that matches no node, unless --allow-empty is given.`,
 		"A YAML or JSON file with the drain plan, or - for the standard input: a list of entries, or an object with drainPlan "+
 			"or spec.drainPlan. Without a plan, pods leave in the order of their priorities.")
 	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the stage is reached: the nodes are cordoned, or drained.")
+	o.addKeptFlag(cmd)
 	return cmd
 }
 

@@ -171,12 +171,16 @@ func (e *environment) notReached(err error, first *v1alpha1.NodeMaintenance, o *
 		return err
 	}
 	name, after, blocked := first.Name, o.timeout.text, ""
+	state := string(why.State)
+	if why.State == drainer.Observed {
+		state = "announced"
+	}
 	switch {
 	case errors.Is(err, drainer.ErrEnded) && why.Maintenance == nil:
-		return exitWith(exitEnded, "%s was deleted before this command saw its nodes %s", name, why.State)
+		return exitWith(exitEnded, "%s was deleted before this command saw its nodes %s", name, state)
 	case errors.Is(err, drainer.ErrEnded):
 		return exitWith(exitEnded, "%[1]s was completed before this command saw its nodes %[2]s. To see what happened: kubectl maintenance history %[1]s",
-			name, why.State)
+			name, state)
 	case errors.Is(err, drainer.ErrPaused) && v1alpha1.IsPaused(first):
 		// tellPaused has told who paused it.
 		return exitWith(exitPaused, "%s is still paused after %s", name, after)

@@ -45,6 +45,7 @@ deleted during this wait has released its nodes.`,
 	cmd.Flags().StringVar(&state, "for", "",
 		"What to wait for: cordoned, drained or complete. The default is the state that the present stage leads to.")
 	cmd.Flags().Var(&o.timeout, "timeout", "How long to wait, such as 1h30m; 0 waits forever. After a timeout the maintenance continues.")
+	o.addKeptFlag(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("for", cobra.FixedCompletions(waitStates, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
