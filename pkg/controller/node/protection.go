@@ -19,17 +19,22 @@ var protectionKeys = []string{"cluster-autoscaler.kubernetes.io/scale-down-disab
 
 const protected = "true"
 
+// declined is the prefix of the key of an annotation that another client has changed or removed.
+const declined = "-"
+
 // decideProtection adds the annotations that keep autoscalers from deleting the node while it is
 // held, and removes them afterwards. It returns the keys that are recorded as added by us. It does
 // not change an annotation that was there before. If another client changes or removes one of ours,
-// that client wants autoscalers to decide otherwise, so it stays as it is; the key stays recorded,
-// so that it is not added again.
+// that client wants autoscalers to decide otherwise, so it stays as it is, whatever that client does
+// later: the key is recorded as declined, and neither added again nor removed at the end.
 func (n *nodeChange) decideProtection(f facts) []string {
 	var recorded []string
 	wants := f.protect && len(f.holders) > 0
 	for _, key := range protectionKeys {
 		value, has := f.node.Annotations[key]
 		switch isOurs := slices.Contains(f.protections, key); {
+		case wants && slices.Contains(f.protections, declined+key), wants && isOurs && value != protected:
+			recorded = append(recorded, declined+key)
 		case wants && isOurs:
 			recorded = append(recorded, key)
 		case wants && !has && f.mayWork:

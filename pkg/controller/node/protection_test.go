@@ -58,10 +58,20 @@ func TestDecideProtection(t *testing.T) {
 			annotations: with(doNotDisrupt, "false"), holders: m, want: with(scaleDownDisabled, "true", doNotDisrupt, "false"), wantRecord: all[:1],
 		},
 		"one that a user removes is not added again": {
-			annotations: with(doNotDisrupt, "true"), holders: m, held: true, recorded: all, want: with(doNotDisrupt, "true"), wantRecord: all, unchanged: true,
+			annotations: with(doNotDisrupt, "true"), holders: m, held: true, recorded: all, want: with(doNotDisrupt, "true"),
+			wantRecord: []string{declined + scaleDownDisabled, doNotDisrupt},
+		},
+		"one that a user has removed stays away": {
+			annotations: with(doNotDisrupt, "true"), holders: m, held: true, recorded: []string{declined + scaleDownDisabled, doNotDisrupt},
+			want: with(doNotDisrupt, "true"), wantRecord: []string{declined + scaleDownDisabled, doNotDisrupt}, unchanged: true,
+		},
+		"one that a user has removed and added again is his": {
+			annotations: protectedBoth, held: true, recorded: []string{declined + scaleDownDisabled, doNotDisrupt},
+			want: with(scaleDownDisabled, "true"),
 		},
 		"a second maintenance adds none": {
-			annotations: with(doNotDisrupt, "true"), holders: both, held: true, recorded: all, want: with(doNotDisrupt, "true"), wantRecord: all,
+			annotations: with(doNotDisrupt, "true"), holders: both, held: true, recorded: all, want: with(doNotDisrupt, "true"),
+			wantRecord: []string{declined + scaleDownDisabled, doNotDisrupt},
 		},
 		"ours are removed with the last maintenance": {annotations: protectedBoth, held: true, recorded: all, want: with()},
 		"that of another client stays": {

@@ -57,7 +57,7 @@ type Mark struct {
 	// taints, another client added it, and the server does not remove it.
 	Taints []string `json:"taints,omitempty"`
 	// Annotations are the keys of other annotations of the node that the server has added in the
-	// same way.
+	// same way; "-" precedes the key of one that another client has changed or removed since.
 	Annotations []string `json:"annotations,omitempty"`
 	// OwnPods are the UIDs of the server's pods that were on the node when a maintenance began to
 	// hold it. The drain removes each of them once. A pod of the server that is not listed was
