@@ -305,10 +305,13 @@ func isTemporary(err error) bool {
 		apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err)
 }
 
+// lastLookFor limits the time of the read after a timeout.
+const lastLookFor = 5 * time.Second
+
 // afterDeletion reports what became of a pod whose Evacuation was deleted between two reads. The
 // timeout may have passed meanwhile.
 func (e *environment) afterDeletion(ctx context.Context, c clients, evacuation *v1alpha1.Evacuation, name string) error {
-	ctx, cancel := lastLook(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLookFor)
 	defer cancel()
 	pod, err := c.kube.CoreV1().Pods(evacuation.Namespace).Get(ctx, evacuation.Spec.PodRef.Name, metav1.GetOptions{})
 	switch {

@@ -21,9 +21,6 @@ import (
 	"haulout.dev/haulout/pkg/drainer"
 )
 
-// lastLookFor limits the time of the reads after a timeout.
-const lastLookFor = 5 * time.Second
-
 // plainAfter is the minimum time between two lines if there is no terminal.
 const plainAfter = 2 * time.Second
 
@@ -95,11 +92,6 @@ func (t *timeout) begin(ctx context.Context) (context.Context, context.CancelFun
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeoutCause(ctx, t.Duration, errTimeout)
-}
-
-// lastLook returns a context for the reads after a timeout or an interruption.
-func lastLook(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), lastLookFor)
 }
 
 // tellPaused prints that a maintenance is paused, so that the user does not wait in vain.
