@@ -194,7 +194,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestEvictionsInALoop sends more evictions than a namespace may have, of a pod that does not exist.
+// TestEvictionsInALoop sends more evictions than a namespace may have, of a pod that does not
+// exist.
 func TestEvictionsInALoop(t *testing.T) {
 	w := newWorld(t, newPod(annotated))
 	review := func(namespace, name string) *admissionv1.AdmissionResponse {

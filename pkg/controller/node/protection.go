@@ -25,8 +25,8 @@ const declined = "-"
 // decideProtection adds the annotations that keep autoscalers from deleting the node while it is
 // held, and removes them afterwards. It returns the keys that are recorded as added by us. It does
 // not change an annotation that was there before. If another client changes or removes one of ours,
-// that client wants autoscalers to decide otherwise, so it stays as it is, whatever that client does
-// later: the key is recorded as declined, and neither added again nor removed at the end.
+// that client wants autoscalers to decide otherwise, so it stays as it is, whatever that client
+// does later: the key is recorded as declined, and neither added again nor removed at the end.
 func (n *nodeChange) decideProtection(f facts) []string {
 	var recorded []string
 	wants := f.protect && len(f.holders) > 0

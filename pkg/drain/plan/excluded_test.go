@@ -89,8 +89,8 @@ func TestWavesWaitForExcludedNodes(t *testing.T) {
 	}
 }
 
-// TestContradictionBesideAWait has two maintenances with contradicting plans, and a third one of the
-// same node that waits for an excluded node.
+// TestContradictionBesideAWait has two maintenances with contradicting plans, and a third one of
+// the same node that waits for an excluded node.
 func TestContradictionBesideAWait(t *testing.T) {
 	defaults, daemons := entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)
 	result := must.Get(Plan(worldOf([]Maintenance{
