@@ -185,10 +185,11 @@ func (g *group) limiterOf(member int, reached reach) *progress {
 		lowest := want
 		for i := range g.members {
 			at := g.members[i].at(k)
-			if g.members[i].of.held() {
+			isHeld := g.members[i].of.held()
+			if isHeld {
 				at = unreached
 			}
-			if i != member && g.limits(i) && at < lowest {
+			if i != member && (isHeld || g.limits(i)) && at < lowest {
 				limiter, lowest = g.members[i].of, at
 			}
 		}
