@@ -196,25 +196,34 @@ func runRemover(t *testing.T, class string) (removed func() int) {
 }
 
 // TestInterruptedDrain interrupts `kubectl drain`. The Evacuations of its pods are cancelled after
-// --raw-eviction-ttl, and a pod whose evacuator has not finished by then stays.
+// --raw-eviction-ttl, or when the owner of the namespace cancels them. A pod whose evacuator has not
+// finished by then stays.
 func TestInterruptedDrain(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	pod := cluster.PodOn(t, namespace, framework.Name("db"), pool, nodes[0], movable)
+	other := cluster.PodOn(t, namespace, framework.Name("db"), pool, nodes[0], movable)
 	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
 	cmd := exec.CommandContext(t.Context(), cluster.KubectlPath(), "drain", nodes[0], "--force")
 	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
 	must.Do(t, cmd.Start())
-	e := evacuationFor(t, pod, "was made for an eviction", func(e *v1alpha1.Evacuation) bool {
+	isForEviction := func(e *v1alpha1.Evacuation) bool {
 		return slices.Equal(e.Finalizers, []string{v1alpha1.FinalizerInstigatorRawEviction})
-	})
+	}
+	e := evacuationFor(t, pod, "was made for an eviction", isForEviction)
+	second := evacuationFor(t, other, "was made for an eviction", isForEviction)
 	must.Do(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	is.True(t, strings.Contains(e.Status.Message, "The pod leaves for an eviction by "), "the first message is %q", e.Status.Message)
 	framework.Eventually(t, "the pod has an event", func(ctx context.Context) (bool, error) {
 		return hasEvent(ctx, t, pod.Name, evictionreview.EventBecameEvacuation)
 	})
+	owner := framework.Name("owner")
+	cluster.Bind(t, owner, "admin")
+	newShell(t, owner).run(t, 0, "evacuate --cancel "+other.Name+" --namespace="+namespace, "cancelled")
+	framework.UntilGone(t, "the Evacuation that the owner has cancelled", cluster.As(t).Evacuations(namespace), second.Name)
+	isThere(t, other)
 	if !framework.Full(t) {
 		return // the TTL is three minutes
 	}
@@ -222,8 +231,14 @@ func TestInterruptedDrain(t *testing.T) {
 		_, err := cluster.As(t).Evacuations(namespace).Get(ctx, e.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})
-	stays := must.Get(cluster.As(t).Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}))(t)
-	is.True(t, stays.UID == pod.UID && stays.DeletionTimestamp == nil, "the pod has left")
+	isThere(t, pod)
+}
+
+// isThere checks that a pod has not been asked to stop.
+func isThere(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	now := must.Get(cluster.As(t).Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}))(t)
+	is.True(t, now.UID == pod.UID && now.DeletionTimestamp == nil, "pod %s has left", pod.Name)
 }
 
 // replay sends the eviction of a client, and returns the error.
