@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -91,11 +90,19 @@ func TestKubectlDrainReplacesFirst(t *testing.T) {
 		asBefore(t, namespace, name, 1)
 		wasAvailable(t, available, name, 1)
 	}
+	// A budget that is closed answers with 429 as well. The eviction is granted, or finds no pod, when
+	// the pod is replaced.
+	asked := map[string]bool{}
 	for _, call := range must.Get(log.Calls())(t) {
-		if call.Namespace == namespace && call.User == user && call.Code >= http.StatusInternalServerError {
-			t.Errorf("the eviction of pod %s was answered with %d", call.Name, call.Code)
+		switch {
+		case call.Namespace != namespace || call.User != user || call.Subresource != "eviction":
+		case call.Code == http.StatusTooManyRequests:
+			asked[call.Name] = true
+		case !asked[call.Name] || !call.Evicted() && call.Code != http.StatusNotFound:
+			t.Errorf("the eviction of pod %s was answered with %d, want 429 until it is replaced, and then 201 or 404", call.Name, call.Code)
 		}
 	}
+	is.Equal(t, len(asked), len(names), "pods whose eviction was answered with 429")
 }
 
 // TestKubectlDrainBesideAMaintenance drains a node with kubectl while a NodeMaintenance replaces its
@@ -140,9 +147,16 @@ func TestKubectlDrainWaitsForEvacuators(t *testing.T) {
 	_, errOut, err := cluster.Kubectl(t, "", "drain", nodes[0], "--force", "--timeout=120s")
 	must.True(t, err == nil, "kubectl drain: %v\n%s", err, errOut)
 	is.Equal(t, removed(), 20, "pods that the evacuator removed")
+	deleted := map[string]time.Time{}
 	for _, call := range must.Get(log.Calls())(t) {
-		if call.Namespace == namespace && call.Subresource == "eviction" && call.Code != http.StatusTooManyRequests && call.Code != http.StatusNotFound {
-			t.Errorf("the eviction of pod %s by %s was answered with %d, want 429 until the pod is gone", call.Name, call.User, call.Code)
+		began, terminates := deleted[call.Name]
+		switch {
+		case call.Namespace != namespace:
+		case call.Deleted() && !terminates:
+			deleted[call.Name] = call.Received
+		case call.Subresource != "eviction", call.Code == http.StatusTooManyRequests, call.Code == http.StatusNotFound:
+		case !call.Evicted() || !terminates || call.Answered.Before(began):
+			t.Errorf("the eviction of pod %s by %s was answered with %d, want 429 until the evacuator removes it", call.Name, call.User, call.Code)
 		}
 	}
 }
@@ -181,26 +195,35 @@ func runRemover(t *testing.T, class string) (removed func() int) {
 	}
 }
 
-// TestInterruptedDrain interrupts `kubectl drain`. The pods stay, and after --raw-eviction-ttl
-// their Evacuations are cancelled.
+// TestInterruptedDrain interrupts `kubectl drain`. The Evacuations of its pods are cancelled after
+// --raw-eviction-ttl, or when the owner of the namespace cancels them. A pod whose evacuator has not
+// finished by then stays.
 func TestInterruptedDrain(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
-	pod := cluster.PodOn(t, namespace, "db", pool, nodes[0], movable)
+	pod := cluster.PodOn(t, namespace, framework.Name("db"), pool, nodes[0], movable)
+	other := cluster.PodOn(t, namespace, framework.Name("db"), pool, nodes[0], movable)
 	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
-	cmd := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "kubectl"), "drain", nodes[0], "--force")
+	cmd := exec.CommandContext(t.Context(), cluster.KubectlPath(), "drain", nodes[0], "--force")
 	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
 	must.Do(t, cmd.Start())
-	e := evacuationFor(t, pod, "was made for an eviction", func(e *v1alpha1.Evacuation) bool {
+	isForEviction := func(e *v1alpha1.Evacuation) bool {
 		return slices.Equal(e.Finalizers, []string{v1alpha1.FinalizerInstigatorRawEviction})
-	})
+	}
+	e := evacuationFor(t, pod, "was made for an eviction", isForEviction)
+	second := evacuationFor(t, other, "was made for an eviction", isForEviction)
 	must.Do(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	is.True(t, strings.Contains(e.Status.Message, "The pod leaves for an eviction by "), "the first message is %q", e.Status.Message)
 	framework.Eventually(t, "the pod has an event", func(ctx context.Context) (bool, error) {
 		return hasEvent(ctx, t, pod.Name, evictionreview.EventBecameEvacuation)
 	})
+	owner := framework.Name("owner")
+	cluster.Bind(t, owner, "admin")
+	newShell(t, owner).run(t, 0, "evacuate --cancel "+other.Name+" --namespace="+namespace, "cancelled")
+	framework.UntilGone(t, "the Evacuation that the owner has cancelled", cluster.As(t).Evacuations(namespace), second.Name)
+	isThere(t, other)
 	if !framework.Full(t) {
 		return // the TTL is three minutes
 	}
@@ -208,8 +231,14 @@ func TestInterruptedDrain(t *testing.T) {
 		_, err := cluster.As(t).Evacuations(namespace).Get(ctx, e.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})
-	stays := must.Get(cluster.As(t).Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}))(t)
-	is.True(t, stays.UID == pod.UID && stays.DeletionTimestamp == nil, "the pod has left")
+	isThere(t, pod)
+}
+
+// isThere checks that a pod has not been asked to stop.
+func isThere(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	now := must.Get(cluster.As(t).Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}))(t)
+	is.True(t, now.UID == pod.UID && now.DeletionTimestamp == nil, "pod %s has left", pod.Name)
 }
 
 // replay sends the eviction of a client, and returns the error.
@@ -264,8 +293,14 @@ func TestEvictionsOfAutoscalers(t *testing.T) {
 		must.True(t, framework.IsIntercepted(err), "%s: got %v, want a refusal because of an Evacuation", client, err)
 		framework.Eventually(t, "the pod of "+client+" is gone", func(ctx context.Context) (bool, error) {
 			err := evict(ctx, t, &pods.Items[0])
-			// A budget refuses while the new pod is not counted yet.
-			return apierrors.IsNotFound(err) || apierrors.IsConflict(err), err
+			if apierrors.IsNotFound(err) {
+				return true, nil
+			}
+			// A budget refuses while the new pod is not counted yet. An eviction is granted when the
+			// evacuators are done, and while the pod terminates.
+			must.True(t, err == nil || ctx.Err() != nil || framework.IsIntercepted(err) || apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause),
+				"%s: the eviction was answered with %v", client, err)
+			return false, err
 		})
 		asBefore(t, namespace, name, 1)
 		wasAvailable(t, available, name, 1)
@@ -363,5 +398,5 @@ func TestReviewsAreOfKubeAPIServer(t *testing.T) {
 	is.Equal(t, post(t, cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient()), http.StatusOK, "of the administrator:")
 	is.Equal(t, post(t, account.Haulout.MaintenanceV1alpha1().RESTClient()), http.StatusForbidden, "of a tenant:")
 	_, errOut, err := cluster.Kubectl(t, string(review), "create", "--raw", evictionreview.Path, "-f", "-", "--as=system:anonymous", "--as-group=system:unauthenticated")
-	is.True(t, err != nil, "an anonymous user can send a review: %s", errOut)
+	is.True(t, err != nil && strings.Contains(errOut, "Forbidden"), "of an anonymous user: got %v, want Forbidden\n%s", err, errOut)
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"strconv"
 	"strings"
 
@@ -85,7 +86,8 @@ func (s *storm) deletePod(ctx context.Context, random *rand.Rand) error {
 }
 
 // evictPod evicts a pod as kubectl drain does. The eviction may be refused because the pod is being
-// evacuated, or by its budget.
+// evacuated, or by its budget. For a pod with two budgets, kube-apiserver answers with an internal
+// error, which has no reason.
 func (s *storm) evictPod(ctx context.Context, random *rand.Rand) error {
 	pod := s.pod(random)
 	if pod == nil {
@@ -94,7 +96,12 @@ func (s *storm) evictPod(ctx context.Context, random *rand.Rand) error {
 	err := evict.Client{Host: s.admin.Kube}.Evict(ctx, &policyv1.Eviction{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
 	})
-	if apierrors.IsTooManyRequests(err) {
+	var status apierrors.APIStatus
+	switch {
+	case apierrors.IsTooManyRequests(err):
+		return nil
+	case errors.As(err, &status) && status.Status().Code == http.StatusInternalServerError &&
+		strings.Contains(err.Error(), "more than one PodDisruptionBudget"):
 		return nil
 	}
 	return err

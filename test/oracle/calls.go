@@ -28,7 +28,7 @@ type Call struct {
 	// Namespace and Name identify the pod. UID is the precondition that the caller set.
 	Namespace, Name string
 	UID             types.UID
-	// User sent the request.
+	// User sent the request, or was impersonated by the sender.
 	User string
 	// Code is the HTTP status of the answer.
 	Code int32
@@ -87,6 +87,9 @@ func parseCall(line []byte) (*Call, error) {
 		Verb: event.Verb, Subresource: event.ObjectRef.Subresource, Namespace: event.ObjectRef.Namespace,
 		Name: event.ObjectRef.Name, User: event.User.Username, Code: event.ResponseStatus.Code,
 		Received: event.RequestReceivedTimestamp.Time, Answered: event.StageTimestamp.Time,
+	}
+	if event.ImpersonatedUser != nil {
+		call.User = event.ImpersonatedUser.Username
 	}
 	call.RefusedBy = refusingBudget(event.ResponseStatus)
 	if event.RequestObject == nil {

@@ -49,6 +49,10 @@ func TestReadCalls(t *testing.T) {
 			log:  line("create", "eviction", "201", withUID),
 			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 201, "", received, answered}},
 		},
+		"an eviction by a user whom the sender impersonates": {
+			log:  strings.Replace(line("create", "eviction", "201", withUID), `"objectRef"`, `"impersonatedUser":{"username":"alice"},"objectRef"`, 1),
+			want: []Call{{"create", "eviction", "shop", "web", "u", "alice", 201, "", received, answered}},
+		},
 		"an eviction that was refused": {
 			log:  line("create", "eviction", "429", withUID),
 			want: []Call{{"create", "eviction", "shop", "web", "u", "haulout", 429, "", received, answered}},

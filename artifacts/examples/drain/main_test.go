@@ -18,7 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestMaintain runs the example against a server that drains nodes at once and keeps a pod.
+// TestMaintain runs the example against a server that drains nodes immediately and keeps a pod.
 func TestMaintain(t *testing.T) {
 	broken := errors.New("the work has failed")
 	for name, test := range map[string]struct {

@@ -44,13 +44,15 @@ pod of the Deployment, and then the Eviction API, within the disruption budget. 
 pod of the same kind may come to it.
 
 The command creates the Evacuation of the pod with the instigator ` + protocol.InstigatorManual + `, or adds this
-instigator to an Evacuation that a maintenance has created. --cancel removes it again. A pod that another instigator
-asks to leave, such as a maintenance, still leaves; the command prints that, with the name of the maintenance if you
-may list nodemaintenances.
+instigator to an Evacuation that a maintenance has created. --cancel removes it again, together with the instigator
+` + v1alpha1.InstigatorRawEviction + `, with which the server keeps the request of a client such as
+"kubectl drain". If that client tries to evict the pod again, the server asks it to leave again. A pod that another
+instigator asks to leave, such as a maintenance, still leaves; the command prints that, with the name of the maintenance
+if you may list nodemaintenances.
 
 You need these rights in the namespace of the pod, all of which the ClusterRole admin has (haulout-evacuation-admin is
 aggregated to it): get and delete the pod; get, create, update and patch evacuations; use the instigator
-` + protocol.InstigatorManual + `. A Deployment is scaled up before its pod leaves only if you may update its scale.
+` + protocol.InstigatorManual + `, and the other one to cancel what a client has requested. A Deployment is scaled up before its pod leaves only if you may update its scale.
 
 The exit codes are those of "kubectl maintenance wait". An evacuation that another user cancels ends it with 4.`,
 		Example: `  # Ask a pod to leave, and wait until it is gone, for ten minutes at most
@@ -64,7 +66,7 @@ The exit codes are those of "kubectl maintenance wait". An evacuation that anoth
 			return e.evacuate(cmd.Context(), o, podName(args[0]))
 		},
 	}
-	cmd.Flags().BoolVar(&o.cancel, "cancel", false, "Withdraw the request that a user made with this command.")
+	cmd.Flags().BoolVar(&o.cancel, "cancel", false, "Withdraw the request that a user made with this command, or another client by an eviction.")
 	o.addStageFlags(cmd, false, "Wait until the pod has left.")
 	return cmd
 }
@@ -162,6 +164,12 @@ func requestEvacuation(ctx context.Context, c clients, o *evacuateOptions, pod *
 	return patchFinalizers(ctx, c, o, existing, append(slices.Clone(existing.Finalizers), protocol.FinalizerInstigatorManual))
 }
 
+// isCancelled reports whether --cancel removes a finalizer: users request evacuations with this
+// command and with evictions, which the server turns into Evacuations.
+func isCancelled(finalizer string) bool {
+	return finalizer == protocol.FinalizerInstigatorManual || finalizer == v1alpha1.FinalizerInstigatorRawEviction
+}
+
 // patchFinalizers sets the finalizers of an Evacuation. The resourceVersion makes the patch fail if
 // the Evacuation has changed in the meantime: another instigator may have been added.
 func patchFinalizers(ctx context.Context, c clients, o *evacuateOptions, old *v1alpha1.Evacuation, finalizers []string) (*v1alpha1.Evacuation, error) {
@@ -175,7 +183,7 @@ func patchFinalizers(ctx context.Context, c clients, o *evacuateOptions, old *v1
 		metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
 }
 
-// cancelEvacuation withdraws the request of a user for the evacuation of a pod. It needs no pod:
+// cancelEvacuation withdraws the requests of users for the evacuation of a pod. It needs no pod:
 // the name may belong to several Evacuations, of which at most one is open.
 func (e *environment) cancelEvacuation(ctx context.Context, c clients, o *evacuateOptions, namespace, name string) error {
 	found, err := evacuationsOfPod(ctx, c, namespace, name)
@@ -183,7 +191,7 @@ func (e *environment) cancelEvacuation(ctx context.Context, c clients, o *evacua
 		return err
 	}
 	at := slices.IndexFunc(found, func(one v1alpha1.Evacuation) bool {
-		return !protocol.IsComplete(&one) && slices.Contains(one.Finalizers, protocol.FinalizerInstigatorManual)
+		return !protocol.IsComplete(&one) && slices.ContainsFunc(one.Finalizers, isCancelled)
 	})
 	if at < 0 {
 		others := ""
@@ -195,7 +203,7 @@ func (e *environment) cancelEvacuation(ctx context.Context, c clients, o *evacua
 		return fmt.Errorf("no user has asked pod %s/%s to leave%s", namespace, name, others)
 	}
 	evacuation := &found[at]
-	left := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(f string) bool { return f == protocol.FinalizerInstigatorManual })
+	left := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), isCancelled)
 	cancelled, err := patchFinalizers(ctx, c, o, evacuation, left)
 	if err != nil {
 		return err

@@ -55,6 +55,7 @@ var waitGoldens = map[string]golden{
 	"evacuate-deleting":         {line: "evacuate held --namespace=shop", objects: withPodsAnd(beingDeleted)},
 	"evacuate-daemonset":        {line: "evacuate logs-1 --namespace=kube-system", objects: withPods()},
 	"evacuate-cancel-forbidden": {line: "evacuate --cancel checkout-a --namespace=shop", arrange: forbid("list", "nodemaintenances")},
+	"evacuate-cancel-eviction":  {line: "evacuate --cancel held --namespace=shop", objects: withPodsAnd(forEviction)},
 	"evacuate-wait-no-answer":   {line: "evacuate far --namespace=shop --wait --timeout=10s", objects: withPods(), arrange: answersNoMore},
 
 	"history-drained": {line: "history kernel-update", objects: []runtime.Object{drained()}},
@@ -118,6 +119,11 @@ func withPodsAnd(modify func(*v1alpha1.Evacuation)) []runtime.Object {
 		}
 	}
 	return objects
+}
+
+// forEviction makes an eviction the only request of an Evacuation.
+func forEviction(e *v1alpha1.Evacuation) {
+	e.Finalizers = []string{v1alpha1.FinalizerInstigatorRawEviction}
 }
 
 func beingDeleted(e *v1alpha1.Evacuation) { e.DeletionTimestamp = new(before(time.Second)) }
