@@ -24,8 +24,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestExpressionsOnTheOldestKubernetes compiles the expressions of all shipped policies and webhooks
-// with the functions of the oldest supported version of Kubernetes.
+// TestExpressionsOnTheOldestKubernetes compiles the expressions of all shipped policies and
+// webhooks with the functions of the oldest supported version of Kubernetes.
 func TestExpressionsOnTheOldestKubernetes(t *testing.T) {
 	compiled := 0
 	for _, file := range must.Get(filepath.Glob("../../artifacts/*/*.yaml"))(t) {

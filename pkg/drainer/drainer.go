@@ -66,8 +66,8 @@ func (d *Drainer) Drain(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1a
 // Complete puts the nodes of a maintenance back into service. The object and its history stay until
 // the object is deleted.
 //
-// It does not wait: see Wait. A maintenance that goes from stage Idle straight to Complete uncordons
-// also nodes that others have cordoned.
+// It does not wait: see Wait. A maintenance that goes from stage Idle straight to Complete
+// uncordons also nodes that others have cordoned.
 func (d *Drainer) Complete(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenance, error) {
 	return d.patch(ctx, nm, map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete})
 }

@@ -15,9 +15,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// ForNodes returns a maintenance of the named nodes, for Cordon and Drain. Its name begins with that
-// of the first node, and the server adds the rest. A program that has to find its maintenance again
-// after a restart sets a name of its own.
+// ForNodes returns a maintenance of the named nodes, for Cordon and Drain. Its name begins with
+// that of the first node, and the server adds the rest. A program that has to find its maintenance
+// again after a restart sets a name of its own.
 func ForNodes(first string, more ...string) *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: first + "-"},

@@ -66,9 +66,9 @@ var (
 	// ErrPaused means that the deadline of the context has passed while the maintenance was paused
 	// (exit code 5).
 	ErrPaused = errors.New("the maintenance is paused")
-	// ErrPodsKept means that the nodes are drained, except for pods that the server keeps running on
-	// purpose, such as those of a DaemonSet that would be recreated. A program that expects them goes
-	// on (exit code 6).
+	// ErrPodsKept means that the nodes are drained, except for pods that the server keeps running
+	// on purpose, such as those of a DaemonSet that would be recreated. A program that expects them
+	// goes on (exit code 6).
 	ErrPodsKept = errors.New("pods are kept")
 )
 
@@ -105,9 +105,9 @@ func (e *WaitError) Error() string {
 // Unwrap returns Err.
 func (e *WaitError) Unwrap() error { return e.Err }
 
-// Reached reports whether a maintenance has reached a state. It returns a WaitError with ErrEnded if
-// the maintenance can no longer reach it, and true and a WaitError with ErrPodsKept if the nodes are
-// drained except for pods that are kept.
+// Reached reports whether a maintenance has reached a state. It returns a WaitError with ErrEnded
+// if the maintenance can no longer reach it, and true and a WaitError with ErrPodsKept if the nodes
+// are drained except for pods that are kept.
 //
 // It is for programs that must not wait, such as controllers; they learn from Stuck what the
 // maintenance waits for.

@@ -90,8 +90,8 @@ func TestKubectlDrainReplacesFirst(t *testing.T) {
 		asBefore(t, namespace, name, 1)
 		wasAvailable(t, available, name, 1)
 	}
-	// A budget that is closed answers with 429 as well. The eviction is granted, or finds no pod, when
-	// the pod is replaced.
+	// A budget that is closed answers with 429 as well. The eviction is granted, or finds no pod,
+	// when the pod is replaced.
 	asked := map[string]bool{}
 	for _, call := range must.Get(log.Calls())(t) {
 		switch {
@@ -105,8 +105,8 @@ func TestKubectlDrainReplacesFirst(t *testing.T) {
 	is.Equal(t, len(asked), len(names), "pods whose eviction was answered with 429")
 }
 
-// TestKubectlDrainBesideAMaintenance drains a node with kubectl while a NodeMaintenance replaces its
-// pods.
+// TestKubectlDrainBesideAMaintenance drains a node with kubectl while a NodeMaintenance replaces
+// its pods.
 func TestKubectlDrainBesideAMaintenance(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -196,8 +196,8 @@ func runRemover(t *testing.T, class string) (removed func() int) {
 }
 
 // TestInterruptedDrain interrupts `kubectl drain`. The Evacuations of its pods are cancelled after
-// --raw-eviction-ttl, or when the owner of the namespace cancels them. A pod whose evacuator has not
-// finished by then stays.
+// --raw-eviction-ttl, or when the owner of the namespace cancels them. A pod whose evacuator has
+// not finished by then stays.
 func TestInterruptedDrain(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -296,8 +296,8 @@ func TestEvictionsOfAutoscalers(t *testing.T) {
 			if apierrors.IsNotFound(err) {
 				return true, nil
 			}
-			// A budget refuses while the new pod is not counted yet. An eviction is granted when the
-			// evacuators are done, and while the pod terminates.
+			// A budget refuses while the new pod is not counted yet. An eviction is granted when
+			// the evacuators are done, and while the pod terminates.
 			must.True(t, err == nil || ctx.Err() != nil || framework.IsIntercepted(err) || apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause),
 				"%s: the eviction was answered with %v", client, err)
 			return false, err

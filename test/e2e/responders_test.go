@@ -17,9 +17,9 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// TestRespondersWithoutTheirGate drains a pod that names an eviction responder, with the library for
-// programs, where Kubernetes drops the field: there is nothing to report. test/e2e/upstream has the
-// test with the feature gate.
+// TestRespondersWithoutTheirGate drains a pod that names an eviction responder, with the library
+// for programs, where Kubernetes drops the field: there is nothing to report. test/e2e/upstream has
+// the test with the feature gate.
 func TestRespondersWithoutTheirGate(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)

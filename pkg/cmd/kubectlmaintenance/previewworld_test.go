@@ -113,8 +113,8 @@ func (o appOwners) Surge(namespace, name string) *surge.Candidate {
 // Job implements forecast.Owners.
 func (appOwners) Job(string, string) *batchv1.Job { return nil }
 
-// previewOf returns the preview of a maintenance of nodes. others are all maintenances, and more are
-// pods beside those of podsOnNodes.
+// previewOf returns the preview of a maintenance of nodes. others are all maintenances, and more
+// are pods beside those of podsOnNodes.
 func previewOf(nm *v1alpha1.NodeMaintenance, nodes []*corev1.Node, others []*v1alpha1.NodeMaintenance, more ...corev1.Pod) *v1alpha1.NodeMaintenancePreview {
 	if len(nm.Spec.DrainPlan) == 0 {
 		nm = nm.DeepCopy()

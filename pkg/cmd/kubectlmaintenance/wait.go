@@ -189,9 +189,9 @@ func (e *environment) notReached(err error, first *v1alpha1.NodeMaintenance, o *
 		name, after, blocked)
 }
 
-// follow shows the progress of a maintenance on out, if that is not nil, until look returns done. It
-// passes nil to look if the maintenance does not exist any more. Another one that was created under
-// its name is not shown.
+// follow shows the progress of a maintenance on out, if that is not nil, until look returns done.
+// It passes nil to look if the maintenance does not exist any more. Another one that was created
+// under its name is not shown.
 func (e *environment) follow(
 	ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, out io.Writer, look func(*v1alpha1.NodeMaintenance) (bool, error),
 ) error {

@@ -15,8 +15,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
-// reportResponders reports that the pod names eviction responders (KEP-4563), which Haulout does not
-// ask: to the pod's owner with one event, and to the client with a warning. Requests that store
+// reportResponders reports that the pod names eviction responders (KEP-4563), which Haulout does
+// not ask: to the pod's owner with one event, and to the client with a warning. Requests that store
 // nothing get no event: dry runs, and those of a second instigator, which are refused because the
 // Evacuation exists.
 func (p *Plugin) reportResponders(ctx context.Context, attrs admission.Attributes, pod *corev1.Pod) {

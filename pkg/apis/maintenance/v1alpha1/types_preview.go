@@ -103,8 +103,8 @@ type NodeMaintenancePreview struct {
 	Waves []PreviewWave `json:"waves,omitempty" protobuf:"bytes,9,rep,name=waves"`
 
 	// blockers are the predicted problems, the worst first: by effect (Never, NotNow, Lost,
-	// Unasked, Delayed), then by the number of pods. Budgets are evaluated for all pods of the drain
-	// together. At most 200.
+	// Unasked, Delayed), then by the number of pods. Budgets are evaluated for all pods of the
+	// drain together. At most 200.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional

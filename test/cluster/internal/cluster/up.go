@@ -90,8 +90,9 @@ func (c *Cluster) Check(source *options.Source) error {
 	return err
 }
 
-// keepsKube returns an error if a cluster that was started with the stored options would get another
-// version of Kubernetes: an older kube-apiserver cannot read all that a newer one has stored.
+// keepsKube returns an error if a cluster that was started with the stored options would get
+// another version of Kubernetes: an older kube-apiserver cannot read all that a newer one has
+// stored.
 func keepsKube(stored map[string]string, version string) error {
 	if len(stored) == 0 {
 		return nil
