@@ -452,10 +452,11 @@ func (d *decision) evacuatorIsSilent(s situation) *eviction.Blocker {
 // keepsComingBack returns the blocker of a pod that is not evicted for a while because pods like it
 // keep returning.
 func (d *decision) keepsComingBack(s situation) *eviction.Blocker {
-	if !d.waitsFor(v1alpha1.EvacuatorClassEviction) || s.podType != v1alpha1.PodTypeDefault {
+	until := heldUntil(s)
+	if !d.waitsFor(v1alpha1.EvacuatorClassEviction) || s.podType != v1alpha1.PodTypeDefault || !s.now.Before(until) ||
+		protocol.OnlyEvictionAsks(s.evacuation) {
 		return nil
 	}
-	until := heldUntil(s)
 	d.wakeAt(until)
 	return recreated(s, until)
 }

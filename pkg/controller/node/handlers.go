@@ -88,7 +88,7 @@ func sameNode(a, b *corev1.Node) bool {
 }
 
 func sameProtection(a, b *corev1.Node) bool {
-	return !slices.ContainsFunc(protectionKeys, func(key string) bool { return a.Annotations[key] != b.Annotations[key] })
+	return !slices.ContainsFunc(podcache.NodeProtections, func(key string) bool { return a.Annotations[key] != b.Annotations[key] })
 }
 
 // maintenanceChanged enqueues the nodes that a maintenance selects, and the nodes whose annotations

@@ -11,12 +11,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// protectionKeys are the annotations with which cluster-autoscaler and Karpenter keep a node, if
-// the value is protected.
-var protectionKeys = []string{"cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"}
-
+// protected is the value of the annotations with which autoscalers keep a node.
 const protected = "true"
 
 // declined is the prefix of the key of an annotation that another client has changed or removed.
@@ -30,7 +28,7 @@ const declined = "-"
 func (n *nodeChange) decideProtection(f facts) []string {
 	var recorded []string
 	wants := f.protect && len(f.holders) > 0
-	for _, key := range protectionKeys {
+	for _, key := range podcache.NodeProtections {
 		value, has := f.node.Annotations[key]
 		switch isOurs := slices.Contains(f.protections, key); {
 		case wants && slices.Contains(f.protections, declined+key), wants && isOurs && value != protected:

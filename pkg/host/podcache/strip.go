@@ -4,6 +4,7 @@
 package podcache
 
 import (
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -146,12 +147,17 @@ func claims(volumes []corev1.Volume) []corev1.Volume {
 	return kept
 }
 
+// NodeProtections are the annotations with which cluster-autoscaler and Karpenter keep a node. They
+// stay in cached nodes.
+var NodeProtections = []string{"cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"}
+
 // stripNode keeps the fields that cordons and reachability depend on: identity, labels, our
-// annotations, the spec, the conditions, the boot ID and the volumes in use.
+// annotations and those for autoscalers, the spec, the conditions, the boot ID and the volumes in
+// use.
 func stripNode(node *corev1.Node) {
 	node.ManagedFields = nil
 	for key := range node.Annotations {
-		if !strings.HasPrefix(key, ownPrefix) {
+		if !strings.HasPrefix(key, ownPrefix) && !slices.Contains(NodeProtections, key) {
 			delete(node.Annotations, key)
 		}
 	}

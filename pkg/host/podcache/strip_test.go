@@ -177,3 +177,18 @@ func claimed(name string) corev1.Volume {
 		},
 	}
 }
+
+// TestStripKeepsProtections covers the annotations that the server removes at the end of a
+// maintenance, if they still have its value.
+func TestStripKeepsProtections(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"theirs": "x"}}}
+	for _, key := range NodeProtections {
+		node.Annotations[key] = "true"
+	}
+	if _, err := Strip(node); err != nil {
+		t.Fatal(err)
+	}
+	if len(node.Annotations) != len(NodeProtections) || node.Annotations["theirs"] != "" {
+		t.Errorf("a node keeps the annotations %v", node.Annotations)
+	}
+}
