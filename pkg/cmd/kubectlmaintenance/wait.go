@@ -4,7 +4,6 @@
 package kubectlmaintenance
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
