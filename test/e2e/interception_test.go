@@ -246,7 +246,8 @@ type replay func(ctx context.Context, t *testing.T, pod *corev1.Pod) error
 
 // replays are the requests of clients, with the fields that these clients set. cluster-autoscaler
 // sends policy/v1beta1 through the typed client, with a grace period. Karpenter sends an Eviction
-// without metadata, with the UID as precondition. The descheduler sends policy/v1.
+// with the UID as precondition, in which controller-runtime sets the name of the pod and no
+// namespace. The descheduler sends policy/v1.
 var replays = map[string]replay{
 	"cluster-autoscaler": func(ctx context.Context, t *testing.T, pod *corev1.Pod) error {
 		t.Helper()
@@ -259,6 +260,7 @@ var replays = map[string]replay{
 		t.Helper()
 		return cluster.As(t).Kube.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
 			MaxRetries(0).Body(&policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Name: pod.Name},
 			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(pod.UID)}},
 		}).Do(ctx).Error()
 	},
