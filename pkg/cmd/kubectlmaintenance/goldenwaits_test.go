@@ -73,7 +73,8 @@ func doesNotHold(reason v1alpha1.NodeStatusReason, modify ...func(*nodemaintenan
 	return described(nm, nil, modify...)
 }
 
-// released returns the maintenance that draining returns, whose nodes the server releases at once.
+// released returns the maintenance that draining returns, whose nodes the server releases
+// immediately.
 func released() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Finalizers = nil
