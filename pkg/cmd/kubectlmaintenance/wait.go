@@ -243,11 +243,7 @@ func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) 
 // in stage Drain, whose condition Ready is about the drain.
 func isCordoned(nm *v1alpha1.NodeMaintenance) bool {
 	return glance.Nodes(nm) > 0 && !slices.ContainsFunc(nm.Status.NodeStatuses, func(node v1alpha1.NodeMaintenanceNodeStatus) bool {
-		switch node.Reason {
-		case v1alpha1.NodeStatusNotCordoned, v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusTooManyMaintenances:
-			return true
-		}
-		return false
+		return show.IsOutside(&node)
 	})
 }
 
