@@ -148,11 +148,7 @@ func gone(name string, state State) (bool, error) {
 // in stage Drain, whose condition Ready is about the drain.
 func isCordoned(nm *v1alpha1.NodeMaintenance) bool {
 	return glance.Nodes(nm) > 0 && !slices.ContainsFunc(nm.Status.NodeStatuses, func(node v1alpha1.NodeMaintenanceNodeStatus) bool {
-		switch node.Reason {
-		case v1alpha1.NodeStatusNotCordoned, v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusTooManyMaintenances:
-			return true
-		}
-		return false
+		return glance.IsOutside(&node)
 	})
 }
 

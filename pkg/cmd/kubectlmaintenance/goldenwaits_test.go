@@ -29,7 +29,7 @@ var waitGoldens = map[string]golden{
 	"wait-cordon-too-many": {
 		line: "wait zone-a --for=cordoned --timeout=90s", objects: []runtime.Object{doesNotHold(v1alpha1.NodeStatusTooManyMaintenances)},
 	},
-	"wait-paused-meanwhile": {line: "wait kernel-update --timeout=1h", arrange: pausedAfter(2)},
+	"wait-paused-meanwhile": {line: "wait kernel-update --timeout=1h", arrange: pausedAfter(time.Hour)},
 	"wait-complete-paused":  {line: "wait kernel-update --for=complete --timeout=90m", arrange: isPaused},
 	"wait-recreated":        {line: "wait kernel-update --for=complete", arrange: recreated},
 	"wait-recreated-drain":  {line: "wait kernel-update", arrange: recreated},
@@ -74,7 +74,8 @@ func doesNotHold(reason v1alpha1.NodeStatusReason, modify ...func(*nodemaintenan
 	return described(nm, nil, modify...)
 }
 
-// released returns the maintenance that draining returns, whose nodes the server releases at once.
+// released returns the maintenance that draining returns, whose nodes the server releases
+// immediately.
 func released() *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Finalizers = nil
@@ -89,13 +90,13 @@ func pausedIdle() *v1alpha1.NodeMaintenance {
 	return described(nm, nil)
 }
 
-// pausedAfter makes all reads of a maintenance but the first ones return a paused one: a user has
-// paused it meanwhile.
-func pausedAfter(reads int) func(*world) {
+// pausedAfter makes the reads of a maintenance return a paused one after a duration: a user has
+// paused it meanwhile. Watches do not report it.
+func pausedAfter(d time.Duration) func(*world) {
 	return func(w *world) {
+		start := time.Now()
 		w.haulout.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
-			reads--
-			return reads < 0, pausedDrain(), nil
+			return time.Since(start) >= d, pausedDrain(), nil
 		})
 	}
 }

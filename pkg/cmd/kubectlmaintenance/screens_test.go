@@ -47,7 +47,7 @@ func (s size) String() string {
 	return fmt.Sprintf("%dx%d%s", s.columns, s.rows, locale)
 }
 
-// sizes are the terminals of the tests, the last one so small that nobody can work on it.
+// sizes are the terminals of the tests, the last one too small to work on.
 var sizes = []size{{columns: 80, rows: 24}, {columns: 60, rows: 20}, {columns: 40, rows: 20}, {80, 24, true}, {10, 5, true}}
 
 // run runs a command on a terminal, and returns what it shows.
@@ -181,7 +181,7 @@ func TestASmallScreenHasOneWholeCause(t *testing.T) {
 		for _, s := range sizes[:3] {
 			bubble.Run(t, name+" "+s.String(), func(t *testing.T) {
 				_, causes, _ := strings.Cut(s.run(t, g), "  BLOCKED  ")
-				is.True(t, strings.Contains(causes, "who: "), "nobody must act:\n%s", causes)
+				is.True(t, strings.Contains(causes, "who: "), "the screen does not name who must act:\n%s", causes)
 				begins := regexp.MustCompile(`checkout never allows|should have been gone|Der Webhook`)
 				is.True(t, s.columns < 60 || begins.MatchString(causes), "the cause has no text:\n%s", causes)
 				if strings.Contains(causes, "more cause") || strings.Contains(causes, " …\n") {

@@ -379,7 +379,7 @@ func TestLoweringIsRetriedAFewTimes(t *testing.T) {
 		w.edit(e, func(e *v1alpha1.Evacuation) { e.Status.FailedEvictionCounter = 1 })
 		wait(time.Second)
 		if n := w.patches.Load(); n != 1 {
-			t.Errorf("got %d attempts, want 1 for now", n)
+			t.Errorf("got %d attempts, want 1 before the next retry is due", n)
 		}
 		wait(time.Hour)
 		if n := w.patches.Load(); n != lowerAttempts {

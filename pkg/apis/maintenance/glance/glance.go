@@ -306,3 +306,12 @@ func reasonOf(nm *v1alpha1.NodeMaintenance, conditionType string) string {
 	}
 	return ""
 }
+
+// IsOutside reports whether a drain goes on without a node, or has to wait until it is cordoned.
+func IsOutside(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
+	switch n.Reason {
+	case v1alpha1.NodeStatusNotCordoned, v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusTooManyMaintenances:
+		return true
+	}
+	return false
+}

@@ -72,7 +72,7 @@ func (f *Facts) waves() []v1alpha1.NodeMaintenanceWave {
 func (f *Facts) leftSince() int32 {
 	var left int32
 	for i := range f.Maintenance.Status.NodeStatuses {
-		if n := &f.Maintenance.Status.NodeStatuses[i]; !isOutside(n) {
+		if n := &f.Maintenance.Status.NodeStatuses[i]; !glance.IsOutside(n) {
 			left += n.PodsEvacuating - int32(f.evacuating(n))
 		}
 	}
@@ -83,20 +83,11 @@ func (f *Facts) leftSince() int32 {
 func (f *Facts) outside() sets.Set[string] {
 	nodes := sets.New[string]()
 	for i := range f.Maintenance.Status.NodeStatuses {
-		if n := &f.Maintenance.Status.NodeStatuses[i]; isOutside(n) {
+		if n := &f.Maintenance.Status.NodeStatuses[i]; glance.IsOutside(n) {
 			nodes.Insert(n.NodeRef.Name)
 		}
 	}
 	return nodes
-}
-
-// isOutside reports whether a drain goes on without a node, or has to wait until it is cordoned.
-func isOutside(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
-	switch n.Reason {
-	case v1alpha1.NodeStatusNotCordoned, v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusTooManyMaintenances:
-		return true
-	}
-	return false
 }
 
 // Departures records which pods have left the nodes of a maintenance, and when. The server deletes
