@@ -4,15 +4,18 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"strings"
 	"testing"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -64,6 +67,43 @@ func TestUncordonOfAHeldNodeWarns(t *testing.T) {
 	if got := warningOf(t, "uncordon", held); got != "" {
 		t.Errorf("kubectl uncordon warns %q after the maintenance", got)
 	}
+}
+
+// TestUncordonOfAHeldNodeIsRefused binds the policy as artifacts/overlays/deny-uncordon does, for the
+// nodes of one pool. The server itself releases the nodes afterwards.
+func TestUncordonOfAHeldNodeIsRefused(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 2, true)
+	held, idle := nodes[0], nodes[1]
+	bindings := cluster.As(t).Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	must.Get(bindings.Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: pool},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: "haulout-node-held", ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+			MatchResources: &admissionregistrationv1.MatchResources{ObjectSelector: &metav1.LabelSelector{
+				MatchLabels: map[string]string{framework.Pool: pool},
+			}},
+		},
+	}, metav1.CreateOptions{}))(t)
+	t.Cleanup(func() {
+		must.Do(t, bindings.Delete(context.WithoutCancel(t.Context()), pool, metav1.DeleteOptions{}))
+	})
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, onNodes(held)))
+	cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, onNodes(idle)))
+	unschedulable(t, true, held)
+
+	framework.Eventually(t, "kube-apiserver refuses to uncordon the held node", func(context.Context) (bool, error) {
+		_, stderr, err := cluster.Kubectl(t, "", "uncordon", held, "--dry-run=server")
+		return err != nil && strings.Contains(stderr, "is held by NodeMaintenance "+nm.Name), nil
+	})
+	_, stderr, err := cluster.Kubectl(t, "", "taint", "node", held, v1alpha1.TaintHeld+"-")
+	is.True(t, err != nil && strings.Contains(stderr, "keeps the taint"), "kubectl taint: %v: %s", err, stderr)
+	// A maintenance in stage Idle holds no node.
+	for _, args := range [][]string{{"cordon", idle}, {"uncordon", idle}, {"label", "node", held, "rack=7"}} {
+		cluster.MustKubectl(t, "", args...)
+	}
+	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, held)
 }
 
 // TestConditionsOfKubectlDrainAreTakenOver sets the conditions of a node as kubectl drain
