@@ -69,8 +69,8 @@ func TestUncordonOfAHeldNodeWarns(t *testing.T) {
 	}
 }
 
-// TestUncordonOfAHeldNodeIsRefused binds the policy as artifacts/overlays/deny-uncordon does, for the
-// nodes of one pool. The server itself releases the nodes afterwards.
+// TestUncordonOfAHeldNodeIsRefused binds the policy as artifacts/overlays/deny-uncordon does, for
+// the nodes of one pool. The server itself releases the nodes afterwards.
 func TestUncordonOfAHeldNodeIsRefused(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)

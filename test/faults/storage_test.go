@@ -28,6 +28,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
@@ -347,6 +348,14 @@ func TestSideBySide(t *testing.T) {
 		return err == nil, err
 	})
 	framework.Await(t, judge, drainTime, oracle.PutBack(nil, nm))
+	// What an earlier server leaves on the nodes, the current one removes when it leads.
+	old.kill()
+	old.untilLeads(false)
+	for _, name := range nodes[:5] {
+		framework.Until(t, fmt.Sprintf("node %s has no mark", name), r.As(t).Nodes(), name, func(node *corev1.Node) bool {
+			return !slices.ContainsFunc(marks.Annotations, func(key string) bool { _, has := node.Annotations[key]; return has })
+		})
+	}
 	must.Do(t, judge.Settle(t.Context()))
 	found, err := judge.Verdict(oracle.Rules{Server: serverUser})
 	framework.Accept(t, found, err)

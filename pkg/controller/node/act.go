@@ -37,7 +37,7 @@ func (c *Controller) write(ctx context.Context, f facts) (bool, error) {
 	}
 	change := decide(f)
 	if c.isProtectionRefused(f) {
-		change = change.withoutProtection(f)
+		change = change.withoutProtection()
 	}
 	if change.empty() {
 		c.noteMadeSchedulable(f)
@@ -171,7 +171,7 @@ func (c *Controller) apply(ctx context.Context, f facts, change nodeChange) (nod
 	if !change.changesProtection() || !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
 		return change, err
 	}
-	refusal, rest := err, change.withoutProtection(f)
+	refusal, rest := err, change.withoutProtection()
 	if !rest.empty() {
 		if err := c.patch(ctx, f.node, rest); err != nil {
 			return rest, err
@@ -204,8 +204,11 @@ func patchOf(storage string, node *corev1.Node, change nodeChange) ([]byte, erro
 	}
 	if change.setTaint {
 		annotations[v1alpha1.AnnotationTaintedBy] = marks.Mark{
-			Storage: storage, Maintenances: change.taint, Taints: change.added, Annotations: change.protections, OwnPods: change.ownPods,
+			Storage: storage, Maintenances: change.taint, Taints: change.added, OwnPods: change.ownPods,
 		}.Encode()
+	}
+	if change.setProtections {
+		annotations[v1alpha1.AnnotationProtectedBy] = marks.Protection{Storage: storage, Annotations: change.protections}.Encode()
 	}
 	for _, key := range change.protect {
 		annotations[key] = protected

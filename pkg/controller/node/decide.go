@@ -36,9 +36,10 @@ type facts struct {
 	// added are the keys of the taints that the annotation records as added by us.
 	added []string
 	// protect is set if autoscalers must not delete held nodes. protections are the keys of the
-	// annotations that the annotation about the taints records as added by us for that purpose.
-	protect     bool
-	protections []string
+	// annotations that are recorded as added by us for that purpose. foreignProtection is set if
+	// the server of another storage has recorded them.
+	protect, foreignProtection bool
+	protections                []string
 	// now is the time of the decision. It is written into new taints.
 	now time.Time
 	// ownPods are the current pods of the server on the node. recordedOwn are the pods of the
@@ -63,9 +64,8 @@ func (f *facts) released() marks.Owners {
 
 // isNewMark reports whether an annotation about our taints with the given keys differs from that of
 // the node.
-func (f *facts) isNewMark(added, protections []string) bool {
-	return !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) ||
-		!slices.Equal(added, f.added) || !slices.Equal(protections, f.protections)
+func (f *facts) isNewMark(added []string) bool {
+	return !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) || !slices.Equal(added, f.added)
 }
 
 // nodeChange is a change of a node. The zero value changes nothing.
@@ -87,15 +87,16 @@ type nodeChange struct {
 	ownPods             []types.UID
 	setTaints, setTaint bool
 	// protect and unprotect are the keys of the annotations for autoscalers that are added and
-	// removed. protections are those that the annotation about our taints records.
+	// removed. protections are those that are recorded if setProtections is true.
 	protect, unprotect, protections []string
+	setProtections                  bool
 	// cordonRestored and taintRestored are set if the change restores our cordon or our taint after
 	// another client removed it.
 	cordonRestored, taintRestored bool
 }
 
 func (n nodeChange) empty() bool {
-	return n.unschedulable == nil && !n.setCordon && !n.setTaints && !n.setTaint
+	return n.unschedulable == nil && !n.setCordon && !n.setTaints && !n.setTaint && !n.setProtections
 }
 
 // decide returns the change of a node's cordon, its taints, and the annotations that record which
@@ -106,6 +107,7 @@ func decide(f facts) nodeChange {
 	var n nodeChange
 	n.decideCordon(f)
 	n.decideTaints(f)
+	n.decideProtection(f)
 	return n
 }
 
@@ -167,9 +169,8 @@ func (n *nodeChange) decideTaints(f facts) {
 	if f.foreignTaint && len(added) == 0 {
 		return
 	}
-	protections := n.decideProtection(f)
-	if f.isNewMark(added, protections) {
-		n.taint, n.added, n.protections, n.setTaint = f.holders, added, protections, true
+	if f.isNewMark(added) {
+		n.taint, n.added, n.setTaint = f.holders, added, true
 		// When the first holder begins to hold the node, record the pods of the server that have to
 		// leave. A pod of the server that starts on the node later stays, even if further
 		// maintenances hold the node.

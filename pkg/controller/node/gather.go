@@ -29,7 +29,11 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 	f.taint, f.foreignTaint = c.ours(node, v1alpha1.AnnotationTaintedBy)
 	if !f.foreignTaint {
 		mark := marks.Read(node, v1alpha1.AnnotationTaintedBy)
-		f.added, f.protections, f.recordedOwn = mark.Taints, mark.Annotations, mark.OwnPods
+		f.added, f.recordedOwn = mark.Taints, mark.OwnPods
+	}
+	protection := marks.ReadProtection(node)
+	if f.foreignProtection = len(protection.Annotations) > 0 && !c.isOurStorage(protection.Storage); !f.foreignProtection {
+		f.protections = protection.Annotations
 	}
 	var err error
 	if f.ownPods, err = c.state.OwnPodsOn(node.Name); err != nil {

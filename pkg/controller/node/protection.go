@@ -21,43 +21,40 @@ const protected = "true"
 const declined = "-"
 
 // decideProtection adds the annotations that keep autoscalers from deleting the node while it is
-// held, and removes them afterwards. It returns the keys that are recorded as added by us. It does
-// not change an annotation that was there before. If another client changes or removes one of ours,
-// that client wants autoscalers to decide otherwise, so it stays as it is, whatever that client
-// does later: the key is recorded as declined, and neither added again nor removed at the end.
-func (n *nodeChange) decideProtection(f facts) []string {
-	var recorded []string
+// held, and removes them afterwards. It does not change an annotation that was there before. If
+// another client changes or removes one of ours, that client wants autoscalers to decide otherwise,
+// so it stays as it is, whatever that client does later: the key is recorded as declined, and
+// neither added again nor removed at the end.
+func (n *nodeChange) decideProtection(f facts) {
+	if f.foreignProtection {
+		return
+	}
 	wants := f.protect && len(f.holders) > 0
 	for _, key := range podcache.NodeProtections {
 		value, has := f.node.Annotations[key]
 		switch isOurs := slices.Contains(f.protections, key); {
 		case wants && slices.Contains(f.protections, declined+key), wants && isOurs && value != protected:
-			recorded = append(recorded, declined+key)
+			n.protections = append(n.protections, declined+key)
 		case wants && isOurs:
-			recorded = append(recorded, key)
-		case wants && !has && f.mayWork:
-			recorded = append(recorded, key)
+			n.protections = append(n.protections, key)
+		case wants && !has && f.mayWork && !f.foreignTaint:
+			n.protections = append(n.protections, key)
 			n.protect = append(n.protect, key)
 		case !wants && isOurs && value == protected:
 			n.unprotect = append(n.unprotect, key)
 		}
 	}
-	return recorded
+	n.setProtections = !slices.Equal(n.protections, f.protections)
 }
 
 func (n nodeChange) changesProtection() bool { return len(n.protect)+len(n.unprotect) > 0 }
 
-// withoutProtection returns the change without the annotations for autoscalers. While the node is
-// held, those that are recorded stay recorded.
-func (n nodeChange) withoutProtection(f facts) nodeChange {
-	if !n.changesProtection() {
-		return n
+// withoutProtection returns the change without the annotations for autoscalers. Those that are
+// recorded stay recorded, and are removed at a later attempt.
+func (n nodeChange) withoutProtection() nodeChange {
+	if n.changesProtection() {
+		n.protect, n.unprotect, n.protections, n.setProtections = nil, nil, nil, false
 	}
-	n.protect, n.unprotect, n.protections = nil, nil, nil
-	if len(f.holders) > 0 {
-		n.protections = f.protections
-	}
-	n.setTaint = f.isNewMark(n.added, n.protections)
 	return n
 }
 
@@ -65,19 +62,21 @@ func (n nodeChange) withoutProtection(f facts) nodeChange {
 // were refused.
 const protectionRetry = 10 * time.Minute
 
-// isProtectionRefused reports whether the annotations of a held node were refused a short time ago.
-// A release always tries to remove them, since it is the only attempt.
+// isProtectionRefused reports whether the annotations of a node were refused a short time ago. The
+// write that releases the node tries to remove them nevertheless.
 func (c *Controller) isProtectionRefused(f facts) bool {
 	at, is := c.refusals.Get(f.node.UID)
-	return is && len(f.holders) > 0 && c.clock.Since(at) < protectionRetry
+	releases := len(f.holders) == 0 && len(f.taint) > 0
+	return is && !releases && c.clock.Since(at) < protectionRetry
 }
 
 // protectionRefused records, and reports on the node, that the annotations for autoscalers were
-// refused.
+// refused, and tries again after a while.
 func (c *Controller) protectionRefused(f facts, change nodeChange, refusal error) {
 	now := c.clock.Now()
 	c.refusals.Sweep(func(at time.Time) bool { return now.Sub(at) >= protectionRetry })
 	c.refusals.Set(f.node.UID, now)
+	c.queue.AddAfter(f.node.Name, protectionRetry)
 	nm := subjectOf(f, change)
 	if nm == nil {
 		return
@@ -92,7 +91,7 @@ func (c *Controller) protectionRefused(f facts, change nodeChange, refusal error
 			"The node keeps the annotations %s, because the cluster refuses their removal: %s", strings.Join(change.unprotect, ", "), said)
 	default:
 		c.nodeEvent(f.node, nm, corev1.EventTypeWarning, EventNotProtected, actionComplete,
-			"NodeMaintenance %s has released the node, but autoscalers do not delete it until you remove its annotations %s, because the cluster refuses their removal: %s",
+			"NodeMaintenance %s has released the node, but autoscalers do not delete it while it has the annotations %s, because the cluster refuses their removal: %s",
 			nm.Name, strings.Join(change.unprotect, ", "), said)
 	}
 }

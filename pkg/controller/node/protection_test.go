@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -134,7 +133,7 @@ func TestProtectionIsWritten(t *testing.T) {
 	_, written := patch.Metadata.Annotations[doNotDisrupt]
 	is.True(t, !written, "the patch writes the annotation of another client")
 	stored := newNode("n", func(node *corev1.Node) { node.Annotations = patch.Metadata.Annotations })
-	if got := marks.Read(stored, v1alpha1.AnnotationTaintedBy).Annotations; !slices.Equal(got, []string{scaleDownDisabled}) {
+	if got := marks.ReadProtection(stored).Annotations; !slices.Equal(got, []string{scaleDownDisabled}) {
 		t.Errorf("the mark records %q, want %s alone", got, scaleDownDisabled)
 	}
 }

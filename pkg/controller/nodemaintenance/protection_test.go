@@ -57,7 +57,7 @@ func (f *fixture) wantProtected(has, recorded bool) {
 	if _, got := node.Annotations[doNotDisrupt]; got != has {
 		f.t.Errorf("the node has the annotation: %v, want %v", got, has)
 	}
-	if got := slices.Contains(marks.Read(node, v1alpha1.AnnotationTaintedBy).Annotations, doNotDisrupt); got != recorded {
+	if got := slices.Contains(marks.ReadProtection(node).Annotations, doNotDisrupt); got != recorded {
 		f.t.Errorf("the mark records the annotation: %v, want %v", got, recorded)
 	}
 }
@@ -100,10 +100,35 @@ func TestRefusedProtectionDoesNotStopARelease(t *testing.T) {
 		f.step("m")
 		f.wantCordon("one", false)
 		f.wantTaints("one", []corev1.Taint{})
-		f.wantProtected(true, false)
+		f.wantProtected(true, true)
 		if event := f.wantEvent(nodecontroller.EventNotProtected); !strings.Contains(event, doNotDisrupt) {
 			t.Errorf("the event %q does not name the annotation that stays", event)
 		}
+
+		policy.on = false
+		f.wait(10 * time.Minute)
+		f.step("m")
+		f.wantProtected(false, false)
+	})
+}
+
+// TestProtectionThatAnOlderServerLeaves covers an upgrade in which an older server, which does not
+// know the annotations, leads for a while and releases the node.
+func TestProtectionThatAnOlderServerLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, policy := newProtectionFixture(t, newNode("one"), newMaintenance("m"))
+		policy.on = false
+		f.step("m")
+		f.wantProtected(true, true)
+		f.enter("m", stageComplete)
+		f.updateNode("one", func(node *corev1.Node) {
+			node.Spec.Unschedulable, node.Spec.Taints = false, nil
+			delete(node.Annotations, v1alpha1.AnnotationCordonedBy)
+			delete(node.Annotations, v1alpha1.AnnotationTaintedBy)
+		})
+		f.restart()
+		f.step("m")
+		f.wantProtected(false, false)
 	})
 }
 

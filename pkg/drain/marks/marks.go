@@ -22,7 +22,9 @@ import (
 )
 
 // Annotations has the keys of the annotations of this package.
-var Annotations = []string{v1alpha1.AnnotationCordonedBy, v1alpha1.AnnotationTaintedBy, v1alpha1.AnnotationConditionsBy}
+var Annotations = []string{
+	v1alpha1.AnnotationCordonedBy, v1alpha1.AnnotationTaintedBy, v1alpha1.AnnotationProtectedBy, v1alpha1.AnnotationConditionsBy,
+}
 
 // MaxMaintenances is the maximum number of maintenances that are read from an annotation. It is the
 // number of maintenances that may hold a node, and one for the shutdown of the node.
@@ -56,9 +58,6 @@ type Mark struct {
 	// Taints are the keys of the taints that the server has added. If the node has another of our
 	// taints, another client added it, and the server does not remove it.
 	Taints []string `json:"taints,omitempty"`
-	// Annotations are the keys of other annotations of the node that the server has added in the
-	// same way; "-" precedes the key of one that another client has changed or removed since.
-	Annotations []string `json:"annotations,omitempty"`
 	// OwnPods are the UIDs of the server's pods that were on the node when a maintenance began to
 	// hold it. The drain removes each of them once. A pod of the server that is not listed was
 	// recreated, and stays.
@@ -97,6 +96,39 @@ func (m Mark) Encode() any {
 		return nil
 	}
 	text, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // the fields are strings
+	}
+	return string(text)
+}
+
+// Protection is the value of the annotation about the annotations for autoscalers. It is not part
+// of the mark about the taints: an older server, which releases a node without removing the
+// annotations, would lose it.
+type Protection struct {
+	// Storage is the ID of the storage of the server that has added them.
+	Storage string `json:"storage"`
+	// Annotations are the keys that the server has added; "-" precedes the key of one that another
+	// client has changed or removed since.
+	Annotations []string `json:"annotations"`
+}
+
+// ReadProtection reads the annotation about the annotations for autoscalers. It ignores an invalid
+// value.
+func ReadProtection(node *corev1.Node) Protection {
+	var p Protection
+	if err := json.Unmarshal([]byte(node.Annotations[v1alpha1.AnnotationProtectedBy]), &p); err != nil {
+		return Protection{}
+	}
+	return p
+}
+
+// Encode returns the value of the annotation, or nil to remove it.
+func (p Protection) Encode() any {
+	if len(p.Annotations) == 0 {
+		return nil
+	}
+	text, err := json.Marshal(p)
 	if err != nil {
 		panic(err) // the fields are strings
 	}

@@ -80,9 +80,14 @@ const (
 
 	// AnnotationTaintedBy is added to a node in the write that adds the taint TaintHeld. Its value
 	// is a JSON object of the names and UIDs of the maintenances that hold the node, and of the
-	// taints and annotations that the server has added. The server does not remove others: a user
-	// or another component added them.
+	// taints that the server has added. The server does not remove others: a user or another
+	// component added them.
 	AnnotationTaintedBy = "maintenance.haulout.dev/tainted-by"
+
+	// AnnotationProtectedBy is added to a node in the write that adds annotations for autoscalers.
+	// Its value is a JSON object of the keys that the server has added, and removes when no
+	// maintenance holds the node any longer.
+	AnnotationProtectedBy = "maintenance.haulout.dev/protected-by"
 
 	// TaintDrain keeps new DaemonSet pods off a node whose DaemonSet pods are being evacuated.
 	TaintDrain = "maintenance.haulout.dev/drain"
