@@ -38,6 +38,12 @@ func TestVersionsOfKubernetes(t *testing.T) {
 	if !slices.Equal(named, built) {
 		t.Errorf("README.md: names Kubernetes %q, `make kube` builds %q", named, built)
 	}
+	// A version of which nothing is known must not look as if it was tried.
+	for _, result := range strings.Split(first("README.md", `(?m)^\| tests passed \|(.+)\|$`), "|") {
+		if !regexp.MustCompile(`^\d+, \d+ skipped, 20\d\d-\d\d-\d\d$`).MatchString(strings.TrimSpace(result)) {
+			t.Errorf("README.md: the result %q is not one that `make kube` prints after it has passed", result)
+		}
+	}
 	if oldest := first("charts/haulout/Chart.yaml", `(?m)^kubeVersion: ">=(\S+)\.0-0"$`); oldest != versions[0] {
 		t.Errorf("charts/haulout/Chart.yaml: allows Kubernetes %s, the oldest version with tests is %s", oldest, versions[0])
 	}

@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
@@ -401,4 +402,10 @@ func TestReviewsAreOfKubeAPIServer(t *testing.T) {
 	is.Equal(t, post(t, account.Haulout.MaintenanceV1alpha1().RESTClient()), http.StatusForbidden, "of a tenant:")
 	_, errOut, err := cluster.Kubectl(t, string(review), "create", "--raw", evictionreview.Path, "-f", "-", "--as=system:anonymous", "--as-group=system:unauthenticated")
 	is.True(t, err != nil && strings.Contains(errOut, "Forbidden"), "of an anonymous user: got %v, want Forbidden\n%s", err, errOut)
+	config := must.Get(cluster.Directly(t, "haulout-apiserver"))(t)
+	port := must.Get(kubernetes.NewForConfig(rest.AnonymousClientConfig(config)))(t).Discovery().RESTClient()
+	is.Equal(t, post(t, port), http.StatusForbidden, "to the port of the server, without credentials:")
+	config.BearerToken, config.CertData, config.KeyData, config.CertFile, config.KeyFile = "forged", nil, nil, "", ""
+	port = must.Get(kubernetes.NewForConfig(config))(t).Discovery().RESTClient()
+	is.Equal(t, post(t, port), http.StatusUnauthorized, "to the port of the server, with a forged token:")
 }

@@ -179,6 +179,17 @@ func (c *Cluster) ScrapeScheduler(tb testing.TB) (Metrics, error) {
 
 func (c *Cluster) scrapeProcess(tb testing.TB, process string) (Metrics, error) {
 	tb.Helper()
+	config, err := c.Directly(tb, process)
+	if err != nil {
+		return nil, err
+	}
+	return scrape(tb, config)
+}
+
+// Directly returns the configuration of a client of a program of the cluster, past the aggregator,
+// with the credentials of the administrator.
+func (c *Cluster) Directly(tb testing.TB, process string) (*rest.Config, error) {
+	tb.Helper()
 	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))
 	if err != nil {
 		return nil, err
@@ -191,9 +202,9 @@ func (c *Cluster) scrapeProcess(tb testing.TB, process string) (Metrics, error) 
 	}
 	config := rest.CopyConfig(c.As(tb).Config)
 	config.Host = fmt.Sprintf("https://127.0.0.1:%d", state.Ports[process])
-	// The certificate is not from the cluster's CA; the tests read only metrics.
+	// The certificate is not from the cluster's CA; the tests send nothing that is secret.
 	config.Insecure, config.CAData, config.CAFile = true, nil, ""
-	return scrape(tb, config)
+	return config, nil
 }
 
 // ScrapeHost reads the metrics of kube-apiserver.

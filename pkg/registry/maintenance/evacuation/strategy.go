@@ -154,8 +154,7 @@ func (*Strategy) AllowUnconditionalUpdate(context.Context) bool {
 }
 
 // PrepareForUpdate keeps the status and, unless the server writes, the time of the last eviction:
-// with it a client could
-// keep an Evacuation for which no client asks, or end one.
+// with it a client could keep an Evacuation for which no client asks, or end one.
 func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	evacuation, before := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	evacuation.Status = before.Status
