@@ -198,7 +198,8 @@ require (
 )
 
 // k8s.io/kubernetes replaces its staging modules by folders of its own tree, which does not reach
-// us. Where the module proxy lacks the patch release of a module, the next one that it has.
+// us. Where the module proxy lacks the patch release of a module, the next one that it has; of
+// cri-api the one before, since a type has changed in v0.34.9.
 replace (
 	k8s.io/api => k8s.io/api v0.34.8
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.34.8
@@ -212,7 +213,7 @@ replace (
 	k8s.io/component-base => k8s.io/component-base v0.34.8
 	k8s.io/component-helpers => k8s.io/component-helpers v0.34.8
 	k8s.io/controller-manager => k8s.io/controller-manager v0.34.8
-	k8s.io/cri-api => k8s.io/cri-api v0.34.9
+	k8s.io/cri-api => k8s.io/cri-api v0.34.5
 	k8s.io/cri-client => k8s.io/cri-client v0.34.8
 	k8s.io/csi-translation-lib => k8s.io/csi-translation-lib v0.34.8
 	k8s.io/dynamic-resource-allocation => k8s.io/dynamic-resource-allocation v0.34.8
