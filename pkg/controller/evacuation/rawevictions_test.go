@@ -11,9 +11,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -97,6 +99,21 @@ func TestTheServerDoesNotEvictForOthers(t *testing.T) {
 				<-time.After(time.Minute)
 				is.Equal(t, w.host.sent() > 0, test.want, "an eviction by the server")
 			})
+		})
+	}
+}
+
+// TestTheLastCheckKnowsWhoAsks lets the other instigators withdraw after a pod was handed to the
+// queue of evictions.
+func TestTheLastCheckKnowsWhoAsks(t *testing.T) {
+	for name, test := range map[string]struct {
+		finalizers []string
+		want       bool
+	}{"another instigator asks": {[]string{raw, theirs}, true}, "only an eviction is left": {[]string{raw}, false}} {
+		t.Run(name, func(t *testing.T) {
+			evacuation, pod := upForEviction(withFinalizers(test.finalizers...)), newPod()
+			c, _ := newIdleController(t, fake.NewClientset(pod), evacuation)
+			is.Equal(t, c.isWanted(eviction.Request{Evacuation: keyOf(evacuation), Pod: pod.Name, UID: pod.UID}), test.want)
 		})
 	}
 }
