@@ -418,6 +418,9 @@ func (d *decision) handOver(s situation, why string) {
 		account = "no evacuator was active before"
 	}
 	d.status.Message = turnMessage(to, account)
+	if to == v1alpha1.EvacuatorClassEviction && protocol.OnlyEvictionAsks(s.evacuation) {
+		d.status.Message = wording.Cut(protocol.ClientTurnMessage(account), protocol.MaxMessage)
+	}
 	d.handedOver = true
 	if from != "" && !wasDone {
 		d.events = append(d.events, event{corev1.EventTypeNormal, EventHandedOver, actionHandOver,

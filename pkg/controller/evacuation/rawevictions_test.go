@@ -32,6 +32,7 @@ func asked(at time.Duration) func(*v1alpha1.Evacuation) {
 
 func TestDecideExpiry(t *testing.T) {
 	forbidding := withStatus(func(st *v1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })
+	done := withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
 	ttl := func(s *situation) { s.rawEvictionTTL = 15 * minute }
 	expired := outcome{Active: classA, Progress: 14 * minute, Release: releaseRawEviction, Events: EventRawEvictionExpired}
 	report := reported(14*minute, "flushing")
@@ -64,6 +65,16 @@ func TestDecideExpiry(t *testing.T) {
 		"the pod waits for its eviction": {
 			evacuation: upForEviction(withFinalizers(raw), asked(0)), pod: newPod(), mod: ttl, at: 15 * minute,
 			want: outcome{Active: evict, Release: releaseRawEviction, Events: EventRawEvictionExpired},
+		},
+		"the evacuators are done": {
+			evacuation: turnOfA(withFinalizers(raw), asked(0), done), pod: newPod(), mod: ttl, at: minute,
+			want: outcome{Active: evict, Since: minute, Wake: 15 * minute},
+			says: "The pod waits for the next eviction by a client: a.example.com has finished",
+		},
+		"the evacuators are done, and another instigator requests it as well": {
+			evacuation: turnOfA(withFinalizers(theirs, raw), asked(0), done), pod: newPod(), mod: ttl, at: minute,
+			want: outcome{Active: evict, Since: minute, Evict: true, Wake: 15 * minute},
+			says: "The pod waits for its eviction: a.example.com has finished",
 		},
 		"its client may evict the pod": {
 			evacuation: upForEviction(withFinalizers(raw), asked(0)), pod: newPod(), mod: ttl, at: minute,
