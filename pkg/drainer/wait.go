@@ -66,12 +66,20 @@ func (d *Drainer) Wait(ctx context.Context, nm *v1alpha1.NodeMaintenance, state 
 	return last, err
 }
 
-// unfinished returns the error for a maintenance that has not reached a state when the time was
+// unfinished returns the maintenance, and the error if it has not reached a state when the time is
 // over. It reads the maintenance once more, since the watch may be behind.
 func (d *Drainer) unfinished(ctx context.Context, nm *v1alpha1.NodeMaintenance, state State) (*v1alpha1.NodeMaintenance, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLookFor)
 	defer cancel()
-	if now, err := d.Client.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{}); err == nil && now.UID == nm.UID {
+	now, err := d.Client.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && now.UID != nm.UID {
+		_, err = gone(nm.Name, state)
+		return nil, err
+	}
+	if err == nil {
+		if done, err := Reached(now, state); done {
+			return now, err
+		}
 		nm = now
 	}
 	e := &WaitError{Err: ErrTimeout, Name: nm.Name, State: state, Maintenance: nm}

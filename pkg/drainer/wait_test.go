@@ -103,6 +103,43 @@ func TestWait(t *testing.T) {
 	}
 }
 
+// TestWaitLooksOnceMore waits with a watch that stays silent until the time is over.
+func TestWaitLooksOnceMore(t *testing.T) {
+	another := inStage(drain)
+	another.UID = "uid-of-another"
+	for name, test := range map[string]struct {
+		// now is the maintenance at the end; nil if it was deleted.
+		now   *v1alpha1.NodeMaintenance
+		state State
+		err   error
+	}{
+		"drained":                     {now: inStage(drain, "Drained=True DrainComplete"), state: Drained},
+		"drained with kept pods":      {now: inStage(drain, "Drained=True DrainCompleteWithPodsLeft"), state: Drained, err: ErrPodsKept},
+		"not drained":                 {now: inStage(drain), state: Drained, err: ErrTimeout},
+		"completed by another client": {now: inStage(complete), state: Drained, err: ErrEnded},
+		"deleted by another client":   {state: Drained, err: ErrEnded},
+		"deleted, and waited for":     {state: Deleted},
+		"created anew":                {now: another, state: Drained, err: ErrEnded},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			client := fake.NewClientset()
+			if test.now != nil {
+				must.Get(client.MaintenanceV1alpha1().NodeMaintenances().Create(t.Context(), test.now, metav1.CreateOptions{}))(t)
+			}
+			silent := func(ctx context.Context, nm *v1alpha1.NodeMaintenance, look func(*v1alpha1.NodeMaintenance) (bool, error)) error {
+				must.Get(look(nm))(t)
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			last, err := (&Drainer{Client: client, Follow: silent}).Wait(ctx, inStage(drain), test.state)
+			is.True(t, errors.Is(err, test.err) && (err == nil) == (test.err == nil), "got the error %v, want %v", err, test.err)
+			is.True(t, (last == nil) == (test.now == nil || test.now == another), "got the last state %v", last)
+		})
+	}
+}
+
 // TestWaitEndsWithItsContext tests that an interrupted wait is not taken for a timeout.
 func TestWaitEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

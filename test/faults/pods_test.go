@@ -25,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/host/evict"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/oracle"
 )
 
 const (
@@ -105,6 +106,20 @@ func (s *storm) evictPod(ctx context.Context, random *rand.Rand) error {
 		return nil
 	}
 	return err
+}
+
+// evictAgain tries to evict the pods that wait for their clients. A name may have another pod by
+// now.
+func (s *storm) evictAgain(ctx context.Context) {
+	for _, e := range s.recorder.View().Evacuations() {
+		if oracle.WaitsForItsClient(e) {
+			// The caller repeats evictAgain until the pod is gone.
+			_ = evict.Client{Host: s.admin.Kube}.Evict(ctx, &policyv1.Eviction{
+				ObjectMeta:    metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Spec.PodRef.Name},
+				DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &e.Spec.PodRef.UID}},
+			})
+		}
+	}
 }
 
 func (s *storm) endPod(ctx context.Context, random *rand.Rand) error {

@@ -130,6 +130,7 @@ func TestProtocol(t *testing.T) {
 	s.clearAway()
 	framework.EventuallyWithin(t, settles, "everything has ended", func(ctx context.Context) (bool, error) {
 		s.giveUp(ctx)
+		s.evictAgain(ctx)
 		var left []string
 		for _, e := range s.recorder.View().Evacuations() {
 			left = append(left, fmt.Sprintf("%s/%s: %v, %+v", e.Namespace, e.Name, e.Finalizers, e.Status))

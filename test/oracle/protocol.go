@@ -181,7 +181,8 @@ func isInstigator(finalizer string) bool {
 	return strings.HasPrefix(finalizer, v1alpha1.FinalizerInstigatorPrefix)
 }
 
-// Unsettled describes the Evacuations that have not ended and do not report what blocks them.
+// Unsettled describes the Evacuations that have not ended and do not report what blocks them. An
+// Evacuation that waits for its client is settled: it ends when the client gives up.
 func Unsettled(evacuations []*v1alpha1.Evacuation) []string {
 	var found []string
 	for _, e := range evacuations {
@@ -196,6 +197,7 @@ func Unsettled(evacuations []*v1alpha1.Evacuation) []string {
 			!heldByOthers(e):
 			describe("is cancelled and still exists")
 		case isWithdrawn(e) && heldByOthers(e):
+		case WaitsForItsClient(e) && (blocked == nil || blocked.Status != metav1.ConditionTrue):
 		case blocked == nil || blocked.Status != metav1.ConditionTrue:
 			describe("has not ended and does not report why")
 		case blocked.Message == "" || !wording.IsBlocked(blocked.Reason):
@@ -203,6 +205,13 @@ func Unsettled(evacuations []*v1alpha1.Evacuation) []string {
 		}
 	}
 	return found
+}
+
+// WaitsForItsClient reports whether the evacuators of a pod are done that only another client wants
+// to evict. The server leaves the eviction to the client.
+func WaitsForItsClient(e *v1alpha1.Evacuation) bool {
+	instigators := slices.DeleteFunc(slices.Clone(e.Finalizers), func(finalizer string) bool { return !isInstigator(finalizer) })
+	return e.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction && slices.Equal(instigators, []string{v1alpha1.FinalizerInstigatorRawEviction})
 }
 
 func heldByOthers(e *v1alpha1.Evacuation) bool {

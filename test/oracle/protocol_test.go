@@ -312,6 +312,7 @@ func TestCompletionTellsTheTruth(t *testing.T) {
 }
 
 func TestUnsettled(t *testing.T) {
+	forEviction := func(e *v1alpha1.Evacuation) { e.Finalizers = []string{v1alpha1.FinalizerInstigatorRawEviction} }
 	tests := map[string]struct {
 		e    *v1alpha1.Evacuation
 		want []string
@@ -321,6 +322,14 @@ func TestUnsettled(t *testing.T) {
 		"it says nothing":        {e: evacuation(turn(evict, 0)), want: []string{"does not report why"}},
 		"it has an unknown reason": {
 			e: evacuation(turn(evict, 0), condition("Blocked", "BadMood")), want: []string{"unknown reason"},
+		},
+		"it waits for its client":                       {e: evacuation(turn(evict, 0), forEviction)},
+		"it waits for its client, and has an evacuator": {e: evacuation(turn(first, 0), forEviction), want: []string{"does not report why"}},
+		"it waits for its client and for another instigator": {
+			e: evacuation(turn(evict, 0), func(e *v1alpha1.Evacuation) {
+				e.Finalizers = append(e.Finalizers, v1alpha1.FinalizerInstigatorRawEviction)
+			}),
+			want: []string{"does not report why"},
 		},
 		"it was cancelled": {
 			e:    evacuation(turn(evict, 0), withdrawn, condition("Blocked", "PodDisruptionBudget")),

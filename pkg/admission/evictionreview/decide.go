@@ -35,7 +35,7 @@ const (
 	answerNoLeader answer = "no_leader"
 	// answerError: the server cannot decide, or cannot make the Evacuation.
 	answerError answer = "error"
-	// answerLimited: the namespace has too many evictions.
+	// answerLimited: the user or the namespace has too many evictions.
 	answerLimited answer = "limited"
 	// answerUnderWay: the pod has an Evacuation.
 	answerUnderWay answer = "under_way"

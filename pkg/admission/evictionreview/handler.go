@@ -61,7 +61,7 @@ type Handler struct {
 	// Clock is the clock.
 	Clock clock.PassiveClock
 
-	limits namespaceLimits
+	limits limits
 }
 
 // Before returns a handler that answers the reviews, and passes other requests on. It belongs
@@ -119,11 +119,11 @@ func (h *Handler) Review(ctx context.Context, request *admissionv1.AdmissionRequ
 func (h *Handler) review(ctx context.Context, e eviction) (situation, decision) {
 	var s situation
 	var err error
-	if !h.limits.accept(e.namespace, h.Clock) {
+	if by := h.limits.exceededBy(e, h.Clock); by != "" {
 		return s, decision{
 			answer: answerLimited, allowed: true,
-			message: fmt.Sprintf("pod %q is evicted without its evacuators: namespace %q has more than %d evictions per second",
-				e.namespace+"/"+e.name, e.namespace, namespaceQPS),
+			message: fmt.Sprintf("pod %q is evicted without its evacuators: %s has more than %d evictions per second",
+				e.namespace+"/"+e.name, by, limitQPS),
 		}
 	}
 	for range 2 {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -194,27 +195,45 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestEvictionsInALoop sends more evictions than a namespace may have, of a pod that does not
-// exist.
+// TestEvictionsInALoop sends more evictions than are reviewed, of pods that do not exist, and then
+// those of others.
 func TestEvictionsInALoop(t *testing.T) {
-	w := newWorld(t, newPod(annotated))
-	review := func(namespace, name string) *admissionv1.AdmissionResponse {
-		return w.Review(t.Context(), &admissionv1.AdmissionRequest{
-			Namespace: namespace, Name: name, Object: runtime.RawExtension{Raw: []byte(ofKubectl)},
-			Kind: metav1.GroupVersionKind{Group: "policy", Version: "v1", Kind: "Eviction"},
+	type sender struct{ user, namespace string }
+	for name, test := range map[string]struct {
+		loop  func(i int) sender
+		other sender
+		says  string
+	}{
+		"in a namespace": {
+			loop:  func(i int) sender { return sender{fmt.Sprint("mallory-", i), "red"} },
+			other: sender{"alice", "blue"}, says: `namespace "red" has more than 50 evictions per second`,
+		},
+		"of a user": {
+			loop:  func(i int) sender { return sender{"mallory", fmt.Sprint("red-", i%20)} },
+			other: sender{"alice", "red-0"}, says: `user "mallory" has more than 50 evictions per second`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, newPod(annotated))
+			review := func(by sender) *admissionv1.AdmissionResponse {
+				return w.Review(t.Context(), &admissionv1.AdmissionRequest{
+					Namespace: by.namespace, Name: "none", Object: runtime.RawExtension{Raw: []byte(ofKubectl)},
+					Kind: metav1.GroupVersionKind{Group: "policy", Version: "v1", Kind: "Eviction"}, UserInfo: authenticationv1.UserInfo{Username: by.user},
+				})
+			}
+			for i := range limitBurst + 10 {
+				review(test.loop(i))
+			}
+			is.Equal(t, len(w.host.Actions()), limitBurst, "requests to the host cluster")
+			got := review(test.loop(0))
+			is.True(t, got.Allowed && len(got.Warnings) == 1 && strings.HasSuffix(got.Warnings[0], test.says), "got %+v, want it allowed with a warning", got)
+			is.Equal(t, answer(got.AuditAnnotations[auditDecision]), answerLimited)
+			is.Equal(t, answer(review(test.other).AuditAnnotations[auditDecision]), answerPassed, "the eviction of another user")
+
+			w.Clock.(*clocktesting.FakePassiveClock).SetTime(now.Add(time.Second))
+			is.Equal(t, answer(review(test.loop(0)).AuditAnnotations[auditDecision]), answerPassed, "a second later")
 		})
 	}
-	for range namespaceBurst + 10 {
-		review("red", "none")
-	}
-	is.Equal(t, len(w.host.Actions()), namespaceBurst, "requests to the host cluster")
-	got := review("red", "none")
-	is.True(t, got.Allowed && len(got.Warnings) == 1, "got %+v, want it allowed with a warning", got)
-	is.Equal(t, answer(got.AuditAnnotations[auditDecision]), answerLimited)
-	is.Equal(t, answer(review("blue", "db-1").AuditAnnotations[auditDecision]), answerMade, "another namespace")
-
-	w.Clock.(*clocktesting.FakePassiveClock).SetTime(now.Add(time.Second))
-	is.Equal(t, answer(review("red", "none").AuditAnnotations[auditDecision]), answerPassed, "a second later")
 }
 
 // TestConcurrentEvictions lets another request make the Evacuation between the two steps.

@@ -266,10 +266,10 @@ func New(config Config) (*Controller, error) {
 }
 
 // isWanted reports whether, according to the caches, the pod of an Evacuation still has to be
-// evicted. If all instigators are maintenances, one of them must still drain the node of the pod,
-// and must not be paused. The nodemaintenance controller needs a moment to withdraw many
-// Evacuations, and after a change of the leader it may start later than this controller. Until the
-// Evacuation is withdrawn, it is reconciled repeatedly.
+// evicted by the server. If it is evicted for maintenances alone, one of them must still drain the
+// node of the pod, and must not be paused. The nodemaintenance controller needs a moment to
+// withdraw many Evacuations, and after a change of the leader it may start later than this
+// controller. Until the Evacuation is withdrawn, it is reconciled repeatedly.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
 	switch {
@@ -277,7 +277,10 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 		return false
 	case protocol.IsWithdrawn(evacuation):
 		return c.isHeldAndTargeted(evacuation)
-	case protocol.OnlyMaintenancesAsk(evacuation) && !c.isDrained(evacuation):
+	case protocol.OnlyEvictionAsks(evacuation):
+		// The other instigators have withdrawn after the last decision.
+		return false
+	case protocol.OnlyMaintenancesDecide(evacuation) && !c.isDrained(evacuation):
 		c.queue.AddAfter(r.Evacuation, withdrawalPatience)
 		return false
 	case r.ReplacedFirst && c.mustStay(r):

@@ -109,7 +109,8 @@ type decision struct {
 	evict   bool
 	release release
 	// handedOver is set if another class has become active. silent is the class that was active
-	// before, if its evacuator has not reported although it had the time of a class that was seen.
+	// before, if its evacuator has not reported although it had the time of a class that was seen,
+	// and at least the default of that time.
 	handedOver bool
 	silent     string
 	// wake is the time at which to reconcile again without an event; zero means never.
@@ -336,7 +337,9 @@ func (d *decision) reasonToGiveUp(s situation) string {
 	if deadline.reported {
 		return fmt.Sprintf("has not reported for %s", deadline.length)
 	}
-	if class := d.status.ActiveEvacuatorClass; s.startLimit(class) == math.MaxInt64 {
+	// With a short deadline of its own, one Evacuation would say of a slow program that it does not
+	// exist, to the pods of all namespaces.
+	if class := d.status.ActiveEvacuatorClass; s.startLimit(class) == math.MaxInt64 && deadline.length >= protocol.DefaultProgressDeadline {
 		d.silent = class
 	}
 	return fmt.Sprintf("has not started within %s", deadline.length)
@@ -415,6 +418,9 @@ func (d *decision) handOver(s situation, why string) {
 		account = "no evacuator was active before"
 	}
 	d.status.Message = turnMessage(to, account)
+	if to == v1alpha1.EvacuatorClassEviction && protocol.OnlyEvictionAsks(s.evacuation) {
+		d.status.Message = wording.Cut(protocol.ClientTurnMessage(account), protocol.MaxMessage)
+	}
 	d.handedOver = true
 	if from != "" && !wasDone {
 		d.events = append(d.events, event{corev1.EventTypeNormal, EventHandedOver, actionHandOver,

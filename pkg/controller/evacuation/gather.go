@@ -149,7 +149,7 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) v1alpha1.PodType {
 // pausedBy returns the maintenance whose pause keeps the pod of an Evacuation, or nil. It reads the
 // cache alone, so it is known as soon as a new leader has the maintenances.
 func (c *Controller) pausedBy(evacuation *v1alpha1.Evacuation, pod *corev1.Pod) *v1alpha1.NodeMaintenance {
-	if protocol.IsWithdrawn(evacuation) || !protocol.OnlyMaintenancesAsk(evacuation) {
+	if protocol.IsWithdrawn(evacuation) || !protocol.OnlyMaintenancesDecide(evacuation) {
 		return nil
 	}
 	node, err := c.nodeLister.Get(pod.Spec.NodeName)

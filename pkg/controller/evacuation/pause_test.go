@@ -15,6 +15,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -71,24 +72,28 @@ func TestDecidePaused(t *testing.T) {
 }
 
 // TestPausedPodIsNotEvicted pauses a drain whose pod is about to be evicted, for ten minutes, and
-// resumes it.
+// resumes it. Another client may have tried to evict the pod before the drain reached it.
 func TestPausedPodIsNotEvicted(t *testing.T) {
+	for name, finalizers := range map[string][]string{"for a maintenance": {ours}, "an eviction came first": {raw, ours}} {
+		bubble.Run(t, name, func(t *testing.T) { testPausedPod(t, finalizers) })
+	}
+}
+
+func testPausedPod(t *testing.T, finalizers []string) {
 	nodemaintenances := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, turnOfA(reported(0, "")), newPod(), newNode(corev1.ConditionTrue), paused(newMaintenance()))
-		w.api.edit(t, w.target, withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
-		w.until("the Evacuation says that it is paused", time.Second, protocol.IsPaused)
-		blocked := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked)
-		is.True(t, strings.Contains(blocked.Message, "kubectl maintenance resume all"), "got the message %q", blocked.Message)
-		<-time.After(10 * time.Minute)
-		is.Equal(t, w.host.sent(), 0, "evictions during the pause")
-		is.Equal(t, w.get().Status.ActiveEvacuatorClass, classA, "active class during the pause")
-		resumed := newMaintenance()
-		resumed.ResourceVersion = "2"
-		must.Do(w, w.api.client.Tracker().Update(nodemaintenances, resumed, ""))
-		w.until("the pod is deleted", 0, podDeleted)
-		is.Equal(t, w.host.sent(), 1, "evictions")
-	})
+	w := newWorld(t, 0, turnOfA(reported(0, ""), withFinalizers(finalizers...)), newPod(), newNode(corev1.ConditionTrue), paused(newMaintenance()))
+	w.api.edit(t, w.target, withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
+	w.until("the Evacuation says that it is paused", time.Second, protocol.IsPaused)
+	blocked := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked)
+	is.True(t, strings.Contains(blocked.Message, "kubectl maintenance resume all"), "got the message %q", blocked.Message)
+	<-time.After(10 * time.Minute)
+	is.Equal(t, w.host.sent(), 0, "evictions during the pause")
+	is.Equal(t, w.get().Status.ActiveEvacuatorClass, classA, "active class during the pause")
+	resumed := newMaintenance()
+	resumed.ResourceVersion = "2"
+	must.Do(w, w.api.client.Tracker().Update(nodemaintenances, resumed, ""))
+	w.until("the pod is deleted", 0, podDeleted)
+	is.Equal(t, w.host.sent(), 1, "evictions")
 }
 
 // TestPauseOfAnEvictionThatWaits pauses a drain while the eviction of its pod is refused again and

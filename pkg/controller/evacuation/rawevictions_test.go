@@ -11,9 +11,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -30,6 +32,7 @@ func asked(at time.Duration) func(*v1alpha1.Evacuation) {
 
 func TestDecideExpiry(t *testing.T) {
 	forbidding := withStatus(func(st *v1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })
+	done := withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
 	ttl := func(s *situation) { s.rawEvictionTTL = 15 * minute }
 	expired := outcome{Active: classA, Progress: 14 * minute, Release: releaseRawEviction, Events: EventRawEvictionExpired}
 	report := reported(14*minute, "flushing")
@@ -62,6 +65,16 @@ func TestDecideExpiry(t *testing.T) {
 		"the pod waits for its eviction": {
 			evacuation: upForEviction(withFinalizers(raw), asked(0)), pod: newPod(), mod: ttl, at: 15 * minute,
 			want: outcome{Active: evict, Release: releaseRawEviction, Events: EventRawEvictionExpired},
+		},
+		"the evacuators are done": {
+			evacuation: turnOfA(withFinalizers(raw), asked(0), done), pod: newPod(), mod: ttl, at: minute,
+			want: outcome{Active: evict, Since: minute, Wake: 15 * minute},
+			says: "The pod waits for the next eviction by a client: a.example.com has finished",
+		},
+		"the evacuators are done, and another instigator requests it as well": {
+			evacuation: turnOfA(withFinalizers(theirs, raw), asked(0), done), pod: newPod(), mod: ttl, at: minute,
+			want: outcome{Active: evict, Since: minute, Evict: true, Wake: 15 * minute},
+			says: "The pod waits for its eviction: a.example.com has finished",
 		},
 		"its client may evict the pod": {
 			evacuation: upForEviction(withFinalizers(raw), asked(0)), pod: newPod(), mod: ttl, at: minute,
@@ -97,6 +110,21 @@ func TestTheServerDoesNotEvictForOthers(t *testing.T) {
 				<-time.After(time.Minute)
 				is.Equal(t, w.host.sent() > 0, test.want, "an eviction by the server")
 			})
+		})
+	}
+}
+
+// TestTheLastCheckKnowsWhoAsks lets the other instigators withdraw after a pod was handed to the
+// queue of evictions.
+func TestTheLastCheckKnowsWhoAsks(t *testing.T) {
+	for name, test := range map[string]struct {
+		finalizers []string
+		want       bool
+	}{"another instigator asks": {[]string{raw, theirs}, true}, "only an eviction is left": {[]string{raw}, false}} {
+		t.Run(name, func(t *testing.T) {
+			evacuation, pod := upForEviction(withFinalizers(test.finalizers...)), newPod()
+			c, _ := newIdleController(t, fake.NewClientset(pod), evacuation)
+			is.Equal(t, c.isWanted(eviction.Request{Evacuation: keyOf(evacuation), Pod: pod.Name, UID: pod.UID}), test.want)
 		})
 	}
 }

@@ -98,24 +98,25 @@ func TestReporters(t *testing.T) {
 	is.Slices(t, r.among(both).UnsortedList(), []string{classA}, "classes that reported, after a new report")
 }
 
-// An evacuator that reports and is then down has 30 minutes for the next pod. If it exceeds them,
-// it has 5 minutes for the pod after that.
+// An evacuator that reports and is then down has 30 minutes for the next pod, also after an
+// Evacuation with a short deadline. If it exceeds them, it has 5 minutes for the pod after that.
 func TestStartDeadlineOfAKnownEvacuator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(withEvacuators(classA, classB)), newPod(), newNode(corev1.ConditionTrue))
 		w.until("the first evacuator is active", 0, hasClass(classA))
 		for _, want := range []struct {
-			reports bool
-			takes   time.Duration
-		}{{true, 30 * minute}, {false, DefaultEvacuatorStartDeadline}} {
+			reports         bool
+			deadline, takes time.Duration
+		}{{true, minute, minute}, {false, 30 * minute, 30 * minute}, {false, 30 * minute, DefaultEvacuatorStartDeadline}} {
 			if want.reports {
 				w.api.edit(t, w.target, reported(w.clock.Since(start), "copying"))
 				synctest.Wait()
 			}
 			begun := w.clock.Now()
-			w.api.edit(t, w.target, withStatus(func(st *v1alpha1.EvacuationStatus) {
-				st.ActiveEvacuatorClass, st.ActiveEvacuatorSince, st.EvacuationProgressTimestamp = classA, &metav1.Time{Time: begun}, nil
-			}))
+			w.api.edit(t, w.target, func(e *v1alpha1.Evacuation) {
+				e.Spec.ProgressDeadlineSeconds = new(int32(want.deadline.Seconds()))
+				e.Status.ActiveEvacuatorClass, e.Status.ActiveEvacuatorSince, e.Status.EvacuationProgressTimestamp = classA, &metav1.Time{Time: begun}, nil
+			})
 			w.until("the second evacuator is active", second, hasClass(classB))
 			if took := w.clock.Since(begun); took < want.takes || took > want.takes+minute {
 				t.Errorf("the hand-over was after %s, want %s", took, want.takes)

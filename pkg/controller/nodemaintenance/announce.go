@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,8 +22,9 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// announceRefused emits one event about each node that the requester may not maintain. It emits
-// none if the previous status already has that reason for the node.
+// announceRefused emits one event about each node that the requester may not maintain, with what
+// that means for the waves. It emits none if the previous status already has that reason for the
+// node.
 func (c *Controller) announceRefused(m *member) {
 	for _, node := range m.nodes {
 		if node.outside == nil || node.outside.reason != v1alpha1.NodeStatusNotAuthorized {
@@ -39,23 +41,47 @@ func (c *Controller) announceRefused(m *member) {
 		c.nodeEvent(node.Node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
 			"Skipped by NodeMaintenance %s: %s", m.Name, why)
 		c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-			"Node %s is skipped: %s", node.Name, why)
+			"Node %s is skipped: %s; %s", node.Name, strings.TrimSuffix(why, "."), effectOnWaves(m))
 	}
 }
 
-// announceExcluded emits an event when the condition Drained begins to report that a node is
-// excluded, with what that means for the waves.
-func (c *Controller) announceExcluded(m *member, written *v1alpha1.NodeMaintenance) {
-	reason, text := excluded(m.nodes, m.username(), outsideDrain)
-	was, is := conditionOf(m.NodeMaintenance, v1alpha1.ConditionDrained), conditionOf(written, v1alpha1.ConditionDrained)
-	if reason == "" || is == nil || is.Reason != reason || was != nil && was.Reason == reason {
+// announceExcluded emits an event about the nodes that the drain begins to go on without, with what
+// that means for the waves. For a node that the requester may not maintain, announceRefused does.
+func (c *Controller) announceExcluded(m *member) {
+	if !v1alpha1.IsDraining(m.NodeMaintenance) {
 		return
 	}
-	effect := wavesContinue
-	if m.Spec.OnExcludedNode == v1alpha1.ExcludedNodeWait {
-		effect = wavesWait
+	var excludedNow []memberNode
+	for _, node := range m.nodes {
+		if node.outside != nil && node.outside.reason != v1alpha1.NodeStatusNotAuthorized && !wasExcluded(m.NodeMaintenance, &node) {
+			excludedNow = append(excludedNow, node)
+		}
 	}
-	c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNodeExcluded, actionDrain, "%s; %s", text, effect)
+	if _, text := excluded(excludedNow, m.username(), outsideDrain); text != "" {
+		c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNodeExcluded, actionDrain, "%s; %s", text, effectOnWaves(m))
+	}
+}
+
+// wasExcluded reports whether the drain has gone on without a node before, according to the
+// previous status. A node that is only not cordoned yet has the same reason and another message. In
+// a status without room for messages, the condition Drained tells of the first excluded node only.
+func wasExcluded(nm *v1alpha1.NodeMaintenance, node *memberNode) bool {
+	before, drained := v1alpha1.NodeStatusOf(nm, refOf(node.Node)), conditionOf(nm, v1alpha1.ConditionDrained)
+	switch {
+	case before == nil || before.Reason != node.outside.reason || drained == nil || drained.Reason == v1alpha1.ReasonNotRequested:
+		return false
+	case before.DrainMessage == "":
+		return drained.Reason == node.outside.drained() || drained.Reason == v1alpha1.ReasonNotAuthorized
+	}
+	return strings.HasPrefix(before.DrainMessage, drainplan.NotDrained)
+}
+
+// effectOnWaves returns text about what an excluded node means for the waves.
+func effectOnWaves(m *member) string {
+	if m.Spec.OnExcludedNode == v1alpha1.ExcludedNodeWait {
+		return wavesWait
+	}
+	return wavesContinue
 }
 
 // announceProgress emits events about the changes between the previous and the written status.
@@ -65,7 +91,7 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 		return
 	}
 	c.announceRefused(f.subject)
-	c.announceExcluded(f.subject, written)
+	c.announceExcluded(f.subject)
 	if isDrained(written) && !isDrained(nm) {
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
 			meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionDrained).Message)

@@ -13,11 +13,12 @@ import (
 // Reasons of the events of this controller.
 const (
 	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not
-	// maintain it.
+	// maintain it. The event of the maintenance says whether later waves wait for the pods of the
+	// node (spec.onExcludedNode).
 	EventNotAuthorized = "NotAuthorized"
-	// EventNodeExcluded: the drain goes on without a selected node: its requester may not maintain
-	// it, too many other maintenances hold it, or it cannot be kept unschedulable. The event says
-	// whether later waves wait for the pods of the node (spec.onExcludedNode).
+	// EventNodeExcluded: the drain goes on without a selected node: too many other maintenances
+	// hold it, or it cannot be kept unschedulable. The event says whether later waves wait for the
+	// pods of the node (spec.onExcludedNode).
 	EventNodeExcluded = "NodeExcluded"
 	// EventFastForwarded: when a maintenance joined, another maintenance had already drained a node
 	// further than the plan of the new one.

@@ -4,17 +4,22 @@
 package nodemaintenance
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -34,9 +39,11 @@ func TestWavesContinueWithoutAnExcludedNode(t *testing.T) {
 				f.step("m")
 				f.wantEvacuating("critical")
 				f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized)
-				if e := f.wantEvent(EventNodeExcluded); !strings.Contains(e, `User "jane" may not maintain 1 selected node (skipped); later waves do not wait`) {
+				f.wantEvent(EventNotAuthorized) // of the node
+				if e := f.wantEvent(EventNotAuthorized); !strings.Contains(e, `Node two is skipped: user "jane" may not maintain the node; later waves do not wait`) {
 					t.Errorf("got event %q", e)
 				}
+				is.Equal(t, f.told(EventNodeExcluded), 0, "further events about the node")
 			})
 		})
 	}
@@ -49,7 +56,8 @@ func TestWavesWaitForAnExcludedNode(t *testing.T) {
 		f.rights.refused.Insert("two")
 		f.step("m")
 		f.wantEvacuating("early")
-		if e := f.wantEvent(EventNodeExcluded); !strings.Contains(e, "later waves wait until its pods have left (onExcludedNode: Wait)") {
+		f.wantEvent(EventNotAuthorized) // of the node
+		if e := f.wantEvent(EventNotAuthorized); !strings.Contains(e, "later waves wait until its pods have left (onExcludedNode: Wait)") {
 			t.Errorf("got event %q", e)
 		}
 		f.deletePod("early")
@@ -86,6 +94,46 @@ func TestWavesOpenWhenTheExcludedNodeIsEmpty(t *testing.T) {
 		f.step("m")
 		f.wantEvacuating("critical")
 	})
+}
+
+// TestEachExcludedNodeHasAnEvent lets two nodes fail one after the other, with the same reason.
+func TestEachExcludedNodeHasAnEvent(t *testing.T) {
+	for name, room := range map[string]bool{"with messages": true, "without room for messages": false} {
+		bubble.Run(t, name, func(t *testing.T) {
+			f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newPod("p", "one", 0), newMaintenance("m"))
+			if !room {
+				f.refuseMessages()
+			}
+			broken := sets.New[string]()
+			f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				return broken.Has(action.(clienttesting.PatchAction).GetName()), nil, errors.New("a policy refuses it")
+			})
+			events := func() int {
+				told := 0
+				for range 5 {
+					f.cached()
+					f.syncOnce("m")
+					f.authorized()
+					_ = f.reconcileNodes() // fails for the broken nodes
+					f.wait(statusPace)
+					told += f.told(EventNodeExcluded)
+				}
+				return told
+			}
+			for i, node := range []string{"two", "three"} {
+				broken.Insert(node)
+				f.updateNode(node, func(n *corev1.Node) { n.Spec.Unschedulable = false })
+				is.Equal(t, events(), 0, "events while node "+node+" may recover")
+				f.wait(loop.VisibleAfter)
+				want := 1
+				if i > 0 && !room {
+					want = 0
+				}
+				is.Equal(t, events(), want, "events about node "+node)
+				is.Equal(t, f.nodeStatus("m", node).Reason, v1alpha1.NodeStatusNotCordoned, "reason of node "+node)
+			}
+		})
+	}
 }
 
 // refuseMessages makes the storage refuse a status with messages of nodes.

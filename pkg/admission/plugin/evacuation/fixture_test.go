@@ -37,11 +37,13 @@ const (
 	evacuationName   = podUID + "-web-1"
 	instigator       = "evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io"
 	instigatorA      = "evacuation.coordination.k8s.io/instigator_a"
+	rawEviction      = "evacuation.coordination.k8s.io/instigator_raw-eviction.maintenance.haulout.dev"
 	annotationPrefix = "evacuation.coordination.k8s.io/priority_"
 
 	deletePod     = `delete pods "web-1" in namespace "blue"`
 	useOurs       = `use instigators.maintenance.haulout.dev "nodemaintenance.k8s.io" in namespace "blue"`
 	useA          = `use instigators.maintenance.haulout.dev "a" in namespace "blue"`
+	useRaw        = `use instigators.maintenance.haulout.dev "raw-eviction.maintenance.haulout.dev" in namespace "blue"`
 	scaleWeb      = `update deployments.apps/scale "web" in namespace "blue"`
 	scaleAny      = `update deployments.apps/scale in namespace "blue"`
 	assignA       = `assign evacuators.maintenance.haulout.dev "a.example.com" in namespace "blue"`

@@ -96,9 +96,14 @@ func (p *Plugin) mayDeletePod(ctx context.Context, attrs admission.Attributes, p
 }
 
 // mayUseInstigators checks that the user has the right to use each instigator that the write adds
-// or removes.
+// or removes. Only the server adds the instigator of evictions: the right to it is that to withdraw
+// the request of a client that has given up.
 func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attributes, finalizers, oldFinalizers []string) error {
 	now, before := sets.New(protocol.Instigators(finalizers)...), sets.New(protocol.Instigators(oldFinalizers)...)
+	if now.Difference(before).Has(v1alpha1.InstigatorRawEviction) && !p.identity.Is(attrs.GetUserInfo()) {
+		return apierrors.NewForbidden(resource, nameOf(attrs),
+			fmt.Errorf("only the server adds the instigator %s, when a client evicts the pod", v1alpha1.InstigatorRawEviction))
+	}
 	for _, name := range sets.List(now.SymmetricDifference(before)) {
 		needed := right{verb: "use", group: maintenance.GroupName, resource: "instigators", namespace: attrs.GetNamespace(), name: name}
 		if err := p.require(ctx, attrs, needed); err != nil {
@@ -120,7 +125,7 @@ func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes,
 	if attrs.GetUserInfo().GetName() == identity.GarbageCollector {
 		return nil
 	}
-	err := p.mayUseInstigators(ctx, attrs, finalizers, nil)
+	err := p.mayUseInstigators(ctx, attrs, nil, finalizers)
 	if attrs.GetOperation() != admission.Delete || !apierrors.IsForbidden(err) {
 		return err
 	}

@@ -51,6 +51,9 @@ func TestValidateRights(t *testing.T) {
 		"an instigator replaces another one": {
 			request{object: newEvacuation(finalizers(instigatorA)), old: newEvacuation()}, []string{useA, useOurs},
 		},
+		"the request of an eviction is withdrawn": {
+			request{object: newEvacuation(), old: newEvacuation(finalizers(instigator, rawEviction))}, []string{useRaw},
+		},
 		"an owner is added":   {request{object: ownedEvacuation, old: newEvacuation()}, []string{deletePod, useOurs}},
 		"an owner is removed": {request{object: newEvacuation(), old: ownedEvacuation}, []string{deletePod, useOurs}},
 		"the active evacuator reports": {
@@ -67,6 +70,11 @@ func TestValidateRights(t *testing.T) {
 		"create with an owner": {
 			request{object: newEvacuation(finalizers(instigator, instigatorA), owned)},
 			[]string{deletePod, useOurs, useA},
+		},
+		"delete what an eviction requests": {request{old: newEvacuation(finalizers(rawEviction))}, []string{deletePod, useRaw}},
+		"an owner is added to what an eviction requests": {
+			request{object: newEvacuation(finalizers(rawEviction), owned), old: newEvacuation(finalizers(rawEviction))},
+			[]string{deletePod, useRaw},
 		},
 		"delete": {
 			request{old: newEvacuation(finalizers(instigatorA, instigator, "example.com/other"))},
@@ -106,6 +114,25 @@ func TestValidateRights(t *testing.T) {
 			f = newFixture(t, nil, nil)
 			if err := f.validate(tt.request); err != nil || len(f.authz.asked) > 0 {
 				t.Errorf("the server: got %v and access reviews about %q, want none", err, f.authz.asked)
+			}
+		})
+	}
+}
+
+// TestOnlyTheServerAsksForAnEviction has a user with all rights.
+func TestOnlyTheServerAsksForAnEviction(t *testing.T) {
+	for name, r := range map[string]request{
+		"create": {object: newEvacuation(finalizers(rawEviction))},
+		"update": {operation: admission.Update, object: newEvacuation(finalizers(instigator, rawEviction)), old: newEvacuation()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, nil, []string{deletePod, useOurs, useRaw})
+			if err := f.validate(r); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "only the server adds the instigator raw-eviction") {
+				t.Errorf("got %v, want a Forbidden error", err)
+			}
+			r.user = server
+			if err := f.validate(r); err != nil {
+				t.Errorf("the server: got %v", err)
 			}
 		})
 	}

@@ -390,6 +390,12 @@ func TurnMessage(class, account string) string {
 	return "Evacuator " + class + " is active: " + account + "."
 }
 
+// ClientTurnMessage is TurnMessage for eviction if only another client wants to evict the pod: the
+// server does not evict it.
+func ClientTurnMessage(account string) string {
+	return "The pod waits for the next eviction by a client: " + account + "."
+}
+
 // Timestamp returns a time with the precision that the API stores.
 func Timestamp(t time.Time) *metav1.Time {
 	at := metav1.NewTime(t).Rfc3339Copy()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -183,6 +184,25 @@ func TestParseAnnotation(t *testing.T) {
 			case tt.want != nil && got != *tt.want:
 				t.Errorf("got %v, want %v", got, *tt.want)
 			}
+		})
+	}
+}
+
+func TestOnlyMaintenancesDecide(t *testing.T) {
+	const maintenance, raw, manual = v1alpha1.FinalizerInstigatorNodeMaintenance, v1alpha1.FinalizerInstigatorRawEviction, FinalizerInstigatorManual
+	for name, tt := range map[string]struct {
+		finalizers []string
+		want       bool
+	}{
+		"maintenances":                               {[]string{maintenance, "example.com/other"}, true},
+		"maintenances, beside an eviction":           {[]string{raw, maintenance}, true},
+		"an eviction":                                {[]string{raw}, false},
+		"a user beside maintenances":                 {[]string{maintenance, manual}, false},
+		"a user beside maintenances and an eviction": {[]string{raw, maintenance, manual}, false},
+		"nobody": {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is.Equal(t, OnlyMaintenancesDecide(&metav1.ObjectMeta{Finalizers: tt.finalizers}), tt.want)
 		})
 	}
 }

@@ -53,13 +53,21 @@ func IsWithdrawn(evacuation metav1.Object) bool {
 	return evacuation.GetDeletionTimestamp() != nil || !HasInstigator(evacuation.GetFinalizers())
 }
 
-// OnlyMaintenancesAsk reports whether NodeMaintenances are the only instigators of an evacuation.
-// Without an instigator it returns true.
-func OnlyMaintenancesAsk(evacuation metav1.Object) bool {
-	return !slices.ContainsFunc(evacuation.GetFinalizers(), func(finalizer string) bool {
-		_, isInstigator := IsInstigatorFinalizer(finalizer)
-		return isInstigator && finalizer != v1alpha1.FinalizerInstigatorNodeMaintenance
-	})
+// OnlyMaintenancesDecide reports whether it is for NodeMaintenances alone that the server makes
+// evacuators active and evicts the pod of an evacuation: they are its only instigators, apart from
+// the eviction of another client, for which the server evicts no pod.
+func OnlyMaintenancesDecide(evacuation metav1.Object) bool {
+	maintenances := false
+	for _, name := range Instigators(evacuation.GetFinalizers()) {
+		switch name {
+		case v1alpha1.InstigatorNodeMaintenance:
+			maintenances = true
+		case v1alpha1.InstigatorRawEviction:
+		default:
+			return false
+		}
+	}
+	return maintenances
 }
 
 // IsForEviction reports whether the server requests the evacuation because of an eviction.

@@ -185,6 +185,11 @@ func blocked(p *pod) {
 	}}
 }
 
+// evictedByOthers makes the Evacuation one that only an eviction by another client requests.
+func evictedByOthers(p *pod) {
+	p.evacuation.Finalizers, p.evacuation.Status.Conditions = []string{v1alpha1.FinalizerInstigatorRawEviction}, nil
+}
+
 func cordoned(p *pod) { p.staysUp = false }
 
 func cheapest(p *pod) {

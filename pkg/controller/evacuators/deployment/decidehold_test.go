@@ -205,6 +205,18 @@ func TestDecideHold(t *testing.T) {
 			s: goneAt(start, at(time.Hour, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 1)),
 				starting())),
 		},
+		"a pod that its budget keeps from another client for less than the timeout keeps the surge": {
+			s: goneAt(start, at(5*time.Minute-time.Second, scaled(), newTestPod("web-0", leaves(lanes), evictedByOthers, minOne(2, 1)),
+				replacement())),
+		},
+		"a pod that its budget keeps from another client for longer does not keep the surge": {
+			s: goneAt(start, at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), evictedByOthers, minOne(2, 1)),
+				surplus())),
+			want: "back to 1;",
+		},
+		"a pod that another client may evict keeps the surge": {
+			s: goneAt(start, at(time.Hour, scaled(), newTestPod("web-0", leaves(lanes), evictedByOthers, minOne(2, 2)), surplus())),
+		},
 		"a turn in which the surge flaps ends after three timeouts": {
 			s:    at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), reported(14*time.Minute)), starting()),
 			want: back, says: "No replacement is available after 15m0s",

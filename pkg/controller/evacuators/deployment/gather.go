@@ -274,7 +274,7 @@ func (d drain) isPaused(p *corev1.Pod, evacuation *v1alpha1.Evacuation) bool {
 	if evacuation == nil {
 		return d.covers(p) && holds.PausedBy(p, d.node, d.by) != nil
 	}
-	return d.node != nil && protocol.OnlyMaintenancesAsk(evacuation) &&
+	return d.node != nil && protocol.OnlyMaintenancesDecide(evacuation) &&
 		(protocol.IsPaused(evacuation) || holds.PausedBy(p, d.node, d.by) != nil)
 }
 

@@ -175,6 +175,11 @@ func TestDeclinedTurnIsTakenUpAgain(t *testing.T) {
 		"a surge was tried again":                 {pod: []podMod{minOne(1, 1)}, mod: tried(10*time.Minute-time.Second, 1)},
 		"that longer rest is over":                {pod: []podMod{minOne(1, 1)}, mod: tried(10*time.Minute, 1), want: true},
 		"another evacuator was active in between": {pod: []podMod{minOne(1, 1), other}},
+		"surge: Always was set, and only another client evicts the pod": {
+			deployment: []func(*appsv1.Deployment){always}, pod: []podMod{never, evictedByOthers}, want: true,
+		},
+		"the budget still never allows the eviction by another client": {pod: []podMod{never, evictedByOthers}},
+		"the budget allows the eviction by another client":             {pod: []podMod{minOne(2, 2), evictedByOthers}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := at(0, newDeployment(1, tc.deployment...), newTestPod("web-0", append([]podMod{leaves(lanes), blocked}, tc.pod...)...))
@@ -197,18 +202,20 @@ func TestDeclinedTurnIsTakenUpAgain(t *testing.T) {
 }
 
 func TestOwnerChangesHisMind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		evacuations, host := scene(newBudget())
-		evacuations[0] = newTestPod("web-0", leaves(lanes), blocked).evacuation
-		host[0] = newDeployment(1, func(d *appsv1.Deployment) { d.Spec.Paused = true })
-		w := newWorld(t, evacuations, host...)
-		synctest.Wait()
-		d := w.deployment()
-		d.Spec.Paused = false
-		must.Get(w.host.AppsV1().Deployments(testNamespace).Update(t.Context(), d, metav1.UpdateOptions{}))(w)
-		w.scaled(2, true)
-		w.reported("web-0", false, "scaled from 1 to 2")
-	})
+	for name, waits := range map[string]podMod{"the server is refused": blocked, "another client is refused": evictedByOthers} {
+		bubble.Run(t, name, func(t *testing.T) {
+			evacuations, host := scene(newBudget())
+			evacuations[0] = newTestPod("web-0", leaves(lanes), waits).evacuation
+			host[0] = newDeployment(1, func(d *appsv1.Deployment) { d.Spec.Paused = true })
+			w := newWorld(t, evacuations, host...)
+			synctest.Wait()
+			d := w.deployment()
+			d.Spec.Paused = false
+			must.Get(w.host.AppsV1().Deployments(testNamespace).Update(t.Context(), d, metav1.UpdateOptions{}))(w)
+			w.scaled(2, true)
+			w.reported("web-0", false, "scaled from 1 to 2")
+		})
+	}
 }
 
 func TestEndOfMinReadySecondsIsWaitedFor(t *testing.T) {

@@ -143,6 +143,9 @@ func TestIsPaused(t *testing.T) {
 	foreign := func(p *pod) {
 		p.evacuation.Finalizers = append(p.evacuation.Finalizers, v1alpha1.FinalizerInstigatorPrefix+"autoscaler.example.com")
 	}
+	evicted := func(p *pod) {
+		p.evacuation.Finalizers = append(p.evacuation.Finalizers, v1alpha1.FinalizerInstigatorRawEviction)
+	}
 	for name, tc := range map[string]struct {
 		by        []*v1alpha1.NodeMaintenance
 		mods      []podMod
@@ -154,6 +157,7 @@ func TestIsPaused(t *testing.T) {
 		"a paused maintenance":                    {by: []*v1alpha1.NodeMaintenance{maintenance(true)}, want: true},
 		"a paused maintenance, and another one":   {by: []*v1alpha1.NodeMaintenance{maintenance(true), maintenance(false)}},
 		"a paused maintenance, and an autoscaler": {by: []*v1alpha1.NodeMaintenance{maintenance(true)}, mods: []podMod{foreign}},
+		"a paused maintenance, and an eviction":   {by: []*v1alpha1.NodeMaintenance{maintenance(true)}, mods: []podMod{evicted}, want: true},
 		"a maintenance that was paused a moment ago": {
 			by: []*v1alpha1.NodeMaintenance{maintenance(false)}, mods: []podMod{told}, want: true,
 		},

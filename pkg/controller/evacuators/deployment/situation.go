@@ -190,10 +190,12 @@ func mayReturn(evacuation *v1alpha1.Evacuation) bool {
 		protocol.Next(evacuation.Spec.Evacuators, v1alpha1.EvacuatorClassDeployment) == v1alpha1.EvacuatorClassEviction
 }
 
-// isDeclined reports whether this evacuator becomes active again as soon as a surge is possible,
-// because eviction cannot remove the pod.
+// isDeclined reports whether this evacuator becomes active again as soon as a surge is possible, if
+// eviction cannot remove the pod. The condition Blocked does not report a budget on which only
+// another client has to wait.
 func isDeclined(evacuation *v1alpha1.Evacuation) bool {
-	return mayReturn(evacuation) && meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
+	return mayReturn(evacuation) &&
+		(protocol.OnlyEvictionAsks(evacuation) || meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked))
 }
 
 // isAsked reports whether this evacuator is active for a pod, also if it has reported completion,
@@ -214,7 +216,7 @@ func (s *situation) declined() []*pod {
 		if p.evacuation == nil || p.isEvicting || p.isPaused || !isDeclined(p.evacuation) || s.isRecorded(p) || slices.Contains(strays, p) {
 			continue
 		}
-		if !s.rests(p) {
+		if _, reason := p.blockedSince(); reason != "" && !s.rests(p) {
 			declined = append(declined, p)
 		}
 	}

@@ -10,8 +10,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/drain/surge"
@@ -313,11 +315,11 @@ func (d *decision) isInVain(s situation, handed []*pod) bool {
 	}
 	since, reason := latest(d.memory.goneAt, s.servingSince), ""
 	for _, p := range handed {
-		blocked := meta.FindStatusCondition(p.evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
-		if blocked == nil || blocked.Status != "True" || !allowsEviction(p, 0) && d.lacksReplacements(s, p) {
+		blockedAt, why := p.blockedSince()
+		if why == "" || !allowsEviction(p, 0) && d.lacksReplacements(s, p) {
 			return false
 		}
-		since, reason = latest(since, blocked.LastTransitionTime.Time), blocked.Reason
+		since, reason = latest(since, blockedAt), why
 	}
 	if end := since.Add(s.timeout); s.now.Before(end) {
 		d.wakeAt(end)
@@ -327,6 +329,21 @@ func (d *decision) isInVain(s situation, handed []*pod) bool {
 		"The pods to leave have been blocked for %s although replacements are available: %d (%s). The surge ends, and the pods wait without replacements",
 		s.timeout, len(handed), reason)
 	return true
+}
+
+// blockedSince returns the time since which eviction cannot remove a pod, and the reason; "" if it
+// may remove the pod. The server does not evict a pod that only another client wants to evict, and
+// does not know its answers. So there the budgets decide, and the time is that from which the
+// client may evict the pod.
+func (p *pod) blockedSince() (since time.Time, reason string) {
+	status := &p.evacuation.Status
+	if blocked := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked); blocked != nil && blocked.Status == metav1.ConditionTrue {
+		return blocked.LastTransitionTime.Time, blocked.Reason
+	}
+	if protocol.OnlyEvictionAsks(p.evacuation) && !allowsEviction(p, 0) {
+		return protocol.TurnOf(status).Since, v1alpha1.ReasonPodDisruptionBudget
+	}
+	return time.Time{}, ""
 }
 
 // noteGone records the number of pods that have left during the surge, and the time at which it
