@@ -93,8 +93,9 @@ func TestUncordonOfAHeldNodeIsRefused(t *testing.T) {
 	unschedulable(t, true, held)
 
 	framework.Eventually(t, "kube-apiserver refuses to uncordon the held node", func(context.Context) (bool, error) {
-		_, stderr, err := cluster.Kubectl(t, "", "uncordon", held, "--dry-run=server")
-		return err != nil && strings.Contains(stderr, "is held by NodeMaintenance "+nm.Name), nil
+		// kubectl uncordon prints the refusal, and exits with code 0.
+		_, stderr, _ := cluster.Kubectl(t, "", "uncordon", held, "--dry-run=server")
+		return strings.Contains(stderr, "error:") && strings.Contains(stderr, "is held by NodeMaintenance "+nm.Name), nil
 	})
 	_, stderr, err := cluster.Kubectl(t, "", "taint", "node", held, v1alpha1.TaintHeld+"-")
 	is.True(t, err != nil && strings.Contains(stderr, "keeps the taint"), "kubectl taint: %v: %s", err, stderr)

@@ -404,7 +404,7 @@ func TestReviewsAreOfKubeAPIServer(t *testing.T) {
 	is.True(t, err != nil && strings.Contains(errOut, "Forbidden"), "of an anonymous user: got %v, want Forbidden\n%s", err, errOut)
 	config := must.Get(cluster.Directly(t, "haulout-apiserver"))(t)
 	port := must.Get(kubernetes.NewForConfig(rest.AnonymousClientConfig(config)))(t).Discovery().RESTClient()
-	is.Equal(t, post(t, port), http.StatusForbidden, "to the port of the server, without credentials:")
+	is.Equal(t, post(t, port), http.StatusUnauthorized, "to the port of the server, without credentials:")
 	config.BearerToken, config.CertData, config.KeyData, config.CertFile, config.KeyFile = "forged", nil, nil, "", ""
 	port = must.Get(kubernetes.NewForConfig(config))(t).Discovery().RESTClient()
 	is.Equal(t, post(t, port), http.StatusUnauthorized, "to the port of the server, with a forged token:")
