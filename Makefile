@@ -508,7 +508,7 @@ codegen: ## Generate all code in a copy of the tree and compare, also if nothing
 NIGHTLY ?= codegen unit race gitops fuzz full faults kube kubeadm helm cgroup2 reboots bench memory clients idle evictionrequests
 
 .PHONY: nightly
-nightly: ## Run everything that takes long, and end with a table of what came of it (eight hours; needs Debian and root; NIGHTLY='fuzz kubeadm')
+nightly: ## Run everything that takes long, and end with a table of what came of it (nine hours; needs Debian and root; NIGHTLY='fuzz kubeadm')
 	@FUZZ_TIME="$${FUZZ_TIME:-5m}" hack/nightly.sh '$(MAKE)' $(NIGHTLY)
 
 .PHONY: verify

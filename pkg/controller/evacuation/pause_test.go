@@ -80,6 +80,7 @@ func TestPausedPodIsNotEvicted(t *testing.T) {
 }
 
 func testPausedPod(t *testing.T, finalizers []string) {
+	t.Helper()
 	nodemaintenances := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
 	w := newWorld(t, 0, turnOfA(reported(0, ""), withFinalizers(finalizers...)), newPod(), newNode(corev1.ConditionTrue), paused(newMaintenance()))
 	w.api.edit(t, w.target, withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
