@@ -29,21 +29,6 @@ const (
 	NodeMaintenanceStageComplete NodeMaintenanceStage = "Complete"
 )
 
-// PodType classifies the pods of a node by what recreates them when they leave (KEP-4212, "Pod
-// Selection").
-// +enum
-// +k8s:enum
-type PodType string
-
-const (
-	// PodTypeDefault is every pod that is neither a DaemonSet pod nor a static pod.
-	PodTypeDefault PodType = "Default"
-	// PodTypeDaemonSet is a pod whose controller is a DaemonSet.
-	PodTypeDaemonSet PodType = "DaemonSet"
-	// PodTypeStatic is a static pod, which the API shows as a mirror pod.
-	PodTypeStatic PodType = "Static"
-)
-
 // NodeStatusReason is the reason why the drain of a node differs from that of the other nodes.
 // +enum
 // +k8s:enum
@@ -132,6 +117,9 @@ const (
 	// ReasonTooManyMaintenances (Drained=False): the maximum number of other maintenances holds a
 	// selected node, so this one does not hold it; the message names it.
 	ReasonTooManyMaintenances = "TooManyMaintenances"
+	// ReasonNodeTaskInProgress (Drained=False): a worker works on a selected node for another
+	// maintenance, so no pod of the node is asked to leave; the message names node and worker.
+	ReasonNodeTaskInProgress = "NodeTaskInProgress"
 
 	// ConditionProgressing is the condition of a NodeMaintenance that reports whether the
 	// maintenance makes progress. The reasons are listed in their order of precedence: the
@@ -153,6 +141,9 @@ const (
 	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a request
 	// to the API fails; the message has the object, the error and the time of the first failure.
 	ReasonProgressSyncFailed = "SyncFailed"
+	// ReasonProgressWaitingForCompletion (Progressing=True): only pods are left that the plan lets
+	// complete; the message has their number.
+	ReasonProgressWaitingForCompletion = "WaitingForCompletion"
 	// ReasonProgressWaiting (Progressing=True): no pod is asked to leave; every node waits for
 	// other nodes, for other maintenances or for a cordon.
 	ReasonProgressWaiting = "Waiting"
@@ -164,13 +155,16 @@ const (
 	// only paused maintenances request has it in the condition Blocked, which is False.
 	ReasonPaused = "Paused"
 
-	// ConditionReady is the condition of both kinds for tools that know no other, such as Flux,
-	// Helm and `kubectl wait`. A NodeMaintenance is ready when its stage is reached: Idle
+	// ConditionReady is the condition of all kinds but NodeTask, for tools that know no other, such
+	// as Flux, Helm and `kubectl wait`. A NodeMaintenance is ready when its stage is reached: Idle
 	// immediately, Cordon when all nodes are cordoned, Drain when they are drained, Complete when
-	// they are released. An Evacuation is ready when its pod is gone or has terminated.
+	// they are released. An Evacuation is ready when its pod is gone or has terminated. A
+	// NodeMaintenanceRollout is ready in stage Idle immediately, in stage Roll when every matching
+	// node is done, and in stage Complete when no unit runs.
 	ConditionReady = "Ready"
 	// ConditionStalled is True on a NodeMaintenance while Progressing is False with the reason
-	// Stalled, and on an Evacuation that was cancelled. Such tools report a failure then.
+	// Stalled, on an Evacuation that was cancelled, and on a NodeMaintenanceRollout that is halted.
+	// Such tools report a failure then.
 	ConditionStalled = "Stalled"
 	// ReasonNotObserved (Ready=Unknown): the server has not written the status since the creation
 	// of the object.
@@ -292,28 +286,12 @@ type NodeMaintenanceSpec struct {
 	// +optional
 	// +k8s:optional
 	OnExcludedNode ExcludedNodePolicy `json:"onExcludedNode,omitempty" protobuf:"bytes,8,opt,name=onExcludedNode,casttype=ExcludedNodePolicy"`
-}
 
-// DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a
-// selector.
-type DrainPlanEntry struct {
-	// podSelector restricts the entry to pods with matching labels, so that some pods of a priority
-	// can leave before the others. If unset, the entry covers all pods of the type.
+	// task is the work on each node, for which the server offers the nodes to workers. If unset,
+	// users do the work, and complete the maintenance. Immutable.
 	// +optional
 	// +k8s:optional
-	// +k8s:opaqueType
-	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty" protobuf:"bytes,1,opt,name=podSelector"`
-
-	// podPriority is the highest spec.priority of a pod that the entry covers. A pod without a
-	// priority counts as 0.
-	// +required
-	PodPriority int32 `json:"podPriority" protobuf:"varint,2,opt,name=podPriority"`
-
-	// podType is the type of the pods: Default, DaemonSet or Static. The default is Default.
-	// +optional
-	// +default="Default"
-	// +k8s:optional
-	PodType PodType `json:"podType,omitempty" protobuf:"bytes,3,opt,name=podType,casttype=PodType"`
+	Task *NodeMaintenanceTask `json:"task,omitempty" protobuf:"bytes,9,opt,name=task"`
 }
 
 // NodeMaintenanceStatus is the observed state of a NodeMaintenance. It also stores the progress of
@@ -563,6 +541,18 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:optional
 	// +k8s:minimum=0
 	Pool *int32 `json:"pool,omitempty" protobuf:"varint,11,opt,name=pool"`
+
+	// podsWaiting is the number of pods on the node that the plan lets complete (WaitCompleted).
+	// podsPendingEvacuation counts them too. Unset if there are none.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	PodsWaiting *int32 `json:"podsWaiting,omitempty" protobuf:"varint,12,opt,name=podsWaiting"`
+
+	// task is the state of the work on the node, with spec.task. It stays after stage Complete.
+	// +optional
+	// +k8s:optional
+	Task *NodeMaintenanceNodeTask `json:"task,omitempty" protobuf:"bytes,13,opt,name=task"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

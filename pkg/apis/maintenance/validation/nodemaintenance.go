@@ -16,6 +16,7 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/nodeterms"
@@ -40,6 +41,7 @@ func ValidateNodeMaintenance(nm *maintenance.NodeMaintenance) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs = append(errs, validateNodeSelector(nm.Spec.NodeSelector, spec.Child("nodeSelector"))...)
 	errs = append(errs, validatePause(nm, spec.Child("paused"))...)
+	errs = append(errs, validateTask(nm.Spec.Task, spec.Child("task"))...)
 	return append(errs, validateDrainPlan(nm.Spec.DrainPlan, spec.Child("drainPlan"))...)
 }
 
@@ -64,6 +66,9 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	errs = append(errs, validateStageChange(nm, old, spec.Child("stage"))...)
 	if nm.Spec.Paused != old.Spec.Paused {
 		errs = append(errs, validatePauseChange(nm, old, spec.Child("paused"))...)
+	}
+	if !apiequality.Semantic.DeepEqual(nm.Spec.Task, old.Spec.Task) {
+		errs = append(errs, field.Invalid(spec.Child("task"), field.OmitValueType{}, "is immutable").WithOrigin("immutable"))
 	}
 	if !SameDrainPlan(nm.Spec.DrainPlan, old.Spec.DrainPlan) {
 		// Omit the value: a message with two whole plans would be unreadable.
@@ -216,6 +221,7 @@ func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) fiel
 	for i := range plan {
 		errs = append(errs, metav1validation.ValidateLabelSelector(plan[i].PodSelector, metav1validation.LabelSelectorValidationOptions{},
 			path.Index(i).Child("podSelector"))...)
+		errs = append(errs, validateBehavior(&plan[i], path.Index(i))...)
 	}
 	planorder.Check(planKeys(plan), func(index, against int, v planorder.Violation) {
 		if v == planorder.Duplicate {
@@ -230,11 +236,23 @@ func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) fiel
 	return errs
 }
 
+func validateBehavior(entry *maintenance.DrainPlanEntry, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	waits := ptr.Deref(entry.Behavior, "") == maintenance.DrainBehaviorWaitCompleted
+	if waits && entry.PodType != maintenance.PodTypeDefault {
+		errs = append(errs, field.Invalid(path.Child("behavior"), *entry.Behavior, "only with podType "+string(maintenance.PodTypeDefault)))
+	}
+	if !waits && entry.WaitSeconds != nil {
+		errs = append(errs, field.Forbidden(path.Child("waitSeconds"), "only with behavior "+string(maintenance.DrainBehaviorWaitCompleted)))
+	}
+	return errs
+}
+
 // SameDrainPlan reports whether two plans have the same waves in the same order, with equivalent
-// selectors.
+// selectors and the same behaviors.
 func SameDrainPlan(a, b []maintenance.DrainPlanEntry) bool {
 	return slices.EqualFunc(a, b, func(x, y maintenance.DrainPlanEntry) bool {
-		return x.PodType == y.PodType && x.PodPriority == y.PodPriority &&
+		return x.PodType == y.PodType && x.PodPriority == y.PodPriority && ptr.Equal(x.Behavior, y.Behavior) && ptr.Equal(x.WaitSeconds, y.WaitSeconds) &&
 			planorder.CanonicalSelector(x.PodSelector) == planorder.CanonicalSelector(y.PodSelector)
 	})
 }
