@@ -30,7 +30,7 @@ func jobs(pod *corev1.Pod) { pod.Labels = map[string]string{"job": "backup"} }
 func forJobs(podType v1alpha1.PodType, behavior v1alpha1.DrainBehavior, waitSeconds int32) func(*v1alpha1.NodeMaintenance) {
 	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{
-			PodType: podType, PodPriority: v1alpha1.MaxPodPriority, Behavior: behavior, WaitSeconds: waitSeconds,
+			PodType: podType, PodPriority: v1alpha1.MaxPodPriority, Behavior: &behavior, WaitSeconds: &waitSeconds,
 			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"job": "backup"}},
 		}}
 		for i := range nm.Status.StageStatuses {
@@ -68,7 +68,7 @@ func TestPodsThatMayComplete(t *testing.T) {
 	d = w.wantAsked()
 	w.wantReasons(d, "DrainInProgress", "WaitingForCompletion")
 	entry := w.entry(d, "one")
-	is.True(t, entry.PodsWaiting == 1 && entry.PodsPendingEvacuation == 2 && entry.PodsEvacuating == 0, "got the entry %+v", entry)
+	is.True(t, ptr.Deref(entry.PodsWaiting, 0) == 1 && entry.PodsPendingEvacuation == 2 && entry.PodsEvacuating == 0, "got the entry %+v", entry)
 	is.Equal(t, entry.DrainMessage, "Waiting for 1 pod to complete (until 2026-11-01T13:00:00Z), such as default/backup")
 	is.Equal(t, d.wake, 10*time.Minute, "wakes after")
 
@@ -171,7 +171,7 @@ func TestTheStrictestPlanDecides(t *testing.T) {
 			d = w.wantAsked(test.asked...)
 			w.wantReasons(d, test.drained, test.progressing)
 			entry := w.entry(d, "one")
-			is.True(t, entry.PodsWaiting == test.waiting && entry.PodsKept == test.kept, "got the entry %+v", entry)
+			is.True(t, ptr.Deref(entry.PodsWaiting, 0) == test.waiting && entry.PodsKept == test.kept, "got the entry %+v", entry)
 		})
 	}
 }
