@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -210,4 +211,27 @@ func TestAnEvacuationEndsWithItsMaintenance(t *testing.T) {
 			t.Errorf("got event %q", e)
 		}
 	})
+}
+
+// TestANodeIsDrainedBesideSkippedPods checks the conditions of the node and of the maintenance.
+func TestANodeIsDrainedBesideSkippedPods(t *testing.T) {
+	for behavior, want := range map[v1alpha1.DrainBehavior]metav1.ConditionStatus{
+		toSkip: metav1.ConditionTrue, toWait: metav1.ConditionFalse,
+	} {
+		t.Run(string(behavior), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, newNode("one"), newPod("backup", "one", 0, jobs), newMaintenance("m", forJobs(v1alpha1.PodTypeDefault, behavior, 0)))
+				f.step("m")
+				f.wait(nodestate.SettleTime)
+				f.step("m")
+				f.wantEvacuating()
+				reason, shown := podsKept, shownDrained
+				if want == metav1.ConditionFalse {
+					reason, shown = v1alpha1.ReasonDrainInProgress, shownDraining
+				}
+				f.wantDrained("m", want, reason)
+				f.wantShown("one", shown...)
+			})
+		})
+	}
 }
