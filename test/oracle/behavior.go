@@ -37,8 +37,8 @@ func (d *docket) behaviorOf(p *podRecord, at time.Time, slack time.Duration) v1a
 }
 
 // strictest returns what the maintenances that drain a node do with a pod of it. A maintenance that
-// has drained it within slack before counts, since the server learns of its end later. The result is
-// Drain if no maintenance drains the node.
+// has drained it within slack before counts, since the server learns of its end later. The result
+// is Drain if no maintenance drains the node.
 func strictest(dockets []*docket, p *podRecord, node *nodeRecord, now stamp, slack time.Duration) v1alpha1.DrainBehavior {
 	at := len(strictness)
 	for _, d := range dockets {
