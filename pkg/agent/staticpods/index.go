@@ -41,6 +41,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/local/pods"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -145,12 +146,20 @@ func (i *index) pod(key types.NamespacedName) []*Entry {
 	return entries
 }
 
-// targeting returns the maintenances in stage Drain that target a static pod of the node. It
-// ignores maintenances of an earlier Node with the same name.
+// targeting returns the maintenances in stage Drain that target a static pod of the node and whose
+// plan does not keep it. It ignores maintenances of an earlier Node with the same name.
 func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
+	pod := drainplan.Pod{Type: v1alpha1.PodTypeStatic, Priority: priority, Labels: labels}
 	var found []Maintenance
 	for i := range list {
 		nm := &list[i]
+		rules, err := holds.RulesOf(nm)
+		if err != nil {
+			return nil, err
+		}
+		if rules.Skips(pod) {
+			continue
+		}
 		for _, status := range nm.Status.NodeStatuses {
 			if ref := status.NodeRef; ref.Name != node.Name || ref.UID != node.UID && ref.UID != "" && node.UID != "" {
 				continue
@@ -159,7 +168,7 @@ func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, pri
 			if err != nil {
 				return nil, fmt.Errorf("drain targets of NodeMaintenance %s: %w", nm.Name, err)
 			}
-			if targets.Cover(drainplan.Pod{Type: v1alpha1.PodTypeStatic, Priority: priority, Labels: labels}) {
+			if targets.Cover(pod) {
 				found = append(found, Maintenance{Name: nm.Name, UID: nm.UID, reason: nm.Spec.Reason})
 			}
 		}

@@ -119,14 +119,21 @@ var goldens = map[string]golden{
 	"status-new-nodes-join": {
 		line: "status kernel-update", objects: ignoring(v1alpha1.NewNodesPolicyJoin),
 	},
-	"preview":                 {line: "preview kernel-update"},
-	"preview-wide":            {line: "preview nm/kernel-update -o wide"},
-	"preview-omitted":         {line: "preview kernel-update -o wide", arrange: omittingPreview},
-	"preview-nodes":           {line: "preview node-003 node-004"},
-	"preview-node":            {line: "preview node-003 -o name"},
-	"preview-responders":      {line: "preview kernel-update -o wide", arrange: respondersPreview},
-	"preview-static":          {line: "preview kernel-update", arrange: staticPreview},
-	"preview-file":            {line: "preview -f -", stdin: manifest},
+	"preview":            {line: "preview kernel-update"},
+	"preview-wide":       {line: "preview nm/kernel-update -o wide"},
+	"preview-omitted":    {line: "preview kernel-update -o wide", arrange: omittingPreview},
+	"preview-nodes":      {line: "preview node-003 node-004"},
+	"preview-node":       {line: "preview node-003 -o name"},
+	"preview-responders": {line: "preview kernel-update -o wide", arrange: respondersPreview},
+	"preview-static":     {line: "preview kernel-update", arrange: staticPreview},
+	"preview-file":       {line: "preview -f -", stdin: manifest},
+	"preview-behaviors": {line: "preview -f -", stdin: manifest + `  drainPlan:
+  - {podType: Default, podPriority: 1000000000, podSelector: {matchLabels: {app: web}}, behavior: WaitCompleted, waitSeconds: 3600}
+  - {podType: Default, podPriority: 1000000000, podSelector: {matchLabels: {app: checkout}}, behavior: WaitCompleted}
+  - {podType: Default, podPriority: 1000000000}
+  - {podType: Default, podPriority: 2147483647, podSelector: {matchLabels: {app: dns}}, behavior: Skip}
+  - {podType: Default, podPriority: 2147483647}
+`},
 	"preview-file-misspelled": {line: "preview -f -", stdin: manifest + "  drainPlann: []\n"},
 	"preview-file-other":      {line: "preview -f -", stdin: "apiVersion: v1\nkind: Node\nmetadata: {name: x}\n"},
 	"preview-file-and-nodes":  {line: "preview -f x.yaml node-003"},
@@ -176,6 +183,7 @@ var goldens = map[string]golden{
 	"status-stalled-table": {line: "status", objects: append([]runtime.Object{stalled(), cordon(), releasing()}, stalledEvacuations()...)},
 	"status-too-many":      {line: "status kernel-update", objects: tooMany()},
 	"status-waits":         {line: "status kernel-update", objects: []runtime.Object{waitingForOthers()}},
+	"status-completing":    {line: "status kernel-update", objects: []runtime.Object{completing()}},
 	"status-no-nodes":      {line: "status kernel-update", objects: []runtime.Object{withoutNodes()}},
 	"status-drained":       {line: "status kernel-update", objects: []runtime.Object{drained()}},
 	"blockers-drained":     {line: "blockers kernel-update", objects: []runtime.Object{drained()}},

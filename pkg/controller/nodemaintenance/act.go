@@ -25,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
@@ -78,6 +79,10 @@ func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error)
 	if err != nil {
 		return "", err
 	}
+	rules, err := holds.RulesOf(f.subject.NodeMaintenance)
+	if err != nil {
+		return "", err
+	}
 	nodes := make(map[string]*corev1.Node, len(f.subject.inside))
 	for _, node := range f.subject.inside {
 		nodes[node.Name] = node
@@ -98,7 +103,7 @@ func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error)
 			if node == nil || !drainplan.IsLive(pod) {
 				continue
 			}
-			if live := c.state.Classify(pod, node); live.Kept == "" && plan.Cover(live.Plan) {
+			if live := c.state.Classify(pod, node); live.Kept == "" && plan.Cover(live.Plan) && !rules.Skips(live.Plan) {
 				return pod.Namespace + "/" + pod.Name, nil
 			}
 		}
@@ -130,7 +135,7 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 		}
 		return c.dropFinalizer(ctx, written)
 	}
-	c.announceProgress(f, d.plan, written)
+	c.announceProgress(f, d, written)
 	if !v1alpha1.IsDraining(nm) {
 		return nil
 	}
@@ -315,7 +320,7 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
-		a.PodsGonePeak == b.PodsGonePeak && ptr.Equal(a.Pool, b.Pool) &&
+		a.PodsGonePeak == b.PodsGonePeak && ptr.Equal(a.PodsWaiting, b.PodsWaiting) && ptr.Equal(a.Pool, b.Pool) && equality.Semantic.DeepEqual(a.Task, b.Task) &&
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -45,7 +46,7 @@ var (
 	podsByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "pods",
 		Help: "Pods of NodeMaintenances that are not complete, by name as in haulout_nodemaintenance_info, and by state. pending, evacuating, " +
-			"blocked (also counted as evacuating) and kept are on nodes that are drained; gone have left, without those that came back. A pod on a node of several maintenances counts for each.",
+			"blocked (also counted as evacuating), waiting (to complete, also counted as pending) and kept are on nodes that are drained; gone have left, without those that came back. A pod on a node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"name", "state"})
 	maintenancesByStage = metrics.NewGaugeVec(&metrics.GaugeOpts{
@@ -187,6 +188,7 @@ func publishByName(all []*v1alpha1.NodeMaintenance) {
 // stages than Drain, the pods on its nodes do not have to leave.
 func addPods(sums map[podsKey]float64, name string, nm *v1alpha1.NodeMaintenance) {
 	var pods v1alpha1.NodeMaintenanceNodeStatus
+	var waiting int32
 	if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
 		for i := range nm.Status.NodeStatuses {
 			node := &nm.Status.NodeStatuses[i]
@@ -194,6 +196,7 @@ func addPods(sums map[podsKey]float64, name string, nm *v1alpha1.NodeMaintenance
 			pods.PodsEvacuating += node.PodsEvacuating
 			pods.PodsBlocked += node.PodsBlocked
 			pods.PodsKept += node.PodsKept
+			waiting += ptr.Deref(node.PodsWaiting, 0)
 		}
 	}
 	gone, _ := glance.Pods(nm)
@@ -202,4 +205,5 @@ func addPods(sums map[podsKey]float64, name string, nm *v1alpha1.NodeMaintenance
 	sums[podsKey{name, "evacuating"}] += float64(pods.PodsEvacuating)
 	sums[podsKey{name, "blocked"}] += float64(pods.PodsBlocked)
 	sums[podsKey{name, "kept"}] += float64(pods.PodsKept)
+	sums[podsKey{name, "waiting"}] += float64(waiting)
 }
