@@ -3,23 +3,21 @@
 
 package nodetask
 
-// Reasons of the events of this controller. All are about the node.
+// Reasons of the events of this controller. They are about the node.
 const (
-	// EventOffered: a node is offered to the workers of a class.
+	// EventOffered: the node is out of service, and a worker may claim it.
 	EventOffered = "NodeTaskOffered"
-	// EventClaimed: the server has granted the node to a worker, which works on it now.
+	// EventClaimed: the server has granted the node to a worker.
 	EventClaimed = "NodeTaskClaimed"
-	// EventWithdrawn: the node is no longer offered, for example because its maintenance has ended,
-	// because it has pods again, or because no worker has claimed it in time.
+	// EventWithdrawn: the node is no longer offered to workers, or the claim of a worker was
+	// refused.
 	EventWithdrawn = "NodeTaskWithdrawn"
 	// EventVerified: the work on the node is done, and the node is verified.
 	EventVerified = "NodeTaskVerified"
-	// EventFailed: the work on the node, or its verification, has failed. The node stays out of
-	// service until a user acts.
+	// EventFailed: the work on the node or its verification has failed, or no worker has claimed
+	// the node.
 	EventFailed = "NodeTaskFailed"
-	// EventNodeGone: a node that a worker had did not return in time. Its maintenance goes on
-	// without the node.
+	// EventNodeGone: the node was deleted while a worker had claimed it, and was not registered
+	// again before the deadline.
 	EventNodeGone = "NodeGone"
 )
-
-const actionWork = "Work"
