@@ -201,6 +201,13 @@ func (f *fixture) restart() {
 		Rights: rights.NewCache(rights.CacheConfig{Authorizer: f.rights, Clock: f.clock, Rules: rights.Rules{PoolLabel: poolLabel}}),
 	}, nodestate.Config{OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
 	f.tasks = nodetask.New(nodetask.Config{Cluster: cluster, Selection: f.selection, State: f.state, Clock: f.clock})
+	f.t.Cleanup(func(tasks *nodetask.Controller) func() {
+		return func() {
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			tasks.Run(over, 0)
+		}
+	}(f.tasks))
 	f.volumes, f.taskLister = cluster.VolumeAttachments.Informer().GetStore(), cluster.NodeTasks.Lister()
 	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations", "nodetasks"}
 	begun := f.watches.Fewest(watched...)

@@ -19,6 +19,9 @@ import (
 	"haulout.dev/haulout/pkg/host/eventref"
 )
 
+// actionWork is the action of all events of this controller.
+const actionWork = "Work"
+
 // Sync takes the next step for a node.
 func (c *Controller) Sync(ctx context.Context, name string) error {
 	f, err := c.gather(name)

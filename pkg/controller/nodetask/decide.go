@@ -206,7 +206,9 @@ func decideOffered(f *facts) decision {
 		return decision{wake: left}
 	}
 	// The NodeTask is withdrawn afterwards: a maintenance that has ended grants no claim.
-	return decision{step: stepRelease, result: string(v1alpha1.NodeTaskNoWorker)}
+	return decision{step: stepRelease, result: string(v1alpha1.NodeTaskNoWorker), event: EventFailed, warning: true, note: fmt.Sprintf(
+		"%s: no worker of class %s has claimed the node within %s; NodeMaintenance %s releases its nodes",
+		v1alpha1.NodeTaskNoWorker, task.Worker, seconds(f.task.Spec.ClaimDeadlineSeconds), f.owner.Name)}
 }
 
 func withdraw(why string) decision {

@@ -243,7 +243,7 @@ func TestDecideOffered(t *testing.T) {
 		"a claim is refused":           {newFacts(newMaintenance("m"), withTask(offered, holder("w")), looked("pod a/b is on the node again")), withdrawn("a/b")},
 		"a claim after the end is not": {newFacts(newMaintenance("m", complete), withTask(offered, holder("w"))), withdrawn("it ends")},
 		"a late claim is granted":      {newFacts(newMaintenance("m"), withTask(offered, holder("w"), since(time.Hour))), wanted{step: stepLook}},
-		"nobody came":                  {newFacts(newMaintenance("m"), withTask(offered, since(30*time.Minute))), wanted{step: stepRelease}},
+		"nobody came":                  {newFacts(newMaintenance("m"), withTask(offered, since(30*time.Minute))), wanted{step: stepRelease, event: EventFailed, note: "NoWorker: no worker of class w.example.com has claimed the node within 30m0s"}},
 		"nobody came to a new leader":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), served(time.Minute)), wanted{wake: 4 * time.Minute}},
 	} {
 		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })

@@ -16,6 +16,7 @@
 // nodemaintenance controller copies the state of the NodeTask into the status of the maintenance,
 // and this controller deletes the NodeTask of finished work when it sees the copy.
 //
-// All deadlines count from times in the NodeTask. Only one thing is kept in memory: since when this
-// leader serves. A new leader gives workers some time to repeat reports that no server received.
+// All deadlines count from times in the NodeTask. Two things are kept in memory: since when this
+// leader serves, and compiled expressions. A new leader gives workers some time to repeat reports
+// that no server received, and compiles again.
 package nodetask
