@@ -132,6 +132,8 @@ func (d controllerDependencies) drains(cluster *host.Cluster, selected *selectio
 	if err != nil {
 		return nil, nil, fmt.Errorf("create controller %s: %w", nodemaintenance.Name, err)
 	}
-	tasks := nodetask.New(nodetask.Config{Cluster: cluster, Selection: selected, State: state, Clock: realTime, Liveness: d.liveness})
+	tasks := nodetask.New(nodetask.Config{
+		Cluster: cluster, Selection: selected, State: state, Rights: nodeRights, Clock: realTime, Liveness: d.liveness,
+	})
 	return []controller{nodes, maintenances, tasks}, nodeRights, nil
 }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -19,6 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 const (
@@ -43,6 +45,9 @@ type facts struct {
 	selected bool
 	// holding are the maintenances that select and hold the node.
 	holding []*v1alpha1.NodeMaintenance
+	// assigns reports, by the UID of each maintenance in holding that has a task, whether its
+	// requester may assign workers of the class of the task.
+	assigns map[types.UID]rights.Answer
 	// volumes is the number of the volumes that are attached to the node.
 	volumes int
 	// doneWhen evaluates the condition of a task for the node. An error counts as false.
@@ -114,6 +119,9 @@ func decideOffer(f *facts) decision {
 		if !isCurrent(nm) || f.whyNotReady(nm) != "" || holds.TaskOf(nm, f.node) != nil {
 			continue
 		}
+		if answer := f.assigns[nm.UID]; !answer.Allowed || answer.Stale {
+			continue
+		}
 		if wait := f.volumesWait(nm); wait > 0 {
 			// Do not offer the node for a younger maintenance meanwhile: if two maintenances each
 			// had a node that the other one needs, both would wait for ever.
@@ -180,8 +188,8 @@ func decideOffered(f *facts) decision {
 	if why := f.whyNotOffered(); why != "" {
 		return withdraw(why)
 	}
-	if !isCurrent(f.owner) {
-		return decision{} // the status will say whether the node is still drained
+	if !isCurrent(f.owner) || !f.assigns[f.owner.UID].Allowed {
+		return decision{} // the status or the answer of the authorizer follows
 	}
 	task := f.owner.Spec.Task
 	if met, _ := f.isMet(task, f.task.Spec.Before); met {
@@ -233,6 +241,9 @@ func (f *facts) whyNotOffered() string {
 	}
 	if why := f.whyNotReady(f.owner); why != "" {
 		return about(why)
+	}
+	if answer := f.assigns[f.owner.UID]; !answer.Allowed && answer.Err == nil {
+		return fmt.Sprintf("user %q may not assign workers of class %s", protocol.UserName(v1alpha1.RequesterOf(f.owner)), f.task.Spec.Worker)
 	}
 	return ""
 }

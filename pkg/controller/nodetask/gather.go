@@ -12,15 +12,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/rollout/nodeexpr"
 )
 
-// gather reads the inputs of the decision about a node from the caches.
-func (c *Controller) gather(name string) (*facts, error) {
+// gather reads the inputs of the decision about a node from the caches, and asks the authorizer.
+func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	now := c.clock.Now()
 	f := &facts{now: now, served: now.Sub(c.started), task: c.state.TaskOn(name), volumes: c.state.VolumesOn(name)}
 	node, exists, err := c.state.Nodes.Get(name)
@@ -34,6 +36,12 @@ func (c *Controller) gather(name string) (*facts, error) {
 		}
 	}
 	f.holding = c.holders.Which(name, v1alpha1.IsHolding)
+	f.assigns = map[types.UID]rights.Answer{}
+	for _, nm := range f.holding {
+		if nm.Spec.Task != nil && f.node != nil {
+			f.assigns[nm.UID] = c.rights.AskWorker(ctx, nm.Spec.RequestedBy, nm.Spec.Task.Worker, []*corev1.Node{f.node})
+		}
+	}
 	if f.task == nil {
 		return f, nil
 	}
