@@ -329,9 +329,10 @@ func (f *facts) whyNotVerified() string {
 	return ""
 }
 
-// decideDone deletes the task when the maintenance has recorded it.
+// decideDone deletes the task when the maintenance has recorded it. A maintenance that does not
+// select the node any more records nothing.
 func decideDone(f *facts) decision {
-	if f.node == nil || f.isForgotten() || holds.IsDone(f.owner, f.node) {
+	if f.node == nil || f.isForgotten() || !f.selected || holds.IsDone(f.owner, f.node) {
 		return decision{step: stepDelete}
 	}
 	return decision{}

@@ -347,6 +347,7 @@ func TestDecideEnd(t *testing.T) {
 		"done work that is recorded":               {newFacts(newMaintenance("m", recorded(done)), withTask(done)), deleted},
 		"done work of an earlier node of the name": {newFacts(newMaintenance("m", recorded(done)), withTask(done), otherUID), wanted{}},
 		"done work without a maintenance":          {newFacts(newMaintenance("m"), withTask(done), noOwner), deleted},
+		"done work of a node with other labels":    {newFacts(newMaintenance("m"), withTask(done), deselected), deleted},
 		"done work without a node":                 {newFacts(newMaintenance("m"), withTask(done), noNode), deleted},
 		"done work of a maintenance that is over":  {newFacts(newMaintenance("m", complete, released), withTask(done)), deleted},
 		"failed work waits for a user":             {newFacts(newMaintenance("m", recorded(failed)), withTask(failed, result(v1alpha1.NodeTaskResultFailed))), wanted{}},

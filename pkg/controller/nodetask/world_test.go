@@ -298,8 +298,11 @@ func (w *world) unmark(node *corev1.Node, nm *v1alpha1.NodeMaintenance) {
 		node.Annotations[v1alpha1.AnnotationCordonedBy] = marks.Mark{Storage: "s", Maintenances: owners}.Encode().(string)
 		return
 	}
-	if task := w.tasks[node.Name]; task != nil && (task.Status.State == v1alpha1.NodeTaskClaimed || task.Status.State == v1alpha1.NodeTaskVerifying) {
+	if task := w.tasks[node.Name]; holds.Keeps(task, nm.UID) {
 		w.fault("node %s was released while its task is %s", node.Name, task.Status.State)
+	} else if task != nil && w.maintenances[task.Spec.Maintenance.Name] != nil && holds.Keeps(task, task.Spec.Maintenance.UID) {
+		w.mark(node, w.maintenances[task.Spec.Maintenance.Name]) // a node that was registered again
+		return
 	}
 	node.Annotations, node.Spec.Unschedulable, w.pods[node.Name] = nil, false, true
 }
