@@ -28,6 +28,8 @@ type Described struct {
 	Ignored []string
 	// Kept is the name of the workload of the kept pods.
 	Kept string
+	// Completing is the namespace and name of a pod that the plan lets complete.
+	Completing string
 	// Now is the time at which the controller reconciles the maintenance.
 	Now time.Time
 }
@@ -75,6 +77,10 @@ func Describe(nm *v1alpha1.NodeMaintenance, by Described) {
 		}
 		for range entry.PodsKept {
 			n.leftOnPurpose = append(n.leftOnPurpose, by.Kept)
+		}
+		if entry.PodsWaiting > 0 {
+			n.completing = drainplan.Completing{Pods: int(entry.PodsWaiting), Name: by.Completing}
+			entry.DrainMessage = n.completing.MessageOf(entry.DrainMessage, n.targeted)
 		}
 		entry.PodsBlocked = int32(len(n.blocked))
 		left.add(n, time.Time{})

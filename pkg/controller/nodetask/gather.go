@@ -16,6 +16,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/rollout/nodeexpr"
@@ -106,11 +107,15 @@ func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
 	if err != nil {
 		return nil, fmt.Errorf("drain plan of %s: %w", nm.Name, err)
 	}
+	rules, err := holds.RulesOf(nm)
+	if err != nil {
+		return nil, err
+	}
 	pods, err := c.state.LivePods(ctx, node)
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(pods, func(pod nodestate.Pod) bool { return plan.Cover(pod.Plan) }); i >= 0 {
+	if i := slices.IndexFunc(pods, func(pod nodestate.Pod) bool { return plan.Cover(pod.Plan) && !rules.Skips(pod.Plan) }); i >= 0 {
 		return refuse("pod %s/%s is on the node again", pods[i].Namespace, pods[i].Name)
 	}
 	return &liveFacts{}, nil
