@@ -386,7 +386,7 @@ func (w *world) step(views []view) {
 		}
 	}
 	for _, name := range []string{"a", "b", "c", "d"} {
-		v := w.view()
+		v := view{w.nodes, w.maintenances, w.tasks}
 		if !w.calm && w.chance(0.4) && len(views) > 0 {
 			v = views[w.rng.IntN(len(views))]
 		}
