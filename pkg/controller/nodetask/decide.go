@@ -149,7 +149,6 @@ func (f *facts) holderWithoutTask() *v1alpha1.NodeMaintenance {
 // whyNotReady returns the reason why a maintenance does not offer the node, "" if it does.
 func (f *facts) whyNotReady(nm *v1alpha1.NodeMaintenance) string {
 	entry := v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: f.node.Name, UID: f.node.UID})
-	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	switch {
 	case nm.Spec.Task == nil:
 		return "it has no task"
@@ -167,16 +166,25 @@ func (f *facts) whyNotReady(nm *v1alpha1.NodeMaintenance) string {
 		return "the node is not cordoned for it"
 	case nm.Spec.Task.Stage == v1alpha1.NodeTaskStageCordon && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon:
 		return ""
-	case drained == nil || drained.Status != metav1.ConditionTrue:
+	case drainedOf(nm) == nil:
 		return "it is not drained"
 	}
 	return ""
 }
 
+// drainedOf returns the condition Drained of a maintenance if it is True, else nil.
+func drainedOf(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
+	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+	if drained == nil || drained.Status != metav1.ConditionTrue {
+		return nil
+	}
+	return drained
+}
+
 // volumesWait returns how long to wait for the volumes of a drained node to be detached.
 func (f *facts) volumesWait(nm *v1alpha1.NodeMaintenance) time.Duration {
-	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
-	if f.volumes == 0 || drained == nil || drained.Status != metav1.ConditionTrue {
+	drained := drainedOf(nm)
+	if f.volumes == 0 || drained == nil {
 		return 0
 	}
 	return max(0, volumePatience-f.now.Sub(drained.LastTransitionTime.Time))
@@ -373,11 +381,13 @@ func (f *facts) enter(state v1alpha1.NodeTaskState, message string) decision {
 	return d
 }
 
-// fail returns the write of the state Failed. The result becomes Failed, so that a result Done
+// fail returns the write of the state Failed. A result Done becomes Failed, so that a result Done
 // after that is a late report.
 func (f *facts) fail(reason v1alpha1.NodeTaskReason, message string) decision {
 	d := f.enter(v1alpha1.NodeTaskFailed, message)
-	d.status.Reason, d.status.Result = reason, v1alpha1.NodeTaskResultFailed
+	if d.status.Reason = reason; d.status.Result == v1alpha1.NodeTaskResultDone {
+		d.status.Result = v1alpha1.NodeTaskResultFailed
+	}
 	d.event, d.note, d.warning, d.result = EventFailed, fmt.Sprintf("%s: %s", reason, message), true, string(reason)
 	return d
 }

@@ -291,14 +291,20 @@ func TestDecideClaimed(t *testing.T) {
 		},
 		"the worker has failed without a node": {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed)), noNode), gone},
 	} {
-		t.Run(name, func(t *testing.T) {
-			d := decide(test.facts)
-			test.want.check(t, d)
-			if test.want.state == v1alpha1.NodeTaskFailed {
-				is.Equal(t, d.status.Result, v1alpha1.NodeTaskResultFailed)
-			}
-		})
+		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
 	}
+}
+
+// TestDoneAfterAFailureIsLate checks that no result Done is left when a task fails: one that is
+// there afterwards was reported late, whatever the clocks say.
+func TestDoneAfterAFailureIsLate(t *testing.T) {
+	m := newMaintenance("m", doneWhen("false"))
+	d := decide(newFacts(m, withTask(v1alpha1.NodeTaskVerifying, since(time.Hour), result(v1alpha1.NodeTaskResultDone))))
+	is.Equal(t, d.status.Reason, v1alpha1.NodeTaskNotVerified)
+	is.Equal(t, d.status.Result, v1alpha1.NodeTaskResultFailed)
+	d = decide(newFacts(m, withTask(v1alpha1.NodeTaskClaimed, since(time.Hour))))
+	is.Equal(t, d.status.Reason, v1alpha1.NodeTaskLost)
+	is.Equal(t, d.status.Result, v1alpha1.NodeTaskResult(""))
 }
 
 func TestDecideVerifying(t *testing.T) {
