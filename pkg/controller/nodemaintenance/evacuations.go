@@ -271,9 +271,9 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 }
 
 // wanted reports whether the stored targets of a maintenance for the node cover the pod of an
-// Evacuation, its plan does not let the pod complete, and no worker has the node. A kept pod is not
-// wanted. The exception is a pod that is kept because of its budget, since the budget may allow a
-// disruption later. A paused maintenance only wants Evacuations that have begun.
+// Evacuation, its plan drains the pod, and no worker has the node. A kept pod is not wanted. The
+// exception is a pod that is kept because of its budget, since the budget may allow a disruption
+// later. A paused maintenance only wants Evacuations that have begun.
 func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil || c.state.HandsOn(node).Any() {
