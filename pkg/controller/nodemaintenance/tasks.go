@@ -4,6 +4,7 @@
 package nodemaintenance
 
 import (
+	"cmp"
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,14 +38,10 @@ func describeHands(h holds.Hands) string {
 func countInHands(view *nodestate.View, covered drainplan.Targets) *nodeCount {
 	n := &nodeCount{keptStatic: map[protocol.KeptReason]int{}}
 	for i := range view.Pods {
-		pod := view.Pods[i]
-		if pod.Kept == "" && covered.First(pod.Plan) < 0 {
-			continue
+		pod := &view.Pods[i]
+		if pod.Kept != "" || covered.First(pod.Plan) >= 0 {
+			n.addKept(pod, cmp.Or(pod.Kept, drainplan.KeptInTask))
 		}
-		if pod.Kept == "" {
-			pod.Kept = drainplan.KeptInTask
-		}
-		n.addKept(&pod)
 	}
 	return n
 }
