@@ -215,9 +215,9 @@ func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, p
 }
 
 // isStillDraining reports whether, according to the caches, a maintenance drains and selects a
-// node, and is not paused, and no worker has the node. It is called after the request was recorded. The node controller reads
-// the same caches before it reads the recorded requests. So either it waits for this request, or
-// this check prevents the request.
+// node, and is not paused, and no worker has the node. It is called after the request was recorded.
+// The node controller reads the same caches before it reads the recorded requests. So either it
+// waits for this request, or this check prevents the request.
 func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) bool {
 	cached := holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
 	return !c.isInHands(node) && cached.Any(node, func(now *v1alpha1.NodeMaintenance) bool {

@@ -62,7 +62,8 @@ func (f *facts) taskEntry(node string, before *v1alpha1.NodeMaintenanceNodeTask,
 		after.State, after.Reason, after.EndTime, after.Message = v1alpha1.NodeTaskGone, "", &metav1.Time{Time: f.now}, "The node is gone"
 		return &after
 	case !v1alpha1.IsEnding(f.subject.NodeMaintenance):
-		// The task was withdrawn, or a user has taken the node back: it is drained and offered again.
+		// The task was withdrawn, or a user has taken the node back: it is drained and offered
+		// again.
 		return nil
 	case before.State == v1alpha1.NodeTaskFailed:
 		return before
