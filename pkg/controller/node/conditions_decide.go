@@ -41,6 +41,9 @@ type holder struct {
 	plan  drainplan.Targets
 	rules *drainplan.Rules
 	left  bool
+	// inHands is set if a worker has the node, so that its pods do not decide whether it is
+	// drained.
+	inHands bool
 }
 
 // covers reports whether the maintenance drains a pod or lets it complete.

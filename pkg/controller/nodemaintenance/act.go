@@ -269,7 +269,7 @@ func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	}
 	return old.Status.ObservedGeneration != next.Status.ObservedGeneration ||
 		changed(v1alpha1.ConditionDrained) || changed(v1alpha1.ConditionProgressing) || changed(v1alpha1.ConditionReady) ||
-		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next))
+		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next)) || !holds.SameTasks(old, next)
 }
 
 // samePools reports whether two statuses have the same pools of the same nodes.
@@ -292,7 +292,12 @@ func (c *Controller) keepSmall(nm *v1alpha1.NodeMaintenance) {
 // dropMessages drops the messages of all nodes, and sets the condition NodeMessagesOmitted.
 func (c *Controller) dropMessages(nm *v1alpha1.NodeMaintenance) {
 	for i := range nm.Status.NodeStatuses {
-		nm.Status.NodeStatuses[i].DrainMessage = ""
+		entry := &nm.Status.NodeStatuses[i]
+		entry.DrainMessage = ""
+		if entry.Task != nil && entry.Task.Message != "" {
+			entry.Task = entry.Task.DeepCopy() // the cache may have the same one
+			entry.Task.Message = ""
+		}
 	}
 	setCondition(nm, &nm.Status, v1alpha1.ConditionNodeMessagesOmitted, verdict{metav1.ConditionTrue, v1alpha1.ReasonStatusTooLarge,
 		"The status would be too large with a message for each node; the counters and reasons are complete"}, c.clock.Now())

@@ -4,6 +4,7 @@
 package nodemaintenance
 
 import (
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -99,6 +100,8 @@ func nodeOfStatus(f *facts, entry *v1alpha1.NodeMaintenanceNodeStatus) memberNod
 	case entry.Reason == v1alpha1.NodeStatusNotAuthorized:
 		why := drainplan.NotAuthorizedMessage(f.subject.username())[len(drainplan.NotDrained):]
 		node.outside = &exclusion{reason: entry.Reason, why: why}
+	case entry.Reason == v1alpha1.NodeStatusNodeTaskInProgress:
+		node.outside = &exclusion{reason: entry.Reason, why: strings.TrimPrefix(entry.DrainMessage, drainplan.NotDrained)}
 	case entry.Reason == v1alpha1.NodeStatusTooManyMaintenances:
 		node.outside = &exclusion{entry.Reason, noPlace, v1alpha1.StageEntered(f.subject.NodeMaintenance, v1alpha1.NodeMaintenanceStageCordon)}
 	case entry.Reason == v1alpha1.NodeStatusNotCordoned && failing:
