@@ -58,6 +58,8 @@ type Cluster struct {
 	NodeMaintenances maintenanceinformers.NodeMaintenanceInformer
 	// Evacuations has the index podcache.EvacuationsByNode.
 	Evacuations maintenanceinformers.EvacuationInformer
+	NodeTasks   maintenanceinformers.NodeTaskInformer
+	Rollouts    maintenanceinformers.NodeMaintenanceRolloutInformer
 
 	host informers.SharedInformerFactory
 	own  externalversions.SharedInformerFactory
@@ -73,6 +75,8 @@ func NewCluster(clients Clients, resync time.Duration) (*Cluster, error) {
 		Nodes: host.Core().V1().Nodes(), Budgets: host.Policy().V1().PodDisruptionBudgets(),
 		Deployments: host.Apps().V1().Deployments(), Autoscalers: host.Autoscaling().V2().HorizontalPodAutoscalers(), VolumeAttachments: host.Storage().V1().VolumeAttachments(),
 		NodeMaintenances: own.Maintenance().V1alpha1().NodeMaintenances(), Evacuations: own.Maintenance().V1alpha1().Evacuations(),
+		NodeTasks: own.Maintenance().V1alpha1().NodeTasks(),
+		Rollouts:  own.Maintenance().V1alpha1().NodeMaintenanceRollouts(),
 	}
 	var err error
 	if c.Pods, err = podcache.NewPods(host.Core().V1().Pods().Informer()); err != nil {

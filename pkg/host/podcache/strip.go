@@ -151,9 +151,9 @@ func claims(volumes []corev1.Volume) []corev1.Volume {
 // stay in cached nodes.
 var NodeProtections = []string{"cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"}
 
-// stripNode keeps the fields that cordons and reachability depend on: identity, labels, our
-// annotations and those for autoscalers, the spec, the conditions, the boot ID and the volumes in
-// use.
+// stripNode keeps the fields that cordons, reachability and the conditions of tasks depend on:
+// identity, labels, our annotations and those for autoscalers, the spec, the conditions, the volumes
+// in use, the versions, and the allocatable resources.
 func stripNode(node *corev1.Node) {
 	node.ManagedFields = nil
 	for key := range node.Annotations {
@@ -163,7 +163,7 @@ func stripNode(node *corev1.Node) {
 	}
 	node.Status = corev1.NodeStatus{
 		Conditions: node.Status.Conditions, VolumesInUse: node.Status.VolumesInUse,
-		NodeInfo: corev1.NodeSystemInfo{BootID: node.Status.NodeInfo.BootID},
+		NodeInfo: node.Status.NodeInfo, Allocatable: node.Status.Allocatable,
 	}
 }
 
