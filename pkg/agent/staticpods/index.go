@@ -41,6 +41,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/local/pods"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -145,14 +146,36 @@ func (i *index) pod(key types.NamespacedName) []*Entry {
 	return entries
 }
 
-// targeting returns the maintenances in stage Drain that target a static pod of the node. It
-// ignores maintenances of an earlier Node with the same name.
+// isOf reports whether an entry of the status of a maintenance is about a node, and not about an
+// earlier Node with the same name.
+func isOf(status *v1alpha1.NodeMaintenanceNodeStatus, node v1alpha1.NodeReference) bool {
+	ref := status.NodeRef
+	return ref.Name == node.Name && (ref.UID == node.UID || ref.UID == "" || node.UID == "")
+}
+
+// taskOn returns the state of the work on the node that a maintenance records, "" if there is none.
+func taskOn(nm *v1alpha1.NodeMaintenance, node v1alpha1.NodeReference) v1alpha1.NodeTaskState {
+	for i := range nm.Status.NodeStatuses {
+		if status := &nm.Status.NodeStatuses[i]; isOf(status, node) && status.Task != nil {
+			return status.Task.State
+		}
+	}
+	return ""
+}
+
+// targeting returns the maintenances in stage Drain that target a static pod of the node. There are
+// none after the work of a worker on the node: without its static pods, for example those of the
+// network, the node may not become Ready, and nobody drains it before it is released.
 func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
+	if slices.ContainsFunc(list, func(nm v1alpha1.NodeMaintenance) bool { return holds.IsWorkedOn(taskOn(&nm, node)) }) {
+		return nil, nil
+	}
 	var found []Maintenance
 	for i := range list {
 		nm := &list[i]
-		for _, status := range nm.Status.NodeStatuses {
-			if ref := status.NodeRef; ref.Name != node.Name || ref.UID != node.UID && ref.UID != "" && node.UID != "" {
+		for j := range nm.Status.NodeStatuses {
+			status := &nm.Status.NodeStatuses[j]
+			if !isOf(status, node) {
 				continue
 			}
 			targets, err := drainplan.CompileTargets(status.DrainTargets)

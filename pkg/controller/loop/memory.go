@@ -59,6 +59,13 @@ func (m *Memory[K, V]) Keys() []K {
 	return slices.Collect(maps.Keys(m.byKey))
 }
 
+// Len returns the number of keys.
+func (m *Memory[K, V]) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.byKey)
+}
+
 // Sweep drops the values for which isOld returns true.
 func (m *Memory[K, V]) Sweep(isOld func(V) bool) {
 	m.mu.Lock()

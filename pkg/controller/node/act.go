@@ -116,7 +116,7 @@ func (c *Controller) confirm(ctx context.Context, f facts, change nodeChange) er
 		if known, is := c.holding.Get(nm.UID); is && known.generation == nm.Generation {
 			continue
 		}
-		if err := c.confirmHolding(ctx, nm); err != nil {
+		if err := c.confirmHolding(ctx, f, nm); err != nil {
 			return err
 		}
 		c.holding.Set(nm.UID, heldGeneration{generation: nm.Generation, at: now})
@@ -125,13 +125,13 @@ func (c *Controller) confirm(ctx context.Context, f facts, change nodeChange) er
 }
 
 // confirmHolding returns a conflict unless the live maintenance has the cached generation and holds
-// its nodes.
-func (c *Controller) confirmHolding(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
+// the node.
+func (c *Controller) confirmHolding(ctx context.Context, f facts, nm *v1alpha1.NodeMaintenance) error {
 	live, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("read the maintenance before writing to its nodes: %w", err)
 	}
-	if err != nil || live.UID != nm.UID || live.Generation != nm.Generation || !v1alpha1.IsHolding(live) {
+	if err != nil || live.UID != nm.UID || live.Generation != nm.Generation || !f.isHolding(live) {
 		return apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has changed"))
 	}
 	return nil

@@ -120,7 +120,7 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 		if err != nil {
 			return nil, nil, err
 		}
-		held := v1alpha1.IsHolding(nm) && f.holders[nm.Name] == nm.UID
+		held := f.isHolding(nm) && f.holders[nm.Name] == nm.UID
 		planned := advertised.Has(name)
 		if !held && !planned {
 			continue
@@ -136,8 +136,11 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 			continue
 		}
 		h := holder{name: nm.Name, uid: nm.UID, stage: nm.Spec.Stage, reason: nm.Spec.Reason, refused: !answer.Allowed && answer.Err == nil}
-		if v1alpha1.IsDraining(nm) {
-			if err := c.gatherDrain(&h, nm, node); err != nil {
+		if held {
+			h.stage = stageOf(f, nm)
+		}
+		if h.stage == v1alpha1.NodeMaintenanceStageDrain {
+			if err := c.gatherDrain(&h, f, nm); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -169,10 +172,26 @@ func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[str
 	return advertised, nil
 }
 
+// stageOf returns the stage of a maintenance that holds a node, for the conditions of the node. The
+// node is only held, and not drained, once a worker has ended its work or if the maintenance waits
+// for its worker to end.
+func stageOf(f facts, nm *v1alpha1.NodeMaintenance) v1alpha1.NodeMaintenanceStage {
+	if f.hands.LetsPodsBack() || !v1alpha1.IsHolding(nm) {
+		return v1alpha1.NodeMaintenanceStageCordon
+	}
+	return nm.Spec.Stage
+}
+
 // gatherDrain compiles the drain plan of a maintenance and checks whether, according to the cache,
-// the node has a live pod that the plan covers and that the drain has to remove.
-func (c *Controller) gatherDrain(h *holder, nm *v1alpha1.NodeMaintenance, node *corev1.Node) error {
+// the node has a live pod that the plan covers and that the drain has to remove. While a worker has
+// the node, it is drained for the maintenances that do not wait for the worker, and for no other.
+func (c *Controller) gatherDrain(h *holder, f facts, nm *v1alpha1.NodeMaintenance) error {
 	var err error
+	node := f.node
+	if h.inHands = f.hands.Any(); h.inHands {
+		h.left = !f.hands.Passes(nm, node)
+		return nil
+	}
 	if h.plan, err = drainplan.CompileTargets(nm.Spec.DrainPlan); err != nil {
 		return fmt.Errorf("drain plan of %s: %w", nm.Name, err)
 	}
@@ -200,7 +219,7 @@ func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, hold
 	for i := range holders {
 		h := &holders[i]
 		switch {
-		case h.stage != v1alpha1.NodeMaintenanceStageDrain, h.refused:
+		case h.stage != v1alpha1.NodeMaintenanceStageDrain, h.refused, h.inHands:
 		case h.left || !node.Spec.Unschedulable:
 			c.state.NoteDrained(node, h.uid, false, cordoned)
 			h.left = true
@@ -215,7 +234,7 @@ func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, hold
 	if len(asked) == 0 {
 		return nil
 	}
-	pods, err := c.livePods(ctx, node)
+	pods, err := c.state.LivePods(ctx, node)
 	if err != nil {
 		return err
 	}
@@ -228,29 +247,4 @@ func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, hold
 		}
 	}
 	return nil
-}
-
-// livePods lists the pods on a node from the API, without those that the drain keeps. It does not
-// return pods that are only nominated for the node, since the API cannot select them by node: for
-// those, confirmDrained relies on the cache and on the nodemaintenance controller.
-func (c *Controller) livePods(ctx context.Context, node *corev1.Node) ([]nodestate.Pod, error) {
-	view, err := c.state.View(node)
-	if err != nil {
-		return nil, err
-	}
-	list, err := c.host.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node.Name})
-	if err != nil {
-		return nil, fmt.Errorf("list the pods of node %s: %w", node.Name, err)
-	}
-	var pods []nodestate.Pod
-	for i := range list.Items {
-		pod := &list.Items[i]
-		if pod.Spec.NodeName != node.Name || !drainplan.IsLive(pod) || view.Keeps(pod.UID) {
-			continue
-		}
-		if live := c.state.Classify(pod, node); live.Kept == "" {
-			pods = append(pods, live)
-		}
-	}
-	return pods, nil
 }

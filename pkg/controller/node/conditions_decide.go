@@ -40,6 +40,8 @@ type holder struct {
 	// pods.
 	plan drainplan.Targets
 	left bool
+	// inHands is set if a worker has the node, so that its pods do not decide whether it is drained.
+	inHands bool
 }
 
 // ours returns a condition of the node if this server wrote it: the annotation records it, and its

@@ -14,6 +14,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 )
 
@@ -27,11 +28,17 @@ type facts struct {
 	foreignCordon, foreignTaint bool
 	// holders are the maintenances that hold the node: they are in stage Cordon or Drain, and their
 	// requester may maintain the node, or could when the hold began. A maintenance stays a holder
-	// until it has certainly ended.
+	// until it has certainly ended, and until no worker has the node for it.
 	holders marks.Owners
+	// task is the NodeTask of the node, nil if there is none, and hands are the worker that has the
+	// node.
+	task  *v1alpha1.NodeTask
+	hands holds.Hands
 	// undecided is set while the access review for a maintenance that may hold the node is pending.
 	undecided bool
-	// drainsDaemonSets is set if the stored targets of a holder include DaemonSet pods.
+	// drainsDaemonSets is set if the stored targets of a holder include DaemonSet pods, unless a
+	// worker has ended its work: then the DaemonSet pods return, since the node may not become
+	// Ready without them.
 	drainsDaemonSets bool
 	// added are the keys of the taints that the annotation records as added by us.
 	added []string
@@ -184,7 +191,7 @@ func wantedTaints(f facts) []string {
 	switch {
 	case len(f.holders) == 0:
 		return nil
-	case f.drainsDaemonSets:
+	case f.drainsDaemonSets && !f.hands.LetsPodsBack():
 		return nodestate.TaintKeys
 	}
 	return nodestate.TaintKeys[:1]

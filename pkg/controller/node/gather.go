@@ -24,7 +24,10 @@ import (
 // gather reads all inputs of the decision about a node. If the authorizer does not respond, gather
 // returns an error and the facts: maintenances that already hold the node continue to hold it.
 func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, error) {
-	f := facts{node: node, holders: marks.Owners{}, protect: c.protect, now: c.clock.Now()}
+	f := facts{
+		node: node, holders: marks.Owners{}, task: c.state.TaskOn(node.Name), hands: c.state.HandsOn(node),
+		protect: c.protect, now: c.clock.Now(),
+	}
 	f.cordon, f.foreignCordon = c.ours(node, v1alpha1.AnnotationCordonedBy)
 	f.taint, f.foreignTaint = c.ours(node, v1alpha1.AnnotationTaintedBy)
 	if !f.foreignTaint {
@@ -45,6 +48,10 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 		if wants, known := wanting[name]; known && wants.UID == uid {
 			continue
 		}
+		if holds.Keeps(f.task, uid) {
+			f.holders[name] = uid
+			continue
+		}
 		ended, err := c.hasEnded(ctx, name, uid, node)
 		if err != nil {
 			errs = append(errs, err)
@@ -60,7 +67,7 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 	for _, nm := range marks.Choose(node.Name, all, len(f.holders), nil) {
 		f.holders[nm.Name] = nm.UID
 		f.mayWork = f.mayWork || wanting[nm.Name].mayWork
-		f.drainsDaemonSets = f.drainsDaemonSets || c.asksDaemonSets(nm, node)
+		f.drainsDaemonSets = f.drainsDaemonSets || c.asksDaemonSets(&f, nm)
 	}
 	return f, errors.Join(errs...)
 }
@@ -74,7 +81,8 @@ type wantingMaintenance struct {
 }
 
 // wanting returns, by name, the maintenances in stage Cordon or Drain that select a node and whose
-// requester may maintain it, or could when the hold began. It also sets makesSchedulable and
+// requester may maintain it, or could when the hold began. A maintenance that ends is one of them
+// while a worker has the node for it. wanting also sets makesSchedulable and
 // undecided of the facts. The map is nil if the maintenances cannot be read. Any other error
 // concerns a single maintenance.
 func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingMaintenance, error) {
@@ -92,20 +100,20 @@ func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingM
 		if v1alpha1.UncordonsOnly(nm) && !v1alpha1.IsDone(nm) && !c.state.Cordons.IsLifted(node, nm.UID) {
 			f.makesSchedulable = nm
 		}
-		holds := f.cordon.Has(nm) || f.taint.Has(nm)
-		if !v1alpha1.IsHolding(nm) || !holds && c.selection.TooLarge(nm) != nil {
+		held := f.cordon.Has(nm) || f.taint.Has(nm)
+		if !f.isHolding(nm) || !held && c.selection.TooLarge(nm) != nil {
 			continue
 		}
 		answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]
 		switch {
-		case holds || answer.Err == nil:
+		case held || answer.Err == nil:
 		case errors.Is(answer.Err, rights.ErrAsking):
 			f.undecided = true
 		default:
 			errs = append(errs, fmt.Errorf("ask whether user %q may maintain node %s: %w", v1alpha1.RequesterOf(nm), node.Name, answer.Err))
 		}
-		mayWork := answer.Allowed && (holds || !answer.Stale)
-		if holds || mayWork {
+		mayWork := answer.Allowed && (held || !answer.Stale)
+		if held || mayWork {
 			wanting[name] = wantingMaintenance{NodeMaintenance: nm, mayWork: mayWork}
 		}
 	}
@@ -168,10 +176,20 @@ func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, n
 	return !v1alpha1.IsHolding(nm) || !slices.Contains(c.selection.MaintenancesOn(node.Name), name), nil
 }
 
-// asksDaemonSets reports whether the stored targets of a maintenance for a node include DaemonSet
+// isHolding reports whether a maintenance holds the node: by its stage, or because a worker has the
+// node for it.
+func (f *facts) isHolding(nm *v1alpha1.NodeMaintenance) bool {
+	return v1alpha1.IsHolding(nm) || holds.Keeps(f.task, nm.UID)
+}
+
+// asksDaemonSets reports whether the stored targets of a maintenance for the node include DaemonSet
 // pods.
-func (c *Controller) asksDaemonSets(nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
-	return c.evacuators.Has(v1alpha1.EvacuatorClassDaemonSet) && slices.ContainsFunc(holds.Targets(nm, node), func(e v1alpha1.DrainPlanEntry) bool {
+func (c *Controller) asksDaemonSets(f *facts, nm *v1alpha1.NodeMaintenance) bool {
+	targets := holds.Targets(nm, f.node)
+	if holds.Keeps(f.task, nm.UID) {
+		targets = holds.Stored(nm, f.node) // even if the maintenance ends: its worker is not done
+	}
+	return c.evacuators.Has(v1alpha1.EvacuatorClassDaemonSet) && slices.ContainsFunc(targets, func(e v1alpha1.DrainPlanEntry) bool {
 		return e.PodType == v1alpha1.PodTypeDaemonSet
 	})
 }

@@ -25,7 +25,9 @@ import (
 // to change.
 func (c *Controller) subscribe() {
 	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.enqueue})
-	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, RequestEnded: c.enqueue})
+	c.state.Subscribe(nodestate.Subscriber{
+		Pod: c.podChanged, Evacuation: c.evacuationChanged, RequestEnded: c.enqueue, Task: func(task *v1alpha1.NodeTask) { c.enqueue(task.Name) },
+	})
 	c.rights.Subscribe(c.enqueue)
 }
 

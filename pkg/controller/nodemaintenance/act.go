@@ -25,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
@@ -264,7 +265,7 @@ func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	}
 	return old.Status.ObservedGeneration != next.Status.ObservedGeneration ||
 		changed(v1alpha1.ConditionDrained) || changed(v1alpha1.ConditionProgressing) || changed(v1alpha1.ConditionReady) ||
-		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next))
+		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next)) || !holds.SameTasks(old, next)
 }
 
 // samePools reports whether two statuses have the same pools of the same nodes.
@@ -287,7 +288,12 @@ func (c *Controller) keepSmall(nm *v1alpha1.NodeMaintenance) {
 // dropMessages drops the messages of all nodes, and sets the condition NodeMessagesOmitted.
 func (c *Controller) dropMessages(nm *v1alpha1.NodeMaintenance) {
 	for i := range nm.Status.NodeStatuses {
-		nm.Status.NodeStatuses[i].DrainMessage = ""
+		entry := &nm.Status.NodeStatuses[i]
+		entry.DrainMessage = ""
+		if entry.Task != nil && entry.Task.Message != "" {
+			entry.Task = entry.Task.DeepCopy() // the cache may have the same one
+			entry.Task.Message = ""
+		}
 	}
 	setCondition(nm, &nm.Status, v1alpha1.ConditionNodeMessagesOmitted, verdict{metav1.ConditionTrue, v1alpha1.ReasonStatusTooLarge,
 		"The status would be too large with a message for each node; the counters and reasons are complete"}, c.clock.Now())
@@ -315,7 +321,7 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
-		a.PodsGonePeak == b.PodsGonePeak && ptr.Equal(a.Pool, b.Pool) &&
+		a.PodsGonePeak == b.PodsGonePeak && ptr.Equal(a.PodsWaiting, b.PodsWaiting) && ptr.Equal(a.Pool, b.Pool) && equality.Semantic.DeepEqual(a.Task, b.Task) &&
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 

@@ -30,13 +30,18 @@ import (
 const releaseRetry = 5 * time.Second
 
 // heldNodes returns the nodes that a maintenance has not released: the node has an annotation that
-// names the maintenance, an Evacuation that no other maintenance wants, an eviction in flight, or a
-// cordon that the maintenance has to remove.
+// names the maintenance, an Evacuation that no other maintenance wants, an eviction in flight, a
+// worker that works for the maintenance, or a cordon that the maintenance has to remove.
 func (c *Controller) heldNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	held := sets.New[string]()
 	names := c.touchedNodes(nm)
 	for _, node := range c.selection.NodesOf(nm.Name) {
 		names.Insert(node.Name)
+	}
+	for name, task := range c.state.TasksOf(nm.UID) {
+		if holds.Keeps(task, nm.UID) {
+			held.Insert(name) // even if the node does not exist: its worker may register it again
+		}
 	}
 	for name := range names {
 		node, exists, err := c.state.Nodes.Get(name)
@@ -48,6 +53,19 @@ func (c *Controller) heldNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 		}
 	}
 	return held
+}
+
+// lostNodes returns the nodes in the status of a maintenance that do not exist.
+func (c *Controller) lostNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
+	lost := sets.New[string]()
+	for i := range nm.Status.NodeStatuses {
+		if name := nm.Status.NodeStatuses[i].NodeRef.Name; nm.Status.NodeStatuses[i].Task != nil {
+			if _, exists, err := c.state.Nodes.Get(name); err == nil && !exists {
+				lost.Insert(name)
+			}
+		}
+	}
+	return lost
 }
 
 // isUntaken reports whether a maintenance has a node in its status that it never took.
@@ -80,14 +98,15 @@ func (c *Controller) isQuiet(node string) bool {
 	})
 }
 
-// isTargeted reports whether a maintenance drains a node and has stored targets for it.
+// isTargeted reports whether a maintenance drains a node and has stored targets for it, and no
+// worker has the node.
 func (c *Controller) isTargeted(name string) bool {
 	node, err := c.nodeLister.Get(name)
-	return err == nil && c.holders.Any(name, holds.Targeting(node))
+	return err == nil && c.holders.Any(name, holds.Targeting(node)) && !c.state.HandsOn(node).Any()
 }
 
-// decideRelease decides the status of a maintenance that ends. The status keeps only the names and
-// the pools of the released nodes, since a completed maintenance may exist for years. The user who
+// decideRelease decides the status of a maintenance that ends. The status keeps only the names, the
+// pools and the tasks of the released nodes, since a completed maintenance may exist for years. The user who
 // deletes it needs the right to the nodes that it took, so the status also keeps the reason of
 // nodes that it did not take. It keeps the targets, the reason and the message of nodes that are
 // not released yet, and the totals of the drain.
@@ -100,7 +119,7 @@ func (d *decision) decideRelease(f *facts) {
 		entry := &d.status.NodeStatuses[i]
 		name := entry.NodeRef.Name
 		before := &nm.Status.NodeStatuses[i]
-		*entry = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, Pool: entry.Pool}
+		*entry = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, Pool: entry.Pool, Task: f.taskEntry(name, before.Task, f.lost.Has(name))}
 		if !f.held.Has(name) {
 			if marks.IsUntaken(nil, nm, before) {
 				entry.Reason = before.Reason
@@ -129,13 +148,14 @@ func (d *decision) decideRelease(f *facts) {
 	setReady(nm, &d.status, ready, f.now)
 }
 
-// finishCompleted deletes a completed maintenance when its TTL is over.
+// finishCompleted deletes a completed maintenance when its TTL is over. Those of a rollout stay as
+// long as the rollout: they are its memory.
 func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if nm.DeletionTimestamp != nil {
 		return nil
 	}
-	completed := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
-	if c.completedTTL == 0 || completed.IsZero() {
+	completed, isOfRollout := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete), nm.Labels[v1alpha1.LabelRollout] != ""
+	if c.completedTTL == 0 || completed.IsZero() || isOfRollout {
 		return c.addReady(ctx, nm)
 	}
 	if wait := c.completedTTL - c.clock.Since(completed); wait > 0 {

@@ -30,7 +30,6 @@ import (
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
-	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
@@ -85,7 +84,6 @@ type Controller struct {
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
 	nodeIndexer       cache.Indexer
-	volumeIndexer     cache.Indexer
 	synced            []cache.InformerSynced
 
 	queue       *loop.Queue[string]
@@ -120,7 +118,7 @@ func New(config Config) (*Controller, error) {
 	if config.LongGrace == 0 {
 		config.LongGrace = protocol.DefaultLongGrace
 	}
-	nodes, volumes := config.Cluster.Nodes, config.Cluster.VolumeAttachments.Informer()
+	nodes := config.Cluster.Nodes
 	c := &Controller{
 		host:              config.Cluster.Client,
 		maintenance:       config.Cluster.Maintenance,
@@ -131,7 +129,6 @@ func New(config Config) (*Controller, error) {
 		nodeLister:        nodes.Lister(),
 		podLister:         config.Cluster.Pods.Lister(),
 		nodeIndexer:       nodes.Informer().GetIndexer(),
-		volumeIndexer:     volumes.GetIndexer(),
 		synced:            []cache.InformerSynced{config.Selection.HasSynced, config.State.HasSynced},
 		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
@@ -149,13 +146,11 @@ func New(config Config) (*Controller, error) {
 	c.holders = holds.Index{On: c.selection.MaintenancesOn, Get: c.get}
 	c.withdrawals = newWithdrawals(c, config)
 	c.forecasts = newForecasts(c, config)
-	if err := errors.Join(
-		nodestate.AddNodesByMaintenance(nodes.Informer()),
-		podcache.AddIndex(volumes, attachedByNode, indexAttachedByNode),
-	); err != nil {
-		return nil, fmt.Errorf("add indexes: %w", err)
+	if err := nodestate.AddNodesByMaintenance(nodes.Informer()); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
 	}
-	return c, c.subscribe(volumes)
+	c.subscribe()
+	return c, nil
 }
 
 // Run runs the controller until the context ends, and returns after the last write. The informers

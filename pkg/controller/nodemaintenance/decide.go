@@ -99,22 +99,30 @@ func decide(f *facts) (*decision, error) {
 // waves, since the drain does not wait for the pods of a node outside.
 func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets, left *remainder) {
 	nm := f.subject.NodeMaintenance
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
+	ref := refOf(node.Node)
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: ref, Task: f.taskEntry(node.Name, f.taskBefore(ref), false)}
 	d.setPool(entry.NodeRef, poolOf(nm, node))
 	var targets drainplan.Targets
 	switch {
-	case node.outside == nil && v1alpha1.IsDraining(nm):
+	case node.isInside() && v1alpha1.IsDraining(nm):
 		targets = d.plan.Targets[node.Name]
 		entry.DrainTargets = targets.Entries
 	case node.outside == nil || node.outside.reason != v1alpha1.NodeStatusTooManyMaintenances:
 		entry.DrainTargets = holds.Stored(nm, node.Node)
 	}
-	n := countPods(f, f.views[node.Name], covered, targets, left.waves, node.outside == nil)
+	var n *nodeCount
+	if node.hands.Any() {
+		n = countInHands(f.views[node.Name], covered)
+	} else {
+		n = countPods(f, f.views[node.Name], covered, targets, left.waves, node.outside == nil)
+	}
 	n.fill(nm, &entry)
 	entry.Reason = d.reasonOf(nm, node)
 	switch trouble, failing := f.troubles[node.Name]; {
 	case node.outside != nil:
 		entry.DrainMessage = drainplan.Fit(drainplan.NotDrained+node.outside.why, drainplan.MaxMessageBytes)
+	case node.hands.Any():
+		entry.DrainMessage = drainplan.Fit(capitalize(describeHands(node.hands)), drainplan.MaxMessageBytes)
 	case v1alpha1.IsDraining(nm):
 		entry.DrainMessage = n.messageOf(d.plan.Messages[nm.Name][node.Name])
 		if failing {
@@ -123,6 +131,8 @@ func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets
 	}
 	if node.outside == nil {
 		left.add(n, n.movedAt(&entry, f.now))
+	}
+	if node.isInside() {
 		d.counts = append(d.counts, n)
 	}
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
@@ -204,11 +214,14 @@ func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 // addFormer adds the entry of a node that the maintenance no longer selects, if the node is not
 // released yet, or was deleted and may be registered again.
 func (d *decision) addFormer(f *facts, node formerNode) {
-	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{
+		NodeRef: node.NodeRef, DrainTargets: node.DrainTargets, Task: f.taskEntry(node.NodeRef.Name, node.Task, node.gone),
+	}
 	switch {
 	case node.err != nil:
 		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
-	case node.gone && v1alpha1.IsHolding(f.subject.NodeMaintenance) && f.subject.Spec.NewNodes != v1alpha1.NewNodesPolicyJoin:
+	case node.gone && v1alpha1.IsHolding(f.subject.NodeMaintenance) &&
+		(f.subject.Spec.NewNodes != v1alpha1.NewNodesPolicyJoin || f.tasks[node.NodeRef.Name] != nil):
 		// A node that is registered again joins because of this entry. With the policy Join every
 		// node joins even without an entry, and the list would grow with every node that an
 		// autoscaler deletes.
@@ -226,6 +239,9 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 func releaseOf(f *facts, node string) (reason v1alpha1.NodeStatusReason, message string) {
 	if trouble, failing := f.troubles[node]; failing {
 		return v1alpha1.NodeStatusNotReleased, drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
+	}
+	if task := f.tasks[node]; holds.Keeps(task, f.subject.UID) && task.Status.Holder != "" {
+		return v1alpha1.NodeStatusReleasing, fmt.Sprintf("Released when worker %q is done with it", task.Status.Holder)
 	}
 	return v1alpha1.NodeStatusReleasing, "Being released"
 }

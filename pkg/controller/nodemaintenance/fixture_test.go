@@ -29,6 +29,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	hostfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -36,7 +37,9 @@ import (
 	"haulout.dev/haulout/pkg/controller/loop"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/nodetask"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
@@ -65,6 +68,11 @@ type fixture struct {
 	failed []withdrawal
 	// nodes is the node controller that runs together with this one.
 	nodes *nodecontroller.Controller
+	// tasks is the controller of tasks that runs together with this one.
+	tasks *nodetask.Controller
+	// volumes and taskLister are caches that the controllers share.
+	volumes    cache.Store
+	taskLister maintenancelisters.NodeTaskLister
 	*Controller
 }
 
@@ -192,7 +200,16 @@ func (f *fixture) restart() {
 		AdoptStorage: f.adopted, AdvertisePlanned: f.advertise, ProtectHeld: f.protect,
 		Rights: rights.NewCache(rights.CacheConfig{Authorizer: f.rights, Clock: f.clock, Rules: rights.Rules{PoolLabel: poolLabel}}),
 	}, nodestate.Config{OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
-	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations"}
+	f.tasks = nodetask.New(nodetask.Config{Cluster: cluster, Selection: f.selection, State: f.state, Clock: f.clock})
+	f.t.Cleanup(func(tasks *nodetask.Controller) func() {
+		return func() {
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			tasks.Run(over, 0)
+		}
+	}(f.tasks))
+	f.volumes, f.taskLister = cluster.VolumeAttachments.Informer().GetStore(), cluster.NodeTasks.Lister()
+	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations", "nodetasks"}
 	begun := f.watches.Fewest(watched...)
 	cluster.Start(f.ctx)
 	f.watches.Wait(f.t, begun, watched...)
@@ -219,6 +236,8 @@ func (f *fixture) create(o runtime.Object) {
 		_, err = f.host.StorageV1().VolumeAttachments().Create(f.ctx, o, metav1.CreateOptions{})
 	case *v1alpha1.NodeMaintenance:
 		_, err = f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Create(f.ctx, o, metav1.CreateOptions{})
+	case *v1alpha1.NodeTask:
+		_, err = f.maintenance.MaintenanceV1alpha1().NodeTasks().Create(f.ctx, o, metav1.CreateOptions{})
 	case *v1alpha1.Evacuation:
 		_, err = f.maintenance.MaintenanceV1alpha1().Evacuations(o.Namespace).Create(f.ctx, o, metav1.CreateOptions{})
 	default:
@@ -242,10 +261,11 @@ func (f *fixture) cached() {
 		evacuations, err := f.evacuationLister.List(labels.Everything())
 		ok = ok && err == nil && sameObjects(evacuations, f.evacuationList())
 		var volumes []*storagev1.VolumeAttachment
-		for _, obj := range f.volumeIndexer.List() {
+		for _, obj := range f.volumes.List() {
 			volumes = append(volumes, obj.(*storagev1.VolumeAttachment))
 		}
-		return ok && sameObjects(volumes, f.volumeAttachments())
+		tasks, err := f.taskLister.List(labels.Everything())
+		return ok && err == nil && sameObjects(volumes, f.volumeAttachments()) && sameObjects(tasks, f.taskList())
 	})
 }
 
@@ -438,6 +458,12 @@ func (f *fixture) maintenanceList() []*v1alpha1.NodeMaintenance {
 	f.t.Helper()
 	return objects(f, func(l *v1alpha1.NodeMaintenanceList) []v1alpha1.NodeMaintenance { return l.Items })(
 		f.maintenance.MaintenanceV1alpha1().NodeMaintenances().List(f.ctx, metav1.ListOptions{}))
+}
+
+func (f *fixture) taskList() []*v1alpha1.NodeTask {
+	f.t.Helper()
+	return objects(f, func(l *v1alpha1.NodeTaskList) []v1alpha1.NodeTask { return l.Items })(
+		f.maintenance.MaintenanceV1alpha1().NodeTasks().List(f.ctx, metav1.ListOptions{}))
 }
 
 func (f *fixture) evacuationList() []*v1alpha1.Evacuation {

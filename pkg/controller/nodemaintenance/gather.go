@@ -56,6 +56,10 @@ type facts struct {
 	// live is the result of the live list that a decision has requested: the name of a pod that is
 	// nominated for a node, or "". It is nil before the list.
 	live *string
+	// tasks are the NodeTasks of the subject, by node. lost are the nodes in its status that do not
+	// exist, if the subject ends.
+	tasks map[string]*v1alpha1.NodeTask
+	lost  sets.Set[string]
 	// later is the maintenance of a later shutdown for which the machine has shut down, if the
 	// subject is the maintenance of an earlier shutdown of the same node.
 	later *v1alpha1.NodeMaintenance
@@ -72,7 +76,8 @@ type member struct {
 	// nodes are all nodes that the maintenance selects, sorted by name.
 	nodes []memberNode
 	// inside are the nodes that the waves of the maintenance wait for, in the same order. The
-	// requester may maintain these nodes and they can be cordoned, or this is not known yet.
+	// requester may maintain these nodes and they can be cordoned, or this is not known yet, and no
+	// worker has them.
 	inside []*corev1.Node
 }
 
@@ -80,6 +85,9 @@ type memberNode struct {
 	*corev1.Node
 	// outside is the reason why the waves do not wait for the node, nil if they do.
 	outside *exclusion
+	// hands are the worker that has the node, if the maintenance does not wait for it. The waves
+	// ignore such a node, since it counts as drained.
+	hands holds.Hands
 	// unanswered is set while the access review for the node is pending. The waves wait for its
 	// result, unless the node is outside.
 	unanswered bool
@@ -102,6 +110,8 @@ func (e *exclusion) drained() string {
 		return v1alpha1.ReasonNotAuthorized
 	case v1alpha1.NodeStatusTooManyMaintenances:
 		return v1alpha1.ReasonTooManyMaintenances
+	case v1alpha1.NodeStatusNodeTaskInProgress:
+		return v1alpha1.ReasonNodeTaskInProgress
 	default:
 		return v1alpha1.ReasonNodeNotCordoned
 	}
@@ -134,10 +144,10 @@ func sooner(a, b time.Duration) time.Duration {
 func (c *Controller) gather(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*facts, error) {
 	f := &facts{
 		now: c.clock.Now(), subject: &member{NodeMaintenance: nm}, troubles: map[string]loop.Failure{}, refusals: map[types.UID]refusal{},
-		stallTimeout: c.stallTimeout, longGrace: c.longGrace,
+		stallTimeout: c.stallTimeout, longGrace: c.longGrace, tasks: c.state.TasksOf(nm.UID),
 	}
 	if v1alpha1.IsEnding(nm) {
-		f.held = c.heldNodes(nm)
+		f.held, f.lost = c.heldNodes(nm), c.lostNodes(nm)
 		for name := range f.held {
 			c.gatherTrouble(f, name)
 		}
@@ -172,9 +182,7 @@ func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) 
 			return err
 		}
 	}
-	if f.attached, err = c.attachedVolumes(f.subject.inside); err != nil {
-		return err
-	}
+	f.attached = c.attachedVolumes(f.subject.inside)
 	f.unsettled = c.state.Cordons.Unsettled(f.subject.inside...)
 	was := isDrained(f.subject.NodeMaintenance)
 	for _, node := range f.subject.inside {
@@ -259,10 +267,13 @@ func (f *facts) drainers(nodes sets.Set[string]) map[string][]*member {
 	return drainers
 }
 
+// isInside reports whether the waves of the maintenance wait for the node.
+func (n *memberNode) isInside() bool { return n.outside == nil && !n.hands.Any() }
+
 // isUncordoned reports whether the waves wait for the cordon of a node before the first pod is
 // asked to leave.
 func (n *memberNode) isUncordoned() bool {
-	return n.outside == nil && (!n.Spec.Unschedulable || n.unanswered)
+	return n.isInside() && (!n.Spec.Unschedulable || n.unanswered)
 }
 
 // uncordoned returns the nodes for whose cordon the waves wait before the first pod is asked to
@@ -314,7 +325,7 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 		return m
 	}
 	answers := c.rights.Ask(ctx, nm.Spec.RequestedBy, selected)
-	tooLarge := c.selection.TooLarge(nm)
+	tooLarge, anyTasks := c.selection.TooLarge(nm), c.state.HasTasks()
 	m.inside = make([]*corev1.Node, 0, len(selected))
 	for i := range m.nodes {
 		node, answer := &m.nodes[i], answers[m.nodes[i].Name]
@@ -322,15 +333,32 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 		// sufficient.
 		holds := (answer.Err != nil || tooLarge != nil) && marks.Holds(node.Node, nm)
 		node.outside = c.whyOutside(ctx, f, nm, node.Node, outsideFacts{answer, holds, tooLarge, places})
-		if node.outside == nil {
-			node.pool = answer.Pool
-			node.unanswered = answer.Err != nil && !holds
-			m.inside = append(m.inside, node.Node)
-		} else {
+		if node.outside != nil {
 			node.unanswered = answer.Err != nil
+			continue
+		}
+		node.pool = answer.Pool
+		node.unanswered = answer.Err != nil && !holds
+		if anyTasks {
+			c.findHands(node, nm)
+		}
+		if node.isInside() {
+			m.inside = append(m.inside, node.Node)
 		}
 	}
 	return m
+}
+
+// findHands sets which worker has a node. A maintenance that waits for the worker goes on without
+// the node.
+func (c *Controller) findHands(node *memberNode, nm *v1alpha1.NodeMaintenance) {
+	switch hands := c.state.HandsOn(node.Node); {
+	case !hands.Any():
+	case hands.Passes(nm, node.Node):
+		node.hands = hands
+	default:
+		node.outside = &exclusion{reason: v1alpha1.NodeStatusNodeTaskInProgress, why: describeHands(hands)}
+	}
 }
 
 type outsideFacts struct {

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -22,16 +21,20 @@ import (
 )
 
 // subscribe registers handlers that enqueue the affected maintenances.
-func (c *Controller) subscribe(volumes cache.SharedIndexInformer) error {
+func (c *Controller) subscribe() {
 	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.nodeReleased})
-	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, Changed: c.stateChanged})
+	c.state.Subscribe(nodestate.Subscriber{
+		Pod: c.podChanged, Evacuation: c.evacuationChanged, Changed: c.stateChanged, Task: c.taskChanged,
+	})
 	c.rights.Subscribe(c.enqueueNode)
-	registration, err := volumes.AddEventHandler(podcache.HandlerOf(c.volumeAttachmentChanged))
-	if err != nil {
-		return fmt.Errorf("watch volume attachments: %w", err)
-	}
-	c.synced = append(c.synced, registration.HasSynced)
-	return nil
+}
+
+// taskChanged enqueues the maintenances of a node, since they do not ask its pods to leave while a
+// worker has it, and the Evacuations of its pods, for withdrawal.
+func (c *Controller) taskChanged(task *v1alpha1.NodeTask) {
+	c.queue.Add(task.Spec.Maintenance.Name)
+	c.enqueueNode(task.Name)
+	c.enqueueEvacuations(task.Name)
 }
 
 func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {

@@ -242,6 +242,9 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 	}
 	since := f.now.Sub(last.Time)
 	p.moves = since < loop.VisibleAfter
+	if f.subject.onlyWorkersAreLeft(left) {
+		return p
+	}
 	if since >= f.stallTimeout {
 		p.stalledSince = last
 	} else {
@@ -271,7 +274,8 @@ func (m *member) problems(f *facts) []loop.Failure {
 	for _, node := range m.nodes {
 		about := "node " + node.Name
 		switch trouble, failing := f.troubles[node.Name]; {
-		case node.outside != nil && node.outside.reason != v1alpha1.NodeStatusNotAuthorized:
+		case node.outside != nil && (node.outside.reason == v1alpha1.NodeStatusNotAuthorized || node.outside.reason == v1alpha1.NodeStatusNodeTaskInProgress):
+		case node.outside != nil:
 			all = append(all, loop.Failure{About: about, Since: node.outside.since, Text: node.outside.why})
 		case node.outside == nil && failing:
 			// The node is cordoned. Only a taint or a condition of the node cannot be written.

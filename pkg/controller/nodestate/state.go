@@ -13,6 +13,8 @@
 package nodestate
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -26,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -68,9 +71,11 @@ type Subscriber struct {
 	Pod        func(old, pod *corev1.Pod)
 	Evacuation func(old, evacuation *v1alpha1.Evacuation)
 	// Changed is called with the name of a node when a failure of the node begins or ends, when the
-	// node was uncordoned for a maintenance that only uncordons, or when it becomes drained or not
-	// drained.
+	// node was uncordoned for a maintenance that only uncordons, when it becomes drained or not
+	// drained, or when a volume is attached to it or detached.
 	Changed func(node string)
+	// Task is called for each event of a NodeTask, with its last state.
+	Task func(task *v1alpha1.NodeTask)
 	// RequestEnded is called with the name of a node when the requested Evacuation of one of its
 	// pods does not exist.
 	RequestEnded func(node string)
@@ -87,11 +92,16 @@ type State struct {
 	// Nodes has the nodes, each in the cached state or in the newer state that this process has
 	// written.
 	Nodes loop.Latest[*corev1.Node]
+	// Tasks has the NodeTasks, by node, in the same way.
+	Tasks loop.Latest[*v1alpha1.NodeTask]
 
 	clock             clock.PassiveClock
 	selection         *selection.Selection
 	pods              *podcache.Pods
 	evacuations       cache.Indexer
+	taskIndexer       cache.Indexer
+	volumeIndexer     cache.Indexer
+	host              kubernetes.Interface
 	podLister         corelisters.PodLister
 	evacuationLister  maintenancelisters.EvacuationLister
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
@@ -100,8 +110,10 @@ type State struct {
 	budgetPatience    time.Duration
 	ownPod            types.NamespacedName
 	// ownOwner is the UID of the controller of ownPod, once that pod has been read.
-	ownOwner    atomic.Value
-	views       views
+	ownOwner atomic.Value
+	views    views
+	// withTask are the names of the maintenances that have a task and have not released all nodes.
+	withTask    loop.Memory[string, struct{}]
 	subscribers []Subscriber
 	synced      []cache.InformerSynced
 }
@@ -111,14 +123,19 @@ func New(config Config) (*State, error) {
 	if config.DaemonSetBudgetPatience == 0 {
 		config.DaemonSetBudgetPatience = protocol.DefaultBudgetPatience
 	}
-	evacuations := config.Cluster.Evacuations.Informer()
+	evacuations, tasks := config.Cluster.Evacuations.Informer(), config.Cluster.NodeTasks.Informer()
+	volumes := config.Cluster.VolumeAttachments.Informer()
 	s := &State{
 		Cordons: newCordons(config.Clock), Taints: newCordons(config.Clock),
 		Nodes:             loop.NewLatest[*corev1.Node](config.Cluster.Nodes.Informer().GetStore()),
+		Tasks:             loop.NewLatest[*v1alpha1.NodeTask](tasks.GetStore()),
 		clock:             config.Clock,
 		selection:         config.Selection,
 		pods:              config.Cluster.Pods,
 		evacuations:       evacuations.GetIndexer(),
+		taskIndexer:       tasks.GetIndexer(),
+		volumeIndexer:     volumes.GetIndexer(),
+		host:              config.Cluster.Client,
 		podLister:         config.Cluster.Pods.Lister(),
 		evacuationLister:  config.Cluster.Evacuations.Lister(),
 		maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
@@ -130,13 +147,21 @@ func New(config Config) (*State, error) {
 	s.Requests = newRequests(config.Clock, func(node string) { s.tell(func(sub Subscriber) func(string) { return sub.RequestEnded }, node) })
 	s.Troubles = loop.NewFailures(config.Clock, func(node string) { s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node) })
 	config.Selection.Subscribe(selection.Subscriber{Node: s.nodeChanged, Maintenance: s.maintenanceChanged})
-	var err error
+	err := errors.Join(
+		podcache.AddIndex(tasks, tasksByMaintenance, indexByMaintenance),
+		podcache.AddIndex(volumes, attachedByNode, indexAttachedByNode),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("add indexes: %w", err)
+	}
 	s.synced, err = podcache.AddHandlers(
 		podcache.Handled{Informer: config.Cluster.Pods, Handler: podcache.HandlerOf(s.podChanged)},
 		podcache.Handled{Informer: evacuations, Handler: podcache.HandlerOf(s.evacuationChanged)},
+		podcache.Handled{Informer: tasks, Handler: podcache.HandlerOf(s.taskChanged)},
+		podcache.Handled{Informer: volumes, Handler: podcache.HandlerOf(s.volumeAttachmentChanged)},
 	)
 	if err != nil {
-		return nil, fmt.Errorf("watch pods and Evacuations: %w", err)
+		return nil, fmt.Errorf("watch pods, Evacuations, NodeTasks and volume attachments: %w", err)
 	}
 	return s, nil
 }
@@ -175,8 +200,14 @@ func (s *State) nodeChanged(change selection.NodeChange) {
 	}
 }
 
-// maintenanceChanged drops the views of nodes that no maintenance selects any more.
-func (s *State) maintenanceChanged(_, nm *v1alpha1.NodeMaintenance) {
+// maintenanceChanged records which maintenances have tasks, and drops the views of nodes that no
+// maintenance selects any more.
+func (s *State) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
+	if nm != nil && nm.Spec.Task != nil && !v1alpha1.IsDone(nm) {
+		s.withTask.Set(nm.Name, struct{}{})
+	} else {
+		s.withTask.Forget(cmp.Or(nm, old).Name)
+	}
 	if nm == nil || v1alpha1.IsDone(nm) {
 		for _, node := range s.views.Keys() {
 			if len(s.selection.MaintenancesOn(node)) == 0 {

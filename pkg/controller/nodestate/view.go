@@ -4,12 +4,15 @@
 package nodestate
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -151,6 +154,31 @@ func (s *State) buildView(node *corev1.Node) (*View, error) {
 		}
 	}
 	return view, nil
+}
+
+// LivePods lists the pods on a node from the API, without those that a drain keeps. It does not
+// return pods that are only nominated for the node, since the API cannot select them by node: for
+// those, rely on the cache and on the nodemaintenance controller.
+func (s *State) LivePods(ctx context.Context, node *corev1.Node) ([]Pod, error) {
+	view, err := s.View(node)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.host.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node.Name})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of node %s: %w", node.Name, err)
+	}
+	var pods []Pod
+	for i := range list.Items {
+		pod := &list.Items[i]
+		if pod.Spec.NodeName != node.Name || !drainplan.IsLive(pod) || view.Keeps(pod.UID) {
+			continue
+		}
+		if live := s.Classify(pod, node); live.Kept == "" {
+			pods = append(pods, live)
+		}
+	}
+	return pods, nil
 }
 
 // Classify returns how a drain treats a pod on a node.

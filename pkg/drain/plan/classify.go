@@ -35,6 +35,8 @@ const (
 	// KeptOwn is the reason of pods of the server that were recreated on a node that a maintenance
 	// holds.
 	KeptOwn KeptReason = "server pod that came back"
+	// KeptInTask is the reason of pods on a node that a worker has in its hands.
+	KeptInTask KeptReason = "pod kept during a node task"
 )
 
 // KeptStatic returns the reason why a static pod is kept on a node with a node agent; it is empty

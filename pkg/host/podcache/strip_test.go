@@ -53,8 +53,9 @@ func TestStrip(t *testing.T) {
 			object: &corev1.Node{
 				ObjectMeta: *full.DeepCopy(), Spec: corev1.NodeSpec{Unschedulable: true},
 				Status: corev1.NodeStatus{
-					Images:     []corev1.ContainerImage{{}},
-					NodeInfo:   corev1.NodeSystemInfo{BootID: "boot-1", KernelVersion: "6.1"},
+					Images:   []corev1.ContainerImage{{}},
+					NodeInfo: corev1.NodeSystemInfo{BootID: "boot-1", KernelVersion: "6.1"},
+					Capacity: corev1.ResourceList{corev1.ResourcePods: {}}, Allocatable: corev1.ResourceList{corev1.ResourcePods: {}},
 					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}, agentReady},
 				},
 			},
@@ -62,7 +63,8 @@ func TestStrip(t *testing.T) {
 				ObjectMeta: ours,
 				Spec:       corev1.NodeSpec{Unschedulable: true},
 				Status: corev1.NodeStatus{
-					NodeInfo: corev1.NodeSystemInfo{BootID: "boot-1"}, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}, agentReady},
+					NodeInfo: corev1.NodeSystemInfo{BootID: "boot-1", KernelVersion: "6.1"}, Allocatable: corev1.ResourceList{corev1.ResourcePods: {}},
+					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}, agentReady},
 				},
 			},
 		},

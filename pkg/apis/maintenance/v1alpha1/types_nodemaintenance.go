@@ -78,6 +78,9 @@ const (
 	// NodeStatusFastForwarded means that another maintenance has drained the node further than the
 	// plan of this one allows. The pods of the node are evacuated nevertheless.
 	NodeStatusFastForwarded NodeStatusReason = "FastForwarded"
+	// NodeStatusNodeTaskInProgress means that a worker has the node for another maintenance. Its
+	// pods are not evacuated before that maintenance has released it.
+	NodeStatusNodeTaskInProgress NodeStatusReason = "NodeTaskInProgress"
 	// NodeStatusReleasing means that the maintenance no longer holds the node, but the server has
 	// not released it yet.
 	NodeStatusReleasing NodeStatusReason = "Releasing"
@@ -661,7 +664,8 @@ type NodeMaintenanceNodeStatus struct {
 	// reason is the reason why the drain of the node differs from that of the other nodes, for
 	// programs: drainMessage is for people and is omitted if the status becomes too large. It is
 	// empty in stage Idle, and if the drain of the node does not differ: NotAuthorized,
-	// TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.
+	// TooManyMaintenances, NotCordoned, FastForwarded, NodeTaskInProgress, Releasing, NotReleased or
+	// NodeGone.
 	// +optional
 	// +k8s:optional
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`

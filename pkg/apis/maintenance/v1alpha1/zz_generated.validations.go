@@ -3143,7 +3143,7 @@ func Validate_NodeReference(
 	return errs
 }
 
-var symbolsForNodeStatusReason = sets.New(NodeStatusFastForwarded, NodeStatusGone, NodeStatusNotAuthorized, NodeStatusNotCordoned, NodeStatusNotReleased, NodeStatusReleasing, NodeStatusTooManyMaintenances)
+var symbolsForNodeStatusReason = sets.New(NodeStatusFastForwarded, NodeStatusGone, NodeStatusNodeTaskInProgress, NodeStatusNotAuthorized, NodeStatusNotCordoned, NodeStatusNotReleased, NodeStatusReleasing, NodeStatusTooManyMaintenances)
 
 // Validate_NodeStatusReason validates an instance of NodeStatusReason according
 // to declarative validation rules in the API schema.

@@ -1,0 +1,267 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodemaintenance
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+)
+
+func ready(node *corev1.Node) {
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+}
+
+func withTask(nm *v1alpha1.NodeMaintenance) {
+	nm.Spec.Task = &v1alpha1.NodeMaintenanceTask{Worker: "w.example.com", Stage: v1alpha1.NodeTaskStageDrain}
+}
+
+// work runs all controllers until nothing changes.
+func (f *fixture) work() {
+	f.t.Helper()
+	for range 20 {
+		before := f.stored() + taskStates(f.taskList())
+		for _, nm := range f.maintenanceList() {
+			f.step(nm.Name)
+		}
+		for _, node := range []string{"one", "two"} {
+			if err := f.tasks.Sync(f.ctx, node); err != nil && !loop.IsOnlyConflict(err) {
+				f.t.Fatal(err)
+			}
+		}
+		f.cached()
+		if f.stored()+taskStates(f.taskList()) == before {
+			return
+		}
+	}
+	f.t.Fatal("the tasks do not converge")
+}
+
+func taskStates(tasks []*v1alpha1.NodeTask) string {
+	var all []string
+	for _, task := range tasks {
+		all = append(all, task.Name+" "+string(task.Status.State)+" "+task.Status.Holder)
+	}
+	return strings.Join(all, ",")
+}
+
+// report writes the status of a NodeTask as a worker does, and runs the controllers.
+func (f *fixture) report(node string, change func(*v1alpha1.NodeTaskStatus)) {
+	f.t.Helper()
+	tasks := f.maintenance.MaintenanceV1alpha1().NodeTasks()
+	task := must.Get(tasks.Get(f.ctx, node, metav1.GetOptions{}))(f.t)
+	change(&task.Status)
+	must.Get(tasks.UpdateStatus(f.ctx, task, metav1.UpdateOptions{}))(f.t)
+	f.cached()
+	f.work()
+}
+
+func claim(status *v1alpha1.NodeTaskStatus) { status.Holder = "agent-7" }
+func done(status *v1alpha1.NodeTaskStatus)  { status.Result = v1alpha1.NodeTaskResultDone }
+
+// wantTask checks the state of a NodeTask, and the state that its maintenance m records.
+func (f *fixture) wantTask(node string, state, recorded v1alpha1.NodeTaskState) {
+	f.t.Helper()
+	task, err := f.maintenance.MaintenanceV1alpha1().NodeTasks().Get(f.ctx, node, metav1.GetOptions{})
+	switch {
+	case state == "":
+		is.True(f.t, apierrors.IsNotFound(err), "task %s: got error %v, want none of the name", node, err)
+	case err != nil:
+		f.t.Errorf("task %s: %v", node, err)
+	case state == v1alpha1.NodeTaskOffered && task.Status.State == "": // the API server sets it
+	default:
+		is.Equal(f.t, task.Status.State, state)
+	}
+	var got v1alpha1.NodeTaskState
+	if entry := f.nodeStatus("m", node).Task; entry != nil {
+		got = entry.State
+	}
+	is.Equal(f.t, got, recorded)
+}
+
+// newClaimed returns a fixture in which a worker works on node one for maintenance m.
+func newClaimed(t *testing.T, objects ...runtime.Object) *fixture {
+	t.Helper()
+	f := newFixture(t, append(objects, newNode("one", ready), newMaintenance("m", withTask, createdMinute(1)), newPod("web", "one", 0))...)
+	f.work()
+	f.wantEvacuating("web")
+	f.wantTask("one", "", "")
+	f.deletePod("web")
+	f.wait(10 * time.Second)
+	f.work()
+	f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
+	f.wantTask("one", v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskOffered)
+	f.report("one", claim)
+	f.wantTask("one", v1alpha1.NodeTaskClaimed, v1alpha1.NodeTaskClaimed)
+	return f
+}
+
+// TestNobodyDrainsANodeInHands creates pods and maintenances while a worker has the node.
+func TestNobodyDrainsANodeInHands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newClaimed(t)
+		f.create(newPod("late", "one", 0))
+		f.create(newMaintenance("ann", createdMinute(2)))
+		f.create(newMaintenance("", shutdownOf("one", "boot-1")))
+		f.work()
+		f.wantEvacuating()
+		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft)
+		f.wantDrained("ann", metav1.ConditionFalse, v1alpha1.ReasonNodeTaskInProgress)
+		f.wantProgressing("ann", metav1.ConditionTrue, v1alpha1.ReasonProgressWaiting)
+		is.Equal(t, f.nodeStatus("ann", "one").Reason, v1alpha1.NodeStatusNodeTaskInProgress)
+		message := f.drainedMessage("ann")
+		is.True(t, strings.Contains(message, `worker "agent-7" works on it for NodeMaintenance m`), "no worker in %q", message)
+		var shutdown string
+		for _, nm := range f.maintenanceList() {
+			if nm.Name != "m" && nm.Name != "ann" {
+				shutdown = nm.Name
+			}
+		}
+		f.wantDrained(shutdown, metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft)
+		is.Equal(t, f.nodeStatus(shutdown, "one").PodsKept, 1)
+		f.wait(time.Hour)
+		f.work()
+		f.wantProgressing("ann", metav1.ConditionTrue, v1alpha1.ReasonProgressWaiting)
+
+		f.report("one", done)
+		f.wantTask("one", "", v1alpha1.NodeTaskDone)
+		f.wantEvacuating() // m holds the node until all its nodes are done
+		f.enter("m", v1alpha1.NodeMaintenanceStageComplete)
+		f.work()
+		f.wantEvacuating("late")
+		f.wantTask("one", "", v1alpha1.NodeTaskDone)
+		is.True(t, v1alpha1.IsDone(f.nm("m")), "m still holds its nodes: %v", f.nm("m").Status)
+	})
+}
+
+// TestAMaintenanceEndsAfterItsWorker completes a maintenance whose node a worker has, and
+// uncordons the node.
+func TestAMaintenanceEndsAfterItsWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newClaimed(t)
+		f.enter("m", v1alpha1.NodeMaintenanceStageComplete)
+		f.work()
+		f.wantCordon("one", true, "m")
+		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
+		f.cached()
+		f.work()
+		f.wantCordon("one", true, "m")
+		is.Equal(t, f.nodeStatus("m", "one").Reason, v1alpha1.NodeStatusReleasing)
+		f.report("one", done)
+		f.wantCordon("one", false)
+		f.wantTask("one", "", v1alpha1.NodeTaskDone)
+		is.True(t, v1alpha1.IsDone(f.nm("m")), "m still holds its nodes: %v", f.nm("m").Status)
+	})
+}
+
+// TestATaskThatIsDeletedStartsOver deletes the NodeTask of failed work: the node is drained and
+// offered again.
+func TestATaskThatIsDeletedStartsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newClaimed(t)
+		f.report("one", func(status *v1alpha1.NodeTaskStatus) { status.Result = v1alpha1.NodeTaskResultFailed })
+		f.wantTask("one", v1alpha1.NodeTaskFailed, v1alpha1.NodeTaskFailed)
+		is.Equal(t, f.nodeStatus("m", "one").Task.Reason, v1alpha1.NodeTaskWorkerFailed)
+		f.create(newPod("late", "one", 0))
+		f.work()
+		f.wantEvacuating()
+		must.Do(t, f.maintenance.MaintenanceV1alpha1().NodeTasks().Delete(f.ctx, "one", metav1.DeleteOptions{}))
+		f.work()
+		f.wantEvacuating("late")
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
+		f.wantTask("one", "", "")
+		f.deletePod("late")
+		f.wait(10 * time.Second)
+		f.work()
+		f.wantTask("one", v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskOffered)
+	})
+}
+
+// TestDaemonSetPodsReturnAfterTheWork reads the drain taint: without their DaemonSet pods nodes may
+// never be Ready.
+func TestDaemonSetPodsReturnAfterTheWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", ready), newPod("log", "one", 0, ofDaemonSet))
+		f.turnOn(v1alpha1.EvacuatorClassDaemonSet)
+		f.create(newMaintenance("m", withTask))
+		f.work()
+		f.wantEvacuating("log")
+		f.deletePod("log")
+		f.wait(10 * time.Second)
+		f.work()
+		f.report("one", claim)
+		f.wantTaints("one", []corev1.Taint{heldTaint, drainTaint}, "m")
+		f.updateNode("one", func(node *corev1.Node) { node.Status.Conditions[0].Status = corev1.ConditionFalse })
+		f.report("one", done)
+		f.wantTask("one", v1alpha1.NodeTaskVerifying, v1alpha1.NodeTaskVerifying)
+		f.wantTaints("one", []corev1.Taint{heldTaint}, "m")
+		f.wantCordon("one", true, "m")
+		f.create(newPod("log-2", "one", 0, ofDaemonSet))
+		f.updateNode("one", func(node *corev1.Node) { node.Status.Conditions[0].Status = corev1.ConditionTrue })
+		f.work()
+		f.wantEvacuating()
+		f.wantTask("one", "", v1alpha1.NodeTaskDone)
+		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft)
+	})
+}
+
+// TestANodeVanishesInHands deletes a node that a worker has, and registers it again.
+func TestANodeVanishesInHands(t *testing.T) {
+	vanish := func(f *fixture) {
+		must.Do(f.t, f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}))
+		f.cached()
+		f.work()
+		f.wantTask("one", v1alpha1.NodeTaskClaimed, v1alpha1.NodeTaskClaimed)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newClaimed(t)
+		vanish(f)
+		f.create(newNode("one", ready, func(node *corev1.Node) { node.UID = "uid-new" }))
+		f.create(newPod("late", "one", 0))
+		f.work()
+		f.wantCordon("one", true, "m")
+		f.wantEvacuating()
+		f.report("one", done)
+		f.wantTask("one", "", v1alpha1.NodeTaskDone)
+		entry := f.nodeStatus("m", "one")
+		is.Equal(t, entry.NodeRef.UID, "uid-new")
+		is.True(t, entry.Task.StartTime != nil && entry.Task.EndTime != nil, "no times in %v", entry.Task)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		f := newClaimed(t)
+		vanish(f)
+		f.wait(time.Hour)
+		f.work()
+		f.wantTask("one", "", v1alpha1.NodeTaskGone)
+	})
+}
+
+// TestNoWorkerReleases lets the deadline of a claim pass.
+func TestNoWorkerReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", ready), newMaintenance("m", withTask))
+		f.wait(10 * time.Second)
+		f.work()
+		f.wantTask("one", v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskOffered)
+		f.wait(time.Hour)
+		f.work()
+		is.Equal(t, f.nm("m").Spec.Stage, v1alpha1.NodeMaintenanceStageComplete)
+		is.Equal(t, f.nm("m").Annotations[v1alpha1.AnnotationWithdrawn], "NoWorker")
+		f.work()
+		f.wantTask("one", "", v1alpha1.NodeTaskFailed)
+		is.Equal(t, f.nodeStatus("m", "one").Task.Reason, v1alpha1.NodeTaskNoWorker)
+		f.wantCordon("one", false)
+	})
+}

@@ -1,0 +1,155 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodetask
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/host/eventref"
+)
+
+// actionWork is the action of all events of this controller.
+const actionWork = "Work"
+
+// Sync takes the next step for a node.
+func (c *Controller) Sync(ctx context.Context, name string) error {
+	f, err := c.gather(name)
+	if err != nil {
+		return err
+	}
+	d := decide(f)
+	if d.step == stepLook {
+		if f.live, err = c.look(ctx, f); err != nil {
+			return err
+		}
+		d = decide(f)
+	}
+	if d.wake > 0 {
+		c.queue.AddAfter(name, d.wake)
+	}
+	return c.act(ctx, f, d)
+}
+
+func (c *Controller) act(ctx context.Context, f *facts, d decision) error {
+	var err error
+	switch d.step {
+	case stepOffer:
+		err = c.offer(ctx, f.node, d.maintenance)
+	case stepWrite:
+		err = c.write(ctx, f.task, d.status)
+	case stepDelete:
+		err = c.remove(ctx, f.task)
+	case stepRelease:
+		err = c.release(ctx, f.owner)
+	default:
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if d.result != "" {
+		taskResults.WithLabelValues(d.result).Inc()
+	}
+	c.announce(f, d)
+	return nil
+}
+
+// offer creates the NodeTask of a node.
+func (c *Controller) offer(ctx context.Context, node *corev1.Node, nm *v1alpha1.NodeMaintenance) error {
+	deadlines := protocol.DeadlinesOf(nm.Spec.Task)
+	task := &v1alpha1.NodeTask{
+		ObjectMeta: metav1.ObjectMeta{Name: node.Name},
+		Spec: v1alpha1.NodeTaskSpec{
+			NodeUID: node.UID, Maintenance: v1alpha1.NodeTaskMaintenance{Name: nm.Name, UID: nm.UID},
+			Worker: nm.Spec.Task.Worker, Parameters: nm.Spec.Task.Parameters, Reason: nm.Spec.Reason, Before: protocol.VersionsOf(node),
+			ClaimDeadlineSeconds:    int32(deadlines.Claim.Seconds()),
+			ProgressDeadlineSeconds: int32(deadlines.Progress.Seconds()),
+			VerifyDeadlineSeconds:   int32(deadlines.Verify.Seconds()),
+		},
+	}
+	stored, err := c.maintenance.MaintenanceV1alpha1().NodeTasks().Create(ctx, task, metav1.CreateOptions{FieldManager: fieldManager})
+	if apierrors.IsAlreadyExists(err) {
+		return apierrors.NewConflict(v1alpha1.Resource("nodetasks"), node.Name, err) // the cache does not have it yet
+	}
+	if err != nil {
+		return fmt.Errorf("offer node %s to workers: %w", node.Name, err)
+	}
+	c.state.Tasks.Wrote(stored)
+	return nil
+}
+
+// write writes the status of a NodeTask, unless the NodeTask has changed since the decision.
+func (c *Controller) write(ctx context.Context, task *v1alpha1.NodeTask, status v1alpha1.NodeTaskStatus) error {
+	next := *task
+	next.Status = status
+	stored, err := c.maintenance.MaintenanceV1alpha1().NodeTasks().UpdateStatus(ctx, &next, metav1.UpdateOptions{FieldManager: fieldManager})
+	if err != nil {
+		return fmt.Errorf("write the state of the task: %w", err)
+	}
+	c.state.Tasks.Wrote(stored)
+	return nil
+}
+
+// remove deletes a NodeTask, unless it has changed since the decision: a worker may have claimed
+// it.
+func (c *Controller) remove(ctx context.Context, task *v1alpha1.NodeTask) error {
+	err := c.maintenance.MaintenanceV1alpha1().NodeTasks().Delete(ctx, task.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &task.UID, ResourceVersion: &task.ResourceVersion},
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete the task: %w", err)
+	}
+	return nil
+}
+
+// release completes a maintenance because no worker has claimed one of its nodes.
+func (c *Controller) release(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{
+			"uid": nm.UID, "resourceVersion": nm.ResourceVersion,
+			"annotations": map[string]any{v1alpha1.AnnotationWithdrawn: v1alpha1.NodeTaskNoWorker},
+		},
+		"spec": map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	if err != nil {
+		return loop.IgnoreNotFound(fmt.Errorf("complete the maintenance, whose node no worker has claimed: %w", err))
+	}
+	return nil
+}
+
+// announce records the event about a step, about the node and with its maintenance.
+func (c *Controller) announce(f *facts, d decision) {
+	if d.event == "" {
+		return
+	}
+	var node, nm corev1.ObjectReference
+	switch {
+	case f.task != nil:
+		node = corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: f.task.Name, UID: f.task.Spec.NodeUID}
+		nm = *eventref.NodeMaintenance(&v1alpha1.NodeMaintenance{
+			ObjectMeta: metav1.ObjectMeta{Name: f.task.Spec.Maintenance.Name, UID: f.task.Spec.Maintenance.UID},
+		})
+	default:
+		node, nm = *eventref.Node(f.node), *eventref.NodeMaintenance(d.maintenance)
+	}
+	eventType := corev1.EventTypeNormal
+	if d.warning {
+		eventType = corev1.EventTypeWarning
+	}
+	c.recorder.Eventf(&node, &nm, eventType, d.event, actionWork, "%s", eventref.Note("%s", d.note))
+}

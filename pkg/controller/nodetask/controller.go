@@ -1,0 +1,193 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodetask
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/drain/holds"
+	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host"
+	"haulout.dev/haulout/pkg/rollout/nodeexpr"
+)
+
+// Name is the name of this controller in logs, metrics, queues and its field manager.
+const Name = "nodetask"
+
+const fieldManager = "haulout-" + Name
+
+// Config has the dependencies of the controller.
+type Config struct {
+	// Cluster has the clients and the caches.
+	Cluster *host.Cluster
+	// Selection and State are shared with the node and the nodemaintenance controllers.
+	Selection *selection.Selection
+	State     *nodestate.State
+	Clock     clock.WithTicker
+	// Liveness tracks which item each worker processes; nil disables tracking.
+	Liveness *loop.Tracker
+}
+
+// Controller reconciles NodeTasks.
+type Controller struct {
+	host              kubernetes.Interface
+	maintenance       versioned.Interface
+	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	taskLister        maintenancelisters.NodeTaskLister
+	selection         *selection.Selection
+	state             *nodestate.State
+	recorder          events.EventRecorder
+	clock             clock.WithTicker
+	queue             *loop.Queue[string]
+	holders           holds.Index
+	synced            []cache.InformerSynced
+	// started is the time since which this leader serves.
+	started time.Time
+	// programs has the compiled conditions of tasks, by their text.
+	programs loop.Memory[string, *nodeexpr.Program]
+}
+
+// New creates a controller and registers its handlers; the informers must not run yet. A controller
+// runs once.
+func New(config Config) *Controller {
+	registerMetrics()
+	c := &Controller{
+		host:              config.Cluster.Client,
+		maintenance:       config.Cluster.Maintenance,
+		maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
+		taskLister:        config.Cluster.NodeTasks.Lister(),
+		selection:         config.Selection,
+		state:             config.State,
+		recorder:          config.Cluster.Recorder,
+		clock:             config.Clock,
+		queue: loop.NewQueue(loop.Config[string]{
+			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
+			LogAs: func(name string) (string, any) { return "nodeTask", klog.KRef("", name) },
+		}),
+		synced: []cache.InformerSynced{config.Selection.HasSynced, config.State.HasSynced},
+	}
+	c.holders = holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
+	config.Selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.queue.Add})
+	config.State.Subscribe(nodestate.Subscriber{
+		Task: func(task *v1alpha1.NodeTask) { c.queue.Add(task.Name) }, Changed: c.enqueueConcerned,
+	})
+	return c
+}
+
+// Run runs the controller until the context ends, and returns after the last write. The informers
+// must have been started.
+func (c *Controller) Run(ctx context.Context, workers int) {
+	defer c.queue.ShutDown()
+	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
+	if !ok {
+		return
+	}
+	c.started = c.clock.Now()
+	var wg sync.WaitGroup
+	wg.Go(func() { loop.Gauges(ctx, c.tasks, publish) })
+	wg.Go(func() { c.queue.Run(ctx, workers, c.Sync) })
+	wait.UntilWithContext(ctx, c.resync, loop.Resync)
+	wg.Wait()
+}
+
+// resync enqueues everything, in case an event was missed.
+func (c *Controller) resync(context.Context) {
+	for _, task := range c.tasks() {
+		c.queue.Add(task.Name)
+	}
+	all, err := c.maintenanceLister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(fmt.Errorf("list maintenances from the cache: %w", err))
+	}
+	for _, nm := range all {
+		c.enqueueNodes(nm)
+	}
+}
+
+func (c *Controller) tasks() []*v1alpha1.NodeTask {
+	all, err := c.taskLister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(fmt.Errorf("list tasks from the cache: %w", err))
+	}
+	return all
+}
+
+// enqueueNodes enqueues the nodes of a maintenance with a task that holds them, and the nodes of its
+// NodeTasks.
+func (c *Controller) enqueueNodes(nm *v1alpha1.NodeMaintenance) {
+	for name := range c.state.TasksOf(nm.UID) {
+		c.queue.Add(name)
+	}
+	if nm.Spec.Task == nil || !v1alpha1.IsHolding(nm) {
+		return
+	}
+	for _, node := range c.selection.NodesOf(nm.Name) {
+		c.queue.Add(node.Name)
+	}
+}
+
+// maintenanceChanged enqueues the nodes of a maintenance if a field has changed that decisions
+// read. A maintenance without a task may keep other maintenances from offering its nodes.
+func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
+	if old != nil && nm != nil && old.UID == nm.UID && isSame(old, nm) {
+		return
+	}
+	for _, m := range []*v1alpha1.NodeMaintenance{old, nm} {
+		switch {
+		case m == nil:
+		case m.Spec.Task != nil:
+			c.enqueueNodes(m)
+		case c.state.HasTasks():
+			for _, node := range c.selection.NodesOf(m.Name) {
+				c.queue.Add(node.Name)
+			}
+		}
+	}
+}
+
+// isSame reports whether two states of a maintenance are equal in all fields that decisions read.
+func isSame(a, b *v1alpha1.NodeMaintenance) bool {
+	return a.Generation == b.Generation && a.DeletionTimestamp.Equal(b.DeletionTimestamp) && v1alpha1.IsDone(a) == v1alpha1.IsDone(b) &&
+		a.Status.ObservedGeneration == b.Status.ObservedGeneration && holds.IsDrained(a) == holds.IsDrained(b) &&
+		slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
+			return x.Reason == y.Reason
+		}) && holds.SameTasks(a, b)
+}
+
+func (c *Controller) nodeChanged(change selection.NodeChange) {
+	for _, node := range []*corev1.Node{change.Old, change.New} {
+		if node != nil {
+			c.enqueueConcerned(node.Name)
+		}
+	}
+}
+
+// enqueueConcerned enqueues a node if it has a NodeTask, or if a maintenance with a task selects it.
+func (c *Controller) enqueueConcerned(node string) {
+	if !c.state.HasTasks() {
+		return
+	}
+	if c.state.TaskOn(node) != nil || c.holders.Any(node, func(nm *v1alpha1.NodeMaintenance) bool { return nm.Spec.Task != nil }) {
+		c.queue.Add(node)
+	}
+}

@@ -1,0 +1,390 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodetask
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/drain/holds"
+	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/host/podcache"
+)
+
+const (
+	// volumePatience is how long an offer waits for the volumes of a drained node to be detached.
+	volumePatience = 10 * time.Minute
+	// leaderPatience is how long a new leader waits at most before it fails silent workers: their
+	// reports may have been lost before it began to serve.
+	leaderPatience = 5 * time.Minute
+)
+
+// facts are the inputs of the decision about a node.
+type facts struct {
+	now time.Time
+	// served is the time for which this leader has served.
+	served time.Duration
+	// task is the NodeTask, and node the node; nil if it does not exist.
+	task *v1alpha1.NodeTask
+	node *corev1.Node
+	// owner is the maintenance of the task, nil if it does not exist. selected is set if it selects
+	// the node.
+	owner    *v1alpha1.NodeMaintenance
+	selected bool
+	// holding are the maintenances that select and hold the node.
+	holding []*v1alpha1.NodeMaintenance
+	// volumes is the number of the volumes that are attached to the node.
+	volumes int
+	// doneWhen evaluates the condition of a task for the node. An error counts as false.
+	doneWhen func(expression string, before v1alpha1.NodeVersions) (bool, error)
+	// live is what a live read found for a claim, nil before the read.
+	live *liveFacts
+}
+
+// liveFacts is the reason why a claim must not be granted, "" if there is none.
+type liveFacts struct{ refusal string }
+
+type step int
+
+const (
+	stepNone step = iota
+	// stepOffer creates a NodeTask for decision.maintenance.
+	stepOffer
+	// stepLook reads the node live, and then decides again.
+	stepLook
+	// stepWrite writes decision.status.
+	stepWrite
+	// stepDelete deletes the NodeTask.
+	stepDelete
+	// stepRelease completes the maintenance, because no worker has claimed its node.
+	stepRelease
+)
+
+// decision is the next step. The zero value means that there is none.
+type decision struct {
+	step        step
+	maintenance *v1alpha1.NodeMaintenance
+	status      v1alpha1.NodeTaskStatus
+	// event, warning and note are the event after the step; no event if event is "". result is the
+	// end of the work to count, or "".
+	event, note, result string
+	warning             bool
+	// wake is the time after which the decision may change without an event, 0 for never.
+	wake time.Duration
+}
+
+// decide returns the next step for a node. It is a pure function.
+func decide(f *facts) decision {
+	if f.task == nil {
+		return decideOffer(f)
+	}
+	switch holds.StateOf(f.task) {
+	case v1alpha1.NodeTaskOffered:
+		return decideOffered(f)
+	case v1alpha1.NodeTaskClaimed:
+		return decideClaimed(f)
+	case v1alpha1.NodeTaskVerifying:
+		return decideVerifying(f)
+	case v1alpha1.NodeTaskDone:
+		return decideDone(f)
+	case v1alpha1.NodeTaskFailed:
+		return decideFailed(f)
+	}
+	return decision{} // a newer server has written the state
+}
+
+// decideOffer offers a node without a NodeTask for the oldest maintenance that is ready.
+func decideOffer(f *facts) decision {
+	if f.node == nil || f.holderWithoutTask() != nil {
+		return decision{}
+	}
+	for _, nm := range slices.SortedFunc(slices.Values(f.holding), v1alpha1.CompareAge) {
+		// A recorded task means that the status is older than the end of that task, or that the work
+		// is done.
+		if !isCurrent(nm) || f.whyNotReady(nm) != "" || holds.TaskOf(nm, f.node) != nil {
+			continue
+		}
+		if wait := f.volumesWait(nm); wait > 0 {
+			// Do not offer the node for a younger maintenance meanwhile: if two maintenances each
+			// had a node that the other one needs, both would wait for ever.
+			return decision{wake: wait}
+		}
+		offer := decision{step: stepOffer, maintenance: nm}
+		if met, _ := f.isMet(nm.Spec.Task, protocol.VersionsOf(f.node)); !met {
+			offer.event, offer.note = EventOffered, fmt.Sprintf("Offered to workers of class %s by NodeMaintenance %s", nm.Spec.Task.Worker, nm.Name)
+		}
+		return offer
+	}
+	return decision{}
+}
+
+// isCurrent reports whether the status of a maintenance is about its present spec.
+func isCurrent(nm *v1alpha1.NodeMaintenance) bool {
+	return nm.Status.ObservedGeneration == nm.Generation
+}
+
+// holderWithoutTask returns a maintenance that holds the node for a user or for a shutdown, or nil.
+func (f *facts) holderWithoutTask() *v1alpha1.NodeMaintenance {
+	return holds.Oldest(f.holding, func(nm *v1alpha1.NodeMaintenance) bool { return nm.Spec.Task == nil })
+}
+
+// whyNotReady returns the reason why a maintenance does not offer the node, "" if it does.
+func (f *facts) whyNotReady(nm *v1alpha1.NodeMaintenance) string {
+	entry := v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: f.node.Name, UID: f.node.UID})
+	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+	switch {
+	case nm.Spec.Task == nil:
+		return "it has no task"
+	case v1alpha1.IsEnding(nm) && nm.Annotations[v1alpha1.AnnotationWithdrawn] == string(v1alpha1.NodeTaskNoWorker):
+		return "no worker has claimed it in time"
+	case v1alpha1.IsEnding(nm):
+		return "it ends"
+	case nm.Spec.Paused:
+		return "it is paused"
+	case !isCurrent(nm):
+		return ""
+	case entry == nil || entry.Reason != "" && entry.Reason != v1alpha1.NodeStatusFastForwarded:
+		return "it does not have the node, or not alone"
+	case !f.node.Spec.Unschedulable || !marks.Holds(f.node, nm):
+		return "the node is not cordoned for it"
+	case nm.Spec.Task.Stage == v1alpha1.NodeTaskStageCordon && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon:
+		return ""
+	case drained == nil || drained.Status != metav1.ConditionTrue:
+		return "it is not drained"
+	}
+	return ""
+}
+
+// volumesWait returns how long to wait for the volumes of a drained node to be detached.
+func (f *facts) volumesWait(nm *v1alpha1.NodeMaintenance) time.Duration {
+	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+	if f.volumes == 0 || drained == nil || drained.Status != metav1.ConditionTrue {
+		return 0
+	}
+	return max(0, volumePatience-f.now.Sub(drained.LastTransitionTime.Time))
+}
+
+// decideOffered withdraws the offer if it is not valid any more, grants a claim after a live read,
+// and releases the node if no worker claims it.
+func decideOffered(f *facts) decision {
+	if why := f.whyNotOffered(); why != "" {
+		return withdraw(why)
+	}
+	if !isCurrent(f.owner) {
+		return decision{} // the status will say whether the node is still drained
+	}
+	task := f.owner.Spec.Task
+	if met, _ := f.isMet(task, f.task.Spec.Before); met {
+		d := f.enter(v1alpha1.NodeTaskDone, "The node meets doneWhen without any work")
+		d.event, d.note, d.result = EventVerified, d.status.ServerMessage, string(v1alpha1.NodeTaskDone)
+		return d
+	}
+	if f.task.Status.Holder != "" {
+		switch {
+		case f.live == nil:
+			return decision{step: stepLook}
+		case f.live.refusal != "":
+			return withdraw(f.live.refusal)
+		}
+		d := f.enter(v1alpha1.NodeTaskClaimed, "")
+		d.event, d.note = EventClaimed, fmt.Sprintf(
+			"Worker %q of user %q works on the node for NodeMaintenance %s", f.task.Status.Holder, f.task.Status.ClaimedBy, f.owner.Name)
+		return d
+	}
+	left := f.left(seconds(f.task.Spec.ClaimDeadlineSeconds), f.task.Status.StateTime, &f.task.CreationTimestamp)
+	if left > 0 {
+		return decision{wake: left}
+	}
+	// The NodeTask is withdrawn afterwards: a maintenance that has ended grants no claim.
+	return decision{step: stepRelease, result: string(v1alpha1.NodeTaskNoWorker), event: EventFailed, warning: true, note: fmt.Sprintf(
+		"%s: no worker of class %s has claimed the node within %s; NodeMaintenance %s releases its nodes",
+		v1alpha1.NodeTaskNoWorker, task.Worker, seconds(f.task.Spec.ClaimDeadlineSeconds), f.owner.Name)}
+}
+
+func withdraw(why string) decision {
+	return decision{step: stepDelete, event: EventWithdrawn, note: "No longer offered to workers: " + why}
+}
+
+// whyNotOffered returns the reason why an offer is withdrawn before the claim, "" if it is valid.
+func (f *facts) whyNotOffered() string {
+	about := func(why string) string {
+		return fmt.Sprintf("NodeMaintenance %s: %s", f.task.Spec.Maintenance.Name, why)
+	}
+	switch {
+	case f.owner == nil:
+		return about("it does not exist any more")
+	case f.node == nil || f.node.UID != f.task.Spec.NodeUID:
+		return "the node is gone"
+	case !f.selected:
+		return about("it does not select the node any more")
+	}
+	if other := f.holderWithoutTask(); other != nil {
+		return fmt.Sprintf("NodeMaintenance %s holds the node, too", other.Name)
+	}
+	if why := f.whyNotReady(f.owner); why != "" {
+		return about(why)
+	}
+	return ""
+}
+
+// isMet reports whether the condition of a task is set and true, and if not, why.
+func (f *facts) isMet(task *v1alpha1.NodeMaintenanceTask, before v1alpha1.NodeVersions) (met bool, why string) {
+	if task.DoneWhen == "" {
+		return false, ""
+	}
+	met, err := f.doneWhen(task.DoneWhen, before)
+	if err != nil {
+		return false, "doneWhen: " + err.Error()
+	}
+	return met, "doneWhen is false"
+}
+
+// decideClaimed waits for the result of a worker. A worker that installs the node anew may delete
+// it, so the task keeps its place until the node returns, or the deadline passes.
+func decideClaimed(f *facts) decision {
+	status := &f.task.Status
+	switch {
+	case status.Result == v1alpha1.NodeTaskResultDone:
+		return f.enter(v1alpha1.NodeTaskVerifying, "")
+	case status.Result == v1alpha1.NodeTaskResultFailed && f.node == nil:
+		return f.gone()
+	case status.Result == v1alpha1.NodeTaskResultFailed:
+		return f.fail(v1alpha1.NodeTaskWorkerFailed, cmp.Or(status.Message, "The worker reported Failed"))
+	}
+	deadline := seconds(f.task.Spec.ProgressDeadlineSeconds)
+	left := f.left(deadline, status.StateTime, status.ProgressTime)
+	switch {
+	case left > 0:
+		return decision{wake: left}
+	case f.node == nil:
+		return f.gone()
+	}
+	return f.fail(v1alpha1.NodeTaskLost, fmt.Sprintf("Worker %q has not reported for %s", status.Holder, deadline))
+}
+
+// decideVerifying waits until the node is Ready and meets the condition.
+func decideVerifying(f *facts) decision {
+	status := &f.task.Status
+	if f.node == nil {
+		left := f.left(seconds(f.task.Spec.ProgressDeadlineSeconds), status.StateTime, status.ProgressTime)
+		if left > 0 {
+			return decision{wake: left}
+		}
+		return f.gone()
+	}
+	why := f.whyNotVerified()
+	if why == "" {
+		d := f.enter(v1alpha1.NodeTaskDone, "")
+		d.event, d.result = EventVerified, string(v1alpha1.NodeTaskDone)
+		d.note = fmt.Sprintf("The work of worker %q is done, and the node is verified", status.Holder)
+		return d
+	}
+	deadline := seconds(f.task.Spec.VerifyDeadlineSeconds)
+	switch left := f.left(deadline, status.StateTime); {
+	case left <= 0:
+		return f.fail(v1alpha1.NodeTaskNotVerified, fmt.Sprintf("Not verified within %s after the worker reported Done: %s", deadline, why))
+	case status.ServerMessage != cut(why):
+		d := decision{step: stepWrite, status: *status.DeepCopy(), wake: left}
+		d.status.ServerMessage = cut(why)
+		return d
+	default:
+		return decision{wake: left}
+	}
+}
+
+// whyNotVerified returns the reason why the node cannot return to service, "" if it can.
+func (f *facts) whyNotVerified() string {
+	switch {
+	case podcache.Readiness(f.node) != corev1.ConditionTrue:
+		return "the node is not Ready"
+	case protocol.HasReadinessTaint(f.node):
+		return "the node has a taint " + v1alpha1.TaintReadinessPrefix
+	case f.owner == nil || f.owner.Spec.Task == nil || f.owner.Spec.Task.DoneWhen == "":
+		return ""
+	}
+	if met, why := f.isMet(f.owner.Spec.Task, f.task.Spec.Before); !met {
+		return why
+	}
+	return ""
+}
+
+// decideDone deletes the task when the maintenance has recorded it.
+func decideDone(f *facts) decision {
+	if f.node == nil || f.isForgotten() || holds.IsDone(f.owner, f.node) {
+		return decision{step: stepDelete}
+	}
+	return decision{}
+}
+
+// decideFailed waits for a user, or for a late result of the worker, and deletes the task when its
+// maintenance has ended and has recorded it.
+func decideFailed(f *facts) decision {
+	switch {
+	case f.isForgotten():
+		return decision{step: stepDelete}
+	case f.node == nil:
+		return f.gone()
+	case f.task.Status.Result == v1alpha1.NodeTaskResultDone:
+		return f.enter(v1alpha1.NodeTaskVerifying, "")
+	case v1alpha1.IsEnding(f.owner):
+		if recorded := holds.TaskOf(f.owner, f.node); recorded != nil && recorded.State == v1alpha1.NodeTaskFailed {
+			return decision{step: stepDelete}
+		}
+	}
+	return decision{}
+}
+
+// isForgotten reports whether the maintenance of the task does not exist, or is over.
+func (f *facts) isForgotten() bool { return f.owner == nil || v1alpha1.IsDone(f.owner) }
+
+// gone ends the task of a node that does not exist.
+func (f *facts) gone() decision {
+	return decision{step: stepDelete, event: EventNodeGone, warning: true, result: string(v1alpha1.NodeTaskGone), note: fmt.Sprintf(
+		"The node of worker %q is gone; NodeMaintenance %s goes on without it", f.task.Status.Holder, f.task.Spec.Maintenance.Name)}
+}
+
+// enter returns the write of a new state.
+func (f *facts) enter(state v1alpha1.NodeTaskState, message string) decision {
+	d := decision{step: stepWrite, status: *f.task.Status.DeepCopy()}
+	d.status.State, d.status.StateTime = state, &metav1.Time{Time: f.now}
+	d.status.Reason, d.status.ServerMessage = "", cut(message)
+	return d
+}
+
+// fail returns the write of the state Failed. The result becomes Failed, so that a result Done
+// after that is a late report.
+func (f *facts) fail(reason v1alpha1.NodeTaskReason, message string) decision {
+	d := f.enter(v1alpha1.NodeTaskFailed, message)
+	d.status.Reason, d.status.Result = reason, v1alpha1.NodeTaskResultFailed
+	d.event, d.note, d.warning, d.result = EventFailed, fmt.Sprintf("%s: %s", reason, message), true, string(reason)
+	return d
+}
+
+// left returns how much of a deadline is left that counts from the latest of some times. A new
+// leader waits for some time before it passes.
+func (f *facts) left(deadline time.Duration, since ...*metav1.Time) time.Duration {
+	var latest time.Time
+	for _, t := range since {
+		if t != nil && t.After(latest) {
+			latest = t.Time
+		}
+	}
+	return max(deadline-f.now.Sub(latest), min(deadline, leaderPatience)-f.served, 0)
+}
+
+func seconds(n int32) time.Duration { return time.Duration(n) * time.Second }
+
+// maxMessage is the maximum length of status.serverMessage, in bytes.
+const maxMessage = 1024
+
+func cut(text string) string { return wording.Cut(text, maxMessage) }

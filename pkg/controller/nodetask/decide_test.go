@@ -1,0 +1,351 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodetask
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+)
+
+var noon = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+
+func ago(d time.Duration) *metav1.Time { return &metav1.Time{Time: noon.Add(-d)} }
+
+// newNode returns node one, which maintenances m and younger hold.
+func newNode() *corev1.Node {
+	mark := marks.Mark{Storage: "s", Maintenances: marks.Owners{"m": "uid-m", "younger": "uid-younger"}}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one", Annotations: map[string]string{
+			v1alpha1.AnnotationCordonedBy: mark.Encode().(string),
+		}},
+		Spec: corev1.NodeSpec{Unschedulable: true},
+		Status: corev1.NodeStatus{
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			NodeInfo:   corev1.NodeSystemInfo{BootID: "boot-1", KernelVersion: "6.1"},
+		},
+	}
+}
+
+// newMaintenance returns a maintenance with a task that has drained node one.
+func newMaintenance(name string, changes ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
+	nm := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, UID: types.UID("uid-" + name), Generation: 2, CreationTimestamp: *ago(time.Hour),
+			Finalizers: []string{v1alpha1.FinalizerMaintenanceCompletion},
+		},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage: v1alpha1.NodeMaintenanceStageDrain,
+			Task:  &v1alpha1.NodeMaintenanceTask{Worker: "w.example.com", Stage: v1alpha1.NodeTaskStageDrain},
+		},
+		Status: v1alpha1.NodeMaintenanceStatus{
+			ObservedGeneration: 2,
+			NodeStatuses:       []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "one", UID: "uid-one"}}},
+		},
+	}
+	drained(metav1.ConditionTrue)(nm)
+	return build.With(nm, changes...)
+}
+
+func drained(status metav1.ConditionStatus) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
+		nm.Status.Conditions = nil
+		meta.SetStatusCondition(&nm.Status.Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionDrained, Status: status, Reason: "Test", LastTransitionTime: *ago(time.Minute),
+		})
+	}
+}
+
+func doneWhen(expression string) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Task.DoneWhen = expression }
+}
+
+func recorded(state v1alpha1.NodeTaskState) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
+		nm.Status.NodeStatuses[0].Task = &v1alpha1.NodeMaintenanceNodeTask{State: state}
+	}
+}
+
+func withoutTask(nm *v1alpha1.NodeMaintenance) { nm.Spec.Task = nil }
+func complete(nm *v1alpha1.NodeMaintenance)    { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete }
+func paused(nm *v1alpha1.NodeMaintenance)      { nm.Spec.Paused = true }
+
+// inCordon has the maintenance offer its nodes in stage Cordon, in which it is.
+func inCordon(nm *v1alpha1.NodeMaintenance) {
+	nm.Spec.Stage, nm.Spec.Task.Stage = v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeTaskStageCordon
+	drained(metav1.ConditionFalse)(nm)
+}
+
+// newFacts returns the facts about node one, which m has drained. doneWhen "true" is true, "error"
+// is an error, and all else is false.
+func newFacts(nm *v1alpha1.NodeMaintenance, changes ...func(*facts)) *facts {
+	f := &facts{now: noon, served: time.Hour, node: newNode(), holding: []*v1alpha1.NodeMaintenance{nm}}
+	f.doneWhen = func(expression string, _ v1alpha1.NodeVersions) (bool, error) {
+		if expression == "error" {
+			return false, errors.New("no such key: kernalVersion")
+		}
+		return expression == "true", nil
+	}
+	return build.With(f, changes...)
+}
+
+// withTask adds a NodeTask of the first maintenance, whose state began two minutes ago.
+func withTask(state v1alpha1.NodeTaskState, changes ...func(*v1alpha1.NodeTask)) func(*facts) {
+	return func(f *facts) {
+		f.owner, f.selected = f.holding[0], true
+		if v1alpha1.IsEnding(f.owner) {
+			f.holding = nil
+		}
+		f.task = build.With(&v1alpha1.NodeTask{
+			ObjectMeta: metav1.ObjectMeta{Name: "one"},
+			Spec: v1alpha1.NodeTaskSpec{
+				NodeUID: "uid-one", Maintenance: v1alpha1.NodeTaskMaintenance{Name: f.owner.Name, UID: f.owner.UID}, Worker: "w.example.com",
+				ClaimDeadlineSeconds: 1800, ProgressDeadlineSeconds: 1200, VerifyDeadlineSeconds: 900,
+			},
+			Status: v1alpha1.NodeTaskStatus{State: state, StateTime: ago(2 * time.Minute)},
+		}, changes...)
+	}
+}
+
+func since(d time.Duration) func(*v1alpha1.NodeTask) {
+	return func(task *v1alpha1.NodeTask) { task.Status.StateTime = ago(d) }
+}
+func heartbeat(d time.Duration) func(*v1alpha1.NodeTask) {
+	return func(task *v1alpha1.NodeTask) { task.Status.ProgressTime = ago(d) }
+}
+func holder(name string) func(*v1alpha1.NodeTask) {
+	return func(task *v1alpha1.NodeTask) { task.Status.Holder, task.Status.ClaimedBy = name, "user-"+name }
+}
+func result(r v1alpha1.NodeTaskResult) func(*v1alpha1.NodeTask) {
+	return func(task *v1alpha1.NodeTask) { task.Status.Result = r }
+}
+
+func also(nm *v1alpha1.NodeMaintenance) func(*facts) {
+	return func(f *facts) { f.holding = append(f.holding, nm) }
+}
+func looked(refusal string) func(*facts) { return func(f *facts) { f.live = &liveFacts{refusal} } }
+func served(d time.Duration) func(*facts) {
+	return func(f *facts) { f.served = d }
+}
+func volumes(n int) func(*facts) { return func(f *facts) { f.volumes = n } }
+func noNode(f *facts)            { f.node = nil }
+func noOwner(f *facts)           { f.owner, f.holding = nil, nil }
+func deselected(f *facts)        { f.selected, f.holding = false, nil }
+func otherUID(f *facts)          { f.node.UID = "uid-other" }
+func uncordoned(f *facts)        { f.node.Spec.Unschedulable = false }
+func notReady(f *facts)          { f.node.Status.Conditions[0].Status = corev1.ConditionUnknown }
+func tainted(f *facts) {
+	f.node.Spec.Taints = []corev1.Taint{{Key: "readiness.k8s.io/gpu", Effect: corev1.TaintEffectNoSchedule}}
+}
+
+// wanted is the expected decision. note is a part of the note of the event or, without an event, of
+// the message of the server.
+type wanted struct {
+	step   step
+	state  v1alpha1.NodeTaskState
+	reason v1alpha1.NodeTaskReason
+	event  string
+	note   string
+	wake   time.Duration
+}
+
+func (w wanted) check(t *testing.T, d decision) {
+	t.Helper()
+	is.Equal(t, d.step, w.step)
+	is.Equal(t, d.status.State, w.state)
+	is.Equal(t, d.status.Reason, w.reason)
+	is.Equal(t, d.event, w.event)
+	is.Equal(t, d.wake, w.wake)
+	text := d.note
+	if d.event == "" {
+		text = d.status.ServerMessage
+	}
+	is.True(t, strings.Contains(text, w.note), "want text with %q, got %q", w.note, text)
+}
+
+func TestDecideOffer(t *testing.T) {
+	offered := wanted{step: stepOffer, event: EventOffered, note: "class w.example.com by NodeMaintenance m"}
+	for name, test := range map[string]struct {
+		facts *facts
+		want  wanted
+	}{
+		"a drained maintenance offers its node":    {newFacts(newMaintenance("m")), offered},
+		"one that is not drained does not":         {newFacts(newMaintenance("m", drained(metav1.ConditionFalse))), wanted{}},
+		"in stage Cordon, if the task says so":     {newFacts(newMaintenance("m", inCordon)), offered},
+		"a paused one does not":                    {newFacts(newMaintenance("m", paused)), wanted{}},
+		"one without a task does not":              {newFacts(newMaintenance("m", withoutTask)), wanted{}},
+		"not with a status of an earlier spec":     {newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) { nm.Generation++ })), wanted{}},
+		"not a node that somebody uncordoned":      {newFacts(newMaintenance("m"), uncordoned), wanted{}},
+		"not a node that it does not hold":         {newFacts(newMaintenance("third")), wanted{}},
+		"not a node that was registered again":     {newFacts(newMaintenance("m"), otherUID), wanted{}},
+		"not a node that does not exist":           {newFacts(newMaintenance("m"), noNode), wanted{}},
+		"not beside a maintenance of a user":       {newFacts(newMaintenance("m"), also(newMaintenance("other", withoutTask))), wanted{}},
+		"not while the status has an earlier task": {newFacts(newMaintenance("m", recorded(v1alpha1.NodeTaskFailed))), wanted{}},
+		"not twice": {newFacts(newMaintenance("m", recorded(v1alpha1.NodeTaskDone))), wanted{}},
+		"a node that is outside of the drain": {newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[0].Reason = v1alpha1.NodeStatusNotAuthorized
+		})), wanted{}},
+		"after ten minutes with volumes": {newFacts(newMaintenance("m"), volumes(1)), wanted{wake: 9 * time.Minute}},
+		"and then nevertheless":          {newFacts(newMaintenance("m"), volumes(1), func(f *facts) { f.now = noon.Add(9 * time.Minute) }), offered},
+		"the oldest first":               {newFacts(newMaintenance("younger", func(nm *v1alpha1.NodeMaintenance) { nm.CreationTimestamp = *ago(0) }), also(newMaintenance("m"))), offered},
+		"the next one after the oldest is done": {
+			newFacts(newMaintenance("m", recorded(v1alpha1.NodeTaskDone)), also(newMaintenance("younger"))),
+			wanted{step: stepOffer, event: EventOffered, note: "by NodeMaintenance younger"},
+		},
+		"none but the oldest while that waits for volumes": {newFacts(newMaintenance("m"), also(newMaintenance("younger")), volumes(2)), wanted{wake: 9 * time.Minute}},
+		"a node at its goal is not announced":              {newFacts(newMaintenance("m", doneWhen("true"))), wanted{step: stepOffer}},
+		"one that is not is":                               {newFacts(newMaintenance("m", doneWhen("error"))), offered},
+	} {
+		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
+	}
+}
+
+func TestDecideOffered(t *testing.T) {
+	offered := v1alpha1.NodeTaskOffered
+	withdrawn := func(note string) wanted { return wanted{step: stepDelete, event: EventWithdrawn, note: note} }
+	for name, test := range map[string]struct {
+		facts *facts
+		want  wanted
+	}{
+		"waits for a worker":           {newFacts(newMaintenance("m"), withTask(offered)), wanted{wake: 28 * time.Minute}},
+		"without a time of the state":  {newFacts(newMaintenance("m"), withTask("", func(task *v1alpha1.NodeTask) { task.Status.StateTime, task.CreationTimestamp = nil, *ago(time.Minute) })), wanted{wake: 29 * time.Minute}},
+		"is withdrawn: completed":      {newFacts(newMaintenance("m", complete), withTask(offered)), withdrawn("m: it ends")},
+		"is withdrawn: deleted":        {newFacts(newMaintenance("m"), withTask(offered), noOwner), withdrawn("does not exist")},
+		"is withdrawn: deselected":     {newFacts(newMaintenance("m"), withTask(offered), deselected), withdrawn("does not select")},
+		"is withdrawn: paused":         {newFacts(newMaintenance("m", paused), withTask(offered)), withdrawn("paused")},
+		"is withdrawn: pods are back":  {newFacts(newMaintenance("m", drained(metav1.ConditionFalse)), withTask(offered)), withdrawn("not drained")},
+		"is withdrawn: uncordoned":     {newFacts(newMaintenance("m"), withTask(offered), uncordoned), withdrawn("not cordoned")},
+		"is withdrawn: node deleted":   {newFacts(newMaintenance("m"), withTask(offered), noNode), withdrawn("gone")},
+		"is withdrawn: another node":   {newFacts(newMaintenance("m"), withTask(offered), otherUID), withdrawn("gone")},
+		"is withdrawn: user came":      {newFacts(newMaintenance("m"), withTask(offered), also(newMaintenance("ann", withoutTask))), withdrawn("ann holds the node")},
+		"waits for the present status": {newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) { nm.Generation++ }), withTask(offered, holder("w"))), wanted{}},
+		"is done at its goal": {
+			newFacts(newMaintenance("m", doneWhen("true")), withTask(offered, holder("w"))),
+			wanted{step: stepWrite, state: v1alpha1.NodeTaskDone, event: EventVerified, note: "without any work"},
+		},
+		"a claim needs a look": {newFacts(newMaintenance("m"), withTask(offered, holder("w"))), wanted{step: stepLook}},
+		"a claim is granted": {
+			newFacts(newMaintenance("m"), withTask(offered, holder("w")), looked("")),
+			wanted{step: stepWrite, state: v1alpha1.NodeTaskClaimed, event: EventClaimed, note: `Worker "w" of user "user-w"`},
+		},
+		"a claim is refused":           {newFacts(newMaintenance("m"), withTask(offered, holder("w")), looked("pod a/b is on the node again")), withdrawn("a/b")},
+		"a claim after the end is not": {newFacts(newMaintenance("m", complete), withTask(offered, holder("w"))), withdrawn("it ends")},
+		"a late claim is granted":      {newFacts(newMaintenance("m"), withTask(offered, holder("w"), since(time.Hour))), wanted{step: stepLook}},
+		"nobody came":                  {newFacts(newMaintenance("m"), withTask(offered, since(30*time.Minute))), wanted{step: stepRelease, event: EventFailed, note: "NoWorker: no worker of class w.example.com has claimed the node within 30m0s"}},
+		"nobody came to a new leader":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), served(time.Minute)), wanted{wake: 4 * time.Minute}},
+	} {
+		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
+	}
+}
+
+func TestDecideClaimed(t *testing.T) {
+	claimed := v1alpha1.NodeTaskClaimed
+	failed := func(reason v1alpha1.NodeTaskReason, note string) wanted {
+		return wanted{step: stepWrite, state: v1alpha1.NodeTaskFailed, reason: reason, event: EventFailed, note: note}
+	}
+	gone := wanted{step: stepDelete, event: EventNodeGone, note: "goes on without it"}
+	verifying := wanted{step: stepWrite, state: v1alpha1.NodeTaskVerifying}
+	for name, test := range map[string]struct {
+		facts *facts
+		want  wanted
+	}{
+		"waits for the worker":                {newFacts(newMaintenance("m"), withTask(claimed)), wanted{wake: 18 * time.Minute}},
+		"even if the maintenance ends":        {newFacts(newMaintenance("m", complete), withTask(claimed)), wanted{wake: 18 * time.Minute}},
+		"even if the maintenance is deleted":  {newFacts(newMaintenance("m"), withTask(claimed), noOwner), wanted{wake: 18 * time.Minute}},
+		"even if pods return":                 {newFacts(newMaintenance("m", drained(metav1.ConditionFalse)), withTask(claimed)), wanted{wake: 18 * time.Minute}},
+		"even if a user comes":                {newFacts(newMaintenance("m"), withTask(claimed), also(newMaintenance("ann", withoutTask))), wanted{wake: 18 * time.Minute}},
+		"even if the node is gone":            {newFacts(newMaintenance("m"), withTask(claimed), noNode), wanted{wake: 18 * time.Minute}},
+		"any write is a heartbeat":            {newFacts(newMaintenance("m"), withTask(claimed, since(time.Hour), heartbeat(time.Minute))), wanted{wake: 19 * time.Minute}},
+		"a silent worker is lost":             {newFacts(newMaintenance("m"), withTask(claimed, holder("w"), since(time.Hour), heartbeat(20*time.Minute))), failed(v1alpha1.NodeTaskLost, `Worker "w" has not reported for 20m0s`)},
+		"not for a leader that came just now": {newFacts(newMaintenance("m"), withTask(claimed, since(time.Hour)), served(2*time.Minute)), wanted{wake: 3 * time.Minute}},
+		"a node that does not return is gone": {newFacts(newMaintenance("m"), withTask(claimed, since(time.Hour)), noNode), gone},
+		"the worker is done":                  {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultDone))), verifying},
+		"the worker is done without a node":   {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultDone)), noNode), verifying},
+		"the worker has failed":               {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed))), failed(v1alpha1.NodeTaskWorkerFailed, "reported Failed")},
+		"the worker has failed, it says why": {
+			newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed), func(task *v1alpha1.NodeTask) { task.Status.Message = "exit code 3" })),
+			failed(v1alpha1.NodeTaskWorkerFailed, "WorkerFailed: exit code 3"),
+		},
+		"the worker has failed without a node": {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed)), noNode), gone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := decide(test.facts)
+			test.want.check(t, d)
+			if test.want.state == v1alpha1.NodeTaskFailed {
+				is.Equal(t, d.status.Result, v1alpha1.NodeTaskResultFailed)
+			}
+		})
+	}
+}
+
+func TestDecideVerifying(t *testing.T) {
+	verifying := v1alpha1.NodeTaskVerifying
+	done := wanted{step: stepWrite, state: v1alpha1.NodeTaskDone, event: EventVerified, note: "the node is verified"}
+	waits := func(why string) wanted {
+		return wanted{step: stepWrite, state: verifying, note: why, wake: 13 * time.Minute}
+	}
+	notVerified := func(why string) wanted {
+		return wanted{step: stepWrite, state: v1alpha1.NodeTaskFailed, reason: v1alpha1.NodeTaskNotVerified, event: EventFailed, note: why}
+	}
+	for name, test := range map[string]struct {
+		facts *facts
+		want  wanted
+	}{
+		"a node that is Ready is done":     {newFacts(newMaintenance("m"), withTask(verifying)), done},
+		"even if it was registered again":  {newFacts(newMaintenance("m"), withTask(verifying), otherUID), done},
+		"even if the maintenance ends":     {newFacts(newMaintenance("m", complete), withTask(verifying)), done},
+		"even if the maintenance is gone":  {newFacts(newMaintenance("m"), withTask(verifying), noOwner), done},
+		"one that meets the condition":     {newFacts(newMaintenance("m", doneWhen("true")), withTask(verifying)), done},
+		"waits until it is Ready":          {newFacts(newMaintenance("m"), withTask(verifying), notReady), waits("not Ready")},
+		"waits for the readiness taint":    {newFacts(newMaintenance("m"), withTask(verifying), tainted), waits("readiness.k8s.io/")},
+		"waits until the condition is met": {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying)), waits("doneWhen is false")},
+		"an error is false":                {newFacts(newMaintenance("m", doneWhen("error")), withTask(verifying)), waits("no such key: kernalVersion")},
+		"writes why only once": {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, func(task *v1alpha1.NodeTask) {
+			task.Status.ServerMessage = "doneWhen is false"
+		})), wanted{wake: 13 * time.Minute}},
+		"fails after the deadline":           {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, since(15*time.Minute))), notVerified("within 15m0s after the worker reported Done: doneWhen is false")},
+		"is done even after the deadline":    {newFacts(newMaintenance("m"), withTask(verifying, since(time.Hour))), done},
+		"waits for the node":                 {newFacts(newMaintenance("m"), withTask(verifying), noNode), wanted{wake: 18 * time.Minute}},
+		"goes on without it at the deadline": {newFacts(newMaintenance("m"), withTask(verifying, since(20*time.Minute)), noNode), wanted{step: stepDelete, event: EventNodeGone}},
+	} {
+		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
+	}
+}
+
+func TestDecideEnd(t *testing.T) {
+	done, failed := v1alpha1.NodeTaskDone, v1alpha1.NodeTaskFailed
+	released := func(nm *v1alpha1.NodeMaintenance) { nm.Finalizers = nil }
+	deleted := wanted{step: stepDelete}
+	for name, test := range map[string]struct {
+		facts *facts
+		want  wanted
+	}{
+		"done work waits for the record":           {newFacts(newMaintenance("m", recorded(v1alpha1.NodeTaskVerifying)), withTask(done)), wanted{}},
+		"done work that is recorded":               {newFacts(newMaintenance("m", recorded(done)), withTask(done)), deleted},
+		"done work of an earlier node of the name": {newFacts(newMaintenance("m", recorded(done)), withTask(done), otherUID), wanted{}},
+		"done work without a maintenance":          {newFacts(newMaintenance("m"), withTask(done), noOwner), deleted},
+		"done work without a node":                 {newFacts(newMaintenance("m"), withTask(done), noNode), deleted},
+		"done work of a maintenance that is over":  {newFacts(newMaintenance("m", complete, released), withTask(done)), deleted},
+		"failed work waits for a user":             {newFacts(newMaintenance("m", recorded(failed)), withTask(failed, result(v1alpha1.NodeTaskResultFailed))), wanted{}},
+		"failed work that is done late":            {newFacts(newMaintenance("m"), withTask(failed, result(v1alpha1.NodeTaskResultDone))), wanted{step: stepWrite, state: v1alpha1.NodeTaskVerifying}},
+		"failed work whose node is deleted":        {newFacts(newMaintenance("m"), withTask(failed), noNode), wanted{step: stepDelete, event: EventNodeGone}},
+		"failed work of an ended maintenance":      {newFacts(newMaintenance("m", complete, recorded(failed)), withTask(failed)), deleted},
+		"but only after the record":                {newFacts(newMaintenance("m", complete), withTask(failed)), wanted{}},
+		"failed work without a maintenance":        {newFacts(newMaintenance("m"), withTask(failed), noOwner), deleted},
+		"a state of a newer server":                {newFacts(newMaintenance("m"), withTask("Weighing")), wanted{}},
+	} {
+		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
+	}
+}

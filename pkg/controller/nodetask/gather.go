@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodetask
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/rollout/nodeexpr"
+)
+
+// gather reads the inputs of the decision about a node from the caches.
+func (c *Controller) gather(name string) (*facts, error) {
+	now := c.clock.Now()
+	f := &facts{now: now, served: now.Sub(c.started), task: c.state.TaskOn(name), volumes: c.state.VolumesOn(name)}
+	node, exists, err := c.state.Nodes.Get(name)
+	if err != nil {
+		return nil, err
+	}
+	if exists {
+		f.node = node
+		f.doneWhen = func(expression string, before v1alpha1.NodeVersions) (bool, error) {
+			return c.evaluate(expression, node, before)
+		}
+	}
+	f.holding = c.holders.Which(name, v1alpha1.IsHolding)
+	if f.task == nil {
+		return f, nil
+	}
+	owner, err := c.maintenanceLister.Get(f.task.Spec.Maintenance.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return f, nil
+	case err != nil:
+		return nil, err
+	case owner.UID == f.task.Spec.Maintenance.UID:
+		f.owner, f.selected = owner, slices.Contains(c.selection.MaintenancesOn(name), owner.Name)
+	}
+	return f, nil
+}
+
+// maxPrograms is the maximum number of compiled expressions that are kept.
+const maxPrograms = 100
+
+// evaluate evaluates the condition of a task for a node.
+func (c *Controller) evaluate(expression string, node *corev1.Node, before v1alpha1.NodeVersions) (bool, error) {
+	program, known := c.programs.Get(expression)
+	if !known {
+		var err error
+		if program, err = nodeexpr.Compile(expression); err != nil {
+			return false, err
+		}
+		if c.programs.Len() >= maxPrograms {
+			c.programs.Sweep(func(*nodeexpr.Program) bool { return true })
+		}
+		c.programs.Set(expression, program)
+	}
+	return program.Eval(nodeexpr.Of(node), before)
+}
+
+// look reads the node of a claim, its maintenance and its pods live. Since the offer, the caches may
+// have missed that a pod was bound to the node or that the node was made schedulable.
+func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
+	refuse := func(format string, args ...any) (*liveFacts, error) {
+		return &liveFacts{refusal: fmt.Sprintf(format, args...)}, nil
+	}
+	nm, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, f.owner.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && (nm.UID != f.owner.UID || !v1alpha1.IsHolding(nm)):
+		return refuse("NodeMaintenance %s has ended", f.owner.Name)
+	case err != nil:
+		return nil, fmt.Errorf("read the maintenance before a claim is granted: %w", err)
+	case nm.Generation != f.owner.Generation:
+		return nil, apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has changed"))
+	}
+	node, err := c.host.CoreV1().Nodes().Get(ctx, f.node.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && node.UID != f.node.UID:
+		return refuse("the node is gone")
+	case err != nil:
+		return nil, fmt.Errorf("read the node before a claim is granted: %w", err)
+	case !node.Spec.Unschedulable:
+		return refuse("the node was made schedulable")
+	case nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain:
+		return &liveFacts{}, nil // its pods stay
+	}
+	plan, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
+	if err != nil {
+		return nil, fmt.Errorf("drain plan of %s: %w", nm.Name, err)
+	}
+	pods, err := c.state.LivePods(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(pods, func(pod nodestate.Pod) bool { return plan.Cover(pod.Plan) }); i >= 0 {
+		return refuse("pod %s/%s is on the node again", pods[i].Namespace, pods[i].Name)
+	}
+	return &liveFacts{}, nil
+}
