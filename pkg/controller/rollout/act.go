@@ -59,6 +59,10 @@ func (c *Controller) reconcile(ctx context.Context, r *v1alpha1.NodeMaintenanceR
 func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) ([]v1alpha1.RolloutUnit, error) {
 	var started []v1alpha1.RolloutUnit
 	for i, u := range d.start {
+		if f.asking {
+			d.postpone(u)
+			continue
+		}
 		if i >= maxStarts {
 			d.postpone(u)
 			c.queue.Add(f.rollout.Object.Name)

@@ -43,8 +43,8 @@ const (
 	// debounce is how long events of nodes, tasks and maintenances are collected before the
 	// rollouts are reconciled. After a sync that takes longer, the next sync of the same rollout is
 	// delayed by the duration of the last one, up to maxDebounce.
-	debounce     = 50 * time.Millisecond
-	maxDebounce  = 2 * time.Second
+	debounce    = 50 * time.Millisecond
+	maxDebounce = 2 * time.Second
 	// maxFailure is the maximum length of the error of a sync in the status, in bytes.
 	maxFailure   = 512
 	fieldManager = "haulout-" + Name
@@ -185,14 +185,20 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	wg.Wait()
 }
 
-// all returns the rollouts, each in the newest known state.
-func (c *Controller) all() []*v1alpha1.NodeMaintenanceRollout {
+// cached returns the rollouts in the cache.
+func (c *Controller) cached() []*v1alpha1.NodeMaintenanceRollout {
 	cached, err := c.rolloutLister.List(labels.Everything())
 	if err != nil {
 		utilruntime.HandleError(fmt.Errorf("list rollouts from the cache: %w", err))
 	}
-	all := make([]*v1alpha1.NodeMaintenanceRollout, 0, len(cached))
-	for _, r := range cached {
+	return cached
+}
+
+// all returns the rollouts, each in the cached state or in the newer state that this process has
+// written.
+func (c *Controller) all() []*v1alpha1.NodeMaintenanceRollout {
+	var all []*v1alpha1.NodeMaintenanceRollout
+	for _, r := range c.cached() {
 		if latest, exists, err := c.rollouts.Get(r.Name); err == nil && exists {
 			all = append(all, latest)
 		}

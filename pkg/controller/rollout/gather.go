@@ -5,9 +5,10 @@ package rollout
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/rollout/next"
 )
 
@@ -41,6 +43,9 @@ type facts struct {
 	// selector and goal are the selector and the expression of the rollout.
 	selector *nodeselector.Selector
 	goal     *goal
+	// asking is set if it is not known yet whether the requester may take further nodes. The answer
+	// enqueues the rollout again.
+	asking bool
 	// broken is why doneWhen fails for a node, "" if it does not.
 	broken string
 	// failing is an error of this rollout that lasts, nil if there is none.
@@ -241,7 +246,7 @@ func (c *Controller) serverNode() string {
 }
 
 // notAuthorized returns why the requester of a rollout may not take further nodes out of service;
-// "" if they may. The rights are asked in the background; the answers enqueue the rollout again.
+// "" if they may, or if the answer is not there yet.
 func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	r := f.rollout.Object
 	var due []*corev1.Node
@@ -254,22 +259,24 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	if len(due) == 0 {
 		return ""
 	}
-	name := ""
+	name, class := "", r.Spec.Template.Task.Worker
 	if r.Spec.RequestedBy != nil {
 		name = r.Spec.RequestedBy.Username
 	}
-	class := r.Spec.Template.Task.Worker
 	switch answer := c.rights.AskWorker(ctx, r.Spec.RequestedBy, class, due); {
+	case errors.Is(answer.Err, rights.ErrAsking):
+		f.asking = true
 	case answer.Err != nil:
-		return fmt.Sprintf("the server does not know whether user %q may assign workers %q: %v", name, class, answer.Err)
+		return fmt.Sprintf("the server cannot find out whether user %q may assign workers %q: %v", name, class, answer.Err)
 	case !answer.Allowed:
 		return fmt.Sprintf("user %q may not assign workers %q", name, class)
 	}
 	var refused, unknown []string
 	var failed error
-	answers := c.rights.Ask(ctx, r.Spec.RequestedBy, due)
-	for _, node := range slices.Sorted(maps.Keys(answers)) {
-		switch answer := answers[node]; {
+	for node, answer := range c.rights.Ask(ctx, r.Spec.RequestedBy, due) {
+		switch {
+		case errors.Is(answer.Err, rights.ErrAsking):
+			f.asking = true
 		case answer.Err != nil:
 			unknown, failed = append(unknown, node), answer.Err
 		case !answer.Allowed:
@@ -280,21 +287,16 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	case len(refused) > 0:
 		return fmt.Sprintf("user %q may not maintain %d of the nodes: %s", name, len(refused), some(refused))
 	case len(unknown) > 0:
-		return fmt.Sprintf("the server does not know whether user %q may maintain %s: %v", name, wording.Count(len(unknown), "node"), failed)
+		return fmt.Sprintf("the server cannot find out whether user %q may maintain %s: %v", name, wording.Count(len(unknown), "node"), failed)
 	}
 	return ""
 }
 
-// some joins the first names of a list.
+// some joins the first names of a list, in order.
 func some(names []string) string {
 	const shown = 3
-	text := ""
-	for i, name := range names[:min(len(names), shown)] {
-		if i > 0 {
-			text += ", "
-		}
-		text += name
-	}
+	slices.Sort(names)
+	text := strings.Join(names[:min(len(names), shown)], ", ")
 	if more := len(names) - shown; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}

@@ -39,16 +39,18 @@ func (c *Controller) enqueue(name string) { c.queue.AddAfter(name, c.debounce(na
 
 // enqueueAll adds all rollouts.
 func (c *Controller) enqueueAll() {
-	for _, r := range c.all() {
-		c.enqueue(r.Name)
-	}
+	c.enqueueIf(func(*v1alpha1.NodeMaintenanceRollout) bool { return true })
 }
 
 // enqueueRolling adds the rollouts that may start units. A place that one of them frees may be the
 // one that another waits for.
 func (c *Controller) enqueueRolling() {
-	for _, r := range c.all() {
-		if r.Spec.Stage == v1alpha1.RolloutStageRoll {
+	c.enqueueIf(func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.Spec.Stage == v1alpha1.RolloutStageRoll })
+}
+
+func (c *Controller) enqueueIf(matches func(*v1alpha1.NodeMaintenanceRollout) bool) {
+	for _, r := range c.cached() {
+		if matches(r) {
 			c.enqueue(r.Name)
 		}
 	}
@@ -82,7 +84,9 @@ func sameNode(a, b *corev1.Node) bool {
 // sameFacts reports whether two states of a node are equal for an expression, except for the times
 // of its conditions.
 func sameFacts(a, b *corev1.Node) bool {
-	same := func(x, y corev1.NodeCondition) bool { return x.Type == y.Type && x.Status == y.Status && x.Reason == y.Reason }
+	same := func(x, y corev1.NodeCondition) bool {
+		return x.Type == y.Type && x.Status == y.Status && x.Reason == y.Reason
+	}
 	return a.Status.NodeInfo == b.Status.NodeInfo && maps.Equal(quantities(a), quantities(b)) &&
 		slices.EqualFunc(a.Status.Conditions, b.Status.Conditions, same) && equality.Semantic.DeepEqual(a.Spec, b.Spec)
 }
