@@ -227,7 +227,7 @@ func TestReleasedUnitIsSkipped(t *testing.T) {
 		nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
 		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
 		w.untilReason(v1alpha1.ReasonNodesSkipped)
-		w.rest(24 * time.Hour)
+		w.rest(2 * time.Hour)
 		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Skipped: 1})
 		told := strings.Join(w.told(), "\n")
 		is.True(t, strings.Contains(told, "UnitReleasedByUser: A user has completed NodeMaintenance kernel-a-1"), "no event:\n%s", told)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -155,17 +156,17 @@ func (w *world) start() {
 // until plays the other controllers until a condition is true. Each round takes the time step.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
-	ok := informertest.Until(step, func() bool {
+	for range 2000 {
+		synctest.Wait()
 		if condition() {
-			return true
+			return
 		}
 		w.play()
-		return false
-	})
-	if !ok {
-		r := w.rollout()
-		w.Fatalf("never came true: %s; status %+v; conditions %+v", what, r.Status.Nodes, r.Status.Conditions)
+		synctest.Wait()
+		<-time.After(max(step, time.Millisecond))
 	}
+	r := w.rollout()
+	w.Fatalf("never came true: %s; current %+v; nodes %+v; Progressing %s %q", what, r.Status.Current, r.Status.Nodes, w.reason(), w.message())
 }
 
 // rest plays the other controllers for some time, in which nothing has to happen.
