@@ -58,7 +58,8 @@ type change struct {
 // maintenance came after the drain targets of the node covered the asked pod: drain targets do not
 // fall back for late pods (KEP-4212, "Pod Selection and DrainTargets Example"). It also allows it
 // for a maintenance whose order was overridden, according to an event, and for one that was paused
-// at that time.
+// at that time. No wave waits for a pod that the plans of its node skip. outOfOrder also describes
+// pods that no plan asks to leave, because of its behaviors.
 //
 // Pods of the types in running are kept running on purpose: no wave waits for them, and they must
 // not be asked to leave.
@@ -84,6 +85,10 @@ func outOfOrder(log Log, running ...v1alpha1.PodType) []string {
 				p.Namespace, p.Name, typeOf(p.Pod)))
 			continue
 		}
+		if text := stayed(dockets, p, node, asked); text != "" {
+			found = append(found, text)
+			continue
+		}
 		opened := openedAt(p.Pod, changes[node.last.UID], asked)
 		for _, d := range dockets {
 			wave, covered := d.waves[p.UID]
@@ -91,7 +96,7 @@ func outOfOrder(log Log, running ...v1alpha1.PodType) []string {
 				d.joined(node, opened.at) == nil {
 				continue
 			}
-			if other := d.overtaken(h.pods, nodes, wave, opened); other != nil {
+			if other := d.overtaken(h.pods, nodes, wave, opened, dockets); other != nil {
 				found = append(found, fmt.Sprintf(
 					"pod %s/%s on node %s, in wave %d of %s, was asked to leave while %s/%s on node %s, in "+
 						"wave %d, was there",
@@ -261,7 +266,9 @@ func openedAt(p *corev1.Pod, changes []change, asked stamp) stamp {
 }
 
 // overtaken returns a pod that should have left before a wave was opened, or nil.
-func (d *docket) overtaken(pods map[types.UID]*podRecord, nodes nodesByName, wave int, opened stamp) *podRecord {
+func (d *docket) overtaken(
+	pods map[types.UID]*podRecord, nodes nodesByName, wave int, opened stamp, dockets []*docket,
+) *podRecord {
 	q := question{wave, opened}
 	if answer, ok := d.answers[q]; ok {
 		return answer
@@ -284,6 +291,9 @@ func (d *docket) overtaken(pods map[types.UID]*podRecord, nodes nodesByName, wav
 			continue
 		}
 		if node.cordonedAt(p.bound.at) && opened.seen.Sub(p.bound.seen) < bindLag {
+			continue
+		}
+		if strictest(dockets, p, node, opened, 0) == v1alpha1.DrainBehaviorSkip {
 			continue
 		}
 		d.answers[q] = p

@@ -177,7 +177,7 @@ func plan(priorities ...int32) []v1alpha1.DrainPlanEntry {
 }
 
 // drain creates a maintenance of a pool with two waves, up to the priorities 1000 and 2000.
-func (p *tape) drain(name, pool string) {
+func (p *tape) drain(name, pool string, modify ...func(*v1alpha1.NodeMaintenance)) {
 	p.t.Helper()
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)},
@@ -189,6 +189,9 @@ func (p *tape) drain(name, pool string) {
 				},
 			}}},
 		},
+	}
+	for _, m := range modify {
+		m(nm)
 	}
 	p.nms[name] = nm
 	p.onOurs(watch.Added, nm)

@@ -33,6 +33,8 @@ import (
 const (
 	// overriddenReason is the reason of the event about a maintenance whose order is not followed.
 	overriddenReason = "DrainOrderOverridden"
+	// nodeTasks is the resource of NodeTasks.
+	nodeTasks = "nodetasks"
 	// checkInterval is the time between two checks of Wait.
 	checkInterval = 20 * time.Millisecond
 )
@@ -97,7 +99,7 @@ func Start(
 	}
 	for _, resource := range resources(kube, haulout) {
 		if len(scope.Only) > 0 && !slices.Contains(scope.Only, resource.Name) ||
-			len(scope.Only) == 0 && resource.Name == "deployments" {
+			len(scope.Only) == 0 && resource.Name == "deployments" || resource.Name == nodeTasks && !servesTasks(haulout) {
 			continue
 		}
 		if len(scope.Namespaces) == 1 && isNamespaced(resource.Name) {
@@ -122,6 +124,12 @@ func Start(
 	return r, nil
 }
 
+// servesTasks reports whether the server has NodeTasks. Older ones do not.
+func servesTasks(haulout clientset.Interface) bool {
+	served, err := haulout.Discovery().ServerResourcesForGroupVersion(v1alpha1.SchemeGroupVersion.String())
+	return err == nil && slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == nodeTasks })
+}
+
 func resources(kube kubernetes.Interface, haulout clientset.Interface) []Resource {
 	ours := haulout.MaintenanceV1alpha1().RESTClient()
 	return []Resource{
@@ -132,13 +140,14 @@ func resources(kube kubernetes.Interface, haulout clientset.Interface) []Resourc
 		{Client: kube.EventsV1().RESTClient(), Name: "events"},
 		{Client: ours, Name: "nodemaintenances", MayRestart: true},
 		{Client: ours, Name: "evacuations", MayRestart: true},
+		{Client: ours, Name: nodeTasks, MayRestart: true},
 	}
 }
 
 // isNamespaced reports whether the objects of a resource are in the namespaces of the scope. Events
 // about maintenances are in another namespace.
 func isNamespaced(resource string) bool {
-	return !slices.Contains([]string{"nodes", "events", "nodemaintenances"}, resource)
+	return !slices.Contains([]string{"nodes", "events", "nodemaintenances", nodeTasks}, resource)
 }
 
 func (r *Recorder) covers(object runtime.Object) bool {
@@ -147,7 +156,7 @@ func (r *Recorder) covers(object runtime.Object) bool {
 		return r.Nodes.Matches(labels.Set(object.Labels))
 	case *eventsv1.Event:
 		return object.Reason == overriddenReason
-	case *v1alpha1.NodeMaintenance:
+	case *v1alpha1.NodeMaintenance, *v1alpha1.NodeTask:
 		return true
 	case metav1.Object:
 		return slices.Contains(r.Namespaces, object.GetNamespace())
@@ -165,7 +174,7 @@ func (r *Recorder) see(event watch.Event, relisted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch event.Object.(type) {
-	case *v1alpha1.NodeMaintenance, *v1alpha1.Evacuation:
+	case *v1alpha1.NodeMaintenance, *v1alpha1.Evacuation, *v1alpha1.NodeTask:
 		r.waiting = append(r.waiting, Observation{Event: event, Seen: now, relisted: relisted})
 		select {
 		case r.arrived <- struct{}{}:

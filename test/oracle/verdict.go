@@ -23,7 +23,8 @@ type Rules struct {
 	// they must not be asked to leave.
 	Running []v1alpha1.PodType
 	// Server is the user name of the server. If it is set, each eviction by this user needs a
-	// maintenance that requested it.
+	// maintenance that requested it, and no worker that has the node. Users must not make nodes
+	// schedulable that a worker has.
 	Server string
 	// SeesLate is set if the server may lose the connection to the cluster for a while. It may then
 	// request evictions although it would find in the budget that no disruption is allowed.
@@ -43,6 +44,7 @@ func Verdict(log Log, rules Rules, cordoned ...string) []string {
 	}
 	if rules.Server != "" {
 		found = append(found, unasked(log, rules.Server)...)
+		found = append(found, inHands(log, rules.Server)...)
 	}
 	return found
 }

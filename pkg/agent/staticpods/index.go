@@ -163,16 +163,25 @@ func taskOn(nm *v1alpha1.NodeMaintenance, node v1alpha1.NodeReference) v1alpha1.
 	return ""
 }
 
-// targeting returns the maintenances in stage Drain that target a static pod of the node. There are
-// none after the work of a worker on the node: without its static pods, for example those of the
-// network, the node may not become Ready, and nobody drains it before it is released.
+// targeting returns the maintenances in stage Drain that target a static pod of the node and whose
+// plan does not keep it. There are none after the work of a worker on the node: without its static
+// pods, for example those of the network, the node may not become Ready, and nobody drains it before
+// it is released.
 func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
 	if slices.ContainsFunc(list, func(nm v1alpha1.NodeMaintenance) bool { return holds.IsWorkedOn(taskOn(&nm, node)) }) {
 		return nil, nil
 	}
+	pod := drainplan.Pod{Type: v1alpha1.PodTypeStatic, Priority: priority, Labels: labels}
 	var found []Maintenance
 	for i := range list {
 		nm := &list[i]
+		rules, err := holds.RulesOf(nm)
+		if err != nil {
+			return nil, err
+		}
+		if rules.Skips(pod) {
+			continue
+		}
 		for j := range nm.Status.NodeStatuses {
 			status := &nm.Status.NodeStatuses[j]
 			if !isOf(status, node) {
@@ -182,7 +191,7 @@ func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, pri
 			if err != nil {
 				return nil, fmt.Errorf("drain targets of NodeMaintenance %s: %w", nm.Name, err)
 			}
-			if targets.Cover(drainplan.Pod{Type: v1alpha1.PodTypeStatic, Priority: priority, Labels: labels}) {
+			if targets.Cover(pod) {
 				found = append(found, Maintenance{Name: nm.Name, UID: nm.UID, reason: nm.Spec.Reason})
 			}
 		}

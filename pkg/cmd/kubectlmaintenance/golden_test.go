@@ -127,6 +127,13 @@ var goldens = map[string]golden{
 	"preview-responders":      {line: "preview kernel-update -o wide", arrange: respondersPreview},
 	"preview-static":          {line: "preview kernel-update", arrange: staticPreview},
 	"preview-file":            {line: "preview -f -", stdin: manifest},
+	"preview-behaviors": {line: "preview -f -", stdin: manifest + `  drainPlan:
+  - {podPriority: 1000000000, podSelector: {matchLabels: {app: web}}, behavior: WaitCompleted, waitSeconds: 3600}
+  - {podPriority: 1000000000, podSelector: {matchLabels: {app: checkout}}, behavior: WaitCompleted}
+  - {podPriority: 1000000000}
+  - {podPriority: 2147483647, podSelector: {matchLabels: {app: dns}}, behavior: Skip}
+  - {podPriority: 2147483647}
+`},
 	"preview-file-misspelled": {line: "preview -f -", stdin: manifest + "  drainPlann: []\n"},
 	"preview-file-other":      {line: "preview -f -", stdin: "apiVersion: v1\nkind: Node\nmetadata: {name: x}\n"},
 	"preview-file-and-nodes":  {line: "preview -f x.yaml node-003"},
@@ -176,6 +183,7 @@ var goldens = map[string]golden{
 	"status-stalled-table": {line: "status", objects: append([]runtime.Object{stalled(), cordon(), releasing()}, stalledEvacuations()...)},
 	"status-too-many":      {line: "status kernel-update", objects: tooMany()},
 	"status-waits":         {line: "status kernel-update", objects: []runtime.Object{waitingForOthers()}},
+	"status-completing":    {line: "status kernel-update", objects: []runtime.Object{completing()}},
 	"status-no-nodes":      {line: "status kernel-update", objects: []runtime.Object{withoutNodes()}},
 	"status-drained":       {line: "status kernel-update", objects: []runtime.Object{drained()}},
 	"blockers-drained":     {line: "blockers kernel-update", objects: []runtime.Object{drained()}},

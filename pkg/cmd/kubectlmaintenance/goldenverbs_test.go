@@ -61,6 +61,7 @@ var verbGoldens = map[string]golden{
 	"explain-left":           {line: "explain web-1 --namespace=shop"},
 	"explain-later":          {line: "explain pod/dns-1 --namespace=kube-system", objects: withPods()},
 	"explain-open":           {line: "explain web-5 --namespace=shop", objects: []runtime.Object{draining(), newPod("shop", "web-5", "node-003")}},
+	"explain-completing":     {line: "explain web-5 --namespace=shop", objects: []runtime.Object{lettingComplete("web"), newPod("shop", "web-5", "node-003")}},
 	"explain-kept":           {line: "explain logs-1 --namespace=kube-system", objects: withPods()},
 	"explain-paused":         {line: "explain dns-1 --namespace=kube-system", objects: withPods(), arrange: isPaused},
 	"explain-cordon":         {line: "explain other --namespace=shop", objects: withPods()},

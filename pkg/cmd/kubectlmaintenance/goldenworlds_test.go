@@ -112,6 +112,29 @@ func waitingForOthers() *v1alpha1.NodeMaintenance {
 	return described(nm, nil)
 }
 
+// completing returns a drain that only waits until the pods of a Job have completed.
+func completing() *v1alpha1.NodeMaintenance {
+	nm := undescribed()
+	nm.Status.NodeStatuses[0].PodsPendingEvacuation, nm.Status.NodeStatuses[0].PodsWaiting = 3, 2
+	nm.Status.NodeStatuses[0].PodsPeak, nm.Status.NodeStatuses[1].PodsPeak = 6, 2
+	nm.Status.NodeStatuses[1].DrainMessage = "Waiting for node node-003."
+	nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{
+		{Entry: 0, PodsPeak: 6, PodsLeft: 2, StartTime: new(before(90 * time.Second))}, {Entry: 1, PodsPeak: 2, PodsLeft: 2},
+	}
+	nm.Status.PodsGone = 4
+	return described(nm, nil, func(by *nodemaintenance.Described) { by.Completing = "shop/backup-1" })
+}
+
+// lettingComplete returns a drain that lets the pods of an app complete.
+func lettingComplete(app string) *v1alpha1.NodeMaintenance {
+	nm := draining()
+	nm.Spec.DrainPlan = append([]v1alpha1.DrainPlanEntry{{
+		PodType: v1alpha1.PodTypeDefault, PodPriority: 1000000000, Behavior: v1alpha1.DrainBehaviorWaitCompleted, WaitSeconds: 3600,
+		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+	}}, plan...)
+	return nm
+}
+
 // withoutNodes returns a drain whose selector matches no node.
 func withoutNodes() *v1alpha1.NodeMaintenance {
 	nm := undescribed()

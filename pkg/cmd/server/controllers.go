@@ -133,7 +133,9 @@ func (d controllerDependencies) drains(cluster *host.Cluster, selected *selectio
 	if err != nil {
 		return nil, nil, fmt.Errorf("create controller %s: %w", nodemaintenance.Name, err)
 	}
-	tasks := nodetask.New(nodetask.Config{Cluster: cluster, Selection: selected, State: state, Clock: realTime, Liveness: d.liveness})
+	tasks := nodetask.New(nodetask.Config{
+		Cluster: cluster, Selection: selected, State: state, Rights: nodeRights, Clock: realTime, Liveness: d.liveness,
+	})
 	rollouts, err := rollout.New(rollout.Config{
 		Cluster: cluster, Selection: selected, Rights: nodeRights, Clock: realTime, Liveness: d.liveness,
 		MaxUnavailableNodes: int(d.options.MaxUnavailableNodes), OwnPod: d.ownPod,

@@ -294,16 +294,16 @@ func (c *Controller) mustStay(r eviction.Request) bool {
 	return err == nil && c.standing(pod, v1alpha1.EvacuatorClassEviction) != nil
 }
 
-// isDrained reports whether a maintenance drains the node of the pod that is to be evicted, and the
-// pod is not paused. The nodemaintenance controller reads the same caches before it requests an
-// Evacuation. Since this is the last check before an eviction is sent, no eviction follows a pause
-// that the cache has.
+// isDrained reports whether a maintenance drains the node of the pod that is to be evicted, the pod
+// is not paused, and no drain plan keeps it. The nodemaintenance controller reads the same caches
+// before it requests an Evacuation. Since this is the last check before an eviction is sent, no
+// eviction follows a pause that the cache has, or the end of the only maintenance that asks.
 func (c *Controller) isDrained(evacuation *v1alpha1.Evacuation) bool {
 	pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name)
 	if err != nil {
 		return false
 	}
-	return c.holders.Any(pod.Spec.NodeName, v1alpha1.IsDraining) && c.pausedBy(evacuation, pod) == nil
+	return c.holders.Any(pod.Spec.NodeName, v1alpha1.IsDraining) && c.pausedBy(evacuation, pod) == nil && !c.stays(evacuation, pod)
 }
 
 // isHeldAndTargeted reports whether a maintenance still drains the pod of an Evacuation that only

@@ -156,7 +156,17 @@ func (c *Controller) pausedBy(evacuation *v1alpha1.Evacuation, pod *corev1.Pod) 
 	if err != nil {
 		return nil // no maintenance selects the node, and the Evacuation is withdrawn
 	}
-	return holds.PausedBy(pod, node, c.holders.Which(node.Name, v1alpha1.IsDraining))
+	return holds.PausedBy(pod, node, c.holders.Which(node.Name, v1alpha1.IsDraining), c.clock.Now())
+}
+
+// stays reports whether the drain plans of all maintenances that ask for an Evacuation, or may have
+// asked for it, let its pod complete or keep it.
+func (c *Controller) stays(evacuation *v1alpha1.Evacuation, pod *corev1.Pod) bool {
+	if !protocol.OnlyMaintenancesAsk(evacuation) {
+		return false
+	}
+	node, err := c.nodeLister.Get(pod.Spec.NodeName)
+	return err == nil && holds.Stays(pod, node, c.holders.Which(node.Name, v1alpha1.IsDraining), c.clock.Now())
 }
 
 // askedBy returns the maintenance that drains the pod from its node now, or nil.
@@ -169,5 +179,5 @@ func (c *Controller) askedBy(pod *corev1.Pod) (*v1alpha1.NodeMaintenance, error)
 	if err != nil {
 		return nil, err
 	}
-	return holds.AskedBy(pod, node, maintenances)
+	return holds.AskedBy(pod, node, maintenances, c.clock.Now())
 }

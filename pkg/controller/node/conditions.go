@@ -19,6 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
@@ -195,6 +196,9 @@ func (c *Controller) gatherDrain(h *holder, f facts, nm *v1alpha1.NodeMaintenanc
 	if h.plan, err = drainplan.CompileTargets(nm.Spec.DrainPlan); err != nil {
 		return fmt.Errorf("drain plan of %s: %w", nm.Name, err)
 	}
+	if h.rules, err = holds.RulesOf(nm); err != nil {
+		return err
+	}
 	view, err := c.state.View(node)
 	if err != nil {
 		return err
@@ -202,7 +206,7 @@ func (c *Controller) gatherDrain(h *holder, f facts, nm *v1alpha1.NodeMaintenanc
 	if !view.Recheck.IsZero() {
 		c.queue.AddAfter(node.Name, view.Recheck.Sub(c.clock.Now()))
 	}
-	h.left = slices.ContainsFunc(view.Pods, func(pod nodestate.Pod) bool { return pod.Kept == "" && h.plan.Cover(pod.Plan) })
+	h.left = slices.ContainsFunc(view.Pods, func(pod nodestate.Pod) bool { return pod.Kept == "" && h.covers(pod.Plan) })
 	return nil
 }
 
@@ -240,7 +244,7 @@ func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, hold
 	}
 	isSame := c.state.Cordons.Since(node).Equal(cordoned)
 	for _, h := range asked {
-		h.left = !isSame || slices.ContainsFunc(pods, func(pod nodestate.Pod) bool { return h.plan.Cover(pod.Plan) })
+		h.left = !isSame || slices.ContainsFunc(pods, func(pod nodestate.Pod) bool { return h.covers(pod.Plan) })
 		c.state.NoteDrained(node, h.uid, !h.left, cordoned)
 		if h.left {
 			c.queue.AddAfter(node.Name, confirmPatience)

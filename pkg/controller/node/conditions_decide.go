@@ -36,13 +36,17 @@ type holder struct {
 	// refused is set if the requester may no longer delete the node. The node then stays cordoned,
 	// but the drain stops.
 	refused bool
-	// plan selects the pods to drain in stage Drain. left is set if the node has, or may have, such
-	// pods.
-	plan drainplan.Targets
-	left bool
+	// plan selects the pods to drain in stage Drain, and rules has those among them that the plan
+	// keeps. left is set if the node has, or may have, other pods that plan selects.
+	plan  drainplan.Targets
+	rules *drainplan.Rules
+	left  bool
 	// inHands is set if a worker has the node, so that its pods do not decide whether it is drained.
 	inHands bool
 }
+
+// covers reports whether the maintenance drains a pod or lets it complete.
+func (h *holder) covers(pod drainplan.Pod) bool { return h.plan.Cover(pod) && !h.rules.Skips(pod) }
 
 // ours returns a condition of the node if this server wrote it: the annotation records it, and its
 // reason still has our prefix.

@@ -79,6 +79,10 @@ func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error)
 	if err != nil {
 		return "", err
 	}
+	rules, err := holds.RulesOf(f.subject.NodeMaintenance)
+	if err != nil {
+		return "", err
+	}
 	nodes := make(map[string]*corev1.Node, len(f.subject.inside))
 	for _, node := range f.subject.inside {
 		nodes[node.Name] = node
@@ -99,7 +103,7 @@ func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error)
 			if node == nil || !drainplan.IsLive(pod) {
 				continue
 			}
-			if live := c.state.Classify(pod, node); live.Kept == "" && plan.Cover(live.Plan) {
+			if live := c.state.Classify(pod, node); live.Kept == "" && plan.Cover(live.Plan) && !rules.Skips(live.Plan) {
 				return pod.Namespace + "/" + pod.Name, nil
 			}
 		}
@@ -131,7 +135,7 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 		}
 		return c.dropFinalizer(ctx, written)
 	}
-	c.announceProgress(f, d.plan, written)
+	c.announceProgress(f, d, written)
 	if !v1alpha1.IsDraining(nm) {
 		return nil
 	}

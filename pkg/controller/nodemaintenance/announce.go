@@ -59,8 +59,8 @@ func (c *Controller) announceExcluded(m *member, written *v1alpha1.NodeMaintenan
 }
 
 // announceProgress emits events about the changes between the previous and the written status.
-func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *v1alpha1.NodeMaintenance) {
-	nm := f.subject.NodeMaintenance
+func (c *Controller) announceProgress(f *facts, d *decision, written *v1alpha1.NodeMaintenance) {
+	nm, plan := f.subject.NodeMaintenance, d.plan
 	if written == nm {
 		return
 	}
@@ -76,9 +76,13 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 	if hasTargets(written) && !hasTargets(nm) {
 		c.forecasts.queue.Add(nm.Name)
 	}
-	for _, wave := range startedWaves(nm, written) {
+	for _, i := range startedWaves(nm, written) {
+		wave, what := &written.Spec.DrainPlan[i], "are asked to leave"
+		if d.waves[i].asked == 0 {
+			what = "may complete before later waves on"
+		}
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
-			"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, wording.Count(len(f.subject.inside), "node"))
+			"%s pods up to priority %d %s %s", wave.PodType, wave.PodPriority, what, wording.Count(len(f.subject.inside), "node"))
 	}
 	c.announceProgressing(nm, written)
 	if now := blockedDrain(written); now != nil && blockedDrain(nm) == nil {
@@ -97,20 +101,21 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 	}
 }
 
-// startedWaves returns the entries of the plan whose first pods are asked to leave since the
-// previous status. Entries without pods do not start: the last entries of a plan often have none.
-func startedWaves(before, written *v1alpha1.NodeMaintenance) []v1alpha1.DrainPlanEntry {
+// startedWaves returns the indexes of the entries of the plan whose first pods are asked to leave,
+// or waited for, since the previous status. Entries without pods do not start: the last entries of a
+// plan often have none.
+func startedWaves(before, written *v1alpha1.NodeMaintenance) []int32 {
 	started := sets.New[int32]()
 	for i := range before.Status.Waves {
 		if before.Status.Waves[i].StartTime != nil {
 			started.Insert(before.Status.Waves[i].Entry)
 		}
 	}
-	var entries []v1alpha1.DrainPlanEntry
+	var entries []int32
 	for i := range written.Status.Waves {
 		wave := &written.Status.Waves[i]
 		if wave.StartTime != nil && !started.Has(wave.Entry) && int(wave.Entry) < len(written.Spec.DrainPlan) {
-			entries = append(entries, written.Spec.DrainPlan[wave.Entry])
+			entries = append(entries, wave.Entry)
 		}
 	}
 	return entries

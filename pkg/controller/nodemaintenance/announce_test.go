@@ -72,7 +72,8 @@ func TestOnlyWavesWithPodsAreEvents(t *testing.T) {
 		before := w.facts.subject.NodeMaintenance
 		w.after(time.Second)
 		var priorities []string
-		for _, entry := range startedWaves(before, w.facts.subject.NodeMaintenance) {
+		for _, i := range startedWaves(before, w.facts.subject.NodeMaintenance) {
+			entry := before.Spec.DrainPlan[i]
 			priorities = append(priorities, fmt.Sprintf("%s %d", entry.PodType, entry.PodPriority))
 		}
 		return priorities

@@ -25,6 +25,12 @@ type nodeCount struct {
 	targets drainplan.Targets
 
 	pending, evacuating, stuck, left int32
+	// waiting counts the pods without an Evacuation that the plan lets complete. nextRule is the
+	// first time at which the plan asks one of them to leave, zero for never. completing are the
+	// pods that a wave lets complete now.
+	waiting    int32
+	nextRule   time.Time
+	completing drainplan.Completing
 	// covered counts the pods that the plan covers, and targeted the covered pods that are asked to
 	// leave.
 	covered, targeted int
@@ -54,37 +60,53 @@ type nodeCount struct {
 	unwanted []*v1alpha1.Evacuation
 }
 
-// waveCount counts the pods of an entry of the plan: left are the pods that have not left, and
-// asked are the pods among them that are asked to leave.
-type waveCount struct{ left, asked int32 }
+// waveCount counts the pods of an entry of the plan: left are the pods that have not left, asked
+// are the pods among them that are asked to leave, and completing are those that the wave waits for
+// until they complete.
+type waveCount struct{ left, asked, completing int32 }
 
-// countPods counts the pods of a node. covered has all entries of the plan, targets the entries
-// that the node has reached. If the node is inside the waves, waves also counts its pods.
-func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Targets, waves []waveCount, inside bool) *nodeCount {
-	n := &nodeCount{targets: targets, keptStatic: map[protocol.KeptReason]int{}}
+// countFacts are the facts about a node whose pods are counted.
+type countFacts struct {
+	view *nodestate.View
+	// rules are the rules of the node.
+	rules drainplan.NodeRules
+	// covered has all entries of the plan, targets the entries that the node has reached.
+	covered, targets drainplan.Targets
+	// waves counts the pods by the entry of the plan, too, if inside is set: the node is inside the
+	// waves.
+	waves  []waveCount
+	inside bool
+}
+
+// countPods counts the pods of a node.
+func countPods(f *facts, c countFacts) *nodeCount {
+	n := &nodeCount{targets: c.targets, keptStatic: map[protocol.KeptReason]int{}}
 	paused := v1alpha1.IsPaused(f.subject.NodeMaintenance)
-	for i := range view.Pods {
-		pod := &view.Pods[i]
-		targeted := pod.Kept == "" && targets.Cover(pod.Plan)
-		waitsForBudget := pod.Kept == drainplan.KeptBudget && targets.Cover(pod.Plan)
+	for i := range c.view.Pods {
+		pod := &c.view.Pods[i]
+		treatment := c.rules.Of(pod.Plan, f.now)
+		kept := whyKept(pod, treatment)
+		reached := kept == "" && c.targets.Cover(pod.Plan)
+		targeted := reached && treatment.Behavior == v1alpha1.DrainBehaviorDrain
+		waitsForBudget := kept == drainplan.KeptBudget && c.targets.Cover(pod.Plan)
 		if pod.Ours && (!targeted && !waitsForBudget || paused && !hasBegun(pod.Evacuation, pod.Pod)) {
 			n.unwanted = append(n.unwanted, pod.Evacuation)
 		}
-		if pod.Kept != "" {
-			n.addKept(pod)
+		if kept != "" {
+			n.addKept(pod, kept)
 			continue
 		}
-		wave := covered.First(pod.Plan)
+		wave := c.covered.First(pod.Plan)
 		if wave < 0 && pod.Evacuation == nil {
 			continue
 		}
-		if inside && wave >= 0 {
-			waves[wave].left++
-			if targeted {
-				waves[wave].asked++
-			}
+		if c.inside && wave >= 0 {
+			c.waves[wave].add(reached, targeted)
 		}
 		n.covered++
+		if treatment.Behavior == v1alpha1.DrainBehaviorWaitCompleted {
+			n.addWaiting(pod, reached, treatment.Until)
+		}
 		if targeted {
 			n.targeted++
 			if pod.Own {
@@ -103,27 +125,34 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 		if at := lastMove(pod, targeted, f.longGrace); !at.IsZero() {
 			n.moves = append(n.moves, at)
 		}
-		refused := f.refusals[pod.UID]
-		if pod.Evacuation == nil {
-			n.pending++
-			if refused.terminating {
-				n.refused = append(n.refused, pod.Pod)
-			} else if refused.why != "" && targeted {
-				n.stuck++
-				n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, refused.why})
-			}
-			continue
-		}
-		n.evacuating++
-		if nodestate.TrueReason(pod.Evacuation, v1alpha1.ConditionBlocked) != "" {
-			n.stuck++
-			n.blocked = append(n.blocked, pod.Evacuation)
-		} else if refused.why != "" && targeted && !pod.Ours {
-			n.stuck++
-			n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, refused.why})
-		}
+		n.addEvacuation(pod, f.refusals[pod.UID], targeted)
 	}
 	return n
+}
+
+// addEvacuation counts the Evacuation of a pod that the plan covers, or that it has none.
+func (n *nodeCount) addEvacuation(pod *nodestate.Pod, refused refusal, targeted bool) {
+	isRefused := refused.why != "" && targeted
+	switch {
+	case pod.Evacuation == nil:
+		n.pending++
+		if refused.terminating {
+			n.refused = append(n.refused, pod.Pod)
+			return
+		}
+	case nodestate.TrueReason(pod.Evacuation, v1alpha1.ConditionBlocked) != "":
+		n.evacuating++
+		n.stuck++
+		n.blocked = append(n.blocked, pod.Evacuation)
+		return
+	default:
+		n.evacuating++
+		isRefused = isRefused && !pod.Ours
+	}
+	if isRefused {
+		n.stuck++
+		n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, refused.why})
+	}
 }
 
 // hasBegun reports whether an Evacuation stays during a pause: its pod is terminating, its
@@ -134,15 +163,47 @@ func hasBegun(e *v1alpha1.Evacuation, pod *corev1.Pod) bool {
 		e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid
 }
 
-func (n *nodeCount) addKept(pod *nodestate.Pod) {
+// whyKept returns the reason why a pod is kept, "" if it is not.
+func whyKept(pod *nodestate.Pod, t drainplan.Treatment) drainplan.KeptReason {
+	if t.Behavior == v1alpha1.DrainBehaviorSkip && (pod.Kept == "" || pod.Kept == drainplan.KeptBudget) {
+		return drainplan.KeptSkipped
+	}
+	return pod.Kept
+}
+
+// add adds a pod that the entry is the first to cover.
+func (w *waveCount) add(reached, targeted bool) {
+	w.left++
+	switch {
+	case targeted:
+		w.asked++
+	case reached:
+		w.completing++
+	}
+}
+
+// addWaiting adds a pod that the plan lets complete. reached is set if a wave waits for it now.
+func (n *nodeCount) addWaiting(pod *nodestate.Pod, reached bool, until time.Time) {
+	if pod.Evacuation == nil {
+		n.waiting++
+	}
+	if !until.IsZero() && (n.nextRule.IsZero() || until.Before(n.nextRule)) {
+		n.nextRule = until
+	}
+	if reached {
+		n.completing.Add(pod.Namespace+"/"+pod.Name, until)
+	}
+}
+
+func (n *nodeCount) addKept(pod *nodestate.Pod, why drainplan.KeptReason) {
 	n.left++
-	if pod.Kept.IsStatic() {
+	if why.IsStatic() || why == drainplan.KeptSkipped && pod.Plan.Type == v1alpha1.PodTypeStatic {
 		n.static++
 	}
-	if reason := pod.Kept.KeptStatic(); reason != "" {
+	if reason := why.KeptStatic(); reason != "" {
 		n.keptStatic[reason]++
 	}
-	n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", pod.Kept, pod.Namespace, ownerName(pod.Pod)))
+	n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", why, pod.Namespace, ownerName(pod.Pod)))
 }
 
 // lastMove returns the time of the last progress of a pod, zero if there was none. For a
@@ -173,7 +234,7 @@ const leastAddendum = len(addendum) + 40
 // messageOf returns the message of the node. It has the message of the plan, the pods that have no
 // Evacuation which could report their state, and the kept static pods of a node with an agent.
 func (n *nodeCount) messageOf(planned string) string {
-	message := planned
+	message := n.completing.MessageOf(planned, n.targeted)
 	add := func(text string) {
 		if room := drainplan.MaxMessageBytes - len(message); room >= leastAddendum {
 			message += drainplan.Fit(addendum+text, room)
@@ -205,6 +266,7 @@ func (n *nodeCount) fill(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaint
 	entry.PodsEvacuating = n.evacuating
 	entry.PodsBlocked = n.stuck
 	entry.PodsKept = n.left
+	entry.PodsWaiting = n.waiting
 	entry.PodsPeak = peakOf(nm, entry)
 	entry.PodsGonePeak = gonePeakOf(nm, entry)
 }
@@ -225,6 +287,8 @@ type remainder struct {
 	refusedNamespaces                      map[string]int
 	blocked                                []*v1alpha1.Evacuation
 	uncreatable                            []uncreatablePod
+	// completing are the pods that a wave lets complete.
+	completing drainplan.Completing
 	// nominated are pods that are only nominated for a node.
 	nominated []string
 	// moved is the time of the last progress of a pod.
@@ -251,6 +315,7 @@ func (r *remainder) add(n *nodeCount, moved time.Time) {
 	r.blocked = append(r.blocked, n.blocked...)
 	r.uncreatable = append(r.uncreatable, n.uncreatable...)
 	r.nominated = append(r.nominated, n.nominated...)
+	r.completing.Join(n.completing)
 	if moved.After(r.moved) {
 		r.moved = moved
 	}

@@ -25,6 +25,10 @@ type decision struct {
 	// plan is empty in all stages except Drain.
 	plan   drainplan.Result
 	status v1alpha1.NodeMaintenanceStatus
+	// rules are what the maintenances of a node do with its pods, see facts.nodeRules.
+	rules map[string]drainplan.NodeRules
+	// waves has the pods of each entry of the plan.
+	waves []waveCount
 	// pools are the pools through which the maintenance has taken nodes, by node.
 	pools map[v1alpha1.NodeReference]string
 	// counts has an entry for each node in facts.subject.inside, in the same order.
@@ -57,13 +61,16 @@ func decide(f *facts) (*decision, error) {
 	if err != nil {
 		return nil, err
 	}
+	if d.rules, err = f.nodeRules(); err != nil {
+		return nil, err
+	}
 	switch {
 	case v1alpha1.IsPaused(nm):
 		if d.plan, err = planOfPaused(f); err != nil {
 			return nil, err
 		}
 	case v1alpha1.IsDraining(nm):
-		if d.plan, err = drainplan.Plan(f.world()); err != nil {
+		if d.plan, err = drainplan.Plan(f.world(d.rules)); err != nil {
 			return nil, err
 		}
 	}
@@ -90,6 +97,7 @@ func decide(f *facts) (*decision, error) {
 	if v1alpha1.IsPaused(nm) {
 		d.plan.Finished = map[string]bool{nm.Name: left.isEmpty()}
 	}
+	d.waves = left.waves
 	d.status.Waves = decideWaves(f, left.waves)
 	d.decideConditions(f, left)
 	return d, nil
@@ -114,7 +122,12 @@ func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets
 	if node.hands.Any() {
 		n = countInHands(f.views[node.Name], covered)
 	} else {
-		n = countPods(f, f.views[node.Name], covered, targets, left.waves, node.outside == nil)
+		n = countPods(f, countFacts{
+			view: f.views[node.Name], rules: d.rules[node.Name], covered: covered, targets: targets, waves: left.waves, inside: node.outside == nil,
+		})
+	}
+	if !n.nextRule.IsZero() {
+		d.wake = sooner(d.wake, n.nextRule.Sub(f.now))
 	}
 	n.fill(nm, &entry)
 	entry.Reason = d.reasonOf(nm, node)
@@ -197,7 +210,7 @@ func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 			continue
 		}
 		wave.PodsLeft, wave.PodsPeak = count.left, max(wave.PodsPeak, count.left)
-		if count.asked > 0 && wave.StartTime == nil {
+		if count.asked+count.completing > 0 && wave.StartTime == nil {
 			wave.StartTime = now
 		}
 		switch {
@@ -421,6 +434,9 @@ func (r *remainder) progress() string {
 	text := wording.PodsLeft(r.covered, r.evacuating, len(r.blocked)+len(r.uncreatable))
 	if r.refused > 0 {
 		text += fmt.Sprintf("; %s cannot be evacuated because of namespaces that are being deleted: %s", wording.Count(r.refused, "pod"), joinTop(r.refusedNamespaces))
+	}
+	if r.completing.Pods > 0 && r.targeted > 0 {
+		text += "; waiting for " + r.completing.String()
 	}
 	if len(r.nominated) > 0 {
 		text += fmt.Sprintf("; %s only nominated for a node (status.nominatedNodeName), such as %s", pluralIs(len(r.nominated), "pod"), r.nominated[0])

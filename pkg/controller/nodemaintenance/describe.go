@@ -4,6 +4,7 @@
 package nodemaintenance
 
 import (
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,8 @@ type Described struct {
 	Ignored []string
 	// Kept is the name of the workload of the kept pods.
 	Kept string
+	// Completing is the namespace and name of a pod that the plan lets complete.
+	Completing string
 	// Now is the time at which the controller reconciles the maintenance.
 	Now time.Time
 }
@@ -75,6 +78,10 @@ func Describe(nm *v1alpha1.NodeMaintenance, by Described) {
 		for range entry.PodsKept {
 			n.leftOnPurpose = append(n.leftOnPurpose, by.Kept)
 		}
+		if entry.PodsWaiting > 0 {
+			n.completing = drainplan.Completing{Pods: int(entry.PodsWaiting), Name: by.Completing}
+			entry.DrainMessage = n.completing.MessageOf(entry.DrainMessage, n.targeted)
+		}
 		entry.PodsBlocked = int32(len(n.blocked))
 		left.add(n, time.Time{})
 	}
@@ -93,6 +100,8 @@ func nodeOfStatus(f *facts, entry *v1alpha1.NodeMaintenanceNodeStatus) memberNod
 	case entry.Reason == v1alpha1.NodeStatusNotAuthorized:
 		why := drainplan.NotAuthorizedMessage(f.subject.username())[len(drainplan.NotDrained):]
 		node.outside = &exclusion{reason: entry.Reason, why: why}
+	case entry.Reason == v1alpha1.NodeStatusNodeTaskInProgress:
+		node.outside = &exclusion{reason: entry.Reason, why: strings.TrimPrefix(entry.DrainMessage, drainplan.NotDrained)}
 	case entry.Reason == v1alpha1.NodeStatusTooManyMaintenances:
 		node.outside = &exclusion{entry.Reason, noPlace, v1alpha1.StageEntered(f.subject.NodeMaintenance, v1alpha1.NodeMaintenanceStageCordon)}
 	case entry.Reason == v1alpha1.NodeStatusNotCordoned && failing:

@@ -271,9 +271,9 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 }
 
 // wanted reports whether the stored targets of a maintenance for the node cover the pod of an
-// Evacuation, and no worker has the node. A kept pod is not wanted. The exception is a pod that is kept because of its budget,
-// since the budget may allow a disruption later. A paused maintenance only wants Evacuations that
-// have begun.
+// Evacuation, its plan does not let the pod complete, and no worker has the node. A kept pod is not
+// wanted. The exception is a pod that is kept because of its budget, since the budget may allow a
+// disruption later. A paused maintenance only wants Evacuations that have begun.
 func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil || c.state.HandsOn(node).Any() {
@@ -293,7 +293,7 @@ func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 			// The pod is not in the cache, so the targets cannot be compared with it.
 			return holds.Targeting(node)(nm)
 		}
-		covers, err := holds.Covers(nm, pod, node)
+		covers, err := holds.Covers(nm, pod, node, c.clock.Now())
 		return err == nil && covers
 	})
 }

@@ -16,8 +16,9 @@ const (
 	// maintain it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventNodeExcluded: the drain goes on without a selected node: its requester may not maintain
-	// it, too many other maintenances hold it, or it cannot be kept unschedulable. The event says
-	// whether later waves wait for the pods of the node (spec.onExcludedNode).
+	// it, too many other maintenances hold it, a worker has it for another maintenance, or it
+	// cannot be kept unschedulable. The event says whether later waves wait for the pods of the
+	// node (spec.onExcludedNode).
 	EventNodeExcluded = "NodeExcluded"
 	// EventFastForwarded: when a maintenance joined, another maintenance had already drained a node
 	// further than the plan of the new one.

@@ -119,6 +119,9 @@ func (r *authorizerOfAll) Authorize(ctx context.Context, a authorizer.Attributes
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asked++
+	if a.GetVerb() == rights.VerbAssign && a.GetResource() == rights.ResourceWorkers {
+		return authorizer.DecisionAllow, "", nil
+	}
 	if a.GetVerb() == "maintain" && a.GetAPIGroup() == v1alpha1.GroupName {
 		if err := r.failingPools[a.GetName()]; err != nil && a.GetResource() == rights.ResourceNodePools {
 			return authorizer.DecisionNoOpinion, "", err
@@ -200,7 +203,7 @@ func (f *fixture) restart() {
 		AdoptStorage: f.adopted, AdvertisePlanned: f.advertise, ProtectHeld: f.protect,
 		Rights: rights.NewCache(rights.CacheConfig{Authorizer: f.rights, Clock: f.clock, Rules: rights.Rules{PoolLabel: poolLabel}}),
 	}, nodestate.Config{OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
-	f.tasks = nodetask.New(nodetask.Config{Cluster: cluster, Selection: f.selection, State: f.state, Clock: f.clock})
+	f.tasks = nodetask.New(nodetask.Config{Cluster: cluster, Selection: f.selection, State: f.state, Rights: f.Controller.rights, Clock: f.clock})
 	f.t.Cleanup(func(tasks *nodetask.Controller) func() {
 		return func() {
 			over, cancel := context.WithCancel(context.Background())

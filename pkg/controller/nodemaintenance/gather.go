@@ -6,6 +6,7 @@ package nodemaintenance
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -413,7 +414,40 @@ func (m *member) username() string {
 	return protocol.UserName(v1alpha1.RequesterOf(m.NodeMaintenance))
 }
 
-func (f *facts) world() drainplan.World {
+// nodeRules returns the rules of the maintenances that drain the nodes. It has no entry for a node
+// whose pods all leave, which is the usual case. Maintenances from whose waves a node is excluded
+// decide about its pods only if no other one drains it.
+func (f *facts) nodeRules() (map[string]drainplan.NodeRules, error) {
+	rules, found := make([]*drainplan.Rules, len(f.draining)), false
+	for i, m := range f.draining {
+		var err error
+		if rules[i], err = holds.RulesOf(m.NodeMaintenance); err != nil {
+			return nil, err
+		}
+		found = found || rules[i] != nil
+	}
+	if !found {
+		return nil, nil
+	}
+	inside, outside := map[string]drainplan.NodeRules{}, map[string]drainplan.NodeRules{}
+	for i, m := range f.draining {
+		for _, node := range m.inside {
+			inside[node.Name] = append(inside[node.Name], rules[i])
+		}
+		for _, node := range m.nodes {
+			if node.outside != nil {
+				outside[node.Name] = append(outside[node.Name], rules[i])
+			}
+		}
+	}
+	maps.Copy(outside, inside)
+	maps.DeleteFunc(outside, func(_ string, of drainplan.NodeRules) bool { return slices.Contains(of, nil) })
+	return outside, nil
+}
+
+// world returns the input of the planner, without the pods that the rules of their nodes skip.
+func (f *facts) world(rules map[string]drainplan.NodeRules) drainplan.World {
+	planned := func(node string) *drainplan.Node { return rules[node].Filter(f.views[node].Plan, f.now) }
 	w := drainplan.World{Subject: f.subject.Name}
 	added := make(map[string]bool, len(f.views))
 	for _, m := range f.draining {
@@ -429,7 +463,7 @@ func (f *facts) world() drainplan.World {
 			pm.Excluded = append(pm.Excluded, node.Name)
 			if !added[node.Name] {
 				added[node.Name] = true
-				w.Nodes = append(w.Nodes, f.views[node.Name].Plan)
+				w.Nodes = append(w.Nodes, planned(node.Name))
 			}
 		}
 		for _, node := range m.inside {
@@ -439,7 +473,7 @@ func (f *facts) world() drainplan.World {
 			}
 			if !added[node.Name] {
 				added[node.Name] = true
-				w.Nodes = append(w.Nodes, f.views[node.Name].Plan)
+				w.Nodes = append(w.Nodes, planned(node.Name))
 			}
 		}
 		w.Maintenances = append(w.Maintenances, pm)

@@ -45,7 +45,7 @@ var (
 	podsByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "pods",
 		Help: "Pods of NodeMaintenances that are not complete, by name as in haulout_nodemaintenance_info, and by state. pending, evacuating, " +
-			"blocked (also counted as evacuating) and kept are on nodes that are drained; gone have left, without those that came back. A pod on a node of several maintenances counts for each.",
+			"blocked (also counted as evacuating), waiting (to complete, also counted as pending) and kept are on nodes that are drained; gone have left, without those that came back. A pod on a node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"name", "state"})
 	maintenancesByStage = metrics.NewGaugeVec(&metrics.GaugeOpts{
@@ -197,6 +197,7 @@ func addPods(sums map[podsKey]float64, name string, nm *v1alpha1.NodeMaintenance
 			pods.PodsEvacuating += node.PodsEvacuating
 			pods.PodsBlocked += node.PodsBlocked
 			pods.PodsKept += node.PodsKept
+			pods.PodsWaiting += node.PodsWaiting
 		}
 	}
 	gone, _ := glance.Pods(nm)
@@ -205,4 +206,5 @@ func addPods(sums map[podsKey]float64, name string, nm *v1alpha1.NodeMaintenance
 	sums[podsKey{name, "evacuating"}] += float64(pods.PodsEvacuating)
 	sums[podsKey{name, "blocked"}] += float64(pods.PodsBlocked)
 	sums[podsKey{name, "kept"}] += float64(pods.PodsKept)
+	sums[podsKey{name, "waiting"}] += float64(pods.PodsWaiting)
 }

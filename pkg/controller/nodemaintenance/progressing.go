@@ -60,6 +60,9 @@ type progressFacts struct {
 	stalledSince *metav1.Time
 	// moves is set if there was progress a moment ago.
 	moves bool
+	// completing is a text about the pods that a wave lets complete, "" if other pods are asked to
+	// leave.
+	completing string
 	// waits is a text about what every node waits for, "" if a pod is asked to leave.
 	waits string
 	// noNodes is set if the selector matches no node.
@@ -121,6 +124,8 @@ func progressVerdict(f progressFacts) verdict {
 		return verdict{yes, v1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
 	case len(f.problems) > 0:
 		return verdict{no, v1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
+	case f.completing != "":
+		return verdict{yes, v1alpha1.ReasonProgressWaitingForCompletion, f.completing}
 	case f.waits != "":
 		return verdict{yes, v1alpha1.ReasonProgressWaiting, f.waits}
 	default:
@@ -141,6 +146,9 @@ type movement struct {
 	moreGone bool
 	// targetsChanged is set if a wave started, or if nodes joined or left.
 	targetsChanged bool
+	// waitEnded is set if the drain no longer only waits for pods to complete, which may have taken
+	// days.
+	waitEnded bool
 	// moved is the time of the last progress of a single pod: its evacuator reported, or it
 	// terminated. It ignores pods that only compensate for returned pods.
 	moved time.Time
@@ -154,7 +162,7 @@ func lastProgress(before *metav1.Time, m movement, now time.Time) *metav1.Time {
 		// The clock of the previous leader was ahead. The time must not decrease.
 		now = before.Time
 	}
-	if m.targetsChanged || m.moreGone {
+	if m.targetsChanged || m.moreGone || m.waitEnded {
 		return &metav1.Time{Time: now}
 	}
 	if m.moved.Sub(before.Time) < progressPace {
@@ -221,11 +229,15 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 	if !p.draining {
 		return p
 	}
+	if left.targeted == 0 && left.completing.Pods > 0 {
+		p.completing = fmt.Sprintf("Waiting for %s; %s", left.completing.String(), left.progress())
+	}
 	next := *nm
 	next.Status = d.status
 	last := lastProgress(nm.Status.LastProgressTimestamp, movement{
 		moreGone:       moreGone(nm, &d.status),
 		targetsChanged: !drainplan.SameTargets(nm, &next) || isDrained(nm) && !d.plan.Finished[nm.Name],
+		waitEnded:      waitsForCompletion(nm) && p.completing == "",
 		moved:          left.moved,
 	}, f.now)
 	d.status.LastProgressTimestamp = last
@@ -234,6 +246,11 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 		return p
 	}
 	p.blocked, p.noNodes = left.isBlocked(), len(f.subject.nodes) == 0
+	if p.completing != "" {
+		// The pods decide how long it takes.
+		p.moves = true
+		return p
+	}
 	if p.blocked {
 		p.worst = left.worst()
 	}
@@ -251,6 +268,13 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 		d.wake = sooner(d.wake, f.stallTimeout-since)
 	}
 	return p
+}
+
+// waitsForCompletion reports whether a maintenance, according to its status, only waits for pods to
+// complete.
+func waitsForCompletion(nm *v1alpha1.NodeMaintenance) bool {
+	progressing := conditionOf(nm, v1alpha1.ConditionProgressing)
+	return progressing != nil && progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion
 }
 
 // waits returns a text about what the nodes of a drain wait for that asks no pod to leave.

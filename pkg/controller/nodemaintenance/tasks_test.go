@@ -20,7 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-func ready(node *corev1.Node) {
+func isReady(node *corev1.Node) {
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 }
 
@@ -94,7 +94,7 @@ func (f *fixture) wantTask(node string, state, recorded v1alpha1.NodeTaskState) 
 // newClaimed returns a fixture in which a worker works on node one for maintenance m.
 func newClaimed(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
-	f := newFixture(t, append(objects, newNode("one", ready), newMaintenance("m", withTask, createdMinute(1)), newPod("web", "one", 0))...)
+	f := newFixture(t, append(objects, newNode("one", isReady), newMaintenance("m", withTask, createdMinute(1)), newPod("web", "one", 0))...)
 	f.work()
 	f.wantEvacuating("web")
 	f.wantTask("one", "", "")
@@ -193,7 +193,7 @@ func TestATaskThatIsDeletedStartsOver(t *testing.T) {
 // never be Ready.
 func TestDaemonSetPodsReturnAfterTheWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one", ready), newPod("log", "one", 0, ofDaemonSet))
+		f := newFixture(t, newNode("one", isReady), newPod("log", "one", 0, ofDaemonSet))
 		f.turnOn(v1alpha1.EvacuatorClassDaemonSet)
 		f.create(newMaintenance("m", withTask))
 		f.work()
@@ -228,7 +228,7 @@ func TestANodeVanishesInHands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newClaimed(t)
 		vanish(f)
-		f.create(newNode("one", ready, func(node *corev1.Node) { node.UID = "uid-new" }))
+		f.create(newNode("one", isReady, func(node *corev1.Node) { node.UID = "uid-new" }))
 		f.create(newPod("late", "one", 0))
 		f.work()
 		f.wantCordon("one", true, "m")
@@ -251,7 +251,7 @@ func TestANodeVanishesInHands(t *testing.T) {
 // TestNoWorkerReleases lets the deadline of a claim pass.
 func TestNoWorkerReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one", ready), newMaintenance("m", withTask))
+		f := newFixture(t, newNode("one", isReady), newMaintenance("m", withTask))
 		f.wait(10 * time.Second)
 		f.work()
 		f.wantTask("one", v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskOffered)

@@ -61,6 +61,9 @@ func (s *State) HasTasks() bool {
 
 // HandsOn returns which worker has a node in its hands.
 func (s *State) HandsOn(node *corev1.Node) holds.Hands {
+	if !s.HasTasks() {
+		return holds.Hands{}
+	}
 	task := s.TaskOn(node.Name)
 	if task != nil && protocol.IsInHands(task.Status.State) {
 		return holds.HandsOn(node, task, nil)

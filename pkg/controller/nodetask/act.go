@@ -24,7 +24,7 @@ const actionWork = "Work"
 
 // Sync takes the next step for a node.
 func (c *Controller) Sync(ctx context.Context, name string) error {
-	f, err := c.gather(name)
+	f, err := c.gather(ctx, name)
 	if err != nil {
 		return err
 	}

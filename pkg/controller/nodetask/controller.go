@@ -28,6 +28,7 @@ import (
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/rollout/nodeexpr"
 )
 
@@ -40,9 +41,10 @@ const fieldManager = "haulout-" + Name
 type Config struct {
 	// Cluster has the clients and the caches.
 	Cluster *host.Cluster
-	// Selection and State are shared with the node and the nodemaintenance controllers.
+	// Selection, State and Rights are shared with the node and the nodemaintenance controllers.
 	Selection *selection.Selection
 	State     *nodestate.State
+	Rights    *rights.Cache
 	Clock     clock.WithTicker
 	// Liveness tracks which item each worker processes; nil disables tracking.
 	Liveness *loop.Tracker
@@ -56,6 +58,7 @@ type Controller struct {
 	taskLister        maintenancelisters.NodeTaskLister
 	selection         *selection.Selection
 	state             *nodestate.State
+	rights            *rights.Cache
 	recorder          events.EventRecorder
 	clock             clock.WithTicker
 	queue             *loop.Queue[string]
@@ -78,6 +81,7 @@ func New(config Config) *Controller {
 		taskLister:        config.Cluster.NodeTasks.Lister(),
 		selection:         config.Selection,
 		state:             config.State,
+		rights:            config.Rights,
 		recorder:          config.Cluster.Recorder,
 		clock:             config.Clock,
 		queue: loop.NewQueue(loop.Config[string]{
@@ -91,6 +95,7 @@ func New(config Config) *Controller {
 	config.State.Subscribe(nodestate.Subscriber{
 		Task: func(task *v1alpha1.NodeTask) { c.queue.Add(task.Name) }, Changed: c.enqueueConcerned,
 	})
+	c.rights.Subscribe(c.enqueueConcerned)
 	return c
 }
 
@@ -168,7 +173,7 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 // isSame reports whether two states of a maintenance are equal in all fields that decisions read.
 func isSame(a, b *v1alpha1.NodeMaintenance) bool {
 	return a.Generation == b.Generation && a.DeletionTimestamp.Equal(b.DeletionTimestamp) && v1alpha1.IsDone(a) == v1alpha1.IsDone(b) &&
-		a.Status.ObservedGeneration == b.Status.ObservedGeneration && holds.IsDrained(a) == holds.IsDrained(b) &&
+		a.Status.ObservedGeneration == b.Status.ObservedGeneration && (drainedOf(a) == nil) == (drainedOf(b) == nil) &&
 		slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
 			return x.Reason == y.Reason
 		}) && holds.SameTasks(a, b)

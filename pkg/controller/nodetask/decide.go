@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -19,6 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 const (
@@ -43,6 +45,9 @@ type facts struct {
 	selected bool
 	// holding are the maintenances that select and hold the node.
 	holding []*v1alpha1.NodeMaintenance
+	// assigns reports, by the UID of each maintenance in holding that has a task, whether its
+	// requester may assign workers of the class of the task.
+	assigns map[types.UID]rights.Answer
 	// volumes is the number of the volumes that are attached to the node.
 	volumes int
 	// doneWhen evaluates the condition of a task for the node. An error counts as false.
@@ -114,6 +119,9 @@ func decideOffer(f *facts) decision {
 		if !isCurrent(nm) || f.whyNotReady(nm) != "" || holds.TaskOf(nm, f.node) != nil {
 			continue
 		}
+		if answer := f.assigns[nm.UID]; !answer.Allowed || answer.Stale {
+			continue
+		}
 		if wait := f.volumesWait(nm); wait > 0 {
 			// Do not offer the node for a younger maintenance meanwhile: if two maintenances each
 			// had a node that the other one needs, both would wait for ever.
@@ -141,7 +149,6 @@ func (f *facts) holderWithoutTask() *v1alpha1.NodeMaintenance {
 // whyNotReady returns the reason why a maintenance does not offer the node, "" if it does.
 func (f *facts) whyNotReady(nm *v1alpha1.NodeMaintenance) string {
 	entry := v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: f.node.Name, UID: f.node.UID})
-	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	switch {
 	case nm.Spec.Task == nil:
 		return "it has no task"
@@ -159,16 +166,25 @@ func (f *facts) whyNotReady(nm *v1alpha1.NodeMaintenance) string {
 		return "the node is not cordoned for it"
 	case nm.Spec.Task.Stage == v1alpha1.NodeTaskStageCordon && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon:
 		return ""
-	case drained == nil || drained.Status != metav1.ConditionTrue:
+	case drainedOf(nm) == nil:
 		return "it is not drained"
 	}
 	return ""
 }
 
+// drainedOf returns the condition Drained of a maintenance if it is True, else nil.
+func drainedOf(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
+	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+	if drained == nil || drained.Status != metav1.ConditionTrue {
+		return nil
+	}
+	return drained
+}
+
 // volumesWait returns how long to wait for the volumes of a drained node to be detached.
 func (f *facts) volumesWait(nm *v1alpha1.NodeMaintenance) time.Duration {
-	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
-	if f.volumes == 0 || drained == nil || drained.Status != metav1.ConditionTrue {
+	drained := drainedOf(nm)
+	if f.volumes == 0 || drained == nil {
 		return 0
 	}
 	return max(0, volumePatience-f.now.Sub(drained.LastTransitionTime.Time))
@@ -180,8 +196,8 @@ func decideOffered(f *facts) decision {
 	if why := f.whyNotOffered(); why != "" {
 		return withdraw(why)
 	}
-	if !isCurrent(f.owner) {
-		return decision{} // the status will say whether the node is still drained
+	if !isCurrent(f.owner) || !f.assigns[f.owner.UID].Allowed {
+		return decision{} // the status or the answer of the authorizer follows
 	}
 	task := f.owner.Spec.Task
 	if met, _ := f.isMet(task, f.task.Spec.Before); met {
@@ -233,6 +249,9 @@ func (f *facts) whyNotOffered() string {
 	}
 	if why := f.whyNotReady(f.owner); why != "" {
 		return about(why)
+	}
+	if answer := f.assigns[f.owner.UID]; !answer.Allowed && answer.Err == nil {
+		return fmt.Sprintf("user %q may not assign workers of class %s", protocol.UserName(v1alpha1.RequesterOf(f.owner)), f.task.Spec.Worker)
 	}
 	return ""
 }
@@ -318,9 +337,10 @@ func (f *facts) whyNotVerified() string {
 	return ""
 }
 
-// decideDone deletes the task when the maintenance has recorded it.
+// decideDone deletes the task when the maintenance has recorded it. A maintenance that does not
+// select the node any more records nothing.
 func decideDone(f *facts) decision {
-	if f.node == nil || f.isForgotten() || holds.IsDone(f.owner, f.node) {
+	if f.node == nil || f.isForgotten() || !f.selected || holds.IsDone(f.owner, f.node) {
 		return decision{step: stepDelete}
 	}
 	return decision{}
@@ -361,11 +381,13 @@ func (f *facts) enter(state v1alpha1.NodeTaskState, message string) decision {
 	return d
 }
 
-// fail returns the write of the state Failed. The result becomes Failed, so that a result Done
+// fail returns the write of the state Failed. A result Done becomes Failed, so that a result Done
 // after that is a late report.
 func (f *facts) fail(reason v1alpha1.NodeTaskReason, message string) decision {
 	d := f.enter(v1alpha1.NodeTaskFailed, message)
-	d.status.Reason, d.status.Result = reason, v1alpha1.NodeTaskResultFailed
+	if d.status.Reason = reason; d.status.Result == v1alpha1.NodeTaskResultDone {
+		d.status.Result = v1alpha1.NodeTaskResultFailed
+	}
 	d.event, d.note, d.warning, d.result = EventFailed, fmt.Sprintf("%s: %s", reason, message), true, string(reason)
 	return d
 }

@@ -16,6 +16,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -92,6 +93,7 @@ func inCordon(nm *v1alpha1.NodeMaintenance) {
 // is an error, and all else is false.
 func newFacts(nm *v1alpha1.NodeMaintenance, changes ...func(*facts)) *facts {
 	f := &facts{now: noon, served: time.Hour, node: newNode(), holding: []*v1alpha1.NodeMaintenance{nm}}
+	f.assigns = map[types.UID]rights.Answer{nm.UID: {Allowed: true}, "uid-younger": {Allowed: true}, "uid-m": {Allowed: true}}
 	f.doneWhen = func(expression string, _ v1alpha1.NodeVersions) (bool, error) {
 		if expression == "error" {
 			return false, errors.New("no such key: kernalVersion")
@@ -138,6 +140,9 @@ func also(nm *v1alpha1.NodeMaintenance) func(*facts) {
 func looked(refusal string) func(*facts) { return func(f *facts) { f.live = &liveFacts{refusal} } }
 func served(d time.Duration) func(*facts) {
 	return func(f *facts) { f.served = d }
+}
+func assigned(answer rights.Answer) func(*facts) {
+	return func(f *facts) { f.assigns[f.holding[0].UID] = answer }
 }
 func volumes(n int) func(*facts) { return func(f *facts) { f.volumes = n } }
 func noNode(f *facts)            { f.node = nil }
@@ -197,9 +202,12 @@ func TestDecideOffer(t *testing.T) {
 		"a node that is outside of the drain": {newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[0].Reason = v1alpha1.NodeStatusNotAuthorized
 		})), wanted{}},
-		"after ten minutes with volumes": {newFacts(newMaintenance("m"), volumes(1)), wanted{wake: 9 * time.Minute}},
-		"and then nevertheless":          {newFacts(newMaintenance("m"), volumes(1), func(f *facts) { f.now = noon.Add(9 * time.Minute) }), offered},
-		"the oldest first":               {newFacts(newMaintenance("younger", func(nm *v1alpha1.NodeMaintenance) { nm.CreationTimestamp = *ago(0) }), also(newMaintenance("m"))), offered},
+		"not for a user who lost the right to assign the worker": {newFacts(newMaintenance("m"), assigned(rights.Answer{})), wanted{}},
+		"not before the authorizer has answered":                 {newFacts(newMaintenance("m"), assigned(rights.Answer{Err: rights.ErrAsking})), wanted{}},
+		"not with an old answer":                                 {newFacts(newMaintenance("m"), assigned(rights.Answer{Allowed: true, Stale: true})), wanted{}},
+		"after ten minutes with volumes":                         {newFacts(newMaintenance("m"), volumes(1)), wanted{wake: 9 * time.Minute}},
+		"and then nevertheless":                                  {newFacts(newMaintenance("m"), volumes(1), func(f *facts) { f.now = noon.Add(9 * time.Minute) }), offered},
+		"the oldest first":                                       {newFacts(newMaintenance("younger", func(nm *v1alpha1.NodeMaintenance) { nm.CreationTimestamp = *ago(0) }), also(newMaintenance("m"))), offered},
 		"the next one after the oldest is done": {
 			newFacts(newMaintenance("m", recorded(v1alpha1.NodeTaskDone)), also(newMaintenance("younger"))),
 			wanted{step: stepOffer, event: EventOffered, note: "by NodeMaintenance younger"},
@@ -219,18 +227,21 @@ func TestDecideOffered(t *testing.T) {
 		facts *facts
 		want  wanted
 	}{
-		"waits for a worker":           {newFacts(newMaintenance("m"), withTask(offered)), wanted{wake: 28 * time.Minute}},
-		"without a time of the state":  {newFacts(newMaintenance("m"), withTask("", func(task *v1alpha1.NodeTask) { task.Status.StateTime, task.CreationTimestamp = nil, *ago(time.Minute) })), wanted{wake: 29 * time.Minute}},
-		"is withdrawn: completed":      {newFacts(newMaintenance("m", complete), withTask(offered)), withdrawn("m: it ends")},
-		"is withdrawn: deleted":        {newFacts(newMaintenance("m"), withTask(offered), noOwner), withdrawn("does not exist")},
-		"is withdrawn: deselected":     {newFacts(newMaintenance("m"), withTask(offered), deselected), withdrawn("does not select")},
-		"is withdrawn: paused":         {newFacts(newMaintenance("m", paused), withTask(offered)), withdrawn("paused")},
-		"is withdrawn: pods are back":  {newFacts(newMaintenance("m", drained(metav1.ConditionFalse)), withTask(offered)), withdrawn("not drained")},
-		"is withdrawn: uncordoned":     {newFacts(newMaintenance("m"), withTask(offered), uncordoned), withdrawn("not cordoned")},
-		"is withdrawn: node deleted":   {newFacts(newMaintenance("m"), withTask(offered), noNode), withdrawn("gone")},
-		"is withdrawn: another node":   {newFacts(newMaintenance("m"), withTask(offered), otherUID), withdrawn("gone")},
-		"is withdrawn: user came":      {newFacts(newMaintenance("m"), withTask(offered), also(newMaintenance("ann", withoutTask))), withdrawn("ann holds the node")},
-		"waits for the present status": {newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) { nm.Generation++ }), withTask(offered, holder("w"))), wanted{}},
+		"waits for a worker":            {newFacts(newMaintenance("m"), withTask(offered)), wanted{wake: 28 * time.Minute}},
+		"without a time of the state":   {newFacts(newMaintenance("m"), withTask("", func(task *v1alpha1.NodeTask) { task.Status.StateTime, task.CreationTimestamp = nil, *ago(time.Minute) })), wanted{wake: 29 * time.Minute}},
+		"is withdrawn: completed":       {newFacts(newMaintenance("m", complete), withTask(offered)), withdrawn("m: it ends")},
+		"is withdrawn: deleted":         {newFacts(newMaintenance("m"), withTask(offered), noOwner), withdrawn("does not exist")},
+		"is withdrawn: deselected":      {newFacts(newMaintenance("m"), withTask(offered), deselected), withdrawn("does not select")},
+		"is withdrawn: paused":          {newFacts(newMaintenance("m", paused), withTask(offered)), withdrawn("paused")},
+		"is withdrawn: pods are back":   {newFacts(newMaintenance("m", drained(metav1.ConditionFalse)), withTask(offered)), withdrawn("not drained")},
+		"is withdrawn: uncordoned":      {newFacts(newMaintenance("m"), withTask(offered), uncordoned), withdrawn("not cordoned")},
+		"is withdrawn: node deleted":    {newFacts(newMaintenance("m"), withTask(offered), noNode), withdrawn("gone")},
+		"is withdrawn: another node":    {newFacts(newMaintenance("m"), withTask(offered), otherUID), withdrawn("gone")},
+		"is withdrawn: user came":       {newFacts(newMaintenance("m"), withTask(offered), also(newMaintenance("ann", withoutTask))), withdrawn("ann holds the node")},
+		"is withdrawn: right revoked":   {newFacts(newMaintenance("m"), assigned(rights.Answer{}), withTask(offered)), withdrawn("may not assign workers of class w.example.com")},
+		"waits for the authorizer":      {newFacts(newMaintenance("m"), assigned(rights.Answer{Err: rights.ErrAsking}), withTask(offered, holder("w"))), wanted{}},
+		"is granted with an old answer": {newFacts(newMaintenance("m"), assigned(rights.Answer{Allowed: true, Stale: true}), withTask(offered, holder("w"))), wanted{step: stepLook}},
+		"waits for the present status":  {newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) { nm.Generation++ }), withTask(offered, holder("w"))), wanted{}},
 		"is done at its goal": {
 			newFacts(newMaintenance("m", doneWhen("true")), withTask(offered, holder("w"))),
 			wanted{step: stepWrite, state: v1alpha1.NodeTaskDone, event: EventVerified, note: "without any work"},
@@ -280,14 +291,20 @@ func TestDecideClaimed(t *testing.T) {
 		},
 		"the worker has failed without a node": {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed)), noNode), gone},
 	} {
-		t.Run(name, func(t *testing.T) {
-			d := decide(test.facts)
-			test.want.check(t, d)
-			if test.want.state == v1alpha1.NodeTaskFailed {
-				is.Equal(t, d.status.Result, v1alpha1.NodeTaskResultFailed)
-			}
-		})
+		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
 	}
+}
+
+// TestDoneAfterAFailureIsLate checks that no result Done is left when a task fails: one that is
+// there afterwards was reported late, whatever the clocks say.
+func TestDoneAfterAFailureIsLate(t *testing.T) {
+	m := newMaintenance("m", doneWhen("false"))
+	d := decide(newFacts(m, withTask(v1alpha1.NodeTaskVerifying, since(time.Hour), result(v1alpha1.NodeTaskResultDone))))
+	is.Equal(t, d.status.Reason, v1alpha1.NodeTaskNotVerified)
+	is.Equal(t, d.status.Result, v1alpha1.NodeTaskResultFailed)
+	d = decide(newFacts(m, withTask(v1alpha1.NodeTaskClaimed, since(time.Hour))))
+	is.Equal(t, d.status.Reason, v1alpha1.NodeTaskLost)
+	is.Equal(t, d.status.Result, v1alpha1.NodeTaskResult(""))
 }
 
 func TestDecideVerifying(t *testing.T) {
@@ -336,6 +353,7 @@ func TestDecideEnd(t *testing.T) {
 		"done work that is recorded":               {newFacts(newMaintenance("m", recorded(done)), withTask(done)), deleted},
 		"done work of an earlier node of the name": {newFacts(newMaintenance("m", recorded(done)), withTask(done), otherUID), wanted{}},
 		"done work without a maintenance":          {newFacts(newMaintenance("m"), withTask(done), noOwner), deleted},
+		"done work of a node with other labels":    {newFacts(newMaintenance("m"), withTask(done), deselected), deleted},
 		"done work without a node":                 {newFacts(newMaintenance("m"), withTask(done), noNode), deleted},
 		"done work of a maintenance that is over":  {newFacts(newMaintenance("m", complete, released), withTask(done)), deleted},
 		"failed work waits for a user":             {newFacts(newMaintenance("m", recorded(failed)), withTask(failed, result(v1alpha1.NodeTaskResultFailed))), wanted{}},

@@ -12,15 +12,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/rollout/nodeexpr"
 )
 
-// gather reads the inputs of the decision about a node from the caches.
-func (c *Controller) gather(name string) (*facts, error) {
+// gather reads the inputs of the decision about a node from the caches, and asks the authorizer.
+func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	now := c.clock.Now()
 	f := &facts{now: now, served: now.Sub(c.started), task: c.state.TaskOn(name), volumes: c.state.VolumesOn(name)}
 	node, exists, err := c.state.Nodes.Get(name)
@@ -34,6 +37,12 @@ func (c *Controller) gather(name string) (*facts, error) {
 		}
 	}
 	f.holding = c.holders.Which(name, v1alpha1.IsHolding)
+	f.assigns = map[types.UID]rights.Answer{}
+	for _, nm := range f.holding {
+		if nm.Spec.Task != nil && f.node != nil {
+			f.assigns[nm.UID] = c.rights.AskWorker(ctx, nm.Spec.RequestedBy, nm.Spec.Task.Worker, []*corev1.Node{f.node})
+		}
+	}
 	if f.task == nil {
 		return f, nil
 	}
@@ -98,11 +107,15 @@ func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
 	if err != nil {
 		return nil, fmt.Errorf("drain plan of %s: %w", nm.Name, err)
 	}
+	rules, err := holds.RulesOf(nm)
+	if err != nil {
+		return nil, err
+	}
 	pods, err := c.state.LivePods(ctx, node)
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(pods, func(pod nodestate.Pod) bool { return plan.Cover(pod.Plan) }); i >= 0 {
+	if i := slices.IndexFunc(pods, func(pod nodestate.Pod) bool { return plan.Cover(pod.Plan) && !rules.Skips(pod.Plan) }); i >= 0 {
 		return refuse("pod %s/%s is on the node again", pods[i].Namespace, pods[i].Name)
 	}
 	return &liveFacts{}, nil

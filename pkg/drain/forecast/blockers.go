@@ -34,6 +34,8 @@ type blocker struct {
 	pods []*leavingPod
 	// names are the names for the message of the blocker.
 	names []string
+	// completing are the pods if the plan lets them complete.
+	completing drainplan.Completing
 }
 
 func (b *blocker) add(pod *leavingPod, names ...string) {
@@ -100,6 +102,10 @@ func (t *trouble) of(effect v1alpha1.PreviewEffect, reason string, budgets ...*p
 }
 
 func (t *trouble) look(pod *leavingPod, on *nodeState) {
+	if pod.completes() {
+		t.addCompleting(pod)
+		return
+	}
 	if pod.Nominated {
 		t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonPodNominated).add(pod)
 		return
@@ -177,6 +183,18 @@ func (t *trouble) addBudgets(pod *leavingPod, budgets []*policyv1.PodDisruptionB
 			t.uses[budget].pinned = append(t.uses[budget].pinned, pod)
 		}
 	}
+}
+
+// addCompleting adds a pod that the plan lets complete. A pod that always restarts never does.
+func (t *trouble) addCompleting(pod *leavingPod) {
+	const reason = v1alpha1.ReasonProgressWaitingForCompletion
+	if pod.Restarts && pod.Until.IsZero() {
+		t.of(v1alpha1.PreviewEffectNever, reason).add(pod)
+		return
+	}
+	b := t.of(v1alpha1.PreviewEffectDelayed, reason)
+	b.completing.Add(pod.Name, pod.Until)
+	b.add(pod)
 }
 
 func (t *trouble) addOverdue(pod *leavingPod) {
@@ -327,6 +345,8 @@ func (b *blocker) explain() {
 	case v1alpha1.ReasonNoEvacuator:
 		b.Message = "No evacuator is able to remove these pods: they cannot be evicted, and the owner in their owner references does not exist or does not select them. " +
 			"Correct their owner references, or delete them by hand."
+	case v1alpha1.ReasonProgressWaitingForCompletion:
+		b.Message = b.explainCompletion()
 	case v1alpha1.ReasonTurnsByOwner:
 		b.Message = fmt.Sprintf("No PodDisruptionBudget protects the pods of %s. Only some pods of a workload may be missing at the same time, "+
 			"so these pods leave in groups, each when the replacements of the previous group are ready or have had time to start.", b.named())
@@ -349,6 +369,19 @@ func (b *blocker) explain() {
 			b.Message = fmt.Sprintf("The grace period of the pods has ended, but finalizers prevent their deletion: %s. Check the controllers that added them.", b.named())
 		}
 	}
+}
+
+// explainCompletion returns the message about pods that the plan lets complete.
+func (b *blocker) explainCompletion() string {
+	const waits = "The drain plan waits until these pods complete (behavior WaitCompleted)"
+	switch until := b.completing.Until; {
+	case b.Effect == v1alpha1.PreviewEffectNever:
+		return waits + ", without a limit, and their containers restart whenever they end (restartPolicy Always). " +
+			"Set waitSeconds in the entry of the plan, or select only pods that complete."
+	case !until.IsZero():
+		return fmt.Sprintf("%s. It asks those that are left to leave from %s on.", waits, until.UTC().Format(time.RFC3339))
+	}
+	return waits + ", without a limit."
 }
 
 func (d *decision) describeBlockers(out *v1alpha1.NodeMaintenancePreview) {
@@ -421,7 +454,7 @@ func (d *decision) describeNodes(out *v1alpha1.NodeMaintenancePreview) {
 		counts := d.nodes[n.Name]
 		described := v1alpha1.PreviewNode{
 			Name: n.Name, UID: n.UID, Refused: counts.refused, PodCount: int32(counts.pods), PodsKept: int32(counts.kept),
-			Message: d.result.Messages[d.subject][n.Name],
+			PodsWaiting: int32(counts.waiting), Message: counts.completing.MessageOf(d.result.Messages[d.subject][n.Name], counts.asked),
 		}
 		if counts.refused {
 			described.Message = drainplan.NotAuthorizedMessage(username)

@@ -15,6 +15,7 @@ package forecast
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -128,6 +129,9 @@ func Decide(ctx context.Context, s *Situation) (*v1alpha1.NodeMaintenancePreview
 	}
 	d.nodes = newNodes(s)
 	if !v1alpha1.IsEnding(s.Subject.NodeMaintenance) {
+		if err := d.findRules(); err != nil {
+			return nil, err
+		}
 		if err := d.plan(); err != nil {
 			return nil, err
 		}
@@ -147,6 +151,9 @@ func Decide(ctx context.Context, s *Situation) (*v1alpha1.NodeMaintenancePreview
 type decision struct {
 	*Situation
 	subject string
+	// rules are what the subject and the other draining maintenances do with the pods of each node.
+	// A node whose pods all leave has no entry.
+	rules map[string]drainplan.NodeRules
 	// result is the output of the planner.
 	result drainplan.Result
 	// nodes are the nodes of the subject, by name.
@@ -166,6 +173,10 @@ type nodeState struct {
 	refused     bool
 	unreachable bool
 	pods, kept  int
+	// waiting counts the pods among pods that the plan lets complete. asked counts the pods that
+	// are asked to leave now, and completing are those that a wave lets complete now.
+	waiting, asked int
+	completing     drainplan.Completing
 }
 
 func newNodes(s *Situation) map[string]*nodeState {
@@ -186,6 +197,36 @@ func isUnreachable(n *corev1.Node) bool {
 	return false
 }
 
+// findRules finds what the maintenances do with the pods of each node. The drain of a subject that
+// does not drain yet begins now.
+func (d *decision) findRules() error {
+	members, found := append([]Member{d.Subject}, d.Draining...), false
+	rules := make([]*drainplan.Rules, len(members))
+	for i := range members {
+		m := members[i].NodeMaintenance
+		began := v1alpha1.StageEntered(m, v1alpha1.NodeMaintenanceStageDrain)
+		if began.IsZero() {
+			began = d.Now
+		}
+		var err error
+		if rules[i], err = drainplan.RulesOf(m.Spec.DrainPlan, began); err != nil {
+			return fmt.Errorf("maintenance %s: %w", m.Name, err)
+		}
+		found = found || rules[i] != nil
+	}
+	if !found {
+		return nil
+	}
+	d.rules = map[string]drainplan.NodeRules{}
+	for i := range members {
+		for _, n := range members[i].Allowed() {
+			d.rules[n.Name] = append(d.rules[n.Name], rules[i])
+		}
+	}
+	maps.DeleteFunc(d.rules, func(_ string, of drainplan.NodeRules) bool { return slices.Contains(of, nil) })
+	return nil
+}
+
 // plan runs the planner to find the pods that are asked to leave now. If the subject does not drain
 // yet, plan assumes that it drains and has cordoned its nodes.
 func (d *decision) plan() error {
@@ -194,7 +235,8 @@ func (d *decision) plan() error {
 	add := func(n *corev1.Node) {
 		if !added.Has(n.Name) {
 			added.Insert(n.Name)
-			world.Nodes = append(world.Nodes, &drainplan.Node{Name: n.Name, UID: n.UID, Pods: d.Pods.planned(n.Name)})
+			planned := &drainplan.Node{Name: n.Name, UID: n.UID, Pods: d.Pods.planned(n.Name)}
+			world.Nodes = append(world.Nodes, d.rules[n.Name].Filter(planned, d.Now))
 		}
 	}
 	members := append([]Member{d.Subject}, d.Draining...)

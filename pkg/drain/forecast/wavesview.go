@@ -23,13 +23,14 @@ type wave struct {
 	// these pods, up to the limits.
 	pods, listed []*leavingPod
 
-	asked, terminating int
+	asked, terminating, waiting int
 }
 
 type leavingPod struct {
 	*Pod
 	wave *wave
 	handling
+	drainplan.Treatment
 	// blockers are the reasons of the pod's blockers, the worst first. It is only set for listed
 	// pods.
 	blockers []string
@@ -60,8 +61,12 @@ func (d *decision) sortPods(ctx context.Context) error {
 				return ctx.Err()
 			}
 			pod := &pods[i]
-			if pod.Kept != "" {
-				d.kept[pod.Kept] = append(d.kept[pod.Kept], pod)
+			treatment, kept := d.rules[n.Name].Of(pod.planned(), d.Now), pod.Kept
+			if kept == "" && treatment.Behavior == v1alpha1.DrainBehaviorSkip {
+				kept = drainplan.KeptSkipped
+			}
+			if kept != "" {
+				d.kept[kept] = append(d.kept[kept], pod)
 				counts.kept++
 				continue
 			}
@@ -69,15 +74,15 @@ func (d *decision) sortPods(ctx context.Context) error {
 			if w == nil {
 				continue
 			}
-			leaving := &leavingPod{Pod: pod, wave: w}
-			if !pod.Nominated {
+			leaving := &leavingPod{Pod: pod, wave: w, Treatment: treatment}
+			if !pod.Nominated && !leaving.completes() {
 				var err error
 				if leaving.handling, err = handlingOf(ctx, pod, d.Evacuators, d.Owners); err != nil {
 					return err
 				}
 			}
 			w.add(leaving, targets)
-			counts.pods++
+			counts.add(leaving, targets)
 			d.leaving = append(d.leaving, leaving)
 			trouble.look(leaving, counts)
 		}
@@ -97,10 +102,32 @@ func (d *decision) waveOf(pod *Pod) *wave {
 	return nil
 }
 
+// completes reports whether the plan lets the pod complete.
+func (p *leavingPod) completes() bool { return p.Behavior == v1alpha1.DrainBehaviorWaitCompleted }
+
+// add adds a pod that has to leave the node.
+func (n *nodeState) add(pod *leavingPod, targets drainplan.Targets) {
+	n.pods++
+	reached := targets.Cover(pod.planned())
+	switch {
+	case pod.completes():
+		n.waiting++
+		if reached {
+			n.completing.Add(pod.Namespace+"/"+pod.Name, pod.Until)
+		}
+	case reached:
+		n.asked++
+	}
+}
+
 func (w *wave) add(pod *leavingPod, targets drainplan.Targets) {
 	w.pods = append(w.pods, pod)
 	if pod.Terminating() {
 		w.terminating++
+	}
+	if pod.completes() {
+		w.waiting++
+		return
 	}
 	if targets.Cover(pod.planned()) {
 		w.asked++
@@ -109,6 +136,9 @@ func (w *wave) add(pod *leavingPod, targets drainplan.Targets) {
 
 func (d *decision) describeWaves(out *v1alpha1.NodeMaintenancePreview) {
 	out.PodCount = int32(len(d.leaving))
+	for _, w := range d.waves {
+		out.PodsWaitingCount += int32(w.waiting)
+	}
 	room := MaxPods
 	for _, w := range d.waves {
 		w.listed = w.pods[:min(len(w.pods), MaxPodsOfWave, room)]
@@ -136,11 +166,14 @@ func (w *wave) describe() v1alpha1.PreviewWave {
 	out := v1alpha1.PreviewWave{
 		Index: int32(w.index), PodType: w.entry.PodType, PodPriority: w.entry.PodPriority, PodSelector: w.entry.PodSelector.DeepCopy(),
 		PodCount: int32(len(w.pods)), PodsAsked: int32(w.asked), PodsTerminating: int32(w.terminating),
-		PodsOmitted: int32(len(w.pods) - len(w.listed)),
+		PodsOmitted: int32(len(w.pods) - len(w.listed)), PodsWaiting: int32(w.waiting),
 	}
 	byClass, onNode := map[string]int{}, map[string]int{}
 	for _, pod := range w.pods {
 		onNode[pod.Node]++
+		if pod.completes() {
+			continue
+		}
 		first := ""
 		if len(pod.Classes) > 0 {
 			first = pod.Classes[0]

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -72,11 +71,6 @@ func Keeps(task *v1alpha1.NodeTask, maintenance types.UID) bool {
 // StateOf returns the state of a NodeTask. One without a state was created a moment ago.
 func StateOf(task *v1alpha1.NodeTask) v1alpha1.NodeTaskState {
 	return cmp.Or(task.Status.State, v1alpha1.NodeTaskOffered)
-}
-
-// IsDrained reports whether the condition Drained of a maintenance is True.
-func IsDrained(nm *v1alpha1.NodeMaintenance) bool {
-	return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained)
 }
 
 // SameTasks reports whether the statuses of two states of a maintenance record the same states of

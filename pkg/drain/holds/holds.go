@@ -8,6 +8,7 @@ package holds
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -76,31 +77,46 @@ func Oldest(maintenances []*v1alpha1.NodeMaintenance, matches func(*v1alpha1.Nod
 	return oldest
 }
 
-// Asks reports whether a maintenance asks a pod to leave its node now: the maintenance is not
-// paused, drains the node and has targets that cover the pod.
-func Asks(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) (bool, error) {
+// Asks reports whether a maintenance asks a pod to leave its node at a time: the maintenance is not
+// paused, drains the node, has targets that cover the pod, and its plan does not let the pod
+// complete or keep it.
+func Asks(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node, now time.Time) (bool, error) {
 	if v1alpha1.IsPaused(nm) {
 		return false, nil
 	}
-	return Covers(nm, pod, node)
+	return Covers(nm, pod, node, now)
 }
 
 // Covers does the same as Asks for a maintenance that may be paused.
-func Covers(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) (bool, error) {
+func Covers(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node, now time.Time) (bool, error) {
 	targets, err := plan.CompileTargets(Targets(nm, node))
 	if err != nil {
 		return false, fmt.Errorf("drain targets of maintenance %s for node %s: %w", nm.Name, node.Name, err)
 	}
-	return targets.Cover(plan.PodOf(pod, node.UID)), nil
+	planned := plan.PodOf(pod, node.UID)
+	if !targets.Cover(planned) {
+		return false, nil
+	}
+	rules, err := RulesOf(nm)
+	return err == nil && rules.Of(planned, now).Behavior == v1alpha1.DrainBehaviorDrain, err
 }
 
-// AskedBy returns the maintenance that asks a pod to leave its node now, or nil. All maintenances
-// that drain a node and are not paused have the same targets for it, so AskedBy returns the oldest
-// of them.
-func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenance, error) {
+// RulesOf returns the rules of a maintenance for the pods of its nodes, nil if its plan has none.
+func RulesOf(nm *v1alpha1.NodeMaintenance) (*plan.Rules, error) {
+	rules, err := plan.RulesOf(nm.Spec.DrainPlan, v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageDrain))
+	if err != nil {
+		return nil, fmt.Errorf("maintenance %s: %w", nm.Name, err)
+	}
+	return rules, nil
+}
+
+// AskedBy returns the maintenance that asks a pod to leave its node at a time, or nil. All
+// maintenances that drain a node and are not paused have the same targets for it, and one whose plan
+// drains the pod is sufficient. AskedBy returns the oldest of these.
+func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance, now time.Time) (*v1alpha1.NodeMaintenance, error) {
 	var failed error
 	first := Oldest(maintenances, func(nm *v1alpha1.NodeMaintenance) bool {
-		asks, err := Asks(nm, pod, node)
+		asks, err := Asks(nm, pod, node, now)
 		if err != nil {
 			failed = err
 		}
@@ -113,16 +129,27 @@ func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMa
 }
 
 // PausedBy returns the maintenance whose pause keeps a pod on its node, or nil: it drains the node
-// and is paused, and no other maintenance asks the pod to leave now. If several are paused, it is
-// the oldest of them. maintenances are those that drain the node. A maintenance whose targets
-// cannot be parsed asks no pod to leave.
-func PausedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
+// and is paused, and no other maintenance asks the pod to leave at the given time. If several are
+// paused, it is the oldest of them. maintenances are those that drain the node. A maintenance whose
+// targets cannot be parsed asks no pod to leave.
+func PausedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance, now time.Time) *v1alpha1.NodeMaintenance {
 	paused := Oldest(maintenances, v1alpha1.IsPaused)
 	if paused == nil {
 		return nil
 	}
-	if asking, err := AskedBy(pod, node, maintenances); err == nil && asking != nil {
+	if asking, err := AskedBy(pod, node, maintenances, now); err == nil && asking != nil {
 		return nil
 	}
 	return paused
+}
+
+// Stays reports whether the plans of all maintenances that drain a node let a pod complete or keep
+// it, so that none of them asks it to leave at a time, whatever their targets are. It is false if
+// there are none.
+func Stays(pod *corev1.Pod, node *corev1.Node, draining []*v1alpha1.NodeMaintenance, now time.Time) bool {
+	planned := plan.PodOf(pod, node.UID)
+	return len(draining) > 0 && !slices.ContainsFunc(draining, func(nm *v1alpha1.NodeMaintenance) bool {
+		rules, err := RulesOf(nm)
+		return err != nil || rules.Of(planned, now).Behavior == v1alpha1.DrainBehaviorDrain
+	})
 }

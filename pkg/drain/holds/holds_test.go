@@ -131,9 +131,76 @@ func TestAskedBy(t *testing.T) {
 				}
 				return nm.Name
 			}
-			nm, err := AskedBy(pod, node, tc.maintenances)
+			nm, err := AskedBy(pod, node, tc.maintenances, time.Now())
 			is.True(t, err == nil && nameOf(nm) == tc.want, "got %q, %v; want %q", nameOf(nm), err, tc.want)
-			is.Equal(t, nameOf(PausedBy(pod, node, tc.maintenances)), tc.pausedBy, "paused by")
+			is.Equal(t, nameOf(PausedBy(pod, node, tc.maintenances, time.Now())), tc.pausedBy, "paused by")
+		})
+	}
+}
+
+// TestPlansThatDoNotDrainAPod covers maintenances whose targets cover a pod.
+func TestPlansThatDoNotDrainAPod(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one"}}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.PodSpec{NodeName: "one"},
+	}
+	began := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	covers := v1alpha1.DrainPlanEntry{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000}
+	maintenance := func(name string, behavior v1alpha1.DrainBehavior) *v1alpha1.NodeMaintenance {
+		entry := covers
+		if entry.Behavior = behavior; behavior == v1alpha1.DrainBehaviorWaitCompleted {
+			entry.WaitSeconds = 60
+		}
+		return &v1alpha1.NodeMaintenance{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: v1alpha1.NodeMaintenanceSpec{
+				Stage: v1alpha1.NodeMaintenanceStageDrain, DrainPlan: []v1alpha1.DrainPlanEntry{entry},
+			},
+			Status: v1alpha1.NodeMaintenanceStatus{
+				StageStatuses: []v1alpha1.StageStatus{
+					{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: &metav1.Time{Time: began}},
+				},
+				NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{
+					NodeRef:      v1alpha1.NodeReference{Name: "one", UID: "uid-one"},
+					DrainTargets: []v1alpha1.DrainPlanEntry{covers},
+				}},
+			},
+		}
+	}
+	waits := maintenance("waits", v1alpha1.DrainBehaviorWaitCompleted)
+	skips := maintenance("skips", v1alpha1.DrainBehaviorSkip)
+	drains, untargeted := maintenance("drains", ""), maintenance("untargeted", v1alpha1.DrainBehaviorDrain)
+	untargeted.Status.NodeStatuses = nil
+	paused := maintenance("paused", "")
+	paused.Spec.Paused = true
+	for name, tc := range map[string]struct {
+		maintenances []*v1alpha1.NodeMaintenance
+		after        int
+		askedBy      string
+		pausedBy     string
+		stays        bool
+	}{
+		"none":                          {},
+		"one that waits":                {maintenances: []*v1alpha1.NodeMaintenance{waits}, after: 59, stays: true},
+		"one that has waited":           {maintenances: []*v1alpha1.NodeMaintenance{waits}, after: 60, askedBy: "waits"},
+		"one that skips":                {maintenances: []*v1alpha1.NodeMaintenance{skips}, after: 3600, stays: true},
+		"the one that drains":           {maintenances: []*v1alpha1.NodeMaintenance{skips, waits, drains}, askedBy: "drains"},
+		"one that has no targets yet":   {maintenances: []*v1alpha1.NodeMaintenance{skips, untargeted}},
+		"one that would drain is paused": {maintenances: []*v1alpha1.NodeMaintenance{waits, paused}, pausedBy: "paused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			now := began.Add(time.Duration(tc.after) * time.Second)
+			askedBy, pausedBy := "", ""
+			nm, err := AskedBy(pod, node, tc.maintenances, now)
+			if nm != nil {
+				askedBy = nm.Name
+			}
+			if nm := PausedBy(pod, node, tc.maintenances, now); nm != nil {
+				pausedBy = nm.Name
+			}
+			is.True(t, err == nil && askedBy == tc.askedBy, "asked by %q, %v; want %q", askedBy, err, tc.askedBy)
+			is.Equal(t, pausedBy, tc.pausedBy, "paused by")
+			is.Equal(t, Stays(pod, node, tc.maintenances, now), tc.stays, "stays")
 		})
 	}
 }

@@ -34,7 +34,7 @@ const (
 	// StatusDraining means that pods are leaving.
 	StatusDraining StatusWord = "Draining"
 	// StatusWaiting means that no pod is asked to leave: every node waits for other nodes, other
-	// maintenances or a cordon.
+	// maintenances, a cordon or pods that the plan lets complete.
 	StatusWaiting StatusWord = "Waiting"
 	// StatusBlocked means that every pod that is asked to leave is blocked.
 	StatusBlocked StatusWord = "Blocked"
@@ -130,7 +130,7 @@ func drainStatus(nm *v1alpha1.NodeMaintenance, isObserved bool) StatusWord {
 		return StatusFailing
 	case isOutside:
 		return word
-	case progressing == v1alpha1.ReasonProgressWaiting:
+	case progressing == v1alpha1.ReasonProgressWaiting, progressing == v1alpha1.ReasonProgressWaitingForCompletion:
 		return StatusWaiting
 	}
 	return StatusDraining

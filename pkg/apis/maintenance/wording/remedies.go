@@ -77,6 +77,10 @@ var notBlocked = []Remedy{
 		ownerOfApp + ", who can ignore disruptions in the Job's podFailurePolicy, raise its backoffLimit, or wait until the Job ends",
 		"kubectl describe jobs -n %s", false,
 	},
+	{
+		v1alpha1.ReasonProgressWaitingForCompletion, "the user who requested the NodeMaintenance, who can create it again with another drain plan",
+		manifestOf, false,
+	},
 	{v1alpha1.ReasonEvictionResponders, ownerOfApp + ", who can name an evacuator in an annotation of the pod", manifestOf, false},
 	{v1alpha1.ReasonPodNominated, Administrator, manifestOf, false},
 	{v1alpha1.ReasonNamespaceTerminating, "the user who deleted namespace %s", "kubectl describe namespace %s", false},

@@ -164,6 +164,8 @@ func (f *PodFacts) why(m PodMaintenance, ref v1alpha1.PreviewPodReference) strin
 		return later + "The preview is too long to list this pod."
 	case at.pod == nil:
 		return later + "No entry of the drain plan covers the pod, or it came to the node a moment ago."
+	case completes(at.pod.Blockers):
+		return later + fmt.Sprintf("The pod is in %s. The drain plan lets it complete.", at.text())
 	case later != "" || at.before > 0:
 		return later + fmt.Sprintf("The pod leaves in %s%s.", at.text(), at.waits())
 	}

@@ -247,7 +247,8 @@ func DrainedNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 type count struct {
 	nodes, drained            int
 	gone, pending, evacuating int
-	blocked                   int
+	// waiting counts the pods among pending that the plan lets complete.
+	blocked, waiting int
 }
 
 func (c count) left() int { return c.pending + c.evacuating }
@@ -267,12 +268,13 @@ func (f *Facts) count() count {
 		// released since then.
 		c.gone += f.gone(n) - f.Departures.from(n.NodeRef.Name)
 		c.pending += int(n.PodsPendingEvacuation)
+		c.waiting += int(n.PodsWaiting)
 		c.evacuating += f.evacuating(n)
 	}
 	// The server also counts pods of nodes that were released since then.
 	gone, all := glance.Pods(nm)
 	if v1alpha1.IsEnding(nm) {
-		c.gone, c.pending, c.evacuating = gone, all-gone, 0
+		c.gone, c.pending, c.evacuating, c.waiting = gone, all-gone, 0, 0
 	}
 	c.gone = max(c.gone, gone)
 	return c

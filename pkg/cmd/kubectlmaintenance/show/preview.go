@@ -6,6 +6,7 @@ package show
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -26,11 +27,21 @@ var effects = map[v1alpha1.PreviewEffect]struct {
 	v1alpha1.PreviewEffectDelayed: {"will leave in groups", screen.Plain},
 }
 
+// completes reports whether the blockers of a pod in a preview include that the drain plan lets it
+// complete.
+func completes(blockers []string) bool {
+	return slices.Contains(blockers, v1alpha1.ReasonProgressWaitingForCompletion)
+}
+
 // Preview shows the predicted course of a drain: the blockers first, then the waves with the
 // evacuators of each pod, then the pods that are kept.
 func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
-	lines := []screen.Line{line(screen.Heading, "%s will leave %s, %d will be kept. Nothing was changed.",
-		wording.Count(p.PodCount, "pod"), wording.Count(p.NodeCount, "node"), p.PodsKeptCount), {}}
+	completing := ""
+	if p.PodsWaitingCount > 0 {
+		completing = fmt.Sprintf(", %d of them may complete first", p.PodsWaitingCount)
+	}
+	lines := []screen.Line{line(screen.Heading, "%s will leave %s%s, %d will be kept. Nothing was changed.",
+		wording.Count(p.PodCount, "pod"), wording.Count(p.NodeCount, "node"), completing, p.PodsKeptCount), {}}
 	if p.Stage == v1alpha1.NodeMaintenanceStageComplete {
 		lines[0] = line(screen.Heading, "%s is complete: no pod has to leave.", p.Name)
 	}
@@ -95,6 +106,9 @@ func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
 	if !known {
 		effect.text = string(b.Effect)
 	}
+	if b.Effect == v1alpha1.PreviewEffectDelayed && b.Reason == v1alpha1.ReasonProgressWaitingForCompletion {
+		effect.text = "may complete first"
+	}
 	lines := []screen.Line{line(effect.style, "  %s: %s %s", b.Reason, wording.Count(b.PodCount, "pod"), effect.text)}
 	lines = append(lines, wrap("    ", b.Message, o.columns(), screen.Plain)...)
 	if len(b.Pods) == 0 {
@@ -126,12 +140,15 @@ func handler(class string) string {
 	return class
 }
 
-func handlers(classes []string) string {
-	if len(classes) == 0 {
+func handlers(pod *v1alpha1.PreviewPod) string {
+	switch {
+	case completes(pod.Blockers):
+		return "-"
+	case len(pod.EvacuatorClasses) == 0:
 		return handler("")
 	}
-	names := make([]string, 0, len(classes))
-	for _, class := range classes {
+	names := make([]string, 0, len(pod.EvacuatorClasses))
+	for _, class := range pod.EvacuatorClasses {
 		names = append(names, handler(class))
 	}
 	return strings.Join(names, ", then ")
@@ -140,6 +157,7 @@ func handlers(classes []string) string {
 // keptBecause explains the reasons of the API why pods are kept.
 var keptBecause = map[string]string{
 	string(plan.KeptDaemonSet):               "DaemonSet pods would be recreated on the node",
+	string(plan.KeptSkipped):                 "the drain plan keeps these pods (behavior Skip)",
 	string(plan.KeptStatic):                  "no evacuator can stop static pods on the node",
 	keptStatic(protocol.KeptControlPlane):    "static pods of the control plane keep running",
 	keptStatic(protocol.KeptServesAPI):       "the kubelet may reach the API server through these static pods",

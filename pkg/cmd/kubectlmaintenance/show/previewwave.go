@@ -66,6 +66,8 @@ func shortEffect(b *v1alpha1.PreviewBlocker) string {
 	switch {
 	case b == nil:
 		return ""
+	case b.Effect == v1alpha1.PreviewEffectDelayed && b.Reason == v1alpha1.ReasonProgressWaitingForCompletion:
+		return "completes first"
 	case b.Effect == v1alpha1.PreviewEffectNever:
 		return "never leaves"
 	case b.Effect == v1alpha1.PreviewEffectNotNow:
@@ -106,7 +108,7 @@ func previewLoads(w *v1alpha1.PreviewWave, all *ways, o Options) []*previewLoad 
 			for i := range namespace.Pods {
 				pod := &namespace.Pods[i]
 				k := key{
-					workloadOfPreview(namespace.Name, pod), handlers(pod.EvacuatorClasses),
+					workloadOfPreview(namespace.Name, pod), handlers(pod),
 					all.of(v1alpha1.PreviewPodReference{Namespace: namespace.Name, Name: pod.Name, Node: node.Name}, pod),
 				}
 				l := byKey[k]
@@ -186,6 +188,9 @@ func previewTitle(w *v1alpha1.PreviewWave) screen.Line {
 	var by []string
 	for _, e := range w.Evacuators {
 		by = append(by, fmt.Sprintf("%s %d", handler(e.EvacuatorClass), e.PodCount))
+	}
+	if w.PodsWaiting > 0 {
+		by = append(by, fmt.Sprintf("completion %d", w.PodsWaiting))
 	}
 	title := fmt.Sprintf("WAVE %d  %s  %s on %s", w.Index+1, entry, wording.Count(w.PodCount, "pod"), wording.Count(w.NodeCount, "node"))
 	if len(by) > 0 {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -31,7 +32,7 @@ func (l *layout) addProgress(c count, waiting []Blocker) {
 			g.rows, g.styles = append(g.rows, row), append(g.styles, style)
 		}
 		if target := f.target(); len(waves) == 0 && target != nil && c.left() > 0 {
-			leaving := fmt.Sprintf("%s leaving, %d for later waves", wording.Count(c.evacuating, "pod"), c.pending)
+			leaving := fmt.Sprintf("%s leaving, %d for later waves", wording.Count(c.evacuating, "pod"), c.pending-c.waiting)
 			g.rows, g.styles = append(g.rows, []string{"WAVE", leaving, "", Entry(*target)}), append(g.styles, screen.Plain)
 		}
 		if !v1alpha1.IsEnding(f.Maintenance) {
@@ -68,11 +69,19 @@ func (f *Facts) waveRow(w *v1alpha1.NodeMaintenanceWave, bar int) ([]string, scr
 		if w.StartTime != nil {
 			state = "not done"
 		}
+	case w.StartTime != nil && f.waitsForCompletion():
+		style, state = screen.Plain, "may complete, for "+ago(f.Now, w.StartTime.Time)
 	case w.StartTime != nil:
 		style, state = screen.Plain, "leaving for "+ago(f.Now, w.StartTime.Time)
 	}
 	text := progressCell(bar, fmt.Sprintf("%d of %d gone", gone, peak), gone, peak)
 	return []string{fmt.Sprintf("WAVE %d", w.Entry+1), text, state, Entry(f.Maintenance.Spec.DrainPlan[w.Entry])}, style
+}
+
+// waitsForCompletion reports whether a drain only waits for pods to complete.
+func (f *Facts) waitsForCompletion() bool {
+	c := meta.FindStatusCondition(f.Maintenance.Status.Conditions, v1alpha1.ConditionProgressing)
+	return c != nil && c.Reason == v1alpha1.ReasonProgressWaitingForCompletion
 }
 
 // progress returns a bar, or only the number of remaining pods if the number of departed pods is
@@ -192,10 +201,18 @@ func (f *Facts) drainGrid(nodes []v1alpha1.NodeMaintenanceNodeStatus, styles []s
 		n := &nodes[i]
 		g.rows = append(g.rows, []string{
 			n.NodeRef.Name, f.progress(bar, f.gone(n), f.left(n), ""), fmt.Sprint(n.PodsBlocked), fmt.Sprint(f.evacuating(n)),
-			fmt.Sprint(n.PodsPendingEvacuation), fmt.Sprint(n.PodsKept), f.nodeMessage(n),
+			pending(n), fmt.Sprint(n.PodsKept), f.nodeMessage(n),
 		})
 	}
 	return g
+}
+
+// pending is the number of pods of a node without an Evacuation, and how many of them may complete.
+func pending(n *v1alpha1.NodeMaintenanceNodeStatus) string {
+	if n.PodsWaiting == 0 {
+		return fmt.Sprint(n.PodsPendingEvacuation)
+	}
+	return fmt.Sprintf("%d (%d may complete)", n.PodsPendingEvacuation, n.PodsWaiting)
 }
 
 // nodeMessage is the message of the server about a node. The server says that the pods of a node

@@ -112,7 +112,7 @@ func (f *Facts) stateLines(o Options, short func([]screen.Line) []screen.Line) [
 		return nil
 	}
 	text = progressing.Reason + ": " + text
-	if last := f.lastProgress(); last != "" {
+	if last := f.lastProgress(); last != "" && progressing.Reason != v1alpha1.ReasonProgressWaitingForCompletion {
 		text += " (" + last + ")"
 	}
 	return short(wrap("  ", text, o.columns(), screen.Plain))
@@ -194,7 +194,10 @@ func Summary(f Facts) string {
 		text += fmt.Sprintf(", %d of %s gone", c.gone, wording.Count(c.gone+c.left(), "pod"))
 	}
 	if c.evacuating+c.pending > 0 {
-		text += fmt.Sprintf(", %d leaving, %d for later waves", c.evacuating, c.pending)
+		text += fmt.Sprintf(", %d leaving, %d for later waves", c.evacuating, c.pending-c.waiting)
+	}
+	if c.waiting > 0 {
+		text += fmt.Sprintf(", %d may complete", c.waiting)
 	}
 	if c.blocked > 0 {
 		text += fmt.Sprintf(", %d blocked", c.blocked)

@@ -166,7 +166,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (*sit
 	if err != nil {
 		return nil, err
 	}
-	if s.askedBy, err = holds.AskedBy(pod, s.node, maintenances); err != nil || !s.mayRequest() {
+	if s.askedBy, err = holds.AskedBy(pod, s.node, maintenances, s.now); err != nil || !s.mayRequest() {
 		return s, err
 	}
 	s.volumesUntil = c.volumesUntil(s.node, evacuation)

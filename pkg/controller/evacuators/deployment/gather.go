@@ -230,10 +230,11 @@ func isOfMaintenance(evacuation *v1alpha1.Evacuation) bool {
 	return slices.Contains(evacuation.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance)
 }
 
-// drain has a node and the NodeMaintenances that drain it. The zero value has none.
+// drain has a node, the NodeMaintenances that drain it, and the time. The zero value has none.
 type drain struct {
 	node *corev1.Node
 	by   []*v1alpha1.NodeMaintenance
+	now  time.Time
 }
 
 func (c *Controller) drainOf(nodeName string) drain {
@@ -246,7 +247,8 @@ func (c *Controller) drainOf(nodeName string) drain {
 		return drain{}
 	}
 	targets := holds.Targeting(node)
-	return drain{node, slices.DeleteFunc(maintenances, func(nm *v1alpha1.NodeMaintenance) bool { return !targets(nm) })}
+	by := slices.DeleteFunc(maintenances, func(nm *v1alpha1.NodeMaintenance) bool { return !targets(nm) })
+	return drain{node, by, c.clock.Now()}
 }
 
 // purpose returns a phrase that names the NodeMaintenance which drains the node. If several drain
@@ -261,7 +263,7 @@ func (d drain) purpose() string {
 // covers reports whether a maintenance, paused or not, has reached a pod in its drain plan.
 func (d drain) covers(p *corev1.Pod) bool {
 	return slices.ContainsFunc(d.by, func(nm *v1alpha1.NodeMaintenance) bool {
-		covers, err := holds.Covers(nm, p, d.node)
+		covers, err := holds.Covers(nm, p, d.node, d.now)
 		return err == nil && covers
 	})
 }
@@ -272,10 +274,10 @@ func (d drain) covers(p *corev1.Pod) bool {
 // not count towards a surge timeout.
 func (d drain) isPaused(p *corev1.Pod, evacuation *v1alpha1.Evacuation) bool {
 	if evacuation == nil {
-		return d.covers(p) && holds.PausedBy(p, d.node, d.by) != nil
+		return d.covers(p) && holds.PausedBy(p, d.node, d.by, d.now) != nil
 	}
 	return d.node != nil && protocol.OnlyMaintenancesAsk(evacuation) &&
-		(protocol.IsPaused(evacuation) || holds.PausedBy(p, d.node, d.by) != nil)
+		(protocol.IsPaused(evacuation) || holds.PausedBy(p, d.node, d.by, d.now) != nil)
 }
 
 // readClaims reads the volume claims of the pod template before a surge starts.

@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+)
+
+func TestInHands(t *testing.T) {
+	at := func(seconds int) time.Time { return dawn.Add(time.Duration(seconds) * time.Second) }
+	task := func(seconds int, state v1alpha1.NodeTaskState, holder string) Observation {
+		return observe(at(seconds), watch.Modified, &v1alpha1.NodeTask{
+			ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "task", ResourceVersion: "1"}, Spec: v1alpha1.NodeTaskSpec{NodeUID: "uid-a"},
+			Status: v1alpha1.NodeTaskStatus{State: state, Holder: holder},
+		})
+	}
+	node := func(seconds int, unschedulable bool) Observation {
+		return observe(at(seconds), watch.Modified, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "uid-a", ResourceVersion: "1"}, Spec: corev1.NodeSpec{Unschedulable: unschedulable},
+		})
+	}
+	pod := observe(at(0), watch.Added, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web", UID: podUID, ResourceVersion: "1"}, Spec: corev1.PodSpec{NodeName: "a"},
+	})
+	eviction := func(seconds int, user string) Call {
+		return Call{
+			Verb: "create", Subresource: "eviction", Namespace: "blue", Name: "web", UID: podUID, User: user, Code: http.StatusCreated,
+			Received: at(seconds),
+		}
+	}
+	claimed := []Observation{pod, node(0, true), task(1, v1alpha1.NodeTaskOffered, ""), task(2, v1alpha1.NodeTaskClaimed, "w")}
+	done := []Observation{task(10, v1alpha1.NodeTaskVerifying, "w"), task(20, v1alpha1.NodeTaskDone, "w")}
+	for sentence, tc := range map[string]struct {
+		events []Observation
+		calls  []Call
+		want   []string
+	}{
+		"nothing happens": {events: done},
+		"a pod leaves before and after": {
+			events: append(done, node(30, false)), calls: []Call{eviction(1, sender), eviction(30, sender)},
+		},
+		"a pod is evicted by another client": {events: done, calls: []Call{eviction(5, "drain")}},
+		"a pod is evicted by the server": {
+			events: done, calls: []Call{eviction(15, sender)},
+			want: []string{"the server removed pod blue/web although worker w works on node a"},
+		},
+		"the node is made schedulable": {
+			events: []Observation{node(5, false), node(6, true)},
+			want:   []string{"node a is schedulable although worker w works on it"},
+		},
+		"another worker gets the node": {
+			events: []Observation{task(5, v1alpha1.NodeTaskClaimed, "x")},
+			want:   []string{`the task of node a went from worker w to "x"`},
+		},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			log := Log{Observations: append(append([]Observation{}, claimed...), tc.events...), Calls: tc.calls}
+			is.Slices(t, inHands(log, sender), tc.want, "what happened")
+		})
+	}
+}
