@@ -156,9 +156,9 @@ func publishByStage(all []*v1alpha1.NodeMaintenance) {
 	}
 }
 
-// publishByName sets the gauges of the maintenances that are not complete. Those of a rollout have its
-// name, since there is a new one for each unit and attempt. A maintenance whose name
-// is a label value keeps it until it is complete: only older ones come before it.
+// publishByName sets the gauges of the maintenances that are not complete. Those of a rollout have
+// its name, since there is a new one for each unit and attempt. A maintenance whose name is a label
+// value keeps it until it is complete: only older ones come before it.
 func publishByName(all []*v1alpha1.NodeMaintenance) {
 	open := slices.DeleteFunc(slices.Clone(all), func(nm *v1alpha1.NodeMaintenance) bool {
 		return glance.Status(nm) == glance.StatusComplete

@@ -58,9 +58,17 @@ func (c *Controller) reconcile(ctx context.Context, r *v1alpha1.NodeMaintenanceR
 // what another client, or the server itself, has changed.
 func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) ([]v1alpha1.RolloutUnit, error) {
 	var started []v1alpha1.RolloutUnit
+	ready := !f.asking
+	if ready && len(d.start) > 0 {
+		var err error
+		if ready, err = c.isCurrent(ctx); err != nil {
+			return nil, err
+		}
+	}
 	for i, u := range d.start {
-		if f.asking {
+		if !ready {
 			d.postpone(u)
+			c.queue.AddAfter(f.rollout.Object.Name, startRetry)
 			continue
 		}
 		if i >= maxStarts {
@@ -80,6 +88,30 @@ func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) ([]v1al
 		started = append(started, f.announce(u))
 	}
 	return started, nil
+}
+
+// isCurrent reports whether this process knows all units that earlier leaders have announced. Its
+// caches may have been filled from a replica that lags. Once they have all, later announcements are
+// its own.
+func (c *Controller) isCurrent(ctx context.Context) (bool, error) {
+	if c.current {
+		return true, nil
+	}
+	list, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("list the rollouts: %w", err)
+	}
+	for i := range list.Items {
+		known, exists, err := c.rollouts.Get(list.Items[i].Name)
+		if err != nil {
+			return false, err
+		}
+		if !exists || known.ResourceVersion != list.Items[i].ResourceVersion {
+			return false, nil
+		}
+	}
+	c.current = true
+	return true, nil
 }
 
 // agrees reports whether the nodes of a unit are in the API as the decision assumes.

@@ -91,6 +91,8 @@ type Controller struct {
 	// the newer state that this process has written.
 	rollouts loop.Latest[*v1alpha1.NodeMaintenanceRollout]
 	created  loop.Latest[*v1alpha1.NodeMaintenance]
+	// current is set when this process knows all units that earlier leaders have announced.
+	current bool
 	// goals has the expressions of the rollouts by name.
 	goals map[string]*goal
 	// problems has the failures of each rollout.

@@ -20,6 +20,7 @@
 // loss:
 //
 //   - rollouts, created: its own writes that are not in the caches yet. The next write may conflict.
+//   - current: the first start of a leader compares the rollouts in the cache with those in the API.
 //   - goals: the values of doneWhen for the nodes. They are evaluated again.
 //   - problems: the failures and since when. One appears in the status a minute later than otherwise.
 //   - written: when each status was written, to delay counters. The next write is not delayed.

@@ -5,7 +5,6 @@ package rollout
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -82,21 +81,14 @@ func sameNode(a, b *corev1.Node) bool {
 }
 
 // sameFacts reports whether two states of a node are equal for an expression, except for the times
-// of its conditions.
+// and the messages of its conditions.
 func sameFacts(a, b *corev1.Node) bool {
 	same := func(x, y corev1.NodeCondition) bool {
 		return x.Type == y.Type && x.Status == y.Status && x.Reason == y.Reason
 	}
-	return a.Status.NodeInfo == b.Status.NodeInfo && maps.Equal(quantities(a), quantities(b)) &&
-		slices.EqualFunc(a.Status.Conditions, b.Status.Conditions, same) && equality.Semantic.DeepEqual(a.Spec, b.Spec)
-}
-
-func quantities(node *corev1.Node) map[corev1.ResourceName]string {
-	all := make(map[corev1.ResourceName]string, len(node.Status.Allocatable))
-	for name, quantity := range node.Status.Allocatable {
-		all[name] = quantity.String()
-	}
-	return all
+	return slices.EqualFunc(a.Status.Conditions, b.Status.Conditions, same) &&
+		equality.Semantic.DeepEqual(a.Status.NodeInfo, b.Status.NodeInfo) &&
+		equality.Semantic.DeepEqual(a.Status.Allocatable, b.Status.Allocatable) && equality.Semantic.DeepEqual(a.Spec, b.Spec)
 }
 
 func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {

@@ -110,6 +110,7 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 		object.SetResourceVersion(fmt.Sprint(created))
 		return false, nil, nil
 	})
+	w.api.PrependReactor("patch", "nodemaintenances", w.recordPause)
 	for _, object := range objects {
 		switch o := object.(type) {
 		case *corev1.Node:
@@ -123,6 +124,22 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 		}
 	}
 	return w
+}
+
+// recordPause does what the API server does in the write that pauses or resumes a maintenance.
+func (w *world) recordPause(action clienttesting.Action) (bool, runtime.Object, error) {
+	patch := action.(clienttesting.PatchAction)
+	stored, err := w.api.Tracker().Get(action.GetResource(), "", patch.GetName())
+	if err != nil || !strings.Contains(string(patch.GetPatch()), `"paused"`) {
+		return false, nil, nil
+	}
+	nm := stored.(*v1alpha1.NodeMaintenance).DeepCopy()
+	now := metav1.Now().Rfc3339Copy()
+	nm.Status.Pause, nm.Status.LastProgressTimestamp = nil, &now
+	if strings.Contains(string(patch.GetPatch()), `"paused":true`) {
+		nm.Status.Pause = &v1alpha1.NodeMaintenancePause{By: serverUser, Since: now}
+	}
+	return false, nil, w.api.Tracker().Update(action.GetResource(), nm, "")
 }
 
 // start starts a new controller, which knows only what is in the clusters, until the test ends or
@@ -211,12 +228,6 @@ func (w *world) serve(nm *v1alpha1.NodeMaintenance) {
 			nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion}
 			nm.Status.LastProgressTimestamp = &now
 		}
-	}
-	switch {
-	case nm.Spec.Paused && nm.Status.Pause == nil:
-		nm.Status.Pause = &v1alpha1.NodeMaintenancePause{By: serverUser, Since: now}
-	case !nm.Spec.Paused:
-		nm.Status.Pause = nil
 	}
 }
 
