@@ -32,10 +32,12 @@ const (
 	GoalUnmet
 	// GoalMet means that doneWhen is true: the node needs no work.
 	GoalMet
+	// TooNew means that the rollout has no doneWhen, and that the node was created after it had left
+	// stage Idle. The node takes places, and nothing else.
+	TooNew
 )
 
-// Member is a node that matches the selector of a rollout. A node that is too new for a rollout
-// without doneWhen is not a member.
+// Member is a node that matches the selector of a rollout.
 type Member struct {
 	Node string
 	Goal Goal
@@ -59,17 +61,12 @@ type Rollout struct {
 type Decision struct {
 	// Start are the units to start, in their order.
 	Start []*Unit
-	// Units are all units by name, those to start as Running.
-	Units map[string]*Unit
 	// Nodes counts the matching nodes. Those of the units to start are running.
 	Nodes v1alpha1.RolloutNodes
 	// Progressing, Reason and Message are those of the condition Progressing.
 	Progressing bool
 	Reason      string
 	Message     string
-	// Window is the state of the windows, and Holds are the holds that apply.
-	Window window.State
-	Holds  window.Holding
 	// Next is the earliest time at which another decision may follow without an event; zero if none.
 	Next time.Time
 }
@@ -88,9 +85,11 @@ type decider struct {
 	*Rollout
 	cluster *Cluster
 	history history
-	running map[string]*work
-	units   map[string]*Unit
-	limits  []*limit
+	work    map[string]*work
+	// inside has the units that run by the names of their nodes, whatever labels these have now.
+	inside map[string]string
+	units  map[string]*Unit
+	limits []*limit
 	Decision
 }
 
@@ -103,7 +102,6 @@ func Decide(c *Cluster, r *Rollout) Decision {
 	for _, u := range d.units {
 		d.classify(u)
 	}
-	d.Units = d.units
 	refusal := ""
 	if d.stop(); d.Reason == "" {
 		refusal = d.start()
@@ -124,40 +122,44 @@ func (d *decider) wake(at time.Time) {
 // findRunning finds the units that run, soak or have failed: those in the status, and the attempts
 // that have not ended.
 func (d *decider) findRunning() {
-	d.running = map[string]*work{}
+	d.work = map[string]*work{}
 	for i := range d.Object.Status.Current {
 		unit := &d.Object.Status.Current[i]
 		w := &work{maintenance: unit.Maintenance, soaking: unit.Phase == v1alpha1.RolloutPhaseSoaking}
 		for j := range unit.Nodes {
 			w.nodes = append(w.nodes, unit.Nodes[j].Name)
 		}
-		d.running[unit.Unit] = w
+		d.work[unit.Unit] = w
 	}
 	for name, p := range d.history.units {
 		if p.running == nil {
 			continue
 		}
-		w := d.running[name]
+		w := d.work[name]
 		if w == nil {
 			w = &work{maintenance: p.running.Name}
 			for i := range p.running.Status.NodeStatuses {
 				w.nodes = append(w.nodes, p.running.Status.NodeStatuses[i].NodeRef.Name)
 			}
-			d.running[name] = w
+			d.work[name] = w
 		}
 		if pause := p.running.Status.Pause; v1alpha1.IsPaused(p.running) && pause != nil && pause.By != d.cluster.ServerUser {
 			w.paused = p.running
 		}
 	}
-	for _, w := range d.running {
+	d.inside = map[string]string{}
+	for name, w := range d.work {
 		_, w.failed = d.cluster.failed[w.maintenance]
+		for _, node := range w.nodes {
+			d.inside[node] = name
+		}
 	}
 }
 
 // start chooses the units to start. It returns why the first one that does not start has to wait.
 func (d *decider) start() (refusal string) {
-	busy, current, nodes := 0, len(d.running), 0
-	for _, w := range d.running {
+	busy, current, nodes := 0, len(d.work), 0
+	for _, w := range d.work {
 		nodes += len(w.nodes)
 		if !w.failed {
 			busy++
@@ -191,7 +193,7 @@ func (d *decider) start() (refusal string) {
 		for _, l := range d.limits {
 			l.start(u)
 		}
-		u.State = StateRunning
+		u.state = running
 		d.Start = append(d.Start, u)
 		busy, current, nodes = busy+1, current+1, nodes+len(u.Nodes)
 	}
@@ -203,7 +205,7 @@ func (d *decider) start() (refusal string) {
 func (d *decider) width() int {
 	width := 1
 	for _, s := range d.history.succeeded {
-		if w := d.running[s.unit]; (w == nil || !w.soaking) && !s.at.Before(d.history.lastFailure) {
+		if w := d.work[s.unit]; (w == nil || !w.soaking) && !s.at.Before(d.history.lastFailure) {
 			width++
 		}
 	}
@@ -211,36 +213,33 @@ func (d *decider) width() int {
 }
 
 // countNodes counts the matching nodes by their state. A node of a unit that runs is running even if
-// its own work is done: it returns with the others.
+// its own work is done: it returns with the others. One that joined the unit later waits.
 func (d *decider) countNodes() {
-	count := &d.Nodes
-	byState := map[State]*int32{
-		StateWaiting: &count.Waiting, StateRunning: &count.Running, StateBlocked: &count.Blocked, StateFailed: &count.Failed,
-		StateSkipped: &count.Skipped, StateDone: &count.Done,
-	}
-	for _, u := range d.units {
-		count.Total += int32(u.total)
-		w := d.running[u.Name]
-		if w == nil {
-			*byState[u.State] += int32(len(u.Nodes))
-			count.Done += int32(u.total - len(u.Nodes))
+	counts := map[state]int32{}
+	for _, m := range d.Members {
+		n := d.cluster.nodes[m.Node]
+		if n == nil || m.Goal == TooNew {
 			continue
 		}
-		// Nodes that joined the unit later wait for its next attempt.
-		inside := map[string]bool{}
-		for _, name := range w.nodes {
-			if n := d.cluster.nodes[name]; n != nil {
-				inside[name] = true
-			}
+		name, isInside := d.unitOf(n)
+		switch u := d.units[name]; {
+		case isInside:
+			counts[u.state]++
+		case d.isDone(n, m.Goal):
+			counts[done]++
+		case d.work[name] != nil:
+			counts[waiting]++
+		default:
+			counts[u.state]++
 		}
-		late := 0
-		for _, n := range u.Nodes {
-			if !inside[n.Name] {
-				late++
-			}
-		}
-		count.Waiting += int32(late)
-		*byState[u.State] += int32(min(len(inside), u.total-late))
-		count.Done += int32(u.total - late - min(len(inside), u.total-late))
+		d.Nodes.Total++
 	}
+	d.Nodes.Waiting, d.Nodes.Running, d.Nodes.Blocked = counts[waiting], counts[running], counts[blocked]
+	d.Nodes.Failed, d.Nodes.Skipped, d.Nodes.Done = counts[failed], counts[skipped], counts[done]
+}
+
+// isDone reports whether a node needs no work.
+func (d *decider) isDone(n *Node, goal Goal) bool {
+	_, isRecorded := d.history.done[n.UID]
+	return isRecorded || goal == GoalMet
 }

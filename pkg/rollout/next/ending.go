@@ -28,7 +28,7 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 	if v1alpha1.IsEnding(nm) {
 		return Ending{}
 	}
-	done, left, noWorker := c.progressOf(unit, nm)
+	done, left := c.progressOf(unit, nm)
 	switch spec := &r.Object.Spec; {
 	case left == 0 && done > 0:
 		return Ending{Now: true}
@@ -36,8 +36,6 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 		return Ending{Now: true, Withdrawn: WithdrawnGone}
 	case c.isKept(unit, nm):
 		return Ending{}
-	case noWorker:
-		return Ending{Now: true, Withdrawn: WithdrawnNoWorker}
 	case spec.Stage != v1alpha1.RolloutStageRoll:
 		return Ending{Now: true, Withdrawn: WithdrawnStopped}
 	case !r.hasAny(unit):
@@ -53,25 +51,23 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 }
 
 // progressOf returns the number of nodes of a unit whose work is done, and of those whose work is not
-// done although they, or their tasks, exist. noWorker is true if no worker has claimed one in time.
-func (c *Cluster) progressOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) (done, left int, noWorker bool) {
+// done although they, or their tasks, exist.
+func (c *Cluster) progressOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) (done, left int) {
 	records := map[string]*v1alpha1.NodeMaintenanceNodeTask{}
 	for i := range nm.Status.NodeStatuses {
 		records[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].Task
 	}
 	for i := range unit.Nodes {
 		name := unit.Nodes[i].Name
-		record := ptr.Deref(records[name], v1alpha1.NodeMaintenanceNodeTask{})
-		switch {
-		case record.State == v1alpha1.NodeTaskDone:
+		switch state := ptr.Deref(records[name], v1alpha1.NodeMaintenanceNodeTask{}).State; {
+		case state == v1alpha1.NodeTaskDone:
 			done++
-		case record.State == v1alpha1.NodeTaskGone:
+		case state == v1alpha1.NodeTaskGone:
 		case c.nodes[name] != nil || c.tasks[name] != nil:
 			left++
-			noWorker = noWorker || record.Reason == v1alpha1.NodeTaskNoWorker
 		}
 	}
-	return done, left, noWorker
+	return done, left
 }
 
 // isKept reports whether a node of a unit has a task that the server may not take back.

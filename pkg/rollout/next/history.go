@@ -21,7 +21,8 @@ const (
 	WithdrawnClosed = "OutsideWindow"
 	// WithdrawnStopped means that the rollout is in stage Complete.
 	WithdrawnStopped = "Stopped"
-	// WithdrawnNoWorker means that no worker has claimed a node in time. It is a failure.
+	// WithdrawnNoWorker means that no worker has claimed a node in time. It is a failure. The
+	// controller of tasks sets it.
 	WithdrawnNoWorker = string(v1alpha1.NodeTaskNoWorker)
 	// WithdrawnGone means that the nodes of the unit no longer exist, or left the rollout.
 	WithdrawnGone = string(v1alpha1.NodeStatusGone)

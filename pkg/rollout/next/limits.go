@@ -98,9 +98,9 @@ func (d *decider) count(l *limit) {
 
 // openDomains notes in which domains the rollout is at work, and was before.
 func (d *decider) openDomains(l *limit) {
-	for _, at := range d.running {
-		for _, name := range at.nodes {
-			if n := d.cluster.nodes[name]; n != nil && !at.failed {
+	for _, w := range d.work {
+		for _, name := range w.nodes {
+			if n := d.cluster.nodes[name]; n != nil && !w.failed {
 				l.open[n.Labels[l.key]] = true
 			}
 		}
@@ -155,7 +155,8 @@ func (l *limit) excludes(u *Unit) string {
 			sizes[n.Labels[l.key]]++
 		}
 	}
-	for domain, size := range sizes {
+	for _, domain := range slices.Sorted(maps.Keys(sizes)) {
+		size := sizes[domain]
 		if allowed := l.maxNodes(l.total[domain]); size > allowed {
 			return fmt.Sprintf("it has %s%s; %s allows %d", wording.Count(size, "node"), l.in(domain), l.name, allowed)
 		}

@@ -5,7 +5,6 @@ package next
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -16,12 +15,11 @@ import (
 // stop sets the reason for which no unit starts, whatever the limits allow; none if units may start.
 func (d *decider) stop() {
 	spec := &d.Object.Spec
-	var err error
-	d.Window, err = window.At(spec.Windows, d.cluster.Now)
-	d.Holds = window.HoldsAt(spec.Holds, d.cluster.Now)
-	d.wake(d.Window.Until)
-	d.wake(d.Holds.Until)
-	failed, open, isBusy := d.survey()
+	windows, err := window.At(spec.Windows, d.cluster.Now)
+	holds := window.HoldsAt(spec.Holds, d.cluster.Now)
+	d.wake(windows.Until)
+	d.wake(holds.Until)
+	failures, open, isBusy := d.survey()
 	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
 	switch {
 	case spec.Stage == v1alpha1.RolloutStageIdle:
@@ -31,41 +29,41 @@ func (d *decider) stop() {
 	// A stage that a newer server has stored starts nothing.
 	case spec.Stage != v1alpha1.RolloutStageRoll:
 		set(v1alpha1.ReasonStopped, "the rollout is in stage Complete; not all nodes are done")
-	case len(failed) > int(spec.MaxFailed):
+	case len(failures) > int(spec.MaxFailed):
 		set(v1alpha1.ReasonHalted, "%s failed, and maxFailed is %d: %s; retry the units after the cause is removed, or complete the rollout",
-			wording.Count(len(failed), "unit"), spec.MaxFailed, names(failed))
-	case len(d.Holds.Active) > 0:
-		set(v1alpha1.ReasonHeld, "%s", describe(d.Holds.Active))
+			wording.Count(len(failures), "unit"), spec.MaxFailed, names(failures))
+	case len(holds.Active) > 0:
+		set(v1alpha1.ReasonHeld, "%s", describe(holds.Active))
 	case d.Contradiction != "":
 		set(v1alpha1.ReasonHeld, "%s", d.Contradiction)
 	case err != nil:
 		set(v1alpha1.ReasonOutsideWindow, "the server cannot read %v", err)
-	case !d.Window.Open && d.Window.Until.IsZero():
+	case !windows.Open && windows.Until.IsZero():
 		set(v1alpha1.ReasonOutsideWindow, "no window opens any more")
-	case !d.Window.Open:
-		set(v1alpha1.ReasonOutsideWindow, "the next window opens at %s", clock(d.Window.Until))
+	case !windows.Open:
+		set(v1alpha1.ReasonOutsideWindow, "the next window opens at %s", clock(windows.Until))
 	case d.NotAuthorized != "":
 		set(v1alpha1.ReasonNotAuthorized, "%s", d.NotAuthorized)
 	}
 }
 
 // survey returns the failed units, whether any unit is not done, and whether one still runs.
-func (d *decider) survey() (failed []string, open, isBusy bool) {
-	for _, w := range d.running {
+func (d *decider) survey() (failures []string, open, isBusy bool) {
+	for _, w := range d.work {
 		isBusy = isBusy || !w.failed
 	}
-	for name, w := range d.running {
+	for name, w := range d.work {
 		if w.failed && d.units[name] == nil {
-			failed = append(failed, name) // its nodes no longer match
+			failures = append(failures, name) // its nodes no longer match
 		}
 	}
 	for _, u := range d.units {
-		if u.State == StateFailed {
-			failed = append(failed, u.Name)
+		if u.state == failed {
+			failures = append(failures, u.Name)
 		}
-		open = open || u.State != StateDone
+		open = open || u.state != done
 	}
-	return failed, open, isBusy
+	return failures, open, isBusy
 }
 
 // describe names the holds that apply.
@@ -90,86 +88,75 @@ func describe(holds []v1alpha1.RolloutHold) string {
 // progress sets the reason of a rollout whose units may start. refusal is why the first one waits.
 func (d *decider) progress(refusal string) {
 	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
-	running, paused := len(d.Start), []string{}
-	for _, w := range d.running {
+	busy, paused := len(d.Start), []string{}
+	for _, w := range d.work {
 		if !w.failed {
-			running++
+			busy++
 		}
 		if w.paused != nil {
 			paused = append(paused, fmt.Sprintf("NodeMaintenance %s is paused by user %q", w.paused.Name, w.paused.Status.Pause.By))
 		}
 	}
-	texts := map[State][]string{}
+	texts := map[state][]string{}
 	for _, u := range d.units {
 		text := u.Name
-		if u.Message != "" {
-			text += ": " + u.Message
+		if u.message != "" {
+			text += ": " + u.message
 		}
-		texts[u.State] = append(texts[u.State], text)
+		texts[u.state] = append(texts[u.state], text)
 	}
 	switch {
-	case running > 0 && running == len(paused):
+	case busy > 0 && busy == len(paused):
 		set(v1alpha1.ReasonHeld, "%s", names(paused))
-	case running > 0:
+	case busy > 0:
 		d.Progressing = true
-		set(v1alpha1.ReasonRolling, "%s in progress", wording.Count(running, "unit"))
-	case d.Nodes.Waiting > 0:
+		set(v1alpha1.ReasonRolling, "%s in progress", wording.Count(busy, "unit"))
+	case refusal != "":
 		set(v1alpha1.ReasonAtLimit, "%s", refusal)
 	case d.Nodes.Blocked > 0:
-		set(v1alpha1.ReasonNodesBlocked, "%s", names(texts[StateBlocked]))
+		set(v1alpha1.ReasonNodesBlocked, "%s", names(texts[blocked]))
 	case d.Nodes.Failed > 0:
-		set(v1alpha1.ReasonNodesBlocked, "%s", names(texts[StateFailed]))
+		set(v1alpha1.ReasonNodesBlocked, "%s", names(texts[failed]))
 	default:
-		set(v1alpha1.ReasonNodesSkipped, "%s", names(texts[StateSkipped]))
+		set(v1alpha1.ReasonNodesSkipped, "%s", names(texts[skipped]))
 	}
 }
 
 // clock formats a time for a message.
 func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// trip is the work of a rollout on a node.
-type trip struct {
-	rollout string
-	at      time.Time
-}
-
 // Contradictions returns, by rollout, which other rollout undoes what it has done: it was done with a
 // node, another one worked on the same node later, and then doneWhen of the first was false again.
-// Both have to be held, or one completed. Rollouts that are not in stage Roll undo nothing.
+// Both have to be held until one of them is completed. Rollouts that are not in stage Roll undo
+// nothing.
 func Contradictions(rollouts []*Rollout, nodes []Node) map[string]string {
-	uids := make(map[string]*Node, len(nodes))
+	byName := make(map[string]*Node, len(nodes))
 	for i := range nodes {
-		uids[nodes[i].Name] = &nodes[i]
+		byName[nodes[i].Name] = &nodes[i]
 	}
-	undone := map[*Node][]trip{}
-	histories := map[string]history{}
+	histories := map[*Rollout]history{}
 	for _, r := range rollouts {
-		if r.Object.Spec.Stage != v1alpha1.RolloutStageRoll {
-			continue
-		}
-		h := readHistory(r.Attempts, nil)
-		histories[r.Object.Name] = h
-		for _, m := range r.Members {
-			if n := uids[m.Node]; n != nil && m.Goal == GoalUnmet {
-				if at, done := h.done[n.UID]; done {
-					undone[n] = append(undone[n], trip{r.Object.Name, at})
-				}
-			}
+		if r.Object.Spec.Stage == v1alpha1.RolloutStageRoll {
+			histories[r] = readHistory(r.Attempts, nil)
 		}
 	}
 	found := map[string]string{}
-	for n, trips := range undone {
-		for _, first := range trips {
-			for name, h := range histories {
-				if at, done := h.done[n.UID]; !done || name == first.rollout || !at.After(first.at) {
-					continue
-				}
-				for _, r := range []string{first.rollout, name} {
-					other := []string{first.rollout, name}[1-slices.Index([]string{first.rollout, name}, r)]
-					text := fmt.Sprintf("rollout %s wants the opposite for node %s; complete one of the two", other, n.Name)
-					if old := found[r]; old == "" || text < old {
-						found[r] = text
-					}
+	note := func(of, other *Rollout, node string) {
+		text := fmt.Sprintf("rollout %s wants the opposite for node %s; complete one of the two", other.Object.Name, node)
+		if old := found[of.Object.Name]; old == "" || text < old {
+			found[of.Object.Name] = text
+		}
+	}
+	for first, h := range histories {
+		for _, m := range first.Members {
+			n := byName[m.Node]
+			if n == nil || m.Goal != GoalUnmet || h.done[n.UID].IsZero() {
+				continue
+			}
+			for second, later := range histories {
+				if second != first && later.done[n.UID].After(h.done[n.UID]) {
+					note(first, second, n.Name)
+					note(second, first, n.Name)
 				}
 			}
 		}

@@ -13,17 +13,16 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// State is the state of a unit.
-type State string
+// state is the state of a unit, as status.nodes counts its nodes.
+type state int
 
-// The states of a unit, as status.nodes counts its nodes.
 const (
-	StateWaiting State = "Waiting"
-	StateRunning State = "Running"
-	StateBlocked State = "Blocked"
-	StateFailed  State = "Failed"
-	StateSkipped State = "Skipped"
-	StateDone    State = "Done"
+	waiting state = iota
+	running
+	blocked
+	failed
+	skipped
+	done
 )
 
 // Unit is a unit of a rollout: nodes that leave and return together.
@@ -32,16 +31,14 @@ type Unit struct {
 	Name string
 	// Nodes are the matching nodes whose work is not done, sorted by name.
 	Nodes []*Node
-	// State is the state of the unit. Message describes for people why it is Blocked, Failed or
-	// Skipped, or why it waits for more than a place.
-	State   State
-	Message string
-	// Attempts is the number of its NodeMaintenances.
-	Attempts int
 
-	total int // of its matching nodes
-	rank  int // of its domains: first those in which the rollout is at work
-	pods  int
+	state state
+	// message describes for people why the unit is blocked, failed or skipped.
+	message string
+	// attempts is the number of its NodeMaintenances.
+	attempts int
+	// rank is that of its domains, see rankOf; pods is the number of its pods that have to leave.
+	rank, pods int
 }
 
 // References returns the nodes for status.current.
@@ -53,12 +50,16 @@ func (u *Unit) References() []v1alpha1.NodeReference {
 	return refs
 }
 
-// UnitOf returns the name of the unit of a node.
-func UnitOf(r *v1alpha1.NodeMaintenanceRollout, node string, labels map[string]string) string {
-	if value := labels[r.Spec.UnitKey]; r.Spec.UnitKey != "" && value != "" {
-		return value
+// unitOf returns the name of the unit of a node. isInside is true if the node left with that unit,
+// which runs; the labels count after that. A node without the label joins the unit of its name.
+func (d *decider) unitOf(n *Node) (name string, isInside bool) {
+	if name, isInside = d.inside[n.Name]; isInside {
+		return name, true
 	}
-	return node
+	if value := n.Labels[d.Object.Spec.UnitKey]; d.Object.Spec.UnitKey != "" && value != "" {
+		return value, false
+	}
+	return n.Name, false
 }
 
 // group makes the units of the matching nodes.
@@ -66,17 +67,16 @@ func (d *decider) group() {
 	d.units = map[string]*Unit{}
 	for _, m := range d.Members {
 		n := d.cluster.nodes[m.Node]
-		if n == nil {
+		if n == nil || m.Goal == TooNew {
 			continue
 		}
-		name := UnitOf(d.Object, n.Name, n.Labels)
+		name, _ := d.unitOf(n)
 		u := d.units[name]
 		if u == nil {
 			u = &Unit{Name: name}
 			d.units[name] = u
 		}
-		u.total++
-		if _, done := d.history.done[n.UID]; !done && m.Goal != GoalMet {
+		if !d.isDone(n, m.Goal) {
 			u.Nodes = append(u.Nodes, n)
 			u.pods += n.Pods
 		}
@@ -92,25 +92,25 @@ func (d *decider) classify(u *Unit) {
 	if p == nil {
 		p = &past{}
 	}
-	u.Attempts = p.attempts
-	at, isRunning := d.running[u.Name]
+	u.attempts = p.attempts
+	w, isRunning := d.work[u.Name]
 	switch {
-	case isRunning && at.failed:
-		u.State, u.Message = StateFailed, fmt.Sprintf("the work has failed (NodeMaintenance %s)", at.maintenance)
+	case isRunning && w.failed:
+		u.state, u.message = failed, fmt.Sprintf("the work has failed (NodeMaintenance %s)", w.maintenance)
 	case isRunning:
-		u.State = StateRunning
+		u.state = running
 	case len(u.Nodes) == 0:
-		u.State = StateDone
+		u.state = done
 	case p.noWorker != "":
-		u.State, u.Message = StateFailed, fmt.Sprintf("no worker has claimed it (NodeMaintenance %s)", p.noWorker)
+		u.state, u.message = failed, fmt.Sprintf("no worker has claimed it (NodeMaintenance %s)", p.noWorker)
 	case p.released != "":
-		u.State, u.Message = StateSkipped, fmt.Sprintf("a user has completed NodeMaintenance %s before the work was done", p.released)
+		u.state, u.message = skipped, fmt.Sprintf("a user has completed NodeMaintenance %s before the work was done", p.released)
 	default:
-		u.State, u.Message = StateWaiting, ""
+		u.state = waiting
 		if reason := d.skips(u); reason != "" {
-			u.State, u.Message = StateSkipped, reason
+			u.state, u.message = skipped, reason
 		} else if retry := p.retry(); p.blocked > 0 && retry.After(d.cluster.Now) {
-			u.State, u.Message = StateBlocked, fmt.Sprintf("its drain did not move; it is tried again at %s", clock(retry))
+			u.state, u.message = blocked, fmt.Sprintf("its drain did not move; it is tried again at %s", clock(retry))
 			d.wake(retry)
 		}
 	}
@@ -146,11 +146,11 @@ func (u *Unit) waits() string {
 
 // order returns the units that may start, in the order in which they have to.
 func (d *decider) order() []*Unit {
-	var waiting []*Unit
+	var units []*Unit
 	for _, u := range d.units {
-		if u.State == StateWaiting {
+		if u.state == waiting {
 			u.rank = d.rankOf(u)
-			waiting = append(waiting, u)
+			units = append(units, u)
 		}
 	}
 	self := func(u *Unit) int {
@@ -159,11 +159,11 @@ func (d *decider) order() []*Unit {
 		}
 		return 0
 	}
-	slices.SortFunc(waiting, func(a, b *Unit) int {
-		return cmp.Or(cmp.Compare(self(a), self(b)), cmp.Compare(a.Attempts, b.Attempts), cmp.Compare(a.rank, b.rank),
+	slices.SortFunc(units, func(a, b *Unit) int {
+		return cmp.Or(cmp.Compare(self(a), self(b)), cmp.Compare(a.attempts, b.attempts), cmp.Compare(a.rank, b.rank),
 			cmp.Compare(a.pods, b.pods), strings.Compare(a.Name, b.Name))
 	})
-	return waiting
+	return units
 }
 
 // rankOf returns 0 for a unit in domains in which the rollout is at work, 1 in those in which it was

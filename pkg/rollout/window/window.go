@@ -15,15 +15,16 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// horizon is how far At looks for the end of open windows. It is longer than the longest window.
-const horizon = 8 * 24 * time.Hour
+// maxStarts is the number of openings that At follows to find the end of windows that overlap: those
+// of two days if one opens each minute.
+const maxStarts = 3000
 
 // State tells whether units may start, and how long that lasts.
 type State struct {
 	// Open is true if a window is open.
 	Open bool
 	// Until is the time at which the last open window closes or, if none is open, at which the next
-	// one opens. It is zero if no window opens again, and if they stay open for more than a week.
+	// one opens. It is zero if no window opens again, and if the end is too far away to be found.
 	Until time.Time
 }
 
@@ -41,32 +42,45 @@ func At(windows []v1alpha1.RolloutWindow, now time.Time) (State, error) {
 		}
 		all = append(all, o)
 	}
-	if end := lastEnd(all, now); end.After(now) {
-		if end.Sub(now) > horizon {
-			end = time.Time{}
-		}
-		return State{Open: true, Until: end}, nil
+	return stateOf(all, now), nil
+}
+
+func stateOf(all []opening, now time.Time) State {
+	end, found := lastEnd(all, now)
+	switch {
+	case !found:
+		return State{Open: true}
+	case end.After(now):
+		return State{Open: true, Until: end}
 	}
 	var opens time.Time
 	for _, o := range all {
 		opens = Earliest(opens, o.after(now))
 	}
-	return State{Until: opens}, nil
+	return State{Until: opens}
 }
 
-// lastEnd returns the end of the windows that are open from a time on without a gap. It is the time
-// itself if none is open. It stops beyond the horizon.
-func lastEnd(all []opening, from time.Time) time.Time {
-	end := from
-	for extended := true; extended && end.Sub(from) <= horizon; {
+// lastEnd returns the end of the windows that are open from a time on without a gap: the time itself
+// if none is open. found is false if there are too many openings.
+func lastEnd(all []opening, from time.Time) (end time.Time, found bool) {
+	starts := make([]time.Time, len(all))
+	for i, o := range all {
+		starts[i] = o.after(from.Add(-o.duration))
+	}
+	end = from
+	for steps, extended := 0, true; extended; {
 		extended = false
-		for _, o := range all {
-			if later := o.endAfter(end); later.After(end) {
-				end, extended = later, true
+		for i, o := range all {
+			for !starts[i].IsZero() && !starts[i].After(end) {
+				if steps++; steps > maxStarts {
+					return end, false
+				}
+				end, extended = latest(end, starts[i].Add(o.duration)), true
+				starts[i] = o.next(starts[i])
 			}
 		}
 	}
-	return end
+	return end, true
 }
 
 // opening is a window that opens again and again, or once.
@@ -100,32 +114,33 @@ func (o opening) after(t time.Time) time.Time {
 		}
 		return time.Time{}
 	}
-	// On a day on which the clocks change, what the library finds depends on the time at which it
-	// begins to search. A CronJob begins at its last start. So begin before the change, for else a
-	// window that never opened would be found open later in the day.
+	// On a day on which the clocks change, what the library finds depends on where it begins. A
+	// CronJob begins at its last start. So begin before the change: else a window that did not open
+	// would be found open later in the day.
 	from := t
 	if changed, _ := t.In(o.schedule.Location).ZoneBounds(); !changed.IsZero() && t.Sub(changed) < 36*time.Hour {
 		from = changed.Add(-24 * time.Hour)
 	}
-	next := o.schedule.Next(from)
-	for !next.IsZero() && !next.After(t) {
-		next = o.schedule.Next(next)
+	start := o.next(from)
+	for !start.IsZero() && !start.After(t) {
+		start = o.next(start)
 	}
-	return next
+	return start
 }
 
-// endAfter returns the end of an opening that is open at t, or begins at t; otherwise the zero time.
-// Of several it prefers a late one, so that few steps reach the end of overlapping openings.
-func (o opening) endAfter(t time.Time) time.Time {
-	for back := time.Minute; ; back *= 2 {
-		back = min(back, o.duration)
-		if start := o.after(t.Add(-back)); !start.IsZero() && !start.After(t) {
-			return start.Add(o.duration)
-		}
-		if back >= o.duration {
-			return time.Time{}
-		}
+// next returns the opening after another one.
+func (o opening) next(start time.Time) time.Time {
+	if o.schedule == nil {
+		return time.Time{}
 	}
+	return o.schedule.Next(start)
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // Earliest returns the earlier of two times, of which a zero one means never.
