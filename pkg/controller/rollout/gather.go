@@ -170,7 +170,11 @@ func (f *facts) selectNodes(nodes []*corev1.Node) error {
 	// A node that was recreated during its work is newer than the rollout.
 	f.selector = selector.Holding(func(name string) bool { return f.nodes[name] != nil && done[f.nodes[name].UID] })
 	for _, node := range nodes {
-		if selected, _ := f.selector.Decide(node); !selected {
+		switch selected, ignored := f.selector.Decide(node); {
+		case ignored:
+			f.rollout.Members = append(f.rollout.Members, next.Member{Node: node.Name, Goal: next.TooNew})
+			continue
+		case !selected:
 			continue
 		}
 		state, err := f.goal.of(node, done[node.UID])
@@ -181,6 +185,9 @@ func (f *facts) selectNodes(nodes []*corev1.Node) error {
 	}
 	return nil
 }
+
+// needsWork reports whether a node with this goal needs work, unless it is done.
+func needsWork(goal next.Goal) bool { return goal != next.GoalMet && goal != next.TooNew }
 
 // doneBy returns the UIDs of the nodes whose work is done according to maintenances.
 func doneBy(attempts []*v1alpha1.NodeMaintenance) map[types.UID]bool {
@@ -203,7 +210,7 @@ func (c *Controller) clusterOf(f *facts, nodes []*corev1.Node, tasks []*v1alpha1
 	waiting := map[string]bool{}
 	if f.rollout.Object.Spec.Stage == v1alpha1.RolloutStageRoll {
 		for _, m := range f.rollout.Members {
-			waiting[m.Node] = m.Goal != next.GoalMet
+			waiting[m.Node] = needsWork(m.Goal)
 		}
 	}
 	states := make([]next.Node, 0, len(nodes))
@@ -252,7 +259,7 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	var due []*corev1.Node
 	done := doneBy(f.rollout.Attempts)
 	for _, m := range f.rollout.Members {
-		if node := f.nodes[m.Node]; m.Goal != next.GoalMet && !done[node.UID] {
+		if node := f.nodes[m.Node]; needsWork(m.Goal) && !done[node.UID] {
 			due = append(due, node)
 		}
 	}

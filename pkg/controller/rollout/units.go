@@ -57,15 +57,26 @@ func (f *facts) follow(entry v1alpha1.RolloutUnit, mayStart, open, drainsHeld bo
 		u.outcome = next.OutcomeOf(u.nm)
 		f.soak(&u)
 	default:
-		u.end = next.EndOf(f.cluster, &f.rollout, &u.unit, u.nm, open)
+		f.setPhase(&u.unit, f.phaseOf(&u.unit, u.nm))
+		u.end = f.endOf(&u.unit, u.nm, open)
 		u.wake = u.end.Next
 		if !u.end.Now {
 			u.pause = pauseOf(u.nm, drainsHeld && !f.isClaimed(&u.unit), f.cluster.ServerUser)
 		}
-		f.setPhase(&u.unit, f.phaseOf(&u.unit, u.nm))
 	}
 	u.unit.Message = f.messageOf(&u.unit, u.nm)
 	return u
+}
+
+// endOf decides whether the maintenance of a unit ends. A drain that starts over, because a user has
+// deleted the task of a failed node, has the whole deadline again.
+func (f *facts) endOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance, open bool) next.Ending {
+	end := next.EndOf(f.cluster, &f.rollout, unit, nm, open)
+	deadline := unit.Since.Add(time.Duration(ptr.Deref(f.rollout.Object.Spec.ProgressDeadlineSeconds, 0)) * time.Second)
+	if end.Withdrawn == next.WithdrawnBlocked && f.cluster.Now.Before(deadline) {
+		return next.Ending{Next: deadline}
+	}
+	return end
 }
 
 // soak keeps a unit that is done in the status until the soak time is over.

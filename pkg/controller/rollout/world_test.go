@@ -15,6 +15,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -213,7 +214,7 @@ func (w *world) play() {
 		if ending && !kept {
 			nm.Finalizers = nil
 		}
-		if fmt.Sprint(before) != fmt.Sprint(nm) {
+		if !equality.Semantic.DeepEqual(before, nm) {
 			must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(w.Context(), nm, metav1.UpdateOptions{}))(w)
 		}
 	}
