@@ -183,6 +183,28 @@ func TestNodesAreReadFromTheAPI(t *testing.T) {
 	})
 }
 
+// TestFirstStartNeedsAllAnnouncements: the cache of a new leader does not have yet what the former
+// leader has announced for a rollout.
+func TestFirstStartNeedsAllAnnouncements(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldStarts}}
+		}))
+		w.start()
+		w.untilReason(v1alpha1.ReasonHeld)
+		lagging := true
+		w.api.PrependReactor("list", "nodemaintenancerollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
+			newer := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.ResourceVersion = "999999" })
+			return lagging, &v1alpha1.NodeMaintenanceRolloutList{Items: []v1alpha1.NodeMaintenanceRollout{*newer}}, nil
+		})
+		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Holds = nil })
+		w.rest(time.Minute)
+		is.Equal(t, len(w.maintenances()), 0, "maintenances while the cache lags")
+		lagging = false
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
 func TestNodesAtTheGoalAreLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newNode("a"), newNode("b", func(n *corev1.Node) { n.Status.NodeInfo.KernelVersion = "6.12.3" }),
