@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -94,13 +95,13 @@ func TestFirstUnitIsAlone(t *testing.T) {
 func TestAnnouncementNeedsTheDecidedRollout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newNode("a"), newRollout())
-		held := false
+		var held atomic.Bool
 		w.api.PrependReactor("update", "nodemaintenancerollouts", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			sent := action.(clienttesting.UpdateAction).GetObject().(*v1alpha1.NodeMaintenanceRollout)
-			if held || len(sent.Status.Current) == 0 {
+			if held.Load() || len(sent.Status.Current) == 0 {
 				return false, nil, nil
 			}
-			held = true
+			held.Store(true)
 			stored := must.Get(w.api.Tracker().Get(action.GetResource(), "", "kernel"))(t).(*v1alpha1.NodeMaintenanceRollout).DeepCopy()
 			stored.Spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", By: "bob", Reason: "rebuild", Stops: v1alpha1.RolloutHoldStarts}}
 			stored.Generation++
@@ -124,9 +125,10 @@ func TestAnnouncedUnitSurvivesTheLeader(t *testing.T) {
 	for name, stores := range map[string]bool{"the maintenance does not exist": false, "the maintenance exists": true} {
 		bubble.Run(t, name, func(t *testing.T) {
 			w := newWorld(t, newNode("a"), newRollout())
-			broken := true
+			var broken atomic.Bool
+			broken.Store(true)
 			w.api.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-				if !broken {
+				if !broken.Load() {
 					return false, nil, nil
 				}
 				if stores {
@@ -140,7 +142,7 @@ func TestAnnouncedUnitSurvivesTheLeader(t *testing.T) {
 			w.start()
 			w.until("the unit is announced", 0, func() bool { return w.phase("a") == v1alpha1.RolloutPhaseStarting })
 			w.stop()
-			broken = false
+			broken.Store(false)
 			w.start()
 			w.untilReason(v1alpha1.ReasonRolloutComplete)
 			is.Equal(t, len(w.maintenances()), 1, "maintenances")
@@ -170,15 +172,16 @@ func TestAnnouncedUnitIsGivenUp(t *testing.T) {
 func TestNodesAreReadFromTheAPI(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newNode("a"), newRollout())
-		lagging := true
+		var lagging atomic.Bool
+		lagging.Store(true)
 		w.host.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return lagging, newNode("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }), nil
+			return lagging.Load(), newNode("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }), nil
 		})
 		w.start()
 		w.rest(time.Minute)
 		is.Equal(t, len(w.maintenances()), 0, "maintenances while the API and the cache differ")
 		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Waiting: 1})
-		lagging = false
+		lagging.Store(false)
 		w.untilReason(v1alpha1.ReasonRolloutComplete)
 	})
 }
@@ -192,15 +195,16 @@ func TestFirstStartNeedsAllAnnouncements(t *testing.T) {
 		}))
 		w.start()
 		w.untilReason(v1alpha1.ReasonHeld)
-		lagging := true
+		var lagging atomic.Bool
+		lagging.Store(true)
 		w.api.PrependReactor("list", "nodemaintenancerollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
 			newer := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.ResourceVersion = "999999" })
-			return lagging, &v1alpha1.NodeMaintenanceRolloutList{Items: []v1alpha1.NodeMaintenanceRollout{*newer}}, nil
+			return lagging.Load(), &v1alpha1.NodeMaintenanceRolloutList{Items: []v1alpha1.NodeMaintenanceRollout{*newer}}, nil
 		})
 		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Holds = nil })
 		w.rest(time.Minute)
 		is.Equal(t, len(w.maintenances()), 0, "maintenances while the cache lags")
-		lagging = false
+		lagging.Store(false)
 		w.untilReason(v1alpha1.ReasonRolloutComplete)
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ type chaos struct {
 	*world
 	// users is used by the test, and network by the reactors of the fake cluster, which it locks.
 	users, network *rand.Rand
-	quiet          bool
+	quiet          atomic.Bool
 	most           int
 }
 
@@ -56,12 +57,12 @@ var errLost = errors.New("connection lost")
 
 // lose loses a request.
 func (c *chaos) lose(clienttesting.Action) (bool, runtime.Object, error) {
-	return !c.quiet && c.network.IntN(4) == 0, nil, errLost
+	return !c.quiet.Load() && c.network.IntN(4) == 0, nil, errLost
 }
 
 // create loses a request, or only its answer.
 func (c *chaos) create(action clienttesting.Action) (bool, runtime.Object, error) {
-	if c.quiet || c.network.IntN(2) == 0 {
+	if c.quiet.Load() || c.network.IntN(2) == 0 {
 		return false, nil, nil
 	}
 	if c.network.IntN(2) == 0 {
@@ -86,11 +87,11 @@ func (c *chaos) interrupt() {
 	c.most = max(c.most, len(out))
 	tasks := must.Get(c.api.MaintenanceV1alpha1().NodeTasks().List(c.Context(), metav1.ListOptions{}))(c)
 	for i := range tasks.Items {
-		if task := &tasks.Items[i]; task.Status.State == v1alpha1.NodeTaskFailed && (c.quiet || c.users.IntN(4) == 0) {
+		if task := &tasks.Items[i]; task.Status.State == v1alpha1.NodeTaskFailed && (c.quiet.Load() || c.users.IntN(4) == 0) {
 			must.Do(c, c.api.MaintenanceV1alpha1().NodeTasks().Delete(c.Context(), task.Name, metav1.DeleteOptions{}))
 		}
 	}
-	if c.quiet {
+	if c.quiet.Load() {
 		return
 	}
 	switch c.users.IntN(12) {
@@ -117,7 +118,7 @@ func TestRandomInterruptions(t *testing.T) {
 		bubble.Run(t, fmt.Sprint("seed ", seed), func(t *testing.T) {
 			c := newChaos(t, seed)
 			c.rest(2 * time.Minute)
-			c.quiet = true
+			c.quiet.Store(true)
 			clear(c.scripts)
 			c.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Holds = nil })
 			c.untilReason(v1alpha1.ReasonRolloutComplete)
