@@ -22,23 +22,23 @@ var strictness = []v1alpha1.DrainBehavior{
 // stage Drain, which has an accuracy of slack.
 func (d *docket) behaviorOf(p *podRecord, at time.Time, slack time.Duration) v1alpha1.DrainBehavior {
 	for _, e := range d.last.Spec.DrainPlan {
-		if e.Behavior == "" || !covers(e, p.Pod) {
+		if e.Behavior == nil || !covers(e, p.Pod) {
 			continue
 		}
-		if e.Behavior == v1alpha1.DrainBehaviorWaitCompleted && e.WaitSeconds > 0 {
-			end := v1alpha1.StageEntered(d.last, v1alpha1.NodeMaintenanceStageDrain).Add(time.Duration(e.WaitSeconds) * time.Second)
+		if *e.Behavior == v1alpha1.DrainBehaviorWaitCompleted && e.WaitSeconds != nil && *e.WaitSeconds > 0 {
+			end := v1alpha1.StageEntered(d.last, v1alpha1.NodeMaintenanceStageDrain).Add(time.Duration(*e.WaitSeconds) * time.Second)
 			if !at.Before(end.Add(-slack)) {
 				break
 			}
 		}
-		return e.Behavior
+		return *e.Behavior
 	}
 	return v1alpha1.DrainBehaviorDrain
 }
 
 // strictest returns what the maintenances that drain a node do with a pod of it. A maintenance that
-// has drained it within slack before counts, since the server learns of its end later. The result is
-// Drain if no maintenance drains the node.
+// has drained it within slack before counts, since the server learns of its end later. The result
+// is Drain if no maintenance drains the node.
 func strictest(dockets []*docket, p *podRecord, node *nodeRecord, now stamp, slack time.Duration) v1alpha1.DrainBehavior {
 	at := len(strictness)
 	for _, d := range dockets {

@@ -15,7 +15,7 @@ import (
 // lets sets the behavior of the first entry of the plan. A wait ends some seconds after a time.
 func lets(behavior v1alpha1.DrainBehavior, since time.Time, waitSeconds int32) func(*v1alpha1.NodeMaintenance) {
 	return func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.DrainPlan[0].Behavior, nm.Spec.DrainPlan[0].WaitSeconds = behavior, waitSeconds
+		nm.Spec.DrainPlan[0].Behavior, nm.Spec.DrainPlan[0].WaitSeconds = &behavior, &waitSeconds
 		nm.Status.StageStatuses = []v1alpha1.StageStatus{
 			{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: &metav1.Time{Time: since}},
 		}

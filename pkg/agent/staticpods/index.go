@@ -165,8 +165,8 @@ func taskOn(nm *v1alpha1.NodeMaintenance, node v1alpha1.NodeReference) v1alpha1.
 
 // targeting returns the maintenances in stage Drain that target a static pod of the node and whose
 // plan does not keep it. There are none after the work of a worker on the node: without its static
-// pods, for example those of the network, the node may not become Ready, and nobody drains it before
-// it is released.
+// pods, for example those of the network, the node may not become Ready, and nobody drains it
+// before it is released.
 func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
 	if slices.ContainsFunc(list, func(nm v1alpha1.NodeMaintenance) bool { return holds.IsWorkedOn(taskOn(&nm, node)) }) {
 		return nil, nil

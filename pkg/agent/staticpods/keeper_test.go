@@ -137,8 +137,13 @@ func TestAnotherMaintenanceKeepsThePod(t *testing.T) {
 
 func TestPodsThatNoMaintenanceTargetsAreLeftAlone(t *testing.T) {
 	for name, nm := range map[string]*v1alpha1.NodeMaintenance{
-		"without a drain":                drain("update", 1000, inStage(v1alpha1.NodeMaintenanceStageCordon)),
-		"that is paused":                 drain("update", 1000, paused),
+		"without a drain": drain("update", 1000, inStage(v1alpha1.NodeMaintenanceStageCordon)),
+		"that is paused":  drain("update", 1000, paused),
+		"whose plan keeps the pod": drain("update", 1000, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{
+				PodType: v1alpha1.PodTypeStatic, PodPriority: 1000, Behavior: new(v1alpha1.DrainBehaviorSkip),
+			}}
+		}),
 		"with a priority that is higher": drain("update", 999),
 		"on another node": drain("update", 1000, func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[1].NodeRef.Name = "node-8"

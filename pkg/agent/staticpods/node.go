@@ -158,8 +158,8 @@ func holdersOf(node *corev1.Node) []string {
 	return sets.List(names)
 }
 
-// maintenances returns the maintenances that drain the node: those in stage Drain, and those that end
-// while a worker still works on the node.
+// maintenances returns the maintenances that drain the node: those in stage Drain, and those that
+// end while a worker still works on the node.
 func (k *Keeper) maintenances(ctx context.Context) ([]v1alpha1.NodeMaintenance, error) {
 	node, err := k.node(ctx)
 	if err != nil {

@@ -119,14 +119,14 @@ var goldens = map[string]golden{
 	"status-new-nodes-join": {
 		line: "status kernel-update", objects: ignoring(v1alpha1.NewNodesPolicyJoin),
 	},
-	"preview":                 {line: "preview kernel-update"},
-	"preview-wide":            {line: "preview nm/kernel-update -o wide"},
-	"preview-omitted":         {line: "preview kernel-update -o wide", arrange: omittingPreview},
-	"preview-nodes":           {line: "preview node-003 node-004"},
-	"preview-node":            {line: "preview node-003 -o name"},
-	"preview-responders":      {line: "preview kernel-update -o wide", arrange: respondersPreview},
-	"preview-static":          {line: "preview kernel-update", arrange: staticPreview},
-	"preview-file":            {line: "preview -f -", stdin: manifest},
+	"preview":            {line: "preview kernel-update"},
+	"preview-wide":       {line: "preview nm/kernel-update -o wide"},
+	"preview-omitted":    {line: "preview kernel-update -o wide", arrange: omittingPreview},
+	"preview-nodes":      {line: "preview node-003 node-004"},
+	"preview-node":       {line: "preview node-003 -o name"},
+	"preview-responders": {line: "preview kernel-update -o wide", arrange: respondersPreview},
+	"preview-static":     {line: "preview kernel-update", arrange: staticPreview},
+	"preview-file":       {line: "preview -f -", stdin: manifest},
 	"preview-behaviors": {line: "preview -f -", stdin: manifest + `  drainPlan:
   - {podPriority: 1000000000, podSelector: {matchLabels: {app: web}}, behavior: WaitCompleted, waitSeconds: 3600}
   - {podPriority: 1000000000, podSelector: {matchLabels: {app: checkout}}, behavior: WaitCompleted}

@@ -115,7 +115,7 @@ func waitingForOthers() *v1alpha1.NodeMaintenance {
 // completing returns a drain that only waits until the pods of a Job have completed.
 func completing() *v1alpha1.NodeMaintenance {
 	nm := undescribed()
-	nm.Status.NodeStatuses[0].PodsPendingEvacuation, nm.Status.NodeStatuses[0].PodsWaiting = 3, 2
+	nm.Status.NodeStatuses[0].PodsPendingEvacuation, nm.Status.NodeStatuses[0].PodsWaiting = 3, new(int32(2))
 	nm.Status.NodeStatuses[0].PodsPeak, nm.Status.NodeStatuses[1].PodsPeak = 6, 2
 	nm.Status.NodeStatuses[1].DrainMessage = "Waiting for node node-003."
 	nm.Status.Waves = []v1alpha1.NodeMaintenanceWave{
@@ -129,7 +129,7 @@ func completing() *v1alpha1.NodeMaintenance {
 func lettingComplete(app string) *v1alpha1.NodeMaintenance {
 	nm := draining()
 	nm.Spec.DrainPlan = append([]v1alpha1.DrainPlanEntry{{
-		PodType: v1alpha1.PodTypeDefault, PodPriority: 1000000000, Behavior: v1alpha1.DrainBehaviorWaitCompleted, WaitSeconds: 3600,
+		PodType: v1alpha1.PodTypeDefault, PodPriority: 1000000000, Behavior: new(v1alpha1.DrainBehaviorWaitCompleted), WaitSeconds: new(int32(3600)),
 		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
 	}}, plan...)
 	return nm

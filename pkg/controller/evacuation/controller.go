@@ -303,7 +303,7 @@ func (c *Controller) isDrained(evacuation *v1alpha1.Evacuation) bool {
 	if err != nil {
 		return false
 	}
-	return c.holders.Any(pod.Spec.NodeName, v1alpha1.IsDraining) && c.pausedBy(evacuation, pod) == nil && !c.stays(evacuation, pod)
+	return c.holders.Any(pod.Spec.NodeName, v1alpha1.IsDraining) && c.pausedBy(evacuation, pod) == nil && !c.stays(pod)
 }
 
 // isHeldAndTargeted reports whether a maintenance still drains the pod of an Evacuation that only

@@ -159,12 +159,9 @@ func (c *Controller) pausedBy(evacuation *v1alpha1.Evacuation, pod *corev1.Pod) 
 	return holds.PausedBy(pod, node, c.holders.Which(node.Name, v1alpha1.IsDraining), c.clock.Now())
 }
 
-// stays reports whether the drain plans of all maintenances that ask for an Evacuation, or may have
-// asked for it, let its pod complete or keep it.
-func (c *Controller) stays(evacuation *v1alpha1.Evacuation, pod *corev1.Pod) bool {
-	if !protocol.OnlyMaintenancesAsk(evacuation) {
-		return false
-	}
+// stays reports whether the drain plans of all maintenances that drain the node of a pod let it
+// complete or keep it.
+func (c *Controller) stays(pod *corev1.Pod) bool {
 	node, err := c.nodeLister.Get(pod.Spec.NodeName)
 	return err == nil && holds.Stays(pod, node, c.holders.Which(node.Name, v1alpha1.IsDraining), c.clock.Now())
 }

@@ -167,6 +167,26 @@ func TestOnlyThePausedMaintenanceIsLeft(t *testing.T) {
 	}
 }
 
+// TestAPodThatMayCompleteIsNotEvicted has an Evacuation that a maintenance which has ended asked
+// for. The one that is left lets the pod complete.
+func TestAPodThatMayCompleteIsNotEvicted(t *testing.T) {
+	for _, behavior := range []v1alpha1.DrainBehavior{
+		v1alpha1.DrainBehaviorDrain, v1alpha1.DrainBehaviorWaitCompleted, v1alpha1.DrainBehaviorSkip,
+	} {
+		t.Run(string(behavior), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				nm := reaching(newMaintenance())
+				nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{
+					PodType: v1alpha1.PodTypeDefault, PodPriority: 1000, Behavior: &behavior,
+				}}
+				w := newWorld(t, 0, upForEviction(), newPod(), newNode(corev1.ConditionTrue), nm)
+				<-time.After(10 * time.Minute)
+				is.Equal(t, w.host.sent() > 0, behavior == v1alpha1.DrainBehaviorDrain, "evicted")
+			})
+		})
+	}
+}
+
 // TestNewLeaderKnowsThePause starts a controller with an Evacuation that its predecessor has handed
 // to the queue of evictions.
 func TestNewLeaderKnowsThePause(t *testing.T) {

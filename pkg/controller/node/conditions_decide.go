@@ -41,7 +41,8 @@ type holder struct {
 	plan  drainplan.Targets
 	rules *drainplan.Rules
 	left  bool
-	// inHands is set if a worker has the node, so that its pods do not decide whether it is drained.
+	// inHands is set if a worker has the node, so that its pods do not decide whether it is
+	// drained.
 	inHands bool
 }
 

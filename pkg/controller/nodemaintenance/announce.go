@@ -102,8 +102,8 @@ func (c *Controller) announceProgress(f *facts, d *decision, written *v1alpha1.N
 }
 
 // startedWaves returns the indexes of the entries of the plan whose first pods are asked to leave,
-// or waited for, since the previous status. Entries without pods do not start: the last entries of a
-// plan often have none.
+// or waited for, since the previous status. Entries without pods do not start: the last entries of
+// a plan often have none.
 func startedWaves(before, written *v1alpha1.NodeMaintenance) []int32 {
 	started := sets.New[int32]()
 	for i := range before.Status.Waves {

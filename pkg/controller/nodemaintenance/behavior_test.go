@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -30,7 +31,7 @@ func jobs(pod *corev1.Pod) { pod.Labels = map[string]string{"job": "backup"} }
 func forJobs(podType v1alpha1.PodType, behavior v1alpha1.DrainBehavior, waitSeconds int32) func(*v1alpha1.NodeMaintenance) {
 	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{
-			PodType: podType, PodPriority: v1alpha1.MaxPodPriority, Behavior: behavior, WaitSeconds: waitSeconds,
+			PodType: podType, PodPriority: v1alpha1.MaxPodPriority, Behavior: &behavior, WaitSeconds: &waitSeconds,
 			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"job": "backup"}},
 		}}
 		for i := range nm.Status.StageStatuses {
@@ -68,7 +69,7 @@ func TestPodsThatMayComplete(t *testing.T) {
 	d = w.wantAsked()
 	w.wantReasons(d, "DrainInProgress", "WaitingForCompletion")
 	entry := w.entry(d, "one")
-	is.True(t, entry.PodsWaiting == 1 && entry.PodsPendingEvacuation == 2 && entry.PodsEvacuating == 0, "got the entry %+v", entry)
+	is.True(t, ptr.Deref(entry.PodsWaiting, 0) == 1 && entry.PodsPendingEvacuation == 2 && entry.PodsEvacuating == 0, "got the entry %+v", entry)
 	is.Equal(t, entry.DrainMessage, "Waiting for 1 pod to complete (until 2026-11-01T13:00:00Z), such as default/backup")
 	is.Equal(t, d.wake, 10*time.Minute, "wakes after")
 
@@ -171,7 +172,7 @@ func TestTheStrictestPlanDecides(t *testing.T) {
 			d = w.wantAsked(test.asked...)
 			w.wantReasons(d, test.drained, test.progressing)
 			entry := w.entry(d, "one")
-			is.True(t, entry.PodsWaiting == test.waiting && entry.PodsKept == test.kept, "got the entry %+v", entry)
+			is.True(t, ptr.Deref(entry.PodsWaiting, 0) == test.waiting && entry.PodsKept == test.kept, "got the entry %+v", entry)
 		})
 	}
 }
@@ -210,4 +211,27 @@ func TestAnEvacuationEndsWithItsMaintenance(t *testing.T) {
 			t.Errorf("got event %q", e)
 		}
 	})
+}
+
+// TestANodeIsDrainedBesideSkippedPods checks the conditions of the node and of the maintenance.
+func TestANodeIsDrainedBesideSkippedPods(t *testing.T) {
+	for behavior, want := range map[v1alpha1.DrainBehavior]metav1.ConditionStatus{
+		toSkip: metav1.ConditionTrue, toWait: metav1.ConditionFalse,
+	} {
+		t.Run(string(behavior), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, newNode("one"), newPod("backup", "one", 0, jobs), newMaintenance("m", forJobs(v1alpha1.PodTypeDefault, behavior, 0)))
+				f.step("m")
+				f.wait(nodestate.SettleTime)
+				f.step("m")
+				f.wantEvacuating()
+				reason, shown := podsKept, shownDrained
+				if want == metav1.ConditionFalse {
+					reason, shown = v1alpha1.ReasonDrainInProgress, shownDraining
+				}
+				f.wantDrained("m", want, reason)
+				f.wantShown("one", shown...)
+			})
+		})
+	}
 }

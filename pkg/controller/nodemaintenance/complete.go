@@ -106,10 +106,10 @@ func (c *Controller) isTargeted(name string) bool {
 }
 
 // decideRelease decides the status of a maintenance that ends. The status keeps only the names, the
-// pools and the tasks of the released nodes, since a completed maintenance may exist for years. The user who
-// deletes it needs the right to the nodes that it took, so the status also keeps the reason of
-// nodes that it did not take. It keeps the targets, the reason and the message of nodes that are
-// not released yet, and the totals of the drain.
+// pools and the tasks of the released nodes, since a completed maintenance may exist for years. The
+// user who deletes it needs the right to the nodes that it took, so the status also keeps the
+// reason of nodes that it did not take. It keeps the targets, the reason and the message of nodes
+// that are not released yet, and the totals of the drain.
 func (d *decision) decideRelease(f *facts) {
 	nm := f.subject.NodeMaintenance
 	d.status = *nm.Status.DeepCopy()

@@ -266,7 +266,9 @@ func (n *nodeCount) fill(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaint
 	entry.PodsEvacuating = n.evacuating
 	entry.PodsBlocked = n.stuck
 	entry.PodsKept = n.left
-	entry.PodsWaiting = n.waiting
+	if n.waiting > 0 {
+		entry.PodsWaiting = &n.waiting
+	}
 	entry.PodsPeak = peakOf(nm, entry)
 	entry.PodsGonePeak = gonePeakOf(nm, entry)
 }

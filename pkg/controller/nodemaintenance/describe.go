@@ -78,8 +78,8 @@ func Describe(nm *v1alpha1.NodeMaintenance, by Described) {
 		for range entry.PodsKept {
 			n.leftOnPurpose = append(n.leftOnPurpose, by.Kept)
 		}
-		if entry.PodsWaiting > 0 {
-			n.completing = drainplan.Completing{Pods: int(entry.PodsWaiting), Name: by.Completing}
+		if entry.PodsWaiting != nil {
+			n.completing = drainplan.Completing{Pods: int(*entry.PodsWaiting), Name: by.Completing}
 			entry.DrainMessage = n.completing.MessageOf(entry.DrainMessage, n.targeted)
 		}
 		entry.PodsBlocked = int32(len(n.blocked))

@@ -215,9 +215,9 @@ func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, p
 }
 
 // isStillDraining reports whether, according to the caches, a maintenance drains and selects a
-// node, and is not paused, and no worker has the node. It is called after the request was recorded. The node controller reads
-// the same caches before it reads the recorded requests. So either it waits for this request, or
-// this check prevents the request.
+// node, and is not paused, and no worker has the node. It is called after the request was recorded.
+// The node controller reads the same caches before it reads the recorded requests. So either it
+// waits for this request, or this check prevents the request.
 func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) bool {
 	cached := holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
 	return !c.isInHands(node) && cached.Any(node, func(now *v1alpha1.NodeMaintenance) bool {
@@ -271,9 +271,9 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 }
 
 // wanted reports whether the stored targets of a maintenance for the node cover the pod of an
-// Evacuation, its plan does not let the pod complete, and no worker has the node. A kept pod is not
-// wanted. The exception is a pod that is kept because of its budget, since the budget may allow a
-// disruption later. A paused maintenance only wants Evacuations that have begun.
+// Evacuation, its plan drains the pod, and no worker has the node. A kept pod is not wanted. The
+// exception is a pod that is kept because of its budget, since the budget may allow a disruption
+// later. A paused maintenance only wants Evacuations that have begun.
 func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil || c.state.HandsOn(node).Any() {

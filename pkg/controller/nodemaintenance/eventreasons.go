@@ -31,7 +31,8 @@ const (
 	EventDrainBlocked = "DrainBlocked"
 	// EventStageStarted: a maintenance entered a stage.
 	EventStageStarted = "StageStarted"
-	// EventWaveStarted: the pods of the next entry of the drain plan are asked to leave.
+	// EventWaveStarted: the pods of the next entry of the drain plan are asked to leave, or may
+	// complete.
 	EventWaveStarted = "WaveStarted"
 	// EventDrainPaused: a user or a program has paused the maintenance, or has created it paused.
 	EventDrainPaused = "DrainPaused"

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -190,6 +191,7 @@ func publishByName(all []*v1alpha1.NodeMaintenance) {
 // stages than Drain, the pods on its nodes do not have to leave.
 func addPods(sums map[podsKey]float64, name string, nm *v1alpha1.NodeMaintenance) {
 	var pods v1alpha1.NodeMaintenanceNodeStatus
+	var waiting int32
 	if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
 		for i := range nm.Status.NodeStatuses {
 			node := &nm.Status.NodeStatuses[i]
@@ -197,7 +199,7 @@ func addPods(sums map[podsKey]float64, name string, nm *v1alpha1.NodeMaintenance
 			pods.PodsEvacuating += node.PodsEvacuating
 			pods.PodsBlocked += node.PodsBlocked
 			pods.PodsKept += node.PodsKept
-			pods.PodsWaiting += node.PodsWaiting
+			waiting += ptr.Deref(node.PodsWaiting, 0)
 		}
 	}
 	gone, _ := glance.Pods(nm)
@@ -206,5 +208,5 @@ func addPods(sums map[podsKey]float64, name string, nm *v1alpha1.NodeMaintenance
 	sums[podsKey{name, "evacuating"}] += float64(pods.PodsEvacuating)
 	sums[podsKey{name, "blocked"}] += float64(pods.PodsBlocked)
 	sums[podsKey{name, "kept"}] += float64(pods.PodsKept)
-	sums[podsKey{name, "waiting"}] += float64(pods.PodsWaiting)
+	sums[podsKey{name, "waiting"}] += float64(waiting)
 }

@@ -4,6 +4,7 @@
 package nodemaintenance
 
 import (
+	"cmp"
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,14 +38,10 @@ func describeHands(h holds.Hands) string {
 func countInHands(view *nodestate.View, covered drainplan.Targets) *nodeCount {
 	n := &nodeCount{keptStatic: map[protocol.KeptReason]int{}}
 	for i := range view.Pods {
-		pod := view.Pods[i]
-		if pod.Kept == "" && covered.First(pod.Plan) < 0 {
-			continue
+		pod := &view.Pods[i]
+		if pod.Kept != "" || covered.First(pod.Plan) >= 0 {
+			n.addKept(pod, cmp.Or(pod.Kept, drainplan.KeptInTask))
 		}
-		if pod.Kept == "" {
-			pod.Kept = drainplan.KeptInTask
-		}
-		n.addKept(&pod)
 	}
 	return n
 }
@@ -65,7 +62,8 @@ func (f *facts) taskEntry(node string, before *v1alpha1.NodeMaintenanceNodeTask,
 		after.State, after.Reason, after.EndTime, after.Message = v1alpha1.NodeTaskGone, "", &metav1.Time{Time: f.now}, "The node is gone"
 		return &after
 	case !v1alpha1.IsEnding(f.subject.NodeMaintenance):
-		// The task was withdrawn, or a user has taken the node back: it is drained and offered again.
+		// The task was withdrawn, or a user has taken the node back: it is drained and offered
+		// again.
 		return nil
 	case before.State == v1alpha1.NodeTaskFailed:
 		return before

@@ -57,8 +57,8 @@ func taskStates(tasks []*v1alpha1.NodeTask) string {
 	return strings.Join(all, ",")
 }
 
-// report writes the status of a NodeTask as a worker does, and runs the controllers.
-func (f *fixture) report(node string, change func(*v1alpha1.NodeTaskStatus)) {
+// reportTask writes the status of a NodeTask as a worker does, and runs the controllers.
+func (f *fixture) reportTask(node string, change func(*v1alpha1.NodeTaskStatus)) {
 	f.t.Helper()
 	tasks := f.maintenance.MaintenanceV1alpha1().NodeTasks()
 	task := must.Get(tasks.Get(f.ctx, node, metav1.GetOptions{}))(f.t)
@@ -103,7 +103,7 @@ func newClaimed(t *testing.T, objects ...runtime.Object) *fixture {
 	f.work()
 	f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
 	f.wantTask("one", v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskOffered)
-	f.report("one", claim)
+	f.reportTask("one", claim)
 	f.wantTask("one", v1alpha1.NodeTaskClaimed, v1alpha1.NodeTaskClaimed)
 	return f
 }
@@ -135,7 +135,7 @@ func TestNobodyDrainsANodeInHands(t *testing.T) {
 		f.work()
 		f.wantProgressing("ann", metav1.ConditionTrue, v1alpha1.ReasonProgressWaiting)
 
-		f.report("one", done)
+		f.reportTask("one", done)
 		f.wantTask("one", "", v1alpha1.NodeTaskDone)
 		f.wantEvacuating() // m holds the node until all its nodes are done
 		f.enter("m", v1alpha1.NodeMaintenanceStageComplete)
@@ -159,7 +159,7 @@ func TestAMaintenanceEndsAfterItsWorker(t *testing.T) {
 		f.work()
 		f.wantCordon("one", true, "m")
 		is.Equal(t, f.nodeStatus("m", "one").Reason, v1alpha1.NodeStatusReleasing)
-		f.report("one", done)
+		f.reportTask("one", done)
 		f.wantCordon("one", false)
 		f.wantTask("one", "", v1alpha1.NodeTaskDone)
 		is.True(t, v1alpha1.IsDone(f.nm("m")), "m still holds its nodes: %v", f.nm("m").Status)
@@ -171,7 +171,7 @@ func TestAMaintenanceEndsAfterItsWorker(t *testing.T) {
 func TestATaskThatIsDeletedStartsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newClaimed(t)
-		f.report("one", func(status *v1alpha1.NodeTaskStatus) { status.Result = v1alpha1.NodeTaskResultFailed })
+		f.reportTask("one", func(status *v1alpha1.NodeTaskStatus) { status.Result = v1alpha1.NodeTaskResultFailed })
 		f.wantTask("one", v1alpha1.NodeTaskFailed, v1alpha1.NodeTaskFailed)
 		is.Equal(t, f.nodeStatus("m", "one").Task.Reason, v1alpha1.NodeTaskWorkerFailed)
 		f.create(newPod("late", "one", 0))
@@ -201,10 +201,10 @@ func TestDaemonSetPodsReturnAfterTheWork(t *testing.T) {
 		f.deletePod("log")
 		f.wait(10 * time.Second)
 		f.work()
-		f.report("one", claim)
+		f.reportTask("one", claim)
 		f.wantTaints("one", []corev1.Taint{heldTaint, drainTaint}, "m")
 		f.updateNode("one", func(node *corev1.Node) { node.Status.Conditions[0].Status = corev1.ConditionFalse })
-		f.report("one", done)
+		f.reportTask("one", done)
 		f.wantTask("one", v1alpha1.NodeTaskVerifying, v1alpha1.NodeTaskVerifying)
 		f.wantTaints("one", []corev1.Taint{heldTaint}, "m")
 		f.wantCordon("one", true, "m")
@@ -233,7 +233,7 @@ func TestANodeVanishesInHands(t *testing.T) {
 		f.work()
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating()
-		f.report("one", done)
+		f.reportTask("one", done)
 		f.wantTask("one", "", v1alpha1.NodeTaskDone)
 		entry := f.nodeStatus("m", "one")
 		is.Equal(t, entry.NodeRef.UID, "uid-new")

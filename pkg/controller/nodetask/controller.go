@@ -137,8 +137,8 @@ func (c *Controller) tasks() []*v1alpha1.NodeTask {
 	return all
 }
 
-// enqueueNodes enqueues the nodes of a maintenance with a task that holds them, and the nodes of its
-// NodeTasks.
+// enqueueNodes enqueues the nodes of a maintenance with a task that holds them, and the nodes of
+// its NodeTasks.
 func (c *Controller) enqueueNodes(nm *v1alpha1.NodeMaintenance) {
 	for name := range c.state.TasksOf(nm.UID) {
 		c.queue.Add(name)
@@ -187,7 +187,8 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 	}
 }
 
-// enqueueConcerned enqueues a node if it has a NodeTask, or if a maintenance with a task selects it.
+// enqueueConcerned enqueues a node if it has a NodeTask, or if a maintenance with a task selects
+// it.
 func (c *Controller) enqueueConcerned(node string) {
 	if !c.state.HasTasks() {
 		return

@@ -6,9 +6,9 @@
 //
 // The key is a node, since a NodeTask has the name of its node. A sync gathers what the caches have
 // about the node, decides the next step (decide, a pure function), and makes at most one write of
-// the NodeTask or of its maintenance. Two decisions rest on more than the caches: a claim is granted
-// only after the node, its pods and its maintenance were read live, and each write names the
-// resourceVersion of the decision, so that of a claim, a withdrawal and a grant only one wins.
+// the NodeTask or of its maintenance. Two decisions rest on more than the caches: a claim is
+// granted only after the node, its pods and its maintenance were read live, and each write names
+// the resourceVersion of the decision, so that of a claim, a withdrawal and a grant only one wins.
 //
 // The controller never changes a node or the status of a maintenance. While a NodeTask is in the
 // hands of a worker, the nodemaintenance controller asks no pod of the node to leave, and the node

@@ -77,8 +77,8 @@ func (c *Controller) evaluate(expression string, node *corev1.Node, before v1alp
 	return program.Eval(nodeexpr.Of(node), before)
 }
 
-// look reads the node of a claim, its maintenance and its pods live. Since the offer, the caches may
-// have missed that a pod was bound to the node or that the node was made schedulable.
+// look reads the node of a claim, its maintenance and its pods live. Since the offer, the caches
+// may have missed that a pod was bound to the node or that the node was made schedulable.
 func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
 	refuse := func(format string, args ...any) (*liveFacts, error) {
 		return &liveFacts{refusal: fmt.Sprintf(format, args...)}, nil

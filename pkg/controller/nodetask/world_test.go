@@ -25,8 +25,8 @@ import (
 const minute = time.Minute
 
 // world is a small cluster in which the decisions of this controller are carried out. The other
-// controllers, workers and users are models: each acts at random, and a decision may rest on a state
-// of two steps ago.
+// controllers, workers and users are models: each acts at random, and a decision may rest on a
+// state of two steps ago.
 type world struct {
 	rng   *rand.Rand
 	now   time.Time
@@ -420,7 +420,8 @@ func (w *world) finish() bool {
 }
 
 // TestWorlds runs random worlds. Whatever happens in them, a worker only gets nodes that are empty
-// and cordoned, keeps them until it is done, and in the end all work is done and all nodes are back.
+// and cordoned, keeps them until it is done, and in the end all work is done and all nodes are
+// back.
 func TestWorlds(t *testing.T) {
 	works := 0
 	for seed := range uint64(2000) {

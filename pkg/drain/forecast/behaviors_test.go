@@ -10,8 +10,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -22,7 +22,7 @@ func forApp(
 	app string, behavior v1alpha1.DrainBehavior, waitSeconds int32,
 ) func(*v1alpha1.NodeMaintenance) {
 	e := entry(ordinary, v1alpha1.MaxPodPriority, app)
-	e.Behavior, e.WaitSeconds = behavior, waitSeconds
+	e.Behavior, e.WaitSeconds = &behavior, &waitSeconds
 	return planned(e)
 }
 

@@ -111,8 +111,8 @@ func RulesOf(nm *v1alpha1.NodeMaintenance) (*plan.Rules, error) {
 }
 
 // AskedBy returns the maintenance that asks a pod to leave its node at a time, or nil. All
-// maintenances that drain a node and are not paused have the same targets for it, and one whose plan
-// drains the pod is sufficient. AskedBy returns the oldest of these.
+// maintenances that drain a node and are not paused have the same targets for it, and one whose
+// plan drains the pod is sufficient. AskedBy returns the oldest of these.
 func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance, now time.Time) (*v1alpha1.NodeMaintenance, error) {
 	var failed error
 	first := Oldest(maintenances, func(nm *v1alpha1.NodeMaintenance) bool {

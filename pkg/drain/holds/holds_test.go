@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -148,8 +149,11 @@ func TestPlansThatDoNotDrainAPod(t *testing.T) {
 	covers := v1alpha1.DrainPlanEntry{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000}
 	maintenance := func(name string, behavior v1alpha1.DrainBehavior) *v1alpha1.NodeMaintenance {
 		entry := covers
-		if entry.Behavior = behavior; behavior == v1alpha1.DrainBehaviorWaitCompleted {
-			entry.WaitSeconds = 60
+		if behavior != "" {
+			entry.Behavior = &behavior
+		}
+		if behavior == v1alpha1.DrainBehaviorWaitCompleted {
+			entry.WaitSeconds = ptr.To(int32(60))
 		}
 		return &v1alpha1.NodeMaintenance{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -180,12 +184,12 @@ func TestPlansThatDoNotDrainAPod(t *testing.T) {
 		pausedBy     string
 		stays        bool
 	}{
-		"none":                          {},
-		"one that waits":                {maintenances: []*v1alpha1.NodeMaintenance{waits}, after: 59, stays: true},
-		"one that has waited":           {maintenances: []*v1alpha1.NodeMaintenance{waits}, after: 60, askedBy: "waits"},
-		"one that skips":                {maintenances: []*v1alpha1.NodeMaintenance{skips}, after: 3600, stays: true},
-		"the one that drains":           {maintenances: []*v1alpha1.NodeMaintenance{skips, waits, drains}, askedBy: "drains"},
-		"one that has no targets yet":   {maintenances: []*v1alpha1.NodeMaintenance{skips, untargeted}},
+		"none":                           {},
+		"one that waits":                 {maintenances: []*v1alpha1.NodeMaintenance{waits}, after: 59, stays: true},
+		"one that has waited":            {maintenances: []*v1alpha1.NodeMaintenance{waits}, after: 60, askedBy: "waits"},
+		"one that skips":                 {maintenances: []*v1alpha1.NodeMaintenance{skips}, after: 3600, stays: true},
+		"the one that drains":            {maintenances: []*v1alpha1.NodeMaintenance{skips, waits, drains}, askedBy: "drains"},
+		"one that has no targets yet":    {maintenances: []*v1alpha1.NodeMaintenance{skips, untargeted}},
 		"one that would drain is paused": {maintenances: []*v1alpha1.NodeMaintenance{waits, paused}, pausedBy: "paused"},
 	} {
 		t.Run(name, func(t *testing.T) {

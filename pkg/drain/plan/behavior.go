@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/utils/ptr"
+
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
@@ -41,7 +43,7 @@ func RulesOf(plan []v1alpha1.DrainPlanEntry, since time.Time) (*Rules, error) {
 	return &Rules{entries, since}, nil
 }
 
-func hasBehavior(e v1alpha1.DrainPlanEntry) bool { return e.Behavior != "" }
+func hasBehavior(e v1alpha1.DrainPlanEntry) bool { return e.Behavior != nil }
 
 // Treatment is what a drain does with a pod.
 type Treatment struct {
@@ -64,9 +66,9 @@ func (r *Rules) Of(pod Pod, now time.Time) Treatment {
 		return drained
 	}
 	e := &r.entries.Entries[at]
-	t := Treatment{Behavior: e.Behavior}
-	if e.Behavior == v1alpha1.DrainBehaviorWaitCompleted && e.WaitSeconds > 0 {
-		if t.Until = r.since.Add(time.Duration(e.WaitSeconds) * time.Second); !now.Before(t.Until) {
+	t := Treatment{Behavior: *e.Behavior}
+	if seconds := ptr.Deref(e.WaitSeconds, 0); t.Behavior == v1alpha1.DrainBehaviorWaitCompleted && seconds > 0 {
+		if t.Until = r.since.Add(time.Duration(seconds) * time.Second); !now.Before(t.Until) {
 			return drained
 		}
 	}

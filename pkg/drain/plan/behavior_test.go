@@ -26,9 +26,9 @@ func clock(seconds int) time.Time { return began.Add(time.Duration(seconds) * ti
 
 // does returns an entry with a behavior.
 func does(e v1alpha1.DrainPlanEntry, behavior v1alpha1.DrainBehavior, waitSeconds ...int32) v1alpha1.DrainPlanEntry {
-	e.Behavior = behavior
+	e.Behavior = &behavior
 	for _, seconds := range waitSeconds {
-		e.WaitSeconds = seconds
+		e.WaitSeconds = &seconds
 	}
 	return e
 }
@@ -139,9 +139,9 @@ func TestCompletingMessage(t *testing.T) {
 		"several pods": {
 			several, MessageEvacuating, 0, "Waiting for 3 pods to complete (until 2026-11-01T12:00:30Z), such as shop/a",
 		},
-		"one pod without a limit":         {one, "Evacuating (limited by m)", 0, "Waiting for 1 pod to complete, such as shop/a"},
-		"another pod is asked":            {one, MessageEvacuating, 1, MessageEvacuating},
-		"no pod":                          {Completing{}, MessageEvacuating, 0, MessageEvacuating},
+		"one pod without a limit":          {one, "Evacuating (limited by m)", 0, "Waiting for 1 pod to complete, such as shop/a"},
+		"another pod is asked":             {one, MessageEvacuating, 1, MessageEvacuating},
+		"no pod":                           {Completing{}, MessageEvacuating, 0, MessageEvacuating},
 		"a node that waits for other ones": {one, "Waiting for node two.", 0, "Waiting for node two."},
 		"a long name": {
 			long, MessageEvacuating, 0,

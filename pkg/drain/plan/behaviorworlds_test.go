@@ -88,14 +88,14 @@ func (w *ruled) begin() {
 // says returns what the plan of one maintenance says about a pod. It uses no code of the planner.
 func (w *ruled) says(m *Maintenance, p Pod) Treatment {
 	for _, e := range m.Plan {
-		if e.Behavior == "" || e.PodType != p.Type || p.Priority > e.PodPriority ||
+		if e.Behavior == nil || e.PodType != p.Type || p.Priority > e.PodPriority ||
 			e.PodSelector != nil && e.PodSelector.MatchLabels["app"] != p.Labels["app"] {
 			continue
 		}
-		if e.Behavior != awaited || e.WaitSeconds == 0 {
-			return Treatment{Behavior: e.Behavior}
+		if *e.Behavior != awaited || e.WaitSeconds == nil || *e.WaitSeconds == 0 {
+			return Treatment{Behavior: *e.Behavior}
 		}
-		until := w.began[m.Name].Add(time.Duration(e.WaitSeconds) * time.Second)
+		until := w.began[m.Name].Add(time.Duration(*e.WaitSeconds) * time.Second)
 		if until.After(w.now) {
 			return Treatment{awaited, until}
 		}

@@ -32,8 +32,8 @@ const (
 	// KeptBudget is the reason of DaemonSet pods whose budget has allowed no disruption for too
 	// long. They are evicted if the budget allows it later.
 	KeptBudget KeptReason = "DaemonSet pod whose budget allows no disruption"
-	// KeptSkipped is the reason of pods that the drain plan skips. A pod is kept for this reason only
-	// while the plans of all maintenances that drain its node do so.
+	// KeptSkipped is the reason of pods that the drain plan skips. A pod is kept for this reason
+	// only while the plans of all maintenances that drain its node do so.
 	KeptSkipped KeptReason = "pod that the drain plan skips"
 	// KeptOwn is the reason of pods of the server that were recreated on a node that a maintenance
 	// holds.

@@ -895,7 +895,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"podsKept": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsKept is the number of pods that are kept running on purpose: DaemonSet pods that would be recreated immediately or whose budget allows no disruption, static pods of a node without a node agent, and pods of this server that were recreated on the node.",
+							Description: "podsKept is the number of pods that are kept running on purpose: DaemonSet pods that would be recreated immediately or whose budget allows no disruption, static pods of a node without a node agent, pods that the plan skips, and pods of this server that were recreated on the node.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1917,7 +1917,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceWave(ref common.Referen
 					},
 					"startTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "startTime is the time at which the evacuation of the entry's pods began. Unset before.",
+							Description: "startTime is the time at which the evacuation of the entry's pods began, or the wait for their completion. Unset before.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -2368,7 +2368,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref common.ReferenceCal
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason identifies the problem: one of the reasons of the condition Blocked of Evacuations, NoController, JobFails, PodNominated, NamespaceTerminating, TurnsByOwner or EvictionResponders.",
+							Description: "reason identifies the problem: one of the reasons of the condition Blocked of Evacuations, NoController, JobFails, PodNominated, NamespaceTerminating, TurnsByOwner, EvictionResponders or WaitingForCompletion.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2647,7 +2647,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPod(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "evacuatorClasses are the classes that may remove the pod, in the order in which they become active: its evacuators and, for a pod of type Default, eviction as the last one. It is empty if no evacuator is able to remove the pod.",
+							Description: "evacuatorClasses are the classes that may remove the pod, in the order in which they become active: its evacuators and, for a pod of type Default, eviction as the last one. It is empty if no evacuator is able to remove the pod, or if the plan lets it complete.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2739,7 +2739,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewPodsKept(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason describes for people why the pods are kept: \"DaemonSet pod\", \"DaemonSet pod that tolerates the drain taint\" or \"static pod\".",
+							Description: "reason describes for people why the pods are kept: \"DaemonSet pod\", \"DaemonSet pod that tolerates the drain taint\", \"static pod\" or \"pod that the drain plan skips\".",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",

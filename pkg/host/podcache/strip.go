@@ -152,8 +152,8 @@ func claims(volumes []corev1.Volume) []corev1.Volume {
 var NodeProtections = []string{"cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"}
 
 // stripNode keeps the fields that cordons, reachability and the conditions of tasks depend on:
-// identity, labels, our annotations and those for autoscalers, the spec, the conditions, the volumes
-// in use, the versions, and the allocatable resources.
+// identity, labels, our annotations and those for autoscalers, the spec, the conditions, the
+// volumes in use, the versions, and the allocatable resources.
 func stripNode(node *corev1.Node) {
 	node.ManagedFields = nil
 	for key := range node.Annotations {

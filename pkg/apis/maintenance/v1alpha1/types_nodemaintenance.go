@@ -558,7 +558,8 @@ type NodeMaintenanceWave struct {
 	// +k8s:minimum=0
 	PodsLeft int32 `json:"podsLeft" protobuf:"varint,3,opt,name=podsLeft"`
 
-	// startTime is the time at which the evacuation of the entry's pods began. Unset before.
+	// startTime is the time at which the evacuation of the entry's pods began, or the wait for
+	// their completion. Unset before.
 	// +optional
 	// +k8s:opaqueType
 	StartTime *metav1.Time `json:"startTime,omitempty" protobuf:"bytes,4,opt,name=startTime"`
@@ -638,7 +639,8 @@ type NodeMaintenanceNodeStatus struct {
 
 	// podsKept is the number of pods that are kept running on purpose: DaemonSet pods that would be
 	// recreated immediately or whose budget allows no disruption, static pods of a node without a
-	// node agent, and pods of this server that were recreated on the node.
+	// node agent, pods that the plan skips, and pods of this server that were recreated on the
+	// node.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0

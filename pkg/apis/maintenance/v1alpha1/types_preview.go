@@ -253,7 +253,7 @@ type PreviewPod struct {
 
 	// evacuatorClasses are the classes that may remove the pod, in the order in which they become
 	// active: its evacuators and, for a pod of type Default, eviction as the last one. It is empty
-	// if no evacuator is able to remove the pod.
+	// if no evacuator is able to remove the pod, or if the plan lets it complete.
 	// +optional
 	// +listType=atomic
 	EvacuatorClasses []string `json:"evacuatorClasses,omitempty" protobuf:"bytes,2,rep,name=evacuatorClasses"`
@@ -277,8 +277,8 @@ type PreviewBlocker struct {
 	Effect PreviewEffect `json:"effect" protobuf:"bytes,1,opt,name=effect,casttype=PreviewEffect"`
 
 	// reason identifies the problem: one of the reasons of the condition Blocked of Evacuations,
-	// NoController, JobFails, PodNominated, NamespaceTerminating, TurnsByOwner or
-	// EvictionResponders.
+	// NoController, JobFails, PodNominated, NamespaceTerminating, TurnsByOwner, EvictionResponders
+	// or WaitingForCompletion.
 	// +required
 	Reason string `json:"reason" protobuf:"bytes,2,opt,name=reason"`
 
@@ -345,7 +345,7 @@ type PreviewPodReference struct {
 // PreviewPodsKept lists pods that are kept running for the same reason.
 type PreviewPodsKept struct {
 	// reason describes for people why the pods are kept: "DaemonSet pod", "DaemonSet pod that
-	// tolerates the drain taint" or "static pod".
+	// tolerates the drain taint", "static pod" or "pod that the drain plan skips".
 	// +required
 	Reason string `json:"reason" protobuf:"bytes,1,opt,name=reason"`
 

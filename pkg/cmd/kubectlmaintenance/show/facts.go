@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -268,7 +269,7 @@ func (f *Facts) count() count {
 		// released since then.
 		c.gone += f.gone(n) - f.Departures.from(n.NodeRef.Name)
 		c.pending += int(n.PodsPendingEvacuation)
-		c.waiting += int(n.PodsWaiting)
+		c.waiting += int(ptr.Deref(n.PodsWaiting, 0))
 		c.evacuating += f.evacuating(n)
 	}
 	// The server also counts pods of nodes that were released since then.

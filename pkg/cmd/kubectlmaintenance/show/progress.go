@@ -209,10 +209,10 @@ func (f *Facts) drainGrid(nodes []v1alpha1.NodeMaintenanceNodeStatus, styles []s
 
 // pending is the number of pods of a node without an Evacuation, and how many of them may complete.
 func pending(n *v1alpha1.NodeMaintenanceNodeStatus) string {
-	if n.PodsWaiting == 0 {
+	if n.PodsWaiting == nil {
 		return fmt.Sprint(n.PodsPendingEvacuation)
 	}
-	return fmt.Sprintf("%d (%d may complete)", n.PodsPendingEvacuation, n.PodsWaiting)
+	return fmt.Sprintf("%d (%d may complete)", n.PodsPendingEvacuation, *n.PodsWaiting)
 }
 
 // nodeMessage is the message of the server about a node. The server says that the pods of a node

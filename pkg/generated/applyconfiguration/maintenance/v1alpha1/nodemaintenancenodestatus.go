@@ -33,7 +33,8 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	PodsBlocked *int32 `json:"podsBlocked,omitempty"`
 	// podsKept is the number of pods that are kept running on purpose: DaemonSet pods that would be
 	// recreated immediately or whose budget allows no disruption, static pods of a node without a
-	// node agent, and pods of this server that were recreated on the node.
+	// node agent, pods that the plan skips, and pods of this server that were recreated on the
+	// node.
 	PodsKept *int32 `json:"podsKept,omitempty"`
 	// podsPeak is the highest sum of podsPendingEvacuation and podsEvacuating since the drain of
 	// the node began. podsPeak minus the current sum is the number of pods that have left, even

@@ -21,7 +21,8 @@ type NodeMaintenanceWaveApplyConfiguration struct {
 	PodsPeak *int32 `json:"podsPeak,omitempty"`
 	// podsLeft is the number of pods of the entry that have not left.
 	PodsLeft *int32 `json:"podsLeft,omitempty"`
-	// startTime is the time at which the evacuation of the entry's pods began. Unset before.
+	// startTime is the time at which the evacuation of the entry's pods began, or the wait for
+	// their completion. Unset before.
 	StartTime *v1.Time `json:"startTime,omitempty"`
 	// endTime is the time at which the last pod of the entry had left. Unset while pods are left.
 	EndTime *v1.Time `json:"endTime,omitempty"`
