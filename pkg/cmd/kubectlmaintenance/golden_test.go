@@ -128,11 +128,11 @@ var goldens = map[string]golden{
 	"preview-static":     {line: "preview kernel-update", arrange: staticPreview},
 	"preview-file":       {line: "preview -f -", stdin: manifest},
 	"preview-behaviors": {line: "preview -f -", stdin: manifest + `  drainPlan:
-  - {podPriority: 1000000000, podSelector: {matchLabels: {app: web}}, behavior: WaitCompleted, waitSeconds: 3600}
-  - {podPriority: 1000000000, podSelector: {matchLabels: {app: checkout}}, behavior: WaitCompleted}
-  - {podPriority: 1000000000}
-  - {podPriority: 2147483647, podSelector: {matchLabels: {app: dns}}, behavior: Skip}
-  - {podPriority: 2147483647}
+  - {podType: Default, podPriority: 1000000000, podSelector: {matchLabels: {app: web}}, behavior: WaitCompleted, waitSeconds: 3600}
+  - {podType: Default, podPriority: 1000000000, podSelector: {matchLabels: {app: checkout}}, behavior: WaitCompleted}
+  - {podType: Default, podPriority: 1000000000}
+  - {podType: Default, podPriority: 2147483647, podSelector: {matchLabels: {app: dns}}, behavior: Skip}
+  - {podType: Default, podPriority: 2147483647}
 `},
 	"preview-file-misspelled": {line: "preview -f -", stdin: manifest + "  drainPlann: []\n"},
 	"preview-file-other":      {line: "preview -f -", stdin: "apiVersion: v1\nkind: Node\nmetadata: {name: x}\n"},

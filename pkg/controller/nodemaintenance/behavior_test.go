@@ -177,6 +177,15 @@ func TestTheStrictestPlanDecides(t *testing.T) {
 	}
 }
 
+// TestPodsAreCountedBeforeTheDrain covers a maintenance in stage Cordon.
+func TestPodsAreCountedBeforeTheDrain(t *testing.T) {
+	w := newWorld(t, newMaintenance("m", forJobs(v1alpha1.PodTypeDefault, toSkip, 0), createdAt(v1alpha1.NodeMaintenanceStageCordon)), newNode("one"))
+	w.run(newPod("backup", "one", 0, jobs))
+	w.run(newPod("web", "one", 0))
+	entry := w.entry(w.wantAsked(), "one")
+	is.True(t, entry.PodsKept == 1 && entry.PodsPendingEvacuation == 1, "got the entry %+v", entry)
+}
+
 // TestAPausedDrainWaitsForNothing pauses a drain that waits for a job.
 func TestAPausedDrainWaitsForNothing(t *testing.T) {
 	w := newWorld(t, newMaintenance("m", forJobs(v1alpha1.PodTypeDefault, toWait, 0)), newNode("one"))

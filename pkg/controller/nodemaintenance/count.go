@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -267,7 +268,7 @@ func (n *nodeCount) fill(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaint
 	entry.PodsBlocked = n.stuck
 	entry.PodsKept = n.left
 	if n.waiting > 0 {
-		entry.PodsWaiting = &n.waiting
+		entry.PodsWaiting = ptr.To(n.waiting)
 	}
 	entry.PodsPeak = peakOf(nm, entry)
 	entry.PodsGonePeak = gonePeakOf(nm, entry)

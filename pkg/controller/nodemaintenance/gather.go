@@ -416,10 +416,15 @@ func (m *member) username() string {
 
 // nodeRules returns the rules of the maintenances that drain the nodes. It has no entry for a node
 // whose pods all leave, which is the usual case. Maintenances from whose waves a node is excluded
-// decide about its pods only if no other one drains it.
+// decide about its pods only if no other one drains it. Before stage Drain, the subject alone
+// decides how its pods are counted.
 func (f *facts) nodeRules() (map[string]drainplan.NodeRules, error) {
-	rules, found := make([]*drainplan.Rules, len(f.draining)), false
-	for i, m := range f.draining {
+	draining := f.draining
+	if len(draining) == 0 {
+		draining = []*member{f.subject}
+	}
+	rules, found := make([]*drainplan.Rules, len(draining)), false
+	for i, m := range draining {
 		var err error
 		if rules[i], err = holds.RulesOf(m.NodeMaintenance); err != nil {
 			return nil, err
@@ -430,7 +435,7 @@ func (f *facts) nodeRules() (map[string]drainplan.NodeRules, error) {
 		return nil, nil
 	}
 	inside, outside := map[string]drainplan.NodeRules{}, map[string]drainplan.NodeRules{}
-	for i, m := range f.draining {
+	for i, m := range draining {
 		for _, node := range m.inside {
 			inside[node.Name] = append(inside[node.Name], rules[i])
 		}

@@ -106,7 +106,7 @@ func samplesOf(t *testing.T, name string) []string {
 func TestGaugesNameMaintenances(t *testing.T) {
 	registerMetrics()
 	moves := measured("moves", stageDrain, 300, v1alpha1.ReasonProgressDraining, v1alpha1.NodeMaintenanceNodeStatus{
-		PodsPeak: 9, PodsEvacuating: 3, PodsBlocked: 2, PodsPendingEvacuation: 1, PodsKept: 4,
+		PodsPeak: 9, PodsEvacuating: 3, PodsBlocked: 2, PodsPendingEvacuation: 1, PodsKept: 4, PodsWaiting: new(int32(1)),
 	})
 	planned := measured("planned", stageIdle, 100, v1alpha1.ReasonProgressNotRequested, v1alpha1.NodeMaintenanceNodeStatus{
 		PodsPendingEvacuation: 9,
@@ -126,7 +126,7 @@ func TestGaugesNameMaintenances(t *testing.T) {
 		"1 moves Drain Draining", "1 planned Idle Idle", "2 kernel Cordon Cordoning", "2 node-shutdown Drain Blocked",
 	}, "info")
 	is.Slices(t, samplesOf(t, "haulout_nodemaintenance_pods"), []string{
-		"1 moves pending", "2 moves blocked", "2 node-shutdown blocked", "2 node-shutdown evacuating",
+		"1 moves pending", "1 moves waiting", "2 moves blocked", "2 node-shutdown blocked", "2 node-shutdown evacuating",
 		"3 moves evacuating", "4 moves kept", "5 moves gone",
 	}, "pods")
 
@@ -136,7 +136,7 @@ func TestGaugesNameMaintenances(t *testing.T) {
 	publish(nil)
 	is.Slices(t, samplesOf(t, "haulout_nodemaintenance_info"), nil, "info while another replica leads")
 	want := "# HELP haulout_nodemaintenance_pods " + podsByName.Help + "\n# TYPE haulout_nodemaintenance_pods gauge\n"
-	for _, state := range []string{"blocked", "evacuating", "gone", "kept", "pending"} {
+	for _, state := range []string{"blocked", "evacuating", "gone", "kept", "pending", "waiting"} {
 		want += fmt.Sprintf("haulout_nodemaintenance_pods{name=\"other\",state=%q} 0\n", state)
 	}
 	must.Do(t, testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "haulout_nodemaintenance_pods"))

@@ -20,12 +20,12 @@ import (
 type Rules struct {
 	// entries are the entries of the plan that have a behavior, in the order of the plan.
 	entries Targets
-	// since is the time at which stage Drain began.
+	// since is the time at which stage Drain began, zero if it has not begun.
 	since time.Time
 }
 
-// RulesOf returns the rules of a maintenance, nil if its plan has no behavior. since is the time
-// at which stage Drain began.
+// RulesOf returns the rules of a maintenance, nil if its plan has no behavior. since is the time at
+// which stage Drain began, zero if it has not begun.
 func RulesOf(plan []v1alpha1.DrainPlanEntry, since time.Time) (*Rules, error) {
 	if !slices.ContainsFunc(plan, hasBehavior) {
 		return nil, nil
@@ -67,7 +67,7 @@ func (r *Rules) Of(pod Pod, now time.Time) Treatment {
 	}
 	e := &r.entries.Entries[at]
 	t := Treatment{Behavior: *e.Behavior}
-	if seconds := ptr.Deref(e.WaitSeconds, 0); t.Behavior == v1alpha1.DrainBehaviorWaitCompleted && seconds > 0 {
+	if seconds := ptr.Deref(e.WaitSeconds, 0); t.Behavior == v1alpha1.DrainBehaviorWaitCompleted && seconds > 0 && !r.since.IsZero() {
 		if t.Until = r.since.Add(time.Duration(seconds) * time.Second); !now.Before(t.Until) {
 			return drained
 		}

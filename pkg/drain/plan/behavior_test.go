@@ -80,6 +80,12 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// TestAWaitEndsOnlyAfterItsDrainHasBegun covers a maintenance before stage Drain.
+func TestAWaitEndsOnlyAfterItsDrainHasBegun(t *testing.T) {
+	rules := must.Get(RulesOf(entries{does(entry(typeDefault, maxPriority), awaited, 60)}, time.Time{}))(t)
+	is.Equal(t, rules.Of(pod(typeDefault, 0), began), Treatment{Behavior: awaited})
+}
+
 // TestPlansWithoutBehaviorsHaveNoRules checks that such plans cost nothing.
 func TestPlansWithoutBehaviorsHaveNoRules(t *testing.T) {
 	is.True(t, must.Get(RulesOf(defaultPlan(), began))(t) == nil, "got rules")

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/utils/ptr"
+
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -157,7 +159,8 @@ func SameEntries(a, b []v1alpha1.DrainPlanEntry) bool {
 		return true
 	}
 	for i := range a {
-		if a[i].PodPriority != b[i].PodPriority || a[i].PodType != b[i].PodType || !planorder.SameSelector(a[i].PodSelector, b[i].PodSelector) {
+		if a[i].PodPriority != b[i].PodPriority || a[i].PodType != b[i].PodType || !planorder.SameSelector(a[i].PodSelector, b[i].PodSelector) ||
+			!ptr.Equal(a[i].Behavior, b[i].Behavior) || !ptr.Equal(a[i].WaitSeconds, b[i].WaitSeconds) {
 			return false
 		}
 	}

@@ -99,7 +99,7 @@ func (f *Facts) progress(bar, gone, left int, what string) string {
 // their waits are known and may be much longer. If no pod leaves, the text is the age of the last
 // progress.
 func (f *Facts) paceTexts(c count, waiting int) []string {
-	if c.left() == 0 || f.Maintenance.Spec.Paused || !v1alpha1.IsDraining(f.Maintenance) {
+	if c.left() == 0 || f.Maintenance.Spec.Paused || !v1alpha1.IsDraining(f.Maintenance) || f.waitsForCompletion() {
 		return nil
 	}
 	p := f.pace()
