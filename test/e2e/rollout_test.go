@@ -188,8 +188,8 @@ func TestRolloutZoneByZone(t *testing.T) {
 	}
 }
 
-// TestRolloutHaltsAndIsHeld: the work fails on the first node, so no other node is disturbed. A user
-// repairs the node, and another one holds the rollout meanwhile. The deletion of the rollout
+// TestRolloutHaltsAndIsHeld: the work fails on the first node, so no other node is disturbed. A
+// user repairs the node, and another one holds the rollout meanwhile. The deletion of the rollout
 // releases all nodes.
 func TestRolloutHaltsAndIsHeld(t *testing.T) {
 	t.Parallel() // the test mostly waits

@@ -151,8 +151,8 @@ func TestAnnouncedUnitSurvivesTheLeader(t *testing.T) {
 	}
 }
 
-// TestAnnouncedUnitIsGivenUp: units may no longer start when the next leader finds an announced unit
-// without a maintenance.
+// TestAnnouncedUnitIsGivenUp: units may no longer start when the next leader finds an announced
+// unit without a maintenance.
 func TestAnnouncedUnitIsGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {

@@ -113,8 +113,8 @@ func (d *decision) set(f *facts, conditionType string, v verdict) {
 	})
 }
 
-// progressingOf returns the condition Progressing. A rollout without nodes has reached nothing: most
-// likely its selector has an error.
+// progressingOf returns the condition Progressing. A rollout without nodes has reached nothing:
+// most likely its selector has an error.
 func progressingOf(f *facts, choice *next.Decision) verdict {
 	v := verdict{metav1.ConditionFalse, choice.Reason, choice.Message}
 	if choice.Progressing {

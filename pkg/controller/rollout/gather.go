@@ -28,8 +28,8 @@ import (
 
 // facts is what a sync of a rollout decides from.
 type facts struct {
-	// rollout is the rollout under its newest status, with its nodes and its attempts. Its status is
-	// replaced by the new one before units start.
+	// rollout is the rollout under its newest status, with its nodes and its attempts. Its status
+	// is replaced by the new one before units start.
 	rollout next.Rollout
 	// cluster is the state of all nodes.
 	cluster *next.Cluster

@@ -17,8 +17,8 @@ import (
 )
 
 // goal is doneWhen of a rollout, with its values for the nodes as they are in the cache: an
-// expression takes longer to evaluate than all other steps of a decision together. A nil goal is one
-// without an expression. Only the worker of the queue uses it.
+// expression takes longer to evaluate than all other steps of a decision together. A nil goal is
+// one without an expression. Only the worker of the queue uses it.
 type goal struct {
 	rollout types.UID
 	program *nodeexpr.Program
@@ -48,8 +48,8 @@ func (c *Controller) goalOf(r *v1alpha1.NodeMaintenanceRollout) (*goal, error) {
 	return c.goals[r.Name], nil
 }
 
-// of returns the goal for a node. done is set if the work of the rollout on it is done: the values of
-// before are not stored for such a node, so an expression that only compares with them is true.
+// of returns the goal for a node. done is set if the work of the rollout on it is done: the values
+// of before are not stored for such a node, so an expression that only compares with them is true.
 func (g *goal) of(node *corev1.Node, done bool) (next.Goal, error) {
 	if g == nil {
 		return next.NoGoal, nil

@@ -24,8 +24,8 @@ func maintenanceName(rollout, unit string, attempt int) string {
 	if len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name
 	}
-	// The value of a label may have characters that a name must not have, and the name of a node may
-	// be too long.
+	// The value of a label may have characters that a name must not have, and the name of a node
+	// may be too long.
 	sum := sha256.Sum256([]byte(unit))
 	hash := hex.EncodeToString(sum[:])[:unitDigits]
 	readable := strings.Map(func(r rune) rune {

@@ -111,8 +111,8 @@ func (c *chaos) interrupt() {
 	}
 }
 
-// TestRandomInterruptions: whatever is interrupted, each node makes one trip, and never more are out
-// than the limit allows.
+// TestRandomInterruptions: whatever is interrupted, each node makes one trip, and never more are
+// out than the limit allows.
 func TestRandomInterruptions(t *testing.T) {
 	for seed := range uint64(6) {
 		bubble.Run(t, fmt.Sprint("seed ", seed), func(t *testing.T) {

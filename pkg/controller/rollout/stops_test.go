@@ -19,13 +19,13 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestStops: what stops a rollout releases the units that no worker has claimed, and lets the others
-// finish.
+// TestStops: what stops a rollout releases the units that no worker has claimed, and lets the
+// others finish.
 func TestStops(t *testing.T) {
 	for name, test := range map[string]struct {
 		stop func(*v1alpha1.NodeMaintenanceRolloutSpec)
-		// want is the reason of Progressing, and withdrawn the annotation of the released unit; "" if
-		// the unit goes on.
+		// want is the reason of Progressing, and withdrawn the annotation of the released unit; ""
+		// if the unit goes on.
 		want, withdrawn string
 	}{
 		"stage Complete": {

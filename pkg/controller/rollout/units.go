@@ -68,8 +68,8 @@ func (f *facts) follow(entry v1alpha1.RolloutUnit, mayStart, open, drainsHeld bo
 	return u
 }
 
-// endOf decides whether the maintenance of a unit ends. A drain that starts over, because a user has
-// deleted the task of a failed node, has the whole deadline again.
+// endOf decides whether the maintenance of a unit ends. A drain that starts over, because a user
+// has deleted the task of a failed node, has the whole deadline again.
 func (f *facts) endOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance, open bool) next.Ending {
 	end := next.EndOf(f.cluster, &f.rollout, unit, nm, open)
 	deadline := unit.Since.Add(time.Duration(ptr.Deref(f.rollout.Object.Spec.ProgressDeadlineSeconds, 0)) * time.Second)
@@ -97,8 +97,8 @@ func (f *facts) setPhase(unit *v1alpha1.RolloutUnit, phase v1alpha1.RolloutPhase
 	}
 }
 
-// pauseOf returns the value that spec.paused of a maintenance has to get; nil if it stays. A rollout
-// never touches the pause of a user.
+// pauseOf returns the value that spec.paused of a maintenance has to get; nil if it stays. A
+// rollout never touches the pause of a user.
 func pauseOf(nm *v1alpha1.NodeMaintenance, held bool, server string) *bool {
 	switch {
 	case !v1alpha1.IsDraining(nm) || nm.Spec.Paused == held:

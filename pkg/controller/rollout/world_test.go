@@ -92,8 +92,8 @@ func (r *refusals) EvaluateConditions(
 	return authorizer.DecisionDeny, "", nil
 }
 
-// newWorld returns a world with objects. It must be called in a bubble of synctest; start starts the
-// controller.
+// newWorld returns a world with objects. It must be called in a bubble of synctest; start starts
+// the controller.
 func newWorld(t *testing.T, objects ...runtime.Object) *world {
 	t.Helper()
 	w := &world{
@@ -194,8 +194,8 @@ func (w *world) rest(d time.Duration) {
 	w.until("the end of the rest", d/20, func() bool { return !time.Now().Before(end) })
 }
 
-// play takes one step of the API server, of the controllers of maintenances, nodes and tasks, and of
-// the workers, for each maintenance.
+// play takes one step of the API server, of the controllers of maintenances, nodes and tasks, and
+// of the workers, for each maintenance.
 func (w *world) play() {
 	w.Helper()
 	if w.played != nil {
