@@ -26,10 +26,8 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
+// kernelLabel is the label that the workers of the rollouts change, to the value newKernel.
 const (
-	// zoneLabel is the topology key of the rollouts, and kernelLabel the label that their workers
-	// change.
-	zoneLabel   = "e2e.haulout.dev/zone"
 	kernelLabel = "e2e.haulout.dev/kernel"
 	newKernel   = "6.12"
 )

@@ -114,7 +114,7 @@ func (c *chaos) interrupt() {
 // TestRandomInterruptions: whatever is interrupted, each node makes one trip, and never more are
 // out than the limit allows.
 func TestRandomInterruptions(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range uint64(20) {
 		bubble.Run(t, fmt.Sprint("seed ", seed), func(t *testing.T) {
 			c := newChaos(t, seed)
 			c.rest(2 * time.Minute)

@@ -25,6 +25,7 @@ import (
 	hostfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/retry"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
@@ -200,6 +201,7 @@ func (w *world) play() {
 	w.Helper()
 	if w.played != nil {
 		w.played()
+		synctest.Wait()
 	}
 	for _, nm := range w.maintenances() {
 		before := nm.DeepCopy()
@@ -343,10 +345,13 @@ func (w *world) rollout() *v1alpha1.NodeMaintenanceRollout {
 // change changes the spec of the rollout, as a user does.
 func (w *world) change(change func(*v1alpha1.NodeMaintenanceRolloutSpec)) {
 	w.Helper()
-	r := w.rollout()
-	change(&r.Spec)
-	r.Generation++
-	must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Update(w.Context(), r, metav1.UpdateOptions{}))(w)
+	must.Do(w, retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		r := w.rollout()
+		change(&r.Spec)
+		r.Generation++
+		_, err := w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Update(w.Context(), r, metav1.UpdateOptions{})
+		return err
+	}))
 }
 
 // reason returns the reason of the condition Progressing.
