@@ -54,7 +54,7 @@ func TestRightToAssignWorkers(t *testing.T) {
 func TestNodesOfATask(t *testing.T) {
 	h := may("")
 	h.assigns = []string{rebooter}
-	for nodes, want := range map[int]string{2600: "", 3000: "spec.nodeSelector: Invalid value: selects 3002 nodes, too many for a task: at most 27"} {
+	for nodes, want := range map[int]string{2600: "", 3000: "spec.nodeSelector: Invalid value: selects 3002 nodes, too many for a task: at most 26"} {
 		cluster := manyNodes(nodes)
 		for _, node := range cluster {
 			h.allowed[node.Name] = true

@@ -43,8 +43,9 @@ const (
 	// assumes a name of 63 characters, about the maximum at cloud providers, and the longest reason
 	// of a node that has targets.
 	nodeBytes = 132 + 15
-	// taskBytes is the maximum size of the state of the work on a node, without its message.
-	taskBytes = 200
+	// taskBytes is the maximum size of the state of the work on a node, without its message. It
+	// leaves room for about 2,700 nodes with the default plan.
+	taskBytes = 184
 	// waitingBytes is the maximum size of the number of waiting pods of a node, which only a plan
 	// with the behavior WaitCompleted has.
 	waitingBytes = 4
@@ -72,7 +73,9 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	perNode, waiting := nodeBytes, 0
 	for i := range plan {
 		key := string(plan[i].PodType) + " " + planorder.CanonicalSelector(plan[i].PodSelector)
-		size := plan[i].Size() + entryBytes
+		target := plan[i]
+		target.Behavior, target.WaitSeconds = nil, nil // targets have none
+		size := target.Size() + entryBytes
 		perNode += max(0, size-targets[key])
 		targets[key] = max(size, targets[key])
 		if ptr.Deref(plan[i].Behavior, "") == v1alpha1.DrainBehaviorWaitCompleted {

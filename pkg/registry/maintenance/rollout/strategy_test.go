@@ -144,10 +144,10 @@ func TestLineBetweenOldAndNewNodes(t *testing.T) {
 	is.True(t, out.Status.NewestNodeTimestamp.Equal(line), "the line has moved to %v", out.Status.NewestNodeTimestamp)
 
 	r = newRegistry(t, etcd)
-	r.known, line = false, r.newest
+	line, r.newest, r.known = r.newest, nil, false
 	out = r.mustCreate(ann, atStage(v1alpha1.RolloutStageRoll))
 	is.True(t, out.Status.NewestNodeTimestamp == nil, "a line of a replica that does not know the nodes")
-	r.known = true
+	r.newest, r.known = line, true
 	out = must.Get(r.updateStatus(func(r *maintenance.NodeMaintenanceRollout) { r.Status.Nodes.Total = 1 }))(t)
 	is.True(t, out.Status.NewestNodeTimestamp.Equal(line), "after a write of the status the line is %v", out.Status.NewestNodeTimestamp)
 }
