@@ -183,6 +183,11 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 		e.Spec.NodeName = pod.Spec.NodeName
 		return false, nil, nil
 	})
+	f.maintenance.PrependReactor("create", "nodetasks", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		status := &action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeTask).Status
+		status.State, status.StateTime = v1alpha1.NodeTaskOffered, &metav1.Time{Time: f.clock.Now()}
+		return false, nil, nil
+	})
 	f.maintenance.PrependReactor("get", "nodemaintenances/preview", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, &v1alpha1.NodeMaintenancePreview{}, nil
 	})
