@@ -15,6 +15,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -98,7 +99,11 @@ func useMaintenance(t *testing.T, nm *v1alpha1.NodeMaintenance) {
 	selector.Decide(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", Labels: map[string]string{"pool": "blue"}}})
 	targets, err := plan.CompileTargets(nm.Spec.DrainPlan)
 	must.True(t, err == nil, "a valid drain plan cannot be used: %v", err)
-	targets.Cover(plan.Pod{Type: v1alpha1.PodTypeDefault, Labels: map[string]string{"app": "web"}})
+	pod := plan.Pod{Type: v1alpha1.PodTypeDefault, Labels: map[string]string{"app": "web"}}
+	targets.Cover(pod)
+	rules, err := plan.RulesOf(nm.Spec.DrainPlan, time.Time{})
+	must.True(t, err == nil, "valid behaviors cannot be used: %v", err)
+	rules.Of(pod, time.Time{})
 	for _, is := range []func(*v1alpha1.NodeMaintenance) bool{
 		v1alpha1.IsHolding, v1alpha1.IsDraining, v1alpha1.IsEnding, v1alpha1.IsDone, v1alpha1.UncordonsOnly,
 	} {
