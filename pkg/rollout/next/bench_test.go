@@ -12,9 +12,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// BenchmarkDecide decides for 20 rollouts over the 5,000 nodes of a cluster, as in a full round after
-// a change: each is half done, and a limit keeps the next units of each from starting. Compare it with
-// BenchmarkPlan of pkg/drain/plan, which plans the drains of such a cluster.
+// BenchmarkDecide decides for 20 rollouts over the 5,000 nodes of a cluster, as in a full round
+// after a change: each is half done, and a limit keeps the next units of each from starting.
+// Compare it with BenchmarkPlan of pkg/drain/plan, which plans the drains of such a cluster.
 func BenchmarkDecide(b *testing.B) {
 	const nodes, rollouts = 5000, 20
 	var objects []*corev1.Node

@@ -45,7 +45,8 @@ type Cluster struct {
 	failed map[string]time.Time
 }
 
-// NewCluster returns the state of a cluster. It keeps the slices of the facts, and writes to the nodes.
+// NewCluster returns the state of a cluster. It keeps the slices of the facts, and writes to the
+// nodes.
 func NewCluster(facts Facts) *Cluster {
 	c := &Cluster{
 		Facts: facts, nodes: make(map[string]*Node, len(facts.Nodes)), tasks: make(map[string]*v1alpha1.NodeTask, len(facts.Tasks)),
@@ -100,8 +101,8 @@ func (c *Cluster) Announce(r *v1alpha1.NodeMaintenanceRollout) {
 	}
 }
 
-// Agrees reports whether a live read of a node agrees with the decision. If it does not, the unit of
-// the node does not start now: the caches lag behind. The caller compares selector and doneWhen.
+// Agrees reports whether a live read of a node agrees with the decision. If it does not, the unit
+// of the node does not start now: the caches lag behind. The caller compares selector and doneWhen.
 func (c *Cluster) Agrees(live *Node) bool {
 	n := c.nodes[live.Name]
 	return n != nil && n.UID == live.UID && n.down == live.down && maps.Equal(n.Labels, live.Labels) &&

@@ -1,16 +1,16 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package next decides which units of a rollout start, and when a unit that runs ends. Its functions
-// are pure: values in and values out, without a clock.
+// Package next decides which units of a rollout start, and when a unit that runs ends. Its
+// functions are pure: values in and values out, without a clock.
 //
 // A node is out if it is not Ready, unschedulable, held by a maintenance, has a NodeTask, was
-// announced by a rollout, or soaks. Limits count the nodes that are out for whatever reason, so that
-// rollouts and users need not know of each other. A unit starts if every limit allows it, and if no
-// more units run then than were done since the last failure, plus one.
+// announced by a rollout, or soaks. Limits count the nodes that are out for whatever reason, so
+// that rollouts and users need not know of each other. A unit starts if every limit allows it, and
+// if no more units run then than were done since the last failure, plus one.
 //
-// Nothing is remembered between two decisions. What a rollout has tried, and how it ended, is in its
-// NodeMaintenances.
+// Nothing is remembered between two decisions. What a rollout has tried, and how it ended, is in
+// its NodeMaintenances.
 package next
 
 import (
@@ -25,15 +25,15 @@ import (
 type Goal int
 
 const (
-	// NoGoal means that the rollout has no doneWhen, or that it depends on the state before the work
-	// and the work is done.
+	// NoGoal means that the rollout has no doneWhen, or that it depends on the state before the
+	// work and the work is done.
 	NoGoal Goal = iota
 	// GoalUnmet means that doneWhen is false.
 	GoalUnmet
 	// GoalMet means that doneWhen is true: the node needs no work.
 	GoalMet
-	// TooNew means that the rollout has no doneWhen, and that the node was created after it had left
-	// stage Idle. The node takes places, and nothing else.
+	// TooNew means that the rollout has no doneWhen, and that the node was created after it had
+	// left stage Idle. The node takes places, and nothing else.
 	TooNew
 )
 
@@ -67,7 +67,8 @@ type Decision struct {
 	Progressing bool
 	Reason      string
 	Message     string
-	// Next is the earliest time at which another decision may follow without an event; zero if none.
+	// Next is the earliest time at which another decision may follow without an event; zero if
+	// none.
 	Next time.Time
 }
 
@@ -200,8 +201,8 @@ func (d *decider) start() (refusal string) {
 	return refusal
 }
 
-// width returns how many units may run: one more than were done since the last failure. So the first
-// one is alone, and their number doubles with each round.
+// width returns how many units may run: one more than were done since the last failure. So the
+// first one is alone, and their number doubles with each round.
 func (d *decider) width() int {
 	width := 1
 	for _, s := range d.history.succeeded {
@@ -212,8 +213,8 @@ func (d *decider) width() int {
 	return width
 }
 
-// countNodes counts the matching nodes by their state. A node of a unit that runs is running even if
-// its own work is done: it returns with the others. One that joined the unit later waits.
+// countNodes counts the matching nodes by their state. A node of a unit that runs is running even
+// if its own work is done: it returns with the others. One that joined the unit later waits.
 func (d *decider) countNodes() {
 	counts := map[state]int32{}
 	for _, m := range d.Members {

@@ -20,7 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// case is a cluster and a rollout; changes describe how it differs from nodes that are all in service.
+// case is a cluster and a rollout; changes describe how it differs from nodes that are all in
+// service.
 type scene struct {
 	nodes    []*corev1.Node
 	holders  map[string][]*v1alpha1.NodeMaintenance

@@ -22,8 +22,9 @@ type Ending struct {
 	Next time.Time
 }
 
-// EndOf decides whether the maintenance of a unit ends. open is true if a window is open. A unit that
-// a worker has claimed, or may have claimed, or that has failed, only ends when its work is done.
+// EndOf decides whether the maintenance of a unit ends. open is true if a window is open. A unit
+// that a worker has claimed, or may have claimed, or that has failed, only ends when its work is
+// done.
 func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance, open bool) Ending {
 	if v1alpha1.IsEnding(nm) {
 		return Ending{}
@@ -50,8 +51,8 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 	return Ending{Now: true, Withdrawn: WithdrawnBlocked}
 }
 
-// progressOf returns the number of nodes of a unit whose work is done, and of those whose work is not
-// done although they, or their tasks, exist.
+// progressOf returns the number of nodes of a unit whose work is done, and of those whose work is
+// not done although they, or their tasks, exist.
 func (c *Cluster) progressOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) (done, left int) {
 	records := map[string]*v1alpha1.NodeMaintenanceNodeTask{}
 	for i := range nm.Status.NodeStatuses {

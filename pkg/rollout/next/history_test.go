@@ -49,7 +49,8 @@ func TestOutcomeOf(t *testing.T) {
 	}
 }
 
-// A blocked unit is tried again after 10 minutes, then after twice as long each time, up to 6 hours.
+// A blocked unit is tried again after 10 minutes, then after twice as long each time, up to 6
+// hours.
 func TestRetry(t *testing.T) {
 	for blocked, want := range map[int]time.Duration{
 		1: 10 * time.Minute, 2: 20 * time.Minute, 3: 40 * time.Minute, 6: 320 * time.Minute, 7: 6 * time.Hour, 1000: 6 * time.Hour,

@@ -23,13 +23,14 @@ type limit struct {
 	name string
 	// key is the label of its domains; "" for one domain.
 	key string
-	// covers reports whether the limit counts a node.
-	covers func(*Node) bool
+	// controlPlane is true if it only counts control-plane nodes.
+	controlPlane bool
 	// maxNodes returns the number of nodes of a domain that may be out; total is their number.
 	maxNodes func(total int) int
-	// total and out count the nodes by domain; missing nodes count in every one.
-	total, out map[string]int
-	missing    int
+	// nodes are those that it counts, and domains their numbers. Missing nodes count in every one.
+	nodes   []*Node
+	domains map[string]*places
+	missing int
 
 	// maxDomains is the number of open domains; 0 if this is a limit of nodes. open are those in
 	// which units run or soak, begun those in which there were others before.
@@ -37,35 +38,34 @@ type limit struct {
 	open, begun map[string]bool
 }
 
-func newLimit(name, key string, covers func(*Node) bool, maxNodes func(int) int) *limit {
-	return &limit{name: name, key: key, covers: covers, maxNodes: maxNodes, total: map[string]int{}, out: map[string]int{}}
-}
+// places counts the nodes of a domain, and those that are out.
+type places struct{ total, out int }
 
 // readLimits makes the limits of the rollout and those of the cluster, and counts what is out.
 func (d *decider) readLimits() {
-	members := make(map[string]bool, len(d.Members))
+	var members, all []*Node
 	for _, m := range d.Members {
-		members[m.Node] = true
+		if n := d.cluster.nodes[m.Node]; n != nil {
+			members = append(members, n)
+		}
 	}
-	isMember := func(n *Node) bool { return members[n.Name] }
+	for i := range d.cluster.Nodes {
+		all = append(all, &d.cluster.Nodes[i])
+	}
 	for i := range d.Object.Spec.Limits {
 		spec := &d.Object.Spec.Limits[i]
-		name := fmt.Sprintf("limits[%d]", i)
-		if spec.MaxDomains != nil {
-			d.limits = append(d.limits, &limit{
-				name: name, key: spec.TopologyKey, maxDomains: int(*spec.MaxDomains), open: map[string]bool{}, begun: map[string]bool{},
-			})
-			continue
+		l := &limit{name: fmt.Sprintf("limits[%d]", i), key: spec.TopologyKey}
+		if spec.MaxDomains == nil {
+			l.maxNodes = maximum(spec.MaxUnavailable)
+			d.count(l, members)
+		} else {
+			l.maxDomains = int(*spec.MaxDomains)
+			d.openDomains(l, members)
 		}
-		d.limits = append(d.limits, newLimit(name, spec.TopologyKey, isMember, maximum(spec.MaxUnavailable)))
 	}
 	percent := intstr.FromString(fmt.Sprintf("%d%%", d.cluster.MaxUnavailablePercent))
-	d.limits = append(d.limits,
-		newLimit("--max-unavailable-nodes of the server", "", func(*Node) bool { return true }, maximum(&percent)),
-		newLimit("the limit of control-plane nodes", "", func(n *Node) bool { return n.controlPlane }, func(int) int { return 1 }))
-	for _, l := range d.limits {
-		d.count(l)
-	}
+	d.count(&limit{name: "--max-unavailable-nodes of the server", maxNodes: maximum(&percent)}, all)
+	d.count(&limit{name: "the limit of control-plane nodes", controlPlane: true, maxNodes: func(int) int { return 1 }}, all)
 }
 
 // maximum returns the function that computes how many nodes of a domain may be out: at least 1. A
@@ -80,85 +80,104 @@ func maximum(value *intstr.IntOrString) func(int) int {
 	}
 }
 
-func (d *decider) count(l *limit) {
-	if l.maxDomains > 0 {
-		d.openDomains(l)
-		return
-	}
-	l.missing = len(d.cluster.missing)
-	for i := range d.cluster.Nodes {
-		if n := &d.cluster.Nodes[i]; l.covers(n) {
-			l.total[n.Labels[l.key]]++
+// count adds a limit of nodes, and counts these nodes.
+func (d *decider) count(l *limit, nodes []*Node) {
+	l.nodes, l.domains, l.missing = nodes, map[string]*places{}, len(d.cluster.missing)
+	for _, n := range nodes {
+		if l.covers(n) {
+			p := l.at(l.domainOf(n))
+			p.total++
 			if n.isOut() {
-				l.out[n.Labels[l.key]]++
+				p.out++
 			}
 		}
 	}
+	d.limits = append(d.limits, l)
 }
 
-// openDomains notes in which domains the rollout is at work, and was before.
-func (d *decider) openDomains(l *limit) {
+// openDomains adds a limit of domains, and notes in which the rollout is at work, and was before.
+func (d *decider) openDomains(l *limit, members []*Node) {
+	l.open, l.begun = map[string]bool{}, map[string]bool{}
 	for _, w := range d.work {
 		for _, name := range w.nodes {
 			if n := d.cluster.nodes[name]; n != nil && !w.failed {
-				l.open[n.Labels[l.key]] = true
+				l.open[l.domainOf(n)] = true
 			}
 		}
 	}
-	for _, m := range d.Members {
-		if n := d.cluster.nodes[m.Node]; n != nil {
-			if _, done := d.history.done[n.UID]; done {
-				l.begun[n.Labels[l.key]] = true
-			}
+	for _, n := range members {
+		if _, isRecorded := d.history.done[n.UID]; isRecorded {
+			l.begun[l.domainOf(n)] = true
 		}
 	}
+	d.limits = append(d.limits, l)
 }
 
-// costs returns, by domain, how many nodes of a unit would be out in addition, and how many of them
-// count as out already. A node that is visibly out costs nothing. One that is only taken, which the
-// Node does not show yet or any more, costs a place although it is counted.
-func (l *limit) costs(u *Unit) (added, counted map[string]int) {
-	added, counted = map[string]int{}, map[string]int{}
+func (l *limit) covers(n *Node) bool { return !l.controlPlane || n.controlPlane }
+
+func (l *limit) domainOf(n *Node) string {
+	if l.key == "" {
+		return ""
+	}
+	return n.Labels[l.key]
+}
+
+// at returns the places of a domain.
+func (l *limit) at(domain string) *places {
+	p := l.domains[domain]
+	if p == nil {
+		p = &places{}
+		l.domains[domain] = p
+	}
+	return p
+}
+
+// cost is what a unit takes in a domain.
+type cost struct {
+	domain string
+	// size is the number of its nodes. added is the number of those that would be out in addition,
+	// and counted that of those among them that count as out already. A node that is visibly out
+	// costs nothing. One that is only taken, which the Node does not show yet or any more, costs a
+	// place although it is counted.
+	size, added, counted int
+}
+
+// costs returns what a unit takes, sorted by domain.
+func (l *limit) costs(u *Unit) []cost {
+	var costs []cost
 	for _, n := range u.Nodes {
-		if !l.covers(n) || n.down != "" {
+		if !l.covers(n) {
 			continue
 		}
-		added[n.Labels[l.key]]++
-		if n.taken != "" {
-			counted[n.Labels[l.key]]++
+		domain := l.domainOf(n)
+		i := slices.IndexFunc(costs, func(c cost) bool { return c.domain == domain })
+		if i < 0 {
+			i, costs = len(costs), append(costs, cost{domain: domain})
+		}
+		costs[i].size++
+		if n.down == "" {
+			costs[i].added++
+			if n.taken != "" {
+				costs[i].counted++
+			}
 		}
 	}
-	return added, counted
-}
-
-// domainsOf returns the domains of a unit, sorted.
-func (l *limit) domainsOf(u *Unit) []string {
-	var domains []string
-	for _, n := range u.Nodes {
-		domains = append(domains, n.Labels[l.key])
-	}
-	slices.Sort(domains)
-	return slices.Compact(domains)
+	slices.SortFunc(costs, func(a, b cost) int { return strings.Compare(a.domain, b.domain) })
+	return costs
 }
 
 // excludes returns why the unit would not fit even if no other node was out; "" if it would.
 func (l *limit) excludes(u *Unit) string {
+	costs := l.costs(u)
 	if l.maxDomains > 0 {
-		if domains := l.domainsOf(u); len(domains) > l.maxDomains {
-			return fmt.Sprintf("it has nodes in %d domains of %s; %s allows %d", len(domains), l.key, l.name, l.maxDomains)
+		if len(costs) > l.maxDomains {
+			return fmt.Sprintf("it has nodes in %d domains of %s; %s allows %d", len(costs), l.key, l.name, l.maxDomains)
 		}
 		return ""
 	}
-	sizes := map[string]int{}
-	for _, n := range u.Nodes {
-		if l.covers(n) {
-			sizes[n.Labels[l.key]]++
-		}
-	}
-	for _, domain := range slices.Sorted(maps.Keys(sizes)) {
-		size := sizes[domain]
-		if allowed := l.maxNodes(l.total[domain]); size > allowed {
-			return fmt.Sprintf("it has %s%s; %s allows %d", wording.Count(size, "node"), l.in(domain), l.name, allowed)
+	for _, c := range costs {
+		if allowed := l.maxNodes(l.at(c.domain).total); c.size > allowed {
+			return fmt.Sprintf("it has %s%s; %s allows %d", wording.Count(c.size, "node"), l.in(c.domain), l.name, allowed)
 		}
 	}
 	return ""
@@ -166,36 +185,29 @@ func (l *limit) excludes(u *Unit) string {
 
 // refuses returns in which domain the limit keeps a unit from starting, and whether it does.
 func (l *limit) refuses(u *Unit) (domain string, refused bool) {
-	if l.maxDomains > 0 {
-		domains := len(l.open)
-		for _, domain = range l.domainsOf(u) {
-			if !l.open[domain] {
-				domains++
+	open := len(l.open)
+	for _, c := range l.costs(u) {
+		if l.maxDomains > 0 {
+			if !l.open[c.domain] {
+				open++
 			}
+			continue
 		}
-		return domain, domains > l.maxDomains
-	}
-	added, counted := l.costs(u)
-	least, refused := "", false
-	for domain, n := range added {
-		if l.out[domain]-counted[domain]+n+l.missing > l.maxNodes(l.total[domain]) && (!refused || domain < least) {
-			least, refused = domain, true
+		if p := l.at(c.domain); c.added > 0 && p.out-c.counted+c.added+l.missing > l.maxNodes(p.total) {
+			return c.domain, true
 		}
 	}
-	return least, refused
+	return "", open > l.maxDomains
 }
 
 // start counts the nodes of a unit that starts.
 func (l *limit) start(u *Unit) {
-	if l.maxDomains > 0 {
-		for _, domain := range l.domainsOf(u) {
-			l.open[domain] = true
+	for _, c := range l.costs(u) {
+		if l.maxDomains > 0 {
+			l.open[c.domain] = true
+		} else {
+			l.at(c.domain).out += c.added - c.counted
 		}
-		return
-	}
-	added, counted := l.costs(u)
-	for domain, n := range added {
-		l.out[domain] += n - counted[domain]
 	}
 }
 
@@ -206,15 +218,15 @@ func (d *decider) refusal(l *limit, domain string) string {
 			names(slices.Collect(maps.Keys(l.open))))
 	}
 	var takers []string
-	for i := range d.cluster.Nodes {
-		if n := &d.cluster.Nodes[i]; l.covers(n) && n.isOut() && n.Labels[l.key] == domain {
+	for _, n := range l.nodes {
+		if l.covers(n) && n.isOut() && l.domainOf(n) == domain {
 			takers = append(takers, n.Name+" "+n.why())
 		}
 	}
 	for name := range d.cluster.missing {
 		takers = append(takers, name+" does not exist, but may return")
 	}
-	return fmt.Sprintf("%s allows %s out of service%s: %s", l.name, wording.Count(l.maxNodes(l.total[domain]), "node"), l.in(domain),
+	return fmt.Sprintf("%s allows %s out of service%s: %s", l.name, wording.Count(l.maxNodes(l.at(domain).total), "node"), l.in(domain),
 		names(takers))
 }
 

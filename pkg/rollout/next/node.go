@@ -15,8 +15,8 @@ import (
 	"haulout.dev/haulout/pkg/drain/marks"
 )
 
-// notReadyGrace is the time for which a node that is not Ready does not count as out: a kubelet that
-// restarts is not Ready for some seconds.
+// notReadyGrace is the time for which a node that is not Ready does not count as out: a kubelet
+// that restarts is not Ready for some seconds.
 const notReadyGrace = 30 * time.Second
 
 // Node is what a decision needs to know of a node.

@@ -12,7 +12,8 @@ import (
 	"haulout.dev/haulout/pkg/rollout/window"
 )
 
-// stop sets the reason for which no unit starts, whatever the limits allow; none if units may start.
+// stop sets the reason for which no unit starts, whatever the limits allow; none if units may
+// start.
 func (d *decider) stop() {
 	spec := &d.Object.Spec
 	windows, err := window.At(spec.Windows, d.cluster.Now)
@@ -125,10 +126,10 @@ func (d *decider) progress(refusal string) {
 // clock formats a time for a message.
 func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// Contradictions returns, by rollout, which other rollout undoes what it has done: it was done with a
-// node, another one worked on the same node later, and then doneWhen of the first was false again.
-// Both have to be held until one of them is completed. Rollouts that are not in stage Roll undo
-// nothing.
+// Contradictions returns, by rollout, which other rollout undoes what it has done: it was done with
+// a node, another one worked on the same node later, and then doneWhen of the first was false
+// again. Both have to be held until one of them is completed. Rollouts that are not in stage Roll
+// undo nothing.
 func Contradictions(rollouts []*Rollout, nodes []Node) map[string]string {
 	byName := make(map[string]*Node, len(nodes))
 	for i := range nodes {

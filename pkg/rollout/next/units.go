@@ -166,8 +166,8 @@ func (d *decider) order() []*Unit {
 	return units
 }
 
-// rankOf returns 0 for a unit in domains in which the rollout is at work, 1 in those in which it was
-// at work, and 2 in others. So a rollout that may be in few domains ends one before the next.
+// rankOf returns 0 for a unit in domains in which the rollout is at work, 1 in those in which it
+// was at work, and 2 in others. So a rollout that may be in few domains ends one before the next.
 func (d *decider) rankOf(u *Unit) int {
 	rank := 0
 	for _, l := range d.limits {

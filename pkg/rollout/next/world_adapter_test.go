@@ -33,25 +33,36 @@ func maxDomains(n int, key string) v1alpha1.RolloutLimit {
 	return v1alpha1.RolloutLimit{MaxDomains: ptr.To(int32(n)), TopologyKey: key}
 }
 
-// readNode returns what a decision sees of a node. Holders are read from the caches.
-func (w *world) readNode(n *simNode, caches *view) Node {
-	status, since := corev1.ConditionTrue, 0
+// object returns a node as an object of the API. It is kept until the node changes.
+func (n *simNode) object(off rules) *corev1.Node {
+	state := nodeState{status: corev1.ConditionTrue, cordoned: n.foreign || len(n.cordon) > 0, foreign: n.foreign}
 	if !n.isReady() {
-		status, since = corev1.ConditionFalse, max(n.bad, 0)
+		state.status, state.since = corev1.ConditionFalse, max(n.bad, 0)
+	}
+	if n.stored != nil && n.state == state {
+		return n.stored
 	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: n.name, UID: types.UID(n.uid), Labels: map[string]string{"zone": n.zone, "rack": n.rack}, Annotations: map[string]string{},
 		},
-		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status, LastTransitionTime: at(since)}}},
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+			{Type: corev1.NodeReady, Status: state.status, LastTransitionTime: at(state.since)},
+		}},
 	}
-	if n.cp && w.rules.on("cp") {
+	if n.cp && off.on("cp") {
 		node.Labels["node-role.kubernetes.io/control-plane"] = ""
 	}
-	node.Spec.Unschedulable = n.foreign || len(n.cordon) > 0
-	if !n.foreign && len(n.cordon) > 0 || !w.rules.on("skip") {
+	node.Spec.Unschedulable = state.cordoned
+	if state.cordoned && !state.foreign || !off.on("skip") {
 		node.Annotations[v1alpha1.AnnotationCordonedBy] = `{"maintenances":{"some":"uid"}}`
 	}
+	n.state, n.stored = state, node
+	return node
+}
+
+// readNode returns what a decision sees of a node. Holders are read from the caches.
+func (w *world) readNode(n *simNode, caches *view) Node {
 	var holders []*v1alpha1.NodeMaintenance
 	for _, m := range caches.holding(n.name) {
 		if m.task || w.rules.on("person") {
@@ -62,7 +73,7 @@ func (w *world) readNode(n *simNode, caches *view) Node {
 	if n.pods {
 		pods++
 	}
-	return NewNode(node, holders, pods, at(caches.now).Time)
+	return NewNode(n.object(w.rules), holders, pods, at(caches.now).Time)
 }
 
 // object returns a maintenance as an object of the API.

@@ -11,8 +11,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// This file is the model of what surrounds the decisions: the controllers of maintenances, nodes and
-// tasks, the workers, the node agents, and what users and machines do.
+// This file is the model of what surrounds the decisions: the controllers of maintenances, nodes
+// and tasks, the workers, the node agents, and what users and machines do.
 
 // isDrained reports whether a maintenance is drained.
 func (v *view) isDrained(m *simMaintenance, off rules) bool {
@@ -120,7 +120,8 @@ func (w *world) release(m *simMaintenance) {
 	}
 }
 
-// stepTasks is the controller of tasks. It decides on caches, and looks at the world before a grant.
+// stepTasks is the controller of tasks. It decides on caches, and looks at the world before a
+// grant.
 func (w *world) stepTasks(caches *view, calm bool) {
 	names := map[string]bool{}
 	for _, n := range w.nodes {
@@ -308,8 +309,8 @@ func (w *world) byHand(name, node string) *simMaintenance {
 	return m
 }
 
-// shutDown is the node agents: a machine goes down when its shutdown is drained. The agent completes
-// the shutdown after the boot.
+// shutDown is the node agents: a machine goes down when its shutdown is drained. The agent
+// completes the shutdown after the boot.
 func (w *world) shutDown() {
 	for _, m := range w.maintenances {
 		if !m.shutdown || !m.drains() {

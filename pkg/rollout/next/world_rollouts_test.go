@@ -113,6 +113,7 @@ func (w *world) end(r *simRollout, caches *view, fresh func() bool, cluster *Clu
 			unit.Nodes = append(unit.Nodes, v1alpha1.NodeReference{Name: name})
 			if !w.rules.on("gone") && cluster.nodes[name] == nil {
 				cluster.nodes[name] = &Node{Name: name}
+				in.Members = append(in.Members, Member{Node: name})
 			}
 		}
 		if ending := EndOf(cluster, in, unit, caches.draining(m, w.rules), windows.Open); ending.Now {

@@ -9,15 +9,19 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // A world is a random cluster in which rollouts, users, workers and node agents act, through caches
 // that lag behind and controllers that crash. Decide and EndOf decide in it; everything around them
-// is a model. A step is a minute. A rule is something on which the safety or the progress of rollouts
-// depends. Each can be switched off, by other inputs of the decisions or in the model around them.
+// is a model. A step is a minute. A rule is something on which the safety or the progress of
+// rollouts depends. Each can be switched off, by other inputs of the decisions or in the model
+// around them.
 
-// claimSteps, taskSteps and stallSteps are the deadlines of claims, of claimed tasks, and of drains.
+// claimSteps, taskSteps and stallSteps are the deadlines of claims, of claimed tasks, and of
+// drains.
 const (
 	claimSteps = 15
 	taskSteps  = 12
@@ -33,10 +37,21 @@ type simNode struct {
 	// pods and ds are true while pods, and those of DaemonSets, are on the node. Without ds the
 	// node is not Ready.
 	pods, ds bool
-	// bad is the step since which the node is out for a reason that no rollout has; -1 if it is not.
+	// bad is the step since which the node is out for a reason that no rollout has; -1 if it is
+	// not.
 	bad int
 	// goal are the rollouts whose doneWhen is true, cordon the maintenances that hold the cordon.
 	goal, cordon map[string]bool
+	// stored is the object of the state.
+	state  nodeState
+	stored *corev1.Node
+}
+
+// nodeState is what may change in the object of a node.
+type nodeState struct {
+	status            corev1.ConditionStatus
+	since             int
+	cordoned, foreign bool
 }
 
 func (n *simNode) isReady() bool { return n.ready && n.ds }
@@ -213,8 +228,8 @@ func (v *view) soaks(name string) bool {
 	})
 }
 
-// isDone reports whether a maintenance of a rollout is complete because its work is done. A user may
-// have completed it in the last moment.
+// isDone reports whether a maintenance of a rollout is complete because its work is done. A user
+// may have completed it in the last moment.
 func (m *simMaintenance) isDone() bool {
 	isRecorded := func(name string) bool { return m.records[name].state == v1alpha1.NodeTaskDone }
 	isOpen := m.person && slices.ContainsFunc(m.nodes, func(name string) bool { return !isRecorded(name) })

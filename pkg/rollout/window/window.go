@@ -15,8 +15,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// maxStarts is the number of openings that At follows to find the end of windows that overlap: those
-// of two days if one opens each minute.
+// maxStarts is the number of openings that At follows to find the end of windows that overlap:
+// those of two days if one opens each minute.
 const maxStarts = 3000
 
 // State tells whether units may start, and how long that lasts.
@@ -60,8 +60,8 @@ func stateOf(all []opening, now time.Time) State {
 	return State{Until: opens}
 }
 
-// lastEnd returns the end of the windows that are open from a time on without a gap: the time itself
-// if none is open. found is false if there are too many openings.
+// lastEnd returns the end of the windows that are open from a time on without a gap: the time
+// itself if none is open. found is false if there are too many openings.
 func lastEnd(all []opening, from time.Time) (end time.Time, found bool) {
 	starts := make([]time.Time, len(all))
 	for i, o := range all {

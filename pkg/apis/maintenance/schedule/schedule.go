@@ -18,8 +18,8 @@ import (
 // fields are what a CronJob allows, without names such as "@daily".
 var fields = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow)
 
-// Parse parses a cron expression with five fields: minute, hour, day of the month, month, and day of
-// the week. Its times are those of the zone.
+// Parse parses a cron expression with five fields: minute, hour, day of the month, month, and day
+// of the week. Its times are those of the zone.
 func Parse(expression string, zone *time.Location) (*cron.SpecSchedule, error) {
 	// The library panics on some values with a time zone before the fields.
 	if len(strings.Fields(expression)) != 5 || strings.Contains(expression, "=") {
