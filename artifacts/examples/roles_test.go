@@ -71,16 +71,16 @@ func TestRolesOfTasks(t *testing.T) {
 		"take a node": {
 			[]rbacv1.PolicyRule{right(group, "nodetasks/status", "patch"), worker("progress", v1alpha1.WorkerClassPerson), worker("assign", v1alpha1.WorkerClassPerson)}, maintainers,
 		},
-		"have nodes rebooted":     {[]rbacv1.PolicyRule{worker("assign", v1alpha1.WorkerClassReboot)}, maintainers},
-		"pretend to reboot":       {[]rbacv1.PolicyRule{worker("progress", v1alpha1.WorkerClassReboot)}, nil},
-		"run a script":            {[]rbacv1.PolicyRule{worker("assign", "x"+v1alpha1.WorkerClassJobSuffix)}, nil},
-		"create tasks of nodes":   {[]rbacv1.PolicyRule{right(group, "nodetasks", "create")}, nil},
-		"history of the events":   {[]rbacv1.PolicyRule{right("events.k8s.io", "events", "list")}, nil},
-		"read pods":               {[]rbacv1.PolicyRule{right(none, "pods", "get")}, nil},
-		"write the status":        {[]rbacv1.PolicyRule{right(group, "nodemaintenances/status", "patch")}, nil},
-		"maintain all nodes":      {[]rbacv1.PolicyRule{right(group, "nodes", "maintain")}, nil},
-		"maintain all pools":      {[]rbacv1.PolicyRule{right(group, "nodepools", "maintain")}, nil},
-		"delete nodes":            {[]rbacv1.PolicyRule{right(none, "nodes", "delete")}, nil},
+		"have nodes rebooted":   {[]rbacv1.PolicyRule{worker("assign", v1alpha1.WorkerClassReboot)}, maintainers},
+		"pretend to reboot":     {[]rbacv1.PolicyRule{worker("progress", v1alpha1.WorkerClassReboot)}, nil},
+		"run a script":          {[]rbacv1.PolicyRule{worker("assign", "x"+v1alpha1.WorkerClassJobSuffix)}, nil},
+		"create tasks of nodes": {[]rbacv1.PolicyRule{right(group, "nodetasks", "create")}, nil},
+		"history of the events": {[]rbacv1.PolicyRule{right("events.k8s.io", "events", "list")}, nil},
+		"read pods":             {[]rbacv1.PolicyRule{right(none, "pods", "get")}, nil},
+		"write the status":      {[]rbacv1.PolicyRule{right(group, "nodemaintenances/status", "patch")}, nil},
+		"maintain all nodes":    {[]rbacv1.PolicyRule{right(group, "nodes", "maintain")}, nil},
+		"maintain all pools":    {[]rbacv1.PolicyRule{right(group, "nodepools", "maintain")}, nil},
+		"delete nodes":          {[]rbacv1.PolicyRule{right(none, "nodes", "delete")}, nil},
 	} {
 		t.Run(task, func(t *testing.T) {
 			want := map[string]bool{}

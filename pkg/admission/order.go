@@ -25,8 +25,8 @@ func OwnPlugins() []string {
 // Configure registers Haulout's plugins and places them before the policies and webhooks of the
 // cluster, so that these get complete objects. The namespace lifecycle check remains first. The
 // last two arguments are used when the plugins are created, after flag parsing: nodes are the rules
-// for the plugins that check rights to nodes, evacuators returns the classes of the enabled built-in
-// evacuators.
+// for the plugins that check rights to nodes, evacuators returns the classes of the enabled
+// built-in evacuators.
 func Configure(o *genericoptions.AdmissionOptions, nodes *rights.Rules, evacuators func() []string) {
 	nodemaintenance.Register(o.Plugins, nodes)
 	rollout.Register(o.Plugins, nodes)

@@ -50,8 +50,8 @@ func patchRollout(t *testing.T, rollouts clientv1alpha1.NodeMaintenanceRolloutIn
 	return err
 }
 
-// TestRightsOnRollouts has an operator of a pool, a user who may hold rollouts, and one who may write
-// them but maintain no node.
+// TestRightsOnRollouts has an operator of a pool, a user who may hold rollouts, and one who may
+// write them but maintain no node.
 func TestRightsOnRollouts(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package noderights refuses requests of users who lack the right to maintain nodes, or to have them
-// offered to workers.
+// Package noderights refuses requests of users who lack the right to maintain nodes, or to have
+// them offered to workers.
 package noderights
 
 import (
@@ -49,8 +49,8 @@ func (c Checker) questioner(a admission.Attributes) rights.Questioner {
 }
 
 // Check returns an error if the user of the request may not maintain the nodes that it releases, or
-// those that stay or join. Otherwise it returns the pools through which the user may maintain nodes,
-// by the name of the node.
+// those that stay or join. Otherwise it returns the pools through which the user may maintain
+// nodes, by the name of the node.
 func (c Checker) Check(ctx context.Context, a admission.Attributes, leaving, joining rights.Nodes) (map[string]string, error) {
 	q := c.questioner(a)
 	asking, cancel := withTimeToAnswer(ctx)

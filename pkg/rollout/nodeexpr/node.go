@@ -18,8 +18,8 @@ type Node struct {
 	values map[string]any
 }
 
-// Of returns the values of a node. Labels, taints, conditions and allocatable exist even if they are
-// empty, and so does spec.unschedulable, so that expressions need not ask for them.
+// Of returns the values of a node. Labels, taints, conditions and allocatable exist even if they
+// are empty, and so does spec.unschedulable, so that expressions need not ask for them.
 func Of(node *corev1.Node) Node {
 	return Node{map[string]any{
 		"metadata": map[string]any{"name": node.Name, "uid": string(node.UID), "labels": orEmpty(node.Labels)},

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeexpr evaluates doneWhen of tasks: CEL expressions over a node, and over what ran on it
-// before. It has no client and no clock.
+// Package nodeexpr evaluates doneWhen of tasks: CEL expressions over a node, and over what ran on
+// it before. It has no client and no clock.
 package nodeexpr
 
 import (

@@ -96,8 +96,8 @@ func TestEmptyNode(t *testing.T) {
 	}
 }
 
-// TestCost has expressions that would take very long. Each must end at the limit, within 10 ms on an
-// idle machine; the test allows ten times that.
+// TestCost has expressions that would take very long. Each must end at the limit, within 10 ms on
+// an idle machine; the test allows ten times that.
 func TestCost(t *testing.T) {
 	node := gpuNode()
 	for i := range 200 {

@@ -151,8 +151,8 @@ type write struct {
 	// all are the nodes of the cluster. selected are those that match after the write, sorted by
 	// name.
 	all, selected []*corev1.Node
-	// leaving are the nodes that match, or are in units, only before the write. The value is nil for
-	// a node that does not exist.
+	// leaving are the nodes that match, or are in units, only before the write. The value is nil
+	// for a node that does not exist.
 	leaving map[string]*corev1.Node
 }
 
@@ -181,8 +181,8 @@ func asRollout(obj runtime.Object) (*maintenance.NodeMaintenanceRollout, error) 
 
 func (w *write) isUpdate() bool { return w.rollout != nil && w.old != nil }
 
-// sameMetadata reports whether an update keeps the metadata that users write. The owners decide what
-// the garbage collector deletes, and the finalizers when.
+// sameMetadata reports whether an update keeps the metadata that users write. The owners decide
+// what the garbage collector deletes, and the finalizers when.
 func (w *write) sameMetadata() bool {
 	a, b := &w.rollout.ObjectMeta, &w.old.ObjectMeta
 	return apiequality.Semantic.DeepEqual(a.Labels, b.Labels) && apiequality.Semantic.DeepEqual(a.Annotations, b.Annotations) &&

@@ -47,8 +47,8 @@ func (w *write) onlyHolds() bool {
 	return w.isUpdate() && w.sameMetadata() && validation.OnlyHoldsChange(&w.rollout.Spec, &w.old.Spec)
 }
 
-// onlyOwnHolds reports whether an update only adds holds, and changes or removes only holds that the
-// same user has added. It needs no right to nodes: a hold stops what the user may see.
+// onlyOwnHolds reports whether an update only adds holds, and changes or removes only holds that
+// the same user has added. It needs no right to nodes: a hold stops what the user may see.
 func (w *write) onlyOwnHolds(name string) bool {
 	return w.onlyHolds() && w.foreignHold(name) == nil
 }
@@ -122,8 +122,8 @@ func matching(ctx context.Context, selector *corev1.NodeSelector, all []*corev1.
 }
 
 // authorize refuses the write if the user may not maintain the nodes that match before or after it,
-// or those in units, or may not have them offered to the workers of the task. To stop or to delete a
-// rollout needs no right to its workers.
+// or those in units, or may not have them offered to the workers of the task. To stop or to delete
+// a rollout needs no right to its workers.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write) error {
 	checker := noderights.Checker{Authorizer: p.authorizer, Rules: p.rules, Effect: "and so may not roll a maintenance over them"}
 	var leaving, joining rights.Nodes

@@ -26,8 +26,8 @@ func withTask() *v1alpha1.NodeMaintenance {
 	return nm
 }
 
-// TestTaskBytes compares the estimate with a status in which every node has the longest state of its
-// work and waiting pods.
+// TestTaskBytes compares the estimate with a status in which every node has the longest state of
+// its work and waiting pods.
 func TestTaskBytes(t *testing.T) {
 	nm := withTask()
 	stored := &v1alpha1.NodeMaintenanceStatus{}

@@ -29,36 +29,6 @@ const (
 	NodeMaintenanceStageComplete NodeMaintenanceStage = "Complete"
 )
 
-// PodType classifies the pods of a node by what recreates them when they leave (KEP-4212, "Pod
-// Selection").
-// +enum
-// +k8s:enum
-type PodType string
-
-const (
-	// PodTypeDefault is every pod that is neither a DaemonSet pod nor a static pod.
-	PodTypeDefault PodType = "Default"
-	// PodTypeDaemonSet is a pod whose controller is a DaemonSet.
-	PodTypeDaemonSet PodType = "DaemonSet"
-	// PodTypeStatic is a static pod, which the API shows as a mirror pod.
-	PodTypeStatic PodType = "Static"
-)
-
-// DrainBehavior defines what the drain does with the pods of an entry of the plan.
-// +enum
-// +k8s:enum
-type DrainBehavior string
-
-const (
-	// DrainBehaviorDrain asks the pods to leave.
-	DrainBehaviorDrain DrainBehavior = "Drain"
-	// DrainBehaviorWaitCompleted waits until the pods have completed, and does not ask them to
-	// leave. Only for pods of type Default.
-	DrainBehaviorWaitCompleted DrainBehavior = "WaitCompleted"
-	// DrainBehaviorSkip keeps the pods running. The drain does not wait for them.
-	DrainBehaviorSkip DrainBehavior = "Skip"
-)
-
 // NodeStatusReason is the reason why the drain of a node differs from that of the other nodes.
 // +enum
 // +k8s:enum
@@ -327,109 +297,6 @@ type NodeMaintenanceSpec struct {
 	Task *NodeMaintenanceTask `json:"task,omitempty" protobuf:"bytes,9,opt,name=task"`
 }
 
-// NodeMaintenanceTask is the work on each node of a maintenance.
-type NodeMaintenanceTask struct {
-	// worker is the class of the workers that may claim the nodes: a DNS subdomain of at most 63
-	// characters with at least one dot.
-	// +required
-	// +k8s:required
-	// +k8s:format=k8s-long-name
-	// +k8s:maxLength=63
-	Worker string `json:"worker" protobuf:"bytes,1,opt,name=worker"`
-
-	// stage is the stage in which the nodes are offered to workers. Drain: all of them when the
-	// whole maintenance is drained. Cordon: each as soon as it is cordoned; its pods stay. The
-	// default is Drain.
-	// +optional
-	// +default="Drain"
-	// +k8s:optional
-	Stage NodeTaskStage `json:"stage,omitempty" protobuf:"bytes,2,opt,name=stage,casttype=NodeTaskStage"`
-
-	// parameters are passed to the worker. Only the worker interprets them. At most 32, and 4096
-	// bytes together.
-	// +optional
-	// +k8s:optional
-	Parameters map[string]string `json:"parameters,omitempty" protobuf:"bytes,3,rep,name=parameters"`
-
-	// doneWhen is a CEL expression of type bool over the variables node and before: a node needs no
-	// work if it is true. node has metadata.name, metadata.uid, metadata.labels, spec, and of the
-	// status conditions, nodeInfo and allocatable. before has bootID, kernelVersion, osImage,
-	// containerRuntimeVersion and kubeletVersion at the time of the offer; for a node that was not
-	// offered yet, the present ones. After the work the node returns to service when it is Ready
-	// and the expression is true. An error counts as false. At most 1024 bytes.
-	// +optional
-	// +k8s:optional
-	// +k8s:maxBytes=1024
-	DoneWhen string `json:"doneWhen,omitempty" protobuf:"bytes,4,opt,name=doneWhen"`
-
-	// claimDeadlineSeconds is the time in seconds after which an offered node that no worker has
-	// claimed is released, with the reason NoWorker. From 60 to 604800; the default is 1800.
-	// +optional
-	// +default=1800
-	// +k8s:optional
-	// +k8s:minimum=60
-	// +k8s:maximum=604800
-	ClaimDeadlineSeconds *int32 `json:"claimDeadlineSeconds,omitempty" protobuf:"varint,5,opt,name=claimDeadlineSeconds"`
-
-	// progressDeadlineSeconds is the time in seconds that a worker may go without a heartbeat before
-	// the work has failed, with the reason Lost. From 60 to 86400; the default is 1800.
-	// +optional
-	// +default=1800
-	// +k8s:optional
-	// +k8s:minimum=60
-	// +k8s:maximum=86400
-	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty" protobuf:"varint,6,opt,name=progressDeadlineSeconds"`
-
-	// verifyDeadlineSeconds is the time in seconds after the report Done of the worker after which
-	// the work has failed if the node is not Ready or doneWhen is not true, with the reason
-	// NotVerified. From 60 to 86400; the default is 900.
-	// +optional
-	// +default=900
-	// +k8s:optional
-	// +k8s:minimum=60
-	// +k8s:maximum=86400
-	VerifyDeadlineSeconds *int32 `json:"verifyDeadlineSeconds,omitempty" protobuf:"varint,7,opt,name=verifyDeadlineSeconds"`
-}
-
-// DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a
-// selector.
-type DrainPlanEntry struct {
-	// podSelector restricts the entry to pods with matching labels, so that some pods of a priority
-	// can leave before the others. If unset, the entry covers all pods of the type.
-	// +optional
-	// +k8s:optional
-	// +k8s:opaqueType
-	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty" protobuf:"bytes,1,opt,name=podSelector"`
-
-	// podPriority is the highest spec.priority of a pod that the entry covers. A pod without a
-	// priority counts as 0.
-	// +required
-	PodPriority int32 `json:"podPriority" protobuf:"varint,2,opt,name=podPriority"`
-
-	// podType is the type of the pods: Default, DaemonSet or Static. The default is Default.
-	// +optional
-	// +default="Default"
-	// +k8s:optional
-	PodType PodType `json:"podType,omitempty" protobuf:"bytes,3,opt,name=podType,casttype=PodType"`
-
-	// behavior defines what the drain does with the pods: Drain asks them to leave; WaitCompleted
-	// waits until they have completed, for pods of type Default; Skip keeps them. Of the entries
-	// that cover a pod, the first with a behavior decides; without one, the pod is asked to leave.
-	// If several maintenances drain the node, the first of Drain, WaitCompleted and Skip applies.
-	// +optional
-	// +k8s:optional
-	Behavior *DrainBehavior `json:"behavior,omitempty" protobuf:"bytes,4,opt,name=behavior,casttype=DrainBehavior"`
-
-	// waitSeconds is the time in seconds after the begin of stage Drain after which pods with the
-	// behavior WaitCompleted are asked to leave. Only allowed with this behavior. From 0 to 2592000;
-	// 0 means no limit.
-	// +optional
-	// +k8s:optional
-	// +k8s:minimum=0
-	// +k8s:maximum=2592000
-	WaitSeconds *int32 `json:"waitSeconds,omitempty" protobuf:"varint,5,opt,name=waitSeconds"`
-}
-
 // NodeMaintenanceStatus is the observed state of a NodeMaintenance. It also stores the progress of
 // the drain: after a restart the server continues from here.
 type NodeMaintenanceStatus struct {
@@ -692,41 +559,6 @@ type NodeMaintenanceNodeStatus struct {
 	// +optional
 	// +k8s:optional
 	Task *NodeMaintenanceNodeTask `json:"task,omitempty" protobuf:"bytes,13,opt,name=task"`
-}
-
-// NodeMaintenanceNodeTask is the state of the work on one node of a maintenance.
-type NodeMaintenanceNodeTask struct {
-	// state is the state of the work: Offered, Claimed, Verifying, Done, Failed or Gone.
-	// +required
-	// +k8s:required
-	State NodeTaskState `json:"state" protobuf:"bytes,1,opt,name=state,casttype=NodeTaskState"`
-
-	// holder identifies the worker. Empty before a worker has claimed the node.
-	// +optional
-	// +k8s:optional
-	// +k8s:maxBytes=128
-	Holder string `json:"holder,omitempty" protobuf:"bytes,2,opt,name=holder"`
-
-	// startTime is the time at which the server granted the node to the worker.
-	// +optional
-	// +k8s:opaqueType
-	StartTime *metav1.Time `json:"startTime,omitempty" protobuf:"bytes,3,opt,name=startTime"`
-
-	// endTime is the time at which the state became Done, Failed or Gone.
-	// +optional
-	// +k8s:opaqueType
-	EndTime *metav1.Time `json:"endTime,omitempty" protobuf:"bytes,4,opt,name=endTime"`
-
-	// message describes the state for people. At most 128 bytes.
-	// +optional
-	// +k8s:optional
-	// +k8s:maxBytes=128
-	Message string `json:"message,omitempty" protobuf:"bytes,5,opt,name=message"`
-
-	// reason is the reason of the state Failed: WorkerFailed, Lost, NotVerified or NoWorker.
-	// +optional
-	// +k8s:optional
-	Reason NodeTaskReason `json:"reason,omitempty" protobuf:"bytes,6,opt,name=reason,casttype=NodeTaskReason"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -257,8 +257,8 @@ type RolloutTemplate struct {
 	Task *NodeMaintenanceTask `json:"task,omitempty" protobuf:"bytes,3,opt,name=task"`
 }
 
-// RolloutLimit limits the nodes or the domains that are out of service at the same time. Exactly one
-// of maxUnavailable and maxDomains is set.
+// RolloutLimit limits the nodes or the domains that are out of service at the same time. Exactly
+// one of maxUnavailable and maxDomains is set.
 type RolloutLimit struct {
 	// maxUnavailable is the number of nodes that may be out, or a percentage of the matching nodes,
 	// from 1% to 100%, rounded down but at least 1. With topologyKey it applies to each domain.
@@ -339,8 +339,8 @@ type RolloutHold struct {
 	// +k8s:opaqueType
 	Until *metav1.Time `json:"until,omitempty" protobuf:"bytes,5,opt,name=until"`
 
-	// by is the name of the user who added or last changed the hold. Set by the server; the value in
-	// a client's request is ignored.
+	// by is the name of the user who added or last changed the hold. Set by the server; the value
+	// in a client's request is ignored.
 	// +optional
 	// +k8s:optional
 	By string `json:"by,omitempty" protobuf:"bytes,6,opt,name=by"`

@@ -27,8 +27,8 @@ func ofRollout(nm *v1alpha1.NodeMaintenance) {
 	nm.Spec.Task = &v1alpha1.NodeMaintenanceTask{Worker: "reboot.example.com"}
 }
 
-// TestOnlyTheServerMakesMaintenancesOfRollouts has users who pretend that their maintenance is one of
-// a rollout, or who change one that is.
+// TestOnlyTheServerMakesMaintenancesOfRollouts has users who pretend that their maintenance is one
+// of a rollout, or who change one that is.
 func TestOnlyTheServerMakesMaintenancesOfRollouts(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	r := newRegistry(t, etcd)

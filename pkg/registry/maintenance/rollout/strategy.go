@@ -65,8 +65,8 @@ func (*Strategy) NamespaceScoped() bool { return false }
 // AllowCreateOnUpdate returns false: only POST and server-side apply create objects.
 func (*Strategy) AllowCreateOnUpdate(context.Context) bool { return false }
 
-// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy could
-// remove a hold.
+// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy
+// could remove a hold.
 func (*Strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
 
 // Canonicalize does nothing.
