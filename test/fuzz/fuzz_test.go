@@ -15,7 +15,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"

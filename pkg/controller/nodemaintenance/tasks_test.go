@@ -28,10 +28,24 @@ func withTask(nm *v1alpha1.NodeMaintenance) {
 	nm.Spec.Task = &v1alpha1.NodeMaintenanceTask{Worker: "w.example.com", Stage: v1alpha1.NodeTaskStageDrain}
 }
 
-// work runs all controllers until nothing changes.
+// setReadiness sets the condition Ready of node one.
+func (f *fixture) setReadiness(status corev1.ConditionStatus) {
+	f.t.Helper()
+	f.updateNode("one", func(node *corev1.Node) {
+		for i := range node.Status.Conditions {
+			if node.Status.Conditions[i].Type == corev1.NodeReady {
+				node.Status.Conditions[i].Status = status
+			}
+		}
+	})
+	f.cached()
+}
+
+// work runs all controllers until nothing changes, with time for statuses that are written late.
 func (f *fixture) work() {
 	f.t.Helper()
 	for range 20 {
+		f.wait(2 * time.Second)
 		before := f.stored() + taskStates(f.taskList())
 		for _, nm := range f.maintenanceList() {
 			f.step(nm.Name)
@@ -202,13 +216,13 @@ func TestDaemonSetPodsReturnAfterTheWork(t *testing.T) {
 		f.work()
 		f.reportTask("one", claim)
 		f.wantTaints("one", []corev1.Taint{heldTaint, drainTaint}, "m")
-		f.updateNode("one", func(node *corev1.Node) { node.Status.Conditions[0].Status = corev1.ConditionFalse })
+		f.setReadiness(corev1.ConditionFalse)
 		f.reportTask("one", done)
 		f.wantTask("one", v1alpha1.NodeTaskVerifying, v1alpha1.NodeTaskVerifying)
 		f.wantTaints("one", []corev1.Taint{heldTaint}, "m")
 		f.wantCordon("one", true, "m")
 		f.create(newPod("log-2", "one", 0, ofDaemonSet))
-		f.updateNode("one", func(node *corev1.Node) { node.Status.Conditions[0].Status = corev1.ConditionTrue })
+		f.setReadiness(corev1.ConditionTrue)
 		f.work()
 		f.wantEvacuating()
 		f.wantTask("one", "", v1alpha1.NodeTaskDone)
@@ -251,6 +265,7 @@ func TestANodeVanishesInHands(t *testing.T) {
 func TestNoWorkerReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", isReady), newMaintenance("m", withTask))
+		f.work()
 		f.wait(10 * time.Second)
 		f.work()
 		f.wantTask("one", v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskOffered)
