@@ -59,6 +59,7 @@ type Cluster struct {
 	// Evacuations has the index podcache.EvacuationsByNode.
 	Evacuations maintenanceinformers.EvacuationInformer
 	NodeTasks   maintenanceinformers.NodeTaskInformer
+	Rollouts    maintenanceinformers.NodeMaintenanceRolloutInformer
 
 	host informers.SharedInformerFactory
 	own  externalversions.SharedInformerFactory
@@ -75,6 +76,7 @@ func NewCluster(clients Clients, resync time.Duration) (*Cluster, error) {
 		Deployments: host.Apps().V1().Deployments(), Autoscalers: host.Autoscaling().V2().HorizontalPodAutoscalers(), VolumeAttachments: host.Storage().V1().VolumeAttachments(),
 		NodeMaintenances: own.Maintenance().V1alpha1().NodeMaintenances(), Evacuations: own.Maintenance().V1alpha1().Evacuations(),
 		NodeTasks: own.Maintenance().V1alpha1().NodeTasks(),
+		Rollouts:  own.Maintenance().V1alpha1().NodeMaintenanceRollouts(),
 	}
 	var err error
 	if c.Pods, err = podcache.NewPods(host.Core().V1().Pods().Informer()); err != nil {

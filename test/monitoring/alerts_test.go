@@ -4,6 +4,7 @@
 package monitoring
 
 import (
+	"fmt"
 	"log/slog"
 	"net/url"
 	"strings"
@@ -62,6 +63,31 @@ var alertTests = map[string]alertTest{
 		late: 5 * time.Minute,
 		good: "haulout_nodemaintenance_cordon_fights_total 7x1500",
 	},
+	"HauloutRolloutHalted": {
+		bad: `haulout_rollout_waiting{reason="Halted"} 1x1500`,
+		// A person holds a rollout on purpose.
+		good: "haulout_rollout_waiting{reason=\"Halted\"} 0x1500\nhaulout_rollout_waiting{reason=\"Held\"} 1x1500",
+	},
+	"HauloutRolloutStuck": {
+		bad: "haulout_rollout_waiting{reason=\"AtLimit\"} 0x1500\nhaulout_rollout_waiting{reason=\"NodesBlocked\"} 2x1500",
+		// A rollout waits for its window all day, and repeatedly for a place.
+		good: "haulout_rollout_waiting{reason=\"OutsideWindow\"} 1x1500\n" +
+			"haulout_rollout_waiting{reason=\"AtLimit\"} " + strings.Repeat("1x100 0x1 ", 14),
+	},
+	"HauloutNodeTaskFailed": {
+		bad: "haulout_nodetask_tasks{state=\"Failed\"} 1x1500\nhaulout_nodetask_tasks{state=\"Claimed\"} 0x1500",
+		// A failure that a user resolves within 10 minutes.
+		good: "haulout_nodetask_tasks{state=\"Failed\"} 0x100 1x10 0x1390\nhaulout_nodetask_tasks{state=\"Claimed\"} 3x1500",
+	},
+	"HauloutNodeTaskTooLong": {
+		// The time of the test begins at Unix time 0.
+		bad:  `haulout_nodetask_oldest_state_timestamp_seconds{state="Claimed"} 1x1500`,
+		late: 4*time.Hour + time.Minute,
+		// No node is claimed, and nodes are verified for at most 2 hours each. An offered one may wait.
+		good: "haulout_nodetask_oldest_state_timestamp_seconds{state=\"Claimed\"} 0x1500\n" +
+			"haulout_nodetask_oldest_state_timestamp_seconds{state=\"Verifying\"} " + verifying() + "\n" +
+			"haulout_nodetask_oldest_state_timestamp_seconds{state=\"Offered\"} 1x1500",
+	},
 	"HauloutAPIUnavailable": {
 		bad: `aggregator_unavailable_apiservice{name="v1alpha1.maintenance.haulout.dev"} 1x1500`,
 		good: "aggregator_unavailable_apiservice{name=\"v1alpha1.maintenance.haulout.dev\"} 0x1500\n" +
@@ -76,11 +102,13 @@ var alertTests = map[string]alertTest{
 		// An object that always fails causes one error a minute.
 		bad: "haulout_nodemaintenance_sync_errors_total 0+1x1500\n" +
 			"haulout_nodemaintenance_node_errors_total 0x1500\n" +
-			"haulout_evacuation_sync_errors_total 0x1500\nhaulout_surge_sync_errors_total 0x1500",
+			"haulout_evacuation_sync_errors_total 0x1500\nhaulout_surge_sync_errors_total 0x1500\n" +
+			"haulout_rollout_sync_errors_total 0x1500\nhaulout_nodetask_sync_errors_total 0x1500",
 		late: 10 * time.Minute,
 		good: "haulout_nodemaintenance_sync_errors_total 5x1500\n" +
 			"haulout_nodemaintenance_node_errors_total 0x59 3x1500\n" +
-			"haulout_evacuation_sync_errors_total 0x1500\nhaulout_surge_sync_errors_total 0x1500",
+			"haulout_evacuation_sync_errors_total 0x1500\nhaulout_surge_sync_errors_total 0x1500\n" +
+			"haulout_rollout_sync_errors_total 0x1500\nhaulout_nodetask_sync_errors_total 0x1500",
 	},
 	"HauloutEvictionsForbidden": {
 		bad:  `haulout_evictions_total{answer="forbidden"} 0x4 1+1x1500`,
@@ -164,6 +192,16 @@ var alertTests = map[string]alertTest{
 		// Pods wait repeatedly, but each time for less than half an hour.
 		good: "haulout_preemption_waiting_pods{instance=\"leader\"} " + strings.Repeat("2x28 0x1 ", 48),
 	},
+}
+
+// verifying returns samples of the time at which the oldest node began to be verified: another one
+// every two hours.
+func verifying() string {
+	var samples []string
+	for hour := 0; hour < 24; hour += 2 {
+		samples = append(samples, fmt.Sprintf("%dx119", max(1, hour*3600)))
+	}
+	return strings.Join(samples, " ")
 }
 
 // firing evaluates a rule on series every minute, as Prometheus does. It returns the time at which

@@ -22,6 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodemaintenance"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/nodetask"
+	"haulout.dev/haulout/pkg/controller/rollout"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/evict"
@@ -104,7 +105,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	return nil
 }
 
-// drains creates the controllers of nodes, maintenances and tasks, and their shared state.
+// drains creates the controllers of nodes, maintenances, tasks and rollouts, and their shared state.
 func (d controllerDependencies) drains(cluster *host.Cluster, selected *selection.Selection) ([]controller, *rights.Cache, error) {
 	realTime, evacuators := clock.RealClock{}, sets.New(d.evacuators.BuiltIn...)
 	nodeRights := rights.NewCache(rights.CacheConfig{Authorizer: d.authorizer, Rules: d.nodeRights, Clock: realTime})
@@ -135,5 +136,12 @@ func (d controllerDependencies) drains(cluster *host.Cluster, selected *selectio
 	tasks := nodetask.New(nodetask.Config{
 		Cluster: cluster, Selection: selected, State: state, Rights: nodeRights, Clock: realTime, Liveness: d.liveness,
 	})
-	return []controller{nodes, maintenances, tasks}, nodeRights, nil
+	rollouts, err := rollout.New(rollout.Config{
+		Cluster: cluster, Selection: selected, Rights: nodeRights, Clock: realTime, Liveness: d.liveness,
+		MaxUnavailableNodes: int(d.options.MaxUnavailableNodes), OwnPod: d.ownPod,
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("create controller %s: %w", rollout.Name, err)
+	}
+	return []controller{nodes, maintenances, tasks, rollouts}, nodeRights, nil
 }

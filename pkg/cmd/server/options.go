@@ -117,6 +117,7 @@ type ControllerOptions struct {
 	CompletedMaintenanceTTL     time.Duration
 	AdvertisePlannedMaintenance bool
 	ProtectHeldNodes            bool
+	MaxUnavailableNodes         eviction.Percent
 	LowerDeletionCost           bool
 }
 
@@ -169,6 +170,7 @@ func NewOptions() *Options {
 			StallTimeout:           nodemaintenancecontroller.DefaultStallTimeout,
 			EvacuatorStartDeadline: 5 * time.Minute,
 			ProtectHeldNodes:       true,
+			MaxUnavailableNodes:    protocol.DefaultMaxUnavailableNodes,
 			LowerDeletionCost:      true,
 		},
 		Evacuators:      defaultEvacuators(),
@@ -304,6 +306,8 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.ProtectHeldNodes, "protect-held-nodes", o.ProtectHeldNodes,
 		"Annotate the nodes that a NodeMaintenance in stage Cordon or Drain holds, so that cluster-autoscaler and Karpenter do not delete them. "+
 			"If false, autoscalers may delete a drained node.")
+	fs.Var(&o.MaxUnavailableNodes, "max-unavailable-nodes", "Percentage of all nodes of the cluster, rounded down but at least one node, that may be out of service "+
+		"when a rollout takes further ones. It counts all nodes that are out, for whatever reason. Each rollout has limits of its own in addition.")
 	fs.BoolVar(&o.LowerDeletionCost, "lower-deletion-cost", o.LowerDeletionCost,
 		"Lower the deletion cost of pods of ReplicaSets that wait for their replacement or eviction, so that a scale-down deletes them first. "+
 			"If false, the server only restores the costs that it has lowered before.")

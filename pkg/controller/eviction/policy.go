@@ -36,7 +36,8 @@ func DefaultPolicy() Policy {
 	}
 }
 
-// Percent is a share of the pods of a workload, from 1% to 100%. It implements pflag.Value.
+// Percent is a share, such as that of the pods of a workload, from 1% to 100%. It implements
+// pflag.Value.
 type Percent int
 
 // String returns the share as the value of a flag.

@@ -35,7 +35,7 @@ var (
 	infoByName = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "info",
 		Help: "1 for each NodeMaintenance that is not complete, with its stage and its STATUS in kubectl get. name is node-shutdown for those of node agents, " +
-			"and other for all beyond the 200 oldest; for these two, the value is the number of NodeMaintenances.",
+			"the name of the rollout for those of a NodeMaintenanceRollout, and other for all beyond the 200 oldest; for these, the value is the number of NodeMaintenances.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"name", "stage", "status"})
 	nodesHeld = metrics.NewGaugeVec(&metrics.GaugeOpts{
@@ -157,8 +157,9 @@ func publishByStage(all []*v1alpha1.NodeMaintenance) {
 	}
 }
 
-// publishByName sets the gauges of the maintenances that are not complete. A maintenance whose name
-// is a label value keeps it until it is complete: only older ones come before it.
+// publishByName sets the gauges of the maintenances that are not complete. Those of a rollout have
+// its name, since there is a new one for each unit and attempt. A maintenance whose name is a label
+// value keeps it until it is complete: only older ones come before it.
 func publishByName(all []*v1alpha1.NodeMaintenance) {
 	open := slices.DeleteFunc(slices.Clone(all), func(nm *v1alpha1.NodeMaintenance) bool {
 		return glance.Status(nm) == glance.StatusComplete
@@ -173,6 +174,8 @@ func publishByName(all []*v1alpha1.NodeMaintenance) {
 		switch {
 		case protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) != "":
 			name = nameOfShutdowns
+		case nm.Labels[v1alpha1.LabelRollout] != "":
+			name = nm.Labels[v1alpha1.LabelRollout]
 		case shown < namesShown:
 			name = nm.Name
 			shown++

@@ -116,9 +116,14 @@ func TestGaugesNameMaintenances(t *testing.T) {
 	done.Status.Conditions = append(done.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue})
 	// Both nodes go down, and each boot has a maintenance of its own.
 	down, alsoDown := downOf("node-a", 10), downOf("node-b", 20)
-	publish([]*v1alpha1.NodeMaintenance{moves, planned, done, down, alsoDown})
+	// A rollout has a maintenance for each unit.
+	first, second := measured("kernel-a-1", stageCordon, 30, v1alpha1.ReasonProgressNotRequested, v1alpha1.NodeMaintenanceNodeStatus{}),
+		measured("kernel-b-1", stageCordon, 40, v1alpha1.ReasonProgressNotRequested, v1alpha1.NodeMaintenanceNodeStatus{})
+	first.Labels = map[string]string{v1alpha1.LabelRollout: "kernel"}
+	second.Labels = first.Labels
+	publish([]*v1alpha1.NodeMaintenance{moves, planned, done, down, alsoDown, first, second})
 	is.Slices(t, samplesOf(t, "haulout_nodemaintenance_info"), []string{
-		"1 moves Drain Draining", "1 planned Idle Idle", "2 node-shutdown Drain Blocked",
+		"1 moves Drain Draining", "1 planned Idle Idle", "2 kernel Cordon Cordoning", "2 node-shutdown Drain Blocked",
 	}, "info")
 	is.Slices(t, samplesOf(t, "haulout_nodemaintenance_pods"), []string{
 		"1 moves pending", "1 moves waiting", "2 moves blocked", "2 node-shutdown blocked", "2 node-shutdown evacuating",

@@ -19,6 +19,11 @@ var (
 		Help:           "NodeTasks by state.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"state"})
+	oldestState = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "nodetask", Name: "oldest_state_timestamp_seconds",
+		Help:           "Unix time when the oldest NodeTask in the state entered it, for the states Claimed and Verifying; 0 if none is in the state.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"state"})
 	taskResults = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodetask", Name: "results_total",
 		Help:           "Ends of the work on nodes: Done, Gone, or the reason of a failure: WorkerFailed, Lost, NotVerified or NoWorker.",
@@ -30,7 +35,7 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(tasksByState, taskResults, syncErrors)
+		legacyregistry.MustRegister(tasksByState, oldestState, taskResults, syncErrors)
 		for _, result := range results {
 			taskResults.WithLabelValues(result).Add(0)
 		}
@@ -46,13 +51,20 @@ var results = []string{
 	string(v1alpha1.NodeTaskLost), string(v1alpha1.NodeTaskNotVerified), string(v1alpha1.NodeTaskNoWorker),
 }
 
-// publish sets the gauge of the tasks. It sets every state, so that none keeps an old value.
+// publish sets the gauges of the tasks. It sets every state, so that none keeps an old value.
 func publish(tasks []*v1alpha1.NodeTask) {
-	counts := map[v1alpha1.NodeTaskState]int{}
+	counts, oldest := map[v1alpha1.NodeTaskState]int{}, map[v1alpha1.NodeTaskState]int64{}
 	for _, task := range tasks {
-		counts[holds.StateOf(task)]++
+		state := holds.StateOf(task)
+		counts[state]++
+		if at := task.Status.StateTime; at != nil && (oldest[state] == 0 || at.Unix() < oldest[state]) {
+			oldest[state] = at.Unix()
+		}
 	}
 	for _, state := range states {
 		tasksByState.WithLabelValues(string(state)).Set(float64(counts[state]))
+	}
+	for _, state := range []v1alpha1.NodeTaskState{v1alpha1.NodeTaskClaimed, v1alpha1.NodeTaskVerifying} {
+		oldestState.WithLabelValues(string(state)).Set(float64(oldest[state]))
 	}
 }

@@ -27,6 +27,14 @@ func NodeMaintenance(nm *v1alpha1.NodeMaintenance) *corev1.ObjectReference {
 	}
 }
 
+// Rollout returns a reference to a rollout.
+func Rollout(r *v1alpha1.NodeMaintenanceRollout) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeMaintenanceRollout",
+		Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion,
+	}
+}
+
 // Node returns a reference to a node.
 func Node(node *corev1.Node) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}

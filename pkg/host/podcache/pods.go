@@ -60,6 +60,12 @@ func (p *Pods) Store() cache.Store { return p.informer.GetStore() }
 // OnNode returns the pods that are bound to a node or nominated for it.
 func (p *Pods) OnNode(node string) []*corev1.Pod { return p.by(podsByNode, node) }
 
+// CountOn returns the number of pods that are bound to a node or nominated for it.
+func (p *Pods) CountOn(node string) int {
+	keys, _ := p.informer.GetIndexer().IndexKeys(podsByNode, node)
+	return len(keys)
+}
+
 // Count returns the number of pods of a namespace.
 func (p *Pods) Count(namespace string) int {
 	keys, _ := p.informer.GetIndexer().IndexKeys(cache.NamespaceIndex, namespace)

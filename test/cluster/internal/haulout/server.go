@@ -58,6 +58,8 @@ func Spec(l layout.Layout, port int, flags []string) process.Spec {
 		"--data-dir=" + l.HauloutData(),
 		"--namespace=" + Namespace,
 		"--pool-label=" + corev1.LabelNamespaceNodeRestriction + "/pool",
+		// The nodes of all tests together are one cluster, and many are under maintenance.
+		"--max-unavailable-nodes=100%",
 		// Without the manifest of eviction interception, these change nothing.
 		"--intercept-evictions=All",
 		"--raw-eviction-ttl=3m",

@@ -1,0 +1,260 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/rollout/next"
+)
+
+const (
+	// maxStarts is the maximum number of units that one sync starts. The next sync follows
+	// immediately, so that other rollouts and new holds need not wait for all of them.
+	maxStarts = 16
+	// startRetry is the time after which a rollout is reconciled again if the API and the caches
+	// differ about a node. Most likely an event comes earlier.
+	startRetry = time.Second
+	// statusPace is the time between two writes of counters and phases, and messagePace between two
+	// that only differ in messages.
+	statusPace  = time.Second
+	messagePace = 30 * time.Second
+)
+
+// reconcile takes the next steps of a rollout and updates its status.
+func (c *Controller) reconcile(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout) error {
+	f, err := c.gather(ctx, r)
+	if err != nil {
+		return err
+	}
+	d := decide(f)
+	started, err := c.confirm(ctx, f, d)
+	if err != nil {
+		return err
+	}
+	if !d.wake.IsZero() {
+		// A deadline within the present second is due when the second is over.
+		c.queue.AddAfter(r.Name, max(d.wake.Sub(c.clock.Now()), time.Second))
+	}
+	return c.act(ctx, r, d, started)
+}
+
+// confirm reads the nodes of the units to start from the API, and returns the entries of
+// status.current for the units whose nodes are as the decision assumes. The caches may not show yet
+// what another client, or the server itself, has changed.
+func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) ([]v1alpha1.RolloutUnit, error) {
+	var started []v1alpha1.RolloutUnit
+	ready := !f.asking
+	if ready && len(d.start) > 0 {
+		var err error
+		if ready, err = c.isCurrent(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for i, u := range d.start {
+		if !ready {
+			d.postpone(u)
+			c.queue.AddAfter(f.rollout.Object.Name, startRetry)
+			continue
+		}
+		if i >= maxStarts {
+			d.postpone(u)
+			c.queue.Add(f.rollout.Object.Name)
+			continue
+		}
+		agrees, err := c.agrees(ctx, f, u)
+		if err != nil {
+			return nil, err
+		}
+		if !agrees {
+			d.postpone(u)
+			c.queue.AddAfter(f.rollout.Object.Name, startRetry)
+			continue
+		}
+		started = append(started, f.announce(u))
+	}
+	return started, nil
+}
+
+// isCurrent reports whether this process knows all units that earlier leaders have announced. Its
+// caches may have been filled from a replica that lags. Once they have all, later announcements are
+// its own.
+func (c *Controller) isCurrent(ctx context.Context) (bool, error) {
+	if c.current {
+		return true, nil
+	}
+	list, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("list the rollouts: %w", err)
+	}
+	for i := range list.Items {
+		known, exists, err := c.rollouts.Get(list.Items[i].Name)
+		if err != nil {
+			return false, err
+		}
+		if !exists || known.ResourceVersion != list.Items[i].ResourceVersion {
+			return false, nil
+		}
+	}
+	c.current = true
+	return true, nil
+}
+
+// agrees reports whether the nodes of a unit are in the API as the decision assumes.
+func (c *Controller) agrees(ctx context.Context, f *facts, u *next.Unit) (bool, error) {
+	for _, n := range u.Nodes {
+		node, err := c.host.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("read node %s: %w", n.Name, err)
+		}
+		live := next.NewNode(node, c.holdersOf(n.Name), n.Pods, f.cluster.Now)
+		if selected, _ := f.selector.Decide(node); !selected || !f.cluster.Agrees(&live) || f.goal.isMet(node) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// act applies a decision. It completes and pauses maintenances. Then it announces the units that
+// start, in a write that fails if a user has changed the rollout since the decision, and creates
+// their maintenances only after that.
+func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, d *decision, started []v1alpha1.RolloutUnit) error {
+	var errs []error
+	for i := range d.units {
+		errs = append(errs, c.change(ctx, &d.units[i]))
+	}
+	var create []v1alpha1.RolloutUnit
+	for i := range d.status.Current {
+		if unit := &d.status.Current[i]; d.creates(unit.Unit) {
+			// Announce it again: the rollout may be newer than the cache.
+			unit.Since = metav1.NewTime(c.clock.Now()).Rfc3339Copy()
+			create = append(create, *unit)
+		}
+	}
+	d.status.Current = append(d.status.Current, started...)
+	create = append(create, started...)
+	written, err := c.writeStatus(ctx, r, d, len(create) > 0)
+	if err != nil {
+		return errors.Join(append(errs, loop.IgnoreNotFound(err))...)
+	}
+	for i := range create {
+		errs = append(errs, c.create(ctx, written, &create[i]))
+	}
+	return errors.Join(errs...)
+}
+
+// creates reports whether the maintenance of an announced unit has to be created.
+func (d *decision) creates(unit string) bool {
+	return slices.ContainsFunc(d.units, func(u followed) bool { return u.unit.Unit == unit && u.create })
+}
+
+// change completes, pauses or resumes the maintenance of a unit.
+func (c *Controller) change(ctx context.Context, u *followed) error {
+	metadata := map[string]any{}
+	spec := map[string]any{}
+	switch {
+	case u.end.Now:
+		spec["stage"] = v1alpha1.NodeMaintenanceStageComplete
+		if u.end.Withdrawn != "" {
+			metadata["annotations"] = map[string]string{v1alpha1.AnnotationWithdrawn: u.end.Withdrawn}
+		}
+	case u.pause != nil:
+		spec["paused"] = *u.pause
+	default:
+		return nil
+	}
+	metadata["uid"], metadata["resourceVersion"] = u.nm.UID, u.nm.ResourceVersion
+	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": spec})
+	if err != nil {
+		return err
+	}
+	stored, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, u.nm.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: fieldManager})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("change NodeMaintenance %s: %w", u.nm.Name, err)
+	}
+	c.created.Wrote(stored)
+	return nil
+}
+
+// create creates the maintenance of an announced unit. If it exists, an earlier attempt has created
+// it. A maintenance of another user with this name is found by the next sync, which gives the
+// announcement up.
+func (c *Controller) create(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit) error {
+	_, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, maintenanceOf(r, unit), metav1.CreateOptions{FieldManager: fieldManager})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create NodeMaintenance %s: %w", unit.Maintenance, err)
+	}
+	return nil
+}
+
+// writeStatus stores the status of a decision if it differs, and returns the stored rollout. It
+// fails with a conflict if the rollout has changed since it was read. Counters, phases and messages
+// may be stored by a later sync, unless urgent is set.
+func (c *Controller) writeStatus(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, d *decision, urgent bool) (*v1alpha1.NodeMaintenanceRollout, error) {
+	if equality.Semantic.DeepEqual(r.Status, d.status) {
+		return r, nil
+	}
+	if !urgent && !isUrgent(&r.Status, &d.status) {
+		if wait := c.writePause(r, &d.status); wait > 0 {
+			c.queue.AddAfter(r.Name, wait)
+			return r, nil
+		}
+	}
+	changed := *r
+	changed.Status = d.status
+	stored, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().UpdateStatus(ctx, &changed, metav1.UpdateOptions{FieldManager: fieldManager})
+	if err != nil {
+		return nil, fmt.Errorf("write status: %w", err)
+	}
+	c.rollouts.Wrote(stored)
+	c.written.Set(r.Name, c.clock.Now())
+	c.announceChanges(r, stored, d)
+	return stored, nil
+}
+
+// isUrgent reports whether a status differs in more than counters, phases and messages: users wait
+// for its conditions, and other rollouts for the places of units that leave.
+func isUrgent(old, status *v1alpha1.NodeMaintenanceRolloutStatus) bool {
+	if old.ObservedGeneration != status.ObservedGeneration || len(old.Current) != len(status.Current) {
+		return true
+	}
+	return slices.ContainsFunc(status.Conditions, func(is metav1.Condition) bool {
+		was := meta.FindStatusCondition(old.Conditions, is.Type)
+		return was == nil || was.Status != is.Status || was.Reason != is.Reason
+	})
+}
+
+// writePause returns the time until a status that is not urgent may be written.
+func (c *Controller) writePause(r *v1alpha1.NodeMaintenanceRollout, status *v1alpha1.NodeMaintenanceRolloutStatus) time.Duration {
+	last, known := c.written.Get(r.Name)
+	if !known {
+		return 0
+	}
+	pace := messagePace
+	samePhase := func(a, b v1alpha1.RolloutUnit) bool { return a.Unit == b.Unit && a.Phase == b.Phase }
+	if r.Status.Nodes != status.Nodes || !slices.EqualFunc(r.Status.Current, status.Current, samePhase) {
+		pace = statusPace
+	}
+	return pace - c.clock.Since(last)
+}

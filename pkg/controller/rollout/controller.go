@@ -1,0 +1,257 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/selection"
+	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host"
+	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/host/rights"
+)
+
+// serverUser is the name of the server as a client of its own API.
+const serverUser = user.APIServerUser
+
+// Name is the name of this controller in logs, metrics, queues and its field manager.
+const Name = "rollout"
+
+const (
+	// debounce is how long events of nodes, tasks and maintenances are collected before the
+	// rollouts are reconciled. After a sync that takes longer, the next sync of the same rollout is
+	// delayed by the duration of the last one, up to maxDebounce.
+	debounce    = 50 * time.Millisecond
+	maxDebounce = 2 * time.Second
+	// maxFailure is the maximum length of the error of a sync in the status, in bytes.
+	maxFailure   = 512
+	fieldManager = "haulout-" + Name
+)
+
+// Config has the dependencies and options of the controller.
+type Config struct {
+	// Cluster has the clients and the caches.
+	Cluster *host.Cluster
+	// Clock is the clock; nil means the real one.
+	Clock clock.WithTicker
+	// Selection and Rights are shared with the controllers of nodes and of maintenances.
+	Selection *selection.Selection
+	Rights    *rights.Cache
+	// Liveness tracks which rollout the worker processes; nil disables tracking.
+	Liveness *loop.Tracker
+	// MaxUnavailableNodes is the percentage of all nodes of the cluster that may be out of service
+	// when a unit starts, from 1 to 100; 0 means protocol.DefaultMaxUnavailableNodes.
+	MaxUnavailableNodes int
+	// OwnPod is the pod that this server runs in; an empty name means none. The unit of its node
+	// starts last.
+	OwnPod types.NamespacedName
+}
+
+// Controller reconciles NodeMaintenanceRollouts.
+type Controller struct {
+	host        kubernetes.Interface
+	maintenance versioned.Interface
+	recorder    events.EventRecorder
+	clock       clock.WithTicker
+
+	rolloutLister     maintenancelisters.NodeMaintenanceRolloutLister
+	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	taskLister        maintenancelisters.NodeTaskLister
+	nodeLister        corelisters.NodeLister
+	pods              *podcache.Pods
+	maintenances      cache.Indexer
+	synced            []cache.InformerSynced
+
+	queue     *loop.Queue[string]
+	selection *selection.Selection
+	rights    *rights.Cache
+	// rollouts and created have the rollouts and the maintenances, each in the cached state or in
+	// the newer state that this process has written.
+	rollouts loop.Latest[*v1alpha1.NodeMaintenanceRollout]
+	created  loop.Latest[*v1alpha1.NodeMaintenance]
+	// current is set when this process knows all units that earlier leaders have announced.
+	current bool
+	// goals has the expressions of the rollouts by name.
+	goals map[string]*goal
+	// problems has the failures of each rollout.
+	problems *loop.Failures[string]
+	// written has the time of the last status write of each rollout, to pace the writes.
+	written loop.Memory[string, time.Time]
+	// costs has the duration of the last sync of each rollout.
+	costs loop.Memory[string, time.Duration]
+	// maxUnavailable and ownPod are fields of the Config.
+	maxUnavailable int
+	ownPod         types.NamespacedName
+}
+
+// New creates a controller and registers its handlers and indexes; the informers must not run yet.
+// A controller runs once.
+func New(config Config) (*Controller, error) {
+	registerMetrics()
+	if config.Clock == nil {
+		config.Clock = clock.RealClock{}
+	}
+	if config.MaxUnavailableNodes == 0 {
+		config.MaxUnavailableNodes = protocol.DefaultMaxUnavailableNodes
+	}
+	cluster := config.Cluster
+	rollouts, maintenances := cluster.Rollouts.Informer(), cluster.NodeMaintenances.Informer()
+	c := &Controller{
+		host: cluster.Client, maintenance: cluster.Maintenance, recorder: cluster.Recorder, clock: config.Clock,
+		rolloutLister:     cluster.Rollouts.Lister(),
+		maintenanceLister: cluster.NodeMaintenances.Lister(),
+		taskLister:        cluster.NodeTasks.Lister(),
+		nodeLister:        cluster.Nodes.Lister(),
+		pods:              cluster.Pods,
+		maintenances:      maintenances.GetIndexer(),
+		synced:            []cache.InformerSynced{config.Selection.HasSynced},
+		queue: loop.NewQueue(loop.Config[string]{
+			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
+			LogAs: func(item string) (string, any) { return "rollout", item },
+		}),
+		selection:      config.Selection,
+		rights:         config.Rights,
+		rollouts:       loop.NewLatest[*v1alpha1.NodeMaintenanceRollout](rollouts.GetStore()),
+		created:        loop.NewLatest[*v1alpha1.NodeMaintenance](maintenances.GetStore()),
+		maxUnavailable: config.MaxUnavailableNodes,
+		ownPod:         config.OwnPod,
+		goals:          map[string]*goal{},
+		problems:       loop.NewFailures[string](config.Clock, nil),
+	}
+	if err := podcache.AddIndex(maintenances, byRollout, indexByRollout); err != nil {
+		return nil, fmt.Errorf("add index: %w", err)
+	}
+	return c, c.subscribe(cluster)
+}
+
+// byRollout is the index of maintenances by the UID of the rollout that created them.
+const byRollout = "haulout.dev/maintenances-by-rollout"
+
+func indexByRollout(obj any) ([]string, error) {
+	if nm, ok := obj.(*v1alpha1.NodeMaintenance); ok {
+		if owner := ownerOf(nm); owner != nil {
+			return []string{string(owner.UID)}, nil
+		}
+	}
+	return nil, nil
+}
+
+// ownerOf returns the reference of a maintenance to the rollout that created it, or nil. Admission
+// lets no other user create a maintenance with LabelRollout.
+func ownerOf(nm *v1alpha1.NodeMaintenance) *metav1.OwnerReference {
+	owner := metav1.GetControllerOfNoCopy(nm)
+	if nm.Labels[v1alpha1.LabelRollout] == "" || owner == nil || owner.Kind != kind || owner.APIVersion != v1alpha1.SchemeGroupVersion.String() {
+		return nil
+	}
+	return owner
+}
+
+// kind is the kind of the objects that this controller reconciles.
+const kind = "NodeMaintenanceRollout"
+
+// Run runs the controller until the context ends, and returns after the last write. The informers
+// must have been started. There is one worker whatever the number: the units of all rollouts start
+// one after the other, each after the announcement of the one before it.
+func (c *Controller) Run(ctx context.Context, _ int) {
+	defer c.queue.ShutDown()
+	ctx, ok := loop.Start(ctx, Name, 1, c.synced...)
+	if !ok {
+		return
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { loop.Gauges(ctx, c.all, publish) })
+	wg.Go(func() { c.queue.Run(ctx, 1, c.timedSync) })
+	wait.UntilWithContext(ctx, func(context.Context) { c.enqueueAll() }, loop.Resync)
+	wg.Wait()
+}
+
+// cached returns the rollouts in the cache.
+func (c *Controller) cached() []*v1alpha1.NodeMaintenanceRollout {
+	cached, err := c.rolloutLister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(fmt.Errorf("list rollouts from the cache: %w", err))
+	}
+	return cached
+}
+
+// all returns the rollouts, each in the cached state or in the newer state that this process has
+// written.
+func (c *Controller) all() []*v1alpha1.NodeMaintenanceRollout {
+	var all []*v1alpha1.NodeMaintenanceRollout
+	for _, r := range c.cached() {
+		if latest, exists, err := c.rollouts.Get(r.Name); err == nil && exists {
+			all = append(all, latest)
+		}
+	}
+	return all
+}
+
+// timedSync calls sync and records how long it took.
+func (c *Controller) timedSync(ctx context.Context, name string) error {
+	started := c.clock.Now()
+	err := c.sync(ctx, name)
+	if err == nil || !loop.IsOnlyConflict(err) && ctx.Err() == nil {
+		c.note(name, err)
+	}
+	took := c.clock.Since(started)
+	c.costs.Change(name, func(time.Duration, bool) (time.Duration, bool) { return min(took, maxDebounce), took > debounce })
+	return err
+}
+
+// note records the error of a sync, so that the status reports it if it lasts.
+func (c *Controller) note(name string, err error) {
+	text := ""
+	if err != nil {
+		text = wording.Cut(err.Error(), maxFailure)
+	}
+	if c.problems.Note(name, "sync", text) {
+		c.queue.Add(name) // so that the next sync removes the error from the status
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, name string) error {
+	r, exists, err := c.rollouts.Get(name)
+	if err != nil {
+		return err
+	}
+	if !exists {
+		c.written.Forget(name)
+		c.costs.Forget(name)
+		c.problems.Forget(name)
+		delete(c.goals, name)
+		return nil
+	}
+	if r.DeletionTimestamp != nil {
+		// The garbage collector deletes the maintenances, which releases the nodes.
+		return nil
+	}
+	return c.reconcile(ctx, r)
+}
+
+// debounce returns how long to collect events before a rollout is reconciled.
+func (c *Controller) debounce(name string) time.Duration {
+	took, _ := c.costs.Get(name)
+	return max(debounce, took)
+}

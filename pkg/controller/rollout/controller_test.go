@@ -1,0 +1,333 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/next"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+)
+
+func TestRolloutTakesAllNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newNode("other", func(n *corev1.Node) { n.Labels = nil }), newRollout())
+		most := 0
+		w.played = func() { most = max(most, len(w.rollout().Status.Current)) }
+		w.start()
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+		is.Equal(t, most, 2, "units at the same time, at most")
+		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 4, Done: 4})
+		is.Equal(t, len(w.maintenances()), 4, "maintenances")
+		first := w.maintenance("kernel-a-1")
+		is.Equal(t, first.Labels[v1alpha1.LabelRollout], "kernel")
+		is.Equal(t, first.Annotations[v1alpha1.AnnotationRolloutUnit], "a")
+		is.Equal(t, first.Annotations[v1alpha1.AnnotationRolloutAttempt], "1")
+		is.Equal(t, metav1.GetControllerOf(first).UID, types.UID("uid-kernel"))
+		is.Equal(t, first.Spec.RequestedBy.Username, "ann")
+		is.Equal(t, first.Spec.Reason, "kernel 6.12")
+		is.Equal(t, first.Spec.Task.Worker, "reboot.maintenance.haulout.dev")
+		is.Equal(t, len(w.rollout().Status.Current), 0, "units in the status")
+		for _, conditionType := range []string{v1alpha1.ConditionComplete, v1alpha1.ConditionReady} {
+			is.True(t, meta.IsStatusConditionTrue(w.rollout().Status.Conditions, conditionType), "%s is not True", conditionType)
+		}
+		told := w.told()
+		for _, want := range []string{
+			"UnitStarted: Unit a starts: 1 node (a)", "UnitDone: Unit a is done, and in service again: 1 node (a)", "RolloutComplete: Every matching node is done",
+		} {
+			is.True(t, slices.Contains(told, want), "no event %q in %q", want, told)
+		}
+		// A rollout at rest writes nothing.
+		writes := len(w.api.Actions())
+		w.rest(time.Hour)
+		for _, action := range w.api.Actions()[writes:] {
+			is.True(t, action.GetVerb() == "list" || action.GetVerb() == "get", "%s %s of a complete rollout", action.GetVerb(), action.GetResource().Resource)
+		}
+	})
+}
+
+// TestFirstUnitIsAlone: the first unit shows whether the work succeeds. When it fails, one node is
+// disturbed, and not all.
+func TestFirstUnitIsAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newRollout())
+		w.scripts["a"] = workFails
+		w.start()
+		w.untilReason(v1alpha1.ReasonHalted)
+		w.rest(time.Hour)
+		is.Equal(t, len(w.maintenances()), 1, "maintenances")
+		is.Equal(t, w.phase("a"), v1alpha1.RolloutPhaseFailed)
+		is.Equal(t, w.rollout().Status.Current[0].Message, "WorkerFailed: no space left")
+		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 2, Failed: 1, Waiting: 1})
+		is.True(t, meta.IsStatusConditionTrue(w.rollout().Status.Conditions, v1alpha1.ConditionStalled), "not Stalled: %s", w.message())
+		told := strings.Join(w.told(), "\n")
+		is.True(t, strings.Contains(told, "UnitFailed: Unit a has failed: WorkerFailed: no space left"), "no event about the unit:\n%s", told)
+		is.True(t, strings.Contains(told, "RolloutHalted: 1 unit failed"), "no event about the rollout:\n%s", told)
+		// A user repairs the node and deletes the task.
+		w.scripts["a"] = ""
+		must.Do(t, w.api.MaintenanceV1alpha1().NodeTasks().Delete(t.Context(), "a", metav1.DeleteOptions{}))
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+		is.Equal(t, len(w.maintenances()), 2, "maintenances")
+	})
+}
+
+// TestAnnouncementNeedsTheDecidedRollout: a user adds a hold after the decision, and before the
+// write that announces the unit.
+func TestAnnouncementNeedsTheDecidedRollout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout())
+		var held atomic.Bool
+		w.api.PrependReactor("update", "nodemaintenancerollouts", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			sent := action.(clienttesting.UpdateAction).GetObject().(*v1alpha1.NodeMaintenanceRollout)
+			if held.Load() || len(sent.Status.Current) == 0 {
+				return false, nil, nil
+			}
+			held.Store(true)
+			stored := must.Get(w.api.Tracker().Get(action.GetResource(), "", "kernel"))(t).(*v1alpha1.NodeMaintenanceRollout).DeepCopy()
+			stored.Spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", By: "bob", Reason: "rebuild", Stops: v1alpha1.RolloutHoldStarts}}
+			stored.Generation++
+			stored.ResourceVersion = "900"
+			must.Do(t, w.api.Tracker().Update(action.GetResource(), stored, ""))
+			return true, nil, apierrors.NewConflict(action.GetResource().GroupResource(), "kernel", errors.New("it has changed"))
+		})
+		w.start()
+		w.untilReason(v1alpha1.ReasonHeld)
+		w.rest(time.Hour)
+		is.Equal(t, len(w.maintenances()), 0, "maintenances")
+		is.True(t, strings.Contains(w.message(), `Hold ceph by user "bob": rebuild`), "got the message %q", w.message())
+		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Holds = nil })
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
+// TestAnnouncedUnitSurvivesTheLeader: a leader announces a unit and ends before it creates the
+// maintenance, or before it sees the answer.
+func TestAnnouncedUnitSurvivesTheLeader(t *testing.T) {
+	for name, stores := range map[string]bool{"the maintenance does not exist": false, "the maintenance exists": true} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, newNode("a"), newRollout())
+			var broken atomic.Bool
+			broken.Store(true)
+			w.api.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				if !broken.Load() {
+					return false, nil, nil
+				}
+				if stores {
+					nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance).DeepCopy()
+					nm.UID, nm.ResourceVersion = "uid-first", "7"
+					err := w.api.Tracker().Create(action.GetResource(), nm, "")
+					is.True(t, err == nil || apierrors.IsAlreadyExists(err), "create: %v", err)
+				}
+				return true, nil, errors.New("connection lost")
+			})
+			w.start()
+			w.until("the unit is announced", 0, func() bool { return w.phase("a") == v1alpha1.RolloutPhaseStarting })
+			w.stop()
+			broken.Store(false)
+			w.start()
+			w.untilReason(v1alpha1.ReasonRolloutComplete)
+			is.Equal(t, len(w.maintenances()), 1, "maintenances")
+			is.Equal(t, w.maintenances()[0].Name, "kernel-a-1")
+		})
+	}
+}
+
+// TestAnnouncedUnitIsGivenUp: units may no longer start when the next leader finds an announced
+// unit without a maintenance.
+func TestAnnouncedUnitIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldStarts}}
+			r.Status.Current = []v1alpha1.RolloutUnit{{
+				Unit: "a", Maintenance: "kernel-a-1", Nodes: []v1alpha1.NodeReference{{Name: "a", UID: "uid-a"}}, Phase: v1alpha1.RolloutPhaseStarting,
+			}}
+		}))
+		w.start()
+		w.untilReason(v1alpha1.ReasonHeld)
+		is.Equal(t, len(w.rollout().Status.Current), 0, "units in the status")
+		is.Equal(t, len(w.maintenances()), 0, "maintenances")
+	})
+}
+
+// TestNodesAreReadFromTheAPI: the cache does not show yet that another user has cordoned the node.
+func TestNodesAreReadFromTheAPI(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout())
+		var lagging atomic.Bool
+		lagging.Store(true)
+		w.host.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return lagging.Load(), newNode("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }), nil
+		})
+		w.start()
+		w.rest(time.Minute)
+		is.Equal(t, len(w.maintenances()), 0, "maintenances while the API and the cache differ")
+		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Waiting: 1})
+		lagging.Store(false)
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
+// TestFirstStartNeedsAllAnnouncements: the cache of a new leader does not have yet what the former
+// leader has announced for a rollout.
+func TestFirstStartNeedsAllAnnouncements(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldStarts}}
+		}))
+		w.start()
+		w.untilReason(v1alpha1.ReasonHeld)
+		var lagging atomic.Bool
+		lagging.Store(true)
+		w.api.PrependReactor("list", "nodemaintenancerollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
+			newer := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.ResourceVersion = "999999" })
+			return lagging.Load(), &v1alpha1.NodeMaintenanceRolloutList{Items: []v1alpha1.NodeMaintenanceRollout{*newer}}, nil
+		})
+		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Holds = nil })
+		w.rest(time.Minute)
+		is.Equal(t, len(w.maintenances()), 0, "maintenances while the cache lags")
+		lagging.Store(false)
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
+func TestNodesAtTheGoalAreLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b", func(n *corev1.Node) { n.Status.NodeInfo.KernelVersion = "6.12.3" }),
+			newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+				r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernelVersion.startsWith('6.12.')"
+			}))
+		w.start()
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+		is.Equal(t, len(w.maintenances()), 1, "maintenances")
+		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 2, Done: 2})
+		// A new node that is not at the goal joins.
+		must.Get(w.host.CoreV1().Nodes().Create(t.Context(), newNode("c"), metav1.CreateOptions{}))(t)
+		w.until("the new node is done", time.Second, func() bool { return w.rollout().Status.Nodes.Done == 3 })
+	})
+}
+
+func TestBlockedUnitIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newRollout())
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilReason(v1alpha1.ReasonNodesBlocked)
+		is.Equal(t, w.maintenance("kernel-a-1").Annotations[v1alpha1.AnnotationWithdrawn], next.WithdrawnBlocked)
+		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 2, Done: 1, Blocked: 1})
+		told := strings.Join(w.told(), "\n")
+		is.True(t, strings.Contains(told, "UnitBlocked: The drain of unit a made no progress"), "no event:\n%s", told)
+		withdrawn := v1alpha1.StageEntered(w.maintenance("kernel-a-1"), v1alpha1.NodeMaintenanceStageComplete)
+		w.until("the second attempt", time.Second, func() bool { return w.maintenance("kernel-a-2") != nil })
+		waited := time.Since(withdrawn)
+		is.True(t, waited >= 10*time.Minute && waited < 11*time.Minute, "the second attempt began after %s", waited)
+		w.scripts["a"] = ""
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
+func TestReleasedUnitIsSkipped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout())
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilPhase("a", v1alpha1.RolloutPhaseDraining)
+		nm := w.maintenance("kernel-a-1")
+		nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
+		w.untilReason(v1alpha1.ReasonNodesSkipped)
+		w.rest(2 * time.Hour)
+		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Skipped: 1})
+		told := strings.Join(w.told(), "\n")
+		is.True(t, strings.Contains(told, "UnitReleasedByUser: A user has completed NodeMaintenance kernel-a-1"), "no event:\n%s", told)
+		w.scripts["a"] = ""
+		must.Do(t, w.api.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "kernel-a-1", metav1.DeleteOptions{}))
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
+// TestNameOfAnotherUser: a user has created a maintenance with the name of the first attempt.
+func TestNameOfAnotherUser(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(), &v1alpha1.NodeMaintenance{
+			ObjectMeta: metav1.ObjectMeta{Name: "kernel-a-1"}, Spec: v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageIdle},
+		})
+		w.start()
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+		is.True(t, w.maintenance("kernel-a-2") != nil, "got no maintenance kernel-a-2")
+	})
+}
+
+func TestRights(t *testing.T) {
+	for name, test := range map[string]struct{ refused, want string }{
+		"of the class of workers": {"assign reboot.maintenance.haulout.dev", `User "ann" may not assign workers "reboot.maintenance.haulout.dev"`},
+		"to all nodes":            {"delete ", `User "ann" may not maintain 2 of the nodes: a, b`},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, newNode("a"), newNode("b"), newRollout())
+			w.refused.set(test.refused, true)
+			for _, also := range []string{"maintain ", "delete a", "delete b", "maintain a", "maintain b"} {
+				w.refused.set(also, test.refused == "delete ")
+			}
+			w.start()
+			w.untilReason(v1alpha1.ReasonNotAuthorized)
+			w.rest(time.Minute)
+			is.Equal(t, len(w.maintenances()), 0, "maintenances")
+			is.Equal(t, w.message(), test.want)
+		})
+	}
+}
+
+func TestRacksLeaveTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := func(rack string) func(*corev1.Node) {
+			return func(n *corev1.Node) { n.Labels["example.com/rack"] = rack }
+		}
+		w := newWorld(t, newNode("a", in("Rack_1")), newNode("b", in("Rack_1")), newNode("c", in("A2")), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Spec.UnitKey, r.Spec.SoakSeconds = "example.com/rack", 300
+		}))
+		w.scripts["b"] = claimed
+		w.start()
+		w.untilPhase("A2", v1alpha1.RolloutPhaseSoaking)
+		soaks := w.rollout().Status.Current[0].Since.Time
+		w.untilPhase("Rack_1", v1alpha1.RolloutPhaseDraining)
+		is.True(t, time.Since(soaks) >= 5*time.Minute, "the second unit has started %s after the first one began to soak", time.Since(soaks))
+		w.untilPhase("Rack_1", v1alpha1.RolloutPhaseClaimed)
+		w.rest(time.Hour)
+		is.Equal(t, w.rollout().Status.Current[0].Message, "node b: worker-1")
+		is.True(t, must.Get(w.host.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{}))(t).Spec.Unschedulable, "node a returned without node b")
+		w.scripts["b"] = ""
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+		is.Equal(t, len(w.maintenances()), 2, "maintenances")
+	})
+}
+
+func TestSelectorWithoutNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a", func(n *corev1.Node) { n.Labels = nil }), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Spec.Limits = []v1alpha1.RolloutLimit{{MaxUnavailable: new(intstr.FromString("10%"))}}
+		}))
+		w.start()
+		w.untilReason(v1alpha1.ReasonNoNodes)
+		is.True(t, meta.IsStatusConditionFalse(w.rollout().Status.Conditions, v1alpha1.ConditionComplete), "Complete is not False")
+		is.True(t, meta.IsStatusConditionFalse(w.rollout().Status.Conditions, v1alpha1.ConditionReady), "Ready is not False")
+	})
+}

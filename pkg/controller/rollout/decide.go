@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/next"
+	"haulout.dev/haulout/pkg/rollout/window"
+)
+
+// decision is what a sync does.
+type decision struct {
+	// units are the units of status.current, including those that leave it.
+	units []followed
+	// start are the units to start, once the API confirms what the caches have.
+	start []*next.Unit
+	// status is the new status, without the units to start.
+	status v1alpha1.NodeMaintenanceRolloutStatus
+	// wake is the time at which to decide again without an event; zero if at none.
+	wake time.Time
+}
+
+// decide computes the decision from the facts alone. It replaces the status of the rollout in the
+// facts by the new one.
+func decide(f *facts) *decision {
+	r := f.rollout.Object
+	windows, err := window.At(r.Spec.Windows, f.cluster.Now)
+	open := err == nil && windows.Open
+	holds := window.HoldsAt(r.Spec.Holds, f.cluster.Now)
+	mayStart := r.Spec.Stage == v1alpha1.RolloutStageRoll && open && len(holds.Active) == 0
+	d := &decision{wake: f.wake, status: *r.Status.DeepCopy()}
+	d.status.Current = nil
+	for _, entry := range slices.Concat(r.Status.Current, f.adopted()) {
+		u := f.follow(entry, mayStart, open, holds.Drains)
+		d.units = append(d.units, u)
+		d.wake = window.Earliest(d.wake, u.wake)
+		if !u.over {
+			d.status.Current = append(d.status.Current, u.unit)
+		}
+	}
+	followed := *r
+	followed.Status = d.status
+	f.rollout.Object = &followed
+	f.cluster.Announce(&followed)
+	choice := next.Decide(f.cluster, &f.rollout)
+	d.start = choice.Start
+	d.wake = window.Earliest(d.wake, choice.Next)
+	d.status.ObservedGeneration = r.Generation
+	d.status.Nodes = choice.Nodes
+	d.status.Window = nil
+	if len(r.Spec.Windows) > 0 {
+		d.status.Window = &v1alpha1.RolloutWindowStatus{Open: windows.Open}
+		if !windows.Until.IsZero() {
+			until := metav1.NewTime(windows.Until).Rfc3339Copy()
+			d.status.Window.Until = &until
+		}
+	}
+	d.setConditions(f, &choice)
+	return d
+}
+
+// postpone counts the nodes of a unit as waiting that does not start in this sync after all.
+func (d *decision) postpone(u *next.Unit) {
+	d.status.Nodes.Running -= int32(len(u.Nodes))
+	d.status.Nodes.Waiting += int32(len(u.Nodes))
+}
+
+// verdict is the content of a condition.
+type verdict struct {
+	status  metav1.ConditionStatus
+	reason  string
+	message string
+}
+
+// setConditions sets the conditions of the new status.
+func (d *decision) setConditions(f *facts, choice *next.Decision) {
+	progressing := progressingOf(f, choice)
+	complete := verdict{metav1.ConditionFalse, progressing.reason, progressing.message}
+	if progressing.reason == v1alpha1.ReasonRolloutComplete {
+		complete.status = metav1.ConditionTrue
+	}
+	ready := complete
+	switch progressing.reason {
+	case v1alpha1.ReasonIdle:
+		ready.status = metav1.ConditionTrue
+	case v1alpha1.ReasonStopped:
+		if len(d.status.Current) == 0 {
+			ready.status = metav1.ConditionTrue
+		}
+	}
+	d.set(f, v1alpha1.ConditionProgressing, progressing)
+	d.set(f, v1alpha1.ConditionComplete, complete)
+	d.set(f, v1alpha1.ConditionReady, ready)
+	if progressing.reason == v1alpha1.ReasonHalted {
+		d.set(f, v1alpha1.ConditionStalled, verdict{metav1.ConditionTrue, progressing.reason, progressing.message})
+	} else {
+		meta.RemoveStatusCondition(&d.status.Conditions, v1alpha1.ConditionStalled)
+	}
+}
+
+func (d *decision) set(f *facts, conditionType string, v verdict) {
+	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
+		Type: conditionType, Status: v.status, Reason: v.reason, Message: v.message,
+		ObservedGeneration: f.rollout.Object.Generation, LastTransitionTime: metav1.NewTime(f.cluster.Now).Rfc3339Copy(),
+	})
+}
+
+// progressingOf returns the condition Progressing. A rollout without nodes has reached nothing:
+// most likely its selector has an error.
+func progressingOf(f *facts, choice *next.Decision) verdict {
+	v := verdict{metav1.ConditionFalse, choice.Reason, choice.Message}
+	if choice.Progressing {
+		v.status = metav1.ConditionTrue
+	}
+	if len(f.rollout.Members) == 0 && len(f.rollout.Object.Status.Current) == 0 {
+		v = verdict{metav1.ConditionTrue, v1alpha1.ReasonNoNodes, "the selector matches no node"}
+	}
+	switch v.reason {
+	case v1alpha1.ReasonNodesBlocked:
+		v.message = "No unit can start: " + v.message
+	case v1alpha1.ReasonNodesSkipped:
+		v.message = "Only skipped units are left: " + v.message
+	default:
+		v.message = strings.ToUpper(v.message[:min(1, len(v.message))]) + v.message[min(1, len(v.message)):]
+	}
+	if f.broken != "" {
+		v.message += "; " + f.broken
+	}
+	if f.failing != nil {
+		v.message += "; requests fail since " + f.failing.Since.UTC().Format(time.RFC3339) + ": " + f.failing.Text
+	}
+	return v
+}

@@ -1,0 +1,170 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/next"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+)
+
+func TestMaintenanceName(t *testing.T) {
+	long := strings.Repeat("a", 250)
+	for name, test := range map[string]struct {
+		unit    string
+		attempt int
+		want    string
+	}{
+		"a node":                              {"node-1.example.com", 1, "kernel-node-1.example.com-1"},
+		"a later attempt":                     {"node-1", 12, "kernel-node-1-12"},
+		"a label with other characters":       {"Rack_1", 1, ""},
+		"another label that looks like it":    {"rack-1", 1, "kernel-rack-1-1"},
+		"the longest name of a node":          {long, 1, ""},
+		"the longest name, a hundredth time":  {long, 100, ""},
+		"a label that ends with an underline": {"a__", 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := maintenanceName("kernel", test.unit, test.attempt)
+			is.True(t, test.want == "" || got == test.want, "got %q, want %q", got, test.want)
+			is.True(t, strings.HasPrefix(got, "kernel-") && strings.HasSuffix(got, fmt.Sprintf("-%d", test.attempt)), "got %q", got)
+			is.True(t, len(validation.IsDNS1123Subdomain(got)) == 0, "%q is not a valid name", got)
+		})
+	}
+	is.True(t, maintenanceName("kernel", "Rack_1", 1) != maintenanceName("kernel", "rack_1", 1), "two units have the same name")
+}
+
+// TestPhaseOfUnit: the phase is that of the node with the most work left.
+func TestPhaseOfUnit(t *testing.T) {
+	type node struct {
+		task, record v1alpha1.NodeTaskState
+		reason       v1alpha1.NodeTaskReason
+		gone         bool
+	}
+	for name, test := range map[string]struct {
+		a, b   node
+		ending bool
+		want   v1alpha1.RolloutPhase
+	}{
+		"no node is drained":                 {want: v1alpha1.RolloutPhaseDraining},
+		"one is drained":                     {a: node{task: v1alpha1.NodeTaskOffered}, want: v1alpha1.RolloutPhaseDraining},
+		"both are offered":                   {a: node{task: v1alpha1.NodeTaskOffered}, b: node{task: v1alpha1.NodeTaskOffered}, want: v1alpha1.RolloutPhaseOffered},
+		"one is claimed, one verified":       {a: node{task: v1alpha1.NodeTaskClaimed}, b: node{task: v1alpha1.NodeTaskVerifying}, want: v1alpha1.RolloutPhaseClaimed},
+		"one is verified, one done":          {a: node{task: v1alpha1.NodeTaskVerifying}, b: node{record: v1alpha1.NodeTaskDone}, want: v1alpha1.RolloutPhaseVerifying},
+		"one has failed, one is drained":     {a: node{task: v1alpha1.NodeTaskFailed}, want: v1alpha1.RolloutPhaseFailed},
+		"no worker":                          {a: node{record: v1alpha1.NodeTaskFailed, reason: v1alpha1.NodeTaskNoWorker}, b: node{record: v1alpha1.NodeTaskDone}, want: v1alpha1.RolloutPhaseFailed},
+		"one is done, one does not exist":    {a: node{record: v1alpha1.NodeTaskDone}, b: node{gone: true}, want: v1alpha1.RolloutPhaseReleasing},
+		"an old record of a failure":         {a: node{record: v1alpha1.NodeTaskFailed, reason: v1alpha1.NodeTaskLost}, b: node{record: v1alpha1.NodeTaskDone}, want: v1alpha1.RolloutPhaseDraining},
+		"the end waits for the worker":       {a: node{task: v1alpha1.NodeTaskClaimed}, ending: true, want: v1alpha1.RolloutPhaseClaimed},
+		"the end does not wait for a failed": {a: node{task: v1alpha1.NodeTaskFailed}, ending: true, want: v1alpha1.RolloutPhaseReleasing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "kernel-r-1", UID: "uid-nm"}}
+			nm.Spec.Stage = v1alpha1.NodeMaintenanceStageDrain
+			if test.ending {
+				nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
+			}
+			f := &facts{nodes: map[string]*corev1.Node{}, tasks: map[string]*v1alpha1.NodeTask{}}
+			unit := &v1alpha1.RolloutUnit{Unit: "r", Maintenance: nm.Name}
+			for name, n := range map[string]node{"a": test.a, "b": test.b} {
+				ref := v1alpha1.NodeReference{Name: name, UID: newNode(name).UID}
+				unit.Nodes = append(unit.Nodes, ref)
+				if !n.gone {
+					f.nodes[name] = newNode(name)
+				}
+				if n.task != "" {
+					f.tasks[name] = build.With(&v1alpha1.NodeTask{}, func(task *v1alpha1.NodeTask) {
+						task.Spec.Maintenance.UID, task.Status.State = nm.UID, n.task
+					})
+				}
+				if n.record != "" {
+					nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+						NodeRef: ref, Task: &v1alpha1.NodeMaintenanceNodeTask{State: n.record, Reason: n.reason},
+					})
+				}
+			}
+			is.Equal(t, f.phaseOf(unit, nm), test.want)
+		})
+	}
+}
+
+// TestGoalOfDoneNode: what ran on a node before its work is not stored, so the work is not undone
+// because a value is the same again.
+func TestGoalOfDoneNode(t *testing.T) {
+	for name, test := range map[string]struct {
+		doneWhen string
+		done     bool
+		want     next.Goal
+	}{
+		"no expression":                   {"", false, next.NoGoal},
+		"false":                           {"node.status.nodeInfo.kernelVersion == '6.12'", false, next.GoalUnmet},
+		"true":                            {"node.status.nodeInfo.kernelVersion == '6.11.0'", false, next.GoalMet},
+		"an error counts as false":        {"node.status.nodeInfo.kernalVersion == '6.12'", false, next.GoalUnmet},
+		"a reboot before the work":        {"node.status.nodeInfo.bootID != before.bootID", false, next.GoalUnmet},
+		"a reboot, when the work is done": {"node.status.nodeInfo.bootID != before.bootID", true, next.GoalMet},
+		"false, when the work is done":    {"node.status.nodeInfo.kernelVersion == '6.12'", true, next.GoalUnmet},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &Controller{goals: map[string]*goal{}}
+			g, err := c.goalOf(newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Template.Task.DoneWhen = test.doneWhen }))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, _ := g.of(newNode("a"), test.done)
+			is.Equal(t, got, test.want)
+		})
+	}
+}
+
+func TestMessages(t *testing.T) {
+	f := &facts{rollout: next.Rollout{Object: newRollout(), Members: []next.Member{{Node: "a"}}}, broken: "doneWhen fails for node a: no such key"}
+	for _, test := range []struct {
+		choice next.Decision
+		want   string
+	}{
+		{next.Decision{Reason: v1alpha1.ReasonAtLimit, Message: "unit a waits"}, "Unit a waits; doneWhen fails for node a: no such key"},
+		{next.Decision{Reason: v1alpha1.ReasonNodesSkipped, Message: "a: cordoned"}, "Only skipped units are left: a: cordoned; doneWhen fails for node a: no such key"},
+	} {
+		is.Equal(t, progressingOf(f, &test.choice).message, test.want)
+	}
+}
+
+func TestPublish(t *testing.T) {
+	registerMetrics()
+	t.Cleanup(func() { publish(nil) })
+	waiting := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+		r.Status.Nodes = v1alpha1.RolloutNodes{Total: 9, Done: 3, Waiting: 2, Failed: 1, Skipped: 3}
+		r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonHalted}}
+	})
+	complete := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+		r.Spec.Stage, r.Status.Nodes = v1alpha1.RolloutStageComplete, v1alpha1.RolloutNodes{Total: 100, Done: 100}
+	})
+	publish([]*v1alpha1.NodeMaintenanceRollout{waiting, complete})
+	if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(`
+# HELP haulout_rollout_nodes [ALPHA] Nodes of NodeMaintenanceRollouts in stage Roll, by state: done, waiting, running, blocked, failed or skipped. A node of several rollouts counts for each.
+# TYPE haulout_rollout_nodes gauge
+haulout_rollout_nodes{state="blocked"} 0
+haulout_rollout_nodes{state="done"} 3
+haulout_rollout_nodes{state="failed"} 1
+haulout_rollout_nodes{state="running"} 0
+haulout_rollout_nodes{state="skipped"} 3
+haulout_rollout_nodes{state="waiting"} 2
+`), "haulout_rollout_nodes"); err != nil {
+		t.Error(err)
+	}
+	value, err := testutil.GetGaugeMetricValue(waitingByReason.WithLabelValues(v1alpha1.ReasonHalted))
+	if err != nil || value != 1 {
+		t.Errorf("got %v halted rollouts, %v, want 1", value, err)
+	}
+}

@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rollout is the controller of NodeMaintenanceRollouts: it takes the nodes of a rollout out
+// of service and back, unit by unit. It creates a NodeMaintenance for each unit. The controllers of
+// maintenances, nodes and tasks do everything else; they do not know of rollouts.
+//
+// The key of the queue is a rollout, and there is one worker, so that the units of all rollouts
+// start one after the other. A sync gathers the facts (gather.go), follows the units that are in
+// status.current (units.go), lets package next decide which ones start, and reads the nodes of
+// these from the API. Then it acts (act.go). A unit starts in two steps: one write of the status
+// announces it, with the resourceVersion of the decision, and then its maintenance is created.
+// Announced nodes count as out for all rollouts, before any cache shows that the nodes are
+// cordoned. A leader that dies between the two steps has announced the name of the maintenance, so
+// the next leader creates the same one.
+//
+// All state that a new leader needs is in the API: what runs in status.current, and what was tried,
+// and how it ended, in the maintenances of the rollout, which exist as long as the rollout. The
+// state in memory may be lost at any time. Each entry has the state, and the consequence of its
+// loss:
+//
+//   - rollouts, created: own writes that are not in the caches yet. The next write may conflict.
+//   - current: the first start of a leader compares the rollouts in the cache and in the API.
+//   - goals: the values of doneWhen for the nodes. They are evaluated again.
+//   - problems: the failures and since when. One appears in the status a minute later.
+//   - written: when each status was written, to delay counters. The next write is not delayed.
+//   - costs: how long each sync took, to delay the next one. The next sync is not delayed.
+package rollout

@@ -1,0 +1,116 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/host/eventref"
+	"haulout.dev/haulout/pkg/rollout/next"
+)
+
+// actionRoll is the action of all events.
+const actionRoll = "Roll"
+
+func (c *Controller) event(r *v1alpha1.NodeMaintenanceRollout, eventType, reason, format string, args ...any) {
+	c.recorder.Eventf(eventref.Rollout(r), nil, eventType, reason, actionRoll, "%s", eventref.Note(format, args...))
+}
+
+// announceChanges emits the events about the changes between two stored states, and observes how
+// long each phase took.
+func (c *Controller) announceChanges(old, r *v1alpha1.NodeMaintenanceRollout, d *decision) {
+	before := map[string]v1alpha1.RolloutUnit{}
+	for i := range old.Status.Current {
+		before[old.Status.Current[i].Unit] = old.Status.Current[i]
+	}
+	for i := range r.Status.Current {
+		unit := &r.Status.Current[i]
+		was, known := before[unit.Unit]
+		switch {
+		case known && was.Maintenance == unit.Maintenance:
+			c.announcePhase(r, &was, unit)
+		case unit.Phase == v1alpha1.RolloutPhaseStarting:
+			c.event(r, corev1.EventTypeNormal, EventUnitStarted, "Unit %s starts: %s", unit.Unit, nodesText(unit))
+		}
+	}
+	for i := range d.units {
+		if u := &d.units[i]; u.over {
+			c.announceEnd(r, u)
+		}
+	}
+	c.announceReason(old, r)
+}
+
+// announcePhase emits the event about a unit that stays in the status.
+func (c *Controller) announcePhase(r *v1alpha1.NodeMaintenanceRollout, was, unit *v1alpha1.RolloutUnit) {
+	if was.Phase == unit.Phase {
+		return
+	}
+	c.observePhase(was)
+	switch unit.Phase {
+	case v1alpha1.RolloutPhaseFailed:
+		c.event(r, corev1.EventTypeWarning, EventUnitFailed, "Unit %s has failed: %s", unit.Unit, unit.Message)
+	case v1alpha1.RolloutPhaseSoaking:
+		c.announceDone(r, unit)
+	}
+}
+
+func (c *Controller) announceDone(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit) {
+	c.event(r, corev1.EventTypeNormal, EventUnitDone, "Unit %s is done, and in service again: %s", unit.Unit, nodesText(unit))
+}
+
+// announceEnd emits the event about a unit that leaves the status.
+func (c *Controller) announceEnd(r *v1alpha1.NodeMaintenanceRollout, u *followed) {
+	c.observePhase(&u.before)
+	unit := &u.before
+	switch u.outcome {
+	case next.Done:
+		if unit.Phase != v1alpha1.RolloutPhaseSoaking {
+			c.announceDone(r, unit)
+		}
+	case next.Released:
+		c.event(r, corev1.EventTypeWarning, EventUnitReleasedByUser,
+			"A user has completed NodeMaintenance %s before the work on unit %s was done. Delete it to have the unit rolled", unit.Maintenance, unit.Unit)
+	case next.Withdrawn:
+		switch u.nm.Annotations[v1alpha1.AnnotationWithdrawn] {
+		case next.WithdrawnBlocked:
+			c.event(r, corev1.EventTypeWarning, EventUnitBlocked,
+				"The drain of unit %s made no progress. The unit is in service again, and is tried again later", unit.Unit)
+		case next.WithdrawnNoWorker:
+			if unit.Phase != v1alpha1.RolloutPhaseFailed {
+				c.event(r, corev1.EventTypeWarning, EventUnitFailed, "Unit %s has failed: no worker has claimed it in time", unit.Unit)
+			}
+		}
+	}
+}
+
+// announceReason emits the event about the reason of the condition Progressing, if it has changed.
+func (c *Controller) announceReason(old, r *v1alpha1.NodeMaintenanceRollout) {
+	was, is := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionProgressing), meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
+	if is == nil || was != nil && was.Reason == is.Reason {
+		return
+	}
+	switch is.Reason {
+	case v1alpha1.ReasonHalted:
+		c.event(r, corev1.EventTypeWarning, EventRolloutHalted, "%s", is.Message)
+	case v1alpha1.ReasonHeld:
+		c.event(r, corev1.EventTypeNormal, EventRolloutHeld, "%s", is.Message)
+	case v1alpha1.ReasonRolloutComplete:
+		c.event(r, corev1.EventTypeNormal, EventRolloutComplete, "%s", is.Message)
+	}
+}
+
+// nodesText names the nodes of a unit.
+func nodesText(unit *v1alpha1.RolloutUnit) string {
+	names := make([]string, len(unit.Nodes))
+	for i := range unit.Nodes {
+		names[i] = unit.Nodes[i].Name
+	}
+	return fmt.Sprintf("%s (%s)", wording.Count(len(names), "node"), some(names))
+}

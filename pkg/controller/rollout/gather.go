@@ -1,0 +1,356 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
+	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/rollout/next"
+)
+
+// facts is what a sync of a rollout decides from.
+type facts struct {
+	// rollout is the rollout under its newest status, with its nodes and its attempts. Its status
+	// is replaced by the new one before units start.
+	rollout next.Rollout
+	// cluster is the state of all nodes.
+	cluster *next.Cluster
+	// nodes are all nodes by name, and tasks all NodeTasks by node.
+	nodes map[string]*corev1.Node
+	tasks map[string]*v1alpha1.NodeTask
+	// own are the maintenances of the rollout by name.
+	own map[string]*v1alpha1.NodeMaintenance
+	// taken reports whether a maintenance of this name exists.
+	taken func(name string) bool
+	// selector and goal are the selector and the expression of the rollout.
+	selector *nodeselector.Selector
+	goal     *goal
+	// asking is set if it is not known yet whether the requester may take further nodes. The answer
+	// enqueues the rollout again.
+	asking bool
+	// broken is why doneWhen fails for a node, "" if it does not.
+	broken string
+	// failing is an error of this rollout that lasts, nil if there is none.
+	failing *loop.Failure
+	// wake is the time at which to decide again without an event; zero if at none.
+	wake time.Time
+}
+
+// gather reads all facts about a rollout from the caches, and the maintenances of announced units
+// that are not cached yet from the API.
+func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout) (*facts, error) {
+	f := &facts{
+		rollout: next.Rollout{Object: r}, nodes: map[string]*corev1.Node{}, tasks: map[string]*v1alpha1.NodeTask{},
+		own: map[string]*v1alpha1.NodeMaintenance{}, taken: c.exists,
+	}
+	nodes, err := c.nodeLister.List(labels.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("list nodes from the cache: %w", err)
+	}
+	for _, node := range nodes {
+		f.nodes[node.Name] = node
+	}
+	tasks, err := c.taskLister.List(labels.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("list NodeTasks from the cache: %w", err)
+	}
+	for _, task := range tasks {
+		f.tasks[task.Name] = task
+	}
+	if err := c.findOwn(ctx, f); err != nil {
+		return nil, err
+	}
+	if f.goal, err = c.goalOf(r); err != nil {
+		return nil, err
+	}
+	if err := f.selectNodes(nodes); err != nil {
+		return nil, err
+	}
+	f.goal.keepOnly(f.nodes)
+	f.cluster = c.clusterOf(f, nodes, tasks)
+	if r.Spec.Stage == v1alpha1.RolloutStageRoll {
+		f.rollout.NotAuthorized = c.notAuthorized(ctx, f)
+		f.rollout.Contradiction = c.contradiction(f)
+	}
+	var wait time.Duration
+	if f.failing, wait = c.problems.Of(r.Name); wait > 0 {
+		f.wake = f.cluster.Now.Add(wait)
+	}
+	return f, nil
+}
+
+// exists reports whether the caches, or own writes, have a maintenance.
+func (c *Controller) exists(name string) bool {
+	_, exists, err := c.created.Get(name)
+	return exists || err != nil
+}
+
+// attemptsOf returns the cached maintenances of a rollout, each in the newest known state.
+func (c *Controller) attemptsOf(r *v1alpha1.NodeMaintenanceRollout) ([]*v1alpha1.NodeMaintenance, error) {
+	keys, err := c.maintenances.IndexKeys(byRollout, string(r.UID))
+	if err != nil {
+		return nil, fmt.Errorf("list the maintenances of rollout %s from the cache: %w", r.Name, err)
+	}
+	slices.Sort(keys)
+	attempts := make([]*v1alpha1.NodeMaintenance, 0, len(keys))
+	for _, key := range keys {
+		nm, exists, err := c.created.Get(key)
+		if err != nil {
+			return nil, err
+		}
+		if exists {
+			attempts = append(attempts, nm)
+		}
+	}
+	return attempts, nil
+}
+
+// findOwn finds the maintenances of the rollout. It reads those of status.current from the API that
+// the cache does not have: they may have been created a moment ago, maybe by an earlier leader.
+func (c *Controller) findOwn(ctx context.Context, f *facts) error {
+	r := f.rollout.Object
+	attempts, err := c.attemptsOf(r)
+	if err != nil {
+		return err
+	}
+	for _, nm := range attempts {
+		f.own[nm.Name] = nm
+	}
+	for i := range r.Status.Current {
+		name := r.Status.Current[i].Maintenance
+		if f.own[name] != nil || c.exists(name) {
+			continue
+		}
+		nm, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read NodeMaintenance %s: %w", name, err)
+		}
+		if owner := ownerOf(nm); owner != nil && owner.UID == r.UID {
+			f.own[name] = nm
+			attempts = append(attempts, nm)
+		}
+	}
+	f.rollout.Attempts = attempts
+	return nil
+}
+
+// selectNodes finds the nodes of the rollout and whether they need work.
+func (f *facts) selectNodes(nodes []*corev1.Node) error {
+	r := f.rollout.Object
+	done := doneBy(f.rollout.Attempts)
+	policy := v1alpha1.NewNodesPolicyIgnore
+	if f.goal != nil {
+		policy = v1alpha1.NewNodesPolicyJoin
+	}
+	selector, err := nodeselector.New(r.Spec.NodeSelector, r.Status.NewestNodeTimestamp, policy)
+	if err != nil {
+		return fmt.Errorf("node selector: %w", err)
+	}
+	// A node that was recreated during its work is newer than the rollout.
+	f.selector = selector.Holding(func(name string) bool { return f.nodes[name] != nil && done[f.nodes[name].UID] })
+	for _, node := range nodes {
+		switch selected, ignored := f.selector.Decide(node); {
+		case ignored:
+			f.rollout.Members = append(f.rollout.Members, next.Member{Node: node.Name, Goal: next.TooNew})
+			continue
+		case !selected:
+			continue
+		}
+		state, err := f.goal.of(node, done[node.UID])
+		if err != nil {
+			f.broken = fmt.Sprintf("doneWhen fails for node %s: %v", node.Name, err)
+		}
+		f.rollout.Members = append(f.rollout.Members, next.Member{Node: node.Name, Goal: state})
+	}
+	return nil
+}
+
+// needsWork reports whether a node with this goal needs work, unless it is done.
+func needsWork(goal next.Goal) bool { return goal != next.GoalMet && goal != next.TooNew }
+
+// doneBy returns the UIDs of the nodes whose work is done according to maintenances.
+func doneBy(attempts []*v1alpha1.NodeMaintenance) map[types.UID]bool {
+	done := map[types.UID]bool{}
+	for _, nm := range attempts {
+		for i := range nm.Status.NodeStatuses {
+			status := &nm.Status.NodeStatuses[i]
+			if ptr.Deref(status.Task, v1alpha1.NodeMaintenanceNodeTask{}).State == v1alpha1.NodeTaskDone {
+				done[status.NodeRef.UID] = true
+			}
+		}
+	}
+	return done
+}
+
+// clusterOf returns the state of all nodes for the decisions of a rollout. The units of the rollout
+// itself are not announced in it: some may leave the status first.
+func (c *Controller) clusterOf(f *facts, nodes []*corev1.Node, tasks []*v1alpha1.NodeTask) *next.Cluster {
+	now := c.clock.Now()
+	waiting := map[string]bool{}
+	if f.rollout.Object.Spec.Stage == v1alpha1.RolloutStageRoll {
+		for _, m := range f.rollout.Members {
+			waiting[m.Node] = needsWork(m.Goal)
+		}
+	}
+	states := make([]next.Node, 0, len(nodes))
+	for _, node := range nodes {
+		pods := 0
+		if waiting[node.Name] {
+			pods = c.pods.CountOn(node.Name)
+		}
+		states = append(states, next.NewNode(node, c.holdersOf(node.Name), pods, now))
+	}
+	others := slices.DeleteFunc(c.all(), func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.UID == f.rollout.Object.UID })
+	exists := func(name string) bool { return f.own[name] != nil || c.exists(name) }
+	return next.NewCluster(next.Facts{
+		Now: now, Nodes: states, Tasks: tasks, Rollouts: others, Exists: exists,
+		MaxUnavailablePercent: c.maxUnavailable, ServerNode: c.serverNode(), ServerUser: serverUser,
+	})
+}
+
+// holdersOf returns the maintenances that select a node.
+func (c *Controller) holdersOf(node string) []*v1alpha1.NodeMaintenance {
+	var holders []*v1alpha1.NodeMaintenance
+	for _, name := range c.selection.MaintenancesOn(node) {
+		if nm, exists, err := c.created.Get(name); err == nil && exists {
+			holders = append(holders, nm)
+		}
+	}
+	return holders
+}
+
+// serverNode returns the node on which this server runs, "" if it is not known.
+func (c *Controller) serverNode() string {
+	if c.ownPod.Name == "" {
+		return ""
+	}
+	pod, err := c.pods.Lister().Pods(c.ownPod.Namespace).Get(c.ownPod.Name)
+	if err != nil {
+		return ""
+	}
+	return pod.Spec.NodeName
+}
+
+// notAuthorized returns why the requester of a rollout may not take further nodes out of service;
+// "" if they may, or if the answer is not there yet.
+func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
+	r := f.rollout.Object
+	var due []*corev1.Node
+	done := doneBy(f.rollout.Attempts)
+	for _, m := range f.rollout.Members {
+		if node := f.nodes[m.Node]; needsWork(m.Goal) && !done[node.UID] {
+			due = append(due, node)
+		}
+	}
+	if len(due) == 0 {
+		return ""
+	}
+	name, class := "", r.Spec.Template.Task.Worker
+	if r.Spec.RequestedBy != nil {
+		name = r.Spec.RequestedBy.Username
+	}
+	switch answer := c.rights.AskWorker(ctx, r.Spec.RequestedBy, class, due); {
+	case errors.Is(answer.Err, rights.ErrAsking):
+		f.asking = true
+	case answer.Err != nil:
+		return fmt.Sprintf("the server cannot find out whether user %q may assign workers %q: %v", name, class, answer.Err)
+	case !answer.Allowed:
+		return fmt.Sprintf("user %q may not assign workers %q", name, class)
+	}
+	var refused, unknown []string
+	var failed error
+	for node, answer := range c.rights.Ask(ctx, r.Spec.RequestedBy, due) {
+		switch {
+		case errors.Is(answer.Err, rights.ErrAsking):
+			f.asking = true
+		case answer.Err != nil:
+			unknown, failed = append(unknown, node), answer.Err
+		case !answer.Allowed:
+			refused = append(refused, node)
+		}
+	}
+	switch {
+	case len(refused) > 0:
+		return fmt.Sprintf("user %q may not maintain %d of the nodes: %s", name, len(refused), some(refused))
+	case len(unknown) > 0:
+		return fmt.Sprintf("the server cannot find out whether user %q may maintain %s: %v", name, wording.Count(len(unknown), "node"), failed)
+	}
+	return ""
+}
+
+// some joins the first names of a list, in order.
+func some(names []string) string {
+	const shown = 3
+	slices.Sort(names)
+	text := strings.Join(names[:min(len(names), shown)], ", ")
+	if more := len(names) - shown; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// contradiction returns which other rollout undoes what this one does; "" if none does. It compares
+// only nodes that both have worked on.
+func (c *Controller) contradiction(f *facts) string {
+	r := f.rollout.Object
+	done := doneBy(f.rollout.Attempts)
+	if len(done) == 0 {
+		return ""
+	}
+	both := map[string]bool{}
+	var others []*next.Rollout
+	for _, other := range f.cluster.Rollouts {
+		if other.Spec.Stage != v1alpha1.RolloutStageRoll {
+			continue
+		}
+		attempts, err := c.attemptsOf(other)
+		if err != nil {
+			continue
+		}
+		goal, err := c.goalOf(other)
+		if err != nil || goal == nil && f.goal == nil {
+			continue
+		}
+		theirs := &next.Rollout{Object: other, Attempts: attempts}
+		uids := doneBy(attempts)
+		for _, m := range f.rollout.Members {
+			if node := f.nodes[m.Node]; done[node.UID] && uids[node.UID] {
+				both[m.Node] = true
+				state, _ := goal.of(node, true)
+				theirs.Members = append(theirs.Members, next.Member{Node: m.Node, Goal: state})
+			}
+		}
+		others = append(others, theirs)
+	}
+	if len(both) == 0 {
+		return ""
+	}
+	ours := &next.Rollout{Object: r, Attempts: f.rollout.Attempts}
+	for _, m := range f.rollout.Members {
+		if both[m.Node] {
+			ours.Members = append(ours.Members, m)
+		}
+	}
+	return next.Contradictions(append(others, ours), f.cluster.Nodes)[r.Name]
+}

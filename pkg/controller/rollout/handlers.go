@@ -1,0 +1,119 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/host"
+	"haulout.dev/haulout/pkg/host/podcache"
+)
+
+// subscribe registers handlers that enqueue the affected rollouts.
+func (c *Controller) subscribe(cluster *host.Cluster) error {
+	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged})
+	c.rights.Subscribe(func(string) { c.enqueueRolling() })
+	synced, err := podcache.AddHandlers(
+		podcache.Handled{Informer: cluster.Rollouts.Informer(), Handler: podcache.HandlerOf(c.rolloutChanged)},
+		podcache.Handled{Informer: cluster.NodeTasks.Informer(), Handler: podcache.HandlerOf(c.taskChanged)},
+	)
+	if err != nil {
+		return fmt.Errorf("watch rollouts and NodeTasks: %w", err)
+	}
+	c.synced = append(c.synced, synced...)
+	return nil
+}
+
+// enqueue adds a rollout after the debounce. Adding it again does not extend its delay.
+func (c *Controller) enqueue(name string) { c.queue.AddAfter(name, c.debounce(name)) }
+
+// enqueueAll adds all rollouts.
+func (c *Controller) enqueueAll() {
+	c.enqueueIf(func(*v1alpha1.NodeMaintenanceRollout) bool { return true })
+}
+
+// enqueueRolling adds the rollouts that may start units. A place that one of them frees may be the
+// one that another waits for.
+func (c *Controller) enqueueRolling() {
+	c.enqueueIf(func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.Spec.Stage == v1alpha1.RolloutStageRoll })
+}
+
+func (c *Controller) enqueueIf(matches func(*v1alpha1.NodeMaintenanceRollout) bool) {
+	for _, r := range c.cached() {
+		if matches(r) {
+			c.enqueue(r.Name)
+		}
+	}
+}
+
+func (c *Controller) rolloutChanged(old, r *v1alpha1.NodeMaintenanceRollout) {
+	switch {
+	case r == nil:
+		c.queue.Add(old.Name)
+		c.enqueueRolling()
+	case old == nil || old.Generation != r.Generation || old.DeletionTimestamp == nil && r.DeletionTimestamp != nil:
+		c.queue.Add(r.Name)
+	case len(r.Status.Current) < len(old.Status.Current):
+		c.enqueueRolling()
+	}
+}
+
+func (c *Controller) nodeChanged(change selection.NodeChange) {
+	if change.Old == nil || change.New == nil || !sameNode(change.Old, change.New) {
+		c.enqueueAll()
+	}
+}
+
+// sameNode reports whether two states of a node are equal in all fields on which rollouts depend.
+func sameNode(a, b *corev1.Node) bool {
+	_, wasExempt := a.Annotations[v1alpha1.AnnotationSkipRollouts]
+	_, isExempt := b.Annotations[v1alpha1.AnnotationSkipRollouts]
+	return a.UID == b.UID && wasExempt == isExempt && labels.Equals(a.Labels, b.Labels) && marks.Same(a, b) && sameFacts(a, b)
+}
+
+// sameFacts reports whether two states of a node are equal for an expression, except for the times
+// and the messages of its conditions.
+func sameFacts(a, b *corev1.Node) bool {
+	same := func(x, y corev1.NodeCondition) bool {
+		return x.Type == y.Type && x.Status == y.Status && x.Reason == y.Reason
+	}
+	return slices.EqualFunc(a.Status.Conditions, b.Status.Conditions, same) &&
+		equality.Semantic.DeepEqual(a.Status.NodeInfo, b.Status.NodeInfo) &&
+		equality.Semantic.DeepEqual(a.Status.Allocatable, b.Status.Allocatable) && equality.Semantic.DeepEqual(a.Spec, b.Spec)
+}
+
+func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
+	latest := nm
+	if nm == nil {
+		latest = old
+	}
+	if owner := ownerOf(latest); owner != nil {
+		c.enqueue(owner.Name)
+		return
+	}
+	if old == nil || nm == nil || v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || old.Generation != nm.Generation {
+		c.enqueueRolling()
+	}
+}
+
+func (c *Controller) taskChanged(old, task *v1alpha1.NodeTask) {
+	latest := task
+	if task == nil {
+		latest = old
+		c.enqueueRolling()
+	}
+	if nm, err := c.maintenanceLister.Get(latest.Spec.Maintenance.Name); err == nil {
+		if owner := ownerOf(nm); owner != nil {
+			c.enqueue(owner.Name)
+		}
+	}
+}

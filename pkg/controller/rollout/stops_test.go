@@ -1,0 +1,166 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/next"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+)
+
+// TestStops: what stops a rollout releases the units that no worker has claimed, and lets the
+// others finish.
+func TestStops(t *testing.T) {
+	for name, test := range map[string]struct {
+		stop func(*v1alpha1.NodeMaintenanceRolloutSpec)
+		// want is the reason of Progressing, and withdrawn the annotation of the released unit; ""
+		// if the unit goes on.
+		want, withdrawn string
+	}{
+		"stage Complete": {
+			stop: func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Stage = v1alpha1.RolloutStageComplete },
+			want: v1alpha1.ReasonStopped, withdrawn: next.WithdrawnStopped,
+		},
+		"the end of a window with Withdraw": {
+			stop: func(spec *v1alpha1.NodeMaintenanceRolloutSpec) {
+				spec.Windows = []v1alpha1.RolloutWindow{{Start: new(metav1.NewTime(time.Now().Add(-time.Hour))), Duration: metav1.Duration{Duration: time.Hour}}}
+				spec.WhenClosed = v1alpha1.RolloutClosedWithdraw
+			},
+			want: v1alpha1.ReasonOutsideWindow, withdrawn: next.WithdrawnClosed,
+		},
+		"the end of a window with Finish": {
+			stop: func(spec *v1alpha1.NodeMaintenanceRolloutSpec) {
+				spec.Windows = []v1alpha1.RolloutWindow{{Start: new(metav1.NewTime(time.Now().Add(-time.Hour))), Duration: metav1.Duration{Duration: time.Hour}}}
+				spec.WhenClosed = v1alpha1.RolloutClosedFinish
+			},
+			want: v1alpha1.ReasonOutsideWindow,
+		},
+		"a hold": {
+			stop: func(spec *v1alpha1.NodeMaintenanceRolloutSpec) {
+				spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldStarts}}
+			},
+			want: v1alpha1.ReasonHeld,
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newRollout())
+			w.scripts["b"], w.scripts["c"] = claimed, drainStuck
+			w.start()
+			w.untilPhase("b", v1alpha1.RolloutPhaseClaimed)
+			w.untilPhase("c", v1alpha1.RolloutPhaseDraining)
+			w.change(test.stop)
+			w.untilReason(test.want)
+			w.rest(5 * time.Minute)
+			is.Equal(t, w.phase("b"), v1alpha1.RolloutPhaseClaimed)
+			is.Equal(t, w.maintenance("kernel-c-1").Annotations[v1alpha1.AnnotationWithdrawn], test.withdrawn)
+			is.Equal(t, w.phase("c") == "", test.withdrawn != "", "unit c has left the status")
+			is.True(t, w.maintenance("kernel-d-1") == nil, "unit d has started")
+			w.scripts["b"] = ""
+			w.until("unit b is done", time.Second, func() bool { return w.phase("b") == "" })
+			is.Equal(t, next.OutcomeOf(w.maintenance("kernel-b-1")), next.Done)
+			ready := meta.IsStatusConditionTrue(w.rollout().Status.Conditions, v1alpha1.ConditionReady)
+			is.Equal(t, ready, test.want == v1alpha1.ReasonStopped, "Ready")
+		})
+	}
+}
+
+func TestStopsDrainsPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newRollout())
+		w.scripts["b"], w.scripts["c"] = claimed, drainStuck
+		w.start()
+		w.untilPhase("b", v1alpha1.RolloutPhaseClaimed)
+		w.untilPhase("c", v1alpha1.RolloutPhaseDraining)
+		until := metav1.NewTime(time.Now().Add(20 * time.Minute))
+		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) {
+			spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldDrains, Until: &until}}
+		})
+		w.until("the drain is paused", time.Second, func() bool { return w.maintenance("kernel-c-1").Spec.Paused })
+		is.True(t, !w.maintenance("kernel-b-1").Spec.Paused, "the maintenance of a claimed node is paused")
+		is.Equal(t, w.reason(), v1alpha1.ReasonHeld)
+		// A hold may last for longer than the deadline of the drain.
+		w.until("the hold is over", time.Second, func() bool { return !w.maintenance("kernel-c-1").Spec.Paused })
+		late := time.Since(until.Time)
+		is.True(t, late >= 0 && late < 10*time.Second, "resumed %s after the end of the hold", late)
+		is.Equal(t, w.maintenance("kernel-c-1").Spec.Stage, v1alpha1.NodeMaintenanceStageDrain)
+	})
+}
+
+func TestPauseOfUserStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout())
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilPhase("a", v1alpha1.RolloutPhaseDraining)
+		nm := w.maintenance("kernel-a-1")
+		nm.Spec.Paused, nm.Status.Pause = true, &v1alpha1.NodeMaintenancePause{By: "bob"}
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
+		w.untilReason(v1alpha1.ReasonHeld)
+		is.True(t, strings.Contains(w.message(), `kernel-a-1 is paused by user "bob"`), "got the message %q", w.message())
+		w.rest(2 * time.Hour)
+		is.True(t, w.maintenance("kernel-a-1").Spec.Paused, "the rollout has resumed what a user has paused")
+	})
+}
+
+// TestTwoRolloutsOverTheSameNodes: limits count what the other rollout has taken.
+func TestTwoRolloutsOverTheSameNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		second := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Name, r.UID = "runtime", "uid-runtime"
+		})
+		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newRollout(), second)
+		most := 0
+		w.played = func() {
+			out := map[string]bool{}
+			for _, nm := range w.maintenances() {
+				for _, name := range nodesOf(nm) {
+					if !v1alpha1.IsDone(nm) {
+						out[name] = true
+					}
+				}
+			}
+			most = max(most, len(out))
+		}
+		w.start()
+		w.until("both are complete", time.Second, func() bool {
+			other := must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(t.Context(), "runtime", metav1.GetOptions{}))(t)
+			return w.reason() == v1alpha1.ReasonRolloutComplete && other.Status.Nodes.Done == 4
+		})
+		is.Equal(t, most, 2, "nodes that are out, at most")
+	})
+}
+
+// TestContradiction: two rollouts want different kernels.
+func TestContradiction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wants := func(version string) func(*v1alpha1.NodeMaintenanceRollout) {
+			return func(r *v1alpha1.NodeMaintenanceRollout) {
+				r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernelVersion == '" + version + "'"
+			}
+		}
+		w := newWorld(t, newNode("a"), newNode("b"), newRollout(wants("6.12")))
+		w.works(map[string]string{"uid-kernel": "6.12", "uid-back": "6.11"})
+		w.start()
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+		back := newRollout(wants("6.11"), func(r *v1alpha1.NodeMaintenanceRollout) { r.Name, r.UID = "back", "uid-back" })
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Create(t.Context(), back, metav1.CreateOptions{}))(t)
+		w.until("the second one is held", time.Second, func() bool {
+			r := must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(t.Context(), "back", metav1.GetOptions{}))(t)
+			progressing := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
+			return progressing != nil && progressing.Reason == v1alpha1.ReasonHeld && strings.Contains(progressing.Message, "Rollout kernel wants the opposite for node a")
+		})
+		w.rest(time.Hour)
+		is.True(t, w.maintenance("back-b-1") == nil, "the second node has made the trip too")
+	})
+}

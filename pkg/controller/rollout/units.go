@@ -1,0 +1,333 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/rollout/next"
+)
+
+// followed is what happens to a unit of status.current.
+type followed struct {
+	// before is the stored entry, and unit the new one.
+	before, unit v1alpha1.RolloutUnit
+	// nm is the maintenance of the unit, nil if it does not exist.
+	nm *v1alpha1.NodeMaintenance
+	// create is set if the maintenance has to be created.
+	create bool
+	// end is how the maintenance has to be completed.
+	end next.Ending
+	// pause is the value that spec.paused has to get; nil if it stays.
+	pause *bool
+	// outcome is how the unit has ended, "" if it has not. over is set if it leaves status.current.
+	outcome next.Outcome
+	over    bool
+	// wake is the time at which the unit changes without an event; zero if it does not.
+	wake time.Time
+}
+
+// follow decides what happens to the unit of an entry of status.current. mayStart is set if units
+// may start now, open if a window is open, drainsHeld if a hold stops drains.
+func (f *facts) follow(entry v1alpha1.RolloutUnit, mayStart, open, drainsHeld bool) followed {
+	u := followed{before: entry, unit: *entry.DeepCopy(), nm: f.own[entry.Maintenance]}
+	if u.nm == nil {
+		// Only an announced unit may lack its maintenance. Any other one was deleted.
+		u.create = entry.Phase == v1alpha1.RolloutPhaseStarting && mayStart && !f.taken(entry.Maintenance)
+		u.over = !u.create
+		return u
+	}
+	switch {
+	case u.nm.DeletionTimestamp != nil && v1alpha1.IsDone(u.nm):
+		u.over = true
+	case v1alpha1.IsDone(u.nm):
+		u.outcome = next.OutcomeOf(u.nm)
+		f.soak(&u)
+	default:
+		f.setPhase(&u.unit, f.phaseOf(&u.unit, u.nm))
+		u.end = f.endOf(&u.unit, u.nm, open)
+		u.wake = u.end.Next
+		if !u.end.Now {
+			u.pause = pauseOf(u.nm, drainsHeld && !f.isClaimed(&u.unit), f.cluster.ServerUser)
+		}
+	}
+	u.unit.Message = f.messageOf(&u.unit, u.nm)
+	return u
+}
+
+// endOf decides whether the maintenance of a unit ends. A drain that starts over, because a user
+// has deleted the task of a failed node, has the whole deadline again.
+func (f *facts) endOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance, open bool) next.Ending {
+	end := next.EndOf(f.cluster, &f.rollout, unit, nm, open)
+	deadline := unit.Since.Add(time.Duration(ptr.Deref(f.rollout.Object.Spec.ProgressDeadlineSeconds, 0)) * time.Second)
+	if end.Withdrawn == next.WithdrawnBlocked && f.cluster.Now.Before(deadline) {
+		return next.Ending{Next: deadline}
+	}
+	return end
+}
+
+// soak keeps a unit that is done in the status until the soak time is over.
+func (f *facts) soak(u *followed) {
+	if u.over = u.outcome != next.Done; u.over {
+		return
+	}
+	f.setPhase(&u.unit, v1alpha1.RolloutPhaseSoaking)
+	end := u.unit.Since.Add(time.Duration(f.rollout.Object.Spec.SoakSeconds) * time.Second)
+	if u.over = !f.cluster.Now.Before(end); !u.over {
+		u.wake = end
+	}
+}
+
+func (f *facts) setPhase(unit *v1alpha1.RolloutUnit, phase v1alpha1.RolloutPhase) {
+	if unit.Phase != phase {
+		unit.Phase, unit.Since = phase, metav1.NewTime(f.cluster.Now).Rfc3339Copy()
+	}
+}
+
+// pauseOf returns the value that spec.paused of a maintenance has to get; nil if it stays. A
+// rollout never touches the pause of a user.
+func pauseOf(nm *v1alpha1.NodeMaintenance, held bool, server string) *bool {
+	switch {
+	case !v1alpha1.IsDraining(nm) || nm.Spec.Paused == held:
+	case held:
+		return ptr.To(true)
+	case nm.Status.Pause != nil && nm.Status.Pause.By == server:
+		return ptr.To(false)
+	}
+	return nil
+}
+
+// taskOf returns the NodeTask of a node for a maintenance, or nil.
+func (f *facts) taskOf(node string, nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeTask {
+	if task := f.tasks[node]; task != nil && task.Spec.Maintenance.UID == nm.UID {
+		return task
+	}
+	return nil
+}
+
+// isClaimed reports whether the server has granted a node of a unit to a worker.
+func (f *facts) isClaimed(unit *v1alpha1.RolloutUnit) bool {
+	return slices.ContainsFunc(unit.Nodes, func(ref v1alpha1.NodeReference) bool {
+		task := f.tasks[ref.Name]
+		return task != nil && task.Spec.Maintenance.Name == unit.Maintenance && protocol.IsInHands(task.Status.State)
+	})
+}
+
+// phases are the phases of nodes, in the order of the work that is left.
+var phases = []v1alpha1.RolloutPhase{
+	v1alpha1.RolloutPhaseReleasing, v1alpha1.RolloutPhaseVerifying, v1alpha1.RolloutPhaseClaimed, v1alpha1.RolloutPhaseOffered,
+	v1alpha1.RolloutPhaseDraining, v1alpha1.RolloutPhaseFailed,
+}
+
+// phaseOf returns the phase of a unit whose maintenance has not released its nodes.
+func (f *facts) phaseOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) v1alpha1.RolloutPhase {
+	most := 0
+	for i := range unit.Nodes {
+		most = max(most, slices.Index(phases, f.nodePhase(unit.Nodes[i].Name, nm)))
+	}
+	return phases[most]
+}
+
+// nodePhase returns the phase of one node of a unit: Releasing if no work is left.
+func (f *facts) nodePhase(node string, nm *v1alpha1.NodeMaintenance) v1alpha1.RolloutPhase {
+	if task := f.taskOf(node, nm); task != nil {
+		switch task.Status.State {
+		case v1alpha1.NodeTaskClaimed:
+			return v1alpha1.RolloutPhaseClaimed
+		case v1alpha1.NodeTaskVerifying:
+			return v1alpha1.RolloutPhaseVerifying
+		case v1alpha1.NodeTaskFailed:
+			if v1alpha1.IsEnding(nm) {
+				return v1alpha1.RolloutPhaseReleasing
+			}
+			return v1alpha1.RolloutPhaseFailed
+		case v1alpha1.NodeTaskDone:
+			return v1alpha1.RolloutPhaseReleasing
+		}
+		return v1alpha1.RolloutPhaseOffered
+	}
+	record := f.recordOf(node, nm)
+	switch {
+	case v1alpha1.IsEnding(nm) || f.nodes[node] == nil, record.State == v1alpha1.NodeTaskDone, record.State == v1alpha1.NodeTaskGone:
+		return v1alpha1.RolloutPhaseReleasing
+	case record.Reason == v1alpha1.NodeTaskNoWorker:
+		return v1alpha1.RolloutPhaseFailed
+	}
+	return v1alpha1.RolloutPhaseDraining
+}
+
+// recordOf returns the work on the present node of a name that the status of a maintenance records.
+func (f *facts) recordOf(node string, nm *v1alpha1.NodeMaintenance) v1alpha1.NodeMaintenanceNodeTask {
+	for i := range nm.Status.NodeStatuses {
+		status := &nm.Status.NodeStatuses[i]
+		if status.NodeRef.Name == node && status.Task != nil && (f.nodes[node] == nil || f.nodes[node].UID == status.NodeRef.UID) {
+			return *status.Task
+		}
+	}
+	return v1alpha1.NodeMaintenanceNodeTask{}
+}
+
+// messageOf describes for people what a unit waits for.
+func (f *facts) messageOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) string {
+	at := slices.IndexFunc(unit.Nodes, func(ref v1alpha1.NodeReference) bool { return f.nodePhase(ref.Name, nm) == unit.Phase })
+	if at < 0 {
+		return ""
+	}
+	name := unit.Nodes[at].Name
+	task := ptr.Deref(f.taskOf(name, nm), v1alpha1.NodeTask{})
+	var text string
+	switch unit.Phase {
+	case v1alpha1.RolloutPhaseDraining:
+		return wording.Cut(drainMessage(nm), protocol.MaxTaskMessage)
+	case v1alpha1.RolloutPhaseOffered:
+		text = "waits for a worker of class " + task.Spec.Worker
+	case v1alpha1.RolloutPhaseClaimed:
+		text = join(task.Status.Holder, task.Status.Message)
+	case v1alpha1.RolloutPhaseVerifying:
+		text = task.Status.ServerMessage
+	case v1alpha1.RolloutPhaseFailed:
+		record := f.recordOf(name, nm)
+		reason := cmp.Or(task.Status.Reason, record.Reason)
+		text = join(string(reason), cmp.Or(task.Status.ServerMessage, task.Status.Message, record.Message))
+	}
+	if text != "" && name != unit.Unit {
+		text = join("node "+name, text)
+	}
+	return wording.Cut(text, protocol.MaxTaskMessage)
+}
+
+// drainMessage describes why a drain does not move; "" if it does. It has no counters, which would
+// need a write of the rollout for each pod that leaves.
+func drainMessage(nm *v1alpha1.NodeMaintenance) string {
+	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
+	switch {
+	case progressing == nil:
+		return ""
+	case progressing.Status == metav1.ConditionFalse:
+		return join(progressing.Reason, progressing.Message)
+	case progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion:
+		return progressing.Reason
+	}
+	return ""
+}
+
+// join returns two texts with a colon between them, or the only one that is not empty.
+func join(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + ": " + b
+}
+
+// adopted returns entries for maintenances of the rollout that still hold nodes although the status
+// does not have them, so that the rollout completes them.
+func (f *facts) adopted() []v1alpha1.RolloutUnit {
+	known := map[string]bool{}
+	for i := range f.rollout.Object.Status.Current {
+		known[f.rollout.Object.Status.Current[i].Unit] = true
+	}
+	var missing []v1alpha1.RolloutUnit
+	for _, nm := range f.rollout.Attempts {
+		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
+		if v1alpha1.IsDone(nm) || known[unit] || unit == "" {
+			continue
+		}
+		known[unit] = true
+		entry := v1alpha1.RolloutUnit{Unit: unit, Maintenance: nm.Name}
+		for _, name := range nodesOf(nm) {
+			ref := v1alpha1.NodeReference{Name: name}
+			if node := f.nodes[name]; node != nil {
+				ref.UID = node.UID
+			}
+			entry.Nodes = append(entry.Nodes, ref)
+		}
+		missing = append(missing, entry)
+	}
+	return missing
+}
+
+// nodesOf returns the names in the selector of a maintenance that this controller has created.
+func nodesOf(nm *v1alpha1.NodeMaintenance) []string {
+	var names []string
+	if nm.Spec.NodeSelector != nil {
+		for i := range nm.Spec.NodeSelector.NodeSelectorTerms {
+			for _, field := range nm.Spec.NodeSelector.NodeSelectorTerms[i].MatchFields {
+				names = append(names, field.Values...)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// maintenanceOf returns the maintenance of an announced unit.
+func maintenanceOf(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit) *v1alpha1.NodeMaintenance {
+	template := r.Spec.Template.DeepCopy()
+	nm := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   unit.Maintenance,
+			Labels: map[string]string{v1alpha1.LabelRollout: r.Name},
+			Annotations: map[string]string{
+				v1alpha1.AnnotationRolloutUnit:    unit.Unit,
+				v1alpha1.AnnotationRolloutAttempt: unit.Maintenance[strings.LastIndex(unit.Maintenance, "-")+1:],
+			},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(r, v1alpha1.SchemeGroupVersion.WithKind(kind))},
+		},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage: v1alpha1.NodeMaintenanceStageDrain, NodeSelector: &corev1.NodeSelector{},
+			Reason: template.Reason, DrainPlan: template.DrainPlan, Task: template.Task, RequestedBy: r.Spec.RequestedBy.DeepCopy(),
+		},
+	}
+	if template.Task != nil && template.Task.Stage == v1alpha1.NodeTaskStageCordon {
+		nm.Spec.Stage = v1alpha1.NodeMaintenanceStageCordon
+	}
+	for i := range unit.Nodes {
+		nm.Spec.NodeSelector.NodeSelectorTerms = append(nm.Spec.NodeSelector.NodeSelectorTerms, corev1.NodeSelectorTerm{
+			MatchFields: []corev1.NodeSelectorRequirement{{
+				Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{unit.Nodes[i].Name},
+			}},
+		})
+	}
+	return nm
+}
+
+// announce returns the entry of status.current of a unit that starts.
+func (f *facts) announce(u *next.Unit) v1alpha1.RolloutUnit {
+	attempt := 1
+	for _, nm := range f.rollout.Attempts {
+		if nm.Annotations[v1alpha1.AnnotationRolloutUnit] == u.Name {
+			attempt = max(attempt, attemptOf(nm)+1)
+		}
+	}
+	name := maintenanceName(f.rollout.Object.Name, u.Name, attempt)
+	for f.taken(name) {
+		attempt++
+		name = maintenanceName(f.rollout.Object.Name, u.Name, attempt)
+	}
+	return v1alpha1.RolloutUnit{
+		Unit: u.Name, Maintenance: name, Nodes: u.References(),
+		Phase: v1alpha1.RolloutPhaseStarting, Since: metav1.NewTime(f.cluster.Now).Rfc3339Copy(),
+	}
+}
+
+// attemptOf returns the number of the attempt of a maintenance, 0 if it is not known.
+func attemptOf(nm *v1alpha1.NodeMaintenance) int {
+	attempt := 0
+	if _, err := fmt.Sscan(nm.Annotations[v1alpha1.AnnotationRolloutAttempt], &attempt); err != nil {
+		return 0
+	}
+	return attempt
+}
