@@ -6,7 +6,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os/signal"
 	"syscall"
@@ -55,17 +54,13 @@ func newRebootCommand(kubeconfig *string) *cobra.Command {
 reboot.maintenance.haulout.dev has taken it out of service. The command asks logind for
 the reboot, over the system bus of the host, and reports Done when the node has booted.
 Run it on each node, in a DaemonSet that tolerates all taints.`
-		cmd.Flags().StringVar(&node, "node-name", "", "Name of the node. Required.")
+		cmd.Flags().StringVar(&node, "node-name", "", "Name of the node on which this process runs. Required.")
 		cmd.Flags().StringVar(&root, "host-root", "", "Directory with run/dbus of the host. If it is empty, the root directory is used.")
 		cmd.Flags().StringVar(&file, "reboot-required-file", "",
 			"Path of the file with which the operating system asks for a reboot, such as /var/run/reboot-required. "+
 				"The node then has the condition RebootRequired: True while the file exists, False while it does not. If it is empty, no condition is set.")
-		return func(ctx context.Context, c clients) error {
-			if node == "" {
-				return errors.New("--node-name is required: the name of the node on which this process runs")
-			}
-			return runReboot(ctx, c, node, root, file)
-		}
+		_ = cmd.MarkFlagRequired("node-name") // fails only for unknown flags
+		return func(ctx context.Context, c clients) error { return runReboot(ctx, c, node, root, file) }
 	})
 }
 
@@ -78,12 +73,8 @@ func newJobCommand(kubeconfig *string) *cobra.Command {
 NAME.job.maintenance.haulout.dev has taken out of service, with the pod of the
 PodTemplate NAME. If the Job completes, the work is Done. Run one replica.`
 		cmd.Flags().StringVar(&namespace, "namespace", "", "Namespace of the PodTemplates and Jobs. Required.")
-		return func(ctx context.Context, c clients) error {
-			if namespace == "" {
-				return errors.New("--namespace is required: the namespace of the PodTemplates and Jobs")
-			}
-			return runJobs(ctx, c, namespace)
-		}
+		_ = cmd.MarkFlagRequired("namespace") // fails only for unknown flags
+		return func(ctx context.Context, c clients) error { return runJobs(ctx, c, namespace) }
 	})
 }
 
@@ -96,16 +87,16 @@ func newWorkerCommand(kubeconfig *string, define func(*cobra.Command) runFunc) *
 	cmd := &cobra.Command{Args: cobra.NoArgs}
 	run := define(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := newClients(*kubeconfig)
+		if err != nil {
+			return err
+		}
 		if err := logsapi.ValidateAndApply(logging, nil); err != nil {
 			return err
 		}
 		defer logs.FlushLogs()
 		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
-		c, err := newClients(*kubeconfig)
-		if err != nil {
-			return err
-		}
 		klog.FromContext(ctx).Info("Starting haulout-worker", "version", version.Get(), "goVersion", version.GoVersion())
 		return run(ctx, c)
 	}

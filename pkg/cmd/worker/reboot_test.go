@@ -134,7 +134,7 @@ func TestRebootWaitsForABrokenBus(t *testing.T) {
 		w.start(rebootWorker(m))
 		w.until("", "asked to reboot")
 		m.set(func(m *fakeMachine) { m.refuse = errors.New("the bus is down") })
-		<-time.After(time.Hour)
+		<-time.After(time.Minute)
 		synctest.Wait()
 		is.Equal(t, w.status().Result, "", "result")
 	})

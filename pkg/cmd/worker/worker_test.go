@@ -81,8 +81,8 @@ func TestCommands(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no node":       {[]string{"reboot", "--kubeconfig=testdata/kubeconfig"}, "--node-name is required"},
-		"no namespace":  {[]string{"job", "--kubeconfig=testdata/kubeconfig"}, "--namespace is required"},
+		"no node":       {[]string{"reboot"}, `"node-name" not set`},
+		"no namespace":  {[]string{"job"}, `"namespace" not set`},
 		"no kubeconfig": {[]string{"job", "--namespace=a", "--kubeconfig=testdata/none"}, `--kubeconfig="testdata/none"`},
 		"an argument":   {[]string{"job", "more"}, `"more"`},
 	} {
