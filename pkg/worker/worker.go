@@ -9,8 +9,8 @@
 // the class. The handler reports its progress, and the library sends heartbeats for it. When the
 // handler returns, the library reports the result: Done or Failed.
 //
-// The program needs the rights of artifacts/examples/rbac-worker.yaml. artifacts/examples/worker is
-// a complete example, and docs/workers.md describes the protocol.
+// The program needs the rights of artifacts/examples/rbac-worker.yaml. The example below is
+// complete, and docs/workers.md describes the protocol.
 package worker
 
 import (
