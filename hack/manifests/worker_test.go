@@ -29,7 +29,7 @@ func TestWorkers(t *testing.T) {
 		" [maintenance.haulout.dev] [nodetasks/status] [] [patch]",
 		" [maintenance.haulout.dev] [nodetasks] [] [get list watch]",
 	}
-	reboots := append([]string{" [maintenance.haulout.dev] [workers] [reboot.maintenance.haulout.dev] [progress]"}, claims...)
+	reboots := append([]string{" [maintenance.haulout.dev] [workers/node] [reboot.maintenance.haulout.dev] [progress]"}, claims...)
 	for folder, test := range map[string]struct {
 		rights []string
 		kept   bool
