@@ -207,7 +207,8 @@ func (c *Config) works(ctx context.Context) error {
 	})
 }
 
-// startsOver takes the node back during the work, and waits until the work of the next task is done.
+// startsOver takes the node back during the work, and waits until the work of the next task is
+// done.
 func (c *Config) startsOver(ctx context.Context) error {
 	var claimed *v1alpha1.NodeTask
 	if err := c.follow(ctx, c.Patience, "the node is claimed", func(task *v1alpha1.NodeTask) (bool, error) {
