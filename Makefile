@@ -66,12 +66,16 @@ help: ## List the targets
 LDFLAGS := -X haulout.dev/haulout/pkg/version.gitVersion=$(VERSION)
 
 .PHONY: build
-build: plugin node-agent ## Build bin/haulout-apiserver, bin/haulout-node-agent and bin/kubectl-maintenance
+build: plugin node-agent worker ## Build bin/haulout-apiserver, bin/haulout-node-agent, bin/haulout-worker and bin/kubectl-maintenance
 	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/haulout-apiserver ./cmd/apiserver
 
 .PHONY: node-agent
 node-agent: ## Build bin/haulout-node-agent, which runs on the nodes
 	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/haulout-node-agent ./cmd/node-agent
+
+.PHONY: worker
+worker: ## Build bin/haulout-worker, which reboots nodes or runs Jobs on them
+	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/haulout-worker ./cmd/worker
 
 # The tests of the node agent on Windows run under wine.
 .PHONY: windows-agent
@@ -94,6 +98,7 @@ krew: ## Build archives of the plugin and a manifest for krew in bin/krew (PLATF
 PLATFORMS ?= linux/amd64 linux/arm64
 IMAGE ?= localhost/haulout-apiserver:$(subst +,-,$(VERSION))
 AGENT_IMAGE ?= localhost/haulout-node-agent:$(subst +,-,$(VERSION))
+WORKER_IMAGE ?= localhost/haulout-worker:$(subst +,-,$(VERSION))
 SCHEDULER_IMAGE ?= localhost/haulout-scheduler:$(subst +,-,$(VERSION))
 IMAGE_TOOL := $(BIN)/image-tool
 IMAGE_LABELS = --label=org.opencontainers.image.title=$(1) --label=org.opencontainers.image.version=$(VERSION) \
@@ -115,9 +120,10 @@ define make_image
 endef
 
 .PHONY: image
-image: $(IMAGE_TOOL) ## Make the images of haulout-apiserver, haulout-node-agent and haulout-scheduler in bin/image (PLATFORMS='linux/amd64', IMAGE=name:tag, AGENT_IMAGE=name:tag, SCHEDULER_IMAGE=name:tag); needs no container engine
+image: $(IMAGE_TOOL) ## Make the images of haulout-apiserver, -node-agent, -worker and -scheduler in bin/image (PLATFORMS='linux/amd64', IMAGE=name:tag, AGENT_IMAGE=name:tag, WORKER_IMAGE=name:tag, SCHEDULER_IMAGE=name:tag); needs no container engine
 	$(call make_image,haulout-apiserver,.,apiserver,$(IMAGE),$(LDFLAGS))
 	$(call make_image,haulout-node-agent,.,node-agent,$(AGENT_IMAGE),$(LDFLAGS))
+	$(call make_image,haulout-worker,.,worker,$(WORKER_IMAGE),$(LDFLAGS))
 	$(call make_image,haulout-scheduler,scheduler,haulout-scheduler,$(SCHEDULER_IMAGE),$(KUBE_LDFLAGS))
 
 CHART_TOOL := $(BIN)/chart-tool
@@ -263,6 +269,7 @@ node-binaries: $(NODE_STAMP) $(ETCD_STAMP) $(IMAGE_TOOL) build $(NODE_SCHEDULER)
 	$(IMAGE_TOOL) --tag=localhost/app:dev --archives=$(IMAGES) --program=$$platform=$(NODE_PROGRAMS)/app; \
 	$(IMAGE_TOOL) --tag=localhost/etcd:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/etcd; \
 	$(IMAGE_TOOL) --tag=localhost/haulout-apiserver:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-apiserver; \
+	$(IMAGE_TOOL) --tag=localhost/haulout-worker:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-worker; \
 	$(if $(NODE_SCHEDULER),$(IMAGE_TOOL) --tag=localhost/haulout-scheduler:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-scheduler)
 
 ifneq ($(filter-out 0,$(REAL_NODES)),)
@@ -392,7 +399,7 @@ UNIT_FLAGS ?=
 # tests compile no server, which would be compiled once more for it. RACE=all adds those that do.
 # The others have no goroutines, or those of a library.
 RACE ?=
-RACE_PACKAGES := /pkg/(agent|controller|evacuator|host)(/|$$)
+RACE_PACKAGES := /pkg/(agent|controller|evacuator|host|worker)(/|$$)
 RACE_SERVERS := /pkg/(apiserver|host/previewer)(/|$$)
 MONITORING_FLAGS ?=
 E2E_FLAGS ?=

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Collects the files of a release in bin/dist: archives of the server, the node agent, the scheduler
-# and the kubectl plugin, images, the chart, manifests, a list of the modules in each program
-# (CycloneDX), and checksums. `make dist` has built all of them except the archives.
+# Collects the files of a release in bin/dist: archives of the server, the node agent, the worker,
+# the scheduler and the kubectl plugin, images, the chart, manifests, a list of the modules in each
+# program (CycloneDX), and checksums. `make dist` has built all of them except the archives.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 : "${VERSION:?the version of the release}" "${PLATFORMS:?the platforms of the server}"
 cyclonedx="$(cyclonedx_gomod)"
@@ -22,7 +22,7 @@ bill() {
 	"${cyclonedx}" bin -json -noserial -notimestamp -std -version "${VERSION}" -output "${out}/$2.cdx.json" "$1"
 }
 
-for program in haulout-apiserver haulout-node-agent haulout-scheduler; do
+for program in haulout-apiserver haulout-node-agent haulout-worker haulout-scheduler; do
 	for platform in ${PLATFORMS}; do
 		name="${program}_${platform/\//_}"
 		folder="$(mktemp -d)"
@@ -60,7 +60,7 @@ else
 	echo "hack/dist.sh: KREW_URI is not set, so the release has no manifest for krew" >&2
 fi
 cp bin/chart/*.tgz "${out}/"
-pack haulout-manifests.tar.gz artifacts base node-agent scheduler second-scheduler overlays examples/rbac-maintenance-operator.yaml examples/rbac-maintenance-pool.yaml examples/rbac-maintenance-history.yaml monitoring
+pack haulout-manifests.tar.gz artifacts base node-agent worker-reboot worker-reboot-required worker-job scheduler second-scheduler overlays examples/rbac-maintenance-operator.yaml examples/rbac-maintenance-pool.yaml examples/rbac-maintenance-history.yaml monitoring
 (cd "${out}" && sha256sum -- * >SHA256SUMS)
 echo "Wrote ${out}:"
 ls -l "${out}" | awk 'NR > 1 { printf "%12d %s\n", $5, $9 }'

@@ -9,7 +9,7 @@ trap 'rm -rf "${SCRATCH}"' EXIT
 go build -o "${SCRATCH}/manifests" ./hack/manifests
 
 failed=
-for folder in artifacts/base artifacts/eviction-interception artifacts/scheduler artifacts/second-scheduler artifacts/node-agent artifacts/node-agent/windows artifacts/overlays/*; do
+for folder in artifacts/base artifacts/eviction-interception artifacts/scheduler artifacts/second-scheduler artifacts/node-agent artifacts/node-agent/windows artifacts/worker-* artifacts/overlays/*; do
 	echo -n "${folder}: "
 	"${kustomize}" build "${folder}" | "${SCRATCH}/manifests" || failed=1
 done

@@ -175,6 +175,43 @@ func TestNodeAgentEqualsManifests(t *testing.T) {
 	}
 }
 
+// workers returns values with workers.
+func workers(more values) values {
+	all := values{"image": values{"repository": "haulout-worker", "tag": "v1"}}
+	maps.Copy(all, more)
+	return image(values{"workers": all})
+}
+
+// TestWorkersEqualManifests renders the workers of the chart and of artifacts. They may differ in
+// labels.
+func TestWorkersEqualManifests(t *testing.T) {
+	for folder, test := range map[string]struct {
+		with    values
+		objects int
+	}{
+		"worker-job":    {values{"job": on()}, 7},
+		"worker-reboot": {values{"reboot": on()}, 5},
+		"worker-reboot-required": {
+			values{"reboot": values{"enabled": true, "rebootRequiredFile": "/var/run/reboot-required"}}, 9,
+		},
+	} {
+		t.Run(folder, func(t *testing.T) {
+			want, got := built(t, folder), added(t, image(nil), workers(test.with))
+			for _, all := range []map[string]values{want, got} {
+				for _, object := range all {
+					normalize(object)
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("artifacts/%s (-) and the chart (+) differ:\n%s", folder, diff)
+			}
+			if len(got) != test.objects {
+				t.Errorf("got %d objects, want %d: %v", len(got), test.objects, slices.Collect(maps.Keys(got)))
+			}
+		})
+	}
+}
+
 // TestEvictionInterceptionEqualsManifests renders the webhook of the chart and of
 // artifacts/eviction-interception. Without the value, the chart must not have it.
 func TestEvictionInterceptionEqualsManifests(t *testing.T) {
@@ -293,7 +330,8 @@ func normalize(object values) {
 		template := object["spec"].(values)["template"].(values)
 		delete(template["metadata"].(values), "annotations")
 		pod := template["spec"].(values)
-		for _, container := range append(slices.Clone(pod["initContainers"].([]any)), pod["containers"].([]any)...) {
+		initial, _ := pod["initContainers"].([]any)
+		for _, container := range append(slices.Clone(initial), pod["containers"].([]any)...) {
 			c := container.(values)
 			c["image"] = strings.TrimSuffix(c["image"].(string), ":v1")
 			delete(c, "imagePullPolicy")
@@ -496,6 +534,8 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 		"an invalid pull policy of the node agent": {
 			nodeAgent(values{"image": values{"pullPolicy": "Sometimes"}}), "/nodeAgent/image/pullPolicy",
 		},
+		"workers without image":              {workers(values{"image": values{}, "job": on()}), "workers.image.repository is required"},
+		"a file that is not a full path":     {workers(values{"reboot": values{"rebootRequiredFile": "reboot"}}), "/workers/reboot/rebootRequiredFile"},
 		"an unknown value of the node agent": {nodeAgent(values{"image": values{}, "kubelet": "x"}), "kubelet"},
 		"an invalid pull policy":             {image(values{"image": values{"pullPolicy": "Sometimes"}}), "/image/pullPolicy"},
 	} {
@@ -509,7 +549,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 }
 
 func TestLint(t *testing.T) {
-	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3), "node agent": nodeAgent(nil), "monitoring": monitoring(values{"serviceMonitor": on(), "prometheusRule": on()})} {
+	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3), "node agent": nodeAgent(nil), "workers": workers(values{"job": on(), "reboot": on()}), "monitoring": monitoring(values{"serviceMonitor": on(), "prometheusRule": on()})} {
 		for _, message := range lint.RunAll(filepath.Join(root, "charts", "haulout"), with, "haulout-system").Messages {
 			// The chart has no icon.
 			if strings.Contains(message.Error(), "icon is recommended") {

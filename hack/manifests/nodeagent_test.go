@@ -32,10 +32,10 @@ import (
 
 const nodeAgentFolder = "../../artifacts/node-agent"
 
-// nodeAgent returns the objects of artifacts/node-agent.
-func nodeAgent(t *testing.T) []runtime.Object {
+// built returns the objects of a kustomization.
+func built(t *testing.T, folder string) []runtime.Object {
 	t.Helper()
-	built := must.Get(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), nodeAgentFolder))(t)
+	built := must.Get(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder))(t)
 	text := must.Get(built.AsYaml())(t)
 	if _, errs := check(bytes.NewReader(text)); len(errs) > 0 {
 		t.Fatal(errs)
@@ -68,7 +68,7 @@ func TestConfigurationOfTheNodeAgent(t *testing.T) {
 // permissions, so a new permission needs a row in docs/security.md.
 func TestRightsOfNodes(t *testing.T) {
 	var got []string
-	for _, object := range nodeAgent(t) {
+	for _, object := range built(t, nodeAgentFolder) {
 		switch o := object.(type) {
 		case *rbacv1.ClusterRole, *rbacv1.Role:
 			for _, rule := range rulesOf(object) {
@@ -101,7 +101,7 @@ func wantNodes(t *testing.T, name string, subjects []rbacv1.Subject) {
 // TestInstallerOfTheNodeAgent checks that a drain evicts the installer, that it reads the
 // configuration, and that it has no permissions in the cluster.
 func TestInstallerOfTheNodeAgent(t *testing.T) {
-	objects := nodeAgent(t)
+	objects := built(t, nodeAgentFolder)
 	byName := map[string]runtime.Object{}
 	for _, object := range objects {
 		byName[object.GetObjectKind().GroupVersionKind().Kind+" "+object.(metav1.Object).GetName()] = object

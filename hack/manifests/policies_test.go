@@ -115,6 +115,8 @@ type update struct {
 	kind                  schema.GroupVersionKind
 	old                   runtime.Object
 	change                func(runtime.Object)
+	// extra are attributes of the user.
+	extra map[string][]string
 }
 
 // denied returns the messages of the policy if it denies the update by a user.
@@ -126,7 +128,7 @@ func (u update) denied(t *testing.T, policy *admissionregistrationv1.ValidatingA
 	attributes := &admission.VersionedAttributes{
 		Attributes: admission.NewAttributesRecord(
 			next, u.old, u.kind, "ns", "name", gvr, u.subresource, admission.Update, &metav1.UpdateOptions{}, false,
-			&user.DefaultInfo{Name: name},
+			&user.DefaultInfo{Name: name, Extra: u.extra},
 		),
 		VersionedKind: u.kind,
 	}

@@ -12,6 +12,8 @@
 #   7. a drain has parked a static pod: it stays parked over the boot, and returns with its UID
 #   8. kube-apiserver does not answer, the message bus hangs, and the runtime has CRI-O's socket
 #   9. the machine is reset while a drain parks the static pod or a user brings it back, six times
+#   10. the worker of a rollout reboots the node, which the agent's shutdown does not wait for
+#   11. the same without the node agent
 #
 # hack/vm.sh runs the script after each boot. The folder below stores the state between runs. After
 # the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 9 3` continues with number 9 and resets
@@ -172,7 +174,7 @@ node() {
 	systemctl enable --quiet containerd.service kubelet.service
 	systemctl start containerd.service
 	eventually 120 "containerd serves" ctr version
-	for image in app pause; do
+	for image in app pause haulout-worker; do
 		ctr --namespace=k8s.io images import "bin/images/${image}-amd64.tar" >/dev/null || fail "image ${image} cannot be imported"
 	done
 	systemctl start kubelet.service
@@ -343,6 +345,42 @@ parksUntilReset() {
 	done
 }
 
+# installWorker has the worker of rollouts reboot the node. There is no kube-proxy, so the pod gets the
+# address of kube-apiserver.
+installWorker() {
+	local server
+	server="$(kubectl config view --minify --output=jsonpath='{.clusters[0].cluster.server}')"
+	server="${server#https://}"
+	kubectl kustomize artifacts/worker-reboot | sed 's#image: haulout-worker$#image: localhost/haulout-worker:dev#' | kubectl apply --filename=- >/dev/null
+	kubectl set env --namespace=haulout-worker-reboot daemonset/haulout-worker-reboot \
+		"KUBERNETES_SERVICE_HOST=${server%:*}" "KUBERNETES_SERVICE_PORT=${server##*:}" >/dev/null
+	kubectl rollout status --namespace=haulout-worker-reboot daemonset/haulout-worker-reboot --timeout=5m || fail "the worker does not run"
+}
+
+boots() { journalctl --no-pager --list-boots | grep -c .; }
+
+# roll creates a rollout whose worker reboots the node.
+roll() {
+	boots >"${STATE}/boots"
+	kubectl create --filename=- >/dev/null <<-YAML || fail "the rollout cannot be created"
+		apiVersion: maintenance.haulout.dev/v1alpha1
+		kind: NodeMaintenanceRollout
+		metadata: {name: $1}
+		spec:
+		  stage: Roll
+		  nodeSelector: {nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In, values: [${NODE}]}]}]}
+		  template: {task: {worker: reboot.maintenance.haulout.dev}}
+	YAML
+}
+
+isRolled() { [[ "$(kubectl get nodemaintenancerollouts "$1" --output=jsonpath='{.status.conditions[?(@.type=="Complete")].status}')" == True ]]; }
+# rolled waits until the node has returned from a rollout, after one boot.
+rolled() {
+	eventually 600 "the rollout is complete" isRolled "$1"
+	eventually 120 "the node is schedulable" schedulable
+	[[ "$(boots)" == $(($(cat "${STATE}/boots") + 1)) ]] || fail "there were $(boots) boots, want one after the first $(cat "${STATE}/boots")"
+}
+
 completed() { [[ "$(kubectl get nodemaintenances --output=jsonpath='{.items[?(@.spec.reason=="node shutdown")].spec.stage}')" =~ ^(Complete\ ?)+$ ]]; }
 
 step="$(cat "${STATE}/step" 2>/dev/null || echo 1)"
@@ -449,6 +487,24 @@ reset-*)
 	if [[ "${step#reset-}" -lt "${RESETS}" ]]; then
 		parksUntilReset "$((${step#reset-} + 1))"
 	fi
-	echo "Rebooted a node with the systemd driver on cgroups of version 2 in all ways, with a static pod, and reset it ${RESETS} times."
+	installWorker
+	reboots worker roll with-agent
+	;;
+worker)
+	echo "--- After the reboot by a worker"
+	booted
+	rolled with-agent
+	eventually 300 "the static pod runs" staticRuns
+	[[ "$(static)" == "$(cat "${STATE}/static")" ]] || fail "the static pod was $(cat "${STATE}/static"), and is $(static)"
+	haulout-node-agent uninstall || fail "the agent cannot be uninstalled"
+	reboots worker-alone roll without-agent
+	;;
+worker-alone)
+	echo "--- After the reboot by a worker without the node agent"
+	wentDown
+	eventually 600 "the control plane is up again" systemctl is-active cluster.service
+	eventually 300 "the node is Ready" condition Ready
+	rolled without-agent
+	echo "Rebooted a node with the systemd driver on cgroups of version 2 in all ways, with a static pod, reset it ${RESETS} times, and let a worker reboot it."
 	;;
 esac

@@ -21,17 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
-)
-
-const (
-	// beatsPerDeadline is the number of heartbeats within the deadline: some may be lost.
-	beatsPerDeadline = 4
-	// longestBeat is the maximum time between two heartbeats, so that users see that the evacuation
-	// is in progress.
-	longestBeat = time.Minute
-	// firstRetry and longestRetry are the limits of the backoff between attempts of a required
-	// write.
-	firstRetry, longestRetry = 100 * time.Millisecond, 10 * time.Second
+	"haulout.dev/haulout/pkg/heartbeat"
 )
 
 // Progress is a report about the progress of an evacuation.
@@ -61,19 +51,19 @@ type Evacuation struct {
 	// ctx is the context of the handler; end is the function that ends it.
 	ctx context.Context
 	end context.CancelCauseFunc
-	// reported is a channel that wakes the goroutine that sends heartbeats.
-	reported chan struct{}
+	// beats sends heartbeats for the handler.
+	beats *heartbeat.Sender
 
-	mu       sync.Mutex
-	latest   *v1alpha1.Evacuation
-	progress Progress
+	mu     sync.Mutex
+	latest *v1alpha1.Evacuation
 }
 
 func newEvacuation(ctx context.Context, v *Evacuator, object *v1alpha1.Evacuation) *Evacuation {
 	e := &Evacuation{
 		Namespace: object.Namespace, PodName: object.Spec.PodRef.Name, PodUID: object.Spec.PodRef.UID, NodeName: object.Spec.NodeName,
-		evacuator: v, name: object.Name, uid: object.UID, latest: object, reported: make(chan struct{}, 1),
+		evacuator: v, name: object.Name, uid: object.UID, latest: object,
 	}
+	e.beats = heartbeat.NewSender(v.Clock, func(ctx context.Context) error { return e.write(ctx, map[string]any{}) })
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(e.Namespace, e.PodName), "class", v.Class)
 	e.ctx, e.end = context.WithCancelCause(klog.NewContext(ctx, logger))
 	return e
@@ -121,13 +111,7 @@ func (e *Evacuation) observe(object *v1alpha1.Evacuation) {
 // the write fails, or if the handler's context has ended.
 func (e *Evacuation) Report(ctx context.Context, p Progress) error {
 	p.Message = wording.Cut(p.Message, protocol.MaxMessage)
-	e.mu.Lock()
-	e.progress = p
-	e.mu.Unlock()
-	select {
-	case e.reported <- struct{}{}:
-	default:
-	}
+	e.beats.Reported(p.ExpectedFinish)
 	return e.write(ctx, map[string]any{"message": p.Message, "expectedEvacuationFinishTime": timeOf(p.ExpectedFinish)})
 }
 
@@ -175,7 +159,7 @@ func (e *Evacuation) work() {
 	logger.Info("Evacuation begins", "node", e.NodeName)
 	var beating sync.WaitGroup
 	beatCtx, stop := context.WithCancel(e.ctx)
-	beating.Go(func() { e.beat(beatCtx) })
+	beating.Go(func() { e.beats.Run(beatCtx, e.interval) })
 	if !e.evacuator.HandlerReportsFirst {
 		// Report immediately, so that the server knows that the evacuator runs.
 		if err := e.write(e.ctx, map[string]any{}); err != nil && e.ctx.Err() == nil {
@@ -198,36 +182,9 @@ func (e *Evacuation) work() {
 	e.persist(func() error { return e.write(e.ctx, status) })
 }
 
-// beat sends heartbeats until the context ends.
-func (e *Evacuation) beat(ctx context.Context) {
-	interval := e.interval()
-	timer := e.evacuator.Clock.NewTimer(interval)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-e.reported:
-			// The report was a heartbeat.
-			timer.Reset(interval)
-			continue
-		case <-timer.C():
-		}
-		e.mu.Lock()
-		isExpected := e.evacuator.Clock.Now().Before(e.progress.ExpectedFinish)
-		e.mu.Unlock()
-		if isExpected {
-			if err := e.write(ctx, map[string]any{}); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "Cannot send a heartbeat, will retry")
-			}
-		}
-		timer.Reset(interval)
-	}
-}
-
 func (e *Evacuation) interval() time.Duration {
 	deadline := protocol.Turn{Reported: true}.Patience(e.Object().Spec.ProgressDeadlineSeconds, 0)
-	return min(deadline/beatsPerDeadline, longestBeat)
+	return heartbeat.Interval(deadline)
 }
 
 // write changes the status, provided that this class is active on this object. Otherwise it ends
@@ -281,19 +238,7 @@ func (e *Evacuation) refreshUntilKnown() {
 
 // persist retries until it succeeds or the handler's context ends.
 func (e *Evacuation) persist(try func() error) {
-	pause := firstRetry
-	for e.ctx.Err() == nil {
-		err := try()
-		if err == nil || e.ctx.Err() != nil {
-			return
-		}
-		klog.FromContext(e.ctx).Error(err, "API request failed, will retry", "pause", pause)
-		select {
-		case <-e.ctx.Done():
-		case <-e.evacuator.Clock.After(pause):
-		}
-		pause = min(2*pause, longestRetry)
-	}
+	heartbeat.Persist(e.ctx, e.evacuator.Clock, try)
 }
 
 // timeOf returns the value of a time in a patch; nil for the zero time.

@@ -57,14 +57,70 @@ artifacts. It takes the root, the name of the file, and annotations for its obje
 {{ end }}
 {{- end }}
 
-{{- define "haulout.image" -}}
-{{- $repository := required "image.repository is required: no image is published, make image builds one" .Values.image.repository }}
-{{- with .Values.image.digest }}
+{{/*
+A reference of an image. It takes the root, the name of the values of the image, and the values.
+*/}}
+{{- define "haulout.imageOf" -}}
+{{- $root := index . 0 }}
+{{- $image := index . 2 }}
+{{- $repository := required (printf "%s.repository is required: no image is published, make image builds one" (index . 1)) $image.repository }}
+{{- with $image.digest }}
 {{- printf "%s@%s" $repository . }}
 {{- else }}
-{{- printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- printf "%s:%s" $repository ($image.tag | default $root.Chart.AppVersion) }}
 {{- end }}
 {{- end }}
+
+{{- define "haulout.image" -}}
+{{- include "haulout.imageOf" (list . "image" .Values.image) }}
+{{- end }}
+
+{{/*
+Sets the image of a pod, and where it runs. It takes the root, the pod, the name of the values of
+the image, these, and the values nodeSelector and tolerations. It prints nothing.
+*/}}
+{{- define "haulout.setPod" -}}
+{{- $root := index . 0 }}
+{{- $pod := index . 1 }}
+{{- $image := include "haulout.imageOf" (list $root (index . 2) (index . 3)) }}
+{{- $pullPolicy := (index . 3).pullPolicy }}
+{{- $values := index . 4 }}
+{{- range concat (default list $pod.initContainers) $pod.containers }}
+{{- $_ := set . "image" $image }}
+{{- $_ := set . "imagePullPolicy" $pullPolicy }}
+{{- end }}
+{{- with $root.Values.imagePullSecrets }}
+{{- $_ := set $pod "imagePullSecrets" . }}
+{{- end }}
+{{- $_ := set $pod "nodeSelector" (mustMergeOverwrite (deepCopy $values.nodeSelector) $pod.nodeSelector) }}
+{{- with concat (default list $pod.tolerations) (default list $values.tolerations) }}
+{{- $_ := set $pod "tolerations" . }}
+{{- end }}
+{{- end }}
+
+{{/*
+A worker. It takes the root, its file without the suffix, and its values.
+*/}}
+{{- define "haulout.worker" -}}
+{{- $root := index . 0 }}
+{{- $file := printf "files/%s.yaml" (index . 1) }}
+{{- $values := index . 2 }}
+{{- $object := $root.Files.Get $file | required (printf "the chart has no %s; package it with make chart" $file) | fromYaml }}
+{{- with $object.Error }}
+{{- fail (printf "%s: %s" $file .) }}
+{{- end }}
+{{- $_ := mustMergeOverwrite $object.metadata.labels (include "haulout.labels" $root | fromYaml) }}
+{{- $pod := $object.spec.template.spec }}
+{{- include "haulout.setPod" (list $root $pod "workers.image" $root.Values.workers.image $values) }}
+{{- with $values.rebootRequiredFile }}
+{{- $container := first $pod.containers }}
+{{- $_ := set $container "args" (append $container.args (printf "--reboot-required-file=/host/reboot-required/%s" (base .))) }}
+{{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" "reboot-required" "mountPath" "/host/reboot-required" "readOnly" true)) }}
+{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "reboot-required" "hostPath" (dict "path" (dir .) "type" "Directory"))) }}
+{{- end }}
+---
+{{ toYaml $object }}
+{{ end }}
 
 {{/*
 The DaemonSet of the node agent for one operating system, and its configuration. It takes the root,
@@ -88,23 +144,7 @@ the name of its values, the values, and the folder of its files.
 {{- $template := $set.spec.template }}
 {{- /* A change of the configuration updates the nodes. */}}
 {{- $_ := set $template.metadata "annotations" (dict "haulout.dev/config" (sha256sum $config)) }}
-{{- $repository := required (printf "%s.image.repository is required: no image is published" $name) $values.image.repository }}
-{{- $image := printf "%s:%s" $repository ($values.image.tag | default $root.Chart.AppVersion) }}
-{{- with $values.image.digest }}
-{{- $image = printf "%s@%s" $repository . }}
-{{- end }}
-{{- $pod := $template.spec }}
-{{- range concat $pod.initContainers $pod.containers }}
-{{- $_ := set . "image" $image }}
-{{- $_ := set . "imagePullPolicy" $values.image.pullPolicy }}
-{{- end }}
-{{- with $root.Values.imagePullSecrets }}
-{{- $_ := set $pod "imagePullSecrets" . }}
-{{- end }}
-{{- $_ := set $pod "nodeSelector" (mustMergeOverwrite (deepCopy $values.nodeSelector) $pod.nodeSelector) }}
-{{- with concat (default list $pod.tolerations) $values.tolerations }}
-{{- $_ := set $pod "tolerations" . }}
-{{- end }}
+{{- include "haulout.setPod" (list $root $template.spec (printf "%s.image" $name) $values.image $values) }}
 ---
 apiVersion: v1
 kind: ConfigMap

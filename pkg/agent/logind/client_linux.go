@@ -102,16 +102,50 @@ func (c *client) findOwner(ctx context.Context) error {
 // Pending reports whether a shutdown is pending or in progress, for programs without a lock. root
 // is the directory where the root of the host is mounted, or "".
 func Pending(ctx context.Context, root string) (bool, error) {
-	conn, err := systemd.ConnectBus(ctx, root)
+	c, err := dial(ctx, root)
 	if err != nil {
 		return false, err
 	}
-	defer conn.Close()
+	defer c.conn.Close()
+	return c.preparing(ctx)
+}
+
+// Reboot asks logind to reboot the machine, for programs without a lock. logind waits for the locks
+// of others, such as that of the node agent. Reboot returns when logind has accepted the request,
+// or if a shutdown is pending already. root is as for Pending.
+func Reboot(ctx context.Context, root string) error {
+	c, err := dial(ctx, root)
+	if err != nil {
+		return err
+	}
+	defer c.conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	err = c.login.CallWithContext(ctx, loginInterface+".Reboot", 0, false).Err // false: ask no user
+	if err != nil && !isInProgress(err) {
+		return fmt.Errorf("ask logind for a reboot: %w", err)
+	}
+	return nil
+}
+
+// dial connects to the bus and finds logind.
+func dial(ctx context.Context, root string) (*client, error) {
+	conn, err := systemd.ConnectBus(ctx, root)
+	if err != nil {
+		return nil, err
+	}
 	c := &client{conn: conn, timeout: defaultCallTimeout}
 	if err := c.findOwner(ctx); err != nil {
-		return false, err
+		conn.Close()
+		return nil, err
 	}
-	return c.preparing(ctx)
+	return c, nil
+}
+
+// isInProgress reports whether logind has refused a call because a shutdown is pending.
+func isInProgress(err error) bool {
+	var remote dbus.Error
+	return errors.As(err, &remote) && remote.Name == "org.freedesktop.login1.OperationInProgress"
 }
 
 func (c *client) preparing(ctx context.Context) (bool, error) {
@@ -162,9 +196,8 @@ func (c *client) inhibit(ctx context.Context) (*os.File, error) {
 	}
 	var fd dbus.UnixFD
 	err := call.Store(&fd)
-	var remote dbus.Error
 	switch {
-	case errors.As(err, &remote) && remote.Name == "org.freedesktop.login1.OperationInProgress":
+	case isInProgress(err):
 		return nil, errInProgress
 	case err != nil:
 		return nil, fmt.Errorf("take a shutdown lock: %w", err)

@@ -44,6 +44,7 @@ func TestNodes(t *testing.T) {
 	t.Run("drain", func(t *testing.T) { testDrain(t, c) })
 	t.Run("kubelet killed", func(t *testing.T) { testKubeletKilled(t, c) })
 	t.Run("power failure", func(t *testing.T) { testPowerFailure(t, c) })
+	t.Run("workers", func(t *testing.T) { testWorkers(t, c) })
 	t.Run("down leaves nothing", func(t *testing.T) { testDown(t, c) })
 }
 

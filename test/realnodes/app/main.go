@@ -7,6 +7,7 @@
 //	app serve SECONDS    serve the host name at port 8080, and count the starts in /data if that
 //	                     folder exists; after SIGTERM continue for this number of seconds
 //	app stop SECONDS     the preStop hook: write to the log of the first process, and wait
+//	app work SECONDS     the work of a Job: write the begin and the end to /data/work
 package main
 
 import (
@@ -30,7 +31,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("want an argument: pause, serve or stop")
+		return fmt.Errorf("want an argument: pause, serve, stop or work")
 	}
 	terminated := make(chan os.Signal, 1)
 	signal.Notify(terminated, syscall.SIGTERM, syscall.SIGINT)
@@ -51,8 +52,10 @@ func run(args []string) error {
 		return serve(terminated, wait)
 	case "stop":
 		return stop(wait)
+	case "work":
+		return work(wait)
 	}
-	return fmt.Errorf("%q must be one of pause, serve, stop", args[0])
+	return fmt.Errorf("%q must be one of pause, serve, stop, work", args[0])
 }
 
 // say writes a line with a timestamp.
@@ -113,4 +116,19 @@ func stop(wait time.Duration) error {
 	<-time.After(wait)
 	say(log, "preStop ends")
 	return nil
+}
+
+// work appends a line to a file in /data when it begins and when it ends.
+func work(wait time.Duration) error {
+	file, err := os.OpenFile("/data/work", os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err := fmt.Fprintln(file, "begin", os.Getenv("NODE_NAME"), os.Getenv("PARAMETER_version")); err != nil {
+		return err
+	}
+	<-time.After(wait)
+	_, err = fmt.Fprintln(file, "end", os.Getenv("NODE_NAME"))
+	return err
 }

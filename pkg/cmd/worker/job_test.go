@@ -1,0 +1,225 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+	"haulout.dev/haulout/pkg/worker"
+)
+
+const (
+	namespace = "haulout-workers"
+	class     = "kubelet-1.37" + v1alpha1.WorkerClassJobSuffix
+	theJob    = "node-7-example-com-6f1c2b3a-0000-4000-8000-000000000001"
+)
+
+func template() *corev1.PodTemplate {
+	return &corev1.PodTemplate{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kubelet-1.37"},
+		Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "kubelet"}},
+			Spec: corev1.PodSpec{
+				HostPID: true, Containers: []corev1.Container{{Name: "script", Image: "tools", Env: []corev1.EnvVar{{Name: "A", Value: "1"}}}},
+			},
+		},
+	}
+}
+
+// jobWorld is a cluster with a job worker.
+type jobWorld struct {
+	*world
+	kube *kubefake.Clientset
+}
+
+func newJobWorld(t *testing.T, task *v1alpha1.NodeTask, objects ...runtime.Object) *jobWorld {
+	t.Helper()
+	w := &jobWorld{&world{t, fake.NewClientset(task)}, kubefake.NewClientset(objects...)}
+	watches := informertest.Count(w.kube)
+	factory := informers.NewSharedInformerFactory(w.kube, 0)
+	j := &jobs{kube: w.kube, namespace: namespace, clock: clock.RealClock{}, cached: factory.Batch().V1().Jobs().Lister().Jobs(namespace)}
+	factory.StartWithContext(t.Context())
+	watches.Wait(t, 0, "jobs")
+	w.start(worker.Config{Class: "*" + v1alpha1.WorkerClassJobSuffix, Handler: j.run, Finished: j.hasCompleted})
+	return w
+}
+
+// job waits for the Job of the task.
+func (w *jobWorld) job() *batchv1.Job {
+	w.Helper()
+	var job *batchv1.Job
+	if !informertest.Until(time.Second, func() (ok bool) {
+		var err error
+		job, err = w.kube.BatchV1().Jobs(namespace).Get(w.Context(), theJob, metav1.GetOptions{})
+		return err == nil
+	}) {
+		w.Fatalf("got no Job; the task has %+v", w.status())
+	}
+	return job
+}
+
+// becomes changes the status of the Job as the Job controller does.
+func (w *jobWorld) becomes(status batchv1.JobStatus) {
+	w.Helper()
+	job := w.job()
+	job.Status = status
+	must.Get(w.kube.BatchV1().Jobs(namespace).UpdateStatus(w.Context(), job, metav1.UpdateOptions{}))(w)
+}
+
+func ended(condition batchv1.JobConditionType, message string) batchv1.JobStatus {
+	return batchv1.JobStatus{Conditions: []batchv1.JobCondition{{Type: condition, Status: corev1.ConditionTrue, Message: message}}}
+}
+
+func TestJobOfATask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newJobWorld(t, newTask(class, func(t *v1alpha1.NodeTask) {
+			t.Spec.Parameters = map[string]string{"version": "v1.37.2", "PATH": "$(A):/evil"}
+		}), template())
+		want := template().Template
+		want.Spec.NodeName, want.Spec.RestartPolicy = node, corev1.RestartPolicyNever
+		want.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		want.Spec.Containers[0].Env = []corev1.EnvVar{
+			{Name: "A", Value: "1"}, {Name: "PARAMETER_PATH", Value: "$$(A):/evil"}, {Name: "PARAMETER_version", Value: "v1.37.2"},
+		}
+		job := w.job()
+		if diff := cmp.Diff(want, job.Spec.Template); diff != "" {
+			t.Errorf("the pod (-want +got):\n%s", diff)
+		}
+		owners := []metav1.OwnerReference{{
+			APIVersion: "maintenance.haulout.dev/v1alpha1", Kind: "NodeTask", Name: node, UID: "6f1c2b3a-0000-4000-8000-000000000001",
+		}}
+		if diff := cmp.Diff(owners, job.OwnerReferences); diff != "" {
+			t.Errorf("the owners (-want +got):\n%s", diff)
+		}
+		is.Equal(t, *job.Spec.BackoffLimit, 2)
+		is.Equal(t, job.Spec.PodFailurePolicy.Rules[0].OnPodConditions[0].Type, corev1.DisruptionTarget)
+		w.becomes(batchv1.JobStatus{Active: 1, Ready: ptr.To[int32](1)})
+		w.until("", "The Job "+namespace+"/"+theJob+" runs")
+		w.becomes(ended(batchv1.JobComplete, ""))
+		w.until(v1alpha1.NodeTaskResultDone, "")
+	})
+}
+
+func TestLongNamesOfNodes(t *testing.T) {
+	for name, want := range map[string]string{
+		"a": "a-6f1c2b3a-0000-4000-8000-000000000001",
+		"ip-10-0-137-42.eu-central-1.compute.internal": "ip-10-0-137-42-eu-central-6f1c2b3a-0000-4000-8000-000000000001",
+		strings.Repeat("x", 200):                       strings.Repeat("x", 26) + "-6f1c2b3a-0000-4000-8000-000000000001",
+	} {
+		task := newTask(class)
+		task.Name = name
+		is.Equal(t, jobName(task), want)
+		is.True(t, len(want) <= 63, "%s is too long for a label", want)
+	}
+}
+
+func TestJobFails(t *testing.T) {
+	terminated := func(name string, minute int, code int32, message string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{batchv1.JobNameLabel: theJob}},
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "script", State: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{
+					ExitCode: code, Message: message, FinishedAt: metav1.NewTime(informertest.Start.Add(time.Duration(minute) * time.Minute)),
+				},
+			}}}},
+		}
+	}
+	failed := func(w *jobWorld) { w.becomes(ended(batchv1.JobFailed, "it has reached the limit")) }
+	for name, tt := range map[string]struct {
+		task    func(*v1alpha1.NodeTask)
+		objects []runtime.Object
+		happens func(*jobWorld)
+		want    string
+	}{
+		"with the message of the last container": {
+			objects: []runtime.Object{template(), terminated("a", 1, 3, "first"), terminated("b", 2, 4, "disk is full\n")}, happens: failed,
+			want: "has failed: it has reached the limit; its container script has exited with code 4: disk is full",
+		},
+		"without a pod":      {objects: []runtime.Object{template()}, happens: failed, want: "has failed: it has reached the limit"},
+		"without a template": {want: `the PodTemplate haulout-workers/kubelet-1.37 of the class ` + class + `: podtemplates "kubelet-1.37" not found`},
+		"with a parameter that is no variable": {
+			objects: []runtime.Object{template()}, want: `the parameter "a-b": must consist of letters, digits and underscores`,
+			task: func(t *v1alpha1.NodeTask) { t.Spec.Parameters = map[string]string{"a-b": "1"} },
+		},
+		"when a user deletes it": {
+			objects: []runtime.Object{template()}, want: "was deleted",
+			happens: func(w *jobWorld) {
+				must.Do(w, w.kube.BatchV1().Jobs(namespace).Delete(w.Context(), w.job().Name, metav1.DeleteOptions{}))
+			},
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			task := newTask(class)
+			if tt.task != nil {
+				tt.task(task)
+			}
+			w := newJobWorld(t, task, tt.objects...)
+			if tt.happens != nil {
+				w.job()
+				<-time.After(10 * time.Second)
+				tt.happens(w)
+			}
+			w.until(v1alpha1.NodeTaskResultFailed, tt.want)
+		})
+	}
+}
+
+// TestSilentJobs has Jobs whose pod is not ready, as on a node that is down: no heartbeat is sent.
+func TestSilentJobs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newJobWorld(t, newTask(class), template())
+		w.becomes(batchv1.JobStatus{Active: 1, Ready: ptr.To[int32](1)})
+		beats := func() (count int) {
+			for _, action := range w.api.Actions() {
+				if action.GetVerb() == "patch" {
+					count++
+				}
+			}
+			return count
+		}
+		<-time.After(10 * time.Minute)
+		synctest.Wait()
+		alive := beats()
+		is.True(t, alive >= 10 && alive <= 12, "got %d writes in ten minutes, want one a minute", alive)
+		w.becomes(batchv1.JobStatus{Active: 1, Ready: ptr.To[int32](0)})
+		<-time.After(10 * time.Minute)
+		synctest.Wait()
+		is.Equal(t, beats(), alive, "writes of a Job that is not ready")
+	})
+}
+
+func TestJobIsCreatedAfterAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fails := 3
+		w := newJobWorld(t, newTask(class, func(t *v1alpha1.NodeTask) { t.Status.State = v1alpha1.NodeTaskOffered }), template())
+		w.kube.PrependReactor("create", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
+			fails--
+			return fails >= 0, nil, apierrors.NewServiceUnavailable("it restarts")
+		})
+		must.Get(w.api.MaintenanceV1alpha1().NodeTasks().Update(t.Context(), newTask(class), metav1.UpdateOptions{}))(t)
+		w.job()
+		is.Equal(t, w.status().Result, "", "result")
+	})
+}

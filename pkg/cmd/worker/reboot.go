@@ -1,0 +1,122 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/agent/logind"
+	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/worker"
+)
+
+// machine is the machine of the node. host implements it.
+type machine interface {
+	// BootID returns a string that is the same until the kernel boots again, as in the status of
+	// the Node.
+	BootID() (string, error)
+	// Pending reports whether a shutdown is pending or in progress.
+	Pending(ctx context.Context) (bool, error)
+	// Reboot asks for a reboot, which other programs may delay.
+	Reboot(ctx context.Context) error
+}
+
+// host is the machine of this process, whose root directory is mounted in the directory root.
+type host struct{ root string }
+
+func (host) BootID() (string, error)                     { return state.BootID() }
+func (h host) Pending(ctx context.Context) (bool, error) { return logind.Pending(ctx, h.root) }
+func (h host) Reboot(ctx context.Context) error          { return logind.Reboot(ctx, h.root) }
+
+// runReboot reboots a node for maintenances, and reports whether it requires a reboot if file is
+// not empty.
+func runReboot(ctx context.Context, c clients, node, root, file string) error {
+	r := &rebooter{machine: host{root}, clock: clock.RealClock{}}
+	var reporting sync.WaitGroup
+	defer reporting.Wait()
+	if file != "" {
+		s := &sentinel{kube: c.kube, node: node, file: file, clock: r.clock}
+		reporting.Go(func() { s.run(ctx) })
+	}
+	return runWorker(ctx, worker.Config{
+		Class: v1alpha1.WorkerClassReboot, Holder: "haulout-worker-reboot", NodeName: node,
+		Client: c.maintenance, Handler: r.reboot, Finished: r.hasBooted,
+	})
+}
+
+// rebooter is the worker that reboots the node on which it runs.
+type rebooter struct {
+	machine machine
+	clock   clock.Clock
+}
+
+// checkPeriod is the time between two checks whether the shutdown is still pending.
+const checkPeriod = 5 * time.Second
+
+// hasBooted reports whether the machine has booted since the node was offered.
+func (r *rebooter) hasBooted(_ context.Context, t *worker.Task) bool {
+	before := t.Object().Spec.Before.BootID
+	id, err := r.machine.BootID()
+	return err == nil && before != "" && id != before
+}
+
+// reboot reboots the machine, which ends this process. It returns only if that fails, or if the
+// process is stopped before: after the boot, hasBooted is true.
+func (r *rebooter) reboot(ctx context.Context, t *worker.Task) error {
+	if t.Object().Spec.Before.BootID == "" {
+		return errors.New("the NodeTask has no boot ID, so the worker cannot find out whether the node has booted")
+	}
+	if _, err := r.machine.BootID(); err != nil {
+		return err
+	}
+	if err := t.Report(ctx, worker.Progress{Message: "The machine is asked to reboot"}); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		// The claim was confirmed a moment ago.
+		klog.FromContext(ctx).Error(err, "Cannot report the reboot")
+	}
+	if err := r.machine.Reboot(ctx); err != nil {
+		return err
+	}
+	return r.awaitShutdown(ctx, t)
+}
+
+// awaitShutdown sends heartbeats while the shutdown is delayed, for example by the node agent.
+func (r *rebooter) awaitShutdown(ctx context.Context, t *worker.Task) error {
+	reported := r.clock.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-r.clock.After(checkPeriod):
+		}
+		pending, err := r.machine.Pending(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			// The bus may go down before this process.
+			klog.FromContext(ctx).Error(err, "Cannot ask logind whether the shutdown is pending, will retry")
+			continue
+		case !pending:
+			return errors.New("the reboot was cancelled on the node")
+		case r.clock.Since(reported) < t.HeartbeatInterval():
+			continue
+		}
+		reported = r.clock.Now()
+		message := fmt.Sprintf("The machine will reboot when all programs allow it; see systemd-inhibit --list on %s", t.NodeName)
+		if err := t.Report(ctx, worker.Progress{Message: message}); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot report that the reboot is delayed")
+		}
+	}
+}

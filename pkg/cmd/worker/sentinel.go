@@ -1,0 +1,98 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	nodeutil "k8s.io/component-helpers/node/util"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// sentinelPeriod is the time between two checks of the file.
+const sentinelPeriod = 30 * time.Second
+
+// sentinel sets the condition RebootRequired of a node from a file of its operating system.
+type sentinel struct {
+	kube       kubernetes.Interface
+	node, file string
+	clock      clock.Clock
+	// written is the status that the condition has; "" if unknown.
+	written corev1.ConditionStatus
+}
+
+// run checks the file until the context ends.
+func (s *sentinel) run(ctx context.Context) {
+	for {
+		if err := s.sync(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Cannot set the condition of the node, will retry", "condition", v1alpha1.NodeConditionRebootRequired)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.clock.After(sentinelPeriod):
+		}
+	}
+}
+
+// sync writes the condition if it differs from the file. It reads the Node only if the file has
+// changed, so that a node at rest costs nothing.
+func (s *sentinel) sync(ctx context.Context) error {
+	condition, err := s.condition()
+	if err != nil || condition.Status == s.written {
+		return err
+	}
+	node, err := s.kube.CoreV1().Nodes().Get(ctx, s.node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if _, old := nodeutil.GetNodeCondition(&node.Status, condition.Type); old == nil || old.Status != condition.Status {
+		condition.LastHeartbeatTime = metav1.NewTime(s.clock.Now())
+		condition.LastTransitionTime = condition.LastHeartbeatTime
+		// The patch merges by type and leaves the conditions of others unchanged.
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"uid": node.UID},
+			"status":   map[string]any{"conditions": []corev1.NodeCondition{condition}},
+		})
+		if err != nil {
+			return err
+		}
+		if _, err := s.kube.CoreV1().Nodes().Patch(ctx, s.node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+			return err
+		}
+	}
+	s.written = condition.Status
+	return nil
+}
+
+// condition returns the condition that the file asks for. If it cannot be read, the condition stays
+// as it is.
+func (s *sentinel) condition() (corev1.NodeCondition, error) {
+	_, err := os.Stat(s.file)
+	switch {
+	case err == nil:
+		return corev1.NodeCondition{
+			Type: v1alpha1.NodeConditionRebootRequired, Status: corev1.ConditionTrue,
+			Reason: "FileExists", Message: "The operating system asks for a reboot",
+		}, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return corev1.NodeCondition{
+			Type: v1alpha1.NodeConditionRebootRequired, Status: corev1.ConditionFalse,
+			Reason: "NoFile", Message: "The operating system does not ask for a reboot",
+		}, nil
+	}
+	return corev1.NodeCondition{}, err
+}
