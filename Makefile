@@ -143,7 +143,7 @@ clean: ## Remove everything that was built
 CLUSTER_MODULE := test/cluster
 KUBE_BINARIES := kube-apiserver kube-controller-manager kube-scheduler
 CLUSTER_BINARIES := etcd kwok cluster kwok-stages
-CLUSTER_SOURCES := $(shell find $(CLUSTER_MODULE) -name '*.go') $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum
+CLUSTER_SOURCES := $(shell find $(CLUSTER_MODULE) -name '*.go' -o -name '*.yaml') $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum
 
 # The programs of Kubernetes 1.37 are in bin, those of an older version, which has a module of its
 # own, in bin/kube-VERSION. The targets that are refused below use those in bin, or all of them.

@@ -113,6 +113,57 @@ func (e *environment) completeNodesAndMaintenances(cmd *cobra.Command, args []st
 }
 
 func (e *environment) completeThose(cmd *cobra.Command, args []string, toComplete string, fits func(*v1alpha1.NodeMaintenance) bool) ([]string, cobra.ShellCompDirective) {
+	return e.completeFirst(args, toComplete, func(c clients) (names []string, err error) {
+		found, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+		if err != nil {
+			return nil, err
+		}
+		for i := range found.Items {
+			if nm := &found.Items[i]; fits(nm) {
+				names = append(names, nm.Name)
+			}
+		}
+		return names, nil
+	})
+}
+
+// completeRollouts returns the names of rollouts as completions.
+func (e *environment) completeRollouts(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	return e.completeFirst(args, toComplete, func(c clients) (names []string, err error) {
+		all, err := rolloutsNamed(cmd.Context(), c, "")
+		for i := range all {
+			names = append(names, all[i].Name)
+		}
+		return names, err
+	})
+}
+
+// completeUnits returns the units of a rollout that can be tried again as completions.
+func (e *environment) completeUnits(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	return e.completeFirst(nil, toComplete, func(c clients) ([]string, error) {
+		name := rolloutName(args[0])
+		all, err := rolloutsNamed(cmd.Context(), c, name)
+		if err != nil {
+			return nil, err
+		}
+		units := sets.New[string]()
+		for _, u := range all[0].Status.Current {
+			if u.Phase == v1alpha1.RolloutPhaseFailed {
+				units.Insert(u.Unit)
+			}
+		}
+		past, err := maintenancesOfRollout(cmd.Context(), c, name)
+		for i := range past {
+			if wasReleased(&past[i]) {
+				units.Insert(past[i].Annotations[v1alpha1.AnnotationRolloutUnit])
+			}
+		}
+		return sets.List(units), err
+	})
+}
+
+// completeFirst returns names as completions of the first argument; none if they cannot be read.
+func (e *environment) completeFirst(args []string, toComplete string, list func(clients) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -120,15 +171,9 @@ func (e *environment) completeThose(cmd *cobra.Command, args []string, toComplet
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	found, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+	names, err := list(c)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var names []string
-	for i := range found.Items {
-		if nm := &found.Items[i]; fits(nm) {
-			names = append(names, nm.Name)
-		}
 	}
 	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
