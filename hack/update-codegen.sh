@@ -35,6 +35,7 @@ kube::codegen::gen_openapi \
 	--output-pkg "${MODULE}/pkg/generated/openapi" \
 	--output-model-name-file zz_generated.model_name.go \
 	--extra-pkgs k8s.io/api/core/v1 \
+	--extra-pkgs k8s.io/apimachinery/pkg/util/intstr \
 	--extra-pkgs k8s.io/api/authentication/v1 \
 	--report-filename hack/openapi-violations.list \
 	${UPDATE_API_VIOLATIONS:+--update-report} \

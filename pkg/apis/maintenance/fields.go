@@ -5,11 +5,11 @@ package maintenance
 
 // Names of the selectable fields. Conversion, attributes, indexes and tests share them.
 const (
-	// FieldName selects by metadata.name (both kinds).
+	// FieldName selects by metadata.name (all kinds).
 	FieldName = "metadata.name"
 	// FieldNamespace selects Evacuations by metadata.namespace.
 	FieldNamespace = "metadata.namespace"
-	// FieldStage selects NodeMaintenances by spec.stage.
+	// FieldStage selects NodeMaintenances and NodeMaintenanceRollouts by spec.stage.
 	FieldStage = "spec.stage"
 	// FieldNodeOfShutdown selects the NodeMaintenances that announce the shutdown of a node, by the
 	// name of this node. It is not a field of the object: its value is derived from the name, the
@@ -24,4 +24,8 @@ const (
 	FieldActiveEvacuatorClass = "status.activeEvacuatorClass"
 	// FieldBlocked selects Evacuations by their condition Blocked: "true" or "false".
 	FieldBlocked = "status.blocked"
+	// FieldWorker selects NodeTasks by the class of their workers; workers watch with it.
+	FieldWorker = "spec.worker"
+	// FieldState selects NodeTasks by their state.
+	FieldState = "status.state"
 )

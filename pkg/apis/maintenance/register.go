@@ -32,6 +32,9 @@ func Resource(resource string) schema.GroupResource {
 }
 
 func addKnownTypes(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypes(SchemeGroupVersion, &NodeMaintenance{}, &NodeMaintenanceList{}, &Evacuation{}, &EvacuationList{})
+	scheme.AddKnownTypes(SchemeGroupVersion,
+		&NodeMaintenance{}, &NodeMaintenanceList{}, &Evacuation{}, &EvacuationList{},
+		&NodeMaintenanceRollout{}, &NodeMaintenanceRolloutList{}, &NodeTask{}, &NodeTaskList{},
+	)
 	return nil
 }

@@ -50,6 +50,16 @@ const (
 	ExcludedNodeWait     ExcludedNodePolicy = "Wait"
 )
 
+// DrainBehavior defines what the drain does with the pods of an entry of the plan.
+type DrainBehavior string
+
+// The behaviors of an entry; an empty one says nothing.
+const (
+	DrainBehaviorDrain         DrainBehavior = "Drain"
+	DrainBehaviorWaitCompleted DrainBehavior = "WaitCompleted"
+	DrainBehaviorSkip          DrainBehavior = "Skip"
+)
+
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
 // NodeMaintenance takes a set of nodes out of service and returns them to service.
@@ -71,6 +81,18 @@ type NodeMaintenanceSpec struct {
 	NewNodes       NewNodesPolicy
 	Paused         bool
 	OnExcludedNode ExcludedNodePolicy
+	Task           *NodeMaintenanceTask
+}
+
+// NodeMaintenanceTask is the work on each node of a maintenance.
+type NodeMaintenanceTask struct {
+	Worker                  string
+	Stage                   NodeTaskStage
+	Parameters              map[string]string
+	DoneWhen                string
+	ClaimDeadlineSeconds    *int32
+	ProgressDeadlineSeconds *int32
+	VerifyDeadlineSeconds   *int32
 }
 
 // NodeStatusReason is the reason why the drain of a node differs from that of the other nodes.
@@ -81,6 +103,8 @@ type DrainPlanEntry struct {
 	PodSelector *metav1.LabelSelector
 	PodPriority int32
 	PodType     PodType
+	Behavior    *DrainBehavior
+	WaitSeconds *int32
 }
 
 // NodeMaintenanceStatus is the observed state of a NodeMaintenance, and the progress of the drain.
@@ -138,6 +162,18 @@ type NodeMaintenanceNodeStatus struct {
 	PodsGonePeak          int32
 	Reason                NodeStatusReason
 	Pool                  *int32
+	PodsWaiting           *int32
+	Task                  *NodeMaintenanceNodeTask
+}
+
+// NodeMaintenanceNodeTask is the state of the work on one node of a maintenance.
+type NodeMaintenanceNodeTask struct {
+	State     NodeTaskState
+	Holder    string
+	StartTime *metav1.Time
+	EndTime   *metav1.Time
+	Message   string
+	Reason    NodeTaskReason
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -33,18 +33,52 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &maintenancev1alpha1.NodeMaintenanceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceNodeStatus"):
 		return &maintenancev1alpha1.NodeMaintenanceNodeStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceNodeTask"):
+		return &maintenancev1alpha1.NodeMaintenanceNodeTaskApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenancePause"):
 		return &maintenancev1alpha1.NodeMaintenancePauseApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceRollout"):
+		return &maintenancev1alpha1.NodeMaintenanceRolloutApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceRolloutSpec"):
+		return &maintenancev1alpha1.NodeMaintenanceRolloutSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceRolloutStatus"):
+		return &maintenancev1alpha1.NodeMaintenanceRolloutStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceSpec"):
 		return &maintenancev1alpha1.NodeMaintenanceSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceStatus"):
 		return &maintenancev1alpha1.NodeMaintenanceStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceTask"):
+		return &maintenancev1alpha1.NodeMaintenanceTaskApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceWave"):
 		return &maintenancev1alpha1.NodeMaintenanceWaveApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeReference"):
 		return &maintenancev1alpha1.NodeReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeTask"):
+		return &maintenancev1alpha1.NodeTaskApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeTaskMaintenance"):
+		return &maintenancev1alpha1.NodeTaskMaintenanceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeTaskSpec"):
+		return &maintenancev1alpha1.NodeTaskSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeTaskStatus"):
+		return &maintenancev1alpha1.NodeTaskStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeVersions"):
+		return &maintenancev1alpha1.NodeVersionsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodReference"):
 		return &maintenancev1alpha1.PodReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RolloutHold"):
+		return &maintenancev1alpha1.RolloutHoldApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RolloutLimit"):
+		return &maintenancev1alpha1.RolloutLimitApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RolloutNodes"):
+		return &maintenancev1alpha1.RolloutNodesApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RolloutTemplate"):
+		return &maintenancev1alpha1.RolloutTemplateApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RolloutUnit"):
+		return &maintenancev1alpha1.RolloutUnitApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RolloutWindow"):
+		return &maintenancev1alpha1.RolloutWindowApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RolloutWindowStatus"):
+		return &maintenancev1alpha1.RolloutWindowStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("StageStatus"):
 		return &maintenancev1alpha1.StageStatusApplyConfiguration{}
 

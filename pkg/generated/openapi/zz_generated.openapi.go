@@ -15,6 +15,7 @@ import (
 	resource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtime "k8s.io/apimachinery/pkg/runtime"
+	intstr "k8s.io/apimachinery/pkg/util/intstr"
 	version "k8s.io/apimachinery/pkg/version"
 	common "k8s.io/kube-openapi/pkg/common"
 	spec "k8s.io/kube-openapi/pkg/validation/spec"
@@ -31,12 +32,24 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.NodeMaintenance{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_NodeMaintenance(ref),
 		v1alpha1.NodeMaintenanceList{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceList(ref),
 		v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName():        schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref),
+		v1alpha1.NodeMaintenanceNodeTask{}.OpenAPIModelName():          schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeTask(ref),
 		v1alpha1.NodeMaintenancePause{}.OpenAPIModelName():             schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePause(ref),
 		v1alpha1.NodeMaintenancePreview{}.OpenAPIModelName():           schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref),
+		v1alpha1.NodeMaintenanceRollout{}.OpenAPIModelName():           schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRollout(ref),
+		v1alpha1.NodeMaintenanceRolloutList{}.OpenAPIModelName():       schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutList(ref),
+		v1alpha1.NodeMaintenanceRolloutSpec{}.OpenAPIModelName():       schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutSpec(ref),
+		v1alpha1.NodeMaintenanceRolloutStatus{}.OpenAPIModelName():     schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutStatus(ref),
 		v1alpha1.NodeMaintenanceSpec{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref),
 		v1alpha1.NodeMaintenanceStatus{}.OpenAPIModelName():            schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref),
+		v1alpha1.NodeMaintenanceTask{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceTask(ref),
 		v1alpha1.NodeMaintenanceWave{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceWave(ref),
 		v1alpha1.NodeReference{}.OpenAPIModelName():                    schema_pkg_apis_maintenance_v1alpha1_NodeReference(ref),
+		v1alpha1.NodeTask{}.OpenAPIModelName():                         schema_pkg_apis_maintenance_v1alpha1_NodeTask(ref),
+		v1alpha1.NodeTaskList{}.OpenAPIModelName():                     schema_pkg_apis_maintenance_v1alpha1_NodeTaskList(ref),
+		v1alpha1.NodeTaskMaintenance{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeTaskMaintenance(ref),
+		v1alpha1.NodeTaskSpec{}.OpenAPIModelName():                     schema_pkg_apis_maintenance_v1alpha1_NodeTaskSpec(ref),
+		v1alpha1.NodeTaskStatus{}.OpenAPIModelName():                   schema_pkg_apis_maintenance_v1alpha1_NodeTaskStatus(ref),
+		v1alpha1.NodeVersions{}.OpenAPIModelName():                     schema_pkg_apis_maintenance_v1alpha1_NodeVersions(ref),
 		v1alpha1.PodReference{}.OpenAPIModelName():                     schema_pkg_apis_maintenance_v1alpha1_PodReference(ref),
 		v1alpha1.PreviewBlocker{}.OpenAPIModelName():                   schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref),
 		v1alpha1.PreviewBudget{}.OpenAPIModelName():                    schema_pkg_apis_maintenance_v1alpha1_PreviewBudget(ref),
@@ -49,6 +62,13 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.PreviewWave{}.OpenAPIModelName():                      schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref),
 		v1alpha1.PreviewWaveNamespace{}.OpenAPIModelName():             schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNamespace(ref),
 		v1alpha1.PreviewWaveNode{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNode(ref),
+		v1alpha1.RolloutHold{}.OpenAPIModelName():                      schema_pkg_apis_maintenance_v1alpha1_RolloutHold(ref),
+		v1alpha1.RolloutLimit{}.OpenAPIModelName():                     schema_pkg_apis_maintenance_v1alpha1_RolloutLimit(ref),
+		v1alpha1.RolloutNodes{}.OpenAPIModelName():                     schema_pkg_apis_maintenance_v1alpha1_RolloutNodes(ref),
+		v1alpha1.RolloutTemplate{}.OpenAPIModelName():                  schema_pkg_apis_maintenance_v1alpha1_RolloutTemplate(ref),
+		v1alpha1.RolloutUnit{}.OpenAPIModelName():                      schema_pkg_apis_maintenance_v1alpha1_RolloutUnit(ref),
+		v1alpha1.RolloutWindow{}.OpenAPIModelName():                    schema_pkg_apis_maintenance_v1alpha1_RolloutWindow(ref),
+		v1alpha1.RolloutWindowStatus{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_RolloutWindowStatus(ref),
 		v1alpha1.StageStatus{}.OpenAPIModelName():                      schema_pkg_apis_maintenance_v1alpha1_StageStatus(ref),
 		v1.BoundObjectReference{}.OpenAPIModelName():                   schema_k8sio_api_authentication_v1_BoundObjectReference(ref),
 		v1.SelfSubjectReview{}.OpenAPIModelName():                      schema_k8sio_api_authentication_v1_SelfSubjectReview(ref),
@@ -360,6 +380,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		runtime.RawExtension{}.OpenAPIModelName():                      schema_k8sio_apimachinery_pkg_runtime_RawExtension(ref),
 		runtime.TypeMeta{}.OpenAPIModelName():                          schema_k8sio_apimachinery_pkg_runtime_TypeMeta(ref),
 		runtime.Unknown{}.OpenAPIModelName():                           schema_k8sio_apimachinery_pkg_runtime_Unknown(ref),
+		intstr.IntOrString{}.OpenAPIModelName():                        schema_apimachinery_pkg_util_intstr_IntOrString(ref),
 		version.Info{}.OpenAPIModelName():                              schema_k8sio_apimachinery_pkg_version_Info(ref),
 	}
 }
@@ -392,6 +413,21 @@ func schema_pkg_apis_maintenance_v1alpha1_DrainPlanEntry(ref common.ReferenceCal
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"DaemonSet", "Default", "Static"},
+						},
+					},
+					"behavior": {
+						SchemaProps: spec.SchemaProps{
+							Description: "behavior defines what the drain does with the pods: Drain asks them to leave; WaitCompleted waits until they have completed, for pods of type Default; Skip keeps them. Of the entries that cover a pod, the first with a behavior decides; without one, the pod is asked to leave. If several maintenances drain the node, the first of Drain, WaitCompleted and Skip applies.\n\nPossible enum values:\n - `\"Drain\"` asks the pods to leave.\n - `\"Skip\"` keeps the pods running. The drain does not wait for them.\n - `\"WaitCompleted\"` waits until the pods have completed, and does not ask them to leave. Only for pods of type Default.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Drain", "Skip", "WaitCompleted"},
+						},
+					},
+					"waitSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "waitSeconds is the time in seconds after the begin of stage Drain after which pods with the behavior WaitCompleted are asked to leave. Only allowed with this behavior. From 0 to 2592000; 0 means no limit.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 				},
@@ -893,12 +929,84 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 							Format:      "int32",
 						},
 					},
+					"podsWaiting": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsWaiting is the number of pods on the node that the plan lets complete (WaitCompleted). podsPendingEvacuation counts them too. Unset if there are none.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"task": {
+						SchemaProps: spec.SchemaProps{
+							Description: "task is the state of the work on the node, with spec.task. It stays after stage Complete.",
+							Ref:         ref(v1alpha1.NodeMaintenanceNodeTask{}.OpenAPIModelName()),
+						},
+					},
 				},
 				Required: []string{"nodeRef"},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.DrainPlanEntry{}.OpenAPIModelName(), v1alpha1.NodeReference{}.OpenAPIModelName()},
+			v1alpha1.DrainPlanEntry{}.OpenAPIModelName(), v1alpha1.NodeMaintenanceNodeTask{}.OpenAPIModelName(), v1alpha1.NodeReference{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeTask(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenanceNodeTask is the state of the work on one node of a maintenance.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"state": {
+						SchemaProps: spec.SchemaProps{
+							Description: "state is the state of the work: Offered, Claimed, Verifying, Done, Failed or Gone.\n\nPossible enum values:\n - `\"Claimed\"` means that the server has granted the node to a worker, which works on it.\n - `\"Done\"` means that the node is verified. The server deletes the NodeTask.\n - `\"Failed\"` means that the work or its verification has failed. The node stays cordoned until a user acts.\n - `\"Gone\"` means that the node no longer exists. Only nodeStatuses[].task of a NodeMaintenance has it.\n - `\"Offered\"` means that a worker may claim the node.\n - `\"Verifying\"` means that the worker has reported Done, and the server waits until the node is Ready and doneWhen is true.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Claimed", "Done", "Failed", "Gone", "Offered", "Verifying"},
+						},
+					},
+					"holder": {
+						SchemaProps: spec.SchemaProps{
+							Description: "holder identifies the worker. Empty before a worker has claimed the node.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"startTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "startTime is the time at which the server granted the node to the worker.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"endTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "endTime is the time at which the state became Done, Failed or Gone.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "message describes the state for people. At most 128 bytes.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason is the reason of the state Failed: WorkerFailed, Lost, NotVerified or NoWorker.\n\nPossible enum values:\n - `\"Lost\"` means that the worker has not reported for progressDeadlineSeconds.\n - `\"NoWorker\"` means that no worker has claimed the node for claimDeadlineSeconds. The node is released. Only nodeStatuses[].task of a NodeMaintenance has it.\n - `\"NotVerified\"` means that the node was not Ready, or doneWhen not true, verifyDeadlineSeconds after the worker had reported Done.\n - `\"WorkerFailed\"` means that the worker has reported Failed.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Lost", "NoWorker", "NotVerified", "WorkerFailed"},
+						},
+					},
+				},
+				Required: []string{"state"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1117,12 +1225,343 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 							Format:      "int32",
 						},
 					},
+					"podsWaitingCount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsWaitingCount is the number of the pods in podCount that the plan lets complete.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 				},
 				Required: []string{"timestamp"},
 			},
 		},
 		Dependencies: []string{
 			v1alpha1.PreviewBlocker{}.OpenAPIModelName(), v1alpha1.PreviewMaintenance{}.OpenAPIModelName(), v1alpha1.PreviewNode{}.OpenAPIModelName(), v1alpha1.PreviewPodsKept{}.OpenAPIModelName(), v1alpha1.PreviewWave{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRollout(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenanceRollout takes all matching nodes out of service and back, a few at a time. It creates a NodeMaintenance for each unit, which is a node, or all nodes with the same value of a label.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "metadata is the standard object metadata. The name has at most 63 characters.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "spec defines which nodes the rollout takes out of service, what happens to each, and how many may be out at the same time.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.NodeMaintenanceRolloutSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "status is the observed state. Written by the Haulout server.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.NodeMaintenanceRolloutStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.NodeMaintenanceRolloutSpec{}.OpenAPIModelName(), v1alpha1.NodeMaintenanceRolloutStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenanceRolloutList is a list of NodeMaintenanceRollouts.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "metadata is the standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "items are the NodeMaintenanceRollouts.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.NodeMaintenanceRollout{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.NodeMaintenanceRollout{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenanceRolloutSpec is the desired state of a NodeMaintenanceRollout. All fields but unitKey and template can be changed until stage Complete.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"nodeSelector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeSelector selects the nodes of the rollout, with the same limits as the selector of a NodeMaintenance. Nodes join and leave by their labels. A node that was created after stage Idle joins only if template.task.doneWhen is set and false for it.",
+							Ref:         ref(corev1.NodeSelector{}.OpenAPIModelName()),
+						},
+					},
+					"stage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "stage is the stage that the rollout has to reach: Idle, Roll or Complete. It only moves forward. The default is Idle.\n\nPossible enum values:\n - `\"Complete\"` stops a rollout: no unit starts, and the units that no worker has claimed are released.\n - `\"Idle\"` announces a rollout. The server counts its nodes and changes nothing.\n - `\"Roll\"` takes the nodes out of service and back, a few at a time.",
+							Default:     "Idle",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Complete", "Idle", "Roll"},
+						},
+					},
+					"unitKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "unitKey is the key of the label whose value names the unit of a node: nodes with the same value leave and return together. At most 64 nodes. A node without the label is a unit of its own. If unset, every node is. Immutable.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"limits": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "limits define how many nodes or domains may be out of service at the same time. A unit starts only if all limits allow it. They count all nodes that are out, for whatever reason. At most 8. The default is one node at a time.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RolloutLimit{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"windows": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "windows are the times at which units may start. If unset, they may always start. At most 16.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RolloutWindow{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"whenClosed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "whenClosed defines what happens to running units when the last open window closes: Finish or Withdraw. A unit that a worker has claimed finishes in any case. The default is Finish.\n\nPossible enum values:\n - `\"Finish\"` lets the running units finish.\n - `\"Withdraw\"` releases the units that no worker has claimed. They start again in the next window.",
+							Default:     "Finish",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Finish", "Withdraw"},
+						},
+					},
+					"holds": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"name",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "holds keep the rollout from starting units until all of them are removed or have ended. A user who may not maintain the nodes of the rollout can add holds, and remove their own. At most 16.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RolloutHold{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"progressDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "progressDeadlineSeconds is the time in seconds after which a drain without movement is withdrawn, to be tried again later. From 60 to 604800; the default is 3600. A drain that waits for pods to complete moves.",
+							Default:     3600,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"soakSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "soakSeconds is the time in seconds for which the nodes of a unit still count as out after they have returned to service. From 0 to 86400; the default is 0.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"maxFailed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxFailed is the number of failed units with which the rollout continues. With one more, no further unit starts. From 0 to 1000; the default is 0.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"template": {
+						SchemaProps: spec.SchemaProps{
+							Description: "template defines the NodeMaintenances of the units. Immutable.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.RolloutTemplate{}.OpenAPIModelName()),
+						},
+					},
+					"requestedBy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "requestedBy is the user who last changed the spec, other than by changes of holds alone. The server changes a node only if this user may maintain it. Set by the server; the value in a client's request is ignored.",
+							Ref:         ref(v1.UserInfo{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"nodeSelector", "template"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RolloutHold{}.OpenAPIModelName(), v1alpha1.RolloutLimit{}.OpenAPIModelName(), v1alpha1.RolloutTemplate{}.OpenAPIModelName(), v1alpha1.RolloutWindow{}.OpenAPIModelName(), v1.UserInfo{}.OpenAPIModelName(), corev1.NodeSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenanceRolloutStatus is the observed state of a NodeMaintenanceRollout.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"observedGeneration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "observedGeneration is the metadata.generation that this status reflects.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"nodes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodes counts the matching nodes by their state.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.RolloutNodes{}.OpenAPIModelName()),
+						},
+					},
+					"current": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"unit",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "current are the units that run, soak or have failed. The server adds a unit before it creates its NodeMaintenance. At most 200 units with 2000 nodes together.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.RolloutUnit{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"window": {
+						SchemaProps: spec.SchemaProps{
+							Description: "window is the state of the windows. Unset if the rollout has none.",
+							Ref:         ref(v1alpha1.RolloutWindowStatus{}.OpenAPIModelName()),
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type":       "map",
+								"x-kubernetes-patch-merge-key": "type",
+								"x-kubernetes-patch-strategy":  "merge",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "conditions are the conditions of the rollout: Progressing reports whether units run or start, Complete whether every matching node is done. Ready is for tools that know no other: it is True when the stage is reached. Stalled is True while the rollout is halted.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(metav1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"newestNodeTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "newestNodeTimestamp is the metadata.creationTimestamp of the newest node in the cluster when the rollout left stage Idle. Nodes that were created later are new nodes, see spec.nodeSelector.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.RolloutNodes{}.OpenAPIModelName(), v1alpha1.RolloutUnit{}.OpenAPIModelName(), v1alpha1.RolloutWindowStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -1203,12 +1642,18 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 							Enum:        []interface{}{"Continue", "Wait"},
 						},
 					},
+					"task": {
+						SchemaProps: spec.SchemaProps{
+							Description: "task is the work on each node, for which the server offers the nodes to workers. If unset, users do the work, and complete the maintenance. Immutable.",
+							Ref:         ref(v1alpha1.NodeMaintenanceTask{}.OpenAPIModelName()),
+						},
+					},
 				},
 				Required: []string{"nodeSelector"},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.DrainPlanEntry{}.OpenAPIModelName(), v1.UserInfo{}.OpenAPIModelName(), corev1.NodeSelector{}.OpenAPIModelName()},
+			v1alpha1.DrainPlanEntry{}.OpenAPIModelName(), v1alpha1.NodeMaintenanceTask{}.OpenAPIModelName(), v1.UserInfo{}.OpenAPIModelName(), corev1.NodeSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -1362,6 +1807,83 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 	}
 }
 
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceTask(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenanceTask is the work on each node of a maintenance.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"worker": {
+						SchemaProps: spec.SchemaProps{
+							Description: "worker is the class of the workers that may claim the nodes: a DNS subdomain of at most 63 characters with at least one dot.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"stage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "stage is the stage in which the nodes are offered to workers. Drain: all of them when the whole maintenance is drained. Cordon: each as soon as it is cordoned; its pods stay. The default is Drain.\n\nPossible enum values:\n - `\"Cordon\"` offers each node as soon as it is cordoned. Its pods stay.\n - `\"Drain\"` offers the nodes when the whole maintenance is drained.",
+							Default:     "Drain",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Cordon", "Drain"},
+						},
+					},
+					"parameters": {
+						SchemaProps: spec.SchemaProps{
+							Description: "parameters are passed to the worker. Only the worker interprets them. At most 32, and 4096 bytes together.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"doneWhen": {
+						SchemaProps: spec.SchemaProps{
+							Description: "doneWhen is a CEL expression of type bool over the variables node and before: a node needs no work if it is true. node has metadata.name, metadata.uid, metadata.labels, spec, and of the status conditions, nodeInfo and allocatable. before has bootID, kernelVersion, osImage, containerRuntimeVersion and kubeletVersion at the time of the offer; for a node that was not offered yet, the present ones. After the work the node returns to service when it is Ready and the expression is true. An error counts as false. At most 1024 bytes.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"claimDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "claimDeadlineSeconds is the time in seconds after which an offered node that no worker has claimed is released, with the reason NoWorker. From 60 to 604800; the default is 1800.",
+							Default:     1800,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"progressDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "progressDeadlineSeconds is the time in seconds that a worker may go without a heartbeat before the work has failed, with the reason Lost. From 60 to 86400; the default is 1800.",
+							Default:     1800,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"verifyDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "verifyDeadlineSeconds is the time in seconds after the report Done of the worker after which the work has failed if the node is not Ready or doneWhen is not true, with the reason NotVerified. From 60 to 86400; the default is 900.",
+							Default:     900,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"worker"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceWave(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1438,6 +1960,361 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeReference(ref common.ReferenceCall
 					},
 				},
 				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeTask(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeTask offers a node that is out of service to a worker. Its name is that of the node, so that there is at most one for each node. Only the Haulout server creates it. A worker claims it by setting status.holder, waits for status.state Claimed, works, and sets status.result.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "metadata is the standard object metadata. The name is that of the node.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "spec is the work. Written by the Haulout server. Immutable.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.NodeTaskSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "status is the progress of the work.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.NodeTaskStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.NodeTaskSpec{}.OpenAPIModelName(), v1alpha1.NodeTaskStatus{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeTaskList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeTaskList is a list of NodeTasks.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "metadata is the standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "items are the NodeTasks.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.NodeTask{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.NodeTask{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeTaskMaintenance(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeTaskMaintenance identifies the NodeMaintenance of a NodeTask.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name of the NodeMaintenance.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "uid of the NodeMaintenance.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name", "uid"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeTaskSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeTaskSpec is the work on a node. All of it is immutable.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"nodeUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeUID is the UID of the node. A node that is recreated with the same name is a different node.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"maintenance": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maintenance identifies the NodeMaintenance that offers the node.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.NodeTaskMaintenance{}.OpenAPIModelName()),
+						},
+					},
+					"worker": {
+						SchemaProps: spec.SchemaProps{
+							Description: "worker is the class of the workers that may claim the node.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"parameters": {
+						SchemaProps: spec.SchemaProps{
+							Description: "parameters are those of the task of the NodeMaintenance. Only the worker interprets them.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason is the reason of the NodeMaintenance.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"before": {
+						SchemaProps: spec.SchemaProps{
+							Description: "before is what ran on the node when it was offered.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.NodeVersions{}.OpenAPIModelName()),
+						},
+					},
+					"claimDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "claimDeadlineSeconds is the time in seconds after the offer after which the node is released if no worker has claimed it.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"progressDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "progressDeadlineSeconds is the time in seconds after the last write of the worker after which the work has failed.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"verifyDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "verifyDeadlineSeconds is the time in seconds after the report of the worker after which the work has failed if the node is not verified.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"nodeUID", "maintenance", "worker", "claimDeadlineSeconds", "progressDeadlineSeconds", "verifyDeadlineSeconds"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.NodeTaskMaintenance{}.OpenAPIModelName(), v1alpha1.NodeVersions{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeTaskStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeTaskStatus is the progress of the work on a node.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"state": {
+						SchemaProps: spec.SchemaProps{
+							Description: "state is the state of the work: Offered, Claimed, Verifying, Done or Failed. Written by the Haulout server.\n\nPossible enum values:\n - `\"Claimed\"` means that the server has granted the node to a worker, which works on it.\n - `\"Done\"` means that the node is verified. The server deletes the NodeTask.\n - `\"Failed\"` means that the work or its verification has failed. The node stays cordoned until a user acts.\n - `\"Gone\"` means that the node no longer exists. Only nodeStatuses[].task of a NodeMaintenance has it.\n - `\"Offered\"` means that a worker may claim the node.\n - `\"Verifying\"` means that the worker has reported Done, and the server waits until the node is Ready and doneWhen is true.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Claimed", "Done", "Failed", "Gone", "Offered", "Verifying"},
+						},
+					},
+					"stateTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "stateTime is the time at which the state began. Written by the Haulout server.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"progressTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "progressTime is the time of the last write of the worker: any write is a heartbeat. Set by the server.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"claimedBy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "claimedBy is the name of the user who set holder. Set by the server.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"holder": {
+						SchemaProps: spec.SchemaProps{
+							Description: "holder identifies the worker that claims the node. It can be set once. At most 128 bytes. Written by the worker.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "message describes the work for people. At most 1024 bytes. Written by the worker.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"expectedFinishTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "expectedFinishTime is the time at which the worker expects to be done. Written by the worker.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"result": {
+						SchemaProps: spec.SchemaProps{
+							Description: "result is the result of the work: Done or Failed. Failed can become Done later. Written by the worker.\n\nPossible enum values:\n - `\"Done\"` means that the work has succeeded.\n - `\"Failed\"` means that the work has failed.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Done", "Failed"},
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason is the reason of the state Failed: WorkerFailed, Lost or NotVerified. Written by the Haulout server.\n\nPossible enum values:\n - `\"Lost\"` means that the worker has not reported for progressDeadlineSeconds.\n - `\"NoWorker\"` means that no worker has claimed the node for claimDeadlineSeconds. The node is released. Only nodeStatuses[].task of a NodeMaintenance has it.\n - `\"NotVerified\"` means that the node was not Ready, or doneWhen not true, verifyDeadlineSeconds after the worker had reported Done.\n - `\"WorkerFailed\"` means that the worker has reported Failed.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Lost", "NoWorker", "NotVerified", "WorkerFailed"},
+						},
+					},
+					"serverMessage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "serverMessage describes for people what the server waits for, or why the state is Failed. At most 1024 bytes. Written by the Haulout server.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeVersions(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeVersions is what runs on a node, from its status.nodeInfo.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"bootID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "bootID identifies the boot of the node.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"kernelVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "kernelVersion of the node.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"osImage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "osImage of the node.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"containerRuntimeVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "containerRuntimeVersion of the node.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"kubeletVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "kubeletVersion of the node.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
 			},
 		},
 	}
@@ -1734,6 +2611,13 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewNode(ref common.ReferenceCallba
 							Format:      "",
 						},
 					},
+					"podsWaiting": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsWaiting is the number of the pods in podCount that the plan lets complete.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 				},
 				Required: []string{"name"},
 			},
@@ -2014,6 +2898,13 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 							Format:      "int32",
 						},
 					},
+					"podsWaiting": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsWaiting is the number of these pods that the plan lets complete. They are not asked to leave.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 				},
 				Required: []string{"index", "podPriority"},
 			},
@@ -2112,6 +3003,365 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWaveNode(ref common.ReferenceCa
 		},
 		Dependencies: []string{
 			v1alpha1.PreviewWaveNamespace{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_RolloutHold(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RolloutHold keeps a rollout from starting units.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name identifies the hold: a DNS label.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason describes the hold for people. At most 256 bytes.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"stops": {
+						SchemaProps: spec.SchemaProps{
+							Description: "stops defines what the hold stops: Starts or Drains. The default is Starts.\n\nPossible enum values:\n - `\"Drains\"` keeps further units from starting, and pauses the drains of units that no worker has claimed.\n - `\"Starts\"` keeps further units from starting.",
+							Default:     "Starts",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Drains", "Starts"},
+						},
+					},
+					"from": {
+						SchemaProps: spec.SchemaProps{
+							Description: "from is the time from which the hold applies. If unset, it applies immediately.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"until": {
+						SchemaProps: spec.SchemaProps{
+							Description: "until is the time until which the hold applies. If unset, it applies until it is removed.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"by": {
+						SchemaProps: spec.SchemaProps{
+							Description: "by is the name of the user who added or last changed the hold. Set by the server; the value in a client's request is ignored.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"since": {
+						SchemaProps: spec.SchemaProps{
+							Description: "since is the time of the request that added or last changed the hold. Set by the server; the value in a client's request is ignored.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_RolloutLimit(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RolloutLimit limits the nodes or the domains that are out of service at the same time. Exactly one of maxUnavailable and maxDomains is set.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"maxUnavailable": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxUnavailable is the number of nodes that may be out, or a percentage of the matching nodes, from 1% to 100%, rounded down but at least 1. With topologyKey it applies to each domain.",
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
+						},
+					},
+					"maxDomains": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxDomains is the number of domains of topologyKey in which units of this rollout may run or soak. From 1 to 100.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"topologyKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "topologyKey is the key of the label whose value is the domain of a node. All nodes without the label are one domain. Required with maxDomains.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			intstr.IntOrString{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_RolloutNodes(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RolloutNodes counts the matching nodes of a rollout. Every node has exactly one of the states after total.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"total": {
+						SchemaProps: spec.SchemaProps{
+							Description: "total is the number of matching nodes.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"done": {
+						SchemaProps: spec.SchemaProps{
+							Description: "done is the number of nodes that need no work any more.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"waiting": {
+						SchemaProps: spec.SchemaProps{
+							Description: "waiting is the number of nodes whose unit has not started yet.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"running": {
+						SchemaProps: spec.SchemaProps{
+							Description: "running is the number of nodes whose unit runs.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"blocked": {
+						SchemaProps: spec.SchemaProps{
+							Description: "blocked is the number of nodes whose drain was withdrawn and is tried again later.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"failed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "failed is the number of nodes whose unit has failed.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"skipped": {
+						SchemaProps: spec.SchemaProps{
+							Description: "skipped is the number of nodes that the rollout does not touch, because another user or program has made them unschedulable, for example.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_RolloutTemplate(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RolloutTemplate defines the NodeMaintenances of a rollout.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason describes for people why the nodes are under maintenance. At most 1024 bytes.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"drainPlan": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "drainPlan is the list of waves in which pods are asked to leave, see spec.drainPlan of NodeMaintenance. The server completes it in the NodeMaintenances, not here.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.DrainPlanEntry{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"task": {
+						SchemaProps: spec.SchemaProps{
+							Description: "task is the work on each node.",
+							Ref:         ref(v1alpha1.NodeMaintenanceTask{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"task"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.DrainPlanEntry{}.OpenAPIModelName(), v1alpha1.NodeMaintenanceTask{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_RolloutUnit(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RolloutUnit is a unit that runs, soaks or has failed.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"unit": {
+						SchemaProps: spec.SchemaProps{
+							Description: "unit is the name of the unit: the value of the label spec.unitKey, or the name of the node.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"maintenance": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maintenance is the name of the NodeMaintenance of the unit.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"nodes": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "nodes are the nodes of the unit, sorted by name. At most 64.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.NodeReference{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "phase is what happens to the unit. If its nodes differ, it is that of the node that has the most work left; Failed if a node has failed.\n\nPossible enum values:\n - `\"Claimed\"` means that a worker may work on a node of the unit.\n - `\"Draining\"` means that the pods are leaving the nodes of the unit.\n - `\"Failed\"` means that a node of the unit has failed. The unit stays out of service until a user acts.\n - `\"Offered\"` means that nodes of the unit are offered to workers.\n - `\"Releasing\"` means that the NodeMaintenance is Complete, and the server releases the nodes.\n - `\"Soaking\"` means that the nodes are back in service, but still count as out.\n - `\"Starting\"` means that the unit is announced. Its NodeMaintenance may not exist yet.\n - `\"Verifying\"` means that the work is done, and the server verifies the nodes.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"Claimed", "Draining", "Failed", "Offered", "Releasing", "Soaking", "Starting", "Verifying"},
+						},
+					},
+					"since": {
+						SchemaProps: spec.SchemaProps{
+							Description: "since is the time at which the phase began.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "message describes for people what the unit waits for. At most 128 bytes.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"unit", "maintenance", "phase", "since"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.NodeReference{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_RolloutWindow(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RolloutWindow is a time at which units may start. Exactly one of schedule and start is set.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"schedule": {
+						SchemaProps: spec.SchemaProps{
+							Description: "schedule is a cron expression with five fields: the times at which the window opens.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"start": {
+						SchemaProps: spec.SchemaProps{
+							Description: "start is the time at which the window opens once.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"duration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "duration is the time for which the window stays open, from 1m to 168h.",
+							Ref:         ref(metav1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"timeZone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "timeZone is the IANA name of the time zone of schedule. When the clocks change, the window opens as a CronJob with this schedule would start. The default is UTC.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"duration"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Duration{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_RolloutWindowStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RolloutWindowStatus is the state of the windows of a rollout.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"open": {
+						SchemaProps: spec.SchemaProps{
+							Description: "open is true while units may start.",
+							Default:     false,
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"until": {
+						SchemaProps: spec.SchemaProps{
+							Description: "until is the time at which the last open window closes or, if none is open, at which the next one opens. Unset if no window opens any more.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -6876,7 +8126,7 @@ func schema_k8sio_api_core_v1_HTTPGetAction(ref common.ReferenceCallback) common
 					"port": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Name or number of the port to access on the container. Number must be in the range 1 to 65535. Name must be an IANA_SVC_NAME.",
-							Ref:         ref("k8s.io/apimachinery/pkg/util/intstr.IntOrString"),
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
 						},
 					},
 					"host": {
@@ -6925,7 +8175,7 @@ func schema_k8sio_api_core_v1_HTTPGetAction(ref common.ReferenceCallback) common
 			},
 		},
 		Dependencies: []string{
-			corev1.HTTPHeader{}.OpenAPIModelName(), "k8s.io/apimachinery/pkg/util/intstr.IntOrString"},
+			corev1.HTTPHeader{}.OpenAPIModelName(), intstr.IntOrString{}.OpenAPIModelName()},
 	}
 }
 
@@ -15151,7 +16401,7 @@ func schema_k8sio_api_core_v1_ServicePort(ref common.ReferenceCallback) common.O
 					"targetPort": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Number or name of the port to access on the pods targeted by the service. Number must be in the range 1 to 65535. Name must be an IANA_SVC_NAME. If this is a string, it will be looked up as a named port in the target Pod's container ports. If this is not specified, the value of the 'port' field is used (an identity map). This field is ignored for services with clusterIP=None, and should be omitted or set equal to the 'port' field. More info: https://kubernetes.io/docs/concepts/services-networking/service/#defining-a-service",
-							Ref:         ref("k8s.io/apimachinery/pkg/util/intstr.IntOrString"),
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
 						},
 					},
 					"nodePort": {
@@ -15166,7 +16416,7 @@ func schema_k8sio_api_core_v1_ServicePort(ref common.ReferenceCallback) common.O
 			},
 		},
 		Dependencies: []string{
-			"k8s.io/apimachinery/pkg/util/intstr.IntOrString"},
+			intstr.IntOrString{}.OpenAPIModelName()},
 	}
 }
 
@@ -15668,7 +16918,7 @@ func schema_k8sio_api_core_v1_TCPSocketAction(ref common.ReferenceCallback) comm
 					"port": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Number or name of the port to access on the container. Number must be in the range 1 to 65535. Name must be an IANA_SVC_NAME.",
-							Ref:         ref("k8s.io/apimachinery/pkg/util/intstr.IntOrString"),
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
 						},
 					},
 					"host": {
@@ -15683,7 +16933,7 @@ func schema_k8sio_api_core_v1_TCPSocketAction(ref common.ReferenceCallback) comm
 			},
 		},
 		Dependencies: []string{
-			"k8s.io/apimachinery/pkg/util/intstr.IntOrString"},
+			intstr.IntOrString{}.OpenAPIModelName()},
 	}
 }
 
@@ -19502,6 +20752,26 @@ func schema_k8sio_apimachinery_pkg_runtime_Unknown(ref common.ReferenceCallback)
 			},
 		},
 	}
+}
+
+func schema_apimachinery_pkg_util_intstr_IntOrString(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.EmbedOpenAPIDefinitionIntoV2Extension(common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "IntOrString is a type that can hold an int32 or a string.  When used in JSON or YAML marshalling and unmarshalling, it produces or consumes the inner type.  This allows you to have, for example, a JSON field that can accept a name or number.",
+				OneOf:       common.GenerateOpenAPIV3OneOfSchema(intstr.IntOrString{}.OpenAPIV3OneOfTypes()),
+				Format:      intstr.IntOrString{}.OpenAPISchemaFormat(),
+			},
+		},
+	}, common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "IntOrString is a type that can hold an int32 or a string.  When used in JSON or YAML marshalling and unmarshalling, it produces or consumes the inner type.  This allows you to have, for example, a JSON field that can accept a name or number.",
+				Type:        intstr.IntOrString{}.OpenAPISchemaType(),
+				Format:      intstr.IntOrString{}.OpenAPISchemaFormat(),
+			},
+		},
+	})
 }
 
 func schema_k8sio_apimachinery_pkg_version_Info(ref common.ReferenceCallback) common.OpenAPIDefinition {

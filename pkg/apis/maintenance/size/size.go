@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
@@ -19,8 +20,9 @@ import (
 )
 
 const (
-	// MaxBytes is the limit for metadata and spec of a NodeMaintenance together, in bytes of
-	// protobuf. A selector that names 5,000 nodes one by one takes about half of it.
+	// MaxBytes is the limit for metadata and spec of a NodeMaintenance or a NodeMaintenanceRollout
+	// together, in bytes of protobuf. A selector that names 5,000 nodes one by one takes about half
+	// of it.
 	MaxBytes = 512 << 10
 	// MaxStatusBytes is the limit for the estimate of StatusBytes. MaxBytes and MaxStatusBytes
 	// together are etcd's default limit for one write, 1.5 MiB.
@@ -41,6 +43,11 @@ const (
 	// assumes a name of 63 characters, about the maximum at cloud providers, and the longest reason
 	// of a node that has targets.
 	nodeBytes = 132 + 15
+	// taskBytes is the maximum size of the state of the work on a node, without its message.
+	taskBytes = 200
+	// waitingBytes is the maximum size of the number of waiting pods of a node, which only a plan
+	// with the behavior WaitCompleted has.
+	waitingBytes = 4
 	// waveBytes is the maximum size of a wave.
 	waveBytes = 48
 	// entryBytes is the number of bytes that protobuf adds to a target in a list.
@@ -62,14 +69,27 @@ var (
 // fit.
 func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	targets := map[string]int{}
-	perNode := nodeBytes
+	perNode, waiting := nodeBytes, 0
 	for i := range plan {
 		key := string(plan[i].PodType) + " " + planorder.CanonicalSelector(plan[i].PodSelector)
 		size := plan[i].Size() + entryBytes
 		perNode += max(0, size-targets[key])
 		targets[key] = max(size, targets[key])
+		if ptr.Deref(plan[i].Behavior, "") == v1alpha1.DrainBehaviorWaitCompleted {
+			waiting = waitingBytes
+		}
 	}
+	perNode += waiting
 	return fixedBytes + perNode*nodes + waveBytes*len(plan)
+}
+
+// TaskBytes returns how many bytes the state of the work adds to the stored status of a maintenance
+// with the given number of nodes, without messages. task is spec.task.
+func TaskBytes(task *v1alpha1.NodeMaintenanceTask, nodes int) int {
+	if task == nil {
+		return 0
+	}
+	return taskBytes * nodes
 }
 
 // PoolsBytes returns how many bytes pools add to the stored status of a maintenance in which each
@@ -111,6 +131,8 @@ func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
 	limit := MaxBytes
 	switch o := versioned.(type) {
 	case *v1alpha1.NodeMaintenance:
+		metadata, spec = o.ObjectMeta.Size(), o.Spec.Size()
+	case *v1alpha1.NodeMaintenanceRollout:
 		metadata, spec = o.ObjectMeta.Size(), o.Spec.Size()
 	case *v1alpha1.Evacuation:
 		limit = MaxEvacuationBytes

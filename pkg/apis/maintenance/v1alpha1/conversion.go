@@ -19,6 +19,14 @@ func addFieldLabelConversions(scheme *runtime.Scheme) error {
 		allowFields(maintenance.FieldName, maintenance.FieldStage, maintenance.FieldNodeOfShutdown)); err != nil {
 		return err
 	}
+	if err := scheme.AddFieldLabelConversionFunc(SchemeGroupVersion.WithKind("NodeMaintenanceRollout"),
+		allowFields(maintenance.FieldName, maintenance.FieldStage)); err != nil {
+		return err
+	}
+	if err := scheme.AddFieldLabelConversionFunc(SchemeGroupVersion.WithKind("NodeTask"),
+		allowFields(maintenance.FieldName, maintenance.FieldWorker, maintenance.FieldState)); err != nil {
+		return err
+	}
 	return scheme.AddFieldLabelConversionFunc(SchemeGroupVersion.WithKind("Evacuation"),
 		allowFields(maintenance.FieldName, maintenance.FieldNamespace, maintenance.FieldNodeName, maintenance.FieldPodName,
 			maintenance.FieldActiveEvacuatorClass, maintenance.FieldBlocked))

@@ -21,7 +21,10 @@ func fuzzFuncs(serializer.CodecFactory) []any {
 			c.FillNoCustom(spec)
 			versioned := v1alpha1.NodeMaintenanceSpec{DrainPlan: make([]v1alpha1.DrainPlanEntry, len(spec.DrainPlan))}
 			for i, e := range spec.DrainPlan {
-				versioned.DrainPlan[i] = v1alpha1.DrainPlanEntry{PodSelector: e.PodSelector, PodPriority: e.PodPriority, PodType: v1alpha1.PodType(e.PodType)}
+				versioned.DrainPlan[i] = v1alpha1.DrainPlanEntry{
+					PodSelector: e.PodSelector, PodPriority: e.PodPriority, PodType: v1alpha1.PodType(e.PodType),
+					Behavior: (*v1alpha1.DrainBehavior)(e.Behavior), WaitSeconds: e.WaitSeconds,
+				}
 			}
 			fillVersionedSpec(&versioned, c)
 			spec.Stage = maintenance.NodeMaintenanceStage(versioned.Stage)
@@ -29,7 +32,10 @@ func fuzzFuncs(serializer.CodecFactory) []any {
 			spec.OnExcludedNode = maintenance.ExcludedNodePolicy(versioned.OnExcludedNode)
 			spec.DrainPlan = make([]maintenance.DrainPlanEntry, len(versioned.DrainPlan))
 			for i, e := range versioned.DrainPlan {
-				spec.DrainPlan[i] = maintenance.DrainPlanEntry{PodSelector: e.PodSelector, PodPriority: e.PodPriority, PodType: maintenance.PodType(e.PodType)}
+				spec.DrainPlan[i] = maintenance.DrainPlanEntry{
+					PodSelector: e.PodSelector, PodPriority: e.PodPriority, PodType: maintenance.PodType(e.PodType),
+					Behavior: (*maintenance.DrainBehavior)(e.Behavior), WaitSeconds: e.WaitSeconds,
+				}
 			}
 		},
 		func(spec *v1alpha1.NodeMaintenanceSpec, c randfill.Continue) {
@@ -43,6 +49,38 @@ func fuzzFuncs(serializer.CodecFactory) []any {
 		func(entry *v1alpha1.DrainPlanEntry, c randfill.Continue) {
 			c.FillNoCustom(entry)
 			entry.PodType = pick(c, v1alpha1.PodTypeDefault, v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic)
+		},
+		func(task *maintenance.NodeMaintenanceTask, c randfill.Continue) {
+			c.FillNoCustom(task)
+			task.Stage = pick(c, maintenance.NodeTaskStageDrain, maintenance.NodeTaskStageCordon)
+			task.ClaimDeadlineSeconds, task.ProgressDeadlineSeconds, task.VerifyDeadlineSeconds = ptr.To(c.Int31()), ptr.To(c.Int31()), ptr.To(c.Int31())
+		},
+		func(task *v1alpha1.NodeMaintenanceTask, c randfill.Continue) {
+			c.FillNoCustom(task)
+			task.Stage = pick(c, v1alpha1.NodeTaskStageDrain, v1alpha1.NodeTaskStageCordon)
+			task.ClaimDeadlineSeconds, task.ProgressDeadlineSeconds, task.VerifyDeadlineSeconds = ptr.To(c.Int31()), ptr.To(c.Int31()), ptr.To(c.Int31())
+		},
+		func(spec *maintenance.NodeMaintenanceRolloutSpec, c randfill.Continue) {
+			c.FillNoCustom(spec)
+			spec.Stage = pick(c, maintenance.RolloutStageIdle, maintenance.RolloutStageRoll, maintenance.RolloutStageComplete)
+			spec.WhenClosed = pick(c, maintenance.RolloutClosedFinish, maintenance.RolloutClosedWithdraw)
+			spec.ProgressDeadlineSeconds = ptr.To(c.Int31())
+			spec.Limits = append(spec.Limits, maintenance.RolloutLimit{MaxDomains: ptr.To(c.Int31()), TopologyKey: "zone"})
+		},
+		func(spec *v1alpha1.NodeMaintenanceRolloutSpec, c randfill.Continue) {
+			c.FillNoCustom(spec)
+			spec.Stage = pick(c, v1alpha1.RolloutStageIdle, v1alpha1.RolloutStageRoll, v1alpha1.RolloutStageComplete)
+			spec.WhenClosed = pick(c, v1alpha1.RolloutClosedFinish, v1alpha1.RolloutClosedWithdraw)
+			spec.ProgressDeadlineSeconds = ptr.To(c.Int31())
+			spec.Limits = append(spec.Limits, v1alpha1.RolloutLimit{MaxDomains: ptr.To(c.Int31()), TopologyKey: "zone"})
+		},
+		func(hold *maintenance.RolloutHold, c randfill.Continue) {
+			c.FillNoCustom(hold)
+			hold.Stops = pick(c, maintenance.RolloutHoldStarts, maintenance.RolloutHoldDrains)
+		},
+		func(hold *v1alpha1.RolloutHold, c randfill.Continue) {
+			c.FillNoCustom(hold)
+			hold.Stops = pick(c, v1alpha1.RolloutHoldStarts, v1alpha1.RolloutHoldDrains)
 		},
 		func(spec *maintenance.EvacuationSpec, c randfill.Continue) {
 			c.FillNoCustom(spec)

@@ -38,6 +38,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
 		&NodeMaintenance{}, &NodeMaintenanceList{}, &NodeMaintenancePreview{},
 		&Evacuation{}, &EvacuationList{},
+		&NodeMaintenanceRollout{}, &NodeMaintenanceRolloutList{}, &NodeTask{}, &NodeTaskList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

@@ -44,6 +44,21 @@ const (
 	PodTypeStatic PodType = "Static"
 )
 
+// DrainBehavior defines what the drain does with the pods of an entry of the plan.
+// +enum
+// +k8s:enum
+type DrainBehavior string
+
+const (
+	// DrainBehaviorDrain asks the pods to leave.
+	DrainBehaviorDrain DrainBehavior = "Drain"
+	// DrainBehaviorWaitCompleted waits until the pods have completed, and does not ask them to
+	// leave. Only for pods of type Default.
+	DrainBehaviorWaitCompleted DrainBehavior = "WaitCompleted"
+	// DrainBehaviorSkip keeps the pods running. The drain does not wait for them.
+	DrainBehaviorSkip DrainBehavior = "Skip"
+)
+
 // NodeStatusReason is the reason why the drain of a node differs from that of the other nodes.
 // +enum
 // +k8s:enum
@@ -132,6 +147,9 @@ const (
 	// ReasonTooManyMaintenances (Drained=False): the maximum number of other maintenances holds a
 	// selected node, so this one does not hold it; the message names it.
 	ReasonTooManyMaintenances = "TooManyMaintenances"
+	// ReasonNodeTaskInProgress (Drained=False): a worker works on a selected node for another
+	// maintenance, so no pod of the node is asked to leave; the message names node and worker.
+	ReasonNodeTaskInProgress = "NodeTaskInProgress"
 
 	// ConditionProgressing is the condition of a NodeMaintenance that reports whether the
 	// maintenance makes progress. The reasons are listed in their order of precedence: the
@@ -153,6 +171,9 @@ const (
 	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a request
 	// to the API fails; the message has the object, the error and the time of the first failure.
 	ReasonProgressSyncFailed = "SyncFailed"
+	// ReasonProgressWaitingForCompletion (Progressing=True): only pods are left that the plan lets
+	// complete; the message has their number.
+	ReasonProgressWaitingForCompletion = "WaitingForCompletion"
 	// ReasonProgressWaiting (Progressing=True): no pod is asked to leave; every node waits for
 	// other nodes, for other maintenances or for a cordon.
 	ReasonProgressWaiting = "Waiting"
@@ -164,13 +185,16 @@ const (
 	// only paused maintenances request has it in the condition Blocked, which is False.
 	ReasonPaused = "Paused"
 
-	// ConditionReady is the condition of both kinds for tools that know no other, such as Flux,
-	// Helm and `kubectl wait`. A NodeMaintenance is ready when its stage is reached: Idle
+	// ConditionReady is the condition of all kinds but NodeTask, for tools that know no other, such
+	// as Flux, Helm and `kubectl wait`. A NodeMaintenance is ready when its stage is reached: Idle
 	// immediately, Cordon when all nodes are cordoned, Drain when they are drained, Complete when
-	// they are released. An Evacuation is ready when its pod is gone or has terminated.
+	// they are released. An Evacuation is ready when its pod is gone or has terminated. A
+	// NodeMaintenanceRollout is ready in stage Idle immediately, in stage Roll when every matching
+	// node is done, and in stage Complete when no unit runs.
 	ConditionReady = "Ready"
 	// ConditionStalled is True on a NodeMaintenance while Progressing is False with the reason
-	// Stalled, and on an Evacuation that was cancelled. Such tools report a failure then.
+	// Stalled, on an Evacuation that was cancelled, and on a NodeMaintenanceRollout that is halted.
+	// Such tools report a failure then.
 	ConditionStalled = "Stalled"
 	// ReasonNotObserved (Ready=Unknown): the server has not written the status since the creation
 	// of the object.
@@ -292,6 +316,76 @@ type NodeMaintenanceSpec struct {
 	// +optional
 	// +k8s:optional
 	OnExcludedNode ExcludedNodePolicy `json:"onExcludedNode,omitempty" protobuf:"bytes,8,opt,name=onExcludedNode,casttype=ExcludedNodePolicy"`
+
+	// task is the work on each node, for which the server offers the nodes to workers. If unset,
+	// users do the work, and complete the maintenance. Immutable.
+	// +optional
+	// +k8s:optional
+	Task *NodeMaintenanceTask `json:"task,omitempty" protobuf:"bytes,9,opt,name=task"`
+}
+
+// NodeMaintenanceTask is the work on each node of a maintenance.
+type NodeMaintenanceTask struct {
+	// worker is the class of the workers that may claim the nodes: a DNS subdomain of at most 63
+	// characters with at least one dot.
+	// +required
+	// +k8s:required
+	// +k8s:format=k8s-long-name
+	// +k8s:maxLength=63
+	Worker string `json:"worker" protobuf:"bytes,1,opt,name=worker"`
+
+	// stage is the stage in which the nodes are offered to workers. Drain: all of them when the
+	// whole maintenance is drained. Cordon: each as soon as it is cordoned; its pods stay. The
+	// default is Drain.
+	// +optional
+	// +default="Drain"
+	// +k8s:optional
+	Stage NodeTaskStage `json:"stage,omitempty" protobuf:"bytes,2,opt,name=stage,casttype=NodeTaskStage"`
+
+	// parameters are passed to the worker. Only the worker interprets them. At most 32, and 4096
+	// bytes together.
+	// +optional
+	// +k8s:optional
+	Parameters map[string]string `json:"parameters,omitempty" protobuf:"bytes,3,rep,name=parameters"`
+
+	// doneWhen is a CEL expression of type bool over the variables node and before: a node needs no
+	// work if it is true. node has metadata.name, metadata.uid, metadata.labels, spec, and of the
+	// status conditions, nodeInfo and allocatable. before has bootID, kernelVersion, osImage,
+	// containerRuntimeVersion and kubeletVersion at the time of the offer; for a node that was not
+	// offered yet, the present ones. After the work the node returns to service when it is Ready
+	// and the expression is true. An error counts as false. At most 1024 bytes.
+	// +optional
+	// +k8s:optional
+	// +k8s:maxBytes=1024
+	DoneWhen string `json:"doneWhen,omitempty" protobuf:"bytes,4,opt,name=doneWhen"`
+
+	// claimDeadlineSeconds is the time in seconds after which an offered node that no worker has
+	// claimed is released, with the reason NoWorker. From 60 to 604800; the default is 1800.
+	// +optional
+	// +default=1800
+	// +k8s:optional
+	// +k8s:minimum=60
+	// +k8s:maximum=604800
+	ClaimDeadlineSeconds *int32 `json:"claimDeadlineSeconds,omitempty" protobuf:"varint,5,opt,name=claimDeadlineSeconds"`
+
+	// progressDeadlineSeconds is the time in seconds that a worker may go without a heartbeat before
+	// the work has failed, with the reason Lost. From 60 to 86400; the default is 1800.
+	// +optional
+	// +default=1800
+	// +k8s:optional
+	// +k8s:minimum=60
+	// +k8s:maximum=86400
+	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty" protobuf:"varint,6,opt,name=progressDeadlineSeconds"`
+
+	// verifyDeadlineSeconds is the time in seconds after the report Done of the worker after which
+	// the work has failed if the node is not Ready or doneWhen is not true, with the reason
+	// NotVerified. From 60 to 86400; the default is 900.
+	// +optional
+	// +default=900
+	// +k8s:optional
+	// +k8s:minimum=60
+	// +k8s:maximum=86400
+	VerifyDeadlineSeconds *int32 `json:"verifyDeadlineSeconds,omitempty" protobuf:"varint,7,opt,name=verifyDeadlineSeconds"`
 }
 
 // DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a
@@ -314,6 +408,23 @@ type DrainPlanEntry struct {
 	// +default="Default"
 	// +k8s:optional
 	PodType PodType `json:"podType,omitempty" protobuf:"bytes,3,opt,name=podType,casttype=PodType"`
+
+	// behavior defines what the drain does with the pods: Drain asks them to leave; WaitCompleted
+	// waits until they have completed, for pods of type Default; Skip keeps them. Of the entries
+	// that cover a pod, the first with a behavior decides; without one, the pod is asked to leave.
+	// If several maintenances drain the node, the first of Drain, WaitCompleted and Skip applies.
+	// +optional
+	// +k8s:optional
+	Behavior *DrainBehavior `json:"behavior,omitempty" protobuf:"bytes,4,opt,name=behavior,casttype=DrainBehavior"`
+
+	// waitSeconds is the time in seconds after the begin of stage Drain after which pods with the
+	// behavior WaitCompleted are asked to leave. Only allowed with this behavior. From 0 to 2592000;
+	// 0 means no limit.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	// +k8s:maximum=2592000
+	WaitSeconds *int32 `json:"waitSeconds,omitempty" protobuf:"varint,5,opt,name=waitSeconds"`
 }
 
 // NodeMaintenanceStatus is the observed state of a NodeMaintenance. It also stores the progress of
@@ -563,6 +674,53 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:optional
 	// +k8s:minimum=0
 	Pool *int32 `json:"pool,omitempty" protobuf:"varint,11,opt,name=pool"`
+
+	// podsWaiting is the number of pods on the node that the plan lets complete (WaitCompleted).
+	// podsPendingEvacuation counts them too. Unset if there are none.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	PodsWaiting *int32 `json:"podsWaiting,omitempty" protobuf:"varint,12,opt,name=podsWaiting"`
+
+	// task is the state of the work on the node, with spec.task. It stays after stage Complete.
+	// +optional
+	// +k8s:optional
+	Task *NodeMaintenanceNodeTask `json:"task,omitempty" protobuf:"bytes,13,opt,name=task"`
+}
+
+// NodeMaintenanceNodeTask is the state of the work on one node of a maintenance.
+type NodeMaintenanceNodeTask struct {
+	// state is the state of the work: Offered, Claimed, Verifying, Done, Failed or Gone.
+	// +required
+	// +k8s:required
+	State NodeTaskState `json:"state" protobuf:"bytes,1,opt,name=state,casttype=NodeTaskState"`
+
+	// holder identifies the worker. Empty before a worker has claimed the node.
+	// +optional
+	// +k8s:optional
+	// +k8s:maxBytes=128
+	Holder string `json:"holder,omitempty" protobuf:"bytes,2,opt,name=holder"`
+
+	// startTime is the time at which the server granted the node to the worker.
+	// +optional
+	// +k8s:opaqueType
+	StartTime *metav1.Time `json:"startTime,omitempty" protobuf:"bytes,3,opt,name=startTime"`
+
+	// endTime is the time at which the state became Done, Failed or Gone.
+	// +optional
+	// +k8s:opaqueType
+	EndTime *metav1.Time `json:"endTime,omitempty" protobuf:"bytes,4,opt,name=endTime"`
+
+	// message describes the state for people. At most 128 bytes.
+	// +optional
+	// +k8s:optional
+	// +k8s:maxBytes=128
+	Message string `json:"message,omitempty" protobuf:"bytes,5,opt,name=message"`
+
+	// reason is the reason of the state Failed: WorkerFailed, Lost, NotVerified or NoWorker.
+	// +optional
+	// +k8s:optional
+	Reason NodeTaskReason `json:"reason,omitempty" protobuf:"bytes,6,opt,name=reason,casttype=NodeTaskReason"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

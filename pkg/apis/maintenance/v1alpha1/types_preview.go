@@ -134,6 +134,10 @@ type NodeMaintenancePreview struct {
 	// nodesOmitted is the number of nodes that are not listed.
 	// +optional
 	NodesOmitted int32 `json:"nodesOmitted,omitempty" protobuf:"varint,15,opt,name=nodesOmitted"`
+
+	// podsWaitingCount is the number of the pods in podCount that the plan lets complete.
+	// +optional
+	PodsWaitingCount int32 `json:"podsWaitingCount,omitempty" protobuf:"varint,16,opt,name=podsWaitingCount"`
 }
 
 // PreviewWave is an entry of the drain plan with its pods, except those that an earlier entry
@@ -194,6 +198,11 @@ type PreviewWave struct {
 	// podsOmitted is the number of pods of the wave that are not listed.
 	// +optional
 	PodsOmitted int32 `json:"podsOmitted,omitempty" protobuf:"varint,11,opt,name=podsOmitted"`
+
+	// podsWaiting is the number of these pods that the plan lets complete. They are not asked to
+	// leave.
+	// +optional
+	PodsWaiting int32 `json:"podsWaiting,omitempty" protobuf:"varint,12,opt,name=podsWaiting"`
 }
 
 // PreviewEvacuator counts the pods of an evacuator.
@@ -405,4 +414,8 @@ type PreviewNode struct {
 	// have already advanced it.
 	// +optional
 	Message string `json:"message,omitempty" protobuf:"bytes,6,opt,name=message"`
+
+	// podsWaiting is the number of the pods in podCount that the plan lets complete.
+	// +optional
+	PodsWaiting int32 `json:"podsWaiting,omitempty" protobuf:"varint,7,opt,name=podsWaiting"`
 }

@@ -25,7 +25,7 @@ func TestCompatibility(t *testing.T) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	options := roundtrip.NewCompatibilityTestOptions(scheme)
-	for _, kind := range []string{"NodeMaintenance", "NodeMaintenancePreview", "Evacuation"} {
+	for _, kind := range []string{"NodeMaintenance", "NodeMaintenancePreview", "Evacuation", "NodeMaintenanceRollout", "NodeTask"} {
 		options.Kinds = append(options.Kinds, schema.GroupVersionKind{
 			Group: v1alpha1.SchemeGroupVersion.Group, Version: v1alpha1.SchemeGroupVersion.Version, Kind: kind,
 		})

@@ -142,7 +142,47 @@ const (
 	// ID of the node and the pods. Without a value of the current boot, the server keeps all static
 	// pods of the node.
 	AnnotationKeptStaticPods = "maintenance.haulout.dev/kept-static-pods"
+
+	// LabelRollout is set by the server on the NodeMaintenances that it creates for a
+	// NodeMaintenanceRollout. Its value is the name of the rollout. Only the server can set it.
+	LabelRollout = "maintenance.haulout.dev/rollout"
+
+	// AnnotationRolloutUnit is set by the server on the NodeMaintenances of a rollout. Its value is
+	// the name of the unit. Only the server can set it.
+	AnnotationRolloutUnit = "maintenance.haulout.dev/rollout-unit"
+
+	// AnnotationRolloutAttempt is set by the server on the NodeMaintenances of a rollout. Its value
+	// is the number of the attempt for the unit, starting at 1. Only the server can set it.
+	AnnotationRolloutAttempt = "maintenance.haulout.dev/rollout-attempt"
+
+	// AnnotationWithdrawn is set by the server on a NodeMaintenance of a rollout in the write with
+	// which it completes it before its work is done. Its value is the reason. Only the server can
+	// set it.
+	AnnotationWithdrawn = "maintenance.haulout.dev/withdrawn"
+
+	// AnnotationSkipRollouts on a node keeps rollouts from taking it out of service, with any
+	// value.
+	AnnotationSkipRollouts = "maintenance.haulout.dev/skip-rollouts"
+
+	// TaintReadinessPrefix is the prefix of the taints with which the Node Readiness Controller
+	// keeps pods off a node that is not ready for them. A node with such a taint is out of service.
+	TaintReadinessPrefix = "readiness.k8s.io/"
 )
+
+// The classes of the workers that Haulout has.
+const (
+	// WorkerClassReboot is the class of the worker that reboots nodes.
+	WorkerClassReboot = "reboot." + GroupName
+	// WorkerClassPerson is the class of users who do the work themselves.
+	WorkerClassPerson = "person." + GroupName
+	// WorkerClassJobSuffix is the suffix of the classes of the worker that runs a Job on the node.
+	// The name of the PodTemplate of the Job precedes it.
+	WorkerClassJobSuffix = ".job." + GroupName
+)
+
+// NodeConditionRebootRequired is True while the node needs a reboot, according to a file of its
+// operating system. The reboot worker sets it if configured to.
+const NodeConditionRebootRequired corev1.NodeConditionType = "RebootRequired"
 
 // NodeConditionAgentReady is True while the node agent of the node can stop and restart static
 // pods. The server evacuates static pods only on nodes where it is True, and keeps them elsewhere.

@@ -113,6 +113,16 @@ func RegisterConversions(s *runtime.Scheme) error {
 	}); err != nil {
 		return err
 	}
+	if err := s.AddGeneratedConversionFunc((*NodeMaintenanceNodeTask)(nil), (*maintenance.NodeMaintenanceNodeTask)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeMaintenanceNodeTask_To_maintenance_NodeMaintenanceNodeTask(a.(*NodeMaintenanceNodeTask), b.(*maintenance.NodeMaintenanceNodeTask), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeMaintenanceNodeTask)(nil), (*NodeMaintenanceNodeTask)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeMaintenanceNodeTask_To_v1alpha1_NodeMaintenanceNodeTask(a.(*maintenance.NodeMaintenanceNodeTask), b.(*NodeMaintenanceNodeTask), scope)
+	}); err != nil {
+		return err
+	}
 	if err := s.AddGeneratedConversionFunc((*NodeMaintenancePause)(nil), (*maintenance.NodeMaintenancePause)(nil), func(a, b interface{}, scope conversion.Scope) error {
 		return Convert_v1alpha1_NodeMaintenancePause_To_maintenance_NodeMaintenancePause(a.(*NodeMaintenancePause), b.(*maintenance.NodeMaintenancePause), scope)
 	}); err != nil {
@@ -120,6 +130,46 @@ func RegisterConversions(s *runtime.Scheme) error {
 	}
 	if err := s.AddGeneratedConversionFunc((*maintenance.NodeMaintenancePause)(nil), (*NodeMaintenancePause)(nil), func(a, b interface{}, scope conversion.Scope) error {
 		return Convert_maintenance_NodeMaintenancePause_To_v1alpha1_NodeMaintenancePause(a.(*maintenance.NodeMaintenancePause), b.(*NodeMaintenancePause), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*NodeMaintenanceRollout)(nil), (*maintenance.NodeMaintenanceRollout)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeMaintenanceRollout_To_maintenance_NodeMaintenanceRollout(a.(*NodeMaintenanceRollout), b.(*maintenance.NodeMaintenanceRollout), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeMaintenanceRollout)(nil), (*NodeMaintenanceRollout)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeMaintenanceRollout_To_v1alpha1_NodeMaintenanceRollout(a.(*maintenance.NodeMaintenanceRollout), b.(*NodeMaintenanceRollout), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*NodeMaintenanceRolloutList)(nil), (*maintenance.NodeMaintenanceRolloutList)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeMaintenanceRolloutList_To_maintenance_NodeMaintenanceRolloutList(a.(*NodeMaintenanceRolloutList), b.(*maintenance.NodeMaintenanceRolloutList), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeMaintenanceRolloutList)(nil), (*NodeMaintenanceRolloutList)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeMaintenanceRolloutList_To_v1alpha1_NodeMaintenanceRolloutList(a.(*maintenance.NodeMaintenanceRolloutList), b.(*NodeMaintenanceRolloutList), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*NodeMaintenanceRolloutSpec)(nil), (*maintenance.NodeMaintenanceRolloutSpec)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeMaintenanceRolloutSpec_To_maintenance_NodeMaintenanceRolloutSpec(a.(*NodeMaintenanceRolloutSpec), b.(*maintenance.NodeMaintenanceRolloutSpec), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeMaintenanceRolloutSpec)(nil), (*NodeMaintenanceRolloutSpec)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeMaintenanceRolloutSpec_To_v1alpha1_NodeMaintenanceRolloutSpec(a.(*maintenance.NodeMaintenanceRolloutSpec), b.(*NodeMaintenanceRolloutSpec), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*NodeMaintenanceRolloutStatus)(nil), (*maintenance.NodeMaintenanceRolloutStatus)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeMaintenanceRolloutStatus_To_maintenance_NodeMaintenanceRolloutStatus(a.(*NodeMaintenanceRolloutStatus), b.(*maintenance.NodeMaintenanceRolloutStatus), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeMaintenanceRolloutStatus)(nil), (*NodeMaintenanceRolloutStatus)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeMaintenanceRolloutStatus_To_v1alpha1_NodeMaintenanceRolloutStatus(a.(*maintenance.NodeMaintenanceRolloutStatus), b.(*NodeMaintenanceRolloutStatus), scope)
 	}); err != nil {
 		return err
 	}
@@ -143,6 +193,16 @@ func RegisterConversions(s *runtime.Scheme) error {
 	}); err != nil {
 		return err
 	}
+	if err := s.AddGeneratedConversionFunc((*NodeMaintenanceTask)(nil), (*maintenance.NodeMaintenanceTask)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeMaintenanceTask_To_maintenance_NodeMaintenanceTask(a.(*NodeMaintenanceTask), b.(*maintenance.NodeMaintenanceTask), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeMaintenanceTask)(nil), (*NodeMaintenanceTask)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeMaintenanceTask_To_v1alpha1_NodeMaintenanceTask(a.(*maintenance.NodeMaintenanceTask), b.(*NodeMaintenanceTask), scope)
+	}); err != nil {
+		return err
+	}
 	if err := s.AddGeneratedConversionFunc((*NodeMaintenanceWave)(nil), (*maintenance.NodeMaintenanceWave)(nil), func(a, b interface{}, scope conversion.Scope) error {
 		return Convert_v1alpha1_NodeMaintenanceWave_To_maintenance_NodeMaintenanceWave(a.(*NodeMaintenanceWave), b.(*maintenance.NodeMaintenanceWave), scope)
 	}); err != nil {
@@ -163,6 +223,66 @@ func RegisterConversions(s *runtime.Scheme) error {
 	}); err != nil {
 		return err
 	}
+	if err := s.AddGeneratedConversionFunc((*NodeTask)(nil), (*maintenance.NodeTask)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeTask_To_maintenance_NodeTask(a.(*NodeTask), b.(*maintenance.NodeTask), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeTask)(nil), (*NodeTask)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeTask_To_v1alpha1_NodeTask(a.(*maintenance.NodeTask), b.(*NodeTask), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*NodeTaskList)(nil), (*maintenance.NodeTaskList)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeTaskList_To_maintenance_NodeTaskList(a.(*NodeTaskList), b.(*maintenance.NodeTaskList), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeTaskList)(nil), (*NodeTaskList)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeTaskList_To_v1alpha1_NodeTaskList(a.(*maintenance.NodeTaskList), b.(*NodeTaskList), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*NodeTaskMaintenance)(nil), (*maintenance.NodeTaskMaintenance)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeTaskMaintenance_To_maintenance_NodeTaskMaintenance(a.(*NodeTaskMaintenance), b.(*maintenance.NodeTaskMaintenance), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeTaskMaintenance)(nil), (*NodeTaskMaintenance)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeTaskMaintenance_To_v1alpha1_NodeTaskMaintenance(a.(*maintenance.NodeTaskMaintenance), b.(*NodeTaskMaintenance), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*NodeTaskSpec)(nil), (*maintenance.NodeTaskSpec)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeTaskSpec_To_maintenance_NodeTaskSpec(a.(*NodeTaskSpec), b.(*maintenance.NodeTaskSpec), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeTaskSpec)(nil), (*NodeTaskSpec)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeTaskSpec_To_v1alpha1_NodeTaskSpec(a.(*maintenance.NodeTaskSpec), b.(*NodeTaskSpec), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*NodeTaskStatus)(nil), (*maintenance.NodeTaskStatus)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeTaskStatus_To_maintenance_NodeTaskStatus(a.(*NodeTaskStatus), b.(*maintenance.NodeTaskStatus), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeTaskStatus)(nil), (*NodeTaskStatus)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeTaskStatus_To_v1alpha1_NodeTaskStatus(a.(*maintenance.NodeTaskStatus), b.(*NodeTaskStatus), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*NodeVersions)(nil), (*maintenance.NodeVersions)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_NodeVersions_To_maintenance_NodeVersions(a.(*NodeVersions), b.(*maintenance.NodeVersions), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.NodeVersions)(nil), (*NodeVersions)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_NodeVersions_To_v1alpha1_NodeVersions(a.(*maintenance.NodeVersions), b.(*NodeVersions), scope)
+	}); err != nil {
+		return err
+	}
 	if err := s.AddGeneratedConversionFunc((*PodReference)(nil), (*maintenance.PodReference)(nil), func(a, b interface{}, scope conversion.Scope) error {
 		return Convert_v1alpha1_PodReference_To_maintenance_PodReference(a.(*PodReference), b.(*maintenance.PodReference), scope)
 	}); err != nil {
@@ -170,6 +290,76 @@ func RegisterConversions(s *runtime.Scheme) error {
 	}
 	if err := s.AddGeneratedConversionFunc((*maintenance.PodReference)(nil), (*PodReference)(nil), func(a, b interface{}, scope conversion.Scope) error {
 		return Convert_maintenance_PodReference_To_v1alpha1_PodReference(a.(*maintenance.PodReference), b.(*PodReference), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*RolloutHold)(nil), (*maintenance.RolloutHold)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_RolloutHold_To_maintenance_RolloutHold(a.(*RolloutHold), b.(*maintenance.RolloutHold), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.RolloutHold)(nil), (*RolloutHold)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_RolloutHold_To_v1alpha1_RolloutHold(a.(*maintenance.RolloutHold), b.(*RolloutHold), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*RolloutLimit)(nil), (*maintenance.RolloutLimit)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_RolloutLimit_To_maintenance_RolloutLimit(a.(*RolloutLimit), b.(*maintenance.RolloutLimit), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.RolloutLimit)(nil), (*RolloutLimit)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_RolloutLimit_To_v1alpha1_RolloutLimit(a.(*maintenance.RolloutLimit), b.(*RolloutLimit), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*RolloutNodes)(nil), (*maintenance.RolloutNodes)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_RolloutNodes_To_maintenance_RolloutNodes(a.(*RolloutNodes), b.(*maintenance.RolloutNodes), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.RolloutNodes)(nil), (*RolloutNodes)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_RolloutNodes_To_v1alpha1_RolloutNodes(a.(*maintenance.RolloutNodes), b.(*RolloutNodes), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*RolloutTemplate)(nil), (*maintenance.RolloutTemplate)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_RolloutTemplate_To_maintenance_RolloutTemplate(a.(*RolloutTemplate), b.(*maintenance.RolloutTemplate), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.RolloutTemplate)(nil), (*RolloutTemplate)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_RolloutTemplate_To_v1alpha1_RolloutTemplate(a.(*maintenance.RolloutTemplate), b.(*RolloutTemplate), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*RolloutUnit)(nil), (*maintenance.RolloutUnit)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_RolloutUnit_To_maintenance_RolloutUnit(a.(*RolloutUnit), b.(*maintenance.RolloutUnit), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.RolloutUnit)(nil), (*RolloutUnit)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_RolloutUnit_To_v1alpha1_RolloutUnit(a.(*maintenance.RolloutUnit), b.(*RolloutUnit), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*RolloutWindow)(nil), (*maintenance.RolloutWindow)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_RolloutWindow_To_maintenance_RolloutWindow(a.(*RolloutWindow), b.(*maintenance.RolloutWindow), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.RolloutWindow)(nil), (*RolloutWindow)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_RolloutWindow_To_v1alpha1_RolloutWindow(a.(*maintenance.RolloutWindow), b.(*RolloutWindow), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*RolloutWindowStatus)(nil), (*maintenance.RolloutWindowStatus)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_v1alpha1_RolloutWindowStatus_To_maintenance_RolloutWindowStatus(a.(*RolloutWindowStatus), b.(*maintenance.RolloutWindowStatus), scope)
+	}); err != nil {
+		return err
+	}
+	if err := s.AddGeneratedConversionFunc((*maintenance.RolloutWindowStatus)(nil), (*RolloutWindowStatus)(nil), func(a, b interface{}, scope conversion.Scope) error {
+		return Convert_maintenance_RolloutWindowStatus_To_v1alpha1_RolloutWindowStatus(a.(*maintenance.RolloutWindowStatus), b.(*RolloutWindowStatus), scope)
 	}); err != nil {
 		return err
 	}
@@ -394,6 +584,26 @@ func Convert_maintenance_NodeMaintenanceNodeStatus_To_v1alpha1_NodeMaintenanceNo
 	return autoConvert_maintenance_NodeMaintenanceNodeStatus_To_v1alpha1_NodeMaintenanceNodeStatus(in, out, s)
 }
 
+func autoConvert_v1alpha1_NodeMaintenanceNodeTask_To_maintenance_NodeMaintenanceNodeTask(in *NodeMaintenanceNodeTask, out *maintenance.NodeMaintenanceNodeTask, s conversion.Scope) error {
+	*out = *(*maintenance.NodeMaintenanceNodeTask)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_NodeMaintenanceNodeTask_To_maintenance_NodeMaintenanceNodeTask is an autogenerated conversion function.
+func Convert_v1alpha1_NodeMaintenanceNodeTask_To_maintenance_NodeMaintenanceNodeTask(in *NodeMaintenanceNodeTask, out *maintenance.NodeMaintenanceNodeTask, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeMaintenanceNodeTask_To_maintenance_NodeMaintenanceNodeTask(in, out, s)
+}
+
+func autoConvert_maintenance_NodeMaintenanceNodeTask_To_v1alpha1_NodeMaintenanceNodeTask(in *maintenance.NodeMaintenanceNodeTask, out *NodeMaintenanceNodeTask, s conversion.Scope) error {
+	*out = *(*NodeMaintenanceNodeTask)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_NodeMaintenanceNodeTask_To_v1alpha1_NodeMaintenanceNodeTask is an autogenerated conversion function.
+func Convert_maintenance_NodeMaintenanceNodeTask_To_v1alpha1_NodeMaintenanceNodeTask(in *maintenance.NodeMaintenanceNodeTask, out *NodeMaintenanceNodeTask, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeMaintenanceNodeTask_To_v1alpha1_NodeMaintenanceNodeTask(in, out, s)
+}
+
 func autoConvert_v1alpha1_NodeMaintenancePause_To_maintenance_NodeMaintenancePause(in *NodeMaintenancePause, out *maintenance.NodeMaintenancePause, s conversion.Scope) error {
 	*out = *(*maintenance.NodeMaintenancePause)(unsafe.Pointer(in))
 	return nil
@@ -412,6 +622,100 @@ func autoConvert_maintenance_NodeMaintenancePause_To_v1alpha1_NodeMaintenancePau
 // Convert_maintenance_NodeMaintenancePause_To_v1alpha1_NodeMaintenancePause is an autogenerated conversion function.
 func Convert_maintenance_NodeMaintenancePause_To_v1alpha1_NodeMaintenancePause(in *maintenance.NodeMaintenancePause, out *NodeMaintenancePause, s conversion.Scope) error {
 	return autoConvert_maintenance_NodeMaintenancePause_To_v1alpha1_NodeMaintenancePause(in, out, s)
+}
+
+func autoConvert_v1alpha1_NodeMaintenanceRollout_To_maintenance_NodeMaintenanceRollout(in *NodeMaintenanceRollout, out *maintenance.NodeMaintenanceRollout, s conversion.Scope) error {
+	out.ObjectMeta = in.ObjectMeta
+	if err := Convert_v1alpha1_NodeMaintenanceRolloutSpec_To_maintenance_NodeMaintenanceRolloutSpec(&in.Spec, &out.Spec, s); err != nil {
+		return err
+	}
+	if err := Convert_v1alpha1_NodeMaintenanceRolloutStatus_To_maintenance_NodeMaintenanceRolloutStatus(&in.Status, &out.Status, s); err != nil {
+		return err
+	}
+	return nil
+}
+
+// Convert_v1alpha1_NodeMaintenanceRollout_To_maintenance_NodeMaintenanceRollout is an autogenerated conversion function.
+func Convert_v1alpha1_NodeMaintenanceRollout_To_maintenance_NodeMaintenanceRollout(in *NodeMaintenanceRollout, out *maintenance.NodeMaintenanceRollout, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeMaintenanceRollout_To_maintenance_NodeMaintenanceRollout(in, out, s)
+}
+
+func autoConvert_maintenance_NodeMaintenanceRollout_To_v1alpha1_NodeMaintenanceRollout(in *maintenance.NodeMaintenanceRollout, out *NodeMaintenanceRollout, s conversion.Scope) error {
+	out.ObjectMeta = in.ObjectMeta
+	if err := Convert_maintenance_NodeMaintenanceRolloutSpec_To_v1alpha1_NodeMaintenanceRolloutSpec(&in.Spec, &out.Spec, s); err != nil {
+		return err
+	}
+	if err := Convert_maintenance_NodeMaintenanceRolloutStatus_To_v1alpha1_NodeMaintenanceRolloutStatus(&in.Status, &out.Status, s); err != nil {
+		return err
+	}
+	return nil
+}
+
+// Convert_maintenance_NodeMaintenanceRollout_To_v1alpha1_NodeMaintenanceRollout is an autogenerated conversion function.
+func Convert_maintenance_NodeMaintenanceRollout_To_v1alpha1_NodeMaintenanceRollout(in *maintenance.NodeMaintenanceRollout, out *NodeMaintenanceRollout, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeMaintenanceRollout_To_v1alpha1_NodeMaintenanceRollout(in, out, s)
+}
+
+func autoConvert_v1alpha1_NodeMaintenanceRolloutList_To_maintenance_NodeMaintenanceRolloutList(in *NodeMaintenanceRolloutList, out *maintenance.NodeMaintenanceRolloutList, s conversion.Scope) error {
+	out.ListMeta = in.ListMeta
+	out.Items = *(*[]maintenance.NodeMaintenanceRollout)(unsafe.Pointer(&in.Items))
+	return nil
+}
+
+// Convert_v1alpha1_NodeMaintenanceRolloutList_To_maintenance_NodeMaintenanceRolloutList is an autogenerated conversion function.
+func Convert_v1alpha1_NodeMaintenanceRolloutList_To_maintenance_NodeMaintenanceRolloutList(in *NodeMaintenanceRolloutList, out *maintenance.NodeMaintenanceRolloutList, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeMaintenanceRolloutList_To_maintenance_NodeMaintenanceRolloutList(in, out, s)
+}
+
+func autoConvert_maintenance_NodeMaintenanceRolloutList_To_v1alpha1_NodeMaintenanceRolloutList(in *maintenance.NodeMaintenanceRolloutList, out *NodeMaintenanceRolloutList, s conversion.Scope) error {
+	out.ListMeta = in.ListMeta
+	out.Items = *(*[]NodeMaintenanceRollout)(unsafe.Pointer(&in.Items))
+	return nil
+}
+
+// Convert_maintenance_NodeMaintenanceRolloutList_To_v1alpha1_NodeMaintenanceRolloutList is an autogenerated conversion function.
+func Convert_maintenance_NodeMaintenanceRolloutList_To_v1alpha1_NodeMaintenanceRolloutList(in *maintenance.NodeMaintenanceRolloutList, out *NodeMaintenanceRolloutList, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeMaintenanceRolloutList_To_v1alpha1_NodeMaintenanceRolloutList(in, out, s)
+}
+
+func autoConvert_v1alpha1_NodeMaintenanceRolloutSpec_To_maintenance_NodeMaintenanceRolloutSpec(in *NodeMaintenanceRolloutSpec, out *maintenance.NodeMaintenanceRolloutSpec, s conversion.Scope) error {
+	*out = *(*maintenance.NodeMaintenanceRolloutSpec)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_NodeMaintenanceRolloutSpec_To_maintenance_NodeMaintenanceRolloutSpec is an autogenerated conversion function.
+func Convert_v1alpha1_NodeMaintenanceRolloutSpec_To_maintenance_NodeMaintenanceRolloutSpec(in *NodeMaintenanceRolloutSpec, out *maintenance.NodeMaintenanceRolloutSpec, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeMaintenanceRolloutSpec_To_maintenance_NodeMaintenanceRolloutSpec(in, out, s)
+}
+
+func autoConvert_maintenance_NodeMaintenanceRolloutSpec_To_v1alpha1_NodeMaintenanceRolloutSpec(in *maintenance.NodeMaintenanceRolloutSpec, out *NodeMaintenanceRolloutSpec, s conversion.Scope) error {
+	*out = *(*NodeMaintenanceRolloutSpec)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_NodeMaintenanceRolloutSpec_To_v1alpha1_NodeMaintenanceRolloutSpec is an autogenerated conversion function.
+func Convert_maintenance_NodeMaintenanceRolloutSpec_To_v1alpha1_NodeMaintenanceRolloutSpec(in *maintenance.NodeMaintenanceRolloutSpec, out *NodeMaintenanceRolloutSpec, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeMaintenanceRolloutSpec_To_v1alpha1_NodeMaintenanceRolloutSpec(in, out, s)
+}
+
+func autoConvert_v1alpha1_NodeMaintenanceRolloutStatus_To_maintenance_NodeMaintenanceRolloutStatus(in *NodeMaintenanceRolloutStatus, out *maintenance.NodeMaintenanceRolloutStatus, s conversion.Scope) error {
+	*out = *(*maintenance.NodeMaintenanceRolloutStatus)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_NodeMaintenanceRolloutStatus_To_maintenance_NodeMaintenanceRolloutStatus is an autogenerated conversion function.
+func Convert_v1alpha1_NodeMaintenanceRolloutStatus_To_maintenance_NodeMaintenanceRolloutStatus(in *NodeMaintenanceRolloutStatus, out *maintenance.NodeMaintenanceRolloutStatus, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeMaintenanceRolloutStatus_To_maintenance_NodeMaintenanceRolloutStatus(in, out, s)
+}
+
+func autoConvert_maintenance_NodeMaintenanceRolloutStatus_To_v1alpha1_NodeMaintenanceRolloutStatus(in *maintenance.NodeMaintenanceRolloutStatus, out *NodeMaintenanceRolloutStatus, s conversion.Scope) error {
+	*out = *(*NodeMaintenanceRolloutStatus)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_NodeMaintenanceRolloutStatus_To_v1alpha1_NodeMaintenanceRolloutStatus is an autogenerated conversion function.
+func Convert_maintenance_NodeMaintenanceRolloutStatus_To_v1alpha1_NodeMaintenanceRolloutStatus(in *maintenance.NodeMaintenanceRolloutStatus, out *NodeMaintenanceRolloutStatus, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeMaintenanceRolloutStatus_To_v1alpha1_NodeMaintenanceRolloutStatus(in, out, s)
 }
 
 func autoConvert_v1alpha1_NodeMaintenanceSpec_To_maintenance_NodeMaintenanceSpec(in *NodeMaintenanceSpec, out *maintenance.NodeMaintenanceSpec, s conversion.Scope) error {
@@ -454,6 +758,26 @@ func Convert_maintenance_NodeMaintenanceStatus_To_v1alpha1_NodeMaintenanceStatus
 	return autoConvert_maintenance_NodeMaintenanceStatus_To_v1alpha1_NodeMaintenanceStatus(in, out, s)
 }
 
+func autoConvert_v1alpha1_NodeMaintenanceTask_To_maintenance_NodeMaintenanceTask(in *NodeMaintenanceTask, out *maintenance.NodeMaintenanceTask, s conversion.Scope) error {
+	*out = *(*maintenance.NodeMaintenanceTask)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_NodeMaintenanceTask_To_maintenance_NodeMaintenanceTask is an autogenerated conversion function.
+func Convert_v1alpha1_NodeMaintenanceTask_To_maintenance_NodeMaintenanceTask(in *NodeMaintenanceTask, out *maintenance.NodeMaintenanceTask, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeMaintenanceTask_To_maintenance_NodeMaintenanceTask(in, out, s)
+}
+
+func autoConvert_maintenance_NodeMaintenanceTask_To_v1alpha1_NodeMaintenanceTask(in *maintenance.NodeMaintenanceTask, out *NodeMaintenanceTask, s conversion.Scope) error {
+	*out = *(*NodeMaintenanceTask)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_NodeMaintenanceTask_To_v1alpha1_NodeMaintenanceTask is an autogenerated conversion function.
+func Convert_maintenance_NodeMaintenanceTask_To_v1alpha1_NodeMaintenanceTask(in *maintenance.NodeMaintenanceTask, out *NodeMaintenanceTask, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeMaintenanceTask_To_v1alpha1_NodeMaintenanceTask(in, out, s)
+}
+
 func autoConvert_v1alpha1_NodeMaintenanceWave_To_maintenance_NodeMaintenanceWave(in *NodeMaintenanceWave, out *maintenance.NodeMaintenanceWave, s conversion.Scope) error {
 	*out = *(*maintenance.NodeMaintenanceWave)(unsafe.Pointer(in))
 	return nil
@@ -494,6 +818,140 @@ func Convert_maintenance_NodeReference_To_v1alpha1_NodeReference(in *maintenance
 	return autoConvert_maintenance_NodeReference_To_v1alpha1_NodeReference(in, out, s)
 }
 
+func autoConvert_v1alpha1_NodeTask_To_maintenance_NodeTask(in *NodeTask, out *maintenance.NodeTask, s conversion.Scope) error {
+	out.ObjectMeta = in.ObjectMeta
+	if err := Convert_v1alpha1_NodeTaskSpec_To_maintenance_NodeTaskSpec(&in.Spec, &out.Spec, s); err != nil {
+		return err
+	}
+	if err := Convert_v1alpha1_NodeTaskStatus_To_maintenance_NodeTaskStatus(&in.Status, &out.Status, s); err != nil {
+		return err
+	}
+	return nil
+}
+
+// Convert_v1alpha1_NodeTask_To_maintenance_NodeTask is an autogenerated conversion function.
+func Convert_v1alpha1_NodeTask_To_maintenance_NodeTask(in *NodeTask, out *maintenance.NodeTask, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeTask_To_maintenance_NodeTask(in, out, s)
+}
+
+func autoConvert_maintenance_NodeTask_To_v1alpha1_NodeTask(in *maintenance.NodeTask, out *NodeTask, s conversion.Scope) error {
+	out.ObjectMeta = in.ObjectMeta
+	if err := Convert_maintenance_NodeTaskSpec_To_v1alpha1_NodeTaskSpec(&in.Spec, &out.Spec, s); err != nil {
+		return err
+	}
+	if err := Convert_maintenance_NodeTaskStatus_To_v1alpha1_NodeTaskStatus(&in.Status, &out.Status, s); err != nil {
+		return err
+	}
+	return nil
+}
+
+// Convert_maintenance_NodeTask_To_v1alpha1_NodeTask is an autogenerated conversion function.
+func Convert_maintenance_NodeTask_To_v1alpha1_NodeTask(in *maintenance.NodeTask, out *NodeTask, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeTask_To_v1alpha1_NodeTask(in, out, s)
+}
+
+func autoConvert_v1alpha1_NodeTaskList_To_maintenance_NodeTaskList(in *NodeTaskList, out *maintenance.NodeTaskList, s conversion.Scope) error {
+	out.ListMeta = in.ListMeta
+	out.Items = *(*[]maintenance.NodeTask)(unsafe.Pointer(&in.Items))
+	return nil
+}
+
+// Convert_v1alpha1_NodeTaskList_To_maintenance_NodeTaskList is an autogenerated conversion function.
+func Convert_v1alpha1_NodeTaskList_To_maintenance_NodeTaskList(in *NodeTaskList, out *maintenance.NodeTaskList, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeTaskList_To_maintenance_NodeTaskList(in, out, s)
+}
+
+func autoConvert_maintenance_NodeTaskList_To_v1alpha1_NodeTaskList(in *maintenance.NodeTaskList, out *NodeTaskList, s conversion.Scope) error {
+	out.ListMeta = in.ListMeta
+	out.Items = *(*[]NodeTask)(unsafe.Pointer(&in.Items))
+	return nil
+}
+
+// Convert_maintenance_NodeTaskList_To_v1alpha1_NodeTaskList is an autogenerated conversion function.
+func Convert_maintenance_NodeTaskList_To_v1alpha1_NodeTaskList(in *maintenance.NodeTaskList, out *NodeTaskList, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeTaskList_To_v1alpha1_NodeTaskList(in, out, s)
+}
+
+func autoConvert_v1alpha1_NodeTaskMaintenance_To_maintenance_NodeTaskMaintenance(in *NodeTaskMaintenance, out *maintenance.NodeTaskMaintenance, s conversion.Scope) error {
+	*out = *(*maintenance.NodeTaskMaintenance)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_NodeTaskMaintenance_To_maintenance_NodeTaskMaintenance is an autogenerated conversion function.
+func Convert_v1alpha1_NodeTaskMaintenance_To_maintenance_NodeTaskMaintenance(in *NodeTaskMaintenance, out *maintenance.NodeTaskMaintenance, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeTaskMaintenance_To_maintenance_NodeTaskMaintenance(in, out, s)
+}
+
+func autoConvert_maintenance_NodeTaskMaintenance_To_v1alpha1_NodeTaskMaintenance(in *maintenance.NodeTaskMaintenance, out *NodeTaskMaintenance, s conversion.Scope) error {
+	*out = *(*NodeTaskMaintenance)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_NodeTaskMaintenance_To_v1alpha1_NodeTaskMaintenance is an autogenerated conversion function.
+func Convert_maintenance_NodeTaskMaintenance_To_v1alpha1_NodeTaskMaintenance(in *maintenance.NodeTaskMaintenance, out *NodeTaskMaintenance, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeTaskMaintenance_To_v1alpha1_NodeTaskMaintenance(in, out, s)
+}
+
+func autoConvert_v1alpha1_NodeTaskSpec_To_maintenance_NodeTaskSpec(in *NodeTaskSpec, out *maintenance.NodeTaskSpec, s conversion.Scope) error {
+	*out = *(*maintenance.NodeTaskSpec)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_NodeTaskSpec_To_maintenance_NodeTaskSpec is an autogenerated conversion function.
+func Convert_v1alpha1_NodeTaskSpec_To_maintenance_NodeTaskSpec(in *NodeTaskSpec, out *maintenance.NodeTaskSpec, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeTaskSpec_To_maintenance_NodeTaskSpec(in, out, s)
+}
+
+func autoConvert_maintenance_NodeTaskSpec_To_v1alpha1_NodeTaskSpec(in *maintenance.NodeTaskSpec, out *NodeTaskSpec, s conversion.Scope) error {
+	*out = *(*NodeTaskSpec)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_NodeTaskSpec_To_v1alpha1_NodeTaskSpec is an autogenerated conversion function.
+func Convert_maintenance_NodeTaskSpec_To_v1alpha1_NodeTaskSpec(in *maintenance.NodeTaskSpec, out *NodeTaskSpec, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeTaskSpec_To_v1alpha1_NodeTaskSpec(in, out, s)
+}
+
+func autoConvert_v1alpha1_NodeTaskStatus_To_maintenance_NodeTaskStatus(in *NodeTaskStatus, out *maintenance.NodeTaskStatus, s conversion.Scope) error {
+	*out = *(*maintenance.NodeTaskStatus)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_NodeTaskStatus_To_maintenance_NodeTaskStatus is an autogenerated conversion function.
+func Convert_v1alpha1_NodeTaskStatus_To_maintenance_NodeTaskStatus(in *NodeTaskStatus, out *maintenance.NodeTaskStatus, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeTaskStatus_To_maintenance_NodeTaskStatus(in, out, s)
+}
+
+func autoConvert_maintenance_NodeTaskStatus_To_v1alpha1_NodeTaskStatus(in *maintenance.NodeTaskStatus, out *NodeTaskStatus, s conversion.Scope) error {
+	*out = *(*NodeTaskStatus)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_NodeTaskStatus_To_v1alpha1_NodeTaskStatus is an autogenerated conversion function.
+func Convert_maintenance_NodeTaskStatus_To_v1alpha1_NodeTaskStatus(in *maintenance.NodeTaskStatus, out *NodeTaskStatus, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeTaskStatus_To_v1alpha1_NodeTaskStatus(in, out, s)
+}
+
+func autoConvert_v1alpha1_NodeVersions_To_maintenance_NodeVersions(in *NodeVersions, out *maintenance.NodeVersions, s conversion.Scope) error {
+	*out = *(*maintenance.NodeVersions)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_NodeVersions_To_maintenance_NodeVersions is an autogenerated conversion function.
+func Convert_v1alpha1_NodeVersions_To_maintenance_NodeVersions(in *NodeVersions, out *maintenance.NodeVersions, s conversion.Scope) error {
+	return autoConvert_v1alpha1_NodeVersions_To_maintenance_NodeVersions(in, out, s)
+}
+
+func autoConvert_maintenance_NodeVersions_To_v1alpha1_NodeVersions(in *maintenance.NodeVersions, out *NodeVersions, s conversion.Scope) error {
+	*out = *(*NodeVersions)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_NodeVersions_To_v1alpha1_NodeVersions is an autogenerated conversion function.
+func Convert_maintenance_NodeVersions_To_v1alpha1_NodeVersions(in *maintenance.NodeVersions, out *NodeVersions, s conversion.Scope) error {
+	return autoConvert_maintenance_NodeVersions_To_v1alpha1_NodeVersions(in, out, s)
+}
+
 func autoConvert_v1alpha1_PodReference_To_maintenance_PodReference(in *PodReference, out *maintenance.PodReference, s conversion.Scope) error {
 	*out = *(*maintenance.PodReference)(unsafe.Pointer(in))
 	return nil
@@ -512,6 +970,146 @@ func autoConvert_maintenance_PodReference_To_v1alpha1_PodReference(in *maintenan
 // Convert_maintenance_PodReference_To_v1alpha1_PodReference is an autogenerated conversion function.
 func Convert_maintenance_PodReference_To_v1alpha1_PodReference(in *maintenance.PodReference, out *PodReference, s conversion.Scope) error {
 	return autoConvert_maintenance_PodReference_To_v1alpha1_PodReference(in, out, s)
+}
+
+func autoConvert_v1alpha1_RolloutHold_To_maintenance_RolloutHold(in *RolloutHold, out *maintenance.RolloutHold, s conversion.Scope) error {
+	*out = *(*maintenance.RolloutHold)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_RolloutHold_To_maintenance_RolloutHold is an autogenerated conversion function.
+func Convert_v1alpha1_RolloutHold_To_maintenance_RolloutHold(in *RolloutHold, out *maintenance.RolloutHold, s conversion.Scope) error {
+	return autoConvert_v1alpha1_RolloutHold_To_maintenance_RolloutHold(in, out, s)
+}
+
+func autoConvert_maintenance_RolloutHold_To_v1alpha1_RolloutHold(in *maintenance.RolloutHold, out *RolloutHold, s conversion.Scope) error {
+	*out = *(*RolloutHold)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_RolloutHold_To_v1alpha1_RolloutHold is an autogenerated conversion function.
+func Convert_maintenance_RolloutHold_To_v1alpha1_RolloutHold(in *maintenance.RolloutHold, out *RolloutHold, s conversion.Scope) error {
+	return autoConvert_maintenance_RolloutHold_To_v1alpha1_RolloutHold(in, out, s)
+}
+
+func autoConvert_v1alpha1_RolloutLimit_To_maintenance_RolloutLimit(in *RolloutLimit, out *maintenance.RolloutLimit, s conversion.Scope) error {
+	*out = *(*maintenance.RolloutLimit)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_RolloutLimit_To_maintenance_RolloutLimit is an autogenerated conversion function.
+func Convert_v1alpha1_RolloutLimit_To_maintenance_RolloutLimit(in *RolloutLimit, out *maintenance.RolloutLimit, s conversion.Scope) error {
+	return autoConvert_v1alpha1_RolloutLimit_To_maintenance_RolloutLimit(in, out, s)
+}
+
+func autoConvert_maintenance_RolloutLimit_To_v1alpha1_RolloutLimit(in *maintenance.RolloutLimit, out *RolloutLimit, s conversion.Scope) error {
+	*out = *(*RolloutLimit)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_RolloutLimit_To_v1alpha1_RolloutLimit is an autogenerated conversion function.
+func Convert_maintenance_RolloutLimit_To_v1alpha1_RolloutLimit(in *maintenance.RolloutLimit, out *RolloutLimit, s conversion.Scope) error {
+	return autoConvert_maintenance_RolloutLimit_To_v1alpha1_RolloutLimit(in, out, s)
+}
+
+func autoConvert_v1alpha1_RolloutNodes_To_maintenance_RolloutNodes(in *RolloutNodes, out *maintenance.RolloutNodes, s conversion.Scope) error {
+	*out = *(*maintenance.RolloutNodes)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_RolloutNodes_To_maintenance_RolloutNodes is an autogenerated conversion function.
+func Convert_v1alpha1_RolloutNodes_To_maintenance_RolloutNodes(in *RolloutNodes, out *maintenance.RolloutNodes, s conversion.Scope) error {
+	return autoConvert_v1alpha1_RolloutNodes_To_maintenance_RolloutNodes(in, out, s)
+}
+
+func autoConvert_maintenance_RolloutNodes_To_v1alpha1_RolloutNodes(in *maintenance.RolloutNodes, out *RolloutNodes, s conversion.Scope) error {
+	*out = *(*RolloutNodes)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_RolloutNodes_To_v1alpha1_RolloutNodes is an autogenerated conversion function.
+func Convert_maintenance_RolloutNodes_To_v1alpha1_RolloutNodes(in *maintenance.RolloutNodes, out *RolloutNodes, s conversion.Scope) error {
+	return autoConvert_maintenance_RolloutNodes_To_v1alpha1_RolloutNodes(in, out, s)
+}
+
+func autoConvert_v1alpha1_RolloutTemplate_To_maintenance_RolloutTemplate(in *RolloutTemplate, out *maintenance.RolloutTemplate, s conversion.Scope) error {
+	*out = *(*maintenance.RolloutTemplate)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_RolloutTemplate_To_maintenance_RolloutTemplate is an autogenerated conversion function.
+func Convert_v1alpha1_RolloutTemplate_To_maintenance_RolloutTemplate(in *RolloutTemplate, out *maintenance.RolloutTemplate, s conversion.Scope) error {
+	return autoConvert_v1alpha1_RolloutTemplate_To_maintenance_RolloutTemplate(in, out, s)
+}
+
+func autoConvert_maintenance_RolloutTemplate_To_v1alpha1_RolloutTemplate(in *maintenance.RolloutTemplate, out *RolloutTemplate, s conversion.Scope) error {
+	*out = *(*RolloutTemplate)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_RolloutTemplate_To_v1alpha1_RolloutTemplate is an autogenerated conversion function.
+func Convert_maintenance_RolloutTemplate_To_v1alpha1_RolloutTemplate(in *maintenance.RolloutTemplate, out *RolloutTemplate, s conversion.Scope) error {
+	return autoConvert_maintenance_RolloutTemplate_To_v1alpha1_RolloutTemplate(in, out, s)
+}
+
+func autoConvert_v1alpha1_RolloutUnit_To_maintenance_RolloutUnit(in *RolloutUnit, out *maintenance.RolloutUnit, s conversion.Scope) error {
+	*out = *(*maintenance.RolloutUnit)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_RolloutUnit_To_maintenance_RolloutUnit is an autogenerated conversion function.
+func Convert_v1alpha1_RolloutUnit_To_maintenance_RolloutUnit(in *RolloutUnit, out *maintenance.RolloutUnit, s conversion.Scope) error {
+	return autoConvert_v1alpha1_RolloutUnit_To_maintenance_RolloutUnit(in, out, s)
+}
+
+func autoConvert_maintenance_RolloutUnit_To_v1alpha1_RolloutUnit(in *maintenance.RolloutUnit, out *RolloutUnit, s conversion.Scope) error {
+	*out = *(*RolloutUnit)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_RolloutUnit_To_v1alpha1_RolloutUnit is an autogenerated conversion function.
+func Convert_maintenance_RolloutUnit_To_v1alpha1_RolloutUnit(in *maintenance.RolloutUnit, out *RolloutUnit, s conversion.Scope) error {
+	return autoConvert_maintenance_RolloutUnit_To_v1alpha1_RolloutUnit(in, out, s)
+}
+
+func autoConvert_v1alpha1_RolloutWindow_To_maintenance_RolloutWindow(in *RolloutWindow, out *maintenance.RolloutWindow, s conversion.Scope) error {
+	*out = *(*maintenance.RolloutWindow)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_RolloutWindow_To_maintenance_RolloutWindow is an autogenerated conversion function.
+func Convert_v1alpha1_RolloutWindow_To_maintenance_RolloutWindow(in *RolloutWindow, out *maintenance.RolloutWindow, s conversion.Scope) error {
+	return autoConvert_v1alpha1_RolloutWindow_To_maintenance_RolloutWindow(in, out, s)
+}
+
+func autoConvert_maintenance_RolloutWindow_To_v1alpha1_RolloutWindow(in *maintenance.RolloutWindow, out *RolloutWindow, s conversion.Scope) error {
+	*out = *(*RolloutWindow)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_RolloutWindow_To_v1alpha1_RolloutWindow is an autogenerated conversion function.
+func Convert_maintenance_RolloutWindow_To_v1alpha1_RolloutWindow(in *maintenance.RolloutWindow, out *RolloutWindow, s conversion.Scope) error {
+	return autoConvert_maintenance_RolloutWindow_To_v1alpha1_RolloutWindow(in, out, s)
+}
+
+func autoConvert_v1alpha1_RolloutWindowStatus_To_maintenance_RolloutWindowStatus(in *RolloutWindowStatus, out *maintenance.RolloutWindowStatus, s conversion.Scope) error {
+	*out = *(*maintenance.RolloutWindowStatus)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_v1alpha1_RolloutWindowStatus_To_maintenance_RolloutWindowStatus is an autogenerated conversion function.
+func Convert_v1alpha1_RolloutWindowStatus_To_maintenance_RolloutWindowStatus(in *RolloutWindowStatus, out *maintenance.RolloutWindowStatus, s conversion.Scope) error {
+	return autoConvert_v1alpha1_RolloutWindowStatus_To_maintenance_RolloutWindowStatus(in, out, s)
+}
+
+func autoConvert_maintenance_RolloutWindowStatus_To_v1alpha1_RolloutWindowStatus(in *maintenance.RolloutWindowStatus, out *RolloutWindowStatus, s conversion.Scope) error {
+	*out = *(*RolloutWindowStatus)(unsafe.Pointer(in))
+	return nil
+}
+
+// Convert_maintenance_RolloutWindowStatus_To_v1alpha1_RolloutWindowStatus is an autogenerated conversion function.
+func Convert_maintenance_RolloutWindowStatus_To_v1alpha1_RolloutWindowStatus(in *maintenance.RolloutWindowStatus, out *RolloutWindowStatus, s conversion.Scope) error {
+	return autoConvert_maintenance_RolloutWindowStatus_To_v1alpha1_RolloutWindowStatus(in, out, s)
 }
 
 func autoConvert_v1alpha1_StageStatus_To_maintenance_StageStatus(in *StageStatus, out *maintenance.StageStatus, s conversion.Scope) error {

@@ -20,6 +20,8 @@ func RegisterDefaults(scheme *runtime.Scheme) error {
 	scheme.AddTypeDefaultingFunc(&EvacuationList{}, func(obj interface{}) { SetObjectDefaults_EvacuationList(obj.(*EvacuationList)) })
 	scheme.AddTypeDefaultingFunc(&NodeMaintenance{}, func(obj interface{}) { SetObjectDefaults_NodeMaintenance(obj.(*NodeMaintenance)) })
 	scheme.AddTypeDefaultingFunc(&NodeMaintenanceList{}, func(obj interface{}) { SetObjectDefaults_NodeMaintenanceList(obj.(*NodeMaintenanceList)) })
+	scheme.AddTypeDefaultingFunc(&NodeMaintenanceRollout{}, func(obj interface{}) { SetObjectDefaults_NodeMaintenanceRollout(obj.(*NodeMaintenanceRollout)) })
+	scheme.AddTypeDefaultingFunc(&NodeMaintenanceRolloutList{}, func(obj interface{}) { SetObjectDefaults_NodeMaintenanceRolloutList(obj.(*NodeMaintenanceRolloutList)) })
 	return nil
 }
 
@@ -54,6 +56,23 @@ func SetObjectDefaults_NodeMaintenance(in *NodeMaintenance) {
 	if in.Spec.NewNodes == "" {
 		in.Spec.NewNodes = "Ignore"
 	}
+	if in.Spec.Task != nil {
+		if in.Spec.Task.Stage == "" {
+			in.Spec.Task.Stage = "Drain"
+		}
+		if in.Spec.Task.ClaimDeadlineSeconds == nil {
+			var ptrVar1 int32 = 1800
+			in.Spec.Task.ClaimDeadlineSeconds = &ptrVar1
+		}
+		if in.Spec.Task.ProgressDeadlineSeconds == nil {
+			var ptrVar1 int32 = 1800
+			in.Spec.Task.ProgressDeadlineSeconds = &ptrVar1
+		}
+		if in.Spec.Task.VerifyDeadlineSeconds == nil {
+			var ptrVar1 int32 = 900
+			in.Spec.Task.VerifyDeadlineSeconds = &ptrVar1
+		}
+	}
 	for i := range in.Status.NodeStatuses {
 		a := &in.Status.NodeStatuses[i]
 		for j := range a.DrainTargets {
@@ -69,5 +88,55 @@ func SetObjectDefaults_NodeMaintenanceList(in *NodeMaintenanceList) {
 	for i := range in.Items {
 		a := &in.Items[i]
 		SetObjectDefaults_NodeMaintenance(a)
+	}
+}
+
+func SetObjectDefaults_NodeMaintenanceRollout(in *NodeMaintenanceRollout) {
+	SetDefaults_NodeMaintenanceRolloutSpec(&in.Spec)
+	if in.Spec.Stage == "" {
+		in.Spec.Stage = "Idle"
+	}
+	if in.Spec.WhenClosed == "" {
+		in.Spec.WhenClosed = "Finish"
+	}
+	for i := range in.Spec.Holds {
+		a := &in.Spec.Holds[i]
+		if a.Stops == "" {
+			a.Stops = "Starts"
+		}
+	}
+	if in.Spec.ProgressDeadlineSeconds == nil {
+		var ptrVar1 int32 = 3600
+		in.Spec.ProgressDeadlineSeconds = &ptrVar1
+	}
+	for i := range in.Spec.Template.DrainPlan {
+		a := &in.Spec.Template.DrainPlan[i]
+		if a.PodType == "" {
+			a.PodType = "Default"
+		}
+	}
+	if in.Spec.Template.Task != nil {
+		if in.Spec.Template.Task.Stage == "" {
+			in.Spec.Template.Task.Stage = "Drain"
+		}
+		if in.Spec.Template.Task.ClaimDeadlineSeconds == nil {
+			var ptrVar1 int32 = 1800
+			in.Spec.Template.Task.ClaimDeadlineSeconds = &ptrVar1
+		}
+		if in.Spec.Template.Task.ProgressDeadlineSeconds == nil {
+			var ptrVar1 int32 = 1800
+			in.Spec.Template.Task.ProgressDeadlineSeconds = &ptrVar1
+		}
+		if in.Spec.Template.Task.VerifyDeadlineSeconds == nil {
+			var ptrVar1 int32 = 900
+			in.Spec.Template.Task.VerifyDeadlineSeconds = &ptrVar1
+		}
+	}
+}
+
+func SetObjectDefaults_NodeMaintenanceRolloutList(in *NodeMaintenanceRolloutList) {
+	for i := range in.Items {
+		a := &in.Items[i]
+		SetObjectDefaults_NodeMaintenanceRollout(a)
 	}
 }

@@ -54,6 +54,11 @@ func (in NodeMaintenanceNodeStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeMaintenanceNodeTask) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceNodeTask"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenancePause) OpenAPIModelName() string {
 	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenancePause"
 }
@@ -61,6 +66,26 @@ func (in NodeMaintenancePause) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenancePreview) OpenAPIModelName() string {
 	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenancePreview"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeMaintenanceRollout) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceRollout"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeMaintenanceRolloutList) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceRolloutList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeMaintenanceRolloutSpec) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceRolloutSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeMaintenanceRolloutStatus) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceRolloutStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -74,6 +99,11 @@ func (in NodeMaintenanceStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeMaintenanceTask) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceTask"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeMaintenanceWave) OpenAPIModelName() string {
 	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceWave"
 }
@@ -81,6 +111,36 @@ func (in NodeMaintenanceWave) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeReference) OpenAPIModelName() string {
 	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeReference"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeTask) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTask"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeTaskList) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeTaskMaintenance) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskMaintenance"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeTaskSpec) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeTaskStatus) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeVersions) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeVersions"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -141,6 +201,41 @@ func (in PreviewWaveNamespace) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PreviewWaveNode) OpenAPIModelName() string {
 	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PreviewWaveNode"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RolloutHold) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutHold"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RolloutLimit) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutLimit"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RolloutNodes) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutNodes"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RolloutTemplate) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutTemplate"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RolloutUnit) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutUnit"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RolloutWindow) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutWindow"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RolloutWindowStatus) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutWindowStatus"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

@@ -16,6 +16,7 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/nodeterms"
@@ -231,10 +232,10 @@ func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) fiel
 }
 
 // SameDrainPlan reports whether two plans have the same waves in the same order, with equivalent
-// selectors.
+// selectors and the same behaviors.
 func SameDrainPlan(a, b []maintenance.DrainPlanEntry) bool {
 	return slices.EqualFunc(a, b, func(x, y maintenance.DrainPlanEntry) bool {
-		return x.PodType == y.PodType && x.PodPriority == y.PodPriority &&
+		return x.PodType == y.PodType && x.PodPriority == y.PodPriority && ptr.Equal(x.Behavior, y.Behavior) && ptr.Equal(x.WaitSeconds, y.WaitSeconds) &&
 			planorder.CanonicalSelector(x.PodSelector) == planorder.CanonicalSelector(y.PodSelector)
 	})
 }

@@ -29,6 +29,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.DrainPlanEntry
   map:
     fields:
+    - name: behavior
+      type:
+        scalar: string
     - name: podPriority
       type:
         scalar: numeric
@@ -40,6 +43,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: Default
+    - name: waitSeconds
+      type:
+        scalar: numeric
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.Evacuation
   map:
     fields:
@@ -192,12 +198,40 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
+    - name: podsWaiting
+      type:
+        scalar: numeric
     - name: pool
       type:
         scalar: numeric
     - name: reason
       type:
         scalar: string
+    - name: task
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceNodeTask
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceNodeTask
+  map:
+    fields:
+    - name: endTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: holder
+      type:
+        scalar: string
+    - name: message
+      type:
+        scalar: string
+    - name: reason
+      type:
+        scalar: string
+    - name: startTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: state
+      type:
+        scalar: string
+      default: ""
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenancePause
   map:
     fields:
@@ -208,6 +242,113 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: since
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceRollout
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+      default: {}
+    - name: spec
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceRolloutSpec
+      default: {}
+    - name: status
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceRolloutStatus
+      default: {}
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceRolloutSpec
+  map:
+    fields:
+    - name: holds
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutHold
+          elementRelationship: associative
+          keys:
+          - name
+    - name: limits
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutLimit
+          elementRelationship: atomic
+    - name: maxFailed
+      type:
+        scalar: numeric
+    - name: nodeSelector
+      type:
+        namedType: io.k8s.api.core.v1.NodeSelector
+    - name: progressDeadlineSeconds
+      type:
+        scalar: numeric
+      default: 3600
+    - name: requestedBy
+      type:
+        namedType: io.k8s.api.authentication.v1.UserInfo
+    - name: soakSeconds
+      type:
+        scalar: numeric
+    - name: stage
+      type:
+        scalar: string
+      default: Idle
+    - name: template
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutTemplate
+      default: {}
+    - name: unitKey
+      type:
+        scalar: string
+    - name: whenClosed
+      type:
+        scalar: string
+      default: Finish
+    - name: windows
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutWindow
+          elementRelationship: atomic
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceRolloutStatus
+  map:
+    fields:
+    - name: conditions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+          elementRelationship: associative
+          keys:
+          - type
+    - name: current
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutUnit
+          elementRelationship: associative
+          keys:
+          - unit
+    - name: newestNodeTimestamp
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: nodes
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutNodes
+      default: {}
+    - name: observedGeneration
+      type:
+        scalar: numeric
+    - name: window
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutWindowStatus
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceSpec
   map:
     fields:
@@ -240,6 +381,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: Idle
+    - name: task
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceTask
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceStatus
   map:
     fields:
@@ -293,6 +437,37 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceWave
           elementRelationship: atomic
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceTask
+  map:
+    fields:
+    - name: claimDeadlineSeconds
+      type:
+        scalar: numeric
+      default: 1800
+    - name: doneWhen
+      type:
+        scalar: string
+    - name: parameters
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: progressDeadlineSeconds
+      type:
+        scalar: numeric
+      default: 1800
+    - name: stage
+      type:
+        scalar: string
+      default: Drain
+    - name: verifyDeadlineSeconds
+      type:
+        scalar: numeric
+      default: 900
+    - name: worker
+      type:
+        scalar: string
+      default: ""
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceWave
   map:
     fields:
@@ -324,6 +499,128 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: uid
       type:
         scalar: string
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTask
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+      default: {}
+    - name: spec
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskSpec
+      default: {}
+    - name: status
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskStatus
+      default: {}
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskMaintenance
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+      default: ""
+    - name: uid
+      type:
+        scalar: string
+      default: ""
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskSpec
+  map:
+    fields:
+    - name: before
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeVersions
+      default: {}
+    - name: claimDeadlineSeconds
+      type:
+        scalar: numeric
+      default: 0
+    - name: maintenance
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskMaintenance
+      default: {}
+    - name: nodeUID
+      type:
+        scalar: string
+      default: ""
+    - name: parameters
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: progressDeadlineSeconds
+      type:
+        scalar: numeric
+      default: 0
+    - name: reason
+      type:
+        scalar: string
+    - name: verifyDeadlineSeconds
+      type:
+        scalar: numeric
+      default: 0
+    - name: worker
+      type:
+        scalar: string
+      default: ""
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeTaskStatus
+  map:
+    fields:
+    - name: claimedBy
+      type:
+        scalar: string
+    - name: expectedFinishTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: holder
+      type:
+        scalar: string
+    - name: message
+      type:
+        scalar: string
+    - name: progressTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: reason
+      type:
+        scalar: string
+    - name: result
+      type:
+        scalar: string
+    - name: serverMessage
+      type:
+        scalar: string
+    - name: state
+      type:
+        scalar: string
+    - name: stateTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeVersions
+  map:
+    fields:
+    - name: bootID
+      type:
+        scalar: string
+    - name: containerRuntimeVersion
+      type:
+        scalar: string
+    - name: kernelVersion
+      type:
+        scalar: string
+    - name: kubeletVersion
+      type:
+        scalar: string
+    - name: osImage
+      type:
+        scalar: string
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.PodReference
   map:
     fields:
@@ -335,6 +632,142 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: ""
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutHold
+  map:
+    fields:
+    - name: by
+      type:
+        scalar: string
+    - name: from
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: name
+      type:
+        scalar: string
+      default: ""
+    - name: reason
+      type:
+        scalar: string
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: stops
+      type:
+        scalar: string
+      default: Starts
+    - name: until
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutLimit
+  map:
+    fields:
+    - name: maxDomains
+      type:
+        scalar: numeric
+    - name: maxUnavailable
+      type:
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: topologyKey
+      type:
+        scalar: string
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutNodes
+  map:
+    fields:
+    - name: blocked
+      type:
+        scalar: numeric
+      default: 0
+    - name: done
+      type:
+        scalar: numeric
+      default: 0
+    - name: failed
+      type:
+        scalar: numeric
+      default: 0
+    - name: running
+      type:
+        scalar: numeric
+      default: 0
+    - name: skipped
+      type:
+        scalar: numeric
+      default: 0
+    - name: total
+      type:
+        scalar: numeric
+      default: 0
+    - name: waiting
+      type:
+        scalar: numeric
+      default: 0
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutTemplate
+  map:
+    fields:
+    - name: drainPlan
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.DrainPlanEntry
+          elementRelationship: atomic
+    - name: reason
+      type:
+        scalar: string
+    - name: task
+      type:
+        namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceTask
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutUnit
+  map:
+    fields:
+    - name: maintenance
+      type:
+        scalar: string
+      default: ""
+    - name: message
+      type:
+        scalar: string
+    - name: nodes
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeReference
+          elementRelationship: atomic
+    - name: phase
+      type:
+        scalar: string
+      default: ""
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: unit
+      type:
+        scalar: string
+      default: ""
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutWindow
+  map:
+    fields:
+    - name: duration
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+    - name: schedule
+      type:
+        scalar: string
+    - name: start
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: timeZone
+      type:
+        scalar: string
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.RolloutWindowStatus
+  map:
+    fields:
+    - name: open
+      type:
+        scalar: boolean
+      default: false
+    - name: until
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.StageStatus
   map:
     fields:
@@ -436,6 +869,8 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: ""
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+  scalar: string
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1
   map:
     elementType:
@@ -594,6 +1029,8 @@ var schemaYAML = typed.YAMLObject(`types:
       default: ""
     elementRelationship: atomic
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+  scalar: untyped
+- name: io.k8s.apimachinery.pkg.util.intstr.IntOrString
   scalar: untyped
 - name: __untyped_atomic_
   scalar: untyped

@@ -44,6 +44,10 @@ func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Maintenance().V1alpha1().Evacuations().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Maintenance().V1alpha1().NodeMaintenances().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("nodemaintenancerollouts"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Maintenance().V1alpha1().NodeMaintenanceRollouts().Informer()}, nil
+	case v1alpha1.SchemeGroupVersion.WithResource("nodetasks"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Maintenance().V1alpha1().NodeTasks().Informer()}, nil
 
 	}
 

@@ -24,6 +24,15 @@ type DrainPlanEntryApplyConfiguration struct {
 	PodPriority *int32 `json:"podPriority,omitempty"`
 	// podType is the type of the pods: Default, DaemonSet or Static. The default is Default.
 	PodType *maintenancev1alpha1.PodType `json:"podType,omitempty"`
+	// behavior defines what the drain does with the pods: Drain asks them to leave; WaitCompleted
+	// waits until they have completed, for pods of type Default; Skip keeps them. Of the entries
+	// that cover a pod, the first with a behavior decides; without one, the pod is asked to leave.
+	// If several maintenances drain the node, the first of Drain, WaitCompleted and Skip applies.
+	Behavior *maintenancev1alpha1.DrainBehavior `json:"behavior,omitempty"`
+	// waitSeconds is the time in seconds after the begin of stage Drain after which pods with the
+	// behavior WaitCompleted are asked to leave. Only allowed with this behavior. From 0 to 2592000;
+	// 0 means no limit.
+	WaitSeconds *int32 `json:"waitSeconds,omitempty"`
 }
 
 // DrainPlanEntryApplyConfiguration constructs a declarative configuration of the DrainPlanEntry type for use with
@@ -53,5 +62,21 @@ func (b *DrainPlanEntryApplyConfiguration) WithPodPriority(value int32) *DrainPl
 // If called multiple times, the PodType field is set to the value of the last call.
 func (b *DrainPlanEntryApplyConfiguration) WithPodType(value maintenancev1alpha1.PodType) *DrainPlanEntryApplyConfiguration {
 	b.PodType = &value
+	return b
+}
+
+// WithBehavior sets the Behavior field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Behavior field is set to the value of the last call.
+func (b *DrainPlanEntryApplyConfiguration) WithBehavior(value maintenancev1alpha1.DrainBehavior) *DrainPlanEntryApplyConfiguration {
+	b.Behavior = &value
+	return b
+}
+
+// WithWaitSeconds sets the WaitSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the WaitSeconds field is set to the value of the last call.
+func (b *DrainPlanEntryApplyConfiguration) WithWaitSeconds(value int32) *DrainPlanEntryApplyConfiguration {
+	b.WaitSeconds = &value
 	return b
 }

@@ -54,6 +54,11 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// requester to maintain the node came from this pool. The right to this pool is sufficient to
 	// release the node, even if the node has another pool now.
 	Pool *int32 `json:"pool,omitempty"`
+	// podsWaiting is the number of pods on the node that the plan lets complete (WaitCompleted).
+	// podsPendingEvacuation counts them too. Unset if there are none.
+	PodsWaiting *int32 `json:"podsWaiting,omitempty"`
+	// task is the state of the work on the node, with spec.task. It stays after stage Complete.
+	Task *NodeMaintenanceNodeTaskApplyConfiguration `json:"task,omitempty"`
 }
 
 // NodeMaintenanceNodeStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceNodeStatus type for use with
@@ -152,5 +157,21 @@ func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithReason(value maintenan
 // If called multiple times, the Pool field is set to the value of the last call.
 func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPool(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
 	b.Pool = &value
+	return b
+}
+
+// WithPodsWaiting sets the PodsWaiting field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PodsWaiting field is set to the value of the last call.
+func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsWaiting(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
+	b.PodsWaiting = &value
+	return b
+}
+
+// WithTask sets the Task field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Task field is set to the value of the last call.
+func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithTask(value *NodeMaintenanceNodeTaskApplyConfiguration) *NodeMaintenanceNodeStatusApplyConfiguration {
+	b.Task = value
 	return b
 }

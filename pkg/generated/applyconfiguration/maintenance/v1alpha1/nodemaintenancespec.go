@@ -60,6 +60,9 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	// Wait, they stay. In both cases the condition Drained is False. It can be changed until stage
 	// Complete. Unset means Continue.
 	OnExcludedNode *maintenancev1alpha1.ExcludedNodePolicy `json:"onExcludedNode,omitempty"`
+	// task is the work on each node, for which the server offers the nodes to workers. If unset,
+	// users do the work, and complete the maintenance. Immutable.
+	Task *NodeMaintenanceTaskApplyConfiguration `json:"task,omitempty"`
 }
 
 // NodeMaintenanceSpecApplyConfiguration constructs a declarative configuration of the NodeMaintenanceSpec type for use with
@@ -134,5 +137,13 @@ func (b *NodeMaintenanceSpecApplyConfiguration) WithPaused(value bool) *NodeMain
 // If called multiple times, the OnExcludedNode field is set to the value of the last call.
 func (b *NodeMaintenanceSpecApplyConfiguration) WithOnExcludedNode(value maintenancev1alpha1.ExcludedNodePolicy) *NodeMaintenanceSpecApplyConfiguration {
 	b.OnExcludedNode = &value
+	return b
+}
+
+// WithTask sets the Task field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Task field is set to the value of the last call.
+func (b *NodeMaintenanceSpecApplyConfiguration) WithTask(value *NodeMaintenanceTaskApplyConfiguration) *NodeMaintenanceSpecApplyConfiguration {
+	b.Task = value
 	return b
 }

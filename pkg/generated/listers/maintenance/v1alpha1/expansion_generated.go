@@ -16,3 +16,11 @@ type EvacuationNamespaceListerExpansion interface{}
 // NodeMaintenanceListerExpansion allows custom methods to be added to
 // NodeMaintenanceLister.
 type NodeMaintenanceListerExpansion interface{}
+
+// NodeMaintenanceRolloutListerExpansion allows custom methods to be added to
+// NodeMaintenanceRolloutLister.
+type NodeMaintenanceRolloutListerExpansion interface{}
+
+// NodeTaskListerExpansion allows custom methods to be added to
+// NodeTaskLister.
+type NodeTaskListerExpansion interface{}

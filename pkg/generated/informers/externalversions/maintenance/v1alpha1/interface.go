@@ -15,6 +15,10 @@ type Interface interface {
 	Evacuations() TypedEvacuationInformer
 	// NodeMaintenances returns a NodeMaintenanceInformer.
 	NodeMaintenances() TypedNodeMaintenanceInformer
+	// NodeMaintenanceRollouts returns a NodeMaintenanceRolloutInformer.
+	NodeMaintenanceRollouts() TypedNodeMaintenanceRolloutInformer
+	// NodeTasks returns a NodeTaskInformer.
+	NodeTasks() TypedNodeTaskInformer
 }
 
 type version struct {
@@ -36,4 +40,14 @@ func (v *version) Evacuations() TypedEvacuationInformer {
 // NodeMaintenances returns a TypedNodeMaintenanceInformer.
 func (v *version) NodeMaintenances() TypedNodeMaintenanceInformer {
 	return &nodeMaintenanceInformer{factory: v.factory, tweakListOptions: v.tweakListOptions}
+}
+
+// NodeMaintenanceRollouts returns a TypedNodeMaintenanceRolloutInformer.
+func (v *version) NodeMaintenanceRollouts() TypedNodeMaintenanceRolloutInformer {
+	return &nodeMaintenanceRolloutInformer{factory: v.factory, tweakListOptions: v.tweakListOptions}
+}
+
+// NodeTasks returns a TypedNodeTaskInformer.
+func (v *version) NodeTasks() TypedNodeTaskInformer {
+	return &nodeTaskInformer{factory: v.factory, tweakListOptions: v.tweakListOptions}
 }

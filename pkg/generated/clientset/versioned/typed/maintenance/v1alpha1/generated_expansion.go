@@ -8,3 +8,7 @@ package v1alpha1
 type EvacuationExpansion interface{}
 
 type NodeMaintenanceExpansion interface{}
+
+type NodeMaintenanceRolloutExpansion interface{}
+
+type NodeTaskExpansion interface{}

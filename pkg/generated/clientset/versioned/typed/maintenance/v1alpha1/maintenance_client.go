@@ -17,6 +17,8 @@ type MaintenanceV1alpha1Interface interface {
 	RESTClient() rest.Interface
 	EvacuationsGetter
 	NodeMaintenancesGetter
+	NodeMaintenanceRolloutsGetter
+	NodeTasksGetter
 }
 
 // MaintenanceV1alpha1Client is used to interact with features provided by the maintenance.haulout.dev group.
@@ -30,6 +32,14 @@ func (c *MaintenanceV1alpha1Client) Evacuations(namespace string) EvacuationInte
 
 func (c *MaintenanceV1alpha1Client) NodeMaintenances() NodeMaintenanceInterface {
 	return newNodeMaintenances(c)
+}
+
+func (c *MaintenanceV1alpha1Client) NodeMaintenanceRollouts() NodeMaintenanceRolloutInterface {
+	return newNodeMaintenanceRollouts(c)
+}
+
+func (c *MaintenanceV1alpha1Client) NodeTasks() NodeTaskInterface {
+	return newNodeTasks(c)
 }
 
 // NewForConfig creates a new MaintenanceV1alpha1Client for the given config.

@@ -23,6 +23,14 @@ func (c *FakeMaintenanceV1alpha1) NodeMaintenances() v1alpha1.NodeMaintenanceInt
 	return newFakeNodeMaintenances(c)
 }
 
+func (c *FakeMaintenanceV1alpha1) NodeMaintenanceRollouts() v1alpha1.NodeMaintenanceRolloutInterface {
+	return newFakeNodeMaintenanceRollouts(c)
+}
+
+func (c *FakeMaintenanceV1alpha1) NodeTasks() v1alpha1.NodeTaskInterface {
+	return newFakeNodeTasks(c)
+}
+
 // RESTClient returns a RESTClient that is used to communicate
 // with API server by this client implementation.
 func (c *FakeMaintenanceV1alpha1) RESTClient() rest.Interface {

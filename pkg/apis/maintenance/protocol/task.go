@@ -1,0 +1,106 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package protocol
+
+import (
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// MaxTaskMessage is the maximum length of messages in the entries of a status, in bytes.
+const MaxTaskMessage = 128
+
+// DefaultMaxUnavailableNodes is the default of --max-unavailable-nodes: the percentage of all nodes
+// of the cluster that may be out of service when a rollout starts a unit.
+const DefaultMaxUnavailableNodes = 20
+
+const (
+	// MaxUnitNodes is the maximum number of nodes in a unit of a rollout.
+	MaxUnitNodes = 64
+	// MaxCurrentUnits is the maximum number of units in status.current of a rollout.
+	MaxCurrentUnits = 200
+	// MaxCurrentNodes is the maximum number of nodes in all units of status.current together.
+	MaxCurrentNodes = 2000
+	// MaxRolloutName is the maximum length of the name of a rollout, in bytes: it is the value of a
+	// label.
+	MaxRolloutName = validation.LabelValueMaxLength
+)
+
+// IsInHands reports whether nobody may drain or take back a node whose task has this state: a
+// worker works on it, or the result is being verified or waits for a user.
+func IsInHands(state v1alpha1.NodeTaskState) bool {
+	switch state {
+	case v1alpha1.NodeTaskClaimed, v1alpha1.NodeTaskVerifying, v1alpha1.NodeTaskDone, v1alpha1.NodeTaskFailed:
+		return true
+	}
+	return false
+}
+
+// DelaysRelease reports whether a node whose task has this state stays with a maintenance that is
+// ending: a worker may have claimed it, or works on it, or the result is being verified.
+func DelaysRelease(state v1alpha1.NodeTaskState) bool {
+	switch state {
+	case v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskClaimed, v1alpha1.NodeTaskVerifying:
+		return true
+	}
+	return false
+}
+
+// JobTemplateOf returns the name of the PodTemplate whose Jobs a worker class runs; "" for other
+// classes.
+func JobTemplateOf(class string) string {
+	name, found := strings.CutSuffix(class, v1alpha1.WorkerClassJobSuffix)
+	if !found {
+		return ""
+	}
+	return name
+}
+
+// VersionsOf returns what runs on a node.
+func VersionsOf(node *corev1.Node) v1alpha1.NodeVersions {
+	info := &node.Status.NodeInfo
+	return v1alpha1.NodeVersions{
+		BootID: info.BootID, KernelVersion: info.KernelVersion, OSImage: info.OSImage,
+		ContainerRuntimeVersion: info.ContainerRuntimeVersion, KubeletVersion: info.KubeletVersion,
+	}
+}
+
+// HasReadinessTaint reports whether a node has a taint of the Node Readiness Controller.
+func HasReadinessTaint(node *corev1.Node) bool {
+	for i := range node.Spec.Taints {
+		if strings.HasPrefix(node.Spec.Taints[i].Key, v1alpha1.TaintReadinessPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// TaskDeadlines are the deadlines of the work on a node.
+type TaskDeadlines struct {
+	// Claim is the time after the offer in which a worker has to claim the node.
+	Claim time.Duration
+	// Progress is the time in which a worker has to write the task again.
+	Progress time.Duration
+	// Verify is the time after the report Done in which the node has to be verified.
+	Verify time.Duration
+}
+
+// DeadlinesOf returns the deadlines of a task of a maintenance. It has the defaults for those that
+// are unset.
+func DeadlinesOf(task *v1alpha1.NodeMaintenanceTask) TaskDeadlines {
+	seconds := func(value *int32, unset int32) time.Duration {
+		return time.Duration(ptr.Deref(value, unset)) * time.Second
+	}
+	return TaskDeadlines{
+		Claim:    seconds(task.ClaimDeadlineSeconds, 1800),
+		Progress: seconds(task.ProgressDeadlineSeconds, 1800),
+		Verify:   seconds(task.VerifyDeadlineSeconds, 900),
+	}
+}

@@ -1,0 +1,27 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+// Reasons of the events of this controller. They are about the NodeMaintenanceRollout.
+const (
+	// EventUnitStarted: a unit of the rollout starts; the event names its nodes.
+	EventUnitStarted = "UnitStarted"
+	// EventUnitDone: all nodes of a unit are done, and have returned to service.
+	EventUnitDone = "UnitDone"
+	// EventUnitBlocked: the drain of a unit made no progress before its deadline. The unit is
+	// released, and starts again later.
+	EventUnitBlocked = "UnitBlocked"
+	// EventUnitFailed: the work on a node of a unit has failed.
+	EventUnitFailed = "UnitFailed"
+	// EventUnitReleasedByUser: a user has completed the maintenance of a unit before its work was
+	// done. The rollout skips the unit until the user deletes the maintenance.
+	EventUnitReleasedByUser = "UnitReleasedByUser"
+	// EventRolloutHalted: more units have failed than spec.maxFailed allows, so no further unit
+	// starts.
+	EventRolloutHalted = "RolloutHalted"
+	// EventRolloutHeld: a hold keeps further units from starting.
+	EventRolloutHeld = "RolloutHeld"
+	// EventRolloutComplete: every matching node is done.
+	EventRolloutComplete = "RolloutComplete"
+)
