@@ -21,6 +21,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/rollout/next"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -46,6 +47,7 @@ var rolloutGoldens = map[string]golden{
 	"rollout-skipped":   {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(skips)}},
 	"rollout-complete":  {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(complet)}},
 	"rollout-many":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(manyUnits)}},
+	"rollout-released":  {line: "rollout status kernel-6-12", objects: releasedUnits()},
 	"rollout-no-rights": {line: "rollout status kernel-6-12", objects: rolling(), arrange: forbid("list", "nodemaintenances")},
 	"rollout-watch":     {line: "rollout status --watch", objects: rolling(), arrange: becomes(complet)},
 	"rollout-watch-fails": {
@@ -249,11 +251,15 @@ func rolling() []runtime.Object {
 			Task:    &v1alpha1.NodeMaintenanceNodeTask{State: v1alpha1.NodeTaskDone, EndTime: new(before(20 * time.Minute))},
 		}}
 	}
-	withdrawn := func(nm *v1alpha1.NodeMaintenance) {
-		nm.Annotations[v1alpha1.AnnotationWithdrawn], nm.Status.NodeStatuses = "Stalled", nil
+	withdrawn := func(why string) func(*v1alpha1.NodeMaintenance) {
+		return func(nm *v1alpha1.NodeMaintenance) {
+			nm.CreationTimestamp = before(25 * time.Minute)
+			nm.Annotations[v1alpha1.AnnotationWithdrawn], nm.Status.NodeStatuses = why, nil
+		}
 	}
 	return []runtime.Object{
-		rollout(), unit("node-010", 1, isDone), unit("node-011", 1, isDone), unit("node-005", 1, withdrawn), unit("node-005", 2, withdrawn),
+		rollout(), unit("node-010", 1, isDone), unit("node-011", 1, isDone),
+		unit("node-005", 1, withdrawn(next.WithdrawnClosed)), unit("node-005", 2, withdrawn(next.WithdrawnBlocked)),
 		task("node-001", v1alpha1.NodeTaskVerifying, "alice", "alice", func(t *v1alpha1.NodeTask) { t.Status.Result = v1alpha1.NodeTaskResultDone }),
 		task("node-002", v1alpha1.NodeTaskFailed, "kubelet-137 (job)", "system:serviceaccount:haulout-workers:job", func(t *v1alpha1.NodeTask) {
 			t.Status.Result, t.Status.Reason = v1alpha1.NodeTaskResultFailed, v1alpha1.NodeTaskWorkerFailed
@@ -261,6 +267,28 @@ func rolling() []runtime.Object {
 		task("node-003", v1alpha1.NodeTaskClaimed, "bob", "bob"),
 		task("node-004", v1alpha1.NodeTaskClaimed, "alice", "alice"),
 	}
+}
+
+// releasedUnits returns a halted rollout without a unit that runs: no worker has come to one, and a
+// user has completed the maintenance of another one.
+func releasedUnits() []runtime.Object {
+	r := rollout(halted)
+	r.Status.Current = nil
+	objects := []runtime.Object{r}
+	for _, object := range rolling() {
+		if nm, ok := object.(*v1alpha1.NodeMaintenance); ok {
+			switch nm.Name {
+			case "kernel-6-12-node-005-1":
+				continue
+			case "kernel-6-12-node-005-2":
+				nm.Annotations[v1alpha1.AnnotationWithdrawn] = next.WithdrawnNoWorker
+			case "kernel-6-12-node-011-1":
+				nm.Status.NodeStatuses[0].Task = nil
+			}
+			objects = append(objects, nm)
+		}
+	}
+	return objects
 }
 
 func task(node string, state v1alpha1.NodeTaskState, holder, by string, modify ...func(*v1alpha1.NodeTask)) *v1alpha1.NodeTask {

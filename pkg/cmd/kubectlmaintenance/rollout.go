@@ -24,6 +24,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/rollout/next"
 )
 
 func (e *environment) newRolloutCommand() *cobra.Command {
@@ -353,16 +354,10 @@ func (e *environment) retry(ctx context.Context, o *waitOptions, name, unit stri
 	return e.write(o.output, deleted...)
 }
 
-// wasReleased reports whether a maintenance of a rollout has ended before the work on all of its
-// nodes was done.
+// wasReleased reports whether a maintenance of a rollout has ended before its work was done.
 func wasReleased(nm *v1alpha1.NodeMaintenance) bool {
-	if !v1alpha1.IsDone(nm) {
-		return false
-	}
-	return nm.Annotations[v1alpha1.AnnotationWithdrawn] != "" || len(nm.Status.NodeStatuses) == 0 ||
-		slices.ContainsFunc(nm.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool {
-			return n.Task == nil || n.Task.State != v1alpha1.NodeTaskDone && n.Task.State != v1alpha1.NodeTaskGone
-		})
+	outcome := next.OutcomeOf(nm)
+	return outcome == next.Withdrawn || outcome == next.Released
 }
 
 // maintenancesOfRollout returns the maintenances of the units of a rollout, past ones too.

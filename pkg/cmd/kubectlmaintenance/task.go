@@ -101,7 +101,11 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 				return notForTaking(task)
 			default:
 				// A conflict means that another worker, or the server, was faster: see the next read.
-				if _, err := e.report(ctx, c, task, map[string]any{"holder": holderOf(user), "message": o.message}); err != nil && !apierrors.IsConflict(err) {
+				_, err := e.report(ctx, c, task, map[string]any{"holder": holderOf(user), "message": o.message})
+				switch {
+				case err == nil:
+					mine = task.UID
+				case !apierrors.IsConflict(err):
 					return err
 				}
 				continue

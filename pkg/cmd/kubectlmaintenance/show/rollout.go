@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/rollout/next"
 )
 
 // RolloutFacts are the known facts about a rollout at one time.
@@ -65,7 +67,7 @@ var rolloutActions = map[string]action{
 	v1alpha1.ReasonOutsideWindow: {"time, or a user who opens a window", "kubectl maintenance rollout run-now %s --for=2h"},
 	v1alpha1.ReasonNotAuthorized: {wording.Administrator + ", who can grant the rights or change the rollout", "kubectl get " + rollouts + " %s -o yaml"},
 	v1alpha1.ReasonAtLimit:       {wording.Administrator + ", who can return the named nodes to service or raise the limits", "kubectl get nodes"},
-	v1alpha1.ReasonNodesBlocked:  {"the owners of the pods that did not leave; the server tries again", "kubectl maintenance rollout retry %s UNIT"},
+	v1alpha1.ReasonNodesBlocked:  {"the owners of the pods that did not leave; the server tries again later", "kubectl maintenance rollout retry %s UNIT"},
 	v1alpha1.ReasonNodesSkipped:  {wording.Administrator + ", who can do what the message names", "kubectl describe " + rollouts + " %s"},
 }
 
@@ -79,6 +81,8 @@ var whoseMove = map[v1alpha1.RolloutPhase]string{
 	v1alpha1.RolloutPhaseReleasing: "the server",
 	v1alpha1.RolloutPhaseSoaking:   "time",
 	v1alpha1.RolloutPhaseFailed:    "a user",
+	phaseBlocked:                   "the next try",
+	phaseReleased:                  "a user",
 }
 
 // Rollout shows how far a rollout is, what it waits for, and whose move it is.
@@ -94,8 +98,10 @@ func Rollout(f RolloutFacts, o Options) []screen.Line {
 		lines = append(lines, wrap("  ", "note: "+note, o.columns(), screen.Warning)...)
 	}
 	lines = append(append(lines, screen.Line{}), f.progress(o)...)
-	tail := append(f.failedUnits(o), f.cause(o)...)
-	shown := len(r.Status.Current)
+	units := f.allUnits()
+	failure := f.failure(units, o)
+	tail := append(failure, f.cause(len(failure) > 0, o)...)
+	shown := len(units)
 	switch {
 	case o.Wide:
 	case o.Rows > 0:
@@ -104,7 +110,7 @@ func Rollout(f RolloutFacts, o Options) []screen.Line {
 	default:
 		shown = min(shown, nodesShown)
 	}
-	lines = append(lines, f.units(shown, o)...)
+	lines = append(lines, f.unitTable(units, shown, o)...)
 	return o.Truncate(append(lines, tail...))
 }
 
@@ -204,56 +210,101 @@ func (f *RolloutFacts) pace() string {
 	return fmt.Sprintf("%s for the other %d.", text, left)
 }
 
-// units is the table of the units that run or have failed: failed ones first, then the oldest.
-func (f *RolloutFacts) units(shown int, o Options) []screen.Line {
+// The phases of units that are not in status.current.
+const (
+	phaseBlocked  = v1alpha1.RolloutPhase(next.WithdrawnBlocked)
+	phaseReleased = v1alpha1.RolloutPhase(next.Released)
+)
+
+// allUnits returns the units that run or have failed, and those whose last attempt has ended without
+// success: failed ones first, then those that do not run, then the oldest.
+func (f *RolloutFacts) allUnits() []v1alpha1.RolloutUnit {
 	units := slices.Clone(f.Rollout.Status.Current)
+	last := map[string]*v1alpha1.NodeMaintenance{}
+	for i := range f.Maintenances {
+		nm := &f.Maintenances[i]
+		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
+		if old := last[unit]; old == nil || old.CreationTimestamp.Before(&nm.CreationTimestamp) {
+			last[unit] = nm
+		}
+	}
+	for name, nm := range last {
+		if slices.ContainsFunc(units, func(u v1alpha1.RolloutUnit) bool { return u.Unit == name }) {
+			continue
+		}
+		u := v1alpha1.RolloutUnit{
+			Unit: name, Maintenance: nm.Name, Since: metav1.NewTime(v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)),
+		}
+		switch why := nm.Annotations[v1alpha1.AnnotationWithdrawn]; {
+		case why == next.WithdrawnNoWorker:
+			u.Phase, u.Message = v1alpha1.RolloutPhaseFailed, why+": no worker has claimed it in time"
+		case why == next.WithdrawnBlocked:
+			u.Phase, u.Message = phaseBlocked, "its drain did not move, and was withdrawn"
+		case next.OutcomeOf(nm) == next.Released:
+			u.Phase, u.Message = phaseReleased, "a user has completed its maintenance"
+		default:
+			continue
+		}
+		units = append(units, u)
+	}
+	rank := func(u *v1alpha1.RolloutUnit) int {
+		return slices.Index([]v1alpha1.RolloutPhase{phaseReleased, phaseBlocked, v1alpha1.RolloutPhaseFailed}, u.Phase)
+	}
+	slices.SortFunc(units, func(a, b v1alpha1.RolloutUnit) int {
+		return cmp.Or(rank(&b)-rank(&a), a.Since.Compare(b.Since.Time), strings.Compare(a.Unit, b.Unit))
+	})
+	return units
+}
+
+// unitTable is the table of the first units.
+func (f *RolloutFacts) unitTable(units []v1alpha1.RolloutUnit, shown int, o Options) []screen.Line {
 	if len(units) == 0 {
 		return nil
 	}
-	failed := func(u *v1alpha1.RolloutUnit) int {
-		if u.Phase == v1alpha1.RolloutPhaseFailed {
-			return 0
-		}
-		return 1
-	}
-	slices.SortStableFunc(units, func(a, b v1alpha1.RolloutUnit) int {
-		return cmp.Or(failed(&a)-failed(&b), a.Since.Compare(b.Since.Time), strings.Compare(a.Unit, b.Unit))
-	})
 	g := grid{
-		indent: "  ", styles: []screen.Style{screen.Faint}, drop: []int{4, 2, 3, 5}, cut: true,
-		rows: [][]string{{"UNIT", "PHASE", "FOR", "WAITS FOR", "NODES", "MESSAGE"}},
+		indent: "  ", styles: []screen.Style{screen.Faint}, drop: []int{2, 3, 4}, cut: true,
+		rows: [][]string{{"UNIT", "PHASE", "FOR", "WAITS FOR", "MESSAGE"}},
 	}
 	for i := range units[:shown] {
 		u := &units[i]
 		style := screen.Plain
-		if u.Phase == v1alpha1.RolloutPhaseFailed {
+		switch u.Phase {
+		case v1alpha1.RolloutPhaseFailed:
 			style = screen.Bad
+		case phaseBlocked, phaseReleased:
+			style = screen.Warning
+		}
+		name := u.Unit
+		if len(u.Nodes) > 1 {
+			name += " (" + wording.Count(len(u.Nodes), "node") + ")"
 		}
 		g.styles = append(g.styles, style)
-		g.rows = append(g.rows, []string{
-			u.Unit, string(u.Phase), ago(f.Now, u.Since.Time), whoseMove[u.Phase], fmt.Sprint(len(u.Nodes)), cmp.Or(u.Message, "-"),
-		})
+		g.rows = append(g.rows, []string{name, string(u.Phase), ago(f.Now, u.Since.Time), whoseMove[u.Phase], cmp.Or(u.Message, "-")})
 	}
 	return append(append([]screen.Line{{}}, g.lines(o)...), o.more(len(units)-shown, "unit", "  ")...)
 }
 
-// failedUnits says what to do about the first failed unit of a rollout.
-func (f *RolloutFacts) failedUnits(o Options) []screen.Line {
-	at := slices.IndexFunc(f.Rollout.Status.Current, func(u v1alpha1.RolloutUnit) bool { return u.Phase == v1alpha1.RolloutPhaseFailed })
-	if at < 0 || len(f.Rollout.Status.Current[at].Nodes) == 0 {
+// failure says what to do about the first failed unit of a rollout.
+func (f *RolloutFacts) failure(units []v1alpha1.RolloutUnit, o Options) []screen.Line {
+	if len(units) == 0 || units[0].Phase != v1alpha1.RolloutPhaseFailed {
 		return nil
 	}
-	u := &f.Rollout.Status.Current[at]
+	u := &units[0]
+	look := maintenances + " " + u.Maintenance
+	if len(u.Nodes) > 0 {
+		look = tasks + " " + u.Nodes[0].Name
+	}
 	return append([]screen.Line{{}}, o.Fit(
-		line(screen.Bad, "  FAILED  %s", wording.Count(f.Rollout.Status.Nodes.Failed, "node")),
-		plain("  who     %s, who can repair the nodes", wording.Administrator),
-		plain("  look    kubectl get %s %s -o yaml", tasks, u.Nodes[0].Name),
+		line(screen.Bad, "  FAILED  %s", u.Unit),
+		plain("  who     %s, who can remove the cause", wording.Administrator),
+		plain("  look    kubectl get %s -o yaml", look),
 		plain("  then    kubectl maintenance rollout retry %s %s", f.Rollout.Name, u.Unit),
 	)...)
 }
 
-// cause is the message of the condition Progressing, and who can act if units do not start.
-func (f *RolloutFacts) cause(o Options) []screen.Line {
+// cause is the message of the condition Progressing, and who can act if units do not start. If the
+// lines above it say what to do about a failure, they are not repeated.
+func (f *RolloutFacts) cause(hasFailure bool, o Options) []screen.Line {
 	c := meta.FindStatusCondition(f.Rollout.Status.Conditions, v1alpha1.ConditionProgressing)
 	if c == nil {
 		return []screen.Line{{}, line(screen.Faint, "  The server has not reconciled it yet.")}
@@ -271,7 +322,7 @@ func (f *RolloutFacts) cause(o Options) []screen.Line {
 		text += " for " + ago(f.Now, c.LastTransitionTime.Time)
 	}
 	lines := append([]screen.Line{{}}, wrap("  ", text+": "+c.Message, o.columns(), style)...)
-	if stands && (c.Reason != v1alpha1.ReasonHalted || len(f.failedUnits(o)) == 0) {
+	if stands && (c.Reason != v1alpha1.ReasonHalted || !hasFailure) {
 		look := a.look
 		if strings.Contains(look, "%s") {
 			look = fmt.Sprintf(look, f.Rollout.Name)
