@@ -218,6 +218,18 @@ func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, n
 	return answers
 }
 
+// AskWorker returns whether the user may have nodes offered to the workers of a class, as far as
+// this is known now, with the same rules for expired answers as Ask. The subscribers are called for
+// the given nodes.
+func (c *Cache) AskWorker(ctx context.Context, requester *authenticationv1.UserInfo, class string, nodes []*corev1.Node) Answer {
+	if requester == nil || requester.Username == "" {
+		return Answer{}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.answer(ctx, c.of(requester), subject{isWorker: true, name: class}, "", nodes)
+}
+
 // ofNode returns the answer for one node. all is the answer for all nodes. The caller must have
 // locked mu.
 func (c *Cache) ofNode(ctx context.Context, of *userAnswers, node *corev1.Node, all Answer) Answer {

@@ -205,6 +205,11 @@ func (q Questioner) MayGet(ctx context.Context, name string) bool {
 	return decision == authorizer.DecisionAllow
 }
 
+// MayAssign reports whether the user may have nodes offered to the workers of a class.
+func (q Questioner) MayAssign(ctx context.Context, class string) (bool, error) {
+	return q.may(ctx, subject{isWorker: true, name: class})
+}
+
 // request remembers the answers about pools, so that there is one access review for each pool.
 type request struct {
 	Questioner

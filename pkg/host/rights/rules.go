@@ -25,6 +25,15 @@ const (
 	ResourceNodes = "nodes"
 	// ResourceNodePools is the resource of which the names are those of pools.
 	ResourceNodePools = "nodepools"
+	// VerbAssign is the verb that grants the right to have nodes offered to the workers of a class:
+	// on ResourceWorkers of the API group of Haulout.
+	VerbAssign = "assign"
+	// VerbProgress is the verb that grants the right to claim nodes as a worker of a class, and to
+	// report the work: on ResourceWorkers for all nodes, on its subresource "node" only for the node
+	// that the token of the user names.
+	VerbProgress = "progress"
+	// ResourceWorkers is the resource of which the names are the classes of workers.
+	ResourceWorkers = "workers"
 )
 
 // Rules are the options that decide which rights are sufficient to maintain a node. A user needs
@@ -52,16 +61,20 @@ func (r Rules) PoolOf(node *corev1.Node) string {
 	return node.Labels[r.PoolLabel]
 }
 
-// subject is what a check is about: a node, all nodes if the name is empty, or a pool.
+// subject is what a check is about: a node, all nodes if the name is empty, a pool, or a class of
+// workers.
 type subject struct {
-	isPool bool
-	name   string
+	isPool, isWorker bool
+	name             string
 }
 
 // reviews returns the access reviews about a subject, of which one has to be allowed.
 func (s subject) reviews(u user.Info) []authorizer.AttributesRecord {
 	if s.isPool {
 		return []authorizer.AttributesRecord{attributes(u, VerbMaintain, v1alpha1.SchemeGroupVersion, ResourceNodePools, s.name)}
+	}
+	if s.isWorker {
+		return []authorizer.AttributesRecord{attributes(u, VerbAssign, v1alpha1.SchemeGroupVersion, ResourceWorkers, s.name)}
 	}
 	return []authorizer.AttributesRecord{
 		attributes(u, "delete", corev1.SchemeGroupVersion, "nodes", s.name),
@@ -73,6 +86,8 @@ func (s subject) String() string {
 	switch {
 	case s.isPool:
 		return fmt.Sprintf("node pool %q", s.name)
+	case s.isWorker:
+		return fmt.Sprintf("workers %q", s.name)
 	case s.name == "":
 		return "all nodes"
 	}

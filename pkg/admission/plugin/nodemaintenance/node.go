@@ -6,7 +6,6 @@ package nodemaintenance
 import (
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -21,6 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -71,9 +71,16 @@ func validateShutdown(node string, nm *maintenance.NodeMaintenance) field.ErrorL
 	if !slices.Contains(shutdownReasons, nm.Spec.Reason) {
 		errs = append(errs, field.NotSupported(spec.Child("reason"), protocol.OneLine(nm.Spec.Reason, maxBootIDLength), shutdownReasons))
 	}
+	if nm.Spec.Task != nil {
+		errs = append(errs, field.Forbidden(spec.Child("task"), "must be empty"))
+	}
 	for i := range nm.Spec.DrainPlan {
-		if !planorder.SelectsAll(nm.Spec.DrainPlan[i].PodSelector) {
-			errs = append(errs, field.Forbidden(spec.Child("drainPlan").Index(i).Child("podSelector"), "must be empty"))
+		entry, path := &nm.Spec.DrainPlan[i], spec.Child("drainPlan").Index(i)
+		if !planorder.SelectsAll(entry.PodSelector) {
+			errs = append(errs, field.Forbidden(path.Child("podSelector"), "must be empty"))
+		}
+		if entry.Behavior != nil {
+			errs = append(errs, field.Forbidden(path.Child("behavior"), "must be empty"))
 		}
 	}
 	return errs
@@ -177,7 +184,7 @@ func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) fi
 			errs = append(errs, field.Forbidden(f.path, "must not change"))
 		}
 	}
-	for _, name := range changedFields(&nm.Spec, &old.Spec) {
+	for _, name := range validation.ChangedFields(&nm.Spec, &old.Spec) {
 		if !slices.Contains([]string{"stage", "requestedBy"}, name) {
 			errs = append(errs, field.Forbidden(spec.Child(name), "must not change"))
 		}
@@ -186,20 +193,6 @@ func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) fi
 		errs = append(errs, field.Invalid(spec.Child("stage"), nm.Spec.Stage, "must be "+string(maintenance.NodeMaintenanceStageComplete)))
 	}
 	return errs
-}
-
-// changedFields returns the names of the fields in which two specs differ. It compares all fields
-// of the type, so that a node cannot change a field that is added later.
-func changedFields(now, was *maintenance.NodeMaintenanceSpec) []string {
-	var names []string
-	a, b := reflect.ValueOf(now).Elem(), reflect.ValueOf(was).Elem()
-	for i := range a.NumField() {
-		if !apiequality.Semantic.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
-			name := a.Type().Field(i).Name
-			names = append(names, strings.ToLower(name[:1])+name[1:])
-		}
-	}
-	return names
 }
 
 // isOverShutdown reports whether a maintenance announced a shutdown of the node, is complete, and

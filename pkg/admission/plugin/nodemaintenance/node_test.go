@@ -20,6 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 	registry "haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -369,7 +370,7 @@ func TestNodesMayOnlyChangeTheStage(t *testing.T) {
 		default:
 			t.Fatalf("shutdown() must set the field %s, so that this test can clear it", name)
 		}
-		got := changedFields(&nm.Spec, &old.Spec)
+		got := validation.ChangedFields(&nm.Spec, &old.Spec)
 		if len(got) != 1 || !strings.EqualFold(got[0], name) {
 			t.Errorf("field %s: got the changes %q", name, got)
 		}

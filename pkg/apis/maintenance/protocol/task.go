@@ -14,6 +14,13 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
+const (
+	// MaxTaskParameters is the maximum number of parameters of a task.
+	MaxTaskParameters = 32
+	// MaxTaskParameterBytes is the maximum length of all keys and values of parameters together.
+	MaxTaskParameterBytes = 4096
+)
+
 // MaxTaskMessage is the maximum length of messages in the entries of a status, in bytes.
 const MaxTaskMessage = 128
 

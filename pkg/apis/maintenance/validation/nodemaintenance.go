@@ -41,6 +41,7 @@ func ValidateNodeMaintenance(nm *maintenance.NodeMaintenance) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs = append(errs, validateNodeSelector(nm.Spec.NodeSelector, spec.Child("nodeSelector"))...)
 	errs = append(errs, validatePause(nm, spec.Child("paused"))...)
+	errs = append(errs, validateTask(nm.Spec.Task, spec.Child("task"))...)
 	return append(errs, validateDrainPlan(nm.Spec.DrainPlan, spec.Child("drainPlan"))...)
 }
 
@@ -65,6 +66,9 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	errs = append(errs, validateStageChange(nm, old, spec.Child("stage"))...)
 	if nm.Spec.Paused != old.Spec.Paused {
 		errs = append(errs, validatePauseChange(nm, old, spec.Child("paused"))...)
+	}
+	if !apiequality.Semantic.DeepEqual(nm.Spec.Task, old.Spec.Task) {
+		errs = append(errs, field.Invalid(spec.Child("task"), field.OmitValueType{}, "is immutable").WithOrigin("immutable"))
 	}
 	if !SameDrainPlan(nm.Spec.DrainPlan, old.Spec.DrainPlan) {
 		// Omit the value: a message with two whole plans would be unreadable.
@@ -217,6 +221,7 @@ func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) fiel
 	for i := range plan {
 		errs = append(errs, metav1validation.ValidateLabelSelector(plan[i].PodSelector, metav1validation.LabelSelectorValidationOptions{},
 			path.Index(i).Child("podSelector"))...)
+		errs = append(errs, validateBehavior(&plan[i], path.Index(i))...)
 	}
 	planorder.Check(planKeys(plan), func(index, against int, v planorder.Violation) {
 		if v == planorder.Duplicate {
@@ -228,6 +233,18 @@ func validateDrainPlan(plan []maintenance.DrainPlanEntry, path *field.Path) fiel
 		errs = append(errs, field.Invalid(path.Index(index), describeEntry(&plan[index]),
 			fmt.Sprintf("must not come after entry %d (%s): %s", against, describeEntry(&plan[against]), v)))
 	})
+	return errs
+}
+
+func validateBehavior(entry *maintenance.DrainPlanEntry, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	waits := ptr.Deref(entry.Behavior, "") == maintenance.DrainBehaviorWaitCompleted
+	if waits && entry.PodType != maintenance.PodTypeDefault {
+		errs = append(errs, field.Invalid(path.Child("behavior"), *entry.Behavior, "only with podType "+string(maintenance.PodTypeDefault)))
+	}
+	if !waits && entry.WaitSeconds != nil {
+		errs = append(errs, field.Forbidden(path.Child("waitSeconds"), "only with behavior "+string(maintenance.DrainBehaviorWaitCompleted)))
+	}
 	return errs
 }
 

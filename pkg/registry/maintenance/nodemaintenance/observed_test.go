@@ -78,7 +78,7 @@ func TestTableOfMaintenanceThatIsNotObserved(t *testing.T) {
 			if test.change != nil {
 				test.change(nm)
 			}
-			table := must.Get(tableConvertor{observedAt(start.Add(test.after))}.ConvertToTable(t.Context(), nm, nil))(t)
+			table := must.Get(newTable(observedAt(start.Add(test.after))).ConvertToTable(t.Context(), nm, nil))(t)
 			if got := table.Rows[0].Cells[2]; got != test.want {
 				t.Errorf("got stage %q, want %q", got, test.want)
 			}

@@ -222,7 +222,7 @@ func TestTable(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			table := must.Get(tableConvertor{observedAt(start)}.ConvertToTable(t.Context(), test.nm, nil))(t)
+			table := must.Get(newTable(observedAt(start)).ConvertToTable(t.Context(), test.nm, nil))(t)
 			if len(table.Rows) != 1 || !slices.Equal(table.Rows[0].Cells, test.want) {
 				t.Errorf("cells are %v, want %v", table.Rows, test.want)
 			}
@@ -236,7 +236,7 @@ func TestTable(t *testing.T) {
 			ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "more"},
 			Items:    []maintenance.NodeMaintenance{*newMaintenance(t, "a"), *newMaintenance(t, "b")},
 		}
-		table := must.Get(tableConvertor{observedAt(start)}.ConvertToTable(t.Context(), list, &metav1.TableOptions{NoHeaders: true}))(t)
+		table := must.Get(newTable(observedAt(start)).ConvertToTable(t.Context(), list, &metav1.TableOptions{NoHeaders: true}))(t)
 		if len(table.Rows) != 2 || table.ColumnDefinitions != nil || table.ResourceVersion != "7" ||
 			table.Continue != "more" {
 			t.Errorf("table is %v", table)
@@ -261,7 +261,7 @@ func TestTable(t *testing.T) {
 		}
 	})
 	t.Run("another kind is an error", func(t *testing.T) {
-		if _, err := (tableConvertor{observedAt(start)}).ConvertToTable(t.Context(), &maintenance.Evacuation{}, nil); err == nil {
+		if _, err := newTable(observedAt(start)).ConvertToTable(t.Context(), &maintenance.Evacuation{}, nil); err == nil {
 			t.Error("there was none")
 		}
 	})

@@ -29,6 +29,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/rollout/nodeexpr"
 )
 
 // maxPauser is the maximum length of status.pause.by, in bytes.
@@ -117,7 +118,10 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	nm.Status = maintenance.NodeMaintenanceStatus{
 		Conditions: []metav1.Condition{v1alpha1.NotObserved(s.now())},
 	}
-	nm.Spec.RequestedBy = requester(ctx)
+	if nm.Spec.RequestedBy == nil || !s.byServer(ctx) {
+		// The server creates the maintenances of a rollout for the requester of the rollout.
+		nm.Spec.RequestedBy = Requester(ctx)
+	}
 	s.enterStage(nm)
 	s.drawLine(nm)
 	s.recordPause(ctx, nm)
@@ -185,13 +189,55 @@ func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, 
 }
 
 // Validate validates a new object.
-func (s *Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	return append(validation.ValidateNodeMaintenance(obj.(*maintenance.NodeMaintenance)), size.Validate(s.Scheme, obj)...)
+func (s *Strategy) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
+	nm := obj.(*maintenance.NodeMaintenance)
+	errs := append(validation.ValidateNodeMaintenance(nm), size.Validate(s.Scheme, obj)...)
+	errs = append(errs, ValidateDoneWhen(nm.Spec.Task, field.NewPath("spec", "task"))...)
+	return append(errs, s.validateMarks(ctx, nm, &maintenance.NodeMaintenance{})...)
 }
 
-// ValidateUpdate validates a change.
-func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
-	return append(validation.ValidateNodeMaintenanceUpdate(obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)), size.Validate(s.Scheme, obj)...)
+// ValidateUpdate validates a change. The task cannot change.
+func (s *Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	nm, before := obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)
+	errs := append(validation.ValidateNodeMaintenanceUpdate(nm, before), size.Validate(s.Scheme, obj)...)
+	return append(errs, s.validateMarks(ctx, nm, before)...)
+}
+
+// ValidateDoneWhen checks the expression of a task.
+func ValidateDoneWhen(task *maintenance.NodeMaintenanceTask, path *field.Path) field.ErrorList {
+	if task == nil || task.DoneWhen == "" {
+		return nil
+	}
+	if err := nodeexpr.Check(task.DoneWhen); err != nil {
+		return field.ErrorList{field.Invalid(path.Child("doneWhen"), field.OmitValueType{}, err.Error())}
+	}
+	return nil
+}
+
+// validateMarks refuses changes of the label and the annotations with which a rollout finds its
+// maintenances, except by the server: they are the memory of the rollout.
+func (s *Strategy) validateMarks(ctx context.Context, nm, old *maintenance.NodeMaintenance) field.ErrorList {
+	if s.byServer(ctx) {
+		return nil
+	}
+	var errs field.ErrorList
+	const text = "only the server may set, change or remove it"
+	metadata := field.NewPath("metadata")
+	if label := v1alpha1.LabelRollout; !sameValue(nm.Labels, old.Labels, label) {
+		errs = append(errs, field.Forbidden(metadata.Child("labels").Key(label), text))
+	}
+	for _, annotation := range []string{v1alpha1.AnnotationRolloutUnit, v1alpha1.AnnotationRolloutAttempt, v1alpha1.AnnotationWithdrawn} {
+		if !sameValue(nm.Annotations, old.Annotations, annotation) {
+			errs = append(errs, field.Forbidden(metadata.Child("annotations").Key(annotation), text))
+		}
+	}
+	return errs
+}
+
+func sameValue(a, b map[string]string, key string) bool {
+	x, inA := a[key]
+	y, inB := b[key]
+	return inA == inB && x == y
 }
 
 // enterStage records the stages that a maintenance enters. Drain includes Cordon, so it enters
@@ -229,12 +275,17 @@ func (s *Strategy) drawLine(nm *maintenance.NodeMaintenance) {
 	if !isHolding(nm) || nm.Status.NewestNodeTimestamp != nil {
 		return
 	}
-	newest, known := s.newest()
-	if known && newest == nil {
+	nm.Status.NewestNodeTimestamp = Line(s.newest)
+}
+
+// Line returns the line between old and new nodes; nil if this replica has not read the nodes yet.
+func Line(newest NewestNode) *metav1.Time {
+	line, known := newest()
+	if known && line == nil {
 		// The cluster has no nodes yet: all nodes that join are new.
-		newest = &metav1.Time{Time: time.Unix(1, 0)}
+		line = &metav1.Time{Time: time.Unix(1, 0)}
 	}
-	nm.Status.NewestNodeTimestamp = newest
+	return line
 }
 
 // recordPause records who pauses a maintenance in the request that does so, and removes the record
@@ -281,7 +332,13 @@ func (s *Strategy) setRequestedBy(ctx context.Context, nm *maintenance.NodeMaint
 	}
 }
 
-func requester(ctx context.Context) *authenticationv1.UserInfo {
+func (s *Strategy) byServer(ctx context.Context) bool {
+	u, ok := genericapirequest.UserFrom(ctx)
+	return ok && s.isServer(u)
+}
+
+// Requester returns a copy of the user of a request; nil if it has none.
+func Requester(ctx context.Context) *authenticationv1.UserInfo {
 	u, ok := genericapirequest.UserFrom(ctx)
 	if !ok {
 		return nil
@@ -317,8 +374,7 @@ func (s *Strategy) wantsCompletionFinalizer(ctx context.Context, nm, old *mainte
 	case wasIdle, nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete:
 		return true
 	case had && !hasCompletionFinalizer(nm):
-		u, ok := genericapirequest.UserFrom(ctx)
-		released := ok && s.isServer(u) && old.Spec.Stage == maintenance.NodeMaintenanceStageComplete
+		released := s.byServer(ctx) && old.Spec.Stage == maintenance.NodeMaintenanceStageComplete
 		return !released
 	}
 	return had

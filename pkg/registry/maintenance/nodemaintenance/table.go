@@ -5,12 +5,9 @@ package nodemaintenance
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"strconv"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-	metatable "k8s.io/apimachinery/pkg/api/meta/table"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -20,13 +17,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/registry/maintenance/table"
 )
-
-// noValue is the value of a column without meaning in the current stage.
-const noValue = "-"
-
-// tableConvertor returns the columns of kubectl get; -o wide shows those of priority 1.
-type tableConvertor struct{ observed observation }
 
 // notObserved is appended to the stage while no controller has observed the maintenance.
 const notObserved = " (not observed)"
@@ -41,46 +33,33 @@ var columns = []metav1.TableColumnDefinition{
 	{Name: "Blocked", Type: "integer", Description: "Number of pods that cannot leave."},
 	{Name: "Age", Type: "string", Description: "Time since the maintenance was created."},
 	{Name: "Wave", Type: "string", Priority: 1, Description: "Number of the entry of the drain plan whose pods leave now."},
+	{Name: "Task", Type: "string", Priority: 1, Description: "Number of nodes whose work is done, and number of all nodes; with the number of those that have failed."},
 	{Name: "Reason", Type: "string", Priority: 1, Description: "Why the nodes are under maintenance."},
 	{Name: "Requested-By", Type: "string", Priority: 1, Description: "User who last set or changed the selector or advanced the stage."},
 }
 
 // NewTableConvertor returns the convertor to the table that kubectl get prints.
 func NewTableConvertor(clock clock.PassiveClock) rest.TableConvertor {
-	return tableConvertor{observation{clock: clock}}
+	return newTable(observation{clock: clock})
 }
 
-// ConvertToTable implements rest.TableConvertor.
-func (c tableConvertor) ConvertToTable(_ context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
-	table := &metav1.Table{}
-	if options, ok := tableOptions.(*metav1.TableOptions); !ok || !options.NoHeaders {
-		table.ColumnDefinitions = columns
-	}
-	if list, err := meta.ListAccessor(object); err == nil {
-		table.ResourceVersion = list.GetResourceVersion()
-		table.Continue = list.GetContinue()
-		table.RemainingItemCount = list.GetRemainingItemCount()
-	} else if item, err := meta.CommonAccessor(object); err == nil {
-		table.ResourceVersion = item.GetResourceVersion()
-	}
-	var err error
-	table.Rows, err = metatable.MetaToTableRow(object, func(obj runtime.Object, _ metav1.Object, name, age string) ([]any, error) {
+func newTable(observed observation) table.Convertor {
+	return table.Convertor{Columns: columns, Cells: func(obj runtime.Object, name, age string) ([]any, error) {
 		nm, ok := obj.(*maintenance.NodeMaintenance)
 		if !ok {
 			return nil, fmt.Errorf("a %T is not a NodeMaintenance", obj)
 		}
-		return c.cells(nm, name, age)
-	})
-	return table, err
+		return cells(nm, observed, name, age)
+	}}
 }
 
-func (c tableConvertor) cells(internal *maintenance.NodeMaintenance, name, age string) ([]any, error) {
+func cells(internal *maintenance.NodeMaintenance, observed observation, name, age string) ([]any, error) {
 	nm := &v1alpha1.NodeMaintenance{}
 	// The conversion shares the memory of the lists, so it is cheap for large objects.
 	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(internal, nm, nil); err != nil {
 		return nil, err
 	}
-	nodes, drained, pods, wave := glance.Nodes(nm), noValue, noValue, noValue
+	nodes, drained, pods, wave := glance.Nodes(nm), table.NoValue, table.NoValue, table.NoValue
 	if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
 		drained = fmt.Sprintf("%d/%d", glance.DrainedNodes(nm), nodes)
 	}
@@ -92,11 +71,29 @@ func (c tableConvertor) cells(internal *maintenance.NodeMaintenance, name, age s
 		wave = strconv.Itoa(number)
 	}
 	stage := string(nm.Spec.Stage)
-	if c.observed.isOverdue(internal) {
+	if observed.isOverdue(internal) {
 		stage += notObserved
 	}
 	return []any{
 		name, string(glance.Status(nm)), stage, int64(nodes), drained, pods, int64(glance.BlockedPods(nm)), age,
-		wave, cmp.Or(protocol.OneLine(nm.Spec.Reason, len(nm.Spec.Reason)), noValue), cmp.Or(protocol.UserName(v1alpha1.RequesterOf(nm)), noValue),
+		wave, tasks(nm, nodes), cmp.Or(protocol.OneLine(nm.Spec.Reason, len(nm.Spec.Reason)), table.NoValue), cmp.Or(protocol.UserName(v1alpha1.RequesterOf(nm)), table.NoValue),
 	}, nil
+}
+
+// tasks counts the nodes whose work is done or has failed.
+func tasks(nm *v1alpha1.NodeMaintenance, nodes int) string {
+	if nm.Spec.Task == nil {
+		return table.NoValue
+	}
+	states := map[v1alpha1.NodeTaskState]int{}
+	for i := range nm.Status.NodeStatuses {
+		if task := nm.Status.NodeStatuses[i].Task; task != nil {
+			states[task.State]++
+		}
+	}
+	text := fmt.Sprintf("%d/%d", states[v1alpha1.NodeTaskDone], nodes)
+	if failed := states[v1alpha1.NodeTaskFailed]; failed > 0 {
+		text += fmt.Sprintf(" (%d failed)", failed)
+	}
+	return text
 }

@@ -1,0 +1,246 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package next decides which units of a rollout start, and when a unit that runs ends. Its functions
+// are pure: values in and values out, without a clock.
+//
+// A node is out if it is not Ready, unschedulable, held by a maintenance, has a NodeTask, was
+// announced by a rollout, or soaks. Limits count the nodes that are out for whatever reason, so that
+// rollouts and users need not know of each other. A unit starts if every limit allows it, and if no
+// more units run then than were done since the last failure, plus one.
+//
+// Nothing is remembered between two decisions. What a rollout has tried, and how it ended, is in its
+// NodeMaintenances.
+package next
+
+import (
+	"time"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/window"
+)
+
+// Goal is what doneWhen is for a node.
+type Goal int
+
+const (
+	// NoGoal means that the rollout has no doneWhen, or that it depends on the state before the work
+	// and the work is done.
+	NoGoal Goal = iota
+	// GoalUnmet means that doneWhen is false.
+	GoalUnmet
+	// GoalMet means that doneWhen is true: the node needs no work.
+	GoalMet
+)
+
+// Member is a node that matches the selector of a rollout. A node that is too new for a rollout
+// without doneWhen is not a member.
+type Member struct {
+	Node string
+	Goal Goal
+}
+
+// Rollout is a rollout with what is known of it.
+type Rollout struct {
+	// Object is the rollout, with the newest status that the caller has written or read.
+	Object *v1alpha1.NodeMaintenanceRollout
+	// Members are the matching nodes.
+	Members []Member
+	// Attempts are the NodeMaintenances of the rollout.
+	Attempts []*v1alpha1.NodeMaintenance
+	// NotAuthorized says why the requester may not maintain the nodes; "" if they may.
+	NotAuthorized string
+	// Contradiction is the text that Contradictions has for the rollout.
+	Contradiction string
+}
+
+// Decision is what a rollout does next, and how far it is.
+type Decision struct {
+	// Start are the units to start, in their order.
+	Start []*Unit
+	// Units are all units by name, those to start as Running.
+	Units map[string]*Unit
+	// Nodes counts the matching nodes. Those of the units to start are running.
+	Nodes v1alpha1.RolloutNodes
+	// Progressing, Reason and Message are those of the condition Progressing.
+	Progressing bool
+	Reason      string
+	Message     string
+	// Window is the state of the windows, and Holds are the holds that apply.
+	Window window.State
+	Holds  window.Holding
+	// Next is the earliest time at which another decision may follow without an event; zero if none.
+	Next time.Time
+}
+
+// work is a unit that runs, soaks or has failed.
+type work struct {
+	maintenance string
+	nodes       []string
+	failed      bool
+	soaking     bool
+	paused      *v1alpha1.NodeMaintenance
+}
+
+// decider makes one decision.
+type decider struct {
+	*Rollout
+	cluster *Cluster
+	history history
+	running map[string]*work
+	units   map[string]*Unit
+	limits  []*limit
+	Decision
+}
+
+// Decide decides which units of a rollout start now.
+func Decide(c *Cluster, r *Rollout) Decision {
+	d := &decider{Rollout: r, cluster: c, history: readHistory(r.Attempts, c.failed)}
+	d.findRunning()
+	d.group()
+	d.readLimits()
+	for _, u := range d.units {
+		d.classify(u)
+	}
+	d.Units = d.units
+	refusal := ""
+	if d.stop(); d.Reason == "" {
+		refusal = d.start()
+	}
+	d.countNodes()
+	if d.Reason == "" {
+		d.progress(refusal)
+	}
+	return d.Decision
+}
+
+func (d *decider) wake(at time.Time) {
+	if at.After(d.cluster.Now) {
+		d.Next = window.Earliest(d.Next, at)
+	}
+}
+
+// findRunning finds the units that run, soak or have failed: those in the status, and the attempts
+// that have not ended.
+func (d *decider) findRunning() {
+	d.running = map[string]*work{}
+	for i := range d.Object.Status.Current {
+		unit := &d.Object.Status.Current[i]
+		w := &work{maintenance: unit.Maintenance, soaking: unit.Phase == v1alpha1.RolloutPhaseSoaking}
+		for j := range unit.Nodes {
+			w.nodes = append(w.nodes, unit.Nodes[j].Name)
+		}
+		d.running[unit.Unit] = w
+	}
+	for name, p := range d.history.units {
+		if p.running == nil {
+			continue
+		}
+		w := d.running[name]
+		if w == nil {
+			w = &work{maintenance: p.running.Name}
+			for i := range p.running.Status.NodeStatuses {
+				w.nodes = append(w.nodes, p.running.Status.NodeStatuses[i].NodeRef.Name)
+			}
+			d.running[name] = w
+		}
+		if pause := p.running.Status.Pause; v1alpha1.IsPaused(p.running) && pause != nil && pause.By != d.cluster.ServerUser {
+			w.paused = p.running
+		}
+	}
+	for _, w := range d.running {
+		_, w.failed = d.cluster.failed[w.maintenance]
+	}
+}
+
+// start chooses the units to start. It returns why the first one that does not start has to wait.
+func (d *decider) start() (refusal string) {
+	busy, current, nodes := 0, len(d.running), 0
+	for _, w := range d.running {
+		nodes += len(w.nodes)
+		if !w.failed {
+			busy++
+		}
+	}
+	width := d.width()
+	for _, u := range d.order() {
+		if busy >= width {
+			return refusal
+		}
+		reason := u.waits()
+		if current == protocol.MaxCurrentUnits || nodes+len(u.Nodes) > protocol.MaxCurrentNodes {
+			reason = "too many units run or have failed"
+		}
+		for _, l := range d.limits {
+			if reason != "" {
+				break
+			}
+			if domain, refused := l.refuses(u); refused {
+				if reason = "other units start first"; refusal == "" {
+					reason = d.refusal(l, domain)
+				}
+			}
+		}
+		if reason != "" {
+			if refusal == "" {
+				refusal = "unit " + u.Name + " waits: " + reason
+			}
+			continue
+		}
+		for _, l := range d.limits {
+			l.start(u)
+		}
+		u.State = StateRunning
+		d.Start = append(d.Start, u)
+		busy, current, nodes = busy+1, current+1, nodes+len(u.Nodes)
+	}
+	return refusal
+}
+
+// width returns how many units may run: one more than were done since the last failure. So the first
+// one is alone, and their number doubles with each round.
+func (d *decider) width() int {
+	width := 1
+	for _, s := range d.history.succeeded {
+		if w := d.running[s.unit]; (w == nil || !w.soaking) && !s.at.Before(d.history.lastFailure) {
+			width++
+		}
+	}
+	return width
+}
+
+// countNodes counts the matching nodes by their state. A node of a unit that runs is running even if
+// its own work is done: it returns with the others.
+func (d *decider) countNodes() {
+	count := &d.Nodes
+	byState := map[State]*int32{
+		StateWaiting: &count.Waiting, StateRunning: &count.Running, StateBlocked: &count.Blocked, StateFailed: &count.Failed,
+		StateSkipped: &count.Skipped, StateDone: &count.Done,
+	}
+	for _, u := range d.units {
+		count.Total += int32(u.total)
+		w := d.running[u.Name]
+		if w == nil {
+			*byState[u.State] += int32(len(u.Nodes))
+			count.Done += int32(u.total - len(u.Nodes))
+			continue
+		}
+		// Nodes that joined the unit later wait for its next attempt.
+		inside := map[string]bool{}
+		for _, name := range w.nodes {
+			if n := d.cluster.nodes[name]; n != nil {
+				inside[name] = true
+			}
+		}
+		late := 0
+		for _, n := range u.Nodes {
+			if !inside[n.Name] {
+				late++
+			}
+		}
+		count.Waiting += int32(late)
+		*byState[u.State] += int32(min(len(inside), u.total-late))
+		count.Done += int32(u.total - late - min(len(inside), u.total-late))
+	}
+}

@@ -1,0 +1,124 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package next
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Ending is how the rollout completes the maintenance of a unit.
+type Ending struct {
+	// Now is true if the rollout has to complete the maintenance.
+	Now bool
+	// Withdrawn is the value of the annotation of that write; "" if the work is done.
+	Withdrawn string
+	// Next is the time at which the drain is withdrawn if it does not move; zero if at none.
+	Next time.Time
+}
+
+// EndOf decides whether the maintenance of a unit ends. open is true if a window is open. A unit that
+// a worker has claimed, or may have claimed, or that has failed, only ends when its work is done.
+func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance, open bool) Ending {
+	if v1alpha1.IsEnding(nm) {
+		return Ending{}
+	}
+	done, left, noWorker := c.progressOf(unit, nm)
+	switch spec := &r.Object.Spec; {
+	case left == 0 && done > 0:
+		return Ending{Now: true}
+	case left == 0:
+		return Ending{Now: true, Withdrawn: WithdrawnGone}
+	case c.isKept(unit, nm):
+		return Ending{}
+	case noWorker:
+		return Ending{Now: true, Withdrawn: WithdrawnNoWorker}
+	case spec.Stage != v1alpha1.RolloutStageRoll:
+		return Ending{Now: true, Withdrawn: WithdrawnStopped}
+	case !r.hasAny(unit):
+		return Ending{Now: true, Withdrawn: WithdrawnGone}
+	case !open && spec.WhenClosed == v1alpha1.RolloutClosedWithdraw:
+		return Ending{Now: true, Withdrawn: WithdrawnClosed}
+	}
+	at := stalledAt(r.Object, nm)
+	if at.IsZero() || at.After(c.Now) {
+		return Ending{Next: at}
+	}
+	return Ending{Now: true, Withdrawn: WithdrawnBlocked}
+}
+
+// progressOf returns the number of nodes of a unit whose work is done, and of those whose work is not
+// done although they, or their tasks, exist. noWorker is true if no worker has claimed one in time.
+func (c *Cluster) progressOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) (done, left int, noWorker bool) {
+	records := map[string]*v1alpha1.NodeMaintenanceNodeTask{}
+	for i := range nm.Status.NodeStatuses {
+		records[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].Task
+	}
+	for i := range unit.Nodes {
+		name := unit.Nodes[i].Name
+		record := ptr.Deref(records[name], v1alpha1.NodeMaintenanceNodeTask{})
+		switch {
+		case record.State == v1alpha1.NodeTaskDone:
+			done++
+		case record.State == v1alpha1.NodeTaskGone:
+		case c.nodes[name] != nil || c.tasks[name] != nil:
+			left++
+			noWorker = noWorker || record.Reason == v1alpha1.NodeTaskNoWorker
+		}
+	}
+	return done, left, noWorker
+}
+
+// isKept reports whether a node of a unit has a task that the server may not take back.
+func (c *Cluster) isKept(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) bool {
+	for i := range unit.Nodes {
+		task := c.tasks[unit.Nodes[i].Name]
+		if task == nil || task.Spec.Maintenance.Name != nm.Name {
+			continue
+		}
+		switch task.Status.State {
+		case v1alpha1.NodeTaskDone:
+		case v1alpha1.NodeTaskOffered, "":
+			if task.Status.Holder != "" {
+				return true
+			}
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+// hasAny reports whether a node of a unit still matches.
+func (r *Rollout) hasAny(unit *v1alpha1.RolloutUnit) bool {
+	names := make(map[string]bool, len(unit.Nodes))
+	for i := range unit.Nodes {
+		names[unit.Nodes[i].Name] = true
+	}
+	for _, m := range r.Members {
+		if names[m.Node] {
+			return true
+		}
+	}
+	return false
+}
+
+// stalledAt returns the time at which a drain has not moved for the deadline; zero if none runs. A
+// drain that waits for pods to complete moves.
+func stalledAt(r *v1alpha1.NodeMaintenanceRollout, nm *v1alpha1.NodeMaintenance) time.Time {
+	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
+	if v1alpha1.IsPaused(nm) || meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) ||
+		progressing != nil && progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion {
+		return time.Time{}
+	}
+	since := latest(v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageDrain), timeOf(nm.Status.LastProgressTimestamp))
+	if since.IsZero() {
+		return time.Time{}
+	}
+	return since.Add(time.Duration(ptr.Deref(r.Spec.ProgressDeadlineSeconds, 3600)) * time.Second)
+}

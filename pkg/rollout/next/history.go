@@ -1,0 +1,168 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package next
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// The values of the annotation with which the server withdraws a NodeMaintenance of a rollout.
+const (
+	// WithdrawnBlocked means that the drain did not move for the deadline. It is tried again later.
+	WithdrawnBlocked = "Blocked"
+	// WithdrawnClosed means that the last open window closed. It is tried again in the next one.
+	WithdrawnClosed = "OutsideWindow"
+	// WithdrawnStopped means that the rollout is in stage Complete.
+	WithdrawnStopped = "Stopped"
+	// WithdrawnNoWorker means that no worker has claimed a node in time. It is a failure.
+	WithdrawnNoWorker = string(v1alpha1.NodeTaskNoWorker)
+	// WithdrawnGone means that the nodes of the unit no longer exist, or left the rollout.
+	WithdrawnGone = string(v1alpha1.NodeStatusGone)
+)
+
+// Outcome is how an attempt ended.
+type Outcome string
+
+const (
+	// Running means that the attempt has not ended: not all of its nodes are released.
+	Running Outcome = "Running"
+	// Done means that the work on all nodes that still exist is done.
+	Done Outcome = "Done"
+	// Withdrawn means that the server ended the attempt; the annotation has the reason.
+	Withdrawn Outcome = "Withdrawn"
+	// Released means that a user completed the maintenance before the work was done.
+	Released Outcome = "Released"
+)
+
+// OutcomeOf returns how an attempt, a NodeMaintenance of a rollout, ended.
+func OutcomeOf(nm *v1alpha1.NodeMaintenance) Outcome {
+	if !v1alpha1.IsDone(nm) {
+		return Running
+	}
+	if nm.Annotations[v1alpha1.AnnotationWithdrawn] != "" {
+		return Withdrawn
+	}
+	outcome := Released
+	for i := range nm.Status.NodeStatuses {
+		status := &nm.Status.NodeStatuses[i]
+		task := ptr.Deref(status.Task, v1alpha1.NodeMaintenanceNodeTask{})
+		switch {
+		case task.State == v1alpha1.NodeTaskDone:
+			outcome = Done
+		case status.Reason != v1alpha1.NodeStatusGone && task.State != v1alpha1.NodeTaskGone:
+			return Released
+		}
+	}
+	return outcome
+}
+
+// The time after which a blocked unit is tried again: it doubles with each blocked attempt.
+const (
+	firstRetry = 10 * time.Minute
+	lastRetry  = 6 * time.Hour
+)
+
+// past is what is known of the attempts for a unit.
+type past struct {
+	attempts, blocked int
+	// running is the attempt that has not ended.
+	running *v1alpha1.NodeMaintenance
+	// lastBlocked is the time at which the last blocked attempt ended.
+	lastBlocked time.Time
+	// noWorker and released name an attempt that ended so. It counts until a user deletes it.
+	noWorker, released string
+}
+
+// retry returns the earliest time of the next attempt.
+func (p *past) retry() time.Time {
+	wait := firstRetry
+	for i := 1; i < p.blocked && wait < lastRetry; i++ {
+		wait *= 2
+	}
+	return p.lastBlocked.Add(min(wait, lastRetry))
+}
+
+// history is what the attempts of a rollout tell.
+type history struct {
+	units map[string]*past
+	// done has the time at which the work on a node was done, by the UID of the node.
+	done map[types.UID]time.Time
+	// lastFailure is the time of the last failure that no user has resolved.
+	lastFailure time.Time
+	// succeeded are the attempts that ended as Done.
+	succeeded []success
+}
+
+// success is an attempt that ended as Done.
+type success struct {
+	unit string
+	at   time.Time
+}
+
+func (h *history) unit(name string) *past {
+	p := h.units[name]
+	if p == nil {
+		p = &past{}
+		h.units[name] = p
+	}
+	return p
+}
+
+// readHistory reads the attempts of a rollout. failed has the times of failures by maintenance.
+func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Time) history {
+	h := history{units: map[string]*past{}, done: map[types.UID]time.Time{}}
+	for _, nm := range attempts {
+		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
+		p := h.unit(unit)
+		p.attempts++
+		for i := range nm.Status.NodeStatuses {
+			status := &nm.Status.NodeStatuses[i]
+			if status.Task != nil && status.Task.State == v1alpha1.NodeTaskDone {
+				h.done[status.NodeRef.UID] = timeOf(status.Task.EndTime)
+			}
+		}
+		outcome, ended := OutcomeOf(nm), v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
+		if outcome == Running {
+			p.running = nm
+			h.lastFailure = latest(h.lastFailure, failed[nm.Name])
+			continue
+		}
+		if nm.DeletionTimestamp != nil {
+			continue
+		}
+		switch {
+		case outcome == Done:
+			h.succeeded = append(h.succeeded, success{unit, ended})
+		case outcome == Released:
+			p.released = nm.Name
+		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnNoWorker:
+			p.noWorker = nm.Name
+			h.lastFailure = latest(h.lastFailure, ended)
+		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnBlocked:
+			p.blocked++
+			p.lastBlocked = latest(p.lastBlocked, ended)
+		}
+	}
+	return h
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+func timeOf(t *metav1.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.Time
+}

@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package next
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
+)
+
+// notReadyGrace is the time for which a node that is not Ready does not count as out: a kubelet that
+// restarts is not Ready for some seconds.
+const notReadyGrace = 30 * time.Second
+
+// Node is what a decision needs to know of a node.
+type Node struct {
+	// Name, UID and Labels are those of the Node.
+	Name   string
+	UID    types.UID
+	Labels map[string]string
+	// Pods is the number of pods that have to leave. Units with few pods start first.
+	Pods int
+
+	controlPlane bool
+	// down is why the node is out of service, as the Node itself shows it. It completes a sentence
+	// that begins with the name of the node, as the following texts do.
+	down string
+	// taken is why the node is out, or is about to be, as objects of Haulout show it.
+	taken string
+	// skip is why no rollout takes the node until a user acts; wait is why none takes it yet.
+	skip, wait string
+}
+
+// NewNode returns what a decision needs to know of a node. holders are the maintenances that select
+// it, pods is the number of its pods that have to leave.
+func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, pods int, now time.Time) Node {
+	n := Node{
+		Name: node.Name, UID: node.UID, Labels: node.Labels, Pods: pods, controlPlane: protocol.IsControlPlane(node),
+	}
+	isOfRollout := false
+	for _, nm := range holders {
+		switch {
+		case !v1alpha1.IsHolding(nm):
+		case nm.Spec.Task == nil:
+			n.taken = fmt.Sprintf("is held by NodeMaintenance %s", nm.Name)
+			n.skip = n.taken + ", which has no task"
+		default:
+			isOfRollout = true
+			if n.taken == "" {
+				n.taken = fmt.Sprintf("is held by NodeMaintenance %s", nm.Name)
+			}
+		}
+	}
+	unready, young := readiness(node, now)
+	switch {
+	case unready != "" && young:
+		n.wait = unready
+	case unready != "":
+		n.down = unready
+	case node.Spec.Unschedulable:
+		n.down = "is unschedulable"
+	}
+	_, isExempt := node.Annotations[v1alpha1.AnnotationSkipRollouts]
+	switch {
+	case isExempt:
+		n.skip = "has the annotation " + v1alpha1.AnnotationSkipRollouts
+	case n.skip != "":
+	case marks.IsCordonedByOthers(node):
+		n.skip = "is unschedulable, and not by Haulout"
+	// A node that another rollout has taken may be rebooting.
+	case unready != "" && !young && !isOfRollout:
+		n.skip = unready
+	}
+	return n
+}
+
+// readiness returns why a node is not ready, or "". young is true in the first seconds. The time
+// comes from the clock of the node or of a controller; one in the future gives no grace.
+func readiness(node *corev1.Node, now time.Time) (unready string, young bool) {
+	since, ready := node.CreationTimestamp, corev1.ConditionUnknown
+	for i := range node.Status.Conditions {
+		if c := &node.Status.Conditions[i]; c.Type == corev1.NodeReady {
+			since, ready = c.LastTransitionTime, c.Status
+		}
+	}
+	if ready != corev1.ConditionTrue {
+		age := now.Sub(since.Time)
+		return "is not Ready", age >= 0 && age < notReadyGrace
+	}
+	if protocol.HasReadinessTaint(node) {
+		return "has a taint " + v1alpha1.TaintReadinessPrefix + "…", false
+	}
+	return "", false
+}
+
+// why returns why the node is out of service, or about to be; "" if it is not.
+func (n *Node) why() string {
+	if n.down != "" {
+		return n.down
+	}
+	return n.taken
+}
+
+// isOut reports whether the node counts as out.
+func (n *Node) isOut() bool { return n.down != "" || n.taken != "" }
