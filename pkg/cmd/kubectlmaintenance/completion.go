@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
 
 const completionLimit = 500
@@ -140,25 +141,19 @@ func (e *environment) completeRollouts(cmd *cobra.Command, args []string, toComp
 
 // completeUnits returns the units of a rollout that can be tried again as completions.
 func (e *environment) completeUnits(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-	return e.completeFirst(nil, toComplete, func(c clients) ([]string, error) {
-		name := rolloutName(args[0])
-		all, err := rolloutsNamed(cmd.Context(), c, name)
+	return e.completeFirst(nil, toComplete, func(c clients) (names []string, err error) {
+		all, err := rolloutsNamed(cmd.Context(), c, rolloutName(args[0]))
 		if err != nil {
 			return nil, err
 		}
-		units := sets.New[string]()
-		for _, u := range all[0].Status.Current {
-			if u.Phase == v1alpha1.RolloutPhaseFailed {
-				units.Insert(u.Unit)
+		f := show.RolloutFacts{Rollout: &all[0]}
+		f.Maintenances, err = maintenancesOfRollout(cmd.Context(), c, all[0].Name)
+		for _, u := range f.Units() {
+			if show.Retriable(&u) {
+				names = append(names, u.Unit)
 			}
 		}
-		past, err := maintenancesOfRollout(cmd.Context(), c, name)
-		for i := range past {
-			if wasReleased(&past[i]) {
-				units.Insert(past[i].Annotations[v1alpha1.AnnotationRolloutUnit])
-			}
-		}
-		return sets.List(units), err
+		return names, err
 	})
 }
 

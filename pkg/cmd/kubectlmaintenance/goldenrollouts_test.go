@@ -176,7 +176,9 @@ func idles(r *v1alpha1.NodeMaintenanceRollout) {
 	progressing(metav1.ConditionFalse, v1alpha1.ReasonIdle, "The stage is Idle: no unit starts.")(r)
 }
 
-func unobserved(r *v1alpha1.NodeMaintenanceRollout) { r.Status = v1alpha1.NodeMaintenanceRolloutStatus{} }
+func unobserved(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Status = v1alpha1.NodeMaintenanceRolloutStatus{}
+}
 
 func halted(r *v1alpha1.NodeMaintenanceRollout) {
 	r.Spec.MaxFailed, r.Status.Current = 0, r.Status.Current[1:2]
@@ -382,7 +384,7 @@ func hostileRollout() []runtime.Object {
 	return []runtime.Object{r, mine, task("node-003", v1alpha1.NodeTaskClaimed, hostile, "bob"+hostile)}
 }
 
-// TestAFullTerminalHasTheFailedUnitAndWhoMustAct shows a rollout with many units on a small terminal.
+// TestAFullTerminalHasTheFailedUnitAndWhoMustAct shows a rollout with many units on a terminal.
 func TestAFullTerminalHasTheFailedUnitAndWhoMustAct(t *testing.T) {
 	r := rollout(manyUnits)
 	r.Status.Current[40].Phase, r.Status.Nodes.Failed = v1alpha1.RolloutPhaseFailed, 1

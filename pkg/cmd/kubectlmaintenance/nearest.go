@@ -68,8 +68,8 @@ func didYouMean(suggestion string) string {
 	return ". Did you mean " + suggestion + "?"
 }
 
-// suggestName returns the name of an existing maintenance or rollout if an error reports that one with
-// a similar name does not exist.
+// suggestName returns the name of an existing maintenance or rollout if an error reports that one
+// with a similar name does not exist.
 func (e *environment) suggestName(ctx context.Context, err error) string {
 	var status apierrors.APIStatus
 	if !isMissing(err) || !errors.As(err, &status) {

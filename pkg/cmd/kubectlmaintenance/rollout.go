@@ -56,36 +56,39 @@ hands ("kubectl maintenance take"). Create it with kubectl apply; docs/rollouts.
 	return cmd
 }
 
+// changing completes a command that changes the rollout of its first argument.
+func (e *environment) changing(cmd *cobra.Command, operation string, run func(context.Context, *waitOptions, string) error) *cobra.Command {
+	o := &waitOptions{output: outputOfObjects(operation)}
+	cmd.Args, cmd.ValidArgsFunction = exactArgs(cmd.Name()+" needs the name of a rollout", 1), e.completeRollouts
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return run(cmd.Context(), o, rolloutName(args[0])) }
+	o.addWriteFlags(cmd)
+	return cmd
+}
+
 func (e *environment) newHoldCommand() *cobra.Command {
-	o := &waitOptions{output: outputOfObjects("held")}
 	var hold v1alpha1.RolloutHold
 	var drains bool
 	cmd := &cobra.Command{
-		Use:   "hold NAME --reason=TEXT",
-		Short: "Hold a rollout: no further unit starts",
+		Use: "hold NAME --reason=TEXT", Short: "Hold a rollout: no further unit starts", SuggestFor: []string{"pause", "suspend", "freeze"},
 		Long: `Hold a rollout: no further unit starts. Units that run finish. With --drains, units that no worker has claimed are
 paused, too: their nodes stay cordoned, and no further pod is asked to leave.
 
 You need the right to patch the rollout, and no right to its nodes. The hold has your user name, unless you give it
 another name. A rollout is held as long as it has a hold; "kubectl maintenance rollout resume NAME" removes yours.`,
 		Example: `  kubectl maintenance rollout hold kernel-6-12 --reason='storage rebuilds'`,
-		Args:    exactArgs("hold needs the name of a rollout", 1), ValidArgsFunction: e.completeRollouts,
-		SuggestFor: []string{"pause", "suspend", "freeze"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if hold.Reason == "" {
-				return errors.New("hold needs --reason: other users see it, and decide whether they can go on")
-			}
-			if hold.Stops = v1alpha1.RolloutHoldStarts; drains {
-				hold.Stops = v1alpha1.RolloutHoldDrains
-			}
-			return e.hold(cmd.Context(), o, rolloutName(args[0]), hold)
-		},
 	}
 	cmd.Flags().StringVar(&hold.Reason, "reason", "", "Why the rollout is held.")
 	cmd.Flags().StringVar(&hold.Name, "name", "", "The name of the hold; the default is your user name.")
 	cmd.Flags().BoolVar(&drains, "drains", false, "Also pause the drains of units that no worker has claimed.")
-	o.addWriteFlags(cmd)
-	return cmd
+	return e.changing(cmd, "held", func(ctx context.Context, o *waitOptions, name string) error {
+		if hold.Reason == "" {
+			return errors.New("hold needs --reason: other users see it, and decide whether they can go on")
+		}
+		if hold.Stops = v1alpha1.RolloutHoldStarts; drains {
+			hold.Stops = v1alpha1.RolloutHoldDrains
+		}
+		return e.hold(ctx, o, name, hold)
+	})
 }
 
 func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hold v1alpha1.RolloutHold) error {
@@ -125,23 +128,17 @@ func holdName(user string) string {
 }
 
 func (e *environment) newRolloutResumeCommand() *cobra.Command {
-	o := &waitOptions{output: outputOfObjects("resumed")}
 	var hold string
 	cmd := &cobra.Command{
-		Use:   "resume NAME",
-		Short: "Remove your holds of a rollout",
+		Use: "resume NAME", Short: "Remove your holds of a rollout", SuggestFor: []string{"unhold", "release", "continue"},
 		Long: `Remove your holds of a rollout, or the one with --name. The rollout continues when no hold is left. To remove the
 hold of another user you need the right to maintain the nodes of the rollout.`,
 		Example: `  kubectl maintenance rollout resume kernel-6-12`,
-		Args:    exactArgs("resume needs the name of a rollout", 1), ValidArgsFunction: e.completeRollouts,
-		SuggestFor: []string{"unhold", "release", "continue"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.removeHolds(cmd.Context(), o, rolloutName(args[0]), hold)
-		},
 	}
 	cmd.Flags().StringVar(&hold, "name", "", "Remove the hold with this name.")
-	o.addWriteFlags(cmd)
-	return cmd
+	return e.changing(cmd, "resumed", func(ctx context.Context, o *waitOptions, name string) error {
+		return e.removeHolds(ctx, o, name, hold)
+	})
 }
 
 func (e *environment) removeHolds(ctx context.Context, o *waitOptions, name, hold string) error {
@@ -186,25 +183,20 @@ func (e *environment) holds(holds []v1alpha1.RolloutHold) string {
 const clockSkew = 5 * time.Minute
 
 func (e *environment) newRunNowCommand() *cobra.Command {
-	o := &waitOptions{output: outputOfObjects("opened")}
 	var length time.Duration
 	cmd := &cobra.Command{
-		Use:   "run-now NAME --for=DURATION",
-		Short: "Open a window of a rollout immediately",
+		Use: "run-now NAME --for=DURATION", Short: "Open a window of a rollout immediately",
 		Long: `Open a window of a rollout immediately, for a limited time: the command adds an entry to spec.windows, and removes
 entries for single windows that are over. Limits and holds apply as always.`,
 		Example: `  kubectl maintenance rollout run-now kernel-6-12 --for=2h`,
-		Args:    exactArgs("run-now needs the name of a rollout", 1), ValidArgsFunction: e.completeRollouts,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if length < time.Minute {
-				return errors.New("run-now needs --for, the time for which units may start: at least 1m, such as 2h")
-			}
-			return e.runNow(cmd.Context(), o, rolloutName(args[0]), length)
-		},
 	}
 	cmd.Flags().DurationVar(&length, "for", 0, "How long units may start, such as 2h.")
-	o.addWriteFlags(cmd)
-	return cmd
+	return e.changing(cmd, "opened", func(ctx context.Context, o *waitOptions, name string) error {
+		if length < time.Minute {
+			return errors.New("run-now needs --for, the time for which units may start: at least 1m, such as 2h")
+		}
+		return e.runNow(ctx, o, name, length)
+	})
 }
 
 func (e *environment) runNow(ctx context.Context, o *waitOptions, name string, length time.Duration) error {
@@ -231,23 +223,14 @@ func (e *environment) runNow(ctx context.Context, o *waitOptions, name string, l
 }
 
 func (e *environment) newStopCommand() *cobra.Command {
-	o := &waitOptions{output: outputOfObjects("stopped")}
-	cmd := &cobra.Command{
-		Use:   "stop NAME",
-		Short: "End a rollout: nothing starts any more",
+	return e.changing(&cobra.Command{
+		Use: "stop NAME", Short: "End a rollout: nothing starts any more", SuggestFor: []string{"complete", "cancel", "abort", "end", "undo"},
 		Long: `End a rollout: it moves to stage Complete, and never back. No further unit starts. Nodes that no worker has claimed
 return to service now, claimed ones when their work is done. Units with a failed node stay until you act.
 
 To stop it for a while: "kubectl maintenance rollout hold NAME".`,
 		Example: `  kubectl maintenance rollout stop kernel-6-12`,
-		Args:    exactArgs("stop needs the name of a rollout", 1), ValidArgsFunction: e.completeRollouts,
-		SuggestFor: []string{"complete", "cancel", "abort", "end", "undo"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.stop(cmd.Context(), o, rolloutName(args[0]))
-		},
-	}
-	o.addWriteFlags(cmd)
-	return cmd
+	}, "stopped", e.stop)
 }
 
 func (e *environment) stop(ctx context.Context, o *waitOptions, name string) error {

@@ -120,8 +120,8 @@ func rolloutsNamed(ctx context.Context, c clients, name string) ([]v1alpha1.Node
 	return list.Items, nil
 }
 
-// theRollout returns the named rollout. Without a name, it returns the only one that is not in stage
-// Complete; nil if there is none or more than one.
+// theRollout returns the named rollout. Without a name, it returns the only one that is not
+// complete; nil if there is none or more than one.
 func theRollout(all []v1alpha1.NodeMaintenanceRollout, name string) *v1alpha1.NodeMaintenanceRollout {
 	var one *v1alpha1.NodeMaintenanceRollout
 	for i := range all {
@@ -146,8 +146,8 @@ func pastOf(ctx context.Context, c clients, name string) (past []v1alpha1.NodeMa
 }
 
 const (
-	// rolloutPollEvery is the interval at which --watch reads a rollout, and pastEvery that at which
-	// it reads the maintenances, of which there may be thousands.
+	// rolloutPollEvery is the interval at which --watch reads a rollout, and pastEvery that at
+	// which it reads the maintenances, of which there may be thousands.
 	rolloutPollEvery = 2 * time.Second
 	pastEvery        = time.Minute
 )

@@ -100,7 +100,7 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 			case task.Status.State != v1alpha1.NodeTaskOffered || task.Status.Holder != "":
 				return notForTaking(task)
 			default:
-				// A conflict means that another worker, or the server, was faster: see the next read.
+				// After a conflict, the next read shows who was faster.
 				_, err := e.report(ctx, c, task, map[string]any{"holder": holderOf(user), "message": o.message})
 				switch {
 				case err == nil:

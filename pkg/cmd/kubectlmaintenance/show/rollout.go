@@ -98,7 +98,7 @@ func Rollout(f RolloutFacts, o Options) []screen.Line {
 		lines = append(lines, wrap("  ", "note: "+note, o.columns(), screen.Warning)...)
 	}
 	lines = append(append(lines, screen.Line{}), f.progress(o)...)
-	units := f.allUnits()
+	units := f.Units()
 	failure := f.failure(units, o)
 	tail := append(failure, f.cause(len(failure) > 0, o)...)
 	shown := len(units)
@@ -216,9 +216,14 @@ const (
 	phaseReleased = v1alpha1.RolloutPhase(next.Released)
 )
 
-// allUnits returns the units that run or have failed, and those whose last attempt has ended without
+// Retriable reports whether a user can let a unit that Units has returned start again.
+func Retriable(u *v1alpha1.RolloutUnit) bool {
+	return u.Phase == v1alpha1.RolloutPhaseFailed || u.Phase == phaseBlocked || u.Phase == phaseReleased
+}
+
+// Units returns the units that run or have failed, and those whose last attempt has ended without
 // success: failed ones first, then those that do not run, then the oldest.
-func (f *RolloutFacts) allUnits() []v1alpha1.RolloutUnit {
+func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 	units := slices.Clone(f.Rollout.Status.Current)
 	last := map[string]*v1alpha1.NodeMaintenance{}
 	for i := range f.Maintenances {
