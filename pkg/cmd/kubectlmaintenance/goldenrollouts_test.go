@@ -242,7 +242,7 @@ func rolling() []runtime.Object {
 	unit := func(node string, attempt int, modify ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
 		nm := completed()
 		nm.Name, nm.UID = fmt.Sprintf("kernel-6-12-%s-%d", node, attempt), types.UID(fmt.Sprint(node, attempt))
-		nm.CreationTimestamp = before(40 * time.Minute)
+		nm.CreationTimestamp = before(40 * time.Minute / time.Duration(attempt))
 		nm.Labels = map[string]string{v1alpha1.LabelRollout: "kernel-6-12"}
 		nm.Annotations = map[string]string{v1alpha1.AnnotationRolloutUnit: node}
 		return build.With(nm, modify...)
@@ -255,7 +255,6 @@ func rolling() []runtime.Object {
 	}
 	withdrawn := func(why string) func(*v1alpha1.NodeMaintenance) {
 		return func(nm *v1alpha1.NodeMaintenance) {
-			nm.CreationTimestamp = before(25 * time.Minute)
 			nm.Annotations[v1alpha1.AnnotationWithdrawn], nm.Status.NodeStatuses = why, nil
 		}
 	}
@@ -274,7 +273,7 @@ func rolling() []runtime.Object {
 // releasedUnits returns a halted rollout without a unit that runs: no worker has come to one, and a
 // user has completed the maintenance of another one.
 func releasedUnits() []runtime.Object {
-	r := rollout(halted)
+	r := rollout(halted, progressing(metav1.ConditionFalse, v1alpha1.ReasonHalted, "1 unit has failed, more than maxFailed (0): node-005."))
 	r.Status.Current = nil
 	objects := []runtime.Object{r}
 	for _, object := range rolling() {
