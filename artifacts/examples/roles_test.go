@@ -34,6 +34,12 @@ func right(group, resource string, verbs ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}
 }
 
+func worker(verb, class string) rbacv1.PolicyRule {
+	rule := right(v1alpha1.GroupName, "workers", verb)
+	rule.ResourceNames = []string{class}
+	return rule
+}
+
 // TestRolesOfTasks has the requests of each task of the users who maintain nodes. The roles for
 // operators and administrators are sufficient. Some rights are in no role: the specs of pods may
 // have secrets, and events are about objects of all kinds.
@@ -41,6 +47,7 @@ func TestRolesOfTasks(t *testing.T) {
 	const group, none = v1alpha1.GroupName, ""
 	maintainers := []string{"haulout-maintenance-operator", "haulout-maintenance-admin"}
 	viewers := append([]string{"haulout-maintenance-view"}, maintainers...)
+	holders := append([]string{"haulout-rollout-holder"}, maintainers...)
 	roles := rulesOf(t, "../base/rbac-users.yaml")
 	for task, test := range map[string]struct {
 		requests []rbacv1.PolicyRule
@@ -57,6 +64,17 @@ func TestRolesOfTasks(t *testing.T) {
 		"cancel":                  {[]rbacv1.PolicyRule{right(group, "nodemaintenances", "delete")}, maintainers},
 		"history of the status":   {[]rbacv1.PolicyRule{right(group, "nodemaintenances", "get")}, viewers},
 		"cancel all":              {[]rbacv1.PolicyRule{right(group, "nodemaintenances", "deletecollection")}, maintainers[1:]},
+		"start a rollout":         {[]rbacv1.PolicyRule{right(group, "nodemaintenancerollouts", "create", "get")}, maintainers},
+		"watch a rollout":         {[]rbacv1.PolicyRule{right(group, "nodemaintenancerollouts", "list", "watch"), right(group, "nodetasks", "list", "watch")}, viewers},
+		"hold a rollout":          {[]rbacv1.PolicyRule{right(group, "nodemaintenancerollouts", "get", "patch")}, holders},
+		"start the work again":    {[]rbacv1.PolicyRule{right(group, "nodetasks", "delete")}, maintainers},
+		"take a node": {
+			[]rbacv1.PolicyRule{right(group, "nodetasks/status", "patch"), worker("progress", v1alpha1.WorkerClassPerson), worker("assign", v1alpha1.WorkerClassPerson)}, maintainers,
+		},
+		"have nodes rebooted":     {[]rbacv1.PolicyRule{worker("assign", v1alpha1.WorkerClassReboot)}, maintainers},
+		"pretend to reboot":       {[]rbacv1.PolicyRule{worker("progress", v1alpha1.WorkerClassReboot)}, nil},
+		"run a script":            {[]rbacv1.PolicyRule{worker("assign", "x"+v1alpha1.WorkerClassJobSuffix)}, nil},
+		"create tasks of nodes":   {[]rbacv1.PolicyRule{right(group, "nodetasks", "create")}, nil},
 		"history of the events":   {[]rbacv1.PolicyRule{right("events.k8s.io", "events", "list")}, nil},
 		"read pods":               {[]rbacv1.PolicyRule{right(none, "pods", "get")}, nil},
 		"write the status":        {[]rbacv1.PolicyRule{right(group, "nodemaintenances/status", "patch")}, nil},

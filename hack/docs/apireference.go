@@ -20,7 +20,7 @@ import (
 const typePrefix = "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1."
 
 // kinds are the kinds in the order of the page. The types of the fields of a kind follow the kind.
-var kinds = []string{"NodeMaintenance", "Evacuation", "NodeMaintenancePreview"}
+var kinds = []string{"NodeMaintenance", "NodeMaintenanceRollout", "NodeTask", "Evacuation", "NodeMaintenancePreview"}
 
 // writeAPIReference writes the page about every kind and field of the API. The texts are the
 // comments of the Go types, which the server publishes in its OpenAPI.

@@ -19,7 +19,7 @@ func TestOrder(t *testing.T) {
 	o := genericoptions.NewAdmissionOptions()
 	Configure(o, &rights.Rules{}, func() []string { return nil })
 	want := []string{
-		"NamespaceLifecycle", "NodeMaintenance", "Evacuation", "MutatingAdmissionPolicy", "MutatingAdmissionWebhook",
+		"NamespaceLifecycle", "NodeMaintenance", "NodeMaintenanceRollout", "NodeTask", "Evacuation", "MutatingAdmissionPolicy", "MutatingAdmissionWebhook",
 		"ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook",
 	}
 	is.Slices(t, o.RecommendedPluginOrder, want, "order")

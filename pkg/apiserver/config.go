@@ -18,6 +18,8 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/registry/maintenance/evacuation"
 	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
+	"haulout.dev/haulout/pkg/registry/maintenance/nodetask"
+	"haulout.dev/haulout/pkg/registry/maintenance/rollout"
 )
 
 // ExtraConfig is the configuration of the Haulout server in addition to that of a generic server.
@@ -97,13 +99,25 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	rollouts, err := rollout.NewStorage(Scheme, options, noLeader, newest)
+	if err != nil {
+		return nil, err
+	}
+	tasks, err := nodetask.NewStorage(Scheme, options, isServer)
+	if err != nil {
+		return nil, err
+	}
 	group := genericapiserver.NewDefaultAPIGroupInfo(maintenance.GroupName, Scheme, ParameterCodec, Codecs)
 	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage{
-		"nodemaintenances":         maintenances.NodeMaintenance,
-		"nodemaintenances/status":  maintenances.Status,
-		"nodemaintenances/preview": maintenances.Preview,
-		"evacuations":              evacuations.Evacuation,
-		"evacuations/status":       evacuations.Status,
+		"nodemaintenances":               maintenances.NodeMaintenance,
+		"nodemaintenances/status":        maintenances.Status,
+		"nodemaintenances/preview":       maintenances.Preview,
+		"nodemaintenancerollouts":        rollouts.Rollout,
+		"nodemaintenancerollouts/status": rollouts.Status,
+		"nodetasks":                      tasks.NodeTask,
+		"nodetasks/status":               tasks.Status,
+		"evacuations":                    evacuations.Evacuation,
+		"evacuations/status":             evacuations.Status,
 	}
 	if err := generic.InstallAPIGroup(&group); err != nil {
 		return nil, err

@@ -142,7 +142,7 @@ func (s *Selection) TooLarge(nm *v1alpha1.NodeMaintenance) error {
 		return nil
 	}
 	nodes := s.Count(nm.Name)
-	bytes := size.StatusBytes(nm.Spec.DrainPlan, nodes) + size.PoolsBytes(nm.Status.Pools, nodes)
+	bytes := size.StatusBytes(nm.Spec.DrainPlan, nodes) + size.PoolsBytes(nm.Status.Pools, nodes) + size.TaskBytes(nm.Spec.Task, nodes)
 	if bytes > size.MaxStatusBytes {
 		return fmt.Errorf("the status of %d nodes with this drain plan would take %d KiB, at most %d KiB can be stored: "+
 			"select fewer nodes or use fewer pod selectors; the maintenance takes no further nodes", nodes, bytes>>10, size.MaxStatusBytes>>10)

@@ -29,11 +29,13 @@ const (
 	// on ResourceWorkers of the API group of Haulout.
 	VerbAssign = "assign"
 	// VerbProgress is the verb that grants the right to claim nodes as a worker of a class, and to
-	// report the work: on ResourceWorkers for all nodes, on its subresource "node" only for the node
-	// that the token of the user names.
+	// report the work: on ResourceWorkers for all nodes, on its subresource WorkersOfNode only for
+	// the node that the token of the user names.
 	VerbProgress = "progress"
 	// ResourceWorkers is the resource of which the names are the classes of workers.
 	ResourceWorkers = "workers"
+	// WorkersOfNode is the subresource of ResourceWorkers for the node of the user.
+	WorkersOfNode = "node"
 )
 
 // Rules are the options that decide which rights are sufficient to maintain a node. A user needs

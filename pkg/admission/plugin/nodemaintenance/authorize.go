@@ -5,33 +5,22 @@ package nodemaintenance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 
+	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
 	"haulout.dev/haulout/pkg/host/rights"
-)
-
-const (
-	// askAtMost is the maximum number of joining nodes for which a request checks the rights. The
-	// controller checks the other nodes before it changes them.
-	askAtMost = 500
-	// refusalsAtMost is the number of refused nodes after which the checks stop. An error names at
-	// most this number of nodes.
-	refusalsAtMost = 10
 )
 
 // nodeSet is a set of nodes by name. The value is nil for a node that is in a status but not in the
@@ -179,81 +168,17 @@ func (c *change) toCheck(rules rights.Rules) (leaving, joining rights.Nodes) {
 	return leaving, joining
 }
 
-// authorize refuses the write if the user is not allowed to maintain its nodes. It has no cache of
-// its own: if a conflict repeats the request, the delegated authorizer uses its cache. It returns
-// the pools through which the user is allowed to maintain nodes, by the name of the node.
-func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *change) (map[string]string, error) {
-	q := rights.Questioner{
-		Authorizer: p.authorizer, User: a.GetUserInfo(), Rules: p.rules, AtMost: askAtMost, RefusalsAtMost: refusalsAtMost,
+// authorize refuses the write if the user is not allowed to maintain its nodes, or to have them
+// offered to the workers of its task. It returns the pools through which the user is allowed to
+// maintain nodes, by the name of the node.
+func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, nm, old *maintenance.NodeMaintenance, c *change) (map[string]string, error) {
+	checker := noderights.Checker{
+		Authorizer: p.authorizer, Rules: p.rules, Effect: "so the user may neither put them under maintenance nor release them",
 	}
-	asking, cancel := withTimeToAnswer(ctx)
-	defer cancel()
 	leaving, joining := c.toCheck(p.rules)
-	verdict, err := q.AskChange(asking, leaving, joining)
-	switch {
-	case len(verdict.Refused) > 0:
-		return nil, admission.NewForbidden(a, fmt.Errorf("user %q may not maintain %s", a.GetUserInfo().GetName(),
-			p.describeRefused(asking, q, verdict, leaving, joining)))
-	case errors.Is(err, context.DeadlineExceeded) && len(c.leaving) > 0:
-		return nil, admission.NewForbidden(a, fmt.Errorf("the authorizer did not answer in time whether user %q may maintain each of the %d nodes to release; "+
-			"release the nodes in steps, by narrowing spec.nodeSelector", a.GetUserInfo().GetName(), len(c.leaving)))
-	case err != nil:
-		return nil, apierrors.NewInternalError(err)
+	pools, err := checker.Check(ctx, a, leaving, joining)
+	if err == nil && sendsToNodes(nm, old) && nm.Spec.Task != nil {
+		err = checker.CheckWorker(ctx, a, nm.Spec.Task.Worker)
 	}
-	return verdict.Pools, nil
-}
-
-// withTimeToAnswer returns a context that ends shortly before the request does, so that time for a
-// response is left.
-func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, time.Until(deadline)*4/5)
-}
-
-// describeRefused names the refused nodes that the user may read, counts the other refused nodes,
-// and describes which rights would be sufficient. A selector matches labels, so the name of a
-// matching node, or its pool, would reveal its labels to a user who may not read the node.
-func (p *Plugin) describeRefused(ctx context.Context, q rights.Questioner, verdict rights.Verdict, all ...rights.Nodes) string {
-	var names, pools []string
-	for _, name := range verdict.Refused {
-		if !q.MayGet(ctx, name) {
-			continue
-		}
-		names = append(names, name)
-		for _, nodes := range all {
-			pools = append(pools, nodes.Pools[name]...)
-		}
-	}
-	text := fmt.Sprintf("%d of the nodes", len(verdict.Refused))
-	if verdict.More {
-		text = fmt.Sprintf("at least %d of the nodes", len(verdict.Refused))
-	}
-	switch hidden := len(verdict.Refused) - len(names); {
-	case len(names) == 0:
-	case hidden > 0:
-		text += fmt.Sprintf(" (%s and %d that the user may not get)", strings.Join(names, ", "), hidden)
-	default:
-		text += fmt.Sprintf(" (%s)", strings.Join(names, ", "))
-	}
-	slices.Sort(pools)
-	return text + ", so the user may neither put them under maintenance nor release them; " + p.sufficient(slices.Compact(pools))
-}
-
-// sufficient describes which rights are sufficient to maintain a node. pools are the pools of
-// refused nodes.
-func (p *Plugin) sufficient(pools []string) string {
-	text := fmt.Sprintf("for each node, one of these rights is needed: %q on nodes (the core API group), or %q on nodes of %s",
-		"delete", rights.VerbMaintain, v1alpha1.GroupName)
-	if p.rules.PoolLabel == "" {
-		return text
-	}
-	which := "the name of a pool"
-	if len(pools) > 0 {
-		which = "here " + strings.Join(pools, ", ")
-	}
-	return text + fmt.Sprintf(", or, except for control-plane nodes, %q on nodepools of that group (the pool is the label %s; %s)",
-		rights.VerbMaintain, p.rules.PoolLabel, which)
+	return pools, err
 }

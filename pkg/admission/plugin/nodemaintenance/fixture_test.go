@@ -59,6 +59,8 @@ type host struct {
 	maintainAsked []string
 	running       int
 	most          int
+	// assigns has the classes of workers that the user may assign.
+	assigns []string
 }
 
 func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -70,6 +72,12 @@ func (h *host) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	}
 	if a.GetVerb() == "maintain" && a.GetAPIGroup() == "maintenance.haulout.dev" && a.GetUser() == h.user {
 		return h.maintain(a)
+	}
+	if a.GetVerb() == "assign" && a.GetResource() == "workers" {
+		if slices.Contains(h.assigns, a.GetName()) {
+			return authorizer.DecisionAllow, "", nil
+		}
+		return authorizer.DecisionNoOpinion, "", nil
 	}
 	h.mu.Lock()
 	h.running++

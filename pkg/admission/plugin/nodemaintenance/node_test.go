@@ -367,6 +367,8 @@ func TestNodesMayOnlyChangeTheStage(t *testing.T) {
 			changed.SetZero()
 		case changed.Kind() == reflect.Bool:
 			changed.SetBool(true)
+		case changed.Kind() == reflect.Pointer:
+			changed.Set(reflect.New(changed.Type().Elem()))
 		default:
 			t.Fatalf("shutdown() must set the field %s, so that this test can clear it", name)
 		}

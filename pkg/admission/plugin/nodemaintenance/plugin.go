@@ -157,7 +157,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	}
 	var pools map[string]string
 	if !isNode {
-		if pools, err = p.authorize(ctx, a, change); err != nil {
+		if pools, err = p.authorize(ctx, a, nm, old, change); err != nil {
 			return err
 		}
 	}
@@ -252,9 +252,15 @@ func validateStatusSize(nm *maintenance.NodeMaintenance, selected []*corev1.Node
 			stored.Insert(pool)
 		}
 	}
-	bytes := size.StatusBytes(versioned.Spec.DrainPlan, nodes) + size.PoolsBytes(stored.UnsortedList(), nodes)
+	bytes := size.StatusBytes(versioned.Spec.DrainPlan, nodes) + size.PoolsBytes(stored.UnsortedList(), nodes) + size.TaskBytes(versioned.Spec.Task, nodes)
 	if bytes <= size.MaxStatusBytes {
 		return nil
+	}
+	if versioned.Spec.Task != nil && bytes-size.TaskBytes(versioned.Spec.Task, nodes) <= size.MaxStatusBytes {
+		return apierrors.NewInvalid(maintenance.Kind("NodeMaintenance"), nm.Name, field.ErrorList{field.Invalid(
+			field.NewPath("spec", "nodeSelector"), field.OmitValueType{}, fmt.Sprintf(
+				"selects %d nodes, too many for a task: at most %d are allowed with spec.task and this plan",
+				nodes, size.MaxNodes(versioned)))})
 	}
 	return apierrors.NewInvalid(maintenance.Kind("NodeMaintenance"), nm.Name, field.ErrorList{field.Invalid(
 		field.NewPath("spec", "drainPlan"), field.OmitValueType{}, fmt.Sprintf(

@@ -22,6 +22,7 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -275,7 +276,7 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 			}
 			if test.more &&
 				(!strings.Contains(err.Error(), "at least 10 of the nodes (") ||
-					strings.Count(err.Error(), ",") < refusalsAtMost) {
+					strings.Count(err.Error(), ",") < noderights.RefusalsAtMost) {
 				t.Errorf("got error %q, want ten names and \"at least\"", err)
 			}
 			if n := len(test.host.asked); n < test.least || n > test.most {

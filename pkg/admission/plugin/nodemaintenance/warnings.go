@@ -178,7 +178,8 @@ func warnOfStatusSize(_ context.Context, w *write) []string {
 	if v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(w.nm, versioned, nil) != nil {
 		return nil
 	}
-	estimate := size.StatusBytes(versioned.Spec.DrainPlan, len(w.selected)) + messageBytes*len(w.selected)
+	estimate := size.StatusBytes(versioned.Spec.DrainPlan, len(w.selected)) + size.TaskBytes(versioned.Spec.Task, len(w.selected)) +
+		messageBytes*len(w.selected)
 	if estimate <= size.MaxStatusBytes {
 		return nil
 	}

@@ -92,6 +92,12 @@ func TaskBytes(task *v1alpha1.NodeMaintenanceTask, nodes int) int {
 	return taskBytes * nodes
 }
 
+// MaxNodes returns for how many nodes the status of a maintenance with its task has room.
+func MaxNodes(nm *v1alpha1.NodeMaintenance) int {
+	fixed := StatusBytes(nm.Spec.DrainPlan, 0)
+	return (MaxStatusBytes - fixed) / (StatusBytes(nm.Spec.DrainPlan, 1) + TaskBytes(nm.Spec.Task, 1) - fixed)
+}
+
 // PoolsBytes returns how many bytes pools add to the stored status of a maintenance in which each
 // of the given number of nodes refers to one of them. It is an upper bound if some nodes have no
 // pool, or an index that takes fewer bytes than the last one.

@@ -18,6 +18,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/schedule"
 )
 
 // rolloutStages are the stages in their order.
@@ -30,8 +31,8 @@ const (
 	maxWindow = 168 * time.Hour
 )
 
-// ValidateNodeMaintenanceRollout validates a new NodeMaintenanceRollout, but not its schedules, time
-// zones and expressions: the packages of the API cannot parse them.
+// ValidateNodeMaintenanceRollout validates a new NodeMaintenanceRollout, but not doneWhen: the
+// packages of the API do not evaluate expressions.
 func ValidateNodeMaintenanceRollout(r *maintenance.NodeMaintenanceRollout) field.ErrorList {
 	metadata, spec := field.NewPath("metadata"), field.NewPath("spec")
 	errs := apivalidation.ValidateObjectMeta(&r.ObjectMeta, false, apivalidation.NameIsDNSSubdomain, metadata)
@@ -91,6 +92,16 @@ func validateWindow(window *maintenance.RolloutWindow, path *field.Path) field.E
 	var errs field.ErrorList
 	if (window.Schedule == "") == (window.Start == nil) {
 		errs = append(errs, field.Invalid(path, field.OmitValueType{}, "must have exactly one of schedule and start"))
+	}
+	zone, err := schedule.TimeZone(window.TimeZone)
+	if err != nil {
+		errs = append(errs, field.Invalid(path.Child("timeZone"), field.OmitValueType{}, err.Error()))
+		zone = time.UTC
+	}
+	if window.Schedule != "" {
+		if _, err := schedule.Parse(window.Schedule, zone); err != nil {
+			errs = append(errs, field.Invalid(path.Child("schedule"), window.Schedule, err.Error()))
+		}
 	}
 	if window.TimeZone != "" && window.Schedule == "" {
 		errs = append(errs, field.Forbidden(path.Child("timeZone"), "only with schedule: start has a time zone of its own"))

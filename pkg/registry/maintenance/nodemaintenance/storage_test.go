@@ -188,37 +188,37 @@ func TestTable(t *testing.T) {
 	}{
 		"a maintenance that no controller has observed": {
 			nm:   newMaintenance(t, "a", func(nm *v1alpha1.NodeMaintenance) { nm.Generation = 1 }),
-			want: []any{"a", "Idle", "Idle (not observed)", int64(0), "-", "-", int64(0), "<unknown>", "-", "-", "-"},
+			want: []any{"a", "Idle", "Idle (not observed)", int64(0), "-", "-", int64(0), "<unknown>", "-", "-", "-", "-"},
 		},
 		"a maintenance in stage Cordon shows the pods that are left": {
 			nm: withStatus(cordon, func(nm *maintenance.NodeMaintenance) {
 				nm.Status.Nodes, nm.Status.NodeStatuses = 1, []maintenance.NodeMaintenanceNodeStatus{nodeStatus(9, 0, 0)}
 				nm.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Cordoned"}}
 			}),
-			want: []any{"a", "Cordoned", "Cordon", int64(1), "-", "0/9", int64(0), "<unknown>", "-", "kernel", "ann"},
+			want: []any{"a", "Cordoned", "Cordon", int64(1), "-", "0/9", int64(0), "<unknown>", "-", "-", "kernel", "ann"},
 		},
 		"a maintenance in stage Drain: a node without a target is not drained": {
 			nm:   draining,
-			want: []any{"a", "Draining", "Drain", int64(4), "1/4", "5/12", int64(1), "<unknown>", "5", "kernel", "ann"},
+			want: []any{"a", "Draining", "Drain", int64(4), "1/4", "5/12", int64(1), "<unknown>", "5", "-", "kernel", "ann"},
 		},
 		"a maintenance whose selector matches no node": {
 			nm: withStatus(drain, func(nm *maintenance.NodeMaintenance) {
 				nm.Status.Conditions = []metav1.Condition{{Type: "Drained", Status: metav1.ConditionFalse, Reason: "NoNodesSelected"}}
 			}),
-			want: []any{"a", "NoNodes", "Drain", int64(0), "0/0", "0/0", int64(0), "<unknown>", "-", "kernel", "ann"},
+			want: []any{"a", "NoNodes", "Drain", int64(0), "0/0", "0/0", int64(0), "<unknown>", "-", "-", "kernel", "ann"},
 		},
 		"texts of users have no escape sequence and one line": {
 			nm: withStatus(cordon, func(nm *maintenance.NodeMaintenance) {
 				nm.Spec.Reason, nm.Spec.RequestedBy = "kernel\x1b[2J\nupdate", &authenticationv1.UserInfo{Username: "ann\x1b[2J" + strings.Repeat("a", 200)}
 			}),
-			want: []any{"a", "NoNodes", "Cordon", int64(0), "-", "0/0", int64(0), "<unknown>", "-", "kernel[2J update", "ann[2J" + strings.Repeat("a", 122)},
+			want: []any{"a", "NoNodes", "Cordon", int64(0), "-", "0/0", int64(0), "<unknown>", "-", "-", "kernel[2J update", "ann[2J" + strings.Repeat("a", 122)},
 		},
 		"a complete maintenance keeps its totals": {
 			nm: withStatus(complete, func(nm *maintenance.NodeMaintenance) {
 				nm.Finalizers = nil
 				nm.Status.Waves, nm.Status.Nodes, nm.Status.PodsGone = waves, 4, 5
 			}),
-			want: []any{"a", "Complete", "Complete", int64(4), "-", "5/12", int64(0), "<unknown>", "-", "kernel", "ann"},
+			want: []any{"a", "Complete", "Complete", int64(4), "-", "5/12", int64(0), "<unknown>", "-", "-", "kernel", "ann"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestTable(t *testing.T) {
 		}; !slices.Equal(narrow, want) {
 			t.Errorf("columns are %q, want %q", narrow, want)
 		}
-		if want := []string{"WAVE", "REASON", "REQUESTED-BY"}; !slices.Equal(wide, want) {
+		if want := []string{"WAVE", "TASK", "REASON", "REQUESTED-BY"}; !slices.Equal(wide, want) {
 			t.Errorf("wide columns are %q, want %q", wide, want)
 		}
 	})

@@ -42,7 +42,7 @@ func newTable(clock clock.PassiveClock) table.Convertor {
 		status := &task.Status
 		message := protocol.OneLine(cmp.Or(status.ServerMessage, status.Message), protocol.MaxTaskMessage)
 		return []any{
-			name, string(status.State), task.Spec.Worker, cmp.Or(status.Holder, table.NoValue), since(status.StateTime), since(status.ProgressTime),
+			name, string(status.State), task.Spec.Worker, cmp.Or(protocol.OneLine(status.Holder, protocol.MaxTaskMessage), table.NoValue), since(status.StateTime), since(status.ProgressTime),
 			cmp.Or(message, table.NoValue),
 		}, nil
 	}}

@@ -40,13 +40,13 @@ func newTable(clock clock.PassiveClock) table.Convertor {
 		}
 		return []any{
 			name, string(r.Spec.Stage), fmt.Sprintf("%d/%d", nodes.Done, nodes.Total), int64(nodes.Running), int64(nodes.Failed), state,
-			window(r.Status.Window, clock), age,
+			windowText(r.Status.Window, clock), age,
 		}, nil
 	}}
 }
 
-// window describes the state of the windows. Without windows units may always start.
-func window(status *maintenance.RolloutWindowStatus, clock clock.PassiveClock) string {
+// windowText describes the state of the windows. Without windows units may always start.
+func windowText(status *maintenance.RolloutWindowStatus, clock clock.PassiveClock) string {
 	switch {
 	case status == nil:
 		return table.NoValue

@@ -30,7 +30,7 @@ import (
 const tokenLifetime = 365 * 24 * time.Hour
 
 // resources are the resources that the server must list before its API counts as served.
-var resources = []string{"nodemaintenances", "evacuations"}
+var resources = []string{"nodemaintenances", "nodemaintenancerollouts", "nodetasks", "evacuations"}
 
 // WriteKubeconfig writes a new token of the service account of haulout-apiserver, and a kubeconfig
 // that uses it. The server has only the permissions of its service account.

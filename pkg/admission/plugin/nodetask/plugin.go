@@ -1,0 +1,165 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nodetask authorizes workers to claim nodes and to report their work, and users to start
+// the work on a node again. Only the server creates NodeTasks.
+package nodetask
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/admission"
+	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	kubeinformers "k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/admission/noderights"
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/identity"
+)
+
+// PluginName is the name of the plugin in flags and configuration.
+const PluginName = "NodeTask"
+
+// Register adds the plugin. The rules are read when the plugin is created, after flag parsing.
+func Register(plugins *admission.Plugins, rules *rights.Rules) {
+	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) { return New(*rules), nil })
+}
+
+// Plugin admits NodeTasks.
+type Plugin struct {
+	*admission.Handler
+
+	rules      rights.Rules
+	identity   *identity.Server
+	authorizer authorizer.UnconditionalAuthorizer
+	nodes      corelisters.NodeLister
+}
+
+var (
+	_ admission.ValidationInterface                       = &Plugin{}
+	_ genericinitializer.WantsExternalKubeInformerFactory = &Plugin{}
+	_ genericinitializer.WantsUnconditionalAuthorizer     = &Plugin{}
+	_ initializer.WantsDependencies                       = &Plugin{}
+)
+
+// New returns the plugin, which must still be initialized.
+func New(rules rights.Rules) *Plugin {
+	return &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), rules: rules}
+}
+
+// SetExternalKubeInformerFactory sets the informers of the host cluster.
+func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFactory) {
+	nodes := f.Core().V1().Nodes()
+	p.nodes = nodes.Lister()
+	p.SetReadyFunc(nodes.Informer().HasSynced)
+}
+
+// SetUnconditionalAuthorizer sets the authorizer of the host cluster.
+func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
+
+// SetDependencies sets the identity of the server.
+func (p *Plugin) SetDependencies(d initializer.Dependencies) { p.identity = d.Identity }
+
+// ValidateInitialization returns an error about a missing dependency.
+func (p *Plugin) ValidateInitialization() error {
+	switch {
+	case p.nodes == nil:
+		return errors.New("the informers of the host cluster are missing")
+	case p.authorizer == nil:
+		return errors.New("the authorizer is missing")
+	case p.identity == nil:
+		return errors.New("the server's identity is missing")
+	}
+	return nil
+}
+
+// Validate refuses writes that the user is not allowed to make.
+func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.GetResource().GroupResource() != maintenance.Resource("nodetasks") || p.identity.Is(a.GetUserInfo()) {
+		return nil
+	}
+	switch {
+	case a.GetSubresource() == "status":
+		return p.validateReport(ctx, a)
+	case a.GetSubresource() != "":
+		return nil
+	case a.GetOperation() == admission.Create:
+		return admission.NewForbidden(a, errors.New("nodetasks are created by the server"))
+	case a.GetOperation() == admission.Delete:
+		return p.validateDelete(ctx, a)
+	case a.GetUserInfo().GetName() == identity.GarbageCollector:
+		// It removes its own finalizers from a task that is being deleted.
+		return nil
+	}
+	return admission.NewForbidden(a, errors.New("only the server changes nodetasks; workers write their status"))
+}
+
+func stored(a admission.Attributes) (*maintenance.NodeTask, error) {
+	task, ok := a.GetOldObject().(*maintenance.NodeTask)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("a %T is not a NodeTask", a.GetOldObject()))
+	}
+	return task, nil
+}
+
+// validateReport checks the right to claim a node and to report the work. A worker that is the node
+// itself can only write the task of this node. A worker in a pod, such as one of a DaemonSet, needs
+// a smaller right for the node of its pod than for all nodes.
+func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) error {
+	task, err := stored(a)
+	if err != nil {
+		return err
+	}
+	u, class := a.GetUserInfo(), task.Spec.Worker
+	node, onlyNode := identity.NodeOfToken(u)
+	if onlyNode && node != task.Name {
+		return admission.NewForbidden(a, fmt.Errorf("the token of user %q is for node %q only", u.GetName(), node))
+	}
+	subresources := []string{""}
+	if node == task.Name {
+		subresources = append(subresources, rights.WorkersOfNode)
+	}
+	for _, subresource := range subresources {
+		decision, _, err := p.authorizer.Authorize(ctx, authorizer.AttributesRecord{
+			User: u, Verb: rights.VerbProgress, APIGroup: v1alpha1.GroupName, APIVersion: v1alpha1.SchemeGroupVersion.Version,
+			Resource: rights.ResourceWorkers, Subresource: subresource, Name: class, ResourceRequest: true,
+		})
+		switch {
+		case decision == authorizer.DecisionAllow:
+			return nil
+		case err != nil:
+			return apierrors.NewInternalError(fmt.Errorf("check whether user %q may %s workers %q: %w", u.GetName(), rights.VerbProgress, class, err))
+		}
+	}
+	return admission.NewForbidden(a, fmt.Errorf("user %q cannot %s workers %q", u.GetName(), rights.VerbProgress, class))
+}
+
+// validateDelete checks the right to maintain the node: a deletion makes the drain go on, and takes
+// the node back from a worker.
+func (p *Plugin) validateDelete(ctx context.Context, a admission.Attributes) error {
+	task, err := stored(a)
+	if err != nil {
+		return err
+	}
+	if !p.WaitForReady() {
+		return apierrors.NewServiceUnavailable("the cache of nodes is not synced yet, try again later")
+	}
+	node, err := p.nodes.Get(task.Name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return apierrors.NewInternalError(err)
+	}
+	var nodes rights.Nodes
+	nodes.Add(p.rules, task.Name, node)
+	checker := noderights.Checker{Authorizer: p.authorizer, Rules: p.rules, Effect: "and so may not take it back from its worker"}
+	_, err = checker.Check(ctx, a, nodes, rights.Nodes{})
+	return err
+}

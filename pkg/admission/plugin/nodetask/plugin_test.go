@@ -1,0 +1,161 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodetask
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	kubeinformers "k8s.io/client-go/informers"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+
+	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/identity"
+	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+)
+
+const (
+	class   = "reboot.example.com"
+	onAll   = "progress maintenance.haulout.dev/workers " + class
+	onOwn   = "progress maintenance.haulout.dev/workers/node " + class
+	onOther = "progress maintenance.haulout.dev/workers job.example.com"
+)
+
+var self = &user.DefaultInfo{Name: "system:apiserver", UID: "random"}
+
+// grants is an authorizer that allows what is in it: "verb group/resource name".
+type grants []string
+
+func (g grants) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	resource := a.GetResource()
+	if a.GetSubresource() != "" {
+		resource += "/" + a.GetSubresource()
+	}
+	about := fmt.Sprintf("%s %s/%s %s", a.GetVerb(), a.GetAPIGroup(), resource, a.GetName())
+	switch {
+	case slices.Contains(g, "error"):
+		return authorizer.DecisionNoOpinion, "", errors.New("the webhook is down")
+	case slices.Contains(g, about) && a.IsResourceRequest():
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+func newPlugin(t *testing.T, g grants) *Plugin {
+	t.Helper()
+	host := kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
+	plugin := New(rights.Rules{})
+	server := &identity.Server{}
+	server.Set(self)
+	initializer.Dependencies{Identity: server}.Initialize(plugin)
+	plugin.SetExternalKubeInformerFactory(host)
+	plugin.SetUnconditionalAuthorizer(g)
+	must.Do(t, plugin.ValidateInitialization())
+	plugin.SetReadyFunc(func() bool { return true })
+	must.Do(t, host.Core().V1().Nodes().Informer().GetStore().Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
+	return plugin
+}
+
+// request is a request about the task of node a.
+type request struct {
+	operation   admission.Operation
+	subresource string
+}
+
+var (
+	create  = request{admission.Create, ""}
+	update  = request{admission.Update, ""}
+	report  = request{admission.Update, "status"}
+	removal = request{admission.Delete, ""}
+)
+
+func (r request) validate(t *testing.T, u user.Info, g grants) error {
+	t.Helper()
+	task := &maintenance.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: maintenance.NodeTaskSpec{Worker: class}}
+	var now, old, options runtime.Object = task, task, &metav1.UpdateOptions{}
+	switch r.operation {
+	case admission.Create:
+		old, options = nil, &metav1.CreateOptions{}
+	case admission.Delete:
+		now, options = nil, &metav1.DeleteOptions{}
+	}
+	plugin := newPlugin(t, g)
+	must.True(t, plugin.Handles(r.operation), "the plugin does not handle %s", r.operation)
+	attributes := admission.NewAttributesRecord(now, old, v1alpha1.SchemeGroupVersion.WithKind("NodeTask"), "", "a",
+		v1alpha1.SchemeGroupVersion.WithResource("nodetasks"), r.subresource, r.operation, options, false, u)
+	return plugin.Validate(registrytest.Request{User: u, Resource: "nodetasks", Name: "a"}.Context(t.Context()), attributes, nil)
+}
+
+// account returns a service account with a token for a pod on a node, or for the node only.
+func account(node, pod string) user.Info {
+	extra := map[string][]string{}
+	if node != "" {
+		extra["authentication.kubernetes.io/node-name"] = []string{node}
+	}
+	if pod != "" {
+		extra["authentication.kubernetes.io/pod-name"] = []string{pod}
+	}
+	return &user.DefaultInfo{Name: "system:serviceaccount:w:w", Groups: []string{"system:serviceaccounts"}, Extra: extra}
+}
+
+func TestRights(t *testing.T) {
+	kubelet := func(name string) user.Info {
+		return &user.DefaultInfo{Name: "system:node:" + name, Groups: []string{user.NodesGroup}}
+	}
+	ann := &user.DefaultInfo{Name: "ann"}
+	collector := &user.DefaultInfo{Name: identity.GarbageCollector}
+	const cannot = `cannot progress workers "` + class + `"`
+	for name, test := range map[string]struct {
+		request request
+		user    user.Info
+		grants  grants
+		want    string
+	}{
+		"a user creates a task":           {create, ann, grants{onAll, "delete /nodes a"}, "nodetasks are created by the server"},
+		"the server creates a task":       {create, self, nil, ""},
+		"the server reports":              {report, self, nil, ""},
+		"a user changes a task":           {update, ann, grants{onAll}, "only the server changes nodetasks"},
+		"the garbage collector":           {update, collector, nil, ""},
+		"a worker of the class":           {report, account("", ""), grants{onAll}, ""},
+		"a worker of another class":       {report, account("", ""), grants{onOther}, cannot},
+		"a worker in a pod elsewhere":     {report, account("b", "p"), grants{onAll}, ""},
+		"a person":                        {report, ann, grants{onAll}, ""},
+		"a person without the right":      {report, ann, nil, `user "ann" ` + cannot},
+		"a DaemonSet's pod on the node":   {report, account("a", "p"), grants{onOwn}, ""},
+		"a DaemonSet's pod elsewhere":     {report, account("b", "p"), grants{onOwn}, cannot},
+		"the right to the own node alone": {report, account("", ""), grants{onOwn}, cannot},
+		"a token of the node":             {report, account("a", ""), grants{onAll}, ""},
+		"a token of another node":         {report, account("b", ""), grants{onAll}, `is for node "b" only`},
+		"the kubelet of the node":         {report, kubelet("a"), grants{onOwn}, ""},
+		"the kubelet of another node":     {report, kubelet("b"), grants{onAll, onOwn}, `is for node "b" only`},
+		"who may maintain the node":       {removal, ann, grants{"delete /nodes a"}, ""},
+		"who may maintain it by the verb": {removal, ann, grants{"maintain maintenance.haulout.dev/nodes a"}, ""},
+		"who may not maintain the node":   {removal, ann, grants{onAll, "delete /nodes b"}, "may not maintain 1 of the nodes, and so may not take it back from its worker"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			switch err := test.request.validate(t, test.user, test.grants); {
+			case test.want == "" && err != nil, test.want != "" && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want)):
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+	err := report.validate(t, ann, grants{"error"})
+	is.True(t, apierrors.IsInternalError(err), "the authorizer fails: got %v", err)
+}

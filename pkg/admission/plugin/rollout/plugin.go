@@ -1,0 +1,202 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rollout authorizes users to roll maintenances over nodes and to hold rollouts, and warns
+// about rollouts that are probably unintended.
+package rollout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission"
+	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/warning"
+	kubeinformers "k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/identity"
+)
+
+// PluginName is the name of the plugin in flags and configuration.
+const PluginName = "NodeMaintenanceRollout"
+
+// Register adds the plugin. The rules are read when the plugin is created, after flag parsing.
+func Register(plugins *admission.Plugins, rules *rights.Rules) {
+	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) { return New(*rules), nil })
+}
+
+// Plugin admits NodeMaintenanceRollouts.
+type Plugin struct {
+	*admission.Handler
+
+	rules      rights.Rules
+	clock      clock.PassiveClock
+	identity   *identity.Server
+	authorizer authorizer.UnconditionalAuthorizer
+	nodes      corelisters.NodeLister
+	rollouts   listers.NodeMaintenanceRolloutLister
+	synced     []cache.InformerSynced
+}
+
+var (
+	_ admission.ValidationInterface                       = &Plugin{}
+	_ genericinitializer.WantsExternalKubeInformerFactory = &Plugin{}
+	_ genericinitializer.WantsUnconditionalAuthorizer     = &Plugin{}
+	_ initializer.WantsDependencies                       = &Plugin{}
+)
+
+// New returns the plugin, which must still be initialized.
+func New(rules rights.Rules) *Plugin {
+	return &Plugin{
+		Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), rules: rules, clock: clock.RealClock{},
+	}
+}
+
+// SetExternalKubeInformerFactory sets the informers of the host cluster.
+func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFactory) {
+	nodes := f.Core().V1().Nodes()
+	p.nodes = nodes.Lister()
+	p.waitFor(nodes.Informer().HasSynced)
+}
+
+func (p *Plugin) waitFor(synced cache.InformerSynced) {
+	p.synced = append(p.synced, synced)
+	p.SetReadyFunc(func() bool {
+		return !slices.ContainsFunc(p.synced, func(synced cache.InformerSynced) bool { return !synced() })
+	})
+}
+
+// SetUnconditionalAuthorizer sets the authorizer of the host cluster.
+func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
+
+// SetDependencies sets the informers of Haulout's API and the identity of the server.
+func (p *Plugin) SetDependencies(d initializer.Dependencies) {
+	p.identity = d.Identity
+	rollouts := d.Informers.Maintenance().V1alpha1().NodeMaintenanceRollouts()
+	p.rollouts = rollouts.Lister()
+	p.waitFor(rollouts.Informer().HasSynced)
+}
+
+// ValidateInitialization returns an error about a missing dependency.
+func (p *Plugin) ValidateInitialization() error {
+	switch {
+	case p.nodes == nil:
+		return errors.New("the informers of the host cluster are missing")
+	case p.authorizer == nil:
+		return errors.New("the authorizer is missing")
+	case p.rollouts == nil:
+		return errors.New("the informers of the maintenance API are missing")
+	case p.identity == nil:
+		return errors.New("the server's identity is missing")
+	}
+	return nil
+}
+
+// Validate refuses writes that the user is not allowed to make, and adds warnings.
+func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.GetResource().GroupResource() != maintenance.Resource("nodemaintenancerollouts") || p.identity.Is(a.GetUserInfo()) {
+		return nil
+	}
+	switch a.GetSubresource() {
+	case "":
+	case "status":
+		return admission.NewForbidden(a, errors.New("the status has the progress of the rollout; only the Haulout server may write it"))
+	default:
+		return nil
+	}
+	w, err := writeOf(a)
+	if err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	if w.changesNothing() || w.isGarbageCollection(a.GetUserInfo()) || w.onlyOwnHolds(a.GetUserInfo().GetName()) {
+		return nil
+	}
+	if !p.WaitForReady() {
+		return apierrors.NewServiceUnavailable("the caches of nodes and NodeMaintenanceRollouts are not synced yet, try again later")
+	}
+	if err := p.readNodes(ctx, w); err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	if err := p.authorize(ctx, a, w); err != nil {
+		return err
+	}
+	if w.startsNodes() {
+		for _, text := range p.warnings(ctx, w) {
+			warning.AddWarning(ctx, "", text)
+		}
+	}
+	return nil
+}
+
+// write is a write of a rollout and its effect on nodes.
+type write struct {
+	// rollout is the object as it will be stored, nil in a deletion. old is nil in a creation.
+	rollout, old *maintenance.NodeMaintenanceRollout
+	// all are the nodes of the cluster. selected are those that match after the write, sorted by
+	// name.
+	all, selected []*corev1.Node
+	// leaving are the nodes that match, or are in units, only before the write. The value is nil for
+	// a node that does not exist.
+	leaving map[string]*corev1.Node
+}
+
+func writeOf(a admission.Attributes) (*write, error) {
+	rollout, err := asRollout(a.GetObject())
+	if err != nil {
+		return nil, err
+	}
+	old, err := asRollout(a.GetOldObject())
+	if err == nil && rollout == nil && old == nil {
+		err = fmt.Errorf("%s without an object", a.GetOperation())
+	}
+	return &write{rollout: rollout, old: old}, err
+}
+
+func asRollout(obj runtime.Object) (*maintenance.NodeMaintenanceRollout, error) {
+	if obj == nil {
+		return nil, nil
+	}
+	rollout, ok := obj.(*maintenance.NodeMaintenanceRollout)
+	if !ok {
+		return nil, fmt.Errorf("a %T is not a NodeMaintenanceRollout", obj)
+	}
+	return rollout, nil
+}
+
+func (w *write) isUpdate() bool { return w.rollout != nil && w.old != nil }
+
+// sameMetadata reports whether an update keeps the metadata that users write. The owners decide what
+// the garbage collector deletes, and the finalizers when.
+func (w *write) sameMetadata() bool {
+	a, b := &w.rollout.ObjectMeta, &w.old.ObjectMeta
+	return apiequality.Semantic.DeepEqual(a.Labels, b.Labels) && apiequality.Semantic.DeepEqual(a.Annotations, b.Annotations) &&
+		apiequality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences) && slices.Equal(a.Finalizers, b.Finalizers)
+}
+
+func (w *write) changesNothing() bool {
+	return w.isUpdate() && w.sameMetadata() && apiequality.Semantic.DeepEqual(w.rollout.Spec, w.old.Spec)
+}
+
+// startsNodes reports whether the rollout may act on nodes because of the write.
+func (w *write) startsNodes() bool {
+	if w.rollout == nil || w.rollout.Spec.Stage == maintenance.RolloutStageComplete {
+		return false
+	}
+	return w.old == nil || !validation.OnlyHoldsChange(&w.rollout.Spec, &w.old.Spec)
+}

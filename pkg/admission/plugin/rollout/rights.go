@@ -1,0 +1,159 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"haulout.dev/haulout/pkg/admission/noderights"
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
+	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/identity"
+)
+
+// isGarbageCollection reports whether the garbage collector makes an update that only removes its
+// own finalizers.
+func (w *write) isGarbageCollection(u user.Info) bool {
+	if !w.isUpdate() || u.GetName() != identity.GarbageCollector {
+		return false
+	}
+	own := []string{metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}
+	kept := slices.DeleteFunc(slices.Clone(w.old.Finalizers), func(f string) bool {
+		return slices.Contains(own, f) && !slices.Contains(w.rollout.Finalizers, f)
+	})
+	before := w.old.DeepCopy()
+	before.Finalizers = w.rollout.Finalizers
+	return slices.Equal(w.rollout.Finalizers, kept) && (&write{rollout: w.rollout, old: before}).changesNothing()
+}
+
+// onlyHolds reports whether an update changes holds and nothing else.
+func (w *write) onlyHolds() bool {
+	return w.isUpdate() && w.sameMetadata() && validation.OnlyHoldsChange(&w.rollout.Spec, &w.old.Spec)
+}
+
+// onlyOwnHolds reports whether an update only adds holds, and changes or removes only holds that the
+// same user has added. It needs no right to nodes: a hold stops what the user may see.
+func (w *write) onlyOwnHolds(name string) bool {
+	return w.onlyHolds() && w.foreignHold(name) == nil
+}
+
+// foreignHold returns a hold of another user that the write removes or changes; nil if there is
+// none.
+func (w *write) foreignHold(name string) *maintenance.RolloutHold {
+	for i := range w.old.Spec.Holds {
+		hold := &w.old.Spec.Holds[i]
+		kept := slices.ContainsFunc(w.rollout.Spec.Holds, func(now maintenance.RolloutHold) bool { return validation.SameHold(&now, hold) })
+		if !kept && hold.By != name {
+			return hold
+		}
+	}
+	return nil
+}
+
+// readNodes reads the nodes that the write affects.
+func (p *Plugin) readNodes(ctx context.Context, w *write) error {
+	var err error
+	if w.all, err = p.nodes.List(labels.Everything()); err != nil {
+		return err
+	}
+	w.leaving = map[string]*corev1.Node{}
+	if w.old != nil {
+		matching, err := matching(ctx, w.old.Spec.NodeSelector, w.all)
+		if err != nil {
+			return err
+		}
+		for _, unit := range w.old.Status.Current {
+			for _, ref := range unit.Nodes {
+				w.leaving[ref.Name] = nil
+				if node, err := p.nodes.Get(ref.Name); err == nil {
+					w.leaving[ref.Name] = node
+				}
+			}
+		}
+		for _, node := range matching {
+			w.leaving[node.Name] = node
+		}
+	}
+	if w.rollout == nil {
+		return nil
+	}
+	if w.selected, err = matching(ctx, w.rollout.Spec.NodeSelector, w.all); err != nil {
+		return err
+	}
+	if w.rollout.Spec.Stage == maintenance.RolloutStageComplete {
+		// All nodes leave, also those that match only after this write.
+		for _, node := range w.selected {
+			w.leaving[node.Name] = node
+		}
+		w.selected = nil
+	}
+	for _, node := range w.selected {
+		delete(w.leaving, node.Name)
+	}
+	return nil
+}
+
+// matching returns the nodes that match a selector, sorted by name. New nodes are included: they
+// are due if doneWhen is false for them.
+func matching(ctx context.Context, selector *corev1.NodeSelector, all []*corev1.Node) ([]*corev1.Node, error) {
+	s, err := nodeselector.New(selector, nil, v1alpha1.NewNodesPolicyJoin)
+	if err != nil {
+		return nil, fmt.Errorf("parse the node selector: %w", err)
+	}
+	nodes, _, err := s.Select(ctx, all)
+	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	return nodes, err
+}
+
+// authorize refuses the write if the user may not maintain the nodes that match before or after it,
+// or those in units, or may not have them offered to the workers of the task. To stop or to delete a
+// rollout needs no right to its workers.
+func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write) error {
+	checker := noderights.Checker{Authorizer: p.authorizer, Rules: p.rules, Effect: "and so may not roll a maintenance over them"}
+	var leaving, joining rights.Nodes
+	for _, name := range slices.Sorted(maps.Keys(w.leaving)) {
+		leaving.Add(p.rules, name, w.leaving[name])
+	}
+	for _, node := range w.selected {
+		joining.Add(p.rules, node.Name, node)
+	}
+	_, err := checker.Check(ctx, a, leaving, joining)
+	if apierrors.IsForbidden(err) && w.onlyHolds() {
+		return p.refuseHold(a, w)
+	}
+	task := (*maintenance.NodeMaintenanceTask)(nil)
+	if w.rollout != nil && w.rollout.Spec.Stage != maintenance.RolloutStageComplete {
+		task = w.rollout.Spec.Template.Task
+	}
+	if err != nil || task == nil {
+		return err
+	}
+	return checker.CheckWorker(ctx, a, task.Worker)
+}
+
+// refuseHold returns the error about a hold of another user.
+func (p *Plugin) refuseHold(a admission.Attributes, w *write) error {
+	hold := w.foreignHold(a.GetUserInfo().GetName())
+	verb := "changing"
+	if !slices.ContainsFunc(w.rollout.Spec.Holds, func(now maintenance.RolloutHold) bool { return now.Name == hold.Name }) {
+		verb = "removing"
+	}
+	return admission.NewForbidden(a, fmt.Errorf("spec.holds[%s]: was added by user %q; %s it needs the right to maintain the nodes of the rollout",
+		hold.Name, cmp.Or(hold.By, "unknown"), verb))
+}

@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package next
+
+import (
+	"cmp"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// NoneFits returns why the first unit of the nodes of a rollout can never start, if no unit of them
+// can: each is too large, or larger than a limit of the rollout allows. It is "" if a unit fits.
+func NoneFits(r *v1alpha1.NodeMaintenanceRollout, nodes []*corev1.Node) string {
+	d := &decider{Rollout: &Rollout{Object: r}}
+	facts := Facts{MaxUnavailablePercent: 100, Exists: func(string) bool { return false }}
+	for _, node := range nodes {
+		facts.Nodes = append(facts.Nodes, Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.IsControlPlane(node)})
+		d.Members = append(d.Members, Member{Node: node.Name})
+	}
+	d.cluster = NewCluster(facts)
+	d.group()
+	d.readLimits()
+	var first *Unit
+	for _, u := range d.units {
+		if d.skips(u) == "" {
+			return ""
+		}
+		if first == nil || cmp.Or(cmp.Compare(len(u.Nodes), len(first.Nodes)), strings.Compare(u.Name, first.Name)) < 0 {
+			first = u
+		}
+	}
+	if first == nil {
+		return ""
+	}
+	return "unit " + first.Name + ": " + d.skips(first)
+}

@@ -1,0 +1,121 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	clientv1alpha1 "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// rolloutsOf returns the client of rollouts of a user.
+func rolloutsOf(t *testing.T, user ...string) clientv1alpha1.NodeMaintenanceRolloutInterface {
+	t.Helper()
+	return cluster.As(t, user...).Haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts()
+}
+
+// idleRollout returns a rollout over a pool that starts nothing.
+func idleRollout(pool string) *v1alpha1.NodeMaintenanceRollout {
+	return &v1alpha1.NodeMaintenanceRollout{
+		ObjectMeta: metav1.ObjectMeta{Name: framework.Name("roll")},
+		Spec: v1alpha1.NodeMaintenanceRolloutSpec{
+			NodeSelector: framework.Select(framework.Pool, pool),
+			Template:     v1alpha1.RolloutTemplate{Task: &v1alpha1.NodeMaintenanceTask{Worker: v1alpha1.WorkerClassPerson}},
+			RequestedBy:  &authenticationv1.UserInfo{Username: "root", Groups: []string{"system:masters"}},
+		},
+	}
+}
+
+// patchRollout applies a merge patch, without storing it unless write is set.
+func patchRollout(t *testing.T, rollouts clientv1alpha1.NodeMaintenanceRolloutInterface, name, patch string, write bool) error {
+	t.Helper()
+	options := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
+	if write {
+		options.DryRun = nil
+	}
+	_, err := rollouts.Patch(t.Context(), name, types.MergePatchType, []byte(patch), options)
+	return err
+}
+
+// TestRightsOnRollouts has an operator of a pool, a user who may hold rollouts, and one who may write
+// them but maintain no node.
+func TestRightsOnRollouts(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 1, true)
+	must.Do(t, label(t, cluster.As(t), nodes[0], grantLabel, pool))
+	operator, _ := maintainerOf(t, "nodepools", pool)
+	holder, stranger := framework.Name("holder"), framework.Name("stranger")
+	cluster.Bind(t, holder, "haulout-rollout-holder")
+	cluster.Bind(t, stranger, "haulout-maintenance-operator")
+
+	rollout := idleRollout(pool)
+	_, err := rolloutsOf(t, stranger).Create(t.Context(), rollout, metav1.CreateOptions{})
+	is.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "and so may not roll a maintenance over them"), "without a right to the node: got %v", err)
+	framework.Eventually(t, "the operator may create a rollout", func(ctx context.Context) (bool, error) {
+		out, err := rolloutsOf(t, operator).Create(ctx, rollout, metav1.CreateOptions{})
+		if err != nil {
+			return false, err
+		}
+		is.Equal(t, out.Spec.RequestedBy.Username, operator, "requester")
+		return true, nil
+	})
+	t.Cleanup(func() { _ = rolloutsOf(t).Delete(context.Background(), rollout.Name, metav1.DeleteOptions{}) })
+
+	foreign := idleRollout(pool)
+	foreign.Spec.Template.Task.Worker = "script" + v1alpha1.WorkerClassJobSuffix
+	_, err = rolloutsOf(t, operator).Create(t.Context(), foreign, metav1.CreateOptions{})
+	is.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot assign workers"), "without a right to the workers: got %v", err)
+
+	hold := func(name string) string { return fmt.Sprintf(`{"spec":{"holds":[{"name":%q,"reason":"test"}]}}`, name) }
+	must.Do(t, patchRollout(t, rolloutsOf(t, operator), rollout.Name, hold("mine"), true))
+	both := `{"spec":{"holds":[{"name":"mine","reason":"test"},{"name":"theirs","reason":"test"}]}}`
+	must.Do(t, patchRollout(t, rolloutsOf(t, holder), rollout.Name, both, true))
+	stored := must.Get(rolloutsOf(t).Get(t.Context(), rollout.Name, metav1.GetOptions{}))(t)
+	is.True(t, stored.Spec.Holds[0].By == operator && stored.Spec.Holds[1].By == holder && stored.Spec.RequestedBy.Username == operator,
+		"the users of the holds are %v, the requester is %s", stored.Spec.Holds, stored.Spec.RequestedBy.Username)
+	for what, test := range map[string]struct{ user, patch, want string }{
+		"the holder removes the own hold":  {holder, hold("mine"), ""},
+		"the holder removes the other one": {holder, hold("theirs"), "spec.holds[mine]: was added by user"},
+		"the holder starts the rollout":    {holder, `{"spec":{"stage":"Roll"}}`, "may not maintain"},
+		"the holder sets a label":          {holder, `{"metadata":{"labels":{"a":"b"}}}`, "may not maintain"},
+		"the operator removes both":        {operator, `{"spec":{"holds":null}}`, ""},
+		"the stranger stops the rollout":   {stranger, `{"spec":{"stage":"Complete"}}`, "may not maintain"},
+	} {
+		err := patchRollout(t, rolloutsOf(t, test.user), rollout.Name, test.patch, false)
+		is.True(t, test.want == "" && err == nil || test.want != "" && apierrors.IsForbidden(err) && strings.Contains(err.Error(), test.want), "%s: got %v", what, err)
+	}
+	err = rolloutsOf(t, stranger).Delete(t.Context(), rollout.Name, metav1.DeleteOptions{})
+	is.True(t, apierrors.IsForbidden(err), "the stranger deletes the rollout: got %v", err)
+
+	columns := cluster.MustKubectl(t, "", "get", "nmr", rollout.Name)
+	is.True(t, strings.Contains(columns, "NAME") && strings.Contains(columns, "WINDOW") && strings.Contains(columns, "Idle"), "the table is\n%s", columns)
+	explained := cluster.MustKubectl(t, "", "explain", "nodemaintenancerollouts.spec.limits.maxUnavailable")
+	is.True(t, strings.Contains(explained, "from 1% to 100%"), "kubectl explain says\n%s", explained)
+}
+
+// TestOnlyTheServerCreatesNodeTasks has an administrator of the cluster.
+func TestOnlyTheServerCreatesNodeTasks(t *testing.T) {
+	t.Parallel()
+	task := &v1alpha1.NodeTask{
+		ObjectMeta: metav1.ObjectMeta{Name: framework.Name("node")},
+		Spec: v1alpha1.NodeTaskSpec{
+			NodeUID: "u", Worker: v1alpha1.WorkerClassPerson, Maintenance: v1alpha1.NodeTaskMaintenance{Name: "a", UID: "u"},
+			ClaimDeadlineSeconds: 60, ProgressDeadlineSeconds: 60, VerifyDeadlineSeconds: 60,
+		},
+	}
+	_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeTasks().Create(t.Context(), task, metav1.CreateOptions{})
+	is.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "nodetasks are created by the server"), "got %v", err)
+}
