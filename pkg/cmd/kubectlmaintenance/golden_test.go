@@ -346,7 +346,7 @@ func shellFields(line string) []string {
 // examples and pages mention.
 func tryLine(t *testing.T, line string) {
 	t.Helper()
-	w := newWorld(t, "", append(withPods(), rolling()...)...)
+	w := newWorld(t, "", append(append(withPods(), rolling()...), offered()...)...)
 	if strings.Contains(line, "maintenance take ") {
 		grants(w)
 	}
@@ -425,6 +425,7 @@ func TestThePageOfThePlugin(t *testing.T) {
 	scanner := bufio.NewScanner(bytes.NewReader(content))
 	for scanner.Scan() {
 		line, _, _ := strings.Cut(strings.TrimPrefix(scanner.Text(), "$ "), "  #")
+		line, _, _ = strings.Cut(line, " || ")
 		if strings.HasPrefix(line, "kubectl maintenance ") {
 			tryLine(t, strings.TrimSpace(line))
 		}

@@ -270,7 +270,7 @@ drained and offered again. If the unit was released before its work was done, be
 came, or a user completed its maintenance, the command deletes these maintenances: the unit starts as if it were new.
 
 A unit is a node, or the value of the label spec.unitKey.`,
-		Example: `  kubectl maintenance rollout retry kernel-6-12 node-003`,
+		Example: `  kubectl maintenance rollout retry kernel-6-12 node-002`,
 		Args:    exactArgs("retry needs the name of a rollout and of a unit", 2),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 1 {

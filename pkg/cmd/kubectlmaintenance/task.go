@@ -44,7 +44,7 @@ that it prints. With --wait, it waits until the node is offered.
 
 You need the right to patch nodetasks/status, and "progress" on the worker class, usually person.maintenance.haulout.dev.`,
 		Example: `  # When the node is empty
-  kubectl maintenance take node-003 --wait --timeout=1h`,
+  kubectl maintenance take node-005 --wait --timeout=1h`,
 		Args: exactArgs("take needs the name of a node", 1), ValidArgsFunction: e.completeTasks(v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskClaimed),
 		SuggestFor: []string{"claim", "lock", "grab"},
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -203,7 +203,7 @@ doneWhen of its task. With --failed, the node stays out of service, and nothing 
 further failure.
 
 If the work of another worker has failed and you have finished it by hand, done returns the node as well.`,
-		Example: `  kubectl maintenance done node-003
+		Example: `  kubectl maintenance done node-004
 
   # Without success
   kubectl maintenance done node-004 --failed --message='the wrong memory was delivered'`,
