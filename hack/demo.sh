@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# Drains four simulated nodes of a separate cluster, puts them back, and checks the results that
-# kubectl shows. `make demo` builds the programs and runs this script.
+# Drains four simulated nodes of a separate cluster, puts them back, then rolls a task over six nodes,
+# one of which fails, and checks the results that kubectl shows. `make demo` builds the programs and
+# runs this script.
 #
 #   KEEP=1             leave the cluster up
-#   NODES=20           number of nodes, at least 8
+#   NODES=20           number of nodes, at least 15: of 14, the server lets a rollout take out only 2
 #   CLUSTER_DIR=FOLDER folder of the cluster; it must not contain a cluster
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
 readonly DRAINED=4 LABEL=pool=blue NAME=kernel-update
+# The rollout of test/demo/rollout.yaml, its nodes, how many may be out, and the one that fails.
+readonly ROLLOUT=firmware ROLLED=6 OUT=3 FAILS=node-002
 KEEP="${KEEP:-0}" NODES="${NODES:-20}"
 
 usage() { echo "Error: $*" >&2; exit 2; }
 [[ $# == 0 || "$*" == check ]] ||
 	usage "the demo takes the argument check, which reads its settings only, or none"
 [[ "${KEEP}" =~ ^(0|1|true|false)$ ]] || usage "KEEP=${KEEP}: must be one of 1, true, 0, false"
-[[ "${NODES}" =~ ^[0-9]{1,5}$ && "${NODES}" -ge $((2 * DRAINED)) ]] ||
-	usage "NODES=${NODES}: must be a whole number of at least $((2 * DRAINED))"
+[[ "${NODES}" =~ ^[0-9]{1,5}$ && "${NODES}" -ge $((5 * OUT)) ]] ||
+	usage "NODES=${NODES}: must be a whole number of at least $((5 * OUT))"
 if [[ -n "${CLUSTER_DIR:-}" && -e "${CLUSTER_DIR}/state.json" ]]; then
 	usage "CLUSTER_DIR=${CLUSTER_DIR}: must not hold a cluster; stop it first with \`make cluster-down\`"
 fi
@@ -42,17 +45,17 @@ workloads_ready() {
 	done
 }
 
-started="" watching=""
-budgets="$(mktemp)"
+started="" watching=()
+budgets="$(mktemp)" outs="$(mktemp)" worker_log="$(mktemp)"
 finish() {
 	local status=$?
 	trap - EXIT
-	[[ -z "${watching}" ]] || kill "${watching}" 2>/dev/null || true
-	rm -f "${budgets}"
+	[[ ${#watching[@]} == 0 ]] || kill "${watching[@]}" 2>/dev/null || true
 	if ((status != 0)); then
 		title "The demo failed (exit code ${status}). What haulout-apiserver complained about:"
-		grep -E '^[WEF][0-9]{4}' "${DIR}/logs/haulout-apiserver.log" 2>/dev/null | tail -n 10 || true
+		grep -hE '^[WEF][0-9]{4}' "${DIR}/logs/haulout-apiserver.log" "${worker_log}" 2>/dev/null | tail -n 10 || true
 	fi
+	rm -f "${budgets}" "${outs}" "${worker_log}"
 	if [[ -n "${started}" && ! "${KEEP}" =~ ^(1|true)$ ]]; then
 		title "Stop everything"
 		shown cluster down --cluster-dir="${DIR}" --keep-data=0 || status=1
@@ -92,7 +95,7 @@ title "3. Take ${DRAINED} nodes out of service"
 # Record every change of a budget, beginning with its present state.
 kubectl get poddisruptionbudgets -A --watch --no-headers -o custom-columns=:.metadata.namespace,:.metadata.name,:.status.currentHealthy,:.status.desiredHealthy \
 	>"${budgets}" &
-watching=$!
+watching+=($!)
 shown kubectl maintenance start -l "${LABEL}" --name="${NAME}" --reason="new kernel for the blue pool" --wait --timeout=4m || test $? = 6    # 6: pods of a DaemonSet are kept
 
 title "4. Look at what has happened"
@@ -110,6 +113,42 @@ shown kubectl delete nodemaintenance "${NAME}"
 closed="$(kubectl get nodes -o jsonpath='{range .items[?(@.spec.unschedulable)]}{.metadata.name} {end}')"
 marked="$(kubectl get nodes -o jsonpath='{.items[*].metadata.annotations}' | grep -o 'maintenance\.haulout\.dev/[a-z-]*' || true)"
 
+title "6. Roll new firmware over ${ROLLED} nodes in three zones; the firmware of ${FAILS} fails"
+echo 'The nodes are simulated: the pods of the Jobs run no script. On real nodes they do.'
+rollout_started="${SECONDS}"
+# only_failed reports whether no unit but the failed one is left, and returned whether all nodes are
+# schedulable.
+only_failed() { [[ "$(kubectl get "nodemaintenancerollouts.maintenance.haulout.dev/${ROLLOUT}" -o jsonpath='{.status.current[*].unit}')" == "${FAILS}" ]]; }
+returned() { [[ -z "$(kubectl get nodes -o jsonpath='{.items[*].spec.unschedulable}')" ]]; }
+within_a_minute() { for _ in {1..60}; do if "$@"; then return; fi; sleep 1; done; }
+haulout-worker job --kubeconfig="${KUBECONFIG}" --namespace=haulout-workers >"${worker_log}" 2>&1 &
+watching+=($!)
+mapfile -t rolled < <(kubectl get nodes -o name | head -n "${ROLLED}")
+shown kubectl label "${rolled[@]}" "${LABEL}" --overwrite | tail -n 1
+# Record which nodes are unschedulable, and in which zone.
+kubectl get nodes -l "${LABEL}" --watch --no-headers -o custom-columns=':.metadata.name,:.spec.unschedulable,:.metadata.labels.topology\.kubernetes\.io/zone' \
+	>"${outs}" &
+watching+=($!)
+shown kubectl apply -f test/demo/rollout.yaml
+# Through cat, so that it writes lines and redraws none.
+kubectl maintenance rollout status "${ROLLOUT}" --watch > >(cat) &
+status_watch=$!
+watching+=("${status_watch}")
+# With one failure more than maxFailed, which is 0, no further unit starts: those that run finish.
+shown kubectl wait "nodemaintenancerollouts.maintenance.haulout.dev/${ROLLOUT}" --for=jsonpath='{.status.nodes.failed}'=1 --timeout=3m
+within_a_minute only_failed
+kill "${status_watch}" 2>/dev/null && wait "${status_watch}" 2>/dev/null || true
+rollout_took=$((SECONDS - rollout_started))
+shown kubectl maintenance rollout status "${ROLLOUT}" || test $? = 3    # 3: a user must act
+shown kubectl get nodes -l "${LABEL}"
+out_at_end="$(kubectl get nodes -o jsonpath='{range .items[?(@.spec.unschedulable)]}{.metadata.name} {end}')"
+done_nodes="$(kubectl get "nodemaintenancerollouts.maintenance.haulout.dev/${ROLLOUT}" -o jsonpath='{.status.nodes.done}')"
+
+title "7. Give up: the failed node returns to service, too"
+shown kubectl delete "nodemaintenancerollouts.maintenance.haulout.dev/${ROLLOUT}"
+within_a_minute returned
+shown kubectl get nodes -l "${LABEL}"
+
 title "What was checked"
 # For each budget: the required number of healthy pods, from its first line, and the minimum that it
 # had.
@@ -121,5 +160,18 @@ check "only pods of DaemonSets stayed on the drained nodes${staying:+, but also 
 check "${cordoned} nodes were cordoned, and no others" test "${cordoned}" == "${DRAINED}"
 check "all nodes are schedulable again${closed:+, but not ${closed}}" test -z "${closed}"
 check "nothing of the maintenance is left on a node${marked:+, but ${marked//$'\n'/, }}" test -z "${marked}"
+# Of the rollout: the most nodes, and zones of nodes, that were out at the same time.
+read -r most zones < <(awk '
+	{ if ($2 == "true") { node[$1] = $3 } else { delete node[$1] }
+	  n = 0; z = 0; split("", zone)
+	  for (name in node) { n++; if (!(node[name] in zone)) { zone[node[name]] = 1; z++ } }
+	  if (n > most) most = n
+	  if (z > zones) zones = z }
+	END { print most + 0, zones + 0 }' "${outs}")
+check "the rollout took ${rollout_took} s, and at most ${OUT} nodes were out at the same time: ${most}, in ${zones} zones" \
+	test "${most}" -ge 1 -a "${most}" -le "${OUT}"
+check "${done_nodes} of ${ROLLED} nodes were done, and ${FAILS} alone stayed out of service" \
+	test "${done_nodes} ${out_at_end}" == "$((ROLLED - 1)) ${FAILS} "
+check "all nodes are schedulable again after the rollout" returned
 check "all workloads have as many ready pods as before" workloads_ready
 exit "${failed}"

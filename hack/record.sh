@@ -16,8 +16,8 @@ work="$(mktemp -d)"
 trap 'kubectl delete "${RESOURCE}" "${NAME}" --ignore-not-found --wait=false >/dev/null; rm -rf "${work}"' EXIT
 go build -o "${work}/recording" ./hack/recording
 
-# The demo has drained the first four nodes.
-kubectl maintenance start node-004 node-005 node-006 node-007 --name="${NAME}" --reason='new kernel' >/dev/null
+# The demo has drained the first six nodes.
+kubectl maintenance start node-006 node-007 node-008 node-009 --name="${NAME}" --reason='new kernel' >/dev/null
 {
 	# The watch ends when the maintenance is complete. Readers want to see it drained before.
 	kubectl wait "${RESOURCE}" "${NAME}" --for=condition=Drained --timeout=4m

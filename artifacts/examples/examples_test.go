@@ -67,6 +67,8 @@ func validate(t *testing.T, scheme *runtime.Scheme, object runtime.Object) field
 	switch typed := internal.(type) {
 	case *maintenance.NodeMaintenance:
 		return append(errs, validation.ValidateNodeMaintenance(typed)...)
+	case *maintenance.NodeMaintenanceRollout:
+		return append(errs, validation.ValidateNodeMaintenanceRollout(typed)...)
 	case *maintenance.Evacuation:
 		// Admission derives the name from the pod.
 		if typed.Name == "" {
@@ -88,7 +90,7 @@ func TestExamplesAreValid(t *testing.T) {
 			must.True(t, len(objects) != 0, "the file is empty")
 			for _, object := range objects {
 				switch object.(type) {
-				case *v1alpha1.NodeMaintenance, *v1alpha1.Evacuation:
+				case *v1alpha1.NodeMaintenance, *v1alpha1.NodeMaintenanceRollout, *v1alpha1.Evacuation:
 					if errs := validate(t, scheme, object); len(errs) > 0 {
 						t.Error(errs.ToAggregate())
 					}

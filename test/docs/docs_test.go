@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -200,6 +201,23 @@ func TestRunbookHasEveryReason(t *testing.T) {
 	for _, match := range reasons {
 		is.True(t, slices.Contains(sections, strings.ToLower(match[1])), "docs/runbook.md has no section about %s", match[1])
 		is.True(t, wording.IsBlocked(match[1]), "wording.Blocked does not name who has to act on %s", match[1])
+	}
+}
+
+// TestRunbookHasEveryReasonOfRollouts checks that the runbook has a section about each reason why a
+// rollout does not go on, and why the work on a node has failed.
+func TestRunbookHasEveryReasonOfRollouts(t *testing.T) {
+	sections := anchors(read(t, "docs/runbook.md"))
+	for file, reason := range map[string]string{
+		"types_rollout.go": `(?m)^\tReason\w+ += "(\w+)"`, "types_nodetask.go": `(?m)^\tNodeTask\w+ +NodeTaskReason += "(\w+)"`,
+	} {
+		found := regexp.MustCompile(reason).FindAllStringSubmatch(read(t, "pkg/apis/maintenance/v1alpha1/"+file), -1)
+		must.True(t, len(found) >= 4, "found only %d reasons in %s", len(found), file)
+		for _, match := range found {
+			if match[1] != v1alpha1.ReasonRolling && match[1] != v1alpha1.ReasonRolloutComplete {
+				is.True(t, slices.Contains(sections, strings.ToLower(match[1])), "docs/runbook.md has no section about %s", match[1])
+			}
+		}
 	}
 }
 

@@ -87,7 +87,7 @@ func runScript(t *testing.T, script docs.Script) {
 
 // pageKinds are the kinds that the commands of pages create, in the order of their removal.
 var pageKinds = []string{
-	"NodeMaintenance", "Evacuation", "Deployment", "StatefulSet", "DaemonSet", "Pod", "PodDisruptionBudget",
+	"NodeMaintenanceRollout", "NodeMaintenance", "Evacuation", "Deployment", "StatefulSet", "DaemonSet", "Pod", "PodDisruptionBudget",
 	"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Namespace",
 }
 

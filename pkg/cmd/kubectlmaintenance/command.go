@@ -169,8 +169,8 @@ var exitCodes = []struct {
 		"blocked. The server continues"},
 	{exitBlocked, "a user must act. The --timeout passed, and the maintenance is stuck: its condition Progressing is False, or its STATUS " +
 		"is NoNodes, NotAuthorized or NotCordoned. For evacuate, the pod is blocked. For blockers and preview, they have found a " +
-		"problem. Without --timeout, the commands go on waiting"},
-	{exitEnded, "the maintenance was completed or deleted, or the evacuation cancelled, while the command waited for it"},
+		"problem. For rollout status, the rollout is halted, or has nodes that have failed, are blocked or are skipped. Without --timeout, the commands go on waiting"},
+	{exitEnded, "the maintenance was completed or deleted, or the evacuation cancelled, or the offer of the node withdrawn, while the command waited for it"},
 	{exitPaused, "the --timeout passed while the maintenance was paused"},
 	{exitPodsKept, "the nodes are drained, but pods were kept running on purpose, such as those of a DaemonSet that would be recreated; the " +
 		"output names them. With --ignore-daemonsets, the exit code is 0 instead"},
@@ -207,7 +207,7 @@ func (e *environment) run(ctx context.Context, args []string) int {
 		code = withCode.code
 	}
 	if text := explain(err); text != "" {
-		text += didYouMean(e.suggestMaintenance(ctx, err))
+		text += didYouMean(e.suggestName(ctx, err))
 		e.screen(e.ErrOut).Error("error: ", text)
 	}
 	return code
@@ -288,6 +288,7 @@ func (e *environment) newCommand() *cobra.Command {
 		&cobra.Group{ID: groupLook, Title: "See what happens:"},
 		&cobra.Group{ID: groupEnd, Title: "Change the stage, pause, return nodes to service:"},
 		&cobra.Group{ID: groupPods, Title: "Single pods:"},
+		&cobra.Group{ID: groupPools, Title: "Whole pools, and work on their nodes:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, cmd := range commands {
@@ -299,6 +300,7 @@ func (e *environment) newCommand() *cobra.Command {
 	add(groupLook, e.newStatusCommand(), e.newBlockersCommand(), e.newWaitCommand(), e.newHistoryCommand())
 	add(groupEnd, e.newStageCommand(), e.newPauseCommand(), e.newResumeCommand(), e.newCompleteCommand(), e.newCancelCommand())
 	add(groupPods, e.newExplainCommand(), e.newEvacuateCommand())
+	add(groupPools, e.newRolloutCommand(), e.newTakeCommand(), e.newDoneCommand())
 	root.AddCommand(newOptionsCommand(), e.newVersionCommand())
 	// Completion works through kubectl, which would not find a script for kubectl-maintenance.
 	root.CompletionOptions.DisableDefaultCmd = true
@@ -317,10 +319,11 @@ func (e *environment) newCommand() *cobra.Command {
 }
 
 const (
-	groupGo   = "go"
-	groupLook = "look"
-	groupEnd  = "end"
-	groupPods = "pods"
+	groupGo    = "go"
+	groupLook  = "look"
+	groupEnd   = "end"
+	groupPods  = "pods"
+	groupPools = "pools"
 )
 
 // knownCommand is for the root command: its arguments are the name of an unknown command. The text
@@ -354,10 +357,10 @@ Examples:
 {{.Example}}{{end}}{{if .HasAvailableSubCommands}}{{$cmds := .Commands}}{{range $group := .Groups}}
 
 {{.Title}}{{range $cmds}}{{if (and (eq .GroupID $group.ID) .IsAvailableCommand)}}
-  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}
+  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}{{if not .AllChildCommandsHaveGroup}}
 
 Other commands:{{range $cmds}}{{if (and (eq .GroupID "") .IsAvailableCommand)}}
-  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
+  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
 
 Flags:
 {{.LocalNonPersistentFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableSubCommands}}

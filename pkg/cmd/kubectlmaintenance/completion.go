@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
 
 const completionLimit = 500
@@ -113,6 +114,51 @@ func (e *environment) completeNodesAndMaintenances(cmd *cobra.Command, args []st
 }
 
 func (e *environment) completeThose(cmd *cobra.Command, args []string, toComplete string, fits func(*v1alpha1.NodeMaintenance) bool) ([]string, cobra.ShellCompDirective) {
+	return e.completeFirst(args, toComplete, func(c clients) (names []string, err error) {
+		found, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+		if err != nil {
+			return nil, err
+		}
+		for i := range found.Items {
+			if nm := &found.Items[i]; fits(nm) {
+				names = append(names, nm.Name)
+			}
+		}
+		return names, nil
+	})
+}
+
+// completeRollouts returns the names of rollouts as completions.
+func (e *environment) completeRollouts(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	return e.completeFirst(args, toComplete, func(c clients) (names []string, err error) {
+		all, err := rolloutsNamed(cmd.Context(), c, "")
+		for i := range all {
+			names = append(names, all[i].Name)
+		}
+		return names, err
+	})
+}
+
+// completeUnits returns the units of a rollout that can be tried again as completions.
+func (e *environment) completeUnits(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	return e.completeFirst(nil, toComplete, func(c clients) (names []string, err error) {
+		all, err := rolloutsNamed(cmd.Context(), c, rolloutName(args[0]))
+		if err != nil {
+			return nil, err
+		}
+		f := show.RolloutFacts{Rollout: &all[0]}
+		f.Maintenances, err = maintenancesOfRollout(cmd.Context(), c, all[0].Name)
+		for _, u := range f.Units() {
+			if show.Retriable(&u) {
+				names = append(names, u.Unit)
+			}
+		}
+		return names, err
+	})
+}
+
+// completeFirst returns names as completions of the first argument; none if they cannot be read.
+func (e *environment) completeFirst(args []string, toComplete string, list func(clients) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -120,15 +166,9 @@ func (e *environment) completeThose(cmd *cobra.Command, args []string, toComplet
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	found, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+	names, err := list(c)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var names []string
-	for i := range found.Items {
-		if nm := &found.Items[i]; fits(nm) {
-			names = append(names, nm.Name)
-		}
 	}
 	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
 }

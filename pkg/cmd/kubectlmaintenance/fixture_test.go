@@ -82,7 +82,7 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 	hauloutObjects := []runtime.Object{}
 	for _, object := range objects {
 		switch object.(type) {
-		case *v1alpha1.NodeMaintenance, *v1alpha1.Evacuation:
+		case *v1alpha1.NodeMaintenance, *v1alpha1.Evacuation, *v1alpha1.NodeMaintenanceRollout, *v1alpha1.NodeTask:
 			hauloutObjects = append(hauloutObjects, object)
 		default:
 			kubeObjects = append(kubeObjects, object)
@@ -109,6 +109,14 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 			asked := review.Spec.ResourceAttributes
 			review.Status.Allowed = !w.denied.Has(asked.Verb + " " + asked.Resource)
 			return true, review, nil
+		},
+	)
+	w.kube.PrependReactor(
+		"create", "selfsubjectreviews",
+		func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, &authenticationv1.SelfSubjectReview{
+				Status: authenticationv1.SelfSubjectReviewStatus{UserInfo: authenticationv1.UserInfo{Username: "alice"}},
+			}, nil
 		},
 	)
 	// carryOut sets the status of a new maintenance as if the server had completed all work.

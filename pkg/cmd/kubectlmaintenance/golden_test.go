@@ -255,6 +255,7 @@ func allGoldens() map[string]golden {
 	all := maps.Clone(goldens)
 	maps.Copy(all, verbGoldens)
 	maps.Copy(all, waitGoldens)
+	maps.Copy(all, rolloutGoldens)
 	return all
 }
 
@@ -353,7 +354,10 @@ func shellFields(line string) []string {
 // examples and pages mention.
 func tryLine(t *testing.T, line string) {
 	t.Helper()
-	w := newWorld(t, "", withPods()...)
+	w := newWorld(t, "", append(append(withPods(), rolling()...), offered()...)...)
+	if strings.Contains(line, "maintenance take ") {
+		grants(w)
+	}
 	// Simulate a server that completes each drain, each maintenance and each evacuation.
 	settle := func(line string) *v1alpha1.NodeMaintenance {
 		nm := draining()
@@ -408,8 +412,7 @@ func TestExamples(t *testing.T) {
 			line = strings.TrimSpace(line)
 			switch {
 			case line == "" || strings.HasPrefix(line, "#"):
-			case strings.HasPrefix(line, "kubectl maintenance "+cmd.Name()+" ") ||
-				line == "kubectl maintenance "+cmd.Name():
+			case strings.HasPrefix(line+" ", cmd.CommandPath()+" "):
 				tryLine(t, line)
 				tried++
 			default:
@@ -430,6 +433,7 @@ func TestThePageOfThePlugin(t *testing.T) {
 	scanner := bufio.NewScanner(bytes.NewReader(content))
 	for scanner.Scan() {
 		line, _, _ := strings.Cut(strings.TrimPrefix(scanner.Text(), "$ "), "  #")
+		line, _, _ = strings.Cut(line, " || ")
 		if strings.HasPrefix(line, "kubectl maintenance ") {
 			tryLine(t, strings.TrimSpace(line))
 		}
@@ -469,7 +473,8 @@ func hostileCluster() []runtime.Object {
 	pods := []runtime.Object{
 		newPod("shop", "cart", "node-003"), newPod("ops", "tool", "node-003"), newPod("shop", "web", "node-003"),
 	}
-	return append(pods, nm, cordon(), blocker, waits, happened)
+	objects := append(pods, nm, cordon(), blocker, waits, happened)
+	return append(objects, hostileRollout()...)
 }
 
 // hostilePreview adds the hostile text to previews.
@@ -516,6 +521,10 @@ var own = regexp.MustCompile(`\x1b\[\d+A\x1b\[J`)
 // control characters.
 func TestHostileTextsDoNotControlTheTerminal(t *testing.T) {
 	for name, g := range map[string]golden{
+		"rollout status":            {line: "rollout status"},
+		"rollout status wide":       {line: "rollout status kernel-6-12 -o wide"},
+		"take a taken node":         {line: "take node-003"},
+		"take a node again":         {line: "take node-004"},
 		"status":                    {line: "status kernel-update"},
 		"status wide":               {line: "status kernel-update -o wide"},
 		"status of all":             {line: "status"},

@@ -333,7 +333,7 @@ func cordonsWhatIsMade(w *world) {
 // dryRunsDelete makes the fake client ignore the deletions of a dry run.
 func dryRunsDelete(w *world) {
 	w.haulout.PrependReactor(
-		"delete", "nodemaintenances",
+		"delete", "*",
 		func(action clienttesting.Action) (bool, runtime.Object, error) {
 			return len(action.(clienttesting.DeleteActionImpl).DeleteOptions.DryRun) > 0, nil, nil
 		},

@@ -8,7 +8,9 @@ import (
 	"errors"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // nearest returns the candidate that a misspelled word most probably means: the one with the fewest
@@ -66,28 +68,38 @@ func didYouMean(suggestion string) string {
 	return ". Did you mean " + suggestion + "?"
 }
 
-// suggestMaintenance returns the name of an existing maintenance if an error reports that a
-// maintenance with a similar name does not exist.
-func (e *environment) suggestMaintenance(ctx context.Context, err error) string {
+// suggestName returns the name of an existing maintenance or rollout if an error reports that one
+// with a similar name does not exist.
+func (e *environment) suggestName(ctx context.Context, err error) string {
 	var status apierrors.APIStatus
 	if !isMissing(err) || !errors.As(err, &status) {
 		return ""
 	}
 	details := status.Status().Details
-	if details.Kind != "nodemaintenances" || details.Name == "" {
+	if details.Name == "" {
 		return ""
 	}
 	c, err := e.connect()
 	if err != nil {
 		return ""
 	}
-	found, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{Limit: completionLimit})
+	var list runtime.Object
+	options := metav1.ListOptions{Limit: completionLimit}
+	switch details.Kind {
+	case "nodemaintenances":
+		list, err = c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(ctx, options)
+	case "nodemaintenancerollouts":
+		list, err = c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(ctx, options)
+	default:
+		return ""
+	}
 	if err != nil {
 		return ""
 	}
-	names := make([]string, 0, len(found.Items))
-	for i := range found.Items {
-		names = append(names, found.Items[i].Name)
-	}
+	var names []string
+	_ = meta.EachListItem(list, func(object runtime.Object) error {
+		names = append(names, object.(metav1.Object).GetName())
+		return nil
+	})
 	return nearest(details.Name, names)
 }

@@ -123,7 +123,7 @@ func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions,
 		return nil, fmt.Errorf("the preview of nodes needs a temporary maintenance: %w", err)
 	}
 	if err := e.checkNodes(ctx, c, choice, nodeChecks{stage: v1alpha1.NodeMaintenanceStageIdle, preview: true}); err != nil {
-		if similar := e.suggestMaintenance(ctx, missing); similar != "" {
+		if similar := e.suggestName(ctx, missing); similar != "" {
 			err = fmt.Errorf("%w. A maintenance with a similar name: %s", err, similar)
 		}
 		return nil, err

@@ -5,6 +5,7 @@ package controlplane
 
 import (
 	"bytes"
+	_ "embed" // for podFail
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,6 +23,11 @@ const (
 	NodeAnnotation      = "kwok.x-k8s.io/node"
 	NodeAnnotationValue = "fake"
 )
+
+// podFail is a stage of our own, for pods that run as long as the stages "general" make them run.
+//
+//go:embed pod-fail.yaml
+var podFail []byte
 
 // writeKwokConfig writes the stages and the settings of kwok to one file.
 func writeKwokConfig(path, stages, podStages string) error {
@@ -71,6 +77,10 @@ func writeKwokConfig(path, stages, podStages string) error {
 				}
 			}
 		}
+	}
+	if podStages == "general" {
+		content.WriteString("---\n")
+		content.Write(podFail)
 	}
 	return kubeconfig.WriteFile(path, content.Bytes())
 }

@@ -170,13 +170,18 @@ func TestKwokConfig(t *testing.T) {
 	}
 	var found []string
 	for document := range strings.SplitSeq(string(content), "---\n") {
-		var object struct{ Kind, Name string }
+		var object struct {
+			Kind, Name string
+			Metadata   struct{ Name string }
+		}
 		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
 			t.Fatal(err)
 		}
-		found = append(found, object.Kind+" "+object.Name)
+		found = append(found, object.Kind+" "+object.Name+object.Metadata.Name)
 	}
-	want := []string{"KwokConfiguration ", "Stage node/fast", "Stage node/heartbeat-with-lease", "Stage pod/general"}
+	want := []string{
+		"KwokConfiguration ", "Stage node/fast", "Stage node/heartbeat-with-lease", "Stage pod/general", "Stage pod-fail",
+	}
 	if !slices.Equal(found, want) {
 		t.Errorf("got %q, want %q", found, want)
 	}

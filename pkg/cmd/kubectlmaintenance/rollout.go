@@ -1,0 +1,430 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/util/retry"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/rollout/next"
+)
+
+func (e *environment) newRolloutCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "rollout COMMAND",
+		Short: "Follow and steer rollouts, which maintain the nodes of a pool a few at a time",
+		Long: `Follow and steer rollouts. A rollout is an object in the cluster (kubectl get nodemaintenancerollouts) that takes
+all nodes of a selector out of service and back, a few at a time, with work on each: a reboot, your script, or your
+hands ("kubectl maintenance take"). Create it with kubectl apply; docs/rollouts.md has examples.`,
+		Example: `  # How far is it, what does it wait for, and whose move is it?
+  kubectl maintenance rollout status kernel-6-12`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return fmt.Errorf("unknown command %q%s (%s --help lists the commands)", args[0],
+				didYouMean(strings.Join(cmd.SuggestionsFor(args[0]), " or ")), cmd.CommandPath())
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	cmd.AddGroup(&cobra.Group{ID: groupPools, Title: "Rollouts:"})
+	for _, sub := range []*cobra.Command{
+		e.newRolloutStatusCommand(), e.newHoldCommand(), e.newRolloutResumeCommand(), e.newRunNowCommand(), e.newRetryCommand(), e.newStopCommand(),
+	} {
+		sub.GroupID = groupPools
+		cmd.AddCommand(sub)
+	}
+	return cmd
+}
+
+// changing completes a command that changes the rollout of its first argument.
+func (e *environment) changing(cmd *cobra.Command, operation string, run func(context.Context, *waitOptions, string) error) *cobra.Command {
+	o := &waitOptions{output: outputOfObjects(operation)}
+	cmd.Args, cmd.ValidArgsFunction = exactArgs(cmd.Name()+" needs the name of a rollout", 1), e.completeRollouts
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return run(cmd.Context(), o, rolloutName(args[0])) }
+	o.addWriteFlags(cmd)
+	return cmd
+}
+
+func (e *environment) newHoldCommand() *cobra.Command {
+	var hold v1alpha1.RolloutHold
+	var drains bool
+	cmd := &cobra.Command{
+		Use: "hold NAME --reason=TEXT", Short: "Hold a rollout: no further unit starts", SuggestFor: []string{"pause", "suspend", "freeze"},
+		Long: `Hold a rollout: no further unit starts. Units that run finish. With --drains, units that no worker has claimed are
+paused, too: their nodes stay cordoned, and no further pod is asked to leave.
+
+You need the right to patch the rollout, and no right to its nodes. The hold has your user name, unless you give it
+another name. A rollout is held as long as it has a hold; "kubectl maintenance rollout resume NAME" removes yours.`,
+		Example: `  kubectl maintenance rollout hold kernel-6-12 --reason='storage rebuilds'`,
+	}
+	cmd.Flags().StringVar(&hold.Reason, "reason", "", "Why the rollout is held.")
+	cmd.Flags().StringVar(&hold.Name, "name", "", "The name of the hold; the default is your user name.")
+	cmd.Flags().BoolVar(&drains, "drains", false, "Also pause the drains of units that no worker has claimed.")
+	return e.changing(cmd, "held", func(ctx context.Context, o *waitOptions, name string) error {
+		if hold.Reason == "" {
+			return errors.New("hold needs --reason: other users see it, and decide whether they can go on")
+		}
+		if hold.Stops = v1alpha1.RolloutHoldStarts; drains {
+			hold.Stops = v1alpha1.RolloutHoldDrains
+		}
+		return e.hold(ctx, o, name, hold)
+	})
+}
+
+func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hold v1alpha1.RolloutHold) error {
+	if hold.Name == "" {
+		user, err := e.userName(ctx)
+		if err != nil {
+			return fmt.Errorf("%w; give the hold a name with --name", err)
+		}
+		if hold.Name = holdName(user); hold.Name == "" {
+			return fmt.Errorf("no name can be made of your user name %q; give the hold a name with --name", user)
+		}
+	}
+	written, err := e.changeRollout(ctx, o, name, func(r *v1alpha1.NodeMaintenanceRollout) (map[string]any, error) {
+		holds := slices.Clone(r.Spec.Holds)
+		at := slices.IndexFunc(holds, func(h v1alpha1.RolloutHold) bool { return h.Name == hold.Name })
+		switch {
+		case at < 0:
+			holds = append(holds, hold)
+		case holds[at].Reason == hold.Reason && holds[at].Stops == hold.Stops:
+			return nil, nil
+		default:
+			holds[at].Reason, holds[at].Stops = hold.Reason, hold.Stops
+		}
+		return map[string]any{"holds": holds}, nil
+	})
+	if err == nil && !o.dryRun.isOn() {
+		e.screen(e.ErrOut).Printf("No further unit starts; %d of its nodes are in work. To continue: kubectl maintenance rollout resume %s --name=%s",
+			written.Status.Nodes.Running, name, hold.Name)
+	}
+	return err
+}
+
+// holdName makes a DNS label of the name of a user; "" if there is no letter to make it of.
+func holdName(user string) string {
+	name := title(user)
+	return strings.Trim(name[:min(len(name), validation.DNS1123LabelMaxLength)], "-")
+}
+
+func (e *environment) newRolloutResumeCommand() *cobra.Command {
+	var hold string
+	cmd := &cobra.Command{
+		Use: "resume NAME", Short: "Remove your holds of a rollout", SuggestFor: []string{"unhold", "release", "continue"},
+		Long: `Remove your holds of a rollout, or the one with --name. The rollout continues when no hold is left. To remove the
+hold of another user you need the right to maintain the nodes of the rollout.`,
+		Example: `  kubectl maintenance rollout resume kernel-6-12`,
+	}
+	cmd.Flags().StringVar(&hold, "name", "", "Remove the hold with this name.")
+	return e.changing(cmd, "resumed", func(ctx context.Context, o *waitOptions, name string) error {
+		return e.removeHolds(ctx, o, name, hold)
+	})
+}
+
+func (e *environment) removeHolds(ctx context.Context, o *waitOptions, name, hold string) error {
+	user := ""
+	if hold == "" {
+		var err error
+		if user, err = e.userName(ctx); err != nil {
+			return fmt.Errorf("%w; name the hold with --name", err)
+		}
+	}
+	var left []v1alpha1.RolloutHold
+	_, err := e.changeRollout(ctx, o, name, func(r *v1alpha1.NodeMaintenanceRollout) (map[string]any, error) {
+		left = slices.DeleteFunc(slices.Clone(r.Spec.Holds), func(h v1alpha1.RolloutHold) bool {
+			return hold != "" && h.Name == hold || hold == "" && h.By == user
+		})
+		switch {
+		case len(r.Spec.Holds) == 0:
+			return nil, nil
+		case len(left) < len(r.Spec.Holds):
+			return map[string]any{"holds": left}, nil
+		case hold != "":
+			return nil, fmt.Errorf("%s has no hold %q; it has: %s", name, hold, e.holds(left))
+		}
+		return nil, fmt.Errorf("no hold of %s is yours (%s): %s. To remove one of them: --name", name, user, e.holds(left))
+	})
+	if err == nil && len(left) > 0 {
+		e.screen(e.ErrOut).Printf("It is still held: %s", e.holds(left))
+	}
+	return err
+}
+
+func (e *environment) holds(holds []v1alpha1.RolloutHold) string {
+	texts := make([]string, 0, len(holds))
+	for i := range holds {
+		texts = append(texts, show.Hold(&holds[i], e.now()))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// clockSkew is the time by which the clock of the user may be ahead of that of the server: run-now
+// opens its window so much earlier.
+const clockSkew = 5 * time.Minute
+
+func (e *environment) newRunNowCommand() *cobra.Command {
+	var length time.Duration
+	cmd := &cobra.Command{
+		Use: "run-now NAME --for=DURATION", Short: "Open a window of a rollout immediately",
+		Long: `Open a window of a rollout immediately, for a limited time: the command adds an entry to spec.windows, and removes
+entries for single windows that are over. Limits and holds apply as always.`,
+		Example: `  kubectl maintenance rollout run-now kernel-6-12 --for=2h`,
+	}
+	cmd.Flags().DurationVar(&length, "for", 0, "How long units may start, such as 2h.")
+	return e.changing(cmd, "opened", func(ctx context.Context, o *waitOptions, name string) error {
+		if length < time.Minute {
+			return errors.New("run-now needs --for, the time for which units may start: at least 1m, such as 2h")
+		}
+		return e.runNow(ctx, o, name, length)
+	})
+}
+
+func (e *environment) runNow(ctx context.Context, o *waitOptions, name string, length time.Duration) error {
+	written, err := e.changeRollout(ctx, o, name, func(r *v1alpha1.NodeMaintenanceRollout) (map[string]any, error) {
+		if len(r.Spec.Windows) == 0 {
+			return nil, fmt.Errorf("%s has no windows, so its units may start at any time", name)
+		}
+		now := e.now()
+		windows := slices.DeleteFunc(slices.Clone(r.Spec.Windows), func(w v1alpha1.RolloutWindow) bool {
+			return w.Start != nil && w.Start.Add(w.Duration.Duration).Before(now)
+		})
+		start := metav1.NewTime(now.Add(-clockSkew))
+		windows = append(windows, v1alpha1.RolloutWindow{Start: &start, Duration: metav1.Duration{Duration: length + clockSkew}})
+		return map[string]any{"windows": windows}, nil
+	})
+	switch {
+	case err != nil:
+	case written.Spec.Stage == v1alpha1.RolloutStageIdle:
+		e.screen(e.ErrOut).Printf("Note: it is in stage Idle, in which no unit starts.")
+	case len(written.Spec.Holds) > 0:
+		e.screen(e.ErrOut).Printf("Note: it is held: %s", e.holds(written.Spec.Holds))
+	}
+	return err
+}
+
+func (e *environment) newStopCommand() *cobra.Command {
+	return e.changing(&cobra.Command{
+		Use: "stop NAME", Short: "End a rollout: nothing starts any more", SuggestFor: []string{"complete", "cancel", "abort", "end", "undo"},
+		Long: `End a rollout: it moves to stage Complete, and never back. No further unit starts. Nodes that no worker has claimed
+return to service now, claimed ones when their work is done. Units with a failed node stay until you act.
+
+To stop it for a while: "kubectl maintenance rollout hold NAME".`,
+		Example: `  kubectl maintenance rollout stop kernel-6-12`,
+	}, "stopped", e.stop)
+}
+
+func (e *environment) stop(ctx context.Context, o *waitOptions, name string) error {
+	written, err := e.changeRollout(ctx, o, name, func(r *v1alpha1.NodeMaintenanceRollout) (map[string]any, error) {
+		if r.Spec.Stage == v1alpha1.RolloutStageComplete {
+			return nil, nil
+		}
+		return map[string]any{"stage": v1alpha1.RolloutStageComplete}, nil
+	})
+	if err != nil {
+		return err
+	}
+	units := map[bool][]string{}
+	for _, u := range written.Status.Current {
+		switch u.Phase {
+		case v1alpha1.RolloutPhaseClaimed, v1alpha1.RolloutPhaseVerifying, v1alpha1.RolloutPhaseFailed:
+			failed := u.Phase == v1alpha1.RolloutPhaseFailed
+			units[failed] = append(units[failed], u.Unit)
+		}
+	}
+	if claimed := units[false]; len(claimed) > 0 {
+		e.screen(e.ErrOut).Printf("Workers finish their work first: %s", firstOf(claimed))
+	}
+	if failed := units[true]; len(failed) > 0 {
+		e.screen(e.ErrOut).Printf("Failed units stay out of service until you act: %s", firstOf(failed))
+	}
+	return nil
+}
+
+func (e *environment) newRetryCommand() *cobra.Command {
+	o := &waitOptions{output: outputOfObjects("deleted")}
+	cmd := &cobra.Command{
+		Use:   "retry NAME UNIT",
+		Short: "Try a unit again that has failed, is blocked, or was released by a user",
+		Long: `Try a unit of a rollout again. If a node of it has failed, the command deletes the failed NodeTask: the node is
+drained and offered again. If the unit was released before its work was done, because its drain was blocked, no worker
+came, or a user completed its maintenance, the command deletes these maintenances: the unit starts as if it were new.
+
+A unit is a node, or the value of the label spec.unitKey.`,
+		Example: `  kubectl maintenance rollout retry kernel-6-12 node-002`,
+		Args:    exactArgs("retry needs the name of a rollout and of a unit", 2),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return e.completeUnits(cmd, args, toComplete)
+			}
+			return e.completeRollouts(cmd, args, toComplete)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.retry(cmd.Context(), o, rolloutName(args[0]), nodeName(args[1]))
+		},
+	}
+	o.addWriteFlags(cmd)
+	return cmd
+}
+
+func (e *environment) retry(ctx context.Context, o *waitOptions, name, unit string) error {
+	c, r, err := e.rollout(ctx, o, name)
+	if err != nil {
+		return err
+	}
+	options := func(uid types.UID) metav1.DeleteOptions {
+		return metav1.DeleteOptions{DryRun: o.dryRun.inRequests(), Preconditions: metav1.NewUIDPreconditions(string(uid))}
+	}
+	var deleted []runtime.Object
+	at := slices.IndexFunc(r.Status.Current, func(u v1alpha1.RolloutUnit) bool { return u.Unit == unit })
+	phase := ""
+	if at >= 0 {
+		phase = ": it is " + string(r.Status.Current[at].Phase)
+		for _, node := range r.Status.Current[at].Nodes {
+			task, err := c.haulout.MaintenanceV1alpha1().NodeTasks().Get(ctx, node.Name, metav1.GetOptions{})
+			switch {
+			case isMissing(err):
+				continue
+			case err != nil:
+				return err
+			case task.Status.State != v1alpha1.NodeTaskFailed || task.Spec.Maintenance.Name != r.Status.Current[at].Maintenance:
+				continue
+			}
+			if err := c.haulout.MaintenanceV1alpha1().NodeTasks().Delete(ctx, node.Name, options(task.UID)); err != nil {
+				return err
+			}
+			deleted = append(deleted, task)
+		}
+	}
+	if len(deleted) == 0 {
+		past, err := maintenancesOfRollout(ctx, c, name)
+		if err != nil {
+			return err
+		}
+		for i := range past {
+			nm := &past[i]
+			if nm.Annotations[v1alpha1.AnnotationRolloutUnit] != unit || !wasReleased(nm) {
+				continue
+			}
+			if err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, nm.Name, options(nm.UID)); err != nil {
+				return err
+			}
+			deleted = append(deleted, nm)
+		}
+	}
+	if len(deleted) == 0 {
+		return fmt.Errorf("unit %q of %s has not failed and was not released before its work was done%s", unit, name, phase)
+	}
+	return e.write(o.output, deleted...)
+}
+
+// wasReleased reports whether a maintenance of a rollout has ended before its work was done.
+func wasReleased(nm *v1alpha1.NodeMaintenance) bool {
+	outcome := next.OutcomeOf(nm)
+	return outcome == next.Withdrawn || outcome == next.Released
+}
+
+// maintenancesOfRollout returns the maintenances of the units of a rollout, past ones too.
+func maintenancesOfRollout(ctx context.Context, c clients, name string) ([]v1alpha1.NodeMaintenance, error) {
+	list, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{
+		LabelSelector: labels.Set{v1alpha1.LabelRollout: name}.String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// rolloutName removes the kind from a name such as nmr/kernel-6-12.
+func rolloutName(arg string) string {
+	return withoutKind(arg, "nmr", "nodemaintenancerollout", "nodemaintenancerollouts", "nodemaintenancerollout."+v1alpha1.GroupName,
+		"nodemaintenancerollouts."+v1alpha1.GroupName)
+}
+
+// rollout checks the flags, and reads the rollout that the command changes.
+func (e *environment) rollout(ctx context.Context, o *waitOptions, name string) (c clients, r *v1alpha1.NodeMaintenanceRollout, err error) {
+	if o.dryRun.strategy == dryRunClient {
+		return c, nil, errors.New("invalid --dry-run=client: only the server can check whether the change is allowed; use --dry-run=server")
+	}
+	if err := o.validate(); err != nil {
+		return c, nil, err
+	}
+	if c, err = e.connect(); err != nil {
+		return c, nil, err
+	}
+	r, err = c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(ctx, name, metav1.GetOptions{})
+	return c, r, err
+}
+
+// changeRollout changes fields of the spec of a rollout, and prints it. It decides again if the
+// rollout has changed in the meantime: a list is replaced as a whole. Without a change, nothing is
+// written.
+func (e *environment) changeRollout(
+	ctx context.Context, o *waitOptions, name string, change func(*v1alpha1.NodeMaintenanceRollout) (map[string]any, error),
+) (written *v1alpha1.NodeMaintenanceRollout, err error) {
+	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		c, r, err := e.rollout(ctx, o, name)
+		if err != nil {
+			return err
+		}
+		spec, err := change(r)
+		if err != nil {
+			return err
+		}
+		if spec == nil {
+			written = r
+			return o.unchanged()
+		}
+		if r.Spec.Stage == v1alpha1.RolloutStageComplete {
+			return fmt.Errorf("%s is in stage %s and cannot be changed", name, v1alpha1.RolloutStageComplete)
+		}
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"uid": r.UID, "resourceVersion": r.ResourceVersion}, "spec": spec,
+		})
+		if err != nil {
+			return err
+		}
+		written, err = c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Patch(ctx, name, types.MergePatchType, patch,
+			metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return written, e.write(o.output, written)
+}
+
+// userName returns the name of the user as the cluster knows it.
+func (e *environment) userName(ctx context.Context) (string, error) {
+	c, err := e.connect()
+	if err != nil {
+		return "", err
+	}
+	review, err := c.kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsForbidden(err):
+		return "", errors.New("you may not create selfsubjectreviews.authentication.k8s.io, so your user name is unknown")
+	case err != nil:
+		return "", err
+	}
+	return review.Status.UserInfo.Username, nil
+}

@@ -1,0 +1,209 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+)
+
+func (e *environment) newRolloutStatusCommand() *cobra.Command {
+	o := outputOfLines()
+	var watch bool
+	cmd := &cobra.Command{
+		Use:   "status [NAME]",
+		Short: "See how far a rollout is, what it waits for, and whose move it is",
+		Long: `See how far a rollout is: the nodes by state, the windows and holds, the units that run with what each waits for,
+and the reason why no further unit starts, with the user or component that must act.
+
+Without NAME, the command shows the only rollout that is not complete. If there are several or none, it shows a table
+of all rollouts. The time that the other nodes need is estimated from the pace of the last hour.
+
+The exit code is 3 if a user must act: the rollout is halted, or has nodes that have failed, are blocked or are skipped.
+With --watch, the command redraws the lines until the rollout is complete or deleted.`,
+		Example: `  # Once
+  kubectl maintenance rollout status kernel-6-12
+
+  # Until it is complete
+  kubectl maintenance rollout status kernel-6-12 --watch`,
+		Args: atMostOneName, ValidArgsFunction: e.completeRollouts,
+		SuggestFor: []string{"list", "get", "show", "progress", "watch", "blockers"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			if watch && !o.forPeople() {
+				return fmt.Errorf("--watch cannot be combined with -o %[1]s; use kubectl get nodemaintenancerollouts.%[2]s --watch -o %[1]s",
+					o.format(), v1alpha1.GroupName)
+			}
+			name := ""
+			if len(args) == 1 {
+				name = rolloutName(args[0])
+			}
+			return e.rolloutStatus(cmd.Context(), o, name, watch)
+		},
+	}
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "Follow the progress.")
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (e *environment) rolloutStatus(ctx context.Context, o *output, name string, watch bool) error {
+	c, err := e.connect()
+	if err != nil {
+		return err
+	}
+	all, err := rolloutsNamed(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	if !o.forPeople() {
+		if name != "" {
+			return e.write(o, &all[0])
+		}
+		return e.writeAll(o, &v1alpha1.NodeMaintenanceRolloutList{Items: all})
+	}
+	one := theRollout(all, name)
+	switch {
+	case watch && one == nil:
+		return fmt.Errorf("--watch needs the name of a rollout: %d exist", len(all))
+	case watch:
+		if one, err = e.watchRollout(ctx, c, o, one); one == nil || err != nil {
+			return err
+		}
+	case one == nil:
+		e.show(show.RolloutTable(all, e.now(), o.options(e.screen(e.Out))))
+	default:
+		f := show.RolloutFacts{Rollout: one, Now: e.now()}
+		if f.Maintenances, f.Notes, err = pastOf(ctx, c, one.Name); err != nil {
+			return err
+		}
+		options := o.fitting(e.screen(e.Out))
+		options.Rows = max(options.Rows-1, 0) // that of the command
+		e.show(show.Rollout(f, options))
+	}
+	if one != nil {
+		all = []v1alpha1.NodeMaintenanceRollout{*one}
+	}
+	if slices.ContainsFunc(all, func(r v1alpha1.NodeMaintenanceRollout) bool { return show.NeedsUser(&r) }) {
+		return &exitError{code: exitBlocked}
+	}
+	return nil
+}
+
+// rolloutsNamed reads the named rollout, or all of them without a name.
+func rolloutsNamed(ctx context.Context, c clients, name string) ([]v1alpha1.NodeMaintenanceRollout, error) {
+	client := c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts()
+	if name != "" {
+		r, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return []v1alpha1.NodeMaintenanceRollout{*r}, nil
+	}
+	list, err := client.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// theRollout returns the named rollout. Without a name, it returns the only one that is not
+// complete; nil if there is none or more than one.
+func theRollout(all []v1alpha1.NodeMaintenanceRollout, name string) *v1alpha1.NodeMaintenanceRollout {
+	var one *v1alpha1.NodeMaintenanceRollout
+	for i := range all {
+		if name == "" && (all[i].Spec.Stage == v1alpha1.RolloutStageComplete || show.RolloutState(&all[i]) == v1alpha1.ReasonRolloutComplete) {
+			continue
+		}
+		if one != nil {
+			return nil
+		}
+		one = &all[i]
+	}
+	return one
+}
+
+// pastOf returns the maintenances of a rollout, or a note if the user may not list them.
+func pastOf(ctx context.Context, c clients, name string) (past []v1alpha1.NodeMaintenance, notes []string, err error) {
+	past, err = maintenancesOfRollout(ctx, c, name)
+	if apierrors.IsForbidden(err) {
+		return nil, []string{"you may not list nodemaintenances, so the pace is not shown"}, nil
+	}
+	return past, nil, err
+}
+
+const (
+	// rolloutPollEvery is the interval at which --watch reads a rollout, and pastEvery that at
+	// which it reads the maintenances, of which there may be thousands.
+	rolloutPollEvery = 2 * time.Second
+	pastEvery        = time.Minute
+)
+
+// watchRollout shows a rollout until it is complete, or stopped and without units that run. It
+// returns the last state, or nil if it was deleted.
+func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r *v1alpha1.NodeMaintenanceRollout) (*v1alpha1.NodeMaintenanceRollout, error) {
+	reporter := e.newReporter(e.Out)
+	defer reporter.end(ctx)
+	f := show.RolloutFacts{Rollout: r}
+	var pastAt time.Time
+	var trouble error
+	for {
+		if f.Now = e.now(); trouble == nil && f.Now.Sub(pastAt) >= pastEvery {
+			var err error
+			if f.Maintenances, f.Notes, err = pastOf(ctx, c, r.Name); err != nil {
+				f.Notes = []string{outOfDate(err)}
+			}
+			pastAt = f.Now
+		}
+		shown := f
+		if trouble != nil {
+			shown.Notes = []string{outOfDate(trouble)}
+		}
+		done := isOver(f.Rollout)
+		reporter.report(func(int) []screen.Line { return show.Rollout(shown, o.fitting(reporter.screen)) },
+			strings.Join(append([]string{show.RolloutSummary(f.Rollout)}, shown.Notes...), "; "), done)
+		if done {
+			return f.Rollout, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(rolloutPollEvery):
+		}
+		now, err := c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(ctx, r.Name, metav1.GetOptions{})
+		switch trouble = err; {
+		case isMissing(err) || err == nil && now.UID != r.UID:
+			reporter.screen.Keep()
+			reporter.screen.Printf("%s was deleted.", r.Name)
+			return nil, nil
+		case err == nil:
+			f.Rollout = now
+		case ctx.Err() == nil && !isTemporary(err):
+			return nil, err
+		}
+	}
+}
+
+// isOver reports whether a rollout changes nothing any more before a user acts on it.
+func isOver(r *v1alpha1.NodeMaintenanceRollout) bool {
+	switch show.RolloutState(r) {
+	case v1alpha1.ReasonRolloutComplete:
+		return true
+	case v1alpha1.ReasonStopped:
+		return r.Status.Nodes.Running == 0
+	}
+	return false
+}

@@ -1,0 +1,377 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/rollout/next"
+)
+
+// RolloutFacts are the known facts about a rollout at one time.
+type RolloutFacts struct {
+	// Rollout is the object as it was last read.
+	Rollout *v1alpha1.NodeMaintenanceRollout
+	// Maintenances are those of its units, past ones too; nil if they could not be read.
+	Maintenances []v1alpha1.NodeMaintenance
+	// Notes describe reads that failed.
+	Notes []string
+	// Now is the time of the facts.
+	Now time.Time
+}
+
+// RolloutState returns the state of a rollout in one word: the reason of its condition Progressing.
+func RolloutState(r *v1alpha1.NodeMaintenanceRollout) string {
+	if c := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing); c != nil {
+		return c.Reason
+	}
+	return v1alpha1.ReasonNotObserved
+}
+
+// NeedsUser reports whether a rollout does not finish before a user acts, or has nodes for which
+// that is true: they have failed, are blocked or are skipped.
+func NeedsUser(r *v1alpha1.NodeMaintenanceRollout) bool {
+	switch RolloutState(r) {
+	case v1alpha1.ReasonHalted, v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonNodesBlocked, v1alpha1.ReasonNodesSkipped:
+		return true
+	}
+	n := r.Status.Nodes
+	return n.Failed+n.Blocked+n.Skipped > 0
+}
+
+const (
+	rollouts = "nodemaintenancerollouts." + v1alpha1.GroupName
+	tasks    = "nodetasks." + v1alpha1.GroupName
+)
+
+// rolloutActions maps reasons of Progressing to actions. %s stands for the name of the rollout.
+var rolloutActions = map[string]action{
+	v1alpha1.ReasonIdle: {
+		"a user who may roll it", "kubectl patch " + rollouts + ` %s --type=merge -p '{"spec":{"stage":"Roll"}}'`,
+	},
+	v1alpha1.ReasonStopped:       {"a user who wants the other nodes done, with another rollout", "kubectl get " + rollouts + " %s -o yaml"},
+	v1alpha1.ReasonHalted:        {wording.Administrator + ", who can repair the nodes, and then retry their units", "kubectl maintenance rollout retry %s UNIT"},
+	v1alpha1.ReasonHeld:          {"the users who hold it", "kubectl maintenance rollout resume %s"},
+	v1alpha1.ReasonOutsideWindow: {"time, or a user who opens a window", "kubectl maintenance rollout run-now %s --for=2h"},
+	v1alpha1.ReasonNotAuthorized: {wording.Administrator + ", who can grant the rights or change the rollout", "kubectl get " + rollouts + " %s -o yaml"},
+	v1alpha1.ReasonAtLimit:       {wording.Administrator + ", who can return the named nodes to service or raise the limits", "kubectl get nodes"},
+	v1alpha1.ReasonNodesBlocked:  {"the owners of the pods that did not leave; the server tries again later", "kubectl maintenance rollout retry %s UNIT"},
+	v1alpha1.ReasonNodesSkipped:  {wording.Administrator + ", who can do what the message names", "kubectl describe " + rollouts + " %s"},
+}
+
+// whoseMove names what or whom a unit waits for, by its phase.
+var whoseMove = map[v1alpha1.RolloutPhase]string{
+	v1alpha1.RolloutPhaseStarting:  "the server",
+	v1alpha1.RolloutPhaseDraining:  "its pods",
+	v1alpha1.RolloutPhaseOffered:   "a worker",
+	v1alpha1.RolloutPhaseClaimed:   "the worker",
+	v1alpha1.RolloutPhaseVerifying: "the node",
+	v1alpha1.RolloutPhaseReleasing: "the server",
+	v1alpha1.RolloutPhaseSoaking:   "time",
+	v1alpha1.RolloutPhaseFailed:    "a user",
+	phaseBlocked:                   "the next try",
+	phaseReleased:                  "a user",
+}
+
+// Rollout shows how far a rollout is, what it waits for, and whose move it is.
+func Rollout(f RolloutFacts, o Options) []screen.Line {
+	r, n := f.Rollout, f.Rollout.Status.Nodes
+	title := r.Name + "  " + RolloutState(r) + ", stage " + string(r.Spec.Stage) + ", " + wording.Count(n.Total, "node")
+	if r.Spec.RequestedBy != nil {
+		title += ", requested by " + r.Spec.RequestedBy.Username
+	}
+	lines := o.Fit(line(screen.Heading, "%s", title))
+	lines = append(lines, wrap("  ", r.Spec.Template.Reason, o.columns(), screen.Plain)...)
+	for _, note := range f.Notes {
+		lines = append(lines, wrap("  ", "note: "+note, o.columns(), screen.Warning)...)
+	}
+	lines = append(append(lines, screen.Line{}), f.progress(o)...)
+	units := f.Units()
+	failure := f.failure(units, o)
+	tail := append(failure, f.cause(len(failure) > 0, o)...)
+	shown := len(units)
+	switch {
+	case o.Wide:
+	case o.Rows > 0:
+		// The lines around the units and the heading of their table.
+		shown = min(shown, max(o.Rows-len(lines)-len(tail)-3, 1))
+	default:
+		shown = min(shown, nodesShown)
+	}
+	lines = append(lines, f.unitTable(units, shown, o)...)
+	return o.Truncate(append(lines, tail...))
+}
+
+// progress has the numbers of nodes, the windows, the holds and the pace.
+func (f *RolloutFacts) progress(o Options) []screen.Line {
+	r, n := f.Rollout, f.Rollout.Status.Nodes
+	text := progressCell(o.bars()[0], fmt.Sprintf("%d of %d done", n.Done, n.Total), int(n.Done), int(n.Total))
+	for _, part := range []struct {
+		count int32
+		state string
+	}{{n.Running, "running"}, {n.Waiting, "waiting"}, {n.Blocked, "blocked"}, {n.Failed, "failed"}, {n.Skipped, "skipped"}} {
+		if part.count > 0 {
+			text += fmt.Sprintf(", %d %s", part.count, part.state)
+		}
+	}
+	lines := []screen.Line{plain("  NODES   %s", text)}
+	if w := r.Status.Window; w != nil {
+		lines = append(lines, plain("  WINDOW  %s", f.window(w)))
+	}
+	for i := range r.Spec.Holds {
+		lines = append(lines, line(screen.Warning, "  HOLD    %s", Hold(&r.Spec.Holds[i], f.Now)))
+	}
+	if pace := f.pace(); pace != "" {
+		lines = append(lines, line(screen.Faint, "  %s", pace))
+	}
+	return o.Fit(lines...)
+}
+
+func (f *RolloutFacts) window(w *v1alpha1.RolloutWindowStatus) string {
+	switch {
+	case w.Until == nil && !w.Open:
+		return "closed, and none opens any more"
+	case w.Until == nil:
+		return "open"
+	}
+	state := "closed until "
+	if w.Open {
+		state = "open until "
+	}
+	return fmt.Sprintf("%s%s (in %s)", state, timeOf(w.Until.Time), duration.HumanDuration(max(w.Until.Sub(f.Now), 0)))
+}
+
+// Hold describes a hold: its name, what it stops, the user, and the reason.
+func Hold(h *v1alpha1.RolloutHold, now time.Time) string {
+	text := h.Name
+	if h.Stops == v1alpha1.RolloutHoldDrains {
+		text += ", stops drains"
+	}
+	if h.By != "" {
+		text += ", by " + h.By
+	}
+	if h.Since != nil {
+		text += " " + ago(now, h.Since.Time) + " ago"
+	}
+	if h.From != nil && h.From.After(now) {
+		text += ", from " + timeOf(h.From.Time)
+	}
+	if h.Until != nil {
+		text += ", until " + timeOf(h.Until.Time)
+	}
+	return text + ": " + cmp.Or(h.Reason, "no reason given")
+}
+
+// paceOver is the time over which the pace of a rollout is measured.
+const paceOver = time.Hour
+
+// pace returns how many nodes are done per hour, and how long the other ones take at this pace;
+// "" if no node was done in the last hour.
+func (f *RolloutFacts) pace() string {
+	n := f.Rollout.Status.Nodes
+	left := n.Waiting + n.Running + n.Blocked
+	if f.Rollout.Spec.Stage != v1alpha1.RolloutStageRoll || left == 0 {
+		return ""
+	}
+	done, since := 0, f.Now
+	for i := range f.Maintenances {
+		nm := &f.Maintenances[i]
+		if nm.CreationTimestamp.Time.Before(since) {
+			since = nm.CreationTimestamp.Time
+		}
+		for j := range nm.Status.NodeStatuses {
+			task := nm.Status.NodeStatuses[j].Task
+			if task != nil && task.State == v1alpha1.NodeTaskDone && task.EndTime != nil && f.Now.Sub(task.EndTime.Time) < paceOver {
+				done++
+			}
+		}
+	}
+	over := min(f.Now.Sub(since), paceOver)
+	if done == 0 || over <= 0 {
+		return ""
+	}
+	text := fmt.Sprintf("Pace: %s in the last %s, about %s", wording.Count(done, "node"), duration.HumanDuration(over),
+		duration.HumanDuration(over*time.Duration(left)/time.Duration(done)))
+	if len(f.Rollout.Spec.Windows) > 0 {
+		text += " of open windows"
+	}
+	return fmt.Sprintf("%s for the other %d.", text, left)
+}
+
+// The phases of units that are not in status.current.
+const (
+	phaseBlocked  = v1alpha1.RolloutPhase(next.WithdrawnBlocked)
+	phaseReleased = v1alpha1.RolloutPhase(next.Released)
+)
+
+// Retriable reports whether a user can let a unit that Units has returned start again.
+func Retriable(u *v1alpha1.RolloutUnit) bool {
+	return u.Phase == v1alpha1.RolloutPhaseFailed || u.Phase == phaseBlocked || u.Phase == phaseReleased
+}
+
+// Units returns the units that run or have failed, and those whose last attempt has ended without
+// success: failed ones first, then those that do not run, then the oldest.
+func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
+	units := slices.Clone(f.Rollout.Status.Current)
+	last := map[string]*v1alpha1.NodeMaintenance{}
+	for i := range f.Maintenances {
+		nm := &f.Maintenances[i]
+		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
+		if old := last[unit]; old == nil || old.CreationTimestamp.Before(&nm.CreationTimestamp) {
+			last[unit] = nm
+		}
+	}
+	for name, nm := range last {
+		if slices.ContainsFunc(units, func(u v1alpha1.RolloutUnit) bool { return u.Unit == name }) {
+			continue
+		}
+		u := v1alpha1.RolloutUnit{
+			Unit: name, Maintenance: nm.Name, Since: metav1.NewTime(v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)),
+		}
+		switch why := nm.Annotations[v1alpha1.AnnotationWithdrawn]; {
+		case why == next.WithdrawnNoWorker:
+			u.Phase, u.Message = v1alpha1.RolloutPhaseFailed, why+": no worker has claimed it in time"
+		case why == next.WithdrawnBlocked:
+			u.Phase, u.Message = phaseBlocked, "its drain did not move, and was withdrawn"
+		case next.OutcomeOf(nm) == next.Released:
+			u.Phase, u.Message = phaseReleased, "a user has completed its maintenance"
+		default:
+			continue
+		}
+		units = append(units, u)
+	}
+	rank := func(u *v1alpha1.RolloutUnit) int {
+		return slices.Index([]v1alpha1.RolloutPhase{phaseReleased, phaseBlocked, v1alpha1.RolloutPhaseFailed}, u.Phase)
+	}
+	slices.SortFunc(units, func(a, b v1alpha1.RolloutUnit) int {
+		return cmp.Or(rank(&b)-rank(&a), a.Since.Compare(b.Since.Time), strings.Compare(a.Unit, b.Unit))
+	})
+	return units
+}
+
+// unitTable is the table of the first units.
+func (f *RolloutFacts) unitTable(units []v1alpha1.RolloutUnit, shown int, o Options) []screen.Line {
+	if len(units) == 0 {
+		return nil
+	}
+	g := grid{
+		indent: "  ", styles: []screen.Style{screen.Faint}, drop: []int{2, 3, 4}, cut: true,
+		rows: [][]string{{"UNIT", "PHASE", "FOR", "WAITS FOR", "MESSAGE"}},
+	}
+	for i := range units[:shown] {
+		u := &units[i]
+		style := screen.Plain
+		switch u.Phase {
+		case v1alpha1.RolloutPhaseFailed:
+			style = screen.Bad
+		case phaseBlocked, phaseReleased:
+			style = screen.Warning
+		}
+		name := u.Unit
+		if len(u.Nodes) > 1 {
+			name += " (" + wording.Count(len(u.Nodes), "node") + ")"
+		}
+		g.styles = append(g.styles, style)
+		g.rows = append(g.rows, []string{name, string(u.Phase), ago(f.Now, u.Since.Time), whoseMove[u.Phase], cmp.Or(u.Message, "-")})
+	}
+	return append(append([]screen.Line{{}}, g.lines(o)...), o.more(len(units)-shown, "unit", "  ")...)
+}
+
+// failure says what to do about the first failed unit of a rollout.
+func (f *RolloutFacts) failure(units []v1alpha1.RolloutUnit, o Options) []screen.Line {
+	if len(units) == 0 || units[0].Phase != v1alpha1.RolloutPhaseFailed {
+		return nil
+	}
+	u := &units[0]
+	look := maintenances + " " + u.Maintenance
+	if len(u.Nodes) > 0 {
+		look = tasks + " " + u.Nodes[0].Name
+	}
+	return append([]screen.Line{{}}, o.Fit(
+		line(screen.Bad, "  FAILED  %s", u.Unit),
+		plain("  who     %s, who can remove the cause", wording.Administrator),
+		plain("  look    kubectl get %s -o yaml", look),
+		plain("  then    kubectl maintenance rollout retry %s %s", f.Rollout.Name, u.Unit),
+	)...)
+}
+
+// cause is the message of the condition Progressing, and who can act if units do not start. If the
+// lines above it say what to do about a failure, they are not repeated.
+func (f *RolloutFacts) cause(hasFailure bool, o Options) []screen.Line {
+	c := meta.FindStatusCondition(f.Rollout.Status.Conditions, v1alpha1.ConditionProgressing)
+	if c == nil {
+		return []screen.Line{{}, line(screen.Faint, "  The server has not reconciled it yet.")}
+	}
+	style := screen.Warning
+	a, stands := rolloutActions[c.Reason]
+	switch {
+	case c.Reason == v1alpha1.ReasonRolloutComplete:
+		style = screen.Good
+	case !stands:
+		style = screen.Plain
+	}
+	text := c.Reason
+	if !c.LastTransitionTime.IsZero() {
+		text += " for " + ago(f.Now, c.LastTransitionTime.Time)
+	}
+	lines := append([]screen.Line{{}}, wrap("  ", text+": "+c.Message, o.columns(), style)...)
+	if stands && (c.Reason != v1alpha1.ReasonHalted || !hasFailure) {
+		look := a.look
+		if strings.Contains(look, "%s") {
+			look = fmt.Sprintf(look, f.Rollout.Name)
+		}
+		lines = append(lines, whoAndLook("  ", a.who, look)...)
+	}
+	return o.Fit(lines...)
+}
+
+// RolloutSummary returns the progress of a rollout in one line.
+func RolloutSummary(r *v1alpha1.NodeMaintenanceRollout) string {
+	n := r.Status.Nodes
+	text := fmt.Sprintf("%s: %s, %d of %s done, %d running", r.Name, RolloutState(r), n.Done, wording.Count(n.Total, "node"), n.Running)
+	for _, u := range r.Status.Current {
+		if u.Phase == v1alpha1.RolloutPhaseFailed {
+			text += ", " + u.Unit + " has failed"
+		}
+	}
+	return text
+}
+
+// RolloutTable shows one row for each rollout.
+func RolloutTable(all []v1alpha1.NodeMaintenanceRollout, now time.Time, o Options) []screen.Line {
+	if len(all) == 0 {
+		return []screen.Line{{Text: "No rollout found."}}
+	}
+	g := grid{
+		rows:   [][]string{{"NAME", "STATE", "STAGE", "DONE", "RUNNING", "FAILED", "BLOCKED", "SKIPPED", "AGE", "REASON"}},
+		styles: []screen.Style{screen.Faint}, drop: []int{8, 2, 9, 7, 6, 4}, cut: true,
+	}
+	for i := range all {
+		r, n := &all[i], all[i].Status.Nodes
+		g.rows = append(g.rows, []string{
+			r.Name, RolloutState(r), string(r.Spec.Stage), fmt.Sprintf("%d/%d", n.Done, n.Total), fmt.Sprint(n.Running), fmt.Sprint(n.Failed),
+			fmt.Sprint(n.Blocked), fmt.Sprint(n.Skipped), ago(now, r.CreationTimestamp.Time), cmp.Or(r.Spec.Template.Reason, "-"),
+		})
+		style := screen.Plain
+		switch {
+		case NeedsUser(r):
+			style = screen.Warning
+		case RolloutState(r) == v1alpha1.ReasonRolloutComplete:
+			style = screen.Good
+		}
+		g.styles = append(g.styles, style)
+	}
+	return o.Truncate(g.lines(o))
+}
