@@ -30,8 +30,8 @@ type DrainPlanEntryApplyConfiguration struct {
 	// If several maintenances drain the node, the first of Drain, WaitCompleted and Skip applies.
 	Behavior *maintenancev1alpha1.DrainBehavior `json:"behavior,omitempty"`
 	// waitSeconds is the time in seconds after the begin of stage Drain after which pods with the
-	// behavior WaitCompleted are asked to leave. Only allowed with this behavior. From 0 to 2592000;
-	// 0 means no limit.
+	// behavior WaitCompleted are asked to leave. Only allowed with this behavior. From 0 to
+	// 2592000; 0 means no limit.
 	WaitSeconds *int32 `json:"waitSeconds,omitempty"`
 }
 

@@ -34,8 +34,8 @@ type NodeMaintenanceTaskApplyConfiguration struct {
 	// claimDeadlineSeconds is the time in seconds after which an offered node that no worker has
 	// claimed is released, with the reason NoWorker. From 60 to 604800; the default is 1800.
 	ClaimDeadlineSeconds *int32 `json:"claimDeadlineSeconds,omitempty"`
-	// progressDeadlineSeconds is the time in seconds that a worker may go without a heartbeat before
-	// the work has failed, with the reason Lost. From 60 to 86400; the default is 1800.
+	// progressDeadlineSeconds is the time in seconds that a worker may go without a heartbeat
+	// before the work has failed, with the reason Lost. From 60 to 86400; the default is 1800.
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 	// verifyDeadlineSeconds is the time in seconds after the report Done of the worker after which
 	// the work has failed if the node is not Ready or doneWhen is not true, with the reason

@@ -32,8 +32,8 @@ type NodeTaskStatusApplyConfiguration struct {
 	Message *string `json:"message,omitempty"`
 	// expectedFinishTime is the time at which the worker expects to be done. Written by the worker.
 	ExpectedFinishTime *v1.Time `json:"expectedFinishTime,omitempty"`
-	// result is the result of the work: Done or Failed. Failed can become Done later. Written by the
-	// worker.
+	// result is the result of the work: Done or Failed. Failed can become Done later. Written by
+	// the worker.
 	Result *maintenancev1alpha1.NodeTaskResult `json:"result,omitempty"`
 	// reason is the reason of the state Failed: WorkerFailed, Lost or NotVerified. Written by the
 	// Haulout server.

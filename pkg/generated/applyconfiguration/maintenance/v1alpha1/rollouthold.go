@@ -25,8 +25,8 @@ type RolloutHoldApplyConfiguration struct {
 	From *v1.Time `json:"from,omitempty"`
 	// until is the time until which the hold applies. If unset, it applies until it is removed.
 	Until *v1.Time `json:"until,omitempty"`
-	// by is the name of the user who added or last changed the hold. Set by the server; the value in
-	// a client's request is ignored.
+	// by is the name of the user who added or last changed the hold. Set by the server; the value
+	// in a client's request is ignored.
 	By *string `json:"by,omitempty"`
 	// since is the time of the request that added or last changed the hold. Set by the server; the
 	// value in a client's request is ignored.

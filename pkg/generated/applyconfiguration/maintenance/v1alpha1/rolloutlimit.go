@@ -12,8 +12,8 @@ import (
 // RolloutLimitApplyConfiguration represents a declarative configuration of the RolloutLimit type for use
 // with apply.
 //
-// RolloutLimit limits the nodes or the domains that are out of service at the same time. Exactly one
-// of maxUnavailable and maxDomains is set.
+// RolloutLimit limits the nodes or the domains that are out of service at the same time. Exactly
+// one of maxUnavailable and maxDomains is set.
 type RolloutLimitApplyConfiguration struct {
 	// maxUnavailable is the number of nodes that may be out, or a percentage of the matching nodes,
 	// from 1% to 100%, rounded down but at least 1. With topologyKey it applies to each domain.
