@@ -61,9 +61,9 @@ func roll(t *testing.T, pool string, modify ...func(*v1alpha1.NodeMaintenanceRol
 	return r
 }
 
-// worker claims the NodeTasks of a pool until the test ends. work does the work on a node, and
+// runWorker claims the NodeTasks of a pool until the test ends. work does the work on a node, and
 // returns its result.
-func worker(t *testing.T, pool string, work func(node string) v1alpha1.NodeTaskResult) {
+func runWorker(t *testing.T, pool string, work func(node string) v1alpha1.NodeTaskResult) {
 	t.Helper()
 	tasks := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeTasks()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -165,7 +165,7 @@ func TestRolloutZoneByZone(t *testing.T) {
 	cluster.Deployment(t, namespace, "web", pool, 6)
 	cluster.Budget(t, namespace, "web", 2)
 	violations := outOf(t, pool, 2)
-	worker(t, pool, func(node string) v1alpha1.NodeTaskResult { return install(t, node) })
+	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult { return install(t, node) })
 	r := roll(t, pool, func(r *v1alpha1.NodeMaintenanceRollout) {
 		r.Spec.Limits = []v1alpha1.RolloutLimit{
 			{MaxUnavailable: ptr.To(intstr.FromString("40%"))}, {MaxDomains: ptr.To[int32](1), TopologyKey: zoneLabel},
@@ -193,7 +193,7 @@ func TestRolloutHaltsAndIsHeld(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	pool, nodes := cluster.NewPool(t, 3, true)
 	broken := make(chan struct{})
-	worker(t, pool, func(node string) v1alpha1.NodeTaskResult {
+	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult {
 		select {
 		case <-broken:
 			return install(t, node)
