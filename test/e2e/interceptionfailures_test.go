@@ -4,14 +4,21 @@
 package e2e
 
 import (
+	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
@@ -57,4 +64,72 @@ func TestEvictionsPassWithoutTheServer(t *testing.T) {
 	got := warnings.Take()
 	is.True(t, len(got) == 1 && strings.Contains(got[0], "runs without controllers"), "got the warnings %q", got)
 	framework.UntilGone(t, "the pod is gone", cluster.As(t).Pods(namespace), "controllers")
+}
+
+// TestEvictionsPassWithoutALeader prevents the server from renewing its Lease. It goes on serving
+// its API. Evictions are held while another replica could still lead, and pass afterwards.
+func TestEvictionsPassWithoutALeader(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.PodOn(t, namespace, "guarded", pool, nodes[0], movable)
+	cluster.InterceptEvictions(t, pool, nodes[0], namespace)
+	client, warnings := cluster.Evictor(t)
+	evict := func(ctx context.Context) error {
+		return client.Evict(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "guarded"}})
+	}
+	is.True(t, apierrors.IsTooManyRequests(evict(t.Context())), "the eviction passes while the server leads")
+
+	leases := cluster.As(t).Kube.CoordinationV1().Leases("haulout-system")
+	defer refuseRenewals(t)()
+	warnings.Take()
+	framework.Eventually(t, "the eviction passes", func(ctx context.Context) (bool, error) {
+		switch err := evict(ctx); {
+		case err == nil:
+			return true, nil
+		case apierrors.IsTooManyRequests(err):
+			return false, nil
+		default:
+			return false, err
+		}
+	})
+	lease := must.Get(leases.Get(t.Context(), "haulout-apiserver", metav1.GetOptions{}))(t)
+	silence := time.Since(lease.Spec.RenewTime.Time)
+	t.Logf("passes %v after the last renewal", silence.Round(time.Second))
+	is.True(t, silence > 20*time.Second, "the eviction passes %v after the last renewal: another replica could lead", silence)
+	got := warnings.Take()
+	is.True(t, slices.ContainsFunc(got, func(text string) bool { return strings.Contains(text, protocol.NoLeaderWarning) }), "got the warnings %q", got)
+}
+
+// refuseRenewals refuses the server's writes to its Lease. The returned function allows them, and
+// waits until the server leads.
+func refuseRenewals(t *testing.T) (restore func()) {
+	t.Helper()
+	name := framework.Name("no-renewals")
+	admission := cluster.As(t).Kube.AdmissionregistrationV1()
+	must.Get(admission.ValidatingAdmissionPolicies().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{
+				RuleWithOperations: admissionregistrationv1.RuleWithOperations{
+					Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Update},
+					Rule:       admissionregistrationv1.Rule{APIGroups: []string{"coordination.k8s.io"}, APIVersions: []string{"v1"}, Resources: []string{"leases"}},
+				},
+			}}},
+			MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "by-the-server", Expression: fmt.Sprintf("request.userInfo.username == %q", serverUser)}},
+			Validations:     []admissionregistrationv1.Validation{{Expression: "false", Message: "not today"}},
+		},
+	}, metav1.CreateOptions{}))(t)
+	must.Get(admission.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: name, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+		},
+	}, metav1.CreateOptions{}))(t)
+	return func() {
+		must.Do(t, admission.ValidatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
+		must.Do(t, admission.ValidatingAdmissionPolicies().Delete(t.Context(), name, metav1.DeleteOptions{}))
+		allowed := time.Now()
+		framework.Until(t, "the server leads", cluster.As(t).Kube.CoordinationV1().Leases("haulout-system"), "haulout-apiserver",
+			func(lease *coordinationv1.Lease) bool { return lease.Spec.RenewTime.After(allowed) })
+	}
 }
