@@ -83,7 +83,8 @@ var alertTests = map[string]alertTest{
 		// The time of the test begins at Unix time 0.
 		bad:  `haulout_nodetask_oldest_state_timestamp_seconds{state="Claimed"} 1x1500`,
 		late: 4*time.Hour + time.Minute,
-		// No node is claimed, and nodes are verified for at most 2 hours each. An offered one may wait.
+		// No node is claimed, and nodes are verified for at most 2 hours each. An offered one may
+		// wait.
 		good: "haulout_nodetask_oldest_state_timestamp_seconds{state=\"Claimed\"} 0x1500\n" +
 			"haulout_nodetask_oldest_state_timestamp_seconds{state=\"Verifying\"} " + verifying() + "\n" +
 			"haulout_nodetask_oldest_state_timestamp_seconds{state=\"Offered\"} 1x1500",

@@ -105,7 +105,8 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	return nil
 }
 
-// drains creates the controllers of nodes, maintenances, tasks and rollouts, and their shared state.
+// drains creates the controllers of nodes, maintenances, tasks and rollouts, and their shared
+// state.
 func (d controllerDependencies) drains(cluster *host.Cluster, selected *selection.Selection) ([]controller, *rights.Cache, error) {
 	realTime, evacuators := clock.RealClock{}, sets.New(d.evacuators.BuiltIn...)
 	nodeRights := rights.NewCache(rights.CacheConfig{Authorizer: d.authorizer, Rules: d.nodeRights, Clock: realTime})

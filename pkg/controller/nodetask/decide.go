@@ -114,8 +114,8 @@ func decideOffer(f *facts) decision {
 		return decision{}
 	}
 	for _, nm := range slices.SortedFunc(slices.Values(f.holding), v1alpha1.CompareAge) {
-		// A recorded task means that the status is older than the end of that task, or that the work
-		// is done.
+		// A recorded task means that the status is older than the end of that task, or that the
+		// work is done.
 		if !isCurrent(nm) || f.whyNotReady(nm) != "" || holds.TaskOf(nm, f.node) != nil {
 			continue
 		}

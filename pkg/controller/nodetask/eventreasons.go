@@ -3,21 +3,21 @@
 
 package nodetask
 
-// Reasons of the events of this controller. They are about the node.
+// Reasons of the events of this controller.
 const (
-	// EventOffered: the node is out of service, and a worker may claim it.
+	// EventOffered: the node is out of service, and a worker may claim it. About the node.
 	EventOffered = "NodeTaskOffered"
-	// EventClaimed: the server has granted the node to a worker.
+	// EventClaimed: the server has granted the node to a worker. About the node.
 	EventClaimed = "NodeTaskClaimed"
 	// EventWithdrawn: the node is no longer offered to workers, or the claim of a worker was
-	// refused.
+	// refused. About the node.
 	EventWithdrawn = "NodeTaskWithdrawn"
-	// EventVerified: the work on the node is done, and the node is verified.
+	// EventVerified: the work on the node is done, and the node is verified. About the node.
 	EventVerified = "NodeTaskVerified"
 	// EventFailed: the work on the node or its verification has failed, or no worker has claimed
-	// the node.
+	// the node. About the node.
 	EventFailed = "NodeTaskFailed"
 	// EventNodeGone: the node was deleted while a worker had claimed it, and was not registered
-	// again before the deadline.
+	// again before the deadline. About the node.
 	EventNodeGone = "NodeGone"
 )

@@ -533,8 +533,8 @@ type NodeMaintenanceNodeStatus struct {
 	// reason is the reason why the drain of the node differs from that of the other nodes, for
 	// programs: drainMessage is for people and is omitted if the status becomes too large. It is
 	// empty in stage Idle, and if the drain of the node does not differ: NotAuthorized,
-	// TooManyMaintenances, NotCordoned, FastForwarded, NodeTaskInProgress, Releasing, NotReleased or
-	// NodeGone.
+	// TooManyMaintenances, NotCordoned, FastForwarded, NodeTaskInProgress, Releasing, NotReleased
+	// or NodeGone.
 	// +optional
 	// +k8s:optional
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`
