@@ -68,7 +68,7 @@ func TestWait(t *testing.T) {
 			nm: inStage(drain), deleted: true, state: Drained, err: ErrEnded, text: "nodemaintenance nm was deleted before it was drained",
 		},
 		"deleted before the wait":  {state: Drained, err: ErrEnded, text: "nodemaintenance nm was deleted before it was drained"},
-		"created anew":             {nm: other, state: Drained, err: ErrEnded, text: "nodemaintenance nm was deleted before it was drained"},
+		"recreated":                {nm: other, state: Drained, err: ErrEnded, text: "nodemaintenance nm was deleted before it was drained"},
 		"released":                 {nm: inStage(complete), later: released(inStage(complete)), state: Complete},
 		"deleted instead":          {nm: inStage(complete), deleted: true, state: Complete},
 		"deleted, and waited for":  {nm: inStage(complete), deleted: true, state: Deleted},
@@ -119,7 +119,7 @@ func TestWaitLooksOnceMore(t *testing.T) {
 		"completed by another client": {now: inStage(complete), state: Drained, err: ErrEnded},
 		"deleted by another client":   {state: Drained, err: ErrEnded},
 		"deleted, and waited for":     {state: Deleted},
-		"created anew":                {now: another, state: Drained, err: ErrEnded},
+		"recreated":                   {now: another, state: Drained, err: ErrEnded},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			client := fake.NewClientset()

@@ -63,7 +63,7 @@ func ours(record marks.Conditions, node *corev1.Node, conditionType corev1.NodeC
 const kubectlReason = "KubectlDrain"
 
 // isForeign reports whether another client owns a condition of the node. A condition that kubectl
-// drain has left belongs to nobody: kubectl never updates it again, and a script that reads
+// drain has left has no owner: kubectl never updates it again, and a script that reads
 // Drained=True would switch the machine off while a later maintenance still drains the node. So a
 // maintenance that drains the node takes it over.
 func isForeign(record marks.Conditions, node *corev1.Node, conditionType corev1.NodeConditionType, drain drainState) bool {

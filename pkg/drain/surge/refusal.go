@@ -65,7 +65,7 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 	case len(autoscalers) > 1:
 		return Refusal{Fact: fmt.Sprintf("is scaled by %d HorizontalPodAutoscalers", len(autoscalers))}
 	case owner != nil && isScaledObject(owner):
-		// KEDA sets the spec and the annotations of its autoscalers back at once, and its own
+		// KEDA sets the spec and the annotations of its autoscalers back immediately, and its own
 		// annotation autoscaling.keda.sh/paused-scale-in is on an object that the server may not
 		// write.
 		return Refusal{

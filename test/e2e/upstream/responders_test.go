@@ -25,7 +25,7 @@ import (
 const flush = "app.example.com/flush"
 
 // TestRespondersAreNotAsked drains a pod that names a responder. Its owner and the user who drains
-// learn that nobody asks the responder, and the pod leaves.
+// learn that no program asks the responder, and the pod leaves.
 func TestRespondersAreNotAsked(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)

@@ -199,7 +199,7 @@ func TestOnlyMaintenancesDecide(t *testing.T) {
 		"an eviction":                                {[]string{raw}, false},
 		"a user beside maintenances":                 {[]string{maintenance, manual}, false},
 		"a user beside maintenances and an eviction": {[]string{raw, maintenance, manual}, false},
-		"nobody": {nil, false},
+		"no instigator":                              {nil, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, OnlyMaintenancesDecide(&metav1.ObjectMeta{Finalizers: tt.finalizers}), tt.want)
