@@ -16,25 +16,25 @@ import (
 
 var (
 	nodesByState = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Namespace: "haulout", Subsystem: Name, Name: "nodes",
+		Namespace: "haulout", Subsystem: "rollout", Name: "nodes",
 		Help: "Nodes of NodeMaintenanceRollouts in stage Roll, by state: done, waiting, running, blocked, failed or skipped. " +
 			"A node of several rollouts counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"state"})
 	waitingByReason = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Namespace: "haulout", Subsystem: Name, Name: "waiting",
+		Namespace: "haulout", Subsystem: "rollout", Name: "waiting",
 		Help: "NodeMaintenanceRollouts in stage Roll that start no unit and are not complete (condition Progressing is False), by reason: " +
 			"Halted, Held, OutsideWindow, NotAuthorized, AtLimit, NodesBlocked or NodesSkipped.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 	phaseDuration = metrics.NewHistogramVec(&metrics.HistogramOpts{
-		Namespace: "haulout", Subsystem: Name, Name: "unit_duration_seconds",
+		Namespace: "haulout", Subsystem: "rollout", Name: "unit_duration_seconds",
 		Help:           "How long the units of NodeMaintenanceRollouts were in a phase, in seconds, by the phase that ended.",
 		Buckets:        metrics.ExponentialBuckets(1, 4, 9),
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"phase"})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
-		Namespace: "haulout", Subsystem: Name, Name: "sync_errors_total",
+		Namespace: "haulout", Subsystem: "rollout", Name: "sync_errors_total",
 		Help:           "Failed syncs of NodeMaintenanceRollouts, which are retried. Conflicts do not count.",
 		StabilityLevel: metrics.ALPHA,
 	})
