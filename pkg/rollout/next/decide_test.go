@@ -133,10 +133,12 @@ func runs(phase v1alpha1.RolloutPhase, units ...string) change {
 	}
 }
 
-func node(name string, f func(*corev1.Node)) change {
+func node(name string, all ...func(*corev1.Node)) change {
 	return func(s *scene) {
 		i := slices.IndexFunc(s.nodes, func(n *corev1.Node) bool { return n.Name == name })
-		f(s.nodes[i])
+		for _, f := range all {
+			f(s.nodes[i])
+		}
 	}
 }
 
@@ -158,6 +160,10 @@ func notReady(d time.Duration) func(*corev1.Node) {
 }
 
 func cordoned(n *corev1.Node) { n.Spec.Unschedulable = true }
+
+func readinessTaint(n *corev1.Node) {
+	n.Spec.Taints = []corev1.Taint{{Key: "readiness.k8s.io/network"}}
+}
 
 func held(name string, task bool) change {
 	return func(s *scene) {
@@ -217,16 +223,16 @@ func TestStart(t *testing.T) {
 		}, ""},
 		"nodes that are not Ready take places":       {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(time.Minute))}, "n1"},
 		"nodes that just became not Ready do not":    {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(29*time.Second))}, "n1 n2"},
+		"unless users cordoned them before":          {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", cordoned, notReady(10*time.Second))}, "n1"},
+		"or a readiness taint was on them":           {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", readinessTaint, notReady(10*time.Second))}, "n1"},
 		"a clock ahead gives no grace":               {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(-5*time.Minute))}, "n1"},
 		"nodes that users cordoned take places":      {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", cordoned)}, "n1"},
 		"nodes under other maintenances take places": {4, []change{wide, limits(maxUnavailable(2, "")), held("n0", false)}, "n1"},
 		"tasks without a node take places":           {4, []change{wide, limits(maxUnavailable(2, "")), tasked("re-imaged", v1alpha1.NodeTaskClaimed, "x")}, "n0"},
 		"tasks that are done do not":                 {4, []change{wide, limits(maxUnavailable(2, "")), tasked("re-imaged", v1alpha1.NodeTaskDone, "x")}, "n0 n1"},
-		"readiness taints take places": {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", func(n *corev1.Node) {
-			n.Spec.Taints = []corev1.Taint{{Key: "readiness.k8s.io/network"}}
-		})}, "n1"},
-		"announced nodes take places":             {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "n0")}, "n1"},
-		"a vanished node of an announcement, too": {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "vanished")}, "n0"},
+		"readiness taints take places":               {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", readinessTaint)}, "n1"},
+		"announced nodes take places":                {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "n0")}, "n1"},
+		"a vanished node of an announcement, too":    {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "vanished")}, "n0"},
 		"a node that another rollout drains costs no place": {3, []change{
 			wide, held("n0", true), node("n0", func(n *corev1.Node) {
 				n.Spec.Unschedulable = true
@@ -240,9 +246,12 @@ func TestStart(t *testing.T) {
 		"the cluster's limit is at least one":   {3, []change{wide, limits(maxUnavailable(9, "")), func(s *scene) { s.facts.MaxUnavailablePercent = 20 }}, "n0"},
 		"one control-plane node":                {4, []change{wide, limits(maxUnavailable(9, "")), node("n0", controlPlane), node("n1", controlPlane)}, "n0 n2 n3"},
 		"no control-plane node if one is out":   {3, []change{wide, limits(maxUnavailable(9, "")), node("n0", controlPlane), node("n1", controlPlane), node("n1", cordoned)}, "n2"},
-		"fewest pods first":                     {3, []change{func(s *scene) { s.pods = map[string]int{"n0": 2, "n1": 1, "n2": 3} }}, "n1"},
-		"fewer attempts first":                  {2, []change{attempts(attempt("n0", WithdrawnClosed)), func(s *scene) { s.pods["n1"] = 9 }}, "n1"},
-		"the node of the server last":           {2, []change{func(s *scene) { s.facts.ServerNode = "n0"; s.pods["n1"] = 9 }}, "n1"},
+		"nor if the one that is out has just begun to reboot": {3, []change{
+			wide, limits(maxUnavailable(9, "")), node("n0", controlPlane), node("n1", controlPlane, cordoned, notReady(10*time.Second)),
+		}, "n2"},
+		"fewest pods first":           {3, []change{func(s *scene) { s.pods = map[string]int{"n0": 2, "n1": 1, "n2": 3} }}, "n1"},
+		"fewer attempts first":        {2, []change{attempts(attempt("n0", WithdrawnClosed)), func(s *scene) { s.pods["n1"] = 9 }}, "n1"},
+		"the node of the server last": {2, []change{func(s *scene) { s.facts.ServerNode = "n0"; s.pods["n1"] = 9 }}, "n1"},
 		"new nodes only take places": {3, []change{
 			limits(maxUnavailable(2, "")), func(s *scene) { s.goals = map[string]Goal{"n0": TooNew, "n1": TooNew} }, node("n1", cordoned),
 		}, "n2"},
