@@ -61,7 +61,7 @@ func (f *facts) follow(entry v1alpha1.RolloutUnit, mayStart, open, drainsHeld bo
 		u.end = f.endOf(&u.unit, u.nm, open)
 		u.wake = u.end.Next
 		if !u.end.Now {
-			u.pause = pauseOf(u.nm, drainsHeld && !f.isClaimed(&u.unit), f.cluster.ServerUser)
+			u.pause = pauseOf(u.nm, drainsHeld, f.cluster.ServerUser)
 		}
 	}
 	u.unit.Message = f.messageOf(&u.unit, u.nm)
@@ -97,11 +97,12 @@ func (f *facts) setPhase(unit *v1alpha1.RolloutUnit, phase v1alpha1.RolloutPhase
 	}
 }
 
-// pauseOf returns the value that spec.paused of a maintenance has to get; nil if it stays. A
-// rollout never touches the pause of a user.
+// pauseOf returns the value that spec.paused of a maintenance has to get; nil if it stays. A pause
+// withdraws offers, and does not touch nodes that a worker has. A rollout never touches the pause
+// of a user.
 func pauseOf(nm *v1alpha1.NodeMaintenance, held bool, server string) *bool {
 	switch {
-	case !v1alpha1.IsDraining(nm) || nm.Spec.Paused == held:
+	case !v1alpha1.IsHolding(nm) || nm.Spec.Paused == held:
 	case held:
 		return ptr.To(true)
 	case nm.Status.Pause != nil && nm.Status.Pause.By == server:
@@ -116,14 +117,6 @@ func (f *facts) taskOf(node string, nm *v1alpha1.NodeMaintenance) *v1alpha1.Node
 		return task
 	}
 	return nil
-}
-
-// isClaimed reports whether the server has granted a node of a unit to a worker.
-func (f *facts) isClaimed(unit *v1alpha1.RolloutUnit) bool {
-	return slices.ContainsFunc(unit.Nodes, func(ref v1alpha1.NodeReference) bool {
-		task := f.tasks[ref.Name]
-		return task != nil && task.Spec.Maintenance.Name == unit.Maintenance && protocol.IsInHands(task.Status.State)
-	})
 }
 
 // phases are the phases of nodes, in the order of the work that is left.

@@ -144,7 +144,7 @@ func (d *decider) findRunning() {
 			}
 			d.work[name] = w
 		}
-		if pause := p.running.Status.Pause; v1alpha1.IsPaused(p.running) && pause != nil && pause.By != d.cluster.ServerUser {
+		if pause := p.running.Status.Pause; v1alpha1.IsHolding(p.running) && pause != nil && pause.By != d.cluster.ServerUser {
 			w.paused = p.running
 		}
 	}

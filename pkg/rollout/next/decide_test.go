@@ -337,7 +337,9 @@ func TestProgressing(t *testing.T) {
 		"runs":            {2, []change{attempts(attempt("n0", "")), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"runs unlisted":   {2, []change{attempts(attempt("n0", ""))}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"paused by users": {2, []change{paused("ann"), runs("Draining", "n0")}, "Held", `NodeMaintenance kernel-n0 is paused by user "ann"`, v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
-		"paused by us":    {2, []change{paused("server"), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
+		"paused in stage Cordon": {1, []change{paused("ann"), runs("Offered", "n0"), func(s *scene) { s.attempts[0].Spec.Stage = v1alpha1.NodeMaintenanceStageCordon }},
+			"Held", "is paused by user", v1alpha1.RolloutNodes{Total: 1, Running: 1}},
+		"paused by us": {2, []change{paused("server"), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"at a limit": {
 			3, []change{node("n2", cordoned)}, "AtLimit", "unit n0 waits: limits[0] allows 1 node out of service: n2 is unschedulable",
 			v1alpha1.RolloutNodes{Total: 3, Waiting: 2, Skipped: 1},
