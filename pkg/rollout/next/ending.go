@@ -16,7 +16,7 @@ import (
 type Ending struct {
 	// Now is true if the rollout has to complete the maintenance.
 	Now bool
-	// Withdrawn is the value of the annotation of that write; "" if the work is done.
+	// Withdrawn is the value of the annotation of that write; "" if the work on all nodes is done.
 	Withdrawn string
 	// Next is the time at which the drain is withdrawn if it does not move; zero if at none.
 	Next time.Time
@@ -31,10 +31,12 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 	}
 	done, left := c.progressOf(unit, nm)
 	switch spec := &r.Object.Spec; {
-	case left == 0 && done > 0:
-		return Ending{Now: true}
-	case left == 0:
+	case left == 0 && done == 0:
 		return Ending{Now: true, Withdrawn: WithdrawnGone}
+	case left == 0 && done < len(unit.Nodes):
+		return Ending{Now: true, Withdrawn: WithdrawnDone}
+	case left == 0:
+		return Ending{Now: true}
 	case c.isKept(unit, nm):
 		return Ending{}
 	case spec.Stage != v1alpha1.RolloutStageRoll:

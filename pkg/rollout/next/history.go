@@ -13,8 +13,11 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// The values of the annotation with which the server withdraws a NodeMaintenance of a rollout.
+// The values of the annotation with which the server completes a NodeMaintenance of a rollout.
 const (
+	// WithdrawnDone means that the work is done on the nodes that are left, although others of the
+	// unit no longer exist. All other values mean that work is left.
+	WithdrawnDone = "Done"
 	// WithdrawnBlocked means that the drain did not move for the deadline. It is tried again later.
 	WithdrawnBlocked = "Blocked"
 	// WithdrawnClosed means that the last open window closed. It is tried again in the next one.
@@ -44,20 +47,22 @@ const (
 
 // OutcomeOf returns how an attempt, a NodeMaintenance of a rollout, ended.
 func OutcomeOf(nm *v1alpha1.NodeMaintenance) Outcome {
-	if !v1alpha1.IsDone(nm) {
+	withdrawn := nm.Annotations[v1alpha1.AnnotationWithdrawn]
+	switch {
+	case !v1alpha1.IsDone(nm):
 		return Running
-	}
-	if nm.Annotations[v1alpha1.AnnotationWithdrawn] != "" {
+	case withdrawn == WithdrawnDone:
+		return Done
+	case withdrawn != "":
 		return Withdrawn
 	}
 	outcome := Released
 	for i := range nm.Status.NodeStatuses {
-		status := &nm.Status.NodeStatuses[i]
-		task := ptr.Deref(status.Task, v1alpha1.NodeMaintenanceNodeTask{})
-		switch {
-		case task.State == v1alpha1.NodeTaskDone:
+		switch ptr.Deref(nm.Status.NodeStatuses[i].Task, v1alpha1.NodeMaintenanceNodeTask{}).State {
+		case v1alpha1.NodeTaskDone:
 			outcome = Done
-		case status.Reason != v1alpha1.NodeStatusGone && task.State != v1alpha1.NodeTaskGone:
+		case v1alpha1.NodeTaskGone:
+		default:
 			return Released
 		}
 	}

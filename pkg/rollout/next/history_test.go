@@ -37,7 +37,7 @@ func TestOutcomeOf(t *testing.T) {
 		"is about to release":       {with(completed(v1alpha1.NodeTaskDone), func(nm *v1alpha1.NodeMaintenance) { nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion} }), Running},
 		"all done":                  {completed(v1alpha1.NodeTaskDone, v1alpha1.NodeTaskDone), Done},
 		"done and gone":             {completed(v1alpha1.NodeTaskDone, v1alpha1.NodeTaskGone), Done},
-		"done and deleted":          {with(completed(v1alpha1.NodeTaskDone, ""), func(nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[1].Reason = v1alpha1.NodeStatusGone }), Done},
+		"done and deleted":          {with(completed(v1alpha1.NodeTaskDone, ""), func(nm *v1alpha1.NodeMaintenance) { nm.Annotations[v1alpha1.AnnotationWithdrawn] = WithdrawnDone }), Done},
 		"half done":                 {completed(v1alpha1.NodeTaskDone, ""), Released},
 		"done and failed":           {completed(v1alpha1.NodeTaskDone, v1alpha1.NodeTaskFailed), Released},
 		"gone":                      {completed(v1alpha1.NodeTaskGone), Released},

@@ -113,8 +113,6 @@ func (m *simMaintenance) build() *v1alpha1.NodeMaintenance {
 		if rec, ok := m.records[name]; ok {
 			status.NodeRef.UID = types.UID(rec.uid)
 			status.Task = &v1alpha1.NodeMaintenanceNodeTask{State: rec.state, EndTime: ptr.To(at(rec.at))}
-		} else if m.isDone() {
-			status.Reason = v1alpha1.NodeStatusGone // it was not there any more when its unit ended
 		}
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, status)
 	}

@@ -233,7 +233,7 @@ func (v *view) soaks(name string) bool {
 func (m *simMaintenance) isDone() bool {
 	isRecorded := func(name string) bool { return m.records[name].state == v1alpha1.NodeTaskDone }
 	isOpen := m.person && slices.ContainsFunc(m.nodes, func(name string) bool { return !isRecorded(name) })
-	return m.owner != "" && m.complete >= 0 && m.withdrawn == "" && !isOpen
+	return m.owner != "" && m.complete >= 0 && (m.withdrawn == "" && !isOpen || m.withdrawn == WithdrawnDone)
 }
 
 // failed returns the units of a rollout that have failed.

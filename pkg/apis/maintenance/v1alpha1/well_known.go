@@ -161,8 +161,8 @@ const (
 	AnnotationRolloutAttempt = "maintenance.haulout.dev/rollout-attempt"
 
 	// AnnotationWithdrawn is set by the server on a NodeMaintenance of a rollout in the write with
-	// which it completes it before its work is done. Its value is the reason. Only the server can
-	// set it.
+	// which it completes it before the work on all its nodes is done. Its value is the reason. Only
+	// the server can set it.
 	AnnotationWithdrawn = "maintenance.haulout.dev/withdrawn"
 
 	// AnnotationSkipRollouts on a node keeps rollouts from taking it out of service, with any
