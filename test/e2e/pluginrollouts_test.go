@@ -95,7 +95,7 @@ func TestPluginRollsByHand(t *testing.T) {
 	untilRollout(t, name, v1alpha1.ReasonHalted)
 	s.run(t, 3, "rollout status "+name, "Halted", "1 of 2 done, 1 failed", "WorkerFailed", "kubectl maintenance rollout retry "+name+" "+nodes[1])
 	unschedulable(t, true, nodes[1])
-	s.run(t, 0, "rollout retry "+name+" "+nodes[1], nodes[1]+" deleted")
+	s.run(t, 0, "rollout retry "+name+" "+nodes[1], nodes[1]+" retried")
 	s.run(t, 0, "take "+nodes[1]+" --wait --timeout=2m", nodes[1]+" taken")
 	s.run(t, 0, "done "+nodes[1], nodes[1]+" done")
 	s.run(t, 0, "rollout status "+name+" --watch", "Complete", "2 of 2 nodes done")

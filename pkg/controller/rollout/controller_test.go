@@ -259,7 +259,9 @@ func TestReleasedUnitIsSkipped(t *testing.T) {
 		told := strings.Join(w.told(), "\n")
 		is.True(t, strings.Contains(told, "UnitReleasedByUser: A user has completed NodeMaintenance kernel-a-1"), "no event:\n%s", told)
 		w.scripts["a"] = ""
-		must.Do(t, w.api.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "kernel-a-1", metav1.DeleteOptions{}))
+		nm = w.maintenance("kernel-a-1")
+		nm.Annotations[v1alpha1.AnnotationRetried] = "true"
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
 		w.untilReason(v1alpha1.ReasonRolloutComplete)
 	})
 }

@@ -76,7 +76,8 @@ func (c *Controller) announceEnd(r *v1alpha1.NodeMaintenanceRollout, u *followed
 		}
 	case next.Released:
 		c.event(r, corev1.EventTypeWarning, EventUnitReleasedByUser,
-			"A user has completed NodeMaintenance %s before the work on unit %s was done. Delete it to have the unit rolled", unit.Maintenance, unit.Unit)
+			"A user has completed NodeMaintenance %s before the work on unit %s was done. To start it again: kubectl maintenance rollout retry %s %s",
+			unit.Maintenance, unit.Unit, r.Name, unit.Unit)
 	case next.Withdrawn:
 		switch u.nm.Annotations[v1alpha1.AnnotationWithdrawn] {
 		case next.WithdrawnBlocked:

@@ -261,6 +261,10 @@ func TestStart(t *testing.T) {
 		"blocked twice, it waits twice as long": {1, []change{attempts(ended(attempt("n0", WithdrawnBlocked), time.Hour), ended(attempt("n0", WithdrawnBlocked), 19*time.Minute))}, ""},
 		"released by a user":                    {2, []change{attempts(attempt("n0", "Released"))}, "n1"},
 		"no longer, when the object is deleted": {1, []change{attempts(deleted(attempt("n0", "Released")))}, "n0"},
+		"no longer, when the unit is retried":   {1, []change{attempts(retried(attempt("n0", "Released")))}, "n0"},
+		"retried, it does not wait":             {1, []change{attempts(retried(ended(attempt("n0", WithdrawnBlocked), time.Minute)))}, "n0"},
+		"retried without a worker":              {2, []change{attempts(retried(attempt("n1", WithdrawnNoWorker))), func(s *scene) { s.pods["n0"] = 9 }}, "n1"},
+		"retried, but its work was done":        {2, []change{attempts(retried(attempt("n0", "Done")))}, "n1"},
 		"withdrawn as the window closed":        {1, []change{attempts(attempt("n0", WithdrawnClosed))}, "n0"},
 		"a rack leaves as a whole":              {5, []change{spec(unitKey), limits(maxUnavailable(4, "")), labelled("rack", "a", "b", "a", "a")}, "a"},
 		"a rack that is half done":              {3, []change{spec(unitKey), limits(maxUnavailable(2, "")), labelled("rack", "a", "a", "a"), func(s *scene) { s.goals["n1"] = GoalMet }}, "a"},
@@ -287,6 +291,11 @@ func TestStart(t *testing.T) {
 
 func deleted(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 	nm.DeletionTimestamp = ptr.To(ago(0))
+	return nm
+}
+
+func retried(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
+	nm.Annotations[v1alpha1.AnnotationRetried] = "true"
 	return nm
 }
 

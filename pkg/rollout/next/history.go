@@ -43,6 +43,9 @@ const (
 	Withdrawn Outcome = "Withdrawn"
 	// Released means that a user completed the maintenance before the work was done.
 	Released Outcome = "Released"
+	// Retried means that the attempt has ended, and that a user lets the unit start again as if it
+	// were new. Only what the attempt has done counts.
+	Retried Outcome = "Retried"
 )
 
 // OutcomeOf returns how an attempt, a NodeMaintenance of a rollout, ended.
@@ -51,6 +54,8 @@ func OutcomeOf(nm *v1alpha1.NodeMaintenance) Outcome {
 	switch {
 	case !v1alpha1.IsDone(nm):
 		return Running
+	case nm.Annotations[v1alpha1.AnnotationRetried] != "":
+		return Retried
 	case withdrawn == WithdrawnDone:
 		return Done
 	case withdrawn != "":
@@ -82,7 +87,7 @@ type past struct {
 	running *v1alpha1.NodeMaintenance
 	// lastBlocked is the time at which the last blocked attempt ended.
 	lastBlocked time.Time
-	// noWorker and released name an attempt that ended so. It counts until a user deletes it.
+	// noWorker and released name an attempt that ended so. It counts until a user retries the unit.
 	noWorker, released string
 }
 
@@ -127,7 +132,6 @@ func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Ti
 	for _, nm := range attempts {
 		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
 		p := h.unit(unit)
-		p.attempts++
 		for i := range nm.Status.NodeStatuses {
 			status := &nm.Status.NodeStatuses[i]
 			if status.Task != nil && status.Task.State == v1alpha1.NodeTaskDone {
@@ -135,15 +139,14 @@ func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Ti
 			}
 		}
 		outcome, ended := OutcomeOf(nm), v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
-		if outcome == Running {
+		if outcome == Retried || outcome != Running && nm.DeletionTimestamp != nil {
+			continue
+		}
+		p.attempts++
+		switch {
+		case outcome == Running:
 			p.running = nm
 			h.lastFailure = latest(h.lastFailure, failed[nm.Name])
-			continue
-		}
-		if nm.DeletionTimestamp != nil {
-			continue
-		}
-		switch {
 		case outcome == Done:
 			h.succeeded = append(h.succeeded, success{unit, ended})
 		case outcome == Released:

@@ -165,6 +165,11 @@ const (
 	// the server can set it.
 	AnnotationWithdrawn = "maintenance.haulout.dev/withdrawn"
 
+	// AnnotationRetried on a completed NodeMaintenance of a rollout lets its unit start again as if
+	// it were new, with any value: "kubectl maintenance rollout retry" sets it. Nodes whose work is
+	// done stay done. Users who set it need the right to maintain the nodes.
+	AnnotationRetried = "maintenance.haulout.dev/retried"
+
 	// AnnotationSkipRollouts on a node keeps rollouts from taking it out of service, with any
 	// value.
 	AnnotationSkipRollouts = "maintenance.haulout.dev/skip-rollouts"
