@@ -4,6 +4,7 @@
 package next
 
 import (
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -46,7 +47,7 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 	case !open && spec.WhenClosed == v1alpha1.RolloutClosedWithdraw:
 		return Ending{Now: true, Withdrawn: WithdrawnClosed}
 	}
-	at := stalledAt(r.Object, nm)
+	at := c.stalledAt(r.Object, unit, nm)
 	if at.IsZero() || at.After(c.Now) {
 		return Ending{Next: at}
 	}
@@ -73,24 +74,28 @@ func (c *Cluster) progressOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMainte
 	return done, left
 }
 
-// isKept reports whether a node of a unit has a task that the server may not take back.
-func (c *Cluster) isKept(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) bool {
+// tasksOf returns the NodeTasks with which a maintenance offers the nodes of a unit.
+func (c *Cluster) tasksOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) []*v1alpha1.NodeTask {
+	var tasks []*v1alpha1.NodeTask
 	for i := range unit.Nodes {
-		task := c.tasks[unit.Nodes[i].Name]
-		if task == nil || task.Spec.Maintenance.Name != nm.Name {
-			continue
-		}
-		switch task.Status.State {
-		case v1alpha1.NodeTaskDone:
-		case v1alpha1.NodeTaskOffered, "":
-			if task.Status.Holder != "" {
-				return true
-			}
-		default:
-			return true
+		if task := c.tasks[unit.Nodes[i].Name]; task != nil && task.Spec.Maintenance.Name == nm.Name {
+			tasks = append(tasks, task)
 		}
 	}
-	return false
+	return tasks
+}
+
+// isKept reports whether a node of a unit has a task that the server may not take back.
+func (c *Cluster) isKept(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) bool {
+	return slices.ContainsFunc(c.tasksOf(unit, nm), func(task *v1alpha1.NodeTask) bool {
+		switch task.Status.State {
+		case v1alpha1.NodeTaskDone:
+			return false
+		case v1alpha1.NodeTaskOffered, "":
+			return task.Status.Holder != ""
+		}
+		return true
+	})
 }
 
 // hasAny reports whether a node of a unit still matches.
@@ -107,15 +112,17 @@ func (r *Rollout) hasAny(unit *v1alpha1.RolloutUnit) bool {
 	return false
 }
 
-// stalledAt returns the time at which a drain has not moved for the deadline; zero if none runs. A
-// drain that waits for pods to complete moves.
-func stalledAt(r *v1alpha1.NodeMaintenanceRollout, nm *v1alpha1.NodeMaintenance) time.Time {
+// stalledAt returns the time at which a drain has not moved for the deadline, or at which no node
+// was offered in stage Cordon for that long; zero if no such time runs. A drain that waits for pods
+// to complete moves. An offer has a deadline of its own.
+func (c *Cluster) stalledAt(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) time.Time {
 	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
-	if v1alpha1.IsPaused(nm) || meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) ||
+	if nm.Spec.Paused || meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) ||
+		nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon && len(c.tasksOf(unit, nm)) > 0 ||
 		progressing != nil && progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion {
 		return time.Time{}
 	}
-	since := latest(v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageDrain), timeOf(nm.Status.LastProgressTimestamp))
+	since := latest(v1alpha1.StageEntered(nm, nm.Spec.Stage), timeOf(nm.Status.LastProgressTimestamp))
 	if since.IsZero() {
 		return time.Time{}
 	}

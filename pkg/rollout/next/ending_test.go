@@ -42,6 +42,14 @@ func moved(d time.Duration) func(*ending) {
 	return func(e *ending) { e.nm.Status.LastProgressTimestamp = ptr.To(ago(d)) }
 }
 
+// cordons puts the maintenance into stage Cordon, for some time.
+func cordons(d time.Duration) func(*ending) {
+	return func(e *ending) {
+		e.nm.Spec.Stage = v1alpha1.NodeMaintenanceStageCordon
+		e.nm.Status.StageStatuses = []v1alpha1.StageStatus{{Name: e.nm.Spec.Stage, StartTimestamp: ptr.To(ago(d))}}
+	}
+}
+
 func condition(kind, reason string, status metav1.ConditionStatus) func(*ending) {
 	return func(e *ending) {
 		e.nm.Status.Conditions = append(e.nm.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason})
@@ -82,6 +90,11 @@ func TestEndOf(t *testing.T) {
 		"the drain has just begun":     {[]func(*ending){stalled}, waits},
 		"moves":                        {[]func(*ending){moved(10 * time.Minute)}, Ending{Next: now.Add(50 * time.Minute)}},
 		"waits for jobs":               {[]func(*ending){condition(v1alpha1.ConditionProgressing, v1alpha1.ReasonProgressWaitingForCompletion, metav1.ConditionTrue)}, Ending{}},
+		"was never offered in Cordon":  {[]func(*ending){cordons(2 * time.Hour)}, withdrawn(WithdrawnBlocked)},
+		"cordons":                      {[]func(*ending){cordons(30 * time.Minute)}, waits},
+		"cordons, offered":             {[]func(*ending){cordons(2 * time.Hour), offered("n0", "", v1alpha1.NodeTaskOffered)}, Ending{}},
+		"cordons, offered by others":   {[]func(*ending){cordons(2 * time.Hour), offered("n0", "", v1alpha1.NodeTaskOffered), func(e *ending) { e.tasks[0].Spec.Maintenance.Name = "other" }}, withdrawn(WithdrawnBlocked)},
+		"cordons, is paused":           {[]func(*ending){cordons(2 * time.Hour), func(e *ending) { e.nm.Spec.Paused = true }}, Ending{}},
 		"is drained":                   {[]func(*ending){condition(v1alpha1.ConditionDrained, "", metav1.ConditionTrue)}, Ending{}},
 		"is not drained":               {[]func(*ending){condition(v1alpha1.ConditionDrained, "", metav1.ConditionFalse)}, waits},
 		"is paused":                    {[]func(*ending){func(e *ending) { e.nm.Spec.Paused = true }}, Ending{}},
