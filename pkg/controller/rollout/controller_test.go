@@ -133,7 +133,7 @@ func TestAnnouncedUnitSurvivesTheLeader(t *testing.T) {
 				}
 				if stores {
 					nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance).DeepCopy()
-					nm.UID, nm.ResourceVersion = "uid-first", "7"
+					nm.UID, nm.ResourceVersion, nm.Generation = "uid-first", "7", 1
 					err := w.api.Tracker().Create(action.GetResource(), nm, "")
 					is.True(t, err == nil || apierrors.IsAlreadyExists(err), "create: %v", err)
 				}

@@ -110,6 +110,7 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 			object.SetUID(types.UID(fmt.Sprintf("%s-%d", object.GetName(), created)))
 		}
 		object.SetResourceVersion(fmt.Sprint(created))
+		object.SetGeneration(1)
 		return false, nil, nil
 	})
 	w.api.PrependReactor("patch", "nodemaintenances", w.recordPause)
@@ -216,6 +217,7 @@ func (w *world) play() {
 		if ending && !kept {
 			nm.Finalizers = nil
 		}
+		nm.Status.ObservedGeneration = nm.Generation
 		if !equality.Semantic.DeepEqual(before, nm) {
 			must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(w.Context(), nm, metav1.UpdateOptions{}))(w)
 		}

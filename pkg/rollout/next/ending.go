@@ -55,19 +55,23 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 }
 
 // progressOf returns the number of nodes of a unit whose work is done, and of those whose work is
-// not done although they, or their tasks, exist.
+// not done. A node that does not exist, or that a user has taken out of the maintenance, is neither
+// of them, unless it has a task of the maintenance.
 func (c *Cluster) progressOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) (done, left int) {
-	records := map[string]*v1alpha1.NodeMaintenanceNodeTask{}
+	records := map[string]v1alpha1.NodeTaskState{}
 	for i := range nm.Status.NodeStatuses {
-		records[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].Task
+		status := &nm.Status.NodeStatuses[i]
+		records[status.NodeRef.Name] = ptr.Deref(status.Task, v1alpha1.NodeMaintenanceNodeTask{}).State
 	}
+	isCurrent := nm.Status.ObservedGeneration == nm.Generation
 	for i := range unit.Nodes {
 		name := unit.Nodes[i].Name
-		switch state := ptr.Deref(records[name], v1alpha1.NodeMaintenanceNodeTask{}).State; {
+		task := c.tasks[name]
+		switch state, selected := records[name]; {
 		case state == v1alpha1.NodeTaskDone:
 			done++
 		case state == v1alpha1.NodeTaskGone:
-		case c.nodes[name] != nil || c.tasks[name] != nil:
+		case task != nil && task.Spec.Maintenance.Name == nm.Name, c.nodes[name] != nil && (selected || !isCurrent):
 			left++
 		}
 	}

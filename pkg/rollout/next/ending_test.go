@@ -42,6 +42,9 @@ func moved(d time.Duration) func(*ending) {
 	return func(e *ending) { e.nm.Status.LastProgressTimestamp = ptr.To(ago(d)) }
 }
 
+// takenOut takes node n1 out of the maintenance.
+func takenOut(e *ending) { e.nm.Status.NodeStatuses = e.nm.Status.NodeStatuses[:1] }
+
 // cordons puts the maintenance into stage Cordon, for some time.
 func cordons(d time.Duration) func(*ending) {
 	return func(e *ending) {
@@ -73,6 +76,9 @@ func TestEndOf(t *testing.T) {
 		"done or gone":                 {[]func(*ending){isDone(0), result(1, v1alpha1.NodeTaskGone)}, withdrawn(WithdrawnDone)},
 		"done or deleted":              {[]func(*ending){isDone(0), only("n0")}, withdrawn(WithdrawnDone)},
 		"done or deleted, task left":   {[]func(*ending){isDone(0), only("n0"), offered("n1", "", v1alpha1.NodeTaskClaimed)}, Ending{}},
+		"done or taken out":            {[]func(*ending){isDone(0), takenOut}, withdrawn(WithdrawnDone)},
+		"taken out, a moment ago":      {[]func(*ending){isDone(0), takenOut, func(e *ending) { e.nm.Generation = 7 }}, waits},
+		"taken out, claimed":           {[]func(*ending){isDone(0), takenOut, offered("n1", "w", v1alpha1.NodeTaskClaimed)}, Ending{}},
 		"deleted":                      {[]func(*ending){only()}, withdrawn(WithdrawnGone)},
 		"labels changed":               {[]func(*ending){func(e *ending) { e.members = nil }}, withdrawn(WithdrawnGone)},
 		"labels changed, claimed":      {[]func(*ending){func(e *ending) { e.members = nil }, offered("n0", "w", v1alpha1.NodeTaskClaimed)}, Ending{}},
