@@ -40,6 +40,8 @@ type facts struct {
 	own map[string]*v1alpha1.NodeMaintenance
 	// taken reports whether a maintenance of this name exists.
 	taken func(name string) bool
+	// holders returns the maintenances that select a node.
+	holders func(node string) []*v1alpha1.NodeMaintenance
 	// selector and goal are the selector and the expression of the rollout.
 	selector *nodeselector.Selector
 	goal     *goal
@@ -59,7 +61,7 @@ type facts struct {
 func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout) (*facts, error) {
 	f := &facts{
 		rollout: next.Rollout{Object: r}, nodes: map[string]*corev1.Node{}, tasks: map[string]*v1alpha1.NodeTask{},
-		own: map[string]*v1alpha1.NodeMaintenance{}, taken: c.exists,
+		own: map[string]*v1alpha1.NodeMaintenance{}, taken: c.exists, holders: c.holdersOf,
 	}
 	nodes, err := c.nodeLister.List(labels.Everything())
 	if err != nil {

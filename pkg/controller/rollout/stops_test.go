@@ -16,6 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/rollout/next"
 	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -150,6 +151,23 @@ func TestPauseOfUserStays(t *testing.T) {
 		is.True(t, strings.Contains(w.message(), `kernel-a-1 is paused by user "bob"`), "got the message %q", w.message())
 		w.rest(2 * time.Hour)
 		is.True(t, w.maintenance("kernel-a-1").Spec.Paused, "the rollout has resumed what a user has paused")
+	})
+}
+
+// TestOtherMaintenanceIsNamed: a node is not offered while a user has a maintenance of their own.
+func TestOtherMaintenanceIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout())
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilPhase("a", v1alpha1.RolloutPhaseDraining)
+		byHand := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}}
+		byHand.Spec.Stage, byHand.Spec.NodeSelector = v1alpha1.NodeMaintenanceStageDrain, build.Labelled("pool", "blue")
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Create(t.Context(), byHand, metav1.CreateOptions{}))(t)
+		w.until("it is named", time.Second, func() bool {
+			current := w.rollout().Status.Current
+			return len(current) == 1 && current[0].Message == "NodeMaintenance by-hand holds node a, too"
+		})
 	})
 }
 

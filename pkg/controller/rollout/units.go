@@ -18,6 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/rollout/next"
 )
 
@@ -188,7 +189,7 @@ func (f *facts) messageOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenan
 	var text string
 	switch unit.Phase {
 	case v1alpha1.RolloutPhaseDraining:
-		return wording.Cut(drainMessage(nm), protocol.MaxTaskMessage)
+		return wording.Cut(cmp.Or(drainMessage(nm), f.otherMessage(unit)), protocol.MaxTaskMessage)
 	case v1alpha1.RolloutPhaseOffered:
 		text = "waits for a worker of class " + task.Spec.Worker
 	case v1alpha1.RolloutPhaseClaimed:
@@ -217,6 +218,19 @@ func drainMessage(nm *v1alpha1.NodeMaintenance) string {
 		return join(progressing.Reason, progressing.Message)
 	case progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion:
 		return progressing.Reason
+	}
+	return ""
+}
+
+// otherMessage names a maintenance without a task that holds a node of a unit, too: the node is not
+// offered before it ends. It is "" if there is none.
+func (f *facts) otherMessage(unit *v1alpha1.RolloutUnit) string {
+	for i := range unit.Nodes {
+		name := unit.Nodes[i].Name
+		other := holds.Oldest(f.holders(name), func(nm *v1alpha1.NodeMaintenance) bool { return v1alpha1.IsHolding(nm) && nm.Spec.Task == nil })
+		if other != nil {
+			return fmt.Sprintf("NodeMaintenance %s holds node %s, too", other.Name, name)
+		}
 	}
 	return ""
 }
