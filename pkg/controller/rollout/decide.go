@@ -113,15 +113,11 @@ func (d *decision) set(f *facts, conditionType string, v verdict) {
 	})
 }
 
-// progressingOf returns the condition Progressing. A rollout without nodes has reached nothing:
-// most likely its selector has an error.
+// progressingOf returns the condition Progressing.
 func progressingOf(f *facts, choice *next.Decision) verdict {
 	v := verdict{metav1.ConditionFalse, choice.Reason, choice.Message}
 	if choice.Progressing {
 		v.status = metav1.ConditionTrue
-	}
-	if len(f.rollout.Members) == 0 && len(f.rollout.Object.Status.Current) == 0 {
-		v = verdict{metav1.ConditionTrue, v1alpha1.ReasonNoNodes, "the selector matches no node"}
 	}
 	switch v.reason {
 	case v1alpha1.ReasonNodesBlocked:

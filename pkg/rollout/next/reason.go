@@ -23,6 +23,10 @@ func (d *decider) stop() {
 	failures, open, isBusy := d.survey()
 	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
 	switch {
+	// Most likely the selector has an error.
+	case len(d.Members) == 0 && len(d.work) == 0 && spec.Stage != v1alpha1.RolloutStageComplete:
+		d.Progressing = true
+		set(v1alpha1.ReasonNoNodes, "the selector matches no node")
 	case spec.Stage == v1alpha1.RolloutStageIdle:
 		set(v1alpha1.ReasonIdle, "the rollout is in stage Idle")
 	case !open && !isBusy:
