@@ -81,10 +81,15 @@ func (c *Cluster) take(n *Node, task *v1alpha1.NodeTask) {
 }
 
 // Announce marks the nodes of status.current of a rollout. The caller calls it after each write of
-// a status with further units, before it decides for another rollout.
+// a status with further units, before it decides for another rollout. Nobody keeps the status of a
+// rollout that is being deleted up to date: of its units only those count whose maintenances may
+// not exist yet.
 func (c *Cluster) Announce(r *v1alpha1.NodeMaintenanceRollout) {
 	for i := range r.Status.Current {
 		unit := &r.Status.Current[i]
+		if r.DeletionTimestamp != nil && unit.Phase != v1alpha1.RolloutPhaseStarting {
+			continue
+		}
 		text := fmt.Sprintf("is in service for less than the soak time of rollout %s", r.Name)
 		if unit.Phase != v1alpha1.RolloutPhaseSoaking {
 			text = fmt.Sprintf("was announced by rollout %s", r.Name)

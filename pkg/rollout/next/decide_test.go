@@ -133,6 +133,19 @@ func runs(phase v1alpha1.RolloutPhase, units ...string) change {
 	}
 }
 
+// otherRuns adds a rollout with one unit, of a node that needs no work of ours.
+func otherRuns(phase v1alpha1.RolloutPhase, node string, deleted bool) change {
+	return func(s *scene) {
+		r := &v1alpha1.NodeMaintenanceRollout{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
+		r.Status.Current = []v1alpha1.RolloutUnit{{Unit: node, Maintenance: "other-1", Phase: phase, Nodes: []v1alpha1.NodeReference{{Name: node}}}}
+		if deleted {
+			r.DeletionTimestamp = ptr.To(ago(time.Minute))
+		}
+		s.facts.Rollouts = append(s.facts.Rollouts, r)
+		s.goals[node] = GoalMet
+	}
+}
+
 func node(name string, all ...func(*corev1.Node)) change {
 	return func(s *scene) {
 		i := slices.IndexFunc(s.nodes, func(n *corev1.Node) bool { return n.Name == name })
@@ -231,6 +244,9 @@ func TestStart(t *testing.T) {
 		"tasks without a node take places":           {4, []change{wide, limits(maxUnavailable(2, "")), tasked("re-imaged", v1alpha1.NodeTaskClaimed, "x")}, "n0"},
 		"tasks that are done do not":                 {4, []change{wide, limits(maxUnavailable(2, "")), tasked("re-imaged", v1alpha1.NodeTaskDone, "x")}, "n0 n1"},
 		"readiness taints take places":               {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", readinessTaint)}, "n1"},
+		"units of others take places":                {4, []change{wide, limits(maxUnavailable(2, "")), otherRuns("Draining", "n0", false)}, "n1"},
+		"unless the other rollout is deleted":        {4, []change{wide, limits(maxUnavailable(2, "")), otherRuns("Draining", "n0", true)}, "n1 n2"},
+		"and its unit does not just start":           {4, []change{wide, limits(maxUnavailable(2, "")), otherRuns("Starting", "n0", true)}, "n1"},
 		"announced nodes take places":                {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "n0")}, "n1"},
 		"a vanished node of an announcement, too":    {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "vanished")}, "n0"},
 		"a node that another rollout drains costs no place": {3, []change{
