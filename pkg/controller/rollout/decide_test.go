@@ -18,6 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/rollout/next"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestMaintenanceName(t *testing.T) {
@@ -125,6 +126,17 @@ func TestGoalOfDoneNode(t *testing.T) {
 			is.Equal(t, got, test.want)
 		})
 	}
+}
+
+// TestBrokenExpressionNamesOneNode: doneWhen fails on all nodes, which are listed in any order.
+func TestBrokenExpressionNamesOneNode(t *testing.T) {
+	c := &Controller{goals: map[string]*goal{}}
+	f := &facts{nodes: map[string]*corev1.Node{}, rollout: next.Rollout{Object: newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+		r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernalVersion == '6.12'"
+	})}}
+	f.goal = must.Get(c.goalOf(f.rollout.Object))(t)
+	must.Do(t, f.selectNodes([]*corev1.Node{newNode("b"), newNode("a"), newNode("c")}))
+	is.Equal(t, f.broken, "doneWhen fails for node a: no such key: kernalVersion")
 }
 
 func TestMessages(t *testing.T) {

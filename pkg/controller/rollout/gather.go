@@ -181,7 +181,10 @@ func (f *facts) selectNodes(nodes []*corev1.Node) error {
 		}
 		state, err := f.goal.of(node, done[node.UID])
 		if err != nil {
-			f.broken = fmt.Sprintf("doneWhen fails for node %s: %v", node.Name, err)
+			// The order of the nodes is random: name the same one each time.
+			if text := fmt.Sprintf("doneWhen fails for node %s: %v", node.Name, err); f.broken == "" || text < f.broken {
+				f.broken = text
+			}
 		}
 		f.rollout.Members = append(f.rollout.Members, next.Member{Node: node.Name, Goal: state})
 	}
