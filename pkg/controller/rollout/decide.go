@@ -53,7 +53,6 @@ func decide(f *facts) *decision {
 	choice := next.Decide(f.cluster, &f.rollout)
 	d.start = choice.Start
 	d.wake = window.Earliest(d.wake, choice.Next)
-	d.status.ObservedGeneration = r.Generation
 	d.status.Nodes = choice.Nodes
 	d.status.Window = nil
 	if len(r.Spec.Windows) > 0 {
@@ -63,7 +62,11 @@ func decide(f *facts) *decision {
 			d.status.Window.Until = &until
 		}
 	}
-	d.setConditions(f, &choice)
+	// While the server asks whether units may start, the former conditions stay.
+	if !f.asking || len(d.start) == 0 {
+		d.status.ObservedGeneration = r.Generation
+		d.setConditions(f, &choice)
+	}
 	return d
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -125,6 +126,24 @@ func TestGoalOfDoneNode(t *testing.T) {
 			got, _ := g.of(newNode("a"), test.done)
 			is.Equal(t, got, test.want)
 		})
+	}
+}
+
+// TestConditionsStayWhileAsking: the server does not know yet whether a unit may start.
+func TestConditionsStayWhileAsking(t *testing.T) {
+	for asking, want := range map[bool]string{true: v1alpha1.ReasonIdle, false: v1alpha1.ReasonRolling} {
+		now := time.Now()
+		f := &facts{asking: asking, rollout: next.Rollout{Members: []next.Member{{Node: "a"}}, Object: newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Generation, r.Status.ObservedGeneration = 2, 1
+			r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonIdle}}
+		})}}
+		f.cluster = next.NewCluster(next.Facts{
+			Now: now, Nodes: []next.Node{next.NewNode(newNode("a"), nil, 0, now)}, MaxUnavailablePercent: 100, Exists: func(string) bool { return false },
+		})
+		d := decide(f)
+		is.Equal(t, len(d.start), 1, "units to start")
+		is.Equal(t, d.status.Conditions[0].Reason, want)
+		is.Equal(t, d.status.ObservedGeneration == 2, !asking, "the generation is observed")
 	}
 }
 
