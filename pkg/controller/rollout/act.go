@@ -140,29 +140,15 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 	for i := range d.units {
 		errs = append(errs, c.change(ctx, &d.units[i]))
 	}
-	var create []v1alpha1.RolloutUnit
-	for i := range d.status.Current {
-		if unit := &d.status.Current[i]; d.creates(unit.Unit) {
-			// Announce it again: the rollout may be newer than the cache.
-			unit.Since = metav1.NewTime(c.clock.Now()).Rfc3339Copy()
-			create = append(create, *unit)
-		}
-	}
 	d.status.Current = append(d.status.Current, started...)
-	create = append(create, started...)
-	written, err := c.writeStatus(ctx, r, d, len(create) > 0)
+	written, err := c.writeStatus(ctx, r, d, len(started) > 0)
 	if err != nil {
 		return errors.Join(append(errs, loop.IgnoreNotFound(err))...)
 	}
-	for i := range create {
-		errs = append(errs, c.create(ctx, written, &create[i]))
+	for i := range started {
+		errs = append(errs, c.create(ctx, written, &started[i]))
 	}
 	return errors.Join(errs...)
-}
-
-// creates reports whether the maintenance of an announced unit has to be created.
-func (d *decision) creates(unit string) bool {
-	return slices.ContainsFunc(d.units, func(u followed) bool { return u.unit.Unit == unit && u.create })
 }
 
 // change completes, pauses or resumes the maintenance of a unit.
@@ -209,13 +195,14 @@ func (c *Controller) create(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 }
 
 // writeStatus stores the status of a decision if it differs, and returns the stored rollout. It
-// fails with a conflict if the rollout has changed since it was read. Counters, phases and messages
-// may be stored by a later sync, unless urgent is set.
-func (c *Controller) writeStatus(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, d *decision, urgent bool) (*v1alpha1.NodeMaintenanceRollout, error) {
-	if equality.Semantic.DeepEqual(r.Status, d.status) {
+// fails with a conflict if the rollout has changed since it was read. If units start, it is written
+// even if the same units were announced a moment ago. Counters, phases and messages may be stored by
+// a later sync.
+func (c *Controller) writeStatus(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, d *decision, starts bool) (*v1alpha1.NodeMaintenanceRollout, error) {
+	if !starts && equality.Semantic.DeepEqual(r.Status, d.status) {
 		return r, nil
 	}
-	if !urgent && !isUrgent(&r.Status, &d.status) {
+	if !starts && !isUrgent(&r.Status, &d.status) {
 		if wait := c.writePause(r, &d.status); wait > 0 {
 			c.queue.AddAfter(r.Name, wait)
 			return r, nil

@@ -151,21 +151,43 @@ func TestAnnouncedUnitSurvivesTheLeader(t *testing.T) {
 	}
 }
 
-// TestAnnouncedUnitIsGivenUp: units may no longer start when the next leader finds an announced
-// unit without a maintenance.
+// TestAnnouncedUnitIsGivenUp: the unit may no longer start when the next leader finds it announced
+// without a maintenance.
 func TestAnnouncedUnitIsGivenUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+	for name, test := range map[string]struct {
+		change  func(*v1alpha1.NodeMaintenanceRollout, *corev1.Node)
+		refused string
+		want    string
+	}{
+		"a hold": {change: func(r *v1alpha1.NodeMaintenanceRollout, _ *corev1.Node) {
 			r.Spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldStarts}}
-			r.Status.Current = []v1alpha1.RolloutUnit{{
-				Unit: "a", Maintenance: "kernel-a-1", Nodes: []v1alpha1.NodeReference{{Name: "a", UID: "uid-a"}}, Phase: v1alpha1.RolloutPhaseStarting,
-			}}
-		}))
-		w.start()
-		w.untilReason(v1alpha1.ReasonHeld)
-		is.Equal(t, len(w.rollout().Status.Current), 0, "units in the status")
-		is.Equal(t, len(w.maintenances()), 0, "maintenances")
-	})
+		}, want: v1alpha1.ReasonHeld},
+		"a user has cordoned the node": {change: func(_ *v1alpha1.NodeMaintenanceRollout, node *corev1.Node) {
+			node.Spec.Unschedulable = true
+		}, want: v1alpha1.ReasonNodesSkipped},
+		"the node meets doneWhen": {change: func(r *v1alpha1.NodeMaintenanceRollout, _ *corev1.Node) {
+			r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernelVersion == '6.11.0'"
+		}, want: v1alpha1.ReasonRolloutComplete},
+		"the right is revoked": {refused: "assign reboot.maintenance.haulout.dev", want: v1alpha1.ReasonNotAuthorized},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			node, r := newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+				r.Status.Current = []v1alpha1.RolloutUnit{{
+					Unit: "a", Maintenance: "kernel-a-1", Nodes: []v1alpha1.NodeReference{{Name: "a", UID: "uid-a"}}, Phase: v1alpha1.RolloutPhaseStarting,
+				}}
+			})
+			if test.change != nil {
+				test.change(r, node)
+			}
+			w := newWorld(t, node, r)
+			w.refused.set(test.refused, true)
+			w.start()
+			w.untilReason(test.want)
+			w.rest(time.Minute)
+			is.Equal(t, len(w.rollout().Status.Current), 0, "units in the status")
+			is.Equal(t, len(w.maintenances()), 0, "maintenances")
+		})
+	}
 }
 
 // TestNodesAreReadFromTheAPI: the cache does not show yet that another user has cordoned the node.

@@ -35,11 +35,10 @@ func decide(f *facts) *decision {
 	windows, err := window.At(r.Spec.Windows, f.cluster.Now)
 	open := err == nil && windows.Open
 	holds := window.HoldsAt(r.Spec.Holds, f.cluster.Now)
-	mayStart := r.Spec.Stage == v1alpha1.RolloutStageRoll && open && len(holds.Active) == 0
 	d := &decision{wake: f.wake, status: *r.Status.DeepCopy()}
 	d.status.Current = nil
 	for _, entry := range slices.Concat(r.Status.Current, f.adopted()) {
-		u := f.follow(entry, mayStart, open, holds.Drains)
+		u := f.follow(entry, open, holds.Drains)
 		d.units = append(d.units, u)
 		d.wake = window.Earliest(d.wake, u.wake)
 		if !u.over {

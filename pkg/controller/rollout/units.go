@@ -28,8 +28,6 @@ type followed struct {
 	before, unit v1alpha1.RolloutUnit
 	// nm is the maintenance of the unit, nil if it does not exist.
 	nm *v1alpha1.NodeMaintenance
-	// create is set if the maintenance has to be created.
-	create bool
 	// end is how the maintenance has to be completed.
 	end next.Ending
 	// pause is the value that spec.paused has to get; nil if it stays.
@@ -41,14 +39,14 @@ type followed struct {
 	wake time.Time
 }
 
-// follow decides what happens to the unit of an entry of status.current. mayStart is set if units
-// may start now, open if a window is open, drainsHeld if a hold stops drains.
-func (f *facts) follow(entry v1alpha1.RolloutUnit, mayStart, open, drainsHeld bool) followed {
+// follow decides what happens to the unit of an entry of status.current. open is set if a window is
+// open, drainsHeld if a hold stops drains.
+func (f *facts) follow(entry v1alpha1.RolloutUnit, open, drainsHeld bool) followed {
 	u := followed{before: entry, unit: *entry.DeepCopy(), nm: f.own[entry.Maintenance]}
 	if u.nm == nil {
-		// Only an announced unit may lack its maintenance. Any other one was deleted.
-		u.create = entry.Phase == v1alpha1.RolloutPhaseStarting && mayStart && !f.taken(entry.Maintenance)
-		u.over = !u.create
+		// The maintenance was deleted, or a leader ended before it created it. In that case the
+		// same unit is decided about again, and gets the same name.
+		u.over = true
 		return u
 	}
 	switch {
