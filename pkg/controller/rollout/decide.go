@@ -5,7 +5,6 @@ package rollout
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -120,14 +119,6 @@ func progressingOf(f *facts, choice *next.Decision) verdict {
 	v := verdict{metav1.ConditionFalse, choice.Reason, choice.Message}
 	if choice.Progressing {
 		v.status = metav1.ConditionTrue
-	}
-	switch v.reason {
-	case v1alpha1.ReasonNodesBlocked:
-		v.message = "No unit can start: " + v.message
-	case v1alpha1.ReasonNodesSkipped:
-		v.message = "Only skipped units are left: " + v.message
-	default:
-		v.message = strings.ToUpper(v.message[:min(1, len(v.message))]) + v.message[min(1, len(v.message)):]
 	}
 	if f.broken != "" {
 		v.message += "; " + f.broken

@@ -14,10 +14,14 @@
 package next
 
 import (
+	"cmp"
+	"fmt"
+	"strings"
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/rollout/window"
 )
 
@@ -63,7 +67,8 @@ type Decision struct {
 	Start []*Unit
 	// Nodes counts the matching nodes. Those of the units to start are running.
 	Nodes v1alpha1.RolloutNodes
-	// Progressing, Reason and Message are those of the condition Progressing.
+	// Progressing, Reason and Message are those of the condition Progressing. The message names who
+	// takes the places, what is skipped, and whose move it is.
 	Progressing bool
 	Reason      string
 	Message     string
@@ -111,6 +116,7 @@ func Decide(c *Cluster, r *Rollout) Decision {
 	if d.Reason == "" {
 		d.progress(refusal)
 	}
+	d.Message = strings.ToUpper(d.Message[:1]) + d.Message[1:]
 	return d.Decision
 }
 
@@ -169,7 +175,7 @@ func (d *decider) start() (refusal string) {
 	width := d.width()
 	for _, u := range d.order() {
 		if busy >= width {
-			return refusal
+			return cmp.Or(refusal, fmt.Sprintf("no more than %s may run before another one is done", wording.Count(width, "unit")))
 		}
 		reason := u.waits()
 		if current == protocol.MaxCurrentUnits || nodes+len(u.Nodes) > protocol.MaxCurrentNodes {
@@ -193,6 +199,9 @@ func (d *decider) start() (refusal string) {
 		}
 		for _, l := range d.limits {
 			l.start(u)
+		}
+		for _, n := range u.Nodes {
+			n.taken = cmp.Or(n.taken, "starts now")
 		}
 		u.state = running
 		d.Start = append(d.Start, u)

@@ -340,8 +340,8 @@ func TestProgressing(t *testing.T) {
 		counts  v1alpha1.RolloutNodes
 	}{
 		"idle":                      {2, []change{stage("Idle"), held24}, "Idle", "stage Idle", v1alpha1.RolloutNodes{Total: 2, Waiting: 2}},
-		"all done":                  {1, []change{attempts(attempt("n0", "Done"))}, "Complete", "every matching node", v1alpha1.RolloutNodes{Total: 1, Done: 1}},
-		"no node":                   {0, nil, "NoNodesSelected", "matches no node", v1alpha1.RolloutNodes{}},
+		"all done":                  {1, []change{attempts(attempt("n0", "Done"))}, "Complete", "Every matching node", v1alpha1.RolloutNodes{Total: 1, Done: 1}},
+		"no node":                   {0, nil, "NoNodesSelected", "The selector matches no node", v1alpha1.RolloutNodes{}},
 		"no node, idle":             {0, []change{stage("Idle")}, "NoNodesSelected", "", v1alpha1.RolloutNodes{}},
 		"no node, stopped":          {0, []change{stage("Complete")}, "Complete", "", v1alpha1.RolloutNodes{}},
 		"no node is left, one runs": {0, []change{runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{}},
@@ -351,25 +351,34 @@ func TestProgressing(t *testing.T) {
 		"a newer stage":             {1, []change{stage("Rewind")}, "Stopped", "", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"halted":                    {2, append(failed, held24), "Halted", "1 unit failed, and maxFailed is 0: n0;", v1alpha1.RolloutNodes{Total: 2, Waiting: 1, Failed: 1}},
 		"no worker":                 {2, []change{attempts(attempt("n0", WithdrawnNoWorker))}, "Halted", "n0", v1alpha1.RolloutNodes{Total: 2, Waiting: 1, Failed: 1}},
-		"held":                      {1, []change{held24, closed}, "Held", `hold ceph by user "ann": rebuild`, v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
-		"contradiction":             {1, []change{func(s *scene) { s.ready.Contradiction = "rollout x wants the opposite" }}, "Held", "rollout x", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
+		"held":                      {1, []change{held24, closed}, "Held", `Hold ceph by user "ann": rebuild`, v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
+		"contradiction":             {1, []change{func(s *scene) { s.ready.Contradiction = "rollout x wants the opposite" }}, "Held", "Rollout x", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"closed":                    {1, []change{closed, refused}, "OutsideWindow", "opens at 2026-11-28T22:00:00Z", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"never opens": {1, []change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) {
 			s.Windows = []v1alpha1.RolloutWindow{{Schedule: "0 0 30 2 *", Duration: metav1.Duration{Duration: time.Hour}}}
-		})}, "OutsideWindow", "no window opens any more", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
+		})}, "OutsideWindow", "No window opens any more", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"unreadable window": {1, []change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) {
 			s.Windows = []v1alpha1.RolloutWindow{{Schedule: "0 0 * * *", TimeZone: "Mars/Olympus"}}
 		})}, "OutsideWindow", `windows[0]: timeZone: unknown time zone "Mars/Olympus"`, v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
-		"not authorized":  {1, []change{refused}, "NotAuthorized", "user bob", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
-		"starts":          {2, nil, "Rolling", "1 unit in progress", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
-		"runs":            {2, []change{attempts(attempt("n0", "")), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
+		"not authorized": {1, []change{refused}, "NotAuthorized", "User bob", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
+		"starts":         {2, nil, "Rolling", "1 unit in progress; no more than 1 unit may run before another one is done", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
+		"runs":           {2, []change{attempts(attempt("n0", "")), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
+		"names who takes the places": {
+			4, []change{wide, limits(maxUnavailable(2, "")), held("n0", true), node("n3", cordoned)}, "Rolling",
+			"1 unit in progress; unit n1 waits: limits[0] allows 2 nodes out of service: n0 is held by NodeMaintenance other, n3 is unschedulable; " +
+				"skipped: n3: node n3 is unschedulable, and not by Haulout", v1alpha1.RolloutNodes{Total: 4, Running: 1, Waiting: 2, Skipped: 1},
+		},
+		"the unit that starts takes it": {
+			2, []change{wide}, "Rolling", "1 unit in progress; unit n1 waits: limits[0] allows 1 node out of service: n0 starts now",
+			v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1},
+		},
 		"runs unlisted":   {2, []change{attempts(attempt("n0", ""))}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"paused by users": {2, []change{paused("ann"), runs("Draining", "n0")}, "Held", `NodeMaintenance kernel-n0 is paused by user "ann"`, v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"paused in stage Cordon": {1, []change{paused("ann"), runs("Offered", "n0"), func(s *scene) { s.attempts[0].Spec.Stage = v1alpha1.NodeMaintenanceStageCordon }},
 			"Held", "is paused by user", v1alpha1.RolloutNodes{Total: 1, Running: 1}},
 		"paused by us": {2, []change{paused("server"), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"at a limit": {
-			3, []change{node("n2", cordoned)}, "AtLimit", "unit n0 waits: limits[0] allows 1 node out of service: n2 is unschedulable",
+			3, []change{node("n2", cordoned)}, "AtLimit", "Unit n0 waits: limits[0] allows 1 node out of service: n2 is unschedulable; skipped: n2: node",
 			v1alpha1.RolloutNodes{Total: 3, Waiting: 2, Skipped: 1},
 		},
 		"at the limit of a domain": {
@@ -382,24 +391,24 @@ func TestProgressing(t *testing.T) {
 		},
 		"a worker of another rollout": {
 			1, []change{held("n0", true), tasked("n0", v1alpha1.NodeTaskClaimed, "other")}, "AtLimit",
-			"unit n0 waits: node n0 has a NodeTask of NodeMaintenance other in state Claimed", v1alpha1.RolloutNodes{Total: 1, Waiting: 1},
+			"Unit n0 waits: node n0 has a NodeTask of NodeMaintenance other in state Claimed", v1alpha1.RolloutNodes{Total: 1, Waiting: 1},
 		},
 		"a node that may return": {
 			1, []change{tasked("gone", v1alpha1.NodeTaskClaimed, "x")}, "AtLimit", "gone does not exist, but may return", v1alpha1.RolloutNodes{Total: 1, Waiting: 1},
 		},
 		"blocked": {
 			2, []change{attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute), attempt("n1", "Done"))}, "NodesBlocked",
-			"n0: its drain did not move; it is tried again at 2026-11-28T00:09:00Z", v1alpha1.RolloutNodes{Total: 2, Blocked: 1, Done: 1},
+			"No unit can start: n0: its drain did not move; it is tried again at 2026-11-28T00:09:00Z", v1alpha1.RolloutNodes{Total: 2, Blocked: 1, Done: 1},
 		},
 		"a failure that is allowed": {
 			1, append(failed, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })), "NodesBlocked",
-			"n0: the work has failed (NodeMaintenance kernel-n0)", v1alpha1.RolloutNodes{Total: 1, Failed: 1},
+			"No unit can start: n0: the work has failed (NodeMaintenance kernel-n0)", v1alpha1.RolloutNodes{Total: 1, Failed: 1},
 		},
 		"skipped": {
 			4, []change{
 				node("n0", cordoned), node("n1", notReady(time.Hour)), attempts(attempt("n2", "Released")),
 				node("n3", func(n *corev1.Node) { n.Annotations[v1alpha1.AnnotationSkipRollouts] = "" }),
-			}, "NodesSkipped", "n0: node n0 is unschedulable, and not by Haulout, n1: node n1 is not Ready, n2: a user has completed NodeMaintenance kernel-n2 " +
+			}, "NodesSkipped", "Only skipped units are left: n0: node n0 is unschedulable, and not by Haulout, n1: node n1 is not Ready, n2: a user has completed NodeMaintenance kernel-n2 " +
 				"before the work was done and 1 more", v1alpha1.RolloutNodes{Total: 4, Skipped: 4},
 		},
 		"control plane in one unit": {

@@ -116,14 +116,21 @@ func (d *decider) progress(refusal string) {
 	case busy > 0:
 		d.Progressing = true
 		set(v1alpha1.ReasonRolling, "%s in progress", wording.Count(busy, "unit"))
+		if refusal != "" {
+			d.Message += "; " + refusal
+		}
 	case refusal != "":
 		set(v1alpha1.ReasonAtLimit, "%s", refusal)
 	case d.Nodes.Blocked > 0:
-		set(v1alpha1.ReasonNodesBlocked, "%s", names(texts[blocked]))
+		set(v1alpha1.ReasonNodesBlocked, "no unit can start: %s", names(texts[blocked]))
 	case d.Nodes.Failed > 0:
-		set(v1alpha1.ReasonNodesBlocked, "%s", names(texts[failed]))
+		set(v1alpha1.ReasonNodesBlocked, "no unit can start: %s", names(texts[failed]))
 	default:
-		set(v1alpha1.ReasonNodesSkipped, "%s", names(texts[skipped]))
+		set(v1alpha1.ReasonNodesSkipped, "only skipped units are left: %s", names(texts[skipped]))
+		return
+	}
+	if len(texts[skipped]) > 0 {
+		d.Message += "; skipped: " + names(texts[skipped])
 	}
 }
 
