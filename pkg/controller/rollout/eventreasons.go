@@ -18,7 +18,7 @@ const (
 	// done. The rollout skips the unit until a user retries it. About the rollout.
 	EventUnitReleasedByUser = "UnitReleasedByUser"
 	// EventRolloutHalted: more units have failed than spec.maxFailed allows, so no further unit
-	// starts. About the rollout.
+	// starts; or only failed units are left. About the rollout.
 	EventRolloutHalted = "RolloutHalted"
 	// EventRolloutHeld: a hold keeps further units from starting. About the rollout.
 	EventRolloutHeld = "RolloutHeld"

@@ -400,9 +400,13 @@ func TestProgressing(t *testing.T) {
 			2, []change{attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute), attempt("n1", "Done"))}, "NodesBlocked",
 			"No unit can start: n0: its drain did not move; it is tried again at 2026-11-28T00:09:00Z", v1alpha1.RolloutNodes{Total: 2, Blocked: 1, Done: 1},
 		},
+		"a failure that is allowed, and a blocked unit": {
+			2, append(failed, attempts(ended(attempt("n1", WithdrawnBlocked), time.Minute)), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })),
+			"NodesBlocked", "No unit can start: n1: its drain did not move;", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Blocked: 1},
+		},
 		"a failure that is allowed": {
-			1, append(failed, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })), "NodesBlocked",
-			"No unit can start: n0: the work has failed (NodeMaintenance kernel-n0)", v1alpha1.RolloutNodes{Total: 1, Failed: 1},
+			1, append(failed, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })), "Halted",
+			"Only failed units are left: n0: the work has failed (NodeMaintenance kernel-n0)", v1alpha1.RolloutNodes{Total: 1, Failed: 1},
 		},
 		"skipped": {
 			4, []change{
@@ -425,7 +429,7 @@ func TestProgressing(t *testing.T) {
 		},
 		"a node joins a unit that has failed": {
 			2, append(failed, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed, s.UnitKey = 1, "rack" }), labelled("rack", "n0", "n0")),
-			"NodesBlocked", "n0: the work has failed", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Waiting: 1},
+			"Halted", "n0: the work has failed", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Waiting: 1},
 		},
 		"new nodes are not counted": {
 			3, []change{func(s *scene) { s.goals = map[string]Goal{"n0": TooNew, "n1": GoalMet, "n2": GoalMet} }}, "Complete", "",

@@ -124,7 +124,7 @@ func (d *decider) progress(refusal string) {
 	case d.Nodes.Blocked > 0:
 		set(v1alpha1.ReasonNodesBlocked, "no unit can start: %s", names(texts[blocked]))
 	case d.Nodes.Failed > 0:
-		set(v1alpha1.ReasonNodesBlocked, "no unit can start: %s", names(texts[failed]))
+		set(v1alpha1.ReasonHalted, "only failed units are left: %s; retry them after the cause is removed, or complete the rollout", names(texts[failed]))
 	default:
 		set(v1alpha1.ReasonNodesSkipped, "only skipped units are left: %s", names(texts[skipped]))
 		return
