@@ -251,12 +251,20 @@ func TestBlockedUnitIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newNode("a"), newNode("b"), newRollout())
 		w.scripts["a"] = drainStuck
+		w.played = func() {
+			if nm := w.maintenance("kernel-a-1"); nm != nil && !v1alpha1.IsEnding(nm) {
+				meta.SetStatusCondition(&nm.Status.Conditions, metav1.Condition{
+					Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainBlocked, Message: "Pod shop/db-0 stays",
+				})
+				must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
+			}
+		}
 		w.start()
 		w.untilReason(v1alpha1.ReasonNodesBlocked)
 		is.Equal(t, w.maintenance("kernel-a-1").Annotations[v1alpha1.AnnotationWithdrawn], next.WithdrawnBlocked)
 		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 2, Done: 1, Blocked: 1})
 		told := strings.Join(w.told(), "\n")
-		is.True(t, strings.Contains(told, "UnitBlocked: The drain of unit a made no progress"), "no event:\n%s", told)
+		is.True(t, strings.Contains(told, "UnitBlocked: The drain of unit a made no progress: "+v1alpha1.ReasonDrainBlocked+": Pod shop/db-0 stays. The unit"), "no event:\n%s", told)
 		withdrawn := v1alpha1.StageEntered(w.maintenance("kernel-a-1"), v1alpha1.NodeMaintenanceStageComplete)
 		w.until("the second attempt", time.Second, func() bool { return w.maintenance("kernel-a-2") != nil })
 		waited := time.Since(withdrawn)

@@ -198,6 +198,10 @@ func (f *facts) messageOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenan
 		record := f.recordOf(name, nm)
 		reason := cmp.Or(task.Status.Reason, record.Reason)
 		text = join(string(reason), cmp.Or(task.Status.ServerMessage, task.Status.Message, record.Message))
+	case v1alpha1.RolloutPhaseReleasing:
+		if nm.Annotations[v1alpha1.AnnotationWithdrawn] == next.WithdrawnBlocked {
+			return unit.Message // the event at the end names what blocked the drain
+		}
 	}
 	if text != "" && name != unit.Unit {
 		text = join("node "+name, text)
