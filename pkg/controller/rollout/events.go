@@ -113,5 +113,5 @@ func nodesText(unit *v1alpha1.RolloutUnit) string {
 	for i := range unit.Nodes {
 		names[i] = unit.Nodes[i].Name
 	}
-	return fmt.Sprintf("%s (%s)", wording.Count(len(names), "node"), some(names))
+	return fmt.Sprintf("%s (%s)", wording.Count(len(names), "node"), next.Names(names))
 }

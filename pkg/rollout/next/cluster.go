@@ -10,6 +10,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
 // Facts is what all rollouts of a cluster share.
@@ -64,7 +65,7 @@ func NewCluster(facts Facts) *Cluster {
 		}
 		if task.Status.State == v1alpha1.NodeTaskFailed {
 			of := task.Spec.Maintenance.Name
-			c.failed[of] = latest(c.failed[of], timeOf(task.Status.StateTime))
+			c.failed[of] = window.Latest(c.failed[of], timeOf(task.Status.StateTime))
 		}
 	}
 	for _, r := range c.Rollouts {

@@ -57,7 +57,7 @@ type Rollout struct {
 	Attempts []*v1alpha1.NodeMaintenance
 	// NotAuthorized says why the requester may not maintain the nodes; "" if they may.
 	NotAuthorized string
-	// Contradiction is the text that Contradictions has for the rollout.
+	// Contradiction says which other rollout undoes what this one does; "" if none does.
 	Contradiction string
 }
 

@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
 // Ending is how the rollout completes the maintenance of a unit.
@@ -126,7 +127,7 @@ func (c *Cluster) stalledAt(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.R
 		progressing != nil && progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion {
 		return time.Time{}
 	}
-	since := latest(v1alpha1.StageEntered(nm, nm.Spec.Stage), timeOf(nm.Status.LastProgressTimestamp))
+	since := window.Latest(v1alpha1.StageEntered(nm, nm.Spec.Stage), timeOf(nm.Status.LastProgressTimestamp))
 	if since.IsZero() {
 		return time.Time{}
 	}

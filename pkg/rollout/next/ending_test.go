@@ -126,48 +126,31 @@ func TestEndOf(t *testing.T) {
 	}
 }
 
-func TestContradictions(t *testing.T) {
-	// trip is the work of a rollout on node n0 at a minute, and what doneWhen is now.
-	type trip struct {
-		at   int
-		goal Goal
+func TestContradiction(t *testing.T) {
+	trip := func(at int, unmet bool) Trip {
+		return Trip{Done: epoch.Add(time.Duration(at) * time.Minute), Unmet: unmet}
 	}
 	for name, c := range map[string]struct {
-		first, second trip
-		stage         v1alpha1.RolloutStage
-		want          bool
+		first, second             Trip
+		firstIsOver, secondIsOver bool
+		want                      bool
 	}{
-		"the second undoes the first":    {first: trip{1, GoalUnmet}, second: trip{2, GoalMet}, want: true},
-		"the first undoes the second":    {first: trip{2, GoalMet}, second: trip{1, GoalUnmet}, want: true},
-		"the node changed before":        {first: trip{2, GoalUnmet}, second: trip{1, GoalMet}},
-		"both are met":                   {first: trip{1, GoalMet}, second: trip{2, GoalMet}},
-		"without an expression":          {first: trip{1, NoGoal}, second: trip{2, GoalMet}},
-		"the second was completed":       {first: trip{1, GoalUnmet}, second: trip{2, GoalMet}, stage: v1alpha1.RolloutStageComplete},
-		"the second has not worked":      {first: trip{1, GoalUnmet}},
-		"before the first trip of a two": {second: trip{1, GoalUnmet}},
+		"the second undoes the first":                {first: trip(1, true), second: trip(2, false), want: true},
+		"the second undoes the first, which is over": {first: trip(1, true), second: trip(2, false), firstIsOver: true, want: true},
+		"the second is over":                         {first: trip(1, true), second: trip(2, false), secondIsOver: true},
+		"the first undoes the second":                {first: trip(2, false), second: trip(1, true), want: true},
+		"the first is over":                          {first: trip(2, false), second: trip(1, true), firstIsOver: true},
+		"the node changed before":                    {first: trip(2, true), second: trip(1, false)},
+		"both are met":                               {first: trip(1, false), second: trip(2, false)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rollout := func(name string, stage v1alpha1.RolloutStage, is trip) *Rollout {
-				r := &Rollout{Object: &v1alpha1.NodeMaintenanceRollout{}, Members: []Member{{Node: "n0", Goal: is.goal}}}
-				r.Object.Name, r.Object.Spec.Stage = name, stage
-				if is.at > 0 {
-					nm := attempt("n0", "Done")
-					nm.Status.NodeStatuses[0].Task.EndTime = ptr.To(at(is.at))
-					r.Attempts = append(r.Attempts, nm)
-				}
-				return r
-			}
-			stage := c.stage
-			if stage == "" {
-				stage = v1alpha1.RolloutStageRoll
-			}
-			rollouts := []*Rollout{rollout("a", v1alpha1.RolloutStageRoll, c.first), rollout("b", stage, c.second)}
-			got := Contradictions(rollouts, []Node{{Name: "n0", UID: "uid-n0"}})
-			is.Equal(t, len(got) == 2, c.want)
+			first := Trips{Nodes: map[string]Trip{"n2": c.first, "n1": c.first, "n0": c.first}, Complete: c.firstIsOver}
+			second := Trips{Nodes: map[string]Trip{"n1": c.second, "n2": c.second, "n3": c.second}, Complete: c.secondIsOver}
+			want := ""
 			if c.want {
-				is.Equal(t, got["a"], "rollout b wants the opposite for node n0; complete one of the two")
-				is.Equal(t, got["b"], "rollout a wants the opposite for node n0; complete one of the two")
+				want = "n1"
 			}
+			is.Equal(t, Contradiction(first, second), want)
 		})
 	}
 }

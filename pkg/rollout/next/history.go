@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
 // The values of the annotation with which the server completes a NodeMaintenance of a rollout.
@@ -126,18 +127,27 @@ func (h *history) unit(name string) *past {
 	return p
 }
 
-// readHistory reads the attempts of a rollout. failed has the times of failures by maintenance.
-func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Time) history {
-	h := history{units: map[string]*past{}, done: map[types.UID]time.Time{}}
+// DoneBy returns the times at which the work on nodes was done according to the maintenances of a
+// rollout, by the UIDs of the nodes.
+func DoneBy(attempts []*v1alpha1.NodeMaintenance) map[types.UID]time.Time {
+	done := map[types.UID]time.Time{}
 	for _, nm := range attempts {
-		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
-		p := h.unit(unit)
 		for i := range nm.Status.NodeStatuses {
 			status := &nm.Status.NodeStatuses[i]
 			if status.Task != nil && status.Task.State == v1alpha1.NodeTaskDone {
-				h.done[status.NodeRef.UID] = timeOf(status.Task.EndTime)
+				done[status.NodeRef.UID] = timeOf(status.Task.EndTime)
 			}
 		}
+	}
+	return done
+}
+
+// readHistory reads the attempts of a rollout. failed has the times of failures by maintenance.
+func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Time) history {
+	h := history{units: map[string]*past{}, done: DoneBy(attempts)}
+	for _, nm := range attempts {
+		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
+		p := h.unit(unit)
 		outcome, ended := OutcomeOf(nm), v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
 		if outcome == Retried || outcome != Running && nm.DeletionTimestamp != nil {
 			continue
@@ -146,27 +156,20 @@ func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Ti
 		switch {
 		case outcome == Running:
 			p.running = nm
-			h.lastFailure = latest(h.lastFailure, failed[nm.Name])
+			h.lastFailure = window.Latest(h.lastFailure, failed[nm.Name])
 		case outcome == Done:
 			h.succeeded = append(h.succeeded, success{unit, ended})
 		case outcome == Released:
 			p.released = nm.Name
 		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnNoWorker:
 			p.noWorker = nm.Name
-			h.lastFailure = latest(h.lastFailure, ended)
+			h.lastFailure = window.Latest(h.lastFailure, ended)
 		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnBlocked:
 			p.blocked++
-			p.lastBlocked = latest(p.lastBlocked, ended)
+			p.lastBlocked = window.Latest(p.lastBlocked, ended)
 		}
 	}
 	return h
-}
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 func timeOf(t *metav1.Time) time.Time {
