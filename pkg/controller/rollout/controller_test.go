@@ -41,7 +41,6 @@ func TestRolloutTakesAllNodes(t *testing.T) {
 		first := w.maintenance("kernel-a-1")
 		is.Equal(t, first.Labels[v1alpha1.LabelRollout], "kernel")
 		is.Equal(t, first.Annotations[v1alpha1.AnnotationRolloutUnit], "a")
-		is.Equal(t, first.Annotations[v1alpha1.AnnotationRolloutAttempt], "1")
 		is.Equal(t, metav1.GetControllerOf(first).UID, types.UID("uid-kernel"))
 		is.Equal(t, first.Spec.RequestedBy.Username, "ann")
 		is.Equal(t, first.Spec.Reason, "kernel 6.12")

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -260,30 +259,12 @@ func (f *facts) adopted() []v1alpha1.RolloutUnit {
 		}
 		known[unit] = true
 		entry := v1alpha1.RolloutUnit{Unit: unit, Maintenance: nm.Name}
-		for _, name := range nodesOf(nm) {
-			ref := v1alpha1.NodeReference{Name: name}
-			if node := f.nodes[name]; node != nil {
-				ref.UID = node.UID
-			}
-			entry.Nodes = append(entry.Nodes, ref)
+		for i := range nm.Status.NodeStatuses {
+			entry.Nodes = append(entry.Nodes, nm.Status.NodeStatuses[i].NodeRef)
 		}
 		missing = append(missing, entry)
 	}
 	return missing
-}
-
-// nodesOf returns the names in the selector of a maintenance that this controller has created.
-func nodesOf(nm *v1alpha1.NodeMaintenance) []string {
-	var names []string
-	if nm.Spec.NodeSelector != nil {
-		for i := range nm.Spec.NodeSelector.NodeSelectorTerms {
-			for _, field := range nm.Spec.NodeSelector.NodeSelectorTerms[i].MatchFields {
-				names = append(names, field.Values...)
-			}
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }
 
 // maintenanceOf returns the maintenance of an announced unit.
@@ -291,12 +272,9 @@ func maintenanceOf(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUni
 	template := r.Spec.Template.DeepCopy()
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:   unit.Maintenance,
-			Labels: map[string]string{v1alpha1.LabelRollout: r.Name},
-			Annotations: map[string]string{
-				v1alpha1.AnnotationRolloutUnit:    unit.Unit,
-				v1alpha1.AnnotationRolloutAttempt: unit.Maintenance[strings.LastIndex(unit.Maintenance, "-")+1:],
-			},
+			Name:            unit.Maintenance,
+			Labels:          map[string]string{v1alpha1.LabelRollout: r.Name},
+			Annotations:     map[string]string{v1alpha1.AnnotationRolloutUnit: unit.Unit},
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(r, v1alpha1.SchemeGroupVersion.WithKind(kind))},
 		},
 		Spec: v1alpha1.NodeMaintenanceSpec{
@@ -319,28 +297,12 @@ func maintenanceOf(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUni
 
 // announce returns the entry of status.current of a unit that starts.
 func (f *facts) announce(u *next.Unit) v1alpha1.RolloutUnit {
-	attempt := 1
-	for _, nm := range f.rollout.Attempts {
-		if nm.Annotations[v1alpha1.AnnotationRolloutUnit] == u.Name {
-			attempt = max(attempt, attemptOf(nm)+1)
-		}
-	}
-	name := maintenanceName(f.rollout.Object.Name, u.Name, attempt)
-	for f.taken(name) {
-		attempt++
+	name := ""
+	for attempt := 1; name == "" || f.taken(name); attempt++ {
 		name = maintenanceName(f.rollout.Object.Name, u.Name, attempt)
 	}
 	return v1alpha1.RolloutUnit{
 		Unit: u.Name, Maintenance: name, Nodes: u.References(),
 		Phase: v1alpha1.RolloutPhaseStarting, Since: metav1.NewTime(f.cluster.Now).Rfc3339Copy(),
 	}
-}
-
-// attemptOf returns the number of the attempt of a maintenance, 0 if it is not known.
-func attemptOf(nm *v1alpha1.NodeMaintenance) int {
-	attempt := 0
-	if _, err := fmt.Sscan(nm.Annotations[v1alpha1.AnnotationRolloutAttempt], &attempt); err != nil {
-		return 0
-	}
-	return attempt
 }

@@ -318,6 +318,20 @@ func (w *world) cordon(node *corev1.Node, nm *v1alpha1.NodeMaintenance) {
 	must.Get(w.host.CoreV1().Nodes().Update(w.Context(), changed, metav1.UpdateOptions{}))(w)
 }
 
+// nodesOf returns the names in the selector of a maintenance that the controller has created.
+func nodesOf(nm *v1alpha1.NodeMaintenance) []string {
+	var names []string
+	if nm.Spec.NodeSelector != nil {
+		for i := range nm.Spec.NodeSelector.NodeSelectorTerms {
+			for _, field := range nm.Spec.NodeSelector.NodeSelectorTerms[i].MatchFields {
+				names = append(names, field.Values...)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 func (w *world) maintenances() []*v1alpha1.NodeMaintenance {
 	w.Helper()
 	list := must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().List(w.Context(), metav1.ListOptions{}))(w)

@@ -156,10 +156,6 @@ const (
 	// the name of the unit. Only the server can set it.
 	AnnotationRolloutUnit = "maintenance.haulout.dev/rollout-unit"
 
-	// AnnotationRolloutAttempt is set by the server on the NodeMaintenances of a rollout. Its value
-	// is the number of the attempt for the unit, starting at 1. Only the server can set it.
-	AnnotationRolloutAttempt = "maintenance.haulout.dev/rollout-attempt"
-
 	// AnnotationWithdrawn is set by the server on a NodeMaintenance of a rollout in the write with
 	// which it completes it before the work on all its nodes is done. Its value is the reason. Only
 	// the server can set it.
