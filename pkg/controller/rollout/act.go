@@ -23,11 +23,11 @@ import (
 )
 
 const (
-	// maxStarts is the maximum number of units that one sync starts. The next sync follows
-	// immediately, so that other rollouts and new holds need not wait for all of them.
+	// maxStarts is the maximum number of units that one sync starts, so that other rollouts and new
+	// holds need not wait for all of them.
 	maxStarts = 16
-	// startRetry is the time after which a rollout is reconciled again if the API and the caches
-	// differ about a node. Most likely an event comes earlier.
+	// startRetry is the time after which units are tried again that did not start, because the API
+	// and the caches differ about a node, for example. Most likely an event comes earlier.
 	startRetry = time.Second
 	// statusPace is the time between two writes of counters and phases, and messagePace between two
 	// that only differ in messages.
@@ -66,26 +66,19 @@ func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) ([]v1al
 		}
 	}
 	for i, u := range d.start {
-		if !ready {
+		agrees := false
+		if ready && i < maxStarts {
+			var err error
+			if agrees, err = c.agrees(ctx, f, u); err != nil {
+				return nil, err
+			}
+		}
+		if agrees {
+			started = append(started, f.announce(u))
+		} else {
 			d.postpone(u)
 			c.queue.AddAfter(f.rollout.Object.Name, startRetry)
-			continue
 		}
-		if i >= maxStarts {
-			d.postpone(u)
-			c.queue.Add(f.rollout.Object.Name)
-			continue
-		}
-		agrees, err := c.agrees(ctx, f, u)
-		if err != nil {
-			return nil, err
-		}
-		if !agrees {
-			d.postpone(u)
-			c.queue.AddAfter(f.rollout.Object.Name, startRetry)
-			continue
-		}
-		started = append(started, f.announce(u))
 	}
 	return started, nil
 }
