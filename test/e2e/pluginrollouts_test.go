@@ -86,6 +86,9 @@ func TestPluginRollsByHand(t *testing.T) {
 	unschedulable(t, true, nodes[0])
 	s.run(t, 0, "take "+nodes[0], "is still yours")
 	s.run(t, 1, "take "+nodes[0]+asNobody, "forbidden")
+	framework.Until(t, "the unit is claimed", rollouts(t), name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
+		return len(r.Status.Current) > 0 && r.Status.Current[0].Phase == v1alpha1.RolloutPhaseClaimed
+	})
 	s.run(t, 1, "rollout retry "+name+" "+nodes[0], "has not failed", "it is Claimed")
 	s.run(t, 0, "done "+nodes[0], nodes[0]+" done")
 	unschedulable(t, false, nodes[0])

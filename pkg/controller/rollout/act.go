@@ -30,8 +30,9 @@ const (
 	// and the caches differ about a node, for example. Most likely an event comes earlier.
 	startRetry = time.Second
 	// statusPace is the time between two writes of counters and phases, and messagePace between two
-	// that only differ in messages.
-	statusPace  = time.Second
+	// that only differ in messages. A worker that is idle claims a node in less time, and a node that
+	// is done returns in less time, so most units are never stored in the phases in between.
+	statusPace  = 2 * time.Second
 	messagePace = 30 * time.Second
 )
 

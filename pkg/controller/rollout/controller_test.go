@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -62,6 +63,35 @@ func TestRolloutTakesAllNodes(t *testing.T) {
 			is.True(t, action.GetVerb() == "list" || action.GetVerb() == "get", "%s %s of a complete rollout", action.GetVerb(), action.GetResource().Resource)
 		}
 	})
+}
+
+// TestWritesPerTrip counts what the controller writes for each node, when each step of a trip takes
+// a second. Units in work at the same time share the writes of phases and counters.
+func TestWritesPerTrip(t *testing.T) {
+	for limit, most := range map[int32]int{1: 6, 10: 4} {
+		bubble.Run(t, fmt.Sprint("limit ", limit), func(t *testing.T) {
+			const nodes = 40
+			objects := []runtime.Object{newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+				r.Spec.Limits = []v1alpha1.RolloutLimit{{MaxUnavailable: new(intstr.FromInt32(limit))}}
+			})}
+			for i := range nodes {
+				objects = append(objects, newNode(fmt.Sprintf("n%02d", i)))
+			}
+			w := newWorld(t, objects...)
+			w.start()
+			w.untilReason(v1alpha1.ReasonRolloutComplete)
+			writes := 0
+			for _, action := range w.api.Actions() {
+				isOurs := action.GetVerb() == "create" && action.GetResource().Resource == "nodemaintenances" ||
+					action.GetVerb() == "patch" || action.GetSubresource() == "status"
+				if isOurs {
+					writes++
+				}
+			}
+			t.Logf("%d writes for %d nodes", writes, nodes)
+			is.True(t, writes <= most*nodes, "%d writes for %d nodes, allowed: %d for each", writes, nodes, most)
+		})
+	}
 }
 
 // TestFirstUnitIsAlone: the first unit shows whether the work succeeds. When it fails, one node is
