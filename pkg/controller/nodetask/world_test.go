@@ -81,7 +81,7 @@ func selects(nm *v1alpha1.NodeMaintenance, node string) bool {
 
 func splitNodes(reason string) []string {
 	var names []string
-	for len(reason) > 0 {
+	for reason != "" {
 		i := slices.Index([]byte(reason), ',')
 		names, reason = append(names, reason[:i]), reason[i+1:]
 	}

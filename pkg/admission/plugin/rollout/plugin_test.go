@@ -98,7 +98,7 @@ func newFixture(t *testing.T, g *grants, others ...*v1alpha1.NodeMaintenanceRoll
 	plugin.SetReadyFunc(func() bool { return true })
 	for i, name := range []string{"blue-1", "blue-2", "red-1"} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "u", Labels: map[string]string{
-			"pool": name[:strings.Index(name, "-")], "zone": fmt.Sprintf("z%d", i),
+			"pool": strings.TrimRight(name, "-12"), "zone": fmt.Sprintf("z%d", i),
 		}}}
 		node.Status.NodeInfo.KernelVersion = "6.11"
 		must.Do(t, host.Core().V1().Nodes().Informer().GetStore().Add(node))
