@@ -85,6 +85,9 @@ func TestPluginRollsByHand(t *testing.T) {
 	unschedulable(t, true, nodes[0])
 	s.run(t, 0, "take "+nodes[0], "is still yours")
 	s.run(t, 1, "take "+nodes[0]+asNobody, "forbidden")
+	framework.Until(t, "the unit is claimed", rollouts(t), name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
+		return len(r.Status.Current) > 0 && r.Status.Current[0].Phase == v1alpha1.RolloutPhaseClaimed
+	})
 	s.run(t, 1, "rollout retry "+name+" "+nodes[0], "has not failed", "it is Claimed")
 	s.run(t, 0, "done "+nodes[0], nodes[0]+" done")
 	unschedulable(t, false, nodes[0])
@@ -94,7 +97,7 @@ func TestPluginRollsByHand(t *testing.T) {
 	untilRollout(t, name, v1alpha1.ReasonHalted)
 	s.run(t, 3, "rollout status "+name, "Halted", "1 of 2 done, 1 failed", "WorkerFailed", "kubectl maintenance rollout retry "+name+" "+nodes[1])
 	unschedulable(t, true, nodes[1])
-	s.run(t, 0, "rollout retry "+name+" "+nodes[1], nodes[1]+" deleted")
+	s.run(t, 0, "rollout retry "+name+" "+nodes[1], nodes[1]+" retried")
 	s.run(t, 0, "take "+nodes[1]+" --wait --timeout=2m", nodes[1]+" taken")
 	s.run(t, 0, "done "+nodes[1], nodes[1]+" done")
 	s.run(t, 0, "rollout status "+name+" --watch", "Complete", "2 of 2 done")

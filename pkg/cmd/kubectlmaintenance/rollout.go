@@ -261,13 +261,14 @@ func (e *environment) stop(ctx context.Context, o *waitOptions, name string) err
 }
 
 func (e *environment) newRetryCommand() *cobra.Command {
-	o := &waitOptions{output: outputOfObjects("deleted")}
+	o := &waitOptions{output: outputOfObjects("retried")}
 	cmd := &cobra.Command{
 		Use:   "retry NAME UNIT",
 		Short: "Try a unit again that has failed, is blocked, or was released by a user",
 		Long: `Try a unit of a rollout again. If a node of it has failed, the command deletes the failed NodeTask: the node is
 drained and offered again. If the unit was released before its work was done, because its drain was blocked, no worker
-came, or a user completed its maintenance, the command deletes these maintenances: the unit starts as if it were new.
+came, or a user completed its maintenance, the command marks these maintenances: the unit starts as if it were new, but
+nodes whose work is done stay done.
 
 A unit is a node, or the value of the label spec.unitKey.`,
 		Example: `  kubectl maintenance rollout retry kernel-6-12 node-002`,
@@ -291,56 +292,76 @@ func (e *environment) retry(ctx context.Context, o *waitOptions, name, unit stri
 	if err != nil {
 		return err
 	}
-	options := func(uid types.UID) metav1.DeleteOptions {
-		return metav1.DeleteOptions{DryRun: o.dryRun.inRequests(), Preconditions: metav1.NewUIDPreconditions(string(uid))}
-	}
-	var deleted []runtime.Object
-	at := slices.IndexFunc(r.Status.Current, func(u v1alpha1.RolloutUnit) bool { return u.Unit == unit })
 	phase := ""
-	if at >= 0 {
+	var retried []runtime.Object
+	if at := slices.IndexFunc(r.Status.Current, func(u v1alpha1.RolloutUnit) bool { return u.Unit == unit }); at >= 0 {
 		phase = ": it is " + string(r.Status.Current[at].Phase)
-		for _, node := range r.Status.Current[at].Nodes {
-			task, err := c.haulout.MaintenanceV1alpha1().NodeTasks().Get(ctx, node.Name, metav1.GetOptions{})
-			switch {
-			case isMissing(err):
-				continue
-			case err != nil:
-				return err
-			case task.Status.State != v1alpha1.NodeTaskFailed || task.Spec.Maintenance.Name != r.Status.Current[at].Maintenance:
-				continue
-			}
-			if err := c.haulout.MaintenanceV1alpha1().NodeTasks().Delete(ctx, node.Name, options(task.UID)); err != nil {
-				return err
-			}
-			deleted = append(deleted, task)
-		}
+		retried, err = retryTasks(ctx, c, o, &r.Status.Current[at])
 	}
-	if len(deleted) == 0 {
-		past, err := maintenancesOfRollout(ctx, c, name)
-		if err != nil {
-			return err
-		}
-		for i := range past {
-			nm := &past[i]
-			if nm.Annotations[v1alpha1.AnnotationRolloutUnit] != unit || !wasReleased(nm) {
-				continue
-			}
-			if err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, nm.Name, options(nm.UID)); err != nil {
-				return err
-			}
-			deleted = append(deleted, nm)
-		}
+	if err == nil && len(retried) == 0 {
+		retried, err = retryMaintenances(ctx, c, o, name, unit)
 	}
-	if len(deleted) == 0 {
+	switch {
+	case err != nil:
+		return err
+	case len(retried) == 0:
 		return fmt.Errorf("unit %q of %s has not failed and was not released before its work was done%s", unit, name, phase)
 	}
-	return e.write(o.output, deleted...)
+	return e.write(o.output, retried...)
 }
 
-// wasReleased reports whether a maintenance of a rollout has ended before its work was done.
-func wasReleased(nm *v1alpha1.NodeMaintenance) bool {
-	outcome := next.OutcomeOf(nm)
-	return outcome == next.Withdrawn || outcome == next.Released
+// retryTasks deletes the failed NodeTasks of a unit, and returns them.
+func retryTasks(ctx context.Context, c clients, o *waitOptions, unit *v1alpha1.RolloutUnit) ([]runtime.Object, error) {
+	var deleted []runtime.Object
+	for _, node := range unit.Nodes {
+		task, err := c.haulout.MaintenanceV1alpha1().NodeTasks().Get(ctx, node.Name, metav1.GetOptions{})
+		switch {
+		case isMissing(err):
+			continue
+		case err != nil:
+			return nil, err
+		case task.Status.State != v1alpha1.NodeTaskFailed || task.Spec.Maintenance.Name != unit.Maintenance:
+			continue
+		}
+		if err := c.haulout.MaintenanceV1alpha1().NodeTasks().Delete(ctx, node.Name, metav1.DeleteOptions{
+			DryRun: o.dryRun.inRequests(), Preconditions: metav1.NewUIDPreconditions(string(task.UID)),
+		}); err != nil {
+			return nil, err
+		}
+		deleted = append(deleted, task)
+	}
+	return deleted, nil
+}
+
+// retryMaintenances marks the maintenances of a unit that have ended before their work was done, so
+// that the server does not count them any more, and returns them. Their records of nodes that are
+// done still count.
+func retryMaintenances(ctx context.Context, c clients, o *waitOptions, name, unit string) ([]runtime.Object, error) {
+	past, err := maintenancesOfRollout(ctx, c, name)
+	if err != nil {
+		return nil, err
+	}
+	var marked []runtime.Object
+	for i := range past {
+		nm := &past[i]
+		outcome := next.OutcomeOf(nm)
+		if nm.Annotations[v1alpha1.AnnotationRolloutUnit] != unit || outcome != next.Withdrawn && outcome != next.Released {
+			continue
+		}
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"uid": nm.UID, "annotations": map[string]string{v1alpha1.AnnotationRetried: "true"},
+		}})
+		if err != nil {
+			return nil, err
+		}
+		written, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch,
+			metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
+		if err != nil {
+			return nil, err
+		}
+		marked = append(marked, written)
+	}
+	return marked, nil
 }
 
 // maintenancesOfRollout returns the maintenances of the units of a rollout, past ones too.

@@ -149,12 +149,13 @@ func (d *decision) decideRelease(f *facts) {
 }
 
 // finishCompleted deletes a completed maintenance when its TTL is over. Those of a rollout stay as
-// long as the rollout: they are its memory.
+// long as the rollout: they are its memory. One that the rollout has left behind has no owner.
 func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if nm.DeletionTimestamp != nil {
 		return nil
 	}
-	completed, isOfRollout := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete), nm.Labels[v1alpha1.LabelRollout] != ""
+	completed := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
+	isOfRollout := nm.Labels[v1alpha1.LabelRollout] != "" && metav1.GetControllerOfNoCopy(nm) != nil
 	if c.completedTTL == 0 || completed.IsZero() || isOfRollout {
 		return c.addReady(ctx, nm)
 	}

@@ -530,30 +530,44 @@ func TestReadyOfAnOlderServer(t *testing.T) {
 	}
 }
 
+// TestCompletedMaintenancesAreDeleted: those of a rollout are its memory, but not those that it has
+// left behind.
 func TestCompletedMaintenancesAreDeleted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m"))
-		f.step("m")
-		// The time before the maintenance was completed does not count.
-		f.wait(20 * time.Hour)
-		f.enter("m", stageComplete)
-		nm := f.nm("m")
-		nm.Status.StageStatuses[len(nm.Status.StageStatuses)-1].StartTimestamp = &metav1.Time{Time: f.clock.Now()}
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
-			metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		f.step("m")
-		f.wait(10 * time.Hour)
-		f.step("m")
-		f.nm("m") // is kept forever by default
-		f.completedTTL = 11 * time.Hour
-		f.step("m")
-		f.nm("m")
-		f.wait(time.Hour)
-		f.syncOnce("m")
-		if len(f.maintenanceList()) > 0 {
-			t.Error("the maintenance exists for longer than its time to live")
-		}
-	})
+	ofRollout := func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{v1alpha1.LabelRollout: "kernel"} }
+	owned := func(nm *v1alpha1.NodeMaintenance) {
+		nm.OwnerReferences = []metav1.OwnerReference{{Kind: "NodeMaintenanceRollout", Name: "kernel", UID: "uid-kernel", Controller: new(true)}}
+	}
+	for name, test := range map[string]struct {
+		modify []func(*v1alpha1.NodeMaintenance)
+		kept   bool
+	}{
+		"by hand":                  {},
+		"of another owner":         {modify: []func(*v1alpha1.NodeMaintenance){owned}},
+		"of a rollout":             {modify: []func(*v1alpha1.NodeMaintenance){ofRollout, owned}, kept: true},
+		"left behind by a rollout": {modify: []func(*v1alpha1.NodeMaintenance){ofRollout}},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			f := newFixture(t, newNode("one"), newMaintenance("m", test.modify...))
+			f.step("m")
+			// The time before the maintenance was completed does not count.
+			f.wait(20 * time.Hour)
+			f.enter("m", stageComplete)
+			nm := f.nm("m")
+			nm.Status.StageStatuses[len(nm.Status.StageStatuses)-1].StartTimestamp = &metav1.Time{Time: f.clock.Now()}
+			if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+				metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			f.step("m")
+			f.wait(10 * time.Hour)
+			f.step("m")
+			f.nm("m") // is kept forever by default
+			f.completedTTL = 11 * time.Hour
+			f.step("m")
+			f.nm("m")
+			f.wait(time.Hour)
+			f.syncOnce("m")
+			is.Equal(t, len(f.maintenanceList()) > 0, test.kept, "the maintenance exists after its time to live")
+		})
+	}
 }

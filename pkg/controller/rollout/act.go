@@ -23,15 +23,16 @@ import (
 )
 
 const (
-	// maxStarts is the maximum number of units that one sync starts. The next sync follows
-	// immediately, so that other rollouts and new holds need not wait for all of them.
+	// maxStarts is the maximum number of units that one sync starts, so that other rollouts and new
+	// holds need not wait for all of them.
 	maxStarts = 16
-	// startRetry is the time after which a rollout is reconciled again if the API and the caches
-	// differ about a node. Most likely an event comes earlier.
+	// startRetry is the time after which units are tried again that did not start, because the API
+	// and the caches differ about a node, for example. Most likely an event comes earlier.
 	startRetry = time.Second
 	// statusPace is the time between two writes of counters and phases, and messagePace between two
-	// that only differ in messages.
-	statusPace  = time.Second
+	// that only differ in messages. A worker that is idle claims a node in less time, and a node that
+	// is done returns in less time, so most units are never stored in the phases in between.
+	statusPace  = 2 * time.Second
 	messagePace = 30 * time.Second
 )
 
@@ -66,26 +67,19 @@ func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) ([]v1al
 		}
 	}
 	for i, u := range d.start {
-		if !ready {
+		agrees := false
+		if ready && i < maxStarts {
+			var err error
+			if agrees, err = c.agrees(ctx, f, u); err != nil {
+				return nil, err
+			}
+		}
+		if agrees {
+			started = append(started, f.announce(u))
+		} else {
 			d.postpone(u)
 			c.queue.AddAfter(f.rollout.Object.Name, startRetry)
-			continue
 		}
-		if i >= maxStarts {
-			d.postpone(u)
-			c.queue.Add(f.rollout.Object.Name)
-			continue
-		}
-		agrees, err := c.agrees(ctx, f, u)
-		if err != nil {
-			return nil, err
-		}
-		if !agrees {
-			d.postpone(u)
-			c.queue.AddAfter(f.rollout.Object.Name, startRetry)
-			continue
-		}
-		started = append(started, f.announce(u))
 	}
 	return started, nil
 }
@@ -140,29 +134,15 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 	for i := range d.units {
 		errs = append(errs, c.change(ctx, &d.units[i]))
 	}
-	var create []v1alpha1.RolloutUnit
-	for i := range d.status.Current {
-		if unit := &d.status.Current[i]; d.creates(unit.Unit) {
-			// Announce it again: the rollout may be newer than the cache.
-			unit.Since = metav1.NewTime(c.clock.Now()).Rfc3339Copy()
-			create = append(create, *unit)
-		}
-	}
 	d.status.Current = append(d.status.Current, started...)
-	create = append(create, started...)
-	written, err := c.writeStatus(ctx, r, d, len(create) > 0)
+	written, err := c.writeStatus(ctx, r, d, len(started) > 0)
 	if err != nil {
 		return errors.Join(append(errs, loop.IgnoreNotFound(err))...)
 	}
-	for i := range create {
-		errs = append(errs, c.create(ctx, written, &create[i]))
+	for i := range started {
+		errs = append(errs, c.create(ctx, written, &started[i]))
 	}
 	return errors.Join(errs...)
-}
-
-// creates reports whether the maintenance of an announced unit has to be created.
-func (d *decision) creates(unit string) bool {
-	return slices.ContainsFunc(d.units, func(u followed) bool { return u.unit.Unit == unit && u.create })
 }
 
 // change completes, pauses or resumes the maintenance of a unit.
@@ -209,13 +189,14 @@ func (c *Controller) create(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 }
 
 // writeStatus stores the status of a decision if it differs, and returns the stored rollout. It
-// fails with a conflict if the rollout has changed since it was read. Counters, phases and messages
-// may be stored by a later sync, unless urgent is set.
-func (c *Controller) writeStatus(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, d *decision, urgent bool) (*v1alpha1.NodeMaintenanceRollout, error) {
-	if equality.Semantic.DeepEqual(r.Status, d.status) {
+// fails with a conflict if the rollout has changed since it was read. If units start, it is written
+// even if the same units were announced a moment ago. Counters, phases and messages may be stored by
+// a later sync.
+func (c *Controller) writeStatus(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, d *decision, starts bool) (*v1alpha1.NodeMaintenanceRollout, error) {
+	if !starts && equality.Semantic.DeepEqual(r.Status, d.status) {
 		return r, nil
 	}
-	if !urgent && !isUrgent(&r.Status, &d.status) {
+	if !starts && !isUrgent(&r.Status, &d.status) {
 		if wait := c.writePause(r, &d.status); wait > 0 {
 			c.queue.AddAfter(r.Name, wait)
 			return r, nil

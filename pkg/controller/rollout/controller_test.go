@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -41,7 +42,6 @@ func TestRolloutTakesAllNodes(t *testing.T) {
 		first := w.maintenance("kernel-a-1")
 		is.Equal(t, first.Labels[v1alpha1.LabelRollout], "kernel")
 		is.Equal(t, first.Annotations[v1alpha1.AnnotationRolloutUnit], "a")
-		is.Equal(t, first.Annotations[v1alpha1.AnnotationRolloutAttempt], "1")
 		is.Equal(t, metav1.GetControllerOf(first).UID, types.UID("uid-kernel"))
 		is.Equal(t, first.Spec.RequestedBy.Username, "ann")
 		is.Equal(t, first.Spec.Reason, "kernel 6.12")
@@ -63,6 +63,35 @@ func TestRolloutTakesAllNodes(t *testing.T) {
 			is.True(t, action.GetVerb() == "list" || action.GetVerb() == "get", "%s %s of a complete rollout", action.GetVerb(), action.GetResource().Resource)
 		}
 	})
+}
+
+// TestWritesPerTrip counts what the controller writes for each node, when each step of a trip takes
+// a second. Units in work at the same time share the writes of phases and counters.
+func TestWritesPerTrip(t *testing.T) {
+	for limit, most := range map[int32]int{1: 6, 10: 4} {
+		bubble.Run(t, fmt.Sprint("limit ", limit), func(t *testing.T) {
+			const nodes = 40
+			objects := []runtime.Object{newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+				r.Spec.Limits = []v1alpha1.RolloutLimit{{MaxUnavailable: new(intstr.FromInt32(limit))}}
+			})}
+			for i := range nodes {
+				objects = append(objects, newNode(fmt.Sprintf("n%02d", i)))
+			}
+			w := newWorld(t, objects...)
+			w.start()
+			w.untilReason(v1alpha1.ReasonRolloutComplete)
+			writes := 0
+			for _, action := range w.api.Actions() {
+				isOurs := action.GetVerb() == "create" && action.GetResource().Resource == "nodemaintenances" ||
+					action.GetVerb() == "patch" || action.GetSubresource() == "status"
+				if isOurs {
+					writes++
+				}
+			}
+			t.Logf("%d writes for %d nodes", writes, nodes)
+			is.True(t, writes <= most*nodes, "%d writes for %d nodes, allowed: %d for each", writes, nodes, most)
+		})
+	}
 }
 
 // TestFirstUnitIsAlone: the first unit shows whether the work succeeds. When it fails, one node is
@@ -133,7 +162,7 @@ func TestAnnouncedUnitSurvivesTheLeader(t *testing.T) {
 				}
 				if stores {
 					nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance).DeepCopy()
-					nm.UID, nm.ResourceVersion = "uid-first", "7"
+					nm.UID, nm.ResourceVersion, nm.Generation = "uid-first", "7", 1
 					err := w.api.Tracker().Create(action.GetResource(), nm, "")
 					is.True(t, err == nil || apierrors.IsAlreadyExists(err), "create: %v", err)
 				}
@@ -151,21 +180,43 @@ func TestAnnouncedUnitSurvivesTheLeader(t *testing.T) {
 	}
 }
 
-// TestAnnouncedUnitIsGivenUp: units may no longer start when the next leader finds an announced
-// unit without a maintenance.
+// TestAnnouncedUnitIsGivenUp: the unit may no longer start when the next leader finds it announced
+// without a maintenance.
 func TestAnnouncedUnitIsGivenUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+	for name, test := range map[string]struct {
+		change  func(*v1alpha1.NodeMaintenanceRollout, *corev1.Node)
+		refused string
+		want    string
+	}{
+		"a hold": {change: func(r *v1alpha1.NodeMaintenanceRollout, _ *corev1.Node) {
 			r.Spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldStarts}}
-			r.Status.Current = []v1alpha1.RolloutUnit{{
-				Unit: "a", Maintenance: "kernel-a-1", Nodes: []v1alpha1.NodeReference{{Name: "a", UID: "uid-a"}}, Phase: v1alpha1.RolloutPhaseStarting,
-			}}
-		}))
-		w.start()
-		w.untilReason(v1alpha1.ReasonHeld)
-		is.Equal(t, len(w.rollout().Status.Current), 0, "units in the status")
-		is.Equal(t, len(w.maintenances()), 0, "maintenances")
-	})
+		}, want: v1alpha1.ReasonHeld},
+		"a user has cordoned the node": {change: func(_ *v1alpha1.NodeMaintenanceRollout, node *corev1.Node) {
+			node.Spec.Unschedulable = true
+		}, want: v1alpha1.ReasonNodesSkipped},
+		"the node meets doneWhen": {change: func(r *v1alpha1.NodeMaintenanceRollout, _ *corev1.Node) {
+			r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernelVersion == '6.11.0'"
+		}, want: v1alpha1.ReasonRolloutComplete},
+		"the right is revoked": {refused: "assign reboot.maintenance.haulout.dev", want: v1alpha1.ReasonNotAuthorized},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			node, r := newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+				r.Status.Current = []v1alpha1.RolloutUnit{{
+					Unit: "a", Maintenance: "kernel-a-1", Nodes: []v1alpha1.NodeReference{{Name: "a", UID: "uid-a"}}, Phase: v1alpha1.RolloutPhaseStarting,
+				}}
+			})
+			if test.change != nil {
+				test.change(r, node)
+			}
+			w := newWorld(t, node, r)
+			w.refused.set(test.refused, true)
+			w.start()
+			w.untilReason(test.want)
+			w.rest(time.Minute)
+			is.Equal(t, len(w.rollout().Status.Current), 0, "units in the status")
+			is.Equal(t, len(w.maintenances()), 0, "maintenances")
+		})
+	}
 }
 
 // TestNodesAreReadFromTheAPI: the cache does not show yet that another user has cordoned the node.
@@ -229,12 +280,20 @@ func TestBlockedUnitIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newNode("a"), newNode("b"), newRollout())
 		w.scripts["a"] = drainStuck
+		w.played = func() {
+			if nm := w.maintenance("kernel-a-1"); nm != nil && !v1alpha1.IsEnding(nm) {
+				meta.SetStatusCondition(&nm.Status.Conditions, metav1.Condition{
+					Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainBlocked, Message: "Pod shop/db-0 stays",
+				})
+				must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
+			}
+		}
 		w.start()
 		w.untilReason(v1alpha1.ReasonNodesBlocked)
 		is.Equal(t, w.maintenance("kernel-a-1").Annotations[v1alpha1.AnnotationWithdrawn], next.WithdrawnBlocked)
 		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 2, Done: 1, Blocked: 1})
 		told := strings.Join(w.told(), "\n")
-		is.True(t, strings.Contains(told, "UnitBlocked: The drain of unit a made no progress"), "no event:\n%s", told)
+		is.True(t, strings.Contains(told, "UnitBlocked: The drain of unit a made no progress: "+v1alpha1.ReasonDrainBlocked+": Pod shop/db-0 stays. The unit"), "no event:\n%s", told)
 		withdrawn := v1alpha1.StageEntered(w.maintenance("kernel-a-1"), v1alpha1.NodeMaintenanceStageComplete)
 		w.until("the second attempt", time.Second, func() bool { return w.maintenance("kernel-a-2") != nil })
 		waited := time.Since(withdrawn)
@@ -259,7 +318,9 @@ func TestReleasedUnitIsSkipped(t *testing.T) {
 		told := strings.Join(w.told(), "\n")
 		is.True(t, strings.Contains(told, "UnitReleasedByUser: A user has completed NodeMaintenance kernel-a-1"), "no event:\n%s", told)
 		w.scripts["a"] = ""
-		must.Do(t, w.api.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "kernel-a-1", metav1.DeleteOptions{}))
+		nm = w.maintenance("kernel-a-1")
+		nm.Annotations[v1alpha1.AnnotationRetried] = "true"
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
 		w.untilReason(v1alpha1.ReasonRolloutComplete)
 	})
 }

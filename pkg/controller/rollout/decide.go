@@ -5,7 +5,6 @@ package rollout
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -35,11 +34,10 @@ func decide(f *facts) *decision {
 	windows, err := window.At(r.Spec.Windows, f.cluster.Now)
 	open := err == nil && windows.Open
 	holds := window.HoldsAt(r.Spec.Holds, f.cluster.Now)
-	mayStart := r.Spec.Stage == v1alpha1.RolloutStageRoll && open && len(holds.Active) == 0
 	d := &decision{wake: f.wake, status: *r.Status.DeepCopy()}
 	d.status.Current = nil
 	for _, entry := range slices.Concat(r.Status.Current, f.adopted()) {
-		u := f.follow(entry, mayStart, open, holds.Drains)
+		u := f.follow(entry, open, holds.Drains)
 		d.units = append(d.units, u)
 		d.wake = window.Earliest(d.wake, u.wake)
 		if !u.over {
@@ -53,7 +51,6 @@ func decide(f *facts) *decision {
 	choice := next.Decide(f.cluster, &f.rollout)
 	d.start = choice.Start
 	d.wake = window.Earliest(d.wake, choice.Next)
-	d.status.ObservedGeneration = r.Generation
 	d.status.Nodes = choice.Nodes
 	d.status.Window = nil
 	if len(r.Spec.Windows) > 0 {
@@ -63,7 +60,11 @@ func decide(f *facts) *decision {
 			d.status.Window.Until = &until
 		}
 	}
-	d.setConditions(f, &choice)
+	// While the server asks whether units may start, the former conditions stay.
+	if !f.asking || len(d.start) == 0 {
+		d.status.ObservedGeneration = r.Generation
+		d.setConditions(f, &choice)
+	}
 	return d
 }
 
@@ -113,23 +114,11 @@ func (d *decision) set(f *facts, conditionType string, v verdict) {
 	})
 }
 
-// progressingOf returns the condition Progressing. A rollout without nodes has reached nothing:
-// most likely its selector has an error.
+// progressingOf returns the condition Progressing.
 func progressingOf(f *facts, choice *next.Decision) verdict {
 	v := verdict{metav1.ConditionFalse, choice.Reason, choice.Message}
 	if choice.Progressing {
 		v.status = metav1.ConditionTrue
-	}
-	if len(f.rollout.Members) == 0 && len(f.rollout.Object.Status.Current) == 0 {
-		v = verdict{metav1.ConditionTrue, v1alpha1.ReasonNoNodes, "the selector matches no node"}
-	}
-	switch v.reason {
-	case v1alpha1.ReasonNodesBlocked:
-		v.message = "No unit can start: " + v.message
-	case v1alpha1.ReasonNodesSkipped:
-		v.message = "Only skipped units are left: " + v.message
-	default:
-		v.message = strings.ToUpper(v.message[:min(1, len(v.message))]) + v.message[min(1, len(v.message)):]
 	}
 	if f.broken != "" {
 		v.message += "; " + f.broken

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/rollout/next"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestMaintenanceName(t *testing.T) {
@@ -127,17 +129,39 @@ func TestGoalOfDoneNode(t *testing.T) {
 	}
 }
 
-func TestMessages(t *testing.T) {
-	f := &facts{rollout: next.Rollout{Object: newRollout(), Members: []next.Member{{Node: "a"}}}, broken: "doneWhen fails for node a: no such key"}
-	for _, test := range []struct {
-		choice next.Decision
-		want   string
-	}{
-		{next.Decision{Reason: v1alpha1.ReasonAtLimit, Message: "unit a waits"}, "Unit a waits; doneWhen fails for node a: no such key"},
-		{next.Decision{Reason: v1alpha1.ReasonNodesSkipped, Message: "a: cordoned"}, "Only skipped units are left: a: cordoned; doneWhen fails for node a: no such key"},
-	} {
-		is.Equal(t, progressingOf(f, &test.choice).message, test.want)
+// TestConditionsStayWhileAsking: the server does not know yet whether a unit may start.
+func TestConditionsStayWhileAsking(t *testing.T) {
+	for asking, want := range map[bool]string{true: v1alpha1.ReasonIdle, false: v1alpha1.ReasonRolling} {
+		now := time.Now()
+		f := &facts{asking: asking, rollout: next.Rollout{Members: []next.Member{{Node: "a"}}, Object: newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Generation, r.Status.ObservedGeneration = 2, 1
+			r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonIdle}}
+		})}}
+		f.cluster = next.NewCluster(next.Facts{
+			Now: now, Nodes: []next.Node{next.NewNode(newNode("a"), nil, 0, now)}, MaxUnavailablePercent: 100, Exists: func(string) bool { return false },
+		})
+		d := decide(f)
+		is.Equal(t, len(d.start), 1, "units to start")
+		is.Equal(t, d.status.Conditions[0].Reason, want)
+		is.Equal(t, d.status.ObservedGeneration == 2, !asking, "the generation is observed")
 	}
+}
+
+// TestBrokenExpressionNamesOneNode: doneWhen fails on all nodes, which are listed in any order.
+func TestBrokenExpressionNamesOneNode(t *testing.T) {
+	c := &Controller{goals: map[string]*goal{}}
+	f := &facts{nodes: map[string]*corev1.Node{}, rollout: next.Rollout{Object: newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+		r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernalVersion == '6.12'"
+	})}}
+	f.goal = must.Get(c.goalOf(f.rollout.Object))(t)
+	must.Do(t, f.selectNodes([]*corev1.Node{newNode("b"), newNode("a"), newNode("c")}))
+	is.Equal(t, f.broken, "doneWhen fails for node a: no such key: kernalVersion")
+}
+
+func TestMessages(t *testing.T) {
+	f := &facts{broken: "doneWhen fails for node a: no such key"}
+	choice := next.Decision{Reason: v1alpha1.ReasonAtLimit, Message: "Unit a waits"}
+	is.Equal(t, progressingOf(f, &choice).message, "Unit a waits; doneWhen fails for node a: no such key")
 }
 
 func TestPublish(t *testing.T) {

@@ -15,10 +15,10 @@ const (
 	// EventUnitFailed: the work on a node of a unit has failed. About the rollout.
 	EventUnitFailed = "UnitFailed"
 	// EventUnitReleasedByUser: a user has completed the maintenance of a unit before its work was
-	// done. The rollout skips the unit until the user deletes the maintenance. About the rollout.
+	// done. The rollout skips the unit until a user retries it. About the rollout.
 	EventUnitReleasedByUser = "UnitReleasedByUser"
 	// EventRolloutHalted: more units have failed than spec.maxFailed allows, so no further unit
-	// starts. About the rollout.
+	// starts; or only failed units are left. About the rollout.
 	EventRolloutHalted = "RolloutHalted"
 	// EventRolloutHeld: a hold keeps further units from starting. About the rollout.
 	EventRolloutHeld = "RolloutHeld"

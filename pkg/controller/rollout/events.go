@@ -76,12 +76,13 @@ func (c *Controller) announceEnd(r *v1alpha1.NodeMaintenanceRollout, u *followed
 		}
 	case next.Released:
 		c.event(r, corev1.EventTypeWarning, EventUnitReleasedByUser,
-			"A user has completed NodeMaintenance %s before the work on unit %s was done. Delete it to have the unit rolled", unit.Maintenance, unit.Unit)
+			"A user has completed NodeMaintenance %s before the work on unit %s was done. To start it again: kubectl maintenance rollout retry %s %s",
+			unit.Maintenance, unit.Unit, r.Name, unit.Unit)
 	case next.Withdrawn:
 		switch u.nm.Annotations[v1alpha1.AnnotationWithdrawn] {
 		case next.WithdrawnBlocked:
 			c.event(r, corev1.EventTypeWarning, EventUnitBlocked,
-				"The drain of unit %s made no progress. The unit is in service again, and is tried again later", unit.Unit)
+				"%s. The unit is in service again, and is tried again later", join(fmt.Sprintf("The drain of unit %s made no progress", unit.Unit), unit.Message))
 		case next.WithdrawnNoWorker:
 			if unit.Phase != v1alpha1.RolloutPhaseFailed {
 				c.event(r, corev1.EventTypeWarning, EventUnitFailed, "Unit %s has failed: no worker has claimed it in time", unit.Unit)
@@ -112,5 +113,5 @@ func nodesText(unit *v1alpha1.RolloutUnit) string {
 	for i := range unit.Nodes {
 		names[i] = unit.Nodes[i].Name
 	}
-	return fmt.Sprintf("%s (%s)", wording.Count(len(names), "node"), some(names))
+	return fmt.Sprintf("%s (%s)", wording.Count(len(names), "node"), next.Names(names))
 }

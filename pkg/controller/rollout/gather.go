@@ -8,15 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -36,10 +35,14 @@ type facts struct {
 	// nodes are all nodes by name, and tasks all NodeTasks by node.
 	nodes map[string]*corev1.Node
 	tasks map[string]*v1alpha1.NodeTask
-	// own are the maintenances of the rollout by name.
-	own map[string]*v1alpha1.NodeMaintenance
+	// own are the maintenances of the rollout by name, and done the times at which the work on
+	// nodes was done according to them, by UID.
+	own  map[string]*v1alpha1.NodeMaintenance
+	done map[types.UID]time.Time
 	// taken reports whether a maintenance of this name exists.
 	taken func(name string) bool
+	// holders returns the maintenances that select a node.
+	holders func(node string) []*v1alpha1.NodeMaintenance
 	// selector and goal are the selector and the expression of the rollout.
 	selector *nodeselector.Selector
 	goal     *goal
@@ -59,8 +62,9 @@ type facts struct {
 func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout) (*facts, error) {
 	f := &facts{
 		rollout: next.Rollout{Object: r}, nodes: map[string]*corev1.Node{}, tasks: map[string]*v1alpha1.NodeTask{},
-		own: map[string]*v1alpha1.NodeMaintenance{}, taken: c.exists,
+		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf,
 	}
+	f.taken = func(name string) bool { return f.own[name] != nil || c.exists(name) }
 	nodes, err := c.nodeLister.List(labels.Everything())
 	if err != nil {
 		return nil, fmt.Errorf("list nodes from the cache: %w", err)
@@ -151,14 +155,13 @@ func (c *Controller) findOwn(ctx context.Context, f *facts) error {
 			attempts = append(attempts, nm)
 		}
 	}
-	f.rollout.Attempts = attempts
+	f.rollout.Attempts, f.done = attempts, next.DoneBy(attempts)
 	return nil
 }
 
 // selectNodes finds the nodes of the rollout and whether they need work.
 func (f *facts) selectNodes(nodes []*corev1.Node) error {
 	r := f.rollout.Object
-	done := doneBy(f.rollout.Attempts)
 	policy := v1alpha1.NewNodesPolicyIgnore
 	if f.goal != nil {
 		policy = v1alpha1.NewNodesPolicyJoin
@@ -168,7 +171,7 @@ func (f *facts) selectNodes(nodes []*corev1.Node) error {
 		return fmt.Errorf("node selector: %w", err)
 	}
 	// A node that was recreated during its work is newer than the rollout.
-	f.selector = selector.Holding(func(name string) bool { return f.nodes[name] != nil && done[f.nodes[name].UID] })
+	f.selector = selector.Holding(func(name string) bool { return f.nodes[name] != nil && f.isDone(f.nodes[name]) })
 	for _, node := range nodes {
 		switch selected, ignored := f.selector.Decide(node); {
 		case ignored:
@@ -177,9 +180,12 @@ func (f *facts) selectNodes(nodes []*corev1.Node) error {
 		case !selected:
 			continue
 		}
-		state, err := f.goal.of(node, done[node.UID])
+		state, err := f.goal.of(node, f.isDone(node))
 		if err != nil {
-			f.broken = fmt.Sprintf("doneWhen fails for node %s: %v", node.Name, err)
+			// The order of the nodes is random: name the same one each time.
+			if text := fmt.Sprintf("doneWhen fails for node %s: %v", node.Name, err); f.broken == "" || text < f.broken {
+				f.broken = text
+			}
 		}
 		f.rollout.Members = append(f.rollout.Members, next.Member{Node: node.Name, Goal: state})
 	}
@@ -189,18 +195,10 @@ func (f *facts) selectNodes(nodes []*corev1.Node) error {
 // needsWork reports whether a node with this goal needs work, unless it is done.
 func needsWork(goal next.Goal) bool { return goal != next.GoalMet && goal != next.TooNew }
 
-// doneBy returns the UIDs of the nodes whose work is done according to maintenances.
-func doneBy(attempts []*v1alpha1.NodeMaintenance) map[types.UID]bool {
-	done := map[types.UID]bool{}
-	for _, nm := range attempts {
-		for i := range nm.Status.NodeStatuses {
-			status := &nm.Status.NodeStatuses[i]
-			if ptr.Deref(status.Task, v1alpha1.NodeMaintenanceNodeTask{}).State == v1alpha1.NodeTaskDone {
-				done[status.NodeRef.UID] = true
-			}
-		}
-	}
-	return done
+// isDone reports whether the work of the rollout on a node is done.
+func (f *facts) isDone(node *corev1.Node) bool {
+	_, isDone := f.done[node.UID]
+	return isDone
 }
 
 // clusterOf returns the state of all nodes for the decisions of a rollout. The units of the rollout
@@ -222,9 +220,8 @@ func (c *Controller) clusterOf(f *facts, nodes []*corev1.Node, tasks []*v1alpha1
 		states = append(states, next.NewNode(node, c.holdersOf(node.Name), pods, now))
 	}
 	others := slices.DeleteFunc(c.all(), func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.UID == f.rollout.Object.UID })
-	exists := func(name string) bool { return f.own[name] != nil || c.exists(name) }
 	return next.NewCluster(next.Facts{
-		Now: now, Nodes: states, Tasks: tasks, Rollouts: others, Exists: exists,
+		Now: now, Nodes: states, Tasks: tasks, Rollouts: others, Exists: f.taken,
 		MaxUnavailablePercent: c.maxUnavailable, ServerNode: c.serverNode(), ServerUser: serverUser,
 	})
 }
@@ -257,9 +254,8 @@ func (c *Controller) serverNode() string {
 func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	r := f.rollout.Object
 	var due []*corev1.Node
-	done := doneBy(f.rollout.Attempts)
 	for _, m := range f.rollout.Members {
-		if node := f.nodes[m.Node]; needsWork(m.Goal) && !done[node.UID] {
+		if node := f.nodes[m.Node]; needsWork(m.Goal) && !f.isDone(node) {
 			due = append(due, node)
 		}
 	}
@@ -292,34 +288,19 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	}
 	switch {
 	case len(refused) > 0:
-		return fmt.Sprintf("user %q may not maintain %d of the nodes: %s", name, len(refused), some(refused))
+		return fmt.Sprintf("user %q may not maintain %d of the nodes: %s", name, len(refused), next.Names(refused))
 	case len(unknown) > 0:
 		return fmt.Sprintf("the server cannot find out whether user %q may maintain %s: %v", name, wording.Count(len(unknown), "node"), failed)
 	}
 	return ""
 }
 
-// some joins the first names of a list, in order.
-func some(names []string) string {
-	const shown = 3
-	slices.Sort(names)
-	text := strings.Join(names[:min(len(names), shown)], ", ")
-	if more := len(names) - shown; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
-}
-
-// contradiction returns which other rollout undoes what this one does; "" if none does. It compares
-// only nodes that both have worked on.
+// contradiction returns which other rollout undoes what this one does; "" if none does.
 func (c *Controller) contradiction(f *facts) string {
-	r := f.rollout.Object
-	done := doneBy(f.rollout.Attempts)
-	if len(done) == 0 {
+	if len(f.done) == 0 {
 		return ""
 	}
-	both := map[string]bool{}
-	var others []*next.Rollout
+	ours, first := f.trips(f.rollout.Object, f.done, f.goal), ""
 	for _, other := range f.cluster.Rollouts {
 		if other.Spec.Stage != v1alpha1.RolloutStageRoll {
 			continue
@@ -329,28 +310,28 @@ func (c *Controller) contradiction(f *facts) string {
 			continue
 		}
 		goal, err := c.goalOf(other)
-		if err != nil || goal == nil && f.goal == nil {
+		if err != nil {
 			continue
 		}
-		theirs := &next.Rollout{Object: other, Attempts: attempts}
-		uids := doneBy(attempts)
-		for _, m := range f.rollout.Members {
-			if node := f.nodes[m.Node]; done[node.UID] && uids[node.UID] {
-				both[m.Node] = true
-				state, _ := goal.of(node, true)
-				theirs.Members = append(theirs.Members, next.Member{Node: m.Node, Goal: state})
+		if node := next.Contradiction(ours, f.trips(other, next.DoneBy(attempts), goal)); node != "" {
+			text := fmt.Sprintf("rollout %s wants the opposite for node %s; complete one of the two", other.Name, node)
+			if first == "" || text < first {
+				first = text
 			}
 		}
-		others = append(others, theirs)
 	}
-	if len(both) == 0 {
-		return ""
-	}
-	ours := &next.Rollout{Object: r, Attempts: f.rollout.Attempts}
+	return first
+}
+
+// trips returns the work of a rollout on the nodes of the one that is decided about.
+func (f *facts) trips(r *v1alpha1.NodeMaintenanceRollout, done map[types.UID]time.Time, goal *goal) next.Trips {
+	all := next.Trips{Nodes: map[string]next.Trip{}, Complete: meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete)}
 	for _, m := range f.rollout.Members {
-		if both[m.Node] {
-			ours.Members = append(ours.Members, m)
+		node := f.nodes[m.Node]
+		if at, isDone := done[node.UID]; isDone {
+			state, _ := goal.of(node, true)
+			all.Nodes[m.Node] = next.Trip{Done: at, Unmet: state == next.GoalUnmet}
 		}
 	}
-	return next.Contradictions(append(others, ours), f.cluster.Nodes)[r.Name]
+	return all
 }

@@ -67,7 +67,7 @@ func (c *chaos) create(action clienttesting.Action) (bool, runtime.Object, error
 	}
 	if c.network.IntN(2) == 0 {
 		nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance).DeepCopy()
-		nm.UID, nm.ResourceVersion = types.UID("uid-of-"+nm.Name), "5"
+		nm.UID, nm.ResourceVersion, nm.Generation = types.UID("uid-of-"+nm.Name), "5", 1
 		err := c.api.Tracker().Create(action.GetResource(), nm, "")
 		is.True(c, err == nil || apierrors.IsAlreadyExists(err), "create %s: %v", nm.Name, err)
 	}

@@ -9,12 +9,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/rollout/next"
 	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -87,13 +89,52 @@ func TestStopsDrainsPauses(t *testing.T) {
 			spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldDrains, Until: &until}}
 		})
 		w.until("the drain is paused", time.Second, func() bool { return w.maintenance("kernel-c-1").Spec.Paused })
-		is.True(t, !w.maintenance("kernel-b-1").Spec.Paused, "the maintenance of a claimed node is paused")
 		is.Equal(t, w.reason(), v1alpha1.ReasonHeld)
+		is.Equal(t, w.phase("b"), v1alpha1.RolloutPhaseClaimed)
 		// A hold may last for longer than the deadline of the drain.
 		w.until("the hold is over", time.Second, func() bool { return !w.maintenance("kernel-c-1").Spec.Paused })
 		late := time.Since(until.Time)
 		is.True(t, late >= 0 && late < 10*time.Second, "resumed %s after the end of the hold", late)
 		is.Equal(t, w.maintenance("kernel-c-1").Spec.Stage, v1alpha1.NodeMaintenanceStageDrain)
+	})
+}
+
+// TestStopsDrainsPausesRacks: a worker has one node of a unit, and another one is drained.
+func TestStopsDrainsPausesRacks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rack := func(n *corev1.Node) { n.Labels["rack"] = "r1" }
+		w := newWorld(t, newNode("a", rack), newNode("b", rack), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.UnitKey = "rack" }))
+		w.scripts["a"], w.scripts["b"] = claimed, drainStuck
+		w.start()
+		w.until("a worker has node a", time.Second, func() bool {
+			task, err := w.api.MaintenanceV1alpha1().NodeTasks().Get(t.Context(), "a", metav1.GetOptions{})
+			return err == nil && task.Status.State == v1alpha1.NodeTaskClaimed
+		})
+		w.holdDrains()
+		w.until("the drain is paused", time.Second, func() bool { return w.maintenance("kernel-r1-1").Spec.Paused })
+	})
+}
+
+// TestStopsDrainsPausesOffers: the nodes of tasks in stage Cordon are offered without a drain.
+func TestStopsDrainsPausesOffers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Template.Task.Stage = v1alpha1.NodeTaskStageCordon }))
+		w.scripts["a"] = noOneClaims
+		w.start()
+		w.untilPhase("a", v1alpha1.RolloutPhaseOffered)
+		w.holdDrains()
+		w.until("the maintenance is paused", time.Second, func() bool { return w.maintenance("kernel-a-1").Spec.Paused })
+		is.Equal(t, w.maintenance("kernel-a-1").Spec.Stage, v1alpha1.NodeMaintenanceStageCordon)
+		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Holds = nil })
+		w.until("it is resumed", time.Second, func() bool { return !w.maintenance("kernel-a-1").Spec.Paused })
+	})
+}
+
+// holdDrains adds a hold that stops drains.
+func (w *world) holdDrains() {
+	w.Helper()
+	w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) {
+		spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldDrains}}
 	})
 }
 
@@ -110,6 +151,23 @@ func TestPauseOfUserStays(t *testing.T) {
 		is.True(t, strings.Contains(w.message(), `kernel-a-1 is paused by user "bob"`), "got the message %q", w.message())
 		w.rest(2 * time.Hour)
 		is.True(t, w.maintenance("kernel-a-1").Spec.Paused, "the rollout has resumed what a user has paused")
+	})
+}
+
+// TestOtherMaintenanceIsNamed: a node is not offered while a user has a maintenance of their own.
+func TestOtherMaintenanceIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout())
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilPhase("a", v1alpha1.RolloutPhaseDraining)
+		byHand := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}}
+		byHand.Spec.Stage, byHand.Spec.NodeSelector = v1alpha1.NodeMaintenanceStageDrain, build.Labelled("pool", "blue")
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Create(t.Context(), byHand, metav1.CreateOptions{}))(t)
+		w.until("it is named", time.Second, func() bool {
+			current := w.rollout().Status.Current
+			return len(current) == 1 && current[0].Message == "NodeMaintenance by-hand holds node a, too"
+		})
 	})
 }
 

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/rollout/next"
 )
 
@@ -27,8 +27,6 @@ type followed struct {
 	before, unit v1alpha1.RolloutUnit
 	// nm is the maintenance of the unit, nil if it does not exist.
 	nm *v1alpha1.NodeMaintenance
-	// create is set if the maintenance has to be created.
-	create bool
 	// end is how the maintenance has to be completed.
 	end next.Ending
 	// pause is the value that spec.paused has to get; nil if it stays.
@@ -40,14 +38,14 @@ type followed struct {
 	wake time.Time
 }
 
-// follow decides what happens to the unit of an entry of status.current. mayStart is set if units
-// may start now, open if a window is open, drainsHeld if a hold stops drains.
-func (f *facts) follow(entry v1alpha1.RolloutUnit, mayStart, open, drainsHeld bool) followed {
+// follow decides what happens to the unit of an entry of status.current. open is set if a window is
+// open, drainsHeld if a hold stops drains.
+func (f *facts) follow(entry v1alpha1.RolloutUnit, open, drainsHeld bool) followed {
 	u := followed{before: entry, unit: *entry.DeepCopy(), nm: f.own[entry.Maintenance]}
 	if u.nm == nil {
-		// Only an announced unit may lack its maintenance. Any other one was deleted.
-		u.create = entry.Phase == v1alpha1.RolloutPhaseStarting && mayStart && !f.taken(entry.Maintenance)
-		u.over = !u.create
+		// The maintenance was deleted, or a leader ended before it created it. In that case the
+		// same unit is decided about again, and gets the same name.
+		u.over = true
 		return u
 	}
 	switch {
@@ -61,15 +59,19 @@ func (f *facts) follow(entry v1alpha1.RolloutUnit, mayStart, open, drainsHeld bo
 		u.end = f.endOf(&u.unit, u.nm, open)
 		u.wake = u.end.Next
 		if !u.end.Now {
-			u.pause = pauseOf(u.nm, drainsHeld && !f.isClaimed(&u.unit), f.cluster.ServerUser)
+			u.pause = pauseOf(u.nm, drainsHeld, f.cluster.ServerUser)
+		}
+		if u.pause != nil && !*u.pause {
+			u.unit.Since = metav1.NewTime(f.cluster.Now).Rfc3339Copy() // it has the whole deadline again
 		}
 	}
 	u.unit.Message = f.messageOf(&u.unit, u.nm)
 	return u
 }
 
-// endOf decides whether the maintenance of a unit ends. A drain that starts over, because a user
-// has deleted the task of a failed node, has the whole deadline again.
+// endOf decides whether the maintenance of a unit ends. A unit that starts over, because a user has
+// deleted the task of a failed node, or a hold that stopped it is over, has the whole deadline
+// again.
 func (f *facts) endOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance, open bool) next.Ending {
 	end := next.EndOf(f.cluster, &f.rollout, unit, nm, open)
 	deadline := unit.Since.Add(time.Duration(ptr.Deref(f.rollout.Object.Spec.ProgressDeadlineSeconds, 0)) * time.Second)
@@ -97,11 +99,12 @@ func (f *facts) setPhase(unit *v1alpha1.RolloutUnit, phase v1alpha1.RolloutPhase
 	}
 }
 
-// pauseOf returns the value that spec.paused of a maintenance has to get; nil if it stays. A
-// rollout never touches the pause of a user.
+// pauseOf returns the value that spec.paused of a maintenance has to get; nil if it stays. A pause
+// withdraws offers, and does not touch nodes that a worker has. A rollout never touches the pause
+// of a user.
 func pauseOf(nm *v1alpha1.NodeMaintenance, held bool, server string) *bool {
 	switch {
-	case !v1alpha1.IsDraining(nm) || nm.Spec.Paused == held:
+	case !v1alpha1.IsHolding(nm) || nm.Spec.Paused == held:
 	case held:
 		return ptr.To(true)
 	case nm.Status.Pause != nil && nm.Status.Pause.By == server:
@@ -116,14 +119,6 @@ func (f *facts) taskOf(node string, nm *v1alpha1.NodeMaintenance) *v1alpha1.Node
 		return task
 	}
 	return nil
-}
-
-// isClaimed reports whether the server has granted a node of a unit to a worker.
-func (f *facts) isClaimed(unit *v1alpha1.RolloutUnit) bool {
-	return slices.ContainsFunc(unit.Nodes, func(ref v1alpha1.NodeReference) bool {
-		task := f.tasks[ref.Name]
-		return task != nil && task.Spec.Maintenance.Name == unit.Maintenance && protocol.IsInHands(task.Status.State)
-	})
 }
 
 // phases are the phases of nodes, in the order of the work that is left.
@@ -191,7 +186,7 @@ func (f *facts) messageOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenan
 	var text string
 	switch unit.Phase {
 	case v1alpha1.RolloutPhaseDraining:
-		return wording.Cut(drainMessage(nm), protocol.MaxTaskMessage)
+		return wording.Cut(cmp.Or(drainMessage(nm), f.otherMessage(unit)), protocol.MaxTaskMessage)
 	case v1alpha1.RolloutPhaseOffered:
 		text = "waits for a worker of class " + task.Spec.Worker
 	case v1alpha1.RolloutPhaseClaimed:
@@ -202,6 +197,10 @@ func (f *facts) messageOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenan
 		record := f.recordOf(name, nm)
 		reason := cmp.Or(task.Status.Reason, record.Reason)
 		text = join(string(reason), cmp.Or(task.Status.ServerMessage, task.Status.Message, record.Message))
+	case v1alpha1.RolloutPhaseReleasing:
+		if nm.Annotations[v1alpha1.AnnotationWithdrawn] == next.WithdrawnBlocked {
+			return unit.Message // the event at the end names what blocked the drain
+		}
 	}
 	if text != "" && name != unit.Unit {
 		text = join("node "+name, text)
@@ -220,6 +219,19 @@ func drainMessage(nm *v1alpha1.NodeMaintenance) string {
 		return join(progressing.Reason, progressing.Message)
 	case progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion:
 		return progressing.Reason
+	}
+	return ""
+}
+
+// otherMessage names a maintenance without a task that holds a node of a unit, too: the node is not
+// offered before it ends. It is "" if there is none.
+func (f *facts) otherMessage(unit *v1alpha1.RolloutUnit) string {
+	for i := range unit.Nodes {
+		name := unit.Nodes[i].Name
+		other := holds.Oldest(f.holders(name), func(nm *v1alpha1.NodeMaintenance) bool { return v1alpha1.IsHolding(nm) && nm.Spec.Task == nil })
+		if other != nil {
+			return fmt.Sprintf("NodeMaintenance %s holds node %s, too", other.Name, name)
+		}
 	}
 	return ""
 }
@@ -247,30 +259,12 @@ func (f *facts) adopted() []v1alpha1.RolloutUnit {
 		}
 		known[unit] = true
 		entry := v1alpha1.RolloutUnit{Unit: unit, Maintenance: nm.Name}
-		for _, name := range nodesOf(nm) {
-			ref := v1alpha1.NodeReference{Name: name}
-			if node := f.nodes[name]; node != nil {
-				ref.UID = node.UID
-			}
-			entry.Nodes = append(entry.Nodes, ref)
+		for i := range nm.Status.NodeStatuses {
+			entry.Nodes = append(entry.Nodes, nm.Status.NodeStatuses[i].NodeRef)
 		}
 		missing = append(missing, entry)
 	}
 	return missing
-}
-
-// nodesOf returns the names in the selector of a maintenance that this controller has created.
-func nodesOf(nm *v1alpha1.NodeMaintenance) []string {
-	var names []string
-	if nm.Spec.NodeSelector != nil {
-		for i := range nm.Spec.NodeSelector.NodeSelectorTerms {
-			for _, field := range nm.Spec.NodeSelector.NodeSelectorTerms[i].MatchFields {
-				names = append(names, field.Values...)
-			}
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }
 
 // maintenanceOf returns the maintenance of an announced unit.
@@ -278,12 +272,9 @@ func maintenanceOf(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUni
 	template := r.Spec.Template.DeepCopy()
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:   unit.Maintenance,
-			Labels: map[string]string{v1alpha1.LabelRollout: r.Name},
-			Annotations: map[string]string{
-				v1alpha1.AnnotationRolloutUnit:    unit.Unit,
-				v1alpha1.AnnotationRolloutAttempt: unit.Maintenance[strings.LastIndex(unit.Maintenance, "-")+1:],
-			},
+			Name:            unit.Maintenance,
+			Labels:          map[string]string{v1alpha1.LabelRollout: r.Name},
+			Annotations:     map[string]string{v1alpha1.AnnotationRolloutUnit: unit.Unit},
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(r, v1alpha1.SchemeGroupVersion.WithKind(kind))},
 		},
 		Spec: v1alpha1.NodeMaintenanceSpec{
@@ -306,28 +297,12 @@ func maintenanceOf(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUni
 
 // announce returns the entry of status.current of a unit that starts.
 func (f *facts) announce(u *next.Unit) v1alpha1.RolloutUnit {
-	attempt := 1
-	for _, nm := range f.rollout.Attempts {
-		if nm.Annotations[v1alpha1.AnnotationRolloutUnit] == u.Name {
-			attempt = max(attempt, attemptOf(nm)+1)
-		}
-	}
-	name := maintenanceName(f.rollout.Object.Name, u.Name, attempt)
-	for f.taken(name) {
-		attempt++
+	name := ""
+	for attempt := 1; name == "" || f.taken(name); attempt++ {
 		name = maintenanceName(f.rollout.Object.Name, u.Name, attempt)
 	}
 	return v1alpha1.RolloutUnit{
 		Unit: u.Name, Maintenance: name, Nodes: u.References(),
 		Phase: v1alpha1.RolloutPhaseStarting, Since: metav1.NewTime(f.cluster.Now).Rfc3339Copy(),
 	}
-}
-
-// attemptOf returns the number of the attempt of a maintenance, 0 if it is not known.
-func attemptOf(nm *v1alpha1.NodeMaintenance) int {
-	attempt := 0
-	if _, err := fmt.Sscan(nm.Annotations[v1alpha1.AnnotationRolloutAttempt], &attempt); err != nil {
-		return 0
-	}
-	return attempt
 }

@@ -110,6 +110,7 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 			object.SetUID(types.UID(fmt.Sprintf("%s-%d", object.GetName(), created)))
 		}
 		object.SetResourceVersion(fmt.Sprint(created))
+		object.SetGeneration(1)
 		return false, nil, nil
 	})
 	w.api.PrependReactor("patch", "nodemaintenances", w.recordPause)
@@ -216,6 +217,7 @@ func (w *world) play() {
 		if ending && !kept {
 			nm.Finalizers = nil
 		}
+		nm.Status.ObservedGeneration = nm.Generation
 		if !equality.Semantic.DeepEqual(before, nm) {
 			must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(w.Context(), nm, metav1.UpdateOptions{}))(w)
 		}
@@ -314,6 +316,20 @@ func (w *world) cordon(node *corev1.Node, nm *v1alpha1.NodeMaintenance) {
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, v1alpha1.AnnotationCordonedBy, mark.Encode().(string))
 	}
 	must.Get(w.host.CoreV1().Nodes().Update(w.Context(), changed, metav1.UpdateOptions{}))(w)
+}
+
+// nodesOf returns the names in the selector of a maintenance that the controller has created.
+func nodesOf(nm *v1alpha1.NodeMaintenance) []string {
+	var names []string
+	if nm.Spec.NodeSelector != nil {
+		for i := range nm.Spec.NodeSelector.NodeSelectorTerms {
+			for _, field := range nm.Spec.NodeSelector.NodeSelectorTerms[i].MatchFields {
+				names = append(names, field.Values...)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func (w *world) maintenances() []*v1alpha1.NodeMaintenance {

@@ -10,6 +10,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
 // Facts is what all rollouts of a cluster share.
@@ -64,7 +65,7 @@ func NewCluster(facts Facts) *Cluster {
 		}
 		if task.Status.State == v1alpha1.NodeTaskFailed {
 			of := task.Spec.Maintenance.Name
-			c.failed[of] = latest(c.failed[of], timeOf(task.Status.StateTime))
+			c.failed[of] = window.Latest(c.failed[of], timeOf(task.Status.StateTime))
 		}
 	}
 	for _, r := range c.Rollouts {
@@ -81,10 +82,15 @@ func (c *Cluster) take(n *Node, task *v1alpha1.NodeTask) {
 }
 
 // Announce marks the nodes of status.current of a rollout. The caller calls it after each write of
-// a status with further units, before it decides for another rollout.
+// a status with further units, before it decides for another rollout. Nobody keeps the status of a
+// rollout that is being deleted up to date: of its units only those count whose maintenances may
+// not exist yet.
 func (c *Cluster) Announce(r *v1alpha1.NodeMaintenanceRollout) {
 	for i := range r.Status.Current {
 		unit := &r.Status.Current[i]
+		if r.DeletionTimestamp != nil && unit.Phase != v1alpha1.RolloutPhaseStarting {
+			continue
+		}
 		text := fmt.Sprintf("is in service for less than the soak time of rollout %s", r.Name)
 		if unit.Phase != v1alpha1.RolloutPhaseSoaking {
 			text = fmt.Sprintf("was announced by rollout %s", r.Name)

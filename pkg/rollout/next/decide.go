@@ -14,10 +14,14 @@
 package next
 
 import (
+	"cmp"
+	"fmt"
+	"strings"
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/rollout/window"
 )
 
@@ -53,7 +57,7 @@ type Rollout struct {
 	Attempts []*v1alpha1.NodeMaintenance
 	// NotAuthorized says why the requester may not maintain the nodes; "" if they may.
 	NotAuthorized string
-	// Contradiction is the text that Contradictions has for the rollout.
+	// Contradiction says which other rollout undoes what this one does; "" if none does.
 	Contradiction string
 }
 
@@ -63,7 +67,8 @@ type Decision struct {
 	Start []*Unit
 	// Nodes counts the matching nodes. Those of the units to start are running.
 	Nodes v1alpha1.RolloutNodes
-	// Progressing, Reason and Message are those of the condition Progressing.
+	// Progressing, Reason and Message are those of the condition Progressing. The message names who
+	// takes the places, what is skipped, and whose move it is.
 	Progressing bool
 	Reason      string
 	Message     string
@@ -111,6 +116,7 @@ func Decide(c *Cluster, r *Rollout) Decision {
 	if d.Reason == "" {
 		d.progress(refusal)
 	}
+	d.Message = strings.ToUpper(d.Message[:1]) + d.Message[1:]
 	return d.Decision
 }
 
@@ -144,7 +150,7 @@ func (d *decider) findRunning() {
 			}
 			d.work[name] = w
 		}
-		if pause := p.running.Status.Pause; v1alpha1.IsPaused(p.running) && pause != nil && pause.By != d.cluster.ServerUser {
+		if pause := p.running.Status.Pause; v1alpha1.IsHolding(p.running) && pause != nil && pause.By != d.cluster.ServerUser {
 			w.paused = p.running
 		}
 	}
@@ -169,7 +175,7 @@ func (d *decider) start() (refusal string) {
 	width := d.width()
 	for _, u := range d.order() {
 		if busy >= width {
-			return refusal
+			return cmp.Or(refusal, fmt.Sprintf("no more than %s may run before another one is done", wording.Count(width, "unit")))
 		}
 		reason := u.waits()
 		if current == protocol.MaxCurrentUnits || nodes+len(u.Nodes) > protocol.MaxCurrentNodes {
@@ -193,6 +199,9 @@ func (d *decider) start() (refusal string) {
 		}
 		for _, l := range d.limits {
 			l.start(u)
+		}
+		for _, n := range u.Nodes {
+			n.taken = cmp.Or(n.taken, "starts now")
 		}
 		u.state = running
 		d.Start = append(d.Start, u)

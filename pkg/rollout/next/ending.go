@@ -4,19 +4,21 @@
 package next
 
 import (
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
 // Ending is how the rollout completes the maintenance of a unit.
 type Ending struct {
 	// Now is true if the rollout has to complete the maintenance.
 	Now bool
-	// Withdrawn is the value of the annotation of that write; "" if the work is done.
+	// Withdrawn is the value of the annotation of that write; "" if the work on all nodes is done.
 	Withdrawn string
 	// Next is the time at which the drain is withdrawn if it does not move; zero if at none.
 	Next time.Time
@@ -31,10 +33,12 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 	}
 	done, left := c.progressOf(unit, nm)
 	switch spec := &r.Object.Spec; {
-	case left == 0 && done > 0:
-		return Ending{Now: true}
-	case left == 0:
+	case left == 0 && done == 0:
 		return Ending{Now: true, Withdrawn: WithdrawnGone}
+	case left == 0 && done < len(unit.Nodes):
+		return Ending{Now: true, Withdrawn: WithdrawnDone}
+	case left == 0:
+		return Ending{Now: true}
 	case c.isKept(unit, nm):
 		return Ending{}
 	case spec.Stage != v1alpha1.RolloutStageRoll:
@@ -44,7 +48,7 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 	case !open && spec.WhenClosed == v1alpha1.RolloutClosedWithdraw:
 		return Ending{Now: true, Withdrawn: WithdrawnClosed}
 	}
-	at := stalledAt(r.Object, nm)
+	at := c.stalledAt(r.Object, unit, nm)
 	if at.IsZero() || at.After(c.Now) {
 		return Ending{Next: at}
 	}
@@ -52,43 +56,51 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 }
 
 // progressOf returns the number of nodes of a unit whose work is done, and of those whose work is
-// not done although they, or their tasks, exist.
+// not done. A node that does not exist, or that a user has taken out of the maintenance, is neither
+// of them, unless it has a task of the maintenance.
 func (c *Cluster) progressOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) (done, left int) {
-	records := map[string]*v1alpha1.NodeMaintenanceNodeTask{}
+	records := map[string]v1alpha1.NodeTaskState{}
 	for i := range nm.Status.NodeStatuses {
-		records[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].Task
+		status := &nm.Status.NodeStatuses[i]
+		records[status.NodeRef.Name] = ptr.Deref(status.Task, v1alpha1.NodeMaintenanceNodeTask{}).State
 	}
+	isCurrent := nm.Status.ObservedGeneration == nm.Generation
 	for i := range unit.Nodes {
 		name := unit.Nodes[i].Name
-		switch state := ptr.Deref(records[name], v1alpha1.NodeMaintenanceNodeTask{}).State; {
+		task := c.tasks[name]
+		switch state, selected := records[name]; {
 		case state == v1alpha1.NodeTaskDone:
 			done++
 		case state == v1alpha1.NodeTaskGone:
-		case c.nodes[name] != nil || c.tasks[name] != nil:
+		case task != nil && task.Spec.Maintenance.Name == nm.Name, c.nodes[name] != nil && (selected || !isCurrent):
 			left++
 		}
 	}
 	return done, left
 }
 
-// isKept reports whether a node of a unit has a task that the server may not take back.
-func (c *Cluster) isKept(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) bool {
+// tasksOf returns the NodeTasks with which a maintenance offers the nodes of a unit.
+func (c *Cluster) tasksOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) []*v1alpha1.NodeTask {
+	var tasks []*v1alpha1.NodeTask
 	for i := range unit.Nodes {
-		task := c.tasks[unit.Nodes[i].Name]
-		if task == nil || task.Spec.Maintenance.Name != nm.Name {
-			continue
-		}
-		switch task.Status.State {
-		case v1alpha1.NodeTaskDone:
-		case v1alpha1.NodeTaskOffered, "":
-			if task.Status.Holder != "" {
-				return true
-			}
-		default:
-			return true
+		if task := c.tasks[unit.Nodes[i].Name]; task != nil && task.Spec.Maintenance.Name == nm.Name {
+			tasks = append(tasks, task)
 		}
 	}
-	return false
+	return tasks
+}
+
+// isKept reports whether a node of a unit has a task that the server may not take back.
+func (c *Cluster) isKept(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) bool {
+	return slices.ContainsFunc(c.tasksOf(unit, nm), func(task *v1alpha1.NodeTask) bool {
+		switch task.Status.State {
+		case v1alpha1.NodeTaskDone:
+			return false
+		case v1alpha1.NodeTaskOffered, "":
+			return task.Status.Holder != ""
+		}
+		return true
+	})
 }
 
 // hasAny reports whether a node of a unit still matches.
@@ -105,15 +117,17 @@ func (r *Rollout) hasAny(unit *v1alpha1.RolloutUnit) bool {
 	return false
 }
 
-// stalledAt returns the time at which a drain has not moved for the deadline; zero if none runs. A
-// drain that waits for pods to complete moves.
-func stalledAt(r *v1alpha1.NodeMaintenanceRollout, nm *v1alpha1.NodeMaintenance) time.Time {
+// stalledAt returns the time at which a drain has not moved for the deadline, or at which no node
+// was offered in stage Cordon for that long; zero if no such time runs. A drain that waits for pods
+// to complete moves. An offer has a deadline of its own.
+func (c *Cluster) stalledAt(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) time.Time {
 	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
-	if v1alpha1.IsPaused(nm) || meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) ||
+	if nm.Spec.Paused || meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) ||
+		nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon && len(c.tasksOf(unit, nm)) > 0 ||
 		progressing != nil && progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion {
 		return time.Time{}
 	}
-	since := latest(v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageDrain), timeOf(nm.Status.LastProgressTimestamp))
+	since := window.Latest(v1alpha1.StageEntered(nm, nm.Spec.Stage), timeOf(nm.Status.LastProgressTimestamp))
 	if since.IsZero() {
 		return time.Time{}
 	}

@@ -42,6 +42,17 @@ func moved(d time.Duration) func(*ending) {
 	return func(e *ending) { e.nm.Status.LastProgressTimestamp = ptr.To(ago(d)) }
 }
 
+// takenOut takes node n1 out of the maintenance.
+func takenOut(e *ending) { e.nm.Status.NodeStatuses = e.nm.Status.NodeStatuses[:1] }
+
+// cordons puts the maintenance into stage Cordon, for some time.
+func cordons(d time.Duration) func(*ending) {
+	return func(e *ending) {
+		e.nm.Spec.Stage = v1alpha1.NodeMaintenanceStageCordon
+		e.nm.Status.StageStatuses = []v1alpha1.StageStatus{{Name: e.nm.Spec.Stage, StartTimestamp: ptr.To(ago(d))}}
+	}
+}
+
 func condition(kind, reason string, status metav1.ConditionStatus) func(*ending) {
 	return func(e *ending) {
 		e.nm.Status.Conditions = append(e.nm.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason})
@@ -62,9 +73,12 @@ func TestEndOf(t *testing.T) {
 		"all done":                     {[]func(*ending){isDone(0), isDone(1)}, Ending{Now: true}},
 		"done, stopped":                {[]func(*ending){isDone(0), isDone(1), stopped}, Ending{Now: true}},
 		"half done":                    {[]func(*ending){isDone(0)}, waits},
-		"done or gone":                 {[]func(*ending){isDone(0), result(1, v1alpha1.NodeTaskGone)}, Ending{Now: true}},
-		"done or deleted":              {[]func(*ending){isDone(0), only("n0")}, Ending{Now: true}},
+		"done or gone":                 {[]func(*ending){isDone(0), result(1, v1alpha1.NodeTaskGone)}, withdrawn(WithdrawnDone)},
+		"done or deleted":              {[]func(*ending){isDone(0), only("n0")}, withdrawn(WithdrawnDone)},
 		"done or deleted, task left":   {[]func(*ending){isDone(0), only("n0"), offered("n1", "", v1alpha1.NodeTaskClaimed)}, Ending{}},
+		"done or taken out":            {[]func(*ending){isDone(0), takenOut}, withdrawn(WithdrawnDone)},
+		"taken out, a moment ago":      {[]func(*ending){isDone(0), takenOut, func(e *ending) { e.nm.Generation = 7 }}, waits},
+		"taken out, claimed":           {[]func(*ending){isDone(0), takenOut, offered("n1", "w", v1alpha1.NodeTaskClaimed)}, Ending{}},
 		"deleted":                      {[]func(*ending){only()}, withdrawn(WithdrawnGone)},
 		"labels changed":               {[]func(*ending){func(e *ending) { e.members = nil }}, withdrawn(WithdrawnGone)},
 		"labels changed, claimed":      {[]func(*ending){func(e *ending) { e.members = nil }, offered("n0", "w", v1alpha1.NodeTaskClaimed)}, Ending{}},
@@ -82,6 +96,11 @@ func TestEndOf(t *testing.T) {
 		"the drain has just begun":     {[]func(*ending){stalled}, waits},
 		"moves":                        {[]func(*ending){moved(10 * time.Minute)}, Ending{Next: now.Add(50 * time.Minute)}},
 		"waits for jobs":               {[]func(*ending){condition(v1alpha1.ConditionProgressing, v1alpha1.ReasonProgressWaitingForCompletion, metav1.ConditionTrue)}, Ending{}},
+		"was never offered in Cordon":  {[]func(*ending){cordons(2 * time.Hour)}, withdrawn(WithdrawnBlocked)},
+		"cordons":                      {[]func(*ending){cordons(30 * time.Minute)}, waits},
+		"cordons, offered":             {[]func(*ending){cordons(2 * time.Hour), offered("n0", "", v1alpha1.NodeTaskOffered)}, Ending{}},
+		"cordons, offered by others":   {[]func(*ending){cordons(2 * time.Hour), offered("n0", "", v1alpha1.NodeTaskOffered), func(e *ending) { e.tasks[0].Spec.Maintenance.Name = "other" }}, withdrawn(WithdrawnBlocked)},
+		"cordons, is paused":           {[]func(*ending){cordons(2 * time.Hour), func(e *ending) { e.nm.Spec.Paused = true }}, Ending{}},
 		"is drained":                   {[]func(*ending){condition(v1alpha1.ConditionDrained, "", metav1.ConditionTrue)}, Ending{}},
 		"is not drained":               {[]func(*ending){condition(v1alpha1.ConditionDrained, "", metav1.ConditionFalse)}, waits},
 		"is paused":                    {[]func(*ending){func(e *ending) { e.nm.Spec.Paused = true }}, Ending{}},
@@ -107,48 +126,31 @@ func TestEndOf(t *testing.T) {
 	}
 }
 
-func TestContradictions(t *testing.T) {
-	// trip is the work of a rollout on node n0 at a minute, and what doneWhen is now.
-	type trip struct {
-		at   int
-		goal Goal
+func TestContradiction(t *testing.T) {
+	trip := func(at int, unmet bool) Trip {
+		return Trip{Done: epoch.Add(time.Duration(at) * time.Minute), Unmet: unmet}
 	}
 	for name, c := range map[string]struct {
-		first, second trip
-		stage         v1alpha1.RolloutStage
-		want          bool
+		first, second             Trip
+		firstIsOver, secondIsOver bool
+		want                      bool
 	}{
-		"the second undoes the first":    {first: trip{1, GoalUnmet}, second: trip{2, GoalMet}, want: true},
-		"the first undoes the second":    {first: trip{2, GoalMet}, second: trip{1, GoalUnmet}, want: true},
-		"the node changed before":        {first: trip{2, GoalUnmet}, second: trip{1, GoalMet}},
-		"both are met":                   {first: trip{1, GoalMet}, second: trip{2, GoalMet}},
-		"without an expression":          {first: trip{1, NoGoal}, second: trip{2, GoalMet}},
-		"the second was completed":       {first: trip{1, GoalUnmet}, second: trip{2, GoalMet}, stage: v1alpha1.RolloutStageComplete},
-		"the second has not worked":      {first: trip{1, GoalUnmet}},
-		"before the first trip of a two": {second: trip{1, GoalUnmet}},
+		"the second undoes the first":                {first: trip(1, true), second: trip(2, false), want: true},
+		"the second undoes the first, which is over": {first: trip(1, true), second: trip(2, false), firstIsOver: true, want: true},
+		"the second is over":                         {first: trip(1, true), second: trip(2, false), secondIsOver: true},
+		"the first undoes the second":                {first: trip(2, false), second: trip(1, true), want: true},
+		"the first is over":                          {first: trip(2, false), second: trip(1, true), firstIsOver: true},
+		"the node changed before":                    {first: trip(2, true), second: trip(1, false)},
+		"both are met":                               {first: trip(1, false), second: trip(2, false)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rollout := func(name string, stage v1alpha1.RolloutStage, is trip) *Rollout {
-				r := &Rollout{Object: &v1alpha1.NodeMaintenanceRollout{}, Members: []Member{{Node: "n0", Goal: is.goal}}}
-				r.Object.Name, r.Object.Spec.Stage = name, stage
-				if is.at > 0 {
-					nm := attempt("n0", "Done")
-					nm.Status.NodeStatuses[0].Task.EndTime = ptr.To(at(is.at))
-					r.Attempts = append(r.Attempts, nm)
-				}
-				return r
-			}
-			stage := c.stage
-			if stage == "" {
-				stage = v1alpha1.RolloutStageRoll
-			}
-			rollouts := []*Rollout{rollout("a", v1alpha1.RolloutStageRoll, c.first), rollout("b", stage, c.second)}
-			got := Contradictions(rollouts, []Node{{Name: "n0", UID: "uid-n0"}})
-			is.Equal(t, len(got) == 2, c.want)
+			first := Trips{Nodes: map[string]Trip{"n2": c.first, "n1": c.first, "n0": c.first}, Complete: c.firstIsOver}
+			second := Trips{Nodes: map[string]Trip{"n1": c.second, "n2": c.second, "n3": c.second}, Complete: c.secondIsOver}
+			want := ""
 			if c.want {
-				is.Equal(t, got["a"], "rollout b wants the opposite for node n0; complete one of the two")
-				is.Equal(t, got["b"], "rollout a wants the opposite for node n0; complete one of the two")
+				want = "n1"
 			}
+			is.Equal(t, Contradiction(first, second), want)
 		})
 	}
 }

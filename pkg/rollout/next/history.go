@@ -11,10 +11,14 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
-// The values of the annotation with which the server withdraws a NodeMaintenance of a rollout.
+// The values of the annotation with which the server completes a NodeMaintenance of a rollout.
 const (
+	// WithdrawnDone means that the work is done on the nodes that are left, although others of the
+	// unit no longer exist. All other values mean that work is left.
+	WithdrawnDone = "Done"
 	// WithdrawnBlocked means that the drain did not move for the deadline. It is tried again later.
 	WithdrawnBlocked = "Blocked"
 	// WithdrawnClosed means that the last open window closed. It is tried again in the next one.
@@ -40,24 +44,31 @@ const (
 	Withdrawn Outcome = "Withdrawn"
 	// Released means that a user completed the maintenance before the work was done.
 	Released Outcome = "Released"
+	// Retried means that the attempt has ended, and that a user lets the unit start again as if it
+	// were new. Only what the attempt has done counts.
+	Retried Outcome = "Retried"
 )
 
 // OutcomeOf returns how an attempt, a NodeMaintenance of a rollout, ended.
 func OutcomeOf(nm *v1alpha1.NodeMaintenance) Outcome {
-	if !v1alpha1.IsDone(nm) {
+	withdrawn := nm.Annotations[v1alpha1.AnnotationWithdrawn]
+	switch {
+	case !v1alpha1.IsDone(nm):
 		return Running
-	}
-	if nm.Annotations[v1alpha1.AnnotationWithdrawn] != "" {
+	case nm.Annotations[v1alpha1.AnnotationRetried] != "":
+		return Retried
+	case withdrawn == WithdrawnDone:
+		return Done
+	case withdrawn != "":
 		return Withdrawn
 	}
 	outcome := Released
 	for i := range nm.Status.NodeStatuses {
-		status := &nm.Status.NodeStatuses[i]
-		task := ptr.Deref(status.Task, v1alpha1.NodeMaintenanceNodeTask{})
-		switch {
-		case task.State == v1alpha1.NodeTaskDone:
+		switch ptr.Deref(nm.Status.NodeStatuses[i].Task, v1alpha1.NodeMaintenanceNodeTask{}).State {
+		case v1alpha1.NodeTaskDone:
 			outcome = Done
-		case status.Reason != v1alpha1.NodeStatusGone && task.State != v1alpha1.NodeTaskGone:
+		case v1alpha1.NodeTaskGone:
+		default:
 			return Released
 		}
 	}
@@ -77,7 +88,7 @@ type past struct {
 	running *v1alpha1.NodeMaintenance
 	// lastBlocked is the time at which the last blocked attempt ended.
 	lastBlocked time.Time
-	// noWorker and released name an attempt that ended so. It counts until a user deletes it.
+	// noWorker and released name an attempt that ended so. It counts until a user retries the unit.
 	noWorker, released string
 }
 
@@ -116,49 +127,49 @@ func (h *history) unit(name string) *past {
 	return p
 }
 
-// readHistory reads the attempts of a rollout. failed has the times of failures by maintenance.
-func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Time) history {
-	h := history{units: map[string]*past{}, done: map[types.UID]time.Time{}}
+// DoneBy returns the times at which the work on nodes was done according to the maintenances of a
+// rollout, by the UIDs of the nodes.
+func DoneBy(attempts []*v1alpha1.NodeMaintenance) map[types.UID]time.Time {
+	done := map[types.UID]time.Time{}
 	for _, nm := range attempts {
-		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
-		p := h.unit(unit)
-		p.attempts++
 		for i := range nm.Status.NodeStatuses {
 			status := &nm.Status.NodeStatuses[i]
 			if status.Task != nil && status.Task.State == v1alpha1.NodeTaskDone {
-				h.done[status.NodeRef.UID] = timeOf(status.Task.EndTime)
+				done[status.NodeRef.UID] = timeOf(status.Task.EndTime)
 			}
 		}
+	}
+	return done
+}
+
+// readHistory reads the attempts of a rollout. failed has the times of failures by maintenance.
+func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Time) history {
+	h := history{units: map[string]*past{}, done: DoneBy(attempts)}
+	for _, nm := range attempts {
+		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
+		p := h.unit(unit)
 		outcome, ended := OutcomeOf(nm), v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
-		if outcome == Running {
-			p.running = nm
-			h.lastFailure = latest(h.lastFailure, failed[nm.Name])
+		if outcome == Retried || outcome != Running && nm.DeletionTimestamp != nil {
 			continue
 		}
-		if nm.DeletionTimestamp != nil {
-			continue
-		}
+		p.attempts++
 		switch {
+		case outcome == Running:
+			p.running = nm
+			h.lastFailure = window.Latest(h.lastFailure, failed[nm.Name])
 		case outcome == Done:
 			h.succeeded = append(h.succeeded, success{unit, ended})
 		case outcome == Released:
 			p.released = nm.Name
 		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnNoWorker:
 			p.noWorker = nm.Name
-			h.lastFailure = latest(h.lastFailure, ended)
+			h.lastFailure = window.Latest(h.lastFailure, ended)
 		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnBlocked:
 			p.blocked++
-			p.lastBlocked = latest(p.lastBlocked, ended)
+			p.lastBlocked = window.Latest(p.lastBlocked, ended)
 		}
 	}
 	return h
-}
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 func timeOf(t *metav1.Time) time.Time {

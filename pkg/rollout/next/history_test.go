@@ -35,11 +35,12 @@ func TestOutcomeOf(t *testing.T) {
 		"is about to release":       {with(completed(v1alpha1.NodeTaskDone), func(nm *v1alpha1.NodeMaintenance) { nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion} }), Running},
 		"all done":                  {completed(v1alpha1.NodeTaskDone, v1alpha1.NodeTaskDone), Done},
 		"done and gone":             {completed(v1alpha1.NodeTaskDone, v1alpha1.NodeTaskGone), Done},
-		"done and deleted":          {with(completed(v1alpha1.NodeTaskDone, ""), func(nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[1].Reason = v1alpha1.NodeStatusGone }), Done},
+		"done and deleted":          {with(completed(v1alpha1.NodeTaskDone, ""), func(nm *v1alpha1.NodeMaintenance) { nm.Annotations[v1alpha1.AnnotationWithdrawn] = WithdrawnDone }), Done},
 		"half done":                 {completed(v1alpha1.NodeTaskDone, ""), Released},
 		"done and failed":           {completed(v1alpha1.NodeTaskDone, v1alpha1.NodeTaskFailed), Released},
 		"gone":                      {completed(v1alpha1.NodeTaskGone), Released},
 		"before it had nodes":       {completed(), Released},
+		"retried":                   {retried(attempt("n0", "Released")), Retried},
 		"withdrawn":                 {attempt("n0", WithdrawnBlocked), Withdrawn},
 		"withdrawn, done after all": {with(completed(v1alpha1.NodeTaskDone), func(nm *v1alpha1.NodeMaintenance) { nm.Annotations[v1alpha1.AnnotationWithdrawn] = WithdrawnStopped }), Withdrawn},
 	} {
@@ -69,6 +70,7 @@ func TestLastFailure(t *testing.T) {
 	}{
 		"none":             {},
 		"no worker":        {[]*v1alpha1.NodeMaintenance{noWorker}, now.Add(-time.Hour)},
+		"retried":          {[]*v1alpha1.NodeMaintenance{retried(ended(attempt("n0", WithdrawnNoWorker), time.Hour))}, time.Time{}},
 		"deleted":          {[]*v1alpha1.NodeMaintenance{deleted(ended(attempt("n0", WithdrawnNoWorker), time.Hour))}, time.Time{}},
 		"a failed task":    {[]*v1alpha1.NodeMaintenance{noWorker, failing}, now.Add(-time.Minute)},
 		"another's task":   {[]*v1alpha1.NodeMaintenance{attempt("n2", "")}, time.Time{}},

@@ -215,7 +215,7 @@ func (l *limit) start(u *Unit) {
 func (d *decider) refusal(l *limit, domain string) string {
 	if l.maxDomains > 0 {
 		return fmt.Sprintf("%s allows %s of %s, and units run in %s", l.name, wording.Count(l.maxDomains, "domain"), l.key,
-			names(slices.Collect(maps.Keys(l.open))))
+			Names(slices.Collect(maps.Keys(l.open))))
 	}
 	var takers []string
 	for _, n := range l.nodes {
@@ -227,7 +227,7 @@ func (d *decider) refusal(l *limit, domain string) string {
 		takers = append(takers, name+" does not exist, but may return")
 	}
 	return fmt.Sprintf("%s allows %s out of service%s: %s", l.name, wording.Count(l.maxNodes(l.at(domain).total), "node"), l.in(domain),
-		names(takers))
+		Names(takers))
 }
 
 func (l *limit) in(domain string) string {
@@ -240,8 +240,8 @@ func (l *limit) in(domain string) string {
 	return fmt.Sprintf(" with %s=%s", l.key, domain)
 }
 
-// names joins texts in their order, and cuts a long list.
-func names(all []string) string {
+// Names joins texts in their order, and cuts a long list. It sorts the list.
+func Names(all []string) string {
 	slices.Sort(all)
 	if rest := len(all) - maxNames; rest > 0 {
 		return fmt.Sprintf("%s and %d more", strings.Join(all[:maxNames], ", "), rest)

@@ -59,12 +59,12 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, pods int, n
 		}
 	}
 	unready, young := readiness(node, now)
-	switch {
-	case unready != "" && young:
+	if young {
 		n.wait = unready
-	case unready != "":
+	} else {
 		n.down = unready
-	case node.Spec.Unschedulable:
+	}
+	if n.down == "" && node.Spec.Unschedulable {
 		n.down = "is unschedulable"
 	}
 	_, isExempt := node.Annotations[v1alpha1.AnnotationSkipRollouts]
@@ -81,8 +81,9 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, pods int, n
 	return n
 }
 
-// readiness returns why a node is not ready, or "". young is true in the first seconds. The time
-// comes from the clock of the node or of a controller; one in the future gives no grace.
+// readiness returns why a node is not ready, or "". young is true in the first seconds, unless a
+// taint keeps pods off the node anyway. The time comes from the clock of the node or of a
+// controller; one in the future gives no grace.
 func readiness(node *corev1.Node, now time.Time) (unready string, young bool) {
 	since, ready := node.CreationTimestamp, corev1.ConditionUnknown
 	for i := range node.Status.Conditions {
@@ -90,11 +91,12 @@ func readiness(node *corev1.Node, now time.Time) (unready string, young bool) {
 			since, ready = c.LastTransitionTime, c.Status
 		}
 	}
+	isTainted := protocol.HasReadinessTaint(node)
 	if ready != corev1.ConditionTrue {
 		age := now.Sub(since.Time)
-		return "is not Ready", age >= 0 && age < notReadyGrace
+		return "is not Ready", age >= 0 && age < notReadyGrace && !isTainted
 	}
-	if protocol.HasReadinessTaint(node) {
+	if isTainted {
 		return "has a taint " + v1alpha1.TaintReadinessPrefix + "…", false
 	}
 	return "", false

@@ -23,6 +23,10 @@ func (d *decider) stop() {
 	failures, open, isBusy := d.survey()
 	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
 	switch {
+	// Most likely the selector has an error.
+	case len(d.Members) == 0 && len(d.work) == 0 && spec.Stage != v1alpha1.RolloutStageComplete:
+		d.Progressing = true
+		set(v1alpha1.ReasonNoNodes, "the selector matches no node")
 	case spec.Stage == v1alpha1.RolloutStageIdle:
 		set(v1alpha1.ReasonIdle, "the rollout is in stage Idle")
 	case !open && !isBusy:
@@ -32,7 +36,7 @@ func (d *decider) stop() {
 		set(v1alpha1.ReasonStopped, "the rollout is in stage Complete; not all nodes are done")
 	case len(failures) > int(spec.MaxFailed):
 		set(v1alpha1.ReasonHalted, "%s failed, and maxFailed is %d: %s; retry the units after the cause is removed, or complete the rollout",
-			wording.Count(len(failures), "unit"), spec.MaxFailed, names(failures))
+			wording.Count(len(failures), "unit"), spec.MaxFailed, Names(failures))
 	case len(holds.Active) > 0:
 		set(v1alpha1.ReasonHeld, "%s", describe(holds.Active))
 	case d.Contradiction != "":
@@ -83,7 +87,7 @@ func describe(holds []v1alpha1.RolloutHold) string {
 			texts[i] += ": " + hold.Reason
 		}
 	}
-	return names(texts)
+	return Names(texts)
 }
 
 // progress sets the reason of a rollout whose units may start. refusal is why the first one waits.
@@ -108,59 +112,58 @@ func (d *decider) progress(refusal string) {
 	}
 	switch {
 	case busy > 0 && busy == len(paused):
-		set(v1alpha1.ReasonHeld, "%s", names(paused))
+		set(v1alpha1.ReasonHeld, "%s", Names(paused))
 	case busy > 0:
 		d.Progressing = true
 		set(v1alpha1.ReasonRolling, "%s in progress", wording.Count(busy, "unit"))
+		if refusal != "" {
+			d.Message += "; " + refusal
+		}
 	case refusal != "":
 		set(v1alpha1.ReasonAtLimit, "%s", refusal)
 	case d.Nodes.Blocked > 0:
-		set(v1alpha1.ReasonNodesBlocked, "%s", names(texts[blocked]))
+		set(v1alpha1.ReasonNodesBlocked, "no unit can start: %s", Names(texts[blocked]))
 	case d.Nodes.Failed > 0:
-		set(v1alpha1.ReasonNodesBlocked, "%s", names(texts[failed]))
+		set(v1alpha1.ReasonHalted, "only failed units are left: %s; retry them after the cause is removed, or complete the rollout", Names(texts[failed]))
 	default:
-		set(v1alpha1.ReasonNodesSkipped, "%s", names(texts[skipped]))
+		set(v1alpha1.ReasonNodesSkipped, "only skipped units are left: %s", Names(texts[skipped]))
+		return
+	}
+	if len(texts[skipped]) > 0 {
+		d.Message += "; skipped: " + Names(texts[skipped])
 	}
 }
 
 // clock formats a time for a message.
 func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// Contradictions returns, by rollout, which other rollout undoes what it has done: it was done with
-// a node, another one worked on the same node later, and then doneWhen of the first was false
-// again. Both have to be held until one of them is completed. Rollouts that are not in stage Roll
-// undo nothing.
-func Contradictions(rollouts []*Rollout, nodes []Node) map[string]string {
-	byName := make(map[string]*Node, len(nodes))
-	for i := range nodes {
-		byName[nodes[i].Name] = &nodes[i]
-	}
-	histories := map[*Rollout]history{}
-	for _, r := range rollouts {
-		if r.Object.Spec.Stage == v1alpha1.RolloutStageRoll {
-			histories[r] = readHistory(r.Attempts, nil)
+// Trip is the work of a rollout on a node.
+type Trip struct {
+	// Done is the time at which it was done.
+	Done time.Time
+	// Unmet is true if doneWhen is false again.
+	Unmet bool
+}
+
+// Trips are the nodes that a rollout in stage Roll has worked on.
+type Trips struct {
+	// Nodes are the trips by the name of the node.
+	Nodes map[string]Trip
+	// Complete is true if every node of the rollout is done: it undoes nothing any more.
+	Complete bool
+}
+
+// Contradiction returns the first node on which one of two rollouts undoes the work of the other:
+// the other was done with the node, this one worked on it later, and then doneWhen of the other was
+// false again. Both have to be held until one of them is completed. It is "" if there is none.
+func Contradiction(a, b Trips) (node string) {
+	for name, x := range a.Nodes {
+		y, isCommon := b.Nodes[name]
+		byB := x.Unmet && y.Done.After(x.Done) && !b.Complete
+		byA := y.Unmet && x.Done.After(y.Done) && !a.Complete
+		if isCommon && (byA || byB) && (node == "" || name < node) {
+			node = name
 		}
 	}
-	found := map[string]string{}
-	note := func(of, other *Rollout, node string) {
-		text := fmt.Sprintf("rollout %s wants the opposite for node %s; complete one of the two", other.Object.Name, node)
-		if old := found[of.Object.Name]; old == "" || text < old {
-			found[of.Object.Name] = text
-		}
-	}
-	for first, h := range histories {
-		for _, m := range first.Members {
-			n := byName[m.Node]
-			if n == nil || m.Goal != GoalUnmet || h.done[n.UID].IsZero() {
-				continue
-			}
-			for second, later := range histories {
-				if second != first && later.done[n.UID].After(h.done[n.UID]) {
-					note(first, second, n.Name)
-					note(second, first, n.Name)
-				}
-			}
-		}
-	}
-	return found
+	return node
 }

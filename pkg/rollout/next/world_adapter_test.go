@@ -37,7 +37,7 @@ func maxDomains(n int, key string) v1alpha1.RolloutLimit {
 func (n *simNode) object(off rules) *corev1.Node {
 	state := nodeState{status: corev1.ConditionTrue, cordoned: n.foreign || len(n.cordon) > 0, foreign: n.foreign}
 	if !n.isReady() {
-		state.status, state.since = corev1.ConditionFalse, max(n.bad, 0)
+		state.status, state.since = corev1.ConditionFalse, max(n.unready, 0)
 	}
 	if n.stored != nil && n.state == state {
 		return n.stored
@@ -113,8 +113,6 @@ func (m *simMaintenance) build() *v1alpha1.NodeMaintenance {
 		if rec, ok := m.records[name]; ok {
 			status.NodeRef.UID = types.UID(rec.uid)
 			status.Task = &v1alpha1.NodeMaintenanceNodeTask{State: rec.state, EndTime: ptr.To(at(rec.at))}
-		} else if m.isDone() {
-			status.Reason = v1alpha1.NodeStatusGone // it was not there any more when its unit ended
 		}
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, status)
 	}

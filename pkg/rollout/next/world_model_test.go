@@ -62,13 +62,21 @@ func (w *world) drainAndRelease(calm bool) {
 			n.ds = true // the taint of the drain is removed
 		}
 		n.job = max(0, n.job-1)
-		switch {
-		case n.isReady() && !n.foreign:
-			n.bad = -1
-		case n.bad < 0:
-			n.bad = w.now
-		}
+		n.bad = w.since(n.bad, !n.isReady() || n.foreign)
+		n.unready = w.since(n.unready, !n.isReady())
 	}
+}
+
+// since returns the step since which something is so, of which before was the last one; -1 if it is
+// not.
+func (w *world) since(before int, is bool) int {
+	switch {
+	case !is:
+		return -1
+	case before < 0:
+		return w.now
+	}
+	return before
 }
 
 func (w *world) drain(m *simMaintenance, n *simNode, calm bool) {

@@ -37,9 +37,9 @@ type simNode struct {
 	// pods and ds are true while pods, and those of DaemonSets, are on the node. Without ds the
 	// node is not Ready.
 	pods, ds bool
-	// bad is the step since which the node is out for a reason that no rollout has; -1 if it is
-	// not.
-	bad int
+	// bad is the step since which the node is out for a reason that no rollout has, and unready the
+	// one since which it is not Ready; -1 if it is not.
+	bad, unready int
 	// goal are the rollouts whose doneWhen is true, cordon the maintenances that hold the cordon.
 	goal, cordon map[string]bool
 	// stored is the object of the state.
@@ -233,7 +233,7 @@ func (v *view) soaks(name string) bool {
 func (m *simMaintenance) isDone() bool {
 	isRecorded := func(name string) bool { return m.records[name].state == v1alpha1.NodeTaskDone }
 	isOpen := m.person && slices.ContainsFunc(m.nodes, func(name string) bool { return !isRecorded(name) })
-	return m.owner != "" && m.complete >= 0 && m.withdrawn == "" && !isOpen
+	return m.owner != "" && m.complete >= 0 && (m.withdrawn == "" && !isOpen || m.withdrawn == WithdrawnDone)
 }
 
 // failed returns the units of a rollout that have failed.
@@ -311,7 +311,7 @@ func newWorld(seed uint64, off rules) *world {
 func (w *world) add(name, pool, zone, rack string) *simNode {
 	w.uids++
 	n := &simNode{
-		name: name, uid: fmt.Sprintf("u%d", w.uids), pool: pool, zone: zone, rack: rack, ready: true, pods: true, ds: true, bad: -1,
+		name: name, uid: fmt.Sprintf("u%d", w.uids), pool: pool, zone: zone, rack: rack, ready: true, pods: true, ds: true, bad: -1, unready: -1,
 		created: w.now, agent: w.chance(.5), goal: map[string]bool{}, cordon: map[string]bool{},
 	}
 	w.nodes = append(w.nodes, n)

@@ -75,7 +75,7 @@ func lastEnd(all []opening, from time.Time) (end time.Time, found bool) {
 				if steps++; steps > maxStarts {
 					return end, false
 				}
-				end, extended = latest(end, starts[i].Add(o.duration)), true
+				end, extended = Latest(end, starts[i].Add(o.duration)), true
 				starts[i] = o.next(starts[i])
 			}
 		}
@@ -136,7 +136,8 @@ func (o opening) next(start time.Time) time.Time {
 	return o.schedule.Next(start)
 }
 
-func latest(a, b time.Time) time.Time {
+// Latest returns the later of two times.
+func Latest(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
 	}

@@ -205,9 +205,10 @@ func asNodeMaintenance(obj runtime.Object) (*maintenance.NodeMaintenance, error)
 
 // needsAuthorization reports whether an update can affect nodes. Changes of owners and finalizers
 // count as well: the garbage collector uses its own rights to delete an object whose owner does not
-// exist.
+// exist. So does the annotation that lets a rollout take the nodes again.
 func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 	return !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
+		nm.Annotations[v1alpha1.AnnotationRetried] != old.Annotations[v1alpha1.AnnotationRetried] ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) ||
 		!apiequality.Semantic.DeepEqual(nm.Finalizers, old.Finalizers)
 }

@@ -24,6 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/host/rights"
@@ -107,6 +108,15 @@ func TestAuthorization(t *testing.T) {
 		"remove an owner": {request: request{nm: ofRed, old: maintain(pools("red"), ownedBy("x"))}, refused: red},
 		"add a finalizer": {
 			request: request{nm: maintain(pools("red"), finalizers("orphan")), old: ofRed}, refused: red,
+		},
+		"let a rollout take a node again": {
+			request: request{
+				nm: maintain(pools("red"), atStage("Complete"), holding("red-1"), func(nm *maintenance.NodeMaintenance) {
+					nm.Annotations = map[string]string{v1alpha1.AnnotationRetried: "true"}
+				}),
+				old: maintain(pools("red"), atStage("Complete"), holding("red-1")),
+			},
+			refused: red,
 		},
 		"add a label": {
 			request: request{

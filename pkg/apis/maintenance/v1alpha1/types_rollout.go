@@ -89,7 +89,7 @@ const (
 	// all matching nodes are done.
 	ReasonStopped = "Stopped"
 	// ReasonHalted (Progressing=False, Stalled=True of a NodeMaintenanceRollout): more units have
-	// failed than spec.maxFailed allows, so no further unit starts.
+	// failed than spec.maxFailed allows, so no further unit starts; or only failed units are left.
 	ReasonHalted = "Halted"
 	// ReasonHeld (Progressing=False of a NodeMaintenanceRollout): a hold of spec.holds keeps units
 	// from starting, or a user has paused a drain; the message names the hold and its user.

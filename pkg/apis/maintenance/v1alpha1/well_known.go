@@ -156,14 +156,15 @@ const (
 	// the name of the unit. Only the server can set it.
 	AnnotationRolloutUnit = "maintenance.haulout.dev/rollout-unit"
 
-	// AnnotationRolloutAttempt is set by the server on the NodeMaintenances of a rollout. Its value
-	// is the number of the attempt for the unit, starting at 1. Only the server can set it.
-	AnnotationRolloutAttempt = "maintenance.haulout.dev/rollout-attempt"
-
 	// AnnotationWithdrawn is set by the server on a NodeMaintenance of a rollout in the write with
-	// which it completes it before its work is done. Its value is the reason. Only the server can
-	// set it.
+	// which it completes it before the work on all its nodes is done. Its value is the reason. Only
+	// the server can set it.
 	AnnotationWithdrawn = "maintenance.haulout.dev/withdrawn"
+
+	// AnnotationRetried on a completed NodeMaintenance of a rollout lets its unit start again as if
+	// it were new, with any value: "kubectl maintenance rollout retry" sets it. Nodes whose work is
+	// done stay done. Users who set it need the right to maintain the nodes.
+	AnnotationRetried = "maintenance.haulout.dev/retried"
 
 	// AnnotationSkipRollouts on a node keeps rollouts from taking it out of service, with any
 	// value.

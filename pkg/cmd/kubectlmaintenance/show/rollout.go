@@ -241,6 +241,8 @@ func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 			Unit: name, Maintenance: nm.Name, Since: metav1.NewTime(v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)),
 		}
 		switch why := nm.Annotations[v1alpha1.AnnotationWithdrawn]; {
+		case next.OutcomeOf(nm) == next.Retried:
+			continue
 		case why == next.WithdrawnNoWorker:
 			u.Phase, u.Message = v1alpha1.RolloutPhaseFailed, why+": no worker has claimed it in time"
 		case why == next.WithdrawnBlocked:

@@ -226,7 +226,7 @@ func (s *Strategy) validateMarks(ctx context.Context, nm, old *maintenance.NodeM
 	if label := v1alpha1.LabelRollout; !sameValue(nm.Labels, old.Labels, label) {
 		errs = append(errs, field.Forbidden(metadata.Child("labels").Key(label), text))
 	}
-	for _, annotation := range []string{v1alpha1.AnnotationRolloutUnit, v1alpha1.AnnotationRolloutAttempt, v1alpha1.AnnotationWithdrawn} {
+	for _, annotation := range []string{v1alpha1.AnnotationRolloutUnit, v1alpha1.AnnotationWithdrawn} {
 		if !sameValue(nm.Annotations, old.Annotations, annotation) {
 			errs = append(errs, field.Forbidden(metadata.Child("annotations").Key(annotation), text))
 		}

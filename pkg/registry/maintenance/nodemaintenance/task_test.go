@@ -22,7 +22,7 @@ import (
 // ofRollout makes a maintenance one that the server creates for ann's rollout.
 func ofRollout(nm *v1alpha1.NodeMaintenance) {
 	nm.Labels = map[string]string{v1alpha1.LabelRollout: "kernel"}
-	nm.Annotations = map[string]string{v1alpha1.AnnotationRolloutUnit: "rack-1", v1alpha1.AnnotationRolloutAttempt: "1"}
+	nm.Annotations = map[string]string{v1alpha1.AnnotationRolloutUnit: "rack-1"}
 	nm.Spec.RequestedBy = annInfo()
 	nm.Spec.Task = &v1alpha1.NodeMaintenanceTask{Worker: "reboot.example.com"}
 }
@@ -55,9 +55,9 @@ func TestMarksOfRolloutsStay(t *testing.T) {
 	for name, change := range map[string]func(*maintenance.NodeMaintenance){
 		"another rollout": func(nm *maintenance.NodeMaintenance) { nm.Labels = map[string]string{v1alpha1.LabelRollout: "x"} },
 		"no rollout":      func(nm *maintenance.NodeMaintenance) { nm.Labels = nil },
-		"another attempt": func(nm *maintenance.NodeMaintenance) {
+		"another unit": func(nm *maintenance.NodeMaintenance) {
 			nm.Annotations = maps.Clone(nm.Annotations)
-			nm.Annotations[v1alpha1.AnnotationRolloutAttempt] = "7"
+			nm.Annotations[v1alpha1.AnnotationRolloutUnit] = "rack-7"
 		},
 		"a withdrawal": func(nm *maintenance.NodeMaintenance) {
 			nm.Annotations = maps.Clone(nm.Annotations)
