@@ -251,7 +251,7 @@ func (w *world) maintain(nm *v1alpha1.NodeMaintenance) {
 		}
 		hands := v.hands(node)
 		switch {
-		case hands.Any() && hands.Passes(nm, node):
+		case hands.Any() && hands.Passes(nm, name):
 		case hands.Any():
 			entry.Reason, drained = v1alpha1.NodeStatusNodeTaskInProgress, false
 		case w.pods[name]:
