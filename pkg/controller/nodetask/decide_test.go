@@ -134,6 +134,21 @@ func result(r v1alpha1.NodeTaskResult) func(*v1alpha1.NodeTask) {
 	return func(task *v1alpha1.NodeTask) { task.Status.Result = r }
 }
 
+// beside adds the NodeTask of another node of the same maintenance.
+func beside(state v1alpha1.NodeTaskState) func(*facts) {
+	return func(f *facts) {
+		f.tasks = map[string]*v1alpha1.NodeTask{"one": f.task, "two": {Status: v1alpha1.NodeTaskStatus{State: state}}}
+	}
+}
+
+// workedOn adds a node to a maintenance on which the work ended five minutes ago.
+func workedOn(nm *v1alpha1.NodeMaintenance) {
+	nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+		NodeRef: v1alpha1.NodeReference{Name: "two"},
+		Task:    &v1alpha1.NodeMaintenanceNodeTask{State: v1alpha1.NodeTaskDone, EndTime: ago(5 * time.Minute)},
+	})
+}
+
 func also(nm *v1alpha1.NodeMaintenance) func(*facts) {
 	return func(f *facts) { f.holding = append(f.holding, nm) }
 }
@@ -256,6 +271,13 @@ func TestDecideOffered(t *testing.T) {
 		"a late claim is granted":      {newFacts(newMaintenance("m"), withTask(offered, holder("w"), since(time.Hour))), wanted{step: stepLook}},
 		"nobody came":                  {newFacts(newMaintenance("m"), withTask(offered, since(30*time.Minute))), wanted{step: stepRelease, event: EventFailed, note: "NoWorker: no worker of class w.example.com has claimed the node within 30m0s"}},
 		"nobody came to a new leader":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), served(time.Minute)), wanted{wake: 4 * time.Minute}},
+		"nobody came, and not to another node": {
+			newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(offered)), wanted{step: stepRelease, event: EventFailed},
+		},
+		"nobody came, but another node is worked on": {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskClaimed)), wanted{}},
+		"nobody came, but another node is verified":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskVerifying)), wanted{}},
+		"nobody came, but another node has failed":   {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskFailed)), wanted{}},
+		"nobody came after another node was done":    {newFacts(newMaintenance("m", workedOn), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
 	} {
 		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
 	}
