@@ -366,8 +366,8 @@ func decideDone(f *facts) decision {
 	return decision{}
 }
 
-// decideFailed waits for a user, or for a late result of the worker, and deletes the task when its
-// maintenance has ended and has recorded it.
+// decideFailed waits for a user, for a late result of the worker, or, if the result was not
+// verified, until it can be. It deletes the task when its maintenance has ended and has recorded it.
 func decideFailed(f *facts) decision {
 	switch {
 	case f.isForgotten():
@@ -376,6 +376,10 @@ func decideFailed(f *facts) decision {
 		return f.gone()
 	case f.task.Status.Result == v1alpha1.NodeTaskResultDone:
 		return f.enter(v1alpha1.NodeTaskVerifying, "")
+	case f.task.Status.Reason == v1alpha1.NodeTaskNotVerified && f.whyNotVerified() == "":
+		d := f.enter(v1alpha1.NodeTaskVerifying, "")
+		d.status.Result = v1alpha1.NodeTaskResultDone
+		return d
 	case v1alpha1.IsEnding(f.owner):
 		if recorded := holds.TaskOf(f.owner, f.node); recorded != nil && recorded.State == v1alpha1.NodeTaskFailed {
 			return decision{step: stepDelete}
