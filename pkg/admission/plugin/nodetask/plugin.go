@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
 	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	kubeinformers "k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -28,6 +29,8 @@ import (
 
 // PluginName is the name of the plugin in flags and configuration.
 const PluginName = "NodeTask"
+
+var resource = maintenance.Resource("nodetasks")
 
 // Register adds the plugin. The rules are read when the plugin is created, after flag parsing.
 func Register(plugins *admission.Plugins, rules *rights.Rules) {
@@ -84,7 +87,7 @@ func (p *Plugin) ValidateInitialization() error {
 
 // Validate refuses writes that the user is not allowed to make.
 func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if a.GetResource().GroupResource() != maintenance.Resource("nodetasks") || p.identity.Is(a.GetUserInfo()) {
+	if a.GetResource().GroupResource() != resource || p.identity.Is(a.GetUserInfo()) {
 		return nil
 	}
 	switch {
@@ -129,18 +132,40 @@ func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) err
 		subresources = append(subresources, rights.WorkersOfNode)
 	}
 	for _, subresource := range subresources {
-		decision, _, err := p.authorizer.Authorize(ctx, authorizer.AttributesRecord{
-			User: u, Verb: rights.VerbProgress, APIGroup: v1alpha1.GroupName, APIVersion: v1alpha1.SchemeGroupVersion.Version,
-			Resource: rights.ResourceWorkers, Subresource: subresource, Name: class, ResourceRequest: true,
+		allowed, err := p.may(ctx, u, authorizer.AttributesRecord{
+			Verb: rights.VerbProgress, Resource: rights.ResourceWorkers, Subresource: subresource, Name: class,
 		})
+		if allowed || err != nil {
+			return err
+		}
+	}
+	if endsFailedWork(a, task) {
+		allowed, err := p.may(ctx, u, authorizer.AttributesRecord{Verb: "delete", Resource: resource.Resource, Name: task.Name})
 		switch {
-		case decision == authorizer.DecisionAllow:
-			return nil
 		case err != nil:
-			return apierrors.NewInternalError(fmt.Errorf("check whether user %q may %s workers %q: %w", u.GetName(), rights.VerbProgress, class, err))
+			return err
+		case allowed:
+			return p.validateDelete(ctx, a)
 		}
 	}
 	return admission.NewForbidden(a, fmt.Errorf("user %q cannot %s workers %q", u.GetName(), rights.VerbProgress, class))
+}
+
+// endsFailedWork reports whether a write says that failed work was done by hand. Who may start the
+// work over may say so, too.
+func endsFailedWork(a admission.Attributes, old *maintenance.NodeTask) bool {
+	task, ok := a.GetObject().(*maintenance.NodeTask)
+	return ok && old.Status.State == maintenance.NodeTaskFailed && task.Status.Result == maintenance.NodeTaskResultDone
+}
+
+// may asks the authorizer about a resource of Haulout.
+func (p *Plugin) may(ctx context.Context, u user.Info, about authorizer.AttributesRecord) (bool, error) {
+	about.User, about.APIGroup, about.APIVersion, about.ResourceRequest = u, v1alpha1.GroupName, v1alpha1.SchemeGroupVersion.Version, true
+	decision, _, err := p.authorizer.Authorize(ctx, about)
+	if decision != authorizer.DecisionAllow && err != nil {
+		return false, apierrors.NewInternalError(fmt.Errorf("check whether user %q may %s %s %q: %w", u.GetName(), about.Verb, about.Resource, about.Name, err))
+	}
+	return decision == authorizer.DecisionAllow, nil
 }
 
 // validateDelete checks the right to maintain the node: a deletion makes the drain go on, and takes
