@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -50,6 +51,21 @@ func TestAWorkerFindsThePodsStopped(t *testing.T) {
 		w.editMaintenance("update", inStage(complete))
 		w.wantHappened("run web", "TERM web", "stop web")
 		w.editMaintenance("update", inTask(v1alpha1.NodeTaskVerifying))
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+	})
+}
+
+// TestPodsComeBackWithinTheShortestDeadline has a worker report: the node may have a minute to
+// become Ready.
+func TestPodsComeBackWithinTheShortestDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.editNode(markedBy)
+		w.editMaintenance("update", withTask(v1alpha1.NodeTaskStageDrain))
+		w.editMaintenance("update", inTask(v1alpha1.NodeTaskClaimed))
+		w.wantHappened("run web", "TERM web", "stop web")
+		w.editMaintenance("update", inTask(v1alpha1.NodeTaskVerifying))
+		w.pass(15 * time.Second)
 		w.wantHappened("run web", "TERM web", "stop web", "run web")
 	})
 }
