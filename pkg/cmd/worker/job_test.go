@@ -210,6 +210,51 @@ func TestSilentJobs(t *testing.T) {
 	})
 }
 
+// TestOneJobAtATime starts over while the pod of the earlier Job of the node still runs. In stage
+// Cordon the server offers the node again at once.
+func TestOneJobAtATime(t *testing.T) {
+	const earlier = "node-7-example-com-before"
+	pod := func(jobName string, phase corev1.PodPhase) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "earlier", Labels: map[string]string{batchv1.JobNameLabel: jobName}},
+			Spec:       corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: phase},
+		}
+	}
+	job := func(nodeName string, status batchv1.JobStatus) *batchv1.Job {
+		return &batchv1.Job{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: earlier},
+			Spec:       batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeName: nodeName}}}, Status: status,
+		}
+	}
+	for name, tt := range map[string]struct {
+		earlier runtime.Object
+		waits   bool
+	}{
+		"its pod terminates":        {pod(earlier, corev1.PodRunning), true},
+		"its pod has not started":   {pod(earlier, corev1.PodPending), true},
+		"its pod has ended":         {pod(earlier, corev1.PodFailed), false},
+		"a pod of another program":  {pod("cleanup", corev1.PodRunning), false},
+		"it may create another pod": {job(node, batchv1.JobStatus{}), true},
+		"it has failed":             {job(node, ended(batchv1.JobFailed, "")), false},
+		"a Job of another node":     {job("node-8", batchv1.JobStatus{}), false},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newJobWorld(t, newTask(class), template(), tt.earlier)
+			<-time.After(time.Minute)
+			synctest.Wait()
+			_, err := w.kube.BatchV1().Jobs(namespace).Get(t.Context(), theJob, metav1.GetOptions{})
+			is.Equal(t, apierrors.IsNotFound(err), tt.waits, "waits")
+			switch tt.earlier.(type) {
+			case *corev1.Pod:
+				must.Do(t, w.kube.CoreV1().Pods(namespace).Delete(t.Context(), "earlier", metav1.DeleteOptions{}))
+			case *batchv1.Job:
+				must.Do(t, w.kube.BatchV1().Jobs(namespace).Delete(t.Context(), earlier, metav1.DeleteOptions{}))
+			}
+			w.job()
+		})
+	}
+}
+
 func TestJobIsCreatedAfterAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fails := 3
