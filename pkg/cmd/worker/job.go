@@ -81,7 +81,7 @@ func (j *jobs) run(ctx context.Context, t *worker.Task) error {
 		return err
 	}
 	name, seen := jobName(t.Object()), false
-	var reported time.Time
+	var reported, looked time.Time
 	for {
 		job, err := j.cached.Get(name)
 		switch {
@@ -92,9 +92,7 @@ func (j *jobs) run(ctx context.Context, t *worker.Task) error {
 			return nil
 		case isJob(job, batchv1.JobFailed) != nil:
 			return j.failure(ctx, job)
-		// A pod on a node that is down counts as active, but not as ready: then no heartbeat is
-		// sent.
-		case ptr.Deref(job.Status.Ready, 0) > 0 && j.clock.Since(reported) >= t.HeartbeatInterval():
+		case j.clock.Since(reported) >= t.HeartbeatInterval() && j.isAlive(ctx, t, job, &looked):
 			if err := t.Report(ctx, worker.Progress{Message: fmt.Sprintf("The Job %s/%s runs", j.namespace, name)}); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Cannot report that the Job runs, will retry")
 			} else {
@@ -108,6 +106,31 @@ func (j *jobs) run(ctx context.Context, t *worker.Task) error {
 		case <-j.clock.After(jobPeriod):
 		}
 	}
+}
+
+// isAlive reports whether a pod of a Job works. A pod on a node that is down counts as active, but
+// not as ready. A pod whose init containers run is never ready, so isAlive then asks whether its
+// node is, once per interval of heartbeats.
+func (j *jobs) isAlive(ctx context.Context, t *worker.Task, job *batchv1.Job, looked *time.Time) bool {
+	if ptr.Deref(job.Status.Ready, 0) > 0 {
+		return true
+	}
+	if job.Status.Active == 0 || j.clock.Since(*looked) < t.HeartbeatInterval() {
+		return false
+	}
+	*looked = j.clock.Now()
+	node, err := j.kube.CoreV1().Nodes().Get(ctx, t.NodeName, metav1.GetOptions{})
+	pods, listErr := j.kube.CoreV1().Pods(job.Namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job.Name})
+	if err := errors.Join(err, listErr); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read whether an init container of the Job runs")
+		return false
+	}
+	isReady := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+	return isReady && slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool {
+		return slices.ContainsFunc(pod.Status.InitContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Running != nil })
+	})
 }
 
 // create creates the Job of a task unless it exists. It retries after an error that may pass.
