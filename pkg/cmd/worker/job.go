@@ -167,17 +167,17 @@ func (j *jobs) tryCreate(ctx context.Context, task *v1alpha1.NodeTask) error {
 	if err != nil {
 		return err
 	}
-	if err := j.isFree(ctx, task); err != nil {
+	if err := j.checkEarlier(ctx, task); err != nil {
 		return err
 	}
 	_, err = j.kube.BatchV1().Jobs(j.namespace).Create(ctx, job, metav1.CreateOptions{})
 	return err
 }
 
-// isFree returns an error while a pod of an earlier Job of this program is on the node, or may
+// checkEarlier returns an error while a pod of an earlier Job of this program is on the node, or may
 // still be created: the NodeTask of that Job was deleted, and in stage Cordon the server offers the
 // node again although it has pods.
-func (j *jobs) isFree(ctx context.Context, task *v1alpha1.NodeTask) error {
+func (j *jobs) checkEarlier(ctx context.Context, task *v1alpha1.NodeTask) error {
 	earlier, err := j.cached.List(labels.Everything())
 	if err != nil {
 		return err
@@ -193,7 +193,8 @@ func (j *jobs) isFree(ctx context.Context, task *v1alpha1.NodeTask) error {
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if strings.HasPrefix(pod.Labels[batchv1.JobNameLabel], nodePart(task)) && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+		job := pod.Labels[batchv1.JobNameLabel]
+		if job != jobName(task) && strings.HasPrefix(job, nodePart(task)) && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
 			return fmt.Errorf("the pod %s/%s of an earlier Job is on the node", pod.Namespace, pod.Name)
 		}
 	}
