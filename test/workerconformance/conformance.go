@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package workerconformance checks whether a worker, with or without the library, follows the
-// protocol of Haulout: in a cluster where Haulout and the worker run, on a node that the checks take
-// out of service.
+// protocol of Haulout: in a cluster where Haulout and the worker run, on a node that the checks
+// take out of service.
 package workerconformance
 
 import (

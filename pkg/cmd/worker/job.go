@@ -174,9 +174,9 @@ func (j *jobs) tryCreate(ctx context.Context, task *v1alpha1.NodeTask) error {
 	return err
 }
 
-// checkEarlier returns an error while a pod of an earlier Job of this program is on the node, or may
-// still be created: the NodeTask of that Job was deleted, and in stage Cordon the server offers the
-// node again although it has pods.
+// checkEarlier returns an error while a pod of an earlier Job of this program is on the node, or
+// may still be created: the NodeTask of that Job was deleted, and in stage Cordon the server offers
+// the node again although it has pods.
 func (j *jobs) checkEarlier(ctx context.Context, task *v1alpha1.NodeTask) error {
 	earlier, err := j.cached.List(labels.Everything())
 	if err != nil {

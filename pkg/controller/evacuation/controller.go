@@ -304,10 +304,10 @@ func (c *Controller) mustStay(r eviction.Request) bool {
 }
 
 // isDrained reports whether a maintenance drains the node of the pod that is to be evicted and no
-// worker stops it, the pod is not paused, and no drain plan keeps it. The nodemaintenance controller
-// reads the same caches before it requests an Evacuation. Since this is the last check before an
-// eviction is sent, no eviction follows a pause that the cache has, a claim that this process has
-// granted, or the end of the only maintenance that asks.
+// worker stops it, the pod is not paused, and no drain plan keeps it. The nodemaintenance
+// controller reads the same caches before it requests an Evacuation. Since this is the last check
+// before an eviction is sent, no eviction follows a pause that the cache has, a claim that this
+// process has granted, or the end of the only maintenance that asks.
 func (c *Controller) isDrained(evacuation *v1alpha1.Evacuation) bool {
 	pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name)
 	if err != nil {

@@ -367,7 +367,8 @@ func decideDone(f *facts) decision {
 }
 
 // decideFailed waits for a user, for a late result of the worker, or, if the result was not
-// verified, until it can be. It deletes the task when its maintenance has ended and has recorded it.
+// verified, until it can be. It deletes the task when its maintenance has ended and has recorded
+// it.
 func decideFailed(f *facts) decision {
 	switch {
 	case f.isForgotten():

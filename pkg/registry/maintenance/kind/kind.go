@@ -42,9 +42,9 @@ func (Base) NamespaceScoped() bool { return false }
 // AllowCreateOnUpdate returns false: only POST and server-side apply create objects.
 func (Base) AllowCreateOnUpdate(context.Context) bool { return false }
 
-// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy could
-// silently widen a selector again, remove a hold, or overwrite the status that another client has
-// just written. Patches and server-side apply do not need a version, since they contain only the
+// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy
+// could silently widen a selector again, remove a hold, or overwrite the status that another client
+// has just written. Patches and server-side apply do not need a version, since they contain only the
 // changed fields. kubectl replace reads the version itself.
 func (Base) AllowUnconditionalUpdate(context.Context) bool { return false }
 
@@ -63,8 +63,8 @@ func (Base) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return Fields(fieldpath.MakePathOrDie("status"))
 }
 
-// Now returns the time in whole seconds, the stored precision: a response must not differ from later
-// reads.
+// Now returns the time in whole seconds, the stored precision: a response must not differ from
+// later reads.
 func (b Base) Now() metav1.Time { return metav1.NewTime(b.Clock.Now()).Rfc3339Copy() }
 
 // ByServer reports whether the server itself makes a request.
