@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conformance checks whether a worker, with or without the library, follows the protocol of
-// Haulout: in a cluster where Haulout and the worker run, on a node that the checks take out of
-// service.
-package conformance
+// Package workerconformance checks whether a worker, with or without the library, follows the
+// protocol of Haulout: in a cluster where Haulout and the worker run, on a node that the checks
+// take out of service.
+package workerconformance
 
 import (
 	"cmp"
