@@ -163,15 +163,20 @@ func maintenanceName(arg string) string {
 		"nodemaintenances."+v1alpha1.GroupName)
 }
 
-// stored checks the flags, and reads the maintenance that the command changes.
-func (e *environment) stored(ctx context.Context, o *waitOptions, name string) (c clients, nm *v1alpha1.NodeMaintenance, err error) {
+// connectToChange checks the flags of a command that changes an object.
+func (e *environment) connectToChange(o *waitOptions) (clients, error) {
 	if o.dryRun.strategy == dryRunClient {
-		return c, nil, errors.New("invalid --dry-run=client: only the server can check whether the change is allowed; use --dry-run=server")
+		return clients{}, errors.New("invalid --dry-run=client: only the server can check whether the change is allowed; use --dry-run=server")
 	}
 	if err := o.validate(); err != nil {
-		return c, nil, err
+		return clients{}, err
 	}
-	if c, err = e.connect(); err != nil {
+	return e.connect()
+}
+
+// stored checks the flags, and reads the maintenance that the command changes.
+func (e *environment) stored(ctx context.Context, o *waitOptions, name string) (c clients, nm *v1alpha1.NodeMaintenance, err error) {
+	if c, err = e.connectToChange(o); err != nil {
 		return c, nil, err
 	}
 	nm, err = c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
