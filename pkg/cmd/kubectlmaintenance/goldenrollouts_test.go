@@ -120,6 +120,8 @@ var rolloutGoldens = map[string]golden{
 	"done-too-late":     {line: "done node-001 --failed", objects: rolling()},
 	"done-not-offered":  {line: "done node-005", objects: rolling()},
 
+	"cancel-unit": {line: "cancel kernel-6-12-node-005-2", objects: rolling()},
+
 	"completion-rollouts": {line: "__complete rollout hold ", objects: rolling()},
 	"completion-rollout":  {line: "__complete rollout ", objects: rolling()},
 	"completion-take":     {line: "__complete take ", objects: append(rolling(), offered()...)},
