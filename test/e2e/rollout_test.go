@@ -201,13 +201,14 @@ func TestRolloutHaltsAndIsHeld(t *testing.T) {
 			return v1alpha1.NodeTaskResultFailed
 		}
 	})
+	holder := framework.Name("holder")
+	cluster.Bind(t, holder, "haulout-rollout-holder")
 	r := roll(t, pool)
 	halted := rolloutUntil(t, r.Name, v1alpha1.ReasonHalted)
 	is.Equal(t, halted.Status.Nodes, v1alpha1.RolloutNodes{Total: 3, Failed: 1, Waiting: 2})
 	failed := halted.Status.Current[0].Unit
 	unschedulable(t, true, failed)
-	must.Get(rollouts(t).Patch(t.Context(), r.Name, types.MergePatchType,
-		[]byte(`{"spec":{"holds":[{"name":"ceph","reason":"rebuild"}]}}`), metav1.PatchOptions{}))(t)
+	must.Do(t, patchRollout(t, rolloutsOf(t, holder), r.Name, `{"spec":{"holds":[{"name":"ceph","reason":"rebuild"}]}}`, true))
 	close(broken)
 	must.Do(t, cluster.As(t).Haulout.MaintenanceV1alpha1().NodeTasks().Delete(t.Context(), failed, metav1.DeleteOptions{}))
 	framework.Until(t, "the node is done, and the rollout held", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
