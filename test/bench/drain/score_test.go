@@ -225,6 +225,15 @@ func TestGoals(t *testing.T) {
 		"with surge one replica was missing for a moment": {
 			[]result{newResult(maintenance, 10, withBudget(99, 0))}, []bool{false, true, true, true, true},
 		},
+		"with the webhook a fiftieth slower": {
+			[]result{newResult(maintenance, 9.8, allAvailable), newResult(withWebhook, 10, allAvailable)},
+			[]bool{true, true, true, true, true, true, true, true, true, true, true},
+		},
+		"with the webhook more than a fiftieth slower, and one replica was missing": {
+			[]result{newResult(maintenance, 9.7, allAvailable), newResult(withWebhook, 10, withBudget(99, 0))},
+			[]bool{true, true, true, true, true, false, false, true, true, true, true},
+		},
+		"the pool drain with the webhook has no goals": {[]result{newResult(drainPoolWebhook, 10, withRejected(100))}, nil},
 		"two rejected calls of a hundred": {
 			[]result{newResult(noSurge, 10, func(r *result) { r.Rejected = 2 })}, []bool{true, true, true, true},
 		},

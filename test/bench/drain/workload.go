@@ -5,6 +5,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -97,7 +98,8 @@ func (w workload) watched() []policyv1.PodDisruptionBudget {
 // isHopeless reports whether a contender can never drain the workload: the budgets allow no
 // disruption, and the contender does not start replacements first.
 func (w workload) isHopeless(contender string) bool {
-	return w.name == singleReplicas && contender != maintenance && contender != badInput
+	replacesFirst := []string{maintenance, withWebhook, badInput, drainPoolWebhook}
+	return w.name == singleReplicas && !slices.Contains(replacesFirst, contender)
 }
 
 func newDeployment(app string, replicas int) *appsv1.Deployment {
