@@ -22,6 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
+	"haulout.dev/haulout/test/bench/internal/apps"
 	"haulout.dev/haulout/test/oracle"
 )
 
@@ -51,12 +52,12 @@ func TestEnterLog(t *testing.T) {
 	pod := func(name, node string) *corev1.Pod {
 		return &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
-				Namespace: namespace, Name: name, UID: types.UID(name), Labels: map[string]string{appLabel: "app-00"},
+				Namespace: namespace, Name: name, UID: types.UID(name), Labels: map[string]string{apps.Label: "app-00"},
 			},
 			Spec: corev1.PodSpec{NodeName: node}, Status: build.Ready(),
 		}
 	}
-	budgets := newBudget("app-00", policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1))})
+	budgets := apps.Budget("app-00", policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1))})
 	budgets.Namespace = namespace
 	see := func(kind watch.EventType, object runtime.Object, after int) oracle.Observation {
 		return oracle.Observation{
