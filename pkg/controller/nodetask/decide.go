@@ -43,8 +43,8 @@ type facts struct {
 	// the node.
 	owner    *v1alpha1.NodeMaintenance
 	selected bool
-	// tasks are all NodeTasks of the owner, by node.
-	tasks map[string]*v1alpha1.NodeTask
+	// tasks returns all NodeTasks of the owner, by node. The status of the owner may be older.
+	tasks func() map[string]*v1alpha1.NodeTask
 	// holding are the maintenances that select and hold the node.
 	holding []*v1alpha1.NodeMaintenance
 	// assigns reports, by the UID of each maintenance in holding that has a task, whether its
@@ -234,17 +234,25 @@ func decideOffered(f *facts) decision {
 // work on it has failed, and begins again when the work on one has ended.
 func (f *facts) claimLeft() (left time.Duration, counts bool) {
 	since := []*metav1.Time{f.task.Status.StateTime, &f.task.CreationTimestamp}
-	for _, other := range f.tasks {
+	for i := range f.owner.Status.NodeStatuses {
+		other := f.owner.Status.NodeStatuses[i].Task
+		switch {
+		case other == nil:
+		case other.State != v1alpha1.NodeTaskDone && protocol.IsInHands(other.State):
+			return 0, false
+		default:
+			since = append(since, other.EndTime)
+		}
+	}
+	if left = f.left(seconds(f.task.Spec.ClaimDeadlineSeconds), since...); left > 0 {
+		return left, true
+	}
+	for _, other := range f.tasks() {
 		if protocol.IsInHands(other.Status.State) {
 			return 0, false
 		}
 	}
-	for i := range f.owner.Status.NodeStatuses {
-		if other := f.owner.Status.NodeStatuses[i].Task; other != nil {
-			since = append(since, other.EndTime)
-		}
-	}
-	return f.left(seconds(f.task.Spec.ClaimDeadlineSeconds), since...), true
+	return 0, true
 }
 
 func withdraw(why string) decision {

@@ -94,6 +94,7 @@ func inCordon(nm *v1alpha1.NodeMaintenance) {
 func newFacts(nm *v1alpha1.NodeMaintenance, changes ...func(*facts)) *facts {
 	f := &facts{now: noon, served: time.Hour, node: newNode(), holding: []*v1alpha1.NodeMaintenance{nm}}
 	f.assigns = map[types.UID]rights.Answer{nm.UID: {Allowed: true}, "uid-younger": {Allowed: true}, "uid-m": {Allowed: true}}
+	f.tasks = func() map[string]*v1alpha1.NodeTask { return nil }
 	f.doneWhen = func(expression string, _ v1alpha1.NodeVersions) (bool, error) {
 		if expression == "error" {
 			return false, errors.New("no such key: kernalVersion")
@@ -140,16 +141,20 @@ func result(r v1alpha1.NodeTaskResult) func(*v1alpha1.NodeTask) {
 // beside adds the NodeTask of another node of the same maintenance.
 func beside(state v1alpha1.NodeTaskState) func(*facts) {
 	return func(f *facts) {
-		f.tasks = map[string]*v1alpha1.NodeTask{"one": f.task, "two": {Status: v1alpha1.NodeTaskStatus{State: state}}}
+		f.tasks = func() map[string]*v1alpha1.NodeTask {
+			return map[string]*v1alpha1.NodeTask{"one": f.task, "two": {Status: v1alpha1.NodeTaskStatus{State: state}}}
+		}
 	}
 }
 
-// workedOn adds a node to a maintenance on which the work ended five minutes ago.
-func workedOn(nm *v1alpha1.NodeMaintenance) {
-	nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
-		NodeRef: v1alpha1.NodeReference{Name: "two"},
-		Task:    &v1alpha1.NodeMaintenanceNodeTask{State: v1alpha1.NodeTaskDone, EndTime: ago(5 * time.Minute)},
-	})
+// workedOn adds a node to a maintenance whose state began five minutes ago.
+func workedOn(state v1alpha1.NodeTaskState) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef: v1alpha1.NodeReference{Name: "two"},
+			Task:    &v1alpha1.NodeMaintenanceNodeTask{State: state, EndTime: ago(5 * time.Minute)},
+		})
+	}
 }
 
 func also(nm *v1alpha1.NodeMaintenance) func(*facts) {
@@ -277,10 +282,11 @@ func TestDecideOffered(t *testing.T) {
 		"nobody came, and not to another node": {
 			newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(offered)), wanted{step: stepRelease, event: EventFailed},
 		},
-		"nobody came, but another node is worked on": {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskClaimed)), wanted{}},
-		"nobody came, but another node is verified":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskVerifying)), wanted{}},
-		"nobody came, but another node has failed":   {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskFailed)), wanted{}},
-		"nobody came after another node was done":    {newFacts(newMaintenance("m", workedOn), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
+		"nobody came, but another node is worked on":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskClaimed)), wanted{}},
+		"nobody came, but another node is verified":   {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskVerifying)), wanted{}},
+		"nobody came, but another node has failed":    {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskFailed)), wanted{}},
+		"nobody came after another node was done":     {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskDone)), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
+		"nobody came while another node is worked on": {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskClaimed)), withTask(offered, since(time.Hour))), wanted{}},
 	} {
 		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
 	}

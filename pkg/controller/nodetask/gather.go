@@ -57,7 +57,7 @@ func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	case err != nil:
 		return nil, err
 	case owner.UID == f.task.Spec.Maintenance.UID:
-		f.tasks = c.state.TasksOf(owner.UID)
+		f.tasks = func() map[string]*v1alpha1.NodeTask { return c.state.TasksOf(owner.UID) }
 		f.owner, f.selected = owner, slices.Contains(c.selection.MaintenancesOn(name), owner.Name)
 	}
 	return f, nil

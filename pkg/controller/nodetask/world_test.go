@@ -157,7 +157,7 @@ func (w *world) sync(v view, name string) {
 		}
 	}
 	if f.task != nil {
-		f.tasks = v.tasksOf(f.task.Spec.Maintenance.UID)
+		f.tasks = func() map[string]*v1alpha1.NodeTask { return v.tasksOf(f.task.Spec.Maintenance.UID) }
 		if owner := v.maintenances[f.task.Spec.Maintenance.Name]; owner != nil && owner.UID == f.task.Spec.Maintenance.UID {
 			f.owner, f.selected = owner, selects(owner, name) && !v1alpha1.IsDone(owner)
 		}
