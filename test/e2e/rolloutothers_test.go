@@ -159,6 +159,7 @@ func TestRolloutGoesOnAfterAFailure(t *testing.T) {
 	is.True(t, r.Status.Current[0].Unit == failing && r.Status.Current[0].Phase == v1alpha1.RolloutPhaseFailed, "got the units %+v, want the failed one", r.Status.Current)
 	unschedulable(t, true, failing)
 	unschedulable(t, false, nodes[1:]...)
+	waitFor(t, recorder, oracle.PutBack([]string{failing}))
 	log, err := recorder.Log()
 	found, out := oracle.Outages(log, oracle.Limit{Nodes: 2})
 	framework.Accept(t, found, err)

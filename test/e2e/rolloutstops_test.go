@@ -171,3 +171,50 @@ func TestHoldStopsDrains(t *testing.T) {
 	}
 	is.True(t, evictions > 0, "the audit log has no eviction of pod %s", pods[0].Name)
 }
+
+// TestClaimedNodesAreKept has a worker that has its node when the rollout should end or stop. The
+// worker keeps the node until its work is verified.
+func TestClaimedNodesAreKept(t *testing.T) {
+	t.Parallel() // the test mostly waits
+	for sentence, stop := range map[string]func(t *testing.T, rollout, maintenance string){
+		"the rollout is stopped": func(t *testing.T, rollout, _ string) {
+			t.Helper()
+			setRollout(t, rollout, "stage", v1alpha1.RolloutStageComplete)
+			rolloutUntil(t, rollout, v1alpha1.ReasonStopped)
+		},
+		"the rollout is deleted": func(t *testing.T, rollout, maintenance string) {
+			t.Helper()
+			must.Do(t, rollouts(t).Delete(t.Context(), rollout, metav1.DeleteOptions{}))
+			framework.Until(t, maintenance+" is being deleted", cluster.As(t).Maintenances(), maintenance, func(nm *v1alpha1.NodeMaintenance) bool {
+				return nm.DeletionTimestamp != nil
+			})
+		},
+		"the window closes": func(t *testing.T, rollout, _ string) {
+			t.Helper()
+			setRollout(t, rollout, "windows", []v1alpha1.RolloutWindow{openFor(-time.Minute)})
+			rolloutUntil(t, rollout, v1alpha1.ReasonOutsideWindow)
+		},
+		"a hold stops drains": func(t *testing.T, rollout, _ string) {
+			t.Helper()
+			setRollout(t, rollout, "holds", []v1alpha1.RolloutHold{{Name: "power", Stops: v1alpha1.RolloutHoldDrains}})
+			rolloutUntil(t, rollout, v1alpha1.ReasonHeld)
+		},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			t.Parallel()
+			pool, _ := cluster.NewPool(t, 1, true)
+			work, claimed, pass := gated(t, func(string) v1alpha1.NodeTaskResult { return v1alpha1.NodeTaskResultDone })
+			runWorker(t, pool, work)
+			r := roll(t, pool, func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.WhenClosed = v1alpha1.RolloutClosedWithdraw })
+			node := next(t, claimed)
+			unit := untilUnit(t, r.Name, v1alpha1.RolloutPhaseClaimed)
+			stop(t, r.Name, unit.Maintenance)
+			close(pass)
+			untilTask(t, node, v1alpha1.NodeTaskVerifying)
+			unschedulable(t, true, node)
+			is.Equal(t, install(t, node), v1alpha1.NodeTaskResultDone)
+			framework.UntilGone(t, "the task of finished work is deleted", tasks(t), node)
+			unschedulable(t, false, node)
+		})
+	}
+}

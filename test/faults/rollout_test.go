@@ -197,7 +197,7 @@ func (x *outlived) check(judge *oracle.Recorder, w *worker, r *v1alpha1.NodeMain
 	found, err := judge.Verdict(oracle.Rules{Server: serverUser, SeesLate: true})
 	framework.Accept(x.t, found, err)
 	w.check(x.nodes)
-	framework.EventuallyWithin(x.t, drainTime, "no NodeTask is left, and the rollout is deleted", func(ctx context.Context) (bool, error) {
+	framework.EventuallyWithin(x.t, rollTime, "no NodeTask is left, and the rollout is deleted", func(ctx context.Context) (bool, error) {
 		tasks, err := client.NodeTasks().List(ctx, metav1.ListOptions{FieldSelector: "spec.worker=" + w.class})
 		if err != nil || len(tasks.Items) > 0 {
 			return false, errors.Join(err, fmt.Errorf("NodeTasks: %+v", tasks))
