@@ -383,7 +383,7 @@ bench: bench-programs ## Drain the same pods by kubectl, a bare loop and a NodeM
 	@$(if $(BENCH_FLAGS),:,$(BIN)/rollout $(ROLLOUT_FLAGS))
 
 .PHONY: rollouts
-rollouts: bench-programs ## Measure the speed, the writes, the decisions and the memory of rollouts (an hour, 12 GB; ROLLOUT_FLAGS='--parts=trips,writes,decision')
+rollouts: bench-programs ## Measure the speed, the writes, the decisions and the memory of rollouts (an hour, 8 GB; ROLLOUT_FLAGS='--parts=trips,writes,decision')
 	@$(BIN)/rollout $(ROLLOUT_FLAGS)
 
 # What bin/clients is told: the flags that `bin/clients --help` explains.

@@ -134,12 +134,10 @@ func (c *cluster) roll(ctx context.Context, s settings) error {
 		if err != nil {
 			return false, err
 		}
-		progressing := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
-		if progressing != nil && progressing.Reason == v1alpha1.ReasonHalted {
-			return false, errors.New(progressing.Message)
+		if stalled := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionStalled); stalled != nil {
+			return false, errors.New(stalled.Message)
 		}
-		done := progressing != nil && progressing.Reason == v1alpha1.ReasonRolloutComplete
-		return done && int(r.Status.Nodes.Done) == s.nodes, nil
+		return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) && int(r.Status.Nodes.Done) == s.nodes, nil
 	})
 	cancel()
 	return errors.Join(err, <-stopped)

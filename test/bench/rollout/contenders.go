@@ -88,28 +88,27 @@ func (c *cluster) roll(ctx context.Context, s settings, version string) error {
 	if _, err = rollouts.Create(ctx, r, metav1.CreateOptions{}); err == nil {
 		err = wait.PollUntilContextCancel(ctx, lookAgain, true, func(ctx context.Context) (bool, error) {
 			now, err := rollouts.Get(ctx, r.Name, metav1.GetOptions{})
-			if err != nil {
-				return false, err
+			if err == nil {
+				r = now
 			}
-			return isComplete(now)
+			return isOver(r), err
 		})
 	}
 	stop()
-	return errors.Join(err, <-stopped)
+	if err = errors.Join(err, <-stopped); err != nil || !isComplete(r) {
+		return errors.Join(fmt.Errorf("rollout %s is not complete: %+v", r.Name, r.Status.Conditions), err)
+	}
+	return nil
 }
 
-// isComplete reports whether all nodes of a rollout are done. It returns an error if the rollout
-// can never be.
-func isComplete(r *v1alpha1.NodeMaintenanceRollout) (bool, error) {
-	progressing := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
-	if progressing == nil {
-		return false, nil
-	}
-	switch progressing.Reason {
-	case v1alpha1.ReasonHalted, v1alpha1.ReasonNodesSkipped, v1alpha1.ReasonNodesBlocked:
-		return false, fmt.Errorf("rollout %s: %s: %s", r.Name, progressing.Reason, progressing.Message)
-	}
-	return progressing.Reason == v1alpha1.ReasonRolloutComplete, nil
+// isComplete reports whether all nodes of a rollout are done.
+func isComplete(r *v1alpha1.NodeMaintenanceRollout) bool {
+	return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete)
+}
+
+// isOver reports whether a rollout is complete, or has failed.
+func isOver(r *v1alpha1.NodeMaintenanceRollout) bool {
+	return isComplete(r) || meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionStalled)
 }
 
 // loop takes all nodes out of service and back with a number of goroutines, of which each takes one

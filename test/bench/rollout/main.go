@@ -15,6 +15,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -131,6 +132,11 @@ func (s settings) check() error {
 	if s.pods%s.deployments != 0 {
 		return fmt.Errorf("--pods=%d: must be a multiple of --deployments=%d, which have equal numbers of pods", s.pods, s.deployments)
 	}
+	if s.before != "" {
+		if _, err := os.Stat(filepath.Join(s.before, "haulout-apiserver")); err != nil {
+			return fmt.Errorf("--before=%s: must be a folder with haulout-apiserver and the programs of its development cluster: %w", s.before, err)
+		}
+	}
 	for _, duration := range []struct {
 		flag       string
 		value, min time.Duration
@@ -165,15 +171,16 @@ func run(ctx context.Context, s settings, out io.Writer) error {
 		if !part.wanted {
 			continue
 		}
-		if err := part.measure(ctx, s, r, out); err != nil {
-			return err
+		if err = part.measure(ctx, s, r, out); err != nil {
+			break
 		}
 	}
 	if has(partDrains) && s.before == "" {
 		fmt.Fprintln(out, "Drains without rollouts are not compared: --before names no folder")
 	}
+	// After a failure, the parts before it still count.
 	r.judge()
-	return r.publish(out, s.json)
+	return errors.Join(err, r.publish(out, s.json))
 }
 
 // measureCluster measures the writes and the trips on one cluster.

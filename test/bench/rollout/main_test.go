@@ -21,7 +21,8 @@ func TestSettings(t *testing.T) {
 	}{
 		"the defaults are valid":                        {},
 		"a small size":                                  {args: []string{"--nodes=30", "--pods=60", "--deployments=6", "--memory-nodes=100", "--memory-pods=1000"}},
-		"two parts":                                     {args: []string{"--parts=trips,drains", "--before=old/bin"}},
+		"two parts":                                     {args: []string{"--parts=trips,decision"}},
+		"a folder without the programs":                 {args: []string{"--before=nothing"}, fails: "--before=nothing"},
 		"an unknown part":                               {args: []string{"--parts=speed"}, fails: "--parts"},
 		"more places than the server allows":            {args: []string{"--percent=21"}, fails: "--percent=21: must be from 1 to 20"},
 		"no node is left after the ramp":                {args: []string{"--nodes=2", "--pods=50"}, fails: "--nodes=2"},
@@ -49,17 +50,15 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-func TestIsComplete(t *testing.T) {
-	for reason, want := range map[string]struct{ complete, fails bool }{
-		"": {}, v1alpha1.ReasonRolling: {}, v1alpha1.ReasonAtLimit: {}, v1alpha1.ReasonRolloutComplete: {complete: true},
-		v1alpha1.ReasonHalted: {fails: true}, v1alpha1.ReasonNodesSkipped: {fails: true}, v1alpha1.ReasonNodesBlocked: {fails: true},
+func TestIsOver(t *testing.T) {
+	for condition, want := range map[string]struct{ complete, over bool }{
+		v1alpha1.ConditionProgressing: {}, v1alpha1.ConditionComplete: {true, true}, v1alpha1.ConditionStalled: {false, true},
 	} {
 		r := &v1alpha1.NodeMaintenanceRollout{}
-		if reason != "" {
-			r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgressing, Reason: reason}}
-		}
-		complete, err := isComplete(r)
-		is.Equal(t, complete, want.complete, reason)
-		is.True(t, (err != nil) == want.fails, "%s: got error %v", reason, err)
+		r.Status.Conditions = []metav1.Condition{{Type: condition, Status: metav1.ConditionTrue}}
+		is.Equal(t, isComplete(r), want.complete, condition)
+		is.Equal(t, isOver(r), want.over, condition)
+		r.Status.Conditions[0].Status = metav1.ConditionFalse
+		is.True(t, !isOver(r), "a rollout is over although %s is False", condition)
 	}
 }

@@ -24,9 +24,9 @@ type decision struct {
 	PlanSeconds  []float64 `json:"planSeconds"`
 }
 
-// measureDecision runs by turns the Go benchmarks of a round of decisions for 20 rollouts over 5,000
-// nodes, and of a plan for the drains of such a cluster. Make compiles their packages into the
-// folder of the programs.
+// measureDecision runs by turns the Go benchmarks of a round of decisions for 20 rollouts over
+// 5,000 nodes, and of a plan for the drains of such a cluster. Make compiles their packages into
+// the folder of the programs.
 func measureDecision(ctx context.Context, s settings, r *report, out io.Writer) error {
 	fmt.Fprintln(out, "Decide for 20 rollouts over 5,000 nodes, and plan the drains of such a cluster")
 	r.Decision = &decision{}
@@ -78,9 +78,13 @@ type memory struct {
 // measureMemory runs the program memory, which has a cluster of its own.
 func measureMemory(ctx context.Context, s settings, r *report, out io.Writer) error {
 	fmt.Fprintf(out, "Roll %d nodes with %d pods, which stay, and compare the heap of the server\n", s.memoryNodes, s.memoryPods)
-	r.Memory = &memory{}
-	return runForReport(ctx, filepath.Join(s.bin, "memory"), r.Memory, "--rollout", "--bin="+s.bin, fmt.Sprint("--gogc=", s.gogc),
+	var m memory
+	err := runForReport(ctx, filepath.Join(s.bin, "memory"), &m, "--rollout", "--bin="+s.bin, fmt.Sprint("--gogc=", s.gogc),
 		fmt.Sprint("--nodes=", s.memoryNodes), fmt.Sprint("--pods=", s.memoryPods), "--drain=1")
+	if err == nil {
+		r.Memory = &m
+	}
+	return err
 }
 
 // drains has the times of drains without rollouts by the programs in --bin and in --before, one for

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"text/tabwriter"
 	"time"
@@ -59,7 +60,10 @@ type report struct {
 func (r *report) judge() {
 	var all []goals.Goal
 	add := func(text string, value, bound float64) {
-		all = append(all, goals.Goal{Text: text, Value: value, Bound: bound})
+		// A part that has failed may have one half of a ratio only.
+		if !math.IsNaN(value) && !math.IsInf(value, 0) {
+			all = append(all, goals.Goal{Text: text, Value: value, Bound: bound})
+		}
 	}
 	if len(r.Rollouts) > 0 {
 		of := func(trips []trip, figure func(t trip) float64) float64 {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -70,9 +71,13 @@ func TestJudge(t *testing.T) {
 			}
 		})
 	}
-	empty := &report{}
-	empty.judge()
-	is.Equal(t, len(empty.Goals), 0, "goals of parts that were not measured")
+	for name, r := range map[string]*report{
+		"nothing was measured": {}, "the loop failed": {Rollouts: []trip{{AfterSeconds: 1}}}, "the plan failed": {Decision: &decision{RoundSeconds: []float64{1}}},
+		"the first drain failed": {Drains: &drains{}},
+	} {
+		r.judge()
+		is.True(t, !slices.ContainsFunc(r.Goals, func(g goals.Goal) bool { return strings.HasPrefix(g.Text, "time of") }), "%s: got goals %v", name, r.Goals)
+	}
 }
 
 func TestPublish(t *testing.T) {
