@@ -285,6 +285,8 @@ func TestRolloutHaltsAndIsHeld(t *testing.T) {
 	unschedulable(t, true, failed)
 	must.Do(t, patchRollout(t, rolloutsOf(t, holder), r.Name, `{"spec":{"holds":[{"name":"ceph","reason":"rebuild"}]}}`, true))
 	close(broken)
+	must.Do(t, cluster.As(t).Haulout.MaintenanceV1alpha1().NodeTasks().Delete(t.Context(), failed, metav1.DeleteOptions{}))
+	framework.Until(t, "the node is done, and the rollout held", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
 		progressing := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
 		return r.Status.Nodes.Done == 1 && len(r.Status.Current) == 0 && progressing.Reason == v1alpha1.ReasonHeld && strings.Contains(progressing.Message, holder)
 	})
