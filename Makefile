@@ -163,7 +163,7 @@ KUBE_MODULE := $(CLUSTER_MODULE)/kube/$(KUBE)
 KUBE_BIN := $(BIN)/kube-$(KUBE)
 KUBE_RELEASE := $(shell sed -nE 's/^\tk8s.io\/kubernetes (v[^ ]+).*/\1/p' $(KUBE_MODULE)/go.mod)
 KUBECTL_PACKAGE := k8s.io/kubernetes/cmd/kubectl
-ifneq ($(filter bench cgroup2 demo kube kubeadm nightly reboots scheduler,$(MAKECMDGOALS)),)
+ifneq ($(filter bench cgroup2 demo kube kubeadm nightly reboots rollouts scheduler,$(MAKECMDGOALS)),)
 $(error KUBE=$(KUBE): make $(MAKECMDGOALS) runs without KUBE only)
 endif
 else
@@ -364,13 +364,27 @@ memory: cluster-binaries build ## Measure what the server takes with 5,000 nodes
 	go build $(GO_BUILD_FLAGS) -o $(BIN)/memory ./test/bench/memory
 	@$(BIN)/memory $(MEMORY_FLAGS)
 
-# What bin/bench is told: the flags that `bin/bench --help` explains.
+# What bin/bench and bin/rollout are told: the flags that `--help` explains.
 BENCH_FLAGS ?=
+ROLLOUT_FLAGS ?=
+
+# bin/rollout runs all of these.
+.PHONY: bench-programs
+bench-programs: cluster-binaries build
+	go build $(GO_BUILD_FLAGS) -o $(BIN)/bench ./test/bench/drain
+	go build $(GO_BUILD_FLAGS) -o $(BIN)/memory ./test/bench/memory
+	go build $(GO_BUILD_FLAGS) -o $(BIN)/rollout ./test/bench/rollout
+	go test -c $(GO_BUILD_FLAGS) -o $(BIN)/next.test ./pkg/rollout/next
+	go test -c $(GO_BUILD_FLAGS) -o $(BIN)/plan.test ./pkg/drain/plan
 
 .PHONY: bench
-bench: cluster-binaries build ## Drain the same pods by kubectl, a bare loop and a NodeMaintenance and compare (a quarter of an hour; BENCH_FLAGS='--pods=60 --nodes=6 --repetitions=4')
-	go build $(GO_BUILD_FLAGS) -o $(BIN)/bench ./test/bench/drain
+bench: bench-programs ## Drain the same pods by kubectl, a bare loop and a NodeMaintenance and compare (half an hour; BENCH_FLAGS='--pods=60 --nodes=6 --repetitions=4'); without BENCH_FLAGS, then the same as rollouts
 	@$(BIN)/bench $(BENCH_FLAGS)
+	@$(if $(BENCH_FLAGS),:,$(BIN)/rollout $(ROLLOUT_FLAGS))
+
+.PHONY: rollouts
+rollouts: bench-programs ## Measure the speed, the writes, the decisions and the memory of rollouts (an hour, 8 GB; ROLLOUT_FLAGS='--parts=trips,writes,decision')
+	@$(BIN)/rollout $(ROLLOUT_FLAGS)
 
 # What bin/clients is told: the flags that `bin/clients --help` explains.
 CLIENTS_FLAGS ?=

@@ -13,6 +13,7 @@ searches=(
 	TestProtocol
 	TestRandomFaults
 	TestRandomFaultsOfEtcdCluster
+	TestRolloutsOutliveKills
 	TestStorm
 )
 # Each has a cluster of its own, with a cluster of etcd beside it.

@@ -37,7 +37,7 @@ func TestWorkers(t *testing.T) {
 		"worker-reboot":          {reboots, true},
 		"worker-reboot-required": {append([]string{" [] [nodes/status] [] [patch]", " [] [nodes] [] [get]"}, reboots...), true},
 		"worker-job": {append([]string{
-			" [maintenance.haulout.dev] [workers] [] [progress]",
+			" [maintenance.haulout.dev] [workers] [] [progress]", " [] [nodes] [] [get]",
 			"haulout-workers [] [pods] [] [list]", "haulout-workers [] [podtemplates] [] [get]", "haulout-workers [batch] [jobs] [] [list watch create]",
 		}, claims...), false},
 	} {

@@ -28,6 +28,7 @@ const (
 )
 
 func tasks(tb testing.TB) clientv1alpha1.NodeTaskInterface {
+	tb.Helper()
 	return cluster.As(tb).Haulout.MaintenanceV1alpha1().NodeTasks()
 }
 

@@ -5,7 +5,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -40,7 +39,7 @@ func createRollout(t *testing.T, user, pool string) string {
 			if err != nil {
 				return false, err
 			}
-			return len(left.Items) == 0, fmt.Errorf("%d are left", len(left.Items))
+			return len(left.Items) == 0, nil
 		})
 	})
 	return r.Name
@@ -101,7 +100,7 @@ func TestPluginRollsByHand(t *testing.T) {
 	s.run(t, 0, "rollout retry "+name+" "+nodes[1], nodes[1]+" retried")
 	s.run(t, 0, "take "+nodes[1]+" --wait --timeout=2m", nodes[1]+" taken")
 	s.run(t, 0, "done "+nodes[1], nodes[1]+" done")
-	s.run(t, 0, "rollout status "+name+" --watch", "Complete", "2 of 2 nodes done")
+	s.run(t, 0, "rollout status "+name+" --watch", "Complete", "2 of 2 done")
 	unschedulable(t, false, nodes...)
 	s.run(t, 0, "rollout stop "+name, name+" stopped")
 	s.run(t, 1, "rollout hold "+name+" --reason=late", "cannot be changed")

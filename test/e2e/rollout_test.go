@@ -6,14 +6,15 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
@@ -24,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // kernelLabel is the label that the workers of the rollouts change, to the value newKernel.
@@ -46,7 +48,7 @@ func roll(t *testing.T, pool string, modify ...func(*v1alpha1.NodeMaintenanceRol
 		Spec: v1alpha1.NodeMaintenanceRolloutSpec{
 			Stage: v1alpha1.RolloutStageRoll, NodeSelector: framework.Select(framework.Pool, pool),
 			Template: v1alpha1.RolloutTemplate{Task: &v1alpha1.NodeMaintenanceTask{
-				Worker: pool + ".example.com", DoneWhen: fmt.Sprintf("%[1]q in node.metadata.labels && node.metadata.labels[%[1]q] == %[2]q", kernelLabel, newKernel),
+				Worker: pool + ".example.com", DoneWhen: labelled(kernelLabel, newKernel),
 			}},
 		},
 	}, modify...)
@@ -55,15 +57,54 @@ func roll(t *testing.T, pool string, modify ...func(*v1alpha1.NodeMaintenanceRol
 		if t.Failed() {
 			cluster.Diagnose(t)
 		}
-		err := rollouts(t).Delete(context.Background(), r.Name, metav1.DeleteOptions{})
-		is.True(t, err == nil || apierrors.IsNotFound(err), "delete rollout %s: %v", r.Name, err)
+		removeRollout(t, r)
 	})
 	return r
 }
 
-// runWorker claims the NodeTasks of a pool until the test ends. work does the work on a node, and
-// returns its result.
-func runWorker(t *testing.T, pool string, work func(node string) v1alpha1.NodeTaskResult) {
+// removeRollout deletes a rollout, and waits until its nodes are released. It takes back those that
+// the worker had at the end of the test: a NodeTask without a node would take a place in all other
+// rollouts.
+func removeRollout(t *testing.T, r *v1alpha1.NodeMaintenanceRollout) {
+	t.Helper()
+	admin := cluster.As(noContext{t}).Haulout.MaintenanceV1alpha1()
+	err := admin.NodeMaintenanceRollouts().Delete(noContext{t}.Context(), r.Name, metav1.DeleteOptions{})
+	is.True(t, err == nil || apierrors.IsNotFound(err), "delete rollout %s: %v", r.Name, err)
+	framework.Eventually(noContext{t}, "the maintenances of rollout "+r.Name+" are gone", func(ctx context.Context) (bool, error) {
+		left, err := admin.NodeMaintenances().List(ctx, metav1.ListOptions{LabelSelector: v1alpha1.LabelRollout + "=" + r.Name})
+		if err != nil || len(left.Items) == 0 {
+			return err == nil, err
+		}
+		tasks, err := admin.NodeTasks().List(ctx, metav1.ListOptions{FieldSelector: "spec.worker=" + r.Spec.Template.Task.Worker})
+		if err != nil {
+			return false, err
+		}
+		for i := range tasks.Items {
+			if task := &tasks.Items[i]; slices.ContainsFunc(left.Items, func(nm v1alpha1.NodeMaintenance) bool { return nm.UID == task.Spec.Maintenance.UID }) {
+				// The next attempt repeats a failed deletion.
+				_ = admin.NodeTasks().Delete(ctx, task.Name, metav1.DeleteOptions{})
+			}
+		}
+		return false, fmt.Errorf("%d are left", len(left.Items))
+	})
+}
+
+// as sets the class of the workers of a rollout: the name of a worker, with the domain that
+// runWorker adds. doneWhen is the condition for their nodes.
+func as(worker, doneWhen string) func(*v1alpha1.NodeMaintenanceRollout) {
+	return func(r *v1alpha1.NodeMaintenanceRollout) {
+		r.Spec.Template.Task = &v1alpha1.NodeMaintenanceTask{Worker: worker + ".example.com", DoneWhen: doneWhen}
+	}
+}
+
+// labelled returns the condition that a node has a label with a value.
+func labelled(key, value string) string {
+	return fmt.Sprintf("%[1]q in node.metadata.labels && node.metadata.labels[%[1]q] == %[2]q", key, value)
+}
+
+// runWorker claims the NodeTasks of its class, which roll names by the pool, until the test ends.
+// work does the work on a node, and returns its result.
+func runWorker(t *testing.T, name string, work func(node string) v1alpha1.NodeTaskResult) {
 	t.Helper()
 	tasks := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeTasks()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -78,7 +119,7 @@ func runWorker(t *testing.T, pool string, work func(node string) v1alpha1.NodeTa
 	go func() {
 		defer close(done)
 		for ticker := time.Tick(200 * time.Millisecond); ctx.Err() == nil; <-ticker {
-			list, err := tasks.List(ctx, metav1.ListOptions{FieldSelector: "spec.worker=" + pool + ".example.com"})
+			list, err := tasks.List(ctx, metav1.ListOptions{FieldSelector: "spec.worker=" + name + ".example.com"})
 			if err != nil {
 				continue
 			}
@@ -116,74 +157,108 @@ func rolloutUntil(t *testing.T, name, reason string) *v1alpha1.NodeMaintenanceRo
 	})
 }
 
-// outOf watches the nodes of a pool until the returned function is called, which returns the
-// violations of the limits: more than most nodes were out, or nodes of two zones.
-func outOf(t *testing.T, pool string, most int) (violations func() []string) {
+// recordNodes records the changes of the nodes of a pool from now to the end of the test.
+func recordNodes(t *testing.T, pool string) *oracle.Recorder {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	w := must.Get(cluster.As(t).Nodes().Watch(ctx, metav1.ListOptions{LabelSelector: framework.Pool + "=" + pool}))(t)
-	var found []string
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		out := map[string]string{}
-		for event := range w.ResultChan() {
-			node, ok := event.Object.(*corev1.Node)
-			if !ok {
-				continue
-			}
-			delete(out, node.Name)
-			if node.Spec.Unschedulable {
-				out[node.Name] = node.Labels[zoneLabel]
-			}
-			zones := map[string]bool{}
-			for _, zone := range out {
-				zones[zone] = true
-			}
-			if len(out) > most || len(zones) > 1 {
-				found = append(found, fmt.Sprint(out))
-			}
-		}
-	}()
-	return func() []string {
-		cancel()
-		w.Stop()
-		<-done
-		return found
-	}
+	return cluster.Record(t, oracle.Scope{
+		Only: []string{"nodes"}, Nodes: labels.SelectorFromSet(labels.Set{framework.Pool: pool}),
+	})
 }
 
-// TestRolloutZoneByZone rolls six nodes in three zones, of which one has the new kernel already.
+// neverMoreOut waits until all recorded nodes are schedulable, and reports the times at which they
+// broke a limit. So many were out at the same time at least, or the recorder has seen too little.
+func neverMoreOut(t *testing.T, recorder *oracle.Recorder, atLeast int, limits ...oracle.Limit) {
+	t.Helper()
+	waitFor(t, recorder, oracle.PutBack(nil))
+	log, err := recorder.Log()
+	found, most := oracle.Outages(log, limits...)
+	framework.Accept(t, found, err)
+	is.True(t, most >= atLeast, "at most %d nodes were out of service at the same time, want at least %d", most, atLeast)
+}
+
+// fleetOfZones is the size of TestRolloutZoneByZone.
+type fleetOfZones struct {
+	nodes, apps, replicas, budget int
+	// percent is the limit of the rollout, and out the number of nodes that it is.
+	percent string
+	out     int
+	// patience is the time that the rollout may take.
+	patience time.Duration
+}
+
+// TestRolloutZoneByZone installs a new kernel on six nodes in three zones, of which one has it
+// already. With E2E_FULL=1, there are 60 nodes with 300 pods.
 func TestRolloutZoneByZone(t *testing.T) {
 	t.Parallel() // the test mostly waits
-	pool, nodes := cluster.NewPool(t, 6, true)
+	size := fleetOfZones{nodes: 6, apps: 1, replicas: 6, budget: 2, percent: "40%", out: 2, patience: framework.Timeout}
+	if framework.Full(t) {
+		size = fleetOfZones{nodes: 60, apps: 10, replicas: 30, budget: 3, percent: "10%", out: 6, patience: 15 * time.Minute}
+	}
+	pool, nodes := cluster.NewPool(t, size.nodes, true)
 	for i, node := range nodes {
-		must.Do(t, label(t, cluster.As(t), node, zoneLabel, fmt.Sprintf("zone-%d", i/2)))
+		must.Do(t, label(t, cluster.As(t), node, zoneLabel, fmt.Sprintf("zone-%d", i/(size.nodes/3))))
 	}
-	must.Do(t, label(t, cluster.As(t), nodes[0], kernelLabel, newKernel))
+	must.Do(t, setKernel(t, nodes[0]))
 	namespace := cluster.NewNamespace(t)
-	cluster.Deployment(t, namespace, "web", pool, 6)
-	cluster.Budget(t, namespace, "web", 2)
-	violations := outOf(t, pool, 2)
-	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult { return install(t, node) })
-	r := roll(t, pool, func(r *v1alpha1.NodeMaintenanceRollout) {
-		r.Spec.Limits = []v1alpha1.RolloutLimit{
-			{MaxUnavailable: ptr.To(intstr.FromString("40%"))}, {MaxDomains: ptr.To[int32](1), TopologyKey: zoneLabel},
+	for i := range size.apps {
+		name := fmt.Sprintf("web-%d", i)
+		cluster.Deployment(t, namespace, name, pool, int32(size.replicas))
+		cluster.Budget(t, namespace, name, size.budget)
+	}
+	recorder := cluster.Judge(t, pool, namespace)
+	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult {
+		if err := setKernel(t, node); err != nil {
+			t.Errorf("install the kernel on node %s: %v", node, err)
+			return v1alpha1.NodeTaskResultFailed
 		}
+		return v1alpha1.NodeTaskResultDone
 	})
-	r = rolloutUntil(t, r.Name, v1alpha1.ReasonRolloutComplete)
-	is.Equal(t, r.Status.Nodes, v1alpha1.RolloutNodes{Total: 6, Done: 6})
-	unschedulable(t, false, nodes...)
-	for _, found := range violations() {
-		t.Errorf("too many nodes, or nodes of two zones, were out: %s", found)
+	r := roll(t, pool, as(pool, "node.status.nodeInfo.kernelVersion.startsWith('"+newKernel+".')"), func(r *v1alpha1.NodeMaintenanceRollout) {
+		r.Spec.Limits = []v1alpha1.RolloutLimit{
+			{MaxUnavailable: ptr.To(intstr.FromString(size.percent))}, {MaxDomains: ptr.To[int32](1), TopologyKey: zoneLabel},
+		}
+		// A window that is always open, in a zone of which the server's image has no file.
+		r.Spec.Windows = []v1alpha1.RolloutWindow{{Schedule: "* * * * *", Duration: metav1.Duration{Duration: time.Hour}, TimeZone: "Europe/Berlin"}}
+	})
+	framework.EventuallyWithin(t, size.patience, "all nodes have the kernel", func(ctx context.Context) (bool, error) {
+		var err error
+		r, err = rollouts(t).Get(ctx, r.Name, metav1.GetOptions{})
+		return err == nil && meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete), err
+	})
+	is.Equal(t, r.Status.Nodes, v1alpha1.RolloutNodes{Total: int32(size.nodes), Done: int32(size.nodes)})
+	is.True(t, r.Status.Window != nil && r.Status.Window.Open, "got the window %+v, want an open one", r.Status.Window)
+	list := attempts(t, r.Name)
+	is.Equal(t, len(list), size.nodes-1, "maintenances of the rollout")
+	for i := range list {
+		is.True(t, !strings.Contains(list[i].Name, nodes[0]), "node %s had the new kernel, but got %s", nodes[0], list[i].Name)
+		is.Equal(t, list[i].Spec.RequestedBy.Username, r.Spec.RequestedBy.Username, "requester of "+list[i].Name)
+		waitFor(t, recorder, oracle.Done(list[i].Name))
 	}
-	list := must.Get(cluster.As(t).Maintenances().List(t.Context(), metav1.ListOptions{LabelSelector: v1alpha1.LabelRollout + "=" + r.Name}))(t)
-	is.Equal(t, len(list.Items), 5, "maintenances of the rollout")
-	for i := range list.Items {
-		nm := &list.Items[i]
-		is.True(t, !strings.Contains(nm.Name, nodes[0]), "node %s had the new kernel, but got %s", nodes[0], nm.Name)
-		is.Equal(t, nm.Spec.RequestedBy.Username, r.Spec.RequestedBy.Username, "requester of "+nm.Name)
-	}
+	neverMoreOut(t, recorder, size.out, oracle.Limit{Nodes: size.out}, oracle.Limit{Key: zoneLabel, Domains: 1})
+	keptItsPromises(t, recorder)
+}
+
+// keptItsPromises waits until no Evacuation is left, and reports what else the server did wrong.
+func keptItsPromises(t *testing.T, recorder *oracle.Recorder) {
+	t.Helper()
+	waitFor(t, recorder, oracle.PutBack(nil))
+	must.Do(t, recorder.Settle(t.Context()))
+	found, err := recorder.Verdict(oracle.Rules{Server: serverUser})
+	framework.Accept(t, found, err)
+}
+
+// setKernel gives a node the new kernel, as the kubelet does after a reboot.
+func setKernel(t *testing.T, node string) error {
+	t.Helper()
+	_, err := cluster.As(t).Nodes().Patch(t.Context(), node, types.MergePatchType,
+		fmt.Appendf(nil, `{"status":{"nodeInfo":{"kernelVersion":%q}}}`, newKernel+".1"), metav1.PatchOptions{}, "status")
+	return err
+}
+
+// attempts returns the maintenances of a rollout.
+func attempts(t *testing.T, rollout string) []v1alpha1.NodeMaintenance {
+	t.Helper()
+	return must.Get(cluster.As(t).Maintenances().List(t.Context(), metav1.ListOptions{LabelSelector: v1alpha1.LabelRollout + "=" + rollout}))(t).Items
 }
 
 // TestRolloutHaltsAndIsHeld: the work fails on the first node, so no other node is disturbed. A
@@ -201,18 +276,19 @@ func TestRolloutHaltsAndIsHeld(t *testing.T) {
 			return v1alpha1.NodeTaskResultFailed
 		}
 	})
+	holder := framework.Name("holder")
+	cluster.Bind(t, holder, "haulout-rollout-holder")
 	r := roll(t, pool)
 	halted := rolloutUntil(t, r.Name, v1alpha1.ReasonHalted)
 	is.Equal(t, halted.Status.Nodes, v1alpha1.RolloutNodes{Total: 3, Failed: 1, Waiting: 2})
 	failed := halted.Status.Current[0].Unit
 	unschedulable(t, true, failed)
-	must.Get(rollouts(t).Patch(t.Context(), r.Name, types.MergePatchType,
-		[]byte(`{"spec":{"holds":[{"name":"ceph","reason":"rebuild"}]}}`), metav1.PatchOptions{}))(t)
+	must.Do(t, patchRollout(t, rolloutsOf(t, holder), r.Name, `{"spec":{"holds":[{"name":"ceph","reason":"rebuild"}]}}`, true))
 	close(broken)
 	must.Do(t, cluster.As(t).Haulout.MaintenanceV1alpha1().NodeTasks().Delete(t.Context(), failed, metav1.DeleteOptions{}))
 	framework.Until(t, "the node is done, and the rollout held", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
 		progressing := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
-		return r.Status.Nodes.Done == 1 && len(r.Status.Current) == 0 && progressing.Reason == v1alpha1.ReasonHeld && strings.Contains(progressing.Message, "ceph")
+		return r.Status.Nodes.Done == 1 && len(r.Status.Current) == 0 && progressing.Reason == v1alpha1.ReasonHeld && strings.Contains(progressing.Message, holder)
 	})
 	unschedulable(t, false, nodes...)
 	must.Get(rollouts(t).Patch(t.Context(), r.Name, types.MergePatchType, []byte(`{"spec":{"holds":null}}`), metav1.PatchOptions{}))(t)

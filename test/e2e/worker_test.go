@@ -14,7 +14,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/pkg/worker"
-	"haulout.dev/haulout/pkg/worker/conformance"
+	"haulout.dev/haulout/test/workerconformance"
 )
 
 // TestWorkerFollowsTheProtocol checks a worker with the library, which has only the rights of
@@ -53,7 +53,7 @@ func TestWorkerFollowsTheProtocol(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
-	for _, result := range conformance.Run(t.Context(), conformance.Config{
+	for _, result := range workerconformance.Run(t.Context(), workerconformance.Config{
 		Class: class, Maintenance: cluster.As(t).Haulout, NodeName: nodes[0], Patience: 2 * time.Minute, Quiet: 3 * time.Second,
 	}) {
 		if result.Err != nil {

@@ -160,7 +160,7 @@ func (x *trial) run() {
 	wg.Wait()
 	x.t.Logf("the tenant has made %d objects", x.tenant.made)
 	calm := time.Now()
-	go x.nudge()
+	go x.nudge(x.t.Context(), x.namespace)
 	var names, drained []string
 	for _, nm := range x.maintenances {
 		names = append(names, nm.Name)
@@ -183,12 +183,12 @@ func (x *trial) run() {
 // nudgeInterval is the time between two changes of the pods that kwok may have forgotten.
 const nudgeInterval = 2 * time.Second
 
-// nudge changes the pods until the test ends, so that kwok processes them again.
-func (x *trial) nudge() {
-	for x.t.Context().Err() == nil {
+// nudge changes the pods of a namespace until the context ends, so that kwok processes them again.
+func (r *rig) nudge(ctx context.Context, namespace string) {
+	for ctx.Err() == nil {
 		<-time.After(nudgeInterval)
 		// The error names the pods that do not run; the next nudge changes them again.
-		_ = framework.Nudge(x.t.Context(), x.observer.Pods(x.namespace))
+		_ = framework.Nudge(ctx, r.observer.Pods(namespace))
 	}
 }
 

@@ -65,7 +65,7 @@ func OutOfTurn(log Log, user string) (found []string, evictions int) {
 			continue
 		}
 		evictions++
-		blind := slices.ContainsFunc(log.Gaps, func(g Gap) bool { return g.has(call.Received) })
+		blind := log.isInGap(call.Received)
 		if text := unlawful(call, states[call.UID], blind); text != "" {
 			found = append(found, text)
 		}

@@ -20,6 +20,7 @@ package oracle
 import (
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -61,7 +62,10 @@ type Observation struct {
 // Gap is a time in which events may have been missed.
 type Gap struct{ From, To time.Time }
 
-func (g Gap) has(t time.Time) bool { return !t.Before(g.From) && !t.After(g.To) }
+// isInGap reports whether the Recorder may have missed events of Haulout's server at a time.
+func (l *Log) isInGap(at time.Time) bool {
+	return slices.ContainsFunc(l.Gaps, func(g Gap) bool { return !at.Before(g.From) && !at.After(g.To) })
+}
 
 // moment is a place in the history of a server: a resource version.
 type moment uint64

@@ -16,12 +16,12 @@ import (
 )
 
 // workRecord is the time in which a worker had a node, from the grant to the result of the
-// verification.
+// verification. seen is the last time at which the Recorder saw that it had.
 type workRecord struct {
-	node     string
-	nodeUID  types.UID
-	holder   string
-	from, to time.Time
+	node           string
+	nodeUID        types.UID
+	holder         string
+	from, seen, to time.Time
 }
 
 // has reports whether the worker certainly had the node at a time, although the events of the two
@@ -75,10 +75,15 @@ func worksOf(log Log) (works []*workRecord, found []string) {
 			(task.Status.State == v1alpha1.NodeTaskClaimed || task.Status.State == v1alpha1.NodeTaskVerifying)
 		switch work := open[task.UID]; {
 		case isWorking && work == nil:
-			open[task.UID] = &workRecord{node: task.Name, nodeUID: task.Spec.NodeUID, holder: task.Status.Holder, from: o.Seen}
+			open[task.UID] = &workRecord{node: task.Name, nodeUID: task.Spec.NodeUID, holder: task.Status.Holder, from: o.Seen, seen: o.Seen}
 			works = append(works, open[task.UID])
-		case !isWorking && work != nil:
-			work.to = o.Seen
+		case isWorking:
+			work.seen = o.Seen
+		case work != nil:
+			// After a restart of the server, the Recorder may learn late that the work has ended.
+			if work.to = o.Seen; o.relisted || log.isInGap(o.Seen) {
+				work.to = work.seen
+			}
 			delete(open, task.UID)
 		}
 	}

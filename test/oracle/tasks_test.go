@@ -38,11 +38,16 @@ func TestInHands(t *testing.T) {
 			Received: at(seconds),
 		}
 	}
+	relisted := func(o Observation) Observation {
+		o.relisted = true
+		return o
+	}
 	claimed := []Observation{pod, node(0, true), task(1, v1alpha1.NodeTaskOffered, ""), task(2, v1alpha1.NodeTaskClaimed, "w")}
 	done := []Observation{task(10, v1alpha1.NodeTaskVerifying, "w"), task(20, v1alpha1.NodeTaskDone, "w")}
 	for sentence, tc := range map[string]struct {
 		events []Observation
 		calls  []Call
+		gaps   []Gap
 		want   []string
 	}{
 		"nothing happens": {events: done},
@@ -58,13 +63,24 @@ func TestInHands(t *testing.T) {
 			events: []Observation{node(5, false), node(6, true)},
 			want:   []string{"node a is schedulable although worker w works on it"},
 		},
+		"the end of the work is found in a list": {
+			events: []Observation{node(5, false), relisted(task(10, v1alpha1.NodeTaskDone, "w"))},
+		},
+		"the end of the work is seen after a restart": {
+			events: []Observation{node(5, false), task(10, v1alpha1.NodeTaskDone, "w")}, gaps: []Gap{{at(9), at(11)}},
+		},
+		"the node is made schedulable before a restart": {
+			events: []Observation{node(3, false), task(4, v1alpha1.NodeTaskVerifying, "w"), node(6, true), task(10, v1alpha1.NodeTaskDone, "w")},
+			gaps:   []Gap{{at(9), at(11)}},
+			want:   []string{"node a is schedulable although worker w works on it"},
+		},
 		"another worker gets the node": {
 			events: []Observation{task(5, v1alpha1.NodeTaskClaimed, "x")},
 			want:   []string{`the task of node a went from worker w to "x"`},
 		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
-			log := Log{Observations: append(append([]Observation{}, claimed...), tc.events...), Calls: tc.calls}
+			log := Log{Observations: append(append([]Observation{}, claimed...), tc.events...), Calls: tc.calls, Gaps: tc.gaps}
 			is.Slices(t, inHands(log, sender), tc.want, "what happened")
 		})
 	}

@@ -163,18 +163,28 @@ func taskOn(nm *v1alpha1.NodeMaintenance, node v1alpha1.NodeReference) v1alpha1.
 	return ""
 }
 
-// targeting returns the maintenances in stage Drain that target a static pod of the node and whose
-// plan does not keep it. There are none after the work of a worker on the node: without its static
-// pods, for example those of the network, the node may not become Ready, and nobody drains it
-// before it is released.
-func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
-	if slices.ContainsFunc(list, func(nm v1alpha1.NodeMaintenance) bool { return holds.IsWorkedOn(taskOn(&nm, node)) }) {
-		return nil, nil
+// handsOn returns the worker that has ended its work on the node, according to maintenances.
+func handsOn(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference) holds.Hands {
+	for i := range list {
+		if state := taskOn(&list[i], node); holds.IsWorkedOn(state) {
+			return holds.Hands{State: state, HasPods: holds.WorksBesidePods(&list[i])}
+		}
 	}
-	pod := drainplan.Pod{Type: v1alpha1.PodTypeStatic, Priority: priority, Labels: labels}
+	return holds.Hands{}
+}
+
+// targeting returns the maintenances in stage Drain that target a static pod of the node and whose
+// plan does not keep it. After the work of a worker on the node, none does that the worker stops:
+// without its static pods, for example those of the network, the node may not become Ready, and
+// nobody drains it before it is released.
+func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
+	pod, hands := drainplan.Pod{Type: v1alpha1.PodTypeStatic, Priority: priority, Labels: labels}, handsOn(list, node)
 	var found []Maintenance
 	for i := range list {
 		nm := &list[i]
+		if hands.LetsPodsBack(nm, node.Name) {
+			continue
+		}
 		rules, err := holds.RulesOf(nm)
 		if err != nil {
 			return nil, err

@@ -149,6 +149,8 @@ type Keeper struct {
 	// the maintenances.
 	checked   string
 	checkedAt time.Time
+	// checkedTask is set if one of these maintenances has a task.
+	checkedTask bool
 	// refused has the kept pods that have an Evacuation nevertheless.
 	refused map[types.NamespacedName]bool
 }
@@ -311,13 +313,13 @@ func (k *Keeper) restoreKept(ctx context.Context, entries []Entry) {
 
 // checkMaintenances restores the pods that no maintenance targets. nodeErr is the error of reading
 // the Node. It reads the maintenances when the marks of the Node have changed, and at regular
-// intervals.
+// intervals; each time if one has a task, since a node may have a minute to become Ready after it.
 func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr error) {
 	marks := ""
 	if nodeErr == nil {
 		k.mu.Lock()
 		marks = strings.Join(holdersOf(k.seen), ",")
-		isNew := marks != k.checked || time.Since(k.checkedAt) >= listPeriod
+		isNew := marks != k.checked || k.checkedTask || time.Since(k.checkedAt) >= listPeriod
 		k.mu.Unlock()
 		if !isNew {
 			return
@@ -333,6 +335,7 @@ func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr
 	k.setFound()
 	k.mu.Lock()
 	k.checked, k.checkedAt = marks, time.Now()
+	k.checkedTask = slices.ContainsFunc(list, func(nm v1alpha1.NodeMaintenance) bool { return nm.Spec.Task != nil })
 	k.mu.Unlock()
 	k.restoreUntargeted(ctx, entries, list)
 }

@@ -158,8 +158,8 @@ func holdersOf(node *corev1.Node) []string {
 	return sets.List(names)
 }
 
-// maintenances returns the maintenances that drain the node: those in stage Drain, and those that
-// end while a worker still works on the node.
+// maintenances returns the maintenances that drain the node: those in stage Drain, and those in
+// another stage, or that end, while a worker has the node.
 func (k *Keeper) maintenances(ctx context.Context) ([]v1alpha1.NodeMaintenance, error) {
 	node, err := k.node(ctx)
 	if err != nil {
@@ -181,7 +181,7 @@ func (k *Keeper) maintenances(ctx context.Context) ([]v1alpha1.NodeMaintenance, 
 		case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
 		case err != nil:
 			return nil, fmt.Errorf("get NodeMaintenance %s: %w", name, err)
-		case nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain, taskOn(nm, k.ref()) == v1alpha1.NodeTaskClaimed:
+		case nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain, protocol.IsInHands(taskOn(nm, k.ref())):
 			found = append(found, *nm)
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
 
 const completionLimit = 500
@@ -134,24 +133,6 @@ func (e *environment) completeRollouts(cmd *cobra.Command, args []string, toComp
 		all, err := rolloutsNamed(cmd.Context(), c, "")
 		for i := range all {
 			names = append(names, all[i].Name)
-		}
-		return names, err
-	})
-}
-
-// completeUnits returns the units of a rollout that can be tried again as completions.
-func (e *environment) completeUnits(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-	return e.completeFirst(nil, toComplete, func(c clients) (names []string, err error) {
-		all, err := rolloutsNamed(cmd.Context(), c, rolloutName(args[0]))
-		if err != nil {
-			return nil, err
-		}
-		f := show.RolloutFacts{Rollout: &all[0]}
-		f.Maintenances, err = maintenancesOfRollout(cmd.Context(), c, all[0].Name)
-		for _, u := range f.Units() {
-			if show.Retriable(&u) {
-				names = append(names, u.Unit)
-			}
 		}
 		return names, err
 	})

@@ -470,10 +470,10 @@ func hostileCluster() []runtime.Object {
 	blocker := evacuation("shop", "web"+hostile, "node-004", blocked("Unknown"+hostile, hostile, time.Minute))
 	waits := evacuation("shop", "cart", "node-003", active("flush.example.com"+hostile, hostile, time.Minute))
 	happened := event("a", "Cordoned"+hostile, "Node", "node-003"+hostile, hostile, time.Minute)
-	pods := []runtime.Object{
+	objects := []runtime.Object{
 		newPod("shop", "cart", "node-003"), newPod("ops", "tool", "node-003"), newPod("shop", "web", "node-003"),
+		nm, cordon(), blocker, waits, happened,
 	}
-	objects := append(pods, nm, cordon(), blocker, waits, happened)
 	return append(objects, hostileRollout()...)
 }
 

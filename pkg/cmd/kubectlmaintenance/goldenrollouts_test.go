@@ -42,9 +42,15 @@ var rolloutGoldens = map[string]golden{
 	"rollout-idle":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(idles)}},
 	"rollout-new":       {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(unobserved)}},
 	"rollout-halted":    {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(halted)}},
+	"rollout-unverified": {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(halted, func(r *v1alpha1.NodeMaintenanceRollout) {
+		r.Status.Current[0].Message = "NotVerified: the node is not Ready"
+	})}},
 	"rollout-held":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(heldBy("alice", "ceph-operator"))}},
 	"rollout-closed":    {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(closed)}},
+	"rollout-never":     {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(never)}},
 	"rollout-skipped":   {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(skips)}},
+	"rollout-blocked":   {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(blocks)}},
+	"rollout-full":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(full)}},
 	"rollout-complete":  {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(complet)}},
 	"rollout-many":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(manyUnits)}},
 	"rollout-released":  {line: "rollout status kernel-6-12", objects: releasedUnits()},
@@ -114,17 +120,19 @@ var rolloutGoldens = map[string]golden{
 	"done-too-late":     {line: "done node-001 --failed", objects: rolling()},
 	"done-not-offered":  {line: "done node-005", objects: rolling()},
 
+	"cancel-unit": {line: "cancel kernel-6-12-node-005-2", objects: rolling()},
+
 	"completion-rollouts": {line: "__complete rollout hold ", objects: rolling()},
 	"completion-rollout":  {line: "__complete rollout ", objects: rolling()},
-	"completion-units":    {line: "__complete rollout retry kernel-6-12 node-0", objects: rolling()},
 	"completion-take":     {line: "__complete take ", objects: append(rolling(), offered()...)},
 	"completion-done":     {line: "__complete done ", objects: rolling()},
 }
 
 type rolloutMod = func(*v1alpha1.NodeMaintenanceRollout)
 
-// rollout returns a rollout over 20 nodes of which 11 are done, one has failed, and three are in
-// work. Three more are allowed to fail.
+// rollout returns a rollout over 20 nodes of which 11 are done, one has failed, one is blocked, and
+// three are in work. Three more are allowed to fail. Modifications change what the server decides
+// from, see decided.
 func rollout(modify ...rolloutMod) *v1alpha1.NodeMaintenanceRollout {
 	unit := func(node string, phase v1alpha1.RolloutPhase, since time.Duration, message string) v1alpha1.RolloutUnit {
 		return v1alpha1.RolloutUnit{
@@ -140,40 +148,31 @@ func rollout(modify ...rolloutMod) *v1alpha1.NodeMaintenanceRollout {
 			Windows:     []v1alpha1.RolloutWindow{{Schedule: "0 8 * * *", Duration: metav1.Duration{Duration: 6 * time.Hour}}},
 			RequestedBy: &authenticationv1.UserInfo{Username: "alice"},
 			Template: v1alpha1.RolloutTemplate{
-				Reason: "kernel 6.12", Task: &v1alpha1.NodeMaintenanceTask{Worker: v1alpha1.WorkerClassPerson},
+				Reason: "kernel 6.12", Task: &v1alpha1.NodeMaintenanceTask{
+					Worker: v1alpha1.WorkerClassPerson, DoneWhen: "node.status.nodeInfo.kernelVersion.startsWith('6.12.')",
+				},
 			},
 		},
 		Status: v1alpha1.NodeMaintenanceRolloutStatus{
 			ObservedGeneration: 2,
-			Nodes:              v1alpha1.RolloutNodes{Total: 20, Done: 11, Waiting: 4, Running: 3, Blocked: 1, Failed: 1},
-			Window:             &v1alpha1.RolloutWindowStatus{Open: true, Until: new(metav1.NewTime(now.Add(4 * time.Hour)))},
+			Nodes:              v1alpha1.RolloutNodes{Total: 20, Done: 11, Blocked: 1},
 			Current: []v1alpha1.RolloutUnit{
-				unit("node-001", v1alpha1.RolloutPhaseVerifying, 20*time.Second, "waits for the condition Ready of the node"),
+				unit("node-001", v1alpha1.RolloutPhaseVerifying, 20*time.Second, "the node is not Ready"),
 				unit("node-002", v1alpha1.RolloutPhaseFailed, 10*time.Minute, "WorkerFailed: no bootable disk"),
-				unit("node-003", v1alpha1.RolloutPhaseClaimed, 3*time.Minute, "bob works on it"),
-				unit("node-004", v1alpha1.RolloutPhaseClaimed, 2*time.Minute, ""),
+				unit("node-003", v1alpha1.RolloutPhaseClaimed, 3*time.Minute, "bob: replaces the memory"),
+				unit("node-004", v1alpha1.RolloutPhaseClaimed, 2*time.Minute, "alice"),
 			},
 		},
 	}
-	progressing(metav1.ConditionTrue, v1alpha1.ReasonRolling, "3 nodes are in work; 4 of 20 nodes may be out: node-001, node-002, node-003 and node-004.")(r)
-	return build.With(r, modify...)
+	return decided(build.With(r, modify...))
 }
 
 func named(name string) rolloutMod {
 	return func(r *v1alpha1.NodeMaintenanceRollout) { r.Name, r.UID = name, types.UID(name) }
 }
 
-func progressing(status metav1.ConditionStatus, reason, message string) rolloutMod {
-	return func(r *v1alpha1.NodeMaintenanceRollout) {
-		r.Status.Conditions = []metav1.Condition{{
-			Type: v1alpha1.ConditionProgressing, Status: status, Reason: reason, Message: message, LastTransitionTime: before(8 * time.Minute),
-		}}
-	}
-}
-
 func idles(r *v1alpha1.NodeMaintenanceRollout) {
-	r.Spec.Stage, r.Status.Current, r.Status.Nodes = v1alpha1.RolloutStageIdle, nil, v1alpha1.RolloutNodes{Total: 20, Done: 2, Waiting: 18}
-	progressing(metav1.ConditionFalse, v1alpha1.ReasonIdle, "The stage is Idle: no unit starts.")(r)
+	r.Spec.Stage, r.Status.Current, r.Status.Nodes = v1alpha1.RolloutStageIdle, nil, v1alpha1.RolloutNodes{Total: 20, Done: 2}
 }
 
 func unobserved(r *v1alpha1.NodeMaintenanceRollout) {
@@ -181,15 +180,12 @@ func unobserved(r *v1alpha1.NodeMaintenanceRollout) {
 }
 
 func halted(r *v1alpha1.NodeMaintenanceRollout) {
-	r.Spec.MaxFailed, r.Status.Current = 0, r.Status.Current[1:2]
-	r.Status.Nodes = v1alpha1.RolloutNodes{Total: 20, Done: 14, Waiting: 4, Blocked: 1, Failed: 1}
-	progressing(metav1.ConditionFalse, v1alpha1.ReasonHalted, "1 unit has failed, more than maxFailed (0): node-002.")(r)
+	r.Spec.MaxFailed, r.Status.Current, r.Status.Nodes.Done = 0, r.Status.Current[1:2], 14
 }
 
 func stopped(r *v1alpha1.NodeMaintenanceRollout) {
 	halted(r)
 	r.Spec.Stage = v1alpha1.RolloutStageComplete
-	progressing(metav1.ConditionFalse, v1alpha1.ReasonStopped, "The stage is Complete, and 6 of 20 nodes are not done.")(r)
 }
 
 // heldBy holds a rollout for users, each of which has a hold with the own name.
@@ -201,29 +197,39 @@ func heldBy(users ...string) rolloutMod {
 			})
 		}
 		r.Spec.Holds[0].Until = new(metav1.NewTime(now.Add(time.Hour)))
-		progressing(metav1.ConditionFalse, v1alpha1.ReasonHeld, "Held by "+strings.Join(users, ", ")+".")(r)
 	}
 }
 
 // closed has no open window, and the entry of one that is over.
 func closed(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Spec.Windows[0].Schedule = "0 22 * * *"
 	r.Spec.Windows = append(r.Spec.Windows, v1alpha1.RolloutWindow{Start: new(before(4 * time.Hour)), Duration: metav1.Duration{Duration: time.Hour}})
-	r.Status.Window = &v1alpha1.RolloutWindowStatus{Until: new(metav1.NewTime(now.Add(22 * time.Hour)))}
-	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 11, Waiting: 9}
-	progressing(metav1.ConditionFalse, v1alpha1.ReasonOutsideWindow, "No window is open. The next one opens at 2026-11-22T08:00:00Z.")(r)
+	r.Status.Current, r.Status.Nodes.Blocked = nil, 0
 }
 
-func always(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Windows, r.Status.Window = nil, nil }
+// never has no window that opens again.
+func never(r *v1alpha1.NodeMaintenanceRollout) {
+	closed(r)
+	r.Spec.Windows = r.Spec.Windows[1:]
+}
+
+func always(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Windows = nil }
 
 func skips(r *v1alpha1.NodeMaintenanceRollout) {
-	r.Status.Current, r.Status.Window = nil, &v1alpha1.RolloutWindowStatus{}
-	r.Status.Nodes = v1alpha1.RolloutNodes{Total: 20, Done: 18, Skipped: 2}
-	progressing(metav1.ConditionFalse, v1alpha1.ReasonNodesSkipped, "Only skipped nodes are left: node-003 and node-004 (made unschedulable by others).")(r)
+	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 18, Skipped: 2}
+}
+
+func blocks(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 19, Blocked: 1}
+}
+
+// full has no place for a unit: others have cordoned as many nodes as may be out.
+func full(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 11, Skipped: 4}
 }
 
 func complet(r *v1alpha1.NodeMaintenanceRollout) {
 	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 20}
-	progressing(metav1.ConditionFalse, v1alpha1.ReasonRolloutComplete, "All 20 nodes are done.")(r)
 }
 
 func manyUnits(r *v1alpha1.NodeMaintenanceRollout) {
@@ -231,36 +237,38 @@ func manyUnits(r *v1alpha1.NodeMaintenanceRollout) {
 	r.Status.Current = nil
 	for i := range 60 {
 		one.Unit = fmt.Sprintf("node-%03d", 100+i)
+		one.Nodes = []v1alpha1.NodeReference{{Name: one.Unit, UID: types.UID(one.Unit)}}
 		r.Status.Current = append(r.Status.Current, one)
 	}
-	r.Status.Nodes = v1alpha1.RolloutNodes{Total: 600, Done: 200, Waiting: 340, Running: 60}
+	r.Status.Nodes = v1alpha1.RolloutNodes{Total: 600, Done: 200}
+}
+
+// attempt returns a completed maintenance for a unit of the rollout, which is a node. how is Done,
+// Released, or a reason of a withdrawal.
+func attempt(node string, number int, how string) *v1alpha1.NodeMaintenance {
+	nm := completed()
+	nm.Name, nm.UID = fmt.Sprintf("kernel-6-12-%s-%d", node, number), types.UID(fmt.Sprint(node, number))
+	nm.CreationTimestamp = before(40 * time.Minute / time.Duration(number))
+	nm.Labels = map[string]string{v1alpha1.LabelRollout: "kernel-6-12"}
+	nm.Annotations = map[string]string{v1alpha1.AnnotationRolloutUnit: node}
+	nm.OwnerReferences = []metav1.OwnerReference{{Kind: "NodeMaintenanceRollout", Name: "kernel-6-12", Controller: new(true)}}
+	nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: node, UID: types.UID(node)}}}
+	switch next.Outcome(how) {
+	case next.Released:
+	case next.Done:
+		nm.Status.NodeStatuses[0].Task = &v1alpha1.NodeMaintenanceNodeTask{State: v1alpha1.NodeTaskDone, EndTime: new(before(20 * time.Minute))}
+	default:
+		nm.Annotations[v1alpha1.AnnotationWithdrawn] = how
+	}
+	return nm
 }
 
 // rolling returns the objects of a rollout that makes progress: with the tasks of its nodes, and
-// the maintenances of a unit that is done and of one whose drain was blocked.
+// the maintenances of units that are done and of one whose drain was blocked.
 func rolling() []runtime.Object {
-	unit := func(node string, attempt int, modify ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
-		nm := completed()
-		nm.Name, nm.UID = fmt.Sprintf("kernel-6-12-%s-%d", node, attempt), types.UID(fmt.Sprint(node, attempt))
-		nm.CreationTimestamp = before(40 * time.Minute / time.Duration(attempt))
-		nm.Labels = map[string]string{v1alpha1.LabelRollout: "kernel-6-12"}
-		nm.Annotations = map[string]string{v1alpha1.AnnotationRolloutUnit: node}
-		return build.With(nm, modify...)
-	}
-	isDone := func(nm *v1alpha1.NodeMaintenance) {
-		nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{
-			NodeRef: v1alpha1.NodeReference{Name: "node-010"},
-			Task:    &v1alpha1.NodeMaintenanceNodeTask{State: v1alpha1.NodeTaskDone, EndTime: new(before(20 * time.Minute))},
-		}}
-	}
-	withdrawn := func(why string) func(*v1alpha1.NodeMaintenance) {
-		return func(nm *v1alpha1.NodeMaintenance) {
-			nm.Annotations[v1alpha1.AnnotationWithdrawn], nm.Status.NodeStatuses = why, nil
-		}
-	}
 	return []runtime.Object{
-		rollout(), unit("node-010", 1, isDone), unit("node-011", 1, isDone),
-		unit("node-005", 1, withdrawn(next.WithdrawnClosed)), unit("node-005", 2, withdrawn(next.WithdrawnBlocked)),
+		rollout(), attempt("node-010", 1, string(next.Done)), attempt("node-011", 1, string(next.Done)),
+		attempt("node-005", 1, next.WithdrawnClosed), attempt("node-005", 2, next.WithdrawnBlocked),
 		task("node-001", v1alpha1.NodeTaskVerifying, "alice", "alice", func(t *v1alpha1.NodeTask) { t.Status.Result = v1alpha1.NodeTaskResultDone }),
 		task("node-002", v1alpha1.NodeTaskFailed, "kubelet-137 (job)", "system:serviceaccount:haulout-workers:job", func(t *v1alpha1.NodeTask) {
 			t.Status.Result, t.Status.Reason = v1alpha1.NodeTaskResultFailed, v1alpha1.NodeTaskWorkerFailed
@@ -273,21 +281,14 @@ func rolling() []runtime.Object {
 // releasedUnits returns a halted rollout without a unit that runs: no worker has come to one, and a
 // user has completed the maintenance of another one.
 func releasedUnits() []runtime.Object {
-	r := rollout(halted, progressing(metav1.ConditionFalse, v1alpha1.ReasonHalted, "1 unit has failed, more than maxFailed (0): node-005."))
-	r.Status.Current = nil
-	objects := []runtime.Object{r}
-	for _, object := range rolling() {
-		if nm, ok := object.(*v1alpha1.NodeMaintenance); ok {
-			switch nm.Name {
-			case "kernel-6-12-node-005-1":
-				continue
-			case "kernel-6-12-node-005-2":
-				nm.Annotations[v1alpha1.AnnotationWithdrawn] = next.WithdrawnNoWorker
-			case "kernel-6-12-node-011-1":
-				nm.Status.NodeStatuses[0].Task = nil
-			}
-			objects = append(objects, nm)
-		}
+	attempts := []*v1alpha1.NodeMaintenance{
+		attempt("node-010", 1, string(next.Done)), attempt("node-005", 2, next.WithdrawnNoWorker), attempt("node-006", 1, string(next.Released)),
+	}
+	r := rollout(halted)
+	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 14}
+	objects := []runtime.Object{decided(r, attempts...)}
+	for _, nm := range attempts {
+		objects = append(objects, nm)
 	}
 	return objects
 }

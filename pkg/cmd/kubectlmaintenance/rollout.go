@@ -243,19 +243,8 @@ func (e *environment) stop(ctx context.Context, o *waitOptions, name string) err
 	if err != nil {
 		return err
 	}
-	units := map[bool][]string{}
-	for _, u := range written.Status.Current {
-		switch u.Phase {
-		case v1alpha1.RolloutPhaseClaimed, v1alpha1.RolloutPhaseVerifying, v1alpha1.RolloutPhaseFailed:
-			failed := u.Phase == v1alpha1.RolloutPhaseFailed
-			units[failed] = append(units[failed], u.Unit)
-		}
-	}
-	if claimed := units[false]; len(claimed) > 0 {
-		e.screen(e.ErrOut).Printf("Workers finish their work first: %s", firstOf(claimed))
-	}
-	if failed := units[true]; len(failed) > 0 {
-		e.screen(e.ErrOut).Printf("Failed units stay out of service until you act: %s", firstOf(failed))
+	if n := &written.Status.Nodes; n.Running+n.Failed > 0 {
+		e.screen(e.ErrOut).Printf("%d of its nodes are in work, and %d have failed. To see them: kubectl maintenance rollout status %s", n.Running, n.Failed, name)
 	}
 	return nil
 }
@@ -271,14 +260,9 @@ came, or a user completed its maintenance, the command marks these maintenances:
 nodes whose work is done stay done.
 
 A unit is a node, or the value of the label spec.unitKey.`,
-		Example: `  kubectl maintenance rollout retry kernel-6-12 node-002`,
-		Args:    exactArgs("retry needs the name of a rollout and of a unit", 2),
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-			if len(args) == 1 {
-				return e.completeUnits(cmd, args, toComplete)
-			}
-			return e.completeRollouts(cmd, args, toComplete)
-		},
+		Example:           `  kubectl maintenance rollout retry kernel-6-12 node-002`,
+		Args:              exactArgs("retry needs the name of a rollout and of a unit", 2),
+		ValidArgsFunction: e.completeRollouts,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.retry(cmd.Context(), o, rolloutName(args[0]), nodeName(args[1]))
 		},
@@ -383,13 +367,7 @@ func rolloutName(arg string) string {
 
 // rollout checks the flags, and reads the rollout that the command changes.
 func (e *environment) rollout(ctx context.Context, o *waitOptions, name string) (c clients, r *v1alpha1.NodeMaintenanceRollout, err error) {
-	if o.dryRun.strategy == dryRunClient {
-		return c, nil, errors.New("invalid --dry-run=client: only the server can check whether the change is allowed; use --dry-run=server")
-	}
-	if err := o.validate(); err != nil {
-		return c, nil, err
-	}
-	if c, err = e.connect(); err != nil {
+	if c, err = e.connectToChange(o); err != nil {
 		return c, nil, err
 	}
 	r, err = c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(ctx, name, metav1.GetOptions{})

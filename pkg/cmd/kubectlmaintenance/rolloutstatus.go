@@ -28,8 +28,8 @@ func (e *environment) newRolloutStatusCommand() *cobra.Command {
 		Long: `See how far a rollout is: the nodes by state, the windows and holds, the units that run with what each waits for,
 and the reason why no further unit starts, with the user or component that must act.
 
-Without NAME, the command shows the only rollout that is not complete. If there are several or none, it shows a table
-of all rollouts. The time that the other nodes need is estimated from the pace of the last hour.
+Without NAME, the command shows the only rollout that is not over. If there are several or none, it shows one line for
+each rollout. The time that the other nodes need is estimated from the pace of the last hour.
 
 The exit code is 3 if a user must act: the rollout is halted, or has nodes that have failed, are blocked or are skipped.
 With --watch, the command redraws the lines until the rollout is complete or deleted.`,
@@ -75,27 +75,28 @@ func (e *environment) rolloutStatus(ctx context.Context, o *output, name string,
 		}
 		return e.writeAll(o, &v1alpha1.NodeMaintenanceRolloutList{Items: all})
 	}
-	one := theRollout(all, name)
+	if left := slices.DeleteFunc(slices.Clone(all), isOver); len(left) == 1 && name == "" {
+		all = left
+	}
 	switch {
-	case watch && one == nil:
+	case watch && len(all) != 1:
 		return fmt.Errorf("--watch needs the name of a rollout: %d exist", len(all))
 	case watch:
-		if one, err = e.watchRollout(ctx, c, o, one); one == nil || err != nil {
+		last, err := e.watchRollout(ctx, c, o, &all[0])
+		if last == nil || err != nil {
 			return err
 		}
-	case one == nil:
-		e.show(show.RolloutTable(all, e.now(), o.options(e.screen(e.Out))))
-	default:
-		f := show.RolloutFacts{Rollout: one, Now: e.now()}
-		if f.Maintenances, f.Notes, err = pastOf(ctx, c, one.Name); err != nil {
+		all[0] = *last
+	case len(all) == 1:
+		f := show.RolloutFacts{Rollout: &all[0], Now: e.now()}
+		if f.Maintenances, f.Notes, err = pastOf(ctx, c, all[0].Name); err != nil {
 			return err
 		}
 		options := o.fitting(e.screen(e.Out))
 		options.Rows = max(options.Rows-1, 0) // that of the command
 		e.show(show.Rollout(f, options))
-	}
-	if one != nil {
-		all = []v1alpha1.NodeMaintenanceRollout{*one}
+	default:
+		e.show(show.Rollouts(all))
 	}
 	if slices.ContainsFunc(all, func(r v1alpha1.NodeMaintenanceRollout) bool { return show.NeedsUser(&r) }) {
 		return &exitError{code: exitBlocked}
@@ -118,22 +119,6 @@ func rolloutsNamed(ctx context.Context, c clients, name string) ([]v1alpha1.Node
 		return nil, err
 	}
 	return list.Items, nil
-}
-
-// theRollout returns the named rollout. Without a name, it returns the only one that is not
-// complete; nil if there is none or more than one.
-func theRollout(all []v1alpha1.NodeMaintenanceRollout, name string) *v1alpha1.NodeMaintenanceRollout {
-	var one *v1alpha1.NodeMaintenanceRollout
-	for i := range all {
-		if name == "" && (all[i].Spec.Stage == v1alpha1.RolloutStageComplete || show.RolloutState(&all[i]) == v1alpha1.ReasonRolloutComplete) {
-			continue
-		}
-		if one != nil {
-			return nil
-		}
-		one = &all[i]
-	}
-	return one
 }
 
 // pastOf returns the maintenances of a rollout, or a note if the user may not list them.
@@ -172,7 +157,7 @@ func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r 
 		if trouble != nil {
 			shown.Notes = []string{outOfDate(trouble)}
 		}
-		done := isOver(f.Rollout)
+		done := isOver(*f.Rollout)
 		reporter.report(func(int) []screen.Line { return show.Rollout(shown, o.fitting(reporter.screen)) },
 			strings.Join(append([]string{show.RolloutSummary(f.Rollout)}, shown.Notes...), "; "), done)
 		if done {
@@ -198,8 +183,8 @@ func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r 
 }
 
 // isOver reports whether a rollout changes nothing any more before a user acts on it.
-func isOver(r *v1alpha1.NodeMaintenanceRollout) bool {
-	switch show.RolloutState(r) {
+func isOver(r v1alpha1.NodeMaintenanceRollout) bool {
+	switch show.RolloutState(&r) {
 	case v1alpha1.ReasonRolloutComplete:
 		return true
 	case v1alpha1.ReasonStopped:

@@ -145,7 +145,8 @@ func (e *environment) newCancelCommand() *cobra.Command {
 have not left stay; pods that have left do not return to their nodes by themselves.
 
 The history goes with the object; "kubectl maintenance complete NAME" keeps it. The nodes of a maintenance in stage
-Idle are not changed, while complete would uncordon them.`,
+Idle are not changed, while complete would uncordon them. A maintenance of a rollout cannot be cancelled: without the
+object, the rollout would start its unit again.`,
 		Example: `  kubectl maintenance cancel kernel-update`,
 		Args:    exactArgs("cancel needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
 		SuggestFor: []string{"delete", "stop", "abort", "undo"},
@@ -163,15 +164,20 @@ func maintenanceName(arg string) string {
 		"nodemaintenances."+v1alpha1.GroupName)
 }
 
-// stored checks the flags, and reads the maintenance that the command changes.
-func (e *environment) stored(ctx context.Context, o *waitOptions, name string) (c clients, nm *v1alpha1.NodeMaintenance, err error) {
+// connectToChange checks the flags of a command that changes an object.
+func (e *environment) connectToChange(o *waitOptions) (clients, error) {
 	if o.dryRun.strategy == dryRunClient {
-		return c, nil, errors.New("invalid --dry-run=client: only the server can check whether the change is allowed; use --dry-run=server")
+		return clients{}, errors.New("invalid --dry-run=client: only the server can check whether the change is allowed; use --dry-run=server")
 	}
 	if err := o.validate(); err != nil {
-		return c, nil, err
+		return clients{}, err
 	}
-	if c, err = e.connect(); err != nil {
+	return e.connect()
+}
+
+// stored checks the flags, and reads the maintenance that the command changes.
+func (e *environment) stored(ctx context.Context, o *waitOptions, name string) (c clients, nm *v1alpha1.NodeMaintenance, err error) {
+	if c, err = e.connectToChange(o); err != nil {
 		return c, nil, err
 	}
 	nm, err = c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
@@ -269,6 +275,10 @@ func (e *environment) cancel(ctx context.Context, o *waitOptions, name string) e
 	c, nm, err := e.stored(ctx, o, name)
 	if err != nil {
 		return err
+	}
+	if of := nm.Labels[v1alpha1.LabelRollout]; of != "" && metav1.GetControllerOf(nm) != nil {
+		return fmt.Errorf("%[1]s belongs to rollout %[2]s, which would start its unit again. To end the unit: kubectl maintenance complete %[1]s; "+
+			"to try it again: kubectl maintenance rollout retry %[2]s %[3]s", name, of, nm.Annotations[v1alpha1.AnnotationRolloutUnit])
 	}
 	if err := newDrainer(c, o).Cancel(ctx, nm); err != nil {
 		return err

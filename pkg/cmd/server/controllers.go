@@ -71,8 +71,15 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return err
 	}
+	state, err := nodestate.New(nodestate.Config{
+		Cluster: cluster, Selection: selected, Clock: clock.RealClock{}, Evacuators: sets.New(d.evacuators.BuiltIn...),
+		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, OwnPod: d.ownPod,
+	})
+	if err != nil {
+		return err
+	}
 	evacuations, err := evacuation.New(evacuation.Config{
-		Cluster: cluster, Selection: selected, Evictions: evict.Client{Host: clients.Unlimited},
+		Cluster: cluster, Selection: selected, State: state, Evictions: evict.Client{Host: clients.Unlimited},
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy: d.options.Evictions, SurgeTimeout: surges.SurgeTimeout, Standing: standingIn(surges), NotReplaced: surges.NotReplaced,
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, LongGrace: d.options.LongGrace,
@@ -81,7 +88,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", evacuation.Name, err)
 	}
-	drains, nodeRights, err := d.drains(cluster, selected)
+	drains, nodeRights, err := d.drains(cluster, selected, state)
 	if err != nil {
 		return err
 	}
@@ -106,20 +113,15 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 }
 
 // drains creates the controllers of nodes, maintenances, tasks and rollouts, and their shared
-// state.
-func (d controllerDependencies) drains(cluster *host.Cluster, selected *selection.Selection) ([]controller, *rights.Cache, error) {
-	realTime, evacuators := clock.RealClock{}, sets.New(d.evacuators.BuiltIn...)
+// rights.
+func (d controllerDependencies) drains(
+	cluster *host.Cluster, selected *selection.Selection, state *nodestate.State,
+) ([]controller, *rights.Cache, error) {
+	realTime := clock.RealClock{}
 	nodeRights := rights.NewCache(rights.CacheConfig{Authorizer: d.authorizer, Rules: d.nodeRights, Clock: realTime})
-	state, err := nodestate.New(nodestate.Config{
-		Cluster: cluster, Selection: selected, Clock: realTime, Evacuators: evacuators,
-		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, OwnPod: d.ownPod,
-	})
-	if err != nil {
-		return nil, nil, err
-	}
 	nodes, err := node.New(node.Config{
 		Cluster: cluster, Selection: selected, State: state, Rights: nodeRights,
-		Clock: realTime, Liveness: d.liveness, Evacuators: evacuators,
+		Clock: realTime, Liveness: d.liveness, Evacuators: sets.New(d.evacuators.BuiltIn...),
 		StorageID: d.storageID, AdoptStorage: d.options.AdoptStorage, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
 		ProtectHeld: d.options.ProtectHeldNodes,
 	})

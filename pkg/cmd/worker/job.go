@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -60,7 +61,7 @@ func runJobs(ctx context.Context, c clients, namespace string) error {
 
 // jobs is the worker that runs a Job on each node. All of its state is in the Jobs, whose names
 // follow from the tasks. The NodeTask owns its Job: if it is deleted, the garbage collector deletes
-// the Job, and the server offers the node again only when the pod is gone.
+// the Job, and the next Job of the node is only created when its pod is gone.
 type jobs struct {
 	kube      kubernetes.Interface
 	namespace string
@@ -80,7 +81,7 @@ func (j *jobs) run(ctx context.Context, t *worker.Task) error {
 		return err
 	}
 	name, seen := jobName(t.Object()), false
-	var reported time.Time
+	var reported, looked time.Time
 	for {
 		job, err := j.cached.Get(name)
 		switch {
@@ -91,9 +92,7 @@ func (j *jobs) run(ctx context.Context, t *worker.Task) error {
 			return nil
 		case isJob(job, batchv1.JobFailed) != nil:
 			return j.failure(ctx, job)
-		// A pod on a node that is down counts as active, but not as ready: then no heartbeat is
-		// sent.
-		case ptr.Deref(job.Status.Ready, 0) > 0 && j.clock.Since(reported) >= t.HeartbeatInterval():
+		case j.clock.Since(reported) >= t.HeartbeatInterval() && j.isAlive(ctx, t, job, &looked):
 			if err := t.Report(ctx, worker.Progress{Message: fmt.Sprintf("The Job %s/%s runs", j.namespace, name)}); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Cannot report that the Job runs, will retry")
 			} else {
@@ -107,6 +106,31 @@ func (j *jobs) run(ctx context.Context, t *worker.Task) error {
 		case <-j.clock.After(jobPeriod):
 		}
 	}
+}
+
+// isAlive reports whether a pod of a Job works. A pod on a node that is down counts as active, but
+// not as ready. A pod whose init containers run is never ready, so isAlive then asks whether its
+// node is, once per interval of heartbeats.
+func (j *jobs) isAlive(ctx context.Context, t *worker.Task, job *batchv1.Job, looked *time.Time) bool {
+	if ptr.Deref(job.Status.Ready, 0) > 0 {
+		return true
+	}
+	if job.Status.Active == 0 || j.clock.Since(*looked) < t.HeartbeatInterval() {
+		return false
+	}
+	*looked = j.clock.Now()
+	node, err := j.kube.CoreV1().Nodes().Get(ctx, t.NodeName, metav1.GetOptions{})
+	pods, listErr := j.kube.CoreV1().Pods(job.Namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job.Name})
+	if err := errors.Join(err, listErr); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read whether an init container of the Job runs")
+		return false
+	}
+	isReady := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+	return isReady && slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool {
+		return slices.ContainsFunc(pod.Status.InitContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Running != nil })
+	})
 }
 
 // create creates the Job of a task unless it exists. It retries after an error that may pass.
@@ -143,8 +167,38 @@ func (j *jobs) tryCreate(ctx context.Context, task *v1alpha1.NodeTask) error {
 	if err != nil {
 		return err
 	}
+	if err := j.checkEarlier(ctx, task); err != nil {
+		return err
+	}
 	_, err = j.kube.BatchV1().Jobs(j.namespace).Create(ctx, job, metav1.CreateOptions{})
 	return err
+}
+
+// checkEarlier returns an error while a pod of an earlier Job of this program is on the node, or
+// may still be created: the NodeTask of that Job was deleted, and in stage Cordon the server offers
+// the node again although it has pods.
+func (j *jobs) checkEarlier(ctx context.Context, task *v1alpha1.NodeTask) error {
+	earlier, err := j.cached.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	for _, job := range earlier {
+		if job.Spec.Template.Spec.NodeName == task.Name && isJob(job, batchv1.JobComplete) == nil && isJob(job, batchv1.JobFailed) == nil {
+			return fmt.Errorf("the earlier Job %s/%s of the node exists", job.Namespace, job.Name)
+		}
+	}
+	pods, err := j.kube.CoreV1().Pods(j.namespace).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + task.Name})
+	if err != nil {
+		return fmt.Errorf("list the pods of earlier Jobs: %w", err)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		job := pod.Labels[batchv1.JobNameLabel]
+		if job != jobName(task) && strings.HasPrefix(job, nodePart(task)) && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+			return fmt.Errorf("the pod %s/%s of an earlier Job is on the node", pod.Namespace, pod.Name)
+		}
+	}
+	return nil
 }
 
 // failure returns why a Job has failed: its condition, and what its last container left.
@@ -217,9 +271,12 @@ func jobOf(task *v1alpha1.NodeTask, template *corev1.PodTemplate) (*batchv1.Job,
 
 // jobName returns the name of the Job of a task. It is a DNS label, because pods get it as their
 // host name.
-func jobName(task *v1alpha1.NodeTask) string {
+func jobName(task *v1alpha1.NodeTask) string { return nodePart(task) + string(task.UID) }
+
+// nodePart returns the first part of the names of the Jobs of a node.
+func nodePart(task *v1alpha1.NodeTask) string {
 	node := strings.ReplaceAll(task.Name, ".", "-")
-	return strings.TrimRight(node[:min(len(node), maxNodePart)], "-") + "-" + string(task.UID)
+	return strings.TrimRight(node[:min(len(node), maxNodePart)], "-") + "-"
 }
 
 // isJob returns the condition of a Job if it is True; otherwise nil.

@@ -186,28 +186,112 @@ func TestJobFails(t *testing.T) {
 	}
 }
 
+// beats returns how often the worker has written.
+func (w *jobWorld) beats() (count int) {
+	for _, action := range w.api.Actions() {
+		if action.GetVerb() == "patch" {
+			count++
+		}
+	}
+	return count
+}
+
 // TestSilentJobs has Jobs whose pod is not ready, as on a node that is down: no heartbeat is sent.
 func TestSilentJobs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newJobWorld(t, newTask(class), template())
 		w.becomes(batchv1.JobStatus{Active: 1, Ready: ptr.To[int32](1)})
-		beats := func() (count int) {
-			for _, action := range w.api.Actions() {
-				if action.GetVerb() == "patch" {
-					count++
-				}
-			}
-			return count
-		}
 		<-time.After(10 * time.Minute)
 		synctest.Wait()
-		alive := beats()
+		alive := w.beats()
 		is.True(t, alive >= 10 && alive <= 12, "got %d writes in ten minutes, want one a minute", alive)
 		w.becomes(batchv1.JobStatus{Active: 1, Ready: ptr.To[int32](0)})
 		<-time.After(10 * time.Minute)
 		synctest.Wait()
-		is.Equal(t, beats(), alive, "writes of a Job that is not ready")
+		is.Equal(t, w.beats(), alive, "writes of a Job that is not ready")
 	})
+}
+
+// TestInitContainersAreAlive has a Job whose pod initializes, which is never Ready meanwhile: a
+// heartbeat is sent while its node is.
+func TestInitContainersAreAlive(t *testing.T) {
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	for name, tt := range map[string]struct {
+		ready corev1.ConditionStatus
+		state corev1.ContainerState
+		beats bool
+	}{
+		"on a node that is Ready":   {corev1.ConditionTrue, running, true},
+		"on a node that is down":    {corev1.ConditionUnknown, running, false},
+		"that wait for their image": {corev1.ConditionTrue, corev1.ContainerState{}, false},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newJobWorld(t, newTask(class), template(),
+				&corev1.Node{
+					ObjectMeta: metav1.ObjectMeta{Name: node},
+					Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: tt.ready}}},
+				})
+			w.becomes(batchv1.JobStatus{Active: 1})
+			must.Get(w.kube.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: "pod", Labels: map[string]string{batchv1.JobNameLabel: theJob}},
+				Status:     corev1.PodStatus{Phase: corev1.PodPending, InitContainerStatuses: []corev1.ContainerStatus{{State: tt.state}}},
+			}, metav1.CreateOptions{}))(t)
+			<-time.After(2 * time.Minute)
+			synctest.Wait()
+			before := w.beats()
+			<-time.After(10 * time.Minute)
+			synctest.Wait()
+			is.Equal(t, w.beats()-before >= 9, tt.beats, "heartbeats")
+			if !tt.beats {
+				is.Equal(t, w.beats(), before, "writes")
+			}
+		})
+	}
+}
+
+// TestOneJobAtATime starts over while the pod of the earlier Job of the node still runs. In stage
+// Cordon the server offers the node again at once.
+func TestOneJobAtATime(t *testing.T) {
+	const earlier = "node-7-example-com-before"
+	pod := func(jobName string, phase corev1.PodPhase) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "earlier", Labels: map[string]string{batchv1.JobNameLabel: jobName}},
+			Spec:       corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: phase},
+		}
+	}
+	job := func(nodeName string, status batchv1.JobStatus) *batchv1.Job {
+		return &batchv1.Job{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: earlier},
+			Spec:       batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeName: nodeName}}}, Status: status,
+		}
+	}
+	for name, tt := range map[string]struct {
+		earlier runtime.Object
+		waits   bool
+	}{
+		"its pod terminates":        {pod(earlier, corev1.PodRunning), true},
+		"its pod has not started":   {pod(earlier, corev1.PodPending), true},
+		"its pod has ended":         {pod(earlier, corev1.PodFailed), false},
+		"a pod of another program":  {pod("cleanup", corev1.PodRunning), false},
+		"it may create another pod": {job(node, batchv1.JobStatus{}), true},
+		"it has failed":             {job(node, ended(batchv1.JobFailed, "")), false},
+		"a Job of another node":     {job("node-8", batchv1.JobStatus{}), false},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newJobWorld(t, newTask(class), template(), tt.earlier)
+			<-time.After(time.Minute)
+			synctest.Wait()
+			_, err := w.kube.BatchV1().Jobs(namespace).Get(t.Context(), theJob, metav1.GetOptions{})
+			is.Equal(t, apierrors.IsNotFound(err), tt.waits, "waits")
+			switch tt.earlier.(type) {
+			case *corev1.Pod:
+				must.Do(t, w.kube.CoreV1().Pods(namespace).Delete(t.Context(), "earlier", metav1.DeleteOptions{}))
+			case *batchv1.Job:
+				must.Do(t, w.kube.BatchV1().Jobs(namespace).Delete(t.Context(), earlier, metav1.DeleteOptions{}))
+			}
+			w.job()
+		})
+	}
 }
 
 func TestJobIsCreatedAfterAnOutage(t *testing.T) {

@@ -129,7 +129,7 @@ func TestManyCompleteEvacuationsAreCheap(t *testing.T) {
 		hostClient, client := fake.NewClientset(), newFakeAPI(clock).client
 		cluster := must.Get(host.NewCluster(host.Clients{Client: hostClient, Unlimited: hostClient, Maintenance: client, Recorder: events.NewFakeRecorder(100)}, 0))(t)
 		selected := must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock))(t)
-		c := must.Get(New(Config{Cluster: cluster, Selection: selected, Clock: clock, Evictions: &fakeHost{client: hostClient}}))(t)
+		c := must.Get(New(Config{Cluster: cluster, Selection: selected, State: newState(t, cluster, selected), Clock: clock, Evictions: &fakeHost{client: hostClient}}))(t)
 		defer c.queue.ShutDown()
 		defer c.hanging.ShutDown()
 		indexer := &countedIndexer{Indexer: c.evacuationIndexer}

@@ -45,6 +45,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
@@ -85,6 +86,9 @@ type Config struct {
 	Cluster *host.Cluster
 	// Selection has the maintenances that select the node of a pod.
 	Selection *selection.Selection
+	// State has the nodes that workers have in their hands. It is shared with the nodemaintenance
+	// controller.
+	State *nodestate.State
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
 	// Liveness tracks which item each worker processes; nil disables tracking.
@@ -191,6 +195,7 @@ type Controller struct {
 	// selection has the nodes of a maintenance, and holders returns the maintenances that select a
 	// node.
 	selection    *selection.Selection
+	state        *nodestate.State
 	holders      holds.Index
 	budgetLister policylisters.PodDisruptionBudgetLister
 	synced       []cache.InformerSynced
@@ -229,6 +234,7 @@ func New(config Config) (*Controller, error) {
 	c := &Controller{
 		host: config.Cluster.Unlimited, maintenance: config.Cluster.Maintenance, recorder: config.Cluster.Recorder, clock: config.Clock,
 		selection:    config.Selection,
+		state:        config.State,
 		holders:      holds.Index{On: config.Selection.MaintenancesOn, Get: maintenances.Lister().Get},
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
 		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, rawEvictionTTL: config.RawEvictionTTL,
@@ -261,7 +267,7 @@ func New(config Config) (*Controller, error) {
 	}
 	c.evictions = queue
 	config.Selection.Subscribe(selection.Subscriber{Maintenance: c.maintenanceChanged})
-	c.synced = append(c.synced, maintenances.Informer().HasSynced, config.Selection.HasSynced)
+	c.synced = append(c.synced, maintenances.Informer().HasSynced, config.Selection.HasSynced, config.State.HasSynced)
 	return c, c.watch(evacuations.Informer(), config.Cluster.Nodes.Informer(), config.Cluster.Pods)
 }
 
@@ -297,16 +303,24 @@ func (c *Controller) mustStay(r eviction.Request) bool {
 	return err == nil && c.standing(pod, v1alpha1.EvacuatorClassEviction) != nil
 }
 
-// isDrained reports whether a maintenance drains the node of the pod that is to be evicted, the pod
-// is not paused, and no drain plan keeps it. The nodemaintenance controller reads the same caches
-// before it requests an Evacuation. Since this is the last check before an eviction is sent, no
-// eviction follows a pause that the cache has, or the end of the only maintenance that asks.
+// isDrained reports whether a maintenance drains the node of the pod that is to be evicted and no
+// worker stops it, the pod is not paused, and no drain plan keeps it. The nodemaintenance
+// controller reads the same caches before it requests an Evacuation. Since this is the last check
+// before an eviction is sent, no eviction follows a pause that the cache has, a claim that this
+// process has granted, or the end of the only maintenance that asks.
 func (c *Controller) isDrained(evacuation *v1alpha1.Evacuation) bool {
 	pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name)
 	if err != nil {
 		return false
 	}
-	return c.holders.Any(pod.Spec.NodeName, v1alpha1.IsDraining) && c.pausedBy(evacuation, pod) == nil && !c.stays(pod)
+	node, err := c.nodeLister.Get(pod.Spec.NodeName)
+	if err != nil {
+		return false
+	}
+	hands := c.state.HandsOn(node)
+	return c.holders.Any(node.Name, func(nm *v1alpha1.NodeMaintenance) bool {
+		return v1alpha1.IsDraining(nm) && !hands.Stops(nm, node.Name)
+	}) && c.pausedBy(evacuation, pod) == nil && !c.stays(pod)
 }
 
 // isHeldAndTargeted reports whether a maintenance still drains the pod of an Evacuation that only

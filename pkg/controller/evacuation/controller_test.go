@@ -219,7 +219,7 @@ func newIdleController(t *testing.T, client *fake.Clientset, evacuation *v1alpha
 		Client: client, Unlimited: client, Maintenance: versionedfake.NewClientset(), Recorder: &events.FakeRecorder{},
 	}, 0))(t)
 	selected := must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock.RealClock{}))(t)
-	c := must.Get(New(Config{Cluster: cluster, Selection: selected, Evictions: &fakeHost{client: client}}))(t)
+	c := must.Get(New(Config{Cluster: cluster, Selection: selected, State: newState(t, cluster, selected), Evictions: &fakeHost{client: client}}))(t)
 	must.Do(t, cluster.Evacuations.Informer().GetIndexer().Add(evacuation))
 	return c, cluster
 }

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host"
@@ -260,7 +261,9 @@ func newWorldWith(
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.client, Unlimited: w.client, Maintenance: w.api.client, Recorder: w.events}, 0))(w)
 	cluster.Maintenance = hanging{w.api.client, &w.answers}
 	selected := must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock))(w)
-	c := must.Get(New(Config{Cluster: cluster, Selection: selected, Clock: clock, Evictions: w.host, NotReplaced: notReplaced}))(w)
+	c := must.Get(New(Config{
+		Cluster: cluster, Selection: selected, State: newState(t, cluster, selected), Clock: clock, Evictions: w.host, NotReplaced: notReplaced,
+	}))(w)
 	ctx, cancel := context.WithCancel(t.Context())
 	watches := informertest.Count(w.client, w.api.client)
 	cluster.Start(ctx)
@@ -276,6 +279,11 @@ func newWorldWith(
 		cluster.Shutdown()
 	})
 	return w
+}
+
+func newState(t *testing.T, cluster *host.Cluster, selected *selection.Selection) *nodestate.State {
+	t.Helper()
+	return must.Get(nodestate.New(nodestate.Config{Cluster: cluster, Selection: selected, Clock: informertest.Clock{}}))(t)
 }
 
 // get returns the stored Evacuation, nil if it does not exist.

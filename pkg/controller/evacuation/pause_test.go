@@ -125,6 +125,29 @@ func TestPauseOfAnEvictionThatWaits(t *testing.T) {
 	})
 }
 
+// TestAClaimOfANodeStopsEvictions grants a node to a worker while the eviction of a pod of the node
+// is refused again and again. The Evacuation is not withdrawn yet.
+func TestAClaimOfANodeStopsEvictions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, upForEviction(), newPod(), newNode(corev1.ConditionTrue))
+		w.host.answer(refuse)
+		w.until("the eviction is refused twice", time.Second, func(*v1alpha1.Evacuation) bool { return w.host.sent() > 1 })
+		task := &v1alpha1.NodeTask{
+			ObjectMeta: metav1.ObjectMeta{Name: testNode, UID: "task", ResourceVersion: "1"},
+			Spec:       v1alpha1.NodeTaskSpec{Maintenance: v1alpha1.NodeTaskMaintenance{Name: "other", UID: "other"}},
+			Status:     v1alpha1.NodeTaskStatus{State: v1alpha1.NodeTaskClaimed},
+		}
+		must.Do(w, w.api.client.Tracker().Add(task))
+		synctest.Wait()
+		before := w.host.sent()
+		w.host.answer(w.accept)
+		<-time.After(10 * time.Minute)
+		is.Equal(t, w.host.sent(), before, "evictions while a worker has the node")
+		must.Do(w, w.api.client.Tracker().Delete(v1alpha1.SchemeGroupVersion.WithResource("nodetasks"), "", testNode))
+		w.until("the pod is deleted", time.Second, podDeleted)
+	})
+}
+
 // reaching returns the next version of a maintenance, whose drain has reached the pods of the node.
 func reaching(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 	nm = nm.DeepCopy()

@@ -177,7 +177,7 @@ func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[str
 // node is only held, and not drained, once a worker has ended its work or if the maintenance waits
 // for its worker to end.
 func stageOf(f facts, nm *v1alpha1.NodeMaintenance) v1alpha1.NodeMaintenanceStage {
-	if f.hands.LetsPodsBack() || !v1alpha1.IsHolding(nm) {
+	if f.hands.LetsPodsBack(nm, f.node.Name) || !v1alpha1.IsHolding(nm) {
 		return v1alpha1.NodeMaintenanceStageCordon
 	}
 	return nm.Spec.Stage
@@ -189,8 +189,8 @@ func stageOf(f facts, nm *v1alpha1.NodeMaintenance) v1alpha1.NodeMaintenanceStag
 func (c *Controller) gatherDrain(h *holder, f facts, nm *v1alpha1.NodeMaintenance) error {
 	var err error
 	node := f.node
-	if h.inHands = f.hands.Any(); h.inHands {
-		h.left = !f.hands.Passes(nm, node)
+	if h.inHands = f.hands.Stops(nm, node.Name); h.inHands {
+		h.left = !f.hands.Passes(nm, node.Name)
 		return nil
 	}
 	if h.plan, err = drainplan.CompileTargets(nm.Spec.DrainPlan); err != nil {

@@ -192,7 +192,7 @@ func wantedTaints(f facts) []string {
 	switch {
 	case len(f.holders) == 0:
 		return nil
-	case f.drainsDaemonSets && !f.hands.LetsPodsBack():
+	case f.drainsDaemonSets:
 		return nodestate.TaintKeys
 	}
 	return nodestate.TaintKeys[:1]

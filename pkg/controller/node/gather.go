@@ -71,7 +71,7 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 	for _, nm := range marks.Choose(node.Name, all, len(f.holders), nil) {
 		f.holders[nm.Name] = nm.UID
 		f.mayWork = f.mayWork || wanting[nm.Name].mayWork
-		f.drainsDaemonSets = f.drainsDaemonSets || c.asksDaemonSets(&f, nm)
+		f.drainsDaemonSets = f.drainsDaemonSets || !f.hands.LetsPodsBack(nm, node.Name) && c.asksDaemonSets(&f, nm)
 	}
 	return f, errors.Join(errs...)
 }

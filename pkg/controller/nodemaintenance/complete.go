@@ -99,10 +99,14 @@ func (c *Controller) isQuiet(node string) bool {
 }
 
 // isTargeted reports whether a maintenance drains a node and has stored targets for it, and no
-// worker has the node.
+// worker stops it.
 func (c *Controller) isTargeted(name string) bool {
 	node, err := c.nodeLister.Get(name)
-	return err == nil && c.holders.Any(name, holds.Targeting(node)) && !c.state.HandsOn(node).Any()
+	if err != nil {
+		return false
+	}
+	hands := c.state.HandsOn(node)
+	return c.holders.Any(name, func(nm *v1alpha1.NodeMaintenance) bool { return holds.Targeting(node)(nm) && !hands.Stops(nm, name) })
 }
 
 // decideRelease decides the status of a maintenance that ends. The status keeps only the names, the

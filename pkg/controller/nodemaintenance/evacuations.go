@@ -215,12 +215,12 @@ func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, p
 }
 
 // isStillDraining reports whether, according to the caches, a maintenance drains and selects a
-// node, and is not paused, and no worker has the node. It is called after the request was recorded.
+// node, and is not paused, and no worker stops it. It is called after the request was recorded.
 // The node controller reads the same caches before it reads the recorded requests. So either it
 // waits for this request, or this check prevents the request.
 func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) bool {
 	cached := holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
-	return !c.isInHands(node) && cached.Any(node, func(now *v1alpha1.NodeMaintenance) bool {
+	return !c.isStopped(nm, node) && cached.Any(node, func(now *v1alpha1.NodeMaintenance) bool {
 		return now.UID == nm.UID && v1alpha1.IsDraining(now) && !v1alpha1.IsPaused(now)
 	})
 }
@@ -271,22 +271,22 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 }
 
 // wanted reports whether the stored targets of a maintenance for the node cover the pod of an
-// Evacuation, its plan drains the pod, and no worker has the node. A kept pod is not wanted. The
+// Evacuation, its plan drains the pod, and no worker stops it. A kept pod is not wanted. The
 // exception is a pod that is kept because of its budget, since the budget may allow a disruption
 // later. A paused maintenance only wants Evacuations that have begun.
 func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
-	if err != nil || c.state.HandsOn(node).Any() {
+	if err != nil {
 		return false
 	}
-	pod := c.state.PodOf(e)
+	pod, hands := c.state.PodOf(e), c.state.HandsOn(node)
 	if pod != nil {
 		if kept := c.state.Classify(pod, node).Kept; kept != "" && kept != drainplan.KeptBudget {
 			return false
 		}
 	}
 	return c.holders.Any(nodeName, func(nm *v1alpha1.NodeMaintenance) bool {
-		if v1alpha1.IsPaused(nm) && !hasBegun(e, pod) {
+		if hands.Stops(nm, nodeName) || v1alpha1.IsPaused(nm) && !hasBegun(e, pod) {
 			return false
 		}
 		if pod == nil {

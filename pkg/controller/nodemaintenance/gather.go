@@ -354,8 +354,8 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 // the node.
 func (c *Controller) findHands(node *memberNode, nm *v1alpha1.NodeMaintenance) {
 	switch hands := c.state.HandsOn(node.Node); {
-	case !hands.Any():
-	case hands.Passes(nm, node.Node):
+	case !hands.Stops(nm, node.Name):
+	case hands.Passes(nm, node.Name):
 		node.hands = hands
 	default:
 		node.outside = &exclusion{reason: v1alpha1.NodeStatusNodeTaskInProgress, why: describeHands(hands)}

@@ -114,10 +114,11 @@ func (f *facts) taskBefore(ref v1alpha1.NodeReference) *v1alpha1.NodeMaintenance
 	return nil
 }
 
-// isInHands reports whether a worker has a node, so that none of its pods is asked to leave.
-func (c *Controller) isInHands(name string) bool {
+// isStopped reports whether a worker has a node, so that a maintenance asks none of its pods to
+// leave.
+func (c *Controller) isStopped(nm *v1alpha1.NodeMaintenance, name string) bool {
 	node, err := c.nodeLister.Get(name)
-	return err == nil && c.state.HandsOn(node).Any()
+	return err == nil && c.state.HandsOn(node).Stops(nm, name)
 }
 
 // onlyWorkersAreLeft reports whether the drain only waits for workers that have its other nodes.

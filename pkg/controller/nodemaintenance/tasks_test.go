@@ -16,6 +16,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -157,6 +158,44 @@ func TestNobodyDrainsANodeInHands(t *testing.T) {
 		f.wantTask("one", "", v1alpha1.NodeTaskDone)
 		is.True(t, v1alpha1.IsDone(f.nm("m")), "m still holds its nodes: %v", f.nm("m").Status)
 	})
+}
+
+// TestAShutdownDrainsANodeWithItsPods shuts down a node that was offered in stage Cordon, while a
+// worker has it and after the work has failed: its pods leave as without the worker.
+func TestAShutdownDrainsANodeWithItsPods(t *testing.T) {
+	inCordon := func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.Stage, nm.Spec.Task.Stage = v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeTaskStageCordon
+	}
+	for name, result := range map[string]v1alpha1.NodeTaskResult{"claimed": "", "failed": v1alpha1.NodeTaskResultFailed} {
+		bubble.Run(t, name, func(t *testing.T) {
+			f := newFixture(t, newNode("one", isReady), newPod("log", "one", 0, ofDaemonSet), newPod("web", "one", 0))
+			f.turnOn(v1alpha1.EvacuatorClassDaemonSet)
+			f.create(newMaintenance("m", withTask, inCordon, createdMinute(1)))
+			f.work()
+			f.reportTask("one", claim)
+			f.reportTask("one", func(status *v1alpha1.NodeTaskStatus) { status.Result = result })
+			f.create(newMaintenance("ann", createdMinute(2)))
+			f.work()
+			f.wantEvacuating()
+			shutdown := newMaintenance("", shutdownOf("one", "boot-1"))
+			f.create(shutdown)
+			f.work()
+			f.wantEvacuating("web")
+			f.wantDrained(shutdown.Name, metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
+			f.wantDrained("ann", metav1.ConditionFalse, v1alpha1.ReasonNodeTaskInProgress)
+			f.deletePod("web")
+			f.work()
+			f.wantEvacuating("log")
+			f.wantTaints("one", []corev1.Taint{heldTaint, drainTaint}, "ann", "m", shutdown.Name)
+			f.enter("ann", v1alpha1.NodeMaintenanceStageComplete)
+			f.deletePod("log")
+			f.wait(10 * time.Second)
+			f.work()
+			f.wantDrained(shutdown.Name, metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
+			drained := conditionOfNode(f.node("one"), v1alpha1.NodeConditionDrained)
+			is.True(t, drained != nil && drained.Status == corev1.ConditionTrue, "got the condition %v of the node", drained)
+		})
+	}
 }
 
 // TestAMaintenanceEndsAfterItsWorker completes a maintenance whose node a worker has, and

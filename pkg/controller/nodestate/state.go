@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodestate has the state of nodes and their pods that the node and the nodemaintenance
-// controllers share and that is not in one object: the pods as a drain classifies them, the
-// requested Evacuations that are not in the cache yet, the failures, since when a node is cordoned,
-// and for which maintenances it is confirmed as drained.
+// Package nodestate has the state of nodes and their pods that several controllers share and that
+// is not in one object: the pods as a drain classifies them, the requested Evacuations that are not
+// in the cache yet, the failures, since when a node is cordoned, and for which maintenances it is
+// confirmed as drained.
 //
 // All of it may be lost at any time. A new leader classifies pods again (views), requests
 // Evacuations again (Requests) and reports failures a minute later (Troubles). It also waits for

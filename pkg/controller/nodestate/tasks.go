@@ -64,11 +64,11 @@ func (s *State) HandsOn(node *corev1.Node) holds.Hands {
 	if !s.HasTasks() {
 		return holds.Hands{}
 	}
-	task := s.TaskOn(node.Name)
+	task, on := s.TaskOn(node.Name), s.selection.MaintenancesOn
 	if task != nil && protocol.IsInHands(task.Status.State) {
-		return holds.HandsOn(node, task, nil)
+		on = func(string) []string { return []string{task.Spec.Maintenance.Name} } // it may not select the node any more
 	}
-	index := holds.Index{On: s.selection.MaintenancesOn, Get: s.maintenanceLister.Get}
+	index := holds.Index{On: on, Get: s.maintenanceLister.Get}
 	return holds.HandsOn(node, task, index.Which(node.Name, func(nm *v1alpha1.NodeMaintenance) bool { return nm.Spec.Task != nil }))
 }
 

@@ -29,7 +29,6 @@ import (
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/rights"
-	"haulout.dev/haulout/pkg/rollout/nodeexpr"
 )
 
 // Name is the name of this controller in logs, metrics, queues and its field manager.
@@ -66,8 +65,6 @@ type Controller struct {
 	synced            []cache.InformerSynced
 	// started is the time since which this leader serves.
 	started time.Time
-	// programs has the compiled conditions of tasks, by their text.
-	programs loop.Memory[string, *nodeexpr.Program]
 }
 
 // New creates a controller and registers its handlers; the informers must not run yet. A controller

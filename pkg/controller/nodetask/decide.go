@@ -43,6 +43,8 @@ type facts struct {
 	// the node.
 	owner    *v1alpha1.NodeMaintenance
 	selected bool
+	// tasks returns all NodeTasks of the owner, by node. The status of the owner may be older.
+	tasks func() map[string]*v1alpha1.NodeTask
 	// holding are the maintenances that select and hold the node.
 	holding []*v1alpha1.NodeMaintenance
 	// assigns reports, by the UID of each maintenance in holding that has a task, whether its
@@ -217,14 +219,40 @@ func decideOffered(f *facts) decision {
 			"Worker %q of user %q works on the node for NodeMaintenance %s", f.task.Status.Holder, f.task.Status.ClaimedBy, f.owner.Name)
 		return d
 	}
-	left := f.left(seconds(f.task.Spec.ClaimDeadlineSeconds), f.task.Status.StateTime, &f.task.CreationTimestamp)
-	if left > 0 {
+	left, counts := f.claimLeft()
+	if !counts || left > 0 {
 		return decision{wake: left}
 	}
 	// The NodeTask is withdrawn afterwards: a maintenance that has ended grants no claim.
 	return decision{step: stepRelease, result: string(v1alpha1.NodeTaskNoWorker), event: EventFailed, warning: true, note: fmt.Sprintf(
 		"%s: no worker of class %s has claimed the node within %s; NodeMaintenance %s releases its nodes",
 		v1alpha1.NodeTaskNoWorker, task.Worker, seconds(f.task.Spec.ClaimDeadlineSeconds), f.owner.Name)}
+}
+
+// claimLeft returns how much of the deadline of the claim is left. The end of the maintenance
+// releases its other nodes, too: the deadline does not count while a worker has one of them or the
+// work on it has failed, and begins again when the work on one has ended.
+func (f *facts) claimLeft() (left time.Duration, counts bool) {
+	since := []*metav1.Time{f.task.Status.StateTime, &f.task.CreationTimestamp}
+	for i := range f.owner.Status.NodeStatuses {
+		other := f.owner.Status.NodeStatuses[i].Task
+		switch {
+		case other == nil:
+		case other.State != v1alpha1.NodeTaskDone && protocol.IsInHands(other.State):
+			return 0, false
+		default:
+			since = append(since, other.EndTime)
+		}
+	}
+	if left = f.left(seconds(f.task.Spec.ClaimDeadlineSeconds), since...); left > 0 {
+		return left, true
+	}
+	for _, other := range f.tasks() {
+		if protocol.IsInHands(other.Status.State) {
+			return 0, false
+		}
+	}
+	return 0, true
 }
 
 func withdraw(why string) decision {
@@ -346,8 +374,9 @@ func decideDone(f *facts) decision {
 	return decision{}
 }
 
-// decideFailed waits for a user, or for a late result of the worker, and deletes the task when its
-// maintenance has ended and has recorded it.
+// decideFailed waits for a user, for a late result of the worker, or, if the result was not
+// verified, until it can be. It deletes the task when its maintenance has ended and has recorded
+// it.
 func decideFailed(f *facts) decision {
 	switch {
 	case f.isForgotten():
@@ -356,6 +385,10 @@ func decideFailed(f *facts) decision {
 		return f.gone()
 	case f.task.Status.Result == v1alpha1.NodeTaskResultDone:
 		return f.enter(v1alpha1.NodeTaskVerifying, "")
+	case f.task.Status.Reason == v1alpha1.NodeTaskNotVerified && f.whyNotVerified() == "":
+		d := f.enter(v1alpha1.NodeTaskVerifying, "")
+		d.status.Result = v1alpha1.NodeTaskResultDone
+		return d
 	case v1alpha1.IsEnding(f.owner):
 		if recorded := holds.TaskOf(f.owner, f.node); recorded != nil && recorded.State == v1alpha1.NodeTaskFailed {
 			return decision{step: stepDelete}

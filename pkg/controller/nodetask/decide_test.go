@@ -94,6 +94,7 @@ func inCordon(nm *v1alpha1.NodeMaintenance) {
 func newFacts(nm *v1alpha1.NodeMaintenance, changes ...func(*facts)) *facts {
 	f := &facts{now: noon, served: time.Hour, node: newNode(), holding: []*v1alpha1.NodeMaintenance{nm}}
 	f.assigns = map[types.UID]rights.Answer{nm.UID: {Allowed: true}, "uid-younger": {Allowed: true}, "uid-m": {Allowed: true}}
+	f.tasks = func() map[string]*v1alpha1.NodeTask { return nil }
 	f.doneWhen = func(expression string, _ v1alpha1.NodeVersions) (bool, error) {
 		if expression == "error" {
 			return false, errors.New("no such key: kernalVersion")
@@ -130,8 +131,30 @@ func heartbeat(d time.Duration) func(*v1alpha1.NodeTask) {
 func holder(name string) func(*v1alpha1.NodeTask) {
 	return func(task *v1alpha1.NodeTask) { task.Status.Holder, task.Status.ClaimedBy = name, "user-"+name }
 }
+func because(reason v1alpha1.NodeTaskReason) func(*v1alpha1.NodeTask) {
+	return func(task *v1alpha1.NodeTask) { task.Status.Reason = reason }
+}
 func result(r v1alpha1.NodeTaskResult) func(*v1alpha1.NodeTask) {
 	return func(task *v1alpha1.NodeTask) { task.Status.Result = r }
+}
+
+// beside adds the NodeTask of another node of the same maintenance.
+func beside(state v1alpha1.NodeTaskState) func(*facts) {
+	return func(f *facts) {
+		f.tasks = func() map[string]*v1alpha1.NodeTask {
+			return map[string]*v1alpha1.NodeTask{"one": f.task, "two": {Status: v1alpha1.NodeTaskStatus{State: state}}}
+		}
+	}
+}
+
+// workedOn adds a node to a maintenance whose state began five minutes ago.
+func workedOn(state v1alpha1.NodeTaskState) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef: v1alpha1.NodeReference{Name: "two"},
+			Task:    &v1alpha1.NodeMaintenanceNodeTask{State: state, EndTime: ago(5 * time.Minute)},
+		})
+	}
 }
 
 func also(nm *v1alpha1.NodeMaintenance) func(*facts) {
@@ -256,6 +279,14 @@ func TestDecideOffered(t *testing.T) {
 		"a late claim is granted":      {newFacts(newMaintenance("m"), withTask(offered, holder("w"), since(time.Hour))), wanted{step: stepLook}},
 		"nobody came":                  {newFacts(newMaintenance("m"), withTask(offered, since(30*time.Minute))), wanted{step: stepRelease, event: EventFailed, note: "NoWorker: no worker of class w.example.com has claimed the node within 30m0s"}},
 		"nobody came to a new leader":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), served(time.Minute)), wanted{wake: 4 * time.Minute}},
+		"nobody came, and not to another node": {
+			newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(offered)), wanted{step: stepRelease, event: EventFailed},
+		},
+		"nobody came, but another node is worked on":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskClaimed)), wanted{}},
+		"nobody came, but another node is verified":   {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskVerifying)), wanted{}},
+		"nobody came, but another node has failed":    {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskFailed)), wanted{}},
+		"nobody came after another node was done":     {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskDone)), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
+		"nobody came while another node is worked on": {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskClaimed)), withTask(offered, since(time.Hour))), wanted{}},
 	} {
 		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
 	}
@@ -305,6 +336,8 @@ func TestDoneAfterAFailureIsLate(t *testing.T) {
 	d = decide(newFacts(m, withTask(v1alpha1.NodeTaskClaimed, since(time.Hour))))
 	is.Equal(t, d.status.Reason, v1alpha1.NodeTaskLost)
 	is.Equal(t, d.status.Result, v1alpha1.NodeTaskResult(""))
+	d = decide(newFacts(newMaintenance("m"), withTask(v1alpha1.NodeTaskFailed, because(v1alpha1.NodeTaskNotVerified), result(v1alpha1.NodeTaskResultFailed))))
+	is.Equal(t, d.status.Result, v1alpha1.NodeTaskResultDone, "a result that can be verified later")
 }
 
 func TestDecideVerifying(t *testing.T) {
@@ -345,6 +378,7 @@ func TestDecideEnd(t *testing.T) {
 	done, failed := v1alpha1.NodeTaskDone, v1alpha1.NodeTaskFailed
 	released := func(nm *v1alpha1.NodeMaintenance) { nm.Finalizers = nil }
 	deleted := wanted{step: stepDelete}
+	verifying := wanted{step: stepWrite, state: v1alpha1.NodeTaskVerifying}
 	for name, test := range map[string]struct {
 		facts *facts
 		want  wanted
@@ -357,7 +391,10 @@ func TestDecideEnd(t *testing.T) {
 		"done work without a node":                 {newFacts(newMaintenance("m"), withTask(done), noNode), deleted},
 		"done work of a maintenance that is over":  {newFacts(newMaintenance("m", complete, released), withTask(done)), deleted},
 		"failed work waits for a user":             {newFacts(newMaintenance("m", recorded(failed)), withTask(failed, result(v1alpha1.NodeTaskResultFailed))), wanted{}},
-		"failed work that is done late":            {newFacts(newMaintenance("m"), withTask(failed, result(v1alpha1.NodeTaskResultDone))), wanted{step: stepWrite, state: v1alpha1.NodeTaskVerifying}},
+		"failed work that is done late":            {newFacts(newMaintenance("m"), withTask(failed, result(v1alpha1.NodeTaskResultDone))), verifying},
+		"failed work whose node is Ready":          {newFacts(newMaintenance("m"), withTask(failed, because(v1alpha1.NodeTaskWorkerFailed))), wanted{}},
+		"work that was not verified and can be":    {newFacts(newMaintenance("m", doneWhen("true")), withTask(failed, because(v1alpha1.NodeTaskNotVerified))), verifying},
+		"work that was not verified and cannot be": {newFacts(newMaintenance("m", doneWhen("false")), withTask(failed, because(v1alpha1.NodeTaskNotVerified))), wanted{}},
 		"failed work whose node is deleted":        {newFacts(newMaintenance("m"), withTask(failed), noNode), wanted{step: stepDelete, event: EventNodeGone}},
 		"failed work of an ended maintenance":      {newFacts(newMaintenance("m", complete, recorded(failed)), withTask(failed)), deleted},
 		"but only after the record":                {newFacts(newMaintenance("m", complete), withTask(failed)), wanted{}},

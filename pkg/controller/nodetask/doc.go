@@ -16,7 +16,6 @@
 // nodemaintenance controller copies the state of the NodeTask into the status of the maintenance,
 // and this controller deletes the NodeTask of finished work when it sees the copy.
 //
-// All deadlines count from times in the NodeTask. Two things are kept in memory: since when this
-// leader serves, and compiled expressions. A new leader gives workers some time to repeat reports
-// that no server received, and compiles again.
+// All deadlines count from times in the NodeTask. Only since when this leader serves is kept in
+// memory: a new leader gives workers some time to repeat reports that no server received.
 package nodetask

@@ -33,7 +33,11 @@ func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	if exists {
 		f.node = node
 		f.doneWhen = func(expression string, before v1alpha1.NodeVersions) (bool, error) {
-			return c.evaluate(expression, node, before)
+			program, err := nodeexpr.Compile(expression)
+			if err != nil {
+				return false, err
+			}
+			return program.Eval(nodeexpr.Of(node), before)
 		}
 	}
 	f.holding = c.holders.Which(name, v1alpha1.IsHolding)
@@ -53,28 +57,10 @@ func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	case err != nil:
 		return nil, err
 	case owner.UID == f.task.Spec.Maintenance.UID:
+		f.tasks = func() map[string]*v1alpha1.NodeTask { return c.state.TasksOf(owner.UID) }
 		f.owner, f.selected = owner, slices.Contains(c.selection.MaintenancesOn(name), owner.Name)
 	}
 	return f, nil
-}
-
-// maxPrograms is the maximum number of compiled expressions that are kept.
-const maxPrograms = 100
-
-// evaluate evaluates the condition of a task for a node.
-func (c *Controller) evaluate(expression string, node *corev1.Node, before v1alpha1.NodeVersions) (bool, error) {
-	program, known := c.programs.Get(expression)
-	if !known {
-		var err error
-		if program, err = nodeexpr.Compile(expression); err != nil {
-			return false, err
-		}
-		if c.programs.Len() >= maxPrograms {
-			c.programs.Sweep(func(*nodeexpr.Program) bool { return true })
-		}
-		c.programs.Set(expression, program)
-	}
-	return program.Eval(nodeexpr.Of(node), before)
 }
 
 // look reads the node of a claim, its maintenance and its pods live. Since the offer, the caches

@@ -81,7 +81,7 @@ func selects(nm *v1alpha1.NodeMaintenance, node string) bool {
 
 func splitNodes(reason string) []string {
 	var names []string
-	for len(reason) > 0 {
+	for reason != "" {
 		i := slices.Index([]byte(reason), ',')
 		names, reason = append(names, reason[:i]), reason[i+1:]
 	}
@@ -140,6 +140,12 @@ func (v view) hands(node *corev1.Node) holds.Hands {
 	return holds.HandsOn(node, v.tasks[node.Name], v.on(node.Name))
 }
 
+func (v view) tasksOf(uid types.UID) map[string]*v1alpha1.NodeTask {
+	of := maps.Clone(v.tasks)
+	maps.DeleteFunc(of, func(_ string, task *v1alpha1.NodeTask) bool { return task.Spec.Maintenance.UID != uid })
+	return of
+}
+
 // sync carries out one decision about a node that rests on a view.
 func (w *world) sync(v view, name string) {
 	f := &facts{now: w.now, served: time.Hour, task: v.tasks[name], node: v.nodes[name], assigns: map[types.UID]rights.Answer{}}
@@ -151,6 +157,7 @@ func (w *world) sync(v view, name string) {
 		}
 	}
 	if f.task != nil {
+		f.tasks = func() map[string]*v1alpha1.NodeTask { return v.tasksOf(f.task.Spec.Maintenance.UID) }
 		if owner := v.maintenances[f.task.Spec.Maintenance.Name]; owner != nil && owner.UID == f.task.Spec.Maintenance.UID {
 			f.owner, f.selected = owner, selects(owner, name) && !v1alpha1.IsDone(owner)
 		}
@@ -251,7 +258,7 @@ func (w *world) maintain(nm *v1alpha1.NodeMaintenance) {
 		}
 		hands := v.hands(node)
 		switch {
-		case hands.Any() && hands.Passes(nm, node):
+		case hands.Any() && hands.Passes(nm, name):
 		case hands.Any():
 			entry.Reason, drained = v1alpha1.NodeStatusNodeTaskInProgress, false
 		case w.pods[name]:

@@ -26,20 +26,30 @@ type Hands struct {
 	State v1alpha1.NodeTaskState
 	// Holder identifies the worker.
 	Holder string
+	// HasPods is set if the node was not drained for the worker: it was offered in stage Cordon.
+	HasPods bool
 }
 
 // HandsOn returns who has a node in its hands: the worker that its NodeTask was granted to or,
 // once the NodeTask of finished work is deleted, the worker that a maintenance recorded, until that
-// maintenance ends. task is the NodeTask of the node, or nil.
+// maintenance ends. task is the NodeTask of the node, or nil. If its maintenance is not among the
+// maintenances, the node counts as drained for the worker.
 func HandsOn(node *corev1.Node, task *v1alpha1.NodeTask, maintenances []*v1alpha1.NodeMaintenance) Hands {
 	if task != nil && protocol.IsInHands(task.Status.State) {
-		return Hands{task.Spec.Maintenance.UID, task.Spec.Maintenance.Name, task.Status.State, task.Status.Holder}
+		of := task.Spec.Maintenance
+		hasPods := slices.ContainsFunc(maintenances, func(nm *v1alpha1.NodeMaintenance) bool { return nm.UID == of.UID && WorksBesidePods(nm) })
+		return Hands{of.UID, of.Name, task.Status.State, task.Status.Holder, hasPods}
 	}
 	done := Oldest(maintenances, func(nm *v1alpha1.NodeMaintenance) bool { return v1alpha1.IsHolding(nm) && IsDone(nm, node) })
 	if done == nil {
 		return Hands{}
 	}
-	return Hands{done.UID, done.Name, v1alpha1.NodeTaskDone, TaskOf(done, node).Holder}
+	return Hands{done.UID, done.Name, v1alpha1.NodeTaskDone, TaskOf(done, node).Holder, WorksBesidePods(done)}
+}
+
+// WorksBesidePods reports whether a maintenance offers its nodes to workers without a drain.
+func WorksBesidePods(nm *v1alpha1.NodeMaintenance) bool {
+	return nm.Spec.Task != nil && nm.Spec.Task.Stage == v1alpha1.NodeTaskStageCordon
 }
 
 // TaskOf returns the work on a node that the status of a maintenance records, or nil.
@@ -90,12 +100,22 @@ func SameTasks(a, b *v1alpha1.NodeMaintenance) bool {
 // Any reports whether a worker has the node in its hands.
 func (h Hands) Any() bool { return h.State != "" }
 
-// LetsPodsBack reports whether the pods that belong to the node may come back, see IsWorkedOn.
-func (h Hands) LetsPodsBack() bool { return IsWorkedOn(h.State) }
+// Stops reports whether the worker keeps a maintenance from asking pods of the node to leave. It
+// does not stop the maintenance of a shutdown of a node that has all its pods: they would end
+// without an eviction.
+func (h Hands) Stops(nm *v1alpha1.NodeMaintenance, node string) bool {
+	return h.Any() && !(h.HasPods && marks.IsShutdownOf(node, nm))
+}
 
-// Passes reports whether a maintenance does not wait for the worker: the worker works for this
-// maintenance, or the maintenance announces that the machine shuts down. A reboot by the worker
-// would otherwise wait for the worker itself.
-func (h Hands) Passes(nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
-	return h.Maintenance == nm.UID || marks.IsShutdownOf(node.Name, nm)
+// LetsPodsBack reports whether the pods that belong to the node may come back although a
+// maintenance drains it, see IsWorkedOn.
+func (h Hands) LetsPodsBack(nm *v1alpha1.NodeMaintenance, node string) bool {
+	return IsWorkedOn(h.State) && h.Stops(nm, node)
+}
+
+// Passes reports whether a maintenance that the worker stops does not wait for it: the worker works
+// for this maintenance, or the maintenance announces that the machine shuts down. A reboot by the
+// worker would otherwise wait for the worker itself.
+func (h Hands) Passes(nm *v1alpha1.NodeMaintenance, node string) bool {
+	return h.Maintenance == nm.UID || marks.IsShutdownOf(node, nm)
 }

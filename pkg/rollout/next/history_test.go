@@ -14,9 +14,7 @@ import (
 func TestOutcomeOf(t *testing.T) {
 	completed := func(states ...v1alpha1.NodeTaskState) *v1alpha1.NodeMaintenance {
 		m := &simMaintenance{owner: "kernel", person: true, complete: 1, ended: 2, records: map[string]record{}}
-		for _, name := range []string{"n0", "n1"}[:len(states)] {
-			m.nodes = append(m.nodes, name)
-		}
+		m.nodes = append(m.nodes, []string{"n0", "n1"}[:len(states)]...)
 		nm := m.object()
 		for i, state := range states {
 			if state != "" {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/cel-go/common/types"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/cel/environment"
+	"k8s.io/utils/lru"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -40,19 +41,27 @@ func Check(expression string) error {
 	return err
 }
 
+// programs has the compiled expressions, by their text.
+var programs = lru.New(100)
+
 // Program is a compiled expression. It is safe for concurrent use.
 type Program struct {
 	program cel.Program
 }
 
 // Compile compiles a stored expression. It accepts every expression that Check of this version or
-// of the previous one accepts.
+// of the previous one accepts, and keeps the last hundred.
 func Compile(expression string) (*Program, error) {
+	if known, ok := programs.Get(expression); ok {
+		return known.(*Program), nil
+	}
 	program, err := compile(expression, environment.StoredExpressions)
 	if err != nil {
 		return nil, err
 	}
-	return &Program{program}, nil
+	p := &Program{program}
+	programs.Add(expression, p)
+	return p, nil
 }
 
 func compile(expression string, kind environment.Type) (cel.Program, error) {

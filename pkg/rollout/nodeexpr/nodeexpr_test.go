@@ -57,6 +57,16 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestCompileOnce checks that the nodes of a task do not each compile its expression.
+func TestCompileOnce(t *testing.T) {
+	one, two := must.Get(Compile("node.spec.unschedulable"))(t), must.Get(Compile("node.spec.unschedulable"))(t)
+	is.True(t, one == two, "an expression was compiled twice")
+	for i := range 200 {
+		must.Get(Compile(fmt.Sprintf("%d == 1", i)))(t)
+	}
+	is.True(t, must.Get(Compile("node.spec.unschedulable"))(t) != one, "all expressions are kept")
+}
+
 func TestEval(t *testing.T) {
 	before := v1alpha1.NodeVersions{BootID: "boot-1", KernelVersion: "6.11.0"}
 	for expression, want := range map[string]any{

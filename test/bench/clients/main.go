@@ -20,17 +20,14 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"text/tabwriter"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -39,7 +36,7 @@ import (
 	maintenanceclient "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/bench/internal/devcluster"
 	"haulout.dev/haulout/test/bench/internal/goals"
-	"haulout.dev/haulout/test/bench/internal/usage"
+	"haulout.dev/haulout/test/bench/internal/scrape"
 )
 
 type settings struct {
@@ -96,9 +93,6 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	return r.publish(out, s.json)
 }
 
-// server is the name of haulout-apiserver in the cluster program.
-const server = "haulout-apiserver"
-
 // These constants limit the goroutines and the memory after the clients have ended, as multiples of
 // the values before.
 const (
@@ -149,7 +143,7 @@ func measure(ctx context.Context, s settings, c *devcluster.Cluster) (*report, e
 		return nil, err
 	}
 	config.QPS = -1
-	scraper, err := newScraper(config, c.Dir)
+	scraper, err := scrape.New(config, c.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +154,7 @@ func measure(ctx context.Context, s settings, c *devcluster.Cluster) (*report, e
 	if err != nil {
 		return nil, err
 	}
-	if r.Before, err = scraper.follow(ctx, s.rest/2, least); err != nil {
+	if r.Before, err = follow(ctx, scraper, s.rest/2, least); err != nil {
 		return nil, err
 	}
 	busy, cancel := context.WithTimeout(ctx, s.duration)
@@ -168,7 +162,7 @@ func measure(ctx context.Context, s settings, c *devcluster.Cluster) (*report, e
 	var during usageOf
 	var scrapeErr error
 	var wg sync.WaitGroup
-	wg.Go(func() { during, scrapeErr = scraper.follow(ctx, s.duration, most) })
+	wg.Go(func() { during, scrapeErr = follow(ctx, scraper, s.duration, most) })
 	begin := time.Now()
 	latencies, err := crowd(busy, config, s.clients)
 	wg.Wait()
@@ -176,36 +170,17 @@ func measure(ctx context.Context, s settings, c *devcluster.Cluster) (*report, e
 		return nil, err
 	}
 	r.Seconds, r.During, r.Calls = time.Since(begin).Seconds(), during, latencies.summary()
-	if r.After, err = scraper.follow(ctx, s.rest, least); err != nil {
+	if r.After, err = follow(ctx, scraper, s.rest, least); err != nil {
 		return nil, err
 	}
 	r.judge()
 	return r, nil
 }
 
-// scraper reads the server's own metrics.
-type scraper struct{ client *kubernetes.Clientset }
-
-func newScraper(config *rest.Config, dir string) (*scraper, error) {
-	running, err := usage.Open(dir)
+// read reads the usage of the server from its metrics.
+func read(ctx context.Context, s *scrape.Scraper) (usageOf, error) {
+	metrics, err := s.Read(ctx)
 	if err != nil {
-		return nil, err
-	}
-	config = rest.CopyConfig(config)
-	config.Host = "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(running.Ports[server]))
-	// The certificate is not from the cluster's CA; the program reads only figures from the server.
-	config.Insecure, config.CAData, config.CAFile = true, nil, ""
-	client, err := kubernetes.NewForConfig(config)
-	return &scraper{client}, err
-}
-
-func (s *scraper) read(ctx context.Context) (usageOf, error) {
-	text, err := s.client.Discovery().RESTClient().Get().AbsPath("/metrics").Do(ctx).Raw()
-	if err != nil {
-		return usageOf{}, err
-	}
-	metrics := testutil.NewMetrics()
-	if err := testutil.ParseMetrics(string(text), &metrics); err != nil {
 		return usageOf{}, err
 	}
 	value := func(name string) float64 {
@@ -222,8 +197,8 @@ func most(a, b float64) float64  { return max(a, b) }
 
 // follow reads the usage for a while and returns the minimum or maximum. The heap includes garbage;
 // the minimum includes the least.
-func (s *scraper) follow(ctx context.Context, lasts time.Duration, which func(a, b float64) float64) (usageOf, error) {
-	found, err := s.read(ctx)
+func follow(ctx context.Context, s *scrape.Scraper, lasts time.Duration, which func(a, b float64) float64) (usageOf, error) {
+	found, err := read(ctx, s)
 	for end := time.Now().Add(lasts); err == nil && time.Now().Before(end); {
 		select {
 		case <-ctx.Done():
@@ -231,7 +206,7 @@ func (s *scraper) follow(ctx context.Context, lasts time.Duration, which func(a,
 		case <-time.After(min(scrapeEvery, time.Until(end))):
 		}
 		var now usageOf
-		now, err = s.read(ctx)
+		now, err = read(ctx, s)
 		found = usageOf{which(found.Goroutines, now.Goroutines), which(found.HeapBytes, now.HeapBytes)}
 	}
 	return found, err

@@ -26,6 +26,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/evict"
+	"haulout.dev/haulout/test/bench/internal/apps"
 	"haulout.dev/haulout/test/internal/webhook"
 )
 
@@ -166,7 +167,7 @@ func (c *cluster) createBadPods(ctx context.Context) error {
 	for i := range deniedPods {
 		pods = append(pods, badPod(fmt.Sprintf("%s-%02d", deniedApp, i), deniedApp, c.bad[i%len(c.bad)]))
 	}
-	keepsAll := newBudget(waiting,
+	keepsAll := apps.Budget(waiting,
 		policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(waitingPods))})
 	if _, err := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).Create(ctx, keepsAll,
 		metav1.CreateOptions{}); err != nil {
@@ -180,7 +181,7 @@ func (c *cluster) createBadPods(ctx context.Context) error {
 
 func badPod(name, app, node string) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{appLabel: app}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{apps.Label: app}},
 		Spec: corev1.PodSpec{
 			NodeName: node, Containers: []corev1.Container{{Name: "app", Image: "example/app"}},
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
@@ -300,7 +301,7 @@ func (c *cluster) createBudgets(ctx context.Context) error {
 		budget := &policyv1.PodDisruptionBudget{
 			ObjectMeta: metav1.ObjectMeta{GenerateName: "crowd-"},
 			Spec: policyv1.PodDisruptionBudgetSpec{
-				MaxUnavailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{appLabel: "none"}},
+				MaxUnavailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{apps.Label: "none"}},
 			},
 		}
 		_, err := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).Create(ctx, budget, metav1.CreateOptions{})

@@ -117,10 +117,13 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 	if err := c.prepare(ctx, w); err != nil {
 		return err
 	}
-	if r.Contender == badInput {
-		end, disturbErr := c.disturb(ctx)
-		if disturbErr != nil {
-			return fmt.Errorf("bad input: %w", disturbErr)
+	begins := map[string]func(context.Context) (end func(context.Context) error, err error){
+		badInput: c.disturb, withWebhook: c.intercept, drainPoolWebhook: c.intercept,
+	}
+	if begin := begins[r.Contender]; begin != nil {
+		end, beginErr := begin(ctx)
+		if beginErr != nil {
+			return fmt.Errorf("before the drain: %w", beginErr)
 		}
 		defer func() { err = errors.Join(err, end(ctx)) }()
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -33,11 +34,19 @@ const (
 	// badInput is the contender maintenance while the server also processes bad input about other
 	// pods on other nodes.
 	badInput = "maintenance-bad-input"
+	// withWebhook is the contender maintenance while eviction interception is installed.
+	withWebhook = "maintenance-webhook"
+	// drainPoolWebhook is the contender drain-pool while eviction interception is installed: the
+	// pods of Deployments are replaced before they leave. It takes minutes for each workload.
+	drainPoolWebhook = "drain-pool-webhook"
 	// attempts is the maximum number of runs of kubectl drain, which is repeated after a failure.
 	attempts = 20
 )
 
-var contenderNames = []string{drainPool, drainNodes, bareLoop, maintenance, noSurge, badInput}
+var (
+	defaultContenders = []string{drainPool, drainNodes, bareLoop, maintenance, withWebhook, noSurge, badInput}
+	contenderNames    = append(slices.Clone(defaultContenders), drainPoolWebhook)
+)
 
 // effort is the cost of a contender outside the processes of the cluster.
 type effort struct {
@@ -53,13 +62,13 @@ const selector = poolLabel + "=" + drainedPool
 // drain runs a contender, and returns when the contender reports that the nodes are drained.
 func (c *cluster) drain(ctx context.Context, contender string, s settings) (effort, error) {
 	switch contender {
-	case drainPool:
+	case drainPool, drainPoolWebhook:
 		return c.kubectlDrain(ctx, s.timeout, "--selector="+selector)
 	case drainNodes:
 		return c.drainEachNode(ctx, s.timeout)
 	case bareLoop:
 		return c.runLoop(ctx, s)
-	case maintenance, noSurge, badInput:
+	case maintenance, withWebhook, noSurge, badInput:
 		return effort{}, c.maintain(ctx)
 	default:
 		return effort{}, fmt.Errorf("unknown contender %q", contender)

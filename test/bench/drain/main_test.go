@@ -4,12 +4,14 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -24,6 +26,7 @@ func TestSettings(t *testing.T) {
 		"one workload and two contenders": {
 			args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"},
 		},
+		"a contender that is not in the default":    {args: []string{"--contenders=drain-pool,drain-pool-webhook"}},
 		"pods that do not divide into Deployments":  {args: []string{"--pods=601"}, fails: "--deployments"},
 		"more pods than the spare nodes can run":    {args: []string{"--pods=600", "--spare=2"}, fails: "--spare"},
 		"more pods than the nodes to drain can run": {args: []string{"--pods=600", "--nodes=2"}, fails: "--nodes"},
@@ -47,6 +50,27 @@ func TestOrder(t *testing.T) {
 		if diff := cmp.Diff(want, order([]string{"a", "b", "c"}, repetition)); diff != "" {
 			t.Errorf("repetition %d: %s", repetition, diff)
 		}
+	}
+}
+
+func TestDefaultContenders(t *testing.T) {
+	s := must.Get(readSettings(nil))(t)
+	left := slices.DeleteFunc(slices.Clone(contenderNames), func(name string) bool { return slices.Contains(s.contenders, name) })
+	if diff := cmp.Diff([]string{"drain-pool-webhook"}, left); diff != "" {
+		t.Errorf("contenders that the default leaves out: %s", diff)
+	}
+}
+
+func TestHopeless(t *testing.T) {
+	var hopeless []string
+	for _, contender := range contenderNames {
+		if (workload{name: singleReplicas}).isHopeless(contender) {
+			hopeless = append(hopeless, contender)
+		}
+		is.True(t, !workload{name: oneBudget}.isHopeless(contender), "%s cannot drain %s", contender, oneBudget)
+	}
+	if diff := cmp.Diff([]string{drainPool, drainNodes, bareLoop, noSurge}, hopeless); diff != "" {
+		t.Errorf("contenders that can never drain %s: %s", singleReplicas, diff)
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
+	"haulout.dev/haulout/test/bench/internal/apps"
 	"haulout.dev/haulout/test/oracle"
 )
 
@@ -51,12 +52,12 @@ func TestEnterLog(t *testing.T) {
 	pod := func(name, node string) *corev1.Pod {
 		return &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
-				Namespace: namespace, Name: name, UID: types.UID(name), Labels: map[string]string{appLabel: "app-00"},
+				Namespace: namespace, Name: name, UID: types.UID(name), Labels: map[string]string{apps.Label: "app-00"},
 			},
 			Spec: corev1.PodSpec{NodeName: node}, Status: build.Ready(),
 		}
 	}
-	budgets := newBudget("app-00", policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1))})
+	budgets := apps.Budget("app-00", policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1))})
 	budgets.Namespace = namespace
 	see := func(kind watch.EventType, object runtime.Object, after int) oracle.Observation {
 		return oracle.Observation{
@@ -225,6 +226,15 @@ func TestGoals(t *testing.T) {
 		"with surge one replica was missing for a moment": {
 			[]result{newResult(maintenance, 10, withBudget(99, 0))}, []bool{false, true, true, true, true},
 		},
+		"with the webhook a fiftieth slower": {
+			[]result{newResult(maintenance, 9.8, allAvailable), newResult(withWebhook, 10, allAvailable)},
+			[]bool{true, true, true, true, true, true, true, true, true, true, true},
+		},
+		"with the webhook more than a fiftieth slower, and one replica was missing": {
+			[]result{newResult(maintenance, 9.7, allAvailable), newResult(withWebhook, 10, withBudget(99, 0))},
+			[]bool{true, true, true, true, true, false, false, true, true, true, true},
+		},
+		"the pool drain with the webhook has no goals": {[]result{newResult(drainPoolWebhook, 10, withRejected(100))}, nil},
 		"two rejected calls of a hundred": {
 			[]result{newResult(noSurge, 10, func(r *result) { r.Rejected = 2 })}, []bool{true, true, true, true},
 		},

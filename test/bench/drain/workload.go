@@ -5,16 +5,15 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/bench/internal/apps"
 )
 
 const (
@@ -24,8 +23,6 @@ const (
 	// singleReplicas are Deployments with one pod and a budget that allows no disruption: no pod
 	// may leave before its replacement is ready.
 	singleReplicas = "single-replicas"
-	// appLabel distinguishes the Deployments.
-	appLabel = "app"
 	// mayBeMissing is maxUnavailable of the budgets.
 	mayBeMissing = "10%"
 )
@@ -40,24 +37,24 @@ type workload struct {
 }
 
 func newWorkload(name string, s settings) workload {
-	w, apps, pods := workload{name: name}, 1, s.pods
+	w, count, pods := workload{name: name}, 1, s.pods
 	switch name {
 	case manyBudgets:
-		apps = s.deployments
+		count = s.deployments
 	case singleReplicas:
-		apps, pods = s.singles, s.singles
+		count, pods = s.singles, s.singles
 	}
-	for i := range apps {
+	for i := range count {
 		app := fmt.Sprintf("app-%02d", i)
-		w.deployments = append(w.deployments, newDeployment(app, pods/apps))
+		w.deployments = append(w.deployments, apps.Deployment(app, pods/count))
 		switch name {
 		case noBudgets:
 		case singleReplicas:
 			w.budgets = append(w.budgets,
-				newBudget(app, policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1))}))
+				apps.Budget(app, policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1))}))
 		default:
 			w.budgets = append(w.budgets,
-				newBudget(app, policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromString(mayBeMissing))}))
+				apps.Budget(app, policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromString(mayBeMissing))}))
 		}
 	}
 	return w
@@ -82,7 +79,7 @@ func (w workload) watched() []policyv1.PodDisruptionBudget {
 	if len(budgets) == 0 {
 		for _, d := range w.deployments {
 			none := policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(0))}
-			budgets = append(budgets, newBudget(d.Name, none))
+			budgets = append(budgets, apps.Budget(d.Name, none))
 		}
 	}
 	watched := make([]policyv1.PodDisruptionBudget, 0, len(budgets))
@@ -97,32 +94,8 @@ func (w workload) watched() []policyv1.PodDisruptionBudget {
 // isHopeless reports whether a contender can never drain the workload: the budgets allow no
 // disruption, and the contender does not start replacements first.
 func (w workload) isHopeless(contender string) bool {
-	return w.name == singleReplicas && contender != maintenance && contender != badInput
-}
-
-func newDeployment(app string, replicas int) *appsv1.Deployment {
-	labels := map[string]string{appLabel: app}
-	return &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: app},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: ptr.To(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{Containers: []corev1.Container{{
-					Name: "app", Image: "example/app",
-					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-						corev1.ResourceCPU:    resource.MustParse("50m"),
-						corev1.ResourceMemory: resource.MustParse("32Mi"),
-					}},
-				}}},
-			},
-		},
-	}
-}
-
-func newBudget(app string, spec policyv1.PodDisruptionBudgetSpec) *policyv1.PodDisruptionBudget {
-	spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{appLabel: app}}
-	return &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: app}, Spec: spec}
+	replacesFirst := []string{maintenance, withWebhook, badInput, drainPoolWebhook}
+	return w.name == singleReplicas && !slices.Contains(replacesFirst, contender)
 }
 
 func (w workload) pods() int {

@@ -9,17 +9,14 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -33,7 +30,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
-	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
@@ -44,6 +40,7 @@ import (
 	"haulout.dev/haulout/test/bench/internal/crowd"
 	"haulout.dev/haulout/test/bench/internal/devcluster"
 	"haulout.dev/haulout/test/bench/internal/goals"
+	"haulout.dev/haulout/test/bench/internal/requests"
 	"haulout.dev/haulout/test/bench/internal/usage"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -116,7 +113,7 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 		}
 	}()
 	if s.use == "" {
-		if err := c.start(ctx, s); err != nil {
+		if c.Cluster, err = devcluster.StartAudited(ctx, s.bin, s.nodes, s.gogc, requests.Policy()); err != nil {
 			return err
 		}
 	}
@@ -203,7 +200,7 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 	took := time.Since(started)
 	var counts map[string]int
 	err = log.Read(func(log io.Reader) (err error) {
-		counts, err = countRequests(log)
+		counts, err = requests.Count(log)
 		return err
 	})
 	if err != nil {
@@ -234,42 +231,6 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 	return r, nil
 }
 
-// countRequests counts the requests in an audit log by verb and resource.
-func countRequests(log io.Reader) (map[string]int, error) {
-	counts := map[string]int{}
-	lines := bufio.NewReader(log)
-	for {
-		line, err := lines.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			// The last line is incomplete: kube-apiserver is still writing it.
-			return counts, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		var event auditv1.Event
-		if err := json.Unmarshal(line, &event); err != nil {
-			return nil, fmt.Errorf("audit log: %w", err)
-		}
-		// A watch counts when its response begins, all other requests when their response ends.
-		if goesOn := event.Verb == "watch"; goesOn == (event.Stage == auditv1.StageResponseStarted) {
-			counts[kindOf(&event)]++
-		}
-	}
-}
-
-func kindOf(event *auditv1.Event) string {
-	if event.ObjectRef == nil {
-		path, _, _ := strings.Cut(event.RequestURI, "?")
-		return event.Verb + " " + path
-	}
-	kind := event.Verb + " " + event.ObjectRef.Resource
-	if event.ObjectRef.Subresource != "" {
-		kind += "/" + event.ObjectRef.Subresource
-	}
-	return kind
-}
-
 func (r *report) judge() {
 	r.Goals = goals.Judge([]goals.Goal{
 		{Text: "processor time, in percent of one", Value: r.ServerCPU * 100, Bound: maxCPU * 100},
@@ -297,21 +258,9 @@ func (r *report) publish(out io.Writer, file string) error {
 const (
 	namespace   = "default"
 	maintenance = "drain"
-	// serverUser is the user name of haulout-apiserver.
-	serverUser = "system:serviceaccount:haulout-system:haulout-apiserver"
 	// patience is the timeout of a step.
 	patience = 15 * time.Minute
 )
-
-// auditPolicy makes kube-apiserver log every request of haulout-apiserver.
-const auditPolicy = `apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules:
-- level: Metadata
-  users: ["` + serverUser + `"]
-- level: None
-`
 
 // cluster is the development cluster of the measurement.
 type cluster struct {
@@ -319,21 +268,6 @@ type cluster struct {
 	out     io.Writer
 	kube    kubernetes.Interface
 	haulout clientset.Interface
-}
-
-// start starts the cluster with auditPolicy instead of its default audit policy.
-func (c *cluster) start(ctx context.Context, s settings) error {
-	dir, err := os.MkdirTemp("", "haulout-idle-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	policy := filepath.Join(dir, "audit-policy.yaml")
-	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
-		return err
-	}
-	c.Cluster, err = devcluster.Start(ctx, s.bin, s.nodes, s.gogc, "APISERVER_FLAGS=--audit-policy-file="+policy)
-	return err
 }
 
 func (c *cluster) connect() error {

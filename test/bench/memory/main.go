@@ -13,11 +13,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,11 +28,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	"haulout.dev/haulout/test/bench/internal/crowd"
 	"haulout.dev/haulout/test/bench/internal/devcluster"
+	"haulout.dev/haulout/test/bench/internal/scrape"
 	"haulout.dev/haulout/test/bench/internal/usage"
 	"haulout.dev/haulout/test/internal/program"
 )
@@ -40,11 +42,14 @@ import (
 type settings struct {
 	nodes, pods, drain int
 	gogc               int
-	bin, use           string
-	keep               bool
+	bin, use, json     string
+	keep, rollout      bool
+	rest               time.Duration
 }
 
 func main() {
+	// Logs of libraries would break up the table. The program receives all failures as errors.
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	var s settings
 	flag.IntVar(&s.nodes, "nodes", 5000, "number of nodes")
 	flag.IntVar(&s.pods, "pods", 150000, "number of pods, spread evenly over the nodes")
@@ -54,6 +59,11 @@ func main() {
 	flag.StringVar(&s.use, "use", "",
 		"folder of the cluster of an earlier run with --keep and the same numbers; its server is restarted")
 	flag.BoolVar(&s.keep, "keep", false, "keep the cluster at the end")
+	flag.BoolVar(&s.rollout, "rollout", false,
+		"instead of a drain, roll a maintenance over all nodes, whose pods stay, and compare the heap of the server before and after it")
+	flag.DurationVar(&s.rest, "rest", 3*time.Minute,
+		"with --rollout: how long to measure the heap, before and after the rollout; Go collects garbage at least every two minutes")
+	flag.StringVar(&s.json, "json", "bin/bench-memory.json", "with --rollout: file to which the figures are written")
 	flag.Parse()
 	if s.nodes < 1 || s.pods < s.nodes || s.drain < 1 || s.drain > s.nodes {
 		fmt.Fprintf(
@@ -99,6 +109,9 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 		}
 		fmt.Fprintf(c.out, "%d nodes and %d pods created in %v\n", s.nodes, s.pods,
 			time.Since(started).Round(time.Second))
+	}
+	if s.rollout {
+		return c.compareRollout(ctx, s)
 	}
 	return c.measure(ctx, s)
 }
@@ -196,6 +209,10 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 			corev1.LabelInstanceTypeStable: "large",
 			drainLabel:                     strconv.FormatBool(i < s.drain),
 		}}}
+		// No kubelet reports a status.
+		node.Status.Conditions = []corev1.NodeCondition{{
+			Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Hour)),
+		}}
 		_, err := c.kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 		return err
 	}); err != nil {
@@ -311,33 +328,11 @@ func (c *cluster) figures(ctx context.Context) (figures, error) {
 	if err != nil {
 		return figures{}, err
 	}
-	f := figures{resident: memory.Resident, peak: memory.Peak}
-	f.heap, err = c.heap(ctx, running.Ports[server])
-	return f, err
-}
-
-// heapMetric is the size of the Go heap of the server, including free space in it.
-const heapMetric = "go_memstats_heap_inuse_bytes"
-
-// heap reads the metric directly from the server: the aggregator proxies only the API.
-func (c *cluster) heap(ctx context.Context, port int) (int64, error) {
-	config := rest.CopyConfig(c.config)
-	config.Host = fmt.Sprintf("https://127.0.0.1:%d", port)
-	// The certificate is not from the cluster's CA; the program reads only figures from the server.
-	config.TLSClientConfig.Insecure, config.TLSClientConfig.CAData, config.TLSClientConfig.CAFile = true, nil, ""
-	client, err := kubernetes.NewForConfig(config)
+	scraper, err := scrape.New(c.config, c.dir)
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
-	text, err := client.Discovery().RESTClient().Get().AbsPath("/metrics").Do(ctx).Raw()
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && name == heapMetric {
-			bytes, err := strconv.ParseFloat(value, 64)
-			return int64(bytes), err
-		}
-	}
-	return 0, fmt.Errorf("the server has no metric %s", heapMetric)
+	// This is the size of the Go heap of the server, including free space in it.
+	heap, err := scraper.Value(ctx, "go_memstats_heap_inuse_bytes")
+	return figures{resident: memory.Resident, peak: memory.Peak, heap: int64(heap)}, err
 }

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 
-	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/marks"
@@ -46,7 +45,7 @@ type change struct {
 // changeOf returns the effect of a write. It includes the nodes that stay selected, since a change
 // of the plan or the stage affects them as well.
 func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintenance) (*change, error) {
-	all, err := p.nodes.List(labels.Everything())
+	all, err := p.Nodes.List(labels.Everything())
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +79,7 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 	}
 	for name, node := range c.leaving {
 		if node == nil {
-			if node, err := p.nodes.Get(name); err == nil {
+			if node, err := p.Nodes.Get(name); err == nil {
 				c.leaving[name] = node
 			}
 		}
@@ -172,10 +171,8 @@ func (c *change) toCheck(rules rights.Rules) (leaving, joining rights.Nodes) {
 // offered to the workers of its task. It returns the pools through which the user is allowed to
 // maintain nodes, by the name of the node.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, nm, old *maintenance.NodeMaintenance, c *change) (map[string]string, error) {
-	checker := noderights.Checker{
-		Authorizer: p.authorizer, Rules: p.rules, Effect: "so the user may neither put them under maintenance nor release them",
-	}
-	leaving, joining := c.toCheck(p.rules)
+	checker := p.Checker("so the user may neither put them under maintenance nor release them")
+	leaving, joining := c.toCheck(p.Rules)
 	pools, err := checker.Check(ctx, a, leaving, joining)
 	if err == nil && sendsToNodes(nm, old) && nm.Spec.Task != nil {
 		err = checker.CheckWorker(ctx, a, nm.Spec.Task.Worker)

@@ -51,7 +51,7 @@ func FuzzValidate(f *testing.F) {
 		admitted := false
 		for _, h := range []*host{may("blue-1", "blue-2"), ofPool} {
 			fixture := newFixture(t, h, twoPools)
-			fixture.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			fixture.plugin.Rules = rights.Rules{PoolLabel: poolLabel}
 			ctx, _ := fixture.context(request{by: bob, nm: nm, old: old})
 			admitted = fixture.validate(ctx, request{by: bob, nm: nm, old: old}) == nil || admitted
 		}

@@ -52,7 +52,7 @@ func (p *Plugin) validateShutdowns(a admission.Attributes, nm, old *maintenance.
 		return nil
 	}
 	_, byNode := identity.NodeOf(a.GetUserInfo())
-	if _, err := p.nodes.Get(node); apierrors.IsNotFound(err) && !byNode {
+	if _, err := p.Nodes.Get(node); apierrors.IsNotFound(err) && !byNode {
 		return admission.NewForbidden(a, fmt.Errorf("it announces a shutdown of node %q, which does not exist", node))
 	}
 	all, err := p.maintenances.List(labels.Everything())

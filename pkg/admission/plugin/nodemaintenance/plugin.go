@@ -21,15 +21,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/admission"
-	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/warning"
-	kubeinformers "k8s.io/client-go/informers"
-	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -48,80 +44,37 @@ func Register(plugins *admission.Plugins, rules *rights.Rules) {
 
 // Plugin admits NodeMaintenances.
 type Plugin struct {
-	*admission.Handler
+	noderights.Base
 
-	rules        rights.Rules
-	identity     *identity.Server
-	authorizer   authorizer.UnconditionalAuthorizer
-	nodes        corelisters.NodeLister
 	maintenances listers.NodeMaintenanceLister
 	// nodeName is the node of this server, if it runs in a pod.
 	nodeName string
-	synced   []cache.InformerSynced
 
 	// warners are the checks for warnings, the most important first.
 	warners []warner
 }
 
-var (
-	_ admission.ValidationInterface                       = &Plugin{}
-	_ genericinitializer.WantsExternalKubeInformerFactory = &Plugin{}
-	_ genericinitializer.WantsUnconditionalAuthorizer     = &Plugin{}
-	_ initializer.WantsDependencies                       = &Plugin{}
-)
+var _ admission.ValidationInterface = &Plugin{}
 
 // New returns the plugin, which must still be initialized.
 func New(rules rights.Rules) *Plugin {
-	p := &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), rules: rules}
+	p := &Plugin{Base: noderights.NewBase(rules)}
 	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfControlPlane, p.warnOfOthers, warnOfGroups, warnOfStatusSize}
 	return p
 }
 
-// SetExternalKubeInformerFactory sets the informers of the host cluster.
-func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFactory) {
-	nodes := f.Core().V1().Nodes()
-	p.nodes = nodes.Lister()
-	p.waitFor(nodes.Informer().HasSynced)
-}
-
-// waitFor adds a cache that must be synced before a request is admitted: without it, the plugin
-// could neither check nodes nor count maintenances.
-func (p *Plugin) waitFor(synced cache.InformerSynced) {
-	p.synced = append(p.synced, synced)
-	p.SetReadyFunc(func() bool {
-		return !slices.ContainsFunc(p.synced, func(synced cache.InformerSynced) bool { return !synced() })
-	})
-}
-
-// SetUnconditionalAuthorizer sets the authorizer of the host cluster.
-func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
-
 // SetDependencies sets the informers of Haulout's API, the identity of the server, and its node.
 func (p *Plugin) SetDependencies(d initializer.Dependencies) {
-	p.identity, p.nodeName = d.Identity, d.NodeName
+	p.Base.SetDependencies(d)
+	p.nodeName = d.NodeName
 	maintenances := d.Informers.Maintenance().V1alpha1().NodeMaintenances()
 	p.maintenances = maintenances.Lister()
-	p.waitFor(maintenances.Informer().HasSynced)
-}
-
-// ValidateInitialization returns an error about a missing dependency.
-func (p *Plugin) ValidateInitialization() error {
-	switch {
-	case p.nodes == nil:
-		return errors.New("the informers of the host cluster are missing")
-	case p.authorizer == nil:
-		return errors.New("the authorizer is missing")
-	case p.maintenances == nil:
-		return errors.New("the informers of the maintenance API are missing")
-	case p.identity == nil:
-		return errors.New("the server's identity is missing")
-	}
-	return nil
+	p.WaitFor(maintenances.Informer().HasSynced)
 }
 
 // Validate refuses writes that the user is not allowed to make, and adds warnings.
 func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if a.GetResource().GroupResource() != maintenance.Resource("nodemaintenances") || p.identity.Is(a.GetUserInfo()) {
+	if a.GetResource().GroupResource() != maintenance.Resource("nodemaintenances") || p.Identity.Is(a.GetUserInfo()) {
 		return nil
 	}
 	switch a.GetSubresource() {

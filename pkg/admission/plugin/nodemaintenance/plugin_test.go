@@ -277,7 +277,7 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, test.host, nodes)
-			f.plugin.rules.EveryByName = test.byName
+			f.plugin.Rules.EveryByName = test.byName
 			r := request{by: bob, nm: maintain(pools("blue"))}
 			ctx, _ := f.context(r)
 			err := f.validate(ctx, r)
@@ -342,7 +342,7 @@ func everything(t *testing.T) admission.PluginInitializer {
 
 func (i initialize) Initialize(plugin admission.Interface) {
 	p := plugin.(*Plugin)
-	is.True(i.t, p.rules.EveryByName, "the plugin has the rules from before the flags were parsed")
+	is.True(i.t, p.Rules.EveryByName, "the plugin has the rules from before the flags were parsed")
 	p.SetExternalKubeInformerFactory(kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0))
 	p.SetUnconditionalAuthorizer(may())
 	p.SetDependencies(initializer.Dependencies{

@@ -95,7 +95,7 @@ func TestAuthorizationByPool(t *testing.T) {
 			h := may()
 			h.maintains = test.may
 			f := newFixture(t, h, append(slices.Clone(twoPools), node("master", "cp", "control-plane")))
-			f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			f.plugin.Rules = rights.Rules{PoolLabel: poolLabel}
 			test.request.by = bob
 			ctx, _ := f.context(test.request)
 			err := f.validate(ctx, test.request)
@@ -178,7 +178,7 @@ func TestNodesThatWereNeverTaken(t *testing.T) {
 			h := may()
 			h.maintains = []string{"nodepools/blue"}
 			f := newFixture(t, h, append(slices.Clone(twoPools), annotated))
-			f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			f.plugin.Rules = rights.Rules{PoolLabel: poolLabel}
 			test.request.by = bob
 			ctx, _ := f.context(test.request)
 			err := f.validate(ctx, test.request)
@@ -203,7 +203,7 @@ func TestOneQuestionForThePoolOfAWrite(t *testing.T) {
 	h := may()
 	h.maintains = []string{"nodepools/blue"}
 	f := newFixture(t, h, nodes)
-	f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+	f.plugin.Rules = rights.Rules{PoolLabel: poolLabel}
 	half := maintain(pools("blue"))
 	half.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions = append(half.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions,
 		corev1.NodeSelectorRequirement{Key: "half", Operator: corev1.NodeSelectorOpIn, Values: []string{"1"}})
@@ -237,7 +237,7 @@ func TestErrorsNameTheRightsThatAreSufficient(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, may(), twoPools)
-			f.plugin.rules = test.rules
+			f.plugin.Rules = test.rules
 			for _, node := range strings.Fields(test.hidden) {
 				f.host.hidden[node] = true
 			}
@@ -295,7 +295,7 @@ func TestStatusWithPoolsMustFit(t *testing.T) {
 				h = may(append(allOf(nodes), "")...)
 			}
 			f := newFixture(t, h, nodes)
-			f.plugin.rules = rights.Rules{PoolLabel: poolLabel}
+			f.plugin.Rules = rights.Rules{PoolLabel: poolLabel}
 			r := request{by: bob, nm: maintain(pools(names...), withDefaults(t))}
 			ctx, _ := f.context(r)
 			err := f.validate(ctx, r)

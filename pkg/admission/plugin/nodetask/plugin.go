@@ -13,12 +13,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
-	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	kubeinformers "k8s.io/client-go/informers"
-	corelisters "k8s.io/client-go/listers/core/v1"
 
-	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -29,6 +26,8 @@ import (
 // PluginName is the name of the plugin in flags and configuration.
 const PluginName = "NodeTask"
 
+var resource = maintenance.Resource("nodetasks")
+
 // Register adds the plugin. The rules are read when the plugin is created, after flag parsing.
 func Register(plugins *admission.Plugins, rules *rights.Rules) {
 	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) { return New(*rules), nil })
@@ -36,55 +35,19 @@ func Register(plugins *admission.Plugins, rules *rights.Rules) {
 
 // Plugin admits NodeTasks.
 type Plugin struct {
-	*admission.Handler
-
-	rules      rights.Rules
-	identity   *identity.Server
-	authorizer authorizer.UnconditionalAuthorizer
-	nodes      corelisters.NodeLister
+	noderights.Base
 }
 
-var (
-	_ admission.ValidationInterface                       = &Plugin{}
-	_ genericinitializer.WantsExternalKubeInformerFactory = &Plugin{}
-	_ genericinitializer.WantsUnconditionalAuthorizer     = &Plugin{}
-	_ initializer.WantsDependencies                       = &Plugin{}
-)
+var _ admission.ValidationInterface = &Plugin{}
 
 // New returns the plugin, which must still be initialized.
 func New(rules rights.Rules) *Plugin {
-	return &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), rules: rules}
-}
-
-// SetExternalKubeInformerFactory sets the informers of the host cluster.
-func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFactory) {
-	nodes := f.Core().V1().Nodes()
-	p.nodes = nodes.Lister()
-	p.SetReadyFunc(nodes.Informer().HasSynced)
-}
-
-// SetUnconditionalAuthorizer sets the authorizer of the host cluster.
-func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
-
-// SetDependencies sets the identity of the server.
-func (p *Plugin) SetDependencies(d initializer.Dependencies) { p.identity = d.Identity }
-
-// ValidateInitialization returns an error about a missing dependency.
-func (p *Plugin) ValidateInitialization() error {
-	switch {
-	case p.nodes == nil:
-		return errors.New("the informers of the host cluster are missing")
-	case p.authorizer == nil:
-		return errors.New("the authorizer is missing")
-	case p.identity == nil:
-		return errors.New("the server's identity is missing")
-	}
-	return nil
+	return &Plugin{noderights.NewBase(rules)}
 }
 
 // Validate refuses writes that the user is not allowed to make.
 func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if a.GetResource().GroupResource() != maintenance.Resource("nodetasks") || p.identity.Is(a.GetUserInfo()) {
+	if a.GetResource().GroupResource() != resource || p.Identity.Is(a.GetUserInfo()) {
 		return nil
 	}
 	switch {
@@ -129,18 +92,40 @@ func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) err
 		subresources = append(subresources, rights.WorkersOfNode)
 	}
 	for _, subresource := range subresources {
-		decision, _, err := p.authorizer.Authorize(ctx, authorizer.AttributesRecord{
-			User: u, Verb: rights.VerbProgress, APIGroup: v1alpha1.GroupName, APIVersion: v1alpha1.SchemeGroupVersion.Version,
-			Resource: rights.ResourceWorkers, Subresource: subresource, Name: class, ResourceRequest: true,
+		allowed, err := p.may(ctx, u, authorizer.AttributesRecord{
+			Verb: rights.VerbProgress, Resource: rights.ResourceWorkers, Subresource: subresource, Name: class,
 		})
+		if allowed || err != nil {
+			return err
+		}
+	}
+	if endsFailedWork(a, task) {
+		allowed, err := p.may(ctx, u, authorizer.AttributesRecord{Verb: "delete", Resource: resource.Resource, Name: task.Name})
 		switch {
-		case decision == authorizer.DecisionAllow:
-			return nil
 		case err != nil:
-			return apierrors.NewInternalError(fmt.Errorf("check whether user %q may %s workers %q: %w", u.GetName(), rights.VerbProgress, class, err))
+			return err
+		case allowed:
+			return p.validateDelete(ctx, a)
 		}
 	}
 	return admission.NewForbidden(a, fmt.Errorf("user %q cannot %s workers %q", u.GetName(), rights.VerbProgress, class))
+}
+
+// endsFailedWork reports whether a write says that failed work was done by hand. Who may start the
+// work over may say so, too.
+func endsFailedWork(a admission.Attributes, old *maintenance.NodeTask) bool {
+	task, ok := a.GetObject().(*maintenance.NodeTask)
+	return ok && old.Status.State == maintenance.NodeTaskFailed && task.Status.Result == maintenance.NodeTaskResultDone
+}
+
+// may asks the authorizer about a resource of Haulout.
+func (p *Plugin) may(ctx context.Context, u user.Info, about authorizer.AttributesRecord) (bool, error) {
+	about.User, about.APIGroup, about.APIVersion, about.ResourceRequest = u, v1alpha1.GroupName, v1alpha1.SchemeGroupVersion.Version, true
+	decision, _, err := p.Authorizer.Authorize(ctx, about)
+	if decision != authorizer.DecisionAllow && err != nil {
+		return false, apierrors.NewInternalError(fmt.Errorf("check whether user %q may %s %s %q: %w", u.GetName(), about.Verb, about.Resource, about.Name, err))
+	}
+	return decision == authorizer.DecisionAllow, nil
 }
 
 // validateDelete checks the right to maintain the node: a deletion makes the drain go on, and takes
@@ -153,13 +138,12 @@ func (p *Plugin) validateDelete(ctx context.Context, a admission.Attributes) err
 	if !p.WaitForReady() {
 		return apierrors.NewServiceUnavailable("the cache of nodes is not synced yet, try again later")
 	}
-	node, err := p.nodes.Get(task.Name)
+	node, err := p.Nodes.Get(task.Name)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return apierrors.NewInternalError(err)
 	}
 	var nodes rights.Nodes
-	nodes.Add(p.rules, task.Name, node)
-	checker := noderights.Checker{Authorizer: p.authorizer, Rules: p.rules, Effect: "and so may not take it back from its worker"}
-	_, err = checker.Check(ctx, a, nodes, rights.Nodes{})
+	nodes.Add(p.Rules, task.Name, node)
+	_, err = p.Checker("and so may not take it back from its worker").Check(ctx, a, nodes, rights.Nodes{})
 	return err
 }

@@ -77,19 +77,27 @@ func newPlugin(t *testing.T, g grants) *Plugin {
 type request struct {
 	operation   admission.Operation
 	subresource string
+	// state is the stored state of the work, and result the result that is written.
+	state  maintenance.NodeTaskState
+	result maintenance.NodeTaskResult
 }
 
 var (
-	create  = request{admission.Create, ""}
-	update  = request{admission.Update, ""}
-	report  = request{admission.Update, "status"}
-	removal = request{admission.Delete, ""}
+	create  = request{operation: admission.Create}
+	update  = request{operation: admission.Update}
+	report  = request{operation: admission.Update, subresource: "status", result: maintenance.NodeTaskResultDone}
+	late    = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultDone}
+	failed  = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultFailed}
+	removal = request{operation: admission.Delete}
 )
 
 func (r request) validate(t *testing.T, u user.Info, g grants) error {
 	t.Helper()
 	task := &maintenance.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: maintenance.NodeTaskSpec{Worker: class}}
-	var now, old, options runtime.Object = task, task, &metav1.UpdateOptions{}
+	task.Status.State = r.state
+	written := task.DeepCopy()
+	written.Status.Result = r.result
+	var now, old, options runtime.Object = written, task, &metav1.UpdateOptions{}
 	switch r.operation {
 	case admission.Create:
 		old, options = nil, &metav1.CreateOptions{}
@@ -121,6 +129,7 @@ func TestRights(t *testing.T) {
 	}
 	ann := &user.DefaultInfo{Name: "ann"}
 	collector := &user.DefaultInfo{Name: identity.GarbageCollector}
+	const startOver = "delete maintenance.haulout.dev/nodetasks a"
 	const cannot = `cannot progress workers "` + class + `"`
 	for name, test := range map[string]struct {
 		request request
@@ -128,26 +137,31 @@ func TestRights(t *testing.T) {
 		grants  grants
 		want    string
 	}{
-		"a user creates a task":           {create, ann, grants{onAll, "delete /nodes a"}, "nodetasks are created by the server"},
-		"the server creates a task":       {create, self, nil, ""},
-		"the server reports":              {report, self, nil, ""},
-		"a user changes a task":           {update, ann, grants{onAll}, "only the server changes nodetasks"},
-		"the garbage collector":           {update, collector, nil, ""},
-		"a worker of the class":           {report, account("", ""), grants{onAll}, ""},
-		"a worker of another class":       {report, account("", ""), grants{onOther}, cannot},
-		"a worker in a pod elsewhere":     {report, account("b", "p"), grants{onAll}, ""},
-		"a person":                        {report, ann, grants{onAll}, ""},
-		"a person without the right":      {report, ann, nil, `user "ann" ` + cannot},
-		"a DaemonSet's pod on the node":   {report, account("a", "p"), grants{onOwn}, ""},
-		"a DaemonSet's pod elsewhere":     {report, account("b", "p"), grants{onOwn}, cannot},
-		"the right to the own node alone": {report, account("", ""), grants{onOwn}, cannot},
-		"a token of the node":             {report, account("a", ""), grants{onAll}, ""},
-		"a token of another node":         {report, account("b", ""), grants{onAll}, `is for node "b" only`},
-		"the kubelet of the node":         {report, kubelet("a"), grants{onOwn}, ""},
-		"the kubelet of another node":     {report, kubelet("b"), grants{onAll, onOwn}, `is for node "b" only`},
-		"who may maintain the node":       {removal, ann, grants{"delete /nodes a"}, ""},
-		"who may maintain it by the verb": {removal, ann, grants{"maintain maintenance.haulout.dev/nodes a"}, ""},
-		"who may not maintain the node":   {removal, ann, grants{onAll, "delete /nodes b"}, "may not maintain 1 of the nodes, and so may not take it back from its worker"},
+		"a user creates a task":                 {create, ann, grants{onAll, "delete /nodes a"}, "nodetasks are created by the server"},
+		"the server creates a task":             {create, self, nil, ""},
+		"the server reports":                    {report, self, nil, ""},
+		"a user changes a task":                 {update, ann, grants{onAll}, "only the server changes nodetasks"},
+		"the garbage collector":                 {update, collector, nil, ""},
+		"a worker of the class":                 {report, account("", ""), grants{onAll}, ""},
+		"a worker of another class":             {report, account("", ""), grants{onOther}, cannot},
+		"a worker in a pod elsewhere":           {report, account("b", "p"), grants{onAll}, ""},
+		"a person":                              {report, ann, grants{onAll}, ""},
+		"a person without the right":            {report, ann, nil, `user "ann" ` + cannot},
+		"a DaemonSet's pod on the node":         {report, account("a", "p"), grants{onOwn}, ""},
+		"a DaemonSet's pod elsewhere":           {report, account("b", "p"), grants{onOwn}, cannot},
+		"the right to the own node alone":       {report, account("", ""), grants{onOwn}, cannot},
+		"a token of the node":                   {report, account("a", ""), grants{onAll}, ""},
+		"a token of another node":               {report, account("b", ""), grants{onAll}, `is for node "b" only`},
+		"the kubelet of the node":               {report, kubelet("a"), grants{onOwn}, ""},
+		"the kubelet of another node":           {report, kubelet("b"), grants{onAll, onOwn}, `is for node "b" only`},
+		"who may maintain the node":             {removal, ann, grants{"delete /nodes a"}, ""},
+		"who may maintain it by the verb":       {removal, ann, grants{"maintain maintenance.haulout.dev/nodes a"}, ""},
+		"who may not maintain the node":         {removal, ann, grants{onAll, "delete /nodes b"}, "may not maintain 1 of the nodes, and so may not take it back from its worker"},
+		"who may start over ends failed work":   {late, ann, grants{startOver, "delete /nodes a"}, ""},
+		"and no other work":                     {report, ann, grants{startOver, "delete /nodes a"}, cannot},
+		"and with success only":                 {failed, ann, grants{startOver, "delete /nodes a"}, cannot},
+		"who may only delete the task does not": {late, ann, grants{startOver}, "may not maintain 1 of the nodes"},
+		"who may only maintain the node, too":   {late, ann, grants{"delete /nodes a"}, cannot},
 	} {
 		t.Run(name, func(t *testing.T) {
 			switch err := test.request.validate(t, test.user, test.grants); {

@@ -17,20 +17,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
-	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/warning"
-	kubeinformers "k8s.io/client-go/informers"
-	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/rights"
-	"haulout.dev/haulout/pkg/identity"
 )
 
 // PluginName is the name of the plugin in flags and configuration.
@@ -43,74 +38,30 @@ func Register(plugins *admission.Plugins, rules *rights.Rules) {
 
 // Plugin admits NodeMaintenanceRollouts.
 type Plugin struct {
-	*admission.Handler
+	noderights.Base
 
-	rules      rights.Rules
-	clock      clock.PassiveClock
-	identity   *identity.Server
-	authorizer authorizer.UnconditionalAuthorizer
-	nodes      corelisters.NodeLister
-	rollouts   listers.NodeMaintenanceRolloutLister
-	synced     []cache.InformerSynced
+	clock    clock.PassiveClock
+	rollouts listers.NodeMaintenanceRolloutLister
 }
 
-var (
-	_ admission.ValidationInterface                       = &Plugin{}
-	_ genericinitializer.WantsExternalKubeInformerFactory = &Plugin{}
-	_ genericinitializer.WantsUnconditionalAuthorizer     = &Plugin{}
-	_ initializer.WantsDependencies                       = &Plugin{}
-)
+var _ admission.ValidationInterface = &Plugin{}
 
 // New returns the plugin, which must still be initialized.
 func New(rules rights.Rules) *Plugin {
-	return &Plugin{
-		Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), rules: rules, clock: clock.RealClock{},
-	}
+	return &Plugin{Base: noderights.NewBase(rules), clock: clock.RealClock{}}
 }
-
-// SetExternalKubeInformerFactory sets the informers of the host cluster.
-func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFactory) {
-	nodes := f.Core().V1().Nodes()
-	p.nodes = nodes.Lister()
-	p.waitFor(nodes.Informer().HasSynced)
-}
-
-func (p *Plugin) waitFor(synced cache.InformerSynced) {
-	p.synced = append(p.synced, synced)
-	p.SetReadyFunc(func() bool {
-		return !slices.ContainsFunc(p.synced, func(synced cache.InformerSynced) bool { return !synced() })
-	})
-}
-
-// SetUnconditionalAuthorizer sets the authorizer of the host cluster.
-func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
 
 // SetDependencies sets the informers of Haulout's API and the identity of the server.
 func (p *Plugin) SetDependencies(d initializer.Dependencies) {
-	p.identity = d.Identity
+	p.Base.SetDependencies(d)
 	rollouts := d.Informers.Maintenance().V1alpha1().NodeMaintenanceRollouts()
 	p.rollouts = rollouts.Lister()
-	p.waitFor(rollouts.Informer().HasSynced)
-}
-
-// ValidateInitialization returns an error about a missing dependency.
-func (p *Plugin) ValidateInitialization() error {
-	switch {
-	case p.nodes == nil:
-		return errors.New("the informers of the host cluster are missing")
-	case p.authorizer == nil:
-		return errors.New("the authorizer is missing")
-	case p.rollouts == nil:
-		return errors.New("the informers of the maintenance API are missing")
-	case p.identity == nil:
-		return errors.New("the server's identity is missing")
-	}
-	return nil
+	p.WaitFor(rollouts.Informer().HasSynced)
 }
 
 // Validate refuses writes that the user is not allowed to make, and adds warnings.
 func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if a.GetResource().GroupResource() != maintenance.Resource("nodemaintenancerollouts") || p.identity.Is(a.GetUserInfo()) {
+	if a.GetResource().GroupResource() != maintenance.Resource("nodemaintenancerollouts") || p.Identity.Is(a.GetUserInfo()) {
 		return nil
 	}
 	switch a.GetSubresource() {

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
@@ -69,7 +68,7 @@ func (w *write) foreignHold(name string) *maintenance.RolloutHold {
 // readNodes reads the nodes that the write affects.
 func (p *Plugin) readNodes(ctx context.Context, w *write) error {
 	var err error
-	if w.all, err = p.nodes.List(labels.Everything()); err != nil {
+	if w.all, err = p.Nodes.List(labels.Everything()); err != nil {
 		return err
 	}
 	w.leaving = map[string]*corev1.Node{}
@@ -81,7 +80,7 @@ func (p *Plugin) readNodes(ctx context.Context, w *write) error {
 		for _, unit := range w.old.Status.Current {
 			for _, ref := range unit.Nodes {
 				w.leaving[ref.Name] = nil
-				if node, err := p.nodes.Get(ref.Name); err == nil {
+				if node, err := p.Nodes.Get(ref.Name); err == nil {
 					w.leaving[ref.Name] = node
 				}
 			}
@@ -125,13 +124,13 @@ func matching(ctx context.Context, selector *corev1.NodeSelector, all []*corev1.
 // or those in units, or may not have them offered to the workers of the task. To stop or to delete
 // a rollout needs no right to its workers.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write) error {
-	checker := noderights.Checker{Authorizer: p.authorizer, Rules: p.rules, Effect: "and so may not roll a maintenance over them"}
+	checker := p.Checker("and so may not roll a maintenance over them")
 	var leaving, joining rights.Nodes
 	for _, name := range slices.Sorted(maps.Keys(w.leaving)) {
-		leaving.Add(p.rules, name, w.leaving[name])
+		leaving.Add(p.Rules, name, w.leaving[name])
 	}
 	for _, node := range w.selected {
-		joining.Add(p.rules, node.Name, node)
+		joining.Add(p.Rules, node.Name, node)
 	}
 	_, err := checker.Check(ctx, a, leaving, joining)
 	if apierrors.IsForbidden(err) && w.onlyHolds() {
@@ -150,10 +149,6 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write
 // refuseHold returns the error about a hold of another user.
 func (p *Plugin) refuseHold(a admission.Attributes, w *write) error {
 	hold := w.foreignHold(a.GetUserInfo().GetName())
-	verb := "changing"
-	if !slices.ContainsFunc(w.rollout.Spec.Holds, func(now maintenance.RolloutHold) bool { return now.Name == hold.Name }) {
-		verb = "removing"
-	}
-	return admission.NewForbidden(a, fmt.Errorf("spec.holds[%s]: was added by user %q; %s it needs the right to maintain the nodes of the rollout",
-		hold.Name, cmp.Or(hold.By, "unknown"), verb))
+	return admission.NewForbidden(a, fmt.Errorf("spec.holds[%s]: was added by user %q; changing or removing it needs the right to maintain the nodes of the rollout",
+		hold.Name, cmp.Or(hold.By, "unknown")))
 }

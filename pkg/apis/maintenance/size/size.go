@@ -42,7 +42,7 @@ const (
 	// nodeBytes is the size of a node in a stored status without its targets and its message. It
 	// assumes a name of 63 characters, about the maximum at cloud providers, and the longest reason
 	// of a node that has targets.
-	nodeBytes = 132 + 15
+	nodeBytes = 127 + 20
 	// taskBytes is the maximum size of the state of the work on a node, without its message. It
 	// leaves room for about 2,700 nodes with the default plan.
 	taskBytes = 184

@@ -36,7 +36,7 @@ func TestTaskBytes(t *testing.T) {
 		n := v1alpha1.NodeMaintenanceNodeStatus{
 			NodeRef:               v1alpha1.NodeReference{Name: fmt.Sprintf("%063d", i), UID: types.UID(fmt.Sprintf("%036d", i))},
 			PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsKept: 20, PodsPeak: 500, PodsGonePeak: 450, PodsWaiting: ptr.To[int32](250),
-			Reason: v1alpha1.NodeStatusFastForwarded,
+			Reason: v1alpha1.NodeStatusNodeTaskInProgress,
 			Task: &v1alpha1.NodeMaintenanceNodeTask{
 				State: v1alpha1.NodeTaskVerifying, Reason: v1alpha1.NodeTaskWorkerFailed, Holder: strings.Repeat("w", 128), StartTime: at, EndTime: at,
 			},

@@ -74,7 +74,7 @@ func ValidateNodeTaskReport(status, old *maintenance.NodeTaskStatus) field.Error
 	}
 	holder := path.Child("holder")
 	switch {
-	case status.Holder == old.Holder && status.Holder == "":
+	case old.Holder == "" && status.Holder == "":
 		errs = append(errs, field.Required(holder, "the worker must claim the node before it reports"))
 	case old.Holder != "" && status.Holder != old.Holder:
 		errs = append(errs, field.Forbidden(holder, fmt.Sprintf("is %q and must not change", old.Holder)))

@@ -67,7 +67,7 @@ var rolloutActions = map[string]action{
 	v1alpha1.ReasonOutsideWindow: {"time, or a user who opens a window", "kubectl maintenance rollout run-now %s --for=2h"},
 	v1alpha1.ReasonNotAuthorized: {wording.Administrator + ", who can grant the rights or change the rollout", "kubectl get " + rollouts + " %s -o yaml"},
 	v1alpha1.ReasonAtLimit:       {wording.Administrator + ", who can return the named nodes to service or raise the limits", "kubectl get nodes"},
-	v1alpha1.ReasonNodesBlocked:  {"the owners of the pods that did not leave; the server tries again later", "kubectl maintenance rollout retry %s UNIT"},
+	v1alpha1.ReasonNodesBlocked:  {"the owners of the pods that did not leave; the server tries again later", "kubectl get events -A --field-selector reason=UnitBlocked"},
 	v1alpha1.ReasonNodesSkipped:  {wording.Administrator + ", who can do what the message names", "kubectl describe " + rollouts + " %s"},
 }
 
@@ -117,16 +117,8 @@ func Rollout(f RolloutFacts, o Options) []screen.Line {
 // progress has the numbers of nodes, the windows, the holds and the pace.
 func (f *RolloutFacts) progress(o Options) []screen.Line {
 	r, n := f.Rollout, f.Rollout.Status.Nodes
-	text := progressCell(o.bars()[0], fmt.Sprintf("%d of %d done", n.Done, n.Total), int(n.Done), int(n.Total))
-	for _, part := range []struct {
-		count int32
-		state string
-	}{{n.Running, "running"}, {n.Waiting, "waiting"}, {n.Blocked, "blocked"}, {n.Failed, "failed"}, {n.Skipped, "skipped"}} {
-		if part.count > 0 {
-			text += fmt.Sprintf(", %d %s", part.count, part.state)
-		}
-	}
-	lines := []screen.Line{plain("  NODES   %s", text)}
+	lines := []screen.Line{plain("  NODES   %s%s", progressCell(o.bars()[0], fmt.Sprintf("%d of %d done", n.Done, n.Total), int(n.Done), int(n.Total)),
+		unfinished(&n))}
 	if w := r.Status.Window; w != nil {
 		lines = append(lines, plain("  WINDOW  %s", f.window(w)))
 	}
@@ -177,37 +169,27 @@ func Hold(h *v1alpha1.RolloutHold, now time.Time) string {
 // paceOver is the time over which the pace of a rollout is measured.
 const paceOver = time.Hour
 
-// pace returns how many nodes are done per hour, and how long the other ones take at this pace;
-// "" if no node was done in the last hour.
+// pace returns how many nodes were done in the last hour, and how long the other ones take at this
+// pace; "" if it is not known.
 func (f *RolloutFacts) pace() string {
 	n := f.Rollout.Status.Nodes
-	left := n.Waiting + n.Running + n.Blocked
-	if f.Rollout.Spec.Stage != v1alpha1.RolloutStageRoll || left == 0 {
-		return ""
-	}
-	done, since := 0, f.Now
+	left, done, since := n.Waiting+n.Running+n.Blocked, 0, f.Now
 	for i := range f.Maintenances {
 		nm := &f.Maintenances[i]
 		if nm.CreationTimestamp.Time.Before(since) {
 			since = nm.CreationTimestamp.Time
 		}
 		for j := range nm.Status.NodeStatuses {
-			task := nm.Status.NodeStatuses[j].Task
-			if task != nil && task.State == v1alpha1.NodeTaskDone && task.EndTime != nil && f.Now.Sub(task.EndTime.Time) < paceOver {
+			if t := nm.Status.NodeStatuses[j].Task; t != nil && t.State == v1alpha1.NodeTaskDone && t.EndTime != nil && f.Now.Sub(t.EndTime.Time) < paceOver {
 				done++
 			}
 		}
 	}
-	over := min(f.Now.Sub(since), paceOver)
-	if done == 0 || over <= 0 {
-		return ""
+	if over := min(f.Now.Sub(since), paceOver); done > 0 && left > 0 && f.Rollout.Spec.Stage == v1alpha1.RolloutStageRoll {
+		return fmt.Sprintf("Pace: %s in the last %s, about %s for the other %d while units may start.", wording.Count(done, "node"),
+			duration.HumanDuration(over), duration.HumanDuration(over*time.Duration(left)/time.Duration(done)), left)
 	}
-	text := fmt.Sprintf("Pace: %s in the last %s, about %s", wording.Count(done, "node"), duration.HumanDuration(over),
-		duration.HumanDuration(over*time.Duration(left)/time.Duration(done)))
-	if len(f.Rollout.Spec.Windows) > 0 {
-		text += " of open windows"
-	}
-	return fmt.Sprintf("%s for the other %d.", text, left)
+	return ""
 }
 
 // The phases of units that are not in status.current.
@@ -215,11 +197,6 @@ const (
 	phaseBlocked  = v1alpha1.RolloutPhase(next.WithdrawnBlocked)
 	phaseReleased = v1alpha1.RolloutPhase(next.Released)
 )
-
-// Retriable reports whether a user can let a unit that Units has returned start again.
-func Retriable(u *v1alpha1.RolloutUnit) bool {
-	return u.Phase == v1alpha1.RolloutPhaseFailed || u.Phase == phaseBlocked || u.Phase == phaseReleased
-}
 
 // Units returns the units that run or have failed, and those whose last attempt has ended without
 // success: failed ones first, then those that do not run, then the oldest.
@@ -246,7 +223,7 @@ func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 		case why == next.WithdrawnNoWorker:
 			u.Phase, u.Message = v1alpha1.RolloutPhaseFailed, why+": no worker has claimed it in time"
 		case why == next.WithdrawnBlocked:
-			u.Phase, u.Message = phaseBlocked, "its drain did not move, and was withdrawn"
+			u.Phase, u.Message = phaseBlocked, "its drain did not move: see its event UnitBlocked"
 		case next.OutcomeOf(nm) == next.Released:
 			u.Phase, u.Message = phaseReleased, "a user has completed its maintenance"
 		default:
@@ -301,11 +278,15 @@ func (f *RolloutFacts) failure(units []v1alpha1.RolloutUnit, o Options) []screen
 	if len(u.Nodes) > 0 {
 		look = tasks + " " + u.Nodes[0].Name
 	}
+	then := fmt.Sprintf("kubectl maintenance rollout retry %s %s", f.Rollout.Name, u.Unit)
+	if strings.Contains(u.Message, string(v1alpha1.NodeTaskNotVerified)) {
+		then = "the server returns it when it is Ready and meets doneWhen; a retry repeats the work"
+	}
 	return append([]screen.Line{{}}, o.Fit(
 		line(screen.Bad, "  FAILED  %s", u.Unit),
 		plain("  who     %s, who can remove the cause", wording.Administrator),
 		plain("  look    kubectl get %s -o yaml", look),
-		plain("  then    kubectl maintenance rollout retry %s %s", f.Rollout.Name, u.Unit),
+		plain("  then    %s", then),
 	)...)
 }
 
@@ -341,39 +322,33 @@ func (f *RolloutFacts) cause(hasFailure bool, o Options) []screen.Line {
 
 // RolloutSummary returns the progress of a rollout in one line.
 func RolloutSummary(r *v1alpha1.NodeMaintenanceRollout) string {
-	n := r.Status.Nodes
-	text := fmt.Sprintf("%s: %s, %d of %s done, %d running", r.Name, RolloutState(r), n.Done, wording.Count(n.Total, "node"), n.Running)
-	for _, u := range r.Status.Current {
-		if u.Phase == v1alpha1.RolloutPhaseFailed {
-			text += ", " + u.Unit + " has failed"
+	n := &r.Status.Nodes
+	return fmt.Sprintf("%s: %s, %d of %s done%s", r.Name, RolloutState(r), n.Done, wording.Count(n.Total, "node"), unfinished(n))
+}
+
+// unfinished counts the nodes that are not done, by their state.
+func unfinished(n *v1alpha1.RolloutNodes) (text string) {
+	for _, part := range []struct {
+		count int32
+		state string
+	}{{n.Running, "running"}, {n.Waiting, "waiting"}, {n.Blocked, "blocked"}, {n.Failed, "failed"}, {n.Skipped, "skipped"}} {
+		if part.count > 0 {
+			text += fmt.Sprintf(", %d %s", part.count, part.state)
 		}
 	}
 	return text
 }
 
-// RolloutTable shows one row for each rollout.
-func RolloutTable(all []v1alpha1.NodeMaintenanceRollout, now time.Time, o Options) []screen.Line {
+// Rollouts shows one line for each rollout.
+func Rollouts(all []v1alpha1.NodeMaintenanceRollout) []screen.Line {
 	if len(all) == 0 {
 		return []screen.Line{{Text: "No rollout found."}}
 	}
-	g := grid{
-		rows:   [][]string{{"NAME", "STATE", "STAGE", "DONE", "RUNNING", "FAILED", "BLOCKED", "SKIPPED", "AGE", "REASON"}},
-		styles: []screen.Style{screen.Faint}, drop: []int{8, 2, 9, 7, 6, 4}, cut: true,
-	}
+	lines := make([]screen.Line, len(all))
 	for i := range all {
-		r, n := &all[i], all[i].Status.Nodes
-		g.rows = append(g.rows, []string{
-			r.Name, RolloutState(r), string(r.Spec.Stage), fmt.Sprintf("%d/%d", n.Done, n.Total), fmt.Sprint(n.Running), fmt.Sprint(n.Failed),
-			fmt.Sprint(n.Blocked), fmt.Sprint(n.Skipped), ago(now, r.CreationTimestamp.Time), cmp.Or(r.Spec.Template.Reason, "-"),
-		})
-		style := screen.Plain
-		switch {
-		case NeedsUser(r):
-			style = screen.Warning
-		case RolloutState(r) == v1alpha1.ReasonRolloutComplete:
-			style = screen.Good
+		if lines[i].Text = RolloutSummary(&all[i]); NeedsUser(&all[i]) {
+			lines[i].Style = screen.Warning
 		}
-		g.styles = append(g.styles, style)
 	}
-	return o.Truncate(g.lines(o))
+	return lines
 }

@@ -11,32 +11,22 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 	"haulout.dev/haulout/pkg/registry/maintenance/status"
 )
 
 // Storage has the endpoints of the kind.
 type Storage struct {
 	// Evacuation serves evacuations.
-	Evacuation *REST
+	Evacuation *kind.REST
 	// Status serves evacuations/status.
 	Status *status.REST
 }
-
-// REST serves Evacuations.
-type REST struct {
-	*genericregistry.Store
-}
-
-var (
-	_ rest.StandardStorage    = &REST{}
-	_ rest.ShortNamesProvider = &REST{}
-)
 
 // NewStorage returns the endpoints on the storage of optsGetter. isServer recognizes the server's
 // own controllers; startDeadline is the time in which an evacuator must send its first report.
@@ -76,7 +66,7 @@ func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, is
 	if err := store.CompleteWithOptions(options); err != nil {
 		return Storage{}, fmt.Errorf("complete the store of evacuations: %w", err)
 	}
-	return Storage{Evacuation: &REST{Store: store}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
+	return Storage{Evacuation: &kind.REST{Store: store, Short: "evac"}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
 }
 
 func activeEvacuatorClass(obj runtime.Object) string {
@@ -95,9 +85,4 @@ func index(value func(runtime.Object) string) cache.IndexFunc {
 		}
 		return []string{value(evacuation)}, nil
 	}
-}
-
-// ShortNames makes "kubectl get evac" work.
-func (*REST) ShortNames() []string {
-	return []string{"evac"}
 }

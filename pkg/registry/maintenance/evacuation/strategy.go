@@ -19,28 +19,23 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authentication/user"
-	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/apiserver/pkg/storage/names"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 )
 
 // Strategy is the strategy of the main resource.
 type Strategy struct {
-	rest.DeclarativeValidation
-	names.NameGenerator
+	kind.Base
 
-	isServer      func(user.Info) bool
 	startDeadline time.Duration
-	clock         clock.PassiveClock
 }
 
 var (
@@ -49,19 +44,12 @@ var (
 	_ rest.RESTDeleteStrategy  = &Strategy{}
 	_ rest.ResetFieldsStrategy = &Strategy{}
 	_ rest.RESTUpdateStrategy  = &StatusStrategy{}
-	_ rest.ResetFieldsStrategy = &StatusStrategy{}
 )
 
 // NewStrategy returns the strategy. isServer recognizes the server's own controllers; startDeadline
 // is the time in which an evacuator must send its first report.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, startDeadline time.Duration, clock clock.PassiveClock) *Strategy {
-	return &Strategy{
-		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
-		NameGenerator:         names.SimpleNameGenerator,
-		isServer:              isServer,
-		startDeadline:         startDeadline,
-		clock:                 clock,
-	}
+	return &Strategy{kind.NewBase(scheme, isServer, clock), startDeadline}
 }
 
 // NamespaceScoped returns true: Evacuations are in the namespace of their pod.
@@ -69,19 +57,12 @@ func (*Strategy) NamespaceScoped() bool {
 	return true
 }
 
-// GetResetFields returns the fields that a write to the main endpoint cannot change.
-func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(fieldpath.MakePathOrDie("status")),
-	}
-}
-
 // PrepareForCreate drops the client's status, and sets the name if the client omitted it. It keeps
 // the fields that admission set. The first evacuator is active from the start: this saves one write
 // per pod in a drain.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	evacuation := obj.(*maintenance.Evacuation)
-	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
+	now := s.Now()
 	class, account := protocol.FirstTurn(evacuation.Spec.Evacuators)
 	evacuation.Status = maintenance.EvacuationStatus{
 		ActiveEvacuatorClass: class,
@@ -92,7 +73,7 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 		Conditions:                   []metav1.Condition{v1alpha1.NotObserved(now)},
 	}
 	evacuation.Generation = 1
-	if !s.byServer(ctx) {
+	if !s.ByServer(ctx) {
 		delete(evacuation.Annotations, v1alpha1.AnnotationEvictionAsked)
 	}
 	podRef := evacuation.Spec.PodRef
@@ -109,7 +90,7 @@ func (s *Strategy) takeLeavesFor(ctx context.Context, evacuation *maintenance.Ev
 		return ""
 	}
 	delete(evacuation.Annotations, v1alpha1.AnnotationLeavesFor)
-	if !s.byServer(ctx) {
+	if !s.ByServer(ctx) {
 		return ""
 	}
 	return protocol.LeavesFor(mention)
@@ -142,23 +123,12 @@ func (*Strategy) Canonicalize(obj runtime.Object) {
 	protocol.SortInternal(obj.(*maintenance.Evacuation).Spec.Evacuators)
 }
 
-// AllowCreateOnUpdate returns false: PUT does not create.
-func (*Strategy) AllowCreateOnUpdate(context.Context) bool {
-	return false
-}
-
-// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. Otherwise an evacuator that
-// is no longer active could overwrite the status.
-func (*Strategy) AllowUnconditionalUpdate(context.Context) bool {
-	return false
-}
-
 // PrepareForUpdate keeps the status and, unless the server writes, the time of the last eviction:
 // with it a client could keep an Evacuation for which no client asks, or end one.
 func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	evacuation, before := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	evacuation.Status = before.Status
-	if s.byServer(ctx) {
+	if s.ByServer(ctx) {
 		return
 	}
 	if asked, ok := before.Annotations[v1alpha1.AnnotationEvictionAsked]; ok {
@@ -174,15 +144,10 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 func (s *Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	evacuation, before := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	errs := validation.ValidateEvacuationUpdate(evacuation, before)
-	if s.byServer(ctx) {
+	if s.ByServer(ctx) {
 		return errs
 	}
 	return append(errs, size.ValidateGrowth(s.Scheme, evacuation, before)...)
-}
-
-// WarningsOnUpdate returns nothing.
-func (*Strategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
-	return nil
 }
 
 // StatusStrategy is the strategy of the status subresource.
@@ -193,14 +158,6 @@ type StatusStrategy struct {
 // NewStatusStrategy returns the strategy of the status subresource.
 func NewStatusStrategy(strategy *Strategy) *StatusStrategy {
 	return &StatusStrategy{Strategy: strategy}
-}
-
-// GetResetFields returns the fields that a write to the status cannot change.
-func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
-			fieldpath.MakePathOrDie("metadata"), fieldpath.MakePathOrDie("spec")),
-	}
 }
 
 // PrepareForUpdate keeps metadata and spec, sets the time of a report, and clears the report of the
@@ -215,8 +172,8 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 	}
 	status, oldStatus := &evacuation.Status, &oldEvacuation.Status
 	// Use whole seconds, the stored precision.
-	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
-	if status.ActiveEvacuatorClass != oldStatus.ActiveEvacuatorClass && s.byServer(ctx) {
+	now := s.Now()
+	if status.ActiveEvacuatorClass != oldStatus.ActiveEvacuatorClass && s.ByServer(ctx) {
 		status.ActiveEvacuatorSince = &now
 		status.ActiveEvacuatorCompleted = false
 		status.EvacuationProgressTimestamp = nil
@@ -224,7 +181,7 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 		status.EvacuationCancellationPolicy = maintenance.EvacuationCancellationPolicyAllow
 		return
 	}
-	reports := !s.byServer(ctx)
+	reports := !s.ByServer(ctx)
 	if reports {
 		if status.ActiveEvacuatorSince == nil {
 			// A client without this field cannot intend to change it.
@@ -256,18 +213,13 @@ func restamp(written, stored *metav1.Time, now metav1.Time) *metav1.Time {
 // ValidateUpdate checks a write of the status.
 func (s *StatusStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
-	if !s.byServer(ctx) {
+	if !s.ByServer(ctx) {
 		// Return early: the rules for all writers would repeat these errors.
 		if errs := validation.ValidateEvacuationReport(evacuation, oldEvacuation); len(errs) > 0 {
 			return errs
 		}
 	}
-	return validation.ValidateEvacuationStatusUpdate(evacuation, oldEvacuation, validation.Turns{Now: s.clock.Now(), StartDeadline: s.startDeadline})
-}
-
-func (s *Strategy) byServer(ctx context.Context) bool {
-	u, ok := genericapirequest.UserFrom(ctx)
-	return ok && s.isServer(u)
+	return validation.ValidateEvacuationStatusUpdate(evacuation, oldEvacuation, validation.Turns{Now: s.Clock.Now(), StartDeadline: s.startDeadline})
 }
 
 // GetAttrs returns the labels and fields for selectors.

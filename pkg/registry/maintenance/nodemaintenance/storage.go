@@ -46,7 +46,7 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previe
 		UpdateStrategy:            strategy,
 		DeleteStrategy:            strategy,
 		ResetFieldsStrategy:       strategy,
-		TableConvertor:            NewTableConvertor(strategy.clock),
+		TableConvertor:            NewTableConvertor(strategy.Clock),
 	}
 	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: optsGetter, AttrFunc: getAttrs}); err != nil {
 		return Storage{}, err

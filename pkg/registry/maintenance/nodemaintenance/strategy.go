@@ -19,7 +19,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/storage/names"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
@@ -29,6 +28,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 	"haulout.dev/haulout/pkg/rollout/nodeexpr"
 )
 
@@ -37,13 +37,8 @@ const maxPauser = 1024
 
 // Strategy is the strategy of the main resource.
 type Strategy struct {
-	rest.DeclarativeValidation
-	names.NameGenerator
+	kind.Base
 
-	// isServer distinguishes the server's own controllers from all other users, including cluster
-	// administrators.
-	isServer func(user.Info) bool
-	clock    clock.PassiveClock
 	newest   NewestNode
 	observed observation
 }
@@ -63,29 +58,9 @@ var (
 // replica leads; empty if a replica leads.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, noLeader func() string, newest NewestNode, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
-		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
-		NameGenerator:         names.SimpleNameGenerator,
-		isServer:              isServer,
-		clock:                 clock,
-		newest:                newest,
-		observed:              observation{clock: clock, noLeader: noLeader},
+		Base: kind.NewBase(scheme, isServer, clock), newest: newest, observed: observation{clock: clock, noLeader: noLeader},
 	}
 }
-
-// NamespaceScoped implements rest.Scoper: like nodes, their maintenances have no namespace.
-func (*Strategy) NamespaceScoped() bool { return false }
-
-// AllowCreateOnUpdate returns false: only POST and server-side apply create objects.
-func (*Strategy) AllowCreateOnUpdate(context.Context) bool { return false }
-
-// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy
-// could silently widen the selector again, and drain the nodes. Patches and server-side apply do
-// not need a version, since they contain only the changed fields. kubectl replace reads the version
-// itself.
-func (*Strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
-
-// Canonicalize does nothing.
-func (*Strategy) Canonicalize(runtime.Object) {}
 
 // WarningsOnCreate warns if no replica leads. Admission adds the warnings that depend on the
 // cluster.
@@ -101,12 +76,7 @@ func (s *Strategy) WarningsOnUpdate(_ context.Context, _, old runtime.Object) []
 // GetResetFields returns the fields that clients cannot set even if they send them, so that
 // server-side apply does not make clients the owners of these fields.
 func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
-			fieldpath.MakePathOrDie("status"),
-			fieldpath.MakePathOrDie("spec", "requestedBy"),
-		),
-	}
+	return kind.Fields(fieldpath.MakePathOrDie("status"), fieldpath.MakePathOrDie("spec", "requestedBy"))
 }
 
 // PrepareForCreate sets the fields that only the server may set, and ignores the values of the
@@ -116,9 +86,9 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	nm := obj.(*maintenance.NodeMaintenance)
 	nm.Generation = 1
 	nm.Status = maintenance.NodeMaintenanceStatus{
-		Conditions: []metav1.Condition{v1alpha1.NotObserved(s.now())},
+		Conditions: []metav1.Condition{v1alpha1.NotObserved(s.Now())},
 	}
-	if nm.Spec.RequestedBy == nil || !s.byServer(ctx) {
+	if nm.Spec.RequestedBy == nil || !s.ByServer(ctx) {
 		// The server creates the maintenances of a rollout for the requester of the rollout.
 		nm.Spec.RequestedBy = Requester(ctx)
 	}
@@ -217,7 +187,7 @@ func ValidateDoneWhen(task *maintenance.NodeMaintenanceTask, path *field.Path) f
 // validateMarks refuses changes of the label and the annotations with which a rollout finds its
 // maintenances, except by the server: they are the memory of the rollout.
 func (s *Strategy) validateMarks(ctx context.Context, nm, old *maintenance.NodeMaintenance) field.ErrorList {
-	if s.byServer(ctx) {
+	if s.ByServer(ctx) {
 		return nil
 	}
 	var errs field.ErrorList
@@ -243,7 +213,7 @@ func sameValue(a, b map[string]string, key string) bool {
 // enterStage records the stages that a maintenance enters. Drain includes Cordon, so it enters
 // both.
 func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
-	now := s.now()
+	now := s.Now()
 	var stages []maintenance.NodeMaintenanceStage
 	switch nm.Spec.Stage {
 	case maintenance.NodeMaintenanceStageDrain:
@@ -261,10 +231,6 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 		}
 	}
 }
-
-// now returns the time in whole seconds, the stored precision: the response must not differ from
-// later reads.
-func (s *Strategy) now() metav1.Time { return metav1.NewTime(s.clock.Now()).Rfc3339Copy() }
 
 // drawLine records the line between old and new nodes when a maintenance begins to hold its nodes:
 // the creation time of the newest node in the cache of this replica. Nodes that are created later
@@ -293,7 +259,7 @@ func Line(newest NewestNode) *metav1.Time {
 // also has pauses by the server. A resumed drain counts as having made progress, so that the time
 // of the pause does not count towards --stall-timeout, whichever replica leads.
 func (s *Strategy) recordPause(ctx context.Context, nm *maintenance.NodeMaintenance) {
-	now := s.now()
+	now := s.Now()
 	switch {
 	case nm.Spec.Paused && nm.Status.Pause == nil:
 		by := ""
@@ -327,14 +293,9 @@ func refuseWithoutLine(nm *maintenance.NodeMaintenance) error {
 // setRequestedBy records the user of this request as the requester. It does nothing for the server,
 // whose controllers act for the previous requester.
 func (s *Strategy) setRequestedBy(ctx context.Context, nm *maintenance.NodeMaintenance) {
-	if u, ok := genericapirequest.UserFrom(ctx); ok && !s.isServer(u) {
+	if u, ok := genericapirequest.UserFrom(ctx); ok && !s.IsServer(u) {
 		nm.Spec.RequestedBy = userInfo(u)
 	}
-}
-
-func (s *Strategy) byServer(ctx context.Context) bool {
-	u, ok := genericapirequest.UserFrom(ctx)
-	return ok && s.isServer(u)
 }
 
 // Requester returns a copy of the user of a request; nil if it has none.
@@ -374,7 +335,7 @@ func (s *Strategy) wantsCompletionFinalizer(ctx context.Context, nm, old *mainte
 	case wasIdle, nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete:
 		return true
 	case had && !hasCompletionFinalizer(nm):
-		released := s.byServer(ctx) && old.Spec.Stage == maintenance.NodeMaintenanceStageComplete
+		released := s.ByServer(ctx) && old.Spec.Stage == maintenance.NodeMaintenanceStageComplete
 		return !released
 	}
 	return had
@@ -404,16 +365,6 @@ type StatusStrategy struct {
 // NewStatusStrategy returns the strategy of the status subresource.
 func NewStatusStrategy(s *Strategy) *StatusStrategy {
 	return &StatusStrategy{s}
-}
-
-// GetResetFields returns the fields that a status write cannot change.
-func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
-			fieldpath.MakePathOrDie("metadata"),
-			fieldpath.MakePathOrDie("spec"),
-		),
-	}
 }
 
 // PrepareForUpdate keeps spec, metadata, and the record of a pause, which belongs to spec.paused.

@@ -18,12 +18,14 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apiserver/pkg/authentication/user"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/registry/maintenance/status"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -439,7 +441,7 @@ func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
 		want  string
 	}{
 		"main":   {strategy.GetResetFields(), `{"f:spec":{".":{},"f:reason":{}}}`},
-		"status": {NewStatusStrategy(strategy).GetResetFields(), `{"f:status":{".":{},"f:observedGeneration":{}}}`},
+		"status": {status.New(&genericregistry.Store{}, NewStatusStrategy(strategy)).GetResetFields(), `{"f:status":{".":{},"f:observedGeneration":{}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			manager := must.Get(managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(),

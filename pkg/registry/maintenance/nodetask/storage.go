@@ -12,16 +12,16 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 	"haulout.dev/haulout/pkg/registry/maintenance/status"
 )
 
 // Storage has the REST storage of NodeTasks and of their status.
 type Storage struct {
-	NodeTask *REST
+	NodeTask *kind.REST
 	Status   *status.REST
 }
 
@@ -40,12 +40,12 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Stora
 		UpdateStrategy:            strategy,
 		DeleteStrategy:            strategy,
 		ResetFieldsStrategy:       strategy,
-		TableConvertor:            newTable(strategy.clock),
+		TableConvertor:            newTable(strategy.Clock),
 	}
 	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: optsGetter, AttrFunc: getAttrs}); err != nil {
 		return Storage{}, fmt.Errorf("complete the store of node tasks: %w", err)
 	}
-	return Storage{NodeTask: &REST{store}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
+	return Storage{NodeTask: &kind.REST{Store: store, Short: "ntask"}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
 }
 
 // getAttrs returns the labels and fields for selectors of lists and watches.
@@ -60,16 +60,3 @@ func getAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 		maintenance.FieldState:  string(task.Status.State),
 	}, nil
 }
-
-// REST serves nodetasks.
-type REST struct {
-	*genericregistry.Store
-}
-
-var (
-	_ rest.StandardStorage    = &REST{}
-	_ rest.ShortNamesProvider = &REST{}
-)
-
-// ShortNames implements rest.ShortNamesProvider.
-func (*REST) ShortNames() []string { return []string{"ntask"} }

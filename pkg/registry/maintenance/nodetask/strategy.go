@@ -14,23 +14,18 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/storage/names"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 )
 
 // Strategy is the strategy of the main resource. Admission admits only the server to it, except for
 // deletions.
 type Strategy struct {
-	rest.DeclarativeValidation
-	names.NameGenerator
-
-	isServer func(user.Info) bool
-	clock    clock.PassiveClock
+	kind.Base
 }
 
 var (
@@ -43,47 +38,14 @@ var (
 // NewStrategy returns the strategy of the main resource. isServer recognizes the server's own
 // controllers.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, clock clock.PassiveClock) *Strategy {
-	return &Strategy{
-		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
-		NameGenerator:         names.SimpleNameGenerator,
-		isServer:              isServer,
-		clock:                 clock,
-	}
-}
-
-// NamespaceScoped implements rest.Scoper: like nodes, their tasks have no namespace.
-func (*Strategy) NamespaceScoped() bool { return false }
-
-// AllowCreateOnUpdate returns false: PUT does not create.
-func (*Strategy) AllowCreateOnUpdate(context.Context) bool { return false }
-
-// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A grant and a withdrawal of
-// the server would otherwise not exclude each other.
-func (*Strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
-
-// Canonicalize does nothing.
-func (*Strategy) Canonicalize(runtime.Object) {}
-
-// WarningsOnCreate returns none.
-func (*Strategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
-
-// WarningsOnUpdate returns none.
-func (*Strategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
-	return nil
-}
-
-// GetResetFields returns the fields that a write to the main resource cannot change.
-func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(fieldpath.MakePathOrDie("status")),
-	}
+	return &Strategy{kind.NewBase(scheme, isServer, clock)}
 }
 
 // PrepareForCreate offers the node.
 func (s *Strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	task := obj.(*maintenance.NodeTask)
 	task.Generation = 1
-	task.Status = maintenance.NodeTaskStatus{State: maintenance.NodeTaskOffered, StateTime: s.now()}
+	task.Status = maintenance.NodeTaskStatus{State: maintenance.NodeTaskOffered, StateTime: ptr.To(s.Now())}
 }
 
 // PrepareForUpdate keeps the status.
@@ -101,17 +63,6 @@ func (*Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fiel
 	return validation.ValidateNodeTaskUpdate(obj.(*maintenance.NodeTask), old.(*maintenance.NodeTask))
 }
 
-// now returns the time in whole seconds, the stored precision.
-func (s *Strategy) now() *metav1.Time {
-	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
-	return &now
-}
-
-func (s *Strategy) byServer(ctx context.Context) bool {
-	u, ok := genericapirequest.UserFrom(ctx)
-	return ok && s.isServer(u)
-}
-
 // StatusStrategy is the strategy of the status subresource, which the server and the workers write.
 type StatusStrategy struct {
 	*Strategy
@@ -119,14 +70,6 @@ type StatusStrategy struct {
 
 // NewStatusStrategy returns the strategy of the status subresource.
 func NewStatusStrategy(s *Strategy) *StatusStrategy { return &StatusStrategy{s} }
-
-// GetResetFields returns the fields that a status write cannot change.
-func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
-			fieldpath.MakePathOrDie("metadata"), fieldpath.MakePathOrDie("spec")),
-	}
-}
 
 // PrepareForUpdate keeps metadata and spec, and sets the times and the user of a claim. Deadlines
 // start at these times, so clients cannot choose them. Every write of a worker is a heartbeat.
@@ -136,13 +79,13 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 	metav1.ResetObjectMetaForStatus(&task.ObjectMeta, &before.ObjectMeta)
 	status, was := &task.Status, &before.Status
 	status.StateTime, status.ProgressTime, status.ClaimedBy = was.StateTime, was.ProgressTime, was.ClaimedBy
-	if s.byServer(ctx) {
+	if s.ByServer(ctx) {
 		if status.State != was.State {
-			status.StateTime = s.now()
+			status.StateTime = ptr.To(s.Now())
 		}
 		return
 	}
-	status.ProgressTime = s.now()
+	status.ProgressTime = ptr.To(s.Now())
 	if u, ok := genericapirequest.UserFrom(ctx); ok && was.Holder == "" && status.Holder != "" {
 		status.ClaimedBy = u.GetName()
 	}
@@ -150,7 +93,7 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 
 // ValidateUpdate validates a write of the status.
 func (s *StatusStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	if s.byServer(ctx) {
+	if s.ByServer(ctx) {
 		return nil
 	}
 	return validation.ValidateNodeTaskReport(&obj.(*maintenance.NodeTask).Status, &old.(*maintenance.NodeTask).Status)

@@ -11,17 +11,17 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 	"haulout.dev/haulout/pkg/registry/maintenance/status"
 )
 
 // Storage has the REST storage of NodeMaintenanceRollouts and of their status.
 type Storage struct {
-	Rollout *REST
+	Rollout *kind.REST
 	Status  *status.REST
 }
 
@@ -41,12 +41,12 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Stora
 		UpdateStrategy:            strategy,
 		DeleteStrategy:            strategy,
 		ResetFieldsStrategy:       strategy,
-		TableConvertor:            newTable(strategy.clock),
+		TableConvertor:            newTable(strategy.Clock),
 	}
 	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: optsGetter, AttrFunc: getAttrs}); err != nil {
 		return Storage{}, fmt.Errorf("complete the store of rollouts: %w", err)
 	}
-	return Storage{Rollout: &REST{store}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
+	return Storage{Rollout: &kind.REST{Store: store, Short: "nmr"}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
 }
 
 // getAttrs returns the labels and fields for selectors of lists and watches.
@@ -57,16 +57,3 @@ func getAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	}
 	return r.Labels, fields.Set{maintenance.FieldName: r.Name, maintenance.FieldStage: string(r.Spec.Stage)}, nil
 }
-
-// REST serves nodemaintenancerollouts.
-type REST struct {
-	*genericregistry.Store
-}
-
-var (
-	_ rest.StandardStorage    = &REST{}
-	_ rest.ShortNamesProvider = &REST{}
-)
-
-// ShortNames implements rest.ShortNamesProvider.
-func (*REST) ShortNames() []string { return []string{"nmr"} }

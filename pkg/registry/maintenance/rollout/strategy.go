@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/storage/names"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
@@ -24,6 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 )
 
@@ -32,12 +32,10 @@ const maxHolder = 1024
 
 // Strategy is the strategy of the main resource.
 type Strategy struct {
-	rest.DeclarativeValidation
-	names.NameGenerator
+	kind.Base
 
 	noLeader func() string
 	newest   nodemaintenance.NewestNode
-	clock    clock.PassiveClock
 }
 
 var (
@@ -50,27 +48,8 @@ var (
 // NewStrategy returns the strategy of the main resource. noLeader returns the warning that no
 // replica leads; empty if a replica leads. newest returns the newest node of the cluster.
 func NewStrategy(scheme *runtime.Scheme, noLeader func() string, newest nodemaintenance.NewestNode, clock clock.PassiveClock) *Strategy {
-	return &Strategy{
-		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
-		NameGenerator:         names.SimpleNameGenerator,
-		noLeader:              noLeader,
-		newest:                newest,
-		clock:                 clock,
-	}
+	return &Strategy{Base: kind.NewBase(scheme, nil, clock), noLeader: noLeader, newest: newest}
 }
-
-// NamespaceScoped implements rest.Scoper: like nodes, rollouts have no namespace.
-func (*Strategy) NamespaceScoped() bool { return false }
-
-// AllowCreateOnUpdate returns false: only POST and server-side apply create objects.
-func (*Strategy) AllowCreateOnUpdate(context.Context) bool { return false }
-
-// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy
-// could remove a hold.
-func (*Strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
-
-// Canonicalize does nothing.
-func (*Strategy) Canonicalize(runtime.Object) {}
 
 // WarningsOnCreate warns if no replica leads. Admission adds the warnings that depend on the
 // cluster.
@@ -90,12 +69,7 @@ func (s *Strategy) warnings() []string {
 
 // GetResetFields returns the fields that clients cannot set even if they send them.
 func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
-			fieldpath.MakePathOrDie("status"),
-			fieldpath.MakePathOrDie("spec", "requestedBy"),
-		),
-	}
+	return kind.Fields(fieldpath.MakePathOrDie("status"), fieldpath.MakePathOrDie("spec", "requestedBy"))
 }
 
 // PrepareForCreate sets the fields that only the server may set, and ignores the values of the
@@ -103,7 +77,7 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	r := obj.(*maintenance.NodeMaintenanceRollout)
 	r.Generation = 1
-	r.Status = maintenance.NodeMaintenanceRolloutStatus{Conditions: []metav1.Condition{v1alpha1.NotObserved(s.now())}}
+	r.Status = maintenance.NodeMaintenanceRolloutStatus{Conditions: []metav1.Condition{v1alpha1.NotObserved(s.Now())}}
 	r.Spec.RequestedBy = nodemaintenance.Requester(ctx)
 	s.signHolds(ctx, r.Spec.Holds, nil)
 	s.drawLine(r)
@@ -129,7 +103,7 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 
 // signHolds records who added or changed each hold, and when. The records of clients are ignored.
 func (s *Strategy) signHolds(ctx context.Context, holds, before []maintenance.RolloutHold) {
-	by, now := "", s.now()
+	by, now := "", s.Now()
 	if u, ok := genericapirequest.UserFrom(ctx); ok {
 		by = wording.Cut(u.GetName(), maxHolder)
 	}
@@ -143,9 +117,6 @@ func (s *Strategy) signHolds(ctx context.Context, holds, before []maintenance.Ro
 		hold.By, hold.Since = by, now.DeepCopy()
 	}
 }
-
-// now returns the time in whole seconds, the stored precision.
-func (s *Strategy) now() metav1.Time { return metav1.NewTime(s.clock.Now()).Rfc3339Copy() }
 
 // drawLine records the line between old and new nodes when the rollout leaves stage Idle, as for a
 // NodeMaintenance. A replica that has not read the nodes yet leaves it to the next write, at the
@@ -178,16 +149,6 @@ type StatusStrategy struct {
 
 // NewStatusStrategy returns the strategy of the status subresource.
 func NewStatusStrategy(s *Strategy) *StatusStrategy { return &StatusStrategy{s} }
-
-// GetResetFields returns the fields that a status write cannot change.
-func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
-			fieldpath.MakePathOrDie("metadata"),
-			fieldpath.MakePathOrDie("spec"),
-		),
-	}
-}
 
 // PrepareForUpdate keeps spec and metadata.
 func (s *StatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {

@@ -12,6 +12,8 @@ import (
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 )
 
 // REST serves the status of the objects of a store.
@@ -25,18 +27,19 @@ var (
 	_ rest.TableConvertor      = &REST{}
 )
 
-// Strategy is the strategy of a status subresource.
-type Strategy interface {
-	rest.RESTUpdateStrategy
-	rest.ResetFieldsStrategy
+// fields are the fields that a write of a status cannot change.
+type fields struct{}
+
+func (fields) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
+	return kind.Fields(fieldpath.MakePathOrDie("metadata"), fieldpath.MakePathOrDie("spec"))
 }
 
 // New returns the status subresource of a complete store. It uses a copy of the store with a
 // different strategy.
-func New(store *genericregistry.Store, strategy Strategy) *REST {
+func New(store *genericregistry.Store, strategy rest.RESTUpdateStrategy) *REST {
 	statusStore := *store
 	statusStore.UpdateStrategy = strategy
-	statusStore.ResetFieldsStrategy = strategy
+	statusStore.ResetFieldsStrategy = fields{}
 	return &REST{store: &statusStore}
 }
 

@@ -71,6 +71,20 @@ func Start(ctx context.Context, bin string, nodes, gogc int, environment ...stri
 	return c, err
 }
 
+// StartAudited starts a cluster as Start does, with another audit policy than the default.
+func StartAudited(ctx context.Context, bin string, nodes, gogc int, policy string) (*Cluster, error) {
+	dir, err := os.MkdirTemp("", "haulout-audit-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "audit-policy.yaml")
+	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+		return nil, err
+	}
+	return Start(ctx, bin, nodes, gogc, "APISERVER_FLAGS=--audit-policy-file="+file)
+}
+
 // Stop stops the cluster, even if the context has ended, and removes its folder.
 func (c *Cluster) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTime)

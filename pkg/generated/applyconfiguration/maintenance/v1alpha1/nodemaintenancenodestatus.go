@@ -48,8 +48,8 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// reason is the reason why the drain of the node differs from that of the other nodes, for
 	// programs: drainMessage is for people and is omitted if the status becomes too large. It is
 	// empty in stage Idle, and if the drain of the node does not differ: NotAuthorized,
-	// TooManyMaintenances, NotCordoned, FastForwarded, NodeTaskInProgress, Releasing, NotReleased or
-	// NodeGone.
+	// TooManyMaintenances, NotCordoned, FastForwarded, NodeTaskInProgress, Releasing, NotReleased
+	// or NodeGone.
 	Reason *maintenancev1alpha1.NodeStatusReason `json:"reason,omitempty"`
 	// pool is the index in status.pools of the value of the node's pool label (--pool-label of the
 	// server) when the maintenance took the node, starting at 0. It is set if the right of the

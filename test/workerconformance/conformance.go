@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conformance checks whether a worker, with or without the library, follows the protocol of
-// Haulout: in a cluster where Haulout and the worker run, on a node that the checks take out of
-// service.
-package conformance
+// Package workerconformance checks whether a worker, with or without the library, follows the
+// protocol of Haulout: in a cluster where Haulout and the worker run, on a node that the checks
+// take out of service.
+package workerconformance
 
 import (
 	"cmp"
@@ -117,19 +117,20 @@ func (c *Config) follow(ctx context.Context, limit time.Duration, what string, s
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("timed out after %s waiting for: %s", limit, what))
 	defer cancel()
 	tasks := c.Maintenance.MaintenanceV1alpha1().NodeTasks()
-	w, err := tasks.Watch(ctx, metav1.ListOptions{FieldSelector: maintenance.FieldName + "=" + c.NodeName})
+	selector := maintenance.FieldName + "=" + c.NodeName
+	list, err := tasks.List(ctx, metav1.ListOptions{FieldSelector: selector})
+	if err != nil {
+		return err
+	}
+	var task *v1alpha1.NodeTask
+	if len(list.Items) == 1 {
+		task = &list.Items[0]
+	}
+	w, err := tasks.Watch(ctx, metav1.ListOptions{FieldSelector: selector, ResourceVersion: list.ResourceVersion})
 	if err != nil {
 		return err
 	}
 	defer w.Stop()
-	// A watch tells nothing about an object that does not exist.
-	task, err := tasks.Get(ctx, c.NodeName, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		task = nil
-	case err != nil:
-		return err
-	}
 	for {
 		if enough, err := see(task); enough || err != nil {
 			return err

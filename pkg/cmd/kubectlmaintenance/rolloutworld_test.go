@@ -1,0 +1,88 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlmaintenance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/rollout/next"
+	"haulout.dev/haulout/pkg/rollout/window"
+)
+
+// The worlds of rollouts have the numbers, the windows and the texts that the server writes: they
+// come from next.Decide.
+
+// decided sets the status of a rollout as the server does. It decides from the spec, the units of
+// the status, and attempts that have ended. Of status.nodes it reads how many nodes there are, how
+// many of them, the last ones, meet doneWhen, and how many of the others were blocked a moment ago,
+// or are cordoned by other users.
+func decided(r *v1alpha1.NodeMaintenanceRollout, attempts ...*v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenanceRollout {
+	if r.Status.ObservedGeneration == 0 {
+		return r
+	}
+	facts := next.Facts{
+		Now: now, MaxUnavailablePercent: 100, Exists: func(string) bool { return true }, Rollouts: []*v1alpha1.NodeMaintenanceRollout{r},
+	}
+	for i := range r.Status.Current {
+		unit := &r.Status.Current[i]
+		facts.Tasks = append(facts.Tasks, task(unit.Unit, v1alpha1.NodeTaskState(unit.Phase), "", ""))
+	}
+	given, members := r.Status.Nodes, []next.Member(nil)
+	for i := range given.Total {
+		name := fmt.Sprintf("node-%03d", i+1)
+		node, member := nodeOfRollout(name), next.Member{Node: name, Goal: next.GoalUnmet}
+		switch {
+		case i >= given.Total-given.Done:
+			member.Goal = next.GoalMet
+		case slices.ContainsFunc(r.Status.Current, func(u v1alpha1.RolloutUnit) bool { return u.Unit == name }):
+		case given.Blocked > 0:
+			given.Blocked--
+			attempts = append(attempts, attempt(name, 2, next.WithdrawnBlocked))
+		case given.Skipped > 0:
+			given.Skipped--
+			node.Spec.Unschedulable = true
+		}
+		facts.Nodes, members = append(facts.Nodes, next.NewNode(node, nil, 0, now)), append(members, member)
+	}
+	d := next.Decide(next.NewCluster(facts), &next.Rollout{Object: r, Members: members, Attempts: attempts})
+	if len(d.Start) > 0 {
+		panic("the server would start unit " + d.Start[0].Name)
+	}
+	r.Status.Nodes, r.Status.Window = d.Nodes, nil
+	if windows, err := window.At(r.Spec.Windows, now); err != nil {
+		panic(err)
+	} else if len(r.Spec.Windows) > 0 {
+		r.Status.Window = &v1alpha1.RolloutWindowStatus{Open: windows.Open}
+		if !windows.Until.IsZero() {
+			r.Status.Window.Until = new(metav1.NewTime(windows.Until))
+		}
+	}
+	progressing := metav1.Condition{
+		Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: d.Reason, Message: strings.ToUpper(d.Message[:1]) + d.Message[1:],
+		LastTransitionTime: before(8 * time.Minute),
+	}
+	if d.Progressing {
+		progressing.Status = metav1.ConditionTrue
+	}
+	r.Status.Conditions = []metav1.Condition{progressing}
+	return r
+}
+
+// nodeOfRollout returns a node that is in service.
+func nodeOfRollout(name string) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: before(24 * time.Hour)},
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
+			Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: before(24 * time.Hour),
+		}}},
+	}
+}
