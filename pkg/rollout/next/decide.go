@@ -15,13 +15,11 @@ package next
 
 import (
 	"cmp"
-	"fmt"
 	"strings"
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/rollout/window"
 )
 
@@ -175,7 +173,7 @@ func (d *decider) start() (refusal string) {
 	width := d.width()
 	for _, u := range d.order() {
 		if busy >= width {
-			return cmp.Or(refusal, fmt.Sprintf("no more than %s may run before another one is done", wording.Count(width, "unit")))
+			return cmp.Or(refusal, "no further unit starts before one of these is done")
 		}
 		reason := u.waits()
 		if current == protocol.MaxCurrentUnits || nodes+len(u.Nodes) > protocol.MaxCurrentNodes {

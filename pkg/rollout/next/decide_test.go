@@ -361,7 +361,7 @@ func TestProgressing(t *testing.T) {
 			s.Windows = []v1alpha1.RolloutWindow{{Schedule: "0 0 * * *", TimeZone: "Mars/Olympus"}}
 		})}, "OutsideWindow", `windows[0]: timeZone: unknown time zone "Mars/Olympus"`, v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"not authorized": {1, []change{refused}, "NotAuthorized", "User bob", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
-		"starts":         {2, nil, "Rolling", "1 unit in progress; no more than 1 unit may run before another one is done", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
+		"starts":         {2, nil, "Rolling", "1 unit in progress; no further unit starts before one of these is done", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"runs":           {2, []change{attempts(attempt("n0", "")), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"names who takes the places": {
 			4, []change{wide, limits(maxUnavailable(2, "")), held("n0", true), node("n3", cordoned)}, "Rolling",
