@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
@@ -199,9 +198,9 @@ func TestRolloutsThatStartNothing(t *testing.T) {
 			})
 			r = must.Get(theirs.Create(t.Context(), r, metav1.CreateOptions{}))(t)
 			t.Cleanup(func() { removeRollout(t, r) })
-			r = rolloutUntil(t, r.Name, tc.reason)
-			progressing := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
-			is.True(t, strings.Contains(progressing.Message, tc.message), "the message is %q, want one with %q", progressing.Message, tc.message)
+			r = framework.Until(t, "the rollout is "+tc.reason+": "+tc.message, rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
+				return progressingIs(r, tc.reason, tc.message)
+			})
 			is.Equal(t, int(r.Status.Nodes.Total), tc.nodes, "nodes")
 			is.Equal(t, len(attempts(t, r.Name)), 0, "maintenances")
 			unschedulable(t, false, nodes[0])

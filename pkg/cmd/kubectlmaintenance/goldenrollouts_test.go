@@ -266,31 +266,35 @@ func attempt(node string, number int, how string) *v1alpha1.NodeMaintenance {
 // rolling returns the objects of a rollout that makes progress: with the tasks of its nodes, and
 // the maintenances of units that are done and of one whose drain was blocked.
 func rolling() []runtime.Object {
-	return []runtime.Object{
-		rollout(), attempt("node-010", 1, string(next.Done)), attempt("node-011", 1, string(next.Done)),
-		attempt("node-005", 1, next.WithdrawnClosed), attempt("node-005", 2, next.WithdrawnBlocked),
+	r := rollout()
+	r.Status.Nodes = v1alpha1.RolloutNodes{Total: 20, Done: 11}
+	return append(withAttempts(r, attempt("node-010", 1, string(next.Done)), attempt("node-011", 1, string(next.Done)),
+		attempt("node-005", 1, next.WithdrawnClosed), attempt("node-005", 2, next.WithdrawnBlocked)),
 		task("node-001", v1alpha1.NodeTaskVerifying, "alice", "alice", func(t *v1alpha1.NodeTask) { t.Status.Result = v1alpha1.NodeTaskResultDone }),
 		task("node-002", v1alpha1.NodeTaskFailed, "kubelet-137 (job)", "system:serviceaccount:haulout-workers:job", func(t *v1alpha1.NodeTask) {
 			t.Status.Result, t.Status.Reason = v1alpha1.NodeTaskResultFailed, v1alpha1.NodeTaskWorkerFailed
 		}),
 		task("node-003", v1alpha1.NodeTaskClaimed, "bob", "bob"),
 		task("node-004", v1alpha1.NodeTaskClaimed, "alice", "alice"),
-	}
+	)
 }
 
-// releasedUnits returns a halted rollout without a unit that runs: no worker has come to one, and a
-// user has completed the maintenance of another one.
-func releasedUnits() []runtime.Object {
-	attempts := []*v1alpha1.NodeMaintenance{
-		attempt("node-010", 1, string(next.Done)), attempt("node-005", 2, next.WithdrawnNoWorker), attempt("node-006", 1, string(next.Released)),
-	}
-	r := rollout(halted)
-	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 14}
+// withAttempts returns a rollout as decided does, and its attempts.
+func withAttempts(r *v1alpha1.NodeMaintenanceRollout, attempts ...*v1alpha1.NodeMaintenance) []runtime.Object {
 	objects := []runtime.Object{decided(r, attempts...)}
 	for _, nm := range attempts {
 		objects = append(objects, nm)
 	}
 	return objects
+}
+
+// releasedUnits returns a halted rollout without a unit that runs: no worker has come to one, and a
+// user has completed the maintenance of another one.
+func releasedUnits() []runtime.Object {
+	r := rollout(halted)
+	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 14}
+	return withAttempts(r, attempt("node-010", 1, string(next.Done)), attempt("node-005", 2, next.WithdrawnNoWorker),
+		attempt("node-006", 1, string(next.Released)))
 }
 
 func task(node string, state v1alpha1.NodeTaskState, holder, by string, modify ...func(*v1alpha1.NodeTask)) *v1alpha1.NodeTask {

@@ -6,7 +6,6 @@ package kubectlmaintenance
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,7 +66,7 @@ func decided(r *v1alpha1.NodeMaintenanceRollout, attempts ...*v1alpha1.NodeMaint
 		}
 	}
 	progressing := metav1.Condition{
-		Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: d.Reason, Message: strings.ToUpper(d.Message[:1]) + d.Message[1:],
+		Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: d.Reason, Message: d.Message,
 		LastTransitionTime: before(8 * time.Minute),
 	}
 	if d.Progressing {

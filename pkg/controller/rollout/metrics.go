@@ -41,6 +41,9 @@ var (
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(nodesByState, waitingByReason, phaseDuration, syncErrors)
 		publish(nil)
+		for _, phase := range append([]v1alpha1.RolloutPhase{v1alpha1.RolloutPhaseStarting, v1alpha1.RolloutPhaseSoaking}, phases...) {
+			phaseDuration.WithLabelValues(string(phase))
+		}
 	})
 )
 
