@@ -106,14 +106,16 @@ func TestTwoRolloutsAndAPerson(t *testing.T) {
 }
 
 // TestRolloutsWithOppositeGoals has two rollouts of which each undoes what the other one has done.
-// Both are held until a user completes one of them.
+// Both are held until a user completes one of them. A cordoned node keeps the first one from being
+// complete: a complete rollout has nothing to hold.
 func TestRolloutsWithOppositeGoals(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	const oldKernel = "6.1"
 	pool, nodes := cluster.NewPool(t, 2, true)
 	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult { return install(t, node) })
-	up := roll(t, pool)
-	rolloutUntil(t, up.Name, v1alpha1.ReasonRolloutComplete)
+	cluster.MustKubectl(t, "", "cordon", nodes[1])
+	up := roll(t, pool, limited(maxUnavailable(2))) // the cordoned node takes one place
+	rolloutUntil(t, up.Name, v1alpha1.ReasonNodesSkipped)
 
 	back := framework.Name("back")
 	runWorker(t, back, func(node string) v1alpha1.NodeTaskResult {
@@ -123,12 +125,13 @@ func TestRolloutsWithOppositeGoals(t *testing.T) {
 		}
 		return v1alpha1.NodeTaskResultDone
 	})
-	down := roll(t, pool, as(back, labelled(kernelLabel, oldKernel)))
+	down := roll(t, pool, limited(maxUnavailable(2)), as(back, labelled(kernelLabel, oldKernel)))
 	for name, other := range map[string]string{up.Name: down.Name, down.Name: up.Name} {
 		framework.Until(t, name+" is held because of "+other, rollouts(t), name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
 			return progressingIs(r, v1alpha1.ReasonHeld, other)
 		})
 	}
+	cluster.MustKubectl(t, "", "uncordon", nodes[1])
 	setRollout(t, up.Name, "stage", v1alpha1.RolloutStageComplete)
 	r := rolloutUntil(t, down.Name, v1alpha1.ReasonRolloutComplete)
 	is.Equal(t, r.Status.Nodes, v1alpha1.RolloutNodes{Total: 2, Done: 2})

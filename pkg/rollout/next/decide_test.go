@@ -366,7 +366,7 @@ func TestProgressing(t *testing.T) {
 		"names who takes the places": {
 			4, []change{wide, limits(maxUnavailable(2, "")), held("n0", true), node("n3", cordoned)}, "Rolling",
 			"1 unit in progress; unit n1 waits: limits[0] allows 2 nodes out of service: n0 is held by NodeMaintenance other, n3 is unschedulable; " +
-				"skipped: n3: node n3 is unschedulable, and not by Haulout", v1alpha1.RolloutNodes{Total: 4, Running: 1, Waiting: 2, Skipped: 1},
+				"skipped: node n3 is unschedulable, and not by Haulout", v1alpha1.RolloutNodes{Total: 4, Running: 1, Waiting: 2, Skipped: 1},
 		},
 		"the unit that starts takes it": {
 			2, []change{wide}, "Rolling", "1 unit in progress; unit n1 waits: limits[0] allows 1 node out of service: n0 starts now",
@@ -378,7 +378,7 @@ func TestProgressing(t *testing.T) {
 			"Held", "is paused by user", v1alpha1.RolloutNodes{Total: 1, Running: 1}},
 		"paused by us": {2, []change{paused("server"), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"at a limit": {
-			3, []change{node("n2", cordoned)}, "AtLimit", "Unit n0 waits: limits[0] allows 1 node out of service: n2 is unschedulable; skipped: n2: node",
+			3, []change{node("n2", cordoned)}, "AtLimit", "Unit n0 waits: limits[0] allows 1 node out of service: n2 is unschedulable; skipped: node n2 is unschedulable",
 			v1alpha1.RolloutNodes{Total: 3, Waiting: 2, Skipped: 1},
 		},
 		"at the limit of a domain": {
@@ -412,8 +412,8 @@ func TestProgressing(t *testing.T) {
 			4, []change{
 				node("n0", cordoned), node("n1", notReady(time.Hour)), attempts(attempt("n2", "Released")),
 				node("n3", func(n *corev1.Node) { n.Annotations[v1alpha1.AnnotationSkipRollouts] = "" }),
-			}, "NodesSkipped", "Only skipped units are left: n0: node n0 is unschedulable, and not by Haulout, n1: node n1 is not Ready, n2: a user has completed NodeMaintenance kernel-n2 " +
-				"before the work was done and 1 more", v1alpha1.RolloutNodes{Total: 4, Skipped: 4},
+			}, "NodesSkipped", "Only skipped units are left: n2: a user has completed NodeMaintenance kernel-n2 before the work was done, " +
+				"node n0 is unschedulable, and not by Haulout, node n1 is not Ready and 1 more", v1alpha1.RolloutNodes{Total: 4, Skipped: 4},
 		},
 		"control plane in one unit": {
 			2, []change{spec(unitKey), limits(maxUnavailable(9, "")), labelled("rack", "a", "a"), labelled("node-role.kubernetes.io/control-plane", "x", "x")},

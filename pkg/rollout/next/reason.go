@@ -5,6 +5,7 @@ package next
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -105,7 +106,10 @@ func (d *decider) progress(refusal string) {
 	texts := map[state][]string{}
 	for _, u := range d.units {
 		text := u.Name
-		if u.message != "" {
+		switch {
+		case strings.HasPrefix(u.message, "node "+u.Name+" "):
+			text = u.message
+		case u.message != "":
 			text += ": " + u.message
 		}
 		texts[u.state] = append(texts[u.state], text)

@@ -129,6 +129,7 @@ func (c *Cluster) Diagnose(tb testing.TB) {
 		return
 	}
 	for _, look := range []string{
+		"get nodemaintenancerollouts.maintenance.haulout.dev,nodetasks.maintenance.haulout.dev -o yaml",
 		"get nodemaintenances -o yaml", "get evacuations -A -o wide",
 		"get pods -A -o wide --sort-by=.metadata.creationTimestamp",
 		"get deployments,replicasets,daemonsets,poddisruptionbudgets -A -o wide",
