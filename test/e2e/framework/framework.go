@@ -167,7 +167,8 @@ func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
 // Kubectl runs kubectl as the administrator and returns its output.
 func (c *Cluster) Kubectl(tb testing.TB, stdin string, args ...string) (stdout, stderr string, err error) {
 	tb.Helper()
-	return c.kubectl(tb.Context(), stdin, args...)
+	// A cleanup has no other context than the one that ended with the test.
+	return c.kubectl(context.WithoutCancel(tb.Context()), stdin, args...)
 }
 
 func (c *Cluster) kubectl(ctx context.Context, stdin string, args ...string) (stdout, stderr string, err error) {

@@ -38,7 +38,7 @@ template:
       env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
       securityContext: {runAsUser: 0}
       volumeMounts: [{name: data, mountPath: /data}]
-    volumes: [{name: data, hostPath: {path: %s}}]
+    volumes: [{name: data, hostPath: {path: %q}}]
 `
 
 // testWorkers installs the worker that runs Jobs, as in docs/workers.md.
