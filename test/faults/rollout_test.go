@@ -243,7 +243,8 @@ func (w *worker) step(ctx context.Context) {
 		return
 	}
 	for i := range list.Items {
-		task, status := &list.Items[i], ""
+		task := &list.Items[i]
+		var status string
 		switch {
 		case task.Status.State == v1alpha1.NodeTaskOffered && task.Status.Holder == "":
 			status = fmt.Sprintf(`{"holder":%q}`, w.class)

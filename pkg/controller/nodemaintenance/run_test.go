@@ -85,6 +85,7 @@ func (f *fixture) ticking(what string, condition func() bool) {
 	f.t.Helper()
 	f.eventually(what, func() bool {
 		f.wait(debounce)
+		synctest.Wait() // a write of the test must not meet one of the controllers
 		return condition()
 	})
 }

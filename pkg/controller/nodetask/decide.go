@@ -64,7 +64,7 @@ type liveFacts struct{ refusal string }
 type step int
 
 const (
-	stepNone step = iota
+	_ step = iota
 	// stepOffer creates a NodeTask for decision.maintenance.
 	stepOffer
 	// stepLook reads the node live, and then decides again.

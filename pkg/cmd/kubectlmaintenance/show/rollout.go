@@ -100,7 +100,7 @@ func Rollout(f RolloutFacts, o Options) []screen.Line {
 	lines = append(append(lines, screen.Line{}), f.progress(o)...)
 	units := f.Units()
 	failure := f.failure(units, o)
-	tail := append(failure, f.cause(len(failure) > 0, o)...)
+	tail := slices.Concat(failure, f.cause(len(failure) > 0, o))
 	shown := len(units)
 	switch {
 	case o.Wide:
