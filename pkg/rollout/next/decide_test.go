@@ -174,6 +174,11 @@ func notReady(d time.Duration) func(*corev1.Node) {
 
 func cordoned(n *corev1.Node) { n.Spec.Unschedulable = true }
 
+func cordonedByOther(n *corev1.Node) {
+	n.Spec.Unschedulable = true
+	n.Annotations[v1alpha1.AnnotationCordonedBy] = `{"maintenances":{"other":"uid"}}`
+}
+
 func readinessTaint(n *corev1.Node) {
 	n.Spec.Taints = []corev1.Taint{{Key: "readiness.k8s.io/network"}}
 }
@@ -250,11 +255,14 @@ func TestStart(t *testing.T) {
 		"announced nodes take places":                {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "n0")}, "n1"},
 		"a vanished node of an announcement, too":    {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "vanished")}, "n0"},
 		"a node that another rollout drains costs no place": {3, []change{
-			wide, held("n0", true), node("n0", func(n *corev1.Node) {
-				n.Spec.Unschedulable = true
-				n.Annotations[v1alpha1.AnnotationCordonedBy] = `{"maintenances":{"other":"uid"}}`
-			}),
+			wide, held("n0", true), node("n0", cordonedByOther),
 		}, "n0"},
+		"unless another one is out, too": {3, []change{
+			wide, held("n0", true), node("n0", cordonedByOther), node("n1", notReady(time.Minute)),
+		}, ""},
+		"a control-plane node that another rollout drains, while one is out": {3, []change{
+			wide, limits(maxUnavailable(9, "")), held("n0", true), node("n0", controlPlane, cordonedByOther), node("n1", controlPlane, notReady(time.Minute)),
+		}, "n2"},
 		"nor one that it is about to cordon":    {3, []change{wide, held("n0", true)}, "n0"},
 		"unless the places are taken by others": {3, []change{wide, held("n0", true), node("n1", cordoned)}, ""},
 		"a node that a worker has, waits":       {3, []change{wide, limits(maxUnavailable(9, "")), held("n0", true), tasked("n0", v1alpha1.NodeTaskClaimed, "other")}, "n1 n2"},
