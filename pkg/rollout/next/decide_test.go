@@ -282,6 +282,8 @@ func TestStart(t *testing.T) {
 		"goals are met":                         {3, []change{func(s *scene) { s.goals = map[string]Goal{"n0": GoalMet, "n1": GoalUnmet} }}, "n1"},
 		"a blocked unit waits ten minutes":      {1, []change{attempts(ended(attempt("n0", WithdrawnBlocked), 9*time.Minute))}, ""},
 		"a blocked unit is tried again":         {1, []change{attempts(ended(attempt("n0", WithdrawnBlocked), 10*time.Minute))}, "n0"},
+		"after its nodes left, it waits, too":   {1, []change{attempts(ended(attempt("n0", WithdrawnGone), 9*time.Minute))}, ""},
+		"and is tried again":                    {1, []change{attempts(ended(attempt("n0", WithdrawnGone), 10*time.Minute))}, "n0"},
 		"blocked twice, it waits twice as long": {1, []change{attempts(ended(attempt("n0", WithdrawnBlocked), time.Hour), ended(attempt("n0", WithdrawnBlocked), 19*time.Minute))}, ""},
 		"released by a user":                    {2, []change{attempts(attempt("n0", "Released"))}, "n1"},
 		"no longer, when the object is deleted": {1, []change{attempts(deleted(attempt("n0", "Released")))}, "n0"},
@@ -406,11 +408,11 @@ func TestProgressing(t *testing.T) {
 		},
 		"blocked": {
 			2, []change{attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute), attempt("n1", "Done"))}, "NodesBlocked",
-			"No unit can start: n0: its drain did not move; it is tried again at 2026-11-28T00:09:00Z", v1alpha1.RolloutNodes{Total: 2, Blocked: 1, Done: 1},
+			"No unit can start: n0: its drain was withdrawn; it is tried again at 2026-11-28T00:09:00Z", v1alpha1.RolloutNodes{Total: 2, Blocked: 1, Done: 1},
 		},
 		"a failure that is allowed, and a blocked unit": {
 			2, append(failed, attempts(ended(attempt("n1", WithdrawnBlocked), time.Minute)), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })),
-			"NodesBlocked", "No unit can start: n1: its drain did not move;", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Blocked: 1},
+			"NodesBlocked", "No unit can start: n1: its drain was withdrawn;", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Blocked: 1},
 		},
 		"a failure that is allowed": {
 			1, append(failed, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })), "Halted",
