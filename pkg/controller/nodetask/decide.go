@@ -376,13 +376,16 @@ func decideDone(f *facts) decision {
 
 // decideFailed waits for a user, for a late result of the worker, or, if the result was not
 // verified, until it can be. It deletes the task when its maintenance has ended and has recorded
-// it.
+// it, or does not select the node any more: the node is in service again, and no drain would touch
+// the node while the task exists.
 func decideFailed(f *facts) decision {
 	switch {
 	case f.isForgotten():
 		return decision{step: stepDelete}
 	case f.node == nil:
 		return f.gone()
+	case !f.selected:
+		return decision{step: stepDelete}
 	case f.task.Status.Result == v1alpha1.NodeTaskResultDone:
 		return f.enter(v1alpha1.NodeTaskVerifying, "")
 	case f.task.Status.Reason == v1alpha1.NodeTaskNotVerified && f.whyNotVerified() == "":

@@ -232,8 +232,35 @@ func TestNodesAreReadFromTheAPI(t *testing.T) {
 		w.rest(time.Minute)
 		is.Equal(t, len(w.maintenances()), 0, "maintenances while the API and the cache differ")
 		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Waiting: 1})
+		is.Equal(t, w.reason(), "", "the reason before any unit has started")
 		lagging.Store(false)
 		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
+// TestUnreadableNode: an error that lasts is named, and other units end meanwhile.
+func TestUnreadableNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newRollout())
+		w.scripts["c"] = claimed
+		w.host.PrependReactor("get", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			return action.(clienttesting.GetAction).GetName() == "d", nil, errors.New("etcd has lost it")
+		})
+		w.start()
+		w.until("the error is named", time.Second, func() bool {
+			return strings.Contains(w.message(), "; requests fail since 2000-01-01T") && strings.HasSuffix(w.message(), ": read node d: etcd has lost it")
+		})
+		w.scripts["c"] = ""
+		w.until("unit c is done", time.Second, func() bool { return w.rollout().Status.Nodes.Done == 3 })
+	})
+}
+
+func TestUnreadableExpression(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Template.Task.DoneWhen = "node.(" }))
+		w.start()
+		w.untilReason(v1alpha1.ReasonProgressSyncFailed)
+		is.True(t, strings.HasPrefix(w.message(), "The server cannot decide about the rollout; requests fail since 2000-01-01T"), "got the message %q", w.message())
 	})
 }
 

@@ -77,6 +77,19 @@ func TestStops(t *testing.T) {
 	}
 }
 
+// TestNodesOfAnOverRollout: no event of a node causes a sync of a rollout that is over.
+func TestNodesOfAnOverRollout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Stage = v1alpha1.RolloutStageComplete }))
+		w.start()
+		w.untilReason(v1alpha1.ReasonStopped)
+		must.Get(w.host.CoreV1().Nodes().Create(t.Context(), newNode("b"), metav1.CreateOptions{}))(t)
+		w.rest(5 * time.Minute)
+		is.Equal(t, w.rollout().Status.Nodes.Total, 1, "nodes before the resync")
+		w.until("the resync", time.Second, func() bool { return w.rollout().Status.Nodes.Total == 2 })
+	})
+}
+
 func TestStopsDrainsPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newRollout())
@@ -167,6 +180,21 @@ func TestOtherMaintenanceIsNamed(t *testing.T) {
 		w.until("it is named", time.Second, func() bool {
 			current := w.rollout().Status.Current
 			return len(current) == 1 && current[0].Message == "NodeMaintenance by-hand holds node a, too"
+		})
+	})
+}
+
+// TestLostRightIsNamed: a node is not offered while the requester may not assign the workers.
+func TestLostRightIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.ProgressDeadlineSeconds = new(int32(604800)) }))
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilPhase("a", v1alpha1.RolloutPhaseDraining)
+		w.refused.set("assign reboot.maintenance.haulout.dev", true)
+		w.until("it is named", time.Second, func() bool {
+			current := w.rollout().Status.Current
+			return len(current) == 1 && current[0].Message == `user "ann" may not assign workers "reboot.maintenance.haulout.dev"`
 		})
 	})
 }

@@ -174,6 +174,11 @@ func notReady(d time.Duration) func(*corev1.Node) {
 
 func cordoned(n *corev1.Node) { n.Spec.Unschedulable = true }
 
+func cordonedByOther(n *corev1.Node) {
+	n.Spec.Unschedulable = true
+	n.Annotations[v1alpha1.AnnotationCordonedBy] = `{"maintenances":{"other":"uid"}}`
+}
+
 func readinessTaint(n *corev1.Node) {
 	n.Spec.Taints = []corev1.Taint{{Key: "readiness.k8s.io/network"}}
 }
@@ -250,11 +255,14 @@ func TestStart(t *testing.T) {
 		"announced nodes take places":                {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "n0")}, "n1"},
 		"a vanished node of an announcement, too":    {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "vanished")}, "n0"},
 		"a node that another rollout drains costs no place": {3, []change{
-			wide, held("n0", true), node("n0", func(n *corev1.Node) {
-				n.Spec.Unschedulable = true
-				n.Annotations[v1alpha1.AnnotationCordonedBy] = `{"maintenances":{"other":"uid"}}`
-			}),
+			wide, held("n0", true), node("n0", cordonedByOther),
 		}, "n0"},
+		"unless another one is out, too": {3, []change{
+			wide, held("n0", true), node("n0", cordonedByOther), node("n1", notReady(time.Minute)),
+		}, ""},
+		"a control-plane node that another rollout drains, while one is out": {3, []change{
+			wide, limits(maxUnavailable(9, "")), held("n0", true), node("n0", controlPlane, cordonedByOther), node("n1", controlPlane, notReady(time.Minute)),
+		}, "n2"},
 		"nor one that it is about to cordon":    {3, []change{wide, held("n0", true)}, "n0"},
 		"unless the places are taken by others": {3, []change{wide, held("n0", true), node("n1", cordoned)}, ""},
 		"a node that a worker has, waits":       {3, []change{wide, limits(maxUnavailable(9, "")), held("n0", true), tasked("n0", v1alpha1.NodeTaskClaimed, "other")}, "n1 n2"},
@@ -274,6 +282,8 @@ func TestStart(t *testing.T) {
 		"goals are met":                         {3, []change{func(s *scene) { s.goals = map[string]Goal{"n0": GoalMet, "n1": GoalUnmet} }}, "n1"},
 		"a blocked unit waits ten minutes":      {1, []change{attempts(ended(attempt("n0", WithdrawnBlocked), 9*time.Minute))}, ""},
 		"a blocked unit is tried again":         {1, []change{attempts(ended(attempt("n0", WithdrawnBlocked), 10*time.Minute))}, "n0"},
+		"after its nodes left, it waits, too":   {1, []change{attempts(ended(attempt("n0", WithdrawnGone), 9*time.Minute))}, ""},
+		"and is tried again":                    {1, []change{attempts(ended(attempt("n0", WithdrawnGone), 10*time.Minute))}, "n0"},
 		"blocked twice, it waits twice as long": {1, []change{attempts(ended(attempt("n0", WithdrawnBlocked), time.Hour), ended(attempt("n0", WithdrawnBlocked), 19*time.Minute))}, ""},
 		"released by a user":                    {2, []change{attempts(attempt("n0", "Released"))}, "n1"},
 		"no longer, when the object is deleted": {1, []change{attempts(deleted(attempt("n0", "Released")))}, "n0"},
@@ -326,6 +336,10 @@ func TestProgressing(t *testing.T) {
 		return spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.Stage = stage })
 	}
 	refused := func(s *scene) { s.ready.NotAuthorized = "user bob may not maintain n0" }
+	contradicted := func(s *scene) { s.ready.Contradiction = func() string { return "rollout x wants the opposite" } }
+	unasked := func(s *scene) {
+		s.ready.Contradiction = func() string { panic("a contradiction is computed although no unit can start") }
+	}
 	failed := []change{attempts(attempt("n0", "")), runs("Failed", "n0"), tasked("n0", v1alpha1.NodeTaskFailed, "kernel-n0")}
 	paused := func(by string) change {
 		nm := attempt("n0", "")
@@ -340,7 +354,7 @@ func TestProgressing(t *testing.T) {
 		counts  v1alpha1.RolloutNodes
 	}{
 		"idle":                      {2, []change{stage("Idle"), held24}, "Idle", "stage Idle", v1alpha1.RolloutNodes{Total: 2, Waiting: 2}},
-		"all done":                  {1, []change{attempts(attempt("n0", "Done"))}, "Complete", "Every matching node", v1alpha1.RolloutNodes{Total: 1, Done: 1}},
+		"all done":                  {1, []change{unasked, attempts(attempt("n0", "Done"))}, "Complete", "Every matching node", v1alpha1.RolloutNodes{Total: 1, Done: 1}},
 		"no node":                   {0, nil, "NoNodesSelected", "The selector matches no node", v1alpha1.RolloutNodes{}},
 		"no node, idle":             {0, []change{stage("Idle")}, "NoNodesSelected", "", v1alpha1.RolloutNodes{}},
 		"no node, stopped":          {0, []change{stage("Complete")}, "Complete", "", v1alpha1.RolloutNodes{}},
@@ -349,11 +363,19 @@ func TestProgressing(t *testing.T) {
 		"done, soaks":               {1, []change{attempts(attempt("n0", "Done")), runs("Soaking", "n0")}, "Rolling", "1 unit in progress", v1alpha1.RolloutNodes{Total: 1, Running: 1}},
 		"stopped":                   {2, []change{stage("Complete"), held24, attempts(attempt("n0", "Done"))}, "Stopped", "", v1alpha1.RolloutNodes{Total: 2, Done: 1, Waiting: 1}},
 		"a newer stage":             {1, []change{stage("Rewind")}, "Stopped", "", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
-		"halted":                    {2, append(failed, held24), "Halted", "1 unit failed, and maxFailed is 0: n0;", v1alpha1.RolloutNodes{Total: 2, Waiting: 1, Failed: 1}},
+		"halted":                    {2, append(failed, held24, unasked), "Halted", "1 unit failed, and maxFailed is 0: n0;", v1alpha1.RolloutNodes{Total: 2, Waiting: 1, Failed: 1}},
 		"no worker":                 {2, []change{attempts(attempt("n0", WithdrawnNoWorker))}, "Halted", "n0", v1alpha1.RolloutNodes{Total: 2, Waiting: 1, Failed: 1}},
 		"held":                      {1, []change{held24, closed}, "Held", `Hold ceph by user "ann": rebuild`, v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
-		"contradiction":             {1, []change{func(s *scene) { s.ready.Contradiction = "rollout x wants the opposite" }}, "Held", "Rollout x", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
+		"contradiction":             {1, []change{contradicted}, "Held", "Rollout x", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"closed":                    {1, []change{closed, refused}, "OutsideWindow", "opens at 2026-11-28T22:00:00Z", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
+		"closed, blocked": {
+			1, []change{closed, refused, attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute))}, "NodesBlocked", "No unit can start: n0", v1alpha1.RolloutNodes{Total: 1, Blocked: 1},
+		},
+		"closed, skipped": {1, []change{closed, refused, node("n0", cordoned)}, "NodesSkipped", "Only skipped units are left", v1alpha1.RolloutNodes{Total: 1, Skipped: 1}},
+		"closed, blocked and waiting": {
+			2, []change{closed, attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute))}, "OutsideWindow", "opens at", v1alpha1.RolloutNodes{Total: 2, Waiting: 1, Blocked: 1},
+		},
+		"closed, runs": {1, []change{closed, attempts(attempt("n0", "")), runs("Draining", "n0")}, "OutsideWindow", "", v1alpha1.RolloutNodes{Total: 1, Running: 1}},
 		"never opens": {1, []change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) {
 			s.Windows = []v1alpha1.RolloutWindow{{Schedule: "0 0 30 2 *", Duration: metav1.Duration{Duration: time.Hour}}}
 		})}, "OutsideWindow", "No window opens any more", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
@@ -398,11 +420,11 @@ func TestProgressing(t *testing.T) {
 		},
 		"blocked": {
 			2, []change{attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute), attempt("n1", "Done"))}, "NodesBlocked",
-			"No unit can start: n0: its drain did not move; it is tried again at 2026-11-28T00:09:00Z", v1alpha1.RolloutNodes{Total: 2, Blocked: 1, Done: 1},
+			"No unit can start: n0: its drain was withdrawn; it is tried again at 2026-11-28T00:09:00Z", v1alpha1.RolloutNodes{Total: 2, Blocked: 1, Done: 1},
 		},
 		"a failure that is allowed, and a blocked unit": {
 			2, append(failed, attempts(ended(attempt("n1", WithdrawnBlocked), time.Minute)), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })),
-			"NodesBlocked", "No unit can start: n1: its drain did not move;", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Blocked: 1},
+			"NodesBlocked", "No unit can start: n1: its drain was withdrawn;", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Blocked: 1},
 		},
 		"a failure that is allowed": {
 			1, append(failed, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })), "Halted",

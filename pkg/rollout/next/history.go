@@ -28,7 +28,8 @@ const (
 	// WithdrawnNoWorker means that no worker has claimed a node in time. It is a failure. The
 	// controller of tasks sets it.
 	WithdrawnNoWorker = string(v1alpha1.NodeTaskNoWorker)
-	// WithdrawnGone means that the nodes of the unit no longer exist, or left the rollout.
+	// WithdrawnGone means that the nodes of the unit no longer exist, or left the rollout. If they
+	// return, the unit is tried again later: the label of a node may flap.
 	WithdrawnGone = string(v1alpha1.NodeStatusGone)
 )
 
@@ -86,7 +87,8 @@ type past struct {
 	attempts, blocked int
 	// running is the attempt that has not ended.
 	running *v1alpha1.NodeMaintenance
-	// lastBlocked is the time at which the last blocked attempt ended.
+	// lastBlocked is the time at which the last blocked attempt ended. An attempt whose nodes left
+	// the rollout counts as blocked.
 	lastBlocked time.Time
 	// noWorker and released name an attempt that ended so. It counts until a user retries the unit.
 	noWorker, released string
@@ -164,7 +166,7 @@ func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Ti
 		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnNoWorker:
 			p.noWorker = nm.Name
 			h.lastFailure = window.Latest(h.lastFailure, ended)
-		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnBlocked:
+		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnBlocked, nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnGone:
 			p.blocked++
 			p.lastBlocked = window.Latest(p.lastBlocked, ended)
 		}

@@ -137,8 +137,9 @@ type cost struct {
 	domain string
 	// size is the number of its nodes. added is the number of those that would be out in addition,
 	// and counted that of those among them that count as out already. A node that is visibly out
-	// costs nothing. One that is only taken, which the Node does not show yet or any more, costs a
-	// place although it is counted.
+	// adds nothing, but the unit waits while more nodes are out than the limit allows. One that is
+	// only taken, which the Node does not show yet or any more, costs a place although it is
+	// counted.
 	size, added, counted int
 }
 
@@ -193,7 +194,7 @@ func (l *limit) refuses(u *Unit) (domain string, refused bool) {
 			}
 			continue
 		}
-		if p := l.at(c.domain); c.added > 0 && p.out-c.counted+c.added+l.missing > l.maxNodes(p.total) {
+		if p := l.at(c.domain); p.out-c.counted+c.added+l.missing > l.maxNodes(p.total) {
 			return c.domain, true
 		}
 	}

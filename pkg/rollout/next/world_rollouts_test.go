@@ -217,7 +217,8 @@ func (w *world) judgeWidth(caches *view, r *simRollout, u *Unit) {
 }
 
 // judgeLimits compares a start with the limits. It counts what rollouts hold in truth, and what has
-// been out for other reasons for longer than caches lag.
+// been out for other reasons for longer than caches lag. The limits hold for a unit whose nodes are
+// out already, too: it keeps them out.
 func (w *world) judgeLimits(caches *view, r *simRollout, u *Unit) {
 	ours := map[string]bool{}
 	for _, other := range w.rollouts {
@@ -237,11 +238,11 @@ func (w *world) judgeLimits(caches *view, r *simRollout, u *Unit) {
 			}
 		}
 	}
-	added, all := map[string]bool{}, maps.Clone(ours)
+	unit, all := map[string]bool{}, maps.Clone(ours)
 	for _, n := range u.Nodes {
-		if live := w.node(n.Name); live != nil && !ours[n.Name] && !w.isOut(live) {
-			added[n.Name], all[n.Name] = true, true
-		}
+		live := w.node(n.Name)
+		unit[n.Name] = live != nil
+		all[n.Name] = all[n.Name] || live != nil && !w.isOut(live)
 	}
 	maps.DeleteFunc(all, func(name string, _ bool) bool {
 		t := w.task(name)
@@ -253,15 +254,15 @@ func (w *world) judgeLimits(caches *view, r *simRollout, u *Unit) {
 		}
 	}
 	count := func(of map[string]bool, is func(name string, n *simNode) bool) (count int) {
-		for name := range of {
-			if is(name, w.node(name)) {
+		for name, counts := range of {
+			if counts && is(name, w.node(name)) {
 				count++
 			}
 		}
 		return count
 	}
 	check := func(limit string, allowed int, is func(name string, n *simNode) bool) {
-		if out := count(all, is); count(added, is) > 0 && out > allowed {
+		if out := count(all, is); count(unit, is) > 0 && out > allowed {
 			w.failf("%s of %s started: %d out, %s allows %d", u.Name, r.name, out, limit, allowed)
 		}
 	}

@@ -142,7 +142,8 @@ const (
 	// than the server's --stall-timeout.
 	ReasonProgressStalled = "Stalled"
 	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a request
-	// to the API fails; the message has the object, the error and the time of the first failure.
+	// to the API fails; the message has the object, the error and the time of the first failure. Of
+	// a NodeMaintenanceRollout: the server cannot decide about it.
 	ReasonProgressSyncFailed = "SyncFailed"
 	// ReasonProgressWaitingForCompletion (Progressing=True): only pods are left that the plan lets
 	// complete; the message has their number.
@@ -339,7 +340,8 @@ type NodeMaintenanceStatus struct {
 	// lastProgressTimestamp is the time of the last progress in stage Drain: more pods than ever
 	// before have left a node, or are about to because an evacuator reported or a pod was
 	// terminating within its grace period, of which at most --long-grace counts; a wave opened; or
-	// nodes came or went. Unset before stage Drain.
+	// nodes came or went. The end of a pause counts as progress in every stage. Unset before stage
+	// Drain otherwise.
 	// +optional
 	// +k8s:opaqueType
 	LastProgressTimestamp *metav1.Time `json:"lastProgressTimestamp,omitempty" protobuf:"bytes,5,opt,name=lastProgressTimestamp"`
