@@ -26,6 +26,9 @@ import (
 // PluginName is the name of the plugin in flags and configuration.
 const PluginName = "NodeTask"
 
+// takesBack is the effect of a deletion, and of the success of failed work.
+const takesBack = "and so may not take it back from its worker"
+
 var resource = maintenance.Resource("nodetasks")
 
 // Register adds the plugin. The rules are read when the plugin is created, after flag parsing.
@@ -58,7 +61,8 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	case a.GetOperation() == admission.Create:
 		return admission.NewForbidden(a, errors.New("nodetasks are created by the server"))
 	case a.GetOperation() == admission.Delete:
-		return p.validateDelete(ctx, a)
+		// A deletion makes the drain go on, and takes the node back from a worker.
+		return p.mayMaintain(ctx, a, takesBack)
 	case a.GetUserInfo().GetName() == identity.GarbageCollector:
 		// It removes its own finalizers from a task that is being deleted.
 		return nil
@@ -76,7 +80,8 @@ func stored(a admission.Attributes) (*maintenance.NodeTask, error) {
 
 // validateReport checks the right to claim a node and to report the work. A worker that is the node
 // itself can only write the task of this node. A worker in a pod, such as one of a DaemonSet, needs
-// a smaller right for the node of its pod than for all nodes.
+// a smaller right for the node of its pod than for all nodes. A person needs the right to maintain
+// the node as well: the roles for users of single pools have the class of persons.
 func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) error {
 	task, err := stored(a)
 	if err != nil {
@@ -89,14 +94,19 @@ func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) err
 	}
 	subresources := []string{""}
 	if node == task.Name {
-		subresources = append(subresources, rights.WorkersOfNode)
+		subresources = []string{rights.WorkersOfNode, ""}
 	}
 	for _, subresource := range subresources {
 		allowed, err := p.may(ctx, u, authorizer.AttributesRecord{
 			Verb: rights.VerbProgress, Resource: rights.ResourceWorkers, Subresource: subresource, Name: class,
 		})
-		if allowed || err != nil {
+		switch {
+		case err != nil:
 			return err
+		case allowed && class == v1alpha1.WorkerClassPerson && subresource == "":
+			return p.mayMaintain(ctx, a, "and so may not work on it")
+		case allowed:
+			return nil
 		}
 	}
 	if endsFailedWork(a, task) {
@@ -105,7 +115,7 @@ func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) err
 		case err != nil:
 			return err
 		case allowed:
-			return p.validateDelete(ctx, a)
+			return p.mayMaintain(ctx, a, takesBack)
 		}
 	}
 	return admission.NewForbidden(a, fmt.Errorf("user %q cannot %s workers %q", u.GetName(), rights.VerbProgress, class))
@@ -128,9 +138,9 @@ func (p *Plugin) may(ctx context.Context, u user.Info, about authorizer.Attribut
 	return decision == authorizer.DecisionAllow, nil
 }
 
-// validateDelete checks the right to maintain the node: a deletion makes the drain go on, and takes
-// the node back from a worker.
-func (p *Plugin) validateDelete(ctx context.Context, a admission.Attributes) error {
+// mayMaintain checks the right to maintain the node. The error says what the user cannot do without
+// it.
+func (p *Plugin) mayMaintain(ctx context.Context, a admission.Attributes, effect string) error {
 	task, err := stored(a)
 	if err != nil {
 		return err
@@ -144,6 +154,6 @@ func (p *Plugin) validateDelete(ctx context.Context, a admission.Attributes) err
 	}
 	var nodes rights.Nodes
 	nodes.Add(p.Rules, task.Name, node)
-	_, err = p.Checker("and so may not take it back from its worker").Check(ctx, a, nodes, rights.Nodes{})
+	_, err = p.Checker(effect).Check(ctx, a, nodes, rights.Nodes{})
 	return err
 }
