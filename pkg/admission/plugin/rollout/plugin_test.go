@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -166,6 +167,12 @@ func hold(name, by, reason string) modifier {
 	}
 }
 
+func by(name string) modifier {
+	return func(r *maintenance.NodeMaintenanceRollout) {
+		r.Spec.RequestedBy = &authenticationv1.UserInfo{Username: name}
+	}
+}
+
 func running(nodes ...string) modifier {
 	return func(r *maintenance.NodeMaintenanceRollout) {
 		for _, name := range nodes {
@@ -199,6 +206,13 @@ func TestRightToNodes(t *testing.T) {
 		"to stop and to change the nodes": {[]string{"blue-1", "blue-2"}, roll(red, at("Complete")), roll(blue), refused},
 		"to delete":                       {[]string{"blue-1", "blue-2"}, nil, roll(blue, running("red-1")), refused},
 		"to delete with the right":        {[]string{"blue-1", "blue-2", "red-1"}, nil, roll(blue, running("red-1")), ""},
+		"the requester stops":             {nil, roll(blue, at("Complete")), roll(blue, by("bob")), ""},
+		"the requester deletes":           {nil, nil, roll(blue, by("bob")), ""},
+		"the requester narrows":           {[]string{"red-1"}, roll(red), roll([]string{"blue", "red"}, by("bob")), ""},
+		"the requester, nodes that run":   {[]string{"blue-1"}, nil, roll(blue, by("bob"), running("red-1")), refused + " 1 of the nodes"},
+		"the requester, of other nodes":   {[]string{"blue-1", "blue-2"}, roll([]string{"blue", "red"}), roll(blue, by("bob")), refused + " 1 of the nodes"},
+		"the requester changes the plan":  {[]string{"blue-1"}, roll(blue, at("Idle")), roll(blue, by("bob")), refused + " 1 of the nodes"},
+		"another user stops":              {[]string{"blue-1"}, roll(blue, at("Complete")), roll(blue, by("ann")), refused + " 1 of the nodes"},
 		"a unit whose node is gone":       {[]string{"blue-1", "blue-2"}, nil, roll(blue, running("gone-1")), refused},
 	} {
 		t.Run(name, func(t *testing.T) { newFixture(t, onNodes(test.granted...)).expect(test.rollout, test.old, test.want) })

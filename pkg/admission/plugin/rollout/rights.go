@@ -65,18 +65,22 @@ func (w *write) foreignHold(name string) *maintenance.RolloutHold {
 	return nil
 }
 
-// readNodes reads the nodes that the write affects.
-func (p *Plugin) readNodes(ctx context.Context, w *write) error {
+// isByRequester reports whether a user deletes or changes the own rollout.
+func (w *write) isByRequester(name string) bool {
+	return w.old != nil && w.old.Spec.RequestedBy != nil && w.old.Spec.RequestedBy.Username == name
+}
+
+// readNodes reads the nodes that the write of a user affects. Of the nodes that the requester
+// releases, only those in units count. Otherwise one node that gets a label of the selector would
+// keep the requester from narrowing, stopping and deleting the rollout.
+func (p *Plugin) readNodes(ctx context.Context, w *write, name string) error {
 	var err error
 	if w.all, err = p.Nodes.List(labels.Everything()); err != nil {
 		return err
 	}
 	w.leaving = map[string]*corev1.Node{}
+	var before []*corev1.Node
 	if w.old != nil {
-		matching, err := matching(ctx, w.old.Spec.NodeSelector, w.all)
-		if err != nil {
-			return err
-		}
 		for _, unit := range w.old.Status.Current {
 			for _, ref := range unit.Nodes {
 				w.leaving[ref.Name] = nil
@@ -85,22 +89,24 @@ func (p *Plugin) readNodes(ctx context.Context, w *write) error {
 				}
 			}
 		}
-		for _, node := range matching {
-			w.leaving[node.Name] = node
+		if before, err = matching(ctx, w.old.Spec.NodeSelector, w.all); err != nil {
+			return err
 		}
 	}
-	if w.rollout == nil {
-		return nil
+	if w.rollout != nil {
+		if w.selected, err = matching(ctx, w.rollout.Spec.NodeSelector, w.all); err != nil {
+			return err
+		}
+		if w.rollout.Spec.Stage == maintenance.RolloutStageComplete {
+			// All nodes leave, also those that match only after this write.
+			before = append(before, w.selected...)
+			w.selected = nil
+		}
 	}
-	if w.selected, err = matching(ctx, w.rollout.Spec.NodeSelector, w.all); err != nil {
-		return err
-	}
-	if w.rollout.Spec.Stage == maintenance.RolloutStageComplete {
-		// All nodes leave, also those that match only after this write.
-		for _, node := range w.selected {
+	if !w.isByRequester(name) {
+		for _, node := range before {
 			w.leaving[node.Name] = node
 		}
-		w.selected = nil
 	}
 	for _, node := range w.selected {
 		delete(w.leaving, node.Name)
@@ -120,8 +126,7 @@ func matching(ctx context.Context, selector *corev1.NodeSelector, all []*corev1.
 	return nodes, err
 }
 
-// authorize refuses the write if the user may not maintain the nodes that match before or after it,
-// or those in units, or may not have them offered to the workers of the task. To stop or to delete
+// authorize refuses the write if the user may not maintain the nodes that readNodes has read, or may not have them offered to the workers of the task. To stop or to delete
 // a rollout needs no right to its workers.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write) error {
 	checker := p.Checker("and so may not roll a maintenance over them")
