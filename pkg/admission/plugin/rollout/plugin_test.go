@@ -246,6 +246,15 @@ func TestRightToWorkers(t *testing.T) {
 	}
 }
 
+// holds returns holds of a user.
+func holds(by string, count int) modifier {
+	return func(r *maintenance.NodeMaintenanceRollout) {
+		for i := range count {
+			hold(fmt.Sprintf("%s-%d", by, i), by, "")(r)
+		}
+	}
+}
+
 // TestHolds has a user who may patch rollouts, and nothing else.
 func TestHolds(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -259,6 +268,10 @@ func TestHolds(t *testing.T) {
 		"remove another's":          {roll(blue), roll(blue, hold("ceph", "ann", "r")), `spec.holds[ceph]: was added by user "ann"; changing or removing it needs the right to maintain the nodes of the rollout`},
 		"change another's":          {roll(blue, hold("ceph", "bob", "s")), roll(blue, hold("ceph", "ann", "r")), `spec.holds[ceph]: was added by user "ann"; changing or removing it needs`},
 		"remove one of nobody":      {roll(blue), roll(blue, hold("x", "", "")), `was added by user "unknown"`},
+		"add the last of one's own": {roll(blue, holds("bob", 4), hold("x", "ann", "")), roll(blue, holds("bob", 3), hold("x", "ann", "")), ""},
+		"add one too many":          {roll(blue, holds("bob", 5)), roll(blue, holds("bob", 4)), "spec.holds: a user who may not maintain the nodes of the rollout can have at most 4 holds"},
+		"add one to many others":    {roll(blue, holds("ann", 9), hold("x", "bob", "")), roll(blue, holds("ann", 9)), ""},
+		"remove one of too many":    {roll(blue, holds("bob", 5)), roll(blue, holds("bob", 6)), ""},
 		"with a label":              {roll(blue, hold("x", "bob", ""), func(r *maintenance.NodeMaintenanceRollout) { r.Labels = map[string]string{"a": "b"} }), roll(blue), "may not maintain"},
 		"with a limit":              {roll(blue, hold("x", "bob", ""), func(r *maintenance.NodeMaintenanceRollout) { r.Spec.MaxFailed = 9 }), roll(blue), "may not maintain"},
 		"with the end":              {roll(blue, hold("x", "bob", ""), at("Complete")), roll(blue), "may not maintain"},
@@ -269,6 +282,7 @@ func TestHolds(t *testing.T) {
 	}
 	t.Run("the full right removes another's", func(t *testing.T) {
 		newFixture(t, onNodes("blue-1", "blue-2")).expect(roll(blue), roll(blue, hold("ceph", "ann", "r")), "")
+		newFixture(t, onNodes("blue-1", "blue-2")).expect(roll(blue, holds("bob", 5)), roll(blue, holds("bob", 4)), "")
 	})
 }
 

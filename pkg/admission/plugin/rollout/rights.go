@@ -26,6 +26,10 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 )
 
+// maxHoldsOfOne is how many of the 16 holds of a rollout a user may have who may not maintain its
+// nodes.
+const maxHoldsOfOne = 4
+
 // isGarbageCollection reports whether the garbage collector makes an update that only removes its
 // own finalizers.
 func (w *write) isGarbageCollection(u user.Info) bool {
@@ -47,9 +51,19 @@ func (w *write) onlyHolds() bool {
 }
 
 // onlyOwnHolds reports whether an update only adds holds, and changes or removes only holds that
-// the same user has added. It needs no right to nodes: a hold stops what the user may see.
+// the same user has added. It needs no right to nodes: a hold stops what the user may see. A user
+// without this right must not take the places of all holds.
 func (w *write) onlyOwnHolds(name string) bool {
-	return w.onlyHolds() && w.foreignHold(name) == nil
+	if !w.onlyHolds() || w.foreignHold(name) != nil {
+		return false
+	}
+	own := 0
+	for i := range w.rollout.Spec.Holds {
+		if w.rollout.Spec.Holds[i].By == name {
+			own++
+		}
+	}
+	return own <= maxHoldsOfOne || len(w.rollout.Spec.Holds) <= len(w.old.Spec.Holds)
 }
 
 // foreignHold returns a hold of another user that the write removes or changes; nil if there is
@@ -151,9 +165,12 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write
 	return checker.CheckWorker(ctx, a, task.Worker)
 }
 
-// refuseHold returns the error about a hold of another user.
+// refuseHold returns the error about a hold of another user, or about too many own ones.
 func (p *Plugin) refuseHold(a admission.Attributes, w *write) error {
 	hold := w.foreignHold(a.GetUserInfo().GetName())
+	if hold == nil {
+		return admission.NewForbidden(a, fmt.Errorf("spec.holds: a user who may not maintain the nodes of the rollout can have at most %d holds", maxHoldsOfOne))
+	}
 	return admission.NewForbidden(a, fmt.Errorf("spec.holds[%s]: was added by user %q; changing or removing it needs the right to maintain the nodes of the rollout",
 		hold.Name, cmp.Or(hold.By, "unknown")))
 }
