@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -63,11 +64,24 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	case a.GetOperation() == admission.Delete:
 		// A deletion makes the drain go on, and takes the node back from a worker.
 		return p.mayMaintain(ctx, a, takesBack)
-	case a.GetUserInfo().GetName() == identity.GarbageCollector:
-		// It removes its own finalizers from a task that is being deleted.
+	case a.GetUserInfo().GetName() == identity.GarbageCollector, changesNothing(a):
+		// The garbage collector removes its own finalizers from a task that is being deleted. A
+		// migration of the storage writes tasks as they are.
 		return nil
 	}
 	return admission.NewForbidden(a, errors.New("only the server changes nodetasks; workers write their status"))
+}
+
+// changesNothing reports whether an update keeps the task.
+func changesNothing(a admission.Attributes) bool {
+	now, ok := a.GetObject().(*maintenance.NodeTask)
+	old, isTask := a.GetOldObject().(*maintenance.NodeTask)
+	if !ok || !isTask {
+		return false
+	}
+	now = now.DeepCopy()
+	now.ManagedFields = old.ManagedFields
+	return apiequality.Semantic.DeepEqual(now, old)
 }
 
 func stored(a admission.Attributes) (*maintenance.NodeTask, error) {

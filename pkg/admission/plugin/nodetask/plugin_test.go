@@ -89,7 +89,8 @@ type request struct {
 
 var (
 	create   = request{operation: admission.Create}
-	update   = request{operation: admission.Update}
+	same     = request{operation: admission.Update}
+	update   = request{operation: admission.Update, class: "job.example.com"}
 	report   = request{operation: admission.Update, subresource: "status", result: maintenance.NodeTaskResultDone}
 	late     = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultDone, ""}
 	failed   = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultFailed, ""}
@@ -103,7 +104,11 @@ func (r request) validate(t *testing.T, u user.Info, g grants) error {
 	task := &maintenance.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: maintenance.NodeTaskSpec{Worker: cmp.Or(r.class, class)}}
 	task.Status.State = r.state
 	written := task.DeepCopy()
+	written.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "test"}}
 	written.Status.Result = r.result
+	if r.subresource == "" {
+		written.Spec.Worker = class
+	}
 	var now, old, options runtime.Object = written, task, &metav1.UpdateOptions{}
 	switch r.operation {
 	case admission.Create:
@@ -149,6 +154,7 @@ func TestRights(t *testing.T) {
 		"the server creates a task":             {create, self, nil, ""},
 		"the server reports":                    {report, self, nil, ""},
 		"a user changes a task":                 {update, ann, grants{onAll}, "only the server changes nodetasks"},
+		"a user migrates the storage":           {same, ann, nil, ""},
 		"the garbage collector":                 {update, collector, nil, ""},
 		"a worker of the class":                 {report, account("", ""), grants{onAll}, ""},
 		"a worker of another class":             {report, account("", ""), grants{onOther}, cannot},
