@@ -73,6 +73,7 @@ func TestRolesOfTasks(t *testing.T) {
 		},
 		"have nodes rebooted":   {[]rbacv1.PolicyRule{worker("assign", v1alpha1.WorkerClassReboot)}, maintainers},
 		"pretend to reboot":     {[]rbacv1.PolicyRule{worker("progress", v1alpha1.WorkerClassReboot)}, nil},
+		"work in all pools":     {[]rbacv1.PolicyRule{worker("progress", "flash.example.com")}, nil},
 		"run a script":          {[]rbacv1.PolicyRule{worker("assign", "x"+v1alpha1.WorkerClassJobSuffix)}, nil},
 		"create tasks of nodes": {[]rbacv1.PolicyRule{right(group, "nodetasks", "create")}, nil},
 		"history of the events": {[]rbacv1.PolicyRule{right("events.k8s.io", "events", "list")}, nil},

@@ -106,6 +106,46 @@ func TestRightsOnRollouts(t *testing.T) {
 	is.True(t, strings.Contains(explained, "from 1% to 100%"), "kubectl explain says\n%s", explained)
 }
 
+// TestRightsOnTasks has a node with work for persons, and the operators of its pool and of another
+// one, who have the same role.
+func TestRightsOnTasks(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 1, true)
+	must.Do(t, label(t, cluster.As(t), nodes[0], grantLabel, pool))
+	operator, _ := maintainerOf(t, "nodepools", pool)
+	stranger, _ := maintainerOf(t, "nodepools", framework.Name("pool"))
+	cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.Task = &v1alpha1.NodeMaintenanceTask{Worker: v1alpha1.WorkerClassPerson}
+	}))
+	t.Cleanup(func() { _ = tasks(t).Delete(context.Background(), nodes[0], metav1.DeleteOptions{}) })
+	untilTask(t, nodes[0], v1alpha1.NodeTaskOffered)
+
+	report := func(ctx context.Context, user, status string) error {
+		_, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeTasks().Patch(ctx, nodes[0], types.MergePatchType,
+			fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status")
+		return err
+	}
+	isRefused := func(err error) bool {
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "and so may not work on it")
+	}
+	framework.Eventually(t, "the stranger may not claim the node", func(ctx context.Context) (bool, error) {
+		if err := report(ctx, stranger, `{"holder":"stranger"}`); !isRefused(err) {
+			return false, fmt.Errorf("got %w", err)
+		}
+		return true, nil
+	})
+	framework.Eventually(t, "the operator may claim the node", func(ctx context.Context) (bool, error) {
+		err := report(ctx, operator, `{"holder":"operator"}`)
+		return err == nil, err
+	})
+	untilTask(t, nodes[0], v1alpha1.NodeTaskClaimed)
+	for _, status := range []string{`{"message":"still at it"}`, `{"result":"Done"}`, `{"result":"Failed"}`} {
+		err := report(t.Context(), stranger, status)
+		is.True(t, isRefused(err), "the stranger reports %s: got %v", status, err)
+	}
+	must.Do(t, report(t.Context(), operator, `{"result":"Done"}`))
+}
+
 // TestOnlyTheServerCreatesNodeTasks has an administrator of the cluster.
 func TestOnlyTheServerCreatesNodeTasks(t *testing.T) {
 	t.Parallel()

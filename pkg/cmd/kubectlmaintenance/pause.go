@@ -23,7 +23,8 @@ func (e *environment) newPauseCommand() *cobra.Command {
 evacuator has begun. Pods that are already leaving finish. The nodes stay cordoned, and the maintenance keeps its
 plan and its history. Another maintenance of the same nodes goes on.
 
-In the stages Idle and Cordon the pause has an effect when stage Drain begins.
+In the stages Idle and Cordon the pause has an effect when stage Drain begins, except that no node is offered to a
+worker meanwhile. A worker that has a node keeps it.
 
 You need the rights with which you could change the stage. "kubectl maintenance resume NAME" continues the drain.`,
 		Example: `  kubectl maintenance pause kernel-update`,

@@ -42,7 +42,8 @@ ends when the server has granted the node to you: it is empty, and nobody takes 
 If the node is yours already, the command only tells the server that you are still working: do so before the deadline
 that it prints. With --wait, it waits until the node is offered.
 
-You need the right to patch nodetasks/status, and "progress" on the worker class, usually person.maintenance.haulout.dev.`,
+You need the right to patch nodetasks/status, and "progress" on the worker class, usually person.maintenance.haulout.dev.
+That class also needs the right to maintain the node.`,
 		Example: `  # When the node is empty
   kubectl maintenance take node-005 --wait --timeout=1h`,
 		Args: exactArgs("take needs the name of a node", 1), ValidArgsFunction: e.completeTasks(v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskClaimed),

@@ -77,7 +77,7 @@ func (j *jobs) hasCompleted(_ context.Context, t *worker.Task) bool {
 
 // run creates the Job, and waits until it ends.
 func (j *jobs) run(ctx context.Context, t *worker.Task) error {
-	if err := j.create(ctx, t.Object()); err != nil {
+	if err := j.create(ctx, t); err != nil {
 		return err
 	}
 	name, seen := jobName(t.Object()), false
@@ -133,10 +133,12 @@ func (j *jobs) isAlive(ctx context.Context, t *worker.Task, job *batchv1.Job, lo
 	})
 }
 
-// create creates the Job of a task unless it exists. It retries after an error that may pass.
-func (j *jobs) create(ctx context.Context, task *v1alpha1.NodeTask) error {
+// create creates the Job of a task unless it exists. It retries after an error that may pass. While
+// an earlier Job is on the node it reports so once, without heartbeats.
+func (j *jobs) create(ctx context.Context, t *worker.Task) error {
+	reported := ""
 	for {
-		err := j.tryCreate(ctx, task)
+		err := j.tryCreate(ctx, t.Object())
 		switch {
 		case err == nil, apierrors.IsAlreadyExists(err):
 			return nil
@@ -146,6 +148,9 @@ func (j *jobs) create(ctx context.Context, task *v1alpha1.NodeTask) error {
 			return err
 		}
 		klog.FromContext(ctx).Error(err, "Cannot create the Job, will retry")
+		if text := "Waiting: " + err.Error(); errors.Is(err, errEarlier) && text != reported && t.Report(ctx, worker.Progress{Message: text}) == nil {
+			reported = text
+		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -174,6 +179,9 @@ func (j *jobs) tryCreate(ctx context.Context, task *v1alpha1.NodeTask) error {
 	return err
 }
 
+// errEarlier is part of the errors about earlier Jobs.
+var errEarlier = errors.New("is on the node")
+
 // checkEarlier returns an error while a pod of an earlier Job of this program is on the node, or
 // may still be created: the NodeTask of that Job was deleted, and in stage Cordon the server offers
 // the node again although it has pods.
@@ -184,7 +192,7 @@ func (j *jobs) checkEarlier(ctx context.Context, task *v1alpha1.NodeTask) error 
 	}
 	for _, job := range earlier {
 		if job.Spec.Template.Spec.NodeName == task.Name && isJob(job, batchv1.JobComplete) == nil && isJob(job, batchv1.JobFailed) == nil {
-			return fmt.Errorf("the earlier Job %s/%s of the node exists", job.Namespace, job.Name)
+			return fmt.Errorf("the earlier Job %s/%s %w", job.Namespace, job.Name, errEarlier)
 		}
 	}
 	pods, err := j.kube.CoreV1().Pods(j.namespace).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + task.Name})
@@ -195,7 +203,7 @@ func (j *jobs) checkEarlier(ctx context.Context, task *v1alpha1.NodeTask) error 
 		pod := &pods.Items[i]
 		job := pod.Labels[batchv1.JobNameLabel]
 		if job != jobName(task) && strings.HasPrefix(job, nodePart(task)) && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
-			return fmt.Errorf("the pod %s/%s of an earlier Job is on the node", pod.Namespace, pod.Name)
+			return fmt.Errorf("the pod %s/%s of an earlier Job %w", pod.Namespace, pod.Name, errEarlier)
 		}
 	}
 	return nil

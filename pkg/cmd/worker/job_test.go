@@ -283,6 +283,13 @@ func TestOneJobAtATime(t *testing.T) {
 			synctest.Wait()
 			_, err := w.kube.BatchV1().Jobs(namespace).Get(t.Context(), theJob, metav1.GetOptions{})
 			is.Equal(t, apierrors.IsNotFound(err), tt.waits, "waits")
+			if tt.waits {
+				w.until("", "Waiting: the")
+				before := w.beats()
+				<-time.After(2 * time.Minute)
+				synctest.Wait()
+				is.Equal(t, w.beats(), before, "heartbeats")
+			}
 			switch tt.earlier.(type) {
 			case *corev1.Pod:
 				must.Do(t, w.kube.CoreV1().Pods(namespace).Delete(t.Context(), "earlier", metav1.DeleteOptions{}))

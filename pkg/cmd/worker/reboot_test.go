@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	nodeutil "k8s.io/component-helpers/node/util"
 	"k8s.io/utils/clock"
@@ -142,10 +143,13 @@ func TestRebootWaitsForABrokenBus(t *testing.T) {
 
 func TestRebootRequired(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		kube := kubefake.NewClientset(&corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: node, UID: "node-uid"},
-			Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
-		})
+		registered := func(uid types.UID) *corev1.Node {
+			return &corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: node, UID: uid},
+				Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+			}
+		}
+		kube := kubefake.NewClientset(registered("node-uid"))
 		file := filepath.Join(t.TempDir(), "reboot-required")
 		start := func() (stop func()) {
 			s := &sentinel{kube: kube, node: node, file: file, clock: clock.RealClock{}}
@@ -184,6 +188,11 @@ func TestRebootRequired(t *testing.T) {
 		synctest.Wait()
 		is.Equal(t, writes(), 2, "writes, none without a change")
 		is.True(t, until(corev1.ConditionTrue).LastTransitionTime.Equal(&since), "the transition time changed without a transition")
+		// The Node is created anew while the pod runs.
+		must.Do(t, kube.CoreV1().Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}))
+		must.Get(kube.CoreV1().Nodes().Create(t.Context(), registered("another"), metav1.CreateOptions{}))(t)
+		<-time.After(time.Hour)
+		until(corev1.ConditionTrue)
 		// What cannot be read changes nothing.
 		must.Do(t, os.Remove(file))
 		until(corev1.ConditionFalse)

@@ -22,16 +22,22 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// sentinelPeriod is the time between two checks of the file.
-const sentinelPeriod = 30 * time.Second
+const (
+	// sentinelPeriod is the time between two checks of the file.
+	sentinelPeriod = 30 * time.Second
+	// conditionPeriod is the time after which the Node is read again although the file has not
+	// changed. Another Node with the same name does not have the condition.
+	conditionPeriod = time.Hour
+)
 
 // sentinel sets the condition RebootRequired of a node from a file of its operating system.
 type sentinel struct {
 	kube       kubernetes.Interface
 	node, file string
 	clock      clock.Clock
-	// written is the status that the condition has; "" if unknown.
+	// written is the status that the condition had at the time read; "" if unknown.
 	written corev1.ConditionStatus
+	read    time.Time
 }
 
 // run checks the file until the context ends.
@@ -48,11 +54,11 @@ func (s *sentinel) run(ctx context.Context) {
 	}
 }
 
-// sync writes the condition if it differs from the file. It reads the Node only if the file has
-// changed, so that a node at rest costs nothing.
+// sync writes the condition if it differs from the file. If the file has not changed, it reads the
+// Node once per conditionPeriod, so that a node at rest costs little.
 func (s *sentinel) sync(ctx context.Context) error {
 	condition, err := s.condition()
-	if err != nil || condition.Status == s.written {
+	if err != nil || condition.Status == s.written && s.clock.Since(s.read) < conditionPeriod {
 		return err
 	}
 	node, err := s.kube.CoreV1().Nodes().Get(ctx, s.node, metav1.GetOptions{})
@@ -74,7 +80,7 @@ func (s *sentinel) sync(ctx context.Context) error {
 			return err
 		}
 	}
-	s.written = condition.Status
+	s.written, s.read = condition.Status, s.clock.Now()
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -25,6 +26,9 @@ import (
 
 // PluginName is the name of the plugin in flags and configuration.
 const PluginName = "NodeTask"
+
+// takesBack is the effect of a deletion, and of the success of failed work.
+const takesBack = "and so may not take it back from its worker"
 
 var resource = maintenance.Resource("nodetasks")
 
@@ -58,12 +62,26 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	case a.GetOperation() == admission.Create:
 		return admission.NewForbidden(a, errors.New("nodetasks are created by the server"))
 	case a.GetOperation() == admission.Delete:
-		return p.validateDelete(ctx, a)
-	case a.GetUserInfo().GetName() == identity.GarbageCollector:
-		// It removes its own finalizers from a task that is being deleted.
+		// A deletion makes the drain go on, and takes the node back from a worker.
+		return p.mayMaintain(ctx, a, takesBack)
+	case a.GetUserInfo().GetName() == identity.GarbageCollector, changesNothing(a):
+		// The garbage collector removes its own finalizers from a task that is being deleted. A
+		// migration of the storage writes tasks as they are.
 		return nil
 	}
 	return admission.NewForbidden(a, errors.New("only the server changes nodetasks; workers write their status"))
+}
+
+// changesNothing reports whether an update keeps the task.
+func changesNothing(a admission.Attributes) bool {
+	now, ok := a.GetObject().(*maintenance.NodeTask)
+	old, isTask := a.GetOldObject().(*maintenance.NodeTask)
+	if !ok || !isTask {
+		return false
+	}
+	now = now.DeepCopy()
+	now.ManagedFields = old.ManagedFields
+	return apiequality.Semantic.DeepEqual(now, old)
 }
 
 func stored(a admission.Attributes) (*maintenance.NodeTask, error) {
@@ -76,7 +94,8 @@ func stored(a admission.Attributes) (*maintenance.NodeTask, error) {
 
 // validateReport checks the right to claim a node and to report the work. A worker that is the node
 // itself can only write the task of this node. A worker in a pod, such as one of a DaemonSet, needs
-// a smaller right for the node of its pod than for all nodes.
+// a smaller right for the node of its pod than for all nodes. A person needs the right to maintain
+// the node as well: the roles for users of single pools have the class of persons.
 func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) error {
 	task, err := stored(a)
 	if err != nil {
@@ -89,14 +108,19 @@ func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) err
 	}
 	subresources := []string{""}
 	if node == task.Name {
-		subresources = append(subresources, rights.WorkersOfNode)
+		subresources = []string{rights.WorkersOfNode, ""}
 	}
 	for _, subresource := range subresources {
 		allowed, err := p.may(ctx, u, authorizer.AttributesRecord{
 			Verb: rights.VerbProgress, Resource: rights.ResourceWorkers, Subresource: subresource, Name: class,
 		})
-		if allowed || err != nil {
+		switch {
+		case err != nil:
 			return err
+		case allowed && class == v1alpha1.WorkerClassPerson && subresource == "":
+			return p.mayMaintain(ctx, a, "and so may not work on it")
+		case allowed:
+			return nil
 		}
 	}
 	if endsFailedWork(a, task) {
@@ -105,7 +129,7 @@ func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) err
 		case err != nil:
 			return err
 		case allowed:
-			return p.validateDelete(ctx, a)
+			return p.mayMaintain(ctx, a, takesBack)
 		}
 	}
 	return admission.NewForbidden(a, fmt.Errorf("user %q cannot %s workers %q", u.GetName(), rights.VerbProgress, class))
@@ -128,9 +152,9 @@ func (p *Plugin) may(ctx context.Context, u user.Info, about authorizer.Attribut
 	return decision == authorizer.DecisionAllow, nil
 }
 
-// validateDelete checks the right to maintain the node: a deletion makes the drain go on, and takes
-// the node back from a worker.
-func (p *Plugin) validateDelete(ctx context.Context, a admission.Attributes) error {
+// mayMaintain checks the right to maintain the node. The error says what the user cannot do without
+// it.
+func (p *Plugin) mayMaintain(ctx context.Context, a admission.Attributes, effect string) error {
 	task, err := stored(a)
 	if err != nil {
 		return err
@@ -144,6 +168,6 @@ func (p *Plugin) validateDelete(ctx context.Context, a admission.Attributes) err
 	}
 	var nodes rights.Nodes
 	nodes.Add(p.Rules, task.Name, node)
-	_, err = p.Checker("and so may not take it back from its worker").Check(ctx, a, nodes, rights.Nodes{})
+	_, err = p.Checker(effect).Check(ctx, a, nodes, rights.Nodes{})
 	return err
 }

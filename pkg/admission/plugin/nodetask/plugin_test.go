@@ -4,6 +4,7 @@
 package nodetask
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,8 @@ const (
 	onAll   = "progress maintenance.haulout.dev/workers " + class
 	onOwn   = "progress maintenance.haulout.dev/workers/node " + class
 	onOther = "progress maintenance.haulout.dev/workers job.example.com"
+	asHand  = "progress maintenance.haulout.dev/workers " + v1alpha1.WorkerClassPerson
+	asOwn   = "progress maintenance.haulout.dev/workers/node " + v1alpha1.WorkerClassPerson
 )
 
 var self = &user.DefaultInfo{Name: "system:apiserver", UID: "random"}
@@ -80,23 +83,32 @@ type request struct {
 	// state is the stored state of the work, and result the result that is written.
 	state  maintenance.NodeTaskState
 	result maintenance.NodeTaskResult
+	// class is the class of the task, reboot.example.com if it is empty.
+	class string
 }
 
 var (
-	create  = request{operation: admission.Create}
-	update  = request{operation: admission.Update}
-	report  = request{operation: admission.Update, subresource: "status", result: maintenance.NodeTaskResultDone}
-	late    = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultDone}
-	failed  = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultFailed}
-	removal = request{operation: admission.Delete}
+	create   = request{operation: admission.Create}
+	same     = request{operation: admission.Update}
+	update   = request{operation: admission.Update, class: "job.example.com"}
+	report   = request{operation: admission.Update, subresource: "status", result: maintenance.NodeTaskResultDone}
+	late     = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultDone, ""}
+	failed   = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultFailed, ""}
+	byHand   = request{operation: admission.Update, subresource: "status", class: v1alpha1.WorkerClassPerson}
+	handDone = request{admission.Update, "status", "", maintenance.NodeTaskResultDone, v1alpha1.WorkerClassPerson}
+	removal  = request{operation: admission.Delete}
 )
 
 func (r request) validate(t *testing.T, u user.Info, g grants) error {
 	t.Helper()
-	task := &maintenance.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: maintenance.NodeTaskSpec{Worker: class}}
+	task := &maintenance.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: maintenance.NodeTaskSpec{Worker: cmp.Or(r.class, class)}}
 	task.Status.State = r.state
 	written := task.DeepCopy()
+	written.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "test"}}
 	written.Status.Result = r.result
+	if r.subresource == "" {
+		written.Spec.Worker = class
+	}
 	var now, old, options runtime.Object = written, task, &metav1.UpdateOptions{}
 	switch r.operation {
 	case admission.Create:
@@ -130,6 +142,7 @@ func TestRights(t *testing.T) {
 	ann := &user.DefaultInfo{Name: "ann"}
 	collector := &user.DefaultInfo{Name: identity.GarbageCollector}
 	const startOver = "delete maintenance.haulout.dev/nodetasks a"
+	const another = "may not maintain 1 of the nodes, and so may not work on it"
 	const cannot = `cannot progress workers "` + class + `"`
 	for name, test := range map[string]struct {
 		request request
@@ -141,12 +154,20 @@ func TestRights(t *testing.T) {
 		"the server creates a task":             {create, self, nil, ""},
 		"the server reports":                    {report, self, nil, ""},
 		"a user changes a task":                 {update, ann, grants{onAll}, "only the server changes nodetasks"},
+		"a user migrates the storage":           {same, ann, nil, ""},
 		"the garbage collector":                 {update, collector, nil, ""},
 		"a worker of the class":                 {report, account("", ""), grants{onAll}, ""},
 		"a worker of another class":             {report, account("", ""), grants{onOther}, cannot},
 		"a worker in a pod elsewhere":           {report, account("b", "p"), grants{onAll}, ""},
-		"a person":                              {report, ann, grants{onAll}, ""},
-		"a person without the right":            {report, ann, nil, `user "ann" ` + cannot},
+		"a user":                                {report, ann, grants{onAll}, ""},
+		"a person claims":                       {byHand, ann, grants{asHand, "maintain maintenance.haulout.dev/nodes a"}, ""},
+		"a person claims of another pool":       {byHand, ann, grants{asHand, "delete /nodes b"}, another},
+		"a person reports":                      {handDone, ann, grants{asHand, "delete /nodes a"}, ""},
+		"a person reports of another pool":      {handDone, ann, grants{asHand, "delete /nodes b"}, another},
+		"a person who may maintain only":        {handDone, ann, grants{"delete /nodes a"}, `cannot progress workers "person`},
+		"a program as a person, elsewhere":      {handDone, account("b", "p"), grants{asHand}, another},
+		"a program as a person, on its node":    {handDone, account("a", "p"), grants{asHand, asOwn}, ""},
+		"a user without the right":              {report, ann, nil, `user "ann" ` + cannot},
 		"a DaemonSet's pod on the node":         {report, account("a", "p"), grants{onOwn}, ""},
 		"a DaemonSet's pod elsewhere":           {report, account("b", "p"), grants{onOwn}, cannot},
 		"the right to the own node alone":       {report, account("", ""), grants{onOwn}, cannot},

@@ -81,7 +81,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	if !p.WaitForReady() {
 		return apierrors.NewServiceUnavailable("the caches of nodes and NodeMaintenanceRollouts are not synced yet, try again later")
 	}
-	if err := p.readNodes(ctx, w); err != nil {
+	if err := p.readNodes(ctx, w, a.GetUserInfo().GetName()); err != nil {
 		return apierrors.NewInternalError(err)
 	}
 	if err := p.authorize(ctx, a, w); err != nil {

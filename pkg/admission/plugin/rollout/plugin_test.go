@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -166,6 +167,12 @@ func hold(name, by, reason string) modifier {
 	}
 }
 
+func by(name string) modifier {
+	return func(r *maintenance.NodeMaintenanceRollout) {
+		r.Spec.RequestedBy = &authenticationv1.UserInfo{Username: name}
+	}
+}
+
 func running(nodes ...string) modifier {
 	return func(r *maintenance.NodeMaintenanceRollout) {
 		for _, name := range nodes {
@@ -199,6 +206,13 @@ func TestRightToNodes(t *testing.T) {
 		"to stop and to change the nodes": {[]string{"blue-1", "blue-2"}, roll(red, at("Complete")), roll(blue), refused},
 		"to delete":                       {[]string{"blue-1", "blue-2"}, nil, roll(blue, running("red-1")), refused},
 		"to delete with the right":        {[]string{"blue-1", "blue-2", "red-1"}, nil, roll(blue, running("red-1")), ""},
+		"the requester stops":             {nil, roll(blue, at("Complete")), roll(blue, by("bob")), ""},
+		"the requester deletes":           {nil, nil, roll(blue, by("bob")), ""},
+		"the requester narrows":           {[]string{"red-1"}, roll(red), roll([]string{"blue", "red"}, by("bob")), ""},
+		"the requester, nodes that run":   {[]string{"blue-1"}, nil, roll(blue, by("bob"), running("red-1")), refused + " 1 of the nodes"},
+		"the requester, of other nodes":   {[]string{"blue-1", "blue-2"}, roll([]string{"blue", "red"}), roll(blue, by("bob")), refused + " 1 of the nodes"},
+		"the requester changes the plan":  {[]string{"blue-1"}, roll(blue, at("Idle")), roll(blue, by("bob")), refused + " 1 of the nodes"},
+		"another user stops":              {[]string{"blue-1"}, roll(blue, at("Complete")), roll(blue, by("ann")), refused + " 1 of the nodes"},
 		"a unit whose node is gone":       {[]string{"blue-1", "blue-2"}, nil, roll(blue, running("gone-1")), refused},
 	} {
 		t.Run(name, func(t *testing.T) { newFixture(t, onNodes(test.granted...)).expect(test.rollout, test.old, test.want) })
@@ -232,6 +246,15 @@ func TestRightToWorkers(t *testing.T) {
 	}
 }
 
+// holds returns holds of a user.
+func holds(by string, count int) modifier {
+	return func(r *maintenance.NodeMaintenanceRollout) {
+		for i := range count {
+			hold(fmt.Sprintf("%s-%d", by, i), by, "")(r)
+		}
+	}
+}
+
 // TestHolds has a user who may patch rollouts, and nothing else.
 func TestHolds(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -245,6 +268,10 @@ func TestHolds(t *testing.T) {
 		"remove another's":          {roll(blue), roll(blue, hold("ceph", "ann", "r")), `spec.holds[ceph]: was added by user "ann"; changing or removing it needs the right to maintain the nodes of the rollout`},
 		"change another's":          {roll(blue, hold("ceph", "bob", "s")), roll(blue, hold("ceph", "ann", "r")), `spec.holds[ceph]: was added by user "ann"; changing or removing it needs`},
 		"remove one of nobody":      {roll(blue), roll(blue, hold("x", "", "")), `was added by user "unknown"`},
+		"add the last of one's own": {roll(blue, holds("bob", 4), hold("x", "ann", "")), roll(blue, holds("bob", 3), hold("x", "ann", "")), ""},
+		"add one too many":          {roll(blue, holds("bob", 5)), roll(blue, holds("bob", 4)), "spec.holds: a user who may not maintain the nodes of the rollout can have at most 4 holds"},
+		"add one to many others":    {roll(blue, holds("ann", 9), hold("x", "bob", "")), roll(blue, holds("ann", 9)), ""},
+		"remove one of too many":    {roll(blue, holds("bob", 5)), roll(blue, holds("bob", 6)), ""},
 		"with a label":              {roll(blue, hold("x", "bob", ""), func(r *maintenance.NodeMaintenanceRollout) { r.Labels = map[string]string{"a": "b"} }), roll(blue), "may not maintain"},
 		"with a limit":              {roll(blue, hold("x", "bob", ""), func(r *maintenance.NodeMaintenanceRollout) { r.Spec.MaxFailed = 9 }), roll(blue), "may not maintain"},
 		"with the end":              {roll(blue, hold("x", "bob", ""), at("Complete")), roll(blue), "may not maintain"},
@@ -255,6 +282,7 @@ func TestHolds(t *testing.T) {
 	}
 	t.Run("the full right removes another's", func(t *testing.T) {
 		newFixture(t, onNodes("blue-1", "blue-2")).expect(roll(blue), roll(blue, hold("ceph", "ann", "r")), "")
+		newFixture(t, onNodes("blue-1", "blue-2")).expect(roll(blue, holds("bob", 5)), roll(blue, holds("bob", 4)), "")
 	})
 }
 

@@ -26,6 +26,10 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 )
 
+// maxHoldsOfOne is how many of the 16 holds of a rollout a user may have who may not maintain its
+// nodes.
+const maxHoldsOfOne = 4
+
 // isGarbageCollection reports whether the garbage collector makes an update that only removes its
 // own finalizers.
 func (w *write) isGarbageCollection(u user.Info) bool {
@@ -47,9 +51,19 @@ func (w *write) onlyHolds() bool {
 }
 
 // onlyOwnHolds reports whether an update only adds holds, and changes or removes only holds that
-// the same user has added. It needs no right to nodes: a hold stops what the user may see.
+// the same user has added. It needs no right to nodes: a hold stops what the user may see. A user
+// without this right must not take the places of all holds.
 func (w *write) onlyOwnHolds(name string) bool {
-	return w.onlyHolds() && w.foreignHold(name) == nil
+	if !w.onlyHolds() || w.foreignHold(name) != nil {
+		return false
+	}
+	own := 0
+	for i := range w.rollout.Spec.Holds {
+		if w.rollout.Spec.Holds[i].By == name {
+			own++
+		}
+	}
+	return own <= maxHoldsOfOne || len(w.rollout.Spec.Holds) <= len(w.old.Spec.Holds)
 }
 
 // foreignHold returns a hold of another user that the write removes or changes; nil if there is
@@ -65,18 +79,22 @@ func (w *write) foreignHold(name string) *maintenance.RolloutHold {
 	return nil
 }
 
-// readNodes reads the nodes that the write affects.
-func (p *Plugin) readNodes(ctx context.Context, w *write) error {
+// isByRequester reports whether a user deletes or changes the own rollout.
+func (w *write) isByRequester(name string) bool {
+	return w.old != nil && w.old.Spec.RequestedBy != nil && w.old.Spec.RequestedBy.Username == name
+}
+
+// readNodes reads the nodes that the write of a user affects. Of the nodes that the requester
+// releases, only those in units count. Otherwise one node that gets a label of the selector would
+// keep the requester from narrowing, stopping and deleting the rollout.
+func (p *Plugin) readNodes(ctx context.Context, w *write, name string) error {
 	var err error
 	if w.all, err = p.Nodes.List(labels.Everything()); err != nil {
 		return err
 	}
 	w.leaving = map[string]*corev1.Node{}
+	var before []*corev1.Node
 	if w.old != nil {
-		matching, err := matching(ctx, w.old.Spec.NodeSelector, w.all)
-		if err != nil {
-			return err
-		}
 		for _, unit := range w.old.Status.Current {
 			for _, ref := range unit.Nodes {
 				w.leaving[ref.Name] = nil
@@ -85,22 +103,24 @@ func (p *Plugin) readNodes(ctx context.Context, w *write) error {
 				}
 			}
 		}
-		for _, node := range matching {
-			w.leaving[node.Name] = node
+		if before, err = matching(ctx, w.old.Spec.NodeSelector, w.all); err != nil {
+			return err
 		}
 	}
-	if w.rollout == nil {
-		return nil
+	if w.rollout != nil {
+		if w.selected, err = matching(ctx, w.rollout.Spec.NodeSelector, w.all); err != nil {
+			return err
+		}
+		if w.rollout.Spec.Stage == maintenance.RolloutStageComplete {
+			// All nodes leave, also those that match only after this write.
+			before = append(before, w.selected...)
+			w.selected = nil
+		}
 	}
-	if w.selected, err = matching(ctx, w.rollout.Spec.NodeSelector, w.all); err != nil {
-		return err
-	}
-	if w.rollout.Spec.Stage == maintenance.RolloutStageComplete {
-		// All nodes leave, also those that match only after this write.
-		for _, node := range w.selected {
+	if !w.isByRequester(name) {
+		for _, node := range before {
 			w.leaving[node.Name] = node
 		}
-		w.selected = nil
 	}
 	for _, node := range w.selected {
 		delete(w.leaving, node.Name)
@@ -120,8 +140,7 @@ func matching(ctx context.Context, selector *corev1.NodeSelector, all []*corev1.
 	return nodes, err
 }
 
-// authorize refuses the write if the user may not maintain the nodes that match before or after it,
-// or those in units, or may not have them offered to the workers of the task. To stop or to delete
+// authorize refuses the write if the user may not maintain the nodes that readNodes has read, or may not have them offered to the workers of the task. To stop or to delete
 // a rollout needs no right to its workers.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write) error {
 	checker := p.Checker("and so may not roll a maintenance over them")
@@ -146,9 +165,12 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write
 	return checker.CheckWorker(ctx, a, task.Worker)
 }
 
-// refuseHold returns the error about a hold of another user.
+// refuseHold returns the error about a hold of another user, or about too many own ones.
 func (p *Plugin) refuseHold(a admission.Attributes, w *write) error {
 	hold := w.foreignHold(a.GetUserInfo().GetName())
+	if hold == nil {
+		return admission.NewForbidden(a, fmt.Errorf("spec.holds: a user who may not maintain the nodes of the rollout can have at most %d holds", maxHoldsOfOne))
+	}
 	return admission.NewForbidden(a, fmt.Errorf("spec.holds[%s]: was added by user %q; changing or removing it needs the right to maintain the nodes of the rollout",
 		hold.Name, cmp.Or(hold.By, "unknown")))
 }
