@@ -84,6 +84,10 @@ func validate(t *testing.T, scheme *runtime.Scheme, object runtime.Object) field
 	case *maintenance.NodeMaintenance:
 		return append(errs, validation.ValidateNodeMaintenance(typed)...)
 	case *maintenance.NodeMaintenanceRollout:
+		// The server generates the name.
+		if typed.Name == "" {
+			typed.Name = typed.GenerateName + "x"
+		}
 		return append(errs, validation.ValidateNodeMaintenanceRollout(typed)...)
 	case *maintenance.Evacuation:
 		// Admission derives the name from the pod.
