@@ -47,7 +47,7 @@ workloads_ready() {
 }
 
 started="" watching=()
-budgets="$(mktemp)" outs="$(mktemp)" worker_log="$(mktemp)"
+budgets="$(mktemp)" outs="$(mktemp)" followed="$(mktemp)" worker_log="$(mktemp)"
 finish() {
 	local status=$?
 	trap - EXIT
@@ -56,7 +56,7 @@ finish() {
 		title "The demo failed (exit code ${status}). What haulout-apiserver complained about:"
 		grep -hE '^[WEF][0-9]{4}' "${DIR}/logs/haulout-apiserver.log" "${worker_log}" 2>/dev/null | tail -n 10 || true
 	fi
-	rm -f "${budgets}" "${outs}" "${worker_log}"
+	rm -f "${budgets}" "${outs}" "${followed}" "${worker_log}"
 	if [[ -n "${started}" && ! "${KEEP}" =~ ^(1|true)$ ]]; then
 		title "Stop everything"
 		shown cluster down --cluster-dir="${DIR}" --keep-data=0 || status=1
@@ -132,8 +132,8 @@ kubectl get nodes -l "${LABEL}" --watch --no-headers -o custom-columns=':.metada
 	>"${outs}" &
 watching+=($!)
 shown kubectl apply -f test/demo/rollout.yaml
-# Through cat, so that it writes lines and redraws none.
-kubectl maintenance rollout status "${ROLLOUT}" --watch > >(cat) &
+# Through tee, so that it writes lines and redraws none.
+kubectl maintenance rollout status "${ROLLOUT}" --watch > >(tee "${followed}") &
 status_watch=$!
 watching+=("${status_watch}")
 # With one failure more than maxFailed, which is 0, no further unit starts: those that run finish.
@@ -172,7 +172,8 @@ read -r most zones < <(awk '
 	END { print most + 0, zones + 0 }' "${outs}")
 echo "          the rollout took ${rollout_took} s"
 check "at most ${OUT} nodes in ${ZONES} zones were out at the same time: ${most}, in ${zones} zones" \
-	test "${most}" -ge 1 -a "${most}" -le "${OUT}" -a "${zones}" -le "${ZONES}"
+	test "${most}" -ge 2 -a "${most}" -le "${OUT}" -a "${zones}" -le "${ZONES}"
+check "status --watch has shown the rollout" grep -q "${ROLLOUT}: Rolling" "${followed}"
 check "${done_nodes} of ${ROLLED} nodes were done, and ${FAILS} alone stayed out of service" \
 	test "${done_nodes} ${out_at_end}" == "$((ROLLED - 1)) ${FAILS} "
 check "all nodes are schedulable again after the rollout" returned

@@ -10,10 +10,15 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -24,6 +29,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -38,7 +44,12 @@ func newScheme(t *testing.T) *runtime.Scheme {
 // decode returns the objects of a file. Unknown and repeated fields are errors.
 func decode(t *testing.T, scheme *runtime.Scheme, path string) []runtime.Object {
 	t.Helper()
-	content := must.Get(os.ReadFile(path))(t)
+	return decodeText(t, scheme, must.Get(os.ReadFile(path))(t))
+}
+
+// decodeText returns the objects in a text, and those in the data of its ConfigMaps.
+func decodeText(t *testing.T, scheme *runtime.Scheme, content []byte) []runtime.Object {
+	t.Helper()
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
 	var objects []runtime.Object
@@ -55,6 +66,11 @@ func decode(t *testing.T, scheme *runtime.Scheme, path string) []runtime.Object 
 			t.Fatal(err)
 		}
 		objects = append(objects, object)
+		if configMap, ok := object.(*corev1.ConfigMap); ok {
+			for _, text := range configMap.Data {
+				objects = append(objects, decodeText(t, scheme, []byte(text))...)
+			}
+		}
 	}
 }
 
@@ -68,6 +84,10 @@ func validate(t *testing.T, scheme *runtime.Scheme, object runtime.Object) field
 	case *maintenance.NodeMaintenance:
 		return append(errs, validation.ValidateNodeMaintenance(typed)...)
 	case *maintenance.NodeMaintenanceRollout:
+		// The server generates the name.
+		if typed.Name == "" {
+			typed.Name = typed.GenerateName + "x"
+		}
 		return append(errs, validation.ValidateNodeMaintenanceRollout(typed)...)
 	case *maintenance.Evacuation:
 		// Admission derives the name from the pod.
@@ -96,6 +116,38 @@ func TestExamplesAreValid(t *testing.T) {
 					}
 				}
 			}
+		})
+	}
+}
+
+// TestRolloutsAreRepeated runs the script of the CronJob with a kubectl that only notes its
+// arguments: a new rollout is created if there is none, or the former one has ended.
+func TestRolloutsAreRepeated(t *testing.T) {
+	const list, create = "get NMR --selector=app=reboots --output=name", "create --filename=/rollout/rollout.yaml"
+	const wait, remove = "wait NMR --selector=app=reboots --for=condition=Ready --timeout=1s", "delete NMR --selector=app=reboots"
+	objects := decode(t, newScheme(t), "reboots.yaml")
+	at := slices.IndexFunc(objects, func(o runtime.Object) bool { _, ok := o.(*batchv1.CronJob); return ok })
+	must.True(t, at >= 0, "the file has no CronJob")
+	container := objects[at].(*batchv1.CronJob).Spec.JobTemplate.Spec.Template.Spec.Containers[0]
+	for name, test := range map[string]struct {
+		found, waited string
+		want          []string
+	}{
+		"none":                {"", "0", []string{list, create}},
+		"one that has ended":  {"nmr/reboots-1", "0", []string{list, wait, remove, create}},
+		"one that has halted": {"nmr/reboots-1", "1", []string{list, wait}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			kubectl := "#!/bin/sh\necho \"$*\" >>" + dir + "/calls\ncase $1 in get) echo " + test.found + " ;; wait) exit " + test.waited + " ;; esac\n"
+			must.Do(t, os.WriteFile(filepath.Join(dir, "kubectl"), []byte(kubectl), 0o700))
+			cmd := exec.CommandContext(t.Context(), container.Command[0], slices.Concat(container.Command[1:], container.Args)...)
+			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+			out, err := cmd.CombinedOutput()
+			must.True(t, err == nil, "%v: %s", err, out)
+			calls := string(must.Get(os.ReadFile(filepath.Join(dir, "calls")))(t))
+			calls = strings.ReplaceAll(calls, "nodemaintenancerollouts.maintenance.haulout.dev", "NMR")
+			is.Slices(t, strings.Split(strings.TrimSpace(calls), "\n"), test.want, "calls of kubectl")
 		})
 	}
 }

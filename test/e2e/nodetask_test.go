@@ -122,6 +122,7 @@ func TestWorkerKeepsItsNode(t *testing.T) {
 
 	work(t, nodes[0], `{"result":"Done","message":"new kernel"}`)
 	untilTask(t, nodes[0], v1alpha1.NodeTaskVerifying)
+	<-time.After(quiet)
 	untilSchedulable(t, nodes[0], false)
 	labelNode(t, nodes[0])
 	untilSchedulable(t, nodes[0], true)
@@ -160,5 +161,6 @@ func TestFailedTaskStartsOver(t *testing.T) {
 	framework.Until(t, "the work is recorded", admin.Maintenances(), nm.Name, func(nm *v1alpha1.NodeMaintenance) bool {
 		return recordOf(nm, nodes[0]) == v1alpha1.NodeTaskDone
 	})
+	<-time.After(quiet)
 	untilSchedulable(t, nodes[0], false)
 }

@@ -207,6 +207,7 @@ func TestRolloutZoneByZone(t *testing.T) {
 	}
 	recorder := cluster.Judge(t, pool, namespace)
 	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult {
+		<-time.After(time.Second) // long enough to see what happens to the node meanwhile
 		if err := setKernel(t, node); err != nil {
 			t.Errorf("install the kernel on node %s: %v", node, err)
 			return v1alpha1.NodeTaskResultFailed
@@ -267,6 +268,7 @@ func attempts(t *testing.T, rollout string) []v1alpha1.NodeMaintenance {
 func TestRolloutHaltsAndIsHeld(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	pool, nodes := cluster.NewPool(t, 3, true)
+	recorder := recordNodes(t, pool)
 	broken := make(chan struct{})
 	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult {
 		select {
@@ -298,5 +300,6 @@ func TestRolloutHaltsAndIsHeld(t *testing.T) {
 		list, err := cluster.As(t).Maintenances().List(ctx, metav1.ListOptions{LabelSelector: v1alpha1.LabelRollout + "=" + r.Name})
 		return err == nil && len(list.Items) == 0, err
 	})
+	neverMoreOut(t, recorder, 1, oracle.Limit{Nodes: 1})
 	unschedulable(t, false, nodes...)
 }

@@ -5,13 +5,16 @@ package e2e
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"sigs.k8s.io/yaml"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/pkg/worker"
 	"haulout.dev/haulout/test/workerconformance"
@@ -25,15 +28,12 @@ func TestWorkerFollowsTheProtocol(t *testing.T) {
 	_, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	account := cluster.ServiceAccount(t, namespace, "flash")
-	right := func(resource, name string, verbs ...string) rbacv1.PolicyRule {
-		rule := rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{resource}, Verbs: verbs}
-		if name != "" {
-			rule.ResourceNames = []string{name}
-		}
-		return rule
-	}
-	cluster.Grant(t, serviceaccount.MakeUsername(namespace, "flash"),
-		right("nodetasks", "", "get", "list", "watch"), right("nodetasks/status", "", "patch"), right("workers", class, "progress"))
+	content := must.Get(os.ReadFile(filepath.Join(cluster.Root(), "artifacts", "examples", "rbac-worker.yaml")))(t)
+	first, _, _ := strings.Cut(string(content), "\n---\n")
+	var role rbacv1.ClusterRole
+	must.Do(t, yaml.UnmarshalStrict([]byte(first), &role))
+	must.True(t, len(role.Rules) != 0, "the role in the file has no rules")
+	cluster.Grant(t, serviceaccount.MakeUsername(namespace, "flash"), role.Rules...)
 
 	w := must.Get(worker.New(worker.Config{
 		Class: class, Holder: "flash", Client: account.Haulout,

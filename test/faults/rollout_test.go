@@ -37,6 +37,9 @@ const (
 	missedAfter = 5 * time.Second
 	// rollTime is the time that a rollout may take after the last kill.
 	rollTime = 5 * time.Minute
+	// workTime is how long a worker has a node: long enough for the oracle to see what happens to
+	// it, since changes may be seen late.
+	workTime = 2 * time.Second
 )
 
 // outlived is a pool over which rollouts roll while the server is killed.
@@ -95,7 +98,7 @@ func (x *outlived) roll(most int) (kills int) {
 	defer judge.Stop()
 	w := &worker{
 		rig: x.rig, t: x.t, tasks: x.As(x.t).Haulout.MaintenanceV1alpha1().NodeTasks(), namespace: x.namespace,
-		class: framework.Name("worker") + ".example.com", begun: map[types.UID]bool{}, works: map[string]int{},
+		class: framework.Name("worker") + ".example.com", begun: map[types.UID]time.Time{}, works: map[string]int{},
 	}
 	ctx, cancel := context.WithCancel(x.t.Context())
 	var wg sync.WaitGroup
@@ -210,8 +213,8 @@ func (x *outlived) check(judge *oracle.Recorder, w *worker, r *v1alpha1.NodeMain
 	})
 }
 
-// worker claims the nodes of a class, and does nothing on them. It never works on a task twice, as
-// a worker that reads its own notes after a restart.
+// worker claims the nodes of a class, and reports for workTime without doing anything on them. It
+// never works on a task twice, as a worker that reads its own notes after a restart.
 type worker struct {
 	*rig
 
@@ -220,7 +223,7 @@ type worker struct {
 	namespace, class string
 
 	mu    sync.Mutex
-	begun map[types.UID]bool
+	begun map[types.UID]time.Time
 	// works counts the works by node, and found describes the nodes that were not ready for them.
 	works map[string]int
 	found []string
@@ -248,9 +251,10 @@ func (w *worker) step(ctx context.Context) {
 		switch {
 		case task.Status.State == v1alpha1.NodeTaskOffered && task.Status.Holder == "":
 			status = fmt.Sprintf(`{"holder":%q}`, w.class)
-		case task.Status.State == v1alpha1.NodeTaskClaimed && task.Status.Result == "" && w.work(ctx, task):
-			status = fmt.Sprintf(`{"result":%q}`, v1alpha1.NodeTaskResultDone)
-		default:
+		case task.Status.State == v1alpha1.NodeTaskClaimed && task.Status.Result == "":
+			status = w.work(ctx, task)
+		}
+		if status == "" {
 			continue
 		}
 		_, _ = w.tasks.Patch(ctx, task.Name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"uid":%q},"status":%s}`, task.UID, status),
@@ -258,28 +262,32 @@ func (w *worker) step(ctx context.Context) {
 	}
 }
 
-// work reports whether the work on a node is done. It fails if the observer cannot read whether the
+// work returns what to report about the work on a node; "" if the observer cannot read whether the
 // node is ready for it.
-func (w *worker) work(ctx context.Context, task *v1alpha1.NodeTask) bool {
+func (w *worker) work(ctx context.Context, task *v1alpha1.NodeTask) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.begun[task.UID] {
-		return true
+	if begun, ok := w.begun[task.UID]; ok {
+		if worked := time.Since(begun); worked < workTime {
+			// A report that changes nothing might be no event for the oracle.
+			return fmt.Sprintf(`{"message":%q}`, worked)
+		}
+		return fmt.Sprintf(`{"result":%q}`, v1alpha1.NodeTaskResultDone)
 	}
 	node, err := w.observer.Nodes().Get(ctx, task.Name, metav1.GetOptions{})
 	if err != nil {
-		return false
+		return ""
 	}
 	pods, err := w.observer.Pods(w.namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", task.Name).String()})
 	if err != nil {
-		return false
+		return ""
 	}
 	if !node.Spec.Unschedulable || len(pods.Items) > 0 {
 		w.found = append(w.found, fmt.Sprintf("a worker got node %s, unschedulable %t, with %d pods", node.Name, node.Spec.Unschedulable, len(pods.Items)))
 	}
-	w.begun[task.UID] = true
+	w.begun[task.UID] = time.Now()
 	w.works[task.Name]++
-	return true
+	return `{"message":"working"}`
 }
 
 // check reports what the worker found, and the nodes that it did not get once.
