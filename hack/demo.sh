@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Drains four simulated nodes of a separate cluster, puts them back, then rolls a task over six nodes,
-# one of which fails, and checks the results that kubectl shows. `make demo` builds the programs and
-# runs this script.
+# Drains four simulated nodes of a separate cluster, puts them back, then rolls a task over six
+# nodes, one of which fails, and checks the results that kubectl shows. `make demo` builds the
+# programs and runs this script.
 #
 #   KEEP=1             leave the cluster up
-#   NODES=20           number of nodes, at least 15: of 14, the server lets a rollout take out only 2
+#   NODES=20           number of nodes, at least 15: the server lets a rollout take out a fifth
 #   CLUSTER_DIR=FOLDER folder of the cluster; it must not contain a cluster
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"

@@ -345,8 +345,8 @@ parksUntilReset() {
 	done
 }
 
-# installWorker has the worker of rollouts reboot the node. There is no kube-proxy, so the pod gets the
-# address of kube-apiserver.
+# installWorker has the worker of rollouts reboot the node. There is no kube-proxy, so the pod gets
+# the address of kube-apiserver.
 installWorker() {
 	local server
 	server="$(kubectl config view --minify --output=jsonpath='{.clusters[0].cluster.server}')"

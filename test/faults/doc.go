@@ -33,8 +33,8 @@
 // E2E_SEEDS=n so many.
 //
 // TestRolloutsOutliveKills is about rollouts. The server is killed at random moments, and with
-// E2E_FULL=1 also etcd and kube-apiserver. The observer must not have seen more nodes out of service
-// than the limit allows, and the worker must have got each node once.
+// E2E_FULL=1 also etcd and kube-apiserver. The observer must not have seen more nodes out of
+// service than the limit allows, and the worker must have got each node once.
 //
 // The proxies are part of this package: the Go modules for such proxies had their last release
 // years ago, and a proxy takes a hundred lines.

@@ -30,8 +30,8 @@ const (
 	// and the caches differ about a node, for example. Most likely an event comes earlier.
 	startRetry = time.Second
 	// statusPace is the time between two writes of counters and phases, and messagePace between two
-	// that only differ in messages. A worker that is idle claims a node in less time, and a node that
-	// is done returns in less time, so most units are never stored in the phases in between.
+	// that only differ in messages. A worker that is idle claims a node in less time, and a node
+	// that is done returns in less time, so most units are never stored in the phases in between.
 	statusPace  = 2 * time.Second
 	messagePace = 30 * time.Second
 )
@@ -197,8 +197,8 @@ func (c *Controller) create(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 
 // writeStatus stores the status of a decision if it differs, and returns the stored rollout. It
 // fails with a conflict if the rollout has changed since it was read. If units start, it is written
-// even if the same units were announced a moment ago. Counters, phases and messages may be stored by
-// a later sync.
+// even if the same units were announced a moment ago. Counters, phases and messages may be stored
+// by a later sync.
 func (c *Controller) writeStatus(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, d *decision, starts bool) (*v1alpha1.NodeMaintenanceRollout, error) {
 	if !starts && equality.Semantic.DeepEqual(r.Status, d.status) {
 		return r, nil

@@ -12,8 +12,8 @@
 // announces it, with the resourceVersion of the decision, and then its maintenance is created.
 // Announced nodes count as out for all rollouts, before any cache shows that the nodes are
 // cordoned. If a leader dies between the two steps, the next one reads the name of the maintenance
-// from the API. If it does not exist, the unit is decided about as if it were new, and gets the same
-// name.
+// from the API. If it does not exist, the unit is decided about as if it were new, and gets the
+// same name.
 //
 // All state that a new leader needs is in the API: what runs in status.current, and what was tried,
 // and how it ended, in the maintenances of the rollout, which exist as long as the rollout. The

@@ -30,8 +30,8 @@ const (
 	VerbAssign = "assign"
 	// VerbProgress is the verb that grants the right to claim nodes as a worker of a class, and to
 	// report the work: on ResourceWorkers for all nodes, on its subresource WorkersOfNode only for
-	// the node that the token of the user names. For the class of persons, the former also needs the
-	// right to maintain the node.
+	// the node that the token of the user names. For the class of persons, the former also needs
+	// the right to maintain the node.
 	VerbProgress = "progress"
 	// ResourceWorkers is the resource of which the names are the classes of workers.
 	ResourceWorkers = "workers"

@@ -140,8 +140,9 @@ func matching(ctx context.Context, selector *corev1.NodeSelector, all []*corev1.
 	return nodes, err
 }
 
-// authorize refuses the write if the user may not maintain the nodes that readNodes has read, or may not have them offered to the workers of the task. To stop or to delete
-// a rollout needs no right to its workers.
+// authorize refuses the write if the user may not maintain the nodes that readNodes has read, or
+// may not have them offered to the workers of the task. To stop or to delete a rollout needs no
+// right to its workers.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write) error {
 	checker := p.Checker("and so may not roll a maintenance over them")
 	var leaving, joining rights.Nodes

@@ -44,8 +44,8 @@ func (Base) AllowCreateOnUpdate(context.Context) bool { return false }
 
 // AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy
 // could silently widen a selector again, remove a hold, or overwrite the status that another client
-// has just written. Patches and server-side apply do not need a version, since they contain only the
-// changed fields. kubectl replace reads the version itself.
+// has just written. Patches and server-side apply do not need a version, since they contain only
+// the changed fields. kubectl replace reads the version itself.
 func (Base) AllowUnconditionalUpdate(context.Context) bool { return false }
 
 // Canonicalize does nothing.
