@@ -171,6 +171,21 @@ func TestOtherMaintenanceIsNamed(t *testing.T) {
 	})
 }
 
+// TestLostRightIsNamed: a node is not offered while the requester may not assign the workers.
+func TestLostRightIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.ProgressDeadlineSeconds = new(int32(604800)) }))
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilPhase("a", v1alpha1.RolloutPhaseDraining)
+		w.refused.set("assign reboot.maintenance.haulout.dev", true)
+		w.until("it is named", time.Second, func() bool {
+			current := w.rollout().Status.Current
+			return len(current) == 1 && current[0].Message == `user "ann" may not assign workers "reboot.maintenance.haulout.dev"`
+		})
+	})
+}
+
 // TestTwoRolloutsOverTheSameNodes: limits count what the other rollout has taken.
 func TestTwoRolloutsOverTheSameNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

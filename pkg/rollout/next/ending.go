@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -118,16 +119,17 @@ func (r *Rollout) hasAny(unit *v1alpha1.RolloutUnit) bool {
 }
 
 // stalledAt returns the time at which a drain has not moved for the deadline, or at which no node
-// was offered in stage Cordon for that long; zero if no such time runs. A drain that waits for pods
-// to complete moves. An offer has a deadline of its own.
+// was offered for that long although its pods have left, or need not leave; zero if no such time
+// runs. A drain that waits for pods to complete moves. An offer has a deadline of its own.
 func (c *Cluster) stalledAt(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) time.Time {
 	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
-	if nm.Spec.Paused || meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) ||
-		nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon && len(c.tasksOf(unit, nm)) > 0 ||
+	drained := ptr.Deref(meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained), metav1.Condition{})
+	isReady := drained.Status == metav1.ConditionTrue || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon
+	if nm.Spec.Paused || isReady && len(c.tasksOf(unit, nm)) > 0 ||
 		progressing != nil && progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion {
 		return time.Time{}
 	}
-	since := window.Latest(v1alpha1.StageEntered(nm, nm.Spec.Stage), timeOf(nm.Status.LastProgressTimestamp))
+	since := window.Latest(v1alpha1.StageEntered(nm, nm.Spec.Stage), window.Latest(timeOf(nm.Status.LastProgressTimestamp), drained.LastTransitionTime.Time))
 	if since.IsZero() {
 		return time.Time{}
 	}

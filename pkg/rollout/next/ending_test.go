@@ -53,6 +53,14 @@ func cordons(d time.Duration) func(*ending) {
 	}
 }
 
+// drained is drained since a time, and the drain began hours before it.
+func drained(d time.Duration) func(*ending) {
+	return func(e *ending) {
+		*e.nm.Status.StageStatuses[0].StartTimestamp = ago(9 * time.Hour)
+		e.nm.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDrained, Status: metav1.ConditionTrue, LastTransitionTime: ago(d)}}
+	}
+}
+
 func condition(kind, reason string, status metav1.ConditionStatus) func(*ending) {
 	return func(e *ending) {
 		e.nm.Status.Conditions = append(e.nm.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason})
@@ -101,7 +109,9 @@ func TestEndOf(t *testing.T) {
 		"cordons, offered":             {[]func(*ending){cordons(2 * time.Hour), offered("n0", "", v1alpha1.NodeTaskOffered)}, Ending{}},
 		"cordons, offered by others":   {[]func(*ending){cordons(2 * time.Hour), offered("n0", "", v1alpha1.NodeTaskOffered), func(e *ending) { e.tasks[0].Spec.Maintenance.Name = "other" }}, withdrawn(WithdrawnBlocked)},
 		"cordons, is paused":           {[]func(*ending){cordons(2 * time.Hour), func(e *ending) { e.nm.Spec.Paused = true }}, Ending{}},
-		"is drained":                   {[]func(*ending){condition(v1alpha1.ConditionDrained, "", metav1.ConditionTrue)}, Ending{}},
+		"is drained, offered":          {[]func(*ending){drained(2 * time.Hour), offered("n0", "", v1alpha1.NodeTaskOffered)}, Ending{}},
+		"is drained, never offered":    {[]func(*ending){drained(time.Hour)}, withdrawn(WithdrawnBlocked)},
+		"was drained a moment ago":     {[]func(*ending){drained(30 * time.Minute)}, waits},
 		"is not drained":               {[]func(*ending){condition(v1alpha1.ConditionDrained, "", metav1.ConditionFalse)}, waits},
 		"is paused":                    {[]func(*ending){func(e *ending) { e.nm.Spec.Paused = true }}, Ending{}},
 		"ends already":                 {[]func(*ending){stopped, func(e *ending) { e.nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete }}, Ending{}},
