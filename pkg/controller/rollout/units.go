@@ -61,17 +61,13 @@ func (f *facts) follow(entry v1alpha1.RolloutUnit, open, drainsHeld bool) follow
 		if !u.end.Now {
 			u.pause = pauseOf(u.nm, drainsHeld, f.cluster.ServerUser)
 		}
-		if u.pause != nil && !*u.pause {
-			u.unit.Since = metav1.NewTime(f.cluster.Now).Rfc3339Copy() // it has the whole deadline again
-		}
 	}
 	u.unit.Message = f.messageOf(&u.unit, u.nm)
 	return u
 }
 
 // endOf decides whether the maintenance of a unit ends. A unit that starts over, because a user has
-// deleted the task of a failed node, or a hold that stopped it is over, has the whole deadline
-// again.
+// deleted the task of a failed node, has the whole deadline again.
 func (f *facts) endOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance, open bool) next.Ending {
 	end := next.EndOf(f.cluster, &f.rollout, unit, nm, open)
 	deadline := unit.Since.Add(time.Duration(ptr.Deref(f.rollout.Object.Spec.ProgressDeadlineSeconds, 0)) * time.Second)

@@ -110,12 +110,14 @@ func TestPauseIsNotForged(t *testing.T) {
 }
 
 // TestResumeIsProgress checks that the time of a pause does not count towards the stall timeout,
-// even if no controller runs at the resume.
+// even if no controller runs at the resume, or has seen the maintenance.
 func TestResumeIsProgress(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	r.mustCreate(ann, newMaintenance(t, "a", atStage(drain), createdPaused))
+	is.True(t, r.get("a").Status.LastProgressTimestamp == nil, "a paused drain that no controller has seen has made progress")
 	r.mustUpdate(ann, "a", resume)
-	is.True(t, r.get("a").Status.LastProgressTimestamp == nil, "a drain that no controller has seen has made progress")
+	first := at(0)
+	is.True(t, r.get("a").Status.LastProgressTimestamp.Equal(&first), "last progress at %s, want the resume", r.get("a").Status.LastProgressTimestamp)
 	stored := at(0)
 	must.Get(r.updateStatus("a", func(nm *maintenance.NodeMaintenance) { nm.Status.LastProgressTimestamp = &stored }))(t)
 	r.clock.SetTime(start.Add(10 * time.Minute))

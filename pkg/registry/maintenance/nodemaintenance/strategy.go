@@ -256,8 +256,9 @@ func Line(newest NewestNode) *metav1.Time {
 
 // recordPause records who pauses a maintenance in the request that does so, and removes the record
 // in the request that resumes it. A rollout resumes only what the server has paused, so the record
-// also has pauses by the server. A resumed drain counts as having made progress, so that the time
-// of the pause does not count towards --stall-timeout, whichever replica leads.
+// also has pauses by the server. A resumed maintenance counts as having made progress, so that the
+// time of the pause does not count towards --stall-timeout and the deadline of a rollout, whichever
+// replica leads.
 func (s *Strategy) recordPause(ctx context.Context, nm *maintenance.NodeMaintenance) {
 	now := s.Now()
 	switch {
@@ -269,7 +270,7 @@ func (s *Strategy) recordPause(ctx context.Context, nm *maintenance.NodeMaintena
 		nm.Status.Pause = &maintenance.NodeMaintenancePause{By: by, Since: now}
 	case !nm.Spec.Paused && nm.Status.Pause != nil:
 		nm.Status.Pause = nil
-		if last := nm.Status.LastProgressTimestamp; last != nil && last.Before(&now) {
+		if last := nm.Status.LastProgressTimestamp; last == nil || last.Before(&now) {
 			nm.Status.LastProgressTimestamp = &now
 		}
 	}
