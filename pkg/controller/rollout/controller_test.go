@@ -251,7 +251,9 @@ func TestUnreadableNode(t *testing.T) {
 			return strings.Contains(w.message(), "; requests fail since 2000-01-01T") && strings.HasSuffix(w.message(), ": read node d: etcd has lost it")
 		})
 		w.scripts["c"] = ""
+		cleared := time.Now()
 		w.until("unit c is done", time.Second, func() bool { return w.rollout().Status.Nodes.Done == 3 })
+		is.True(t, time.Since(cleared) < time.Minute, "unit c was done after %s", time.Since(cleared))
 	})
 }
 

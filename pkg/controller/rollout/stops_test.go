@@ -83,6 +83,7 @@ func TestNodesOfAnOverRollout(t *testing.T) {
 		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Stage = v1alpha1.RolloutStageComplete }))
 		w.start()
 		w.untilReason(v1alpha1.ReasonStopped)
+		w.rest(time.Minute)
 		must.Get(w.host.CoreV1().Nodes().Create(t.Context(), newNode("b"), metav1.CreateOptions{}))(t)
 		w.rest(5 * time.Minute)
 		is.Equal(t, w.rollout().Status.Nodes.Total, 1, "nodes before the resync")

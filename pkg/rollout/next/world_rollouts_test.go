@@ -111,10 +111,9 @@ func (w *world) end(r *simRollout, caches *view, fresh func() bool, cluster *Clu
 		unit := &v1alpha1.RolloutUnit{Unit: m.unit, Maintenance: m.name}
 		for _, name := range m.nodes {
 			unit.Nodes = append(unit.Nodes, v1alpha1.NodeReference{Name: name})
-			if !w.rules.on("gone") && cluster.nodes[name] == nil {
-				cluster.nodes[name] = &Node{Name: name}
-				in.Members = append(in.Members, Member{Node: name})
-			}
+		}
+		if !w.rules.on("gone") && slices.ContainsFunc(m.nodes, func(name string) bool { return cluster.nodes[name] == nil }) {
+			continue
 		}
 		if ending := EndOf(cluster, in, unit, caches.draining(m, w.rules), windows.Open); ending.Now {
 			now.complete, now.withdrawn = w.now, ending.Withdrawn
