@@ -85,6 +85,7 @@ var rolloutGoldens = map[string]golden{
 	"run-now-held":      {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(closed, heldBy("bob"))}},
 	"run-now-idle":      {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(closed, idles)}},
 	"run-now-always":    {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(always)}},
+	"run-now-too-long":  {line: "rollout run-now kernel-6-12 --for=168h", objects: rolling()},
 	"run-now-how-long":  {line: "rollout run-now kernel-6-12", objects: rolling()},
 	"retry":             {line: "rollout retry kernel-6-12 node-002", objects: rolling()},
 	"retry-released":    {line: "rollout retry kernel-6-12 node/node-005", objects: rolling()},

@@ -182,6 +182,10 @@ func (e *environment) holds(holds []v1alpha1.RolloutHold) string {
 // opens its window so much earlier.
 const clockSkew = 5 * time.Minute
 
+// maxRunNow is the longest time for which run-now opens a window: with clockSkew, a window may be
+// open for 168 h.
+const maxRunNow = 167 * time.Hour
+
 func (e *environment) newRunNowCommand() *cobra.Command {
 	var length time.Duration
 	cmd := &cobra.Command{
@@ -192,8 +196,8 @@ entries for single windows that are over. Limits and holds apply as always.`,
 	}
 	cmd.Flags().DurationVar(&length, "for", 0, "How long units may start, such as 2h.")
 	return e.changing(cmd, "opened", func(ctx context.Context, o *waitOptions, name string) error {
-		if length < time.Minute {
-			return errors.New("run-now needs --for, the time for which units may start: at least 1m, such as 2h")
+		if length < time.Minute || length > maxRunNow {
+			return errors.New("run-now needs --for, the time for which units may start: from 1m to 167h, such as 2h")
 		}
 		return e.runNow(ctx, o, name, length)
 	})
