@@ -34,7 +34,7 @@ func (e *environment) newRolloutCommand() *cobra.Command {
 		Long: `Follow and steer rollouts. A rollout is an object in the cluster (kubectl get nodemaintenancerollouts) that takes
 all nodes of a selector out of service and back, a few at a time, with work on each: a reboot, your script, or your
 hands ("kubectl maintenance take"). Create it with kubectl apply; docs/rollouts.md has examples.`,
-		Example: `  # How far is it, what does it wait for, and whose move is it?
+		Example: `  # How far is it, what does it wait for, and who has to act?
   kubectl maintenance rollout status kernel-6-12`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
