@@ -67,6 +67,9 @@ var rolloutGoldens = map[string]golden{
 	"hold-yaml":      {line: "rollout hold kernel-6-12 --reason=rebuild --drains --name=ceph -o jsonpath={.spec.holds}", objects: rolling()},
 	"hold-again":     {line: "rollout hold kernel-6-12 --reason=rebuild --name=alice", objects: []runtime.Object{rollout(heldBy("alice"))}},
 	"hold-more":      {line: "rollout hold kernel-6-12 --reason=rebuild --drains", objects: []runtime.Object{rollout(heldBy("alice"))}},
+	"hold-less":      {line: "rollout hold kernel-6-12 --reason=rebuild", objects: []runtime.Object{rollout(heldBy("alice"), holdsDrains)}},
+	"hold-other":     {line: "rollout hold kernel-6-12 --reason=freeze", objects: []runtime.Object{rollout(heldBy("alice"))}},
+	"hold-renamed":   {line: "rollout hold kernel-6-12 --reason=freeze --name=alice -o jsonpath={.spec.holds[*].stops}", objects: []runtime.Object{rollout(heldBy("alice"), holdsDrains)}},
 	"hold-no-reason": {line: "rollout hold kernel-6-12", objects: rolling()},
 	"hold-complete":  {line: "rollout hold kernel-6-12 --reason=x", objects: []runtime.Object{rollout(stopped)}},
 	"hold-forbidden": {line: "rollout hold kernel-6-12 --reason=x", objects: rolling(), arrange: forbid("patch", "nodemaintenancerollouts")},
@@ -85,6 +88,7 @@ var rolloutGoldens = map[string]golden{
 	"run-now-held":      {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(closed, heldBy("bob"))}},
 	"run-now-idle":      {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(closed, idles)}},
 	"run-now-always":    {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(always)}},
+	"run-now-too-long":  {line: "rollout run-now kernel-6-12 --for=168h", objects: rolling()},
 	"run-now-how-long":  {line: "rollout run-now kernel-6-12", objects: rolling()},
 	"retry":             {line: "rollout retry kernel-6-12 node-002", objects: rolling()},
 	"retry-released":    {line: "rollout retry kernel-6-12 node/node-005", objects: rolling()},
@@ -186,6 +190,10 @@ func halted(r *v1alpha1.NodeMaintenanceRollout) {
 func stopped(r *v1alpha1.NodeMaintenanceRollout) {
 	halted(r)
 	r.Spec.Stage = v1alpha1.RolloutStageComplete
+}
+
+func holdsDrains(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Spec.Holds[0].Stops = v1alpha1.RolloutHoldDrains
 }
 
 // heldBy holds a rollout for users, each of which has a hold with the own name.

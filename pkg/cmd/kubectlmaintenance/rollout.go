@@ -34,7 +34,7 @@ func (e *environment) newRolloutCommand() *cobra.Command {
 		Long: `Follow and steer rollouts. A rollout is an object in the cluster (kubectl get nodemaintenancerollouts) that takes
 all nodes of a selector out of service and back, a few at a time, with work on each: a reboot, your script, or your
 hands ("kubectl maintenance take"). Create it with kubectl apply; docs/rollouts.md has examples.`,
-		Example: `  # How far is it, what does it wait for, and whose move is it?
+		Example: `  # How far is it, what does it wait for, and who has to act?
   kubectl maintenance rollout status kernel-6-12`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -74,7 +74,8 @@ func (e *environment) newHoldCommand() *cobra.Command {
 paused, too: their nodes stay cordoned, and no further pod is asked to leave.
 
 You need the right to patch the rollout, and no right to its nodes. The hold has your user name, unless you give it
-another name. A rollout is held as long as it has a hold; "kubectl maintenance rollout resume NAME" removes yours.`,
+another name, which people who share an account need. A rollout is held as long as it has a hold; "kubectl maintenance
+rollout resume NAME" removes yours.`,
 		Example: `  kubectl maintenance rollout hold kernel-6-12 --reason='storage rebuilds'`,
 	}
 	cmd.Flags().StringVar(&hold.Reason, "reason", "", "Why the rollout is held.")
@@ -92,7 +93,8 @@ another name. A rollout is held as long as it has a hold; "kubectl maintenance r
 }
 
 func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hold v1alpha1.RolloutHold) error {
-	if hold.Name == "" {
+	named := hold.Name != ""
+	if !named {
 		user, err := e.userName(ctx)
 		if err != nil {
 			return fmt.Errorf("%w; give the hold a name with --name", err)
@@ -104,19 +106,31 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 	written, err := e.changeRollout(ctx, o, name, func(r *v1alpha1.NodeMaintenanceRollout) (map[string]any, error) {
 		holds := slices.Clone(r.Spec.Holds)
 		at := slices.IndexFunc(holds, func(h v1alpha1.RolloutHold) bool { return h.Name == hold.Name })
-		switch {
-		case at < 0:
-			holds = append(holds, hold)
-		case holds[at].Reason == hold.Reason && holds[at].Stops == hold.Stops:
-			return nil, nil
-		default:
-			holds[at].Reason, holds[at].Stops = hold.Reason, hold.Stops
+		if at < 0 {
+			return map[string]any{"holds": append(holds, hold)}, nil
 		}
+		old := &holds[at]
+		if old.Reason != hold.Reason && !named {
+			// Several people may use the same account.
+			return nil, fmt.Errorf("%s has a hold with your user name: %s. To add another hold: --name=NAME; to change this one: --name=%s",
+				name, e.holds(holds[at:at+1]), hold.Name)
+		}
+		if old.Stops == v1alpha1.RolloutHoldDrains {
+			hold.Stops = old.Stops // only resume ends what a hold stops
+		}
+		if old.Reason == hold.Reason && old.Stops == hold.Stops {
+			return nil, nil
+		}
+		old.Reason, old.Stops = hold.Reason, hold.Stops
 		return map[string]any{"holds": holds}, nil
 	})
 	if err == nil && !o.dryRun.isOn() {
-		e.screen(e.ErrOut).Printf("No further unit starts; %d of its nodes are in work. To continue: kubectl maintenance rollout resume %s --name=%s",
-			written.Status.Nodes.Running, name, hold.Name)
+		paused := ""
+		if hold.Stops == v1alpha1.RolloutHoldDrains {
+			paused = ", and drains that no worker has claimed pause"
+		}
+		e.screen(e.ErrOut).Printf("No further unit starts%s; %d of its nodes are in work. To continue: kubectl maintenance rollout resume %s --name=%s",
+			paused, written.Status.Nodes.Running, name, hold.Name)
 	}
 	return err
 }
@@ -182,6 +196,10 @@ func (e *environment) holds(holds []v1alpha1.RolloutHold) string {
 // opens its window so much earlier.
 const clockSkew = 5 * time.Minute
 
+// maxRunNow is the longest time for which run-now opens a window: with clockSkew, a window may be
+// open for 168 h.
+const maxRunNow = 167 * time.Hour
+
 func (e *environment) newRunNowCommand() *cobra.Command {
 	var length time.Duration
 	cmd := &cobra.Command{
@@ -192,8 +210,8 @@ entries for single windows that are over. Limits and holds apply as always.`,
 	}
 	cmd.Flags().DurationVar(&length, "for", 0, "How long units may start, such as 2h.")
 	return e.changing(cmd, "opened", func(ctx context.Context, o *waitOptions, name string) error {
-		if length < time.Minute {
-			return errors.New("run-now needs --for, the time for which units may start: at least 1m, such as 2h")
+		if length < time.Minute || length > maxRunNow {
+			return errors.New("run-now needs --for, the time for which units may start: from 1m to 167h, such as 2h")
 		}
 		return e.runNow(ctx, o, name, length)
 	})

@@ -24,15 +24,16 @@ func (e *environment) newRolloutStatusCommand() *cobra.Command {
 	var watch bool
 	cmd := &cobra.Command{
 		Use:   "status [NAME]",
-		Short: "See how far a rollout is, what it waits for, and whose move it is",
+		Short: "See how far a rollout is, what it waits for, and who has to act",
 		Long: `See how far a rollout is: the nodes by state, the windows and holds, the units that run with what each waits for,
 and the reason why no further unit starts, with the user or component that must act.
 
 Without NAME, the command shows the only rollout that is not over. If there are several or none, it shows one line for
 each rollout. The time that the other nodes need is estimated from the pace of the last hour.
 
-The exit code is 3 if a user must act: the rollout is halted, or has nodes that have failed, are blocked or are skipped.
-With --watch, the command redraws the lines until the rollout is complete or deleted.`,
+The exit code is 3 if a user must act: the rollout is halted or not authorized, or has nodes that have failed, are
+blocked or are skipped. With --watch, the command redraws the lines until the rollout is complete, or stopped with no
+unit in work, or deleted.`,
 		Example: `  # Once
   kubectl maintenance rollout status kernel-6-12
 

@@ -36,8 +36,8 @@ func (e *environment) newTakeCommand() *cobra.Command {
 		Use:   "take NODE",
 		Short: "Take a node that is out of service, to work on it",
 		Long: `Take a node that a rollout, or a maintenance with a task, has taken out of service, to work on it by hand. The command
-ends when the server has granted the node to you: it is empty, and nobody takes it back before you report with
-"kubectl maintenance done NODE".
+ends when the server has granted the node to you: it is empty, and yours until you report with "kubectl maintenance done
+NODE".
 
 If the node is yours already, the command only tells the server that you are still working: do so before the deadline
 that it prints. With --wait, it waits until the node is offered.

@@ -313,11 +313,19 @@ func TestWarnings(t *testing.T) {
 	doneWhen := func(expression string) modifier {
 		return func(r *maintenance.NodeMaintenanceRollout) { r.Spec.Template.Task.DoneWhen = expression }
 	}
+	worker := func(class, parameter string) modifier {
+		return func(r *maintenance.NodeMaintenanceRollout) {
+			r.Spec.Template.Task.Worker, r.Spec.Template.Task.Parameters = class+".maintenance.haulout.dev", map[string]string{parameter: "x"}
+		}
+	}
 	window := func(w maintenance.RolloutWindow) modifier {
 		w.Duration = metav1.Duration{Duration: time.Hour}
 		return func(r *maintenance.NodeMaintenanceRollout) { r.Spec.Windows = []maintenance.RolloutWindow{w} }
 	}
 	g := onNodes("blue-1", "blue-2", "red-1")
+	for _, class := range []string{"reboot", "reboots", "person", "a.job"} {
+		g.allowed = append(g.allowed, "assign maintenance.haulout.dev/workers "+class+".maintenance.haulout.dev")
+	}
 	f := newFixture(t, g, rolloutOver("old", "Complete", "blue"), rolloutOver("other", "Idle", "blue", "red"), rolloutOver("a", "Roll", "blue"))
 	others := "spec.nodeSelector: nodes are also in the rollouts other"
 	for name, test := range map[string]struct {
@@ -334,12 +342,19 @@ func TestWarnings(t *testing.T) {
 		}), nil, []string{"spec.limits: no unit fits: unit blue: it has nodes in 2 domains of zone; limits[0] allows 1", others}},
 		"a misspelt field": {roll(blue, doneWhen("node.status.nodeInfo.kernalVersion == '6.12'")), nil,
 			[]string{"spec.template.task.doneWhen: fails on node blue-1, which counts as false: no such key: kernalVersion", others}},
-		"a field that exists":    {roll(blue, doneWhen("node.status.nodeInfo.kernelVersion == '6.12'")), nil, []string{others}},
-		"a window in the past":   {roll(blue, window(maintenance.RolloutWindow{Start: &metav1.Time{Time: start.Add(-2 * time.Hour)}})), nil, []string{"spec.windows: no window opens any more", others}},
-		"a day that never comes": {roll(blue, window(maintenance.RolloutWindow{Schedule: "0 0 31 2 *"})), nil, []string{"spec.windows: no window opens any more", others}},
-		"a window in the future": {roll(blue, window(maintenance.RolloutWindow{Schedule: "0 22 * * *"})), nil, []string{others}},
-		"a hold":                 {roll(blue, hold("x", "bob", "")), roll(blue), nil},
-		"the end":                {roll(blue, at("Complete")), roll(blue), nil},
+		"a field that exists":     {roll(blue, doneWhen("node.status.nodeInfo.kernelVersion == '6.12'")), nil, []string{others}},
+		"a window in the past":    {roll(blue, window(maintenance.RolloutWindow{Start: &metav1.Time{Time: start.Add(-2 * time.Hour)}})), nil, []string{"spec.windows: no window opens any more", others}},
+		"a day that never comes":  {roll(blue, window(maintenance.RolloutWindow{Schedule: "0 0 31 2 *"})), nil, []string{"spec.windows: no window opens any more", others}},
+		"a window in the future":  {roll(blue, window(maintenance.RolloutWindow{Schedule: "0 22 * * *"})), nil, []string{others}},
+		"the worker that reboots": {roll(blue, worker("reboot", "a-b")), nil, []string{others}},
+		"a person":                {roll(blue, worker("person", "a-b")), nil, []string{others}},
+		"a Job":                   {roll(blue, worker("a.job", "a_b")), nil, []string{others}},
+		"a class that does not exist": {roll(blue, worker("reboots", "a")), nil,
+			[]string{"spec.template.task.worker: Haulout has no class reboots.maintenance.haulout.dev; it has reboot, person and NAME.job", others}},
+		"a parameter that is no variable": {roll(blue, worker("a.job", "a-b")), nil,
+			[]string{`spec.template.task.parameters: "a-b" must consist of letters, digits and underscores, and not begin with a digit`, others}},
+		"a hold":  {roll(blue, hold("x", "bob", "")), roll(blue), nil},
+		"the end": {roll(blue, at("Complete")), roll(blue), nil},
 	} {
 		got, err := f.validate(bob, test.rollout, test.old, "")
 		is.True(t, err == nil, "%s: %v", name, err)

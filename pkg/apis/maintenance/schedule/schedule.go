@@ -22,7 +22,10 @@ var fields = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cr
 // of the week. Its times are those of the zone.
 func Parse(expression string, zone *time.Location) (*cron.SpecSchedule, error) {
 	// The library panics on some values with a time zone before the fields.
-	if len(strings.Fields(expression)) != 5 || strings.Contains(expression, "=") {
+	if strings.Contains(expression, "=") {
+		return nil, errors.New("must have no time zone; use timeZone")
+	}
+	if len(strings.Fields(expression)) != 5 {
 		return nil, errors.New("must have 5 fields")
 	}
 	parsed, err := fields.Parse(expression)
@@ -42,7 +45,7 @@ func Parse(expression string, zone *time.Location) (*cron.SpecSchedule, error) {
 func TimeZone(name string) (*time.Location, error) {
 	zone, err := time.LoadLocation(name)
 	if err != nil || strings.EqualFold(name, "Local") {
-		return nil, fmt.Errorf("unknown time zone %q", name)
+		return nil, fmt.Errorf("unknown time zone %q; must be an IANA name, such as Europe/Berlin", name)
 	}
 	return zone, nil
 }

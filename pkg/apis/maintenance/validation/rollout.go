@@ -129,7 +129,7 @@ func ValidateNodeMaintenanceRolloutUpdate(r, old *maintenance.NodeMaintenanceRol
 		switch {
 		case name == "requestedBy":
 		case name == "unitKey" || name == "template":
-			errs = append(errs, field.Invalid(spec.Child(name), field.OmitValueType{}, "is immutable").WithOrigin("immutable"))
+			errs = append(errs, field.Invalid(spec.Child(name), field.OmitValueType{}, "is immutable; create another rollout").WithOrigin("immutable"))
 		case name == "stage":
 			errs = append(errs, validateRolloutStage(r.Spec.Stage, old.Spec.Stage, spec.Child(name))...)
 		case frozen != "":

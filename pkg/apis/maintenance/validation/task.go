@@ -23,7 +23,7 @@ func validateTask(task *maintenance.NodeMaintenanceTask, path *field.Path) field
 	}
 	var errs field.ErrorList
 	if task.Worker != "" && !strings.Contains(task.Worker, ".") {
-		errs = append(errs, field.Invalid(path.Child("worker"), task.Worker, "must have at least one dot"))
+		errs = append(errs, field.Invalid(path.Child("worker"), task.Worker, "must be the full name of a class, such as reboot.maintenance.haulout.dev"))
 	}
 	parameters, bytes := path.Child("parameters"), 0
 	for key, value := range task.Parameters {

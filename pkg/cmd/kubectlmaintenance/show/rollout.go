@@ -56,19 +56,25 @@ const (
 	tasks    = "nodetasks." + v1alpha1.GroupName
 )
 
-// rolloutActions maps reasons of Progressing to actions. %s stands for the name of the rollout.
-var rolloutActions = map[string]action{
+// lookAtRollout is the command that shows all of a rollout.
+const lookAtRollout = "kubectl get " + rollouts + " %s -o yaml"
+
+// rolloutActions maps reasons of Progressing to actions: who must act, a command that only shows
+// details, and one that acts. %s stands for the name of the rollout.
+var rolloutActions = map[string]struct{ who, look, then string }{
 	v1alpha1.ReasonIdle: {
-		"a user who may roll it", "kubectl patch " + rollouts + ` %s --type=merge -p '{"spec":{"stage":"Roll"}}'`,
+		"a user who may roll it", lookAtRollout, "kubectl patch " + rollouts + ` %s --type=merge -p '{"spec":{"stage":"Roll"}}'`,
 	},
-	v1alpha1.ReasonStopped:       {"a user who wants the other nodes done, with another rollout", "kubectl get " + rollouts + " %s -o yaml"},
-	v1alpha1.ReasonHalted:        {wording.Administrator + ", who can repair the nodes, and then retry their units", "kubectl maintenance rollout retry %s UNIT"},
-	v1alpha1.ReasonHeld:          {"the users who hold it", "kubectl maintenance rollout resume %s"},
-	v1alpha1.ReasonOutsideWindow: {"time, or a user who opens a window", "kubectl maintenance rollout run-now %s --for=2h"},
-	v1alpha1.ReasonNotAuthorized: {wording.Administrator + ", who can grant the rights or change the rollout", "kubectl get " + rollouts + " %s -o yaml"},
-	v1alpha1.ReasonAtLimit:       {wording.Administrator + ", who can return the named nodes to service or raise the limits", "kubectl get nodes"},
-	v1alpha1.ReasonNodesBlocked:  {"the owners of the pods that did not leave; the server tries again later", "kubectl get events -A --field-selector reason=UnitBlocked"},
-	v1alpha1.ReasonNodesSkipped:  {wording.Administrator + ", who can do what the message names", "kubectl describe " + rollouts + " %s"},
+	v1alpha1.ReasonStopped: {"a user who wants the other nodes done, with another rollout", lookAtRollout, ""},
+	v1alpha1.ReasonHalted: {
+		wording.Administrator + ", who can repair the nodes, and then retry their units", lookAtRollout, "kubectl maintenance rollout retry %s UNIT",
+	},
+	v1alpha1.ReasonHeld:          {"the users who hold it", lookAtRollout, "kubectl maintenance rollout resume %s"},
+	v1alpha1.ReasonOutsideWindow: {"time, or a user who opens a window", lookAtRollout, "kubectl maintenance rollout run-now %s --for=2h"},
+	v1alpha1.ReasonNotAuthorized: {wording.Administrator + ", who can grant the rights or change the rollout", lookAtRollout, ""},
+	v1alpha1.ReasonAtLimit:       {wording.Administrator + ", who can return the named nodes to service or raise the limits", "kubectl get nodes", ""},
+	v1alpha1.ReasonNodesBlocked:  {"the owners of the pods that did not leave; the server tries again later", "kubectl get events -A --field-selector reason=UnitBlocked", ""},
+	v1alpha1.ReasonNodesSkipped:  {wording.Administrator + ", who can do what the message names", "kubectl describe " + rollouts + " %s", ""},
 }
 
 // whoseMove names what or whom a unit waits for, by its phase.
@@ -85,7 +91,7 @@ var whoseMove = map[v1alpha1.RolloutPhase]string{
 	phaseReleased:                  "a user",
 }
 
-// Rollout shows how far a rollout is, what it waits for, and whose move it is.
+// Rollout shows how far a rollout is, what it waits for, and who has to act.
 func Rollout(f RolloutFacts, o Options) []screen.Line {
 	r, n := f.Rollout, f.Rollout.Status.Nodes
 	title := r.Name + "  " + RolloutState(r) + ", stage " + string(r.Spec.Stage) + ", " + wording.Count(n.Total, "node")
@@ -311,11 +317,11 @@ func (f *RolloutFacts) cause(hasFailure bool, o Options) []screen.Line {
 	}
 	lines := append([]screen.Line{{}}, wrap("  ", text+": "+c.Message, o.columns(), style)...)
 	if stands && (c.Reason != v1alpha1.ReasonHalted || !hasFailure) {
-		look := a.look
-		if strings.Contains(look, "%s") {
-			look = fmt.Sprintf(look, f.Rollout.Name)
+		named := strings.NewReplacer("%s", f.Rollout.Name)
+		lines = append(lines, whoAndLook("  ", a.who, named.Replace(a.look))...)
+		if a.then != "" {
+			lines = append(lines, plain("  then   %s", named.Replace(a.then)))
 		}
-		lines = append(lines, whoAndLook("  ", a.who, look)...)
 	}
 	return o.Fit(lines...)
 }
