@@ -40,39 +40,42 @@ const (
 func (c *Controller) reconcile(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout) error {
 	f, err := c.gather(ctx, r)
 	if err != nil {
-		return err
+		return errors.Join(err, c.showFailure(ctx, r))
 	}
 	d := decide(f)
 	started, err := c.confirm(ctx, f, d)
-	if err != nil {
-		return err
-	}
 	if !d.wake.IsZero() {
 		// A deadline within the present second is due when the second is over.
 		c.queue.AddAfter(r.Name, max(d.wake.Sub(c.clock.Now()), time.Second))
 	}
-	return c.act(ctx, r, d, started)
+	return errors.Join(err, c.act(ctx, r, d, started))
+}
+
+// showFailure reports the error of a rollout about which the server cannot decide, if it lasts.
+func (c *Controller) showFailure(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout) error {
+	failing, _ := c.problems.Of(r.Name)
+	if failing == nil {
+		return nil
+	}
+	f := &facts{failing: failing, rollout: next.Rollout{Object: r}, cluster: next.NewCluster(next.Facts{Now: c.clock.Now()})}
+	d := &decision{status: *r.Status.DeepCopy()}
+	d.setConditions(f, &next.Decision{Reason: v1alpha1.ReasonProgressSyncFailed, Message: "The server cannot decide about the rollout"})
+	_, err := c.writeStatus(ctx, r, d, false)
+	return loop.IgnoreNotFound(err)
 }
 
 // confirm reads the nodes of the units to start from the API, and returns the entries of
 // status.current for the units whose nodes are as the decision assumes. The caches may not show yet
-// what another client, or the server itself, has changed.
-func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) ([]v1alpha1.RolloutUnit, error) {
-	var started []v1alpha1.RolloutUnit
+// what another client, or the server itself, has changed. After an error no further unit starts.
+func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) (started []v1alpha1.RolloutUnit, err error) {
 	ready := !f.asking
 	if ready && len(d.start) > 0 {
-		var err error
-		if ready, err = c.isCurrent(ctx); err != nil {
-			return nil, err
-		}
+		ready, err = c.isCurrent(ctx)
 	}
 	for i, u := range d.start {
 		agrees := false
-		if ready && i < maxStarts {
-			var err error
-			if agrees, err = c.agrees(ctx, f, u); err != nil {
-				return nil, err
-			}
+		if ready && err == nil && i < maxStarts {
+			agrees, err = c.agrees(ctx, f, u)
 		}
 		if agrees {
 			started = append(started, f.announce(u))
@@ -81,7 +84,7 @@ func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) ([]v1al
 			c.queue.AddAfter(f.rollout.Object.Name, startRetry)
 		}
 	}
-	return started, nil
+	return started, err
 }
 
 // isCurrent reports whether this process knows all units that earlier leaders have announced. Its

@@ -237,6 +237,34 @@ func TestNodesAreReadFromTheAPI(t *testing.T) {
 	})
 }
 
+// TestUnreadableNode: an error that lasts is named, and other units end meanwhile.
+func TestUnreadableNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newRollout())
+		w.scripts["c"] = claimed
+		w.host.PrependReactor("get", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			return action.(clienttesting.GetAction).GetName() == "d", nil, errors.New("etcd has lost it")
+		})
+		w.start()
+		w.until("the error is named", time.Second, func() bool {
+			return strings.Contains(w.message(), "; requests fail since 2000-01-01T") && strings.HasSuffix(w.message(), ": read node d: etcd has lost it")
+		})
+		w.scripts["c"] = ""
+		cleared := time.Now()
+		w.until("unit c is done", time.Second, func() bool { return w.rollout().Status.Nodes.Done == 3 })
+		is.True(t, time.Since(cleared) < time.Minute, "unit c was done after %s", time.Since(cleared))
+	})
+}
+
+func TestUnreadableExpression(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Template.Task.DoneWhen = "node.(" }))
+		w.start()
+		w.untilReason(v1alpha1.ReasonProgressSyncFailed)
+		is.True(t, strings.HasPrefix(w.message(), "The server cannot decide about the rollout; requests fail since 2000-01-01T"), "got the message %q", w.message())
+	})
+}
+
 // TestFirstStartNeedsAllAnnouncements: the cache of a new leader does not have yet what the former
 // leader has announced for a rollout.
 func TestFirstStartNeedsAllAnnouncements(t *testing.T) {

@@ -24,7 +24,7 @@ var (
 	waitingByReason = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "rollout", Name: "waiting",
 		Help: "NodeMaintenanceRollouts in stage Roll that start no unit and are not complete (condition Progressing is False), by reason: " +
-			"Halted, Held, OutsideWindow, NotAuthorized, AtLimit, NodesBlocked or NodesSkipped.",
+			"Halted, Held, OutsideWindow, NotAuthorized, AtLimit, NodesBlocked, NodesSkipped or SyncFailed.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 	phaseDuration = metrics.NewHistogramVec(&metrics.HistogramOpts{
@@ -50,7 +50,7 @@ var (
 // waitingReasons are the label values of waitingByReason.
 var waitingReasons = []string{
 	v1alpha1.ReasonHalted, v1alpha1.ReasonHeld, v1alpha1.ReasonOutsideWindow, v1alpha1.ReasonNotAuthorized,
-	v1alpha1.ReasonAtLimit, v1alpha1.ReasonNodesBlocked, v1alpha1.ReasonNodesSkipped,
+	v1alpha1.ReasonAtLimit, v1alpha1.ReasonNodesBlocked, v1alpha1.ReasonNodesSkipped, v1alpha1.ReasonProgressSyncFailed,
 }
 
 // publish sets the gauges for the given rollouts.

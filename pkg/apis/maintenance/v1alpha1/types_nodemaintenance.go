@@ -142,7 +142,8 @@ const (
 	// than the server's --stall-timeout.
 	ReasonProgressStalled = "Stalled"
 	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a request
-	// to the API fails; the message has the object, the error and the time of the first failure.
+	// to the API fails; the message has the object, the error and the time of the first failure. Of
+	// a NodeMaintenanceRollout: the server cannot decide about it.
 	ReasonProgressSyncFailed = "SyncFailed"
 	// ReasonProgressWaitingForCompletion (Progressing=True): only pods are left that the plan lets
 	// complete; the message has their number.
