@@ -43,7 +43,7 @@ func (c *Controller) reconcile(ctx context.Context, r *v1alpha1.NodeMaintenanceR
 		return errors.Join(err, c.showFailure(ctx, r))
 	}
 	d := decide(f)
-	started, err := c.confirm(ctx, f, d)
+	started, err := c.confirm(ctx, r, f, d)
 	if !d.wake.IsZero() {
 		// A deadline within the present second is due when the second is over.
 		c.queue.AddAfter(r.Name, max(d.wake.Sub(c.clock.Now()), time.Second))
@@ -66,8 +66,9 @@ func (c *Controller) showFailure(ctx context.Context, r *v1alpha1.NodeMaintenanc
 
 // confirm reads the nodes of the units to start from the API, and returns the entries of
 // status.current for the units whose nodes are as the decision assumes. The caches may not show yet
-// what another client, or the server itself, has changed. After an error no further unit starts.
-func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) (started []v1alpha1.RolloutUnit, err error) {
+// what another client, or the server itself, has changed. After an error no further unit starts. If
+// none starts, the former conditions stay, unless an error lasts.
+func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, f *facts, d *decision) (started []v1alpha1.RolloutUnit, err error) {
 	ready := !f.asking
 	if ready && len(d.start) > 0 {
 		ready, err = c.isCurrent(ctx)
@@ -81,8 +82,11 @@ func (c *Controller) confirm(ctx context.Context, f *facts, d *decision) (starte
 			started = append(started, f.announce(u))
 		} else {
 			d.postpone(u)
-			c.queue.AddAfter(f.rollout.Object.Name, startRetry)
+			c.queue.AddAfter(r.Name, startRetry)
 		}
+	}
+	if len(d.start) > 0 && len(started) == 0 && f.failing == nil {
+		d.status.ObservedGeneration, d.status.Conditions = r.Status.ObservedGeneration, r.Status.Conditions
 	}
 	return started, err
 }

@@ -232,6 +232,7 @@ func TestNodesAreReadFromTheAPI(t *testing.T) {
 		w.rest(time.Minute)
 		is.Equal(t, len(w.maintenances()), 0, "maintenances while the API and the cache differ")
 		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Waiting: 1})
+		is.Equal(t, w.reason(), "", "the reason before any unit has started")
 		lagging.Store(false)
 		w.untilReason(v1alpha1.ReasonRolloutComplete)
 	})

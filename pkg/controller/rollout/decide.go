@@ -60,11 +60,8 @@ func decide(f *facts) *decision {
 			d.status.Window.Until = &until
 		}
 	}
-	// While the server asks whether units may start, the former conditions stay.
-	if !f.asking || len(d.start) == 0 {
-		d.status.ObservedGeneration = r.Generation
-		d.setConditions(f, &choice)
-	}
+	d.status.ObservedGeneration = r.Generation
+	d.setConditions(f, &choice)
 	return d
 }
 

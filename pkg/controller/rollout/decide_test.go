@@ -14,8 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/rollout/next"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -131,19 +133,23 @@ func TestGoalOfDoneNode(t *testing.T) {
 
 // TestConditionsStayWhileAsking: the server does not know yet whether a unit may start.
 func TestConditionsStayWhileAsking(t *testing.T) {
-	for asking, want := range map[bool]string{true: v1alpha1.ReasonIdle, false: v1alpha1.ReasonRolling} {
+	c := &Controller{queue: loop.NewQueue(loop.Config[string]{Name: "test", Clock: clock.RealClock{}})}
+	t.Cleanup(c.queue.ShutDown)
+	for failing, want := range map[*loop.Failure]string{nil: v1alpha1.ReasonIdle, {}: v1alpha1.ReasonRolling} {
 		now := time.Now()
-		f := &facts{asking: asking, rollout: next.Rollout{Members: []next.Member{{Node: "a"}}, Object: newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+		r := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
 			r.Generation, r.Status.ObservedGeneration = 2, 1
 			r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonIdle}}
-		})}}
+		})
+		f := &facts{asking: true, failing: failing, rollout: next.Rollout{Members: []next.Member{{Node: "a"}}, Object: r}}
 		f.cluster = next.NewCluster(next.Facts{
 			Now: now, Nodes: []next.Node{next.NewNode(newNode("a"), nil, 0, now)}, MaxUnavailablePercent: 100, Exists: func(string) bool { return false },
 		})
 		d := decide(f)
 		is.Equal(t, len(d.start), 1, "units to start")
+		is.Equal(t, len(must.Get(c.confirm(t.Context(), r, f, d))(t)), 0, "units that start")
 		is.Equal(t, d.status.Conditions[0].Reason, want)
-		is.Equal(t, d.status.ObservedGeneration == 2, !asking, "the generation is observed")
+		is.Equal(t, d.status.ObservedGeneration == 2, failing != nil, "the generation is observed")
 	}
 }
 
