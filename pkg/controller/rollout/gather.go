@@ -92,7 +92,7 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 	f.cluster = c.clusterOf(f, nodes, tasks)
 	if r.Spec.Stage == v1alpha1.RolloutStageRoll {
 		f.rollout.NotAuthorized = c.notAuthorized(ctx, f)
-		f.rollout.Contradiction = c.contradiction(f)
+		f.rollout.Contradiction = func() string { return c.contradiction(f) }
 	}
 	var wait time.Duration
 	if f.failing, wait = c.problems.Of(r.Name); wait > 0 {

@@ -67,9 +67,15 @@ func (c *Controller) rolloutChanged(old, r *v1alpha1.NodeMaintenanceRollout) {
 	}
 }
 
+// isOver reports whether a rollout was completed and none of its units runs. The periodic resync is
+// enough for its counters.
+func isOver(r *v1alpha1.NodeMaintenanceRollout) bool {
+	return r.Spec.Stage == v1alpha1.RolloutStageComplete && len(r.Status.Current) == 0
+}
+
 func (c *Controller) nodeChanged(change selection.NodeChange) {
 	if change.Old == nil || change.New == nil || !sameNode(change.Old, change.New) {
-		c.enqueueAll()
+		c.enqueueIf(func(r *v1alpha1.NodeMaintenanceRollout) bool { return !isOver(r) })
 	}
 }
 

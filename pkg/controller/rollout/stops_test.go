@@ -77,6 +77,20 @@ func TestStops(t *testing.T) {
 	}
 }
 
+// TestNodesOfAnOverRollout: no event of a node causes a sync of a rollout that is over.
+func TestNodesOfAnOverRollout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Stage = v1alpha1.RolloutStageComplete }))
+		w.start()
+		w.untilReason(v1alpha1.ReasonStopped)
+		w.rest(time.Minute)
+		must.Get(w.host.CoreV1().Nodes().Create(t.Context(), newNode("b"), metav1.CreateOptions{}))(t)
+		w.rest(5 * time.Minute)
+		is.Equal(t, w.rollout().Status.Nodes.Total, 1, "nodes before the resync")
+		w.until("the resync", time.Second, func() bool { return w.rollout().Status.Nodes.Total == 2 })
+	})
+}
+
 func TestStopsDrainsPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newRollout())

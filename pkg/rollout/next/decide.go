@@ -55,8 +55,9 @@ type Rollout struct {
 	Attempts []*v1alpha1.NodeMaintenance
 	// NotAuthorized says why the requester may not maintain the nodes; "" if they may.
 	NotAuthorized string
-	// Contradiction says which other rollout undoes what this one does; "" if none does.
-	Contradiction string
+	// Contradiction says which other rollout undoes what this one does; "" if none does. It may be
+	// nil, and is not called for a rollout that is over, has halted or is held.
+	Contradiction func() string
 }
 
 // Decision is what a rollout does next, and how far it is.
