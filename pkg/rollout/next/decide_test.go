@@ -368,6 +368,14 @@ func TestProgressing(t *testing.T) {
 		"held":                      {1, []change{held24, closed}, "Held", `Hold ceph by user "ann": rebuild`, v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"contradiction":             {1, []change{contradicted}, "Held", "Rollout x", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"closed":                    {1, []change{closed, refused}, "OutsideWindow", "opens at 2026-11-28T22:00:00Z", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
+		"closed, blocked": {
+			1, []change{closed, refused, attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute))}, "NodesBlocked", "No unit can start: n0", v1alpha1.RolloutNodes{Total: 1, Blocked: 1},
+		},
+		"closed, skipped": {1, []change{closed, refused, node("n0", cordoned)}, "NodesSkipped", "Only skipped units are left", v1alpha1.RolloutNodes{Total: 1, Skipped: 1}},
+		"closed, blocked and waiting": {
+			2, []change{closed, attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute))}, "OutsideWindow", "opens at", v1alpha1.RolloutNodes{Total: 2, Waiting: 1, Blocked: 1},
+		},
+		"closed, runs": {1, []change{closed, attempts(attempt("n0", "")), runs("Draining", "n0")}, "OutsideWindow", "", v1alpha1.RolloutNodes{Total: 1, Running: 1}},
 		"never opens": {1, []change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) {
 			s.Windows = []v1alpha1.RolloutWindow{{Schedule: "0 0 30 2 *", Duration: metav1.Duration{Duration: time.Hour}}}
 		})}, "OutsideWindow", "No window opens any more", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},

@@ -44,6 +44,8 @@ func (d *decider) stop() {
 		set(v1alpha1.ReasonHeld, "%s", d.Contradiction())
 	case err != nil:
 		set(v1alpha1.ReasonOutsideWindow, "the server cannot read %v", err)
+	case !windows.Open && !isBusy && len(d.order()) == 0:
+		// No window lets the units start that are left: progress says why.
 	case !windows.Open && windows.Until.IsZero():
 		set(v1alpha1.ReasonOutsideWindow, "no window opens any more")
 	case !windows.Open:
