@@ -1732,7 +1732,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 					},
 					"lastProgressTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "lastProgressTimestamp is the time of the last progress in stage Drain: more pods than ever before have left a node, or are about to because an evacuator reported or a pod was terminating within its grace period, of which at most --long-grace counts; a wave opened; or nodes came or went. Unset before stage Drain.",
+							Description: "lastProgressTimestamp is the time of the last progress in stage Drain: more pods than ever before have left a node, or are about to because an evacuator reported or a pod was terminating within its grace period, of which at most --long-grace counts; a wave opened; or nodes came or went. The end of a pause counts as progress in every stage. Unset before stage Drain otherwise.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},

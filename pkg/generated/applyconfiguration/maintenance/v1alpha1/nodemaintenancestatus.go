@@ -29,7 +29,8 @@ type NodeMaintenanceStatusApplyConfiguration struct {
 	// lastProgressTimestamp is the time of the last progress in stage Drain: more pods than ever
 	// before have left a node, or are about to because an evacuator reported or a pod was
 	// terminating within its grace period, of which at most --long-grace counts; a wave opened; or
-	// nodes came or went. Unset before stage Drain.
+	// nodes came or went. The end of a pause counts as progress in every stage. Unset before stage
+	// Drain otherwise.
 	LastProgressTimestamp *metav1.Time `json:"lastProgressTimestamp,omitempty"`
 	// newestNodeTimestamp is the metadata.creationTimestamp of the newest node in the cluster when
 	// the maintenance left stage Idle. Nodes that were created later are new nodes, see
