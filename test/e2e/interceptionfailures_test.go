@@ -104,30 +104,11 @@ func TestEvictionsPassWithoutALeader(t *testing.T) {
 // waits until the server leads.
 func refuseRenewals(t *testing.T) (restore func()) {
 	t.Helper()
-	name := framework.Name("no-renewals")
-	admission := cluster.As(t).Kube.AdmissionregistrationV1()
-	must.Get(admission.ValidatingAdmissionPolicies().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
-			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{
-				RuleWithOperations: admissionregistrationv1.RuleWithOperations{
-					Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Update},
-					Rule:       admissionregistrationv1.Rule{APIGroups: []string{"coordination.k8s.io"}, APIVersions: []string{"v1"}, Resources: []string{"leases"}},
-				},
-			}}},
-			MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "by-the-server", Expression: fmt.Sprintf("request.userInfo.username == %q", serverUser)}},
-			Validations:     []admissionregistrationv1.Validation{{Expression: "false", Message: "not today"}},
-		},
-	}, metav1.CreateOptions{}))(t)
-	must.Get(admission.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: name, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
-		},
-	}, metav1.CreateOptions{}))(t)
+	allow := refuse(t, admissionregistrationv1.Update,
+		admissionregistrationv1.Rule{APIGroups: []string{"coordination.k8s.io"}, APIVersions: []string{"v1"}, Resources: []string{"leases"}},
+		fmt.Sprintf("request.userInfo.username == %q", serverUser))
 	return func() {
-		must.Do(t, admission.ValidatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
-		must.Do(t, admission.ValidatingAdmissionPolicies().Delete(t.Context(), name, metav1.DeleteOptions{}))
+		allow()
 		allowed := time.Now()
 		framework.Until(t, "the server leads", cluster.As(t).Kube.CoordinationV1().Leases("haulout-system"), "haulout-apiserver",
 			func(lease *coordinationv1.Lease) bool { return lease.Spec.RenewTime.After(allowed) })

@@ -12,7 +12,6 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,28 +141,9 @@ func TestPausedSurgeRemovesNoPod(t *testing.T) {
 // refuseEvictions refuses all evictions in a namespace, until the returned function is called.
 func refuseEvictions(t *testing.T, namespace, pod string) (allow func()) {
 	t.Helper()
-	admission := cluster.As(t).Kube.AdmissionregistrationV1()
-	must.Get(admission.ValidatingAdmissionPolicies().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: namespace},
-		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
-			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{
-				RuleWithOperations: admissionregistrationv1.RuleWithOperations{
-					Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
-					Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
-				},
-			}}},
-			Validations: []admissionregistrationv1.Validation{{Expression: "false", Message: "not today", Reason: ptr.To(metav1.StatusReasonForbidden)}},
-		},
-	}, metav1.CreateOptions{}))(t)
-	must.Get(admission.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: namespace},
-		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: namespace, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
-			MatchResources: &admissionregistrationv1.MatchResources{NamespaceSelector: &metav1.LabelSelector{
-				MatchLabels: map[string]string{corev1.LabelMetadataName: namespace},
-			}},
-		},
-	}, metav1.CreateOptions{}))(t)
+	remove := refuse(t, admissionregistrationv1.Create,
+		admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
+		fmt.Sprintf("request.namespace == %q", namespace))
 	refuses := func(want bool) {
 		framework.Eventually(t, fmt.Sprintf("the policy refuses evictions: %t", want), func(ctx context.Context) (bool, error) {
 			err := cluster.As(t).Kube.PolicyV1().Evictions(namespace).Evict(ctx, &policyv1.Eviction{
@@ -175,20 +155,50 @@ func refuseEvictions(t *testing.T, namespace, pod string) (allow func()) {
 			return !want && err == nil, err
 		})
 	}
-	remove := func(ctx context.Context) {
+	refuses(true)
+	return func() {
+		remove()
+		refuses(false)
+	}
+}
+
+// refuse refuses the requests that match a rule and a condition in CEL, until the returned function
+// is called, or the test ends.
+func refuse(
+	t *testing.T, operation admissionregistrationv1.OperationType, rule admissionregistrationv1.Rule, condition string,
+) (allow func()) {
+	t.Helper()
+	name := framework.Name("refused")
+	admission := cluster.As(t).Kube.AdmissionregistrationV1()
+	allow = func() {
+		ctx := context.WithoutCancel(t.Context())
 		for _, err := range []error{
-			admission.ValidatingAdmissionPolicyBindings().Delete(ctx, namespace, metav1.DeleteOptions{}),
-			admission.ValidatingAdmissionPolicies().Delete(ctx, namespace, metav1.DeleteOptions{}),
+			admission.ValidatingAdmissionPolicyBindings().Delete(ctx, name, metav1.DeleteOptions{}),
+			admission.ValidatingAdmissionPolicies().Delete(ctx, name, metav1.DeleteOptions{}),
 		} {
 			is.True(t, err == nil || apierrors.IsNotFound(err), "remove the policy: %v", err)
 		}
 	}
-	t.Cleanup(func() { remove(context.WithoutCancel(t.Context())) })
-	refuses(true)
-	return func() {
-		remove(t.Context())
-		refuses(false)
-	}
+	t.Cleanup(allow)
+	must.Get(admission.ValidatingAdmissionPolicies().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{
+				RuleWithOperations: admissionregistrationv1.RuleWithOperations{
+					Operations: []admissionregistrationv1.OperationType{operation}, Rule: rule,
+				},
+			}}},
+			MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "condition", Expression: condition}},
+			Validations:     []admissionregistrationv1.Validation{{Expression: "false", Message: "not today", Reason: ptr.To(metav1.StatusReasonForbidden)}},
+		},
+	}, metav1.CreateOptions{}))(t)
+	must.Get(admission.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: name, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+		},
+	}, metav1.CreateOptions{}))(t)
+	return allow
 }
 
 func hasTurn(e *v1alpha1.Evacuation) bool {

@@ -65,12 +65,13 @@ var bound = []right{
 
 // unused has the permissions that TestRights does not test, each with its only use.
 var unused = map[string]string{
-	"delete pods.":                 "only for an eviction that was interrupted: TestInterruptedEvictionIsFinished",
-	"read persistentvolumeclaims.": "only while a pod waits for a volume: TestDaemonSetPodWaitsUntilVolumesAreReleased",
-	"read jobs.batch":              "only for the preview of a drain of pods of Jobs",
-	"read persistentvolumes.":      "as persistentvolumeclaims",
-	"patch events.events.k8s.io":   "only for a repeated event: client-go",
-	"patch flowschemas/status.flowcontrol.apiserver.k8s.io":                 "only for a schema whose level is missing",
+	"delete pods.":                                          "only for an eviction that was interrupted: TestInterruptedEvictionIsFinished",
+	"read persistentvolumeclaims.":                          "only while a pod waits for a volume: TestDaemonSetPodWaitsUntilVolumesAreReleased",
+	"read jobs.batch":                                       "only for the preview of a drain of pods of Jobs",
+	"read persistentvolumes.":                               "as persistentvolumeclaims",
+	"patch events.events.k8s.io":                            "only for a repeated event: client-go",
+	"patch horizontalpodautoscalers.autoscaling":            "only for an autoscaler with metrics, which the cluster does not serve",
+	"patch flowschemas/status.flowcontrol.apiserver.k8s.io": "only for a schema whose level is missing",
 	"patch prioritylevelconfigurations/status.flowcontrol.apiserver.k8s.io": "only for a changed level",
 }
 

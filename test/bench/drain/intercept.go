@@ -35,7 +35,7 @@ const (
 // webhookCost measures Haulout's evictions without and with the webhook by turns, because single
 // drains differ more than the webhook costs. The evictions are dry runs, one after another.
 func (c *cluster) webhookCost(ctx context.Context, s settings) ([]pair, error) {
-	if err := c.prepare(ctx, newWorkload(noBudgets, s)); err != nil {
+	if err := c.prepare(ctx, newWorkload(oneBudget, s)); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTime, fmt.Errorf("not measured within %v", setupTime))
