@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,7 +77,12 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 		}
 	}
 	r.Summaries = summarize(r.Drains, s.workloads, s.contenders)
-	r.Goals = judgeGoals(r.Summaries)
+	if slices.Contains(s.contenders, maintenance) {
+		if r.Webhook, err = c.webhookCost(ctx, s); err != nil {
+			return fmt.Errorf("measure the webhook: %w", err)
+		}
+	}
+	r.Goals = judgeGoals(r.Summaries, r.Webhook)
 	return r.publish(out, s.json)
 }
 
@@ -118,7 +124,7 @@ func (c *cluster) measure(ctx context.Context, s settings, w workload, r *result
 		return err
 	}
 	begins := map[string]func(context.Context) (end func(context.Context) error, err error){
-		badInput: c.disturb, withWebhook: c.intercept, drainPoolWebhook: c.intercept,
+		badInput: c.disturb, drainPoolWebhook: c.intercept,
 	}
 	if begin := begins[r.Contender]; begin != nil {
 		end, beginErr := begin(ctx)

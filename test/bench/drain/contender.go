@@ -34,8 +34,6 @@ const (
 	// badInput is the contender maintenance while the server also processes bad input about other
 	// pods on other nodes.
 	badInput = "maintenance-bad-input"
-	// withWebhook is the contender maintenance while eviction interception is installed.
-	withWebhook = "maintenance-webhook"
 	// drainPoolWebhook is the contender drain-pool while eviction interception is installed: the
 	// pods of Deployments are replaced before they leave. It takes minutes for each workload.
 	drainPoolWebhook = "drain-pool-webhook"
@@ -44,7 +42,7 @@ const (
 )
 
 var (
-	defaultContenders = []string{drainPool, drainNodes, bareLoop, maintenance, withWebhook, noSurge, badInput}
+	defaultContenders = []string{drainPool, drainNodes, bareLoop, maintenance, noSurge, badInput}
 	contenderNames    = append(slices.Clone(defaultContenders), drainPoolWebhook)
 )
 
@@ -68,7 +66,7 @@ func (c *cluster) drain(ctx context.Context, contender string, s settings) (effo
 		return c.drainEachNode(ctx, s.timeout)
 	case bareLoop:
 		return c.runLoop(ctx, s)
-	case maintenance, withWebhook, noSurge, badInput:
+	case maintenance, noSurge, badInput:
 		return effort{}, c.maintain(ctx)
 	default:
 		return effort{}, fmt.Errorf("unknown contender %q", contender)

@@ -90,7 +90,8 @@ func readSettings(args []string) (settings, error) {
 		"number of repetitions; the order of the contenders changes each time, and the table shows medians")
 	flags.StringVar(&workloads, "workloads", strings.Join(workloadNames, ","), "workloads, separated by commas")
 	flags.StringVar(&contenders, "contenders", strings.Join(defaultContenders, ","),
-		"contenders, separated by commas, in the order of the first repetition; the default is all except "+drainPoolWebhook)
+		"contenders, separated by commas, in the order of the first repetition; the default is all except "+drainPoolWebhook+
+			". With "+maintenance+", the command also measures what the webhook of eviction interception costs")
 	flags.DurationVar(&s.timeout, "timeout", 15*time.Minute, "timeout of a drain")
 	flags.DurationVar(
 		&s.patience,

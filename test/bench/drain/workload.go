@@ -94,7 +94,7 @@ func (w workload) watched() []policyv1.PodDisruptionBudget {
 // isHopeless reports whether a contender can never drain the workload: the budgets allow no
 // disruption, and the contender does not start replacements first.
 func (w workload) isHopeless(contender string) bool {
-	replacesFirst := []string{maintenance, withWebhook, badInput, drainPoolWebhook}
+	replacesFirst := []string{maintenance, badInput, drainPoolWebhook}
 	return w.name == singleReplicas && !slices.Contains(replacesFirst, contender)
 }
 
