@@ -70,6 +70,9 @@ var rolloutGoldens = map[string]golden{
 	"hold-less":      {line: "rollout hold kernel-6-12 --reason=rebuild", objects: []runtime.Object{rollout(heldBy("alice"), holdsDrains)}},
 	"hold-other":     {line: "rollout hold kernel-6-12 --reason=freeze", objects: []runtime.Object{rollout(heldBy("alice"))}},
 	"hold-renamed":   {line: "rollout hold kernel-6-12 --reason=freeze --name=alice -o jsonpath={.spec.holds[*].stops}", objects: []runtime.Object{rollout(heldBy("alice"), holdsDrains)}},
+	"hold-over":      {line: "rollout hold kernel-6-12 --reason=freeze -o jsonpath={.spec.holds}", objects: []runtime.Object{rollout(heldBy("alice"), holdIsOver)}},
+	"hold-later":     {line: "rollout hold kernel-6-12 --reason=rebuild -o jsonpath={.spec.holds}", objects: []runtime.Object{rollout(heldBy("alice"), holdIsLater)}},
+	"hold-not-begun": {line: "rollout hold kernel-6-12 --reason=freeze", objects: []runtime.Object{rollout(heldBy("alice"), holdIsLater)}},
 	"hold-no-reason": {line: "rollout hold kernel-6-12", objects: rolling()},
 	"hold-complete":  {line: "rollout hold kernel-6-12 --reason=x", objects: []runtime.Object{rollout(stopped)}},
 	"hold-forbidden": {line: "rollout hold kernel-6-12 --reason=x", objects: rolling(), arrange: forbid("patch", "nodemaintenancerollouts")},
@@ -80,12 +83,14 @@ var rolloutGoldens = map[string]golden{
 	"unhold":         {line: "rollout resume kernel-6-12", objects: []runtime.Object{rollout(heldBy("alice"))}},
 	"unhold-left":    {line: "rollout resume kernel-6-12", objects: []runtime.Object{rollout(heldBy("alice", "bob"))}},
 	"unhold-others":  {line: "rollout resume kernel-6-12", objects: []runtime.Object{rollout(heldBy("bob"))}},
+	"unhold-over":    {line: "rollout resume kernel-6-12 --name=bob", objects: []runtime.Object{rollout(heldBy("alice", "bob"), holdIsOver)}},
 	"unhold-named":   {line: "rollout resume kernel-6-12 --name=bob", objects: []runtime.Object{rollout(heldBy("bob"))}},
 	"unhold-unknown": {line: "rollout resume kernel-6-12 --name=ann", objects: []runtime.Object{rollout(heldBy("bob"))}},
 	"unhold-none":    {line: "rollout resume kernel-6-12", objects: rolling()},
 
 	"run-now":           {line: "rollout run-now kernel-6-12 --for=2h -o jsonpath={.spec.windows}", objects: []runtime.Object{rollout(closed)}},
 	"run-now-held":      {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(closed, heldBy("bob"))}},
+	"run-now-over":      {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(closed, heldBy("bob"), holdIsOver)}},
 	"run-now-idle":      {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(closed, idles)}},
 	"run-now-always":    {line: "rollout run-now kernel-6-12 --for=2h", objects: []runtime.Object{rollout(always)}},
 	"run-now-too-long":  {line: "rollout run-now kernel-6-12 --for=168h", objects: rolling()},
@@ -194,6 +199,14 @@ func stopped(r *v1alpha1.NodeMaintenanceRollout) {
 
 func holdsDrains(r *v1alpha1.NodeMaintenanceRollout) {
 	r.Spec.Holds[0].Stops = v1alpha1.RolloutHoldDrains
+}
+
+func holdIsOver(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Spec.Holds[0].Until = new(before(24 * time.Hour))
+}
+
+func holdIsLater(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Spec.Holds[0].From, r.Spec.Holds[0].Until = new(before(-24*time.Hour)), nil
 }
 
 // heldBy holds a rollout for users, each of which has a hold with the own name.

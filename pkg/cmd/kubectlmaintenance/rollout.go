@@ -25,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 	"haulout.dev/haulout/pkg/rollout/next"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
 func (e *environment) newRolloutCommand() *cobra.Command {
@@ -110,6 +111,10 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 			return map[string]any{"holds": append(holds, hold)}, nil
 		}
 		old := &holds[at]
+		if old.Until != nil && !old.Until.After(e.now()) {
+			*old = hold // a hold that is over stops nothing
+			return map[string]any{"holds": holds}, nil
+		}
 		if old.Reason != hold.Reason && !named {
 			// Several people may use the same account.
 			return nil, fmt.Errorf("%s has a hold with your user name: %s. To add another hold: --name=NAME; to change this one: --name=%s",
@@ -118,10 +123,10 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 		if old.Stops == v1alpha1.RolloutHoldDrains {
 			hold.Stops = old.Stops // only resume ends what a hold stops
 		}
-		if old.Reason == hold.Reason && old.Stops == hold.Stops {
+		if begun := old.From == nil || !old.From.After(e.now()); begun && old.Reason == hold.Reason && old.Stops == hold.Stops {
 			return nil, nil
 		}
-		old.Reason, old.Stops = hold.Reason, hold.Stops
+		old.Reason, old.Stops, old.From = hold.Reason, hold.Stops, nil // it applies from now on
 		return map[string]any{"holds": holds}, nil
 	})
 	if err == nil && !o.dryRun.isOn() {
@@ -178,8 +183,8 @@ func (e *environment) removeHolds(ctx context.Context, o *waitOptions, name, hol
 		}
 		return nil, fmt.Errorf("no hold of %s is yours (%s): %s. To remove one of them: --name", name, user, e.holds(left))
 	})
-	if err == nil && len(left) > 0 {
-		e.screen(e.ErrOut).Printf("It is still held: %s", e.holds(left))
+	if active := window.HoldsAt(left, e.now()).Active; err == nil && len(active) > 0 {
+		e.screen(e.ErrOut).Printf("It is still held: %s", e.holds(active))
 	}
 	return err
 }
@@ -230,14 +235,15 @@ func (e *environment) runNow(ctx context.Context, o *waitOptions, name string, l
 		windows = append(windows, v1alpha1.RolloutWindow{Start: &start, Duration: metav1.Duration{Duration: length + clockSkew}})
 		return map[string]any{"windows": windows}, nil
 	})
-	switch {
-	case err != nil:
-	case written.Spec.Stage == v1alpha1.RolloutStageIdle:
-		e.screen(e.ErrOut).Printf("Note: it is in stage Idle, in which no unit starts.")
-	case len(written.Spec.Holds) > 0:
-		e.screen(e.ErrOut).Printf("Note: it is held: %s", e.holds(written.Spec.Holds))
+	if err != nil {
+		return err
 	}
-	return err
+	if written.Spec.Stage == v1alpha1.RolloutStageIdle {
+		e.screen(e.ErrOut).Printf("Note: it is in stage Idle, in which no unit starts.")
+	} else if active := window.HoldsAt(written.Spec.Holds, e.now()).Active; len(active) > 0 {
+		e.screen(e.ErrOut).Printf("Note: it is held: %s", e.holds(active))
+	}
+	return nil
 }
 
 func (e *environment) newStopCommand() *cobra.Command {
