@@ -84,6 +84,7 @@ var rolloutGoldens = map[string]golden{
 	"unhold-left":    {line: "rollout resume kernel-6-12", objects: []runtime.Object{rollout(heldBy("alice", "bob"))}},
 	"unhold-others":  {line: "rollout resume kernel-6-12", objects: []runtime.Object{rollout(heldBy("bob"))}},
 	"unhold-over":    {line: "rollout resume kernel-6-12 --name=bob", objects: []runtime.Object{rollout(heldBy("alice", "bob"), holdIsOver)}},
+	"unhold-several": {line: "rollout resume kernel-6-12", objects: []runtime.Object{rollout(heldBy("alice", "ceph", "bob"), sharedAccount)}},
 	"unhold-named":   {line: "rollout resume kernel-6-12 --name=bob", objects: []runtime.Object{rollout(heldBy("bob"))}},
 	"unhold-unknown": {line: "rollout resume kernel-6-12 --name=ann", objects: []runtime.Object{rollout(heldBy("bob"))}},
 	"unhold-none":    {line: "rollout resume kernel-6-12", objects: rolling()},
@@ -207,6 +208,11 @@ func holdIsOver(r *v1alpha1.NodeMaintenanceRollout) {
 
 func holdIsLater(r *v1alpha1.NodeMaintenanceRollout) {
 	r.Spec.Holds[0].From, r.Spec.Holds[0].Until = new(before(-24*time.Hour)), nil
+}
+
+// sharedAccount makes the second hold one of the user of the first one.
+func sharedAccount(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Spec.Holds[1].By = r.Spec.Holds[0].By
 }
 
 // heldBy holds a rollout for users, each of which has a hold with the own name.

@@ -111,8 +111,8 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 			return map[string]any{"holds": append(holds, hold)}, nil
 		}
 		old := &holds[at]
-		if old.Until != nil && !old.Until.After(e.now()) {
-			*old = hold // a hold that is over stops nothing
+		if e.isOverHold(old) {
+			*old = hold
 			return map[string]any{"holds": holds}, nil
 		}
 		if old.Reason != hold.Reason && !named {
@@ -140,6 +140,11 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 	return err
 }
 
+// isOverHold reports whether a hold has ended, and so stops nothing.
+func (e *environment) isOverHold(h *v1alpha1.RolloutHold) bool {
+	return h.Until != nil && !h.Until.After(e.now())
+}
+
 // holdName makes a DNS label of the name of a user; "" if there is no letter to make it of.
 func holdName(user string) string {
 	name := title(user)
@@ -149,9 +154,10 @@ func holdName(user string) string {
 func (e *environment) newRolloutResumeCommand() *cobra.Command {
 	var hold string
 	cmd := &cobra.Command{
-		Use: "resume NAME", Short: "Remove your holds of a rollout", SuggestFor: []string{"unhold", "release", "continue"},
-		Long: `Remove your holds of a rollout, or the one with --name. The rollout continues when no hold is left. To remove the
-hold of another user you need the right to maintain the nodes of the rollout.`,
+		Use: "resume NAME", Short: "Remove your hold of a rollout", SuggestFor: []string{"unhold", "release", "continue"},
+		Long: `Remove your hold of a rollout, or the one with --name, which is needed if your user name has several. The rollout
+continues when no hold is left. To remove the hold of another user you need the right to maintain the nodes of the
+rollout.`,
 		Example: `  kubectl maintenance rollout resume kernel-6-12`,
 	}
 	cmd.Flags().StringVar(&hold, "name", "", "Remove the hold with this name.")
@@ -170,12 +176,15 @@ func (e *environment) removeHolds(ctx context.Context, o *waitOptions, name, hol
 	}
 	var left []v1alpha1.RolloutHold
 	_, err := e.changeRollout(ctx, o, name, func(r *v1alpha1.NodeMaintenanceRollout) (map[string]any, error) {
-		left = slices.DeleteFunc(slices.Clone(r.Spec.Holds), func(h v1alpha1.RolloutHold) bool {
-			return hold != "" && h.Name == hold || hold == "" && h.By == user
-		})
+		isMeant := func(h v1alpha1.RolloutHold) bool { return hold != "" && h.Name == hold || hold == "" && h.By == user }
+		left = slices.DeleteFunc(slices.Clone(r.Spec.Holds), isMeant)
+		meant := slices.DeleteFunc(slices.Clone(r.Spec.Holds), func(h v1alpha1.RolloutHold) bool { return !isMeant(h) || e.isOverHold(&h) })
 		switch {
 		case len(r.Spec.Holds) == 0:
 			return nil, nil
+		case len(meant) > 1:
+			// Several people may use the same account.
+			return nil, fmt.Errorf("%d holds of %s have your user name (%s): %s. To remove one of them: --name", len(meant), name, user, e.holds(meant))
 		case len(left) < len(r.Spec.Holds):
 			return map[string]any{"holds": left}, nil
 		case hold != "":
