@@ -322,7 +322,7 @@ func TestBlockedUnitIsTriedAgain(t *testing.T) {
 		is.Equal(t, w.maintenance("kernel-a-1").Annotations[v1alpha1.AnnotationWithdrawn], next.WithdrawnBlocked)
 		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 2, Done: 1, Blocked: 1})
 		told := strings.Join(w.told(), "\n")
-		is.True(t, strings.Contains(told, "UnitBlocked: The drain of unit a made no progress: "+v1alpha1.ReasonDrainBlocked+": Pod shop/db-0 stays. The unit"), "no event:\n%s", told)
+		is.True(t, strings.Contains(told, "UnitBlocked: Unit a was not ready for a worker in time: "+v1alpha1.ReasonDrainBlocked+": Pod shop/db-0 stays. The unit"), "no event:\n%s", told)
 		withdrawn := v1alpha1.StageEntered(w.maintenance("kernel-a-1"), v1alpha1.NodeMaintenanceStageComplete)
 		w.until("the second attempt", time.Second, func() bool { return w.maintenance("kernel-a-2") != nil })
 		waited := time.Since(withdrawn)

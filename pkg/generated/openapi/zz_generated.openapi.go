@@ -1438,7 +1438,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutSpec(ref common.
 					},
 					"progressDeadlineSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "progressDeadlineSeconds is the time in seconds after which a drain without movement is withdrawn, to be tried again later. From 60 to 604800; the default is 3600. A drain that waits for pods to complete moves.",
+							Description: "progressDeadlineSeconds is the time in seconds after which a unit is withdrawn, to be tried again later, whose drain does not move, or which has no pod left to drain and cannot be offered to a worker. From 60 to 604800; the default is 3600. A drain that waits for pods to complete moves.",
 							Default:     3600,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -3147,7 +3147,7 @@ func schema_pkg_apis_maintenance_v1alpha1_RolloutNodes(ref common.ReferenceCallb
 					},
 					"blocked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "blocked is the number of nodes whose drain was withdrawn and is tried again later.",
+							Description: "blocked is the number of nodes whose unit was withdrawn and is tried again later.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",

@@ -420,7 +420,7 @@ func TestProgressing(t *testing.T) {
 		},
 		"blocked": {
 			2, []change{attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute), attempt("n1", "Done"))}, "NodesBlocked",
-			"No unit can start: n0: its drain was withdrawn; it is tried again at 2026-11-28T00:09:00Z", v1alpha1.RolloutNodes{Total: 2, Blocked: 1, Done: 1},
+			"No unit can start: n0: it was withdrawn; it is tried again at 2026-11-28T00:09:00Z", v1alpha1.RolloutNodes{Total: 2, Blocked: 1, Done: 1},
 		},
 		"a failure that is allowed, and a blocked unit": {
 			2, append(failed, attempts(ended(attempt("n1", WithdrawnBlocked), time.Minute)), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })),

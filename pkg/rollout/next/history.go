@@ -19,7 +19,8 @@ const (
 	// WithdrawnDone means that the work is done on the nodes that are left, although others of the
 	// unit no longer exist. All other values mean that work is left.
 	WithdrawnDone = "Done"
-	// WithdrawnBlocked means that the drain did not move for the deadline. It is tried again later.
+	// WithdrawnBlocked means that the drain did not move for the deadline, or that no worker could
+	// be offered the nodes for that long. It is tried again later.
 	WithdrawnBlocked = "Blocked"
 	// WithdrawnClosed means that the last open window closed. It is tried again in the next one.
 	WithdrawnClosed = "OutsideWindow"

@@ -110,7 +110,7 @@ func (d *decider) classify(u *Unit) {
 		if reason := d.skips(u); reason != "" {
 			u.state, u.message = skipped, reason
 		} else if retry := p.retry(); p.blocked > 0 && retry.After(d.cluster.Now) {
-			u.state, u.message = blocked, fmt.Sprintf("its drain was withdrawn; it is tried again at %s", clock(retry))
+			u.state, u.message = blocked, fmt.Sprintf("it was withdrawn; it is tried again at %s", clock(retry))
 			d.wake(retry)
 		}
 	}

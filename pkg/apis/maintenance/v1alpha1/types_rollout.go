@@ -99,8 +99,8 @@ const (
 	// ReasonAtLimit (Progressing=False of a NodeMaintenanceRollout): a limit keeps the next unit
 	// from starting, and no unit runs; the message names the nodes that are out.
 	ReasonAtLimit = "AtLimit"
-	// ReasonNodesBlocked (Progressing=False of a NodeMaintenanceRollout): only units whose drain
-	// was withdrawn are left. They start again later.
+	// ReasonNodesBlocked (Progressing=False of a NodeMaintenanceRollout): only units that were
+	// withdrawn are left. They start again later.
 	ReasonNodesBlocked = "NodesBlocked"
 	// ReasonNodesSkipped (Progressing=False of a NodeMaintenanceRollout): only nodes that the
 	// rollout skips are left; the message names them with the reasons.
@@ -196,9 +196,10 @@ type NodeMaintenanceRolloutSpec struct {
 	// +k8s:maxItems=16
 	Holds []RolloutHold `json:"holds,omitempty" protobuf:"bytes,7,rep,name=holds"`
 
-	// progressDeadlineSeconds is the time in seconds after which a drain without movement is
-	// withdrawn, to be tried again later. From 60 to 604800; the default is 3600. A drain that
-	// waits for pods to complete moves.
+	// progressDeadlineSeconds is the time in seconds after which a unit is withdrawn, to be tried
+	// again later, whose drain does not move, or which has no pod left to drain and cannot be
+	// offered to a worker. From 60 to 604800; the default is 3600. A drain that waits for pods to
+	// complete moves.
 	// +optional
 	// +default=3600
 	// +k8s:optional
@@ -417,7 +418,7 @@ type RolloutNodes struct {
 	// running is the number of nodes whose unit runs.
 	// +optional
 	Running int32 `json:"running" protobuf:"varint,4,opt,name=running"`
-	// blocked is the number of nodes whose drain was withdrawn and is tried again later.
+	// blocked is the number of nodes whose unit was withdrawn and is tried again later.
 	// +optional
 	Blocked int32 `json:"blocked" protobuf:"varint,5,opt,name=blocked"`
 	// failed is the number of nodes whose unit has failed.

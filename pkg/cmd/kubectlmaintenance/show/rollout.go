@@ -73,7 +73,7 @@ var rolloutActions = map[string]struct{ who, look, then string }{
 	v1alpha1.ReasonOutsideWindow: {"time, or a user who opens a window", lookAtRollout, "kubectl maintenance rollout run-now %s --for=2h"},
 	v1alpha1.ReasonNotAuthorized: {wording.Administrator + ", who can grant the rights or change the rollout", lookAtRollout, ""},
 	v1alpha1.ReasonAtLimit:       {wording.Administrator + ", who can return the named nodes to service or raise the limits", "kubectl get nodes", ""},
-	v1alpha1.ReasonNodesBlocked:  {"the owners of the pods that did not leave; the server tries again later", "kubectl get events -A --field-selector reason=UnitBlocked", ""},
+	v1alpha1.ReasonNodesBlocked:  {"the users who can remove what the events name; the server tries again later", "kubectl get events -A --field-selector reason=UnitBlocked", ""},
 	v1alpha1.ReasonNodesSkipped:  {wording.Administrator + ", who can do what the message names", "kubectl describe " + rollouts + " %s", ""},
 }
 
@@ -229,7 +229,7 @@ func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 		case why == next.WithdrawnNoWorker:
 			u.Phase, u.Message = v1alpha1.RolloutPhaseFailed, why+": no worker has claimed it in time"
 		case why == next.WithdrawnBlocked:
-			u.Phase, u.Message = phaseBlocked, "its drain did not move: see its event UnitBlocked"
+			u.Phase, u.Message = phaseBlocked, "it was not ready for a worker in time: see its event UnitBlocked"
 		case next.OutcomeOf(nm) == next.Released:
 			u.Phase, u.Message = phaseReleased, "a user has completed its maintenance"
 		default:

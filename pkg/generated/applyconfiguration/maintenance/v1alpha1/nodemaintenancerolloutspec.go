@@ -41,9 +41,10 @@ type NodeMaintenanceRolloutSpecApplyConfiguration struct {
 	// user who may not maintain the nodes of the rollout can add holds, and remove their own. At
 	// most 16.
 	Holds []RolloutHoldApplyConfiguration `json:"holds,omitempty"`
-	// progressDeadlineSeconds is the time in seconds after which a drain without movement is
-	// withdrawn, to be tried again later. From 60 to 604800; the default is 3600. A drain that
-	// waits for pods to complete moves.
+	// progressDeadlineSeconds is the time in seconds after which a unit is withdrawn, to be tried
+	// again later, whose drain does not move, or which has no pod left to drain and cannot be
+	// offered to a worker. From 60 to 604800; the default is 3600. A drain that waits for pods to
+	// complete moves.
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 	// soakSeconds is the time in seconds for which the nodes of a unit still count as out after
 	// they have returned to service. From 0 to 86400; the default is 0.

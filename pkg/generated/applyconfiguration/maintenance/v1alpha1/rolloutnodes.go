@@ -19,7 +19,7 @@ type RolloutNodesApplyConfiguration struct {
 	Waiting *int32 `json:"waiting,omitempty"`
 	// running is the number of nodes whose unit runs.
 	Running *int32 `json:"running,omitempty"`
-	// blocked is the number of nodes whose drain was withdrawn and is tried again later.
+	// blocked is the number of nodes whose unit was withdrawn and is tried again later.
 	Blocked *int32 `json:"blocked,omitempty"`
 	// failed is the number of nodes whose unit has failed.
 	Failed *int32 `json:"failed,omitempty"`
