@@ -54,6 +54,7 @@ var rolloutGoldens = map[string]golden{
 	"rollout-complete":  {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(complet)}},
 	"rollout-many":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(manyUnits)}},
 	"rollout-released":  {line: "rollout status kernel-6-12", objects: releasedUnits()},
+	"rollout-gone":      {line: "rollout status kernel-6-12", objects: goneUnits()},
 	"rollout-no-rights": {line: "rollout status kernel-6-12", objects: rolling(), arrange: forbid("list", "nodemaintenances")},
 	"rollout-watch":     {line: "rollout status --watch", objects: rolling(), arrange: becomes(complet)},
 	"rollout-watch-fails": {
@@ -322,6 +323,11 @@ func releasedUnits() []runtime.Object {
 	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 14}
 	return withAttempts(r, attempt("node-010", 1, string(next.Done)), attempt("node-005", 2, next.WithdrawnNoWorker),
 		attempt("node-006", 1, string(next.Released)))
+}
+
+// goneUnits returns a rollout of which a unit is blocked because its node had left for a while.
+func goneUnits() []runtime.Object {
+	return withAttempts(rollout(blocks), attempt("node-010", 1, string(next.Done)), attempt("node-001", 1, next.WithdrawnGone))
 }
 
 func task(node string, state v1alpha1.NodeTaskState, holder, by string, modify ...func(*v1alpha1.NodeTask)) *v1alpha1.NodeTask {

@@ -332,6 +332,25 @@ func TestBlockedUnitIsTriedAgain(t *testing.T) {
 	})
 }
 
+// TestUnitIsTriedAgainAfterItsNodesLeft removes the label of a node during its drain for a moment.
+func TestUnitIsTriedAgainAfterItsNodesLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newRollout())
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilPhase("a", v1alpha1.RolloutPhaseDraining)
+		w.relabel("a", "green")
+		w.until("the unit is withdrawn", time.Second, func() bool { return v1alpha1.IsDone(w.maintenance("kernel-a-1")) })
+		w.relabel("a", "blue")
+		w.untilReason(v1alpha1.ReasonNodesBlocked)
+		is.Equal(t, w.maintenance("kernel-a-1").Annotations[v1alpha1.AnnotationWithdrawn], next.WithdrawnGone)
+		told := strings.Join(w.told(), "\n")
+		is.True(t, strings.Contains(told, "UnitBlocked: The nodes of unit a were deleted, or left the rollout."), "no event:\n%s", told)
+		w.scripts["a"] = ""
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
 func TestReleasedUnitIsSkipped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newNode("a"), newRollout())

@@ -83,6 +83,9 @@ func (c *Controller) announceEnd(r *v1alpha1.NodeMaintenanceRollout, u *followed
 		case next.WithdrawnBlocked:
 			c.event(r, corev1.EventTypeWarning, EventUnitBlocked,
 				"%s. The unit is in service again, and is tried again later", join(fmt.Sprintf("Unit %s was not ready for a worker in time", unit.Unit), unit.Message))
+		case next.WithdrawnGone:
+			c.event(r, corev1.EventTypeWarning, EventUnitBlocked,
+				"The nodes of unit %s were deleted, or left the rollout. The unit is tried again later if they return", unit.Unit)
 		case next.WithdrawnNoWorker:
 			if unit.Phase != v1alpha1.RolloutPhaseFailed {
 				c.event(r, corev1.EventTypeWarning, EventUnitFailed, "Unit %s has failed: no worker has claimed it in time", unit.Unit)

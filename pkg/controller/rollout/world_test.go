@@ -318,6 +318,14 @@ func (w *world) cordon(node *corev1.Node, nm *v1alpha1.NodeMaintenance) {
 	must.Get(w.host.CoreV1().Nodes().Update(w.Context(), changed, metav1.UpdateOptions{}))(w)
 }
 
+// relabel moves a node to another pool.
+func (w *world) relabel(name, pool string) {
+	w.Helper()
+	node := must.Get(w.host.CoreV1().Nodes().Get(w.Context(), name, metav1.GetOptions{}))(w)
+	node.Labels["pool"] = pool
+	must.Get(w.host.CoreV1().Nodes().Update(w.Context(), node, metav1.UpdateOptions{}))(w)
+}
+
 // nodesOf returns the names in the selector of a maintenance that the controller has created.
 func nodesOf(nm *v1alpha1.NodeMaintenance) []string {
 	var names []string

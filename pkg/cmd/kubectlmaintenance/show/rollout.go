@@ -230,6 +230,9 @@ func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 			u.Phase, u.Message = v1alpha1.RolloutPhaseFailed, why+": no worker has claimed it in time"
 		case why == next.WithdrawnBlocked:
 			u.Phase, u.Message = phaseBlocked, "it was not ready for a worker in time: see its event UnitBlocked"
+		// If no node is blocked, its nodes have not returned.
+		case why == next.WithdrawnGone && f.Rollout.Status.Nodes.Blocked > 0:
+			u.Phase, u.Message = phaseBlocked, "its nodes had left the rollout"
 		case next.OutcomeOf(nm) == next.Released:
 			u.Phase, u.Message = phaseReleased, "a user has completed its maintenance"
 		default:
