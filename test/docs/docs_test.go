@@ -219,6 +219,10 @@ func TestRunbookHasEveryReasonOfRollouts(t *testing.T) {
 			}
 		}
 	}
+	// Drains have these reasons, too.
+	for _, reason := range []string{v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonProgressSyncFailed} {
+		is.True(t, slices.Contains(sections, strings.ToLower(reason)+"-of-a-rollout"), "docs/runbook.md has no section about %s of a rollout", reason)
+	}
 }
 
 func TestSecurityPageHasEveryRightOfTheServer(t *testing.T) {

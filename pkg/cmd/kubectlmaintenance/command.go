@@ -169,8 +169,8 @@ var exitCodes = []struct {
 		"blocked. The server continues"},
 	{exitBlocked, "a user must act. The --timeout passed, and the maintenance is stuck: its condition Progressing is False, or its STATUS " +
 		"is NoNodes, NotAuthorized or NotCordoned. For evacuate, the pod is blocked. For blockers and preview, they have found a " +
-		"problem. For rollout status, the rollout is halted or not authorized, or has nodes that have failed, are blocked or are " +
-		"skipped. Without --timeout, the commands go on waiting"},
+		"problem. For rollout status, the rollout is halted, not authorized or SyncFailed, or has nodes that have failed, are blocked or " +
+		"are skipped. Without --timeout, the commands go on waiting"},
 	{exitEnded, "the maintenance was completed or deleted, or the evacuation cancelled, or the offer of the node withdrawn, while the command waited for it"},
 	{exitPaused, "the --timeout passed while the maintenance was paused"},
 	{exitPodsKept, "the nodes are drained, but pods were kept running on purpose, such as those of a DaemonSet that would be recreated; the " +

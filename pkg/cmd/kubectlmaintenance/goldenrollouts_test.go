@@ -50,6 +50,7 @@ var rolloutGoldens = map[string]golden{
 	"rollout-never":     {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(never)}},
 	"rollout-skipped":   {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(skips)}},
 	"rollout-blocked":   {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(blocks)}},
+	"rollout-failing":   {line: "rollout status kernel-6-12", objects: []runtime.Object{failingRollout()}},
 	"rollout-full":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(full)}},
 	"rollout-complete":  {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(complet)}},
 	"rollout-many":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(manyUnits)}},
@@ -323,6 +324,14 @@ func releasedUnits() []runtime.Object {
 	r.Status.Current, r.Status.Nodes = nil, v1alpha1.RolloutNodes{Total: 20, Done: 14}
 	return withAttempts(r, attempt("node-010", 1, string(next.Done)), attempt("node-005", 2, next.WithdrawnNoWorker),
 		attempt("node-006", 1, string(next.Released)))
+}
+
+// failingRollout returns a rollout about which the server cannot decide.
+func failingRollout() *v1alpha1.NodeMaintenanceRollout {
+	r := rollout()
+	r.Status.Conditions[0].Status, r.Status.Conditions[0].Reason = metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed
+	r.Status.Conditions[0].Message = "The server cannot decide about the rollout; requests fail since 2026-11-21T09:52:00Z: list NodeTasks: forbidden"
+	return r
 }
 
 // goneUnits returns a rollout of which a unit is blocked because its node had left for a while.

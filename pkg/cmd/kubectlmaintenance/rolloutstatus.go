@@ -31,8 +31,8 @@ and the reason why no further unit starts, with the user or component that must 
 Without NAME, the command shows the only rollout that is not over. If there are several or none, it shows one line for
 each rollout. The time that the other nodes need is estimated from the pace of the last hour.
 
-The exit code is 3 if a user must act: the rollout is halted or not authorized, or has nodes that have failed, are
-blocked or are skipped. With --watch, the command redraws the lines until the rollout is complete, or stopped with no
+The exit code is 3 if a user must act: the rollout is halted, not authorized or SyncFailed, or has nodes that have
+failed, are blocked or are skipped. With --watch, the command redraws the lines until the rollout is complete, or stopped with no
 unit in work, or deleted.`,
 		Example: `  # Once
   kubectl maintenance rollout status kernel-6-12

@@ -44,7 +44,8 @@ func RolloutState(r *v1alpha1.NodeMaintenanceRollout) string {
 // that is true: they have failed, are blocked or are skipped.
 func NeedsUser(r *v1alpha1.NodeMaintenanceRollout) bool {
 	switch RolloutState(r) {
-	case v1alpha1.ReasonHalted, v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonNodesBlocked, v1alpha1.ReasonNodesSkipped:
+	case v1alpha1.ReasonHalted, v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonNodesBlocked, v1alpha1.ReasonNodesSkipped,
+		v1alpha1.ReasonProgressSyncFailed:
 		return true
 	}
 	n := r.Status.Nodes
@@ -75,6 +76,9 @@ var rolloutActions = map[string]struct{ who, look, then string }{
 	v1alpha1.ReasonAtLimit:       {wording.Administrator + ", who can return the named nodes to service or raise the limits", "kubectl get nodes", ""},
 	v1alpha1.ReasonNodesBlocked:  {"the users who can remove what the events name; the server tries again later", "kubectl get events -A --field-selector reason=UnitBlocked", ""},
 	v1alpha1.ReasonNodesSkipped:  {wording.Administrator + ", who can do what the message names", "kubectl describe " + rollouts + " %s", ""},
+	v1alpha1.ReasonProgressSyncFailed: {
+		wording.Administrator + ", who can remove the cause of the error", lookAtRollout, "",
+	},
 }
 
 // whoseMove names what or whom a unit waits for, by its phase.
