@@ -265,11 +265,11 @@ func TestHolds(t *testing.T) {
 		"add one to another's":      {roll(blue, hold("ceph", "ann", "r"), hold("x", "bob", "")), roll(blue, hold("ceph", "ann", "r")), ""},
 		"change one's own":          {roll(blue, hold("x", "bob", "new")), roll(blue, hold("x", "bob", "old")), ""},
 		"remove one's own":          {roll(blue), roll(blue, hold("x", "bob", "")), ""},
-		"remove another's":          {roll(blue), roll(blue, hold("ceph", "ann", "r")), `spec.holds[ceph]: was added by user "ann"; changing or removing it needs the right to maintain the nodes of the rollout`},
+		"remove another's":          {roll(blue), roll(blue, hold("ceph", "ann", "r")), `spec.holds[ceph]: was added by user "ann"; changing or removing it needs the right to maintain the nodes of the rollout and to assign its workers`},
 		"change another's":          {roll(blue, hold("ceph", "bob", "s")), roll(blue, hold("ceph", "ann", "r")), `spec.holds[ceph]: was added by user "ann"; changing or removing it needs`},
 		"remove one of nobody":      {roll(blue), roll(blue, hold("x", "", "")), `was added by user "unknown"`},
 		"add the last of one's own": {roll(blue, holds("bob", 4), hold("x", "ann", "")), roll(blue, holds("bob", 3), hold("x", "ann", "")), ""},
-		"add one too many":          {roll(blue, holds("bob", 5)), roll(blue, holds("bob", 4)), "spec.holds: a user who may not maintain the nodes of the rollout can have at most 4 holds"},
+		"add one too many":          {roll(blue, holds("bob", 5)), roll(blue, holds("bob", 4)), "spec.holds: a user who may not maintain the nodes of the rollout and assign its workers can have at most 4 holds"},
 		"add one to many others":    {roll(blue, holds("ann", 9), hold("x", "bob", "")), roll(blue, holds("ann", 9)), ""},
 		"remove one of too many":    {roll(blue, holds("bob", 5)), roll(blue, holds("bob", 6)), ""},
 		"with a label":              {roll(blue, hold("x", "bob", ""), func(r *maintenance.NodeMaintenanceRollout) { r.Labels = map[string]string{"a": "b"} }), roll(blue), "may not maintain"},
@@ -283,6 +283,12 @@ func TestHolds(t *testing.T) {
 	t.Run("the full right removes another's", func(t *testing.T) {
 		newFixture(t, onNodes("blue-1", "blue-2")).expect(roll(blue), roll(blue, hold("ceph", "ann", "r")), "")
 		newFixture(t, onNodes("blue-1", "blue-2")).expect(roll(blue, holds("bob", 5)), roll(blue, holds("bob", 4)), "")
+	})
+	t.Run("the right to the nodes alone does not", func(t *testing.T) {
+		g := onNodes("blue-1", "blue-2")
+		g.allowed = g.allowed[1:]
+		newFixture(t, g).expect(roll(blue), roll(blue, hold("ceph", "ann", "r")), `spec.holds[ceph]: was added by user "ann"`)
+		newFixture(t, g).expect(roll(blue, holds("bob", 5)), roll(blue, holds("bob", 4)), "can have at most 4 holds")
 	})
 }
 

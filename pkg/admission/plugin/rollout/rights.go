@@ -27,7 +27,7 @@ import (
 )
 
 // maxHoldsOfOne is how many of the 16 holds of a rollout a user may have who may not maintain its
-// nodes.
+// nodes or not assign its workers.
 const maxHoldsOfOne = 4
 
 // isGarbageCollection reports whether the garbage collector makes an update that only removes its
@@ -153,25 +153,23 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write
 		joining.Add(p.Rules, node.Name, node)
 	}
 	_, err := checker.Check(ctx, a, leaving, joining)
+	if err == nil && w.rollout != nil && w.rollout.Spec.Stage != maintenance.RolloutStageComplete {
+		if task := w.rollout.Spec.Template.Task; task != nil {
+			err = checker.CheckWorker(ctx, a, task.Worker)
+		}
+	}
 	if apierrors.IsForbidden(err) && w.onlyHolds() {
 		return p.refuseHold(a, w)
 	}
-	task := (*maintenance.NodeMaintenanceTask)(nil)
-	if w.rollout != nil && w.rollout.Spec.Stage != maintenance.RolloutStageComplete {
-		task = w.rollout.Spec.Template.Task
-	}
-	if err != nil || task == nil {
-		return err
-	}
-	return checker.CheckWorker(ctx, a, task.Worker)
+	return err
 }
 
 // refuseHold returns the error about a hold of another user, or about too many own ones.
 func (p *Plugin) refuseHold(a admission.Attributes, w *write) error {
 	hold := w.foreignHold(a.GetUserInfo().GetName())
 	if hold == nil {
-		return admission.NewForbidden(a, fmt.Errorf("spec.holds: a user who may not maintain the nodes of the rollout can have at most %d holds", maxHoldsOfOne))
+		return admission.NewForbidden(a, fmt.Errorf("spec.holds: a user who may not maintain the nodes of the rollout and assign its workers can have at most %d holds", maxHoldsOfOne))
 	}
-	return admission.NewForbidden(a, fmt.Errorf("spec.holds[%s]: was added by user %q; changing or removing it needs the right to maintain the nodes of the rollout",
+	return admission.NewForbidden(a, fmt.Errorf("spec.holds[%s]: was added by user %q; changing or removing it needs the right to maintain the nodes of the rollout and to assign its workers",
 		hold.Name, cmp.Or(hold.By, "unknown")))
 }
