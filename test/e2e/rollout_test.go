@@ -263,8 +263,8 @@ func attempts(t *testing.T, rollout string) []v1alpha1.NodeMaintenance {
 }
 
 // TestRolloutHaltsAndIsHeld: the work fails on the first node, so no other node is disturbed. A
-// user repairs the node, and another one holds the rollout meanwhile. The deletion of the rollout
-// releases all nodes.
+// user repairs the node, and two hold the rollout meanwhile. It stays held when one of them removes
+// the own hold. The deletion of the rollout releases all nodes.
 func TestRolloutHaltsAndIsHeld(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	pool, nodes := cluster.NewPool(t, 3, true)
@@ -281,19 +281,26 @@ func TestRolloutHaltsAndIsHeld(t *testing.T) {
 	holder := framework.Name("holder")
 	cluster.Bind(t, holder, "haulout-rollout-holder")
 	r := roll(t, pool)
+	cluster.MustKubectl(t, "", "wait", "nmr/"+r.Name, "--for=condition=Stalled", "--timeout=2m")
 	halted := rolloutUntil(t, r.Name, v1alpha1.ReasonHalted)
 	is.Equal(t, halted.Status.Nodes, v1alpha1.RolloutNodes{Total: 3, Failed: 1, Waiting: 2})
 	failed := halted.Status.Current[0].Unit
 	unschedulable(t, true, failed)
 	must.Do(t, patchRollout(t, rolloutsOf(t, holder), r.Name, `{"spec":{"holds":[{"name":"ceph","reason":"rebuild"}]}}`, true))
+	setRollout(t, r.Name, "holds", []v1alpha1.RolloutHold{{Name: "ceph", Reason: "rebuild"}, {Name: "power"}})
 	close(broken)
 	must.Do(t, cluster.As(t).Haulout.MaintenanceV1alpha1().NodeTasks().Delete(t.Context(), failed, metav1.DeleteOptions{}))
 	framework.Until(t, "the node is done, and the rollout held", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
 		progressing := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
 		return r.Status.Nodes.Done == 1 && len(r.Status.Current) == 0 && progressing.Reason == v1alpha1.ReasonHeld && strings.Contains(progressing.Message, holder)
 	})
+	must.Do(t, patchRollout(t, rolloutsOf(t, holder), r.Name, `{"spec":{"holds":[{"name":"power"}]}}`, true))
+	held := framework.Until(t, "one hold is left", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
+		return r.Status.ObservedGeneration == r.Generation && progressingIs(r, v1alpha1.ReasonHeld, "hold power") && !progressingIs(r, v1alpha1.ReasonHeld, "ceph")
+	})
+	is.True(t, len(held.Spec.Holds) == 1 && len(held.Status.Current) == 0, "got the holds %+v and the units %+v", held.Spec.Holds, held.Status.Current)
 	unschedulable(t, false, nodes...)
-	must.Get(rollouts(t).Patch(t.Context(), r.Name, types.MergePatchType, []byte(`{"spec":{"holds":null}}`), metav1.PatchOptions{}))(t)
+	setRollout(t, r.Name, "holds", nil)
 	framework.Until(t, "the next unit runs", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool { return len(r.Status.Current) > 0 })
 	must.Do(t, rollouts(t).Delete(t.Context(), r.Name, metav1.DeleteOptions{}))
 	framework.Eventually(t, "the maintenances of the rollout are deleted", func(ctx context.Context) (bool, error) {

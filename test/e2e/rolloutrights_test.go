@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -158,4 +160,93 @@ func TestOnlyTheServerCreatesNodeTasks(t *testing.T) {
 	}
 	_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeTasks().Create(t.Context(), task, metav1.CreateOptions{})
 	is.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "nodetasks are created by the server"), "got %v", err)
+}
+
+// TestForgedMaintenancesOfRollouts has users who pretend that their maintenance is one of the
+// rollout of an administrator: an ownerReference and a requester give them no right, and only the
+// server may set the label.
+func TestForgedMaintenancesOfRollouts(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 1, true)
+	must.Do(t, label(t, cluster.As(t), nodes[0], grantLabel, pool))
+	stranger := framework.Name("stranger")
+	cluster.Bind(t, stranger, "haulout-maintenance-operator")
+	operator, theirs := maintainerOf(t, "nodepools", pool)
+	r := must.Get(rollouts(t).Create(t.Context(), idleRollout(pool), metav1.CreateOptions{}))(t)
+	t.Cleanup(func() { removeRollout(t, r) })
+
+	forged := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(r, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceRollout"))}
+		nm.Spec.RequestedBy = idleRollout(pool).Spec.RequestedBy
+	})
+	framework.Eventually(t, "the stranger may not create the maintenance", func(ctx context.Context) (bool, error) {
+		_, err := cluster.As(t, stranger).Maintenances().Create(ctx, forged, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "may not maintain 1 of the nodes") {
+			return true, nil
+		}
+		return false, fmt.Errorf("got %w", err)
+	})
+	created(t, theirs, forged)
+	stored := drained(t, forged.Name)
+	is.True(t, stored.Spec.RequestedBy.Username == operator && len(stored.OwnerReferences) == 1, "the requester is %v, the owners are %v", stored.Spec.RequestedBy, stored.OwnerReferences)
+	is.True(t, !strings.Contains(fmt.Sprint(stored.Spec.RequestedBy.Groups), "system:masters"), "the groups of the requester are %v", stored.Spec.RequestedBy.Groups)
+	_, err := theirs.Patch(t.Context(), forged.Name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, v1alpha1.LabelRollout, r.Name), metav1.PatchOptions{})
+	is.True(t, apierrors.IsInvalid(err) && strings.Contains(err.Error(), "only the server may set"), "the operator sets the label of the rollout: got %v", err)
+	is.Equal(t, len(must.Get(rollouts(t).Get(t.Context(), r.Name, metav1.GetOptions{}))(t).Status.Current), 0, "units of the rollout")
+}
+
+// revoke removes all rights of a user, and waits until the user may not delete a node.
+func revoke(t *testing.T, user, node string) {
+	t.Helper()
+	admin := cluster.As(t).Kube
+	list := must.Get(admin.RbacV1().ClusterRoleBindings().List(t.Context(), metav1.ListOptions{}))(t)
+	for i := range list.Items {
+		if binding := &list.Items[i]; len(binding.Subjects) == 1 && binding.Subjects[0].Name == user {
+			must.Do(t, admin.RbacV1().ClusterRoleBindings().Delete(t.Context(), binding.Name, metav1.DeleteOptions{}))
+		}
+	}
+	framework.Eventually(t, user+" may not delete node "+node, func(ctx context.Context) (bool, error) {
+		review, err := admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: user, ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "delete", Resource: "nodes", Name: node},
+		}}, metav1.CreateOptions{})
+		return err == nil && !review.Status.Allowed, err
+	})
+}
+
+// TestRightsAreRevokedInTheMiddle: while a worker has the first node, the user of the rollout loses
+// all rights. The second node joins after that, since answers about rights are valid for minutes. It
+// is left alone, the work on the first one is finished, and an administrator takes over.
+func TestRightsAreRevokedInTheMiddle(t *testing.T) {
+	t.Parallel() // the test mostly waits
+	pool, nodes := cluster.NewPool(t, 2, true)
+	user := framework.Name("operator")
+	cluster.Grant(t, user, rule(v1alpha1.GroupName, "nodemaintenancerollouts", "", "create"), rule(v1alpha1.GroupName, "workers", "", "assign"),
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes, Verbs: []string{"delete"}})
+	must.Do(t, label(t, cluster.As(t), nodes[0], zoneLabel, pool))
+	work, claimed, pass := gated(t, func(node string) v1alpha1.NodeTaskResult { return install(t, node) })
+	runWorker(t, pool, work)
+	r := idleRollout(pool)
+	as(pool, labelled(kernelLabel, newKernel))(r)
+	r.Spec.Stage, r.Spec.NodeSelector = v1alpha1.RolloutStageRoll, framework.Select(zoneLabel, pool)
+	framework.Eventually(t, "the user may create a rollout", func(ctx context.Context) (bool, error) {
+		_, err := rolloutsOf(t, user).Create(ctx, r, metav1.CreateOptions{})
+		return err == nil, err
+	})
+	t.Cleanup(func() { removeRollout(t, r) })
+	is.Equal(t, next(t, claimed), nodes[0], "the node that a worker has")
+	untilUnit(t, r.Name, v1alpha1.RolloutPhaseClaimed)
+
+	revoke(t, user, nodes[1])
+	must.Do(t, label(t, cluster.As(t), nodes[1], zoneLabel, pool))
+	framework.Until(t, "the right to the second node is missing", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
+		return progressingIs(r, v1alpha1.ReasonNotAuthorized, nodes[1]) && len(r.Status.Current) == 1
+	})
+	close(pass)
+	framework.Until(t, "the first node is done, and the second one waits", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
+		return r.Status.Nodes == v1alpha1.RolloutNodes{Total: 2, Done: 1, Waiting: 1} && len(r.Status.Current) == 0 && progressingIs(r, v1alpha1.ReasonNotAuthorized, nodes[1])
+	})
+	is.Equal(t, len(attempts(t, r.Name)), 1, "maintenances")
+	unschedulable(t, false, nodes...)
+	setRollout(t, r.Name, "limits", []v1alpha1.RolloutLimit{maxUnavailable(2)})
+	rolloutUntil(t, r.Name, v1alpha1.ReasonRolloutComplete)
 }

@@ -86,6 +86,7 @@ func TestRolloutOfRacks(t *testing.T) {
 		return install(t, node)
 	})
 	r := roll(t, pool, limited(maxUnavailable(inRack)), func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.UnitKey = rackLabel })
+	cluster.MustKubectl(t, "", "wait", "nmr/"+r.Name, "--for=condition=Complete", "--timeout=2m")
 	r = rolloutUntil(t, r.Name, v1alpha1.ReasonRolloutComplete)
 	is.Equal(t, r.Status.Nodes, v1alpha1.RolloutNodes{Total: 9, Done: 9})
 	is.Equal(t, len(attempts(t, r.Name)), 3, "maintenances of two racks and a node")

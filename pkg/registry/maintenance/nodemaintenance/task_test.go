@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/utils/ptr"
 
@@ -44,7 +45,12 @@ func TestOnlyTheServerMakesMaintenancesOfRollouts(t *testing.T) {
 			_, err := r.create(u, newMaintenance(t, "b", modify))
 			is.True(t, apierrors.IsInvalid(err) && strings.Contains(err.Error(), "metadata."+what+"["), "%s sets %s: got %v", name, what, err)
 		}
-		out := r.mustCreate(u, newMaintenance(t, strings.ReplaceAll("c-"+u.GetName(), ":", "-"), func(nm *v1alpha1.NodeMaintenance) { nm.Spec.RequestedBy = annInfo() }))
+		out := r.mustCreate(u, newMaintenance(t, strings.ReplaceAll("c-"+u.GetName(), ":", "-"), func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.RequestedBy = annInfo()
+			nm.OwnerReferences = []metav1.OwnerReference{{
+				APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeMaintenanceRollout", Name: "kernel", UID: "uid-kernel", Controller: ptr.To(true),
+			}}
+		}))
 		is.Equal(t, out.Spec.RequestedBy.Username, u.GetName(), "requester")
 	}
 }
