@@ -95,7 +95,9 @@ func stored(a admission.Attributes) (*maintenance.NodeTask, error) {
 // validateReport checks the right to claim a node and to report the work. A worker that is the node
 // itself can only write the task of this node. A worker in a pod, such as one of a DaemonSet, needs
 // a smaller right for the node of its pod than for all nodes. A person needs the right to maintain
-// the node as well: the roles for users of single pools have the class of persons.
+// the node as well: the roles for users of single pools have the class of persons. Who had it when
+// they claimed the node keeps it until the work ends: meanwhile the node, which they may install
+// anew, can vanish or leave its pool.
 func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) error {
 	task, err := stored(a)
 	if err != nil {
@@ -117,7 +119,7 @@ func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) err
 		switch {
 		case err != nil:
 			return err
-		case allowed && class == v1alpha1.WorkerClassPerson && subresource == "":
+		case allowed && class == v1alpha1.WorkerClassPerson && subresource == "" && task.Status.ClaimedBy != u.GetName():
 			return p.mayMaintain(ctx, a, "and so may not work on it")
 		case allowed:
 			return nil

@@ -85,6 +85,8 @@ type request struct {
 	result maintenance.NodeTaskResult
 	// class is the class of the task, reboot.example.com if it is empty.
 	class string
+	// claimedBy is the name of the user who has claimed the node.
+	claimedBy string
 }
 
 var (
@@ -92,17 +94,18 @@ var (
 	same     = request{operation: admission.Update}
 	update   = request{operation: admission.Update, class: "job.example.com"}
 	report   = request{operation: admission.Update, subresource: "status", result: maintenance.NodeTaskResultDone}
-	late     = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultDone, ""}
-	failed   = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultFailed, ""}
+	late     = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultDone, "", ""}
+	failed   = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultFailed, "", ""}
 	byHand   = request{operation: admission.Update, subresource: "status", class: v1alpha1.WorkerClassPerson}
-	handDone = request{admission.Update, "status", "", maintenance.NodeTaskResultDone, v1alpha1.WorkerClassPerson}
+	handDone = request{admission.Update, "status", "", maintenance.NodeTaskResultDone, v1alpha1.WorkerClassPerson, "bob"}
+	ownDone  = request{admission.Update, "status", "", maintenance.NodeTaskResultDone, v1alpha1.WorkerClassPerson, "ann"}
 	removal  = request{operation: admission.Delete}
 )
 
 func (r request) validate(t *testing.T, u user.Info, g grants) error {
 	t.Helper()
 	task := &maintenance.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: maintenance.NodeTaskSpec{Worker: cmp.Or(r.class, class)}}
-	task.Status.State = r.state
+	task.Status.State, task.Status.ClaimedBy = r.state, r.claimedBy
 	written := task.DeepCopy()
 	written.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "test"}}
 	written.Status.Result = r.result
@@ -164,6 +167,8 @@ func TestRights(t *testing.T) {
 		"a person claims of another pool":       {byHand, ann, grants{asHand, "delete /nodes b"}, another},
 		"a person reports":                      {handDone, ann, grants{asHand, "delete /nodes a"}, ""},
 		"a person reports of another pool":      {handDone, ann, grants{asHand, "delete /nodes b"}, another},
+		"a person who had the right to claim":   {ownDone, ann, grants{asHand, "delete /nodes b"}, ""},
+		"but has lost the class of persons":     {ownDone, ann, grants{"delete /nodes a"}, `cannot progress workers "person`},
 		"a person who may maintain only":        {handDone, ann, grants{"delete /nodes a"}, `cannot progress workers "person`},
 		"a program as a person, elsewhere":      {handDone, account("b", "p"), grants{asHand}, another},
 		"a program as a person, on its node":    {handDone, account("a", "p"), grants{asHand, asOwn}, ""},
