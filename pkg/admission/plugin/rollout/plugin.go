@@ -40,8 +40,9 @@ func Register(plugins *admission.Plugins, rules *rights.Rules) {
 type Plugin struct {
 	noderights.Base
 
-	clock    clock.PassiveClock
-	rollouts listers.NodeMaintenanceRolloutLister
+	clock        clock.PassiveClock
+	rollouts     listers.NodeMaintenanceRolloutLister
+	maintenances listers.NodeMaintenanceLister
 }
 
 var _ admission.ValidationInterface = &Plugin{}
@@ -57,6 +58,9 @@ func (p *Plugin) SetDependencies(d initializer.Dependencies) {
 	rollouts := d.Informers.Maintenance().V1alpha1().NodeMaintenanceRollouts()
 	p.rollouts = rollouts.Lister()
 	p.WaitFor(rollouts.Informer().HasSynced)
+	maintenances := d.Informers.Maintenance().V1alpha1().NodeMaintenances()
+	p.maintenances = maintenances.Lister()
+	p.WaitFor(maintenances.Informer().HasSynced)
 }
 
 // Validate refuses writes that the user is not allowed to make, and adds warnings.
@@ -79,7 +83,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return nil
 	}
 	if !p.WaitForReady() {
-		return apierrors.NewServiceUnavailable("the caches of nodes and NodeMaintenanceRollouts are not synced yet, try again later")
+		return apierrors.NewServiceUnavailable("the caches of nodes, NodeMaintenances and NodeMaintenanceRollouts are not synced yet, try again later")
 	}
 	if err := p.readNodes(ctx, w, a.GetUserInfo().GetName()); err != nil {
 		return apierrors.NewInternalError(err)
@@ -105,6 +109,8 @@ type write struct {
 	// leaving are the nodes that match, or are in units, only before the write. The value is nil
 	// for a node that does not exist.
 	leaving map[string]*corev1.Node
+	// pools are the pools through which the units have taken their nodes, by the name of the node.
+	pools map[string]string
 }
 
 func writeOf(a admission.Attributes) (*write, error) {

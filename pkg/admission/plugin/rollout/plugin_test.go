@@ -17,12 +17,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	kubeinformers "k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
@@ -77,9 +79,10 @@ func onNodes(names ...string) *grants {
 }
 
 type fixture struct {
-	t      *testing.T
-	plugin *Plugin
-	grants *grants
+	t            *testing.T
+	plugin       *Plugin
+	grants       *grants
+	maintenances cache.Store
 }
 
 // The cluster has the nodes blue-1, blue-2 and red-1 of two zones.
@@ -107,7 +110,7 @@ func newFixture(t *testing.T, g *grants, others ...*v1alpha1.NodeMaintenanceRoll
 	for _, other := range others {
 		must.Do(t, own.Maintenance().V1alpha1().NodeMaintenanceRollouts().Informer().GetStore().Add(other))
 	}
-	return &fixture{t: t, plugin: plugin, grants: g}
+	return &fixture{t: t, plugin: plugin, grants: g, maintenances: own.Maintenance().V1alpha1().NodeMaintenances().Informer().GetStore()}
 }
 
 func (f *fixture) validate(u user.Info, rollout, old *maintenance.NodeMaintenanceRollout, subresource string) ([]string, error) {
@@ -222,6 +225,50 @@ func TestRightToNodes(t *testing.T) {
 		g.allowed = append(g.allowed, "get /nodes blue-1")
 		newFixture(t, g).expect(roll(blue), nil, `user "bob" may not maintain 2 of the nodes (blue-1 and 1 that the user may not get), and so may not roll a maintenance over them; for each node`)
 	})
+}
+
+// TestPoolOfAUnit has the operator of pool blue, and a unit whose node was in this pool when its
+// maintenance took it.
+func TestPoolOfAUnit(t *testing.T) {
+	unitOf := func(node string, uid types.UID) modifier {
+		return func(r *maintenance.NodeMaintenanceRollout) {
+			r.UID = "uid-a"
+			r.Status.Current = []maintenance.RolloutUnit{{Unit: node, Maintenance: "a-1", Nodes: []maintenance.NodeReference{{Name: node, UID: uid}}}}
+		}
+	}
+	all := []string{"blue", "red"}
+	maxFailed := func(r *maintenance.NodeMaintenanceRollout) { r.Spec.MaxFailed = 1 }
+	for name, test := range map[string]struct {
+		rollout, old *maintenance.NodeMaintenanceRollout
+		change       func(*v1alpha1.NodeMaintenance)
+		want         string
+	}{
+		"it is gone, to delete":            {nil, roll(blue, unitOf("gone-1", "u")), nil, ""},
+		"it is gone, to stop":              {roll(blue, unitOf("gone-1", "u"), at("Complete")), roll(blue, unitOf("gone-1", "u")), nil, ""},
+		"it is gone, to change a limit":    {roll(blue, unitOf("gone-1", "u"), maxFailed), roll(blue, unitOf("gone-1", "u")), nil, ""},
+		"it has left the pool":             {nil, roll(blue, unitOf("red-1", "u")), nil, ""},
+		"it has left the pool, and stays":  {roll(all, unitOf("red-1", "u"), maxFailed), roll(all, unitOf("red-1", "u")), nil, "may not maintain 1 of the nodes"},
+		"it is a new node of the name":     {nil, roll(blue, unitOf("red-1", "earlier")), nil, "may not maintain 1 of the nodes"},
+		"it was not taken through a pool":  {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].Pool = nil }, "may not maintain 1 of the nodes"},
+		"another user has the maintenance": {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.OwnerReferences = nil }, "may not maintain 1 of the nodes"},
+		"its maintenance does not exist":   {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.Name = "other" }, "may not maintain 1 of the nodes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := onNodes()
+			g.allowed = append(g.allowed, "maintain maintenance.haulout.dev/nodepools blue")
+			f := newFixture(t, g)
+			f.plugin.Rules = rights.Rules{PoolLabel: "pool"}
+			ref := test.old.Status.Current[0].Nodes[0]
+			nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "a-1", OwnerReferences: []metav1.OwnerReference{{UID: "uid-a", Controller: ptr.To(true)}}}}
+			nm.Status.Pools = []string{"blue"}
+			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: ref.Name, UID: ref.UID}, Pool: ptr.To(int32(0))}}
+			if test.change != nil {
+				test.change(nm)
+			}
+			must.Do(t, f.maintenances.Add(nm))
+			f.expect(test.rollout, test.old, test.want)
+		})
+	}
 }
 
 func TestRightToWorkers(t *testing.T) {

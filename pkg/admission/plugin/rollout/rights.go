@@ -92,16 +92,11 @@ func (p *Plugin) readNodes(ctx context.Context, w *write, name string) error {
 	if w.all, err = p.Nodes.List(labels.Everything()); err != nil {
 		return err
 	}
-	w.leaving = map[string]*corev1.Node{}
+	w.leaving, w.pools = map[string]*corev1.Node{}, map[string]string{}
 	var before []*corev1.Node
 	if w.old != nil {
-		for _, unit := range w.old.Status.Current {
-			for _, ref := range unit.Nodes {
-				w.leaving[ref.Name] = nil
-				if node, err := p.Nodes.Get(ref.Name); err == nil {
-					w.leaving[ref.Name] = node
-				}
-			}
+		for i := range w.old.Status.Current {
+			p.readUnit(w, &w.old.Status.Current[i])
 		}
 		if before, err = matching(ctx, w.old.Spec.NodeSelector, w.all); err != nil {
 			return err
@@ -128,6 +123,23 @@ func (p *Plugin) readNodes(ctx context.Context, w *write, name string) error {
 	return nil
 }
 
+// readUnit reads the nodes of a unit, and the pools through which its maintenance has taken them.
+// The pool of a node that was deleted does not count for a new node with the same name.
+func (p *Plugin) readUnit(w *write, unit *maintenance.RolloutUnit) {
+	nm, err := p.maintenances.Get(unit.Maintenance)
+	isOwn := err == nil && metav1.IsControlledBy(nm, w.old)
+	for _, ref := range unit.Nodes {
+		node, err := p.Nodes.Get(ref.Name)
+		if err != nil {
+			node = nil
+		}
+		w.leaving[ref.Name] = node
+		if isOwn && (node == nil || node.UID == ref.UID) {
+			w.pools[ref.Name] = v1alpha1.PoolOf(nm, v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: ref.Name, UID: ref.UID}))
+		}
+	}
+}
+
 // matching returns the nodes that match a selector, sorted by name. New nodes are included: they
 // are due if doneWhen is false for them.
 func matching(ctx context.Context, selector *corev1.NodeSelector, all []*corev1.Node) ([]*corev1.Node, error) {
@@ -142,12 +154,18 @@ func matching(ctx context.Context, selector *corev1.NodeSelector, all []*corev1.
 
 // authorize refuses the write if the user may not maintain the nodes that readNodes has read, or
 // may not have them offered to the workers of the task. To stop or to delete a rollout needs no
-// right to its workers.
+// right to its workers. As for a maintenance, the right to the pool through which a unit has taken
+// a node is sufficient to release it: a worker may install the node anew, and another user may
+// change its labels.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write) error {
 	checker := p.Checker("and so may not roll a maintenance over them")
 	var leaving, joining rights.Nodes
 	for _, name := range slices.Sorted(maps.Keys(w.leaving)) {
-		leaving.Add(p.Rules, name, w.leaving[name])
+		var stored []string
+		if pool := w.pools[name]; pool != "" {
+			stored = append(stored, pool)
+		}
+		leaving.Add(p.Rules, name, w.leaving[name], stored...)
 	}
 	for _, node := range w.selected {
 		joining.Add(p.Rules, node.Name, node)
