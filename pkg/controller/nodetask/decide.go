@@ -23,13 +23,9 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-const (
-	// volumePatience is how long an offer waits for the volumes of a drained node to be detached.
-	volumePatience = 10 * time.Minute
-	// leaderPatience is how long a new leader waits at most before it fails silent workers: their
-	// reports may have been lost before it began to serve.
-	leaderPatience = 5 * time.Minute
-)
+// leaderPatience is how long a new leader waits at most before it fails silent workers: their
+// reports may have been lost before it began to serve.
+const leaderPatience = 5 * time.Minute
 
 // facts are the inputs of the decision about a node.
 type facts struct {
@@ -189,7 +185,7 @@ func (f *facts) volumesWait(nm *v1alpha1.NodeMaintenance) time.Duration {
 	if f.volumes == 0 || drained == nil {
 		return 0
 	}
-	return max(0, volumePatience-f.now.Sub(drained.LastTransitionTime.Time))
+	return max(0, protocol.VolumePatience-f.now.Sub(drained.LastTransitionTime.Time))
 }
 
 // decideOffered withdraws the offer if it is not valid any more, grants a claim after a live read,

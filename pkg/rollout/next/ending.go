@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/rollout/window"
 )
@@ -120,11 +121,13 @@ func (r *Rollout) hasAny(unit *v1alpha1.RolloutUnit) bool {
 
 // stalledAt returns the time at which a drain has not moved for the deadline, or at which no node
 // was offered for that long although its pods have left, or need not leave; zero if no such time
-// runs. A drain that waits for pods to complete moves. An offer has a deadline of its own.
+// runs. The offer of a drained node may first wait for its volumes. A drain that waits for pods to
+// complete moves. An offer has a deadline of its own.
 func (c *Cluster) stalledAt(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) time.Time {
 	progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
 	drained := ptr.Deref(meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained), metav1.Condition{})
-	isReady := drained.Status == metav1.ConditionTrue || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon
+	isDrained := drained.Status == metav1.ConditionTrue
+	isReady := isDrained || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon
 	if nm.Spec.Paused || isReady && len(c.tasksOf(unit, nm)) > 0 ||
 		progressing != nil && progressing.Reason == v1alpha1.ReasonProgressWaitingForCompletion {
 		return time.Time{}
@@ -132,6 +135,9 @@ func (c *Cluster) stalledAt(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.R
 	since := window.Latest(v1alpha1.StageEntered(nm, nm.Spec.Stage), window.Latest(timeOf(nm.Status.LastProgressTimestamp), drained.LastTransitionTime.Time))
 	if since.IsZero() {
 		return time.Time{}
+	}
+	if isDrained {
+		since = since.Add(protocol.VolumePatience)
 	}
 	return since.Add(time.Duration(ptr.Deref(r.Spec.ProgressDeadlineSeconds, 3600)) * time.Second)
 }

@@ -23,6 +23,8 @@ type ending struct {
 	closed  bool
 	policy  v1alpha1.RolloutClosedPolicy
 	nm      *v1alpha1.NodeMaintenance
+	// deadline is that of the rollout, nil if it has none.
+	deadline *int32
 }
 
 // result is the task of node i in the status of the maintenance.
@@ -51,6 +53,11 @@ func cordons(d time.Duration) func(*ending) {
 		e.nm.Spec.Stage = v1alpha1.NodeMaintenanceStageCordon
 		e.nm.Status.StageStatuses = []v1alpha1.StageStatus{{Name: e.nm.Spec.Stage, StartTimestamp: ptr.To(ago(d))}}
 	}
+}
+
+// deadline is how long the drain may stand still.
+func deadline(d time.Duration) func(*ending) {
+	return func(e *ending) { e.deadline = ptr.To(int32(d.Seconds())) }
 }
 
 // drained is drained since a time, and the drain began hours before it.
@@ -110,8 +117,9 @@ func TestEndOf(t *testing.T) {
 		"cordons, offered by others":   {[]func(*ending){cordons(2 * time.Hour), offered("n0", "", v1alpha1.NodeTaskOffered), func(e *ending) { e.tasks[0].Spec.Maintenance.Name = "other" }}, withdrawn(WithdrawnBlocked)},
 		"cordons, is paused":           {[]func(*ending){cordons(2 * time.Hour), func(e *ending) { e.nm.Spec.Paused = true }}, Ending{}},
 		"is drained, offered":          {[]func(*ending){drained(2 * time.Hour), offered("n0", "", v1alpha1.NodeTaskOffered)}, Ending{}},
-		"is drained, never offered":    {[]func(*ending){drained(time.Hour)}, withdrawn(WithdrawnBlocked)},
-		"was drained a moment ago":     {[]func(*ending){drained(30 * time.Minute)}, waits},
+		"is drained, never offered":    {[]func(*ending){drained(70 * time.Minute)}, withdrawn(WithdrawnBlocked)},
+		"is drained, has volumes":      {[]func(*ending){deadline(time.Minute), drained(10 * time.Minute)}, Ending{Next: now.Add(time.Minute)}},
+		"was drained a moment ago":     {[]func(*ending){drained(40 * time.Minute)}, waits},
 		"is not drained":               {[]func(*ending){condition(v1alpha1.ConditionDrained, "", metav1.ConditionFalse)}, waits},
 		"is paused":                    {[]func(*ending){func(e *ending) { e.nm.Spec.Paused = true }}, Ending{}},
 		"ends already":                 {[]func(*ending){stopped, func(e *ending) { e.nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete }}, Ending{}},
@@ -129,7 +137,7 @@ func TestEndOf(t *testing.T) {
 				facts.Nodes = append(facts.Nodes, Node{Name: name})
 			}
 			r := &Rollout{Object: &v1alpha1.NodeMaintenanceRollout{}, Members: e.members}
-			r.Object.Spec.Stage, r.Object.Spec.WhenClosed = e.stage, e.policy
+			r.Object.Spec.Stage, r.Object.Spec.WhenClosed, r.Object.Spec.ProgressDeadlineSeconds = e.stage, e.policy, e.deadline
 			unit := &v1alpha1.RolloutUnit{Nodes: []v1alpha1.NodeReference{{Name: "n0"}, {Name: "n1"}}}
 			is.Equal(t, EndOf(NewCluster(facts), r, unit, e.nm, !e.closed), c.want)
 		})

@@ -21,6 +21,9 @@ const (
 	MaxTaskParameterBytes = 4096
 )
 
+// VolumePatience is how long the offer of a drained node waits for its volumes to be detached.
+const VolumePatience = 10 * time.Minute
+
 // MaxTaskMessage is the maximum length of messages in the entries of a status, in bytes.
 const MaxTaskMessage = 128
 
