@@ -26,8 +26,8 @@ const (
 	// maxStarts is the maximum number of units that one sync starts, so that other rollouts and new
 	// holds need not wait for all of them.
 	maxStarts = 16
-	// startRetry is the time after which units are tried again that did not start, because the API
-	// and the caches differ about a node, for example. Most likely an event comes earlier.
+	// startRetry is the time after which units are tried again that did not start, because others
+	// were enough for one sync, for example. Most likely an event comes earlier.
 	startRetry = time.Second
 	// statusPace is the time between two writes of counters and phases, and messagePace between two
 	// that only differ in messages. A worker that is idle claims a node in less time, and a node
@@ -59,15 +59,16 @@ func (c *Controller) showFailure(ctx context.Context, r *v1alpha1.NodeMaintenanc
 	}
 	f := &facts{failing: failing, rollout: next.Rollout{Object: r}, cluster: next.NewCluster(next.Facts{Now: c.clock.Now()})}
 	d := &decision{status: *r.Status.DeepCopy()}
-	d.setConditions(f, &next.Decision{Reason: v1alpha1.ReasonProgressSyncFailed, Message: "The server cannot decide about the rollout"})
+	d.setFailure(f, "The server cannot decide about the rollout")
 	_, err := c.writeStatus(ctx, r, d, false)
 	return loop.IgnoreNotFound(err)
 }
 
 // confirm reads the nodes of the units to start from the API, and returns the entries of
 // status.current for the units whose nodes are as the decision assumes. The caches may not show yet
-// what another client, or the server itself, has changed. After an error no further unit starts. If
-// none starts, the former conditions stay, unless an error lasts.
+// what another client, or the server itself, has changed: that is an error if no unit starts
+// therefore. After an error no further unit starts. If none starts, the former conditions stay,
+// unless the error lasts.
 func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, f *facts, d *decision) (started []v1alpha1.RolloutUnit, err error) {
 	ready := !f.asking
 	if ready && len(d.start) > 0 {
@@ -82,11 +83,22 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 			started = append(started, f.announce(u))
 		} else {
 			d.postpone(u)
-			c.queue.AddAfter(r.Name, startRetry)
 		}
 	}
-	if len(d.start) > 0 && len(started) == 0 && f.failing == nil {
-		d.status.ObservedGeneration, d.status.Conditions = r.Status.ObservedGeneration, r.Status.Conditions
+	isStuck := len(d.start) > 0 && len(started) == 0
+	if isStuck && err == nil && !f.asking {
+		err = fmt.Errorf("unit %s does not start: the caches are older than the API", d.start[0].Name)
+	}
+	if err == nil && len(started) < len(d.start) {
+		c.queue.AddAfter(r.Name, startRetry)
+	}
+	if isStuck {
+		d.status.Conditions = slices.Clone(r.Status.Conditions)
+		if err != nil && f.failing != nil {
+			d.setFailure(f, "The server cannot start a unit")
+		} else {
+			d.status.ObservedGeneration = r.Status.ObservedGeneration
+		}
 	}
 	return started, err
 }

@@ -229,10 +229,13 @@ func TestNodesAreReadFromTheAPI(t *testing.T) {
 			return lagging.Load(), newNode("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }), nil
 		})
 		w.start()
-		w.rest(time.Minute)
-		is.Equal(t, len(w.maintenances()), 0, "maintenances while the API and the cache differ")
+		w.rest(30 * time.Second)
 		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Waiting: 1})
 		is.Equal(t, w.reason(), "", "the reason before any unit has started")
+		w.untilReason(v1alpha1.ReasonProgressSyncFailed)
+		is.True(t, strings.HasSuffix(w.message(), ": unit a does not start: the caches are older than the API"), "got the message %q", w.message())
+		w.rest(5 * time.Minute)
+		is.Equal(t, len(w.maintenances()), 0, "maintenances while the API and the cache differ")
 		lagging.Store(false)
 		w.untilReason(v1alpha1.ReasonRolloutComplete)
 	})
@@ -254,6 +257,32 @@ func TestUnreadableNode(t *testing.T) {
 		cleared := time.Now()
 		w.until("unit c is done", time.Second, func() bool { return w.rollout().Status.Nodes.Done == 3 })
 		is.True(t, time.Since(cleared) < time.Minute, "unit c was done after %s", time.Since(cleared))
+	})
+}
+
+// TestFailedStart: no node can be read. The rollout says that no unit starts, and asks less often.
+func TestFailedStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newRollout())
+		var broken atomic.Bool
+		broken.Store(true)
+		var reads atomic.Int32
+		w.host.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+			reads.Add(1)
+			return broken.Load(), nil, errors.New("forbidden")
+		})
+		w.start()
+		w.untilReason(v1alpha1.ReasonProgressSyncFailed)
+		is.True(t, strings.HasPrefix(w.message(), "The server cannot start a unit; requests fail since 2000-01-01T"), "got the message %q", w.message())
+		is.True(t, meta.IsStatusConditionFalse(w.rollout().Status.Conditions, v1alpha1.ConditionProgressing), "Progressing is not False")
+		is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Waiting: 1})
+		// After five minutes, the answer of the authorizer expires.
+		before, stored := reads.Load(), w.rollout()
+		w.rest(3 * time.Minute)
+		is.True(t, reads.Load()-before <= 4, "%d reads in three minutes", reads.Load()-before)
+		is.Equal(t, w.rollout().ResourceVersion, stored.ResourceVersion)
+		broken.Store(false)
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
 	})
 }
 

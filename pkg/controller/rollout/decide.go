@@ -104,6 +104,12 @@ func (d *decision) setConditions(f *facts, choice *next.Decision) {
 	}
 }
 
+// setFailure sets the conditions of a rollout about which, or for which, the server cannot do what
+// the message says.
+func (d *decision) setFailure(f *facts, message string) {
+	d.setConditions(f, &next.Decision{Reason: v1alpha1.ReasonProgressSyncFailed, Message: message})
+}
+
 func (d *decision) set(f *facts, conditionType string, v verdict) {
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
 		Type: conditionType, Status: v.status, Reason: v.reason, Message: v.message,
