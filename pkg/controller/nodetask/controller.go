@@ -11,7 +11,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -65,6 +67,39 @@ type Controller struct {
 	synced            []cache.InformerSynced
 	// started is the time since which this leader serves.
 	started time.Time
+	// heard has the last change of each NodeTask that this leader has seen, by the name of the
+	// node.
+	heard loop.Memory[string, heard]
+}
+
+// heard is the last change of the times of a NodeTask. The replicas that serve the writes of
+// workers set these times, with clocks of their own.
+type heard struct {
+	uid             types.UID
+	state, progress *metav1.Time
+	// at is the time of the change by the clock of this leader, zero if it has seen none.
+	at time.Time
+}
+
+// hear returns the time at which this leader has seen the times of a NodeTask change, zero if it
+// has not.
+func (c *Controller) hear(node string, task *v1alpha1.NodeTask, now time.Time) time.Time {
+	if task == nil {
+		c.heard.Forget(node)
+		return time.Time{}
+	}
+	latest := heard{uid: task.UID, state: task.Status.StateTime, progress: task.Status.ProgressTime}
+	c.heard.Change(node, func(last heard, known bool) (heard, bool) {
+		switch {
+		case !known || last.uid != latest.uid:
+		case last.state.Equal(latest.state) && last.progress.Equal(latest.progress):
+			latest.at = last.at
+		default:
+			latest.at = now
+		}
+		return latest, true
+	})
+	return latest.at
 }
 
 // New creates a controller and registers its handlers; the informers must not run yet. A controller

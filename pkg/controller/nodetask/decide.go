@@ -32,6 +32,9 @@ type facts struct {
 	now time.Time
 	// served is the time for which this leader has served.
 	served time.Duration
+	// heard is the time at which this leader has seen the times of the task change, zero if it has
+	// not.
+	heard time.Time
 	// task is the NodeTask, and node the node; nil if it does not exist.
 	task *v1alpha1.NodeTask
 	node *corev1.Node
@@ -424,10 +427,11 @@ func (f *facts) fail(reason v1alpha1.NodeTaskReason, message string) decision {
 	return d
 }
 
-// left returns how much of a deadline is left that counts from the latest of some times. A new
-// leader waits for some time before it passes.
+// left returns how much of a deadline is left that counts from the latest of some times, or from
+// the last change of the task that this leader has seen: the clocks of the replicas that set the
+// times may be minutes behind. A new leader waits for some time before the deadline passes.
 func (f *facts) left(deadline time.Duration, since ...*metav1.Time) time.Duration {
-	var latest time.Time
+	latest := f.heard
 	for _, t := range since {
 		if t != nil && t.After(latest) {
 			latest = t.Time

@@ -161,6 +161,9 @@ func also(nm *v1alpha1.NodeMaintenance) func(*facts) {
 	return func(f *facts) { f.holding = append(f.holding, nm) }
 }
 func looked(refusal string) func(*facts) { return func(f *facts) { f.live = &liveFacts{refusal} } }
+func heardBefore(d time.Duration) func(*facts) {
+	return func(f *facts) { f.heard = noon.Add(-d) }
+}
 func served(d time.Duration) func(*facts) {
 	return func(f *facts) { f.served = d }
 }
@@ -310,6 +313,7 @@ func TestDecideClaimed(t *testing.T) {
 		"even if a user comes":                {newFacts(newMaintenance("m"), withTask(claimed), also(newMaintenance("ann", withoutTask))), wanted{wake: 18 * time.Minute}},
 		"even if the node is gone":            {newFacts(newMaintenance("m"), withTask(claimed), noNode), wanted{wake: 18 * time.Minute}},
 		"any write is a heartbeat":            {newFacts(newMaintenance("m"), withTask(claimed, since(time.Hour), heartbeat(time.Minute))), wanted{wake: 19 * time.Minute}},
+		"by a clock that is behind":           {newFacts(newMaintenance("m"), withTask(claimed, since(time.Hour), heartbeat(30*time.Minute)), heardBefore(time.Minute)), wanted{wake: 19 * time.Minute}},
 		"a silent worker is lost":             {newFacts(newMaintenance("m"), withTask(claimed, holder("w"), since(time.Hour), heartbeat(20*time.Minute))), failed(v1alpha1.NodeTaskLost, `Worker "w" has not reported for 20m0s`)},
 		"not for a leader that came just now": {newFacts(newMaintenance("m"), withTask(claimed, since(time.Hour)), served(2*time.Minute)), wanted{wake: 3 * time.Minute}},
 		"a node that does not return is gone": {newFacts(newMaintenance("m"), withTask(claimed, since(time.Hour)), noNode), gone},

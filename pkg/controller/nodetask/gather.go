@@ -26,6 +26,7 @@ import (
 func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	now := c.clock.Now()
 	f := &facts{now: now, served: now.Sub(c.started), task: c.state.TaskOn(name), volumes: c.state.VolumesOn(name)}
+	f.heard = c.hear(name, f.task, now)
 	node, exists, err := c.state.Nodes.Get(name)
 	if err != nil {
 		return nil, err
