@@ -49,6 +49,9 @@ type facts struct {
 	// asking is set if it is not known yet whether the requester may take further nodes. The answer
 	// enqueues the rollout again.
 	asking bool
+	// unassigned is why the nodes of units are not offered: the requester may not assign workers. It
+	// is "" if they may.
+	unassigned string
 	// broken is why doneWhen fails for a node, "" if it does not.
 	broken string
 	// failing is an error of this rollout that lasts, nil if there is none.
@@ -270,9 +273,12 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	case errors.Is(answer.Err, rights.ErrAsking):
 		f.asking = true
 	case answer.Err != nil:
-		return fmt.Sprintf("the server cannot find out whether user %q may assign workers %q: %v", name, class, answer.Err)
+		f.unassigned = fmt.Sprintf("the server cannot find out whether user %q may assign workers %q: %v", name, class, answer.Err)
 	case !answer.Allowed:
-		return fmt.Sprintf("user %q may not assign workers %q", name, class)
+		f.unassigned = fmt.Sprintf("user %q may not assign workers %q", name, class)
+	}
+	if f.unassigned != "" {
+		return f.unassigned
 	}
 	var refused, unknown []string
 	var failed error

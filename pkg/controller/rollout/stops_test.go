@@ -200,6 +200,23 @@ func TestLostRightIsNamed(t *testing.T) {
 	})
 }
 
+// TestRightToOtherNodesIsNotNamed: the requester may not maintain a node that is in no unit.
+func TestRightToOtherNodesIsNotNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.ProgressDeadlineSeconds = new(int32(604800)) }))
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilPhase("a", v1alpha1.RolloutPhaseDraining)
+		for _, about := range []string{"delete ", "maintain ", "delete b", "maintain b"} {
+			w.refused.set(about, true)
+		}
+		w.untilReason(v1alpha1.ReasonNotAuthorized)
+		is.Equal(t, w.message(), `User "ann" may not maintain 1 of the nodes: b`)
+		w.rest(time.Minute)
+		is.Equal(t, w.rollout().Status.Current[0].Message, "")
+	})
+}
+
 // TestTwoRolloutsOverTheSameNodes: limits count what the other rollout has taken.
 func TestTwoRolloutsOverTheSameNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -182,7 +182,7 @@ func (f *facts) messageOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenan
 	var text string
 	switch unit.Phase {
 	case v1alpha1.RolloutPhaseDraining:
-		return wording.Cut(cmp.Or(drainMessage(nm), f.otherMessage(unit), f.rollout.NotAuthorized), protocol.MaxTaskMessage)
+		return wording.Cut(cmp.Or(drainMessage(nm), f.otherMessage(unit), f.unassigned), protocol.MaxTaskMessage)
 	case v1alpha1.RolloutPhaseOffered:
 		text = "waits for a worker of class " + task.Spec.Worker
 	case v1alpha1.RolloutPhaseClaimed:
