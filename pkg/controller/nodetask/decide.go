@@ -384,7 +384,8 @@ func decideFailed(f *facts) decision {
 	case f.node == nil:
 		return f.gone()
 	case !f.selected:
-		return decision{step: stepDelete}
+		return decision{step: stepDelete, event: EventWithdrawn, warning: true, note: fmt.Sprintf(
+			"The failed work is forgotten: NodeMaintenance %s does not select the node any more", f.task.Spec.Maintenance.Name)}
 	case f.task.Status.Result == v1alpha1.NodeTaskResultDone:
 		return f.enter(v1alpha1.NodeTaskVerifying, "")
 	case f.task.Status.Reason == v1alpha1.NodeTaskNotVerified && f.whyNotVerified() == "":

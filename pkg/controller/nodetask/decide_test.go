@@ -400,7 +400,7 @@ func TestDecideEnd(t *testing.T) {
 		"work that was not verified and can be":    {newFacts(newMaintenance("m", doneWhen("true")), withTask(failed, because(v1alpha1.NodeTaskNotVerified))), verifying},
 		"work that was not verified and cannot be": {newFacts(newMaintenance("m", doneWhen("false")), withTask(failed, because(v1alpha1.NodeTaskNotVerified))), wanted{}},
 		"failed work whose node is deleted":        {newFacts(newMaintenance("m"), withTask(failed), noNode), wanted{step: stepDelete, event: EventNodeGone}},
-		"failed work of a node with other labels":  {newFacts(newMaintenance("m", recorded(failed)), withTask(failed), deselected), deleted},
+		"failed work of a node with other labels":  {newFacts(newMaintenance("m", recorded(failed)), withTask(failed), deselected), wanted{step: stepDelete, event: EventWithdrawn, note: "NodeMaintenance m does not select the node any more"}},
 		"failed work of an ended maintenance":      {newFacts(newMaintenance("m", complete, recorded(failed)), withTask(failed)), deleted},
 		"but only after the record":                {newFacts(newMaintenance("m", complete), withTask(failed)), wanted{}},
 		"failed work without a maintenance":        {newFacts(newMaintenance("m"), withTask(failed), noOwner), deleted},

@@ -9,8 +9,9 @@ const (
 	EventOffered = "NodeTaskOffered"
 	// EventClaimed: the server has granted the node to a worker. About the node.
 	EventClaimed = "NodeTaskClaimed"
-	// EventWithdrawn: the node is no longer offered to workers, or the claim of a worker was
-	// refused. About the node.
+	// EventWithdrawn: the node is no longer offered to workers, the claim of a worker was refused,
+	// or the failure of the work is forgotten, since the maintenance does not select the node any
+	// more. About the node.
 	EventWithdrawn = "NodeTaskWithdrawn"
 	// EventVerified: the work on the node is done, and the node is verified. About the node.
 	EventVerified = "NodeTaskVerified"
