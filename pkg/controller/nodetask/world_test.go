@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -19,6 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // minute is the length of a step of a world.
@@ -42,6 +45,8 @@ type world struct {
 	version      int
 	faults       []string
 	works        int
+	// off is the rule that is switched off, "" if none is.
+	off string
 }
 
 func (w *world) fault(format string, args ...any) {
@@ -88,9 +93,9 @@ func splitNodes(reason string) []string {
 	return names
 }
 
-func newWorld(seed uint64) *world {
+func newWorld(seed uint64, off string) *world {
 	w := &world{
-		rng: rand.New(rand.NewPCG(seed, 0)), now: noon, nodes: map[string]*corev1.Node{}, pods: map[string]bool{}, goal: map[types.UID]bool{},
+		off: off, rng: rand.New(rand.NewPCG(seed, 0)), now: noon, nodes: map[string]*corev1.Node{}, pods: map[string]bool{}, goal: map[types.UID]bool{},
 		maintenances: map[string]*v1alpha1.NodeMaintenance{}, tasks: map[string]*v1alpha1.NodeTask{},
 	}
 	names := []string{"a", "b", "c", "d"}[:2+w.rng.IntN(3)]
@@ -149,7 +154,10 @@ func (v view) tasksOf(uid types.UID) map[string]*v1alpha1.NodeTask {
 // sync carries out one decision about a node that rests on a view.
 func (w *world) sync(v view, name string) {
 	f := &facts{now: w.now, served: time.Hour, task: v.tasks[name], node: v.nodes[name], assigns: map[types.UID]rights.Answer{}}
-	f.doneWhen = func(string, v1alpha1.NodeVersions) (bool, error) { return w.goal[f.node.UID], nil }
+	f.doneWhen = func(string, v1alpha1.NodeVersions) (bool, error) { return w.goal[f.node.UID] || w.off == "verify", nil }
+	if w.off == "deadline" {
+		f.now = noon
+	}
 	for _, nm := range v.on(name) {
 		f.assigns[nm.UID] = rights.Answer{Allowed: true}
 		if v1alpha1.IsHolding(nm) {
@@ -165,19 +173,37 @@ func (w *world) sync(v view, name string) {
 	d := decide(f)
 	if d.step == stepLook {
 		f.live = &liveFacts{}
-		if node := w.nodes[name]; node == nil || node.UID != f.node.UID || !node.Spec.Unschedulable || w.pods[name] {
+		node, live := w.nodes[name], w.maintenances[f.owner.Name]
+		switch {
+		case node == nil || node.UID != f.node.UID, !node.Spec.Unschedulable && w.off != "cordon", w.pods[name] && w.off != "pods":
 			f.live.refusal = "changed"
-		} else if live := w.maintenances[f.owner.Name]; !v1alpha1.IsHolding(live) || live.Generation != f.owner.Generation {
+		case w.off != "end" && (!v1alpha1.IsHolding(live) || live.Generation != f.owner.Generation):
 			return
 		}
 		d = decide(f)
 	}
-	w.act(f, d, name)
+	w.act(f, w.without(f, d), name)
+}
+
+// without returns the decision that would be made without the rule that is switched off.
+func (w *world) without(f *facts, d decision) decision {
+	state := v1alpha1.NodeTaskState("")
+	if f.task != nil {
+		state = f.task.Status.State
+	}
+	switch {
+	case w.off == "keep" && state == v1alpha1.NodeTaskClaimed && f.owner != nil && v1alpha1.IsEnding(f.owner),
+		w.off == "record" && state == v1alpha1.NodeTaskDone:
+		return decision{step: stepDelete}
+	case w.off == "late" && state == v1alpha1.NodeTaskFailed && f.task.Status.Result == v1alpha1.NodeTaskResultDone:
+		return decision{}
+	}
+	return d
 }
 
 func (w *world) act(f *facts, d decision, name string) {
 	task := w.tasks[name]
-	isFresh := task != nil && f.task != nil && task.ResourceVersion == f.task.ResourceVersion && task.UID == f.task.UID
+	isFresh := task != nil && f.task != nil && task.UID == f.task.UID && (task.ResourceVersion == f.task.ResourceVersion || w.off == "fence")
 	switch {
 	case d.step == stepOffer && task == nil:
 		w.tasks[name] = &v1alpha1.NodeTask{
@@ -191,11 +217,15 @@ func (w *world) act(f *facts, d decision, name string) {
 		w.wrote(w.tasks[name])
 	case d.step == stepWrite && isFresh:
 		task.Status = d.status
-		if w.wrote(task); d.status.State == v1alpha1.NodeTaskClaimed {
+		w.wrote(task)
+		switch {
+		case d.status.State == v1alpha1.NodeTaskClaimed:
 			w.granted(name, task)
+		case d.status.State == v1alpha1.NodeTaskDone && !w.goal[f.node.UID]:
+			w.fault("node %s is done although the work has no effect", name)
 		}
 	case d.step == stepDelete && isFresh:
-		delete(w.tasks, name)
+		w.deleted(f, task)
 	case d.step == stepRelease:
 		nm := w.maintenances[f.owner.Name]
 		if nm.ResourceVersion == f.owner.ResourceVersion {
@@ -214,6 +244,18 @@ func (w *world) complete(nm *v1alpha1.NodeMaintenance) {
 	nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
 	nm.Generation++
 	w.wrote(nm)
+}
+
+// deleted deletes a task, and judges that.
+func (w *world) deleted(f *facts, task *v1alpha1.NodeTask) {
+	delete(w.tasks, task.Name)
+	node, nm := w.nodes[task.Name], w.maintenances[task.Spec.Maintenance.Name]
+	switch {
+	case task.Status.State == v1alpha1.NodeTaskClaimed && (f.node != nil || f.task.Status.State != v1alpha1.NodeTaskClaimed):
+		w.fault("node %s was taken back from its worker", task.Name)
+	case task.Status.State == v1alpha1.NodeTaskDone && node != nil && f.node != nil && node.UID == f.node.UID && v1alpha1.IsHolding(nm) && !holds.IsDone(nm, node):
+		w.fault("the work on node %s was forgotten", task.Name)
+	}
 }
 
 // granted judges a grant.
@@ -426,39 +468,71 @@ func (w *world) finish() bool {
 	return over
 }
 
+// run runs a world: first wildly, then calmly until all work is done.
+func run(seed uint64, off string) *world {
+	w := newWorld(seed, off)
+	var views []view
+	for range 60 {
+		w.step(views)
+		views = append(views, w.view())
+		views = views[max(0, len(views)-2):]
+	}
+	w.calm = true
+	for _, node := range w.nodes {
+		node.Status.Conditions[0].Status = corev1.ConditionTrue
+	}
+	for range 300 {
+		if w.step(nil); w.finish() || len(w.faults) > 0 {
+			return w
+		}
+	}
+	w.fault("not all work was done, left are the tasks %v and the maintenances %v", w.tasks, w.maintenances)
+	return w
+}
+
 // TestWorlds runs random worlds. Whatever happens in them, a worker only gets nodes that are empty
 // and cordoned, keeps them until it is done, and in the end all work is done and all nodes are
-// back.
+// back. E2E_FULL=1 runs 100,000 worlds.
 func TestWorlds(t *testing.T) {
-	works := 0
-	for seed := range uint64(2000) {
-		w := newWorld(seed)
-		var views []view
-		for range 60 {
-			w.step(views)
-			views = append(views, w.view())
-			views = views[max(0, len(views)-2):]
-		}
-		w.calm = true
-		for _, node := range w.nodes {
-			node.Status.Conditions[0].Status = corev1.ConditionTrue
-		}
-		over := false
-		for range 300 {
-			w.step(nil)
-			if over = w.finish(); over {
-				break
-			}
-		}
-		if !over {
-			w.fault("not all work was done, left are the tasks %v and the maintenances %v", w.tasks, w.maintenances)
-		}
+	t.Parallel()
+	n, works := uint64(2000), 0
+	if value := os.Getenv("E2E_FULL"); value != "" && must.Get(strconv.ParseBool(value))(t) {
+		n = 100_000
+	}
+	for seed := range n {
+		w := run(seed, "")
 		if works += w.works; len(w.faults) > 0 {
 			t.Fatalf("world %d: %s", seed, w.faults[0])
 		}
 	}
 	t.Logf("%d works", works)
-	if works < 1000 {
+	if uint64(works) < n/2 {
 		t.Errorf("only %d works in all worlds", works)
+	}
+}
+
+// TestWorldsFindMissingRules switches off one rule after the other. The worlds find each.
+func TestWorldsFindMissingRules(t *testing.T) {
+	t.Parallel()
+	for rule, what := range map[string]string{
+		"pods":     "a claim is granted although pods are on the node",
+		"cordon":   "a claim is granted although the node was uncordoned",
+		"end":      "a claim is granted although the maintenance has ended",
+		"fence":    "a task is written that has changed since the decision",
+		"verify":   "the server does not verify the work",
+		"record":   "a task is deleted before the maintenance has recorded its work",
+		"keep":     "the end of a maintenance takes nodes from workers",
+		"late":     "a late result does not count",
+		"deadline": "no deadline passes",
+	} {
+		t.Run(rule, func(t *testing.T) {
+			for seed := range uint64(1000) {
+				if w := run(seed, rule); len(w.faults) > 0 {
+					t.Logf("world %d: %s", seed, w.faults[0])
+					return
+				}
+			}
+			t.Errorf("1000 worlds do not find that %s", what)
+		})
 	}
 }
