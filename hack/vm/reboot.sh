@@ -15,17 +15,12 @@
 #   10. the worker of a rollout reboots the node, which the agent's shutdown does not wait for
 #   11. the same without the node agent
 #
-# hack/vm.sh runs the script after each boot. The folder below stores the state between runs. After
-# the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 9 3` continues with number 9 and resets
-# the machine three times; `reboot.sh resets 3` begins with the resets.
+# hack/vm.sh runs the script after each boot. After the first reboot, `hack/vm.sh --systemd
+# hack/vm/reboot.sh 9 3` continues with number 9 and resets the machine three times; `reboot.sh
+# resets 3` begins with the resets.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-cd "${ROOT}"
-export PATH="${ROOT}/bin:${ROOT}/bin/node:${PATH}" CLUSTER_DIR=/srv/cluster
-export KUBECONFIG="${CLUSTER_DIR}/kubeconfig"
-readonly STATE=/srv/state NODE=node ADDRESS=198.18.0.1 RESETS="${2:-6}"
-mkdir -p "${STATE}"
-CONTAINERD_ADDRESS="$(cat "${STATE}/socket" 2>/dev/null || echo /run/containerd/containerd.sock)"
-export CONTAINERD_ADDRESS
+source "${ROOT}/hack/vm/node.sh"
+readonly RESETS="${2:-6}"
 
 fail() {
 	echo "Error: $*" >&2
@@ -42,144 +37,10 @@ fail() {
 	exit 1
 }
 
-# eventually SECONDS WHAT COMMAND...
-eventually() {
-	local limit=$((SECONDS + $1)) what="$2"
-	shift 2
-	until "$@" >/dev/null 2>&1; do
-		((SECONDS < limit)) || fail "it never came to pass that ${what}"
-		read -rt 1 <> <(:) || true
-	done
-	echo "  ${what}"
-}
-
-condition() { [[ "$(kubectl get node "${NODE}" -o jsonpath="{.status.conditions[?(@.type=='$1')].status}")" == True ]]; }
 # published: the agent has published its kept static pods in this boot, and the server accepts the
 # list.
 published() { kubectl get node "${NODE}" --output=yaml | grep -q "kept-static-pods.*$(cat /proc/sys/kernel/random/boot_id)"; }
 agentWorks() { condition maintenance.haulout.dev/NodeAgentReady && published && [[ -n "$(ls /run/systemd/inhibit)" ]]; }
-
-# control is the control plane as a service: when it ends, all processes of `cluster up` end.
-control() {
-	cat >/etc/systemd/system/cluster.service <<-UNIT
-		[Unit]
-		Description=The control plane
-		[Service]
-		Type=oneshot
-		RemainAfterExit=yes
-		Environment=PATH=${PATH} HOME=/root CLUSTER_DIR=${CLUSTER_DIR} NODES=0 START_TIMEOUT=10m ETCD_FLAGS=--unsafe-no-fsync=false
-		ExecStart=${ROOT}/bin/cluster up
-		TimeoutStartSec=infinity
-		TimeoutStopSec=10
-		[Install]
-		WantedBy=multi-user.target
-	UNIT
-	systemctl enable --quiet cluster.service
-	systemctl start cluster.service || fail "the control plane does not start"
-	kubectl apply --filename=artifacts/node-agent/rbac.yaml >/dev/null
-}
-
-# identity writes a kubeconfig with the certificate of the node, signed by an authority of the
-# cluster.
-identity() {
-	local pki="${CLUSTER_DIR}/pki" server
-	server="$(kubectl config view --minify --output=jsonpath='{.clusters[0].cluster.server}')"
-	mkdir -p /etc/kubernetes/manifests /var/lib/kubelet/pki
-	openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "${STATE}/node.key" -out "${STATE}/node.csr" \
-		-subj "/O=system:nodes/CN=system:node:${NODE}" 2>/dev/null
-	openssl x509 -req -in "${STATE}/node.csr" -CA "${pki}/ca.crt" -CAkey "${pki}/ca.key" -CAcreateserial -CAserial "${STATE}/serial" \
-		-days 2 -out "${STATE}/node.crt" -extfile <(echo "extendedKeyUsage = clientAuth") 2>/dev/null
-	KUBECONFIG=/etc/kubernetes/kubelet.conf kubectl config set-cluster c --server="${server}" --certificate-authority="${pki}/ca.crt" --embed-certs >/dev/null
-	KUBECONFIG=/etc/kubernetes/kubelet.conf kubectl config set-credentials node --client-certificate="${STATE}/node.crt" --client-key="${STATE}/node.key" --embed-certs >/dev/null
-	KUBECONFIG=/etc/kubernetes/kubelet.conf kubectl config set-context c --cluster=c --user=node >/dev/null
-	KUBECONFIG=/etc/kubernetes/kubelet.conf kubectl config use-context c >/dev/null
-}
-
-# kubeletSettings writes the configuration of the kubelet.
-kubeletSettings() {
-	cat >/var/lib/kubelet/config.yaml <<-YAML
-		apiVersion: kubelet.config.k8s.io/v1beta1
-		kind: KubeletConfiguration
-		containerRuntimeEndpoint: unix://${CONTAINERD_ADDRESS}
-		staticPodPath: /etc/kubernetes/manifests
-		cgroupDriver: systemd
-		authentication: {x509: {clientCAFile: "${CLUSTER_DIR}/pki/ca.crt"}, anonymous: {enabled: false}, webhook: {enabled: true}}
-		authorization: {mode: Webhook}
-		resolvConf: ""
-		failSwapOn: false
-		makeIPTablesUtilChains: false
-		localStorageCapacityIsolation: false
-		evictionHard: {memory.available: "0%", nodefs.available: "0%", nodefs.inodesFree: "0%", imagefs.available: "0%"}
-		imageGCHighThresholdPercent: 100
-		nodeStatusUpdateFrequency: 5s
-	YAML
-}
-
-# runtimeSettings writes the configuration of containerd.
-runtimeSettings() {
-	cat >/etc/containerd/config.toml <<-TOML
-		version = 3
-		root = "/srv/containerd"
-		[grpc]
-		  address = "${CONTAINERD_ADDRESS}"
-		[plugins."io.containerd.cri.v1.images".pinned_images]
-		  sandbox = "localhost/pause:dev"
-		[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-		  runtime_type = "io.containerd.runc.v2"
-		  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-		    SystemdCgroup = true
-		[plugins."io.containerd.cri.v1.runtime".cni]
-		  bin_dirs = ["${ROOT}/bin/node"]
-	TOML
-}
-
-# node makes the machine a node: containerd and kubelet as services.
-node() {
-	mkdir -p /etc/containerd /etc/cni/net.d
-	runtimeSettings
-	cat >/etc/cni/net.d/10-pods.conflist <<-'JSON'
-		{"cniVersion": "1.0.0", "name": "pods", "plugins": [
-		  {"type": "bridge", "bridge": "cni0", "isGateway": true,
-		   "ipam": {"type": "host-local", "ranges": [[{"subnet": "198.18.1.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
-	JSON
-	kubeletSettings
-	cat >/etc/systemd/system/containerd.service <<-UNIT
-		[Service]
-		Environment=PATH=${PATH}
-		ExecStart=${ROOT}/bin/node/containerd
-		Delegate=yes
-		KillMode=process
-		Restart=always
-		[Install]
-		WantedBy=multi-user.target
-	UNIT
-	# A node needs an address that others can reach; this machine has no others.
-	cat >/etc/systemd/system/kubelet.service <<-UNIT
-		[Unit]
-		Wants=containerd.service
-		After=containerd.service
-		[Service]
-		Environment=PATH=${PATH}
-		ExecStartPre=-ip link add node0 type bridge
-		ExecStartPre=-ip address add ${ADDRESS}/24 dev node0
-		ExecStartPre=ip link set node0 up
-		ExecStart=${ROOT}/bin/kubelet --config=/var/lib/kubelet/config.yaml --kubeconfig=/etc/kubernetes/kubelet.conf --hostname-override=${NODE} --node-ip=${ADDRESS} --v=2
-		KillMode=process
-		Restart=always
-		RestartSec=2
-		[Install]
-		WantedBy=multi-user.target
-	UNIT
-	systemctl daemon-reload
-	systemctl enable --quiet containerd.service kubelet.service
-	systemctl start containerd.service
-	eventually 120 "containerd serves" ctr version
-	for image in app pause haulout-worker; do
-		ctr --namespace=k8s.io images import "bin/images/${image}-amd64.tar" >/dev/null || fail "image ${image} cannot be imported"
-	done
-	systemctl start kubelet.service
-	eventually 300 "the node is Ready" condition Ready
-}
 
 readonly TABLE='shutdownGracePeriodByPodPriority:
 - {priority: 0, shutdownGracePeriodSeconds: 60}
@@ -191,6 +52,7 @@ readonly TABLE_SECONDS=180 AGENT_CONFIG=/etc/haulout-node-agent/config.yaml
 
 # agent installs the node agent in the way an administrator does.
 agent() {
+	kubectl apply --filename=artifacts/node-agent/rbac.yaml >/dev/null
 	printf '%s\n' "apiVersion: nodeagent.haulout.dev/v1alpha1" "kind: NodeAgentConfiguration" "maxShutdownDelay: 15m" "apiGracePeriod: 20s" \
 		"${TABLE}" >"${STATE}/agent.yaml"
 	haulout-node-agent install --config="${STATE}/agent.yaml" || fail "the agent cannot be installed"
@@ -227,19 +89,6 @@ pods() {
 
 signal() { kill "-$1" "$(pgrep --exact kube-apiserver)"; }
 
-# reboots STEP [COMMAND...] asks for a reboot and ends this run.
-reboots() {
-	echo "$1" >"${STATE}/step"
-	shift
-	cat /proc/sys/kernel/random/boot_id >"${STATE}/boot"
-	date +%s >"${STATE}/requested"
-	sync
-	[[ $# -gt 0 ]] || set -- systemctl reboot
-	echo "  the machine reboots: $*"
-	"$@"
-	exit 99
-}
-
 # wentDown fails unless the machine was down in time, by the last line of its journal.
 wentDown() {
 	local last took
@@ -253,11 +102,9 @@ agentSays() { systemctl show --property=StatusText haulout-node-agent.service | 
 safeModeShown() { [[ "$(kubectl get node "${NODE}" --output=jsonpath='{.status.conditions[?(@.type=="maintenance.haulout.dev/NodeAgentRunning")].reason}')" == SafeMode ]]; }
 noLock() { ! systemd-inhibit --list --no-legend | grep -q haulout-node-agent; }
 
-# serves waits for the cluster and the node after a boot.
+# serves waits for the cluster, the node and its agent after a boot.
 serves() {
-	[[ "$(cat "${STATE}/boot")" != "$(cat /proc/sys/kernel/random/boot_id)" ]] || fail "the machine has not booted"
-	eventually 600 "the control plane is up again" systemctl is-active cluster.service
-	eventually 300 "the node is Ready" condition Ready
+	isUp
 	eventually 300 "the node agent is ready and holds its lock" agentWorks
 }
 
@@ -314,7 +161,6 @@ placeStatic() {
 
 static() { kubectl get pod "static-${NODE}" --output=jsonpath='{.status.phase} {.metadata.annotations.kubernetes\.io/config\.hash}'; }
 staticRuns() { [[ "$(static)" == Running\ * ]]; }
-schedulable() { [[ -z "$(kubectl get node "${NODE}" --output=jsonpath='{.spec.unschedulable}')" ]]; }
 # agrees ends the maintenance that a reset has left, drains the node and brings it back: folder,
 # index and kubelet agree each time.
 agrees() {
@@ -357,8 +203,6 @@ installWorker() {
 	kubectl rollout status --namespace=haulout-worker-reboot daemonset/haulout-worker-reboot --timeout=5m || fail "the worker does not run"
 }
 
-boots() { journalctl --no-pager --list-boots | grep -c .; }
-
 # roll creates a rollout whose worker reboots the node.
 roll() {
 	boots >"${STATE}/boots"
@@ -373,14 +217,6 @@ roll() {
 	YAML
 }
 
-isRolled() { [[ "$(kubectl get nodemaintenancerollouts "$1" --output=jsonpath='{.status.conditions[?(@.type=="Complete")].status}')" == True ]]; }
-# rolled waits until the node has returned from a rollout, after one boot.
-rolled() {
-	eventually 600 "the rollout is complete" isRolled "$1"
-	eventually 120 "the node is schedulable" schedulable
-	[[ "$(boots)" == $(($(cat "${STATE}/boots") + 1)) ]] || fail "there were $(boots) boots, want one after the first $(cat "${STATE}/boots")"
-}
-
 completed() { [[ "$(kubectl get nodemaintenances --output=jsonpath='{.items[?(@.spec.reason=="node shutdown")].spec.stage}')" =~ ^(Complete\ ?)+$ ]]; }
 
 step="$(cat "${STATE}/step" 2>/dev/null || echo 1)"
@@ -391,7 +227,7 @@ case "${step}" in
 	[[ -e /sys/fs/cgroup/cgroup.controllers ]] || fail "/sys/fs/cgroup is not of version 2"
 	control
 	identity
-	node
+	node bin/images/{app,pause,haulout-worker}-amd64.tar
 	agent
 	[[ "${1:-}" != resets ]] || parksUntilReset 1
 	pods
@@ -502,8 +338,7 @@ worker)
 worker-alone)
 	echo "--- After the reboot by a worker without the node agent"
 	wentDown
-	eventually 600 "the control plane is up again" systemctl is-active cluster.service
-	eventually 300 "the node is Ready" condition Ready
+	isUp
 	rolled without-agent
 	echo "Rebooted a node with the systemd driver on cgroups of version 2 in all ways, with a static pod, reset it ${RESETS} times, and let a worker reboot it."
 	;;
