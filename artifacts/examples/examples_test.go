@@ -124,7 +124,7 @@ func TestExamplesAreValid(t *testing.T) {
 // arguments: a new rollout is created if there is none, or the former one has ended.
 func TestRolloutsAreRepeated(t *testing.T) {
 	const list, create = "get NMR --selector=app=reboots --output=name", "create --filename=/rollout/rollout.yaml"
-	const wait, remove = "wait NMR --selector=app=reboots --for=condition=Ready --timeout=1s", "delete NMR --selector=app=reboots"
+	const wait, remove = "wait NMR --selector=app=reboots --for=condition=Ready --timeout=30s", "delete NMR --selector=app=reboots"
 	objects := decode(t, newScheme(t), "reboots.yaml")
 	at := slices.IndexFunc(objects, func(o runtime.Object) bool { _, ok := o.(*batchv1.CronJob); return ok })
 	must.True(t, at >= 0, "the file has no CronJob")
