@@ -163,7 +163,7 @@ KUBE_MODULE := $(CLUSTER_MODULE)/kube/$(KUBE)
 KUBE_BIN := $(BIN)/kube-$(KUBE)
 KUBE_RELEASE := $(shell sed -nE 's/^\tk8s.io\/kubernetes (v[^ ]+).*/\1/p' $(KUBE_MODULE)/go.mod)
 KUBECTL_PACKAGE := k8s.io/kubernetes/cmd/kubectl
-ifneq ($(filter bench cgroup2 demo kube kubeadm nightly reboots rollouts scheduler,$(MAKECMDGOALS)),)
+ifneq ($(filter bench cgroup2 demo kube kubeadm kured nightly reboots rollouts scheduler,$(MAKECMDGOALS)),)
 $(error KUBE=$(KUBE): make $(MAKECMDGOALS) runs without KUBE only)
 endif
 else
@@ -337,6 +337,11 @@ cgroup2: cluster-binaries node-binaries ## Drain a real node on cgroups of versi
 .PHONY: reboots
 reboots: cluster-binaries node-binaries ## Reboot a node with the node agent, systemd and its cgroup driver, in an emulated machine (half an hour; needs Debian and root)
 	@VM_TIMEOUT="$${VM_TIMEOUT:-1h}" hack/vm.sh --systemd hack/vm/reboot.sh
+
+.PHONY: kured
+kured: cluster-binaries node-binaries ## Replace kured with the commands of docs/rollouts.md, in an emulated machine that reboots (half an hour; needs Debian and root)
+	@hack/vm/kured.sh build
+	@VM_TIMEOUT="$${VM_TIMEOUT:-1h}" hack/vm.sh --systemd hack/vm/kured.sh
 
 ##@ Demo
 
@@ -527,7 +532,7 @@ codegen: ## Generate all code in a copy of the tree and compare, also if nothing
 	@hack/verify-codegen.sh --full
 
 # What takes too long for .ci/run, and what .ci/run does in part.
-NIGHTLY ?= codegen unit race gitops fuzz full faults kube kubeadm helm cgroup2 reboots bench memory clients idle evictionrequests
+NIGHTLY ?= codegen unit race gitops fuzz full faults kube kubeadm helm cgroup2 reboots kured bench memory clients idle evictionrequests
 
 .PHONY: nightly
 nightly: ## Run everything that takes long, and end with a table of what came of it (nine hours; needs Debian and root; NIGHTLY='fuzz kubeadm')

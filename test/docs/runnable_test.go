@@ -4,6 +4,8 @@
 package docs
 
 import (
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -62,6 +64,13 @@ func TestScripts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTheWalkKnowsThePage checks that hack/vm/kured.sh, which `make kured` runs, knows all blocks of
+// commands in the section "From kured". Their texts are those of the page in any case.
+func TestTheWalkKnowsThePage(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "vm", "kured.sh"), "check").CombinedOutput()
+	is.True(t, err == nil, "%v: %s", err, out)
 }
 
 // TestPagesHaveRunnableBlocks checks which pages have runnable blocks. TestPagesRun in test/e2e
