@@ -296,7 +296,7 @@ func TestRolloutHaltsAndIsHeld(t *testing.T) {
 	})
 	must.Do(t, patchRollout(t, rolloutsOf(t, holder), r.Name, `{"spec":{"holds":[{"name":"power"}]}}`, true))
 	held := framework.Until(t, "one hold is left", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
-		return r.Status.ObservedGeneration == r.Generation && progressingIs(r, v1alpha1.ReasonHeld, "hold power") && !progressingIs(r, v1alpha1.ReasonHeld, "ceph")
+		return r.Status.ObservedGeneration == r.Generation && progressingIs(r, v1alpha1.ReasonHeld, "Hold power") && !progressingIs(r, v1alpha1.ReasonHeld, "ceph")
 	})
 	is.True(t, len(held.Spec.Holds) == 1 && len(held.Status.Current) == 0, "got the holds %+v and the units %+v", held.Spec.Holds, held.Status.Current)
 	unschedulable(t, false, nodes...)

@@ -49,9 +49,7 @@ func TestRolloutLeavesNodesAlone(t *testing.T) {
 	atGoal, cordoned, due, broken := nodes[:5], nodes[5:7], nodes[7], pool+"-broken"
 	cluster.NewNodes(t, pool, false, broken)
 	// As if its kubelet had ended an hour ago: the grace time of a new node is over.
-	must.Get(cluster.As(t).Nodes().Patch(t.Context(), broken, types.StrategicMergePatchType, fmt.Appendf(nil,
-		`{"status":{"conditions":[{"type":"Ready","status":"Unknown","lastTransitionTime":%q}]}}`, time.Now().Add(-time.Hour).UTC().Format(time.RFC3339),
-	), metav1.PatchOptions{}, "status"))(t)
+	setReady(t, broken, corev1.ConditionUnknown, time.Now().Add(-time.Hour))
 	for _, node := range atGoal {
 		is.Equal(t, install(t, node), v1alpha1.NodeTaskResultDone)
 	}
@@ -78,8 +76,17 @@ func TestRolloutLeavesNodesAlone(t *testing.T) {
 	unschedulable(t, false, append(slices.Clone(atGoal), broken)...)
 
 	cluster.MustKubectl(t, "", append([]string{"uncordon"}, cordoned...)...)
-	merge(t, "", "node", broken, `{"metadata":{"annotations":{"kwok.x-k8s.io/node":"fake"}}}`) // now it has a kubelet
+	setReady(t, broken, corev1.ConditionTrue, time.Now())
 	r = rolloutUntil(t, r.Name, v1alpha1.ReasonRolloutComplete)
 	is.Equal(t, r.Status.Nodes, v1alpha1.RolloutNodes{Total: 9, Done: 9})
 	is.Equal(t, len(attempts(t, r.Name)), 4, "maintenances")
+}
+
+// setReady writes the condition Ready of a node, as its kubelet or the node lifecycle controller does.
+func setReady(t *testing.T, node string, status corev1.ConditionStatus, since time.Time) {
+	t.Helper()
+	must.Get(cluster.As(t).Nodes().Patch(t.Context(), node, types.StrategicMergePatchType,
+		fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q,"lastTransitionTime":%q,"lastHeartbeatTime":%q}]}}`,
+			status, since.UTC().Format(time.RFC3339), since.UTC().Format(time.RFC3339)),
+		metav1.PatchOptions{}, "status"))(t)
 }
