@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -95,7 +96,7 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 	f.cluster = c.clusterOf(f, nodes, tasks)
 	if r.Spec.Stage == v1alpha1.RolloutStageRoll {
 		f.rollout.NotAuthorized = c.notAuthorized(ctx, f)
-		f.rollout.Contradiction = func() string { return c.contradiction(f) }
+		f.rollout.Contradiction = sync.OnceValue(func() string { return c.contradiction(f) })
 	}
 	var wait time.Duration
 	if f.failing, wait = c.problems.Of(r.Name); wait > 0 {
@@ -320,7 +321,7 @@ func (c *Controller) contradiction(f *facts) string {
 			continue
 		}
 		if node := next.Contradiction(ours, f.trips(other, next.DoneBy(attempts), goal)); node != "" {
-			text := fmt.Sprintf("rollout %s wants the opposite for node %s; complete one of the two", other.Name, node)
+			text := fmt.Sprintf("rollout %s wants the opposite for node %s; stop one of the two", other.Name, node)
 			if first == "" || text < first {
 				first = text
 			}

@@ -62,6 +62,9 @@ func (c *Controller) rolloutChanged(old, r *v1alpha1.NodeMaintenanceRollout) {
 		c.enqueueRolling()
 	case old == nil || old.Generation != r.Generation || old.DeletionTimestamp == nil && r.DeletionTimestamp != nil:
 		c.queue.Add(r.Name)
+		if old != nil && old.Spec.Stage != r.Spec.Stage {
+			c.enqueueRolling() // one that it contradicts may continue
+		}
 	case len(r.Status.Current) < len(old.Status.Current):
 		c.enqueueRolling()
 	}

@@ -245,7 +245,8 @@ func TestTwoRolloutsOverTheSameNodes(t *testing.T) {
 	})
 }
 
-// TestContradiction: two rollouts want different kernels.
+// TestContradiction: two rollouts want different kernels. Both name the other one, also the one
+// that is complete. When a user stops that one, the other one continues.
 func TestContradiction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wants := func(version string) func(*v1alpha1.NodeMaintenanceRollout) {
@@ -259,12 +260,23 @@ func TestContradiction(t *testing.T) {
 		w.untilReason(v1alpha1.ReasonRolloutComplete)
 		back := newRollout(wants("6.11"), func(r *v1alpha1.NodeMaintenanceRollout) { r.Name, r.UID = "back", "uid-back" })
 		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Create(t.Context(), back, metav1.CreateOptions{}))(t)
-		w.until("the second one is held", time.Second, func() bool {
+		second := func(reason, message string) bool {
 			r := must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(t.Context(), "back", metav1.GetOptions{}))(t)
 			progressing := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
-			return progressing != nil && progressing.Reason == v1alpha1.ReasonHeld && strings.Contains(progressing.Message, "Rollout kernel wants the opposite for node a")
+			return progressing != nil && progressing.Reason == reason && strings.Contains(progressing.Message, message)
+		}
+		w.until("the second one is held", time.Second, func() bool {
+			return second(v1alpha1.ReasonHeld, "Rollout kernel wants the opposite for node a")
 		})
+		w.until("the first one names the second one", time.Second, func() bool {
+			return w.message() == "Every matching node is done, but rollout back wants the opposite for node a; stop one of the two"
+		})
+		is.Equal(t, w.reason(), v1alpha1.ReasonRolloutComplete)
 		w.rest(time.Hour)
 		is.True(t, w.maintenance("back-b-1") == nil, "the second node has made the trip too")
+		stopped := time.Now()
+		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Stage = v1alpha1.RolloutStageComplete })
+		w.until("the second one is complete", time.Second, func() bool { return second(v1alpha1.ReasonRolloutComplete, "Every matching node is done") })
+		is.True(t, time.Since(stopped) < time.Minute, "the second one took %s", time.Since(stopped))
 	})
 }

@@ -56,8 +56,15 @@ type Rollout struct {
 	// NotAuthorized says why the requester may not maintain the nodes; "" if they may.
 	NotAuthorized string
 	// Contradiction says which other rollout undoes what this one does; "" if none does. It may be
-	// nil, and is not called for a rollout that is over, has halted or is held.
+	// nil, and is not called for a rollout that was stopped, has halted or is held.
 	Contradiction func() string
+}
+
+func (r *Rollout) contradiction() string {
+	if r.Contradiction == nil {
+		return ""
+	}
+	return r.Contradiction()
 }
 
 // Decision is what a rollout does next, and how far it is.

@@ -338,7 +338,7 @@ func TestProgressing(t *testing.T) {
 	refused := func(s *scene) { s.ready.NotAuthorized = "user bob may not maintain n0" }
 	contradicted := func(s *scene) { s.ready.Contradiction = func() string { return "rollout x wants the opposite" } }
 	unasked := func(s *scene) {
-		s.ready.Contradiction = func() string { panic("a contradiction is computed although no unit can start") }
+		s.ready.Contradiction = func() string { panic("a contradiction is computed although no unit may start") }
 	}
 	failed := []change{attempts(attempt("n0", "")), runs("Failed", "n0"), tasked("n0", v1alpha1.NodeTaskFailed, "kernel-n0")}
 	paused := func(by string) change {
@@ -354,7 +354,7 @@ func TestProgressing(t *testing.T) {
 		counts  v1alpha1.RolloutNodes
 	}{
 		"idle":                      {2, []change{stage("Idle"), held24}, "Idle", "stage Idle", v1alpha1.RolloutNodes{Total: 2, Waiting: 2}},
-		"all done":                  {1, []change{unasked, attempts(attempt("n0", "Done"))}, "Complete", "Every matching node", v1alpha1.RolloutNodes{Total: 1, Done: 1}},
+		"all done":                  {1, []change{attempts(attempt("n0", "Done"))}, "Complete", "Every matching node is done", v1alpha1.RolloutNodes{Total: 1, Done: 1}},
 		"no node":                   {0, nil, "NoNodesSelected", "The selector matches no node", v1alpha1.RolloutNodes{}},
 		"no node, idle":             {0, []change{stage("Idle")}, "NoNodesSelected", "", v1alpha1.RolloutNodes{}},
 		"no node, stopped":          {0, []change{stage("Complete")}, "Complete", "", v1alpha1.RolloutNodes{}},
@@ -365,11 +365,14 @@ func TestProgressing(t *testing.T) {
 		"a newer stage":             {1, []change{stage("Rewind")}, "Stopped", "", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"halted":                    {2, append(failed, held24, unasked), "Halted", "1 unit failed, and maxFailed is 0: n0;", v1alpha1.RolloutNodes{Total: 2, Waiting: 1, Failed: 1}},
 		"no worker":                 {2, []change{attempts(attempt("n0", WithdrawnNoWorker))}, "Halted", "n0", v1alpha1.RolloutNodes{Total: 2, Waiting: 1, Failed: 1}},
-		"held":                      {1, []change{held24, closed}, "Held", `Hold ceph by user "ann": rebuild`, v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
+		"held":                      {1, []change{held24, closed, unasked}, "Held", `Hold ceph by user "ann": rebuild`, v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"contradiction":             {1, []change{contradicted}, "Held", "Rollout x", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"closed":                    {1, []change{closed, refused}, "OutsideWindow", "opens at 2026-11-28T22:00:00Z", v1alpha1.RolloutNodes{Total: 1, Waiting: 1}},
 		"closed, blocked": {
 			1, []change{closed, refused, attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute))}, "NodesBlocked", "No unit can start: n0", v1alpha1.RolloutNodes{Total: 1, Blocked: 1},
+		},
+		"all done, contradiction": {
+			1, []change{contradicted, attempts(attempt("n0", "Done"))}, "Complete", "Every matching node is done, but rollout x wants the opposite", v1alpha1.RolloutNodes{Total: 1, Done: 1},
 		},
 		"closed, skipped": {1, []change{closed, refused, node("n0", cordoned)}, "NodesSkipped", "Only skipped units are left", v1alpha1.RolloutNodes{Total: 1, Skipped: 1}},
 		"closed, blocked and waiting": {

@@ -32,6 +32,9 @@ func (d *decider) stop() {
 		set(v1alpha1.ReasonIdle, "the rollout is in stage Idle")
 	case !open && !isBusy:
 		set(v1alpha1.ReasonRolloutComplete, "every matching node is done")
+		if other := d.contradiction(); other != "" {
+			d.Message += ", but " + other
+		}
 	// A stage that a newer server has stored starts nothing.
 	case spec.Stage != v1alpha1.RolloutStageRoll:
 		set(v1alpha1.ReasonStopped, "the rollout is in stage Complete; not all nodes are done")
@@ -40,8 +43,8 @@ func (d *decider) stop() {
 			wording.Count(len(failures), "unit"), spec.MaxFailed, Names(failures))
 	case len(holds.Active) > 0:
 		set(v1alpha1.ReasonHeld, "%s", describe(holds.Active))
-	case d.Contradiction != nil && d.Contradiction() != "":
-		set(v1alpha1.ReasonHeld, "%s", d.Contradiction())
+	case d.contradiction() != "":
+		set(v1alpha1.ReasonHeld, "%s", d.contradiction())
 	case err != nil:
 		set(v1alpha1.ReasonOutsideWindow, "the server cannot read %v", err)
 	case !windows.Open && !isBusy && len(d.order()) == 0:
