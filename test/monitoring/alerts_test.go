@@ -28,6 +28,8 @@ const (
 // the value 0 in the minutes 0 to 4.
 type alertTest struct {
 	bad string
+	// alsoBad has further series on which the alert fires after the same time.
+	alsoBad string
 	// late is the latest minute at which the expression becomes true.
 	late time.Duration
 	// says is a part of the description, if the description has more than the value.
@@ -70,9 +72,14 @@ var alertTests = map[string]alertTest{
 	},
 	"HauloutRolloutStuck": {
 		bad: "haulout_rollout_waiting{reason=\"AtLimit\"} 0x1500\nhaulout_rollout_waiting{reason=\"NodesBlocked\"} 2x1500",
-		// A rollout waits for its window all day, and repeatedly for a place.
+		// The window closes after half an hour.
+		alsoBad: "haulout_rollout_waiting{reason=\"AtLimit\"} 1x29 0x1500\n" +
+			"haulout_rollout_waiting{reason=\"OutsideWindow\"} 0x29 1x1500\n" +
+			"haulout_rollout_nodes{state=\"running\"} 0x1500",
+		// A rollout waits for its window all day, and another one repeatedly for a place.
 		good: "haulout_rollout_waiting{reason=\"OutsideWindow\"} 1x1500\n" +
-			"haulout_rollout_waiting{reason=\"AtLimit\"} " + strings.Repeat("1x100 0x1 ", 14),
+			"haulout_rollout_waiting{reason=\"AtLimit\"} " + strings.Repeat("1x100 0x1 ", 14) + "\n" +
+			"haulout_rollout_nodes{state=\"running\"} " + strings.Repeat("0x100 2x1 ", 14),
 	},
 	"HauloutNodeTaskFailed": {
 		bad: "haulout_nodetask_tasks{state=\"Failed\"} 1x1500\nhaulout_nodetask_tasks{state=\"Claimed\"} 0x1500",
@@ -235,6 +242,25 @@ func firing(t *testing.T, rule rulefmt.Rule, series string) (first time.Duration
 	return 0, nil, false
 }
 
+// fires checks that an alert fires on bad series in time, and its annotations.
+func (test alertTest) fires(t *testing.T, rule rulefmt.Rule, bad string) {
+	t.Helper()
+	at, said, fired := firing(t, rule, bad)
+	soonest, latest := time.Duration(rule.For), time.Duration(rule.For)+test.late
+	if !fired || at < soonest || at > latest {
+		t.Errorf("on the bad series: fired %v, after %v; want from %v to %v", fired, at, soonest, latest)
+	}
+	for annotation, text := range said {
+		// Prometheus puts the error of a template into the text.
+		if text == "" || strings.Contains(text, "error expanding template") || strings.Contains(text, "<no value>") {
+			t.Errorf("annotation %s: got %q", annotation, text)
+		}
+	}
+	if !strings.Contains(said["description"], test.says) {
+		t.Errorf("the description does not contain %q: %s", test.says, said["description"])
+	}
+}
+
 // TestAlertsFire evaluates each alert with the engine of Prometheus: the alert must fire on a bad
 // series after the duration of the rule, and never on a good series.
 func TestAlertsFire(t *testing.T) {
@@ -244,19 +270,9 @@ func TestAlertsFire(t *testing.T) {
 			if !ok {
 				t.Fatal("the alert has no series in alertTests")
 			}
-			at, said, fired := firing(t, rule, test.bad)
-			soonest, latest := time.Duration(rule.For), time.Duration(rule.For)+test.late
-			if !fired || at < soonest || at > latest {
-				t.Errorf("on the bad series: fired %v, after %v; want from %v to %v", fired, at, soonest, latest)
-			}
-			for annotation, text := range said {
-				// Prometheus puts the error of a template into the text.
-				if text == "" || strings.Contains(text, "error expanding template") || strings.Contains(text, "<no value>") {
-					t.Errorf("annotation %s: got %q", annotation, text)
-				}
-			}
-			if !strings.Contains(said["description"], test.says) {
-				t.Errorf("the description does not contain %q: %s", test.says, said["description"])
+			test.fires(t, rule, test.bad)
+			if test.alsoBad != "" {
+				test.fires(t, rule, test.alsoBad)
 			}
 			if at, _, fired := firing(t, rule, test.good); fired {
 				t.Errorf("on the good series: fired after %v", at)
