@@ -24,8 +24,9 @@ import (
 // more, or if another one was created under its name.
 type Follow func(ctx context.Context, nm *v1alpha1.NodeMaintenance, look func(*v1alpha1.NodeMaintenance) (done bool, err error)) error
 
-// lastLookFor limits the time of the read after a deadline.
-const lastLookFor = 5 * time.Second
+// LastRead is the maximum duration of the read with which Wait ends after the deadline of its
+// context.
+const LastRead = 5 * time.Second
 
 // Wait waits until a maintenance has reached a state, and returns it as it is then. The maintenance
 // is one that Cordon, Drain or the API has returned.
@@ -69,7 +70,7 @@ func (d *Drainer) Wait(ctx context.Context, nm *v1alpha1.NodeMaintenance, state 
 // unfinished returns the maintenance, and the error if it has not reached a state when the time is
 // over. It reads the maintenance once more, since the watch may be behind.
 func (d *Drainer) unfinished(ctx context.Context, nm *v1alpha1.NodeMaintenance, state State) (*v1alpha1.NodeMaintenance, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLookFor)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), LastRead)
 	defer cancel()
 	now, err := d.Client.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && now.UID != nm.UID {

@@ -24,6 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/drainer"
 )
 
 // pollEvery is the interval at which evacuate reads the Evacuation that it waits for.
@@ -313,13 +314,10 @@ func isTemporary(err error) bool {
 		apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err)
 }
 
-// lastLookFor limits the time of the read after a timeout.
-const lastLookFor = 5 * time.Second
-
 // afterDeletion reports what became of a pod whose Evacuation was deleted between two reads. The
 // timeout may have passed meanwhile.
 func (e *environment) afterDeletion(ctx context.Context, c clients, evacuation *v1alpha1.Evacuation, name string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLookFor)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainer.LastRead)
 	defer cancel()
 	pod, err := c.kube.CoreV1().Pods(evacuation.Namespace).Get(ctx, evacuation.Spec.PodRef.Name, metav1.GetOptions{})
 	switch {
