@@ -47,8 +47,7 @@ func TestKubectl(t *testing.T) {
 	cluster.Budget(t, namespace, "stuck", 0)
 	name := framework.Name("kernel")
 	t.Cleanup(func() {
-		if _, errOut, err := cluster.Kubectl(&noContext{t}, "", "delete", "nm", name,
-			"--ignore-not-found"); err != nil {
+		if _, errOut, err := cluster.Kubectl(t, "", "delete", "nm", name, "--ignore-not-found"); err != nil {
 			t.Error(errOut)
 		}
 	})
@@ -166,12 +165,6 @@ func TestKubectl(t *testing.T) {
 		unschedulable(t, false, nodes...)
 	})
 }
-
-// noContext is a test whose context does not end. Cleanups use it, because the context of the test
-// has ended by then.
-type noContext struct{ *testing.T }
-
-func (noContext) Context() context.Context { return context.Background() }
 
 func get(t *testing.T, name string) *v1alpha1.NodeMaintenance {
 	t.Helper()

@@ -132,7 +132,7 @@ func (s pageState) isNew(o pageObject) bool {
 // kubectl takes longer than the list.
 func objectsOf(t *testing.T, kinds ...string) []pageObject {
 	t.Helper()
-	out := cluster.MustKubectl(noContext{t}, "", "get", strings.ToLower(strings.Join(kinds, ",")), "-A", "--no-headers",
+	out := cluster.MustKubectl(t, "", "get", strings.ToLower(strings.Join(kinds, ",")), "-A", "--no-headers",
 		"-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name,OWNER:.metadata.ownerReferences[0].kind")
 	var objects []pageObject
 	for line := range strings.Lines(out) {
@@ -162,20 +162,20 @@ func putBack(t *testing.T, before pageState) {
 			if group.namespace != none {
 				args = append(args, "-n", group.namespace)
 			}
-			cluster.MustKubectl(noContext{t}, "", args...)
+			cluster.MustKubectl(t, "", args...)
 		}
 	}
-	nodes := must.Get(cluster.As(noContext{t}).Nodes().List(context.Background(), metav1.ListOptions{}))(t)
+	nodes := must.Get(cluster.As(t).Nodes().List(context.Background(), metav1.ListOptions{}))(t)
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		was, known := before.labels[node.Name]
 		for label := range node.Labels {
 			if _, there := was[label]; known && !there {
-				cluster.MustKubectl(noContext{t}, "", "label", "node", node.Name, label+"-")
+				cluster.MustKubectl(t, "", "label", "node", node.Name, label+"-")
 			}
 		}
 	}
-	framework.Eventually(noContext{t}, "all objects of the page are deleted", func(context.Context) (bool, error) {
+	framework.Eventually(t, "all objects of the page are deleted", func(context.Context) (bool, error) {
 		for _, o := range objectsOf(t, "NodeMaintenance", "Pod", "Namespace") {
 			if before.isNew(o) {
 				return false, fmt.Errorf("%v is left", o)

@@ -30,11 +30,11 @@ func createRollout(t *testing.T, user, pool string) string {
 	}
 	must.Get(cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Create(t.Context(), r, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
-		admin := cluster.As(noContext{t}).Haulout.MaintenanceV1alpha1()
+		admin := cluster.As(t).Haulout.MaintenanceV1alpha1()
 		if err := admin.NodeMaintenanceRollouts().Delete(context.Background(), r.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
-		framework.Eventually(noContext{t}, "the maintenances of the rollout are gone", func(ctx context.Context) (bool, error) {
+		framework.Eventually(t, "the maintenances of the rollout are gone", func(ctx context.Context) (bool, error) {
 			left, err := admin.NodeMaintenances().List(ctx, metav1.ListOptions{LabelSelector: labels.Set{v1alpha1.LabelRollout: r.Name}.String()})
 			if err != nil {
 				return false, err

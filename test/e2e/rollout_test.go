@@ -67,10 +67,10 @@ func roll(t *testing.T, pool string, modify ...func(*v1alpha1.NodeMaintenanceRol
 // rollouts.
 func removeRollout(t *testing.T, r *v1alpha1.NodeMaintenanceRollout) {
 	t.Helper()
-	admin := cluster.As(noContext{t}).Haulout.MaintenanceV1alpha1()
-	err := admin.NodeMaintenanceRollouts().Delete(noContext{t}.Context(), r.Name, metav1.DeleteOptions{})
+	admin := cluster.As(t).Haulout.MaintenanceV1alpha1()
+	err := admin.NodeMaintenanceRollouts().Delete(context.WithoutCancel(t.Context()), r.Name, metav1.DeleteOptions{})
 	is.True(t, err == nil || apierrors.IsNotFound(err), "delete rollout %s: %v", r.Name, err)
-	framework.Eventually(noContext{t}, "the maintenances of rollout "+r.Name+" are gone", func(ctx context.Context) (bool, error) {
+	framework.Eventually(t, "the maintenances of rollout "+r.Name+" are gone", func(ctx context.Context) (bool, error) {
 		left, err := admin.NodeMaintenances().List(ctx, metav1.ListOptions{LabelSelector: v1alpha1.LabelRollout + "=" + r.Name})
 		if err != nil || len(left.Items) == 0 {
 			return err == nil, err

@@ -304,12 +304,13 @@ func Eventually(tb testing.TB, what string, check func(context.Context) (bool, e
 	EventuallyWithin(tb, Timeout, what, check)
 }
 
-// EventuallyWithin is Eventually with the given timeout.
+// EventuallyWithin is Eventually with the given timeout. It can be used in cleanups, too, when the
+// context of the test has ended.
 func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check func(context.Context) (bool, error)) {
 	tb.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(
-		tb.Context(), 50*time.Millisecond, limit, true,
+		context.WithoutCancel(tb.Context()), 50*time.Millisecond, limit, true,
 		func(ctx context.Context) (bool, error) {
 			done, err := check(ctx)
 			if ctx.Err() == nil {
