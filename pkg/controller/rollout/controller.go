@@ -41,8 +41,8 @@ const Name = "rollout"
 
 const (
 	// debounce is how long events of nodes, tasks and maintenances are collected before the
-	// rollouts are reconciled. After a sync that takes longer, the next sync of the same rollout is
-	// delayed by the duration of the last one, up to maxDebounce.
+	// rollouts are reconciled. If the last syncs of all rollouts took longer, they are collected
+	// for as long as these, up to maxDebounce.
 	debounce    = 50 * time.Millisecond
 	maxDebounce = 2 * time.Second
 	// maxFailure is the maximum length of the error of a sync in the status, in bytes.
@@ -215,8 +215,8 @@ func (c *Controller) timedSync(ctx context.Context, name string) error {
 	if err == nil || !loop.IsOnlyConflict(err) && ctx.Err() == nil {
 		c.note(name, err)
 	}
-	took := c.clock.Since(started)
-	c.costs.Change(name, func(time.Duration, bool) (time.Duration, bool) { return min(took, maxDebounce), took > debounce })
+	_, exists, _ := c.rollouts.Get(name)
+	c.costs.Change(name, func(time.Duration, bool) (time.Duration, bool) { return c.clock.Since(started), exists })
 	return err
 }
 
@@ -238,7 +238,6 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	}
 	if !exists {
 		c.written.Forget(name)
-		c.costs.Forget(name)
 		c.problems.Forget(name)
 		delete(c.goals, name)
 		return nil
@@ -250,8 +249,14 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return c.reconcile(ctx, r)
 }
 
-// debounce returns how long to collect events before a rollout is reconciled.
-func (c *Controller) debounce(name string) time.Duration {
-	took, _ := c.costs.Get(name)
-	return max(debounce, took)
+// debounce returns how long to collect events before rollouts are reconciled: at least as long as
+// the last syncs of all of them took. A sync reads all nodes, and most events concern all rollouts.
+// So events that never stop keep the worker busy for half of the time at most.
+func (c *Controller) debounce() time.Duration {
+	var round time.Duration
+	for _, name := range c.costs.Keys() {
+		took, _ := c.costs.Get(name)
+		round += took
+	}
+	return min(max(debounce, round), maxDebounce)
 }

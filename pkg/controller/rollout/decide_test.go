@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -163,6 +164,77 @@ func TestBrokenExpressionNamesOneNode(t *testing.T) {
 	f.goal = must.Get(c.goalOf(f.rollout.Object))(t)
 	must.Do(t, f.selectNodes([]*corev1.Node{newNode("b"), newNode("a"), newNode("c")}))
 	is.Equal(t, f.broken, "doneWhen fails for node a: no such key: kernalVersion")
+}
+
+// TestDebounce: the delay of a rollout is the time that the syncs of all rollouts take.
+func TestDebounce(t *testing.T) {
+	for name, c := range map[string]struct {
+		costs []time.Duration
+		want  time.Duration
+	}{
+		"none":      {nil, debounce},
+		"fast ones": {[]time.Duration{time.Millisecond, 2 * time.Millisecond}, debounce},
+		"many":      {slices.Repeat([]time.Duration{40 * time.Millisecond}, 20), 800 * time.Millisecond},
+		"too many":  {slices.Repeat([]time.Duration{time.Second}, 20), maxDebounce},
+	} {
+		t.Run(name, func(t *testing.T) {
+			controller := &Controller{}
+			for i, cost := range c.costs {
+				controller.costs.Set(fmt.Sprint(i), cost)
+			}
+			is.Equal(t, controller.debounce(), c.want)
+		})
+	}
+}
+
+// TestSameNode: the heartbeats of kubelets enqueue no rollout.
+func TestSameNode(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*corev1.Node)
+		want   bool
+	}{
+		"a heartbeat": {func(n *corev1.Node) {
+			n.Status.Conditions[0].LastHeartbeatTime, n.Status.Conditions[0].Message = metav1.Unix(60, 0), "kubelet is posting ready status"
+			n.Status.Images, n.ResourceVersion = []corev1.ContainerImage{{SizeBytes: 1}}, "2"
+		}, true},
+		"not Ready":      {func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }, false},
+		"another kernel": {func(n *corev1.Node) { n.Status.NodeInfo.KernelVersion = "6.12.0" }, false},
+		"cordoned":       {func(n *corev1.Node) { n.Spec.Unschedulable = true }, false},
+		"another label":  {func(n *corev1.Node) { n.Labels["zone"] = "z1" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			old := newNode("a")
+			node := old.DeepCopy()
+			c.change(node)
+			is.Equal(t, sameNode(old, node), c.want)
+		})
+	}
+}
+
+// TestIsHeartbeat has the writes of workers that change nothing for a rollout, and others.
+func TestIsHeartbeat(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*v1alpha1.NodeTask)
+		want   bool
+	}{
+		"alive":           {func(task *v1alpha1.NodeTask) { task.Status.ProgressTime = new(metav1.Unix(60, 0)) }, true},
+		"takes longer":    {func(task *v1alpha1.NodeTask) { task.Status.ExpectedFinishTime = new(metav1.Unix(90, 0)) }, true},
+		"another message": {func(task *v1alpha1.NodeTask) { task.Status.Message = "50%" }, false},
+		"another state":   {func(task *v1alpha1.NodeTask) { task.Status.State = v1alpha1.NodeTaskVerifying }, false},
+		"another offer":   {func(task *v1alpha1.NodeTask) { task.UID = "uid-2" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			old := &v1alpha1.NodeTask{
+				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "uid-1"},
+				Status: v1alpha1.NodeTaskStatus{
+					State: v1alpha1.NodeTaskClaimed, StateTime: new(metav1.Unix(1, 0)), ProgressTime: new(metav1.Unix(30, 0)), Holder: "worker-1", Message: "40%",
+				},
+			}
+			task := old.DeepCopy()
+			c.change(task)
+			is.Equal(t, isHeartbeat(old, task), c.want)
+		})
+	}
 }
 
 func TestMessages(t *testing.T) {

@@ -25,5 +25,5 @@
 //   - goals: the values of doneWhen for the nodes. They are evaluated again.
 //   - problems: the failures and since when. One appears in the status a minute later.
 //   - written: when each status was written, to delay counters. The next write is not delayed.
-//   - costs: how long each sync took, to delay the next one. The next sync is not delayed.
+//   - costs: how long each sync took, to delay the next ones. The next syncs are not delayed.
 package rollout

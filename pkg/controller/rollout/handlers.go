@@ -34,7 +34,7 @@ func (c *Controller) subscribe(cluster *host.Cluster) error {
 }
 
 // enqueue adds a rollout after the debounce. Adding it again does not extend its delay.
-func (c *Controller) enqueue(name string) { c.queue.AddAfter(name, c.debounce(name)) }
+func (c *Controller) enqueue(name string) { c.queue.AddAfter(name, c.debounce()) }
 
 // enqueueAll adds all rollouts.
 func (c *Controller) enqueueAll() {
@@ -48,9 +48,10 @@ func (c *Controller) enqueueRolling() {
 }
 
 func (c *Controller) enqueueIf(matches func(*v1alpha1.NodeMaintenanceRollout) bool) {
+	delay := c.debounce()
 	for _, r := range c.cached() {
 		if matches(r) {
-			c.enqueue(r.Name)
+			c.queue.AddAfter(r.Name, delay)
 		}
 	}
 }
@@ -114,11 +115,22 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	}
 }
 
+// isHeartbeat reports whether a worker has written that it is alive, and nothing else. Workers do
+// so for as long as they have nodes.
+func isHeartbeat(old, task *v1alpha1.NodeTask) bool {
+	a, b := old.Status, task.Status
+	a.ProgressTime, a.ExpectedFinishTime, b.ProgressTime, b.ExpectedFinishTime = nil, nil, nil, nil
+	return old.UID == task.UID && equality.Semantic.DeepEqual(a, b)
+}
+
 func (c *Controller) taskChanged(old, task *v1alpha1.NodeTask) {
 	latest := task
-	if task == nil {
+	switch {
+	case task == nil:
 		latest = old
 		c.enqueueRolling()
+	case old != nil && isHeartbeat(old, task):
+		return
 	}
 	if nm, err := c.maintenanceLister.Get(latest.Spec.Maintenance.Name); err == nil {
 		if owner := ownerOf(nm); owner != nil {
