@@ -11,13 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/admission"
@@ -84,7 +81,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	default:
 		return nil
 	}
-	nm, old, err := objects(a)
+	nm, old, err := noderights.ObjectsOf[maintenance.NodeMaintenance](a)
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
@@ -133,29 +130,6 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	return nil
 }
 
-// objects returns the new and the old object; nil if there is none.
-func objects(a admission.Attributes) (nm, old *maintenance.NodeMaintenance, err error) {
-	if nm, err = asNodeMaintenance(a.GetObject()); err != nil {
-		return nil, nil, err
-	}
-	old, err = asNodeMaintenance(a.GetOldObject())
-	if err == nil && nm == nil && old == nil {
-		err = fmt.Errorf("%s without an object", a.GetOperation())
-	}
-	return nm, old, err
-}
-
-func asNodeMaintenance(obj runtime.Object) (*maintenance.NodeMaintenance, error) {
-	if obj == nil {
-		return nil, nil
-	}
-	nm, ok := obj.(*maintenance.NodeMaintenance)
-	if !ok {
-		return nil, fmt.Errorf("a %T is not a NodeMaintenance", obj)
-	}
-	return nm, nil
-}
-
 // needsAuthorization reports whether an update can affect nodes. Changes of owners and finalizers
 // count as well: the garbage collector uses its own rights to delete an object whose owner does not
 // exist. So does the annotation that lets a rollout take the nodes again.
@@ -169,15 +143,8 @@ func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 // isGarbageCollection reports whether the garbage collector makes an update that only removes its
 // own finalizers.
 func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool {
-	if u.GetName() != identity.GarbageCollector || !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
-		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) {
-		return false
-	}
-	kept := slices.DeleteFunc(slices.Clone(old.Finalizers), func(f string) bool {
-		own := f == metav1.FinalizerDeleteDependents || f == metav1.FinalizerOrphanDependents
-		return own && !slices.Contains(nm.Finalizers, f)
-	})
-	return slices.Equal(nm.Finalizers, kept)
+	return noderights.RemovesOwnFinalizers(u, nm.Finalizers, old.Finalizers) && apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) &&
+		apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences)
 }
 
 // sendsToNodes reports whether a write changes the set of nodes of a maintenance, or the effect on

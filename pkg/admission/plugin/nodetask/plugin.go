@@ -54,17 +54,20 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	if a.GetResource().GroupResource() != resource || p.Identity.Is(a.GetUserInfo()) {
 		return nil
 	}
+	task, old, err := noderights.ObjectsOf[maintenance.NodeTask](a)
 	switch {
+	case err != nil:
+		return apierrors.NewInternalError(err)
 	case a.GetSubresource() == "status":
-		return p.validateReport(ctx, a)
+		return p.validateReport(ctx, a, task, old)
 	case a.GetSubresource() != "":
 		return nil
 	case a.GetOperation() == admission.Create:
 		return admission.NewForbidden(a, errors.New("nodetasks are created by the server"))
 	case a.GetOperation() == admission.Delete:
 		// A deletion makes the drain go on, and takes the node back from a worker.
-		return p.mayMaintain(ctx, a, takesBack)
-	case a.GetUserInfo().GetName() == identity.GarbageCollector, changesNothing(a):
+		return p.mayMaintain(ctx, a, old, takesBack)
+	case a.GetUserInfo().GetName() == identity.GarbageCollector, changesNothing(task, old):
 		// The garbage collector removes its own finalizers from a task that is being deleted. A
 		// migration of the storage writes tasks as they are.
 		return nil
@@ -73,23 +76,10 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 }
 
 // changesNothing reports whether an update keeps the task.
-func changesNothing(a admission.Attributes) bool {
-	now, ok := a.GetObject().(*maintenance.NodeTask)
-	old, isTask := a.GetOldObject().(*maintenance.NodeTask)
-	if !ok || !isTask {
-		return false
-	}
-	now = now.DeepCopy()
-	now.ManagedFields = old.ManagedFields
-	return apiequality.Semantic.DeepEqual(now, old)
-}
-
-func stored(a admission.Attributes) (*maintenance.NodeTask, error) {
-	task, ok := a.GetOldObject().(*maintenance.NodeTask)
-	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("a %T is not a NodeTask", a.GetOldObject()))
-	}
-	return task, nil
+func changesNothing(task, old *maintenance.NodeTask) bool {
+	task = task.DeepCopy()
+	task.ManagedFields = old.ManagedFields
+	return apiequality.Semantic.DeepEqual(task, old)
 }
 
 // validateReport checks the right to claim a node and to report the work. A worker that is the node
@@ -98,18 +88,14 @@ func stored(a admission.Attributes) (*maintenance.NodeTask, error) {
 // the node as well: the roles for users of single pools have the class of persons. Who had it when
 // they claimed the node keeps it until the work ends: meanwhile the node, which they may install
 // anew, can vanish or leave its pool.
-func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) error {
-	task, err := stored(a)
-	if err != nil {
-		return err
-	}
-	u, class := a.GetUserInfo(), task.Spec.Worker
+func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes, task, old *maintenance.NodeTask) error {
+	u, class := a.GetUserInfo(), old.Spec.Worker
 	node, onlyNode := identity.NodeOfToken(u)
-	if onlyNode && node != task.Name {
+	if onlyNode && node != old.Name {
 		return admission.NewForbidden(a, fmt.Errorf("the token of user %q is for node %q only", u.GetName(), node))
 	}
 	subresources := []string{""}
-	if node == task.Name {
+	if node == old.Name {
 		subresources = []string{rights.WorkersOfNode, ""}
 	}
 	for _, subresource := range subresources {
@@ -119,29 +105,23 @@ func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes) err
 		switch {
 		case err != nil:
 			return err
-		case allowed && class == v1alpha1.WorkerClassPerson && subresource == "" && task.Status.ClaimedBy != u.GetName():
-			return p.mayMaintain(ctx, a, "and so may not work on it")
+		case allowed && class == v1alpha1.WorkerClassPerson && subresource == "" && old.Status.ClaimedBy != u.GetName():
+			return p.mayMaintain(ctx, a, old, "and so may not work on it")
 		case allowed:
 			return nil
 		}
 	}
-	if endsFailedWork(a, task) {
-		allowed, err := p.may(ctx, u, authorizer.AttributesRecord{Verb: "delete", Resource: resource.Resource, Name: task.Name})
+	// Who may start failed work over may also say that it was done by hand.
+	if old.Status.State == maintenance.NodeTaskFailed && task.Status.Result == maintenance.NodeTaskResultDone {
+		allowed, err := p.may(ctx, u, authorizer.AttributesRecord{Verb: "delete", Resource: resource.Resource, Name: old.Name})
 		switch {
 		case err != nil:
 			return err
 		case allowed:
-			return p.mayMaintain(ctx, a, takesBack)
+			return p.mayMaintain(ctx, a, old, takesBack)
 		}
 	}
 	return admission.NewForbidden(a, fmt.Errorf("user %q cannot %s workers %q", u.GetName(), rights.VerbProgress, class))
-}
-
-// endsFailedWork reports whether a write says that failed work was done by hand. Who may start the
-// work over may say so, too.
-func endsFailedWork(a admission.Attributes, old *maintenance.NodeTask) bool {
-	task, ok := a.GetObject().(*maintenance.NodeTask)
-	return ok && old.Status.State == maintenance.NodeTaskFailed && task.Status.Result == maintenance.NodeTaskResultDone
 }
 
 // may asks the authorizer about a resource of Haulout.
@@ -156,11 +136,7 @@ func (p *Plugin) may(ctx context.Context, u user.Info, about authorizer.Attribut
 
 // mayMaintain checks the right to maintain the node. The error says what the user cannot do without
 // it.
-func (p *Plugin) mayMaintain(ctx context.Context, a admission.Attributes, effect string) error {
-	task, err := stored(a)
-	if err != nil {
-		return err
-	}
+func (p *Plugin) mayMaintain(ctx context.Context, a admission.Attributes, task *maintenance.NodeTask, effect string) error {
 	if !p.WaitForReady() {
 		return apierrors.NewServiceUnavailable("the cache of nodes is not synced yet, try again later")
 	}

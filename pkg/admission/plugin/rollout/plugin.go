@@ -8,14 +8,12 @@ package rollout
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/utils/clock"
@@ -75,10 +73,11 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	default:
 		return nil
 	}
-	w, err := writeOf(a)
+	rollout, old, err := noderights.ObjectsOf[maintenance.NodeMaintenanceRollout](a)
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
+	w := &write{rollout: rollout, old: old}
 	if w.changesNothing() || w.isGarbageCollection(a.GetUserInfo()) || w.onlyOwnHolds(a.GetUserInfo().GetName()) {
 		return nil
 	}
@@ -111,29 +110,6 @@ type write struct {
 	leaving map[string]*corev1.Node
 	// pools are the pools through which the units have taken their nodes, by the name of the node.
 	pools map[string]string
-}
-
-func writeOf(a admission.Attributes) (*write, error) {
-	rollout, err := asRollout(a.GetObject())
-	if err != nil {
-		return nil, err
-	}
-	old, err := asRollout(a.GetOldObject())
-	if err == nil && rollout == nil && old == nil {
-		err = fmt.Errorf("%s without an object", a.GetOperation())
-	}
-	return &write{rollout: rollout, old: old}, err
-}
-
-func asRollout(obj runtime.Object) (*maintenance.NodeMaintenanceRollout, error) {
-	if obj == nil {
-		return nil, nil
-	}
-	rollout, ok := obj.(*maintenance.NodeMaintenanceRollout)
-	if !ok {
-		return nil, fmt.Errorf("a %T is not a NodeMaintenanceRollout", obj)
-	}
-	return rollout, nil
 }
 
 func (w *write) isUpdate() bool { return w.rollout != nil && w.old != nil }

@@ -13,17 +13,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
 	"haulout.dev/haulout/pkg/host/rights"
-	"haulout.dev/haulout/pkg/identity"
 )
 
 // maxHoldsOfOne is how many of the 16 holds of a rollout a user may have who may not maintain its
@@ -33,16 +32,12 @@ const maxHoldsOfOne = 4
 // isGarbageCollection reports whether the garbage collector makes an update that only removes its
 // own finalizers.
 func (w *write) isGarbageCollection(u user.Info) bool {
-	if !w.isUpdate() || u.GetName() != identity.GarbageCollector {
+	if !w.isUpdate() || !noderights.RemovesOwnFinalizers(u, w.rollout.Finalizers, w.old.Finalizers) {
 		return false
 	}
-	own := []string{metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}
-	kept := slices.DeleteFunc(slices.Clone(w.old.Finalizers), func(f string) bool {
-		return slices.Contains(own, f) && !slices.Contains(w.rollout.Finalizers, f)
-	})
 	before := w.old.DeepCopy()
 	before.Finalizers = w.rollout.Finalizers
-	return slices.Equal(w.rollout.Finalizers, kept) && (&write{rollout: w.rollout, old: before}).changesNothing()
+	return (&write{rollout: w.rollout, old: before}).changesNothing()
 }
 
 // onlyHolds reports whether an update changes holds and nothing else.
