@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -54,15 +53,14 @@ const (
 type Config struct {
 	// Cluster has the clients and the caches.
 	Cluster *host.Cluster
-	// Clock is the clock; nil means the real one.
-	Clock clock.WithTicker
+	Clock   clock.WithTicker
 	// Selection and Rights are shared with the controllers of nodes and of maintenances.
 	Selection *selection.Selection
 	Rights    *rights.Cache
 	// Liveness tracks which rollout the worker processes; nil disables tracking.
 	Liveness *loop.Tracker
 	// MaxUnavailableNodes is the percentage of all nodes of the cluster that may be out of service
-	// when a unit starts, from 1 to 100; 0 means protocol.DefaultMaxUnavailableNodes.
+	// when a unit starts, from 1 to 100.
 	MaxUnavailableNodes int
 	// OwnPod is the pod that this server runs in; an empty name means none. The unit of its node
 	// starts last.
@@ -110,12 +108,6 @@ type Controller struct {
 // A controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
-	if config.Clock == nil {
-		config.Clock = clock.RealClock{}
-	}
-	if config.MaxUnavailableNodes == 0 {
-		config.MaxUnavailableNodes = protocol.DefaultMaxUnavailableNodes
-	}
 	cluster := config.Cluster
 	rollouts, maintenances := cluster.Rollouts.Informer(), cluster.NodeMaintenances.Informer()
 	c := &Controller{

@@ -71,34 +71,25 @@ func (d *decision) postpone(u *next.Unit) {
 	d.status.Nodes.Waiting += int32(len(u.Nodes))
 }
 
-// verdict is the content of a condition.
-type verdict struct {
-	status  metav1.ConditionStatus
-	reason  string
-	message string
-}
-
 // setConditions sets the conditions of the new status.
 func (d *decision) setConditions(f *facts, choice *next.Decision) {
-	progressing := progressingOf(f, choice)
-	complete := verdict{metav1.ConditionFalse, progressing.reason, progressing.message}
-	if progressing.reason == v1alpha1.ReasonRolloutComplete {
-		complete.status = metav1.ConditionTrue
-	}
-	ready := complete
-	switch progressing.reason {
-	case v1alpha1.ReasonIdle:
-		ready.status = metav1.ConditionTrue
-	case v1alpha1.ReasonStopped:
-		if len(d.status.Current) == 0 {
-			ready.status = metav1.ConditionTrue
+	reason, message := choice.Reason, conditionMessage(f, choice)
+	set := func(conditionType string, isTrue bool) {
+		condition := metav1.Condition{
+			Type: conditionType, Status: metav1.ConditionFalse, Reason: reason, Message: message,
+			ObservedGeneration: f.rollout.Object.Generation, LastTransitionTime: metav1.NewTime(f.cluster.Now).Rfc3339Copy(),
 		}
+		if isTrue {
+			condition.Status = metav1.ConditionTrue
+		}
+		meta.SetStatusCondition(&d.status.Conditions, condition)
 	}
-	d.set(f, v1alpha1.ConditionProgressing, progressing)
-	d.set(f, v1alpha1.ConditionComplete, complete)
-	d.set(f, v1alpha1.ConditionReady, ready)
-	if progressing.reason == v1alpha1.ReasonHalted {
-		d.set(f, v1alpha1.ConditionStalled, verdict{metav1.ConditionTrue, progressing.reason, progressing.message})
+	isComplete := reason == v1alpha1.ReasonRolloutComplete
+	set(v1alpha1.ConditionProgressing, choice.Progressing)
+	set(v1alpha1.ConditionComplete, isComplete)
+	set(v1alpha1.ConditionReady, isComplete || reason == v1alpha1.ReasonIdle || reason == v1alpha1.ReasonStopped && len(d.status.Current) == 0)
+	if reason == v1alpha1.ReasonHalted {
+		set(v1alpha1.ConditionStalled, true)
 	} else {
 		meta.RemoveStatusCondition(&d.status.Conditions, v1alpha1.ConditionStalled)
 	}
@@ -110,24 +101,14 @@ func (d *decision) setFailure(f *facts, message string) {
 	d.setConditions(f, &next.Decision{Reason: v1alpha1.ReasonProgressSyncFailed, Message: message})
 }
 
-func (d *decision) set(f *facts, conditionType string, v verdict) {
-	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
-		Type: conditionType, Status: v.status, Reason: v.reason, Message: v.message,
-		ObservedGeneration: f.rollout.Object.Generation, LastTransitionTime: metav1.NewTime(f.cluster.Now).Rfc3339Copy(),
-	})
-}
-
-// progressingOf returns the condition Progressing.
-func progressingOf(f *facts, choice *next.Decision) verdict {
-	v := verdict{metav1.ConditionFalse, choice.Reason, choice.Message}
-	if choice.Progressing {
-		v.status = metav1.ConditionTrue
-	}
+// conditionMessage returns the message of the conditions.
+func conditionMessage(f *facts, choice *next.Decision) string {
+	text := choice.Message
 	if f.broken != "" {
-		v.message += "; " + f.broken
+		text += "; " + f.broken
 	}
 	if f.failing != nil {
-		v.message += "; requests fail since " + f.failing.Since.UTC().Format(time.RFC3339) + ": " + f.failing.Text
+		text += "; requests fail since " + f.failing.Since.UTC().Format(time.RFC3339) + ": " + f.failing.Text
 	}
-	return v
+	return text
 }

@@ -240,7 +240,7 @@ func TestIsHeartbeat(t *testing.T) {
 func TestMessages(t *testing.T) {
 	f := &facts{broken: "doneWhen fails for node a: no such key"}
 	choice := next.Decision{Reason: v1alpha1.ReasonAtLimit, Message: "Unit a waits"}
-	is.Equal(t, progressingOf(f, &choice).message, "Unit a waits; doneWhen fails for node a: no such key")
+	is.Equal(t, conditionMessage(f, &choice), "Unit a waits; doneWhen fails for node a: no such key")
 }
 
 func TestPublish(t *testing.T) {
