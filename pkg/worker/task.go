@@ -16,12 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/heartbeat"
 )
-
-const maxMessage = 1024
 
 // Progress is a report about the progress of the work.
 type Progress struct {
@@ -108,7 +107,7 @@ func (t *Task) observe(object *v1alpha1.NodeTask) {
 // belongs to the worker for progressDeadlineSeconds, even if no other write succeeds: call it right
 // before a step that must not meet a node in service.
 func (t *Task) Report(ctx context.Context, p Progress) error {
-	p.Message = wording.Cut(p.Message, maxMessage)
+	p.Message = wording.Cut(p.Message, protocol.MaxMessage)
 	t.beats.Reported(p.ExpectedFinish)
 	var finish any
 	if !p.ExpectedFinish.IsZero() {
@@ -193,7 +192,7 @@ func (t *Task) finish(failure error) (reported bool) {
 	status := map[string]any{"result": v1alpha1.NodeTaskResultDone, "expectedFinishTime": nil}
 	if failure != nil {
 		status["result"] = v1alpha1.NodeTaskResultFailed
-		status["message"] = wording.Cut(failure.Error(), maxMessage)
+		status["message"] = wording.Cut(failure.Error(), protocol.MaxMessage)
 	}
 	heartbeat.Persist(t.run, t.worker.Clock, func() error {
 		lost := isLost(t.Object())

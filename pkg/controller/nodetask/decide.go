@@ -443,7 +443,4 @@ func (f *facts) left(deadline time.Duration, since ...*metav1.Time) time.Duratio
 
 func seconds(n int32) time.Duration { return time.Duration(n) * time.Second }
 
-// maxMessage is the maximum length of status.serverMessage, in bytes.
-const maxMessage = 1024
-
-func cut(text string) string { return wording.Cut(text, maxMessage) }
+func cut(text string) string { return wording.Cut(text, protocol.MaxMessage) }

@@ -22,7 +22,7 @@ type Node struct {
 // are empty, and so does spec.unschedulable, so that expressions need not ask for them.
 func Of(node *corev1.Node) Node {
 	return Node{map[string]any{
-		"metadata": map[string]any{"name": node.Name, "uid": string(node.UID), "labels": orEmpty(node.Labels)},
+		"metadata": map[string]any{"name": node.Name, "uid": string(node.UID), "labels": node.Labels},
 		"spec":     spec(&node.Spec),
 		"status": map[string]any{
 			"conditions":  conditions(node.Status.Conditions),
@@ -30,13 +30,6 @@ func Of(node *corev1.Node) Node {
 			"allocatable": quantities(node.Status.Allocatable),
 		},
 	}}
-}
-
-func orEmpty(labels map[string]string) map[string]string {
-	if labels == nil {
-		return map[string]string{}
-	}
-	return labels
 }
 
 func spec(spec *corev1.NodeSpec) map[string]any {

@@ -21,7 +21,7 @@ const DefaultBudgetPatience = 5 * time.Minute
 // that was made for an eviction is cancelled if no client tries to evict the pod again.
 const DefaultRawEvictionTTL = 15 * time.Minute
 
-// MaxMessage is the maximum length of status.message of an Evacuation, in bytes.
+// MaxMessage is the maximum length of the messages of an Evacuation and of a NodeTask, in bytes.
 const MaxMessage = 1024
 
 const (

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // Base is the part of a strategy that does not depend on the kind.
@@ -71,6 +72,17 @@ func (b Base) Now() metav1.Time { return metav1.NewTime(b.Clock.Now()).Rfc3339Co
 func (b Base) ByServer(ctx context.Context) bool {
 	u, ok := genericapirequest.UserFrom(ctx)
 	return ok && b.IsServer(u)
+}
+
+// maxUserName is the maximum length of the name of a user in an object, in bytes.
+const maxUserName = 1024
+
+// UserName returns the name of the user of a request, cut to 1024 bytes; "" if it has none.
+func UserName(ctx context.Context) string {
+	if u, ok := genericapirequest.UserFrom(ctx); ok {
+		return wording.Cut(u.GetName(), maxUserName)
+	}
+	return ""
 }
 
 // Fields returns a set of fields in the form that server-side apply needs.

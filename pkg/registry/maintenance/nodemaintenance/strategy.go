@@ -27,13 +27,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
-	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 	"haulout.dev/haulout/pkg/rollout/nodeexpr"
 )
-
-// maxPauser is the maximum length of status.pause.by, in bytes.
-const maxPauser = 1024
 
 // Strategy is the strategy of the main resource.
 type Strategy struct {
@@ -263,11 +259,7 @@ func (s *Strategy) recordPause(ctx context.Context, nm *maintenance.NodeMaintena
 	now := s.Now()
 	switch {
 	case nm.Spec.Paused && nm.Status.Pause == nil:
-		by := ""
-		if u, ok := genericapirequest.UserFrom(ctx); ok {
-			by = wording.Cut(u.GetName(), maxPauser)
-		}
-		nm.Status.Pause = &maintenance.NodeMaintenancePause{By: by, Since: now}
+		nm.Status.Pause = &maintenance.NodeMaintenancePause{By: kind.UserName(ctx), Since: now}
 	case !nm.Spec.Paused && nm.Status.Pause != nil:
 		nm.Status.Pause = nil
 		if last := nm.Status.LastProgressTimestamp; last == nil || last.Before(&now) {

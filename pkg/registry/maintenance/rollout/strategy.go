@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
@@ -22,13 +21,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
-	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 )
-
-// maxHolder is the maximum length of spec.holds[].by, in bytes.
-const maxHolder = 1024
 
 // Strategy is the strategy of the main resource.
 type Strategy struct {
@@ -103,10 +98,7 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 
 // signHolds records who added or changed each hold, and when. The records of clients are ignored.
 func (s *Strategy) signHolds(ctx context.Context, holds, before []maintenance.RolloutHold) {
-	by, now := "", s.Now()
-	if u, ok := genericapirequest.UserFrom(ctx); ok {
-		by = wording.Cut(u.GetName(), maxHolder)
-	}
+	by, now := kind.UserName(ctx), s.Now()
 	for i := range holds {
 		hold := &holds[i]
 		was := slices.IndexFunc(before, func(old maintenance.RolloutHold) bool { return old.Name == hold.Name })
