@@ -112,7 +112,7 @@ func (e *Evacuation) observe(object *v1alpha1.Evacuation) {
 func (e *Evacuation) Report(ctx context.Context, p Progress) error {
 	p.Message = wording.Cut(p.Message, protocol.MaxMessage)
 	e.beats.Reported(p.ExpectedFinish)
-	return e.write(ctx, map[string]any{"message": p.Message, "expectedEvacuationFinishTime": timeOf(p.ExpectedFinish)})
+	return e.write(ctx, map[string]any{"message": p.Message, "expectedEvacuationFinishTime": heartbeat.TimeInPatch(p.ExpectedFinish)})
 }
 
 // Forbid forbids the cancellation of the evacuation, so that the handler must finish it. It returns
@@ -239,12 +239,4 @@ func (e *Evacuation) refreshUntilKnown() {
 // persist retries until it succeeds or the handler's context ends.
 func (e *Evacuation) persist(try func() error) {
 	heartbeat.Persist(e.ctx, e.evacuator.Clock, try)
-}
-
-// timeOf returns the value of a time in a patch; nil for the zero time.
-func timeOf(t time.Time) any {
-	if t.IsZero() {
-		return nil
-	}
-	return metav1.NewTime(t).UTC().Format(time.RFC3339)
 }

@@ -100,3 +100,11 @@ func Persist(ctx context.Context, c clock.Clock, try func() error) {
 		pause = min(2*pause, longestRetry)
 	}
 }
+
+// TimeInPatch returns the value of a time in a patch; nil for the zero time.
+func TimeInPatch(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t.UTC().Format(time.RFC3339)
+}

@@ -63,31 +63,25 @@ func (e *environment) completeLabels(cmd *cobra.Command, _ []string, toComplete 
 
 // completePods returns the names of the pods of the namespace as completions.
 func (e *environment) completePods(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	namespace, err := e.namespace()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	c, err := e.connect()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	pods, err := c.kube.CoreV1().Pods(namespace).List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var names []string
-	kind, _, hasKind := strings.Cut(toComplete, "/")
-	for i := range pods.Items {
-		name := pods.Items[i].Name
-		if hasKind && podName(toComplete) != toComplete {
-			name = kind + "/" + name
+	return e.completeFirst(args, toComplete, func(c clients) (names []string, err error) {
+		namespace, err := e.namespace()
+		if err != nil {
+			return nil, err
 		}
-		names = append(names, name)
-	}
-	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
+		pods, err := c.kube.CoreV1().Pods(namespace).List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+		if err != nil {
+			return nil, err
+		}
+		kind, _, hasKind := strings.Cut(toComplete, "/")
+		for i := range pods.Items {
+			name := pods.Items[i].Name
+			if hasKind && podName(toComplete) != toComplete {
+				name = kind + "/" + name
+			}
+			names = append(names, name)
+		}
+		return names, nil
+	})
 }
 
 func (e *environment) completeMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
