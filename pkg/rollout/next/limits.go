@@ -4,6 +4,7 @@
 package next
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -221,7 +222,7 @@ func (d *decider) refusal(l *limit, domain string) string {
 	var takers []string
 	for _, n := range l.nodes {
 		if l.covers(n) && n.isOut() && l.domainOf(n) == domain {
-			takers = append(takers, n.Name+" "+n.why())
+			takers = append(takers, n.Name+" "+cmp.Or(n.down, n.taken))
 		}
 	}
 	for name := range d.cluster.missing {

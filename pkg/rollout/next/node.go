@@ -102,13 +102,5 @@ func readiness(node *corev1.Node, now time.Time) (unready string, young bool) {
 	return "", false
 }
 
-// why returns why the node is out of service, or about to be; "" if it is not.
-func (n *Node) why() string {
-	if n.down != "" {
-		return n.down
-	}
-	return n.taken
-}
-
 // isOut reports whether the node counts as out.
 func (n *Node) isOut() bool { return n.down != "" || n.taken != "" }
