@@ -1629,7 +1629,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 					},
 					"paused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "paused stops the drain, in any stage before Complete: the server creates no Evacuation and sends no eviction for this maintenance. It withdraws the Evacuations whose evacuator has not begun. Nodes stay cordoned. In the stages Idle and Cordon it has no effect before stage Drain begins. It can be changed until stage Complete, by the users who may change the stage.",
+							Description: "paused stops the drain, in any stage before Complete: the server creates no Evacuation and sends no eviction for this maintenance. It withdraws the Evacuations whose evacuator has not begun. Nodes stay cordoned. In the stages Idle and Cordon it has no effect before stage Drain begins, except that the server offers no node to a worker, and withdraws the offers of nodes that no worker has. It can be changed until stage Complete, by the users who may change the stage.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -51,7 +51,9 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	// paused stops the drain, in any stage before Complete: the server creates no Evacuation and
 	// sends no eviction for this maintenance. It withdraws the Evacuations whose evacuator has not
 	// begun. Nodes stay cordoned. In the stages Idle and Cordon it has no effect before stage Drain
-	// begins. It can be changed until stage Complete, by the users who may change the stage.
+	// begins, except that the server offers no node to a worker, and withdraws the offers of nodes
+	// that no worker has. It can be changed until stage Complete, by the users who may change the
+	// stage.
 	Paused *bool `json:"paused,omitempty"`
 	// onExcludedNode defines whether the waves wait for the pods of a selected node that the server
 	// cannot drain, because the requester may not maintain it, too many other maintenances hold it,
