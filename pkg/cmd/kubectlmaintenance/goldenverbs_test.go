@@ -26,6 +26,7 @@ var verbGoldens = map[string]golden{
 	"pause":                {line: "pause kernel-update"},
 	"pause-already":        {line: "pause kernel-update", arrange: isPaused},
 	"pause-idle":           {line: "pause nm/window", objects: []runtime.Object{idle("node-001")}},
+	"pause-task":           {line: "pause window", objects: []runtime.Object{offering()}},
 	"pause-complete":       {line: "pause memory"},
 	"pause-forbidden":      {line: "pause kernel-update", arrange: forbid("patch", "nodemaintenances")},
 	"pause-server-dry-run": {line: "pause kernel-update --dry-run=server"},
@@ -33,6 +34,9 @@ var verbGoldens = map[string]golden{
 	"resume":               {line: "resume kernel-update", arrange: isPaused},
 	"resume-not-paused":    {line: "resume kernel-update -o name"},
 	"resume-nothing":       {line: "resume"},
+	"pause-task-status": {line: "status window", objects: []runtime.Object{offering(func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.Paused, nm.Status.Pause = true, &v1alpha1.NodeMaintenancePause{By: "ann", Since: before(10 * time.Minute)}
+	})}},
 
 	"wait-drained":          {line: "wait kernel-update", objects: []runtime.Object{drained()}},
 	"wait-for-drained":      {line: "wait zone-a --for=Drained --timeout=1m"},
@@ -169,6 +173,14 @@ func idle(node string) *v1alpha1.NodeMaintenance {
 	nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values = []string{node}
 	nm.Status.StageStatuses[0].Name = v1alpha1.NodeMaintenanceStageIdle
 	nm.Status.NodeStatuses[0].NodeRef.Name = node
+	return described(nm, nil)
+}
+
+// offering returns a maintenance that offers its node to workers in stage Cordon.
+func offering(modify ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
+	nm := build.With(idle("node-001"), modify...)
+	nm.Spec.Stage, nm.Status.StageStatuses[0].Name = v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageCordon
+	nm.Spec.Task = &v1alpha1.NodeMaintenanceTask{Worker: v1alpha1.WorkerClassPerson, Stage: v1alpha1.NodeTaskStageCordon}
 	return described(nm, nil)
 }
 

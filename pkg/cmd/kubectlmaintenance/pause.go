@@ -94,6 +94,8 @@ func (e *environment) setPaused(ctx context.Context, o *waitOptions, name string
 	switch {
 	case !paused:
 		e.screen(e.ErrOut).Printf("It was paused %s.", before)
+	case written.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon && written.Spec.Task != nil:
+		e.screen(e.ErrOut).Printf("No node is offered to a worker. To continue: kubectl maintenance resume %s", nm.Name)
 	case written.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain:
 		e.screen(e.ErrOut).Printf("The pause has an effect when stage Drain begins. To end it: kubectl maintenance resume %s", nm.Name)
 	default:

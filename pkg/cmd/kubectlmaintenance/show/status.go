@@ -133,11 +133,15 @@ func needsAction(reason string) bool {
 	return ok
 }
 
-// pausedText names the user who paused the maintenance. A pause has no effect before stage Drain.
+// pausedText names the user who paused the maintenance. Before stage Drain, a pause only keeps
+// nodes from being offered.
 func (f *Facts) pausedText() string {
 	effect := "no further pod is asked to leave"
 	if !v1alpha1.IsPaused(f.Maintenance) {
 		effect = fmt.Sprintf("no pod will be asked to leave when stage %s begins", v1alpha1.NodeMaintenanceStageDrain)
+		if f.Maintenance.Spec.Task != nil {
+			effect = "no node is offered to a worker, and " + effect
+		}
 	}
 	return fmt.Sprintf("Paused %s: %s. To continue: kubectl maintenance resume %s", PausedBy(f.Maintenance, f.Now), effect, f.Maintenance.Name)
 }
