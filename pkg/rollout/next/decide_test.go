@@ -427,7 +427,7 @@ func TestProgressing(t *testing.T) {
 		},
 		"a failure that is allowed, and a blocked unit": {
 			2, append(failed, attempts(ended(attempt("n1", WithdrawnBlocked), time.Minute)), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })),
-			"NodesBlocked", "No unit can start: n1: its drain was withdrawn;", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Blocked: 1},
+			"NodesBlocked", "No unit can start: n1: it was withdrawn;", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Blocked: 1},
 		},
 		"a failure that is allowed": {
 			1, append(failed, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })), "Halted",
