@@ -10,8 +10,8 @@
 #
 # What the reader of the page has, and this machine has not, is emulated:
 #
-#   kured               a DaemonSet that does nothing, with kured's name, flag, volume and rights; the
-#                       file for which it would reboot the node, its lock, and its taint
+#   kured               a DaemonSet that does nothing, with kured's name, flag, volume and rights;
+#                       the file for which it would reboot the node, its lock, and its taint
 #   docker, a registry  a folder with the archives, which are imported on the node
 #   ssh, sudo           the commands run here
 #   vi                  sed, which sets the image in reboots.yaml and removes the window

@@ -66,8 +66,8 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// TestTheWalkKnowsThePage checks that hack/vm/kured.sh, which `make kured` runs, knows all blocks of
-// commands in the section "From kured". Their texts are those of the page in any case.
+// TestTheWalkKnowsThePage checks that hack/vm/kured.sh, which `make kured` runs, knows all blocks
+// of commands in the section "From kured". Their texts are those of the page in any case.
 func TestTheWalkKnowsThePage(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "vm", "kured.sh"), "check").CombinedOutput()
 	is.True(t, err == nil, "%v: %s", err, out)

@@ -214,8 +214,8 @@ func revoke(t *testing.T, user, node string) {
 }
 
 // TestRightsAreRevokedInTheMiddle: while a worker has the first node, the user of the rollout loses
-// all rights. The second node joins after that, since answers about rights are valid for minutes. It
-// is left alone, the work on the first one is finished, and an administrator takes over.
+// all rights. The second node joins after that, since answers about rights are valid for minutes.
+// It is left alone, the work on the first one is finished, and an administrator takes over.
 func TestRightsAreRevokedInTheMiddle(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	pool, nodes := cluster.NewPool(t, 2, true)

@@ -82,7 +82,8 @@ func TestRolloutLeavesNodesAlone(t *testing.T) {
 	is.Equal(t, len(attempts(t, r.Name)), 4, "maintenances")
 }
 
-// setReady writes the condition Ready of a node, as its kubelet or the node lifecycle controller does.
+// setReady writes the condition Ready of a node, as its kubelet or the node lifecycle controller
+// does.
 func setReady(t *testing.T, node string, status corev1.ConditionStatus, since time.Time) {
 	t.Helper()
 	must.Get(cluster.As(t).Nodes().Patch(t.Context(), node, types.StrategicMergePatchType,

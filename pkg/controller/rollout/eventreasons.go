@@ -9,8 +9,8 @@ const (
 	EventUnitStarted = "UnitStarted"
 	// EventUnitDone: all nodes of a unit are done, and have returned to service. About the rollout.
 	EventUnitDone = "UnitDone"
-	// EventUnitBlocked: a unit was not ready for a worker before its deadline, or its nodes left the
-	// rollout. The unit is released, and starts again later. About the rollout.
+	// EventUnitBlocked: a unit was not ready for a worker before its deadline, or its nodes left
+	// the rollout. The unit is released, and starts again later. About the rollout.
 	EventUnitBlocked = "UnitBlocked"
 	// EventUnitFailed: the work on a node of a unit has failed. About the rollout.
 	EventUnitFailed = "UnitFailed"

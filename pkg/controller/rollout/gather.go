@@ -50,8 +50,8 @@ type facts struct {
 	// asking is set if it is not known yet whether the requester may take further nodes. The answer
 	// enqueues the rollout again.
 	asking bool
-	// unassigned is why the nodes of units are not offered: the requester may not assign workers. It
-	// is "" if they may.
+	// unassigned is why the nodes of units are not offered: the requester may not assign workers.
+	// It is "" if they may.
 	unassigned string
 	// broken is why doneWhen fails for a node, "" if it does not.
 	broken string

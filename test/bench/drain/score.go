@@ -315,7 +315,8 @@ const (
 	// maxSurgeCPU limits the processor time of haulout-apiserver with surge, as a multiple of its
 	// time for the same drain without surge.
 	maxSurgeCPU = 2
-	// maxWebhook limits what the webhook adds to an eviction, as a share of the drain's time per pod.
+	// maxWebhook limits what the webhook adds to an eviction, as a share of the drain's time per
+	// pod.
 	maxWebhook = 0.02
 	// fullAvailability is the minimum percentage of available replicas with surge.
 	fullAvailability = 100

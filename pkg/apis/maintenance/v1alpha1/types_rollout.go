@@ -78,8 +78,8 @@ const (
 	RolloutPhaseFailed RolloutPhase = "Failed"
 )
 
-// Of the reasons of other kinds, a NodeMaintenanceRollout has ReasonNoNodes, ReasonNotAuthorized and
-// ReasonProgressSyncFailed.
+// Of the reasons of other kinds, a NodeMaintenanceRollout has ReasonNoNodes, ReasonNotAuthorized
+// and ReasonProgressSyncFailed.
 const (
 	// ReasonRolling (Progressing=True, Complete=False, Ready=False of a NodeMaintenanceRollout):
 	// units run, or the next one is about to start.
