@@ -63,7 +63,8 @@ func startCluster(ctx context.Context, s settings) (*cluster, error) {
 	}
 	c.config.QPS = -1
 	binary := rest.CopyConfig(c.config)
-	binary.ContentType, binary.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
+	// The client also accepts JSON, because the version endpoint serves only JSON.
+	binary.ContentType, binary.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	if c.kube, err = kubernetes.NewForConfig(binary); err != nil {
 		return c, err
 	}
