@@ -180,6 +180,17 @@ func TestAnnouncedUnitSurvivesTheLeader(t *testing.T) {
 	}
 }
 
+// TestUnitStartsOnce: the cache gets the maintenance of an announced unit while a sync reads it.
+func TestUnitStartsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newRollout())
+		w.lateIndex = true
+		w.start()
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+		is.Equal(t, len(w.maintenances()), 2, "maintenances")
+	})
+}
+
 // TestAnnouncedUnitIsGivenUp: the unit may no longer start when the next leader finds it announced
 // without a maintenance.
 func TestAnnouncedUnitIsGivenUp(t *testing.T) {

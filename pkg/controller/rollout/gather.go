@@ -144,10 +144,14 @@ func (c *Controller) findOwn(ctx context.Context, f *facts) error {
 	}
 	for i := range r.Status.Current {
 		name := r.Status.Current[i].Maintenance
-		if f.own[name] != nil || c.exists(name) {
+		if f.own[name] != nil {
 			continue
 		}
-		nm, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+		// The cache may have it by now.
+		nm, exists, err := c.created.Get(name)
+		if err == nil && !exists {
+			nm, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+		}
 		if apierrors.IsNotFound(err) {
 			continue
 		}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	hostfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/retry"
 
@@ -60,6 +61,9 @@ type world struct {
 	played func()
 	stop   func()
 	c      *Controller
+	// lateIndex is set if the controller finds a maintenance by its name before it finds it by its
+	// rollout.
+	lateIndex bool
 }
 
 // refusals allows everything but what it has, by "verb name".
@@ -156,6 +160,9 @@ func (w *world) start() {
 		Cluster: cluster, Clock: clock, Selection: selected, MaxUnavailableNodes: 100,
 		Rights: rights.NewCache(rights.CacheConfig{Authorizer: w.refused, Clock: clock}),
 	}))(w)
+	if w.lateIndex {
+		w.c.maintenances = lateIndex{w.c.maintenances, map[string]bool{}}
+	}
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.api)
 	cluster.Start(ctx)
@@ -171,6 +178,23 @@ func (w *world) start() {
 		cluster.Shutdown()
 	})
 	w.Cleanup(w.stop)
+}
+
+// lateIndex leaves each key out once: as if the cache got the object between a look into the index
+// and a look for the object itself.
+type lateIndex struct {
+	cache.Indexer
+	known map[string]bool
+}
+
+// IndexKeys implements cache.Indexer.
+func (l lateIndex) IndexKeys(index, value string) ([]string, error) {
+	keys, err := l.Indexer.IndexKeys(index, value)
+	return slices.DeleteFunc(keys, func(key string) bool {
+		late := !l.known[key]
+		l.known[key] = true
+		return late
+	}), err
 }
 
 // until plays the other controllers until a condition is true. Each round takes the time step.
