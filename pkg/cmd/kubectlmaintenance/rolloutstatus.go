@@ -32,8 +32,8 @@ Without NAME, the command shows the only rollout that is not over. If there are 
 each rollout. The time that the other nodes need is estimated from the pace of the last hour.
 
 The exit code is 3 if a user must act: the rollout is halted, not authorized or SyncFailed, or has nodes that have
-failed, are blocked or are skipped. With --watch, the command redraws the lines until the rollout is complete, or stopped with no
-unit in work, or deleted.`,
+failed, are blocked or are skipped. With --watch, the command redraws the lines until the rollout is complete, or
+stopped with no unit in work, or deleted.`,
 		Example: `  # Once
   kubectl maintenance rollout status kernel-6-12
 

@@ -53,7 +53,8 @@ const (
 type Config struct {
 	// Cluster has the clients and the caches.
 	Cluster *host.Cluster
-	Clock   clock.WithTicker
+	// Clock is the clock of the deadlines and delays.
+	Clock clock.WithTicker
 	// Selection and Rights are shared with the controllers of nodes and of maintenances.
 	Selection *selection.Selection
 	Rights    *rights.Cache
