@@ -120,10 +120,10 @@ shows() {
 # kubectlImage writes the archive of an image with kubectl and a shell.
 kubectlImage() {
 	local folder="${STATE}/kubectl"
-	mkdir -p "${folder}/root/bin"
-	cp /bin/busybox bin/kubectl "${folder}/root/bin/"
-	ln -sf busybox "${folder}/root/bin/sh"
-	tar --create --file="${folder}/layer.tar" --directory="${folder}/root" bin
+	mkdir -p "${folder}/layer/bin"
+	cp /bin/busybox bin/kubectl "${folder}/layer/bin/"
+	ln -sf busybox "${folder}/layer/bin/sh"
+	tar --create --file="${folder}/layer.tar" --directory="${folder}/layer" bin
 	printf '{"architecture":"amd64","os":"linux","config":{"Env":["PATH=/bin"]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
 		"$(sha256sum <"${folder}/layer.tar" | cut --delimiter=' ' --fields=1)" >"${folder}/config.json"
 	echo '[{"Config":"config.json","RepoTags":["localhost/kubectl:dev"],"Layers":["layer.tar"]}]' >"${folder}/manifest.json"
