@@ -157,7 +157,7 @@ func TestFluxKeepsWhatThePluginHasSet(t *testing.T) {
 }
 
 // TestForceRecreatesAMaintenance checks that Flux with force takes a refusal of the server for an
-// immutable field: it deletes the object and creates it anew. docs/gitops.md warns of that.
+// immutable field: it deletes the object and creates it again. docs/gitops.md warns of that.
 func TestForceRecreatesAMaintenance(t *testing.T) {
 	for _, name := range []string{"refusal-stage", "refusal-plan"} {
 		var refusal metav1.Status

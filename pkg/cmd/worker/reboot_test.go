@@ -188,7 +188,7 @@ func TestRebootRequired(t *testing.T) {
 		synctest.Wait()
 		is.Equal(t, writes(), 2, "writes, none without a change")
 		is.True(t, until(corev1.ConditionTrue).LastTransitionTime.Equal(&since), "the transition time changed without a transition")
-		// The Node is created anew while the pod runs.
+		// The Node is created again while the pod runs.
 		must.Do(t, kube.CoreV1().Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}))
 		must.Get(kube.CoreV1().Nodes().Create(t.Context(), registered("another"), metav1.CreateOptions{}))(t)
 		<-time.After(time.Hour)

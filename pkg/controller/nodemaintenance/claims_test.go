@@ -72,13 +72,13 @@ func TestAClaimReadsTheNode(t *testing.T) {
 		// it waits. The claim is granted if both are "".
 		refusal, failure string
 	}{
-		"nothing has changed":         {live: func(*fixture) {}},
-		"a pod is on the node again":  {live: livePod(), refusal: "pod default/late is on the node again"},
-		"a pod that has ended":        {live: livePod(func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })},
-		"a pod of a DaemonSet":        {live: livePod(ofDaemonSet)},
-		"a pod on another node":       {live: livePod(func(pod *corev1.Pod) { pod.Spec.NodeName = "two" })},
-		"the node was uncordoned":     {live: liveNode(func(node *corev1.Node) { node.Spec.Unschedulable = false }), refusal: "the node was made schedulable"},
-		"the node was installed anew": {live: liveNode(func(node *corev1.Node) { node.UID = "uid-new" }), refusal: "the node is gone"},
+		"nothing has changed":        {live: func(*fixture) {}},
+		"a pod is on the node again": {live: livePod(), refusal: "pod default/late is on the node again"},
+		"a pod that has ended":       {live: livePod(func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })},
+		"a pod of a DaemonSet":       {live: livePod(ofDaemonSet)},
+		"a pod on another node":      {live: livePod(func(pod *corev1.Pod) { pod.Spec.NodeName = "two" })},
+		"the node was uncordoned":    {live: liveNode(func(node *corev1.Node) { node.Spec.Unschedulable = false }), refusal: "the node was made schedulable"},
+		"the node was reinstalled":   {live: liveNode(func(node *corev1.Node) { node.UID = "uid-new" }), refusal: "the node is gone"},
 		"the node is gone": {live: func(f *fixture) {
 			f.host.PrependReactor("get", "nodes", answers(nil, apierrors.NewNotFound(corev1.Resource("nodes"), "one")))
 		}, refusal: "the node is gone"},

@@ -97,7 +97,7 @@ func copyTask(task *v1alpha1.NodeTask, before *v1alpha1.NodeMaintenanceNodeTask)
 }
 
 // taskBefore returns what the status has about the work on a node, even if the node was registered
-// again since then, as a worker does that installs the node anew.
+// again since then, as a worker does that reinstalls the node.
 func (f *facts) taskBefore(ref v1alpha1.NodeReference) *v1alpha1.NodeMaintenanceNodeTask {
 	nm := f.subject.NodeMaintenance
 	if entry := v1alpha1.NodeStatusOf(nm, ref); entry != nil {

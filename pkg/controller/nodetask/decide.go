@@ -295,7 +295,7 @@ func (f *facts) isMet(task *v1alpha1.NodeMaintenanceTask, before v1alpha1.NodeVe
 	return met, "doneWhen is false"
 }
 
-// decideClaimed waits for the result of a worker. A worker that installs the node anew may delete
+// decideClaimed waits for the result of a worker. A worker that reinstalls the node may delete
 // it, so the task keeps its place until the node returns, or the deadline passes.
 func decideClaimed(f *facts) decision {
 	status := &f.task.Status

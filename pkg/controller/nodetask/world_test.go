@@ -370,7 +370,7 @@ func (w *world) worker(task *v1alpha1.NodeTask) {
 			status.Result = v1alpha1.NodeTaskResultFailed
 		case x < 0.5:
 			status.Result = v1alpha1.NodeTaskResultDone // a lie
-		case x < 0.55: // installed anew
+		case x < 0.55: // reinstalled
 			w.addNode(task.Name)
 			w.goal[w.nodes[task.Name].UID], w.pods[task.Name] = true, false
 		case x < 0.57:

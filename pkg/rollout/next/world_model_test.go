@@ -254,7 +254,7 @@ func (w *world) stepClaimed(t *simTask, n *simNode, m *simMaintenance) {
 	}
 }
 
-// work is the workers. They fail, fall silent, lie, and install nodes anew.
+// work is the workers. They fail, fall silent, lie, and reinstall nodes.
 func (w *world) work(calm bool) {
 	for _, t := range slices.Clone(w.tasks) {
 		n, r := w.node(t.name), w.rollout(w.maintenance(t.maintenance).owner)

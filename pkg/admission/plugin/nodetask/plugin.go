@@ -86,8 +86,8 @@ func changesNothing(task, old *maintenance.NodeTask) bool {
 // itself can only write the task of this node. A worker in a pod, such as one of a DaemonSet, needs
 // a smaller right for the node of its pod than for all nodes. A person needs the right to maintain
 // the node as well: the roles for users of single pools have the class of persons. Who had it when
-// they claimed the node keeps it until the work ends: meanwhile the node, which they may install
-// anew, can vanish or leave its pool.
+// they claimed the node keeps it until the work ends: meanwhile the node, which they may reinstall,
+// can vanish or leave its pool.
 func (p *Plugin) validateReport(ctx context.Context, a admission.Attributes, task, old *maintenance.NodeTask) error {
 	u, class := a.GetUserInfo(), old.Spec.Worker
 	node, onlyNode := identity.NodeOfToken(u)

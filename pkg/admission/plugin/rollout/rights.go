@@ -151,7 +151,7 @@ func matching(ctx context.Context, selector *corev1.NodeSelector, all []*corev1.
 // authorize refuses the write if the user may not maintain the nodes that readNodes has read, or
 // may not have them offered to the workers of the task. To stop or to delete a rollout needs no
 // right to its workers. As for a maintenance, the right to the pool through which a unit has taken
-// a node is sufficient to release it: a worker may install the node anew, and another user may
+// a node is sufficient to release it: a worker may reinstall the node, and another user may
 // change its labels.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write) error {
 	checker := p.Checker("and so may not roll a maintenance over them")
