@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
@@ -43,8 +44,10 @@ type fakeHost struct {
 	// finish, unless nil, is called with the context of each call that finishes an eviction.
 	finish func(ctx context.Context) error
 
-	mu       sync.Mutex
-	calls    []string
+	mu    sync.Mutex
+	calls []string
+	// versions has, for each eviction, the version that the pod must have; "" if it may have any.
+	versions []string
 	flying   int
 	mostEver int
 }
@@ -56,6 +59,7 @@ func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
 	}
 	h.mu.Lock()
 	h.calls = append(h.calls, fmt.Sprintf("%s/%s", eviction.Name, *eviction.DeleteOptions.Preconditions.UID))
+	h.versions = append(h.versions, ptr.Deref(eviction.DeleteOptions.Preconditions.ResourceVersion, ""))
 	h.flying++
 	h.mostEver = max(h.mostEver, h.flying)
 	h.mu.Unlock()

@@ -4,6 +4,7 @@
 package eviction
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -96,6 +97,25 @@ func TestClosedBudget(t *testing.T) {
 		w.updateBudget(newBudget("web", 1))
 		w.until("it was sent again", 0, w.sentTo(2))
 		is.True(t, w.clock.Now().Equal(before), "the eviction was not sent immediately after the budget opened")
+	})
+}
+
+// TestProbeOfAPodThatFinishes: the API server would delete a pod that has finished since, whatever
+// its budget allows.
+func TestProbeOfAPodThatFinishes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: func(pod string) error {
+			return apierrors.NewConflict(corev1.Resource("pods"), pod, errors.New("the pod has changed"))
+		}}, newPod("web-0"), newBudget("web", 0))
+		w.add("web-0")
+		w.until("a probe was sent", time.Second, w.sentTo(1))
+		is.Equal(t, w.host.versions[0], "1", "the version that a probe expects")
+		is.Equal(t, w.state("web-0").FailedEvictions, int32(0), "failed evictions")
+
+		w.host.answer = success
+		w.updateBudget(newBudget("web", 1))
+		w.until("the eviction was sent", time.Second, w.sentTo(2))
+		is.Equal(t, w.host.versions[1], "", "the version that an eviction expects")
 	})
 }
 

@@ -99,7 +99,10 @@ func testBlocked(t *testing.T, m *machine) {
 				return false, fmt.Errorf("pod %s has the status %+v", pod.Name, pod.Status)
 			}
 		}
-		return len(list.Items) == 3, nil
+		if len(list.Items) != 3 {
+			return false, fmt.Errorf("%d pods are left, want all three", len(list.Items))
+		}
+		return true, nil
 	})
 	framework.Eventually(t, "the maintenance is completed after the boot", func(context.Context) (bool, error) {
 		return getMaintenance(t, m, name).Spec.Stage == v1alpha1.NodeMaintenanceStageComplete, nil
