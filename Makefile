@@ -194,11 +194,15 @@ endif
 .PHONY: missing
 missing:
 
-$(KUBE_STAMP): $(KUBE_MODULE)/go.mod $(KUBE_MODULE)/go.sum $(wildcard $(KUBE_MODULE)/cmd/kubectl/*.go)
+# The control plane is one program with three names.
+KUBE_SOURCE := $(CLUSTER_MODULE)/kube/main.go
+
+$(KUBE_STAMP): $(KUBE_MODULE)/go.mod $(KUBE_MODULE)/go.sum $(KUBE_SOURCE) $(wildcard $(KUBE_MODULE)/cmd/kubectl/*.go)
 	@echo 'Building the control plane $(KUBE_RELEASE) and kubectl (about five minutes the first time)'
 	@mkdir -p $(STAMPS) $(KUBE_BIN)
-	go -C $(KUBE_MODULE) build $(GO_BUILD_FLAGS) -ldflags '$(call kube_ldflags,$(KUBE_RELEASE))' -o '$(abspath $(KUBE_BIN))'/ \
-		$(addprefix k8s.io/kubernetes/cmd/,$(KUBE_BINARIES)) $(KUBECTL_PACKAGE)
+	go -C $(KUBE_MODULE) build $(GO_BUILD_FLAGS) -ldflags '$(call kube_ldflags,$(KUBE_RELEASE))' -o '$(abspath $(KUBE_BIN))'/kube-apiserver '$(abspath $(KUBE_SOURCE))'
+	@cd $(KUBE_BIN) && for name in $(filter-out kube-apiserver,$(KUBE_BINARIES)); do ln -f kube-apiserver $$name; done
+	go -C $(KUBE_MODULE) build $(GO_BUILD_FLAGS) -ldflags '$(call kube_ldflags,$(KUBE_RELEASE))' -o '$(abspath $(KUBE_BIN))'/ $(KUBECTL_PACKAGE)
 	@touch $@
 
 $(ETCD_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(wildcard $(CLUSTER_MODULE)/cmd/etcd/*.go)
