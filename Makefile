@@ -72,7 +72,10 @@ help: ## List the targets
 LDFLAGS := -s -w -X haulout.dev/haulout/pkg/version.gitVersion=$(VERSION)
 
 .PHONY: build
-build: plugin node-agent worker ## Build bin/haulout-apiserver, bin/haulout-node-agent, bin/haulout-worker and bin/kubectl-maintenance
+build: server plugin node-agent worker ## Build bin/haulout-apiserver, bin/haulout-node-agent, bin/haulout-worker and bin/kubectl-maintenance
+
+.PHONY: server
+server: ## Build bin/haulout-apiserver
 	$(GO) build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/haulout-apiserver ./cmd/apiserver
 
 .PHONY: node-agent
@@ -239,7 +242,7 @@ $(CLUSTER_STAMP): $(CLUSTER_SOURCES)
 	@touch $@
 
 .PHONY: cluster-binaries
-cluster-binaries: $(CLUSTER_STAMP) $(KUBE_STAMP) $(ETCD_STAMP) $(KWOK_STAMP) ## Build the programs of the development cluster
+cluster-binaries: $(ETCD_STAMP) $(KUBE_STAMP) $(KWOK_STAMP) $(CLUSTER_STAMP) ## Build the programs of the development cluster
 
 # --- Real nodes: kubelet and kube-proxy from the module of the control plane, the rest from its own
 
@@ -363,7 +366,8 @@ demo-check:
 	else echo 'This takes about ten minutes on two processors, nearly all to download and build what it needs; the next time 100 seconds.'; fi
 
 .PHONY: demo
-demo: demo-check cluster-binaries build ## Drain four of twenty nodes and put them back, and roll a task over six, on a cluster of its own (KEEP=1 leaves it up)
+demo: demo-check ## Drain four of twenty nodes and put them back, and roll a task over six, on a cluster of its own (KEEP=1 leaves it up)
+	@hack/demo-build.sh '$(MAKE)' --no-print-directory GO_BUILD_FLAGS='$(GO_BUILD_FLAGS) -v' cluster-binaries server plugin worker
 	@hack/demo.sh
 
 .PHONY: recording
