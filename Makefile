@@ -129,10 +129,19 @@ define make_image
 endef
 
 .PHONY: image
-image: $(IMAGE_TOOL) ## Make the images of haulout-apiserver, -node-agent, -worker and -scheduler in bin/image (PLATFORMS='linux/amd64', IMAGE=name:tag, AGENT_IMAGE=name:tag, WORKER_IMAGE=name:tag, SCHEDULER_IMAGE=name:tag); needs no container engine
+image: image-apiserver image-node-agent image-worker image-scheduler ## Make all images in bin/image, or one: image-apiserver (IMAGE=name:tag), image-node-agent (AGENT_IMAGE), image-worker (WORKER_IMAGE), image-scheduler (SCHEDULER_IMAGE; compiles much of Kubernetes); PLATFORMS='linux/amd64'; needs no container engine
+
+.PHONY: image-apiserver image-node-agent image-worker image-scheduler
+image-apiserver: $(IMAGE_TOOL)
 	$(call make_image,haulout-apiserver,.,apiserver,$(IMAGE),$(LDFLAGS))
+
+image-node-agent: $(IMAGE_TOOL)
 	$(call make_image,haulout-node-agent,.,node-agent,$(AGENT_IMAGE),$(LDFLAGS))
+
+image-worker: $(IMAGE_TOOL)
 	$(call make_image,haulout-worker,.,worker,$(WORKER_IMAGE),$(LDFLAGS))
+
+image-scheduler: $(IMAGE_TOOL)
 	$(call make_image,haulout-scheduler,scheduler,haulout-scheduler,$(SCHEDULER_IMAGE),$(KUBE_LDFLAGS))
 
 CHART_TOOL := $(BIN)/chart-tool
