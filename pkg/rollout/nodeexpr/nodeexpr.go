@@ -20,8 +20,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// CostLimit is the maximum cost of an evaluation, in the unit of the CEL library.
-const CostLimit = 100_000
+// CostLimit is the maximum cost of an evaluation, in the unit of the CEL library. An evaluation of
+// this cost takes up to 10 ms.
+const CostLimit = 20_000
 
 // environments are the environments with the variables of expressions. They are created with the
 // first expression: the base depends on feature gates, which flags can change.

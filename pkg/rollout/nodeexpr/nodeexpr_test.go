@@ -5,6 +5,9 @@ package nodeexpr
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -123,9 +127,39 @@ func TestCost(t *testing.T) {
 		began := time.Now()
 		got, err := program.Eval(prepared, v1alpha1.NodeVersions{})
 		is.True(t, time.Since(began) < 100*time.Millisecond, "%s took %v", expression, time.Since(began))
-		is.True(t, !got && err != nil && err.Error() == "costs more than 100000", "%s: got %v and %v", expression, got, err)
+		is.True(t, !got && err != nil && err.Error() == "costs more than 20000", "%s: got %v and %v", expression, got, err)
 	}
 }
+
+// TestExamplesCostLittle evaluates the expressions of the examples and of the pages for users on a
+// node with many conditions and labels. Each must cost a twentieth of the limit at most.
+func TestExamplesCostLittle(t *testing.T) {
+	node := gpuNode()
+	for i := range 30 {
+		node.Labels[fmt.Sprintf("label-%d", i)] = strings.Repeat("x", 60)
+		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
+			Type: corev1.NodeConditionType(fmt.Sprintf("RebootRequired%d", i)), Status: corev1.ConditionFalse,
+		})
+	}
+	prepared := Of(node)
+	files := append(must.Get(filepath.Glob("../../../docs/*.md"))(t), must.Get(filepath.Glob("../../../artifacts/examples/*.yaml"))(t)...)
+	found := map[string]bool{}
+	for _, file := range files {
+		for _, line := range doneWhen.FindAllString(string(must.Get(os.ReadFile(file))(t)), -1) {
+			var task struct{ DoneWhen string }
+			must.Do(t, yaml.Unmarshal([]byte(line), &task))
+			found[task.DoneWhen] = true
+		}
+	}
+	is.True(t, len(found) >= 4, "got the expressions %v", found)
+	for expression := range found {
+		_, details, err := must.Get(Compile(expression))(t).program.Eval(map[string]any{"node": prepared.values, "before": versions(protocol.VersionsOf(node))})
+		is.True(t, err == nil && *details.ActualCost() <= CostLimit/20, "%s: got the error %v and the details %v", expression, err, details)
+	}
+}
+
+// doneWhen matches an expression in a manifest, or in one on a page.
+var doneWhen = regexp.MustCompile(`\bdoneWhen: \S.*`)
 
 func BenchmarkAtTheCostLimit(b *testing.B) {
 	node := gpuNode()
