@@ -59,6 +59,11 @@ func TestEvents(t *testing.T) {
 				"func f() { c.nodeEvent(n, corev1.EventTypeWarning, EventA) }",
 			want: "| `Happened` | Warning | node | it has happened. |",
 		},
+		"an event of both types, in literals": {
+			code: "// EventA: it. About the node.\nconst EventA = \"It\"\n" +
+				"func f() { d.e = event{corev1.EventTypeNormal, EventA, n}; d.e = event{corev1.EventTypeWarning, EventA, n} }",
+			want: "| `It` | Normal, Warning | node | it. |",
+		},
 		"an event about two kinds of objects": {
 			code: "// EventA: it.\nconst EventA = \"It\"\n" +
 				"func f() { c.nodeEvent(n, EventA); c.maintenanceEvent(n, EventA) }",

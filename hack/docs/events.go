@@ -35,7 +35,7 @@ its reason.
 // eventReason is the reason of an event.
 type eventReason struct {
 	value, about, meaning string
-	warning               bool
+	normal, warning       bool
 }
 
 // defaultAbout maps the functions and literals that create events to the object of the event. The
@@ -58,7 +58,10 @@ func writeEvents(out io.Writer, code *source) error {
 	fmt.Fprint(page, eventsHeader)
 	for _, r := range reasons {
 		kind := "Normal"
-		if r.warning {
+		switch {
+		case r.normal && r.warning:
+			kind = "Normal, Warning"
+		case r.warning:
 			kind = "Warning"
 		}
 		fmt.Fprintf(page, "| `%s` | %s | %s | %s |\n", r.value, kind, r.about, cell(r.meaning))
@@ -137,7 +140,10 @@ func (s *source) usesIn(packageName string) map[string]eventReason {
 				if about := cmp.Or(defaultAbout[lastName(callee)], defaultAbout[packageName+"."+lastName(callee)]); about != "" && !strings.Contains(r.about, about) {
 					r.about = strings.TrimPrefix(r.about+", "+about, ", ")
 				}
-				r.warning = r.warning || slices.ContainsFunc(arguments, func(e ast.Expr) bool { return lastName(e) == "EventTypeWarning" })
+				has := func(eventType string) bool {
+					return slices.ContainsFunc(arguments, func(e ast.Expr) bool { return lastName(e) == eventType })
+				}
+				r.normal, r.warning = r.normal || has("EventTypeNormal"), r.warning || has("EventTypeWarning")
 				uses[name.Name] = r
 			}
 			return true

@@ -135,7 +135,7 @@ func (c *Controller) release(ctx context.Context, nm *v1alpha1.NodeMaintenance) 
 
 // announce records the event about a step, about the node and with its maintenance.
 func (c *Controller) announce(f *facts, d decision) {
-	if d.event == "" {
+	if d.event.reason == "" {
 		return
 	}
 	var node, nm corev1.ObjectReference
@@ -148,9 +148,5 @@ func (c *Controller) announce(f *facts, d decision) {
 	default:
 		node, nm = *eventref.Node(f.node), *eventref.NodeMaintenance(d.maintenance)
 	}
-	eventType := corev1.EventTypeNormal
-	if d.warning {
-		eventType = corev1.EventTypeWarning
-	}
-	c.recorder.Eventf(&node, &nm, eventType, d.event, actionWork, "%s", eventref.Note("%s", d.note))
+	c.recorder.Eventf(&node, &nm, d.event.eventType, d.event.reason, actionWork, "%s", eventref.Note("%s", d.event.note))
 }

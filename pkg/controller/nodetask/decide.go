@@ -81,13 +81,16 @@ type decision struct {
 	step        step
 	maintenance *v1alpha1.NodeMaintenance
 	status      v1alpha1.NodeTaskStatus
-	// event, warning and note are the event after the step; no event if event is "". result is the
-	// end of the work to count, or "".
-	event, note, result string
-	warning             bool
+	// event is the event after the step; none if it has no reason. result is the end of the work to
+	// count, or "".
+	event  event
+	result string
 	// wake is the time after which the decision may change without an event, 0 for never.
 	wake time.Duration
 }
+
+// event is an event about the node.
+type event struct{ eventType, reason, note string }
 
 // decide returns the next step for a node. It is a pure function.
 func decide(f *facts) decision {
@@ -130,7 +133,8 @@ func decideOffer(f *facts) decision {
 		}
 		offer := decision{step: stepOffer, maintenance: nm}
 		if met, _ := f.isMet(nm.Spec.Task, protocol.VersionsOf(f.node)); !met {
-			offer.event, offer.note = EventOffered, fmt.Sprintf("Offered to workers of class %s by NodeMaintenance %s", nm.Spec.Task.Worker, nm.Name)
+			offer.event = event{corev1.EventTypeNormal, EventOffered, fmt.Sprintf(
+				"Offered to workers of class %s by NodeMaintenance %s", nm.Spec.Task.Worker, nm.Name)}
 		}
 		return offer
 	}
@@ -203,7 +207,7 @@ func decideOffered(f *facts) decision {
 	task := f.owner.Spec.Task
 	if met, _ := f.isMet(task, f.task.Spec.Before); met {
 		d := f.enter(v1alpha1.NodeTaskDone, "The node meets doneWhen without any work")
-		d.event, d.note, d.result = EventVerified, d.status.ServerMessage, string(v1alpha1.NodeTaskDone)
+		d.event, d.result = event{corev1.EventTypeNormal, EventVerified, d.status.ServerMessage}, string(v1alpha1.NodeTaskDone)
 		return d
 	}
 	if f.task.Status.Holder != "" {
@@ -214,8 +218,8 @@ func decideOffered(f *facts) decision {
 			return withdraw(f.live.refusal)
 		}
 		d := f.enter(v1alpha1.NodeTaskClaimed, "")
-		d.event, d.note = EventClaimed, fmt.Sprintf(
-			"Worker %q of user %q works on the node for NodeMaintenance %s", f.task.Status.Holder, f.task.Status.ClaimedBy, f.owner.Name)
+		d.event = event{corev1.EventTypeNormal, EventClaimed, fmt.Sprintf(
+			"Worker %q of user %q works on the node for NodeMaintenance %s", f.task.Status.Holder, f.task.Status.ClaimedBy, f.owner.Name)}
 		return d
 	}
 	left, counts := f.claimLeft()
@@ -223,9 +227,9 @@ func decideOffered(f *facts) decision {
 		return decision{wake: left}
 	}
 	// The NodeTask is withdrawn afterwards: a maintenance that has ended grants no claim.
-	return decision{step: stepRelease, result: string(v1alpha1.NodeTaskNoWorker), event: EventFailed, warning: true, note: fmt.Sprintf(
+	return decision{step: stepRelease, result: string(v1alpha1.NodeTaskNoWorker), event: event{corev1.EventTypeWarning, EventFailed, fmt.Sprintf(
 		"%s: no worker of class %s has claimed the node within %s; NodeMaintenance %s releases its nodes",
-		v1alpha1.NodeTaskNoWorker, task.Worker, seconds(f.task.Spec.ClaimDeadlineSeconds), f.owner.Name)}
+		v1alpha1.NodeTaskNoWorker, task.Worker, seconds(f.task.Spec.ClaimDeadlineSeconds), f.owner.Name)}}
 }
 
 // claimLeft returns how much of the deadline of the claim is left. The end of the maintenance
@@ -255,7 +259,7 @@ func (f *facts) claimLeft() (left time.Duration, counts bool) {
 }
 
 func withdraw(why string) decision {
-	return decision{step: stepDelete, event: EventWithdrawn, note: "No longer offered to workers: " + why}
+	return decision{step: stepDelete, event: event{corev1.EventTypeNormal, EventWithdrawn, "No longer offered to workers: " + why}}
 }
 
 // whyNotOffered returns the reason why an offer is withdrawn before the claim, "" if it is valid.
@@ -331,8 +335,8 @@ func decideVerifying(f *facts) decision {
 	why := f.whyNotVerified()
 	if why == "" {
 		d := f.enter(v1alpha1.NodeTaskDone, "")
-		d.event, d.result = EventVerified, string(v1alpha1.NodeTaskDone)
-		d.note = fmt.Sprintf("The work of worker %q is done, and the node is verified", status.Holder)
+		d.result = string(v1alpha1.NodeTaskDone)
+		d.event = event{corev1.EventTypeNormal, EventVerified, fmt.Sprintf("The work of worker %q is done, and the node is verified", status.Holder)}
 		return d
 	}
 	deadline := seconds(f.task.Spec.VerifyDeadlineSeconds)
@@ -384,8 +388,8 @@ func decideFailed(f *facts) decision {
 	case f.node == nil:
 		return f.gone()
 	case !f.selected:
-		return decision{step: stepDelete, event: EventWithdrawn, warning: true, note: fmt.Sprintf(
-			"The failed work is forgotten: NodeMaintenance %s does not select the node any more", f.task.Spec.Maintenance.Name)}
+		return decision{step: stepDelete, event: event{corev1.EventTypeWarning, EventWithdrawn, fmt.Sprintf(
+			"The failed work is forgotten: NodeMaintenance %s does not select the node any more", f.task.Spec.Maintenance.Name)}}
 	case f.task.Status.Result == v1alpha1.NodeTaskResultDone:
 		return f.enter(v1alpha1.NodeTaskVerifying, "")
 	case f.task.Status.Reason == v1alpha1.NodeTaskNotVerified && f.whyNotVerified() == "":
@@ -405,8 +409,8 @@ func (f *facts) isForgotten() bool { return f.owner == nil || v1alpha1.IsDone(f.
 
 // gone ends the task of a node that does not exist.
 func (f *facts) gone() decision {
-	return decision{step: stepDelete, event: EventNodeGone, warning: true, result: string(v1alpha1.NodeTaskGone), note: fmt.Sprintf(
-		"The node of worker %q is gone; NodeMaintenance %s goes on without it", f.task.Status.Holder, f.task.Spec.Maintenance.Name)}
+	return decision{step: stepDelete, result: string(v1alpha1.NodeTaskGone), event: event{corev1.EventTypeWarning, EventNodeGone, fmt.Sprintf(
+		"The node of worker %q is gone; NodeMaintenance %s goes on without it", f.task.Status.Holder, f.task.Spec.Maintenance.Name)}}
 }
 
 // enter returns the write of a new state.
@@ -424,7 +428,7 @@ func (f *facts) fail(reason v1alpha1.NodeTaskReason, message string) decision {
 	if d.status.Reason = reason; d.status.Result == v1alpha1.NodeTaskResultDone {
 		d.status.Result = v1alpha1.NodeTaskResultFailed
 	}
-	d.event, d.note, d.warning, d.result = EventFailed, fmt.Sprintf("%s: %s", reason, message), true, string(reason)
+	d.event, d.result = event{corev1.EventTypeWarning, EventFailed, fmt.Sprintf("%s: %s", reason, message)}, string(reason)
 	return d
 }
 

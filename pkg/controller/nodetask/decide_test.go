@@ -197,10 +197,10 @@ func (w wanted) check(t *testing.T, d decision) {
 	is.Equal(t, d.step, w.step)
 	is.Equal(t, d.status.State, w.state)
 	is.Equal(t, d.status.Reason, w.reason)
-	is.Equal(t, d.event, w.event)
+	is.Equal(t, d.event.reason, w.event)
 	is.Equal(t, d.wake, w.wake)
-	text := d.note
-	if d.event == "" {
+	text := d.event.note
+	if d.event.reason == "" {
 		text = d.status.ServerMessage
 	}
 	is.True(t, strings.Contains(text, w.note), "want text with %q, got %q", w.note, text)
