@@ -35,7 +35,7 @@ func decided(r *v1alpha1.NodeMaintenanceRollout, attempts ...*v1alpha1.NodeMaint
 		unit := &r.Status.Current[i]
 		facts.Tasks = append(facts.Tasks, task(unit.Unit, v1alpha1.NodeTaskState(unit.Phase), "", ""))
 	}
-	given, members := r.Status.Nodes, []next.Member(nil)
+	given, members, nodes := r.Status.Nodes, []next.Member(nil), []next.Node(nil)
 	for i := range given.Total {
 		name := fmt.Sprintf("node-%03d", i+1)
 		node, member := nodeOfRollout(name), next.Member{Node: name, Goal: next.GoalUnmet}
@@ -50,8 +50,9 @@ func decided(r *v1alpha1.NodeMaintenanceRollout, attempts ...*v1alpha1.NodeMaint
 			given.Skipped--
 			node.Spec.Unschedulable = true
 		}
-		facts.Nodes, members = append(facts.Nodes, next.NewNode(node, nil, 0, now)), append(members, member)
+		nodes, members = append(nodes, next.NewNode(node, nil, now)), append(members, member)
 	}
+	facts.Nodes = next.NewNodes(nodes)
 	d := next.Decide(next.NewCluster(facts), &next.Rollout{Object: r, Members: members, Attempts: attempts})
 	if len(d.Start) > 0 {
 		panic("the server would start unit " + d.Start[0].Name)

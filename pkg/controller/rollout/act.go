@@ -137,7 +137,7 @@ func (c *Controller) agrees(ctx context.Context, f *facts, u *next.Unit) (bool, 
 		if err != nil {
 			return false, fmt.Errorf("read node %s: %w", n.Name, err)
 		}
-		live := next.NewNode(node, c.holdersOf(n.Name), n.Pods, f.cluster.Now)
+		live := next.NewNode(node, c.holdersOf(n.Name), f.cluster.Now)
 		if selected, _ := f.selector.Decide(node); !selected || !f.cluster.Agrees(&live) || f.goal.isMet(node) {
 			return false, nil
 		}

@@ -6,8 +6,12 @@ package rollout
 import (
 	"fmt"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	hostfake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -16,12 +20,14 @@ import (
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// BenchmarkSync is what an event of a node costs each rollout: the facts about 5,000 nodes, one of
-// which has changed, and the decision. Compare it with the debounce.
-func BenchmarkSync(b *testing.B) {
+// newIdle returns a controller over 5,000 nodes that does not run, with its cache of nodes.
+func newIdle(b testing.TB) (*Controller, cache.Store) {
+	b.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{
 		Client: hostfake.NewClientset(), Maintenance: maintenancefake.NewClientset(), Recorder: events.NewFakeRecorder(1),
 	}, 0))(b)
@@ -34,13 +40,88 @@ func BenchmarkSync(b *testing.B) {
 	for i := range 5000 {
 		must.Do(b, nodes.GetStore().Add(newNode(fmt.Sprintf("node-%d", i))))
 	}
+	return c, nodes.GetStore()
+}
+
+// change changes a node in the cache, as an event does.
+func change(b testing.TB, c *Controller, nodes cache.Store, modify ...func(*corev1.Node)) {
+	b.Helper()
+	before, node := newNode("node-0"), newNode("node-0", modify...)
+	must.Do(b, nodes.Update(node))
+	c.nodeChanged(selection.NodeChange{Old: before, New: node})
+}
+
+// BenchmarkSync is what an event of a node costs each rollout: the facts about 5,000 nodes, one of
+// which has changed, and the decision. Compare it with the debounce.
+func BenchmarkSync(b *testing.B) {
+	c, nodes := newIdle(b)
 	r := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
 		r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernelVersion == '6.12'"
 	})
+	cordoned := false
 	for b.Loop() {
-		must.Do(b, nodes.GetStore().Update(newNode("node-0")))
+		cordoned = !cordoned
+		change(b, c, nodes, func(n *corev1.Node) { n.Spec.Unschedulable = cordoned })
 		if d := decide(must.Get(c.gather(b.Context(), r))(b)); d.status.Nodes.Total != 5000 {
 			b.Fatalf("got %+v", d.status.Nodes)
 		}
 	}
+}
+
+// BenchmarkRound is a round after an event of a node: each of 20 rollouts selects its share of the
+// nodes. Compare it with BenchmarkPlan of pkg/drain/plan.
+func BenchmarkRound(b *testing.B) {
+	c, nodes := newIdle(b)
+	var rollouts []*v1alpha1.NodeMaintenanceRollout
+	for i := range 20 {
+		rollouts = append(rollouts, newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Name, r.UID = fmt.Sprint("r", i), types.UID(fmt.Sprint("uid-r", i))
+			r.Spec.NodeSelector = build.Labelled("share", fmt.Sprint(i))
+		}))
+	}
+	for i := range 5000 {
+		must.Do(b, nodes.Update(newNode(fmt.Sprintf("node-%d", i), func(n *corev1.Node) { n.Labels["share"] = fmt.Sprint(i % 20) })))
+	}
+	cordoned := false
+	for b.Loop() {
+		cordoned = !cordoned
+		change(b, c, nodes, func(n *corev1.Node) { n.Spec.Unschedulable, n.Labels["share"] = cordoned, "0" })
+		for _, r := range rollouts {
+			if d := decide(must.Get(c.gather(b.Context(), r))(b)); d.status.Nodes.Total != 250 {
+				b.Fatalf("got %+v", d.status.Nodes)
+			}
+		}
+	}
+}
+
+// TestNodesAreShared: syncs that follow each other share the nodes, until one of these, or a
+// maintenance that holds one, has changed, or they are too old.
+func TestNodesAreShared(t *testing.T) {
+	c, store := newIdle(t)
+	now := c.clock.Now()
+	same := func(what string, at time.Time, want bool) {
+		t.Helper()
+		before := c.nodes
+		is.Equal(t, must.Get(c.nodesAt(at))(t) == before, want, what)
+	}
+	same("at first", now, false)
+	same("a moment later", now.Add(maxNodesAge/2), true)
+	same("later", now.Add(maxNodesAge), false)
+	now = now.Add(maxNodesAge)
+	change(t, c, store)
+	same("after a heartbeat", now, true)
+	change(t, c, store, func(n *corev1.Node) { n.Spec.Unschedulable = true })
+	same("after a cordon", now, false)
+	is.Equal(t, c.nodes.byName["node-0"].Spec.Unschedulable, true)
+	nm := &v1alpha1.NodeMaintenance{Spec: v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageDrain}}
+	c.maintenanceChanged(nil, nm)
+	same("after the start of a maintenance", now, false)
+	counted := nm.DeepCopy()
+	counted.Status.PodsGone = 1
+	c.maintenanceChanged(nm, counted)
+	same("after a count", now, true)
+	ended := nm.DeepCopy()
+	ended.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
+	c.maintenanceChanged(nm, ended)
+	same("after the end of a maintenance", now, false)
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -92,6 +93,10 @@ type Controller struct {
 	created  loop.Latest[*v1alpha1.NodeMaintenance]
 	// current is set when this process knows all units that earlier leaders have announced.
 	current bool
+	// nodes are the nodes that the next syncs share, and changes counts the changes of nodes and of
+	// their maintenances.
+	nodes   *nodes
+	changes atomic.Int64
 	// goals has the expressions of the rollouts by name.
 	goals map[string]*goal
 	// problems has the failures of each rollout.

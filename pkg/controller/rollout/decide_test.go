@@ -145,7 +145,8 @@ func TestConditionsStayWhileAsking(t *testing.T) {
 		})
 		f := &facts{asking: true, failing: failing, rollout: next.Rollout{Members: []next.Member{{Node: "a"}}, Object: r}}
 		f.cluster = next.NewCluster(next.Facts{
-			Now: now, Nodes: []next.Node{next.NewNode(newNode("a"), nil, 0, now)}, MaxUnavailablePercent: 100, Exists: func(string) bool { return false },
+			Now: now, Nodes: next.NewNodes([]next.Node{next.NewNode(newNode("a"), nil, now)}), MaxUnavailablePercent: 100,
+			Exists: func(string) bool { return false },
 		})
 		d := decide(f)
 		is.Equal(t, len(d.start), 1, "units to start")

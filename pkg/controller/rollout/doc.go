@@ -22,6 +22,7 @@
 //
 //   - rollouts, created: own writes that are not in the caches yet. The next write may conflict.
 //   - current: the first start of a leader compares the rollouts in the cache and in the API.
+//   - nodes: the nodes that syncs share. They are read from the cache again.
 //   - goals: the values of doneWhen for the nodes. They are evaluated again.
 //   - problems: the failures and since when. One appears in the status a minute later.
 //   - written: when each status was written, to delay counters. The next write is not delayed.

@@ -64,18 +64,16 @@ type facts struct {
 // gather reads all facts about a rollout from the caches, and the maintenances of announced units
 // that are not cached yet from the API.
 func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout) (*facts, error) {
+	now := c.clock.Now()
+	nodes, err := c.nodesAt(now)
+	if err != nil {
+		return nil, err
+	}
 	f := &facts{
-		rollout: next.Rollout{Object: r}, nodes: map[string]*corev1.Node{}, tasks: map[string]*v1alpha1.NodeTask{},
+		rollout: next.Rollout{Object: r}, nodes: nodes.byName, tasks: map[string]*v1alpha1.NodeTask{},
 		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf,
 	}
 	f.taken = func(name string) bool { return f.own[name] != nil || c.exists(name) }
-	nodes, err := c.nodeLister.List(labels.Everything())
-	if err != nil {
-		return nil, fmt.Errorf("list nodes from the cache: %w", err)
-	}
-	for _, node := range nodes {
-		f.nodes[node.Name] = node
-	}
 	tasks, err := c.taskLister.List(labels.Everything())
 	if err != nil {
 		return nil, fmt.Errorf("list NodeTasks from the cache: %w", err)
@@ -89,11 +87,11 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 	if f.goal, err = c.goalOf(r); err != nil {
 		return nil, err
 	}
-	if err := f.selectNodes(nodes); err != nil {
+	if err := f.selectNodes(nodes.all); err != nil {
 		return nil, err
 	}
 	f.goal.keepOnly(f.nodes)
-	f.cluster = c.clusterOf(f, nodes, tasks)
+	f.cluster = c.clusterOf(f, nodes.states, tasks, now)
 	if r.Spec.Stage == v1alpha1.RolloutStageRoll {
 		f.rollout.NotAuthorized = c.notAuthorized(ctx, f)
 		f.rollout.Contradiction = sync.OnceValue(func() string { return c.contradiction(f) })
@@ -109,6 +107,43 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 func (c *Controller) exists(name string) bool {
 	_, exists, err := c.created.Get(name)
 	return exists || err != nil
+}
+
+// maxNodesAge is the maximum age of the nodes that syncs share. What no event reports, such as the
+// first seconds of a node that is not Ready, may be as old.
+const maxNodesAge = 50 * time.Millisecond
+
+// nodes are all nodes of the cluster, as the syncs of a round share them.
+type nodes struct {
+	all    []*corev1.Node
+	byName map[string]*corev1.Node
+	states *next.Nodes
+	// at is the time at which they were read from the cache, and changes the number of changes that
+	// had been seen before.
+	at      time.Time
+	changes int64
+}
+
+// nodesAt returns all nodes. A change of a node, or of the maintenances that hold it, enqueues
+// rollouts after it is counted, so a sync that still uses the nodes before the change is repeated.
+func (c *Controller) nodesAt(now time.Time) (*nodes, error) {
+	changes := c.changes.Load()
+	if c.nodes != nil && c.nodes.changes == changes && now.Sub(c.nodes.at) < maxNodesAge {
+		return c.nodes, nil
+	}
+	all, err := c.nodeLister.List(labels.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("list nodes from the cache: %w", err)
+	}
+	n := &nodes{all: all, byName: make(map[string]*corev1.Node, len(all)), at: now, changes: changes}
+	states := make([]next.Node, 0, len(all))
+	for _, node := range all {
+		n.byName[node.Name] = node
+		states = append(states, next.NewNode(node, c.holdersOf(node.Name), now))
+	}
+	n.states = next.NewNodes(states)
+	c.nodes = n
+	return n, nil
 }
 
 // attemptsOf returns the cached maintenances of a rollout, each in the newest known state.
@@ -211,25 +246,10 @@ func (f *facts) isDone(node *corev1.Node) bool {
 
 // clusterOf returns the state of all nodes for the decisions of a rollout. The units of the rollout
 // itself are not announced in it: some may leave the status first.
-func (c *Controller) clusterOf(f *facts, nodes []*corev1.Node, tasks []*v1alpha1.NodeTask) *next.Cluster {
-	now := c.clock.Now()
-	waiting := map[string]bool{}
-	if f.rollout.Object.Spec.Stage == v1alpha1.RolloutStageRoll {
-		for _, m := range f.rollout.Members {
-			waiting[m.Node] = needsWork(m.Goal)
-		}
-	}
-	states := make([]next.Node, 0, len(nodes))
-	for _, node := range nodes {
-		pods := 0
-		if waiting[node.Name] {
-			pods = c.pods.CountOn(node.Name)
-		}
-		states = append(states, next.NewNode(node, c.holdersOf(node.Name), pods, now))
-	}
+func (c *Controller) clusterOf(f *facts, nodes *next.Nodes, tasks []*v1alpha1.NodeTask, now time.Time) *next.Cluster {
 	others := slices.DeleteFunc(c.all(), func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.UID == f.rollout.Object.UID })
 	return next.NewCluster(next.Facts{
-		Now: now, Nodes: states, Tasks: tasks, Rollouts: others, Exists: f.taken,
+		Now: now, Nodes: nodes, Pods: c.pods.CountOn, Tasks: tasks, Rollouts: others, Exists: f.taken,
 		MaxUnavailablePercent: c.maxUnavailable, ServerNode: c.serverNode(), ServerUser: serverUser,
 	})
 }

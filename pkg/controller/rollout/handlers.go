@@ -79,6 +79,7 @@ func isOver(r *v1alpha1.NodeMaintenanceRollout) bool {
 
 func (c *Controller) nodeChanged(change selection.NodeChange) {
 	if change.Old == nil || change.New == nil || !sameNode(change.Old, change.New) {
+		c.changes.Add(1)
 		c.enqueueIf(func(r *v1alpha1.NodeMaintenanceRollout) bool { return !isOver(r) })
 	}
 }
@@ -106,11 +107,13 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if nm == nil {
 		latest = old
 	}
+	isOther := old == nil || nm == nil || v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || old.Generation != nm.Generation
+	if isOther {
+		c.changes.Add(1)
+	}
 	if owner := ownerOf(latest); owner != nil {
 		c.enqueue(owner.Name)
-		return
-	}
-	if old == nil || nm == nil || v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || old.Generation != nm.Generation {
+	} else if isOther {
 		c.enqueueRolling()
 	}
 }

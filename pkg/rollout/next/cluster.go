@@ -4,8 +4,9 @@
 package next
 
 import (
-	"fmt"
+	"cmp"
 	"maps"
+	"slices"
 	"time"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -13,12 +14,41 @@ import (
 	"haulout.dev/haulout/pkg/rollout/window"
 )
 
+// Nodes are the nodes of a cluster. Any number of decisions can share them: what only rollouts and
+// their tasks show of a node is in the Cluster.
+type Nodes struct {
+	all    []Node
+	byName map[string]*Node
+	// out are those that are out, and controlPlane is the number of control-plane nodes.
+	out          []*Node
+	controlPlane int
+}
+
+// NewNodes returns the nodes of a cluster. It keeps the slice.
+func NewNodes(all []Node) *Nodes {
+	nodes := &Nodes{all: all, byName: make(map[string]*Node, len(all))}
+	for i := range all {
+		n := &all[i]
+		nodes.byName[n.Name] = n
+		if n.isOut() {
+			nodes.out = append(nodes.out, n)
+		}
+		if n.controlPlane {
+			nodes.controlPlane++
+		}
+	}
+	return nodes
+}
+
 // Facts is what all rollouts of a cluster share.
 type Facts struct {
 	// Now is the time of the decision.
 	Now time.Time
 	// Nodes are all nodes of the cluster.
-	Nodes []Node
+	Nodes *Nodes
+	// Pods returns the number of pods that have to leave a node. Units with few pods start first.
+	// Nil means none on each node.
+	Pods func(node string) int
 	// Tasks are all NodeTasks.
 	Tasks []*v1alpha1.NodeTask
 	// Rollouts are all rollouts, with the newest status that the caller has written or read.
@@ -34,11 +64,13 @@ type Facts struct {
 	ServerUser string
 }
 
-// Cluster is the state of the nodes of a cluster, for the decisions of all its rollouts.
+// Cluster is the state of a cluster for one decision.
 type Cluster struct {
 	Facts
-	nodes map[string]*Node
 	tasks map[string]*v1alpha1.NodeTask
+	// taken is why nodes are out, or are about to be, and wait why no rollout takes them yet, as
+	// NodeTasks, announcements and the decision show it, by name.
+	taken, wait map[string]string
 	// missing are the names of nodes that have a NodeTask, or that are announced, but that the
 	// cluster does not have. They may return at any time, and keep their places.
 	missing map[string]bool
@@ -46,20 +78,16 @@ type Cluster struct {
 	failed map[string]time.Time
 }
 
-// NewCluster returns the state of a cluster. It keeps the slices of the facts, and writes to the
-// nodes.
+// NewCluster returns the state of a cluster. It keeps the slices of the facts.
 func NewCluster(facts Facts) *Cluster {
 	c := &Cluster{
-		Facts: facts, nodes: make(map[string]*Node, len(facts.Nodes)), tasks: make(map[string]*v1alpha1.NodeTask, len(facts.Tasks)),
-		missing: map[string]bool{}, failed: map[string]time.Time{},
-	}
-	for i := range c.Nodes {
-		c.nodes[c.Nodes[i].Name] = &c.Nodes[i]
+		Facts: facts, tasks: make(map[string]*v1alpha1.NodeTask, len(facts.Tasks)),
+		taken: map[string]string{}, wait: map[string]string{}, missing: map[string]bool{}, failed: map[string]time.Time{},
 	}
 	for _, task := range c.Tasks {
 		c.tasks[task.Name] = task
-		if n := c.nodes[task.Name]; n != nil {
-			c.take(n, task)
+		if c.Nodes.byName[task.Name] != nil {
+			c.take(task)
 		} else if task.Status.State != v1alpha1.NodeTaskDone {
 			c.missing[task.Name] = true
 		}
@@ -74,34 +102,55 @@ func NewCluster(facts Facts) *Cluster {
 	return c
 }
 
-func (c *Cluster) take(n *Node, task *v1alpha1.NodeTask) {
-	n.taken = fmt.Sprintf("has a NodeTask of NodeMaintenance %s", task.Spec.Maintenance.Name)
+func (c *Cluster) take(task *v1alpha1.NodeTask) {
+	text := "has a NodeTask of NodeMaintenance " + task.Spec.Maintenance.Name
+	c.taken[task.Name] = text
 	if protocol.IsInHands(task.Status.State) {
-		n.wait = fmt.Sprintf("%s in state %s", n.taken, task.Status.State)
+		c.wait[task.Name] = text + " in state " + string(task.Status.State)
 	}
 }
 
-// Announce marks the nodes of status.current of a rollout. The caller calls it after each write of
-// a status with further units, before it decides for another rollout. Nobody keeps the status of a
-// rollout that is being deleted up to date: of its units only those count whose maintenances may
-// not exist yet.
+// takenBy returns why a node is out, or is about to be, as objects of Haulout show it; "" if it is
+// not.
+func (c *Cluster) takenBy(n *Node) string { return cmp.Or(c.taken[n.Name], n.taken) }
+
+// waitsFor returns why no rollout takes a node yet; "" if one may.
+func (c *Cluster) waitsFor(n *Node) string { return cmp.Or(c.wait[n.Name], n.wait) }
+
+// isOut reports whether a node counts as out.
+func (c *Cluster) isOut(n *Node) bool { return n.isOut() || c.taken[n.Name] != "" }
+
+// out returns the nodes that count as out.
+func (c *Cluster) out() []*Node {
+	out := slices.Clone(c.Nodes.out)
+	for name := range c.taken {
+		if n := c.Nodes.byName[name]; !n.isOut() {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// Announce marks the nodes of status.current of a rollout. Nobody keeps the status of a rollout
+// that is being deleted up to date: of its units only those count whose maintenances may not exist
+// yet.
 func (c *Cluster) Announce(r *v1alpha1.NodeMaintenanceRollout) {
 	for i := range r.Status.Current {
 		unit := &r.Status.Current[i]
 		if r.DeletionTimestamp != nil && unit.Phase != v1alpha1.RolloutPhaseStarting {
 			continue
 		}
-		text := fmt.Sprintf("is in service for less than the soak time of rollout %s", r.Name)
+		text := "is in service for less than the soak time of rollout " + r.Name
 		if unit.Phase != v1alpha1.RolloutPhaseSoaking {
-			text = fmt.Sprintf("was announced by rollout %s", r.Name)
+			text = "was announced by rollout " + r.Name
 		}
 		exists := c.Exists(unit.Maintenance)
 		for j := range unit.Nodes {
 			name := unit.Nodes[j].Name
-			if n := c.nodes[name]; n == nil && !exists {
+			if n := c.Nodes.byName[name]; n == nil && !exists {
 				c.missing[name] = true
-			} else if n != nil && n.taken == "" {
-				n.taken = text
+			} else if n != nil && c.takenBy(n) == "" {
+				c.taken[name] = text
 			}
 		}
 	}
@@ -110,7 +159,7 @@ func (c *Cluster) Announce(r *v1alpha1.NodeMaintenanceRollout) {
 // Agrees reports whether a live read of a node agrees with the decision. If it does not, the unit
 // of the node does not start now: the caches lag behind. The caller compares selector and doneWhen.
 func (c *Cluster) Agrees(live *Node) bool {
-	n := c.nodes[live.Name]
+	n := c.Nodes.byName[live.Name]
 	return n != nil && n.UID == live.UID && n.down == live.down && maps.Equal(n.Labels, live.Labels) &&
-		(live.skip == "" || live.skip == n.skip) && (live.wait == "" || live.wait == n.wait)
+		(live.skip == "" || live.skip == n.skip) && (live.wait == "" || live.wait == c.waitsFor(n))
 }

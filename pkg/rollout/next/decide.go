@@ -92,12 +92,25 @@ type work struct {
 	paused      *v1alpha1.NodeMaintenance
 }
 
+// member is a matching node that exists.
+type member struct {
+	*Node
+	// unit is its unit; nil if it takes places and nothing else. isInside is true if it left with
+	// that unit, which runs.
+	unit     *Unit
+	isInside bool
+	// isDone is true if it needs no work.
+	isDone bool
+}
+
 // decider makes one decision.
 type decider struct {
 	*Rollout
 	cluster *Cluster
 	history history
 	work    map[string]*work
+	// members are the matching nodes that exist.
+	members []member
 	// inside has the units that run by the names of their nodes, whatever labels these have now.
 	inside map[string]string
 	units  map[string]*Unit
@@ -183,7 +196,7 @@ func (d *decider) start() (refusal string) {
 		if busy >= width {
 			return cmp.Or(refusal, "no further unit starts before one of these is done")
 		}
-		reason := u.waits()
+		reason := d.waits(u)
 		if current == protocol.MaxCurrentUnits || nodes+len(u.Nodes) > protocol.MaxCurrentNodes {
 			reason = "too many units run or have failed"
 		}
@@ -207,7 +220,7 @@ func (d *decider) start() (refusal string) {
 			l.start(u)
 		}
 		for _, n := range u.Nodes {
-			n.taken = cmp.Or(n.taken, "starts now")
+			d.cluster.taken[n.Name] = cmp.Or(d.cluster.takenBy(n), "starts now")
 		}
 		u.state = running
 		d.Start = append(d.Start, u)
@@ -232,21 +245,18 @@ func (d *decider) width() int {
 // if its own work is done: it returns with the others. One that joined the unit later waits.
 func (d *decider) countNodes() {
 	counts := map[state]int32{}
-	for _, m := range d.Members {
-		n := d.cluster.nodes[m.Node]
-		if n == nil || m.Goal == TooNew {
+	for i := range d.members {
+		switch m := &d.members[i]; {
+		case m.unit == nil:
 			continue
-		}
-		name, isInside := d.unitOf(n)
-		switch u := d.units[name]; {
-		case isInside:
-			counts[u.state]++
-		case d.isDone(n, m.Goal):
+		case m.isInside:
+			counts[m.unit.state]++
+		case m.isDone:
 			counts[done]++
-		case d.work[name] != nil:
+		case d.work[m.unit.Name] != nil:
 			counts[waiting]++
 		default:
-			counts[u.state]++
+			counts[m.unit.state]++
 		}
 		d.Nodes.Total++
 	}
@@ -257,5 +267,5 @@ func (d *decider) countNodes() {
 // isDone reports whether a node needs no work.
 func (d *decider) isDone(n *Node, goal Goal) bool {
 	_, isRecorded := d.history.done[n.UID]
-	return isRecorded || goal == GoalMet
+	return goal == GoalMet || isRecorded
 }

@@ -71,10 +71,12 @@ func decide(n int, changes ...change) Decision {
 	s.facts.Exists = func(name string) bool { return exists[name] }
 	s.facts.Rollouts = append(s.facts.Rollouts, s.rollout)
 	s.ready.Object, s.ready.Attempts = s.rollout, s.attempts
+	var all []Node
 	for _, node := range s.nodes {
-		s.facts.Nodes = append(s.facts.Nodes, NewNode(node, s.holders[node.Name], s.pods[node.Name], now))
+		all = append(all, NewNode(node, s.holders[node.Name], now))
 		s.ready.Members = append(s.ready.Members, Member{node.Name, s.goals[node.Name]})
 	}
+	s.facts.Nodes, s.facts.Pods = NewNodes(all), func(node string) int { return s.pods[node] }
 	return Decide(NewCluster(s.facts), &s.ready)
 }
 

@@ -74,7 +74,7 @@ func (c *Cluster) progressOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMainte
 		case state == v1alpha1.NodeTaskDone:
 			done++
 		case state == v1alpha1.NodeTaskGone:
-		case task != nil && task.Spec.Maintenance.Name == nm.Name, c.nodes[name] != nil && (selected || !isCurrent):
+		case task != nil && task.Spec.Maintenance.Name == nm.Name, c.Nodes.byName[name] != nil && (selected || !isCurrent):
 			left++
 		}
 	}

@@ -132,10 +132,11 @@ func TestEndOf(t *testing.T) {
 			for _, change := range c.changes {
 				change(e)
 			}
-			facts := Facts{Now: now, Tasks: e.tasks}
+			var all []Node
 			for _, name := range e.nodes {
-				facts.Nodes = append(facts.Nodes, Node{Name: name})
+				all = append(all, Node{Name: name})
 			}
+			facts := Facts{Now: now, Tasks: e.tasks, Nodes: NewNodes(all)}
 			r := &Rollout{Object: &v1alpha1.NodeMaintenanceRollout{}, Members: e.members}
 			r.Object.Spec.Stage, r.Object.Spec.WhenClosed, r.Object.Spec.ProgressDeadlineSeconds = e.stage, e.policy, e.deadline
 			unit := &v1alpha1.RolloutUnit{Nodes: []v1alpha1.NodeReference{{Name: "n0"}, {Name: "n1"}}}

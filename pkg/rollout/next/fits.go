@@ -17,12 +17,12 @@ import (
 // can: each is too large, or larger than a limit of the rollout allows. It is "" if a unit fits.
 func NoneFits(r *v1alpha1.NodeMaintenanceRollout, nodes []*corev1.Node) string {
 	d := &decider{Rollout: &Rollout{Object: r}}
-	facts := Facts{MaxUnavailablePercent: 100, Exists: func(string) bool { return false }}
+	all := make([]Node, 0, len(nodes))
 	for _, node := range nodes {
-		facts.Nodes = append(facts.Nodes, Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.IsControlPlane(node)})
+		all = append(all, Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.IsControlPlane(node)})
 		d.Members = append(d.Members, Member{Node: node.Name})
 	}
-	d.cluster = NewCluster(facts)
+	d.cluster = NewCluster(Facts{MaxUnavailablePercent: 100, Nodes: NewNodes(all)})
 	d.group()
 	d.readLimits()
 	var first *Unit

@@ -28,8 +28,10 @@ type limit struct {
 	controlPlane bool
 	// maxNodes returns the number of nodes of a domain that may be out; total is their number.
 	maxNodes func(total int) int
-	// nodes are those that it counts, and domains their numbers. Missing nodes count in every one.
-	nodes   []*Node
+	// cluster is the state of the nodes. out are those that are out, and domains the numbers of all
+	// that it counts. Missing nodes count in every domain.
+	cluster *Cluster
+	out     []*Node
 	domains map[string]*places
 	missing int
 
@@ -44,29 +46,22 @@ type places struct{ total, out int }
 
 // readLimits makes the limits of the rollout and those of the cluster, and counts what is out.
 func (d *decider) readLimits() {
-	var members, all []*Node
-	for _, m := range d.Members {
-		if n := d.cluster.nodes[m.Node]; n != nil {
-			members = append(members, n)
-		}
-	}
-	for i := range d.cluster.Nodes {
-		all = append(all, &d.cluster.Nodes[i])
-	}
 	for i := range d.Object.Spec.Limits {
 		spec := &d.Object.Spec.Limits[i]
 		l := &limit{name: fmt.Sprintf("limits[%d]", i), key: spec.TopologyKey}
 		if spec.MaxDomains == nil {
 			l.maxNodes = maximum(spec.MaxUnavailable)
-			d.count(l, members)
+			d.count(l)
 		} else {
 			l.maxDomains = int(*spec.MaxDomains)
-			d.openDomains(l, members)
+			d.openDomains(l)
 		}
 	}
 	percent := intstr.FromString(fmt.Sprintf("%d%%", d.cluster.MaxUnavailablePercent))
-	d.count(&limit{name: "--max-unavailable-nodes of the server", maxNodes: maximum(&percent)}, all)
-	d.count(&limit{name: "the limit of control-plane nodes", controlPlane: true, maxNodes: func(int) int { return 1 }}, all)
+	out := d.cluster.out()
+	d.countAll(&limit{name: "--max-unavailable-nodes of the server", maxNodes: maximum(&percent)}, len(d.cluster.Nodes.all), out)
+	d.countAll(&limit{name: "the limit of control-plane nodes", controlPlane: true, maxNodes: func(int) int { return 1 }},
+		d.cluster.Nodes.controlPlane, out)
 }
 
 // maximum returns the function that computes how many nodes of a domain may be out: at least 1. A
@@ -81,32 +76,52 @@ func maximum(value *intstr.IntOrString) func(int) int {
 	}
 }
 
-// count adds a limit of nodes, and counts these nodes.
-func (d *decider) count(l *limit, nodes []*Node) {
-	l.nodes, l.domains, l.missing = nodes, map[string]*places{}, len(d.cluster.missing)
-	for _, n := range nodes {
-		if l.covers(n) {
-			p := l.at(l.domainOf(n))
-			p.total++
-			if n.isOut() {
-				p.out++
-			}
+// count adds a limit of the matching nodes, and counts them.
+func (d *decider) count(l *limit) {
+	d.add(l)
+	for i := range d.members {
+		n := d.members[i].Node
+		p := l.at(l.domainOf(n))
+		p.total++
+		if d.cluster.isOut(n) {
+			p.out++
+			l.out = append(l.out, n)
 		}
 	}
+}
+
+// countAll adds a limit of all nodes of the cluster, without domains. total is their number, and
+// out are those that are out.
+func (d *decider) countAll(l *limit, total int, out []*Node) {
+	d.add(l)
+	p := l.at("")
+	p.total = total
+	for _, n := range out {
+		if l.covers(n) {
+			p.out++
+			l.out = append(l.out, n)
+		}
+	}
+}
+
+// add adds a limit of nodes.
+func (d *decider) add(l *limit) {
+	l.cluster, l.domains, l.missing = d.cluster, map[string]*places{}, len(d.cluster.missing)
 	d.limits = append(d.limits, l)
 }
 
 // openDomains adds a limit of domains, and notes in which the rollout is at work, and was before.
-func (d *decider) openDomains(l *limit, members []*Node) {
-	l.open, l.begun = map[string]bool{}, map[string]bool{}
+func (d *decider) openDomains(l *limit) {
+	l.cluster, l.open, l.begun = d.cluster, map[string]bool{}, map[string]bool{}
 	for _, w := range d.work {
 		for _, name := range w.nodes {
-			if n := d.cluster.nodes[name]; n != nil && !w.failed {
+			if n := d.cluster.Nodes.byName[name]; n != nil && !w.failed {
 				l.open[l.domainOf(n)] = true
 			}
 		}
 	}
-	for _, n := range members {
+	for i := range d.members {
+		n := d.members[i].Node
 		if _, isRecorded := d.history.done[n.UID]; isRecorded {
 			l.begun[l.domainOf(n)] = true
 		}
@@ -159,7 +174,7 @@ func (l *limit) costs(u *Unit) []cost {
 		costs[i].size++
 		if n.down == "" {
 			costs[i].added++
-			if n.taken != "" {
+			if l.cluster.takenBy(n) != "" {
 				costs[i].counted++
 			}
 		}
@@ -204,6 +219,11 @@ func (l *limit) refuses(u *Unit) (domain string, refused bool) {
 
 // start counts the nodes of a unit that starts.
 func (l *limit) start(u *Unit) {
+	for _, n := range u.Nodes {
+		if l.covers(n) && !l.cluster.isOut(n) {
+			l.out = append(l.out, n)
+		}
+	}
 	for _, c := range l.costs(u) {
 		if l.maxDomains > 0 {
 			l.open[c.domain] = true
@@ -220,9 +240,9 @@ func (d *decider) refusal(l *limit, domain string) string {
 			Names(slices.Collect(maps.Keys(l.open))))
 	}
 	var takers []string
-	for _, n := range l.nodes {
-		if l.covers(n) && n.isOut() && l.domainOf(n) == domain {
-			takers = append(takers, n.Name+" "+cmp.Or(n.down, n.taken))
+	for _, n := range l.out {
+		if l.domainOf(n) == domain {
+			takers = append(takers, n.Name+" "+cmp.Or(n.down, d.cluster.takenBy(n)))
 		}
 	}
 	for name := range d.cluster.missing {

@@ -25,25 +25,21 @@ type Node struct {
 	Name   string
 	UID    types.UID
 	Labels map[string]string
-	// Pods is the number of pods that have to leave. Units with few pods start first.
-	Pods int
 
 	controlPlane bool
 	// down is why the node is out of service, as the Node itself shows it. It completes a sentence
 	// that begins with the name of the node, as the following texts do.
 	down string
-	// taken is why the node is out, or is about to be, as objects of Haulout show it.
+	// taken is why the node is out, as a maintenance shows it.
 	taken string
 	// skip is why no rollout takes the node until a user acts; wait is why none takes it yet.
 	skip, wait string
 }
 
 // NewNode returns what a decision needs to know of a node. holders are the maintenances that select
-// it, pods is the number of its pods that have to leave.
-func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, pods int, now time.Time) Node {
-	n := Node{
-		Name: node.Name, UID: node.UID, Labels: node.Labels, Pods: pods, controlPlane: protocol.IsControlPlane(node),
-	}
+// it.
+func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Time) Node {
+	n := Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.IsControlPlane(node)}
 	isOfRollout := false
 	for _, nm := range holders {
 		switch {
@@ -102,5 +98,5 @@ func readiness(node *corev1.Node, now time.Time) (unready string, young bool) {
 	return "", false
 }
 
-// isOut reports whether the node counts as out.
+// isOut reports whether the node, or a maintenance, shows that it is out.
 func (n *Node) isOut() bool { return n.down != "" || n.taken != "" }

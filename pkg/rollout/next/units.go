@@ -64,22 +64,25 @@ func (d *decider) unitOf(n *Node) (name string, isInside bool) {
 
 // group makes the units of the matching nodes.
 func (d *decider) group() {
-	d.units = map[string]*Unit{}
-	for _, m := range d.Members {
-		n := d.cluster.nodes[m.Node]
-		if n == nil || m.Goal == TooNew {
+	d.units = make(map[string]*Unit, len(d.Members))
+	d.members = make([]member, 0, len(d.Members))
+	for _, of := range d.Members {
+		m := member{Node: d.cluster.Nodes.byName[of.Node]}
+		if m.Node == nil {
 			continue
 		}
-		name, _ := d.unitOf(n)
-		u := d.units[name]
-		if u == nil {
-			u = &Unit{Name: name}
-			d.units[name] = u
+		if of.Goal != TooNew {
+			var name string
+			name, m.isInside = d.unitOf(m.Node)
+			if m.unit = d.units[name]; m.unit == nil {
+				m.unit = &Unit{Name: name}
+				d.units[name] = m.unit
+			}
+			if m.isDone = d.isDone(m.Node, of.Goal); !m.isDone {
+				m.unit.Nodes = append(m.unit.Nodes, m.Node)
+			}
 		}
-		if !d.isDone(n, m.Goal) {
-			u.Nodes = append(u.Nodes, n)
-			u.pods += n.Pods
-		}
+		d.members = append(d.members, m)
 	}
 	for _, u := range d.units {
 		slices.SortFunc(u.Nodes, func(a, b *Node) int { return strings.Compare(a.Name, b.Name) })
@@ -135,10 +138,10 @@ func (d *decider) skips(u *Unit) string {
 }
 
 // waits returns why a unit cannot start yet although all limits allow it; "" if it can.
-func (u *Unit) waits() string {
+func (d *decider) waits(u *Unit) string {
 	for _, n := range u.Nodes {
-		if n.wait != "" {
-			return fmt.Sprintf("node %s %s", n.Name, n.wait)
+		if why := d.cluster.waitsFor(n); why != "" {
+			return fmt.Sprintf("node %s %s", n.Name, why)
 		}
 	}
 	return ""
@@ -149,7 +152,7 @@ func (d *decider) order() []*Unit {
 	var units []*Unit
 	for _, u := range d.units {
 		if u.state == waiting {
-			u.rank = d.rankOf(u)
+			u.rank, u.pods = d.rankOf(u), d.podsOf(u)
 			units = append(units, u)
 		}
 	}
@@ -164,6 +167,16 @@ func (d *decider) order() []*Unit {
 			cmp.Compare(a.pods, b.pods), strings.Compare(a.Name, b.Name))
 	})
 	return units
+}
+
+func (d *decider) podsOf(u *Unit) int {
+	pods := 0
+	for _, n := range u.Nodes {
+		if d.cluster.Pods != nil {
+			pods += d.cluster.Pods(n.Name)
+		}
+	}
+	return pods
 }
 
 // rankOf returns 0 for a unit in domains in which the rollout is at work, 1 in those in which it

@@ -69,11 +69,7 @@ func (w *world) readNode(n *simNode, caches *view) Node {
 			holders = append(holders, m.object())
 		}
 	}
-	pods := n.job
-	if n.pods {
-		pods++
-	}
-	return NewNode(n.object(w.rules), holders, pods, at(caches.now).Time)
+	return NewNode(n.object(w.rules), holders, at(caches.now).Time)
 }
 
 // object returns a maintenance as an object of the API.
@@ -192,17 +188,25 @@ func (w *world) input(r *simRollout, caches *view) (*Cluster, *Rollout) {
 	facts := Facts{
 		Now: at(caches.now).Time, MaxUnavailablePercent: w.percent,
 		Exists: func(name string) bool { return caches.maintenance(name) != nil },
+		Pods: func(name string) int {
+			if n := caches.node(name); n.pods {
+				return n.job + 1
+			}
+			return caches.node(name).job
+		},
 	}
 	if !w.rules.on("cluster") {
 		facts.MaxUnavailablePercent = 100
 	}
 	in := &Rollout{Object: r.object(caches, w.rules)}
+	var all []Node
 	for _, n := range caches.nodes {
-		facts.Nodes = append(facts.Nodes, w.readNode(n, caches))
+		all = append(all, w.readNode(n, caches))
 		if r.has(n) {
 			in.Members = append(in.Members, Member{n.name, r.goalOf(n)})
 		}
 	}
+	facts.Nodes = NewNodes(all)
 	for _, t := range caches.tasks {
 		if w.rules.on("ghost") || caches.node(t.name) != nil {
 			facts.Tasks = append(facts.Tasks, t.object())

@@ -112,7 +112,7 @@ func (w *world) end(r *simRollout, caches *view, fresh func() bool, cluster *Clu
 		for _, name := range m.nodes {
 			unit.Nodes = append(unit.Nodes, v1alpha1.NodeReference{Name: name})
 		}
-		if !w.rules.on("gone") && slices.ContainsFunc(m.nodes, func(name string) bool { return cluster.nodes[name] == nil }) {
+		if !w.rules.on("gone") && slices.ContainsFunc(m.nodes, func(name string) bool { return cluster.Nodes.byName[name] == nil }) {
 			continue
 		}
 		if ending := EndOf(cluster, in, unit, caches.draining(m, w.rules), windows.Open); ending.Now {
@@ -173,7 +173,9 @@ func (w *world) judgeOrder(r *simRollout, caches *view, first *Decision) {
 		return
 	}
 	cluster, in := w.input(r, caches)
-	slices.Reverse(cluster.Nodes)
+	all := slices.Clone(cluster.Nodes.all)
+	slices.Reverse(all)
+	cluster.Nodes = NewNodes(all)
 	slices.Reverse(cluster.Tasks)
 	slices.Reverse(in.Members)
 	slices.Reverse(in.Attempts)
