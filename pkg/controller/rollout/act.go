@@ -77,7 +77,9 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 	for i, u := range d.start {
 		agrees := false
 		if ready && err == nil && i < maxStarts {
-			agrees, err = c.agrees(ctx, f, u)
+			if agrees, err = c.agrees(ctx, f, u); err != nil {
+				c.noteStart(r.Name, u.Name, err)
+			}
 		}
 		if agrees {
 			started = append(started, f.announce(u))
@@ -88,6 +90,7 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 	isStuck := len(d.start) > 0 && len(started) == 0
 	if isStuck && err == nil && !f.asking {
 		err = fmt.Errorf("unit %s does not start: the caches are older than the API", d.start[0].Name)
+		c.noteStart(r.Name, d.start[0].Name, err)
 	}
 	if err == nil && len(started) < len(d.start) {
 		c.queue.AddAfter(r.Name, startRetry)
@@ -159,9 +162,24 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 		return errors.Join(append(errs, loop.IgnoreNotFound(err))...)
 	}
 	for i := range started {
-		errs = append(errs, c.create(ctx, written, &started[i]))
+		err := c.create(ctx, written, &started[i])
+		c.noteStart(r.Name, started[i].Unit, err)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// noteStart records whether the start of a unit has failed. All others are tried before it is tried
+// again.
+func (c *Controller) noteStart(rollout, unit string, err error) {
+	if err == nil {
+		delete(c.failedStarts[rollout], unit)
+		return
+	}
+	if c.failedStarts[rollout] == nil {
+		c.failedStarts[rollout] = map[string]time.Time{}
+	}
+	c.failedStarts[rollout][unit] = c.clock.Now()
 }
 
 // change completes, pauses or resumes the maintenance of a unit.

@@ -99,6 +99,8 @@ type Controller struct {
 	changes atomic.Int64
 	// goals has the expressions of the rollouts by name.
 	goals map[string]*goal
+	// failedStarts has the times of the last failed starts of units, by rollout and unit.
+	failedStarts map[string]map[string]time.Time
 	// problems has the failures of each rollout.
 	problems *loop.Failures[string]
 	// written has the time of the last status write of each rollout, to pace the writes.
@@ -136,6 +138,7 @@ func New(config Config) (*Controller, error) {
 		maxUnavailable: config.MaxUnavailableNodes,
 		ownPod:         config.OwnPod,
 		goals:          map[string]*goal{},
+		failedStarts:   map[string]map[string]time.Time{},
 		problems:       loop.NewFailures[string](config.Clock, nil),
 	}
 	if err := podcache.AddIndex(maintenances, byRollout, indexByRollout); err != nil {
@@ -238,6 +241,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		c.written.Forget(name)
 		c.problems.Forget(name)
 		delete(c.goals, name)
+		delete(c.failedStarts, name)
 		return nil
 	}
 	if r.DeletionTimestamp != nil {

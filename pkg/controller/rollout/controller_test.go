@@ -271,6 +271,42 @@ func TestUnreadableNode(t *testing.T) {
 	})
 }
 
+// TestOthersStartBeforeAFailedStart: the unit that starts first never does. It keeps no other unit
+// from its place, and starts when it can.
+func TestOthersStartBeforeAFailedStart(t *testing.T) {
+	for name, failing := range map[string]func(w *world, broken *atomic.Bool){
+		"its node cannot be read": func(w *world, broken *atomic.Bool) {
+			w.host.PrependReactor("get", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				return broken.Load() && action.(clienttesting.GetAction).GetName() == "a", nil, errors.New("etcd has lost it")
+			})
+		},
+		"its maintenance is refused": func(w *world, broken *atomic.Bool) {
+			w.api.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance)
+				return broken.Load() && nm.Name == "kernel-a-1", nil, errors.New("a policy refuses it")
+			})
+		},
+		"the caches are older than the API": func(w *world, broken *atomic.Bool) {
+			w.host.PrependReactor("get", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				return broken.Load() && action.(clienttesting.GetAction).GetName() == "a", newNode("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }), nil
+			})
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+				r.Spec.Limits[0].MaxUnavailable = new(intstr.FromInt32(1))
+			}))
+			var broken atomic.Bool
+			broken.Store(true)
+			failing(w, &broken)
+			w.start()
+			w.until("the others are done", time.Second, func() bool { return w.rollout().Status.Nodes.Done == 3 })
+			broken.Store(false)
+			w.untilReason(v1alpha1.ReasonRolloutComplete)
+		})
+	}
+}
+
 // TestFailedStart: no node can be read. The rollout says that no unit starts, and asks less often.
 func TestFailedStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

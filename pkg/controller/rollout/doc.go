@@ -24,6 +24,8 @@
 //   - current: the first start of a leader compares the rollouts in the cache and in the API.
 //   - nodes: the nodes that syncs share. They are read from the cache again.
 //   - goals: the values of doneWhen for the nodes. They are evaluated again.
+//   - failedStarts: which units did not start, so that others are tried first. They are tried
+//     first.
 //   - problems: the failures and since when. One appears in the status a minute later.
 //   - written: when each status was written, to delay counters. The next write is not delayed.
 //   - costs: how long each sync took, to delay the next ones. The next syncs are not delayed.

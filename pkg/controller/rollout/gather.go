@@ -70,10 +70,16 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 		return nil, err
 	}
 	f := &facts{
-		rollout: next.Rollout{Object: r}, nodes: nodes.byName, tasks: map[string]*v1alpha1.NodeTask{},
+		rollout: next.Rollout{Object: r, FailedStarts: c.failedStarts[r.Name]}, nodes: nodes.byName, tasks: map[string]*v1alpha1.NodeTask{},
 		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf,
 	}
-	f.taken = func(name string) bool { return f.own[name] != nil || c.exists(name) }
+	f.taken = func(name string) bool {
+		if f.own[name] != nil {
+			return true
+		}
+		_, exists, err := c.created.Get(name)
+		return exists || err != nil
+	}
 	tasks, err := c.taskLister.List(labels.Everything())
 	if err != nil {
 		return nil, fmt.Errorf("list NodeTasks from the cache: %w", err)
@@ -101,12 +107,6 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 		f.wake = f.cluster.Now.Add(wait)
 	}
 	return f, nil
-}
-
-// exists reports whether the caches, or own writes, have a maintenance.
-func (c *Controller) exists(name string) bool {
-	_, exists, err := c.created.Get(name)
-	return exists || err != nil
 }
 
 // maxNodesAge is the maximum age of the nodes that syncs share. What no event reports, such as the

@@ -53,6 +53,9 @@ type Rollout struct {
 	Members []Member
 	// Attempts are the NodeMaintenances of the rollout.
 	Attempts []*v1alpha1.NodeMaintenance
+	// FailedStarts are the times of the last failed starts of units, by name. A unit that did not
+	// start is tried again after all others.
+	FailedStarts map[string]time.Time
 	// NotAuthorized says why the requester may not maintain the nodes; "" if they may.
 	NotAuthorized string
 	// Contradiction says which other rollout undoes what this one does; "" if none does. It may be

@@ -163,7 +163,7 @@ func (d *decider) order() []*Unit {
 		return 0
 	}
 	slices.SortFunc(units, func(a, b *Unit) int {
-		return cmp.Or(cmp.Compare(self(a), self(b)), cmp.Compare(a.attempts, b.attempts), cmp.Compare(a.rank, b.rank),
+		return cmp.Or(d.FailedStarts[a.Name].Compare(d.FailedStarts[b.Name]), cmp.Compare(self(a), self(b)), cmp.Compare(a.attempts, b.attempts), cmp.Compare(a.rank, b.rank),
 			cmp.Compare(a.pods, b.pods), strings.Compare(a.Name, b.Name))
 	})
 	return units
