@@ -12,6 +12,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -139,6 +140,25 @@ func TestDecideNode(t *testing.T) {
 			want: nodeChange{
 				cordon: other, taints: held, setTaints: true, taint: other, added: heldKey, setTaint: true,
 			},
+		},
+		"the taints stay as they are while a node whose work is done waits for its release": {
+			facts: facts{
+				node: node(cordoned, taintedWith(drained...)), holders: m, cordon: m, taint: m, added: nodestate.TaintKeys,
+				hands: holds.Hands{State: v1alpha1.NodeTaskDone},
+			},
+		},
+		"the drain taint is not added to a node whose work is done": {
+			facts: facts{
+				node: marked(), holders: m, cordon: m, taint: m, added: heldKey, drainsDaemonSets: true,
+				hands: holds.Hands{State: v1alpha1.NodeTaskDone},
+			},
+		},
+		"the drain taint is removed when the worker has done its work, and the node is not Ready": {
+			facts: facts{
+				node: node(cordoned, taintedWith(drained...)), holders: m, cordon: m, taint: m, added: nodestate.TaintKeys,
+				hands: holds.Hands{State: v1alpha1.NodeTaskVerifying},
+			},
+			want: nodeChange{cordon: m, taints: held, setTaints: true, taint: m, added: heldKey, setTaint: true},
 		},
 		"the annotations are removed from a node that was made schedulable": {
 			facts: facts{node: node(), cordon: m, taint: m, added: heldKey},

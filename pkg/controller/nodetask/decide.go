@@ -300,10 +300,13 @@ func (f *facts) isMet(task *v1alpha1.NodeMaintenanceTask, before v1alpha1.NodeVe
 }
 
 // decideClaimed waits for the result of a worker. A worker that reinstalls the node may delete
-// it, so the task keeps its place until the node returns, or the deadline passes.
+// it, so the task keeps its place until the node returns, or the deadline passes. A node that can
+// be verified when the worker reports Done does not enter Verifying.
 func decideClaimed(f *facts) decision {
 	status := &f.task.Status
 	switch {
+	case status.Result == v1alpha1.NodeTaskResultDone && f.node != nil && f.whyNotVerified() == "":
+		return f.verified()
 	case status.Result == v1alpha1.NodeTaskResultDone:
 		return f.enter(v1alpha1.NodeTaskVerifying, "")
 	case status.Result == v1alpha1.NodeTaskResultFailed && f.node == nil:
@@ -334,10 +337,7 @@ func decideVerifying(f *facts) decision {
 	}
 	why := f.whyNotVerified()
 	if why == "" {
-		d := f.enter(v1alpha1.NodeTaskDone, "")
-		d.result = string(v1alpha1.NodeTaskDone)
-		d.event = event{corev1.EventTypeNormal, EventVerified, fmt.Sprintf("The work of worker %q is done, and the node is verified", status.Holder)}
-		return d
+		return f.verified()
 	}
 	deadline := seconds(f.task.Spec.VerifyDeadlineSeconds)
 	switch left := f.left(deadline, status.StateTime); {
@@ -350,6 +350,14 @@ func decideVerifying(f *facts) decision {
 	default:
 		return decision{wake: left}
 	}
+}
+
+// verified returns the write of the state Done.
+func (f *facts) verified() decision {
+	d := f.enter(v1alpha1.NodeTaskDone, "")
+	d.result = string(v1alpha1.NodeTaskDone)
+	d.event = event{corev1.EventTypeNormal, EventVerified, fmt.Sprintf("The work of worker %q is done, and the node is verified", f.task.Status.Holder)}
+	return d
 }
 
 // whyNotVerified returns the reason why the node cannot return to service, "" if it can.

@@ -302,6 +302,7 @@ func TestDecideClaimed(t *testing.T) {
 	}
 	gone := wanted{step: stepDelete, event: EventNodeGone, note: "goes on without it"}
 	verifying := wanted{step: stepWrite, state: v1alpha1.NodeTaskVerifying}
+	done := wanted{step: stepWrite, state: v1alpha1.NodeTaskDone, event: EventVerified, note: "the node is verified"}
 	for name, test := range map[string]struct {
 		facts *facts
 		want  wanted
@@ -317,7 +318,9 @@ func TestDecideClaimed(t *testing.T) {
 		"a silent worker is lost":             {newFacts(newMaintenance("m"), withTask(claimed, holder("w"), since(time.Hour), heartbeat(20*time.Minute))), failed(v1alpha1.NodeTaskLost, `Worker "w" has not reported for 20m0s`)},
 		"not for a leader that came just now": {newFacts(newMaintenance("m"), withTask(claimed, since(time.Hour)), served(2*time.Minute)), wanted{wake: 3 * time.Minute}},
 		"a node that does not return is gone": {newFacts(newMaintenance("m"), withTask(claimed, since(time.Hour)), noNode), gone},
-		"the worker is done":                  {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultDone))), verifying},
+		"the worker is done":                  {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultDone))), done},
+		"the worker is done, the node is not": {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultDone)), notReady), verifying},
+		"the worker is done in vain":          {newFacts(newMaintenance("m", doneWhen("false")), withTask(claimed, result(v1alpha1.NodeTaskResultDone))), verifying},
 		"the worker is done without a node":   {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultDone)), noNode), verifying},
 		"the worker has failed":               {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed))), failed(v1alpha1.NodeTaskWorkerFailed, "reported Failed")},
 		"the worker has failed, it says why": {
