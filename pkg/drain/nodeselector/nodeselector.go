@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,7 +26,9 @@ type Selector struct {
 	held   func(name string) bool
 
 	// Each term is in exactly one of these indexes, under a value that a node must have to match
-	// it. So only a few of a thousand terms have to be evaluated for a node.
+	// it. So only a few of a thousand terms have to be evaluated for a node. keys are the keys of
+	// the labels in byValue and byKey: most selectors have one, and nodes have many.
+	keys    []string
 	byName  map[string][]*term
 	byValue map[label][]*term
 	byKey   map[string][]*term
@@ -168,9 +171,18 @@ func (s *Selector) candidates(node *corev1.Node) iter.Seq[*term] {
 		if !lists(s.byName[node.Name]) {
 			return
 		}
-		for key, value := range node.Labels {
-			if !lists(s.byValue[label{key, value}]) || !lists(s.byKey[key]) {
-				return
+		if len(s.keys) > len(node.Labels) {
+			for key, value := range node.Labels {
+				if !lists(s.byValue[label{key, value}]) || !lists(s.byKey[key]) {
+					return
+				}
+			}
+		} else {
+			for _, key := range s.keys {
+				value, has := node.Labels[key]
+				if has && (!lists(s.byValue[label{key, value}]) || !lists(s.byKey[key])) {
+					return
+				}
 			}
 		}
 		lists(s.rest)
@@ -181,6 +193,9 @@ func (s *Selector) add(source *corev1.NodeSelectorTerm, place *nodeterms.Place) 
 	t, err := newTerm(source)
 	if err != nil {
 		return err
+	}
+	if len(place.Names) == 0 && place.Key != "" && !slices.Contains(s.keys, place.Key) {
+		s.keys = append(s.keys, place.Key)
 	}
 	switch {
 	case len(place.Names) > 0:
