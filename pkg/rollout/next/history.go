@@ -133,7 +133,7 @@ func (h *history) unit(name string) *past {
 // DoneBy returns the times at which the work on nodes was done according to the maintenances of a
 // rollout, by the UIDs of the nodes.
 func DoneBy(attempts []*v1alpha1.NodeMaintenance) map[types.UID]time.Time {
-	done := map[types.UID]time.Time{}
+	done := make(map[types.UID]time.Time, len(attempts))
 	for _, nm := range attempts {
 		for i := range nm.Status.NodeStatuses {
 			status := &nm.Status.NodeStatuses[i]
@@ -147,7 +147,7 @@ func DoneBy(attempts []*v1alpha1.NodeMaintenance) map[types.UID]time.Time {
 
 // readHistory reads the attempts of a rollout. failed has the times of failures by maintenance.
 func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Time) history {
-	h := history{units: map[string]*past{}, done: DoneBy(attempts)}
+	h := history{units: make(map[string]*past, len(attempts)), done: DoneBy(attempts)}
 	for _, nm := range attempts {
 		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
 		p := h.unit(unit)
