@@ -260,8 +260,8 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 	return stored, nil
 }
 
-// isUrgent reports whether a status differs in more than counters and messages. Other components or
-// a new leader need all other changes immediately.
+// isUrgent reports whether a status differs in more than counters, messages and states of the work
+// that pass by. Other components or a new leader need all other changes immediately.
 func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	changed := func(conditionType string) bool {
 		was, is := conditionOf(old, conditionType), conditionOf(next, conditionType)
@@ -269,7 +269,26 @@ func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	}
 	return old.Status.ObservedGeneration != next.Status.ObservedGeneration ||
 		changed(v1alpha1.ConditionDrained) || changed(v1alpha1.ConditionProgressing) || changed(v1alpha1.ConditionReady) ||
-		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next)) || !holds.SameTasks(old, next)
+		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next)) || !sameWork(old, next)
+}
+
+// sameWork reports whether two statuses record the same work on the same nodes. An offer is work as
+// soon as a worker has claimed it, which takes moments if a worker is idle; and verification is a
+// part of the work.
+func sameWork(a, b *v1alpha1.NodeMaintenance) bool {
+	state := func(entry *v1alpha1.NodeMaintenanceNodeStatus) v1alpha1.NodeTaskState {
+		switch task := ptr.Deref(entry.Task, v1alpha1.NodeMaintenanceNodeTask{}); task.State {
+		case v1alpha1.NodeTaskOffered:
+			return ""
+		case v1alpha1.NodeTaskVerifying:
+			return v1alpha1.NodeTaskClaimed
+		default:
+			return task.State
+		}
+	}
+	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
+		return x.NodeRef == y.NodeRef && state(&x) == state(&y)
+	})
 }
 
 // samePools reports whether two statuses have the same pools of the same nodes.
