@@ -290,11 +290,12 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 		}
 	}
 	want := map[string]int{
-		"NodeMaintenanceStarted":  2,
-		"NodeDrainStarted":        2,
-		"NodeDrained":             1,
-		"NodeDrainResumed":        1,
-		"NodeMaintenanceReleased": 2,
+		"NodeMaintenanceStarted":    1,
+		"NodeDrainStarted":          2,
+		"NodeDrained":               1,
+		"NodeDrainResumed":          1,
+		"NodeMaintenanceReleased":   1,
+		"NodeMaintenanceUncordoned": 1,
 	}
 	framework.Eventually(
 		t, fmt.Sprintf("the node has the events %v", want),

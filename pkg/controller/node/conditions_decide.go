@@ -303,11 +303,11 @@ func newsOf(node *corev1.Node, before marks.Conditions, holders []holder, drain 
 			continue
 		}
 		holding[h.uid] = true
-		if !before.Holds(h.name, h.uid) {
-			tell(EventNodeMaintenanceStarted, actionMaintain, h.name, h.uid, "Held by %s", listHolders([]holder{h}))
-		}
-		if h.stage == v1alpha1.NodeMaintenanceStageDrain && before.StageOf(h.name, h.uid) != h.stage {
+		switch {
+		case h.stage == v1alpha1.NodeMaintenanceStageDrain && before.StageOf(h.name, h.uid) != h.stage:
 			tell(EventNodeDrainStarted, actionDrain, h.name, h.uid, "%s drains the node", listHolders([]holder{h}))
+		case !before.Holds(h.name, h.uid):
+			tell(EventNodeMaintenanceStarted, actionMaintain, h.name, h.uid, "Held by %s", listHolders([]holder{h}))
 		}
 	}
 	drained := ours(before, node, v1alpha1.NodeConditionDrained)
@@ -322,8 +322,12 @@ func newsOf(node *corev1.Node, before marks.Conditions, holders []holder, drain 
 			tell(EventNodeDrainResumed, actionDrain, first.name, first.uid, "Not drained any more: waiting again for pods that are covered by %s", listHolders(draining))
 		}
 	}
+	cordon := marks.CordonedBy(node)
 	for _, name := range slices.Sorted(maps.Keys(before.Maintenances)) {
-		if uid := before.Maintenances[name].UID; before.Holds(name, uid) && !holding[uid] {
+		uid := before.Maintenances[name].UID
+		// The event about the end of the cordon names the only maintenance that has set it.
+		isUncordoning := len(holding) == 0 && node.Spec.Unschedulable && len(cordon) == 1 && cordon[name] == uid
+		if before.Holds(name, uid) && !holding[uid] && !isUncordoning {
 			tell(EventNodeReleased, actionComplete, name, uid, "No longer held by NodeMaintenance %s", name)
 		}
 	}

@@ -143,7 +143,7 @@ func TestDecideConditions(t *testing.T) {
 		"a maintenance drains the node": {
 			node: newNode("one"), holders: []holder{heldBy("a", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, inProgress + now},
-			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
+			wantNews: []string{"NodeDrainStarted a"},
 		},
 		"the maintenance goes from stage Cordon to Drain": {
 			node:     newNode("one", shownFor(heldBy("a", stageCordon))),
@@ -177,7 +177,7 @@ func TestDecideConditions(t *testing.T) {
 			node:     newNode("one", shownFor(heldBy("a", stageDrain))),
 			holders:  []holder{heldBy("a", stageDrain), heldBy("b", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, inProgress + before},
-			wantNews: []string{"NodeMaintenanceStarted b", "NodeDrainStarted b"},
+			wantNews: []string{"NodeDrainStarted b"},
 		},
 		"one of two maintenances releases the node": {
 			node:     newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageDrain, withPods))),
@@ -199,6 +199,13 @@ func TestDecideConditions(t *testing.T) {
 		"the last maintenance releases the node": {
 			node: newNode("one", shownFor(heldBy("a", stageDrain))), want: []string{},
 			wantNews: []string{"NodeMaintenanceReleased a"},
+		},
+		"the last maintenance uncordons the node": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {
+				node.Spec.Unschedulable = true
+				metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationCordonedBy,
+					marks.Mark{Storage: testStorage, Maintenances: marks.Owners{"a": heldBy("a", stageDrain).uid}}.Encode().(string))
+			}), want: []string{},
 		},
 		"another maintenance of the same name holds the node": {
 			node:     newNode("one", shownFor(heldBy("a", stageCordon))),
@@ -242,7 +249,7 @@ func TestDecideConditions(t *testing.T) {
 			want: []string{
 				draining + now, "Drained=True Manual" + before, inProgress + now, "Ready=True KubeletReady" + before,
 			},
-			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
+			wantNews: []string{"NodeDrainStarted a"},
 		},
 		"the condition of another client stays when the node is released": {
 			node: newNode("one", showing("Drained=True Manual"), shownFor(heldBy("a", stageDrain, withPods))),
@@ -275,17 +282,17 @@ func TestDecideConditions(t *testing.T) {
 		"conditions of kubectl drain are taken over while pods are left": {
 			node: newNode("one", showing(byKubectl...)), holders: []holder{heldBy("a", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, inProgress + now},
-			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
+			wantNews: []string{"NodeDrainStarted a"},
 		},
 		"conditions of kubectl drain are taken over when no pod is left": {
 			node: newNode("one", showing(byKubectl...)), holders: []holder{heldBy("a", stageDrain)},
 			want:     []string{notDraining + before, drained + before, inProgress + now},
-			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a", "NodeDrained a"},
+			wantNews: []string{"NodeDrainStarted a", "NodeDrained a"},
 		},
 		"conditions of kubectl drain are taken over although the requester has lost the right": {
 			node: newNode("one", showing(byKubectl...)), holders: []holder{heldBy("a", stageDrain, withPods, notAllowed)},
 			want:     []string{notDrainingRefused + before, notDrainedRefused + now, inProgress + now},
-			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
+			wantNews: []string{"NodeDrainStarted a"},
 		},
 		"conditions that kubectl drain has overwritten are taken back": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods)), drainedByKubectl),
@@ -305,7 +312,7 @@ func TestDecideConditions(t *testing.T) {
 			node:     newNode("one", showing("MaintenanceInProgress=True KubectlDrainStarted")),
 			holders:  []holder{heldBy("a", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, "MaintenanceInProgress=True KubectlDrainStarted" + before},
-			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
+			wantNews: []string{"NodeDrainStarted a"},
 		},
 		"a condition that another client has removed is added again": {
 			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {

@@ -25,15 +25,18 @@ const (
 	// EventTaintRestored: a user or another controller removed a taint from a node during a
 	// maintenance that evicts DaemonSet pods, and the taint was added again.
 	EventTaintRestored = "DrainTaintRestored"
-	// EventNodeMaintenanceStarted: a maintenance begins to hold a node.
+	// EventNodeMaintenanceStarted: a maintenance begins to hold a node, and does not drain it yet.
 	EventNodeMaintenanceStarted = "NodeMaintenanceStarted"
-	// EventNodeDrainStarted: a maintenance begins to drain a node.
+	// EventNodeDrainStarted: a maintenance begins to drain a node, and to hold it if it does not do
+	// so yet.
 	EventNodeDrainStarted = "NodeDrainStarted"
 	// EventNodeDrained: all pods that the maintenances of a node have to drain have left it.
 	EventNodeDrained = "NodeDrained"
 	// EventNodeDrainResumed: a drained node has pods to drain again.
 	EventNodeDrainResumed = "NodeDrainResumed"
-	// EventNodeReleased: a maintenance no longer holds a node.
+	// EventNodeReleased: a maintenance no longer holds a node, but the node stays unschedulable, or
+	// several maintenances release it at the same time. Otherwise NodeMaintenanceUncordoned is the
+	// event about the release.
 	EventNodeReleased = "NodeMaintenanceReleased"
 	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not
 	// maintain it.

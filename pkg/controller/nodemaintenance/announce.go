@@ -93,8 +93,7 @@ func (c *Controller) announceProgress(f *facts, d *decision, written *v1alpha1.N
 	c.announceRefused(f.subject)
 	c.announceExcluded(f.subject)
 	if isDrained(written) && !isDrained(nm) {
-		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
-			meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionDrained).Message)
+		c.stageEvent(nm, EventDrained, actionDrain, meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionDrained).Message)
 	}
 	if isDrained(nm) && !isDrained(written) {
 		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainedNoLonger, actionDrain, "%s", conditionOf(written, v1alpha1.ConditionDrained).Message)

@@ -159,8 +159,7 @@ func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaint
 		return nil
 	}
 	completed := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
-	isOfRollout := nm.Labels[v1alpha1.LabelRollout] != "" && metav1.GetControllerOfNoCopy(nm) != nil
-	if c.completedTTL == 0 || completed.IsZero() || isOfRollout {
+	if c.completedTTL == 0 || completed.IsZero() || isOfRollout(nm) {
 		return c.addReady(ctx, nm)
 	}
 	if wait := c.completedTTL - c.clock.Since(completed); wait > 0 {
@@ -202,9 +201,14 @@ func (c *Controller) dropFinalizer(ctx context.Context, nm *v1alpha1.NodeMainten
 		return fmt.Errorf("remove the finalizer: %w", err)
 	}
 	if err == nil {
-		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventCompleted, actionComplete, "All changes of the maintenance to nodes are undone")
+		c.stageEvent(nm, EventCompleted, actionComplete, "All changes of the maintenance to nodes are undone")
 	}
 	return nil
+}
+
+// isOfRollout reports whether a maintenance belongs to a rollout.
+func isOfRollout(nm *v1alpha1.NodeMaintenance) bool {
+	return nm.Labels[v1alpha1.LabelRollout] != "" && metav1.GetControllerOfNoCopy(nm) != nil
 }
 
 // deletionPatience is how long to wait for the API server to finish a deletion that it makes in two

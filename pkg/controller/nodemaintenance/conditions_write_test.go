@@ -145,7 +145,7 @@ func TestConditionsFollowTheStages(t *testing.T) {
 		f.enter("m", stageComplete)
 		f.step("m")
 		f.wantShown("one")
-		f.wantEvent(nodecontroller.EventNodeReleased)
+		f.wantEvent(nodecontroller.EventUncordoned)
 		f.wantShown("other")
 	})
 }

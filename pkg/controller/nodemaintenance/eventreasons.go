@@ -29,7 +29,8 @@ const (
 	// EventDrainBlocked: every pod that is asked to leave is blocked. The event is sent when the
 	// condition Drained begins to report it.
 	EventDrainBlocked = "DrainBlocked"
-	// EventStageStarted: a maintenance entered a stage.
+	// EventStageStarted: a maintenance entered a stage. Those of a rollout do not send it. About the
+	// NodeMaintenance.
 	EventStageStarted = "StageStarted"
 	// EventWaveStarted: the pods of the next entry of the drain plan are asked to leave, or may
 	// complete.
@@ -46,9 +47,11 @@ const (
 	// EventNotProgressing: the condition Progressing became False: the maintenance makes no
 	// progress, or an operation that it needs keeps failing. One event is sent for each text.
 	EventNotProgressing = "NotProgressing"
-	// EventDrained: the condition Drained became True.
+	// EventDrained: the condition Drained became True. The maintenances of a rollout do not send it.
+	// About the NodeMaintenance.
 	EventDrained = "Drained"
-	// EventCompleted: all changes of the maintenance to nodes were undone.
+	// EventCompleted: all changes of the maintenance to nodes were undone. The maintenances of a
+	// rollout do not send it. About the NodeMaintenance.
 	EventCompleted = "Completed"
 	// EventSuperseded: the maintenance of a shutdown of a node was completed because the node has
 	// shut down for the maintenance of a later shutdown.
@@ -68,6 +71,14 @@ const (
 
 func (c *Controller) nodeEvent(node *corev1.Node, nm *v1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
 	c.recorder.Eventf(eventref.Node(node), eventref.NodeMaintenance(nm), eventType, reason, action, "%s", eventref.Note(format, args...))
+}
+
+// stageEvent emits an event about a step of a maintenance that its status records as well. The user
+// of a rollout reads the events of the rollout and of its nodes, so its maintenances emit none.
+func (c *Controller) stageEvent(nm *v1alpha1.NodeMaintenance, reason, action, note string) {
+	if !isOfRollout(nm) {
+		c.maintenanceEvent(nm, corev1.EventTypeNormal, reason, action, "%s", note)
+	}
 }
 
 func (c *Controller) maintenanceEvent(nm *v1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {

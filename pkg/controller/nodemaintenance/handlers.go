@@ -49,7 +49,7 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 		if by := protocol.UserName(v1alpha1.RequesterOf(nm)); by != "" {
 			text += ", requested by " + by
 		}
-		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventStageStarted, actionMaintain, "%s", text)
+		c.stageEvent(nm, EventStageStarted, actionMaintain, text)
 	}
 	if old != nil && old.UID == nm.UID && old.Spec.Paused != nm.Spec.Paused || old == nil && nm.Status.ObservedGeneration == 0 && nm.Spec.Paused {
 		c.announcePause(old, nm)
