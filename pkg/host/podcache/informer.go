@@ -24,10 +24,18 @@ type packedPod struct {
 	restartPolicy               corev1.RestartPolicy
 	tolerations                 []corev1.Toleration
 	volumes                     []corev1.Volume
+	// rare is nil for most pods.
+	rare *rareParts
 	// readySince is set if the only condition of the pod is Ready=True with no other content than a
 	// transition time. It is that time in seconds, and conditions is then empty.
 	readySince int64
 	conditions []corev1.PodCondition
+}
+
+// rareParts has the parts of a pod that few pods have.
+type rareParts struct {
+	nodeSelector map[string]string
+	responders   []corev1.EvictionResponder
 }
 
 func pack(pod *corev1.Pod) *packedPod {
@@ -35,6 +43,9 @@ func pack(pod *corev1.Pod) *packedPod {
 		ObjectMeta: pod.ObjectMeta, nodeName: pod.Spec.NodeName, nominatedNodeName: pod.Status.NominatedNodeName, phase: pod.Status.Phase,
 		priority: pod.Spec.Priority, grace: pod.Spec.TerminationGracePeriodSeconds, restartPolicy: pod.Spec.RestartPolicy, tolerations: pod.Spec.Tolerations, volumes: pod.Spec.Volumes,
 		conditions: pod.Status.Conditions,
+	}
+	if len(pod.Spec.NodeSelector) > 0 || len(pod.Spec.EvictionResponders) > 0 {
+		p.rare = &rareParts{nodeSelector: pod.Spec.NodeSelector, responders: pod.Spec.EvictionResponders}
 	}
 	if len(p.conditions) != 1 {
 		return p
@@ -52,7 +63,14 @@ func plainReady(since int64) corev1.PodCondition {
 }
 
 func (p *packedPod) unpack() *corev1.Pod {
-	pod := &corev1.Pod{
+	pod := &corev1.Pod{}
+	p.unpackInto(pod)
+	return pod
+}
+
+// unpackInto overwrites a pod with the packed one.
+func (p *packedPod) unpackInto(pod *corev1.Pod) {
+	*pod = corev1.Pod{
 		ObjectMeta: p.ObjectMeta,
 		Spec: corev1.PodSpec{
 			NodeName: p.nodeName, Priority: p.priority, TerminationGracePeriodSeconds: p.grace, RestartPolicy: p.restartPolicy, Tolerations: p.tolerations, Volumes: p.volumes,
@@ -62,7 +80,9 @@ func (p *packedPod) unpack() *corev1.Pod {
 	if p.readySince != 0 {
 		pod.Status.Conditions = []corev1.PodCondition{plainReady(p.readySince)}
 	}
-	return pod
+	if p.rare != nil {
+		pod.Spec.NodeSelector, pod.Spec.EvictionResponders = p.rare.nodeSelector, p.rare.responders
+	}
 }
 
 // unpackPod returns the pod for an object from the informer of pods, packed or not. It returns nil

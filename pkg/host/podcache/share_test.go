@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/testing/build"
@@ -99,11 +101,39 @@ func TestTransformKeepsWhatStripKeeps(t *testing.T) {
 			}
 			pod.Status.Phase, pod.Spec.NodeName, pod.Status.NominatedNodeName = corev1.PodPending, "", "other"
 		}
+		switch i % 3 {
+		case 1:
+			pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "h"}
+		case 2:
+			pod.Spec.EvictionResponders = []corev1.EvictionResponder{{Name: "example.com/r"}}
+		}
 		want := must.Get(Strip(pod.DeepCopy()))(t)
 		packed, err := transform(pod)
 		if got := unpackPod(packed); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("got %+v, %v, want %+v", got, err, want)
 		}
+	}
+}
+
+func TestVisitOn(t *testing.T) {
+	factory := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
+	pods := must.Get(NewPods(factory.Core().V1().Pods().Informer()))(t)
+	transform := NewTransform()
+	for i := range 3 {
+		pod := podOf("rs", i)
+		if i == 0 {
+			pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "h"}
+		}
+		must.Do(t, pods.Store().Add(must.Get(transform(pod))(t)))
+	}
+	elsewhere := podOf("rs", 3)
+	elsewhere.Spec.NodeName = "other"
+	must.Do(t, pods.Store().Add(must.Get(transform(elsewhere))(t)))
+	visited := map[string]*corev1.Pod{}
+	pods.VisitOn("n", func(pod *corev1.Pod) { visited[pod.Name] = pod.DeepCopy() })
+	must.True(t, len(visited) == 3, "visited %d pods, want 3", len(visited))
+	for _, want := range pods.OnNode("n") {
+		is.True(t, reflect.DeepEqual(visited[want.Name], want), "got %+v, want %+v", visited[want.Name], want)
 	}
 }
 

@@ -51,8 +51,7 @@ func Strip(obj any) (any, error) {
 	case *appsv1.DaemonSet:
 		stripDaemonSet(o)
 	case *appsv1.ReplicaSet:
-		o.ManagedFields, o.Labels, o.Annotations = nil, nil, nil
-		o.Spec, o.Status = appsv1.ReplicaSetSpec{Replicas: o.Spec.Replicas}, appsv1.ReplicaSetStatus{}
+		stripReplicaSet(o)
 	case *appsv1.StatefulSet:
 		o.ManagedFields, o.Labels, o.Annotations = nil, nil, nil
 		o.Spec, o.Status = appsv1.StatefulSetSpec{Replicas: o.Spec.Replicas}, appsv1.StatefulSetStatus{}
@@ -66,8 +65,8 @@ func Strip(obj any) (any, error) {
 
 // stripPod keeps the fields that evacuations depend on: identity, owners, labels, finalizers, the
 // annotations for evacuators and deletion cost, placement, priority, tolerations, restart policy,
-// volume claims, phase, and the conditions that report whether the pod is ready and why it has no
-// node.
+// volume claims, the selected host, eviction responders, phase, and the conditions that report
+// whether the pod is ready and why it has no node.
 func stripPod(pod *corev1.Pod) {
 	pod.ManagedFields = nil
 	pod.GenerateName = ""
@@ -90,6 +89,8 @@ func stripPod(pod *corev1.Pod) {
 		TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds,
 		RestartPolicy:                 pod.Spec.RestartPolicy,
 		Volumes:                       claims(pod.Spec.Volumes),
+		NodeSelector:                  hostSelector(pod.Spec.NodeSelector),
+		EvictionResponders:            pod.Spec.EvictionResponders,
 	}
 	pod.Status = corev1.PodStatus{
 		Phase:             pod.Status.Phase,
@@ -147,6 +148,14 @@ func claims(volumes []corev1.Volume) []corev1.Volume {
 	return kept
 }
 
+// hostSelector returns the part of a node selector that names a single node.
+func hostSelector(selector map[string]string) map[string]string {
+	if host, ok := selector[corev1.LabelHostname]; ok {
+		return map[string]string{corev1.LabelHostname: host}
+	}
+	return nil
+}
+
 // NodeProtections are the annotations with which cluster-autoscaler and Karpenter keep a node. They
 // stay in cached nodes.
 var NodeProtections = []string{"cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"}
@@ -167,6 +176,15 @@ func stripNode(node *corev1.Node) {
 	}
 }
 
+// StripImages removes the images and the managed fields from a node, which are most of it. It keeps
+// all other fields, for an informer that admission policies may read as well.
+func StripImages(obj any) (any, error) {
+	if node, ok := obj.(*corev1.Node); ok {
+		node.ManagedFields, node.Status.Images = nil, nil
+	}
+	return obj, nil
+}
+
 // stripVolumeAttachment keeps the volume, the node, whether the volume is attached, and the attach
 // error. It removes inline volumes, which can be large.
 func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
@@ -176,6 +194,17 @@ func stripVolumeAttachment(attachment *storagev1.VolumeAttachment) {
 		NodeName: attachment.Spec.NodeName, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: attachment.Spec.Source.PersistentVolumeName},
 	}
 	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: attachment.Status.Attached, AttachError: attachment.Status.AttachError}
+}
+
+// stripReplicaSet keeps the identity, the owners and the numbers of replicas. A ReplicaSet that has
+// replicas also keeps its selector: most ReplicaSets are old ones without replicas.
+func stripReplicaSet(r *appsv1.ReplicaSet) {
+	r.ManagedFields, r.Labels, r.Annotations = nil, nil, nil
+	spec := appsv1.ReplicaSetSpec{Replicas: r.Spec.Replicas}
+	if r.Status.Replicas > 0 {
+		spec.Selector = r.Spec.Selector
+	}
+	r.Spec, r.Status = spec, appsv1.ReplicaSetStatus{Replicas: r.Status.Replicas}
 }
 
 // stripDaemonSet keeps the fields that determine on which nodes a DaemonSet has pods, and when a
