@@ -97,6 +97,12 @@ func (c *Cluster) Start(ctx context.Context) {
 	c.own.StartWithContext(ctx)
 }
 
+// WaitForSync waits until the caches of the host cluster have all objects. It returns false if the
+// context ends before.
+func (c *Cluster) WaitForSync(ctx context.Context) bool {
+	return c.host.WaitForCacheSyncWithContext(ctx).Err == nil
+}
+
 // Shutdown waits until the informers have stopped, after their context has ended.
 func (c *Cluster) Shutdown() {
 	c.host.Shutdown()

@@ -121,7 +121,9 @@ func previewOf(nm *v1alpha1.NodeMaintenance, nodes []*corev1.Node, others []*v1a
 		nm.Spec.DrainPlan = plan
 	}
 	pods := forecast.NewPods(nodes, sets.New[string](v1alpha1.EvacuatorClassDeployment), func(pod *corev1.Pod) string { return pod.Spec.NodeName })
-	pods.Add(append(podsOnNodes(), more...))
+	for _, pod := range append(podsOnNodes(), more...) {
+		pods.Add(&pod)
+	}
 	dns := budget("dns")
 	dns.Namespace, dns.Spec.MaxUnavailable.IntVal = "kube-system", 1
 	dns.Status.DesiredHealthy, dns.Status.DisruptionsAllowed = 3, 1

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,6 +44,7 @@ import (
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/previewer"
+	"haulout.dev/haulout/pkg/host/read"
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/version"
 )
@@ -169,6 +171,8 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	maintenances := informers.NewSharedInformerFactoryWithOptions(own, resync, informers.WithTransform(podcache.Strip))
 	nodes := generic.SharedInformerFactory.Core().V1().Nodes()
 	hasNodes, nodeLister := nodes.Informer().HasSynced, nodes.Lister()
+	// caches has the caches of the controllers while this replica leads.
+	caches := &atomic.Pointer[read.Caches]{}
 	extra := &apiserver.ExtraConfig{
 		Identity:             &identity.Server{},
 		MaintenanceInformers: maintenances,
@@ -177,7 +181,8 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 			return nodeselector.Newest(all), hasNodes() && err == nil
 		},
 		Previewer: previewer.New(previewer.Config{
-			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
+			Host: host.client, Nodes: previewer.CachedNodes(nodes), Caches: caches.Load,
+			Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
 			UnprotectedAllAtOnce: o.Controllers.Evictions.UnprotectedMaxUnavailable >= 100,
 			Rules:                o.NodeRights.Rules, Clock: clock.RealClock{},
 			Maintenances: previewer.NotDone(maintenances.Maintenance().V1alpha1().NodeMaintenances()),
@@ -185,7 +190,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		EvacuatorStartDeadline: o.Controllers.EvacuatorStartDeadline,
 	}
 	if o.Controllers.Enabled {
-		extra.Controllers, err = o.controllers(host, replica, loopback, recorder, generic.Authorization.Authorizer)
+		extra.Controllers, err = o.controllers(host, replica, loopback, recorder, generic.Authorization.Authorizer, caches)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -195,7 +200,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 
 // controllers returns the configuration of the controllers, which run while this replica leads.
 func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback *rest.Config, recorder events.EventRecorder,
-	auth authorizer.Authorizer) (*apiserver.Controllers, error) {
+	auth authorizer.Authorizer, caches *atomic.Pointer[read.Caches]) (*apiserver.Controllers, error) {
 	registered, err := cluster.registeredService()
 	if err != nil {
 		return nil, err
@@ -207,7 +212,7 @@ func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback
 		},
 		recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,
 		ownPod: ownPod(), storageID: r.storage.id, nodeRights: o.NodeRights.Rules,
-		rawEvictionTTL: o.EvictionReviews.RawEvictionTTL,
+		rawEvictionTTL: o.EvictionReviews.RawEvictionTTL, caches: caches,
 	}
 	le := o.Controllers.LeaderElection
 	identified := &apiserver.Storage{

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -26,6 +27,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/evict"
+	"haulout.dev/haulout/pkg/host/read"
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
@@ -47,6 +49,8 @@ type controllerDependencies struct {
 	nodeRights rights.Rules
 	// rawEvictionTTL is how long an Evacuation that was made for an eviction is kept.
 	rawEvictionTTL time.Duration
+	// caches gets the caches of a term for previews, and nil when the term ends.
+	caches *atomic.Pointer[read.Caches]
 }
 
 // run creates a set of controllers with their caches and runs it until the context ends. Only the
@@ -105,11 +109,22 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { nodeRights.Run(ctx) })
+	wg.Go(func() { d.lend(ctx, cluster) })
 	for _, c := range controllers {
 		wg.Go(func() { c.Run(ctx, d.options.Workers) })
 	}
 	wg.Wait()
 	return nil
+}
+
+// lend makes the caches available to previews from their sync until the context ends.
+func (d controllerDependencies) lend(ctx context.Context, cluster *host.Cluster) {
+	if !cluster.WaitForSync(ctx) {
+		return
+	}
+	d.caches.Store(read.NewCaches(cluster))
+	<-ctx.Done()
+	d.caches.Store(nil)
 }
 
 // drains creates the controllers of nodes, maintenances, tasks and rollouts, and their shared

@@ -74,7 +74,7 @@ func (s scene) preview(t *testing.T) *v1alpha1.NodeMaintenancePreview {
 	}
 	pods := NewPods(all, evacuators, nodeOf)
 	for _, pod := range s.pods {
-		pods.Add([]corev1.Pod{*pod})
+		pods.Add(pod)
 	}
 	return must.Get(Decide(t.Context(), &Situation{
 		Subject:  Member{NodeMaintenance: s.subject, Nodes: s.nodes, Refused: sets.New(s.refused...)},

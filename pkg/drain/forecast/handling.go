@@ -42,6 +42,27 @@ type handling struct {
 	Refusal surge.Refusal
 }
 
+// noHandling is the handling of pods that no evacuator is asked to remove.
+var noHandling handling
+
+// handlings has the handling of pods. Pods with the same traits share it.
+type handlings struct {
+	*decision
+	known map[*traits]*handling
+}
+
+func (h handlings) of(ctx context.Context, pod *Pod) (*handling, error) {
+	if known := h.known[pod.traits]; known != nil {
+		return known, nil
+	}
+	found, err := handlingOf(ctx, pod, h.Evacuators, h.Owners)
+	if err != nil {
+		return nil, err
+	}
+	h.known[pod.traits] = &found
+	return &found, nil
+}
+
 // evictionOnly is the value of Classes for most pods. It is shared to save memory.
 var evictionOnly = []string{v1alpha1.EvacuatorClassEviction}
 

@@ -5,6 +5,7 @@ package forecast
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -28,8 +29,28 @@ var tracked = sets.New("batch.kubernetes.io/job-tracking")
 // Pod has the fields of a pod that a preview needs. It is small, so that the pods of many nodes fit
 // into memory.
 type Pod struct {
-	Namespace, Name, Node string
-	Labels                labels.Set
+	*traits
+	Name, Node string
+	// GoneBy is the time at which a terminating pod should be gone; zero for other pods.
+	GoneBy time.Time
+	// Held is set if the Eviction API checks budgets for the pod. It is false for pods that an
+	// evacuator removes without an eviction.
+	Held bool
+	// Tied is set if the node selector of the pod names the node, so that the pod cannot start on
+	// another node.
+	Tied bool
+	// Nominated is set if the scheduler has nominated the node for the pod, but not bound the pod
+	// to it. A drain does not evict such a pod, and waits until the scheduler drops the nomination
+	// or binds the pod to another node.
+	Nominated bool
+	// Ready is set if the pod counts as healthy for budgets.
+	Ready bool
+}
+
+// traits are the fields that most pods of a controller have in common. Such pods share one traits.
+type traits struct {
+	Namespace string
+	Labels    labels.Set
 	// Type and Priority determine the wave of the pod.
 	Type     v1alpha1.PodType
 	Priority int32
@@ -40,60 +61,60 @@ type Pod struct {
 	Owner *metav1.OwnerReference
 	// Annotations are the annotations that determine the evacuators, and the mirror annotation.
 	Annotations map[string]string
-	// Held is set if the Eviction API checks budgets for the pod. It is false for pods that an
-	// evacuator removes without an eviction.
-	Held bool
 	// Restarts is set if the pod's restart policy is Always, which means that the pod is a service
 	// and does not run to completion.
 	Restarts bool
 	// Claims are the names of the volume claims of the pod.
 	Claims []string
-	// Tied is set if the node selector of the pod names the node, so that the pod cannot start on
-	// another node.
-	Tied bool
-	// Nominated is set if the scheduler has nominated the node for the pod, but not bound the pod
-	// to it. A drain does not evict such a pod, and waits until the scheduler drops the nomination
-	// or binds the pod to another node.
-	Nominated bool
-	// Ready is set if the pod counts as healthy for budgets.
-	Ready bool
-	// GoneBy is the time at which a terminating pod should be gone; zero for other pods.
-	GoneBy time.Time
 	// finalizers keep the pod object after the pod has stopped.
 	finalizers []string
 	// responders are the eviction responders that the drain does not ask.
 	responders []string
 }
 
+// equal reports whether two traits are equal. Neither has an owner of nil.
+func (t *traits) equal(o *traits) bool {
+	return t.Namespace == o.Namespace && maps.Equal(t.Labels, o.Labels) && t.Type == o.Type && t.Priority == o.Priority &&
+		t.Kept == o.Kept && isSameOwner(t.Owner, o.Owner) && maps.Equal(t.Annotations, o.Annotations) && t.Restarts == o.Restarts &&
+		slices.Equal(t.Claims, o.Claims) && slices.Equal(t.finalizers, o.finalizers) && slices.Equal(t.responders, o.responders)
+}
+
+func isSameOwner(a, b *metav1.OwnerReference) bool {
+	return a.UID == b.UID && a.Name == b.Name && a.Kind == b.Kind && a.APIVersion == b.APIVersion
+}
+
 // Terminating reports whether the pod is terminating.
 func (p *Pod) Terminating() bool { return !p.GoneBy.IsZero() }
 
-// podOf returns the relevant fields of a pod on the node, given the enabled built-in evacuators. It
-// returns false for a finished pod.
-func podOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) (Pod, bool) {
-	if !drainplan.IsLive(pod) {
-		return Pod{}, false
-	}
+// traitsOf returns the traits of a pod on the node, given the enabled built-in evacuators.
+func traitsOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) traits {
 	planned := drainplan.PodOf(pod, node.UID)
-	p := Pod{
-		Namespace: pod.Namespace, Name: pod.Name, Node: node.Name, Labels: pod.Labels,
+	return traits{
+		Namespace: pod.Namespace, Labels: pod.Labels,
 		Type: planned.Type, Priority: planned.Priority,
 		Kept:        drainplan.Kept(pod, planned.Type, node, builtIn),
 		Owner:       metav1.GetControllerOfNoCopy(pod),
 		Annotations: annotationsOf(pod),
-		Held:        planned.Type == v1alpha1.PodTypeDefault && pdb.Holds(pod),
 		Restarts:    pod.Spec.RestartPolicy == corev1.RestartPolicyAlways,
 		Claims:      claimsOf(pod),
-		Tied:        isTied(pod, node),
-		Nominated:   pod.Spec.NodeName == "",
-		Ready:       pdb.IsReady(pod),
 		finalizers:  finalizersOf(pod),
 		responders:  protocol.UnaskedResponders(pod),
+	}
+}
+
+// podOf returns the relevant fields of a pod on the node.
+func podOf(pod *corev1.Pod, node *corev1.Node, t *traits) Pod {
+	p := Pod{
+		traits: t, Name: pod.Name, Node: node.Name,
+		Held:      t.Type == v1alpha1.PodTypeDefault && pdb.Holds(pod),
+		Tied:      isTied(pod, node),
+		Nominated: pod.Spec.NodeName == "",
+		Ready:     pdb.IsReady(pod),
 	}
 	if pod.DeletionTimestamp != nil {
 		p.GoneBy = pod.DeletionTimestamp.Time
 	}
-	return p, true
+	return p
 }
 
 func isTied(pod *corev1.Pod, node *corev1.Node) bool {
@@ -132,13 +153,11 @@ type Pods struct {
 	nodeOf     func(*corev1.Pod) string
 
 	mu     sync.Mutex
-	all    []Pod
-	labels map[string]labels.Set
-	owners map[types.UID]*metav1.OwnerReference
-	texts  map[string]string
-	// byNode has, for each node, the part of all that has the node's pods; it is nil while all is
-	// not sorted.
 	byNode map[string][]Pod
+	sorted bool
+	// traits are those of all pods, and latest are those of the latest pod of each controller.
+	traits []*traits
+	latest map[types.UID]*traits
 }
 
 // NewPods returns a collection for pods of the nodes, given the enabled built-in evacuators and a
@@ -146,7 +165,7 @@ type Pods struct {
 func NewPods(nodes []*corev1.Node, builtIn sets.Set[string], nodeOf func(*corev1.Pod) string) *Pods {
 	p := &Pods{
 		nodes: make(map[string]*corev1.Node, len(nodes)), evacuators: builtIn, nodeOf: nodeOf,
-		labels: map[string]labels.Set{}, owners: map[types.UID]*metav1.OwnerReference{}, texts: map[string]string{},
+		byNode: make(map[string][]Pod, len(nodes)), latest: map[types.UID]*traits{},
 	}
 	for _, n := range nodes {
 		p.nodes[n.Name] = n
@@ -154,88 +173,72 @@ func NewPods(nodes []*corev1.Node, builtIn sets.Set[string], nodeOf func(*corev1
 	return p
 }
 
-// Add adds the pods that belong to the nodes and have not finished. A pod may be added twice.
-func (p *Pods) Add(list []corev1.Pod) {
+// Add adds a pod if it belongs to one of the nodes and has not finished. A pod may be added twice.
+// Add keeps no reference to the pod itself.
+func (p *Pods) Add(pod *corev1.Pod) {
+	n := p.nodes[p.nodeOf(pod)]
+	if n == nil || !drainplan.IsLive(pod) {
+		return
+	}
+	t := traitsOf(pod, n, p.evacuators)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range list {
-		pod := &list[i]
-		n := p.nodes[p.nodeOf(pod)]
-		if n == nil {
-			continue
+	p.byNode[n.Name] = append(p.byNode[n.Name], podOf(pod, n, p.share(&t)))
+	p.sorted = false
+}
+
+// share returns the traits of the latest pod of the same controller if they are equal, or a copy.
+func (p *Pods) share(t *traits) *traits {
+	if t.Owner != nil {
+		if latest := p.latest[t.Owner.UID]; latest != nil && latest.equal(t) {
+			return latest
 		}
-		seen, counts := podOf(pod, n, p.evacuators)
-		if !counts {
-			continue
-		}
-		seen.Labels, seen.Namespace, seen.Owner = p.shareLabels(seen.Labels), p.shareText(seen.Namespace), p.shareOwner(seen.Owner)
-		p.all = append(p.all, seen)
 	}
-	p.byNode = nil
+	// A copy, so that the traits of most pods need no memory on the heap.
+	kept := *t
+	if t.Owner != nil {
+		p.latest[t.Owner.UID] = &kept
+	}
+	p.traits = append(p.traits, &kept)
+	return &kept
 }
 
 func finalizersOf(pod *corev1.Pod) []string {
 	return slices.DeleteFunc(slices.Clone(pod.Finalizers), tracked.Has)
 }
 
-func (p *Pods) shareLabels(set labels.Set) labels.Set {
-	if len(set) == 0 {
-		return nil
-	}
-	key := set.String()
-	if known, ok := p.labels[key]; ok {
-		return known
-	}
-	p.labels[key] = set
-	return set
-}
-
-func (p *Pods) shareText(text string) string {
-	if known, ok := p.texts[text]; ok {
-		return known
-	}
-	p.texts[text] = text
-	return text
-}
-
-func (p *Pods) shareOwner(owner *metav1.OwnerReference) *metav1.OwnerReference {
-	if owner == nil {
-		return nil
-	}
-	if known, ok := p.owners[owner.UID]; ok && known.Name == owner.Name && known.Kind == owner.Kind && known.APIVersion == owner.APIVersion {
-		return known
-	}
-	shared := *owner
-	p.owners[owner.UID] = &shared
-	return &shared
-}
-
-// Len returns the number of pods.
-func (p *Pods) Len() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.all)
-}
-
 // Namespaces returns the namespaces of the pods.
 func (p *Pods) Namespaces() sets.Set[string] {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	found := sets.New[string]()
-	for i := range p.all {
-		found.Insert(p.all[i].Namespace)
-	}
+	p.each(func(t *traits) { found.Insert(t.Namespace) })
 	return found
 }
 
-// Owners calls visit for each pod that a controller owns.
+// Owners calls visit for the controllers of the pods.
 func (p *Pods) Owners(visit func(namespace string, owner *metav1.OwnerReference)) {
+	p.each(func(t *traits) {
+		if t.Owner != nil {
+			visit(t.Namespace, t.Owner)
+		}
+	})
+}
+
+// Claims returns the volume claims of all pods.
+func (p *Pods) Claims() sets.Set[types.NamespacedName] {
+	claims := sets.New[types.NamespacedName]()
+	p.each(func(t *traits) {
+		for _, name := range t.Claims {
+			claims.Insert(types.NamespacedName{Namespace: t.Namespace, Name: name})
+		}
+	})
+	return claims
+}
+
+func (p *Pods) each(visit func(*traits)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range p.all {
-		if owner := p.all[i].Owner; owner != nil {
-			visit(p.all[i].Namespace, owner)
-		}
+	for _, t := range p.traits {
+		visit(t)
 	}
 }
 
@@ -243,7 +246,7 @@ func (p *Pods) Owners(visit func(namespace string, owner *metav1.OwnerReference)
 func (p *Pods) on(name string) []Pod {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.byNode == nil {
+	if !p.sorted {
 		p.sort()
 	}
 	return p.byNode[name]
@@ -251,32 +254,13 @@ func (p *Pods) on(name string) []Pod {
 
 func (p *Pods) sort() {
 	place := func(a, b Pod) int {
-		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	}
-	slices.SortFunc(p.all, place)
-	p.all = slices.CompactFunc(p.all, func(a, b Pod) bool { return place(a, b) == 0 })
-	p.byNode = map[string][]Pod{}
-	for from := 0; from < len(p.all); {
-		to := from + 1
-		for to < len(p.all) && p.all[to].Node == p.all[from].Node {
-			to++
-		}
-		p.byNode[p.all[from].Node] = p.all[from:to]
-		from = to
+	for node, pods := range p.byNode {
+		slices.SortFunc(pods, place)
+		p.byNode[node] = slices.CompactFunc(pods, func(a, b Pod) bool { return place(a, b) == 0 })
 	}
-}
-
-// Claims returns the volume claims of all pods.
-func (p *Pods) Claims() sets.Set[types.NamespacedName] {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	claims := sets.New[types.NamespacedName]()
-	for i := range p.all {
-		for _, name := range p.all[i].Claims {
-			claims.Insert(types.NamespacedName{Namespace: p.all[i].Namespace, Name: name})
-		}
-	}
-	return claims
+	p.sorted = true
 }
 
 // planned returns the pods of a node for the planner: all pods except those that are kept running.

@@ -431,7 +431,7 @@ func TestDecideEndsWithItsContext(t *testing.T) {
 	n := node("n1")
 	collected := NewPods([]*corev1.Node{n}, nil, nodeOf)
 	for _, p := range pods(2*checkEvery, "web", "n1") {
-		collected.Add([]corev1.Pod{*p})
+		collected.Add(p)
 	}
 	_, err := Decide(ctx, &Situation{
 		Subject: Member{NodeMaintenance: maintenance("a"), Nodes: []*corev1.Node{n}, Refused: sets.New[string]()},

@@ -29,7 +29,7 @@ type wave struct {
 type leavingPod struct {
 	*Pod
 	wave *wave
-	handling
+	*handling
 	drainplan.Treatment
 	// blockers are the reasons of the pod's blockers, the worst first. It is only set for listed
 	// pods.
@@ -52,10 +52,12 @@ func (d *decision) sortPods(ctx context.Context) error {
 		d.waves = append(d.waves, &wave{index: i, entry: &plan[i], covers: covers})
 	}
 	d.kept = map[drainplan.KeptReason][]*Pod{}
-	trouble := newTrouble(d)
+	trouble, handlings := newTrouble(d), handlings{decision: d, known: map[*traits]*handling{}}
 	seen := 0
 	for _, n := range d.Subject.Allowed() {
 		pods, counts, targets := d.Pods.on(n.Name), d.nodes[n.Name], d.result.Targets[n.Name]
+		// Pointers to these elements are kept, so the slice must not grow.
+		all := make([]leavingPod, 0, len(pods))
 		for i := range pods {
 			if seen++; seen%checkEvery == 0 && ctx.Err() != nil {
 				return ctx.Err()
@@ -74,10 +76,11 @@ func (d *decision) sortPods(ctx context.Context) error {
 			if w == nil {
 				continue
 			}
-			leaving := &leavingPod{Pod: pod, wave: w, Treatment: treatment}
+			all = append(all, leavingPod{Pod: pod, wave: w, Treatment: treatment, handling: &noHandling})
+			leaving := &all[len(all)-1]
 			if !pod.Nominated && !leaving.completes() {
 				var err error
-				if leaving.handling, err = handlingOf(ctx, pod, d.Evacuators, d.Owners); err != nil {
+				if leaving.handling, err = handlings.of(ctx, pod); err != nil {
 					return err
 				}
 			}

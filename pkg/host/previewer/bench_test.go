@@ -4,15 +4,21 @@
 package previewer
 
 import (
+	"compress/gzip"
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"runtime/metrics"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +34,9 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/forecast"
+	"haulout.dev/haulout/pkg/host/podcache"
+	survey "haulout.dev/haulout/pkg/host/read"
+	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -67,13 +76,6 @@ func newLargeHost(b *testing.B) *rest.Config {
 			h.pages[path] = append(h.pages[path], page)
 		}
 	}
-	add("/api/v1/nodes", benchNodes, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
-		list := &corev1.NodeList{ListMeta: meta}
-		for i := from; i < to; i++ {
-			list.Items = append(list.Items, *node(benchNode(i), "blue"))
-		}
-		return list
-	})
 	add("/api/v1/pods", benchPods, 1000, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
 		list := &corev1.PodList{ListMeta: meta}
 		for i := from; i < to; i++ {
@@ -89,15 +91,7 @@ func newLargeHost(b *testing.B) *rest.Config {
 		func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
 			list := &policyv1.PodDisruptionBudgetList{ListMeta: meta}
 			for app := from; app < to; app++ {
-				list.Items = append(list.Items, policyv1.PodDisruptionBudget{
-					ObjectMeta: metav1.ObjectMeta{Namespace: benchNamespace(app), Name: benchApp(app)},
-					Spec: policyv1.PodDisruptionBudgetSpec{
-						Selector: benchSelector(app), MaxUnavailable: ptr.To(intstr.FromString("10%")),
-					},
-					Status: policyv1.PodDisruptionBudgetStatus{
-						DisruptionsAllowed: 3, CurrentHealthy: 30, DesiredHealthy: 27, ExpectedPods: 30,
-					},
-				})
+				list.Items = append(list.Items, *benchBudget(app))
 			}
 			return list
 		},
@@ -105,32 +99,19 @@ func newLargeHost(b *testing.B) *rest.Config {
 	add("/apis/apps/v1/replicasets", benchApps, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
 		list := &appsv1.ReplicaSetList{ListMeta: meta}
 		for app := from; app < to; app++ {
-			list.Items = append(list.Items, appsv1.ReplicaSet{
-				ObjectMeta: metav1.ObjectMeta{
-					Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("rs-" + benchApp(app)),
-					OwnerReferences: []metav1.OwnerReference{
-						{
-							APIVersion: "apps/v1", Kind: "Deployment", Name: benchApp(app),
-							UID: types.UID("d-" + benchApp(app)), Controller: ptr.To(true),
-						},
-					},
-				},
-				Spec: appsv1.ReplicaSetSpec{Selector: benchSelector(app)},
-			})
+			list.Items = append(list.Items, *benchReplicaSet(app))
 		}
 		return list
 	})
 	add("/apis/apps/v1/deployments", benchApps, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
 		list := &appsv1.DeploymentList{ListMeta: meta}
 		for app := from; app < to; app++ {
-			list.Items = append(list.Items, appsv1.Deployment{
-				ObjectMeta: metav1.ObjectMeta{
-					Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("d-" + benchApp(app)),
-				},
-				Spec: appsv1.DeploymentSpec{Selector: benchSelector(app)},
-			})
+			list.Items = append(list.Items, *benchDeployment(app))
 		}
 		return list
+	})
+	add("/apis/autoscaling/v2/horizontalpodautoscalers", 0, 1, func(_, _ int, meta metav1.ListMeta) k8sruntime.Object {
+		return &autoscalingv2.HorizontalPodAutoscalerList{ListMeta: meta}
 	})
 	server := httptest.NewServer(h)
 	b.Cleanup(server.Close)
@@ -151,7 +132,15 @@ func (h *largeHost) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", k8sruntime.ContentTypeProtobuf)
-	_, _ = w.Write(pages[at])
+	if len(pages[at]) < 128<<10 || !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		_, _ = w.Write(pages[at])
+		return
+	}
+	// kube-apiserver compresses large responses like this.
+	w.Header().Set("Content-Encoding", "gzip")
+	compressed, _ := gzip.NewWriterLevel(w, 1)
+	_, _ = compressed.Write(pages[at])
+	_ = compressed.Close()
 }
 
 func groupOf(path string) string {
@@ -160,9 +149,20 @@ func groupOf(path string) string {
 		return policyv1.GroupName
 	case strings.HasPrefix(path, "/apis/apps/"):
 		return appsv1.GroupName
+	case strings.HasPrefix(path, "/apis/autoscaling/"):
+		return autoscalingv2.GroupName
 	}
 	return corev1.GroupName
 }
+
+// benchAllNodes returns the nodes as from the cache of the informer.
+var benchAllNodes = func() func(context.Context) ([]*corev1.Node, error) {
+	nodes := make([]*corev1.Node, 0, benchNodes)
+	for i := range benchNodes {
+		nodes = append(nodes, node(benchNode(i), "blue"))
+	}
+	return func(context.Context) ([]*corev1.Node, error) { return slices.Clone(nodes), nil }
+}()
 
 func benchNode(i int) string {
 	return fmt.Sprintf("ip-10-%03d-%03d-100.eu-central-1.compute.internal", i/250, i%250)
@@ -172,6 +172,35 @@ func benchApp(app int) string       { return fmt.Sprintf("service-%05d", app) }
 
 func benchSelector(app int) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": benchApp(app)}}
+}
+
+func benchBudget(app int) *policyv1.PodDisruptionBudget {
+	return &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: benchNamespace(app), Name: benchApp(app)},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			Selector: benchSelector(app), MaxUnavailable: ptr.To(intstr.FromString("10%")),
+		},
+		Status: policyv1.PodDisruptionBudgetStatus{
+			DisruptionsAllowed: 3, CurrentHealthy: 30, DesiredHealthy: 27, ExpectedPods: 30,
+		},
+	}
+}
+
+func benchReplicaSet(app int) *appsv1.ReplicaSet {
+	return &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("rs-" + benchApp(app)),
+			OwnerReferences: build.Owner("apps/v1", "Deployment", benchApp(app), types.UID("d-"+benchApp(app))),
+		},
+		Spec: appsv1.ReplicaSetSpec{Selector: benchSelector(app)}, Status: appsv1.ReplicaSetStatus{Replicas: 30},
+	}
+}
+
+func benchDeployment(app int) *appsv1.Deployment {
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("d-" + benchApp(app))},
+		Spec:       appsv1.DeploymentSpec{Selector: benchSelector(app)},
+	}
 }
 
 // benchPod returns a pod with a container, labels and conditions, and with a typical amount of
@@ -222,21 +251,46 @@ func benchPod(i int) corev1.Pod {
 	}
 }
 
+// newLargeCaches returns the caches of a leader with the same objects.
+func newLargeCaches(b *testing.B) *survey.Caches {
+	b.Helper()
+	var objects []k8sruntime.Object
+	for app := range benchApps {
+		objects = append(objects, benchBudget(app), benchReplicaSet(app), benchDeployment(app))
+	}
+	f := newFixture(objects...).cached(b)
+	transform := podcache.NewTransform()
+	for i := range benchPods {
+		pod := benchPod(i)
+		must.Do(b, f.cluster.Pods.Store().Add(must.Get(transform(&pod))(b)))
+	}
+	return f.caches
+}
+
 // BenchmarkPreview measures the preview of a maintenance of all nodes of a large cluster: its
-// duration, with and without reading the owners, the additional memory, and the size of the
-// preview. The host only sends prepared pages.
+// duration, with and without the evacuator of Deployments, from lists and from the caches of a
+// leader, the additional memory, and the size of the preview. The host only sends prepared pages.
 func BenchmarkPreview(b *testing.B) {
-	config := newLargeHost(b)
-	for name, evacuators := range map[string][]string{
-		"Eviction": nil, "Deployments": {v1alpha1.EvacuatorClassDeployment},
+	config, caches := newLargeHost(b), newLargeCaches(b)
+	for name, test := range map[string]struct {
+		evacuators []string
+		caches     *survey.Caches
+	}{
+		"Lists/Eviction":     {},
+		"Lists/Deployments":  {evacuators: []string{v1alpha1.EvacuatorClassDeployment}},
+		"Caches/Eviction":    {caches: caches},
+		"Caches/Deployments": {evacuators: []string{v1alpha1.EvacuatorClassDeployment}, caches: caches},
 	} {
 		b.Run(name, func(b *testing.B) {
 			p := New(Config{
-				Host:       kubernetes.NewForConfigOrDie(config),
-				Authorizer: &host{allowed: map[string][]string{"ann": {""}}}, Evacuators: evacuators,
+				Host:  kubernetes.NewForConfigOrDie(config),
+				Nodes: benchAllNodes, Caches: func() *survey.Caches { return test.caches },
+				Authorizer: &host{allowed: map[string][]string{"ann": {""}}}, Evacuators: test.evacuators,
 				Maintenances: (&fixture{}).all, Clock: clock.RealClock{},
 			})
 			nm := maintenance("all", idle, "blue")
+			before := heap()
+			peak := watchHeap(b)
 			var out *v1alpha1.NodeMaintenancePreview
 			b.ReportAllocs()
 			for b.Loop() {
@@ -245,6 +299,7 @@ func BenchmarkPreview(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
+			b.ReportMetric(float64(peak()-before)/(1<<20), "MiB-peak")
 			if out.PodCount != benchPods || out.NodeCount != benchNodes {
 				b.Fatalf("%d pods, %d nodes", out.PodCount, out.NodeCount)
 			}
@@ -256,11 +311,32 @@ func BenchmarkPreview(b *testing.B) {
 	}
 }
 
+// watchHeap returns a function that returns the largest heap since the call of watchHeap, with its
+// garbage.
+func watchHeap(b *testing.B) func() int64 {
+	b.Helper()
+	ctx, cancel := context.WithCancel(b.Context())
+	largest := make(chan int64)
+	go func() {
+		peak := int64(0)
+		ticker := time.NewTicker(5 * time.Millisecond)
+		defer ticker.Stop()
+		for ctx.Err() == nil {
+			sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+			metrics.Read(sample)
+			peak = max(peak, int64(sample[0].Value.Uint64()))
+			<-ticker.C
+		}
+		largest <- peak
+	}()
+	return func() int64 { cancel(); return <-largest }
+}
+
 // kept returns how much additional memory is in use after all objects have been read.
 func kept(b *testing.B, p *Previewer, nm *v1alpha1.NodeMaintenance) float64 {
 	b.Helper()
 	before := heap()
-	nodes := must.Get(p.reader.Nodes(b.Context()))(b)
+	nodes := must.Get(p.config.Nodes(b.Context()))(b)
 	s := &forecast.Situation{Evacuators: p.evacuators}
 	must.Do(b, p.choose(b.Context(), s, nm, nil, nodes))
 	must.Do(b, p.look(b.Context(), s, nodes))

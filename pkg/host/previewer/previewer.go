@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package previewer creates previews of NodeMaintenances. For each request it reads the inputs of
-// pkg/drain/forecast from the cluster.
+// Package previewer creates previews of NodeMaintenances. For each request it gathers the inputs of
+// pkg/drain/forecast from the caches of this replica and from the cluster.
 package previewer
 
 import (
@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/warning"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -36,8 +37,8 @@ const (
 	// atOnce is the maximum number of concurrent previews. A preview of a large cluster needs
 	// several tens of megabytes.
 	atOnce = 2
-	// waitFor is how long a request waits for other previews to finish.
-	waitFor = 10 * time.Second
+	// startWithin is how long a request waits for other previews to finish.
+	startWithin = 10 * time.Second
 	// workFor is how long a preview may take.
 	workFor = 45 * time.Second
 	// retryAfter is the delay, in seconds, after which a client may retry a request that timed out.
@@ -51,6 +52,10 @@ const (
 type Config struct {
 	// Host is the client of the host cluster.
 	Host kubernetes.Interface
+	// Nodes returns all nodes (see CachedNodes).
+	Nodes func(context.Context) ([]*corev1.Node, error)
+	// Caches returns the caches of the controllers, or nil if this replica does not lead.
+	Caches func() *survey.Caches
 	// Authorizer is the authorizer of the host cluster.
 	Authorizer authorizer.UnconditionalAuthorizer
 	// Evacuators are the classes of the enabled built-in evacuators.
@@ -69,16 +74,13 @@ type Config struct {
 // Previewer creates previews.
 type Previewer struct {
 	config     Config
-	reader     survey.Reader
 	evacuators sets.Set[string]
 	slots      chan struct{}
 }
 
 // New returns a Previewer.
 func New(config Config) *Previewer {
-	return &Previewer{
-		config: config, reader: survey.Reader{Client: config.Host}, evacuators: sets.New(config.Evacuators...), slots: make(chan struct{}, atOnce),
-	}
+	return &Previewer{config: config, evacuators: sets.New(config.Evacuators...), slots: make(chan struct{}, atOnce)}
 }
 
 // NotDone returns a function for Config.Maintenances that reads the cache of an informer and omits
@@ -87,8 +89,8 @@ func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) (
 	// Informer() registers the informer, so that the factory starts it.
 	synced, lister := informer.Informer().HasSynced, informer.Lister()
 	return func(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
-		if !synced() && !cache.WaitForCacheSync(ctx.Done(), synced) {
-			return nil, errors.New("the cache of NodeMaintenances is not synced yet")
+		if err := waitFor(ctx, synced, "NodeMaintenances"); err != nil {
+			return nil, err
 		}
 		all, err := lister.List(labels.Everything())
 		if err != nil {
@@ -98,9 +100,28 @@ func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) (
 	}
 }
 
+// CachedNodes returns a function for Config.Nodes that reads the cache of an informer. Admission
+// decides about rights to nodes by the same cache.
+func CachedNodes(informer coreinformers.NodeInformer) func(context.Context) ([]*corev1.Node, error) {
+	synced, lister := informer.Informer().HasSynced, informer.Lister()
+	return func(ctx context.Context) ([]*corev1.Node, error) {
+		if err := waitFor(ctx, synced, "Nodes"); err != nil {
+			return nil, err
+		}
+		return lister.List(labels.Everything())
+	}
+}
+
+func waitFor(ctx context.Context, synced cache.InformerSynced, kind string) error {
+	if !synced() && !cache.WaitForCacheSync(ctx.Done(), synced) {
+		return fmt.Errorf("the cache of %s is not synced yet", kind)
+	}
+	return nil
+}
+
 // Preview returns the preview of a maintenance. Its errors may be returned to clients.
 func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
-	timer := time.NewTimer(waitFor)
+	timer := time.NewTimer(startWithin)
 	defer timer.Stop()
 	select {
 	case p.slots <- struct{}{}:
@@ -129,7 +150,7 @@ func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 
 func (p *Previewer) work(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
 	s := &forecast.Situation{Now: p.config.Clock.Now(), Evacuators: p.evacuators, UnprotectedAllAtOnce: p.config.UnprotectedAllAtOnce}
-	nodes, err := p.reader.Nodes(ctx)
+	nodes, err := p.config.Nodes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -254,26 +275,24 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 
 // look reads the pods on the relevant nodes, and the objects that their evacuation depends on.
 func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*corev1.Node) error {
+	reader := survey.Reader{Client: p.config.Host, Caches: p.config.Caches()}
 	touched, touchedNames := touchedNodes(s)
 	s.Pods = forecast.NewPods(touched, p.evacuators, podcache.NodeOf)
 	if len(touched) == 0 {
 		return nil
 	}
-	if err := p.reader.Pods(ctx, touchedNames, s.Pods.Add, func() bool { return true }); err != nil {
-		return err
-	}
-	if err := p.reader.NominatedPods(ctx, s.Pods.Add); err != nil {
+	if err := reader.Pods(ctx, touchedNames, s.Pods.Add); err != nil {
 		return err
 	}
 	var err error
-	if s.Budgets, err = p.reader.Budgets(ctx, s.Pods.Namespaces()); err != nil {
+	if s.Budgets, err = reader.Budgets(ctx, s.Pods.Namespaces()); err != nil {
 		return err
 	}
-	if s.TerminatingNamespaces, err = p.reader.TerminatingNamespaces(ctx); err != nil {
+	if s.TerminatingNamespaces, err = reader.TerminatingNamespaces(ctx); err != nil {
 		return err
 	}
 	unread := sets.New[survey.Optional]()
-	s.Pinned, err = p.reader.PinnedClaims(ctx, s.Pods.Claims(), freeNodes(s, nodes))
+	s.Pinned, err = reader.PinnedClaims(ctx, s.Pods.Claims(), freeNodes(s, nodes))
 	if apierrors.IsForbidden(err) {
 		unread.Insert(survey.OptionalVolumes)
 	} else if err != nil {
@@ -281,7 +300,7 @@ func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*co
 	}
 	names := survey.NewOwnerNames(p.evacuators)
 	s.Pods.Owners(names.Add)
-	owners, err := p.reader.Owners(ctx, names, nodes)
+	owners, err := reader.Owners(ctx, names, nodes)
 	if err != nil {
 		return err
 	}

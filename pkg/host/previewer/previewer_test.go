@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	kubeinformers "k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	testclock "k8s.io/utils/clock/testing"
@@ -32,6 +33,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	hostcluster "haulout.dev/haulout/pkg/host"
+	survey "haulout.dev/haulout/pkg/host/read"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 	"haulout.dev/haulout/pkg/testing/bubble"
@@ -85,6 +88,9 @@ type fixture struct {
 	evacuators []string
 	everyNode  bool
 	others     []*v1alpha1.NodeMaintenance
+	// caches is nil unless the fixture is of a leader, whose cluster it then reads.
+	caches  *survey.Caches
+	cluster *hostcluster.Cluster
 }
 
 // newFixture returns a fixture with a cluster of these objects, in which ann may delete all nodes.
@@ -99,7 +105,7 @@ func newFixture(objects ...runtime.Object) *fixture {
 				"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase),
 				"status.nominatedNodeName": pod.Status.NominatedNodeName,
 			}) {
-				list.Items = append(list.Items, *pod)
+				list.Items = append(list.Items, *pod.DeepCopy())
 			}
 		}
 		return true, list, err
@@ -109,7 +115,8 @@ func newFixture(objects ...runtime.Object) *fixture {
 
 func (f *fixture) previewer() *Previewer {
 	return New(Config{
-		Host: f.kube, Authorizer: f.host, Evacuators: f.evacuators, Rules: rights.Rules{EveryByName: f.everyNode},
+		Host: f.kube, Nodes: f.nodes, Caches: func() *survey.Caches { return f.caches },
+		Authorizer: f.host, Evacuators: f.evacuators, Rules: rights.Rules{EveryByName: f.everyNode},
 		Maintenances: f.all, Clock: testclock.NewFakePassiveClock(now),
 	})
 }
@@ -122,6 +129,18 @@ func (f *fixture) preview(
 
 func (f *fixture) all(context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 	return f.others, nil
+}
+
+func (f *fixture) nodes(ctx context.Context) ([]*corev1.Node, error) {
+	list, err := f.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]*corev1.Node, 0, len(list.Items))
+	for i := range list.Items {
+		nodes = append(nodes, &list.Items[i])
+	}
+	return nodes, nil
 }
 
 func (f *fixture) mustPreview(
@@ -481,6 +500,20 @@ func TestCompletedMaintenancesAreNotRead(t *testing.T) {
 	}
 	slices.Sort(names)
 	is.True(t, slices.Equal(names, []string{"draining", "idle"}), "got %q, want draining and idle", names)
+}
+
+func TestNodesAreReadFromTheCache(t *testing.T) {
+	factory := kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(node("n1", "blue")), 0)
+	read := CachedNodes(factory.Core().V1().Nodes())
+	t.Run("before the informer has synced", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := read(ctx)
+		is.True(t, err != nil, "got no error: an empty cache passes for a cluster without nodes")
+	})
+	factory.StartWithContext(t.Context())
+	nodes := must.Get(read(t.Context()))(t)
+	is.True(t, len(nodes) == 1 && nodes[0].Name == "n1", "got %v", nodes)
 }
 
 func TestIgnoredNodesAreCounted(t *testing.T) {

@@ -101,7 +101,7 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 		o.nodes[node.Name] = node
 	}
 	var err error
-	o.replicaSets, err = readOwners(ctx, names.replicaSets, owners.ReplicaSets(r.Client))
+	o.replicaSets, err = r.replicaSets(ctx, names.replicaSets)
 	if err != nil {
 		return nil, err
 	}
@@ -111,14 +111,14 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 			deployments.Insert(types.NamespacedName{Namespace: name.Namespace, Name: owner.Name})
 		}
 	}
-	o.deployments, err = readOwners(ctx, deployments, owners.Deployments(r.Client))
+	o.deployments, err = r.deployments(ctx, deployments)
 	if err != nil {
 		return nil, err
 	}
 	if err := r.surges(ctx, o); err != nil {
 		return nil, err
 	}
-	o.daemonSets, err = readOwners(ctx, names.daemonSets, owners.DaemonSets(r.Client))
+	o.daemonSets, err = r.daemonSets(ctx, names.daemonSets)
 	if err != nil {
 		return nil, err
 	}
@@ -135,21 +135,10 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 			claims.Insert(types.NamespacedName{Namespace: name.Namespace, Name: claim})
 		}
 	}
-	autoscalers, err := byNamespace(ctx, namespaces,
-		func(ctx context.Context, namespace string, options metav1.ListOptions) (items []*autoscalingv2.HorizontalPodAutoscaler, next string, err error) {
-			list, err := r.Client.AutoscalingV2().HorizontalPodAutoscalers(namespace).List(ctx, options)
-			if err != nil {
-				return nil, "", err
-			}
-			for i := range list.Items {
-				a := &list.Items[i]
-				if name, ok := surge.Scales(a); ok && o.deployments[name] != nil {
-					a.ManagedFields = nil
-					items = append(items, a)
-				}
-			}
-			return items, list.Continue, nil
-		})
+	autoscalers, err := r.autoscalers(ctx, namespaces, func(a *autoscalingv2.HorizontalPodAutoscaler) bool {
+		name, ok := surge.Scales(a)
+		return ok && o.deployments[name] != nil
+	})
 	if err != nil {
 		return err
 	}
@@ -173,6 +162,28 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 	})
 	o.oneNodeClaims = sets.New(oneNode...)
 	return o.unlessForbidden(OptionalVolumes, err)
+}
+
+// autoscalers returns the autoscalers of the namespaces for which keep returns true.
+func (r Reader) autoscalers(ctx context.Context, namespaces sets.Set[string], keep func(*autoscalingv2.HorizontalPodAutoscaler) bool) ([]*autoscalingv2.HorizontalPodAutoscaler, error) {
+	if r.Caches != nil {
+		cached, err := r.Caches.autoscalers(namespaces)
+		return slices.DeleteFunc(cached, func(a *autoscalingv2.HorizontalPodAutoscaler) bool { return !keep(a) }), err
+	}
+	return byNamespace(ctx, namespaces,
+		func(ctx context.Context, namespace string, options metav1.ListOptions) (items []*autoscalingv2.HorizontalPodAutoscaler, next string, err error) {
+			list, err := r.Client.AutoscalingV2().HorizontalPodAutoscalers(namespace).List(ctx, options)
+			if err != nil {
+				return nil, "", err
+			}
+			for i := range list.Items {
+				if a := &list.Items[i]; keep(a) {
+					a.ManagedFields = nil
+					items = append(items, a)
+				}
+			}
+			return items, list.Continue, nil
+		})
 }
 
 // ReplicaSet implements protocol.Owners.

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package read reads, from the host cluster, the inputs of a prediction about some of its nodes:
-// their pods, and the budgets and owners of the pods. It has no cache: there are only a few
-// requests a day, so a cache of all pods in every replica would cost much more. Large lists are
-// read in pages. The caller gets each page separately, so that it has to store only the fields that
-// it needs.
+// their pods, and the budgets and owners of the pods. In the replica that leads it uses the caches
+// of the controllers. Other replicas have no cache of all pods, since there are only a few requests
+// a day: they read large lists in pages. The caller gets each pod separately, so that it has to
+// store only the fields that it needs.
 package read
 
 import (
@@ -18,16 +18,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
-
-	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 const (
-	// AtOnce is the maximum number of concurrent lists.
-	AtOnce = 16
-	// Unfinished is the field selector that excludes finished pods. There may be many of them, and
+	// atOnce is the maximum number of concurrent lists.
+	atOnce = 16
+	// unfinished is the field selector that excludes finished pods. There may be many of them, and
 	// a prediction does not need them.
-	Unfinished = "status.phase!=Succeeded,status.phase!=Failed"
+	unfinished = "status.phase!=Succeeded,status.phase!=Failed"
 
 	// listedByNode is the maximum number of nodes whose pods are listed node by node. For more
 	// nodes, listing all pods in pages costs the host cluster less.
@@ -49,67 +47,67 @@ const (
 type Reader struct {
 	// Client is the client of the host cluster.
 	Client kubernetes.Interface
+	// Caches are the caches of the controllers; nil if this replica does not lead.
+	Caches *Caches
 }
 
-// Nodes returns all nodes with the fields that selection, cordons and reachability depend on.
-func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
-	var nodes []*corev1.Node
-	err := pages(ctx, objectsPerPage, "", r.Client.CoreV1().Nodes().List, func(list *corev1.NodeList) error {
-		for i := range list.Items {
-			// Copy the node, so that the page can be freed.
-			node := list.Items[i]
-			if _, err := podcache.Strip(&node); err != nil {
-				return err
-			}
-			nodes = append(nodes, &node)
-		}
+// Pods calls visit with the unfinished pods that are bound to the nodes or nominated for them, and
+// possibly with pods of other nodes. It may visit a pod twice. Several goroutines call visit
+// concurrently, and visit must not keep the pod itself. Pods with scheduling gates count for no
+// node, because the scheduler does not bind them.
+func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func(*corev1.Pod)) error {
+	if r.Caches != nil {
+		r.Caches.pods(nodes, visit)
 		return nil
-	}, always)
-	return nodes, err
-}
-
-// Pods calls visit with the unfinished pods on the nodes, list by list. The lists may include pods
-// of other nodes. Several goroutines call visit and more concurrently. Pods calls more before each
-// further list, and stops if more returns false.
-func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]corev1.Pod), more func() bool) error {
+	}
 	if nodes.Len() > listedByNode {
-		// Do not set a resource version on pages: the watch cache would return the whole list in
-		// one response.
-		return pages(ctx, podsPerPage, Unfinished, r.Client.CoreV1().Pods(metav1.NamespaceAll).List, func(list *corev1.PodList) error {
-			visit(list.Items)
-			return nil
-		}, more)
+		return r.allPods(ctx, visit)
 	}
 	names := sets.List(nodes)
-	return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
-		if !more() {
-			return nil
-		}
-		list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-			FieldSelector: "spec.nodeName=" + names[i] + "," + Unfinished, ResourceVersion: fromCache,
-		})
-		if err == nil {
-			visit(list.Items)
-		}
+	if err := inParallel(ctx, len(names), func(ctx context.Context, i int) error {
+		return r.listPods(ctx, "spec.nodeName="+names[i]+","+unfinished, visit)
+	}); err != nil {
 		return err
-	})
+	}
+	return r.listPods(ctx, "spec.nodeName=,status.nominatedNodeName!=,status.phase=Pending", visit)
 }
 
-// NominatedPods calls visit with the pods that are nominated for a node but not bound to one. It
-// omits pods with scheduling gates, because the scheduler does not bind them. The method Pods does
-// not return nominated pods if it lists node by node.
-func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) error {
-	list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: "spec.nodeName=,status.nominatedNodeName!=,status.phase=Pending", ResourceVersion: fromCache,
-	})
-	if err == nil {
-		visit(slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return len(pod.Spec.SchedulingGates) > 0 }))
+// allPods visits all unfinished pods.
+func (r Reader) allPods(ctx context.Context, visit func(*corev1.Pod)) error {
+	// Do not set a resource version on pages: the watch cache would return the whole list in one
+	// response.
+	options := metav1.ListOptions{FieldSelector: unfinished, Limit: podsPerPage}
+	for {
+		page, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+		if err != nil {
+			return err
+		}
+		for i := range page.Items {
+			visit(&page.Items[i])
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return nil
+		}
 	}
-	return err
+}
+
+// listPods visits the pods of a list that has one page.
+func (r Reader) listPods(ctx context.Context, fieldSelector string, visit func(*corev1.Pod)) error {
+	list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fieldSelector, ResourceVersion: fromCache})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		visit(&list.Items[i])
+	}
+	return nil
 }
 
 // Budgets returns the budgets of the namespaces, and possibly budgets of other namespaces.
 func (r Reader) Budgets(ctx context.Context, namespaces sets.Set[string]) ([]policyv1.PodDisruptionBudget, error) {
+	if r.Caches != nil {
+		return r.Caches.budgets(namespaces)
+	}
 	return byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) ([]policyv1.PodDisruptionBudget, string, error) {
 		list, err := r.Client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, options)
 		if err != nil {
@@ -160,32 +158,12 @@ func byNamespace[T any](ctx context.Context, namespaces sets.Set[string],
 	}
 }
 
-func always() bool { return true }
-
-// pages reads all pages of a list, as long as more returns true.
-func pages[L metav1.ListInterface](ctx context.Context, size int64, fieldSelector string,
-	list func(context.Context, metav1.ListOptions) (L, error), visit func(L) error, more func() bool) error {
-	options := metav1.ListOptions{FieldSelector: fieldSelector, Limit: size}
-	for {
-		page, err := list(ctx, options)
-		if err != nil {
-			return err
-		}
-		if err := visit(page); err != nil {
-			return err
-		}
-		if options.Continue = page.GetContinue(); options.Continue == "" || !more() {
-			return nil
-		}
-	}
-}
-
 // inParallel calls f for each index below n until one call fails, and returns the error of that
 // call.
 func inParallel(ctx context.Context, n int, f func(context.Context, int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	workqueue.ParallelizeUntil(ctx, AtOnce, n, func(i int) {
+	workqueue.ParallelizeUntil(ctx, atOnce, n, func(i int) {
 		if err := f(ctx, i); err != nil {
 			cancel(err)
 		}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -256,35 +255,6 @@ func TestJobsAreRead(t *testing.T) {
 		t.Errorf("got %+v, want none", got)
 	}
 	is.Equal(t, calls(kube)["get jobs"], 2, "Jobs were read")
-}
-
-func TestNodesAreReadInPages(t *testing.T) {
-	kube := kubefake.NewClientset()
-	var limits []int64
-	kube.PrependReactor("list", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
-		options := action.(k8stesting.ListActionImpl).ListOptions
-		limits = append(limits, options.Limit)
-		from, _ := strconv.Atoi(options.Continue)
-		list := &corev1.NodeList{}
-		for i := from; i < min(from+int(options.Limit), 1200); i++ {
-			list.Items = append(list.Items, corev1.Node{
-				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i), Labels: map[string]string{"pool": "blue"}},
-				Status: corev1.NodeStatus{
-					Images: []corev1.ContainerImage{{}}, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}},
-				},
-			})
-		}
-		if from+int(options.Limit) < 1200 {
-			list.Continue = strconv.Itoa(from + int(options.Limit))
-		}
-		return true, list, nil
-	})
-	nodes := must.Get(Reader{Client: kube}.Nodes(t.Context()))(t)
-	if last := nodes[len(nodes)-1]; len(nodes) != 1200 || last.Name != "n-1199" || last.Labels["pool"] != "blue" ||
-		last.Status.Images != nil || len(last.Status.Conditions) != 1 {
-		t.Errorf("%d nodes, the last is %+v", len(nodes), last)
-	}
-	is.True(t, slices.Equal(limits, []int64{500, 500, 500}), "limits were %v", limits)
 }
 
 func TestBudgets(t *testing.T) {
