@@ -12,7 +12,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	hostinformers "k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 
@@ -50,4 +52,20 @@ func TestPreviewsUseTheCachesOfATerm(t *testing.T) {
 			cluster.Shutdown()
 		})
 	}
+}
+
+func TestReplicasKeepNoImagesOfNodes(t *testing.T) {
+	kube := kubefake.NewClientset(&corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "n", Annotations: map[string]string{"a": "b"}, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet"}},
+		},
+		Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{}}, Phase: corev1.NodeRunning},
+	})
+	factory := hostinformers.NewSharedInformerFactory(kube, 0)
+	nodes := must.Get(slimNodes(factory))(t)
+	factory.StartWithContext(t.Context())
+	factory.WaitForCacheSyncWithContext(t.Context())
+	node := must.Get(nodes.Lister().Get("n"))(t)
+	is.True(t, node.Status.Images == nil && node.ManagedFields == nil, "got images %v, managed fields %v", node.Status.Images, node.ManagedFields)
+	is.True(t, node.Annotations["a"] == "b" && node.Status.Phase == corev1.NodeRunning, "got %+v, want all other fields", node)
 }

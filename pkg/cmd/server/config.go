@@ -27,6 +27,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/dynamic"
 	hostinformers "k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -169,7 +170,10 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		return nil, nil, err
 	}
 	maintenances := informers.NewSharedInformerFactoryWithOptions(own, resync, informers.WithTransform(podcache.Strip))
-	nodes := generic.SharedInformerFactory.Core().V1().Nodes()
+	nodes, err := slimNodes(generic.SharedInformerFactory)
+	if err != nil {
+		return nil, nil, err
+	}
 	hasNodes, nodeLister := nodes.Informer().HasSynced, nodes.Lister()
 	// caches has the caches of the controllers while this replica leads.
 	caches := &atomic.Pointer[read.Caches]{}
@@ -196,6 +200,13 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		}
 	}
 	return extra, recorder, nil
+}
+
+// slimNodes returns the informer of nodes in a factory. Every replica has it, so it omits the images
+// of the nodes.
+func slimNodes(factory hostinformers.SharedInformerFactory) (coreinformers.NodeInformer, error) {
+	nodes := factory.Core().V1().Nodes()
+	return nodes, nodes.Informer().SetTransform(podcache.StripImages)
 }
 
 // controllers returns the configuration of the controllers, which run while this replica leads.
