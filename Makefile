@@ -388,7 +388,7 @@ recording: ## Record the picture in README, docs/watch.svg, on the cluster that 
 MEMORY_FLAGS ?=
 
 .PHONY: memory
-memory: cluster-binaries build ## Measure what the server takes with 5,000 nodes and 150,000 pods (20 minutes, 8 GB; MEMORY_FLAGS='--pods=15000')
+memory: cluster-binaries build ## Measure what the server takes with 5,000 nodes and 150,000 pods (40 minutes, 8 GB; MEMORY_FLAGS='--nodes=500 --pods=15000 --drain=25 --rest=10s')
 	$(GO) build $(GO_BUILD_FLAGS) -o $(BIN)/memory ./test/bench/memory
 	@$(BIN)/memory $(MEMORY_FLAGS)
 

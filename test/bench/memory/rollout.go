@@ -33,8 +33,8 @@ const (
 	maxHeap = 1.1
 )
 
-// report is the content of the JSON file.
-type report struct {
+// rolloutReport is the content of the JSON file of a rollout.
+type rolloutReport struct {
 	CPUs    int       `json:"cpus"`
 	Started time.Time `json:"started"`
 	Nodes   int       `json:"nodes"`
@@ -50,26 +50,23 @@ type report struct {
 
 // compareRollout measures the heap of the server, rolls a maintenance over all nodes, and measures
 // the heap again. The rollout keeps a NodeMaintenance for each node.
-func (c *cluster) compareRollout(ctx context.Context, s settings) error {
-	r := report{CPUs: runtime.NumCPU(), Started: time.Now().UTC(), Nodes: s.nodes, Pods: s.pods}
+func (c *cluster) compareRollout(ctx context.Context) error {
+	r := rolloutReport{CPUs: runtime.NumCPU(), Started: time.Now().UTC(), Nodes: c.nodes, Pods: c.pods}
 	var err error
-	if r.BeforeBytes, err = c.restartedHeap(ctx, s); err != nil {
+	if r.BeforeBytes, err = c.restartedHeap(ctx); err != nil {
 		return fmt.Errorf("before the rollout: %w", err)
 	}
 	began := time.Now()
-	if err := c.roll(ctx, s); err != nil {
+	if err := c.roll(ctx); err != nil {
 		return fmt.Errorf("rollout: %w", err)
 	}
 	r.RolloutSeconds = time.Since(began).Seconds()
-	fmt.Fprintf(c.out, "%d nodes done after %v\n", s.nodes, time.Since(began).Round(time.Second))
-	if err := c.manage(ctx, "up", "HAULOUT=false"); err != nil {
-		return err
-	}
-	if r.AfterBytes, err = c.restartedHeap(ctx, s); err != nil {
+	fmt.Fprintf(c.out, "%d nodes done after %v\n", c.nodes, time.Since(began).Round(time.Second))
+	if r.AfterBytes, err = c.restartedHeap(ctx); err != nil {
 		return fmt.Errorf("after the rollout: %w", err)
 	}
 	r.Goals = goals.Judge(goals.Goal{
-		Text:  fmt.Sprintf("heap with %d done nodes, of that without", s.nodes),
+		Text:  fmt.Sprintf("heap with %d done nodes, of that without", c.nodes),
 		Value: r.AfterBytes / r.BeforeBytes, Bound: maxHeap,
 	})
 	table := tabwriter.NewWriter(c.out, 0, 0, 2, ' ', 0)
@@ -78,30 +75,28 @@ func (c *cluster) compareRollout(ctx context.Context, s settings) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	return goals.WriteReport(s.json, r)
+	return goals.WriteReport(c.json, r)
 }
 
 // restartedHeap starts the server, waits until it knows all pods, and returns the minimum of its
 // heap.
-func (c *cluster) restartedHeap(ctx context.Context, s settings) (float64, error) {
-	if err := c.manage(
-		ctx, "up", "HAULOUT=true", fmt.Sprintf("GOGC=%d", s.gogc), "HAULOUT_FLAGS=--max-unavailable-nodes=100%",
-	); err != nil {
+func (c *cluster) restartedHeap(ctx context.Context) (float64, error) {
+	if err := c.restart(ctx, "--max-unavailable-nodes=100%"); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(c.know(ctx, s), c.cancel(ctx)); err != nil {
+	if err := errors.Join(c.know(ctx, groupCancelled), c.cancel(ctx)); err != nil {
 		return 0, err
 	}
 	scraper, err := scrape.New(c.config, c.dir)
 	if err != nil {
 		return 0, err
 	}
-	return scraper.LeastHeap(ctx, s.rest)
+	return scraper.LeastHeap(ctx, c.rest)
 }
 
 // roll takes each node out of service and back. The pods stay, because no kubelet would end them,
 // and the work takes no time.
-func (c *cluster) roll(ctx context.Context, s settings) error {
+func (c *cluster) roll(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w, err := worker.New(worker.Config{
@@ -119,7 +114,7 @@ func (c *cluster) roll(ctx context.Context, s settings) error {
 		Spec: v1alpha1.NodeMaintenanceRolloutSpec{
 			Stage: v1alpha1.RolloutStageRoll,
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: drainLabel, Operator: corev1.NodeSelectorOpExists}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: groupLabel, Operator: corev1.NodeSelectorOpExists}},
 			}}},
 			Limits: []v1alpha1.RolloutLimit{{MaxUnavailable: ptr.To(intstr.FromString("100%"))}},
 			Template: v1alpha1.RolloutTemplate{
@@ -137,7 +132,7 @@ func (c *cluster) roll(ctx context.Context, s settings) error {
 		if stalled := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionStalled); stalled != nil {
 			return false, errors.New(stalled.Message)
 		}
-		return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) && int(r.Status.Nodes.Done) == s.nodes, nil
+		return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) && int(r.Status.Nodes.Done) == c.nodes, nil
 	})
 	cancel()
 	return errors.Join(err, <-stopped)
