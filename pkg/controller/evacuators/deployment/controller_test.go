@@ -352,7 +352,7 @@ func TestPurposeIsTheFirstMaintenanceThatDrainsTheNode(t *testing.T) {
 	c := newKnowing(t, own, []runtime.Object{newNode("drained", true), newNode("good", false)})
 	for range 20 {
 		for node, want := range map[string]string{"drained": " for NodeMaintenance rack-7", "good": "", "other": ""} {
-			if got := c.drainOf(node).purpose(); got != want {
+			if got := c.drainOf(node).purpose; got != want {
 				t.Fatalf("node %s: got %q, want %q", node, got, want)
 			}
 		}

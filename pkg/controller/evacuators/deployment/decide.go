@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -48,8 +49,9 @@ type decision struct {
 	// ended are the pods for which this evacuator reports completion although they have no
 	// replacement.
 	ended []*pod
-	// short caches which replacements the surge lacks.
-	short *shortage
+	// short caches which replacements the surge lacks, and available the result of lastAvailable.
+	short     *shortage
+	available *time.Time
 	// scale is the change of the target; nil if there is none.
 	scale   *scaling
 	reports []report
@@ -87,6 +89,9 @@ func decide(s situation) decision {
 		// The previous decision held the pods until now, even if no sync ran in between.
 		s.memory.stood = s.now
 	}
+	// Cache these before the situation is copied.
+	s.recordedPods()
+	s.created()
 	d := decision{memory: s.memory}
 	d.memory.standing, d.memory.holds, d.memory.settled, d.memory.costsSince = Standing{}, false, nil, time.Time{}
 	for _, evacuation := range s.orphans {
@@ -260,7 +265,7 @@ func (d *decision) start(s situation) {
 		}
 	}
 	if why := s.unsettled(); why != "" {
-		d.say(s, leaving, int(s.deployment.Status.UpdatedReplicas), func(*pod) string {
+		d.say(s, leaving, int(s.deployment.Status.UpdatedReplicas), func(string) string {
 			return fmt.Sprintf("Deployment %s is not scaled up yet: %s.", s.deployment.Name, why)
 		}, nil)
 		return
@@ -343,13 +348,12 @@ func (d *decision) hold(s situation) {
 				return
 			}
 		} else {
-			waiting := d.handOver(s, recorded, spare)
-			others := slices.DeleteFunc(leaving, func(p *pod) bool { return slices.Contains(recorded, p) })
-			leaving = slices.Concat(waiting, others)
+			waiting, handed := d.handOver(s, recorded, spare), sets.New(recorded...)
+			leaving = slices.Concat(waiting, slices.DeleteFunc(leaving, handed.Has))
 		}
 	}
 	progress := s.progressMessage()
-	message := func(p *pod) string { return s.scaledMessage(s.target.record, p) + progress }
+	message := func(purpose string) string { return s.scaledMessage(s.target.record, purpose) + progress }
 	d.say(s, leaving, s.score(), message, s.finish())
 }
 

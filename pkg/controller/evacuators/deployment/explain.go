@@ -81,14 +81,14 @@ func (t *target) uid(s *situation) types.UID {
 	return s.deployment.UID
 }
 
-// scaledMessage describes the surge for a pod, without a full stop.
-func (s *situation) scaledMessage(r *record, p *pod) string {
-	const purpose = "so that another replica takes the place of the pod before it leaves"
+// scaledMessage describes the surge for a pod that leaves for a purpose, without a full stop.
+func (s *situation) scaledMessage(r *record, purpose string) string {
+	const why = "so that another replica takes the place of the pod before it leaves"
 	if a := s.target.autoscaler; a != nil {
 		return fmt.Sprintf("Deployment %s is scaled from %d to %d by HorizontalPodAutoscaler %s, %s%s",
-			s.deployment.Name, r.Keep, r.To, a.Name, purpose, p.purpose)
+			s.deployment.Name, r.Keep, r.To, a.Name, why, purpose)
 	}
-	return fmt.Sprintf("Deployment %s is scaled from %d to %d, %s%s", s.deployment.Name, r.From, r.To, purpose, p.purpose)
+	return fmt.Sprintf("Deployment %s is scaled from %d to %d, %s%s", s.deployment.Name, r.From, r.To, why, purpose)
 }
 
 // progressMessage continues scaledMessage with the progress of the surge and its obstacles.

@@ -6,8 +6,8 @@ package deployment
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -128,7 +128,7 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 
 // gatherPods reads the pods of the Deployment with their Evacuations, nodes and budgets.
 func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
-	staysUp, drains, budgets := map[string]bool{}, map[string]drain{}, map[string][]*policyv1.PodDisruptionBudget{}
+	var ours []*corev1.Pod
 	for _, set := range c.Owners.ReplicaSets(key) {
 		isOurs := s.deployment != nil && metav1.IsControlledBy(set, s.deployment)
 		isActive := ptr.Deref(set.Spec.Replicas, 1) > 0
@@ -137,72 +137,94 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 				continue
 			}
 			isActive = true
+			if isOurs {
+				ours = append(ours, p)
+				continue
+			}
 			evacuation, err := c.evacuationOf(p)
 			if err != nil {
 				return err
 			}
-			if !isOurs {
-				if evacuation != nil && isOurTurn(evacuation) {
-					s.orphans = append(s.orphans, evacuation)
-				}
-				continue
+			if evacuation != nil && isOurTurn(evacuation) {
+				s.orphans = append(s.orphans, evacuation)
 			}
-			if _, known := staysUp[p.Spec.NodeName]; !known {
-				staysUp[p.Spec.NodeName] = c.staysUp(p.Spec.NodeName)
-			}
-			var of drain
-			if evacuation == nil && !staysUp[p.Spec.NodeName] || evacuation != nil && isOfMaintenance(evacuation) {
-				if _, known := drains[p.Spec.NodeName]; !known {
-					drains[p.Spec.NodeName] = c.drainOf(p.Spec.NodeName)
-				}
-				of = drains[p.Spec.NodeName]
-			}
-			_, isSettled := s.memory.settled[p.UID]
-			s.pods = append(s.pods, pod{
-				// Read the evictions in flight after the Evacuation: no eviction is sent after the
-				// Evacuation was withdrawn.
-				Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: of.purpose(), budgets: c.budgetsOf(p, budgets),
-				isPaused: of.isPaused(p, evacuation), isCovered: evacuation == nil && of.covers(p), staysUp: isSettled || staysUp[p.Spec.NodeName],
-			})
 		}
 		if isOurs && isActive {
 			s.activeReplicaSets++
 		}
 	}
-	sort.Slice(s.pods, func(i, j int) bool { return s.pods[i].Name < s.pods[j].Name })
+	slices.SortFunc(ours, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	s.pods = make([]pod, 0, len(ours))
+	staysUp, drains, budgets := map[string]bool{}, map[string]drain{}, budgetsByLabels{}
+	for _, p := range ours {
+		evacuation, err := c.evacuationOf(p)
+		if err != nil {
+			return err
+		}
+		isUp, known := staysUp[p.Spec.NodeName]
+		if !known {
+			isUp = c.staysUp(p.Spec.NodeName)
+			staysUp[p.Spec.NodeName] = isUp
+		}
+		var of drain
+		if evacuation == nil && !isUp || evacuation != nil && isOfMaintenance(evacuation) {
+			if of, known = drains[p.Spec.NodeName]; !known {
+				of = c.drainOf(p.Spec.NodeName)
+				drains[p.Spec.NodeName] = of
+			}
+		}
+		_, isSettled := s.memory.settled[p.UID]
+		s.pods = append(s.pods, pod{
+			// Read the evictions in flight after the Evacuation: no eviction is sent after the
+			// Evacuation was withdrawn.
+			Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: of.purpose, budgets: c.budgetsOf(p, &budgets),
+			isPaused: of.isPaused(p, evacuation), isCovered: evacuation == nil && of.covers(p), staysUp: isSettled || isUp,
+		})
+	}
 	return nil
 }
 
 // evacuationOf returns the Evacuation of a pod, unless it is complete or withdrawn.
 func (c *Controller) evacuationOf(p *corev1.Pod) (*v1alpha1.Evacuation, error) {
-	evacuation, err := c.evacuationLister.Evacuations(p.Namespace).Get(protocol.CanonicalName(p.Name, p.UID))
-	if apierrors.IsNotFound(err) {
-		return nil, nil
+	// For a pod without an Evacuation the lister would create an error, which costs more than the
+	// lookup.
+	object, _, err := c.Evacuations.Informer().GetStore().GetByKey(p.Namespace + "/" + protocol.CanonicalName(p.Name, p.UID))
+	if evacuation, ok := object.(*v1alpha1.Evacuation); ok && !protocol.IsWithdrawn(evacuation) && !protocol.IsComplete(evacuation) {
+		return evacuation, err
 	}
-	if err != nil {
-		return nil, err
-	}
-	if protocol.IsWithdrawn(evacuation) || protocol.IsComplete(evacuation) {
-		return nil, nil
-	}
-	return evacuation, nil
+	return nil, err
 }
 
-// budgetsOf returns the budgets that the Eviction API would check. known caches them by labels.
-// Most pods of a Deployment have the same labels, and a namespace may have thousands of budgets to
-// match.
-func (c *Controller) budgetsOf(p *corev1.Pod, known map[string][]*policyv1.PodDisruptionBudget) []*policyv1.PodDisruptionBudget {
+// budgetsByLabels caches the budgets of pods by the labels of the pods. Most pods of a Deployment
+// have the same labels, and a namespace may have thousands of budgets to match.
+type budgetsByLabels struct {
+	found map[string][]*policyv1.PodDisruptionBudget
+	// labels are those of the last pod, and last are its budgets.
+	labels labels.Set
+	last   []*policyv1.PodDisruptionBudget
+}
+
+// budgetsOf returns the budgets that the Eviction API would check.
+func (c *Controller) budgetsOf(p *corev1.Pod, known *budgetsByLabels) []*policyv1.PodDisruptionBudget {
 	if !pdb.Holds(p) {
 		return nil
 	}
-	key := labels.Set(p.Labels).String()
-	if same, ok := known[key]; ok {
-		return same
+	if known.found != nil && maps.Equal(known.labels, p.Labels) {
+		return known.last
 	}
-	c.matching.RLock()
-	defer c.matching.RUnlock()
-	known[key] = c.budgets.Of(p)
-	return known[key]
+	if known.found == nil {
+		known.found = map[string][]*policyv1.PodDisruptionBudget{}
+	}
+	key := labels.Set(p.Labels).String()
+	same, ok := known.found[key]
+	if !ok {
+		c.matching.RLock()
+		same = c.budgets.Of(p)
+		c.matching.RUnlock()
+		known.found[key] = same
+	}
+	known.labels, known.last = p.Labels, same
+	return same
 }
 
 // staysUp reports whether no maintenance holds a node. It is true for a pod without a node, which
@@ -235,6 +257,9 @@ type drain struct {
 	node *corev1.Node
 	by   []*v1alpha1.NodeMaintenance
 	now  time.Time
+	// purpose is a phrase that names the NodeMaintenance which drains the node. If several drain
+	// it, this is the oldest. If none does, purpose is "".
+	purpose string
 }
 
 func (c *Controller) drainOf(nodeName string) drain {
@@ -248,16 +273,11 @@ func (c *Controller) drainOf(nodeName string) drain {
 	}
 	targets := holds.Targeting(node)
 	by := slices.DeleteFunc(maintenances, func(nm *v1alpha1.NodeMaintenance) bool { return !targets(nm) })
-	return drain{node, by, c.clock.Now()}
-}
-
-// purpose returns a phrase that names the NodeMaintenance which drains the node. If several drain
-// it, this is the oldest. If none does, it returns "".
-func (d drain) purpose() string {
-	if nm := holds.Oldest(d.by, func(*v1alpha1.NodeMaintenance) bool { return true }); nm != nil {
-		return purposeOf(nm.Name, nm.Spec.Reason)
+	of := drain{node: node, by: by, now: c.clock.Now()}
+	if nm := holds.Oldest(by, func(*v1alpha1.NodeMaintenance) bool { return true }); nm != nil {
+		of.purpose = purposeOf(nm.Name, nm.Spec.Reason)
 	}
-	return ""
+	return of
 }
 
 // covers reports whether a maintenance, paused or not, has reached a pod in its drain plan.

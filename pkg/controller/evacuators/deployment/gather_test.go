@@ -26,14 +26,14 @@ func TestBudgetsOfPodsWithTheSameLabelsAreMatchedOnce(t *testing.T) {
 			}}},
 		})
 	}
-	known := map[string][]*policyv1.PodDisruptionBudget{}
+	var known budgetsByLabels
 	canary := newTestPod("web-2", func(p *pod) { p.Labels = map[string]string{"app": "canary"} })
 	for _, p := range slices.Concat([]pod{canary}, slices.Repeat([]pod{newTestPod("web-0"), newTestPod("web-1")}, 5)) {
 		want := budgets
 		if p.Name == canary.Name {
 			want = 0
 		}
-		if got := c.budgetsOf(p.Pod, known); len(got) != want {
+		if got := c.budgetsOf(p.Pod, &known); len(got) != want {
 			t.Errorf("%s has %d budgets, want %d", p.Name, len(got), want)
 		}
 	}

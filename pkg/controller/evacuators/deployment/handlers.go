@@ -55,9 +55,10 @@ const (
 	// pausePerPod is the pause after each sync of a Deployment, for each of its pods, and
 	// longestPause is the maximum of the pause. The cost of a sync is proportional to the number of
 	// pods, and each pod causes a dozen events while it is replaced. Without a pause the cost would
-	// grow with the square of the number of pods.
+	// grow with the square of the number of pods, and so it does from the number on with which the
+	// pause is the longest. Between two syncs at most maxRecorded pods can be replaced.
 	pausePerPod  = 400 * time.Microsecond
-	longestPause = 250 * time.Millisecond
+	longestPause = time.Second
 )
 
 // enqueue enqueues a Deployment, immediately unless it was synced a moment ago.

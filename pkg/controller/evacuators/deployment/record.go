@@ -9,6 +9,7 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -84,4 +85,27 @@ func newTarget(a *autoscalingv2.HorizontalPodAutoscaler, value int32, r *record,
 		}
 	}
 	return t
+}
+
+// isRecorded reports whether a pod is in the record of the surge, even if its Evacuation was
+// withdrawn.
+func (s *situation) isRecorded(p *pod) bool {
+	_, ok := s.recordedPods()[p.UID]
+	return ok
+}
+
+// recordedPods returns the pods that are in the record of the surge. It compares each pod once with
+// the names in the record: there may be thousands of pods and hundreds of names.
+func (s *situation) recordedPods() map[types.UID]struct{} {
+	if s.target.record == nil || s.recorded != nil {
+		return s.recorded
+	}
+	names := sets.New(s.target.record.Evacuations...)
+	s.recorded = make(map[types.UID]struct{}, len(names))
+	for i := range s.pods {
+		if p := &s.pods[i]; names.Has(p.evacuationName()) {
+			s.recorded[p.UID] = struct{}{}
+		}
+	}
+	return s.recorded
 }

@@ -13,10 +13,12 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
-// sayEvery is the minimum interval between two reports about the progress of a surge. For many pods
-// the interval is longer: at least sayEach for each pod.
+// sayEvery is the minimum interval between two reports about the progress of a surge, and sayFirst
+// the time after which the first report is due. For many pods both are longer: at least sayEach for
+// each pod.
 const (
 	sayEvery = 5 * time.Second
+	sayFirst = 2 * sayEvery
 	sayEach  = 50 * time.Millisecond
 )
 
@@ -24,20 +26,34 @@ const (
 // report to an Evacuation sets the progress timestamp. Later reports set it only if there was
 // progress, which means a new maximum of the score. A flapping pod or a restarted rollout is no
 // progress.
-func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod) string, expected *metav1.Time) {
-	due := s.memory.saidAt.Add(max(sayEvery, min(time.Duration(len(leaving))*sayEach, s.timeout/4)))
+func (d *decision) say(s situation, leaving []*pod, score int, message func(purpose string) string, expected *metav1.Time) {
+	pace := time.Duration(len(leaving)) * sayEach
+	// The next report must come well before the surge timeout.
+	due := s.memory.saidAt.Add(max(sayEvery, min(pace, s.timeout/2)))
 	progress := d.memory.highest != nil && score > *d.memory.highest
 	said, held := false, false
+	// Most pods get the same text.
+	type kind struct {
+		purpose  string
+		recorded bool
+	}
+	texts := map[kind]string{}
 	for _, p := range leaving {
-		if d.waitsToReport(s, p) {
+		if d.waitsToReport(s, p, max(sayFirst, pace)) {
 			continue
 		}
-		text := message(p)
-		if s.target.record.isUp() && !s.isRecorded(p) {
-			text = fmt.Sprintf("Waits for the pods of Deployment %s that leave first: %s", s.deployment.Name, text)
+		of := kind{p.purpose, s.isRecorded(p)}
+		text, known := texts[of]
+		if !known {
+			text = message(p.purpose)
+			if s.target.record.isUp() && !of.recorded {
+				text = fmt.Sprintf("Waits for the pods of Deployment %s that leave first: %s", s.deployment.Name, text)
+			}
+			text = wording.Cut(text, protocol.MaxMessage)
+			texts[of] = text
 		}
 		isFirst := !protocol.TurnOf(&p.evacuation.Status).Reported
-		if !isFirst && !progress && p.evacuation.Status.Message == wording.Cut(text, protocol.MaxMessage) {
+		if !isFirst && !progress && p.evacuation.Status.Message == text {
 			continue
 		}
 		if !isFirst && s.now.Before(due) {
@@ -66,27 +82,28 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod
 // sayScaled reports to Evacuations that the surge for their pods has started. These reports restart
 // the deadlines of this evacuator.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
+	wait := max(sayFirst, time.Duration(len(s.leaving()))*sayEach)
 	for _, p := range pods {
-		if d.waitsToReport(s, p) {
+		if d.waitsToReport(s, p, wait) {
 			continue
 		}
 		d.reports = append(d.reports, report{
-			evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r, p) + ".",
+			evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r, p.purpose) + ".",
 		})
 	}
 }
 
 // waitsToReport reports whether the first report to an Evacuation can wait, and schedules the sync
-// that writes it. Most surges end before that sync and need only one report. The report waits for
+// that writes it. Most pods leave before that sync and need only one report. The report waits for
 // at most a quarter of the start deadline. If this evacuator became active in the future, that time
 // comes from another clock, and the report does not wait.
-func (d *decision) waitsToReport(s situation, p *pod) bool {
+func (d *decision) waitsToReport(s situation, p *pod, wait time.Duration) bool {
 	turn := protocol.TurnOf(&p.evacuation.Status)
 	if turn.Reported {
 		return false
 	}
 	patience := turn.Patience(p.evacuation.Spec.ProgressDeadlineSeconds, s.startDeadline)
-	at := turn.Since.Add(min(2*sayEvery, patience/4))
+	at := turn.Since.Add(min(wait, patience/4))
 	if s.now.Before(turn.Since) || !s.now.Before(at) {
 		return false
 	}

@@ -29,11 +29,11 @@ func TestFirstReport(t *testing.T) {
 		// wake is the latest time at which the next sync must be due.
 		wake time.Duration
 	}{
-		"the surge starts immediately": {down: true, want: "scale to 2 for 1;", wake: 2 * sayEvery},
-		"it is in progress":            {after: 4 * time.Second, wake: 2 * sayEvery},
+		"the surge starts immediately": {down: true, want: "scale to 2 for 1;", wake: sayFirst},
+		"it is in progress":            {after: 4 * time.Second, wake: sayFirst},
 		"it ends before the report":    {after: 4 * time.Second, ready: true, want: "lower web-0;"},
-		"it takes longer":              {after: 2 * sayEvery, says: "is not ready"},
-		"it starts late":               {after: 2 * sayEvery, down: true, want: "scale to 2 for 1;", says: "is scaled from 1 to 2"},
+		"it takes longer":              {after: sayFirst, says: "is not ready"},
+		"it starts late":               {after: sayFirst, down: true, want: "scale to 2 for 1;", says: "is scaled from 1 to 2"},
 		"it was reported before": {
 			down: true, mods: []podMod{heard}, want: "scale to 2 for 1;", says: "is scaled from 1 to 2",
 		},

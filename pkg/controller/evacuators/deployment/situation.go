@@ -68,8 +68,9 @@ type situation struct {
 	refused refusal
 	// warnings describe invalid annotations of the Deployment.
 	warnings []string
-	// recorded is the set of the Evacuations in the record. It is built when it is needed.
-	recorded map[string]struct{}
+	// recorded caches the result of recordedPods, and fresh the result of created.
+	recorded map[types.UID]struct{}
+	fresh    []*pod
 }
 
 // target is the object to scale: the Deployment or, if there is one, its autoscaler.
@@ -167,6 +168,14 @@ func (t try) restsUntil(timeout time.Duration) time.Time {
 	return t.at.Add(restAfter(t.before, timeout))
 }
 
+// evacuationName returns the name that the Evacuation of the pod has, or would have.
+func (p *pod) evacuationName() string {
+	if p.evacuation != nil {
+		return p.evacuation.Name
+	}
+	return protocol.CanonicalName(p.Name, p.UID)
+}
+
 // mayGo reports whether a pod may leave at any time because another evacuator is active, or an
 // eviction is in flight.
 func (p *pod) mayGo() bool {
@@ -226,22 +235,6 @@ func (s *situation) declined() []*pod {
 // rests reports whether a surge for a pod was tried and is not due to be tried again yet.
 func (s *situation) rests(p *pod) bool {
 	return s.now.Before(s.memory.tried[p.UID].restsUntil(s.timeout))
-}
-
-// isRecorded reports whether a pod is in the record of the surge, even if its Evacuation was
-// withdrawn. It uses a set, since there may be hundreds of pods and of names in the record.
-func (s *situation) isRecorded(p *pod) bool {
-	if s.target.record == nil {
-		return false
-	}
-	if s.recorded == nil {
-		s.recorded = make(map[string]struct{}, len(s.target.record.Evacuations))
-		for _, name := range s.target.record.Evacuations {
-			s.recorded[name] = struct{}{}
-		}
-	}
-	_, ok := s.recorded[protocol.CanonicalName(p.Name, p.UID)]
-	return ok
 }
 
 // leaving returns the pods for which this evacuator is active, and those in the record first.
@@ -325,10 +318,10 @@ func (s *situation) replacements() []*pod {
 // youngest pods, at most as many as the surge has added.
 func (s *situation) created() []*pod {
 	r := s.target.record
-	if !r.isUp() {
-		return nil
+	if !r.isUp() || s.fresh != nil {
+		return slices.Clone(s.fresh)
 	}
-	var fresh []*pod
+	fresh := []*pod{}
 	for i := range s.pods {
 		if p := &s.pods[i]; !p.CreationTimestamp.Time.Before(r.Since.Time) && !s.wasThereBefore(p) {
 			fresh = append(fresh, p)
@@ -340,7 +333,8 @@ func (s *situation) created() []*pod {
 		})
 		fresh = fresh[:came]
 	}
-	return fresh
+	s.fresh = fresh
+	return slices.Clone(fresh)
 }
 
 // wasThereBefore reports whether a pod that was created in the second in which the surge started is

@@ -201,27 +201,39 @@ func (d *decision) endOf(s situation, p *pod) string {
 // a known time. This evacuator waits for that time even with a short surge timeout, but not longer
 // than minReadySeconds after end, since a replacement may become unready and ready again.
 func (d *decision) isAboutToBeAvailable(s situation, end time.Time) bool {
-	r := s.target.record
-	if !r.isUp() || s.isRollingOut() {
-		return false
-	}
-	replacements := s.replacements()
-	if len(replacements) < int(r.To-r.Keep) {
-		return false
-	}
-	var last time.Time
-	for _, p := range replacements {
-		at, ready := s.availableAt(p)
-		if !ready || !p.staysUp {
-			return false
-		}
-		last = latest(last, at)
-	}
+	last := d.lastAvailable(s)
 	if bound := end.Add(time.Duration(s.deployment.Spec.MinReadySeconds) * time.Second); !s.now.Before(last) || !s.now.Before(bound) {
 		return false
 	}
 	d.wakeAt(last)
 	return true
+}
+
+// lastAvailable computes, once for all pods, when the last replacement becomes available; zero if
+// one is missing, is not ready or is on a node under maintenance.
+func (d *decision) lastAvailable(s situation) time.Time {
+	if d.available != nil {
+		return *d.available
+	}
+	d.available = &time.Time{}
+	r := s.target.record
+	if !r.isUp() || s.isRollingOut() {
+		return *d.available
+	}
+	replacements := s.replacements()
+	if len(replacements) < int(r.To-r.Keep) {
+		return *d.available
+	}
+	var last time.Time
+	for _, p := range replacements {
+		at, ready := s.availableAt(p)
+		if !ready || !p.staysUp {
+			return *d.available
+		}
+		last = latest(last, at)
+	}
+	d.available = &last
+	return last
 }
 
 // hardEndOf returns the latest time at which this evacuator reports completion for a pod. When a
