@@ -38,6 +38,7 @@ func (c *Controller) reconcile(ctx context.Context, nm *v1alpha1.NodeMaintenance
 		next = c.selection.ReleaseExpired(nm.Name)
 		c.problems.Note(nm.Name, "status", nodestate.TextOf(c.selection.TooLarge(nm)))
 	}
+	began := c.clock.Now()
 	f, err := c.gather(ctx, nm)
 	if err != nil {
 		return err
@@ -47,6 +48,7 @@ func (c *Controller) reconcile(ctx context.Context, nm *v1alpha1.NodeMaintenance
 	if err != nil {
 		return err
 	}
+	c.noteDecision(nm.Name, c.clock.Since(began))
 	if d.confirm {
 		found, err := c.nominatedPod(ctx, f)
 		if err != nil {

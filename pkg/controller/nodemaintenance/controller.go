@@ -43,6 +43,11 @@ const (
 	// maintenances are not starved.
 	debounce    = 50 * time.Millisecond
 	maxDebounce = 2 * time.Second
+	// decisionPause is the pause after a decision about a maintenance, as a multiple of the time
+	// that the decision took, up to maxDebounce. A decision reads all nodes of the maintenance, and
+	// each pod causes several events while it leaves. Without a pause that grows with the number of
+	// nodes, the cost of a drain would grow with its square.
+	decisionPause = 100
 	// DefaultStallTimeout is how long a drain may make no progress before it counts as stalled. It
 	// is longer than every other timeout of a drain.
 	DefaultStallTimeout = 15 * time.Minute
@@ -99,8 +104,9 @@ type Controller struct {
 	latest loop.Latest[*v1alpha1.NodeMaintenance]
 	// written has the time of the last status write of each maintenance, to pace the writes.
 	written loop.Memory[string, time.Time]
-	// costs has the duration of the last sync of each maintenance.
-	costs loop.Memory[string, time.Duration]
+	// costs has the duration of the last sync of each maintenance, and pauses the pause after its
+	// last decision.
+	costs, pauses loop.Memory[string, time.Duration]
 	// problems has the failures of each maintenance, and the text of the last event about a status
 	// that cannot be written.
 	problems *loop.Failures[string]
@@ -267,6 +273,7 @@ func (c *Controller) forget(name string) {
 	c.written.Forget(name)
 	c.problems.Forget(name)
 	c.costs.Forget(name)
+	c.pauses.Forget(name)
 }
 
 // noteCost records the duration of the last sync of a maintenance, if it is longer than debounce.
@@ -274,8 +281,15 @@ func (c *Controller) noteCost(item string, took time.Duration) {
 	c.costs.Change(item, func(time.Duration, bool) (time.Duration, bool) { return min(took, maxDebounce), took > debounce })
 }
 
+// noteDecision records how long a decision took, if the pause after it is longer than debounce.
+func (c *Controller) noteDecision(item string, took time.Duration) {
+	pause := decisionPause * took
+	c.pauses.Change(item, func(time.Duration, bool) (time.Duration, bool) { return min(pause, maxDebounce), pause > debounce })
+}
+
 // debounce returns how long to collect events before a maintenance is reconciled.
 func (c *Controller) debounce(item string) time.Duration {
 	took, _ := c.costs.Get(item)
-	return max(debounce, took)
+	pause, _ := c.pauses.Get(item)
+	return max(debounce, took, pause)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,12 +15,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// BenchmarkLook gathers and decides, without writes, for one maintenance of 5,000 nodes with
-// 150,000 pods.
+// BenchmarkLook gathers and decides, without writes, for one maintenance of many nodes.
 func BenchmarkLook(b *testing.B) {
-	const nodes, podsPerNode = 5000, 30
+	for _, size := range []struct{ nodes, podsPerNode int }{{20, 30}, {375, 15}, {5000, 30}} {
+		b.Run(fmt.Sprintf("nodes=%d/pods=%d", size.nodes, size.nodes*size.podsPerNode), func(b *testing.B) {
+			benchmarkLook(b, size.nodes, size.podsPerNode)
+		})
+	}
+}
+
+func benchmarkLook(b *testing.B, nodes, podsPerNode int) {
+	b.Helper()
 	c, nm := largeCluster(b, nodes, podsPerNode)
 	look := func() {
 		f, err := c.gather(b.Context(), nm)
@@ -45,6 +54,22 @@ func BenchmarkLook(b *testing.B) {
 			look()
 		}
 	})
+}
+
+func TestDecisionsAboutALargeMaintenancePause(t *testing.T) {
+	for name, tc := range map[string]struct{ took, want time.Duration }{
+		"a short decision":                    {500 * time.Microsecond, debounce},
+		"a decision about hundreds of nodes":  {3 * time.Millisecond, 300 * time.Millisecond},
+		"the pause is bounded":                {time.Second, maxDebounce},
+		"a short decision after a longer one": {0, debounce},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var c Controller
+			c.noteDecision("m", time.Minute)
+			c.noteDecision("m", tc.took)
+			is.Equal(t, c.debounce("m"), tc.want, "a pause of")
+		})
+	}
 }
 
 // TestStatusOf5000NodesFits checks that the largest status of 5,000 nodes can be stored with all

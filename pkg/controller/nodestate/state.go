@@ -289,11 +289,13 @@ func IsOurs(e *v1alpha1.Evacuation) bool {
 
 // EvacuationOf returns the Evacuation of a pod, or nil.
 func (s *State) EvacuationOf(pod *corev1.Pod) *v1alpha1.Evacuation {
-	e, err := s.evacuationLister.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID))
-	if err != nil || e.Spec.PodRef.UID != pod.UID {
-		return nil
+	// For a pod without an Evacuation the lister would create an error, which costs more than the
+	// lookup.
+	object, _, err := s.evacuations.GetByKey(pod.Namespace + "/" + protocol.CanonicalName(pod.Name, pod.UID))
+	if e, ok := object.(*v1alpha1.Evacuation); ok && err == nil && e.Spec.PodRef.UID == pod.UID {
+		return e
 	}
-	return e
+	return nil
 }
 
 // PodOf returns the pod of an Evacuation, nil if it is not in the cache.
