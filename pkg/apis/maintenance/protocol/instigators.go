@@ -44,7 +44,10 @@ func Instigators(finalizers []string) []string {
 
 // HasInstigator reports whether an instigator still requests the evacuation.
 func HasInstigator(finalizers []string) bool {
-	return len(Instigators(finalizers)) > 0
+	return slices.ContainsFunc(finalizers, func(finalizer string) bool {
+		_, is := IsInstigatorFinalizer(finalizer)
+		return is
+	})
 }
 
 // IsWithdrawn reports whether no instigator requests the evacuation any longer. It accepts an

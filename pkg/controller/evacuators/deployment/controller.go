@@ -90,6 +90,7 @@ type Controller struct {
 	servingSince time.Time
 
 	evacuationLister  maintenancelisters.EvacuationLister
+	evacuations       cache.Store
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
@@ -121,7 +122,8 @@ func New(config Config) (*Controller, error) {
 		Cluster: config.Cluster, clock: config.Clock,
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
 		evacuationLister: config.Cluster.Evacuations.Lister(), maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
-		nodeLister: config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
+		evacuations: config.Cluster.Evacuations.Informer().GetStore(),
+		nodeLister:  config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
 		latestDeployments: loop.NewLatest[*appsv1.Deployment](config.Cluster.Deployments.Informer().GetStore()),
 		latestAutoscalers: loop.NewLatest[*autoscalingv2.HorizontalPodAutoscaler](config.Cluster.Autoscalers.Informer().GetStore()),
 		queue: loop.NewQueue(loop.Config[item]{

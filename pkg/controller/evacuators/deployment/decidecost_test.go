@@ -40,7 +40,29 @@ func manyLeaving(pods int) situation {
 	for i := range extra {
 		all = append(all, newTestPod(fmt.Sprintf("web-new-%04d", i), fresh, budget))
 	}
-	return at(time.Minute, newDeployment(int32(pods+extra), recorded(int32(pods), int32(pods+extra), names[:maxRecorded]...)), all...)
+	return at(time.Minute, newDeployment(int32(pods+extra), recorded(int32(pods), int32(pods+extra), names[:min(pods, maxRecorded)]...)), all...)
+}
+
+// TestFirstReportsOfManyPodsWait covers reports to pods that wait for others of their Deployment.
+func TestFirstReportsOfManyPodsWait(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pods, gone int
+		want       time.Duration
+	}{
+		"some pods":                        {100, 0, sayFirst},
+		"hundreds of pods":                 {600, 0, 30 * time.Second},
+		"hundreds of pods, most have left": {250, 350, 30 * time.Second},
+		"thousands of pods":                {3000, 0, 75 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, after := range []time.Duration{tc.want - time.Second, tc.want} {
+				s := manyLeaving(tc.pods)
+				s.now, s.startDeadline, s.target.record.Gone = start.Add(after), 5*time.Minute, tc.gone
+				says := slices.ContainsFunc(decide(s).reports, func(r report) bool { return !r.completed })
+				is.Equal(t, says, after == tc.want, fmt.Sprintf("reports progress after %s", after))
+			}
+		})
+	}
 }
 
 // TestWhatIsComputedOnceHoldsForEachPod compares, in the states of random simulations, the results

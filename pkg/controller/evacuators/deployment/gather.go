@@ -188,7 +188,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 func (c *Controller) evacuationOf(p *corev1.Pod) (*v1alpha1.Evacuation, error) {
 	// For a pod without an Evacuation the lister would create an error, which costs more than the
 	// lookup.
-	object, _, err := c.Evacuations.Informer().GetStore().GetByKey(p.Namespace + "/" + protocol.CanonicalName(p.Name, p.UID))
+	object, _, err := c.evacuations.GetByKey(p.Namespace + "/" + protocol.CanonicalName(p.Name, p.UID))
 	if evacuation, ok := object.(*v1alpha1.Evacuation); ok && !protocol.IsWithdrawn(evacuation) && !protocol.IsComplete(evacuation) {
 		return evacuation, err
 	}

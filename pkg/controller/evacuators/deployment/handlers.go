@@ -58,7 +58,7 @@ const (
 	// grow with the square of the number of pods, and so it does from the number on with which the
 	// pause is the longest. Between two syncs at most maxRecorded pods can be replaced.
 	pausePerPod  = 400 * time.Microsecond
-	longestPause = time.Second
+	longestPause = 2 * time.Second
 )
 
 // enqueue enqueues a Deployment, immediately unless it was synced a moment ago.

@@ -27,9 +27,9 @@ const (
 // progress, which means a new maximum of the score. A flapping pod or a restarted rollout is no
 // progress.
 func (d *decision) say(s situation, leaving []*pod, score int, message func(purpose string) string, expected *metav1.Time) {
-	pace := time.Duration(len(leaving)) * sayEach
 	// The next report must come well before the surge timeout.
-	due := s.memory.saidAt.Add(max(sayEvery, min(pace, s.timeout/2)))
+	due := s.memory.saidAt.Add(max(sayEvery, min(time.Duration(len(leaving))*sayEach, s.timeout/2)))
+	first := s.firstReportAfter()
 	progress := d.memory.highest != nil && score > *d.memory.highest
 	said, held := false, false
 	// Most pods get the same text.
@@ -39,7 +39,7 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(purp
 	}
 	texts := map[kind]string{}
 	for _, p := range leaving {
-		if d.waitsToReport(s, p, max(sayFirst, pace)) {
+		if d.waitsToReport(s, p, first) {
 			continue
 		}
 		of := kind{p.purpose, s.isRecorded(p)}
@@ -82,15 +82,25 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(purp
 // sayScaled reports to Evacuations that the surge for their pods has started. These reports restart
 // the deadlines of this evacuator.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
-	wait := max(sayFirst, time.Duration(len(s.leaving()))*sayEach)
+	first := s.firstReportAfter()
 	for _, p := range pods {
-		if d.waitsToReport(s, p, wait) {
+		if d.waitsToReport(s, p, first) {
 			continue
 		}
 		d.reports = append(d.reports, report{
 			evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r, p.purpose) + ".",
 		})
 	}
+}
+
+// firstReportAfter returns how long the first reports wait. It also counts the pods that have left
+// during the surge: otherwise it would become shorter while the other pods wait.
+func (s *situation) firstReportAfter() time.Duration {
+	pods := len(s.leaving())
+	if s.target.record.isUp() {
+		pods += s.gone()
+	}
+	return max(sayFirst, time.Duration(pods)*sayEach)
 }
 
 // waitsToReport reports whether the first report to an Evacuation can wait, and schedules the sync
