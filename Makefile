@@ -35,8 +35,8 @@ KUBE ?= 1.37
 # costs minutes.
 GO_BUILD_FLAGS ?= -buildvcs=false
 
-# The compiler collects garbage less often, which saves a fifth of its time and takes at most 1 GB
-# for each processor. GOGC in the environment is meant for haulout-apiserver.
+# The compiler collects garbage less often, which saves up to a quarter of its processor time and
+# takes half as much memory again. GOGC in the environment is meant for haulout-apiserver.
 GO := GOGC=400 go
 
 # Without C the programs are static, so that they run in an image without a file system.
@@ -67,8 +67,8 @@ help: ## List the targets
 
 ##@ Build
 
-# No program has symbols or DWARF, which take a third of the time to link: profiles and stack traces
-# do not need them, and a debugger builds its own program.
+# No program has symbols or DWARF, which take time to link: profiles and stack traces do not need
+# them, and a debugger builds its own program.
 LDFLAGS := -s -w -X haulout.dev/haulout/pkg/version.gitVersion=$(VERSION)
 
 .PHONY: build
