@@ -8,7 +8,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
 work="$(mktemp -d)"
-trap 'rm -rf "${work}"' EXIT
+weigher=""
+finish() {
+	[[ -z "${weigher}" ]] || kill -- "-${weigher}" 2>/dev/null || true
+	rm -rf "${work}"
+}
+trap finish EXIT
 
 # stale MODULE PACKAGE... prints the packages that Go has not compiled yet, each with one of its
 # files. It downloads their modules, 16 at a time. By default that is one for each processor.
@@ -57,6 +62,10 @@ progress() {
 	done
 }
 
-# A module that cannot be downloaded is reported by the build.
+# A module that cannot be downloaded is reported by the build. The job has a process group, so that
+# all of it ends with this script.
+set -o monitor
 weigh >/dev/null 2>&1 &
+weigher=$!
+set +o monitor
 "$@" 2>&1 | progress

@@ -146,8 +146,7 @@ func (n *nodeChange) decideCordon(f facts) {
 
 func (n *nodeChange) decideTaints(f facts) {
 	wanted := wantedTaints(f)
-	// A node whose work is done is about to be released: that write changes its taints.
-	if len(f.holders) > 0 && (!f.mayWork || f.hands.State == v1alpha1.NodeTaskDone) {
+	if len(f.holders) > 0 && !f.mayWork {
 		wanted = f.added
 	}
 	taints := slices.Clone(f.node.Spec.Taints)

@@ -141,17 +141,12 @@ func TestDecideNode(t *testing.T) {
 				cordon: other, taints: held, setTaints: true, taint: other, added: heldKey, setTaint: true,
 			},
 		},
-		"the taints stay as they are while a node whose work is done waits for its release": {
+		"the drain taint is removed while a node whose work is done waits for its release": {
 			facts: facts{
 				node: node(cordoned, taintedWith(drained...)), holders: m, cordon: m, taint: m, added: nodestate.TaintKeys,
 				hands: holds.Hands{State: v1alpha1.NodeTaskDone},
 			},
-		},
-		"the drain taint is not added to a node whose work is done": {
-			facts: facts{
-				node: marked(), holders: m, cordon: m, taint: m, added: heldKey, drainsDaemonSets: true,
-				hands: holds.Hands{State: v1alpha1.NodeTaskDone},
-			},
+			want: nodeChange{cordon: m, taints: held, setTaints: true, taint: m, added: heldKey, setTaint: true},
 		},
 		"the drain taint is removed when the worker has done its work, and the node is not Ready": {
 			facts: facts{

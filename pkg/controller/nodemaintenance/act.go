@@ -275,18 +275,13 @@ func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 }
 
 // sameWork reports whether two statuses record the same work on the same nodes. An offer is work as
-// soon as a worker has claimed it, which takes moments if a worker is idle; and verification is a
-// part of the work.
+// soon as a worker has claimed it, which takes moments if a worker is idle.
 func sameWork(a, b *v1alpha1.NodeMaintenance) bool {
 	state := func(entry *v1alpha1.NodeMaintenanceNodeStatus) v1alpha1.NodeTaskState {
-		switch task := ptr.Deref(entry.Task, v1alpha1.NodeMaintenanceNodeTask{}); task.State {
-		case v1alpha1.NodeTaskOffered:
+		if entry.Task == nil || entry.Task.State == v1alpha1.NodeTaskOffered {
 			return ""
-		case v1alpha1.NodeTaskVerifying:
-			return v1alpha1.NodeTaskClaimed
-		default:
-			return task.State
 		}
+		return entry.Task.State
 	}
 	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
 		return x.NodeRef == y.NodeRef && state(&x) == state(&y)

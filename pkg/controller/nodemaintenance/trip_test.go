@@ -84,8 +84,8 @@ func TestWritesOfATrip(t *testing.T) {
 			writes[what]++
 		}
 		for what, most := range map[string]int{
-			// The cordon, the taint that keeps DaemonSet pods off, and the release.
-			"patch nodes": 3,
+			// The cordon, the taint that keeps DaemonSet pods off, its removal, and the release.
+			"patch nodes": 4,
 			// The node is being drained, is drained, is held for its release, and is released.
 			"patch nodes/status": 4,
 			// Before the cordon, after it, drained, claimed, done, and released; the message and the

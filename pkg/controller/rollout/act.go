@@ -90,7 +90,9 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 	isStuck := len(d.start) > 0 && len(started) == 0
 	if isStuck && err == nil && !f.asking {
 		err = fmt.Errorf("unit %s does not start: the caches are older than the API", d.start[0].Name)
-		c.noteStart(r.Name, d.start[0].Name, err)
+		if ready {
+			c.noteStart(r.Name, d.start[0].Name, err)
+		}
 	}
 	if err == nil && len(started) < len(d.start) {
 		c.queue.AddAfter(r.Name, startRetry)

@@ -163,8 +163,8 @@ func (d *decider) order() []*Unit {
 		return 0
 	}
 	slices.SortFunc(units, func(a, b *Unit) int {
-		return cmp.Or(d.FailedStarts[a.Name].Compare(d.FailedStarts[b.Name]), cmp.Compare(self(a), self(b)), cmp.Compare(a.attempts, b.attempts), cmp.Compare(a.rank, b.rank),
-			cmp.Compare(a.pods, b.pods), strings.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(self(a), self(b)), d.FailedStarts[a.Name].Compare(d.FailedStarts[b.Name]), cmp.Compare(a.attempts, b.attempts),
+			cmp.Compare(a.rank, b.rank), cmp.Compare(a.pods, b.pods), strings.Compare(a.Name, b.Name))
 	})
 	return units
 }
