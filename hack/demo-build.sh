@@ -2,8 +2,9 @@
 # Runs make with the given arguments, downloads the modules that it needs at the same time, and
 # prints how many minutes are left to build. `make demo` calls it.
 #
-#   hack/demo-build.sh MAKE ARGUMENT...    one of them has to give go build the flag -v, which prints
-#                                          each package that is compiled
+#   hack/demo-build.sh MAKE ARGUMENT...
+#
+# One of the arguments has to give go build the flag -v, which prints each package that is compiled.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 

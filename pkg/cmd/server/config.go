@@ -206,8 +206,8 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	return extra, recorder, nil
 }
 
-// slimNodes returns the informer of nodes in a factory. Every replica has it, so it omits the images
-// of the nodes.
+// slimNodes returns the informer of nodes in a factory. Every replica has it, so it omits the
+// images of the nodes.
 func slimNodes(factory hostinformers.SharedInformerFactory) (coreinformers.NodeInformer, error) {
 	nodes := factory.Core().V1().Nodes()
 	return nodes, nodes.Informer().SetTransform(podcache.StripImages)

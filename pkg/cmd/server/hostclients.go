@@ -66,8 +66,8 @@ func (h *hostCluster) registeredService() (func(context.Context) (types.Namespac
 	}, nil
 }
 
-// listClient returns a client for large lists. kube-apiserver does not compress its responses: within
-// a cluster, compressing and decompressing a list takes longer than sending it.
+// listClient returns a client for large lists. kube-apiserver does not compress its responses:
+// within a cluster, compressing and decompressing a list takes longer than sending it.
 func (h *hostCluster) listClient() (kubernetes.Interface, error) {
 	c := rest.CopyConfig(h.config)
 	c.DisableCompression = true

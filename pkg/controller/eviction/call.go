@@ -95,9 +95,9 @@ func (q *Queue) evict(ctx context.Context, c *call) error {
 		return q.cfg.Host.Finish(ctx, c.Evacuation.Namespace, c.Pod, options)
 	}
 	if c.pass == passProbe {
-		// The API server asks no budget about a pod that has just finished, and would delete it with
-		// the status that its owner may want to read. A probe is sent to learn about the budget
-		// only, so it is refused if the pod has changed.
+		// The API server asks no budget about a pod that has just finished, and would delete it
+		// with the status that its owner may want to read. A probe is sent to learn about the
+		// budget only, so it is refused if the pod has changed.
 		options.Preconditions.ResourceVersion = ptr.To(c.pod.ResourceVersion)
 	}
 	return q.cfg.Host.Evict(ctx, &policyv1.Eviction{

@@ -29,8 +29,8 @@ const (
 	// EventDrainBlocked: every pod that is asked to leave is blocked. The event is sent when the
 	// condition Drained begins to report it.
 	EventDrainBlocked = "DrainBlocked"
-	// EventStageStarted: a maintenance entered a stage. Those of a rollout do not send it. About the
-	// NodeMaintenance.
+	// EventStageStarted: a maintenance entered a stage. Those of a rollout do not send it. About
+	// the NodeMaintenance.
 	EventStageStarted = "StageStarted"
 	// EventWaveStarted: the pods of the next entry of the drain plan are asked to leave, or may
 	// complete.
@@ -47,8 +47,8 @@ const (
 	// EventNotProgressing: the condition Progressing became False: the maintenance makes no
 	// progress, or an operation that it needs keeps failing. One event is sent for each text.
 	EventNotProgressing = "NotProgressing"
-	// EventDrained: the condition Drained became True. The maintenances of a rollout do not send it.
-	// About the NodeMaintenance.
+	// EventDrained: the condition Drained became True. The maintenances of a rollout do not send
+	// it. About the NodeMaintenance.
 	EventDrained = "Drained"
 	// EventCompleted: all changes of the maintenance to nodes were undone. The maintenances of a
 	// rollout do not send it. About the NodeMaintenance.

@@ -88,8 +88,8 @@ func TestWritesOfATrip(t *testing.T) {
 			"patch nodes": 4,
 			// The node is being drained, is drained, is held for its release, and is released.
 			"patch nodes/status": 4,
-			// Before the cordon, after it, drained, claimed, done, and released; the message and the
-			// release may need one more.
+			// Before the cordon, after it, drained, claimed, done, and released; the message and
+			// the release may need one more.
 			"update nodemaintenances/status": 7,
 			// The worker claims the node and reports the end of its work; the server grants the
 			// claim and verifies the work.

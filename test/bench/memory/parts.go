@@ -112,8 +112,8 @@ func (m *measurement) goal(text string, value, bound float64) {
 
 func megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }
 
-// preview previews the drain of all nodes: on the leader, and on a server without controllers, which
-// has the same caches as a replica that does not lead.
+// preview previews the drain of all nodes: on the leader, and on a server without controllers,
+// which has the same caches as a replica that does not lead.
 func (m *measurement) preview(ctx context.Context) error {
 	if err := m.begin(ctx, groupCancelled, groupFinished, groupOther); err != nil {
 		return err
