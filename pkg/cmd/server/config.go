@@ -175,10 +175,6 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		return nil, nil, err
 	}
 	hasNodes, nodeLister := nodes.Informer().HasSynced, nodes.Lister()
-	lists, err := host.listClient()
-	if err != nil {
-		return nil, nil, err
-	}
 	// caches has the caches of the controllers while this replica leads.
 	caches := &atomic.Pointer[read.Caches]{}
 	extra := &apiserver.ExtraConfig{
@@ -189,7 +185,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 			return nodeselector.Newest(all), hasNodes() && err == nil
 		},
 		Previewer: previewer.New(previewer.Config{
-			Host: lists, Nodes: previewer.CachedNodes(nodes), Caches: caches.Load,
+			Host: host.client, Nodes: previewer.CachedNodes(nodes), Caches: caches.Load,
 			Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
 			UnprotectedAllAtOnce: o.Controllers.Evictions.UnprotectedMaxUnavailable >= 100,
 			Rules:                o.NodeRights.Rules, Clock: clock.RealClock{},

@@ -66,14 +66,6 @@ func (h *hostCluster) registeredService() (func(context.Context) (types.Namespac
 	}, nil
 }
 
-// listClient returns a client for large lists. kube-apiserver does not compress its responses:
-// within a cluster, compressing and decompressing a list takes longer than sending it.
-func (h *hostCluster) listClient() (kubernetes.Interface, error) {
-	c := rest.CopyConfig(h.config)
-	c.DisableCompression = true
-	return kubernetes.NewForConfig(c)
-}
-
 // leaderClients returns clients that send no requests while mayAct returns an error, and whose
 // calls are cancelled after the grace period when the context has ended. All these clients share
 // the rate limiter of the process. loopback is the configuration of clients of this server.

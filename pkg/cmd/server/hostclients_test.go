@@ -166,18 +166,3 @@ func TestLeaseHasItsOwnConnection(t *testing.T) {
 		t.Errorf("the two clients have opened %d connections, want 2", got)
 	}
 }
-
-func TestLargeListsAreNotCompressed(t *testing.T) {
-	var encodings []string
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		encodings = append(encodings, r.Header.Get("Accept-Encoding"))
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"kind":"PodList","apiVersion":"v1"}`)
-	}))
-	t.Cleanup(server.Close)
-	client := must.Get((&hostCluster{config: &rest.Config{
-		Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true},
-	}}).listClient())(t)
-	_ = must.Get(client.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{}))(t)
-	is.Slices(t, encodings, []string{""}, "accepted encodings")
-}

@@ -50,7 +50,7 @@ const (
 
 // Config has the dependencies and options of a Previewer.
 type Config struct {
-	// Host is the client of the host cluster. It reads large lists, unless this replica leads.
+	// Host is the client of the host cluster.
 	Host kubernetes.Interface
 	// Nodes returns all nodes (see CachedNodes).
 	Nodes func(context.Context) ([]*corev1.Node, error)
