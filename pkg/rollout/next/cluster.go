@@ -131,9 +131,9 @@ func (c *Cluster) out() []*Node {
 	return out
 }
 
-// Announce marks the nodes of status.current of a rollout. Nobody keeps the status of a rollout
-// that is being deleted up to date: of its units only those count whose maintenances may not exist
-// yet.
+// Announce marks the nodes of status.current of a rollout. The controller no longer updates the
+// status of a rollout that is being deleted: of its units only those count whose maintenances may
+// not exist yet.
 func (c *Cluster) Announce(r *v1alpha1.NodeMaintenanceRollout) {
 	for i := range r.Status.Current {
 		unit := &r.Status.Current[i]
