@@ -251,13 +251,16 @@ tries() {
 # repeated prints the name of the rollout that the CronJob has created last.
 repeated() { kubectl get nodemaintenancerollouts --selector=app=reboots --output=jsonpath='{.items[0].metadata.name}'; }
 
-# evening starts the CronJob when the operating system asks for a reboot again.
+# evening starts the CronJob, which replaces the rollout that is complete. Then the operating system
+# asks for a reboot again.
 evening() {
+	local former
 	boots >"${STATE}/boots"
-	repeated >"${STATE}/former"
-	touch "${SENTINEL}"
-	eventually 120 "the worker reports that the node asks for a reboot" condition RebootRequired
+	former="$(repeated)"
 	kubectl --namespace=haulout-system create job --from=cronjob/reboots evening
+	kubectl --namespace=haulout-system wait job/evening --for=condition=Complete --timeout=5m || fail "the CronJob's Job does not end"
+	[[ "$(repeated)" != "${former}" ]] || fail "the CronJob has created no rollout"
+	touch "${SENTINEL}"
 	untilDown
 }
 
@@ -314,7 +317,6 @@ evening)
 	echo "--- After the reboot by the rollout of the CronJob"
 	isUp
 	eventually 300 "the API is served" repeated
-	[[ "$(repeated)" != "$(cat "${STATE}/former")" ]] || fail "the CronJob has created no rollout"
 	rolled "$(repeated)"
 	[[ ! -e "${SENTINEL}" ]] || fail "${SENTINEL} exists after the boot"
 	echo "Replaced kured on a node with the commands of docs/rollouts.md, which has rebooted twice since when it asked for it."
