@@ -100,6 +100,7 @@ var rolloutGoldens = map[string]golden{
 	"run-now-how-long":  {line: "rollout run-now kernel-6-12", objects: rolling()},
 	"retry":             {line: "rollout retry kernel-6-12 node-002", objects: rolling()},
 	"retry-released":    {line: "rollout retry kernel-6-12 node/node-005", objects: rolling()},
+	"retry-recreated":   {line: "rollout retry kernel-6-12 node/node-005", objects: leftBehind()},
 	"retry-runs":        {line: "rollout retry kernel-6-12 node-003", objects: rolling()},
 	"retry-unknown":     {line: "rollout retry kernel-6-12 node-009", objects: rolling()},
 	"retry-dry-run":     {line: "rollout retry kernel-6-12 node-002 --dry-run=server", objects: rolling(), arrange: dryRunsDelete},
@@ -280,7 +281,7 @@ func attempt(node string, number int, how string) *v1alpha1.NodeMaintenance {
 	nm.CreationTimestamp = before(40 * time.Minute / time.Duration(number))
 	nm.Labels = map[string]string{v1alpha1.LabelRollout: "kernel-6-12"}
 	nm.Annotations = map[string]string{v1alpha1.AnnotationRolloutUnit: node}
-	nm.OwnerReferences = []metav1.OwnerReference{{Kind: "NodeMaintenanceRollout", Name: "kernel-6-12", Controller: new(true)}}
+	nm.OwnerReferences = build.Owner("maintenance.haulout.dev/v1alpha1", "NodeMaintenanceRollout", "kernel-6-12", "rollout-1")
 	nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: node, UID: types.UID(node)}}}
 	switch next.Outcome(how) {
 	case next.Released:
@@ -290,6 +291,14 @@ func attempt(node string, number int, how string) *v1alpha1.NodeMaintenance {
 		nm.Annotations[v1alpha1.AnnotationWithdrawn] = how
 	}
 	return nm
+}
+
+// leftBehind returns the objects of a rollout whose name a deleted rollout had, and a unit that was
+// released for the deleted one.
+func leftBehind() []runtime.Object {
+	nm := attempt("node-005", 1, string(next.Released))
+	nm.OwnerReferences[0].UID = "rollout-0"
+	return []runtime.Object{rollout(), nm}
 }
 
 // rolling returns the objects of a rollout that makes progress: with the tasks of its nodes, and

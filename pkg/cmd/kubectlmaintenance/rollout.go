@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/util/retry"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 	"haulout.dev/haulout/pkg/rollout/next"
@@ -316,7 +317,7 @@ func (e *environment) retry(ctx context.Context, o *waitOptions, name, unit stri
 		retried, err = retryTasks(ctx, c, o, &r.Status.Current[at])
 	}
 	if err == nil && len(retried) == 0 {
-		retried, err = retryMaintenances(ctx, c, o, name, unit)
+		retried, err = retryMaintenances(ctx, c, o, r, unit)
 	}
 	switch {
 	case err != nil:
@@ -353,8 +354,8 @@ func retryTasks(ctx context.Context, c clients, o *waitOptions, unit *v1alpha1.R
 // retryMaintenances marks the maintenances of a unit that have ended before their work was done, so
 // that the server does not count them any more, and returns them. Their records of nodes that are
 // done still count.
-func retryMaintenances(ctx context.Context, c clients, o *waitOptions, name, unit string) ([]runtime.Object, error) {
-	past, err := maintenancesOfRollout(ctx, c, name)
+func retryMaintenances(ctx context.Context, c clients, o *waitOptions, r *v1alpha1.NodeMaintenanceRollout, unit string) ([]runtime.Object, error) {
+	past, err := maintenancesOfRollout(ctx, c, r)
 	if err != nil {
 		return nil, err
 	}
@@ -382,14 +383,15 @@ func retryMaintenances(ctx context.Context, c clients, o *waitOptions, name, uni
 }
 
 // maintenancesOfRollout returns the maintenances of the units of a rollout, past ones too.
-func maintenancesOfRollout(ctx context.Context, c clients, name string) ([]v1alpha1.NodeMaintenance, error) {
+func maintenancesOfRollout(ctx context.Context, c clients, r *v1alpha1.NodeMaintenanceRollout) ([]v1alpha1.NodeMaintenance, error) {
 	list, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{
-		LabelSelector: labels.Set{v1alpha1.LabelRollout: name}.String(),
+		LabelSelector: labels.Set{v1alpha1.LabelRollout: r.Name}.String(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return list.Items, nil
+	// A deleted rollout of the name may have left maintenances behind.
+	return slices.DeleteFunc(list.Items, func(nm v1alpha1.NodeMaintenance) bool { return !protocol.BelongsTo(&nm, r.UID) }), nil
 }
 
 // rolloutName removes the kind from a name such as nmr/kernel-6-12.

@@ -90,7 +90,7 @@ func (e *environment) rolloutStatus(ctx context.Context, o *output, name string,
 		all[0] = *last
 	case len(all) == 1:
 		f := show.RolloutFacts{Rollout: &all[0], Now: e.now()}
-		if f.Maintenances, f.Notes, err = pastOf(ctx, c, all[0].Name); err != nil {
+		if f.Maintenances, f.Notes, err = pastOf(ctx, c, &all[0]); err != nil {
 			return err
 		}
 		options := o.fitting(e.screen(e.Out))
@@ -123,8 +123,8 @@ func rolloutsNamed(ctx context.Context, c clients, name string) ([]v1alpha1.Node
 }
 
 // pastOf returns the maintenances of a rollout, or a note if the user may not list them.
-func pastOf(ctx context.Context, c clients, name string) (past []v1alpha1.NodeMaintenance, notes []string, err error) {
-	past, err = maintenancesOfRollout(ctx, c, name)
+func pastOf(ctx context.Context, c clients, r *v1alpha1.NodeMaintenanceRollout) (past []v1alpha1.NodeMaintenance, notes []string, err error) {
+	past, err = maintenancesOfRollout(ctx, c, r)
 	if apierrors.IsForbidden(err) {
 		return nil, []string{"you may not list nodemaintenances, so the pace is not shown"}, nil
 	}
@@ -149,7 +149,7 @@ func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r 
 	for {
 		if f.Now = e.now(); trouble == nil && f.Now.Sub(pastAt) >= pastEvery {
 			var err error
-			if f.Maintenances, f.Notes, err = pastOf(ctx, c, r.Name); err != nil {
+			if f.Maintenances, f.Notes, err = pastOf(ctx, c, r); err != nil {
 				f.Notes = []string{outOfDate(err)}
 			}
 			pastAt = f.Now

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/drainer"
@@ -276,9 +277,9 @@ func (e *environment) cancel(ctx context.Context, o *waitOptions, name string) e
 	if err != nil {
 		return err
 	}
-	if of := nm.Labels[v1alpha1.LabelRollout]; of != "" && metav1.GetControllerOf(nm) != nil {
+	if rollout := protocol.RolloutOf(nm); rollout != nil {
 		return fmt.Errorf("%[1]s belongs to rollout %[2]s, which would start its unit again. To end the unit: kubectl maintenance complete %[1]s; "+
-			"to try it again: kubectl maintenance rollout retry %[2]s %[3]s", name, of, nm.Annotations[v1alpha1.AnnotationRolloutUnit])
+			"to try it again: kubectl maintenance rollout retry %[2]s %[3]s", name, rollout.Name, nm.Annotations[v1alpha1.AnnotationRolloutUnit])
 	}
 	if err := newDrainer(c, o).Cancel(ctx, nm); err != nil {
 		return err

@@ -159,7 +159,7 @@ func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaint
 		return nil
 	}
 	completed := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
-	if c.completedTTL == 0 || completed.IsZero() || isOfRollout(nm) {
+	if c.completedTTL == 0 || completed.IsZero() || protocol.RolloutOf(nm) != nil {
 		return c.addReady(ctx, nm)
 	}
 	if wait := c.completedTTL - c.clock.Since(completed); wait > 0 {
@@ -204,11 +204,6 @@ func (c *Controller) dropFinalizer(ctx context.Context, nm *v1alpha1.NodeMainten
 		c.stageEvent(nm, EventCompleted, actionComplete, "All changes of the maintenance to nodes are undone")
 	}
 	return nil
-}
-
-// isOfRollout reports whether a maintenance belongs to a rollout.
-func isOfRollout(nm *v1alpha1.NodeMaintenance) bool {
-	return nm.Labels[v1alpha1.LabelRollout] != "" && metav1.GetControllerOfNoCopy(nm) != nil
 }
 
 // deletionPatience is how long to wait for the API server to finish a deletion that it makes in two

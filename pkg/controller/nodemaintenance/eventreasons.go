@@ -6,6 +6,7 @@ package nodemaintenance
 import (
 	corev1 "k8s.io/api/core/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/eventref"
 )
@@ -76,7 +77,7 @@ func (c *Controller) nodeEvent(node *corev1.Node, nm *v1alpha1.NodeMaintenance, 
 // stageEvent emits an event about a step of a maintenance that its status records as well. The user
 // of a rollout reads the events of the rollout and of its nodes, so its maintenances emit none.
 func (c *Controller) stageEvent(nm *v1alpha1.NodeMaintenance, reason, action, note string) {
-	if !isOfRollout(nm) {
+	if protocol.RolloutOf(nm) == nil {
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, reason, action, "%s", note)
 	}
 }

@@ -171,11 +171,12 @@ func publishByName(all []*v1alpha1.NodeMaintenance) {
 	shown := 0
 	for _, nm := range open {
 		name := nameOfOthers
+		rollout := protocol.RolloutOf(nm)
 		switch {
 		case protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) != "":
 			name = nameOfShutdowns
-		case nm.Labels[v1alpha1.LabelRollout] != "":
-			name = nm.Labels[v1alpha1.LabelRollout]
+		case rollout != nil:
+			name = rollout.Name
 		case shown < namesShown:
 			name = nm.Name
 			shown++

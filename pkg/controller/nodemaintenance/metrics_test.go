@@ -119,8 +119,8 @@ func TestGaugesNameMaintenances(t *testing.T) {
 	// A rollout has a maintenance for each unit.
 	first, second := measured("kernel-a-1", stageCordon, 30, v1alpha1.ReasonProgressNotRequested, v1alpha1.NodeMaintenanceNodeStatus{}),
 		measured("kernel-b-1", stageCordon, 40, v1alpha1.ReasonProgressNotRequested, v1alpha1.NodeMaintenanceNodeStatus{})
-	first.Labels = map[string]string{v1alpha1.LabelRollout: "kernel"}
-	second.Labels = first.Labels
+	ofRollout(first)
+	ofRollout(second)
 	publish([]*v1alpha1.NodeMaintenance{moves, planned, done, down, alsoDown, first, second})
 	is.Slices(t, samplesOf(t, "haulout_nodemaintenance_info"), []string{
 		"1 moves Drain Draining", "1 planned Idle Idle", "2 kernel Cordon Cordoning", "2 node-shutdown Drain Blocked",

@@ -15,19 +15,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodetask"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func ofRollout(nm *v1alpha1.NodeMaintenance) {
 	nm.Labels = map[string]string{v1alpha1.LabelRollout: "kernel"}
-	nm.OwnerReferences = []metav1.OwnerReference{{Name: "kernel", Controller: ptr.To(true)}}
+	nm.OwnerReferences = build.Owner("maintenance.haulout.dev/v1alpha1", "NodeMaintenanceRollout", "kernel", "uid-kernel")
 }
 
 // TestWritesOfATrip takes a node without pods out of service and back, with five seconds of work.

@@ -533,18 +533,16 @@ func TestReadyOfAnOlderServer(t *testing.T) {
 // TestCompletedMaintenancesAreDeleted: those of a rollout are its memory, but not those that it has
 // left behind.
 func TestCompletedMaintenancesAreDeleted(t *testing.T) {
-	ofRollout := func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{v1alpha1.LabelRollout: "kernel"} }
-	owned := func(nm *v1alpha1.NodeMaintenance) {
-		nm.OwnerReferences = []metav1.OwnerReference{{Kind: "NodeMaintenanceRollout", Name: "kernel", UID: "uid-kernel", Controller: new(true)}}
-	}
+	unlabelled := func(nm *v1alpha1.NodeMaintenance) { nm.Labels = nil }
+	leftBehind := func(nm *v1alpha1.NodeMaintenance) { nm.OwnerReferences = nil }
 	for name, test := range map[string]struct {
 		modify []func(*v1alpha1.NodeMaintenance)
 		kept   bool
 	}{
 		"by hand":                  {},
-		"of another owner":         {modify: []func(*v1alpha1.NodeMaintenance){owned}},
-		"of a rollout":             {modify: []func(*v1alpha1.NodeMaintenance){ofRollout, owned}, kept: true},
-		"left behind by a rollout": {modify: []func(*v1alpha1.NodeMaintenance){ofRollout}},
+		"of another owner":         {modify: []func(*v1alpha1.NodeMaintenance){ofRollout, unlabelled}},
+		"of a rollout":             {modify: []func(*v1alpha1.NodeMaintenance){ofRollout}, kept: true},
+		"left behind by a rollout": {modify: []func(*v1alpha1.NodeMaintenance){ofRollout, leftBehind}},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			f := newFixture(t, newNode("one"), newMaintenance("m", test.modify...))

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -147,30 +147,17 @@ func New(config Config) (*Controller, error) {
 	return c, c.subscribe(cluster)
 }
 
-// byRollout is the index of maintenances by the UID of the rollout that created them.
+// byRollout is the index of maintenances by the UID of the rollout that they belong to.
 const byRollout = "haulout.dev/maintenances-by-rollout"
 
 func indexByRollout(obj any) ([]string, error) {
 	if nm, ok := obj.(*v1alpha1.NodeMaintenance); ok {
-		if owner := ownerOf(nm); owner != nil {
+		if owner := protocol.RolloutOf(nm); owner != nil {
 			return []string{string(owner.UID)}, nil
 		}
 	}
 	return nil, nil
 }
-
-// ownerOf returns the reference of a maintenance to the rollout that created it, or nil. Admission
-// lets no other user create a maintenance with LabelRollout.
-func ownerOf(nm *v1alpha1.NodeMaintenance) *metav1.OwnerReference {
-	owner := metav1.GetControllerOfNoCopy(nm)
-	if nm.Labels[v1alpha1.LabelRollout] == "" || owner == nil || owner.Kind != kind || owner.APIVersion != v1alpha1.SchemeGroupVersion.String() {
-		return nil
-	}
-	return owner
-}
-
-// kind is the kind of the objects that this controller reconciles.
-const kind = "NodeMaintenanceRollout"
 
 // Run runs the controller until the context ends, and returns after the last write. The informers
 // must have been started. There is one worker whatever the number: the units of all rollouts start

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -193,7 +194,7 @@ func (c *Controller) findOwn(ctx context.Context, f *facts) error {
 		if err != nil {
 			return fmt.Errorf("read NodeMaintenance %s: %w", name, err)
 		}
-		if owner := ownerOf(nm); owner != nil && owner.UID == r.UID {
+		if protocol.BelongsTo(nm, r.UID) {
 			f.own[name] = nm
 			attempts = append(attempts, nm)
 		}

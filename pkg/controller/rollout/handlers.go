@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/marks"
@@ -111,7 +112,7 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if isOther {
 		c.changes.Add(1)
 	}
-	if owner := ownerOf(latest); owner != nil {
+	if owner := protocol.RolloutOf(latest); owner != nil {
 		c.enqueue(owner.Name)
 	} else if isOther {
 		c.enqueueRolling()
@@ -136,7 +137,7 @@ func (c *Controller) taskChanged(old, task *v1alpha1.NodeTask) {
 		return
 	}
 	if nm, err := c.maintenanceLister.Get(latest.Spec.Maintenance.Name); err == nil {
-		if owner := ownerOf(nm); owner != nil {
+		if owner := protocol.RolloutOf(nm); owner != nil {
 			c.enqueue(owner.Name)
 		}
 	}

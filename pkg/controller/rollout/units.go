@@ -271,7 +271,7 @@ func maintenanceOf(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUni
 			Name:            unit.Maintenance,
 			Labels:          map[string]string{v1alpha1.LabelRollout: r.Name},
 			Annotations:     map[string]string{v1alpha1.AnnotationRolloutUnit: unit.Unit},
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(r, v1alpha1.SchemeGroupVersion.WithKind(kind))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(r, protocol.RolloutKind)},
 		},
 		Spec: v1alpha1.NodeMaintenanceSpec{
 			Stage: v1alpha1.NodeMaintenanceStageDrain, NodeSelector: &corev1.NodeSelector{},

@@ -251,6 +251,7 @@ func TestPoolOfAUnit(t *testing.T) {
 		"it is a new node of the name":     {nil, roll(blue, unitOf("red-1", "earlier")), nil, "may not maintain 1 of the nodes"},
 		"it was not taken through a pool":  {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].Pool = nil }, "may not maintain 1 of the nodes"},
 		"another user has the maintenance": {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.OwnerReferences = nil }, "may not maintain 1 of the nodes"},
+		"another user has set the owner":   {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.Labels = nil }, "may not maintain 1 of the nodes"},
 		"its maintenance does not exist":   {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.Name = "other" }, "may not maintain 1 of the nodes"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -259,7 +260,10 @@ func TestPoolOfAUnit(t *testing.T) {
 			f := newFixture(t, g)
 			f.plugin.Rules = rights.Rules{PoolLabel: "pool"}
 			ref := test.old.Status.Current[0].Nodes[0]
-			nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "a-1", OwnerReferences: []metav1.OwnerReference{{UID: "uid-a", Controller: ptr.To(true)}}}}
+			nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{
+				Name: "a-1", Labels: map[string]string{v1alpha1.LabelRollout: "a"},
+				OwnerReferences: build.Owner("maintenance.haulout.dev/v1alpha1", "NodeMaintenanceRollout", "a", "uid-a"),
+			}}
 			nm.Status.Pools = []string{"blue"}
 			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: ref.Name, UID: ref.UID}, Pool: ptr.To(int32(0))}}
 			if test.change != nil {

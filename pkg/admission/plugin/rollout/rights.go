@@ -13,13 +13,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
@@ -123,7 +123,7 @@ func (p *Plugin) readNodes(ctx context.Context, w *write, name string) error {
 // The pool of a node that was deleted does not count for a new node with the same name.
 func (p *Plugin) readUnit(w *write, unit *maintenance.RolloutUnit) {
 	nm, err := p.maintenances.Get(unit.Maintenance)
-	isOwn := err == nil && metav1.IsControlledBy(nm, w.old)
+	isOwn := err == nil && protocol.BelongsTo(nm, w.old.UID)
 	for _, ref := range unit.Nodes {
 		node, err := p.Nodes.Get(ref.Name)
 		if err != nil {
