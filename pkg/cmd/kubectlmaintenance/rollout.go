@@ -112,7 +112,7 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 			return map[string]any{"holds": append(holds, hold)}, nil
 		}
 		old := &holds[at]
-		if e.isOverHold(old) {
+		if window.IsOver(old, e.now()) {
 			*old = hold
 			return map[string]any{"holds": holds}, nil
 		}
@@ -139,11 +139,6 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 			paused, written.Status.Nodes.Running, name, hold.Name)
 	}
 	return err
-}
-
-// isOverHold reports whether a hold has ended, and so stops nothing.
-func (e *environment) isOverHold(h *v1alpha1.RolloutHold) bool {
-	return h.Until != nil && !h.Until.After(e.now())
 }
 
 // holdName makes a DNS label of the name of a user; "" if there is no letter to make it of.
@@ -179,7 +174,7 @@ func (e *environment) removeHolds(ctx context.Context, o *waitOptions, name, hol
 	_, err := e.changeRollout(ctx, o, name, func(r *v1alpha1.NodeMaintenanceRollout) (map[string]any, error) {
 		isMeant := func(h v1alpha1.RolloutHold) bool { return hold != "" && h.Name == hold || hold == "" && h.By == user }
 		left = slices.DeleteFunc(slices.Clone(r.Spec.Holds), isMeant)
-		meant := slices.DeleteFunc(slices.Clone(r.Spec.Holds), func(h v1alpha1.RolloutHold) bool { return !isMeant(h) || e.isOverHold(&h) })
+		meant := slices.DeleteFunc(slices.Clone(r.Spec.Holds), func(h v1alpha1.RolloutHold) bool { return !isMeant(h) || window.IsOver(&h, e.now()) })
 		switch {
 		case len(r.Spec.Holds) == 0:
 			return nil, nil

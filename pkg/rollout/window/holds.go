@@ -19,13 +19,18 @@ type Holding struct {
 	Until time.Time
 }
 
+// IsOver reports whether a hold has ended, and so stops nothing.
+func IsOver(hold *v1alpha1.RolloutHold, now time.Time) bool {
+	return hold.Until != nil && !hold.Until.After(now)
+}
+
 // HoldsAt returns what holds stop at a time. A hold applies from the time from, inclusive, to the
 // time until, exclusive.
 func HoldsAt(holds []v1alpha1.RolloutHold, now time.Time) Holding {
 	var h Holding
 	for i := range holds {
 		hold := &holds[i]
-		if hold.Until != nil && !hold.Until.After(now) {
+		if IsOver(hold, now) {
 			continue
 		}
 		if hold.From != nil && hold.From.After(now) {
