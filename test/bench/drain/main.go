@@ -18,11 +18,12 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/test/bench/internal/names"
 )
 
 const exitUsage = 2
@@ -73,8 +74,7 @@ type settings struct {
 }
 
 func readSettings(args []string) (settings, error) {
-	var s settings
-	var workloads, contenders string
+	s := settings{workloads: workloadNames, contenders: defaultContenders}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.IntVar(&s.pods, "pods", 600, "number of pods to drain")
 	flags.IntVar(&s.deployments, "deployments", 30,
@@ -88,8 +88,8 @@ func readSettings(args []string) (settings, error) {
 		"how long a worker of the bare loop waits after a refused eviction")
 	flags.IntVar(&s.repetitions, "repetitions", 1,
 		"number of repetitions; the order of the contenders changes each time, and the table shows medians")
-	flags.StringVar(&workloads, "workloads", strings.Join(workloadNames, ","), "workloads, separated by commas")
-	flags.StringVar(&contenders, "contenders", strings.Join(defaultContenders, ","),
+	names.Var(flags, &s.workloads, "workloads", workloadNames, "workloads, separated by commas")
+	names.Var(flags, &s.contenders, "contenders", contenderNames,
 		"contenders, separated by commas, in the order of the first repetition; the default is all except "+drainPoolWebhook+
 			". With "+maintenance+", the command also measures what the webhook of eviction interception costs")
 	flags.DurationVar(&s.timeout, "timeout", 15*time.Minute, "timeout of a drain")
@@ -108,7 +108,6 @@ func readSettings(args []string) (settings, error) {
 	if flags.NArg() > 0 {
 		return settings{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	s.workloads, s.contenders = strings.Split(workloads, ","), strings.Split(contenders, ",")
 	return s, s.check()
 }
 
@@ -145,16 +144,6 @@ func (s settings) check() error {
 	if s.retry < 0 || s.timeout <= 0 || s.patience <= 0 {
 		return fmt.Errorf("--retry=%v, --timeout=%v, --patience=%v: must not be negative, and --timeout and --patience not 0",
 			s.retry, s.timeout, s.patience)
-	}
-	for _, choice := range []struct {
-		flag        string
-		given, from []string
-	}{{"workloads", s.workloads, workloadNames}, {"contenders", s.contenders, contenderNames}} {
-		for _, name := range choice.given {
-			if !slices.Contains(choice.from, name) {
-				return fmt.Errorf("--%s: %q must be one of %s", choice.flag, name, strings.Join(choice.from, ", "))
-			}
-		}
 	}
 	return nil
 }

@@ -31,8 +31,8 @@ func TestSettings(t *testing.T) {
 		"more pods than the spare nodes can run":    {args: []string{"--pods=600", "--spare=2"}, fails: "--spare"},
 		"more pods than the nodes to drain can run": {args: []string{"--pods=600", "--nodes=2"}, fails: "--nodes"},
 		"no repetition":                  {args: []string{"--repetitions=0"}, fails: "--repetitions=0"},
-		"an unknown contender":           {args: []string{"--contenders=unknown"}, fails: "--contenders"},
-		"an empty list of workloads":     {args: []string{"--workloads="}, fails: "--workloads"},
+		"an unknown contender":           {args: []string{"--contenders=unknown"}, fails: "flag -contenders"},
+		"an empty list of workloads":     {args: []string{"--workloads="}, fails: "flag -workloads"},
 		"no time for a drain":            {args: []string{"--timeout=0s"}, fails: "--timeout"},
 		"an argument that is not a flag": {args: []string{"fast"}, fails: "\"fast\""},
 	} {

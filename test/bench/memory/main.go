@@ -25,6 +25,7 @@ import (
 
 	"haulout.dev/haulout/test/bench/internal/devcluster"
 	"haulout.dev/haulout/test/bench/internal/goals"
+	"haulout.dev/haulout/test/bench/internal/names"
 )
 
 // The parts of the measurement.
@@ -65,10 +66,9 @@ func main() {
 }
 
 func readSettings(args []string) (settings, error) {
-	var s settings
-	var parts string
+	s := settings{parts: []string{partPreview, partCancelled, partFinished}}
 	flags := flag.NewFlagSet("memory", flag.ContinueOnError)
-	flags.StringVar(&parts, "parts", strings.Join([]string{partPreview, partCancelled, partFinished}, ","),
+	names.Var(flags, &s.parts, "parts", partNames,
 		"what to measure, separated by commas: "+strings.Join(partNames, ", ")+"; full drains all nodes, which takes hours by default")
 	flags.IntVar(&s.nodes, "nodes", 5000, "number of nodes")
 	flags.IntVar(&s.pods, "pods", 150000, "number of pods, spread evenly over the nodes")
@@ -90,16 +90,10 @@ func readSettings(args []string) (settings, error) {
 	if flags.NArg() > 0 {
 		return settings{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	s.parts = strings.Split(parts, ",")
 	return s, s.check()
 }
 
 func (s settings) check() error {
-	for _, part := range s.parts {
-		if !slices.Contains(partNames, part) {
-			return fmt.Errorf("--parts: %q must be one of %s", part, strings.Join(partNames, ", "))
-		}
-	}
 	if s.nodes < 1 || s.pods < s.nodes || s.drain < 1 || s.drain > s.nodes {
 		return fmt.Errorf("--nodes is %d, --pods %d, --drain %d: want --nodes of at least 1, --pods of at least --nodes, --drain of 1 to --nodes",
 			s.nodes, s.pods, s.drain)

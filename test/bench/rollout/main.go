@@ -24,6 +24,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/test/bench/internal/devcluster"
+	"haulout.dev/haulout/test/bench/internal/names"
 )
 
 // The parts of the measurement.
@@ -74,10 +75,9 @@ func main() {
 }
 
 func readSettings(args []string) (settings, error) {
-	var s settings
-	var parts string
+	s := settings{parts: partNames}
 	flags := flag.NewFlagSet("rollout", flag.ContinueOnError)
-	flags.StringVar(&parts, "parts", strings.Join(partNames, ","),
+	names.Var(flags, &s.parts, "parts", partNames,
 		"what to measure, separated by commas: "+strings.Join(partNames, ", ")+"; drains needs --before")
 	flags.IntVar(&s.nodes, "nodes", 200, "number of nodes of the rollouts of trips and writes")
 	flags.IntVar(&s.percent, "percent", 10, "percentage of these nodes that may be out of service at the same time")
@@ -104,16 +104,10 @@ func readSettings(args []string) (settings, error) {
 	if flags.NArg() > 0 {
 		return settings{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	s.parts = strings.Split(parts, ",")
 	return s, s.check()
 }
 
 func (s settings) check() error {
-	for _, part := range s.parts {
-		if !slices.Contains(partNames, part) {
-			return fmt.Errorf("--parts: %q must be one of %s", part, strings.Join(partNames, ", "))
-		}
-	}
 	for _, number := range []struct {
 		flag            string
 		value, min, max int

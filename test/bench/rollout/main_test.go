@@ -23,7 +23,7 @@ func TestSettings(t *testing.T) {
 		"a small size":                                  {args: []string{"--nodes=30", "--pods=60", "--deployments=6", "--memory-nodes=100", "--memory-pods=1000"}},
 		"two parts":                                     {args: []string{"--parts=trips,decision"}},
 		"a folder without the programs":                 {args: []string{"--before=nothing"}, fails: "--before=nothing"},
-		"an unknown part":                               {args: []string{"--parts=speed"}, fails: "--parts"},
+		"an unknown part":                               {args: []string{"--parts=speed"}, fails: "flag -parts: \"speed\" must be one of trips"},
 		"more places than the server allows":            {args: []string{"--percent=21"}, fails: "--percent=21: must be from 1 to 20"},
 		"no node is left after the ramp":                {args: []string{"--nodes=2", "--pods=50"}, fails: "--nodes=2"},
 		"pods that do not divide into Deployments":      {args: []string{"--pods=1001"}, fails: "--deployments"},
