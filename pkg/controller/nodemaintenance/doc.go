@@ -26,7 +26,8 @@
 //
 //   - latest: its own writes that are not in the cache yet. The next write may conflict.
 //   - written: when each status was written, to delay counters. The next write is not delayed.
-//   - costs: how long each sync took, to delay the next one. The next sync is not delayed.
+//   - costs, pauses: how long each sync and each decision took, to delay the next sync. The next
+//     sync is not delayed.
 //   - problems: the failures and since when. A failure appears in the status a minute later than
 //     otherwise.
 //   - The state of nodes that it shares with the node controller: packages selection,
