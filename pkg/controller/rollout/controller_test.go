@@ -343,24 +343,24 @@ func TestUnreadableExpression(t *testing.T) {
 }
 
 // TestFirstStartNeedsAllAnnouncements: the cache of a new leader does not have yet what the former
-// leader has announced for a rollout.
+// leader has announced for a rollout. The unit that does not start therefore is still the first.
 func TestFirstStartNeedsAllAnnouncements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+		w := newWorld(t, newNode("a"), newNode("b"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
 			r.Spec.Holds = []v1alpha1.RolloutHold{{Name: "ceph", Stops: v1alpha1.RolloutHoldStarts}}
 		}))
 		w.start()
 		w.untilReason(v1alpha1.ReasonHeld)
-		var lagging atomic.Bool
-		lagging.Store(true)
+		var lists atomic.Int32
 		w.api.PrependReactor("list", "nodemaintenancerollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
 			newer := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) { r.ResourceVersion = "999999" })
-			return lagging.Load(), &v1alpha1.NodeMaintenanceRolloutList{Items: []v1alpha1.NodeMaintenanceRollout{*newer}}, nil
+			return lists.Add(1) == 1, &v1alpha1.NodeMaintenanceRolloutList{Items: []v1alpha1.NodeMaintenanceRollout{*newer}}, nil
 		})
 		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Holds = nil })
-		w.rest(time.Minute)
+		w.until("the rollouts are listed", 0, func() bool { return lists.Load() == 1 })
 		is.Equal(t, len(w.maintenances()), 0, "maintenances while the cache lags")
-		lagging.Store(false)
+		w.until("a unit starts", time.Second, func() bool { return len(w.maintenances()) > 0 })
+		is.Equal(t, w.maintenances()[0].Name, "kernel-a-1")
 		w.untilReason(v1alpha1.ReasonRolloutComplete)
 	})
 }

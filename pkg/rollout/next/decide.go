@@ -54,7 +54,7 @@ type Rollout struct {
 	// Attempts are the NodeMaintenances of the rollout.
 	Attempts []*v1alpha1.NodeMaintenance
 	// FailedStarts are the times of the last failed starts of units, by name. A unit that did not
-	// start is tried again after all others.
+	// start is tried again after all others, except that of the server's own node.
 	FailedStarts map[string]time.Time
 	// NotAuthorized says why the requester may not maintain the nodes; "" if they may.
 	NotAuthorized string

@@ -282,6 +282,9 @@ func TestStart(t *testing.T) {
 			s.ready.FailedStarts = map[string]time.Time{"n0": now, "n1": now.Add(-time.Minute)}
 		}}, "n1"},
 		"the node of the server last": {2, []change{func(s *scene) { s.facts.ServerNode = "n0"; s.pods["n1"] = 9 }}, "n1"},
+		"after a unit that did not start": {2, []change{func(s *scene) {
+			s.facts.ServerNode, s.ready.FailedStarts = "n0", map[string]time.Time{"n1": now}
+		}}, "n1"},
 		"new nodes only take places": {3, []change{
 			limits(maxUnavailable(2, "")), func(s *scene) { s.goals = map[string]Goal{"n0": TooNew, "n1": TooNew} }, node("n1", cordoned),
 		}, "n2"},
