@@ -125,9 +125,7 @@ func (j *jobs) isAlive(ctx context.Context, t *worker.Task, job *batchv1.Job, lo
 		klog.FromContext(ctx).Error(err, "Cannot read whether an init container of the Job runs")
 		return false
 	}
-	isReady := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
+	isReady := protocol.NodeCondition(node, corev1.NodeReady).Status == corev1.ConditionTrue
 	return isReady && slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool {
 		return slices.ContainsFunc(pod.Status.InitContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Running != nil })
 	})

@@ -61,7 +61,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *v1alpha1.Evacuation
 		return s, err
 	}
 	s.pausedBy = c.pausedBy(evacuation, pod)
-	s.nodeUnreachable = node != nil && podcache.Readiness(node) == corev1.ConditionUnknown
+	s.nodeUnreachable = protocol.NodeCondition(node, corev1.NodeReady).Status == corev1.ConditionUnknown
 	switch class := evacuation.Status.ActiveEvacuatorClass; class {
 	case v1alpha1.EvacuatorClassDeployment:
 		s.surgeTimeout, s.standing = c.surgeTimeout(pod), c.standing(pod, class)

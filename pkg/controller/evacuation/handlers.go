@@ -110,7 +110,7 @@ func (c *Controller) podGone(obj any) {
 
 // nodeChanged enqueues the Evacuations of a node whose kubelet becomes unreachable or reachable.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
-	if podcache.Readiness(old) == podcache.Readiness(node) {
+	if protocol.NodeCondition(old, corev1.NodeReady).Status == protocol.NodeCondition(node, corev1.NodeReady).Status {
 		return
 	}
 	c.enqueueNode(node.Name)

@@ -19,7 +19,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
-	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
@@ -363,7 +362,7 @@ func (f *facts) verified() decision {
 // whyNotVerified returns the reason why the node cannot return to service, "" if it can.
 func (f *facts) whyNotVerified() string {
 	switch {
-	case podcache.Readiness(f.node) != corev1.ConditionTrue:
+	case protocol.NodeCondition(f.node, corev1.NodeReady).Status != corev1.ConditionTrue:
 		return "the node is not Ready"
 	case protocol.HasReadinessTaint(f.node):
 		return "the node has a taint " + v1alpha1.TaintReadinessPrefix

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
@@ -189,12 +190,7 @@ func newNodes(s *Situation) map[string]*nodeState {
 
 // isUnreachable reports whether the kubelet of a node does not respond.
 func isUnreachable(n *corev1.Node) bool {
-	for i := range n.Status.Conditions {
-		if n.Status.Conditions[i].Type == corev1.NodeReady {
-			return n.Status.Conditions[i].Status == corev1.ConditionUnknown
-		}
-	}
-	return false
+	return protocol.NodeCondition(n, corev1.NodeReady).Status == corev1.ConditionUnknown
 }
 
 // findRules finds what the maintenances do with the pods of each node. The drain of a subject that

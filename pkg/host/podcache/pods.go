@@ -140,13 +140,3 @@ func AddIndex(informer cache.SharedIndexInformer, name string, index cache.Index
 	}
 	return informer.AddIndexers(cache.Indexers{name: index})
 }
-
-// Readiness returns the status of the condition Ready of a node.
-func Readiness(node *corev1.Node) corev1.ConditionStatus {
-	for i := range node.Status.Conditions {
-		if node.Status.Conditions[i].Type == corev1.NodeReady {
-			return node.Status.Conditions[i].Status
-		}
-	}
-	return ""
-}

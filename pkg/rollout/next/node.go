@@ -40,7 +40,7 @@ type Node struct {
 // it.
 func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Time) Node {
 	n := Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.IsControlPlane(node)}
-	isOfRollout := false
+	hasTask := false
 	for _, nm := range holders {
 		switch {
 		case !v1alpha1.IsHolding(nm):
@@ -48,7 +48,7 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Ti
 			n.taken = fmt.Sprintf("is held by NodeMaintenance %s", nm.Name)
 			n.skip = n.taken + ", which has no task"
 		default:
-			isOfRollout = true
+			hasTask = true
 			if n.taken == "" {
 				n.taken = fmt.Sprintf("is held by NodeMaintenance %s", nm.Name)
 			}
@@ -70,8 +70,8 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Ti
 	case n.skip != "":
 	case marks.IsCordonedByOthers(node):
 		n.skip = "is unschedulable, and not by Haulout"
-	// A node that another rollout has taken may be rebooting.
-	case unready != "" && !young && !isOfRollout:
+	// A node on which a worker works may be rebooting.
+	case unready != "" && !young && !hasTask:
 		n.skip = unready
 	}
 	return n
@@ -81,14 +81,12 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Ti
 // taint keeps pods off the node anyway. The time comes from the clock of the node or of a
 // controller; one in the future gives no grace.
 func readiness(node *corev1.Node, now time.Time) (unready string, young bool) {
-	since, ready := node.CreationTimestamp, corev1.ConditionUnknown
-	for i := range node.Status.Conditions {
-		if c := &node.Status.Conditions[i]; c.Type == corev1.NodeReady {
-			since, ready = c.LastTransitionTime, c.Status
-		}
+	ready, isTainted := protocol.NodeCondition(node, corev1.NodeReady), protocol.HasReadinessTaint(node)
+	since := ready.LastTransitionTime
+	if ready.Type == "" {
+		since = node.CreationTimestamp
 	}
-	isTainted := protocol.HasReadinessTaint(node)
-	if ready != corev1.ConditionTrue {
+	if ready.Status != corev1.ConditionTrue {
 		age := now.Sub(since.Time)
 		return "is not Ready", age >= 0 && age < notReadyGrace && !isTainted
 	}

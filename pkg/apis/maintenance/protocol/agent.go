@@ -30,7 +30,7 @@ const (
 // according to its condition. A crashed agent leaves the condition True, so an agent without
 // heartbeats counts as gone.
 func HasNodeAgent(node *corev1.Node) bool {
-	agent := conditionOf(node, v1alpha1.NodeConditionAgentReady)
+	agent := NodeCondition(node, v1alpha1.NodeConditionAgentReady)
 	return agent.Status == corev1.ConditionTrue && !isSilent(node, &agent)
 }
 
@@ -51,8 +51,8 @@ func AgentHeartbeatOf(node *corev1.Node) time.Duration {
 // interval only applies if NodeAgentRunning has heartbeats, too: after an older agent has replaced
 // a newer one, this condition remains without heartbeats.
 func isSilent(node *corev1.Node, agent *corev1.NodeCondition) bool {
-	last, kubelet := agent.LastHeartbeatTime.Time, conditionOf(node, corev1.NodeReady).LastHeartbeatTime
-	running, held := conditionOf(node, v1alpha1.NodeConditionAgentRunning).LastHeartbeatTime, heldSince(node)
+	last, kubelet := agent.LastHeartbeatTime.Time, NodeCondition(node, corev1.NodeReady).LastHeartbeatTime
+	running, held := NodeCondition(node, v1alpha1.NodeConditionAgentRunning).LastHeartbeatTime, heldSince(node)
 	switch {
 	case last.IsZero():
 		return false
@@ -70,14 +70,14 @@ func isSilent(node *corev1.Node, agent *corev1.NodeCondition) bool {
 // comes from the clock of the server. If the clock of the node differs, the time in which an idle
 // agent must react differs by as much.
 func heldSince(node *corev1.Node) time.Time {
-	if held := conditionOf(node, v1alpha1.NodeConditionMaintenanceInProgress); held.Status == corev1.ConditionTrue {
+	if held := NodeCondition(node, v1alpha1.NodeConditionMaintenanceInProgress); held.Status == corev1.ConditionTrue {
 		return held.LastTransitionTime.Time
 	}
 	return time.Time{}
 }
 
-// conditionOf returns a condition of a node; an empty one if the node does not have it.
-func conditionOf(node *corev1.Node, conditionType corev1.NodeConditionType) corev1.NodeCondition {
+// NodeCondition returns a condition of a node; an empty one if the node does not have it.
+func NodeCondition(node *corev1.Node, conditionType corev1.NodeConditionType) corev1.NodeCondition {
 	if node != nil {
 		for _, c := range node.Status.Conditions {
 			if c.Type == conditionType {

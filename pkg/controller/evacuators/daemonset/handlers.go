@@ -46,7 +46,7 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if node == nil {
 		return
 	}
-	if old == nil || drainplan.IsTainted(node) && !drainplan.IsTainted(old) || podcache.Readiness(node) != podcache.Readiness(old) ||
+	if old == nil || drainplan.IsTainted(node) && !drainplan.IsTainted(old) || protocol.NodeCondition(node, corev1.NodeReady).Status != protocol.NodeCondition(old, corev1.NodeReady).Status ||
 		!slices.Equal(old.Status.VolumesInUse, node.Status.VolumesInUse) {
 		c.enqueueNode(node.Name)
 	}

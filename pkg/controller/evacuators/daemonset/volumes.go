@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 const (
@@ -45,7 +45,7 @@ const volumesFresh = 30 * time.Second
 // first Evacuation of a DaemonSet pod on the node. The zero time means no wait, since a node that
 // is not ready unmounts no volume.
 func (c *Controller) volumesUntil(node *corev1.Node, evacuation *v1alpha1.Evacuation) time.Time {
-	if c.volumeDetachTimeout < 0 || podcache.Readiness(node) != corev1.ConditionTrue || !hasCSIVolume(node) {
+	if c.volumeDetachTimeout < 0 || protocol.NodeCondition(node, corev1.NodeReady).Status != corev1.ConditionTrue || !hasCSIVolume(node) {
 		return time.Time{}
 	}
 	first := evacuation.CreationTimestamp.Time
