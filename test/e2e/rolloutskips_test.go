@@ -86,8 +86,15 @@ func TestRolloutLeavesNodesAlone(t *testing.T) {
 // does.
 func setReady(t *testing.T, node string, status corev1.ConditionStatus, since time.Time) {
 	t.Helper()
-	must.Get(cluster.As(t).Nodes().Patch(t.Context(), node, types.StrategicMergePatchType,
+	must.Do(t, writeReady(t.Context(), cluster.As(t), node, status, since, since))
+}
+
+// writeReady writes the condition Ready of a node, with the times of its last change and of the
+// last heartbeat.
+func writeReady(ctx context.Context, as framework.Clients, node string, status corev1.ConditionStatus, since, heartbeat time.Time) error {
+	_, err := as.Nodes().Patch(ctx, node, types.StrategicMergePatchType,
 		fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q,"lastTransitionTime":%q,"lastHeartbeatTime":%q}]}}`,
-			status, since.UTC().Format(time.RFC3339), since.UTC().Format(time.RFC3339)),
-		metav1.PatchOptions{}, "status"))(t)
+			status, since.UTC().Format(time.RFC3339), heartbeat.UTC().Format(time.RFC3339)),
+		metav1.PatchOptions{}, "status")
+	return err
 }

@@ -172,8 +172,8 @@ func TestHoldStopsDrains(t *testing.T) {
 	is.True(t, evictions > 0, "the audit log has no eviction of pod %s", pods[0].Name)
 }
 
-// TestClaimedNodesAreKept has a worker that has its node when the rollout should end or stop. The
-// worker keeps the node until its work is verified.
+// TestClaimedNodesAreKept has a worker that has its node when the rollout or the maintenance should
+// end or stop. The worker keeps the node until its work is verified.
 func TestClaimedNodesAreKept(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	for sentence, stop := range map[string]func(t *testing.T, rollout, maintenance string){
@@ -188,6 +188,14 @@ func TestClaimedNodesAreKept(t *testing.T) {
 			framework.Until(t, maintenance+" is being deleted", cluster.As(t).Maintenances(), maintenance, func(nm *v1alpha1.NodeMaintenance) bool {
 				return nm.DeletionTimestamp != nil
 			})
+		},
+		"a user completes its maintenance": func(t *testing.T, _, maintenance string) {
+			t.Helper()
+			setStage(t, maintenance, v1alpha1.NodeMaintenanceStageComplete)
+		},
+		"a user deletes its maintenance": func(t *testing.T, _, maintenance string) {
+			t.Helper()
+			must.Do(t, cluster.As(t).Maintenances().Delete(t.Context(), maintenance, metav1.DeleteOptions{}))
 		},
 		"the window closes": func(t *testing.T, rollout, _ string) {
 			t.Helper()
