@@ -48,21 +48,15 @@ func evictingUser(t *testing.T) (user string) {
 	return user
 }
 
-// singles creates Deployments with one replica behind a budget that needs it, all at the same time.
-// No annotation names Haulout.
+// singles creates Deployments with one replica behind a budget that needs it, one after the other:
+// parallel subtests would wait until all other tests have started. No annotation names Haulout.
 func singles(t *testing.T, namespace, pool string, count int) (names []string) {
 	t.Helper()
-	t.Run("prepare", func(t *testing.T) {
-		for i := range count {
-			name := fmt.Sprintf("app-%02d", i)
-			names = append(names, name)
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				single(t, namespace, name, pool, minAvailable(1))
-			})
-		}
-	})
-	must.True(t, !t.Failed(), "cannot create the Deployments")
+	for i := range count {
+		name := fmt.Sprintf("app-%02d", i)
+		names = append(names, name)
+		single(t, namespace, name, pool, minAvailable(1))
+	}
 	return names
 }
 
