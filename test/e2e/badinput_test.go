@@ -66,7 +66,7 @@ func TestEvacuationThatIsRefused(t *testing.T) {
 // it deletes again: first as large as they may be, then with a finalizer that would keep them.
 func TestEvacuationsThatFillANamespace(t *testing.T) {
 	t.Parallel()
-	const tries, allowed = 500, 200
+	const tries, allowed = 300, 200
 	pool, _ := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	admin := cluster.As(t)
