@@ -37,19 +37,14 @@ type shell struct {
 	environment []string
 }
 
-// newShell builds the plugin and installs it next to kubectl, for a user with a separate
+// newShell installs the plugin of `make build` next to kubectl, for a user with a separate
 // kubeconfig.
 func newShell(t *testing.T, user string) *shell {
 	t.Helper()
 	folder := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o",
-		filepath.Join(folder, "kubectl-maintenance"), "./cmd/kubectl-maintenance")
-	build.Dir = cluster.Root()
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the plugin: %v\n%s", err, out)
-	}
 	for name, target := range map[string]string{
 		"kubectl":                      cluster.KubectlPath(),
+		"kubectl-maintenance":          filepath.Join(cluster.Root(), "bin", "kubectl-maintenance"),
 		"kubectl_complete-maintenance": filepath.Join(cluster.Root(), "artifacts", "krew", "kubectl_complete-maintenance"),
 	} {
 		must.Do(t, os.Symlink(target, filepath.Join(folder, name)))
