@@ -484,8 +484,9 @@ unit: ## Run the tests that need no cluster, of all modules
 
 # Not part of unit: the libraries of Flux take minutes to compile.
 .PHONY: gitops
-gitops: ## Run the health checks and comparisons of kstatus, Flux and Argo CD on objects of the API
+gitops: ## Run the health checks and comparisons of kstatus, Flux and Argo CD on objects of the API, and lint them
 	cd test/gitops && ../../hack/test.sh $(UNIT_FLAGS) ./...
+	hack/verify-lint.sh test/gitops
 
 .PHONY: race
 race: ## Run the tests that need no cluster, those of code with goroutines with the race detector (needs a C compiler)
