@@ -92,25 +92,21 @@ func TestThousandsOfNodes(t *testing.T) {
 			nm.Spec.Reason = "a kernel update for everybody"
 		}),
 	)
-	full := func(nm *v1alpha1.NodeMaintenance) bool { return len(nm.Status.NodeStatuses) == count }
-	framework.EventuallyWithin(t, patience, "the status names all nodes", func(ctx context.Context) (bool, error) {
-		got, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
-		return err == nil && full(got), err
-	})
-	seen := false
-	for !seen {
-		event, open := <-w.ResultChan()
-		must.True(t, open, "the watch ended before it showed the full status")
-		got, ok := event.Object.(*v1alpha1.NodeMaintenance)
-		seen = ok && got.Name == nm.Name && full(got)
-	}
+	// A watch, since reading the object again and again would slow down what it waits for.
+	limit := time.After(2 * patience)
 	var got *v1alpha1.NodeMaintenance
-	framework.EventuallyWithin(t, patience, "the maintenance is drained", func(ctx context.Context) (bool, error) {
-		var err error
-		got, err = maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
-		return err == nil &&
-			conditionIs(got.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, ""), err
-	})
+	full := false
+	for !full || !conditionIs(got.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, "") {
+		select {
+		case event, open := <-w.ResultChan():
+			must.True(t, open, "the watch ended; it has shown the status of all nodes: %t", full)
+			if changed, ok := event.Object.(*v1alpha1.NodeMaintenance); ok && changed.Name == nm.Name {
+				got, full = changed, len(changed.Status.NodeStatuses) == count
+			}
+		case <-limit:
+			t.Fatalf("timed out after %v: the maintenance is drained; the status names all nodes: %t", 2*patience, full)
+		}
+	}
 	size := got.Size()
 	t.Logf("protobuf size with %d nodes: %d KiB", count, size>>10)
 	if size*largest/count > 1536<<10 {
@@ -128,18 +124,15 @@ func TestThousandsOfNodes(t *testing.T) {
 		return err == nil, err
 	})
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
+	schedulable := metav1.ListOptions{LabelSelector: framework.Pool + "=" + pool, FieldSelector: "spec.unschedulable=false"}
+	one := schedulable
+	one.FieldSelector, one.Limit = "spec.unschedulable=true", 1
 	framework.EventuallyWithin(t, patience, "all nodes are schedulable again", func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Nodes().List(ctx, metav1.ListOptions{LabelSelector: framework.Pool + "=" + pool})
-		if err != nil {
-			return false, err
-		}
-		for i := range list.Items {
-			if list.Items[i].Spec.Unschedulable {
-				return false, nil
-			}
-		}
-		return len(list.Items) == count, nil
+		list, err := cluster.As(t).Nodes().List(ctx, one)
+		return err == nil && len(list.Items) == 0, err
 	})
+	list := must.Get(cluster.As(t).Nodes().List(t.Context(), schedulable))(t)
+	must.True(t, len(list.Items) == count, "%d nodes are schedulable, want %d", len(list.Items), count)
 }
 
 // TestObjectsOfANewerServer stores objects of a newer server, with stages, policies and fields that
