@@ -310,7 +310,7 @@ func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check fun
 	tb.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(
-		context.WithoutCancel(tb.Context()), 50*time.Millisecond, limit, true,
+		context.WithoutCancel(tb.Context()), 100*time.Millisecond, limit, true,
 		func(ctx context.Context) (bool, error) {
 			done, err := check(ctx)
 			if ctx.Err() == nil {
