@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks whether `go mod tidy` would change a go.mod or go.sum, whether the root module and
-# test/cluster use the same versions of their common dependencies, and whether scheduler uses the
-# same Kubernetes. test/gitops and test/monitoring have libraries of their own.
+# Checks whether `go mod tidy` would change a go.mod or go.sum, whether the modules that .ci/run
+# compiles use the same versions of what they have in common with the root module, and whether
+# scheduler uses the same Kubernetes. containerd, in test/realnodes, has libraries of its own.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 failed=
 for module in "${MODULES[@]}"; do
@@ -9,15 +9,17 @@ for module in "${MODULES[@]}"; do
 	go mod tidy -diff || { echo "${module}/go.mod is not tidy: run hack/update-tidy.sh (make update)" >&2; failed=1; }
 done
 
-# versions prints the modules of the packages below the working directory.
+# versions prints the modules of the packages and tests below the working directory.
 versions() {
-	go list -deps -f '{{with .Module}}{{.Path}} {{with .Replace}}{{.Version}}{{else}}{{.Version}}{{end}}{{end}}' ./... | sort -u
+	go list -deps -test -f '{{with .Module}}{{.Path}} {{with .Replace}}{{.Version}}{{else}}{{.Version}}{{end}}{{end}}' ./... | sort -u
 }
-differing="$(join <(cd "${ROOT}" && versions) <(cd "${ROOT}/test/cluster" && versions) | awk 'NF == 3 && $2 != $3')"
-if [[ -n "${differing}" ]]; then
-	printf 'Each of these, and all that imports it, is compiled once for the root module and once for test/cluster; give both one version:\n%s\n' "${differing}" >&2
-	failed=1
-fi
+for module in hack/chart test/cluster test/monitoring; do
+	differing="$(join <(cd "${ROOT}" && versions) <(cd "${ROOT}/${module}" && versions) | awk 'NF == 3 && $2 != $3')"
+	if [[ -n "${differing}" ]]; then
+		printf 'Each of these, and all that imports it, is compiled once for the root module and once for %s; give both one version:\n%s\n' "${module}" "${differing}" >&2
+		failed=1
+	fi
+done
 
 # haulout-scheduler wraps kube-scheduler's own code, and the tests run it on the control plane of
 # test/cluster, so all of them use one version of Kubernetes. k8s.io/api v0.37.1 belongs to
