@@ -50,6 +50,8 @@ type Task struct {
 	observed chan struct{}
 	// beats sends heartbeats for the handler.
 	beats *heartbeat.Sender
+	// claimed is the time before the claim by this process, zero if an earlier one has claimed it.
+	claimed time.Time
 
 	mu     sync.Mutex
 	latest *v1alpha1.NodeTask
@@ -133,9 +135,7 @@ func (t *Task) work() (reported bool) {
 	if isLost(t.Object()) {
 		return false
 	}
-	// The cache may be older than the end of the claim. This write confirms that the node still
-	// belongs to the worker, and for the whole deadline.
-	heartbeat.Persist(t.ctx, t.worker.Clock, func() error { return t.writeClaimed(t.ctx, map[string]any{}) })
+	heartbeat.Persist(t.ctx, t.worker.Clock, t.confirm)
 	if t.ctx.Err() != nil {
 		return false
 	}
@@ -166,6 +166,7 @@ func (t *Task) claim() bool {
 		if !isOffered() {
 			return nil
 		}
+		t.claimed = t.worker.Clock.Now()
 		return t.write(t.ctx, map[string]any{"holder": t.worker.Holder})
 	})
 	for {
@@ -180,6 +181,19 @@ func (t *Task) claim() bool {
 			return false
 		}
 	}
+}
+
+// maxClaimAge is the maximum age of a claim that is as good as a heartbeat.
+const maxClaimAge = 5 * time.Second
+
+// confirm confirms that the node still belongs to the worker: the cache may be older than the end of
+// the claim. A read is sufficient after a new claim. In all other cases a heartbeat confirms it, so
+// that the node belongs to the worker for the whole deadline.
+func (t *Task) confirm() error {
+	if t.worker.Clock.Since(t.claimed) < maxClaimAge {
+		return t.refresh(t.ctx)
+	}
+	return t.writeClaimed(t.ctx, map[string]any{})
 }
 
 // finish reports the result of the handler. It retries until it succeeds, the program ends, or the

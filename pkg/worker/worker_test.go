@@ -242,6 +242,32 @@ func TestWorkBeginsAfterTheGrant(t *testing.T) {
 	}
 }
 
+// TestNewClaims has claims that the server grants immediately.
+func TestNewClaims(t *testing.T) {
+	const done = `{"expectedFinishTime":null,"result":"Done"}`
+	for name, tt := range map[string]struct {
+		// live changes what the API has since then, which the cache does not have yet.
+		live  func(*v1alpha1.NodeTask)
+		calls int
+		want  []string
+	}{
+		"are as good as a heartbeat": {live: claimed, calls: 1, want: []string{claims, done}},
+		"may have ended since then":  {live: lost, want: []string{claims}},
+		"may be of another task":     {live: func(t *v1alpha1.NodeTask) { claimed(t); t.UID = "task-2" }, want: []string{claims}},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, func(context.Context, *Task) error { return nil }, Config{}, newTaskOf())
+			w.untilWritten(claims)
+			w.api.PrependReactor("get", "nodetasks", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, newTaskOf(tt.live), nil
+			})
+			w.edit(in(v1alpha1.NodeTaskClaimed))
+			w.quiet(5*time.Minute, tt.want...)
+			is.Equal(t, w.calls, tt.calls, "calls of the handler")
+		})
+	}
+}
+
 func TestTasksThatAreNotTheWorkers(t *testing.T) {
 	other := func(worker string) func(*v1alpha1.NodeTask) {
 		return func(t *v1alpha1.NodeTask) { t.Spec.Worker = worker }
