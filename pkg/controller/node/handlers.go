@@ -26,7 +26,7 @@ import (
 func (c *Controller) subscribe() {
 	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.enqueue})
 	c.state.Subscribe(nodestate.Subscriber{
-		Pod: c.podChanged, Evacuation: c.evacuationChanged, RequestEnded: c.enqueue, Task: func(task *v1alpha1.NodeTask) { c.enqueue(task.Name) },
+		Pod: c.podChanged, Evacuation: c.evacuationChanged, RequestEnded: c.enqueue, Task: c.taskChanged,
 	})
 	c.rights.Subscribe(c.enqueue)
 }
@@ -120,6 +120,16 @@ func (c *Controller) recordedFor(uid types.UID) sets.Set[string] {
 		return nil
 	}
 	return sets.New(keys...)
+}
+
+// taskChanged enqueues the node of a NodeTask. The end of the work is collected: in most cases the
+// release of the node follows it in moments, and is then the only change of the node.
+func (c *Controller) taskChanged(task *v1alpha1.NodeTask) {
+	if task.Status.Result != "" || task.Status.State == v1alpha1.NodeTaskDone {
+		c.enqueueConditions(task.Name)
+	} else {
+		c.enqueue(task.Name)
+	}
 }
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {

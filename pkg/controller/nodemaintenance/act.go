@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -263,15 +264,23 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 }
 
 // isUrgent reports whether a status differs in more than counters, messages and states of the work
-// that pass by. Other components or a new leader need all other changes immediately.
+// that pass by. Other components or a new leader need all other changes immediately. That a
+// maintenance of a rollout ends passes by, too: in most cases it has released its nodes moments
+// later, which is urgent.
 func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
+	switch {
+	case !sameWork(old, next):
+		return true
+	case protocol.RolloutOf(next) != nil && v1alpha1.IsEnding(next):
+		return false
+	}
 	changed := func(conditionType string) bool {
 		was, is := conditionOf(old, conditionType), conditionOf(next, conditionType)
 		return was == nil || is == nil || was.Status != is.Status
 	}
 	return old.Status.ObservedGeneration != next.Status.ObservedGeneration ||
 		changed(v1alpha1.ConditionDrained) || changed(v1alpha1.ConditionProgressing) || changed(v1alpha1.ConditionReady) ||
-		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next)) || !sameWork(old, next)
+		v1alpha1.IsHolding(next) && (!drainplan.SameTargets(old, next) || !samePools(old, next))
 }
 
 // sameWork reports whether two statuses record the same work on the same nodes. An offer is work as

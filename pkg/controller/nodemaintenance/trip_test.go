@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,6 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/nodetask"
 	"haulout.dev/haulout/pkg/host/informertest"
 	"haulout.dev/haulout/pkg/testing/build"
@@ -30,41 +32,63 @@ func ofRollout(nm *v1alpha1.NodeMaintenance) {
 	nm.OwnerReferences = build.Owner("maintenance.haulout.dev/v1alpha1", "NodeMaintenanceRollout", "kernel", "uid-kernel")
 }
 
-// TestWritesOfATrip takes a node without pods out of service and back, with five seconds of work.
-// Only events cause syncs. It counts what the server and the worker write.
+// newTrip takes a node without pods out of service, with five seconds of work. Only events cause
+// syncs.
+func newTrip(t *testing.T, nm *v1alpha1.NodeMaintenance) *fixture {
+	f := newFixture(t, newNode("one", isReady))
+	informertest.Versioned(t, f.maintenance)
+	f.maintenance.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		must.Get(meta.Accessor(action.(clienttesting.CreateAction).GetObject()))(t).SetResourceVersion("1")
+		return false, nil, nil
+	})
+	f.turnOn(v1alpha1.EvacuatorClassDaemonSet)
+	go f.run(2)
+	go f.tasks.Run(f.ctx, 2)
+	tasks := f.maintenance.MaintenanceV1alpha1().NodeTasks()
+	report := func(change func(*v1alpha1.NodeTaskStatus)) {
+		task := must.Get(tasks.Get(f.ctx, "one", metav1.GetOptions{}))(t)
+		change(&task.Status)
+		must.Get(tasks.UpdateStatus(f.ctx, task, metav1.UpdateOptions{}))(t)
+	}
+	in := func(state v1alpha1.NodeTaskState) func() bool {
+		return func() bool {
+			task, err := tasks.Get(f.ctx, "one", metav1.GetOptions{})
+			return err == nil && task.Status.State == state
+		}
+	}
+	f.create(nm)
+	f.ticking("the node is offered", in(v1alpha1.NodeTaskOffered))
+	report(claim)
+	f.ticking("the claim is granted", in(v1alpha1.NodeTaskClaimed))
+	f.wait(5 * time.Second)
+	report(done)
+	f.ticking("the work is recorded", func() bool {
+		task := f.nodeStatus(nm.Name, "one").Task
+		return task != nil && task.State == v1alpha1.NodeTaskDone
+	})
+	return f
+}
+
+// TestAUserReleases has work that is done, and a node that nobody releases: its DaemonSet pods
+// return, and the node does not show any more that it is drained.
+func TestAUserReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTrip(t, newMaintenance("m", withTask))
+		isDone := f.clock.Now()
+		f.ticking("DaemonSet pods may return", func() bool { return !nodestate.HasTaint(f.node("one"), v1alpha1.TaintDrain) })
+		f.ticking("the node is only held", func() bool {
+			return !slices.ContainsFunc(f.node("one").Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == v1alpha1.NodeConditionDrained })
+		})
+		is.True(t, f.clock.Since(isDone) < 2*time.Second, "it took %s", f.clock.Since(isDone))
+		f.wantCordon("one", true, "m")
+	})
+}
+
+// TestWritesOfATrip takes a node without pods out of service and back. It counts what the server and
+// the worker write.
 func TestWritesOfATrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one", isReady))
-		informertest.Versioned(t, f.maintenance)
-		f.maintenance.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-			must.Get(meta.Accessor(action.(clienttesting.CreateAction).GetObject()))(t).SetResourceVersion("1")
-			return false, nil, nil
-		})
-		f.turnOn(v1alpha1.EvacuatorClassDaemonSet)
-		go f.run(2)
-		go f.tasks.Run(f.ctx, 2)
-		tasks := f.maintenance.MaintenanceV1alpha1().NodeTasks()
-		report := func(change func(*v1alpha1.NodeTaskStatus)) {
-			task := must.Get(tasks.Get(f.ctx, "one", metav1.GetOptions{}))(t)
-			change(&task.Status)
-			must.Get(tasks.UpdateStatus(f.ctx, task, metav1.UpdateOptions{}))(t)
-		}
-		in := func(state v1alpha1.NodeTaskState) func() bool {
-			return func() bool {
-				task, err := tasks.Get(f.ctx, "one", metav1.GetOptions{})
-				return err == nil && task.Status.State == state
-			}
-		}
-		f.create(newMaintenance("m", withTask, ofRollout))
-		f.ticking("the node is offered", in(v1alpha1.NodeTaskOffered))
-		report(claim)
-		f.ticking("the claim is granted", in(v1alpha1.NodeTaskClaimed))
-		f.wait(5 * time.Second)
-		report(done)
-		f.ticking("the work is recorded", func() bool {
-			task := f.nodeStatus("m", "one").Task
-			return task != nil && task.State == v1alpha1.NodeTaskDone
-		})
+		f := newTrip(t, newMaintenance("m", withTask, ofRollout))
 		f.enter("m", stageComplete)
 		f.ticking("the node is released", func() bool { return len(f.nm("m").Finalizers) == 0 })
 		f.wait(time.Minute)
@@ -84,13 +108,12 @@ func TestWritesOfATrip(t *testing.T) {
 			writes[what]++
 		}
 		for what, most := range map[string]int{
-			// The cordon, the taint that keeps DaemonSet pods off, its removal, and the release.
-			"patch nodes": 4,
-			// The node is being drained, is drained, is held for its release, and is released.
-			"patch nodes/status": 4,
-			// Before the cordon, after it, drained, claimed, done, and released; the message and
-			// the release may need one more.
-			"update nodemaintenances/status": 7,
+			// The cordon, the taint that keeps DaemonSet pods off, and the release.
+			"patch nodes": 3,
+			// The node is being drained, is drained, and is released.
+			"patch nodes/status": 3,
+			// Before the cordon, after it, drained, claimed, done, and released.
+			"update nodemaintenances/status": 6,
 			// The worker claims the node and reports the end of its work; the server grants the
 			// claim and verifies the work.
 			"create nodetasks": 1, "update nodetasks/status": 4,
