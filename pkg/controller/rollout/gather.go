@@ -224,14 +224,15 @@ func (f *facts) selectNodes(nodes []*corev1.Node) error {
 		case !selected:
 			continue
 		}
-		state, err := f.goal.of(node, f.isDone(node))
+		isDone := f.isDone(node)
+		state, err := f.goal.of(node, isDone)
 		if err != nil {
 			// The order of the nodes is random: name the same one each time.
 			if text := fmt.Sprintf("doneWhen fails for node %s: %v", node.Name, err); f.broken == "" || text < f.broken {
 				f.broken = text
 			}
 		}
-		f.rollout.Members = append(f.rollout.Members, next.Member{Node: node.Name, Goal: state})
+		f.rollout.Members = append(f.rollout.Members, next.Member{Node: node.Name, Goal: state, IsDone: isDone})
 	}
 	return nil
 }
@@ -284,8 +285,8 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	r := f.rollout.Object
 	var due []*corev1.Node
 	for _, m := range f.rollout.Members {
-		if node := f.nodes[m.Node]; needsWork(m.Goal) && !f.isDone(node) {
-			due = append(due, node)
+		if needsWork(m.Goal) && !m.IsDone {
+			due = append(due, f.nodes[m.Node])
 		}
 	}
 	if len(due) == 0 {

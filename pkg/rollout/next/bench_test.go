@@ -26,13 +26,13 @@ func BenchmarkDecide(b *testing.B) {
 		objects = append(objects, n)
 	}
 	var all []*v1alpha1.NodeMaintenanceRollout
-	members, attempts := make([][]Member, rollouts), make([][]*v1alpha1.NodeMaintenance, rollouts)
+	members, attempts := make([][]*corev1.Node, rollouts), make([][]*v1alpha1.NodeMaintenance, rollouts)
 	for i := range rollouts {
 		r := &v1alpha1.NodeMaintenanceRollout{}
 		r.Name, r.Spec.Stage = fmt.Sprintf("r%d", i), v1alpha1.RolloutStageRoll
 		r.Spec.Limits = []v1alpha1.RolloutLimit{percent("10%", ""), percent("10%", "zone"), maxDomains(1, "zone")}
 		for j := i; j < nodes; j += rollouts {
-			members[i] = append(members[i], Member{objects[j].Name, NoGoal})
+			members[i] = append(members[i], objects[j])
 			if j < nodes/2 {
 				attempts[i] = append(attempts[i], attempt(objects[j].Name, "Done"))
 			}
@@ -46,8 +46,14 @@ func BenchmarkDecide(b *testing.B) {
 		}
 		shared := NewNodes(states)
 		for i, r := range all {
+			in := &Rollout{Object: r, Attempts: attempts[i]}
+			worked := DoneBy(in.Attempts)
+			for _, n := range members[i] {
+				_, isDone := worked[n.UID]
+				in.Members = append(in.Members, Member{n.Name, NoGoal, isDone})
+			}
 			facts := Facts{Now: now, Rollouts: all, Exists: func(string) bool { return true }, MaxUnavailablePercent: 10, Nodes: shared}
-			if d := Decide(NewCluster(facts), &Rollout{Object: r, Members: members[i], Attempts: attempts[i]}); d.Reason != v1alpha1.ReasonAtLimit {
+			if d := Decide(NewCluster(facts), in); d.Reason != v1alpha1.ReasonAtLimit {
 				b.Fatalf("%s: %s", d.Reason, d.Message)
 			}
 		}

@@ -43,6 +43,8 @@ const (
 type Member struct {
 	Node string
 	Goal Goal
+	// IsDone is true if the rollout has done its work on the node, see DoneBy.
+	IsDone bool
 }
 
 // Rollout is a rollout with what is known of it.
@@ -86,7 +88,7 @@ type Decision struct {
 	Next time.Time
 }
 
-// work is a unit that runs, soaks or has failed.
+// work is what is known of a unit that runs, soaks or has failed.
 type work struct {
 	maintenance string
 	nodes       []string
@@ -102,8 +104,8 @@ type member struct {
 	// that unit, which runs.
 	unit     *Unit
 	isInside bool
-	// isDone is true if it needs no work.
-	isDone bool
+	// isWorkedOn is true if the rollout has done its work on it, and isDone if it needs none.
+	isWorkedOn, isDone bool
 }
 
 // decider makes one decision.
@@ -111,19 +113,29 @@ type decider struct {
 	*Rollout
 	cluster *Cluster
 	history history
-	work    map[string]*work
 	// members are the matching nodes that exist.
 	members []member
+	// units are the units of the members, and running those that run, soak or have failed. byName
+	// has these, and the others that attempts name.
+	units, running []*Unit
+	byName         map[string]*Unit
 	// inside has the units that run by the names of their nodes, whatever labels these have now.
-	inside map[string]string
-	units  map[string]*Unit
+	inside map[string]*Unit
 	limits []*limit
 	Decision
 }
 
+func newDecider(c *Cluster, r *Rollout) *decider {
+	return &decider{
+		Rollout: r, cluster: c, inside: map[string]*Unit{},
+		byName: make(map[string]*Unit, max(len(r.Members), len(r.Attempts))),
+	}
+}
+
 // Decide decides which units of a rollout start now.
 func Decide(c *Cluster, r *Rollout) Decision {
-	d := &decider{Rollout: r, cluster: c, history: readHistory(r.Attempts, c.failed)}
+	d := newDecider(c, r)
+	d.readHistory()
 	d.findRunning()
 	d.group()
 	d.readLimits()
@@ -151,46 +163,43 @@ func (d *decider) wake(at time.Time) {
 // findRunning finds the units that run, soak or have failed: those in the status, and the attempts
 // that have not ended.
 func (d *decider) findRunning() {
-	d.work = map[string]*work{}
 	for i := range d.Object.Status.Current {
-		unit := &d.Object.Status.Current[i]
-		w := &work{maintenance: unit.Maintenance, soaking: unit.Phase == v1alpha1.RolloutPhaseSoaking}
-		for j := range unit.Nodes {
-			w.nodes = append(w.nodes, unit.Nodes[j].Name)
+		entry := &d.Object.Status.Current[i]
+		w := &work{maintenance: entry.Maintenance, soaking: entry.Phase == v1alpha1.RolloutPhaseSoaking}
+		for j := range entry.Nodes {
+			w.nodes = append(w.nodes, entry.Nodes[j].Name)
 		}
-		d.work[unit.Unit] = w
+		d.unit(entry.Unit).work = w
 	}
-	for name, p := range d.history.units {
-		if p.running == nil {
+	for _, u := range d.byName {
+		if nm := u.past.running; nm != nil {
+			if u.work == nil {
+				u.work = &work{maintenance: nm.Name}
+				for i := range nm.Status.NodeStatuses {
+					u.work.nodes = append(u.work.nodes, nm.Status.NodeStatuses[i].NodeRef.Name)
+				}
+			}
+			if pause := nm.Status.Pause; v1alpha1.IsHolding(nm) && pause != nil && pause.By != d.cluster.ServerUser {
+				u.work.paused = nm
+			}
+		}
+		if u.work == nil {
 			continue
 		}
-		w := d.work[name]
-		if w == nil {
-			w = &work{maintenance: p.running.Name}
-			for i := range p.running.Status.NodeStatuses {
-				w.nodes = append(w.nodes, p.running.Status.NodeStatuses[i].NodeRef.Name)
-			}
-			d.work[name] = w
-		}
-		if pause := p.running.Status.Pause; v1alpha1.IsHolding(p.running) && pause != nil && pause.By != d.cluster.ServerUser {
-			w.paused = p.running
-		}
-	}
-	d.inside = map[string]string{}
-	for name, w := range d.work {
-		_, w.failed = d.cluster.failed[w.maintenance]
-		for _, node := range w.nodes {
-			d.inside[node] = name
+		d.running = append(d.running, u)
+		_, u.work.failed = d.cluster.failed[u.work.maintenance]
+		for _, node := range u.work.nodes {
+			d.inside[node] = u
 		}
 	}
 }
 
 // start chooses the units to start. It returns why the first one that does not start has to wait.
 func (d *decider) start() (refusal string) {
-	busy, current, nodes := 0, len(d.work), 0
-	for _, w := range d.work {
-		nodes += len(w.nodes)
-		if !w.failed {
+	busy, current, nodes := 0, len(d.running), 0
+	for _, u := range d.running {
+		nodes += len(u.work.nodes)
+		if !u.work.failed {
 			busy++
 		}
 	}
@@ -237,7 +246,7 @@ func (d *decider) start() (refusal string) {
 func (d *decider) width() int {
 	width := 1
 	for _, s := range d.history.succeeded {
-		if w := d.work[s.unit]; (w == nil || !w.soaking) && !s.at.Before(d.history.lastFailure) {
+		if w := s.unit.work; (w == nil || !w.soaking) && !s.at.Before(d.history.lastFailure) {
 			width++
 		}
 	}
@@ -247,7 +256,7 @@ func (d *decider) width() int {
 // countNodes counts the matching nodes by their state. A node of a unit that runs is running even
 // if its own work is done: it returns with the others. One that joined the unit later waits.
 func (d *decider) countNodes() {
-	counts := map[state]int32{}
+	var counts [done + 1]int32
 	for i := range d.members {
 		switch m := &d.members[i]; {
 		case m.unit == nil:
@@ -256,7 +265,7 @@ func (d *decider) countNodes() {
 			counts[m.unit.state]++
 		case m.isDone:
 			counts[done]++
-		case d.work[m.unit.Name] != nil:
+		case m.unit.work != nil:
 			counts[waiting]++
 		default:
 			counts[m.unit.state]++
@@ -265,10 +274,4 @@ func (d *decider) countNodes() {
 	}
 	d.Nodes.Waiting, d.Nodes.Running, d.Nodes.Blocked = counts[waiting], counts[running], counts[blocked]
 	d.Nodes.Failed, d.Nodes.Skipped, d.Nodes.Done = counts[failed], counts[skipped], counts[done]
-}
-
-// isDone reports whether a node needs no work.
-func (d *decider) isDone(n *Node, goal Goal) bool {
-	_, isRecorded := d.history.done[n.UID]
-	return goal == GoalMet || isRecorded
 }

@@ -72,9 +72,11 @@ func decide(n int, changes ...change) Decision {
 	s.facts.Rollouts = append(s.facts.Rollouts, s.rollout)
 	s.ready.Object, s.ready.Attempts = s.rollout, s.attempts
 	var all []Node
+	worked := DoneBy(s.attempts)
 	for _, node := range s.nodes {
+		_, isDone := worked[node.UID]
 		all = append(all, NewNode(node, s.holders[node.Name], now))
-		s.ready.Members = append(s.ready.Members, Member{node.Name, s.goals[node.Name]})
+		s.ready.Members = append(s.ready.Members, Member{node.Name, s.goals[node.Name], isDone})
 	}
 	s.facts.Nodes, s.facts.Pods = NewNodes(all), func(node string) int { return s.pods[node] }
 	return Decide(NewCluster(s.facts), &s.ready)

@@ -16,13 +16,12 @@ import (
 // NoneFits returns why the first unit of the nodes of a rollout can never start, if no unit of them
 // can: each is too large, or larger than a limit of the rollout allows. It is "" if a unit fits.
 func NoneFits(r *v1alpha1.NodeMaintenanceRollout, nodes []*corev1.Node) string {
-	d := &decider{Rollout: &Rollout{Object: r}}
-	all := make([]Node, 0, len(nodes))
+	rollout, all := &Rollout{Object: r}, make([]Node, 0, len(nodes))
 	for _, node := range nodes {
 		all = append(all, Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.IsControlPlane(node)})
-		d.Members = append(d.Members, Member{Node: node.Name})
+		rollout.Members = append(rollout.Members, Member{Node: node.Name})
 	}
-	d.cluster = NewCluster(Facts{MaxUnavailablePercent: 100, Nodes: NewNodes(all)})
+	d := newDecider(NewCluster(Facts{MaxUnavailablePercent: 100, Nodes: NewNodes(all)}), rollout)
 	d.group()
 	d.readLimits()
 	var first *Unit

@@ -104,11 +104,8 @@ func (p *past) retry() time.Time {
 	return p.lastBlocked.Add(min(wait, lastRetry))
 }
 
-// history is what the attempts of a rollout tell.
+// history is what the attempts of a rollout tell of all units together.
 type history struct {
-	units map[string]*past
-	// done has the time at which the work on a node was done, by the UID of the node.
-	done map[types.UID]time.Time
 	// lastFailure is the time of the last failure that no user has resolved.
 	lastFailure time.Time
 	// succeeded are the attempts that ended as Done.
@@ -117,17 +114,8 @@ type history struct {
 
 // success is an attempt that ended as Done.
 type success struct {
-	unit string
+	unit *Unit
 	at   time.Time
-}
-
-func (h *history) unit(name string) *past {
-	p := h.units[name]
-	if p == nil {
-		p = &past{}
-		h.units[name] = p
-	}
-	return p
 }
 
 // DoneBy returns the times at which the work on nodes was done according to the maintenances of a
@@ -145,12 +133,12 @@ func DoneBy(attempts []*v1alpha1.NodeMaintenance) map[types.UID]time.Time {
 	return done
 }
 
-// readHistory reads the attempts of a rollout. failed has the times of failures by maintenance.
-func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Time) history {
-	h := history{units: make(map[string]*past, len(attempts)), done: DoneBy(attempts)}
-	for _, nm := range attempts {
-		unit := nm.Annotations[v1alpha1.AnnotationRolloutUnit]
-		p := h.unit(unit)
+// readHistory reads the attempts of a rollout.
+func (d *decider) readHistory() {
+	h := &d.history
+	for _, nm := range d.Attempts {
+		u := d.unit(nm.Annotations[v1alpha1.AnnotationRolloutUnit])
+		p := &u.past
 		outcome, ended := OutcomeOf(nm), v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
 		if outcome == Retried || outcome != Running && nm.DeletionTimestamp != nil {
 			continue
@@ -159,9 +147,9 @@ func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Ti
 		switch {
 		case outcome == Running:
 			p.running = nm
-			h.lastFailure = window.Latest(h.lastFailure, failed[nm.Name])
+			h.lastFailure = window.Latest(h.lastFailure, d.cluster.failed[nm.Name])
 		case outcome == Done:
-			h.succeeded = append(h.succeeded, success{unit, ended})
+			h.succeeded = append(h.succeeded, success{u, ended})
 		case outcome == Released:
 			p.released = nm.Name
 		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnNoWorker:
@@ -172,7 +160,6 @@ func readHistory(attempts []*v1alpha1.NodeMaintenance, failed map[string]time.Ti
 			p.lastBlocked = window.Latest(p.lastBlocked, ended)
 		}
 	}
-	return h
 }
 
 func timeOf(t *metav1.Time) time.Time {

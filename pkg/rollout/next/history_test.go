@@ -78,10 +78,16 @@ func TestLastFailure(t *testing.T) {
 		"the order is not": {[]*v1alpha1.NodeMaintenance{failing, noWorker}, now.Add(-time.Minute)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := readHistory(c.attempts, failed)
-			is.True(t, h.lastFailure.Equal(c.want), "got %s, want %s", h.lastFailure, c.want)
+			got := historyOf(failed, c.attempts...).history.lastFailure
+			is.True(t, got.Equal(c.want), "got %s, want %s", got, c.want)
 		})
 	}
-	h := readHistory([]*v1alpha1.NodeMaintenance{ended(attempt("n0", WithdrawnBlocked), time.Minute), ended(attempt("n0", WithdrawnBlocked), time.Hour)}, nil)
-	is.Equal(t, h.units["n0"].retry().Sub(now), 19*time.Minute, "the last of two attempts counts, in any order")
+	d := historyOf(nil, ended(attempt("n0", WithdrawnBlocked), time.Minute), ended(attempt("n0", WithdrawnBlocked), time.Hour))
+	is.Equal(t, d.byName["n0"].past.retry().Sub(now), 19*time.Minute, "the last of two attempts counts, in any order")
+}
+
+func historyOf(failed map[string]time.Time, attempts ...*v1alpha1.NodeMaintenance) *decider {
+	d := newDecider(&Cluster{failed: failed}, &Rollout{Attempts: attempts})
+	d.readHistory()
+	return d
 }

@@ -34,6 +34,8 @@ type limit struct {
 	out     []*Node
 	domains map[string]*places
 	missing int
+	// buffer is the memory of the last result of costs.
+	buffer []cost
 
 	// maxDomains is the number of open domains; 0 if this is a limit of nodes. open are those in
 	// which units run or soak, begun those in which there were others before.
@@ -41,8 +43,8 @@ type limit struct {
 	open, begun map[string]bool
 }
 
-// places counts the nodes of a domain, and those that are out.
-type places struct{ total, out int }
+// places counts the nodes of a domain, those that are out, and those that may be.
+type places struct{ total, out, allowed int }
 
 // readLimits makes the limits of the rollout and those of the cluster, and counts what is out.
 func (d *decider) readLimits() {
@@ -88,6 +90,9 @@ func (d *decider) count(l *limit) {
 			l.out = append(l.out, n)
 		}
 	}
+	for _, p := range l.domains {
+		p.allowed = l.maxNodes(p.total)
+	}
 }
 
 // countAll adds a limit of all nodes of the cluster, without domains. total is their number, and
@@ -95,7 +100,7 @@ func (d *decider) count(l *limit) {
 func (d *decider) countAll(l *limit, total int, out []*Node) {
 	d.add(l)
 	p := l.at("")
-	p.total = total
+	p.total, p.allowed = total, l.maxNodes(total)
 	for _, n := range out {
 		if l.covers(n) {
 			p.out++
@@ -113,16 +118,16 @@ func (d *decider) add(l *limit) {
 // openDomains adds a limit of domains, and notes in which the rollout is at work, and was before.
 func (d *decider) openDomains(l *limit) {
 	l.cluster, l.open, l.begun = d.cluster, map[string]bool{}, map[string]bool{}
-	for _, w := range d.work {
-		for _, name := range w.nodes {
-			if n := d.cluster.Nodes.byName[name]; n != nil && !w.failed {
+	for _, u := range d.running {
+		for _, name := range u.work.nodes {
+			if n := d.cluster.Nodes.byName[name]; n != nil && !u.work.failed {
 				l.open[l.domainOf(n)] = true
 			}
 		}
 	}
 	for i := range d.members {
 		n := d.members[i].Node
-		if _, isRecorded := d.history.done[n.UID]; isRecorded {
+		if d.members[i].isWorkedOn {
 			l.begun[l.domainOf(n)] = true
 		}
 	}
@@ -159,9 +164,9 @@ type cost struct {
 	size, added, counted int
 }
 
-// costs returns what a unit takes, sorted by domain.
+// costs returns what a unit takes, sorted by domain. The result is valid until the next call.
 func (l *limit) costs(u *Unit) []cost {
-	var costs []cost
+	costs := l.buffer[:0]
 	for _, n := range u.Nodes {
 		if !l.covers(n) {
 			continue
@@ -180,6 +185,7 @@ func (l *limit) costs(u *Unit) []cost {
 		}
 	}
 	slices.SortFunc(costs, func(a, b cost) int { return strings.Compare(a.domain, b.domain) })
+	l.buffer = costs
 	return costs
 }
 
@@ -193,7 +199,7 @@ func (l *limit) excludes(u *Unit) string {
 		return ""
 	}
 	for _, c := range costs {
-		if allowed := l.maxNodes(l.at(c.domain).total); c.size > allowed {
+		if allowed := l.at(c.domain).allowed; c.size > allowed {
 			return fmt.Sprintf("it has %s%s; %s allows %d", wording.Count(c.size, "node"), l.in(c.domain), l.name, allowed)
 		}
 	}
@@ -210,7 +216,7 @@ func (l *limit) refuses(u *Unit) (domain string, refused bool) {
 			}
 			continue
 		}
-		if p := l.at(c.domain); p.out-c.counted+c.added+l.missing > l.maxNodes(p.total) {
+		if p := l.at(c.domain); p.out-c.counted+c.added+l.missing > p.allowed {
 			return c.domain, true
 		}
 	}
@@ -248,7 +254,7 @@ func (d *decider) refusal(l *limit, domain string) string {
 	for name := range d.cluster.missing {
 		takers = append(takers, name+" does not exist, but may return")
 	}
-	return fmt.Sprintf("%s allows %s out of service%s: %s", l.name, wording.Count(l.maxNodes(l.at(domain).total), "node"), l.in(domain),
+	return fmt.Sprintf("%s allows %s out of service%s: %s", l.name, wording.Count(l.at(domain).allowed, "node"), l.in(domain),
 		Names(takers))
 }
 

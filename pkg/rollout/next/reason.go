@@ -25,7 +25,7 @@ func (d *decider) stop() {
 	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
 	switch {
 	// Most likely the selector has an error.
-	case len(d.Members) == 0 && len(d.work) == 0 && spec.Stage != v1alpha1.RolloutStageComplete:
+	case len(d.Members) == 0 && len(d.running) == 0 && spec.Stage != v1alpha1.RolloutStageComplete:
 		d.Progressing = true
 		set(v1alpha1.ReasonNoNodes, "the selector matches no node")
 	case spec.Stage == v1alpha1.RolloutStageIdle:
@@ -60,12 +60,10 @@ func (d *decider) stop() {
 
 // survey returns the failed units, whether any unit is not done, and whether one still runs.
 func (d *decider) survey() (failures []string, open, isBusy bool) {
-	for _, w := range d.work {
-		isBusy = isBusy || !w.failed
-	}
-	for name, w := range d.work {
-		if w.failed && d.units[name] == nil {
-			failures = append(failures, name) // its nodes no longer match
+	for _, u := range d.running {
+		isBusy = isBusy || !u.work.failed
+		if u.work.failed && !u.isMatched {
+			failures = append(failures, u.Name) // its nodes no longer match
 		}
 	}
 	for _, u := range d.units {
@@ -100,24 +98,23 @@ func describe(holds []v1alpha1.RolloutHold) string {
 func (d *decider) progress(refusal string) {
 	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
 	busy, paused := len(d.Start), []string{}
-	for _, w := range d.work {
-		if !w.failed {
+	for _, u := range d.running {
+		if !u.work.failed {
 			busy++
 		}
-		if w.paused != nil {
-			paused = append(paused, fmt.Sprintf("NodeMaintenance %s is paused by user %q", w.paused.Name, w.paused.Status.Pause.By))
+		if nm := u.work.paused; nm != nil {
+			paused = append(paused, fmt.Sprintf("NodeMaintenance %s is paused by user %q", nm.Name, nm.Status.Pause.By))
 		}
 	}
 	texts := map[state][]string{}
 	for _, u := range d.units {
-		text := u.Name
 		switch {
+		case u.message == "":
 		case strings.HasPrefix(u.message, "node "+u.Name+" "):
-			text = u.message
-		case u.message != "":
-			text += ": " + u.message
+			texts[u.state] = append(texts[u.state], u.message)
+		default:
+			texts[u.state] = append(texts[u.state], u.Name+": "+u.message)
 		}
-		texts[u.state] = append(texts[u.state], text)
 	}
 	switch {
 	case busy > 0 && busy == len(paused):

@@ -32,13 +32,17 @@ type Unit struct {
 	// Nodes are the matching nodes whose work is not done, sorted by name.
 	Nodes []*Node
 
-	state state
+	// past is what its attempts tell, and work is what runs; nil if nothing does.
+	past past
+	work *work
+	// isMatched is true if a matching node is in the unit.
+	isMatched bool
+	state     state
 	// message describes for people why the unit is blocked, failed or skipped.
 	message string
-	// attempts is the number of its NodeMaintenances.
-	attempts int
-	// rank is that of its domains, see rankOf; pods is the number of its pods that have to leave.
-	rank, pods int
+	// self is 1 if the server runs on one of its nodes. rank is that of its domains, see rankOf.
+	// pods is the number of its pods that have to leave.
+	self, rank, pods int
 }
 
 // References returns the nodes for status.current.
@@ -50,35 +54,43 @@ func (u *Unit) References() []v1alpha1.NodeReference {
 	return refs
 }
 
-// unitOf returns the name of the unit of a node. isInside is true if the node left with that unit,
-// which runs; the labels count after that. A node without the label joins the unit of its name.
-func (d *decider) unitOf(n *Node) (name string, isInside bool) {
-	if name, isInside = d.inside[n.Name]; isInside {
-		return name, true
+// unit returns the unit of a name.
+func (d *decider) unit(name string) *Unit {
+	u := d.byName[name]
+	if u == nil {
+		u = &Unit{Name: name}
+		d.byName[name] = u
+	}
+	return u
+}
+
+// unitOf returns the unit of a node. isInside is true if the node left with that unit, which runs;
+// the labels count after that. A node without the label joins the unit of its name.
+func (d *decider) unitOf(n *Node) (u *Unit, isInside bool) {
+	if u, isInside = d.inside[n.Name]; isInside {
+		return u, true
 	}
 	if value := n.Labels[d.Object.Spec.UnitKey]; d.Object.Spec.UnitKey != "" && value != "" {
-		return value, false
+		return d.unit(value), false
 	}
-	return n.Name, false
+	return d.unit(n.Name), false
 }
 
 // group makes the units of the matching nodes.
 func (d *decider) group() {
-	d.units = make(map[string]*Unit, len(d.Members))
 	d.members = make([]member, 0, len(d.Members))
 	for _, of := range d.Members {
-		m := member{Node: d.cluster.Nodes.byName[of.Node]}
+		m := member{Node: d.cluster.Nodes.byName[of.Node], isWorkedOn: of.IsDone, isDone: of.IsDone || of.Goal == GoalMet}
 		if m.Node == nil {
 			continue
 		}
 		if of.Goal != TooNew {
-			var name string
-			name, m.isInside = d.unitOf(m.Node)
-			if m.unit = d.units[name]; m.unit == nil {
-				m.unit = &Unit{Name: name}
-				d.units[name] = m.unit
+			m.unit, m.isInside = d.unitOf(m.Node)
+			if !m.unit.isMatched {
+				m.unit.isMatched = true
+				d.units = append(d.units, m.unit)
 			}
-			if m.isDone = d.isDone(m.Node, of.Goal); !m.isDone {
+			if !m.isDone {
 				m.unit.Nodes = append(m.unit.Nodes, m.Node)
 			}
 		}
@@ -91,16 +103,10 @@ func (d *decider) group() {
 
 // classify sets the state of a unit.
 func (d *decider) classify(u *Unit) {
-	p := d.history.units[u.Name]
-	if p == nil {
-		p = &past{}
-	}
-	u.attempts = p.attempts
-	w, isRunning := d.work[u.Name]
-	switch {
-	case isRunning && w.failed:
-		u.state, u.message = failed, fmt.Sprintf("the work has failed (NodeMaintenance %s)", w.maintenance)
-	case isRunning:
+	switch p := &u.past; {
+	case u.work != nil && u.work.failed:
+		u.state, u.message = failed, fmt.Sprintf("the work has failed (NodeMaintenance %s)", u.work.maintenance)
+	case u.work != nil:
 		u.state = running
 	case len(u.Nodes) == 0:
 		u.state = done
@@ -153,17 +159,14 @@ func (d *decider) order() []*Unit {
 	for _, u := range d.units {
 		if u.state == waiting {
 			u.rank, u.pods = d.rankOf(u), d.podsOf(u)
+			if slices.ContainsFunc(u.Nodes, func(n *Node) bool { return n.Name == d.cluster.ServerNode }) {
+				u.self = 1
+			}
 			units = append(units, u)
 		}
 	}
-	self := func(u *Unit) int {
-		if slices.ContainsFunc(u.Nodes, func(n *Node) bool { return n.Name == d.cluster.ServerNode }) {
-			return 1
-		}
-		return 0
-	}
 	slices.SortFunc(units, func(a, b *Unit) int {
-		return cmp.Or(cmp.Compare(self(a), self(b)), d.FailedStarts[a.Name].Compare(d.FailedStarts[b.Name]), cmp.Compare(a.attempts, b.attempts),
+		return cmp.Or(cmp.Compare(a.self, b.self), d.FailedStarts[a.Name].Compare(d.FailedStarts[b.Name]), cmp.Compare(a.past.attempts, b.past.attempts),
 			cmp.Compare(a.rank, b.rank), cmp.Compare(a.pods, b.pods), strings.Compare(a.Name, b.Name))
 	})
 	return units

@@ -202,9 +202,6 @@ func (w *world) input(r *simRollout, caches *view) (*Cluster, *Rollout) {
 	var all []Node
 	for _, n := range caches.nodes {
 		all = append(all, w.readNode(n, caches))
-		if r.has(n) {
-			in.Members = append(in.Members, Member{n.name, r.goalOf(n)})
-		}
 	}
 	facts.Nodes = NewNodes(all)
 	for _, t := range caches.tasks {
@@ -229,6 +226,12 @@ func (w *world) input(r *simRollout, caches *view) (*Cluster, *Rollout) {
 		fake := &simMaintenance{name: "fake" + strconv.Itoa(i), nodes: []string{"fake"}, unit: "fake", created: caches.now, complete: caches.now}
 		fake.records = map[string]record{"fake": {state: v1alpha1.NodeTaskDone}}
 		in.Attempts = append(in.Attempts, fake.object())
+	}
+	worked := DoneBy(in.Attempts)
+	for _, n := range caches.nodes {
+		if _, isDone := worked[types.UID(n.uid)]; r.has(n) {
+			in.Members = append(in.Members, Member{n.name, r.goalOf(n), isDone})
+		}
 	}
 	return NewCluster(facts), in
 }
