@@ -46,7 +46,7 @@ func BenchmarkDecide(b *testing.B) {
 		}
 		shared := NewNodes(states)
 		for i, r := range all {
-			in := &Rollout{Object: r, Attempts: attempts[i]}
+			in := &Rollout{Object: r, Members: make([]Member, 0, len(members[i])), Attempts: attempts[i]}
 			worked := DoneBy(in.Attempts)
 			for _, n := range members[i] {
 				_, isDone := worked[n.UID]

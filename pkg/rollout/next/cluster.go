@@ -122,7 +122,7 @@ func (c *Cluster) isOut(n *Node) bool { return n.isOut() || c.taken[n.Name] != "
 
 // out returns the nodes that count as out.
 func (c *Cluster) out() []*Node {
-	out := slices.Clone(c.Nodes.out)
+	out := slices.Clip(c.Nodes.out) // other decisions share it
 	for name := range c.taken {
 		if n := c.Nodes.byName[name]; !n.isOut() {
 			out = append(out, n)

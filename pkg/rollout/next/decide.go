@@ -100,10 +100,12 @@ type work struct {
 // member is a matching node that exists.
 type member struct {
 	*Node
-	// unit is its unit; nil if it takes places and nothing else. isInside is true if it left with
-	// that unit, which runs.
+	// unit is its unit; nil if no work is left in it. isInside is true if it left with that unit,
+	// which runs.
 	unit     *Unit
 	isInside bool
+	// isTooNew is true if it takes places and nothing else, and isOut if it counts as out.
+	isTooNew, isOut bool
 	// isWorkedOn is true if the rollout has done its work on it, and isDone if it needs none.
 	isWorkedOn, isDone bool
 }
@@ -115,8 +117,8 @@ type decider struct {
 	history history
 	// members are the matching nodes that exist.
 	members []member
-	// units are the units of the members, and running those that run, soak or have failed. byName
-	// has these, and the others that attempts name.
+	// units are the units of members with work that is left, and running those that run, soak or
+	// have failed, of members or not. byName has both.
 	units, running []*Unit
 	byName         map[string]*Unit
 	// inside has the units that run by the names of their nodes, whatever labels these have now.
@@ -126,18 +128,15 @@ type decider struct {
 }
 
 func newDecider(c *Cluster, r *Rollout) *decider {
-	return &decider{
-		Rollout: r, cluster: c, inside: map[string]*Unit{},
-		byName: make(map[string]*Unit, max(len(r.Members), len(r.Attempts))),
-	}
+	return &decider{Rollout: r, cluster: c, byName: map[string]*Unit{}, inside: map[string]*Unit{}}
 }
 
 // Decide decides which units of a rollout start now.
 func Decide(c *Cluster, r *Rollout) Decision {
 	d := newDecider(c, r)
-	d.readHistory()
 	d.findRunning()
 	d.group()
+	d.readHistory()
 	d.readLimits()
 	for _, u := range d.units {
 		d.classify(u)
@@ -171,21 +170,22 @@ func (d *decider) findRunning() {
 		}
 		d.unit(entry.Unit).work = w
 	}
-	for _, u := range d.byName {
-		if nm := u.past.running; nm != nil {
-			if u.work == nil {
-				u.work = &work{maintenance: nm.Name}
-				for i := range nm.Status.NodeStatuses {
-					u.work.nodes = append(u.work.nodes, nm.Status.NodeStatuses[i].NodeRef.Name)
-				}
-			}
-			if pause := nm.Status.Pause; v1alpha1.IsHolding(nm) && pause != nil && pause.By != d.cluster.ServerUser {
-				u.work.paused = nm
-			}
-		}
-		if u.work == nil {
+	for _, nm := range d.Attempts {
+		if v1alpha1.IsDone(nm) {
 			continue
 		}
+		u := d.unit(nm.Annotations[v1alpha1.AnnotationRolloutUnit])
+		if u.work == nil {
+			u.work = &work{maintenance: nm.Name}
+			for i := range nm.Status.NodeStatuses {
+				u.work.nodes = append(u.work.nodes, nm.Status.NodeStatuses[i].NodeRef.Name)
+			}
+		}
+		if pause := nm.Status.Pause; v1alpha1.IsHolding(nm) && pause != nil && pause.By != d.cluster.ServerUser {
+			u.work.paused = nm
+		}
+	}
+	for _, u := range d.byName {
 		d.running = append(d.running, u)
 		_, u.work.failed = d.cluster.failed[u.work.maintenance]
 		for _, node := range u.work.nodes {
@@ -245,8 +245,8 @@ func (d *decider) start() (refusal string) {
 // first one is alone, and their number doubles with each round.
 func (d *decider) width() int {
 	width := 1
-	for _, s := range d.history.succeeded {
-		if w := s.unit.work; (w == nil || !w.soaking) && !s.at.Before(d.history.lastFailure) {
+	for _, at := range d.history.succeeded {
+		if !at.Before(d.history.lastFailure) {
 			width++
 		}
 	}
@@ -259,7 +259,7 @@ func (d *decider) countNodes() {
 	var counts [done + 1]int32
 	for i := range d.members {
 		switch m := &d.members[i]; {
-		case m.unit == nil:
+		case m.isTooNew:
 			continue
 		case m.isInside:
 			counts[m.unit.state]++

@@ -4,6 +4,7 @@
 package next
 
 import (
+	"cmp"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -86,8 +87,6 @@ const (
 // past is what is known of the attempts for a unit.
 type past struct {
 	attempts, blocked int
-	// running is the attempt that has not ended.
-	running *v1alpha1.NodeMaintenance
 	// lastBlocked is the time at which the last blocked attempt ended. An attempt whose nodes left
 	// the rollout counts as blocked.
 	lastBlocked time.Time
@@ -108,14 +107,8 @@ func (p *past) retry() time.Time {
 type history struct {
 	// lastFailure is the time of the last failure that no user has resolved.
 	lastFailure time.Time
-	// succeeded are the attempts that ended as Done.
-	succeeded []success
-}
-
-// success is an attempt that ended as Done.
-type success struct {
-	unit *Unit
-	at   time.Time
+	// succeeded are the ends of the attempts that ended as Done and no longer soak.
+	succeeded []time.Time
 }
 
 // DoneBy returns the times at which the work on nodes was done according to the maintenances of a
@@ -133,11 +126,14 @@ func DoneBy(attempts []*v1alpha1.NodeMaintenance) map[types.UID]time.Time {
 	return done
 }
 
-// readHistory reads the attempts of a rollout.
+// readHistory reads the attempts of a rollout: what they tell of all units, and of those in which
+// work is left.
 func (d *decider) readHistory() {
 	h := &d.history
+	h.succeeded = make([]time.Time, 0, len(d.Attempts))
+	var none Unit
 	for _, nm := range d.Attempts {
-		u := d.unit(nm.Annotations[v1alpha1.AnnotationRolloutUnit])
+		u := cmp.Or(d.byName[nm.Annotations[v1alpha1.AnnotationRolloutUnit]], &none)
 		p := &u.past
 		outcome, ended := OutcomeOf(nm), v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
 		if outcome == Retried || outcome != Running && nm.DeletionTimestamp != nil {
@@ -146,10 +142,11 @@ func (d *decider) readHistory() {
 		p.attempts++
 		switch {
 		case outcome == Running:
-			p.running = nm
 			h.lastFailure = window.Latest(h.lastFailure, d.cluster.failed[nm.Name])
 		case outcome == Done:
-			h.succeeded = append(h.succeeded, success{u, ended})
+			if u.work == nil || !u.work.soaking {
+				h.succeeded = append(h.succeeded, ended)
+			}
 		case outcome == Released:
 			p.released = nm.Name
 		case nm.Annotations[v1alpha1.AnnotationWithdrawn] == WithdrawnNoWorker:

@@ -88,6 +88,7 @@ func TestLastFailure(t *testing.T) {
 
 func historyOf(failed map[string]time.Time, attempts ...*v1alpha1.NodeMaintenance) *decider {
 	d := newDecider(&Cluster{failed: failed}, &Rollout{Attempts: attempts})
+	d.unit("n0")
 	d.readHistory()
 	return d
 }

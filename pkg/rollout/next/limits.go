@@ -26,8 +26,6 @@ type limit struct {
 	key string
 	// controlPlane is true if it only counts control-plane nodes.
 	controlPlane bool
-	// maxNodes returns the number of nodes of a domain that may be out; total is their number.
-	maxNodes func(total int) int
 	// cluster is the state of the nodes. out are those that are out, and domains the numbers of all
 	// that it counts. Missing nodes count in every domain.
 	cluster *Cluster
@@ -52,61 +50,50 @@ func (d *decider) readLimits() {
 		spec := &d.Object.Spec.Limits[i]
 		l := &limit{name: fmt.Sprintf("limits[%d]", i), key: spec.TopologyKey}
 		if spec.MaxDomains == nil {
-			l.maxNodes = maximum(spec.MaxUnavailable)
-			d.count(l)
+			d.count(l, spec.MaxUnavailable)
 		} else {
 			l.maxDomains = int(*spec.MaxDomains)
 			d.openDomains(l)
 		}
 	}
-	percent := intstr.FromString(fmt.Sprintf("%d%%", d.cluster.MaxUnavailablePercent))
+	percent, one := intstr.FromString(fmt.Sprintf("%d%%", d.cluster.MaxUnavailablePercent)), intstr.FromInt32(1)
 	out := d.cluster.out()
-	d.countAll(&limit{name: "--max-unavailable-nodes of the server", maxNodes: maximum(&percent)}, len(d.cluster.Nodes.all), out)
-	d.countAll(&limit{name: "the limit of control-plane nodes", controlPlane: true, maxNodes: func(int) int { return 1 }},
-		d.cluster.Nodes.controlPlane, out)
+	d.countAll(&limit{name: "--max-unavailable-nodes of the server", out: out}, &percent, len(d.cluster.Nodes.all))
+	out = slices.DeleteFunc(slices.Clone(out), func(n *Node) bool { return !n.controlPlane })
+	d.countAll(&limit{name: "the limit of control-plane nodes", controlPlane: true, out: out}, &one, d.cluster.Nodes.controlPlane)
 }
 
-// maximum returns the function that computes how many nodes of a domain may be out: at least 1. A
-// value that cannot be parsed is 1, too.
-func maximum(value *intstr.IntOrString) func(int) int {
-	return func(total int) int {
-		scaled, err := intstr.GetScaledValueFromIntOrPercent(value, total, false)
-		if err != nil {
-			return 1
-		}
-		return max(1, scaled)
+// allowed returns how many of some nodes may be out: at least 1. A value that cannot be parsed is 1,
+// too.
+func allowed(value *intstr.IntOrString, total int) int {
+	scaled, err := intstr.GetScaledValueFromIntOrPercent(value, total, false)
+	if err != nil {
+		return 1
 	}
+	return max(1, scaled)
 }
 
 // count adds a limit of the matching nodes, and counts them.
-func (d *decider) count(l *limit) {
+func (d *decider) count(l *limit, value *intstr.IntOrString) {
 	d.add(l)
 	for i := range d.members {
-		n := d.members[i].Node
-		p := l.at(l.domainOf(n))
+		m := &d.members[i]
+		p := l.at(l.domainOf(m.Node))
 		p.total++
-		if d.cluster.isOut(n) {
+		if m.isOut {
 			p.out++
-			l.out = append(l.out, n)
+			l.out = append(l.out, m.Node)
 		}
 	}
 	for _, p := range l.domains {
-		p.allowed = l.maxNodes(p.total)
+		p.allowed = allowed(value, p.total)
 	}
 }
 
-// countAll adds a limit of all nodes of the cluster, without domains. total is their number, and
-// out are those that are out.
-func (d *decider) countAll(l *limit, total int, out []*Node) {
+// countAll adds a limit of nodes of the whole cluster, without domains. total is their number.
+func (d *decider) countAll(l *limit, value *intstr.IntOrString, total int) {
 	d.add(l)
-	p := l.at("")
-	p.total, p.allowed = total, l.maxNodes(total)
-	for _, n := range out {
-		if l.covers(n) {
-			p.out++
-			l.out = append(l.out, n)
-		}
-	}
+	*l.at("") = places{total, len(l.out), allowed(value, total)}
 }
 
 // add adds a limit of nodes.
@@ -199,8 +186,8 @@ func (l *limit) excludes(u *Unit) string {
 		return ""
 	}
 	for _, c := range costs {
-		if allowed := l.at(c.domain).allowed; c.size > allowed {
-			return fmt.Sprintf("it has %s%s; %s allows %d", wording.Count(c.size, "node"), l.in(c.domain), l.name, allowed)
+		if p := l.at(c.domain); c.size > p.allowed {
+			return fmt.Sprintf("it has %s%s; %s allows %d", wording.Count(c.size, "node"), l.in(c.domain), l.name, p.allowed)
 		}
 	}
 	return ""

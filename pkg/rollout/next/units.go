@@ -64,35 +64,42 @@ func (d *decider) unit(name string) *Unit {
 	return u
 }
 
-// unitOf returns the unit of a node. isInside is true if the node left with that unit, which runs;
-// the labels count after that. A node without the label joins the unit of its name.
-func (d *decider) unitOf(n *Node) (u *Unit, isInside bool) {
-	if u, isInside = d.inside[n.Name]; isInside {
-		return u, true
+// unitOf returns the name of the unit of a node that is not inside a unit that runs. A node without
+// the label joins the unit of its name.
+func (d *decider) unitOf(n *Node) string {
+	if key := d.Object.Spec.UnitKey; key != "" && n.Labels[key] != "" {
+		return n.Labels[key]
 	}
-	if value := n.Labels[d.Object.Spec.UnitKey]; d.Object.Spec.UnitKey != "" && value != "" {
-		return d.unit(value), false
-	}
-	return d.unit(n.Name), false
+	return n.Name
 }
 
-// group makes the units of the matching nodes.
+// group makes the units of the matching nodes. A node that left with a unit stays in it until that
+// ends, whatever its labels are.
 func (d *decider) group() {
 	d.members = make([]member, 0, len(d.Members))
 	for _, of := range d.Members {
-		m := member{Node: d.cluster.Nodes.byName[of.Node], isWorkedOn: of.IsDone, isDone: of.IsDone || of.Goal == GoalMet}
-		if m.Node == nil {
+		n := d.cluster.Nodes.byName[of.Node]
+		if n == nil {
 			continue
 		}
-		if of.Goal != TooNew {
-			m.unit, m.isInside = d.unitOf(m.Node)
-			if !m.unit.isMatched {
-				m.unit.isMatched = true
-				d.units = append(d.units, m.unit)
-			}
-			if !m.isDone {
-				m.unit.Nodes = append(m.unit.Nodes, m.Node)
-			}
+		m := member{
+			Node: n, isTooNew: of.Goal == TooNew, isOut: d.cluster.isOut(n), isWorkedOn: of.IsDone, isDone: of.IsDone || of.Goal == GoalMet,
+		}
+		switch u, isInside := d.inside[n.Name]; {
+		case m.isTooNew:
+		case isInside:
+			m.unit, m.isInside = u, true
+		case m.isDone:
+			m.unit = d.byName[d.unitOf(n)]
+		default:
+			m.unit = d.unit(d.unitOf(n))
+		}
+		if u := m.unit; u != nil && !u.isMatched {
+			u.isMatched = true
+			d.units = append(d.units, u)
+		}
+		if m.unit != nil && !m.isDone {
+			m.unit.Nodes = append(m.unit.Nodes, n)
 		}
 		d.members = append(d.members, m)
 	}
