@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs golangci-lint on all modules including tests, kube-api-linter on the API types, go vet on the
+# Runs golangci-lint on all modules but test/gitops, including tests, kube-api-linter on the API types, go vet on the
 # code that is only compiled for Windows, and a syntax check of the shell scripts. With arguments,
 # it runs golangci-lint on these modules only.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

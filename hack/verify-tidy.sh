@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks whether `go mod tidy` would change a go.mod or go.sum, whether the modules that .ci/run
-# compiles use the same versions of what they have in common with the root module, and whether
-# scheduler uses the same Kubernetes. containerd, in test/realnodes, has libraries of its own.
+# Checks whether `go mod tidy` would change a go.mod or go.sum, whether the modules below that
+# import Kubernetes use the same versions of what they have in common with the root module, and
+# whether scheduler uses the same Kubernetes.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 failed=
 for module in "${MODULES[@]}"; do

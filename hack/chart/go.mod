@@ -80,8 +80,8 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
 
-// The versions of the root module, so that what imports these is compiled once for both, the
-// libraries of Kubernetes among it.
+// The versions of the root module, so that what imports these is compiled once for both. The
+// libraries of Kubernetes import them.
 replace (
 	github.com/google/gnostic-models => github.com/google/gnostic-models v0.7.0
 	go.yaml.in/yaml/v3 => go.yaml.in/yaml/v3 v3.0.4

@@ -50,7 +50,8 @@ type Task struct {
 	observed chan struct{}
 	// beats sends heartbeats for the handler.
 	beats *heartbeat.Sender
-	// claimed is the time before the claim by this process, zero if an earlier one has claimed it.
+	// claimed is the wall-clock time before the claim by this process, zero if an earlier one has
+	// claimed it. The monotonic clock stands still while the machine sleeps.
 	claimed time.Time
 
 	mu     sync.Mutex
@@ -166,7 +167,7 @@ func (t *Task) claim() bool {
 		if !isOffered() {
 			return nil
 		}
-		t.claimed = t.worker.Clock.Now()
+		t.claimed = t.worker.Clock.Now().Round(0)
 		return t.write(t.ctx, map[string]any{"holder": t.worker.Holder})
 	})
 	for {
@@ -190,7 +191,7 @@ const maxClaimAge = 5 * time.Second
 // the claim. A read is sufficient after a new claim. In all other cases a heartbeat confirms it, so
 // that the node belongs to the worker for the whole deadline.
 func (t *Task) confirm() error {
-	if t.worker.Clock.Since(t.claimed) < maxClaimAge {
+	if age := t.worker.Clock.Now().Sub(t.claimed); age >= 0 && age < maxClaimAge {
 		return t.refresh(t.ctx)
 	}
 	return t.writeClaimed(t.ctx, map[string]any{})

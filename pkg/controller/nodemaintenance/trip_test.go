@@ -69,9 +69,9 @@ func newTrip(t *testing.T, nm *v1alpha1.NodeMaintenance) *fixture {
 	return f
 }
 
-// TestAUserReleases has work that is done, and a node that nobody releases: its DaemonSet pods
-// return, and the node does not show any more that it is drained.
-func TestAUserReleases(t *testing.T) {
+// TestDoneNodeBeforeItsRelease has work that is done, and a node that is not released: its
+// DaemonSet pods return, and the node does not show any more that it is drained.
+func TestDoneNodeBeforeItsRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTrip(t, newMaintenance("m", withTask))
 		isDone := f.clock.Now()

@@ -70,7 +70,7 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Ti
 	case n.skip != "":
 	case marks.IsCordonedByOthers(node):
 		n.skip = "is unschedulable, and not by Haulout"
-	// A node on which a worker works may be rebooting.
+	// A node with a task may be rebooting.
 	case unready != "" && !young && !hasTask:
 		n.skip = unready
 	}

@@ -32,7 +32,7 @@ type Unit struct {
 	// Nodes are the matching nodes whose work is not done, sorted by name.
 	Nodes []*Node
 
-	// past is what its attempts tell, and work is what runs; nil if nothing does.
+	// past is the result of its attempts, and work is what runs; nil if nothing does.
 	past past
 	work *work
 	// isMatched is true if a matching node is in the unit.
