@@ -83,8 +83,8 @@ leftOut() {
 		/^ *--- SKIP: / { print $3 ": " why }' "${LOG}"
 }
 
-# Tests are vetted by make lint or make gitops. Here it would take a pass over all they are compiled from, for each
-# way in which they are compiled.
+# Tests are vetted by make lint or make gitops. Here it would take a pass over all they are compiled
+# from, for each way in which they are compiled.
 tests() {
 	local failed='' argument common=() group=()
 	for argument in "$@" :; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs golangci-lint on all modules but test/gitops, including tests, kube-api-linter on the API types, go vet on the
-# code that is only compiled for Windows, and a syntax check of the shell scripts. With arguments,
-# it runs golangci-lint on these modules only.
+# Runs golangci-lint on all modules but test/gitops, including tests, kube-api-linter on the API
+# types, go vet on the code that is only compiled for Windows, and a syntax check of the shell
+# scripts. With arguments, it runs golangci-lint on these modules only.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
 failed=

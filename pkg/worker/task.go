@@ -187,9 +187,9 @@ func (t *Task) claim() bool {
 // maxClaimAge is the maximum age of a claim that is as good as a heartbeat.
 const maxClaimAge = 5 * time.Second
 
-// confirm confirms that the node still belongs to the worker: the cache may be older than the end of
-// the claim. A read is sufficient after a new claim. In all other cases a heartbeat confirms it, so
-// that the node belongs to the worker for the whole deadline.
+// confirm confirms that the node still belongs to the worker: the cache may be older than the end
+// of the claim. A read is sufficient after a new claim. In all other cases a heartbeat confirms it,
+// so that the node belongs to the worker for the whole deadline.
 func (t *Task) confirm() error {
 	if age := t.worker.Clock.Now().Sub(t.claimed); age >= 0 && age < maxClaimAge {
 		return t.refresh(t.ctx)

@@ -35,6 +35,7 @@ func ofRollout(nm *v1alpha1.NodeMaintenance) {
 // newTrip takes a node without pods out of service, with five seconds of work. Only events cause
 // syncs.
 func newTrip(t *testing.T, nm *v1alpha1.NodeMaintenance) *fixture {
+	t.Helper()
 	f := newFixture(t, newNode("one", isReady))
 	informertest.Versioned(t, f.maintenance)
 	f.maintenance.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -84,8 +85,8 @@ func TestDoneNodeBeforeItsRelease(t *testing.T) {
 	})
 }
 
-// TestWritesOfATrip takes a node without pods out of service and back. It counts what the server and
-// the worker write.
+// TestWritesOfATrip takes a node without pods out of service and back. It counts what the server
+// and the worker write.
 func TestWritesOfATrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTrip(t, newMaintenance("m", withTask, ofRollout))

@@ -63,8 +63,8 @@ func (d *decider) readLimits() {
 	d.countAll(&limit{name: "the limit of control-plane nodes", controlPlane: true, out: out}, &one, d.cluster.Nodes.controlPlane)
 }
 
-// allowed returns how many of some nodes may be out: at least 1. A value that cannot be parsed is 1,
-// too.
+// allowed returns how many of some nodes may be out: at least 1. A value that cannot be parsed is
+// 1, too.
 func allowed(value *intstr.IntOrString, total int) int {
 	scaled, err := intstr.GetScaledValueFromIntOrPercent(value, total, false)
 	if err != nil {
