@@ -161,6 +161,9 @@ func (c *Controller) sync(ctx context.Context, key item) error {
 }
 
 func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedName) error {
+	// The handlers ignore events of Deployments that are not tracked. What changes while this sync
+	// reads it must cause another one.
+	c.known.change(key, func(*state) {})
 	s, err := c.gather(ctx, key)
 	if err != nil {
 		return err

@@ -102,8 +102,8 @@ func (t *tracked) get(key types.NamespacedName) state {
 	return s
 }
 
-// noteSync starts to track a Deployment, and sets the earliest time of its next sync from its
-// number of pods. at is the start of this sync.
+// noteSync sets the earliest time of the next sync of a Deployment from its number of pods. at is
+// the start of this sync.
 func (t *tracked) noteSync(key types.NamespacedName, at time.Time, pods int) {
 	t.change(key, func(s *state) { s.nextSync = at.Add(min(time.Duration(pods)*pausePerPod, longestPause)) })
 }
