@@ -458,8 +458,7 @@ FUZZ_PACKAGES := ./test/fuzz ./pkg/admission/plugin/evacuation ./pkg/admission/p
 fuzz: ## Search for input that breaks a reader (FUZZ_TIME=10m for each target); what is found is written to testdata/fuzz
 	@hack/fuzz.sh '$(FUZZ_TIME)' $(FUZZ_PACKAGES)
 
-# End-to-end tests are compiled, too. All tests are vetted by make lint
-# or make gitops.
+# End-to-end tests are compiled, too. All tests are vetted by make lint or make gitops.
 .PHONY: unit
 unit: ## Run the tests that need no cluster, of all modules
 	@go list -test -export ./test/... >/dev/null

@@ -264,9 +264,9 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 }
 
 // isUrgent reports whether a status differs in more than counters, messages and states of the work
-// that pass by. Other components or a new leader need all other changes immediately. The
-// first status of a maintenance of a rollout that ends is not urgent: in most cases it has released
-// its nodes moments later, which is urgent.
+// that pass by. Other components or a new leader need all other changes immediately. The first
+// status of a maintenance of a rollout that ends is not urgent: in most cases it has released its
+// nodes moments later, which is urgent.
 func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	switch {
 	case !sameWork(old, next):
