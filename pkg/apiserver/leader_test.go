@@ -87,9 +87,9 @@ type stage struct {
 
 // act returns a Run function that simulates a set of controllers. The last call of the controllers
 // may continue for the time lasts after their context has ended.
-func (s *stage) act(identity string, lasts time.Duration) func(context.Context, func() error) error {
-	return func(ctx context.Context, mayAct func() error) error {
-		if err := mayAct(); err != nil {
+func (s *stage) act(identity string, lasts time.Duration) func(context.Context, func(time.Duration) error) error {
+	return func(ctx context.Context, mayAct func(time.Duration) error) error {
+		if err := mayAct(0); err != nil {
 			s.t.Errorf("%s has begun to lead and may not act: %v", identity, err)
 		}
 		s.mu.Lock()
@@ -122,7 +122,7 @@ func (s *stage) now() string {
 }
 
 // shipped returns a replica with the default timing of the server.
-func shipped(leases coordinationclient.LeasesGetter, identity string, run func(context.Context, func() error) error) *Controllers {
+func shipped(leases coordinationclient.LeasesGetter, identity string, run func(context.Context, func(time.Duration) error) error) *Controllers {
 	return &Controllers{Leases: leases, Run: run, Exit: func(error) {}, Election: LeaderElection{
 		Enabled: true, Namespace: "ns", Name: "lease", Identity: identity,
 		LeaseDuration: 12 * time.Second, RenewDeadline: 6 * time.Second, RetryPeriod: 1500 * time.Millisecond,
@@ -131,21 +131,24 @@ func shipped(leases coordinationclient.LeasesGetter, identity string, run func(c
 
 // TestSuspendedLeaderMayNotAct advances the clock while no timer of the process fires.
 func TestSuspendedLeaderMayNotAct(t *testing.T) {
-	const deadline = 6 * time.Second
+	const deadline, grace = 6 * time.Second, 4 * time.Second
 	for name, test := range map[string]struct {
 		renewed time.Time
+		grace   time.Duration
 		may     bool
 	}{
-		"renewed just now":            {time.Now(), true},
-		"renewed before the deadline": {time.Now().Add(-deadline / 2), true},
-		"not renewed":                 {time.Now().Add(-deadline), false},
-		"never renewed":               {time.Time{}, false},
-		"not renewed since the process was suspended": {time.Now().Add(-deadline).Round(0), false},
-		"renewed before the clock jumped":             {time.Now().Add(deadline), true},
+		"renewed just now":                            {renewed: time.Now(), may: true},
+		"renewed before the deadline":                 {renewed: time.Now().Add(-deadline / 2), may: true},
+		"not renewed":                                 {renewed: time.Now().Add(-deadline)},
+		"not renewed, in the grace period":            {renewed: time.Now().Add(-deadline), grace: grace, may: true},
+		"not renewed, and after the grace period":     {renewed: time.Now().Add(-deadline - grace), grace: grace},
+		"never renewed":                               {grace: grace},
+		"not renewed since the process was suspended": {renewed: time.Now().Add(-deadline).Round(0)},
+		"renewed before the clock jumped":             {renewed: time.Now().Add(deadline), may: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &lease{deadline: deadline, renewed: test.renewed}
-			if err := l.check(); (err == nil) != test.may {
+			if err := l.check(test.grace); (err == nil) != test.may {
 				t.Errorf("got %v, want that it may act: %t", err, test.may)
 			}
 		})
@@ -274,10 +277,10 @@ func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 		bubble.Run(t, name, func(t *testing.T) {
 			host := fake.NewClientset()
 			cause := make(chan error, 10)
-			c := shipped(host.CoordinationV1(), "a", func(ctx context.Context, mayAct func() error) error {
+			c := shipped(host.CoordinationV1(), "a", func(ctx context.Context, mayAct func(time.Duration) error) error {
 				<-ctx.Done()
 				cause <- context.Cause(ctx)
-				if err := mayAct(); !errors.Is(err, ErrLeaseLost) {
+				if err := mayAct(0); !errors.Is(err, ErrLeaseLost) {
 					t.Errorf("it may act: %v", err)
 				}
 				return nil
@@ -318,7 +321,7 @@ func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 func TestReleaseThatConflicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := fake.NewClientset()
-		stop, left := lead(t, shipped(host.CoordinationV1(), "a", func(ctx context.Context, _ func() error) error {
+		stop, left := lead(t, shipped(host.CoordinationV1(), "a", func(ctx context.Context, _ func(time.Duration) error) error {
 			<-ctx.Done()
 			return nil
 		}))
@@ -405,7 +408,7 @@ func TestProcessEndsIfItsControllersDoNot(t *testing.T) {
 		s := &stage{t: t}
 		toA := &wire{LeasesGetter: host.CoordinationV1()}
 		end := make(chan struct{})
-		a := shipped(toA, "a", func(ctx context.Context, mayAct func() error) error {
+		a := shipped(toA, "a", func(ctx context.Context, mayAct func(time.Duration) error) error {
 			err := s.act("a", 0)(ctx, mayAct)
 			<-end
 			return err

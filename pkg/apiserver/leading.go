@@ -63,7 +63,7 @@ type Controllers struct {
 	// leadership. The controllers must call mayAct before each write, and must not write if it
 	// returns an error: when a suspended process resumes, its controllers can run before their
 	// context ends.
-	Run func(ctx context.Context, mayAct func() error) error
+	Run func(ctx context.Context, mayAct func(grace time.Duration) error) error
 	// Storage describes the storage of this server; nil if unknown.
 	Storage *Storage
 	// Service is the Service in front of this server. Registered returns the Service in the
@@ -162,7 +162,7 @@ func (c *Controllers) lead(ctx context.Context) {
 	for ctx.Err() == nil {
 		switch {
 		case !c.Election.Enabled:
-			c.runOnce(ctx, func() error { return nil })
+			c.runOnce(ctx, func(time.Duration) error { return nil })
 		case c.mayLead(ctx):
 			c.takePartInElection(ctx)
 		}
@@ -174,7 +174,7 @@ func (c *Controllers) lead(ctx context.Context) {
 }
 
 // runOnce runs one set of controllers and returns when it has ended.
-func (c *Controllers) runOnce(ctx context.Context, mayAct func() error) {
+func (c *Controllers) runOnce(ctx context.Context, mayAct func(grace time.Duration) error) {
 	if ctx.Err() != nil {
 		return
 	}

@@ -31,7 +31,7 @@ type set struct {
 	holderAtEnd      atomic.Value
 }
 
-func (s *set) run(ctx context.Context, _ func() error) error {
+func (s *set) run(ctx context.Context, _ func(time.Duration) error) error {
 	if s.running.Add(1) > 1 {
 		s.overlapped.Store(true)
 	}
@@ -159,7 +159,7 @@ func TestControllersThatFailStartAgain(t *testing.T) {
 			var attempts atomic.Int32
 			c := replica(host, nil, "a")
 			c.Election.Enabled = election
-			c.Run = func(context.Context, func() error) error {
+			c.Run = func(context.Context, func(time.Duration) error) error {
 				attempts.Add(1)
 				return errors.New("no caches")
 			}

@@ -187,17 +187,17 @@ func (l *lease) onDeadline(f func()) (stop func() bool) {
 }
 
 // check returns an error if this replica has lost the Lease or has not renewed it within the renew
-// deadline. It reads the clock, since the timer of a process that was suspended fires some time
+// deadline and the grace period. It reads the clock, since the timer of a process that was suspended fires some time
 // after the process resumes. The monotonic clock continues while the process is stopped; the wall
 // clock also continues while the machine sleeps.
-func (l *lease) check() error {
+func (l *lease) check(grace time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.lost {
 		return ErrLeaseLost
 	}
-	now := time.Now()
-	if now.Sub(l.renewed) < l.deadline && now.Round(0).Sub(l.renewed.Round(0)) < l.deadline {
+	now, limit := time.Now(), l.deadline+grace
+	if now.Sub(l.renewed) < limit && now.Round(0).Sub(l.renewed.Round(0)) < limit {
 		return nil
 	}
 	return errNotRenewed

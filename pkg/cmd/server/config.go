@@ -218,7 +218,7 @@ func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback
 	}
 	alive := loop.NewTracker(clock.RealClock{})
 	deps := controllerDependencies{
-		newClients: func(ctx context.Context, mayAct func() error) (host.Clients, error) {
+		newClients: func(ctx context.Context, mayAct func(grace time.Duration) error) (host.Clients, error) {
 			return cluster.leaderClients(ctx, loopback, apiserver.CallGrace, mayAct)
 		},
 		recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,

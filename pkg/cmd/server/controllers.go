@@ -34,7 +34,7 @@ import (
 type controllerDependencies struct {
 	// newClients creates the clients for one term of leadership. They send nothing when mayAct
 	// returns an error, and their calls are cancelled soon after the end of the term.
-	newClients func(ctx context.Context, mayAct func() error) (host.Clients, error)
+	newClients func(ctx context.Context, mayAct func(grace time.Duration) error) (host.Clients, error)
 	recorder   events.EventRecorder
 	authorizer authorizer.Authorizer
 	liveness   *loop.Tracker
@@ -55,7 +55,7 @@ type controllerDependencies struct {
 
 // run creates a set of controllers with their caches and runs it until the context ends. Only the
 // leader needs all pods, so these caches exist only while this replica leads.
-func (d controllerDependencies) run(ctx context.Context, mayAct func() error) error {
+func (d controllerDependencies) run(ctx context.Context, mayAct func(grace time.Duration) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	clients, err := d.newClients(ctx, mayAct)

@@ -69,24 +69,60 @@ func (h *hostCluster) registeredService() (func(context.Context) (types.Namespac
 // leaderClients returns clients that send no requests while mayAct returns an error, and whose
 // calls are cancelled after the grace period when the context has ended. All these clients share
 // the rate limiter of the process. loopback is the configuration of clients of this server.
-func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, grace time.Duration, mayAct func() error) (c host.Clients, err error) {
+func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, grace time.Duration,
+	mayAct func(grace time.Duration) error) (c host.Clients, err error) {
 	wrap := func(config *rest.Config) *rest.Config {
 		config = rest.CopyConfig(config)
+		config.Dial = (&leaderDialer{grace: grace, mayAct: mayAct}).dial
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 			return &cutTransport{next: next, until: ctx, grace: grace, mayAct: mayAct}
 		})
 		return config
 	}
 	config := wrap(h.config)
-	if c.Client, err = kubernetes.NewForConfig(config); err != nil {
+	// Two clients with the same HTTP client share its connection.
+	connection, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return c, err
+	}
+	if c.Client, err = kubernetes.NewForConfigAndClient(config, connection); err != nil {
 		return c, err
 	}
 	config.QPS, config.Burst, config.RateLimiter = -1, 0, nil
-	if c.Unlimited, err = kubernetes.NewForConfig(config); err != nil {
+	if c.Unlimited, err = kubernetes.NewForConfigAndClient(config, connection); err != nil {
 		return c, err
 	}
 	c.Maintenance, err = clientset.NewForConfig(wrap(loopback))
 	return c, err
+}
+
+// leaderDialer opens connections that send nothing once mayAct returns an error for the grace
+// period. A process can be suspended after cutTransport has let a request pass and before the
+// request is sent. The connection therefore asks again right before each write.
+type leaderDialer struct {
+	grace  time.Duration
+	mayAct func(grace time.Duration) error
+}
+
+func (d *leaderDialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &leaderConn{Conn: conn, leaderDialer: d}, nil
+}
+
+type leaderConn struct {
+	net.Conn
+	*leaderDialer
+}
+
+// Write implements net.Conn.
+func (c *leaderConn) Write(b []byte) (int, error) {
+	if err := c.mayAct(c.grace); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(b)
 }
 
 // cutTransport sends no request while mayAct returns an error. It cancels all requests, regardless
@@ -97,14 +133,14 @@ type cutTransport struct {
 	next   http.RoundTripper
 	until  context.Context
 	grace  time.Duration
-	mayAct func() error
+	mayAct func(grace time.Duration) error
 }
 
 // RoundTrip implements http.RoundTripper.
 func (t *cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	// The rate limiter comes before this transport: a request that passes this check is sent
 	// immediately.
-	if err := t.mayAct(); err != nil {
+	if err := t.mayAct(0); err != nil {
 		if r.Body != nil {
 			_ = r.Body.Close()
 		}

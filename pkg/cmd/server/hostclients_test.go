@@ -90,7 +90,7 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 				end(lost)
 			}
 			time.AfterFunc(tc.ends, func() { end(lost) })
-			transport := &cutTransport{next: tc.host, until: leading, grace: grace, mayAct: func() error { return nil }}
+			transport := &cutTransport{next: tc.host, until: leading, grace: grace, mayAct: func(time.Duration) error { return nil }}
 			// The context of the call outlives leadership, like that of an eviction.
 			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "https://example.com/",
 				http.NoBody))(t)
@@ -116,7 +116,7 @@ func TestNothingIsSentWithoutTheLease(t *testing.T) {
 	defer server.Close()
 	config := &rest.Config{Host: server.URL}
 	lost := errors.New("the lease is lost")
-	clients := must.Get((&hostCluster{config: config}).leaderClients(t.Context(), config, time.Second, func() error { return lost }))(t)
+	clients := must.Get((&hostCluster{config: config}).leaderClients(t.Context(), config, time.Second, func(time.Duration) error { return lost }))(t)
 	for name, send := range map[string]func() error{
 		"host": func() error {
 			return clients.Client.CoreV1().Pods("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
@@ -133,6 +133,46 @@ func TestNothingIsSentWithoutTheLease(t *testing.T) {
 		}
 	}
 	is.Equal(t, calls.Load(), 0, "calls")
+}
+
+// TestSuspendedLeaderSendsNothing has a process that is suspended after it has checked the Lease for
+// a request, and before it sends the request on a connection that is new or open.
+func TestSuspendedLeaderSendsNothing(t *testing.T) {
+	for name, opened := range map[string]bool{"a new connection": false, "an open connection": true} {
+		t.Run(name, func(t *testing.T) {
+			var calls atomic.Int32
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodDelete {
+					calls.Add(1)
+				}
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w, "{}")
+			}))
+			server.EnableHTTP2 = true
+			server.StartTLS()
+			defer server.Close()
+			config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+			var suspended atomic.Bool
+			clients := must.Get((&hostCluster{config: config}).leaderClients(t.Context(), config, time.Second,
+				func(grace time.Duration) error {
+					if grace > 0 && suspended.Load() {
+						return errors.New("the lease is too old")
+					}
+					return nil
+				}))(t)
+			pods := clients.Unlimited.CoreV1().Pods("ns")
+			if opened {
+				must.Get(pods.Get(t.Context(), "pod", metav1.GetOptions{}))(t)
+				must.Do(t, pods.Delete(t.Context(), "pod", metav1.DeleteOptions{}))
+				is.Equal(t, calls.Swap(0), 1, "deletions before")
+			}
+			suspended.Store(true)
+			if err := pods.Delete(t.Context(), "pod", metav1.DeleteOptions{}); err == nil {
+				t.Error("got no error of a request after the process was suspended")
+			}
+			is.Equal(t, calls.Load(), 0, "deletions")
+		})
+	}
 }
 
 // TestLeaseHasItsOwnConnection checks that renewals do not share the connection or the rate limiter
@@ -157,7 +197,7 @@ func TestLeaseHasItsOwnConnection(t *testing.T) {
 		RateLimiter: flowcontrol.NewFakeNeverRateLimiter(),
 	}}
 	leases := must.Get(host.leaseClient())(t)
-	clients := must.Get(host.leaderClients(t.Context(), host.config, time.Second, func() error { return nil }))(t)
+	clients := must.Get(host.leaderClients(t.Context(), host.config, time.Second, func(time.Duration) error { return nil }))(t)
 	for range 3 {
 		must.Get(leases.Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}))(t)
 		must.Get(clients.Unlimited.CoreV1().Pods("ns").Get(t.Context(), "pod", metav1.GetOptions{}))(t)
