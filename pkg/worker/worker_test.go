@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
@@ -264,6 +266,47 @@ func TestNewClaims(t *testing.T) {
 			w.edit(in(v1alpha1.NodeTaskClaimed))
 			w.quiet(5*time.Minute, tt.want...)
 			is.Equal(t, w.calls, tt.calls, "calls of the handler")
+		})
+	}
+}
+
+// wallClock is a clock whose time a test sets. Its timers run with the time of the bubble.
+type wallClock struct {
+	clock.RealClock
+	now atomic.Pointer[time.Time]
+}
+
+func (c *wallClock) Now() time.Time { return *c.now.Load() }
+
+// TestAgeOfClaims has claims that the server grants after a change of the wall clock.
+func TestAgeOfClaims(t *testing.T) {
+	const done = `{"expectedFinishTime":null,"result":"Done"}`
+	// The times in a bubble have no reading of the monotonic clock.
+	start := time.Now()
+	must.True(t, start != start.Round(0), "the time %s has no reading of the monotonic clock", start)
+	for name, tt := range map[string]struct {
+		changes time.Duration
+		want    []string
+	}{
+		"a new claim is as good as a heartbeat": {5*time.Second - 1, []string{claims, done}},
+		"an old claim needs a heartbeat":        {5 * time.Second, []string{claims, `{}`, done}},
+		"a claim before the machine slept":      {8 * time.Hour, []string{claims, `{}`, done}},
+		"a claim before the clock was set back": {-1, []string{claims, `{}`, done}},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			set := &wallClock{}
+			set.now.Store(&start)
+			w := newWorld(t, func(_ context.Context, task *Task) error {
+				// The monotonic clock stands still while the machine sleeps.
+				is.Equal(t, task.claimed, start.Round(0), "the time of the claim")
+				return nil
+			}, Config{Clock: set}, newTaskOf())
+			w.untilWritten(claims)
+			later := start.Round(0).Add(tt.changes)
+			set.now.Store(&later)
+			w.edit(in(v1alpha1.NodeTaskClaimed))
+			w.quiet(5*time.Minute, tt.want...)
+			is.Equal(t, w.calls, 1, "calls of the handler")
 		})
 	}
 }
