@@ -75,12 +75,18 @@ func taskStates(tasks []*v1alpha1.NodeTask) string {
 // reportTask writes the status of a NodeTask as a worker does, and runs the controllers.
 func (f *fixture) reportTask(node string, change func(*v1alpha1.NodeTaskStatus)) {
 	f.t.Helper()
+	f.writeTask(node, change)
+	f.cached()
+	f.work()
+}
+
+// writeTask writes the status of a NodeTask as a worker does.
+func (f *fixture) writeTask(node string, change func(*v1alpha1.NodeTaskStatus)) {
+	f.t.Helper()
 	tasks := f.maintenance.MaintenanceV1alpha1().NodeTasks()
 	task := must.Get(tasks.Get(f.ctx, node, metav1.GetOptions{}))(f.t)
 	change(&task.Status)
 	must.Get(tasks.UpdateStatus(f.ctx, task, metav1.UpdateOptions{}))(f.t)
-	f.cached()
-	f.work()
 }
 
 func claim(status *v1alpha1.NodeTaskStatus) { status.Holder = "agent-7" }

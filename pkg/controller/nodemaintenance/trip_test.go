@@ -22,6 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/nodetask"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -32,9 +33,9 @@ func ofRollout(nm *v1alpha1.NodeMaintenance) {
 	nm.OwnerReferences = build.Owner("maintenance.haulout.dev/v1alpha1", "NodeMaintenanceRollout", "kernel", "uid-kernel")
 }
 
-// newTrip takes a node without pods out of service, with five seconds of work. Only events cause
+// newClaimedTrip takes a node without pods out of service, until a worker has it. Only events cause
 // syncs.
-func newTrip(t *testing.T, nm *v1alpha1.NodeMaintenance) *fixture {
+func newClaimedTrip(t *testing.T, nm *v1alpha1.NodeMaintenance) *fixture {
 	t.Helper()
 	f := newFixture(t, newNode("one", isReady))
 	informertest.Versioned(t, f.maintenance)
@@ -45,28 +46,36 @@ func newTrip(t *testing.T, nm *v1alpha1.NodeMaintenance) *fixture {
 	f.turnOn(v1alpha1.EvacuatorClassDaemonSet)
 	go f.run(2)
 	go f.tasks.Run(f.ctx, 2)
-	tasks := f.maintenance.MaintenanceV1alpha1().NodeTasks()
-	report := func(change func(*v1alpha1.NodeTaskStatus)) {
-		task := must.Get(tasks.Get(f.ctx, "one", metav1.GetOptions{}))(t)
-		change(&task.Status)
-		must.Get(tasks.UpdateStatus(f.ctx, task, metav1.UpdateOptions{}))(t)
-	}
 	in := func(state v1alpha1.NodeTaskState) func() bool {
 		return func() bool {
-			task, err := tasks.Get(f.ctx, "one", metav1.GetOptions{})
+			task, err := f.maintenance.MaintenanceV1alpha1().NodeTasks().Get(f.ctx, "one", metav1.GetOptions{})
 			return err == nil && task.Status.State == state
 		}
 	}
 	f.create(nm)
 	f.ticking("the node is offered", in(v1alpha1.NodeTaskOffered))
-	report(claim)
+	f.writeTask("one", claim)
 	f.ticking("the claim is granted", in(v1alpha1.NodeTaskClaimed))
+	return f
+}
+
+// records returns a function that reports whether a maintenance records a state of the work on the
+// node.
+func (f *fixture) records(maintenance string, state v1alpha1.NodeTaskState) func() bool {
+	return func() bool {
+		task := f.nodeStatus(maintenance, "one").Task
+		return task != nil && task.State == state
+	}
+}
+
+// newTrip takes a node without pods out of service, with five seconds of work. Only events cause
+// syncs.
+func newTrip(t *testing.T, nm *v1alpha1.NodeMaintenance) *fixture {
+	t.Helper()
+	f := newClaimedTrip(t, nm)
 	f.wait(5 * time.Second)
-	report(done)
-	f.ticking("the work is recorded", func() bool {
-		task := f.nodeStatus(nm.Name, "one").Task
-		return task != nil && task.State == v1alpha1.NodeTaskDone
-	})
+	f.writeTask("one", done)
+	f.ticking("the work is recorded", f.records(nm.Name, v1alpha1.NodeTaskDone))
 	return f
 }
 
@@ -130,4 +139,44 @@ func TestWritesOfATrip(t *testing.T) {
 			nodetask.EventClaimed, nodetask.EventOffered, nodetask.EventVerified,
 		}, "events")
 	})
+}
+
+// TestEndOfATripAtWork ends the maintenance of a rollout just after a worker has claimed the node:
+// the end is not urgent, but it is recorded long before the worker is done.
+func TestEndOfATripAtWork(t *testing.T) {
+	for name, end := range map[string]func(*fixture){
+		"completed": func(f *fixture) { f.enter("m", stageComplete) },
+		"deleted": func(f *fixture) {
+			nm := f.nm("m")
+			nm.DeletionTimestamp = &metav1.Time{Time: f.clock.Now()}
+			nm.Generation++
+			must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}))(t)
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			f := newClaimedTrip(t, newMaintenance("m", withTask, ofRollout))
+			f.ticking("the claim is recorded", f.records("m", v1alpha1.NodeTaskClaimed))
+			end(f)
+			isRecorded := func() bool { return f.nm("m").Status.ObservedGeneration == f.nm("m").Generation }
+			synctest.Wait()
+			is.True(t, !isRecorded(), "the end was recorded at once: %v", f.nm("m").Status)
+			ended := f.clock.Now()
+			f.ticking("the end is recorded", isRecorded)
+			is.True(t, f.clock.Since(ended) < 2*time.Second, "it took %s", f.clock.Since(ended))
+			entry := f.nodeStatus("m", "one")
+			is.Equal(t, entry.Reason, v1alpha1.NodeStatusReleasing)
+			is.Equal(t, entry.DrainMessage, `Released when worker "agent-7" is done with it`)
+			is.True(t, f.records("m", v1alpha1.NodeTaskClaimed)(), "the claim is not recorded any more: %v", entry)
+			f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotRequested)
+			f.wait(time.Minute)
+			f.wantCordon("one", true, "m")
+
+			f.writeTask("one", done)
+			f.ticking("the maintenance is over", func() bool {
+				all := f.maintenanceList() // a deleted one is gone
+				return len(all) == 0 || v1alpha1.IsDone(all[0])
+			})
+			f.wantCordon("one", false)
+		})
+	}
 }
