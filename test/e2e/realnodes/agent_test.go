@@ -347,13 +347,24 @@ func staticPodsGone(t *testing.T, m *machine, namespace string) {
 	})
 }
 
-// testStaticPods drains the node. The static pod must stay stopped after restarts of the kubelet
-// and the agent, and after a tool restores its manifest. At the end of the drain, it must return
-// with the same UID.
+// testStaticPods drains the node, first only for a maintenance whose plan skips static pods: the
+// pod keeps running. In the drain of a second maintenance, the static pod must stay stopped after
+// restarts of the kubelet and the agent, and after a tool restores its manifest. At the end of this
+// drain, it must return with the same UID, although the first maintenance still drains the node.
 func testStaticPods(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
 	uid := placeStatic(t, m, namespace)
+	mirror := podOn(t, m, namespace, "helper").UID
+	maintenances := m.c.As(t).Maintenances()
+	skipping := beginDrain(t, m.c, v1alpha1.DrainPlanEntry{
+		PodType: v1alpha1.PodTypeStatic, PodPriority: v1alpha1.MaxPodPriority, Behavior: new(v1alpha1.DrainBehaviorSkip),
+	})
+	kept := framework.Until(t, "the node is drained but for its static pods", maintenances, skipping, isDrained)
+	is.True(t, kept.Status.NodeStatuses[0].PodsKept > 0, "no pod is kept: %+v", kept.Status)
+	is.Equal(t, podOn(t, m, namespace, "helper").UID, mirror, "the mirror pod of the skipped static pod")
+	must.Get(os.Stat(staticFile(m)))(t)
+
 	nm := beginDrain(t, m.c)
 	untilDrained(t, m.c, nm, namespace)
 	staticPodsGone(t, m, namespace)

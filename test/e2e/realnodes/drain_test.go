@@ -93,14 +93,16 @@ func startedBefore(t *testing.T, client framework.Clients, namespace, pod string
 	}
 }
 
-// beginDrain begins to drain a node and returns the name of the maintenance.
-func beginDrain(t *testing.T, c *framework.Cluster) string {
+// beginDrain begins to drain a node, with entries of the plan, and returns the name of the
+// maintenance.
+func beginDrain(t *testing.T, c *framework.Cluster, plan ...v1alpha1.DrainPlanEntry) string {
 	t.Helper()
 	return c.Create(t, &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: framework.Name("real")},
 		Spec: v1alpha1.NodeMaintenanceSpec{
 			Stage:        v1alpha1.NodeMaintenanceStageDrain,
 			NodeSelector: framework.Select(corev1.LabelHostname, drained),
+			DrainPlan:    plan,
 		},
 	}).Name
 }
