@@ -168,6 +168,31 @@ func TestPauseOfUserStays(t *testing.T) {
 	})
 }
 
+// TestEndWaitsForTheWorker: a user completes or deletes the maintenance of a unit whose node a
+// worker has. The unit keeps its place until the worker is done.
+func TestEndWaitsForTheWorker(t *testing.T) {
+	for name, end := range map[string]func(*v1alpha1.NodeMaintenance){
+		"completed": func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete },
+		"deleted":   func(nm *v1alpha1.NodeMaintenance) { nm.DeletionTimestamp = new(metav1.Now()) },
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, newNode("a"), newNode("b"), newRollout())
+			w.scripts["a"] = claimed
+			w.start()
+			w.untilPhase("a", v1alpha1.RolloutPhaseClaimed)
+			nm := w.maintenance("kernel-a-1")
+			end(nm)
+			must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
+			w.rest(time.Hour)
+			is.Equal(t, w.phase("a"), v1alpha1.RolloutPhaseClaimed)
+			is.True(t, w.maintenance("kernel-b-1") == nil, "unit b has started")
+			w.scripts["a"] = ""
+			w.untilReason(v1alpha1.ReasonRolloutComplete)
+			is.Equal(t, w.rollout().Status.Nodes, v1alpha1.RolloutNodes{Total: 2, Done: 2})
+		})
+	}
+}
+
 // TestOtherMaintenanceIsNamed: a node is not offered while a user has a maintenance of their own.
 func TestOtherMaintenanceIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

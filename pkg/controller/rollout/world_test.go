@@ -270,7 +270,7 @@ func (w *world) playNode(nm *v1alpha1.NodeMaintenance, node *corev1.Node, ending
 	switch {
 	case err == nil && task.Spec.Maintenance.UID != nm.UID:
 		return false
-	case ending && (err != nil || task.Status.State != v1alpha1.NodeTaskClaimed):
+	case ending && (err != nil || task.Status.State != v1alpha1.NodeTaskClaimed && task.Status.State != v1alpha1.NodeTaskVerifying):
 		if err == nil {
 			must.Do(w, tasks.Delete(w.Context(), node.Name, metav1.DeleteOptions{}))
 		}
