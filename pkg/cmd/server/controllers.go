@@ -97,7 +97,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func(grace time.
 		return err
 	}
 	costs, err := deletioncost.New(deletioncost.Config{
-		Cluster: cluster, Liveness: d.liveness, IsSurplus: surges.IsSurplus, NeverLower: !d.options.LowerDeletionCost,
+		Cluster: cluster, Liveness: d.liveness, IsSurplus: surges.IsSurplus, IsSurging: surges.IsSurging, NeverLower: !d.options.LowerDeletionCost,
 	})
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", deletioncost.Name, err)

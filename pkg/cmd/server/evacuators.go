@@ -19,6 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/evacuators/deployment"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/host"
+	"haulout.dev/haulout/pkg/host/evict"
 )
 
 // EvacuatorOptions configure the evacuators that remove pods from their nodes before they are
@@ -81,7 +82,7 @@ func (d controllerDependencies) builtIn(cluster *host.Cluster) (controllers []co
 		controllers = append(controllers, c)
 	}
 	surges, err = deployment.New(deployment.Config{
-		Cluster: cluster, Liveness: d.liveness, SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
+		Cluster: cluster, Liveness: d.liveness, Evictions: evict.Client{Host: cluster.Unlimited}, SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
 	})
 	if err != nil {

@@ -56,6 +56,9 @@ type Config struct {
 	// IsSurplus reports whether the evacuator of Deployments has lowered the cost of a pod that has
 	// no Evacuation. Its cost is restored later.
 	IsSurplus func(*corev1.Pod) bool
+	// IsSurging reports whether the evacuator of Deployments has scaled up the Deployment of a pod.
+	// Until the end of the surge, the cost of the pod is not lowered here.
+	IsSurging func(*corev1.Pod) bool
 	// NeverLower is set if the controller only restores costs.
 	NeverLower bool
 }
@@ -73,6 +76,7 @@ type Controller struct {
 	pods        corelisters.PodLister
 	evacuations maintenancelisters.EvacuationLister
 	isSurplus   func(*corev1.Pod) bool
+	isSurging   func(*corev1.Pod) bool
 	neverLower  bool
 	synced      []cache.InformerSynced
 	// queue has the pods that changed. lowering has the pods whose cost is to be lowered. It has a
@@ -104,7 +108,7 @@ func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Cluster: config.Cluster, clock: config.Clock,
 		pods: config.Cluster.Pods.Lister(), evacuations: config.Cluster.Evacuations.Lister(),
-		isSurplus: config.IsSurplus, neverLower: config.NeverLower,
+		isSurplus: config.IsSurplus, isSurging: config.IsSurging, neverLower: config.NeverLower,
 	}
 	queue := func(name string) *loop.Queue[types.NamespacedName] {
 		return loop.NewQueue(loop.Config[types.NamespacedName]{
@@ -251,7 +255,7 @@ func (c *Controller) lower(ctx context.Context, key types.NamespacedName) error 
 	case wait > 0:
 		c.lowering.AddAfter(key, wait)
 		return nil
-	case c.InFlight.Has(pod.UID):
+	case c.InFlight.Has(pod.UID), c.isSurging(pod):
 		c.lowering.AddAfter(key, lowerAfter)
 		return nil
 	}

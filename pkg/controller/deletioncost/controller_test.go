@@ -107,6 +107,8 @@ type world struct {
 	// surplus is set if the evacuator of Deployments lowers the costs of pods without an
 	// Evacuation.
 	surplus atomic.Bool
+	// surging is set while the evacuator of Deployments has scaled up the Deployment of the pods.
+	surging atomic.Bool
 	// neverLower is NeverLower of the controller's configuration.
 	neverLower bool
 }
@@ -141,7 +143,7 @@ func (w *world) run() {
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Unlimited: w.client, Maintenance: w.own, Recorder: w.events}, 0))(w)
 	cluster.InFlight = w.inFlight
 	c := must.Get(New(Config{
-		Cluster: cluster, IsSurplus: func(*corev1.Pod) bool { return w.surplus.Load() }, NeverLower: w.neverLower,
+		Cluster: cluster, IsSurplus: func(*corev1.Pod) bool { return w.surplus.Load() }, IsSurging: func(*corev1.Pod) bool { return w.surging.Load() }, NeverLower: w.neverLower,
 	}))(w)
 	watches := informertest.Count(w.host, w.own)
 	ctx, stop := context.WithCancel(context.Background())
@@ -257,6 +259,7 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 		mods     []func(*v1alpha1.Evacuation)
 		inFlight bool
 		never    bool
+		surging  bool
 	}{
 		"of a pod without an owner":                  {pod: newPod(), class: evict},
 		"of a pod that keeps its cost":               {pod: ofReplicaSet(0, costKey, "7", v1alpha1.AnnotationDeletionCost, "Keep"), class: evict},
@@ -269,6 +272,7 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 		"a cost that was lowered, and changed since": {pod: ofReplicaSet(0, costKey, "9", originalKey, "7"), class: evict},
 		"of a terminating pod":                       {pod: with(ofReplicaSet(0), terminating), class: evict},
 		"of a pod whose eviction was sent":           {pod: ofReplicaSet(0), class: evict, inFlight: true},
+		"of a pod whose Deployment is scaled up":     {pod: ofReplicaSet(0), class: surge, surging: true},
 		"of a pod with another evacuator":            {pod: ofReplicaSet(0), class: "example.com"},
 		"of a pod that the evacuator has declined":   {pod: ofReplicaSet(0), class: surge, mods: []func(*v1alpha1.Evacuation){declined}},
 		"of a pod whose Evacuation is complete":      {pod: ofReplicaSet(0), class: evict, mods: []func(*v1alpha1.Evacuation){complete}},
@@ -279,6 +283,7 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, tc.pod, evacuationOf(tc.pod, tc.class, tc.mods...))
 				w.neverLower = tc.never
+				w.surging.Store(tc.surging)
 				if tc.inFlight {
 					w.inFlight.Add(inflight.Eviction{Pod: tc.pod.Name, UID: tc.pod.UID})
 				}
@@ -287,8 +292,9 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 				if n := w.patches.Load(); n != 0 {
 					t.Errorf("got %d writes, want none", n)
 				}
-				if tc.inFlight {
+				if tc.inFlight || tc.surging {
 					w.inFlight.Remove(tc.pod.UID)
+					w.surging.Store(false)
 					w.until(tc.pod.Name, map[string]string{costKey: lowest, originalKey: ""})
 				}
 			})

@@ -11,6 +11,7 @@
 package deletioncost
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -68,6 +69,13 @@ func parse(value string) (cost int32, ok bool) {
 func IsLowered(pod *corev1.Pod) bool {
 	_, lowered := pod.Annotations[v1alpha1.AnnotationOriginalPodDeletionCost]
 	return lowered
+}
+
+// IsLowest reports whether no other pod of a ReplicaSet is deleted before this one because of its
+// cost, whoever set the cost.
+func IsLowest(pod *corev1.Pod) bool {
+	cost, ok := parse(cmp.Or(pod.Annotations[corev1.PodDeletionCost], "0"))
+	return ok && cost <= Lowest
 }
 
 // Keeps reports whether the owner of a pod does not want its cost to be lowered. The evacuator of

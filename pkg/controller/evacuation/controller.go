@@ -289,18 +289,23 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 	case protocol.OnlyMaintenancesDecide(evacuation) && !c.isDrained(evacuation):
 		c.queue.AddAfter(r.Evacuation, withdrawalPatience)
 		return false
-	case r.ReplacedFirst && c.mustStay(r):
+	case c.mustStay(r):
 		// The pod got a reason to stay after the last decision. Decide again.
-		c.queue.Add(r.Evacuation)
+		c.queue.AddAfter(r.Evacuation, waitRetry)
 		return false
 	}
 	return true
 }
 
-// mustStay reports whether the pod of a request must not leave.
+// mustStay reports whether the pod of a request must not leave. A pod that is not replaced first
+// only waits for the end of a scale-down under its budget.
 func (c *Controller) mustStay(r eviction.Request) bool {
 	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
-	return err == nil && c.standing(pod, v1alpha1.EvacuatorClassEviction) != nil
+	if err != nil {
+		return false
+	}
+	why := c.standing(pod, v1alpha1.EvacuatorClassEviction)
+	return why != nil && (r.ReplacedFirst || why.Reason == v1alpha1.ReasonPodWaits)
 }
 
 // isDrained reports whether a maintenance drains the node of the pod that is to be evicted and no

@@ -100,14 +100,18 @@ func (q *Queue) evict(ctx context.Context, c *call) error {
 		// budget only, so it is refused if the pod has changed.
 		options.Preconditions.ResourceVersion = ptr.To(c.pod.ResourceVersion)
 	}
-	return q.cfg.Host.Evict(ctx, &policyv1.Eviction{
+	return q.cfg.Host.Evict(ctx, newEviction(c.Evacuation.Namespace, c.Pod, options))
+}
+
+func newEviction(namespace, pod string, options metav1.DeleteOptions) *policyv1.Eviction {
+	return &policyv1.Eviction{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: c.Evacuation.Namespace, Name: c.Pod,
+			Namespace: namespace, Name: pod,
 			// Its review would cost a call, and only confirm that the evacuators are done.
 			Annotations: map[string]string{v1alpha1.AnnotationEvictNow: "haulout-apiserver"},
 		},
 		DeleteOptions: &options,
-	})
+	}
 }
 
 // untilFinished returns a context for one call. It ends after callTimeout, or finishGrace after the

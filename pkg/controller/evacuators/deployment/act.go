@@ -146,6 +146,11 @@ func joined(errs []error) error {
 	return conflict
 }
 
+// notSent is the error of a scale whose write was not sent.
+type notSent struct{ error }
+
+func (e notSent) Unwrap() error { return e.error }
+
 // scale writes the replica count and its record in one request. The request fails if the object has
 // changed since the decision.
 func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situation, change scaling) error {
@@ -156,8 +161,11 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	}
 	if change.value != nil && (s.target.record.isUp() || s.target.garbage) {
 		ours, err := c.isOurs(ctx, object, field)
+		if loop.IgnoreNotFound(err) != nil {
+			return notSent{err}
+		}
 		if err != nil {
-			return loop.IgnoreNotFound(err)
+			return nil
 		}
 		if !ours {
 			change = scaling{}

@@ -19,6 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/testing/build"
 )
@@ -237,11 +238,15 @@ func newAutoscaler(low, high, current int32) *autoscalingv2.HorizontalPodAutosca
 	}
 }
 
-// at returns the situation some time after the start.
+// at returns the situation some time after the start. The API server has just agreed that each of
+// the pods may leave.
 func at(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 	s := situation{
 		now: start.Add(after), servingSince: start.Add(-time.Hour), timeout: 5 * time.Minute, deployment: d,
-		activeReplicaSets: 1, pods: pods, memory: memory{highest: new(int)},
+		activeReplicaSets: 1, pods: pods, memory: memory{highest: new(int), answers: map[types.UID]consent{}},
+	}
+	for i := range pods {
+		s.memory.answers[pods[i].UID] = consent{Consent: eviction.ConsentGiven, at: s.now}
 	}
 	s.target = targetOf(d, nil, state{})
 	return s

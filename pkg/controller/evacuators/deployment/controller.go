@@ -3,7 +3,9 @@
 
 // Package deployment is the built-in evacuator of pods that belong to Deployments. It replaces a
 // pod before the pod leaves: it scales the Deployment up within its maxSurge, waits until the new
-// replicas are available, makes the old pods leave, and scales back.
+// replicas are available, and exchanges them for old pods: a scale-down of the extra replicas
+// deletes exactly these. If more pods leave than there are extra replicas, the others leave by
+// eviction before.
 //
 // A sync gathers all inputs about one Deployment, decides with a pure function, and acts. All state
 // that has to survive a crash is in the API: the replica count and the record of its change are
@@ -17,8 +19,11 @@ package deployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -28,10 +33,13 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/pdb"
+	"haulout.dev/haulout/pkg/drain/surge"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
@@ -51,6 +59,9 @@ type Config struct {
 	// SurgeTimeout is how long a surge may make no progress. After that, pods leave without a
 	// replacement if their budgets allow it; 0 means the default.
 	SurgeTimeout time.Duration
+	// Evictions sends the questions whether pods may leave. It should have no rate limit, since they
+	// are sent one after the other.
+	Evictions eviction.Host
 	// EvacuatorStartDeadline is the time within which an evacuator has to send its first report.
 	// This evacuator delays its first report by at most a quarter of that time; 0 means that it
 	// reports immediately.
@@ -86,8 +97,8 @@ type Controller struct {
 	startDeadline time.Duration
 	off           bool
 	// servingSince is the time at which this leader started. It is set before the first worker
-	// starts.
-	servingSince time.Time
+	// starts, and the queue of evictions may read it before.
+	servingSince atomic.Pointer[time.Time]
 
 	evacuationLister  maintenancelisters.EvacuationLister
 	evacuations       cache.Store
@@ -100,8 +111,10 @@ type Controller struct {
 	latestAutoscalers loop.Latest[*autoscalingv2.HorizontalPodAutoscaler]
 	synced            []cache.InformerSynced
 
-	queue *loop.Queue[item]
-	known tracked
+	queue     *loop.Queue[item]
+	known     tracked
+	evictions eviction.Host
+	removals  removals
 
 	// matching protects budgets, which the event handler for budgets updates.
 	matching sync.RWMutex
@@ -120,6 +133,7 @@ func New(config Config) (*Controller, error) {
 	}
 	c := &Controller{
 		Cluster: config.Cluster, clock: config.Clock,
+		evictions: config.Evictions, removals: removals{byDeployment: map[types.NamespacedName]removal{}},
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
 		evacuationLister: config.Cluster.Evacuations.Lister(), maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
 		evacuations: config.Cluster.Evacuations.Informer().GetStore(),
@@ -146,8 +160,13 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	if !ok {
 		return
 	}
-	c.servingSince = c.clock.Now()
+	c.servingSince.Store(ptr.To(c.clock.Now()))
 	c.queue.Run(ctx, workers, c.sync)
+}
+
+// since returns the time at which this leader started, zero if it has not started.
+func (c *Controller) since() time.Time {
+	return ptr.Deref(c.servingSince.Load(), time.Time{})
 }
 
 func (c *Controller) sync(ctx context.Context, key item) error {
@@ -178,12 +197,23 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 		notReplaced = s.reasonToDecline()
 	}
 	c.known.change(key, func(s *state) { s.notReplaced = notReplaced })
+	if len(d.ask) > 0 {
+		d.memory.answers = c.askFirst(ctx, s, d.ask)
+		d.wakeAt(s.now)
+	}
 	// The writes of costs may take ten seconds.
 	if c.writeCosts(ctx, d); d.shrinks(s) && c.isPausedSince(s) {
-		c.enqueue(key)
+		c.queue.AddAfter(item{NamespacedName: key}, answerRetry)
+		return nil
+	}
+	if retry := c.claim(key, s, d.removed); retry > 0 {
+		c.queue.AddAfter(item{NamespacedName: key}, retry)
 		return nil
 	}
 	scaled, err := c.act(ctx, key, s, d)
+	if len(d.removed) > 0 && !c.mayShrink(key, *d.scale.value, scaled, err) {
+		c.removals.drop(key)
+	}
 	if scaled && !(d.idle && err == nil) {
 		// Store the memory even if a report failed. Otherwise the reports that were written would
 		// count as progress again.
@@ -205,4 +235,24 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 		c.queue.AddAfter(item{NamespacedName: key}, d.wake.Sub(s.now))
 	}
 	return nil
+}
+
+// mayShrink reports whether a scale-down has been written, or may have been although the write has
+// failed.
+func (c *Controller) mayShrink(key types.NamespacedName, to int32, scaled bool, err error) bool {
+	if scaled {
+		// If a user has set the number, it stays.
+		d, exists, err := c.latestDeployments.Get(key.String())
+		return err == nil && exists && surge.Replicas(d) <= to
+	}
+	var unsent notSent
+	if errors.As(err, &unsent) {
+		return false
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return true
+	}
+	code := status.Status().Code
+	return code < http.StatusBadRequest || code >= http.StatusInternalServerError || code == http.StatusRequestTimeout
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -31,6 +32,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/drain/surge"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host"
@@ -38,6 +40,7 @@ import (
 	"haulout.dev/haulout/pkg/host/informertest"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -48,7 +51,28 @@ type world struct {
 	host     *fake.Clientset
 	own      *versionedfake.Clientset
 	inFlight inflight.Evictions
+	webhook  webhook
 	stop     func()
+	c        *Controller
+}
+
+// webhook answers the questions whether pods may leave. It refuses the pods for which refuses has
+// an error, by name.
+type webhook struct {
+	eviction.Host
+	mu      sync.Mutex
+	refuses map[string]error
+	asked   []string
+}
+
+func (w *webhook) Evict(_ context.Context, asked *policyv1.Eviction) error {
+	if !slices.Equal(asked.DeleteOptions.DryRun, []string{metav1.DryRunAll}) {
+		panic("the evacuator evicts pod " + asked.Name)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked = append(w.asked, asked.Name)
+	return w.refuses[asked.Name]
 }
 
 func newWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object) *world {
@@ -75,7 +99,8 @@ func (w *world) run() {
 	w.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Maintenance: w.own, Recorder: w.recorder}, 0))(w)
 	cluster.InFlight = &w.inFlight
-	c := must.Get(New(Config{Cluster: cluster}))(w)
+	c := must.Get(New(Config{Cluster: cluster, Evictions: &w.webhook}))(w)
+	w.c = c
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.own)
 	cluster.Start(ctx)
@@ -199,20 +224,53 @@ func scene(more ...runtime.Object) (evacuations, host []runtime.Object) {
 	return []runtime.Object{leaving.evacuation}, host
 }
 
-func TestPodUnderABudgetLeavesThroughItsLane(t *testing.T) {
+// allows sets the status of the budget as the disruption controller does for healthy pods.
+func (w *world) allows(healthy int32) {
+	w.Helper()
+	b := newBudget()
+	b.Status.ExpectedPods, b.Status.CurrentHealthy, b.Status.DisruptionsAllowed = healthy, healthy, healthy-1
+	must.Get(w.host.PolicyV1().PodDisruptionBudgets(testNamespace).UpdateStatus(w.Context(), b, metav1.UpdateOptions{}))(w)
+}
+
+func TestPodUnderABudgetIsExchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuations, host := scene(newBudget())
 		w := newWorld(t, evacuations, host...)
 		w.scaled(2, true)
 		w.reported("web-0", false, "scaled from 1 to 2")
 		w.create(newTestPod("web-1", on("good"), fresh))
-		w.reported("web-0", true, "available in its place")
-		w.scaled(2, true)
+		w.reported("web-0", false, "waits for its other replicas")
 		w.stop()
 		w.run() // the next leader knows only the record
+		w.allows(2)
+		w.scaled(1, false)
+		is.True(t, slices.Contains(w.webhook.asked, "web-0") && !slices.Contains(w.webhook.asked, "web-1"), "asked for %v", w.webhook.asked)
+	})
+}
+
+// TestPodThatAWebhookRefusesStays removes a pod with a budget whose dry run is refused: the surge
+// stays until the pod is evicted.
+func TestPodThatAWebhookRefusesStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newUnstartedWorld(t, evacuations, host...)
+		w.refuse("web-0")
+		w.run()
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), fresh))
+		w.allows(2)
+		w.reported("web-0", true, "The eviction is refused for now: ")
+		w.scaled(2, true)
 		w.remove("web-0")
 		w.scaled(1, false)
 	})
+}
+
+// refuse makes a webhook refuse the eviction of a pod.
+func (w *world) refuse(pod string) {
+	w.webhook.refuses = map[string]error{
+		pod: apierrors.NewForbidden(corev1.Resource("pods"), pod, errors.New("not today")),
+	}
 }
 
 func TestPodWithoutABudgetLeavesWithTheScaleDown(t *testing.T) {
@@ -290,10 +348,7 @@ func TestSeveralNodesAtTheSameTime(t *testing.T) {
 		w.scaled(4, true)
 		w.create(newTestPod("web-2", on("good"), fresh))
 		w.create(newTestPod("web-3", on("good"), fresh))
-		w.reported("web-0", true, "available in its place")
-		w.reported("web-1", true, "available in its place")
-		w.remove("web-0")
-		w.remove("web-1")
+		w.allows(4)
 		w.scaled(2, false)
 	})
 }
@@ -336,7 +391,8 @@ func TestNodeThatAMaintenanceWasRefusedIsAHome(t *testing.T) {
 		w := newWorld(t, append(evacuations, drains("rack-7", "")), host...)
 		w.scaled(2, true)
 		w.create(newTestPod("web-1", on("good"), fresh))
-		w.reported("web-0", true, "available in its place")
+		w.allows(2)
+		w.scaled(1, false)
 	})
 }
 
@@ -367,7 +423,8 @@ func TestMessagesNameTheMaintenance(t *testing.T) {
 		w.scaled(2, true)
 		w.reported("web-0", false, "before it leaves"+purpose)
 		w.create(newTestPod("web-1", on("good"), fresh))
-		w.reported("web-0", true, "until the pod has left"+purpose)
+		w.allows(2)
+		w.scaled(1, false)
 	})
 }
 

@@ -46,6 +46,33 @@ func (d *decision) restoreCosts(s situation, remaining []*pod) bool {
 	return len(d.restore) > 0 && d.awaitsCosts(s)
 }
 
+// awaitsLowest makes the chosen pods the only ones with the lowest deletion cost, and reports whether
+// a scale-down has to wait for these writes. The cache must have them, since the cache of the
+// ReplicaSet controller then probably has them, too. failed is set if they have failed for too long.
+func (d *decision) awaitsLowest(s situation, chosen []*pod) (awaits, failed bool) {
+	leaves := map[types.UID]struct{}{}
+	for _, p := range chosen {
+		leaves[p.UID] = struct{}{}
+		if deletioncost.CanLower(p.Pod) {
+			d.lower = append(d.lower, p.Pod)
+		}
+	}
+	for i := range s.pods {
+		p := &s.pods[i]
+		if _, is := leaves[p.UID]; !is && deletioncost.IsLowered(p.Pod) {
+			d.restore = append(d.restore, p.Pod)
+		}
+	}
+	if len(d.lower)+len(d.restore) == 0 {
+		return false, false
+	}
+	if d.awaitsCosts(s) {
+		return true, false
+	}
+	d.lower = nil
+	return false, true
+}
+
 // lowerReplacements lowers the deletion cost of the replacements if pods stay that the surge was
 // for. With equal costs, the scale-down that takes the surge back could delete these pods, whatever
 // their budgets allow: the ReplicaSet controller prefers pods on a node with several ready ones of

@@ -4,7 +4,6 @@
 package deployment
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -12,11 +11,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -29,7 +27,8 @@ const (
 	// answerRetry is the time after which evictions in flight are checked again.
 	answerRetry = 50 * time.Millisecond
 	// replaceTime is how long a surge stays after a pod has left, so that the ReplicaSet controller
-	// can replace the pod, and how long evictions wait for that controller after a scale-down.
+	// can replace the pod, and how long evictions wait for that controller after a scale-down that
+	// may delete any pod.
 	replaceTime = 10 * time.Second
 	// coverRetry is the time after which a surge is checked again that stays for pods which a
 	// maintenance covers: the maintenance may end without an event that this controller handles.
@@ -41,11 +40,19 @@ const (
 
 // decision is the outcome of one sync, in the order in which it is applied.
 type decision struct {
+	// ask are the pods for which the API server is asked, one after the other, whether they may
+	// leave. The next decision has the answers.
+	ask []*pod
 	// restore and lower are the pods whose deletion cost has to change before a scale-down.
 	restore, lower []*corev1.Pod
 	// surplus are the replacements that the scale-down which takes the surge back has to delete,
 	// nil if it may delete any pod.
 	surplus map[types.UID]struct{}
+	// awaits is what a scale-down waits for, as a phrase that follows "until"; "" if the wait is
+	// short.
+	awaits string
+	// removed are the pods that the scale-down has to delete so that they leave.
+	removed []*pod
 	// ended are the pods for which this evacuator reports completion although they have no
 	// replacement.
 	ended []*pod
@@ -270,7 +277,7 @@ func (d *decision) start(s situation) {
 		}, nil)
 		return
 	}
-	d.countMisses(s, leaving)
+	d.countMisses(s)
 	s.memory = d.memory
 	if why := s.reasonToDecline(); why != "" {
 		d.giveUp(s, why)
@@ -282,6 +289,7 @@ func (d *decision) start(s situation) {
 	}
 	d.scale = &scaling{value: &r.To, record: r}
 	d.memory.highest, d.memory.saidAt = new(int), s.now
+	d.memory.moved, d.memory.movedAt = 0, s.now
 	d.memory.gone, d.memory.goneAt = 0, s.now
 	d.sayScaled(s, r, leaving)
 	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is increased from %d to %d to replace pods before they leave: %d",
@@ -289,35 +297,37 @@ func (d *decision) start(s situation) {
 }
 
 // countMisses determines whether the last scale-down deleted the intended pods, and counts
-// consecutive failures.
-func (d *decision) countMisses(s situation, leaving []*pod) {
+// consecutive failures. It tells the pods apart by their UIDs.
+func (d *decision) countMisses(s situation) {
 	if len(s.memory.dropped) == 0 {
 		return
 	}
-	left := 0
-	for _, p := range leaving {
-		if slices.Contains(s.memory.dropped, p.Name) {
-			left++
-		}
-	}
-	d.memory.dropped, d.memory.spared, d.memory.misses = nil, 0, 0
-	if left > s.memory.spared {
+	d.memory.dropped, d.memory.misses = nil, 0
+	if s.notRemoved() > 0 {
 		d.memory.misses, d.memory.missedAt = s.memory.misses+1, s.now
 	}
 }
 
-// rankForRemoval returns the rank of a pod in the order in which a scale-down deletes pods.
-func rankForRemoval(p *pod) int {
-	if deletioncost.IsLowered(p.Pod) {
-		return 0
+// notRemoved counts the pods of the last scale-down that still exist.
+func (s *situation) notRemoved() int {
+	left := 0
+	for i := range s.pods {
+		if slices.Contains(s.memory.dropped, s.pods[i].UID) {
+			left++
+		}
 	}
-	return 1
+	return left
 }
 
-// hold keeps a surge until its pods have left. It makes the next evacuator active for them as soon
-// as their replacements are available.
+// hold keeps a surge until its pods have left, which they may do as soon as their replacements are
+// available.
 func (d *decision) hold(s situation) {
+	shrinks := s.hasTooMany()
+	if !shrinks {
+		d.countMisses(s)
+	}
 	d.noteGone(s)
+	d.noteMoves(s)
 	reports, events := len(d.reports), len(d.events)
 	// Paused pods neither leave nor end their turns.
 	paused, others := splitPaused(s.leaving())
@@ -331,28 +341,27 @@ func (d *decision) hold(s situation) {
 		}
 		return
 	}
-	if d.widen(s, leaving, len(handed)) {
+	// A rollout may have more pods at any time.
+	shrinks = shrinks && !s.isRollingOut()
+	if !shrinks && d.widen(s, leaving, len(handed)) {
 		return
 	}
 	_, leaving = splitPaused(leaving)
-	recorded := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !s.isRecorded(p) })
-	if !s.isRollingOut() {
-		leaving = d.sendAway(s, leaving)
-		spare := s.spare()
-		// A scale-down could delete paused pods: others leave by eviction, or wait for the resume.
-		if s.hasPaused() {
-			recorded = slices.DeleteFunc(recorded, s.isNeverEvicted)
-		}
-		if len(handed) == 0 && !s.hasPaused() && len(recorded) > 0 && s.goesByScaleDown(recorded) {
-			if d.scaleDown(s, recorded, spare) {
-				return
-			}
-		} else {
-			waiting, handed := d.handOver(s, recorded, spare), sets.New(recorded...)
-			leaving = slices.Concat(waiting, slices.DeleteFunc(leaving, handed.Has))
+	switch {
+	case s.isRollingOut():
+		d.restoreCosts(s, slices.Concat(leaving, handed))
+	case shrinks:
+		d.awaits = fmt.Sprintf("the ReplicaSet has deleted pods: the Deployment has %d and should have %d", len(s.pods), surge.Replicas(s.deployment))
+	default:
+		var done bool
+		if leaving, done = d.letGo(s, d.sendAway(s, leaving), handed); done && d.awaits == "" {
+			return
 		}
 	}
 	progress := s.progressMessage()
+	if d.awaits != "" {
+		progress = "; the pod waits until " + d.awaits + "."
+	}
 	message := func(purpose string) string { return s.scaledMessage(s.target.record, purpose) + progress }
 	d.say(s, leaving, s.score(), message, s.finish())
 }
@@ -480,60 +489,6 @@ func (r *record) dropGone(s situation) {
 	}
 }
 
-// scaleDown ends the surge by a scale-down that deletes the leaving pods, as soon as enough other
-// pods are available. It returns true if it does so, or if it only has to wait for costs or
-// evictions.
-func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
-	r := s.target.record
-	chosen := slices.Clone(leaving)
-	slices.SortStableFunc(chosen, func(a, b *pod) int { return cmp.Compare(rankForRemoval(a), rankForRemoval(b)) })
-	chosen = chosen[:min(len(leaving), int(r.To-r.From))]
-	for _, p := range chosen {
-		if s.isAvailable(p) {
-			spare--
-		}
-	}
-	if spare < 0 {
-		return false
-	}
-	for _, p := range chosen {
-		if deletioncost.CanLower(p.Pod) {
-			d.lower = append(d.lower, p.Pod)
-		}
-	}
-	if len(d.lower) > 0 && !d.awaitsCosts(s) {
-		// The leaving pods do not have the lowest cost, so the scale-down would delete other pods.
-		d.lower = nil
-		return false
-	}
-	// The ReplicaSet controller must know the costs when it chooses the pods. Wait until our cache
-	// has the costs, since the cache of that controller then probably has them, too.
-	if d.restoreCosts(s, nil) || len(d.lower) > 0 || d.awaitsAnswers(s) || d.awaitsReplicaSet(s) {
-		return true
-	}
-	d.memory.dropped, d.memory.spared = nil, 0
-	for _, p := range leaving {
-		if deletioncost.IsLowered(p.Pod) || slices.Contains(chosen, p) {
-			d.memory.dropped = append(d.memory.dropped, p.Name)
-		}
-	}
-	d.memory.spared = len(d.memory.dropped) - len(chosen)
-	d.revertSurge(s)
-	d.memory.delivered = s.now
-	for _, p := range chosen {
-		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
-			"%d replicas are available in place of the pods that leave%s: "+
-				"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
-			len(chosen), p.purpose, s.deployment.Name, r.To, r.From)})
-		d.events = append(d.events, event{
-			eventType: corev1.EventTypeNormal, reason: EventReplaced, action: actionRelease, pod: p.Pod,
-			message: fmt.Sprintf("The pod leaves%s: another replica is available in its place, and Deployment %s is scaled back",
-				p.purpose, s.deployment.Name),
-		})
-	}
-	return true
-}
-
 // handOver makes the next evacuator active for as many pods as spare, and returns the other pods.
 // The pods leave by eviction, which respects the budgets.
 func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*pod) {
@@ -549,8 +504,12 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 		spare -= cost
 		d.memory.delivered = s.now
 		d.noteTried(s, p)
-		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left%s.",
-			s.deployment.Name, s.target.record.To, p.purpose))
+		refused := ""
+		if s.isDenied(p) {
+			refused = " The eviction is refused for now" + wording.Sentence(": "+s.memory.answers[p.UID].text)
+		}
+		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left%s.%s",
+			s.deployment.Name, s.target.record.To, p.purpose, refused))
 	}
 	return waiting
 }

@@ -13,6 +13,7 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -364,11 +365,11 @@ func TestFullRecordMakesRoom(t *testing.T) {
 
 func TestMisses(t *testing.T) {
 	s := at(0, newDeployment(1), newTestPod("web-0", leaves(ours), cheapest))
-	s.memory.dropped = []string{"web-0"}
+	s.memory.dropped = []types.UID{"uid-web-0"}
 	d := decide(s)
 	check(t, d, "scale to 2 for 1;", "from 1 to 2")
 	is.True(t, d.memory.misses == 1, "counted %d misses, want 1", d.memory.misses)
 	s.memory = d.memory
-	s.memory.dropped = []string{"web-0"}
+	s.memory.dropped = []types.UID{"uid-web-0"}
 	check(t, decide(s), "hand over web-0;", "2 scale-downs in a row")
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 // awaitsCosts returns a situation in which a scale-down has waited for writes of deletion costs
@@ -23,6 +24,19 @@ func awaitsCosts(after time.Duration, d *appsv1.Deployment, pods ...pod) situati
 	s := at(after, d, pods...)
 	s.memory.costsSince = start
 	return s
+}
+
+// answered replaces the answers of the API server.
+func answered(answer eviction.Consent, s situation) situation {
+	for uid := range s.memory.answers {
+		s.memory.answers[uid] = consent{answer, s.now, "not today"}
+	}
+	return s
+}
+
+// costs sets the deletion cost of a pod.
+func costs(cost string) podMod {
+	return func(p *pod) { p.Pod.Annotations = map[string]string{corev1.PodDeletionCost: cost} }
 }
 
 func keepsCost(p *pod) {
@@ -84,9 +98,51 @@ func TestDecideHold(t *testing.T) {
 			),
 			says: "which is cordoned",
 		},
-		"a pod under a budget is handed over, and the surge stays": {
+		"a pod under a budget gets the lowest deletion cost": {
 			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)), replacement()),
+			want: "lower web-0;",
+		},
+		"the surge is reverted after the cost of a pod under a budget was lowered": {
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)), replacement()),
+			want: "back to 1;", says: "lowest deletion cost",
+		},
+		"a pod that a webhook refuses is handed over, and the surge stays": {
+			s:    answered(eviction.ConsentDenied, at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)), replacement())),
+			want: "hand over web-0;", says: "The eviction is refused for now: not today.",
+		},
+		"a pod without a budget that a webhook refuses is handed over": {
+			s:    answered(eviction.ConsentDenied, at(later, scaled(), leaving(), replacement())),
+			want: "hand over web-0;", says: "The eviction is refused for now: not today.",
+		},
+		"a pod that only a scale-down can remove and a webhook refuses stays": {
+			s: answered(eviction.ConsentDenied, at(later, newDeployment(2, up, always),
+				newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)), replacement())),
+			says: "1 of 1 are available",
+		},
+		"a pod whose budget is closed for a moment waits": {
+			s:    answered(eviction.ConsentLater, at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)), replacement())),
+			says: "1 of 1 are available",
+		},
+		"the API server is asked again if its answer is old": {
+			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)), replacement()),
+				func(s *situation) { s.now = s.now.Add(answerTTL) }),
+		},
+		"a pod is evicted if another one has the lowest cost": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), minOne(3, 3)),
+				newTestPod("web-1", minOne(3, 3), costs("-2147483648")), newTestPod("web-2", fresh)),
 			want: "hand over web-0;", says: "available in its place",
+		},
+		"a pod with a malformed cost is evicted": {
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), costs("low"), minOne(2, 2)), replacement()),
+			want: "hand over web-0;", says: "available in its place",
+		},
+		"a pod is evicted if its budget is not met without the extra replicas": {
+			s:    at(later, newDeployment(3, recorded(1, 3, web0)), newTestPod("web-0", leaves(ours), under(ptrTo(2), nil, 3, 3)), replacement(), newTestPod("web-2", fresh)),
+			want: "hand over web-0;", says: "available in its place",
+		},
+		"the scale-down waits until it is observed": {
+			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Generation++ }), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)), replacement()),
+			says: "1 of 1 are available",
 		},
 		"the surge stays until the handed-over pod has left": {
 			s: at(later, scaled(), newTestPod("web-0", leaves(lanes), minOne(2, 2)), replacement()),
@@ -111,13 +167,14 @@ func TestDecideHold(t *testing.T) {
 		"a scale-down waits until the ReplicaSet has replaced the pod that has left": {
 			s: at(later, newDeployment(3, recorded(1, 3, web0, "gone")),
 				newTestPod("web-0", leaves(ours), cheapest), replacement()),
+			says: "the pod waits until the ReplicaSet has replaced the pods that have left.",
 		},
 		"a scale-down does not wait for long": {
 			s: changed(at(later, newDeployment(3, recorded(1, 3, web0, "gone")),
 				newTestPod("web-0", leaves(ours), cheapest), replacement()), func(s *situation) {
 				s.memory.gone, s.memory.goneAt = 1, s.now.Add(-replaceTime)
 			}),
-			want: "back to 1;", says: "lowest deletion cost",
+			want: "scale to 2 for 2;", says: "lowest deletion cost",
 		},
 		"the surge is reverted if the ReplicaSet cannot replace the pod": {
 			s: at(later, scaled(func(d *appsv1.Deployment) {
@@ -257,7 +314,7 @@ func TestDecideHold(t *testing.T) {
 		},
 		"the scale-down waits for a deletion cost that cannot be lowered": {
 			s:    awaitsCosts(29*time.Second, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
-			want: "lower web-0;",
+			want: "lower web-0;", says: "the pod waits until the deletion costs of pods are written",
 		},
 		"the scale-down is not made without the lower cost, since it would delete the other pod": {
 			s:    awaitsCosts(30*time.Second, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
@@ -299,7 +356,7 @@ func TestDecideHold(t *testing.T) {
 		"a pod from just before the surge counts as serving on a node that a user has cordoned": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), minOne(3, 3)),
 				newTestPod("web-1", justBefore, cordoned), newTestPod("web-2", fresh)),
-			want: "hand over web-0;", says: "available in its place",
+			want: "lower web-0;",
 		},
 		"a handed-over pod uses up its replacement": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0, "uid-web-1-web-1")),

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -122,7 +123,7 @@ func newLargeWorld(tb testing.TB, nodes, pods int) *largeWorld {
 	}))(tb)
 	w.c.Start(tb.Context())
 	cache.WaitForCacheSync(tb.Context().Done(), w.c.synced...)
-	w.c.servingSince = start.Add(-time.Hour)
+	w.c.servingSince.Store(ptr.To(start.Add(-time.Hour)))
 	for i := range pods {
 		p := newTestPod(fmt.Sprintf("web-5d4f8c9b7-%05d", i), leaves(ours), func(p *pod) {
 			p.Spec.NodeName = fmt.Sprintf("drained-%03d", i%nodes)

@@ -25,7 +25,8 @@ const (
 	// EventScaleFailed: the replica count cannot be written. The evacuator retries until the surge
 	// timeout has passed. About the Deployment.
 	EventScaleFailed = "ScaleFailed"
-	// EventReplaced: a pod leaves with the scale-down that ends a surge. About the pod.
+	// EventReplaced: a pod leaves with a scale-down of the additional replicas of a surge. About
+	// the pod.
 	EventReplaced = "Replaced"
 )
 

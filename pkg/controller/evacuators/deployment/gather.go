@@ -39,7 +39,7 @@ const cacheRetry = 100 * time.Millisecond
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situation, error) {
 	known := c.known.get(key)
 	s := situation{
-		now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, startDeadline: c.startDeadline, off: c.off,
+		now: c.clock.Now(), servingSince: c.since(), timeout: c.timeout, startDeadline: c.startDeadline, off: c.off,
 		memory: known.memory, refused: known.refused,
 	}
 	deployment, exists, err := c.latestDeployments.Get(key.String())

@@ -6,6 +6,7 @@ package deployment
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -43,6 +45,8 @@ type simulation struct {
 	// surplus and scaledDown are kept as in the state of the controller.
 	surplus    map[types.UID]struct{}
 	scaledDown time.Time
+	// removed are the pods that the last scale-down has to delete.
+	removed []types.UID
 	// lowered has the pods whose deletion cost was lowered, each with the class that was active.
 	lowered map[string]bool
 	// stale is an earlier cached state of the Deployment.
@@ -165,7 +169,7 @@ func (w *simulation) eviction() {
 			w.pods = slices.Delete(w.pods, i, i+1)
 		case p.evacuation == nil || p.evacuation.Status.ActiveEvacuatorClass != lanes || w.never:
 			continue
-		case (&situation{}).isAvailable(p) && w.ready() <= w.budget:
+		case (&situation{}).isAvailable(p) && (w.ready() <= w.budget || w.isClaimed()):
 			continue
 		default:
 			p.isEvicting = true
@@ -175,15 +179,22 @@ func (w *simulation) eviction() {
 	}
 }
 
+// isClaimed reports whether the last scale-down has not deleted its pods yet.
+func (w *simulation) isClaimed() bool {
+	return w.now.Before(w.scaledDown.Add(removeTime)) && len(w.pods) > int(surge.Replicas(w.d)) &&
+		slices.ContainsFunc(w.pods, func(p pod) bool { return slices.Contains(w.removed, p.UID) })
+}
+
 // costs simulates the deletion-cost controller.
 func (w *simulation) costs() {
+	r, _ := readRecord(w.d, 1)
 	for i := range w.pods {
 		switch p := &w.pods[i]; {
 		case p.evacuation == nil && deletioncost.IsLowered(p.Pod):
 			if _, is := w.surplus[p.UID]; !is {
 				w.annotate(p.Name, false)
 			}
-		case p.evacuation == nil || w.now.Before(p.evacuation.Status.ActiveEvacuatorSince.Add(10*time.Second)):
+		case r.isUp() || p.evacuation == nil || w.now.Before(p.evacuation.Status.ActiveEvacuatorSince.Add(10*time.Second)):
 		default:
 			if turn := p.Name + p.evacuation.Status.ActiveEvacuatorClass; !w.lowered[turn] {
 				w.lowered[turn] = true
@@ -264,9 +275,16 @@ func (w *simulation) us(mayCrash bool) {
 	s := at(0, d, pods...)
 	s.now, s.memory = w.now, w.memory
 	decided := decide(s)
+	for range 3 {
+		if len(decided.ask) > 0 {
+			s.memory.answers = w.answers(s.memory.answers, decided.ask)
+			decided = decide(s)
+		}
+	}
 	if decided.surplus != nil || !w.now.Before(w.scaledDown.Add(replaceTime)) {
 		w.surplus = decided.surplus
 	}
+	isEvicting := slices.ContainsFunc(w.pods, func(p pod) bool { return p.isEvicting })
 	crash := func() bool {
 		if !mayCrash || w.rng.IntN(12) > 0 {
 			return false
@@ -284,10 +302,11 @@ func (w *simulation) us(mayCrash bool) {
 		return
 	}
 	if change := decided.scale; change != nil {
-		if d.ResourceVersion != w.d.ResourceVersion {
+		if d.ResourceVersion != w.d.ResourceVersion || len(decided.removed) > 0 && isEvicting {
 			return
 		}
 		w.scale(change)
+		w.remember(decided.removed)
 	}
 	if crash() {
 		return
@@ -299,6 +318,30 @@ func (w *simulation) us(mayCrash bool) {
 		}
 	}
 	w.memory = decided.memory
+}
+
+// remember records the pods that a scale-down has to delete.
+func (w *simulation) remember(removed []*pod) {
+	w.removed = nil
+	for _, p := range removed {
+		w.removed = append(w.removed, p.UID)
+	}
+}
+
+// answers adds the answers of the API server to the question whether pods may leave.
+func (w *simulation) answers(known map[types.UID]consent, pods []*pod) map[types.UID]consent {
+	answers := maps.Clone(known)
+	if answers == nil {
+		answers = map[types.UID]consent{}
+	}
+	for _, p := range pods {
+		answer := eviction.ConsentGiven
+		if (&situation{}).isAvailable(p) && !w.never && w.ready() <= w.budget {
+			answer = eviction.ConsentLater
+		}
+		answers[p.UID] = consent{Consent: answer, at: w.now}
+	}
+	return answers
 }
 
 // scale applies the scaling of a decision.

@@ -146,13 +146,19 @@ type memory struct {
 	// maintenance held these nodes. They count as replacements.
 	settled map[types.UID]struct{}
 	warned  []string
-	// dropped has the pods that had the lowest cost at the last scale-down. spared is the number of
-	// these pods that the scale-down was not meant to delete. misses counts the consecutive
+	// dropped has the pods that the last scale-down was to delete. misses counts the consecutive
 	// scale-downs that deleted other pods, and missedAt is the time at which the last one was
 	// noticed.
-	dropped        []string
-	spared, misses int
-	missedAt       time.Time
+	dropped  []types.UID
+	missedAt time.Time
+	misses   int
+	// answers has the last answers of the API server to the question whether pods may leave. The
+	// map is not changed after it is stored.
+	answers map[types.UID]consent
+	// moved is the score of the surge plus the number of pods that have left, and movedAt the time
+	// at which it last changed.
+	moved   int
+	movedAt time.Time
 }
 
 // try is a surge for a pod that has ended or is about to end.
@@ -452,6 +458,11 @@ func (s *situation) unsettled() string {
 	return ""
 }
 
+// hasTooMany reports whether the ReplicaSet controller still has to delete pods after a scale-down.
+func (s *situation) hasTooMany() bool {
+	return len(s.pods) > int(surge.Replicas(s.deployment))
+}
+
 func (s *situation) isRolloutIncomplete() bool {
 	status := &s.deployment.Status
 	return status.UpdatedReplicas < surge.Replicas(s.deployment) || status.Replicas != status.UpdatedReplicas ||
@@ -552,14 +563,9 @@ func allowsEviction(p *pod, surplus int32) bool {
 	return false
 }
 
-// goesByScaleDown reports whether all of the pods should be deleted by the scale-down that ends the
-// surge.
-func (s *situation) goesByScaleDown(pods []*pod) bool {
-	return !slices.ContainsFunc(pods, func(p *pod) bool { return !s.leavesByScaleDown(p) })
-}
-
-// leavesByScaleDown reports whether a pod should be deleted by the scale-down. A pod that keeps its
-// deletion cost is evicted instead, unless its budget never allows that.
+// leavesByScaleDown reports whether a pod leaves by a scale-down even if there are fewer extra
+// replicas than pods to leave. A pod that keeps its deletion cost is evicted instead, unless its
+// budget never allows that.
 func (s *situation) leavesByScaleDown(p *pod) bool {
 	if len(p.budgets) == 0 && deletioncost.Keeps(p.Pod) {
 		return false

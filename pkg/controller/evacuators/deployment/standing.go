@@ -79,12 +79,21 @@ func (c *Controller) Standing(p *corev1.Pod) Standing {
 }
 
 // StandingOfEvicted returns the reason why a pod that is up for eviction has to stay: the pod is
-// ready, and this evacuator has just scaled its Deployment down, or the Deployment can create no
-// other pod and has no spare one. If the Deployment has the annotation surge: Disabled, its pods
-// may leave although it can create no other pod.
+// ready, and this evacuator has just scaled down its Deployment or another one under the same
+// budget, or the Deployment can create no other pod and has no spare one. If the Deployment has the
+// annotation surge: Disabled, its pods may leave although it can create no other pod.
 func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	key, ok := c.deploymentOf(p)
-	if !ok || c.off || !pdb.IsReady(p) {
+	if c.off || !pdb.IsReady(p) {
+		return Standing{}
+	}
+	if other, waits := c.removalBefore(p, key); waits {
+		return Standing{
+			Reason:  v1alpha1.ReasonPodWaits,
+			Message: fmt.Sprintf("Deployment %s is scaled down: the pod waits until the other pods are deleted.", other.Name),
+		}
+	}
+	if !ok {
 		return Standing{}
 	}
 	// The scale-down that ends a surge must count from the moment of its write.
@@ -92,7 +101,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if err != nil || !exists {
 		return Standing{}
 	}
-	if c.clock.Now().Before(c.known.get(key).scaledDown.Add(replaceTime)) && isShrinking(d) {
+	if c.clock.Now().Before(latest(c.known.get(key).scaledDown, c.since()).Add(replaceTime)) && isShrinking(d) {
 		return Standing{
 			Reason: v1alpha1.ReasonPodWaits,
 			Message: fmt.Sprintf("Deployment %s has %d pods and should have %d: the pod waits until the other pods are deleted.",
@@ -110,6 +119,21 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 		return Standing{}
 	}
 	return standingOf(d)
+}
+
+// IsSurging reports whether the Deployment of a pod is scaled up. In the meantime only the pods that
+// the next scale-down has to delete may have the lowest deletion cost.
+func (c *Controller) IsSurging(p *corev1.Pod) bool {
+	key, ok := c.deploymentOf(p)
+	if !ok {
+		return false
+	}
+	d, exists, err := c.latestDeployments.Get(key.String())
+	if err != nil || !exists {
+		return false
+	}
+	r, _ := readRecord(d, 1)
+	return r.isUp()
 }
 
 // isShrinking reports whether the ReplicaSet of a Deployment has to delete pods because the

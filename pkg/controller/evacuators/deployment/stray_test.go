@@ -144,10 +144,10 @@ func TestStraysLeaveFirst(t *testing.T) {
 
 func TestPodThatWasThereBeforeTheCordonCounts(t *testing.T) {
 	for name, tc := range map[string]struct {
-		newLeader, completed bool
-		says                 string
+		newLeader bool
+		says      string
 	}{
-		"this leader saw it":   {completed: true, says: "available in its place"},
+		"this leader saw it":   {},
 		"a new leader did not": {newLeader: true, says: "which is cordoned"},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
@@ -167,7 +167,12 @@ func TestPodThatWasThereBeforeTheCordonCounts(t *testing.T) {
 			ready := replacement.DeepCopy()
 			ready.Status.Conditions[0].Status = corev1.ConditionTrue
 			must.Get(w.host.CoreV1().Pods(testNamespace).UpdateStatus(t.Context(), ready, metav1.UpdateOptions{}))(w)
-			w.reported("web-0", tc.completed, tc.says)
+			if tc.newLeader {
+				w.reported("web-0", false, tc.says)
+				return
+			}
+			w.allows(2)
+			w.scaled(1, false)
 		})
 	}
 }
@@ -205,9 +210,12 @@ func TestCancelledSurgeIsTakenBack(t *testing.T) {
 func TestCancelledSurgeIsKeptUntilEvictionsAreAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuations, host := scene(newBudget())
-		w := newWorld(t, evacuations, host...)
+		w := newUnstartedWorld(t, evacuations, host...)
+		w.refuse("web-0")
+		w.run()
 		w.scaled(2, true)
 		w.create(newTestPod("web-1", on("good"), fresh))
+		w.allows(2)
 		w.reported("web-0", true, "available in its place")
 		w.inFlight.Add(inflight.Eviction{UID: "uid-web-0"})
 		must.Do(w, w.own.MaintenanceV1alpha1().Evacuations(testNamespace).Delete(t.Context(), web0, metav1.DeleteOptions{}))

@@ -244,6 +244,9 @@ func (s *situation) hardEndOf(p *pod) time.Time {
 	if stamp := p.evacuation.Status.ActiveEvacuatorSince; stamp != nil {
 		since = stamp.Time
 	}
+	if s.memory.gone > 0 {
+		since = latest(since, s.memory.goneAt)
+	}
 	return latest(latest(since, s.memory.delivered).Add(hardEnd*s.timeout), s.servingSince.Add(s.timeout))
 }
 

@@ -1,0 +1,446 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/drain/pdb"
+	"haulout.dev/haulout/pkg/drain/surge"
+)
+
+// The last pods of a surge, as many as there are extra replicas, are exchanged: a scale-down of the
+// extra replicas deletes them, and no other pod is started in their place. The surge reserves them
+// from its beginning, since a pod that is up for eviction cannot be taken back.
+
+const (
+	// answerTTL is how long the API server's answer that a pod may leave counts.
+	answerTTL = 10 * time.Second
+	// askFor is how long one sync may start questions. It is shorter than answerTTL, so that the
+	// first answers still count after the last one.
+	askFor = 3 * time.Second
+	// askAgain is the time after which a pod is asked for again that could not leave, and denyRetry
+	// the same for a pod that a webhook has refused and that no eviction can remove.
+	askAgain  = 5 * time.Second
+	denyRetry = 30 * time.Second
+	// laneTime is how long an exchange waits for pods that are up for eviction after one of them has
+	// left, or for the rest of the replacements after one of them has become available. After that
+	// these keep their extra replicas, and the others are exchanged.
+	laneTime = 10 * time.Second
+	// roomTime is how long an exchange waits for a replacement that no node has room for.
+	roomTime = 30 * time.Second
+)
+
+// consent is an answer to the question whether a pod may leave.
+type consent struct {
+	eviction.Consent
+	at   time.Time
+	text string
+}
+
+// letGo makes pods leave for which replacements are available. If more pods leave than there are extra
+// replicas, these leave by eviction, and then the others by a scale-down. It returns the pods that
+// wait. done is set if the decision scales down, or only waits for what a scale-down needs.
+func (d *decision) letGo(s situation, leaving, handed []*pod) (waiting []*pod, done bool) {
+	strays, ours := s.strays(), 0
+	var recorded []*pod
+	for _, p := range leaving {
+		if s.isRecorded(p) {
+			recorded = append(recorded, p)
+		}
+		if !slices.Contains(strays, p) {
+			ours++
+		}
+	}
+	evicted, exchanged := d.divide(s, leaving, recorded, ours)
+	stuck, spare := 0, s.spare()
+	if ours > 0 {
+		var available int
+		stuck, available = d.countStuck(s, handed)
+		spare += available
+	}
+	if len(evicted) == 0 {
+		evicted, done = d.exchange(s, leaving, exchanged, len(handed)-stuck, spare)
+	}
+	waiting = d.handOver(s, evicted, spare)
+	for _, p := range leaving {
+		if !slices.Contains(evicted, p) {
+			waiting = append(waiting, p)
+		}
+	}
+	return waiting, done
+}
+
+// divide divides the pods of the record into those that are evicted and those that are exchanged.
+// ours is the number of all pods that leave by one or the other.
+func (d *decision) divide(s situation, leaving, recorded []*pod, ours int) (evicted, exchanged []*pod) {
+	var either []*pod
+	// An autoscaler that was created during the surge would revert the scale-down.
+	noScaleDown := s.hasPaused() || len(s.autoscalers) > 0 || s.otherLowest(leaving)
+	// The scale-down would delete the unready pods first.
+	hasSick := d.hasSick(s, leaving)
+	for _, p := range recorded {
+		switch {
+		case s.isNeverEvicted(p):
+			// A scale-down could delete paused pods, so this pod waits for the resume.
+			if !noScaleDown && canBeLowest(p) {
+				exchanged = append(exchanged, p)
+			}
+		case noScaleDown, hasSick, !s.canBeExchanged(p), s.isDenied(p):
+			evicted = append(evicted, p)
+		case s.leavesByScaleDown(p):
+			exchanged = append(exchanged, p)
+		default:
+			either = append(either, p)
+		}
+	}
+	r := s.target.record
+	n := min(surge.Evictions(ours, int(r.To-r.Keep), len(evicted))-len(evicted), len(either))
+	return append(evicted, either[:n]...), append(exchanged, either[n:]...)
+}
+
+// canBeExchanged reports whether a scale-down may delete the pod and would choose it.
+func (s *situation) canBeExchanged(p *pod) bool {
+	if deletioncost.Keeps(p.Pod) || !canBeLowest(p) {
+		return false
+	}
+	extra := max(0, surge.Replicas(s.deployment)-s.original())
+	return !slices.ContainsFunc(p.budgets, func(b *policyv1.PodDisruptionBudget) bool {
+		return !surge.KeepsBudget(b, s.original(), extra)
+	})
+}
+
+// canBeLowest reports whether a pod has the lowest deletion cost or can get it. It cannot if another
+// client has changed the cost after it was lowered.
+func canBeLowest(p *pod) bool {
+	return deletioncost.CanLower(p.Pod) || deletioncost.IsLowest(p.Pod)
+}
+
+// otherLowest reports whether a pod that is not among these has the lowest deletion cost on its
+// own. A scale-down would delete that pod first.
+func (s *situation) otherLowest(pods []*pod) bool {
+	known := uidsOf(pods)
+	return slices.ContainsFunc(s.pods, func(p pod) bool {
+		_, is := known[p.UID]
+		return !is && isOwnLowest(&p)
+	})
+}
+
+// isOwnLowest reports whether a pod has the lowest deletion cost although this process has not
+// lowered it.
+func isOwnLowest(p *pod) bool {
+	return deletioncost.IsLowest(p.Pod) && !deletioncost.IsLowered(p.Pod)
+}
+
+func uidsOf(pods []*pod) map[types.UID]struct{} {
+	uids := make(map[types.UID]struct{}, len(pods))
+	for _, p := range pods {
+		uids[p.UID] = struct{}{}
+	}
+	return uids
+}
+
+// isDenied reports whether a webhook or policy has refused the pod a moment ago.
+func (s *situation) isDenied(p *pod) bool {
+	answer := s.memory.answers[p.UID]
+	return answer.Consent == eviction.ConsentDenied && s.now.Before(answer.at.Add(denyRetry))
+}
+
+// exchange scales down by as many pods as may be exchanged now, as soon as these have the lowest
+// deletion cost and the API server has agreed. moving is the number of pods up for eviction, which
+// need an extra replica each, and spare the number of available pods that may leave. exchange
+// returns the pods that have to be evicted instead. done is set if the decision scales down, or only
+// waits for answers, costs or evictions.
+func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int) (evicted []*pod, done bool) {
+	pods = d.withoutResting(s, pods)
+	if len(pods) == 0 || moving > 0 && !d.isLaneIdle(s) || s.deployment.Status.ObservedGeneration < s.deployment.Generation {
+		return nil, false
+	}
+	waits, hopeless := d.awaitsReady(s, leaving)
+	if waits || hopeless > 0 && moving > 0 {
+		return nil, false
+	}
+	r := s.target.record
+	most := min(len(pods), int(r.To-r.From)-moving-hopeless)
+	chosen := s.choose(pods, most, spare)
+	if len(chosen) == 0 || len(chosen) < most && !d.isStalled(s, laneTime) {
+		return nil, false
+	}
+	switch {
+	case d.awaitsAnswers(s):
+		d.awaits = "evictions in flight have ended"
+		return nil, true
+	case d.awaitsReplicaSet(s):
+		d.awaits = "the ReplicaSet has replaced the pods that have left"
+		return nil, true
+	}
+	if chosen = d.agreed(s, chosen); len(chosen) == 0 {
+		return nil, true
+	}
+	if awaits, failed := d.awaitsLowest(s, chosen); failed {
+		// The scale-down would delete other pods.
+		return slices.DeleteFunc(chosen, s.leavesByScaleDown), false
+	} else if awaits {
+		if !s.now.Before(d.memory.costsSince.Add(costTimeout)) {
+			d.awaits = "the deletion costs of pods are written, which has failed for now"
+		}
+		return nil, true
+	}
+	if len(s.unreadyOthers(chosen)) > hopeless || s.otherLowest(chosen) {
+		// The scale-down would delete these other pods, and nobody has agreed that they may leave.
+		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
+	}
+	d.remove(s, chosen, hopeless)
+	return nil, true
+}
+
+// remove scales down by the number of the chosen pods, which have the lowest deletion cost, and of
+// the hopeless replacements, which are not ready. The ReplicaSet controller deletes both first.
+func (d *decision) remove(s situation, chosen []*pod, hopeless int) {
+	r := s.target.record
+	d.memory.dropped = nil
+	d.memory.delivered, d.removed = s.now, chosen
+	lower := *r
+	if lower.To -= int32(len(chosen) + hopeless); lower.To == r.From {
+		d.revertSurge(s)
+	} else {
+		d.scale = &scaling{value: &lower.To, record: &lower}
+	}
+	for _, p := range chosen {
+		d.memory.dropped = append(d.memory.dropped, p.UID)
+		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
+			"%d replicas are available in place of the pods that leave%s: "+
+				"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
+			len(chosen), p.purpose, s.deployment.Name, r.To, lower.To)})
+		d.events = append(d.events, event{
+			eventType: corev1.EventTypeNormal, reason: EventReplaced, action: actionRelease, pod: p.Pod,
+			message: fmt.Sprintf("The pod leaves%s: another replica is available in its place, and Deployment %s is scaled back",
+				p.purpose, s.deployment.Name),
+		})
+	}
+}
+
+// withoutResting returns the pods that the API server has not refused a moment ago.
+func (d *decision) withoutResting(s situation, pods []*pod) []*pod {
+	return slices.DeleteFunc(slices.Clone(pods), func(p *pod) bool {
+		answer := s.memory.answers[p.UID]
+		again := answer.at.Add(askAgain)
+		switch answer.Consent {
+		case eviction.ConsentLater:
+		case eviction.ConsentDenied:
+			again = answer.at.Add(denyRetry)
+		default:
+			return false
+		}
+		if !s.now.Before(again) {
+			return false
+		}
+		d.wakeAt(again)
+		return true
+	})
+}
+
+// isLaneIdle reports whether no pod of the surge has left for a while, and none has become up for
+// eviction.
+func (d *decision) isLaneIdle(s situation) bool {
+	at := latest(d.memory.goneAt, d.memory.delivered).Add(laneTime)
+	if s.now.Before(at) {
+		d.wakeAt(at)
+		return false
+	}
+	return true
+}
+
+// countStuck counts the pods that are up for eviction and cannot leave, whatever their budgets allow,
+// because a webhook refuses them, for example. They leave their extra replicas to others. available
+// is the number of these that are available. The API server is asked about pods that do not leave
+// although their budgets let them go.
+func (d *decision) countStuck(s situation, handed []*pod) (stuck, available int) {
+	count := func(p *pod) {
+		if stuck++; s.isAvailable(p) {
+			available++
+		}
+	}
+	for _, p := range handed {
+		if p.isEvicting {
+			continue
+		}
+		switch _, reason := p.blockedSince(); reason {
+		case v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError:
+			count(p)
+		case "":
+			answer := s.memory.answers[p.UID]
+			if s.isDenied(p) {
+				d.wakeAt(answer.at.Add(denyRetry))
+				count(p)
+			} else if allowsEviction(p, 0) && d.isLaneIdle(s) && !s.now.Before(answer.at.Add(askAgain)) {
+				d.ask = append(d.ask, p)
+			}
+		}
+	}
+	return stuck, available
+}
+
+// unreadyOthers returns the pods that are not ready and not among these. A scale-down would delete
+// them first, whatever their deletion costs are.
+func (s *situation) unreadyOthers(pods []*pod) (others []*pod) {
+	known := uidsOf(pods)
+	for i := range s.pods {
+		p := &s.pods[i]
+		if _, is := known[p.UID]; !is && !pdb.IsReady(p.Pod) {
+			others = append(others, p)
+		}
+	}
+	return others
+}
+
+// hasSick reports whether a pod that is older than the surge and not among these has not been ready
+// for a while.
+func (d *decision) hasSick(s situation, pods []*pod) bool {
+	others := s.unreadyOthers(pods)
+	if len(others) == 0 {
+		return false
+	}
+	created := uidsOf(s.created())
+	return slices.ContainsFunc(others, func(p *pod) bool {
+		_, isCreated := created[p.UID]
+		sick, _ := s.sickAt(p)
+		return !isCreated && !s.now.Before(sick)
+	})
+}
+
+// awaitsReady reports whether pods that are not among these are about to become ready. hopeless is
+// the number of replacements for which an exchange no longer waits.
+func (d *decision) awaitsReady(s situation, pods []*pod) (waits bool, hopeless int) {
+	others := s.unreadyOthers(pods)
+	if len(others) == 0 {
+		return false, 0
+	}
+	created := uidsOf(s.created())
+	for _, p := range others {
+		at, _ := s.sickAt(p)
+		_, isCreated := created[p.UID]
+		if isCreated {
+			at = d.hopelessAt(s, p)
+		}
+		switch {
+		case s.now.Before(at):
+			d.wakeAt(at)
+			waits = true
+		case isCreated:
+			hopeless++
+		}
+	}
+	return waits, hopeless
+}
+
+// hopelessAt returns the time from which an exchange no longer waits for a replacement that is not
+// ready.
+func (d *decision) hopelessAt(s situation, p *pod) time.Time {
+	at := d.memory.movedAt.Add(s.timeout)
+	for i := range p.Status.Conditions {
+		if c := &p.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			if full := c.LastTransitionTime.Add(roomTime); full.Before(at) {
+				return full
+			}
+		}
+	}
+	return at
+}
+
+// noteMoves records the time at which a pod of the surge last became ready or left.
+func (d *decision) noteMoves(s situation) {
+	if moved := s.score() + s.gone(); moved != s.memory.moved || s.memory.movedAt.IsZero() {
+		d.memory.moved, d.memory.movedAt = moved, s.now
+	}
+}
+
+// isStalled reports whether no pod of the surge has become ready or left for some time.
+func (d *decision) isStalled(s situation, after time.Duration) bool {
+	at := d.memory.movedAt.Add(after)
+	if s.now.Before(at) {
+		d.wakeAt(at)
+		return false
+	}
+	return true
+}
+
+// choose returns at most as many pods as given, of which as many as spare are available. It begins
+// with the pods that a scale-down would delete first whatever the costs of others are, and then those
+// that were chosen before.
+func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
+	pods = slices.Clone(pods)
+	slices.SortStableFunc(pods, func(a, b *pod) int {
+		return cmp.Or(compareBool(pdb.IsReady(a.Pod), pdb.IsReady(b.Pod)), -compareBool(isOwnLowest(a), isOwnLowest(b)),
+			-compareBool(deletioncost.IsLowered(a.Pod), deletioncost.IsLowered(b.Pod)))
+	})
+	replicas, under := surge.Replicas(s.deployment), map[types.NamespacedName]int32{}
+	for _, p := range pods {
+		if len(chosen) >= most {
+			break
+		}
+		if s.isAvailable(p) {
+			if spare == 0 {
+				continue
+			}
+			if !s.isNeverEvicted(p) && slices.ContainsFunc(p.budgets, func(b *policyv1.PodDisruptionBudget) bool {
+				count := under[pdb.NameOf(b)] + 1
+				return surge.Removable(b, replicas, count) < count
+			}) {
+				continue
+			}
+			spare--
+			for _, b := range p.budgets {
+				under[pdb.NameOf(b)]++
+			}
+		}
+		chosen = append(chosen, p)
+	}
+	return chosen
+}
+
+// compareBool orders false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// agreed returns the pods for which the API server has agreed a moment ago. It has to be asked for
+// the others, unless that takes so long that the first answers no longer count.
+func (d *decision) agreed(s situation, chosen []*pod) (agreed []*pod) {
+	var unasked []*pod
+	first := s.now
+	for _, p := range chosen {
+		answer := s.memory.answers[p.UID]
+		if answer.Consent != eviction.ConsentGiven || !s.now.Before(answer.at.Add(answerTTL)) {
+			unasked = append(unasked, p)
+			continue
+		}
+		agreed = append(agreed, p)
+		if answer.at.Before(first) {
+			first = answer.at
+		}
+	}
+	if len(unasked) > 0 && (len(agreed) == 0 || s.now.Before(first.Add(askFor))) {
+		// The wait for deletion costs goes on.
+		d.ask, d.memory.costsSince = unasked, s.memory.costsSince
+		return nil
+	}
+	return agreed
+}

@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/testing/is"
+)
+
+const web1 = "uid-web-1-web-1"
+
+// changedSince makes the cost one that another client has changed after it was lowered.
+func changedSince(p *pod) {
+	p.Annotations = map[string]string{corev1.PodDeletionCost: "7", v1alpha1.AnnotationOriginalPodDeletionCost: ""}
+}
+
+// answeredFor replaces the answer of the API server for one pod.
+func answeredFor(name string, answer eviction.Consent, at time.Time, s situation) situation {
+	s.memory.answers[types.UID("uid-"+name)] = consent{answer, at, "not today"}
+	return s
+}
+
+func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
+	const later = 9 * time.Second
+	never := under(nil, ptrTo(0), 4, 4)
+	first, second := newTestPod("web-2", fresh), newTestPod("web-3", fresh)
+	two := newDeployment(4, recorded(2, 4, web0, web1))
+	twoAlways := newDeployment(4, recorded(2, 4, web0, web1), always)
+	one := newDeployment(4, recorded(2, 4, web0), always)
+	for name, tc := range map[string]struct {
+		s    situation
+		want string
+		says string
+	}{
+		"an unready pod that a webhook refuses and no eviction can remove": {
+			s: answeredFor("web-0", eviction.ConsentDenied, start, at(later, twoAlways, newTestPod("web-0", leaves(ours), unready, readyFor(0), never),
+				newTestPod("web-1", leaves(ours), cheapest, never), first, second)),
+			says: "2 of 2 are available",
+		},
+		"an unready pod whose budget is closed": {
+			s: answeredFor("web-0", eviction.ConsentLater, start.Add(later), at(later, two, newTestPod("web-0", leaves(ours), unready, readyFor(0), minOne(4, 3)),
+				newTestPod("web-1", leaves(ours), cheapest, minOne(4, 3)), first, second)),
+			want: "hand over web-1;", says: "available in its place",
+		},
+		"an unready stray": {
+			s: at(later, one, newTestPod("web-0", leaves(ours), cheapest, never), newTestPod("web-1"),
+				newTestPod("web-2", leaves(ours), fresh, unready, never), second),
+			says: "1 of 2 are available",
+		},
+		"a stray with the lowest cost": {
+			s: at(later, one, newTestPod("web-0", leaves(ours), cheapest, never), newTestPod("web-1"),
+				newTestPod("web-2", leaves(ours), fresh, costs("-2147483648"), never), second),
+			says: "1 of 2 are available",
+		},
+		"a pod with the lowest cost is chosen first": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0, web1), always), newTestPod("web-0", leaves(ours), cheapest, never),
+				newTestPod("web-1", leaves(ours), costs("-2147483648"), never), first),
+			want: "restore web-0;",
+		},
+		"a refused pod that has become unready": {
+			s: at(later, two, newTestPod("web-0", leaves(lanes), blocked, unready, readyFor(2*sickAfter)),
+				newTestPod("web-1", leaves(ours), cheapest), first, second),
+			want: "hand over web-1;", says: "available in its place",
+		},
+		"a refused pod that is not available has no replica to spare": {
+			s: at(later, two, newTestPod("web-0", leaves(lanes), blocked, unready, readyFor(2*sickAfter)),
+				newTestPod("web-1", leaves(ours)), first, newTestPod("web-3", fresh, unready)),
+			says: "1 of 2 are available",
+		},
+		"a pod whose cost another client has changed after it was lowered": {
+			s: at(later, newDeployment(2, recorded(1, 2, web0), always), newTestPod("web-0", leaves(ours), changedSince, under(nil, ptrTo(0), 2, 2)),
+				newTestPod("web-1", fresh)),
+			says: "1 of 1 are available",
+		},
+		"an autoscaler was created": {
+			s: at(later, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)),
+				newTestPod("web-1", fresh)).scaledBy(newAutoscaler(1, 5, 2)),
+			want: "hand over web-0;", says: "available in its place",
+		},
+		"no pod leaves while pods of an earlier scale-down exist": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0, web1)), newTestPod("web-0", leaves(ours), cheapest),
+				newTestPod("web-1", leaves(ours), cheapest), first, second),
+			says: "waits until the ReplicaSet has deleted pods: the Deployment has 4 and should have 3.",
+		},
+		"turns end while pods of an earlier scale-down exist": {
+			s: at(6*time.Minute, newDeployment(3, recorded(2, 3, web0, web1)), newTestPod("web-0", leaves(ours), cheapest),
+				newTestPod("web-1", leaves(ours), cheapest, reported(5*time.Minute)), first, newTestPod("web-3", fresh, unready)),
+			want: "hand over web-0;", says: "No progress",
+		},
+	} {
+		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })
+	}
+}
+
+// TestMissesAreCountedAfterTheDeletions: the ReplicaSet controller may need minutes.
+func TestMissesAreCountedAfterTheDeletions(t *testing.T) {
+	s := at(time.Hour, newDeployment(2, recorded(1, 2, web1)), newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)),
+		newTestPod("web-2", fresh))
+	s.memory.dropped = []types.UID{"uid-web-0"}
+	d := decide(s)
+	is.Equal(t, d.memory.misses, 0, "the misses before the deletion")
+	s.memory, s.pods = d.memory, slices.Delete(s.pods, 1, 2)
+	is.Equal(t, decide(s).memory.misses, 1, "the misses after another pod is deleted")
+}
+
+// TestExchangeGivesUpOnCosts: an admission policy refuses all changes of costs. In the meantime the
+// API server has to be asked several times whether the pod may leave.
+func TestExchangeGivesUpOnCosts(t *testing.T) {
+	s := at(0, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", leaves(ours), minOne(2, 2)), newTestPod("web-1", fresh))
+	asked, said := 0, false
+	for second := range 40 {
+		s.now = start.Add(20*time.Second + time.Duration(second)*time.Second)
+		d := decide(s)
+		if strings.Contains(summary(d), "hand over web-0;") {
+			is.True(t, asked > 1 && said, "asked %d times, said why: %t", asked, said)
+			return
+		}
+		for _, r := range d.reports {
+			said = said || strings.Contains(r.message, "the deletion costs of pods are written")
+		}
+		s.memory = d.memory
+		s.memory.answers = maps.Clone(s.memory.answers)
+		for _, p := range d.ask {
+			asked++
+			s.memory.answers[p.UID] = consent{Consent: eviction.ConsentGiven, at: s.now}
+		}
+	}
+	t.Error("the pod is not evicted")
+}
+
+// TestRefusedPodIsAskedForAgain covers a pod that is up for eviction.
+func TestRefusedPodIsAskedForAgain(t *testing.T) {
+	for after, want := range map[time.Duration]int{denyRetry - time.Second: 0, denyRetry: 1} {
+		s := goneAt(start, at(after, newDeployment(4, recorded(2, 4, web0, web1)), newTestPod("web-0", leaves(lanes), minOne(4, 4)),
+			newTestPod("web-1", leaves(ours), minOne(4, 4)), newTestPod("web-2", fresh), newTestPod("web-3", fresh)))
+		is.Equal(t, len(decide(answeredFor("web-0", eviction.ConsentDenied, start, s)).ask), want, "the questions after "+after.String())
+	}
+}
