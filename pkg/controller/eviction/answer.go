@@ -77,7 +77,7 @@ func answerOf(err error, unready bool) answer {
 		return answer{verdict: verdictUnknown, message: err.Error()}
 	}
 	s := status.Status()
-	if isDenial(s.Message) {
+	if IsDenial(s.Message) {
 		return answer{verdict: verdictDenied, message: s.Message}
 	}
 	a := answer{message: s.Message}
@@ -102,11 +102,11 @@ func refusesBudget(s metav1.Status) bool {
 // maxRetryAfter is the longest retry time that the queue accepts from the API server.
 const maxRetryAfter = 30 * time.Second
 
-// isDenial reports whether the message comes from admission. A webhook chooses the code, the causes
+// IsDenial reports whether the message comes from admission. A webhook chooses the code, the causes
 // and the retry time of its response: KubeVirt returns 429 for each virtual machine. So only the
 // text of the API server can be relied on. It is the beginning of the message or, for policies and
 // for webhooks that do not respond, the words before the name.
-func isDenial(message string) bool {
+func IsDenial(message string) bool {
 	return strings.HasPrefix(message, `admission webhook "`) ||
 		strings.Contains(message, "ValidatingAdmissionPolicy '") ||
 		strings.Contains(message, `failed calling webhook "`)

@@ -5,6 +5,7 @@ package eviction
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,11 +28,15 @@ const (
 	ConsentDenied Consent = "denied"
 )
 
+// askTimeout is the deadline of one question whether a pod may leave. It is longer than a webhook
+// may take by default.
+const askTimeout = 15 * time.Second
+
 // AskFirst asks whether a pod may leave, with an eviction that the API server does not carry out.
 // If pastBudgets is set, only the webhooks and policies count: the API server asks them before it
 // looks at the budgets.
 func AskFirst(ctx context.Context, host Host, pod *corev1.Pod, pastBudgets bool) (Consent, string) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	options := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(pod.UID)}, DryRun: []string{metav1.DryRunAll}}
 	a := answerOf(host.Evict(ctx, newEviction(pod.Namespace, pod.Name, options)), false)

@@ -19,9 +19,7 @@ package deployment
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,7 +37,6 @@ import (
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/pdb"
-	"haulout.dev/haulout/pkg/drain/surge"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
@@ -59,8 +56,8 @@ type Config struct {
 	// SurgeTimeout is how long a surge may make no progress. After that, pods leave without a
 	// replacement if their budgets allow it; 0 means the default.
 	SurgeTimeout time.Duration
-	// Evictions sends the questions whether pods may leave. It should have no rate limit, since they
-	// are sent one after the other.
+	// Evictions sends the questions whether pods may leave. It should have no rate limit, since
+	// they are sent one after the other.
 	Evictions eviction.Host
 	// EvacuatorStartDeadline is the time within which an evacuator has to send its first report.
 	// This evacuator delays its first report by at most a quarter of that time; 0 means that it
@@ -114,7 +111,9 @@ type Controller struct {
 	queue     *loop.Queue[item]
 	known     tracked
 	evictions eviction.Host
-	removals  removals
+	// asking has an item for each worker that asks whether pods may leave.
+	asking   chan struct{}
+	removals removals
 
 	// matching protects budgets, which the event handler for budgets updates.
 	matching sync.RWMutex
@@ -133,7 +132,7 @@ func New(config Config) (*Controller, error) {
 	}
 	c := &Controller{
 		Cluster: config.Cluster, clock: config.Clock,
-		evictions: config.Evictions, removals: removals{byDeployment: map[types.NamespacedName]removal{}},
+		evictions: config.Evictions, asking: make(chan struct{}, maxAsking), removals: removals{byDeployment: map[types.NamespacedName]removal{}},
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
 		evacuationLister: config.Cluster.Evacuations.Lister(), maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
 		evacuations: config.Cluster.Evacuations.Informer().GetStore(),
@@ -198,21 +197,30 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	}
 	c.known.change(key, func(s *state) { s.notReplaced = notReplaced })
 	if len(d.ask) > 0 {
-		d.memory.answers = c.askFirst(ctx, s, d.ask)
-		d.wakeAt(s.now)
+		var asked bool
+		if d.memory.answers, asked = c.askFirst(ctx, s, d.ask); asked {
+			d.wakeAt(s.now)
+		} else {
+			d.wakeAt(s.now.Add(removeRetry))
+		}
 	}
 	// The writes of costs may take ten seconds.
 	if c.writeCosts(ctx, d); d.shrinks(s) && c.isPausedSince(s) {
 		c.queue.AddAfter(item{NamespacedName: key}, answerRetry)
 		return nil
 	}
-	if retry := c.claim(key, s, d.removed); retry > 0 {
-		c.queue.AddAfter(item{NamespacedName: key}, retry)
-		return nil
+	if len(d.removed) > 0 {
+		if retry := c.claim(key, s, d.removed); retry > 0 {
+			c.queue.AddAfter(item{NamespacedName: key}, retry)
+			return nil
+		}
+	} else if len(d.ask) == 0 {
+		// An earlier claim is not needed any more.
+		c.removals.drop(key, 0)
 	}
 	scaled, err := c.act(ctx, key, s, d)
 	if len(d.removed) > 0 && !c.mayShrink(key, *d.scale.value, scaled, err) {
-		c.removals.drop(key)
+		c.removals.drop(key, 1)
 	}
 	if scaled && !(d.idle && err == nil) {
 		// Store the memory even if a report failed. Otherwise the reports that were written would
@@ -235,24 +243,4 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 		c.queue.AddAfter(item{NamespacedName: key}, d.wake.Sub(s.now))
 	}
 	return nil
-}
-
-// mayShrink reports whether a scale-down has been written, or may have been although the write has
-// failed.
-func (c *Controller) mayShrink(key types.NamespacedName, to int32, scaled bool, err error) bool {
-	if scaled {
-		// If a user has set the number, it stays.
-		d, exists, err := c.latestDeployments.Get(key.String())
-		return err == nil && exists && surge.Replicas(d) <= to
-	}
-	var unsent notSent
-	if errors.As(err, &unsent) {
-		return false
-	}
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
-		return true
-	}
-	code := status.Status().Code
-	return code < http.StatusBadRequest || code >= http.StatusInternalServerError || code == http.StatusRequestTimeout
 }

@@ -46,14 +46,16 @@ func (d *decision) restoreCosts(s situation, remaining []*pod) bool {
 	return len(d.restore) > 0 && d.awaitsCosts(s)
 }
 
-// awaitsLowest makes the chosen pods the only ones with the lowest deletion cost, and reports whether
-// a scale-down has to wait for these writes. The cache must have them, since the cache of the
-// ReplicaSet controller then probably has them, too. failed is set if they have failed for too long.
+// awaitsLowest makes the chosen pods the only ones with the lowest deletion cost, and reports
+// whether a scale-down has to wait for these writes. The cache must have them, since the cache of
+// the ReplicaSet controller then probably has them, too. failed is set if they have failed for too
+// long.
 func (d *decision) awaitsLowest(s situation, chosen []*pod) (awaits, failed bool) {
 	leaves := map[types.UID]struct{}{}
 	for _, p := range chosen {
 		leaves[p.UID] = struct{}{}
-		if deletioncost.CanLower(p.Pod) {
+		// A sick pod is deleted first whatever its cost is. If it gets ready, it should stay.
+		if isAsked(p) && deletioncost.CanLower(p.Pod) {
 			d.lower = append(d.lower, p.Pod)
 		}
 	}
@@ -69,7 +71,14 @@ func (d *decision) awaitsLowest(s situation, chosen []*pod) (awaits, failed bool
 	if d.awaitsCosts(s) {
 		return true, false
 	}
+	// The other pods are evicted.
 	d.lower = nil
+	for _, p := range chosen {
+		if isAsked(p) && s.leavesByScaleDown(p) && deletioncost.CanLower(p.Pod) {
+			d.lower = append(d.lower, p.Pod)
+			d.wakeAt(s.now.Add(costTimeout))
+		}
+	}
 	return false, true
 }
 
@@ -97,14 +106,14 @@ func (d *decision) lowerReplacements(s situation) bool {
 }
 
 // IsSurplus reports whether a pod has the lowest deletion cost because the scale-down that takes a
-// surge back has to delete it.
+// surge back, or one that has been written, has to delete it.
 func (c *Controller) IsSurplus(p *corev1.Pod) bool {
 	key, ok := c.deploymentOf(p)
 	if !ok {
 		return false
 	}
 	_, is := c.known.get(key).surplus[p.UID]
-	return is
+	return is || c.isRemoved(p, key)
 }
 
 // awaitsCosts reports whether a scale-down still has to wait for writes of deletion costs.

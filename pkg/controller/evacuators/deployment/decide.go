@@ -383,8 +383,11 @@ func (d *decision) keepsSurge(s situation) bool {
 // first restores the deletion cost of these pods, and lowers that of the replacements. Otherwise
 // the scale-down would delete these pods, although their budgets protect them, instead of the
 // replacements. It also waits for evictions in flight, since each of them may delete one more pod
-// in addition to the scale-down.
+// in addition to the scale-down, and for an earlier scale-down, since it needs the costs.
 func (d *decision) withdraw(s situation, remaining []*pod) bool {
+	if d.awaitsRemoval(s) {
+		return false
+	}
 	lowers := d.lowerReplacements(s)
 	if d.restoreCosts(s, remaining) || lowers || d.awaitsAnswers(s) || d.awaitsReplicaSet(s) {
 		return false
@@ -399,6 +402,16 @@ func (d *decision) awaitsAnswers(s situation) bool {
 		return false
 	}
 	d.wakeAt(s.now.Add(answerRetry))
+	return true
+}
+
+// awaitsRemoval reports whether the ReplicaSet has not deleted the pods of a scale-down yet.
+func (d *decision) awaitsRemoval(s situation) bool {
+	until := latest(s.memory.delivered, s.servingSince).Add(removeTime)
+	if s.deployment == nil || !s.hasTooMany() || s.isRollingOut() || !s.now.Before(until) {
+		return false
+	}
+	d.wakeAt(until)
 	return true
 }
 

@@ -318,7 +318,7 @@ func TestDecideHold(t *testing.T) {
 		},
 		"the scale-down is not made without the lower cost, since it would delete the other pod": {
 			s:    awaitsCosts(30*time.Second, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
-			says: "1 of 1 are available",
+			want: "lower web-0;", says: "1 of 1 are available",
 		},
 		"the costs of pods that may stay are restored first": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest),

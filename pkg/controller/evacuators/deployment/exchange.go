@@ -34,9 +34,9 @@ const (
 	// the same for a pod that a webhook has refused and that no eviction can remove.
 	askAgain  = 5 * time.Second
 	denyRetry = 30 * time.Second
-	// laneTime is how long an exchange waits for pods that are up for eviction after one of them has
-	// left, or for the rest of the replacements after one of them has become available. After that
-	// these keep their extra replicas, and the others are exchanged.
+	// laneTime is how long an exchange waits for pods that are up for eviction after one of them
+	// has left, or for the rest of the replacements after one of them has become available. After
+	// that these keep their extra replicas, and the others are exchanged.
 	laneTime = 10 * time.Second
 	// roomTime is how long an exchange waits for a replacement that no node has room for.
 	roomTime = 30 * time.Second
@@ -49,9 +49,9 @@ type consent struct {
 	text string
 }
 
-// letGo makes pods leave for which replacements are available. If more pods leave than there are extra
-// replicas, these leave by eviction, and then the others by a scale-down. It returns the pods that
-// wait. done is set if the decision scales down, or only waits for what a scale-down needs.
+// letGo makes pods leave for which replacements are available. If more pods leave than there are
+// extra replicas, these leave by eviction, and then the others by a scale-down. It returns the pods
+// that wait. done is set if the decision scales down, or only waits for what a scale-down needs.
 func (d *decision) letGo(s situation, leaving, handed []*pod) (waiting []*pod, done bool) {
 	strays, ours := s.strays(), 0
 	var recorded []*pod
@@ -88,8 +88,8 @@ func (d *decision) divide(s situation, leaving, recorded []*pod, ours int) (evic
 	var either []*pod
 	// An autoscaler that was created during the surge would revert the scale-down.
 	noScaleDown := s.hasPaused() || len(s.autoscalers) > 0 || s.otherLowest(leaving)
-	// The scale-down would delete the unready pods first.
-	hasSick := d.hasSick(s, leaving)
+	// The scale-down would delete these pods first.
+	sick := s.sick(leaving)
 	for _, p := range recorded {
 		switch {
 		case s.isNeverEvicted(p):
@@ -97,7 +97,7 @@ func (d *decision) divide(s situation, leaving, recorded []*pod, ours int) (evic
 			if !noScaleDown && canBeLowest(p) {
 				exchanged = append(exchanged, p)
 			}
-		case noScaleDown, hasSick, !s.canBeExchanged(p), s.isDenied(p):
+		case noScaleDown, len(sick) > 0, !s.canBeExchanged(p), s.isDenied(p):
 			evicted = append(evicted, p)
 		case s.leavesByScaleDown(p):
 			exchanged = append(exchanged, p)
@@ -105,10 +105,17 @@ func (d *decision) divide(s situation, leaving, recorded []*pod, ours int) (evic
 			either = append(either, p)
 		}
 	}
+	if len(exchanged) > 0 {
+		// No eviction can remove the exchanged pods. If the sick ones may leave, they do so first.
+		exchanged = append(exchanged, slices.DeleteFunc(sick, isAsked)...)
+	}
 	r := s.target.record
 	n := min(surge.Evictions(ours, int(r.To-r.Keep), len(evicted))-len(evicted), len(either))
 	return append(evicted, either[:n]...), append(exchanged, either[n:]...)
 }
+
+// isAsked reports whether a pod is asked to leave.
+func isAsked(p *pod) bool { return p.evacuation != nil }
 
 // canBeExchanged reports whether a scale-down may delete the pod and would choose it.
 func (s *situation) canBeExchanged(p *pod) bool {
@@ -121,8 +128,8 @@ func (s *situation) canBeExchanged(p *pod) bool {
 	})
 }
 
-// canBeLowest reports whether a pod has the lowest deletion cost or can get it. It cannot if another
-// client has changed the cost after it was lowered.
+// canBeLowest reports whether a pod has the lowest deletion cost or can get it. It cannot if
+// another client has changed the cost after it was lowered.
 func canBeLowest(p *pod) bool {
 	return deletioncost.CanLower(p.Pod) || deletioncost.IsLowest(p.Pod)
 }
@@ -160,8 +167,8 @@ func (s *situation) isDenied(p *pod) bool {
 // exchange scales down by as many pods as may be exchanged now, as soon as these have the lowest
 // deletion cost and the API server has agreed. moving is the number of pods up for eviction, which
 // need an extra replica each, and spare the number of available pods that may leave. exchange
-// returns the pods that have to be evicted instead. done is set if the decision scales down, or only
-// waits for answers, costs or evictions.
+// returns the pods that have to be evicted instead. done is set if the decision scales down, or
+// only waits for answers, costs or evictions.
 func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int) (evicted []*pod, done bool) {
 	pods = d.withoutResting(s, pods)
 	if len(pods) == 0 || moving > 0 && !d.isLaneIdle(s) || s.deployment.Status.ObservedGeneration < s.deployment.Generation {
@@ -190,7 +197,7 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 	}
 	if awaits, failed := d.awaitsLowest(s, chosen); failed {
 		// The scale-down would delete other pods.
-		return slices.DeleteFunc(chosen, s.leavesByScaleDown), false
+		return slices.DeleteFunc(chosen, func(p *pod) bool { return s.leavesByScaleDown(p) || !isAsked(p) }), false
 	} else if awaits {
 		if !s.now.Before(d.memory.costsSince.Add(costTimeout)) {
 			d.awaits = "the deletion costs of pods are written, which has failed for now"
@@ -199,7 +206,7 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 	}
 	if len(s.unreadyOthers(chosen)) > hopeless || s.otherLowest(chosen) {
 		// The scale-down would delete these other pods, and nobody has agreed that they may leave.
-		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
+		return slices.DeleteFunc(chosen, func(p *pod) bool { return s.isNeverEvicted(p) || !isAsked(p) }), false
 	}
 	d.remove(s, chosen, hopeless)
 	return nil, true
@@ -219,10 +226,12 @@ func (d *decision) remove(s situation, chosen []*pod, hopeless int) {
 	}
 	for _, p := range chosen {
 		d.memory.dropped = append(d.memory.dropped, p.UID)
-		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
-			"%d replicas are available in place of the pods that leave%s: "+
-				"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
-			len(chosen), p.purpose, s.deployment.Name, r.To, lower.To)})
+		if isAsked(p) {
+			d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
+				"%d replicas are available in place of the pods that leave%s: "+
+					"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
+				len(chosen), p.purpose, s.deployment.Name, r.To, lower.To)})
+		}
 		d.events = append(d.events, event{
 			eventType: corev1.EventTypeNormal, reason: EventReplaced, action: actionRelease, pod: p.Pod,
 			message: fmt.Sprintf("The pod leaves%s: another replica is available in its place, and Deployment %s is scaled back",
@@ -262,10 +271,10 @@ func (d *decision) isLaneIdle(s situation) bool {
 	return true
 }
 
-// countStuck counts the pods that are up for eviction and cannot leave, whatever their budgets allow,
-// because a webhook refuses them, for example. They leave their extra replicas to others. available
-// is the number of these that are available. The API server is asked about pods that do not leave
-// although their budgets let them go.
+// countStuck counts the pods that are up for eviction and cannot leave, whatever their budgets
+// allow, because a webhook refuses them, for example. They leave their extra replicas to others.
+// available is the number of these that are available. The API server is asked about pods that do
+// not leave although their budgets let them go.
 func (d *decision) countStuck(s situation, handed []*pod) (stuck, available int) {
 	count := func(p *pod) {
 		if stuck++; s.isAvailable(p) {
@@ -305,18 +314,18 @@ func (s *situation) unreadyOthers(pods []*pod) (others []*pod) {
 	return others
 }
 
-// hasSick reports whether a pod that is older than the surge and not among these has not been ready
+// sick returns the pods that are older than the surge and not among these, and have not been ready
 // for a while.
-func (d *decision) hasSick(s situation, pods []*pod) bool {
+func (s *situation) sick(pods []*pod) []*pod {
 	others := s.unreadyOthers(pods)
 	if len(others) == 0 {
-		return false
+		return nil
 	}
 	created := uidsOf(s.created())
-	return slices.ContainsFunc(others, func(p *pod) bool {
+	return slices.DeleteFunc(others, func(p *pod) bool {
 		_, isCreated := created[p.UID]
 		sick, _ := s.sickAt(p)
-		return !isCreated && !s.now.Before(sick)
+		return isCreated || s.now.Before(sick)
 	})
 }
 
@@ -377,8 +386,8 @@ func (d *decision) isStalled(s situation, after time.Duration) bool {
 }
 
 // choose returns at most as many pods as given, of which as many as spare are available. It begins
-// with the pods that a scale-down would delete first whatever the costs of others are, and then those
-// that were chosen before.
+// with the pods that a scale-down would delete first whatever the costs of others are, and then
+// those that were chosen before.
 func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *pod) int {

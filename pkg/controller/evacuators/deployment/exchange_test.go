@@ -93,6 +93,25 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 				newTestPod("web-1", leaves(ours), cheapest), first, second),
 			says: "waits until the ReplicaSet has deleted pods: the Deployment has 4 and should have 3.",
 		},
+		"a sick pod goes before a pod that no eviction can remove": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0), always), newTestPod("web-0", leaves(ours), never),
+				newTestPod("web-1", unready, readyFor(2*sickAfter), never), first),
+			want: "back to 2;",
+		},
+		"a sick pod that a webhook refuses": {
+			s: answeredFor("web-1", eviction.ConsentDenied, start, at(later, newDeployment(3, recorded(2, 3, web0), always),
+				newTestPod("web-0", leaves(ours), cheapest, never), newTestPod("web-1", unready, readyFor(2*sickAfter), never), first)),
+			says: "1 of 1 are available",
+		},
+		"all turns end while pods of an earlier scale-down exist": {
+			s: removedAt(start.Add(2*time.Minute), at(6*time.Minute, newDeployment(3, recorded(2, 3, web0, web1)),
+				newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours), cheapest), first, newTestPod("web-3", fresh, unready))),
+		},
+		"all turns end, and pods of an earlier scale-down exist for long": {
+			s: removedAt(start, at(6*time.Minute, newDeployment(3, recorded(2, 3, web0, web1)),
+				newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours), cheapest), first, newTestPod("web-3", fresh, unready))),
+			want: "lower web-2;restore web-0;restore web-1;",
+		},
 		"turns end while pods of an earlier scale-down exist": {
 			s: at(6*time.Minute, newDeployment(3, recorded(2, 3, web0, web1)), newTestPod("web-0", leaves(ours), cheapest),
 				newTestPod("web-1", leaves(ours), cheapest, reported(5*time.Minute)), first, newTestPod("web-3", fresh, unready)),
@@ -101,6 +120,12 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })
 	}
+}
+
+// removedAt sets the time of the last scale-down that has to delete pods.
+func removedAt(t time.Time, s situation) situation {
+	s.memory.delivered = t
+	return s
 }
 
 // TestMissesAreCountedAfterTheDeletions: the ReplicaSet controller may need minutes.

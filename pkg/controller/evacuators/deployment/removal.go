@@ -5,11 +5,15 @@ package deployment
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/controller/eviction"
@@ -18,13 +22,21 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// askTimeout is the deadline of one question whether a pod may leave.
-const askTimeout = 15 * time.Second
+// maxAsking is the maximum number of workers that ask at the same time. A webhook may hang, and
+// half of the workers, by default, must remain for the other Deployments.
+const maxAsking = 4
 
 // askFirst asks the API server whether the pods may leave, and returns its answers together with
-// the earlier ones. If the time is over, the next decision asks for the remaining pods.
-func (c *Controller) askFirst(ctx context.Context, s situation, pods []*pod) map[types.UID]consent {
-	answers := map[types.UID]consent{}
+// the earlier ones. If the time is over, the next decision asks for the remaining pods. asked is
+// false if too many other workers ask.
+func (c *Controller) askFirst(ctx context.Context, s situation, pods []*pod) (answers map[types.UID]consent, asked bool) {
+	select {
+	case c.asking <- struct{}{}:
+		defer func() { <-c.asking }()
+	default:
+		return s.memory.answers, false
+	}
+	answers = map[types.UID]consent{}
 	for i := range s.pods {
 		if answer, known := s.memory.answers[s.pods[i].UID]; known {
 			answers[s.pods[i].UID] = answer
@@ -35,19 +47,20 @@ func (c *Controller) askFirst(ctx context.Context, s situation, pods []*pod) map
 		if !c.clock.Now().Before(end) {
 			break
 		}
-		call, cancel := context.WithTimeout(ctx, askTimeout)
-		answer, text := eviction.AskFirst(call, c.evictions, p.Pod, s.isNeverEvicted(p))
-		cancel()
+		answer, text := eviction.AskFirst(ctx, c.evictions, p.Pod, s.isNeverEvicted(p))
 		answers[p.UID] = consent{answer, c.clock.Now(), text}
 	}
-	return answers
+	return answers, true
 }
 
 const (
-	// removeTime is how long a removal counts at most. The ReplicaSet controller deletes pods of all
-	// ReplicaSets with a common rate limit.
+	// claimTime is how long evictions wait for a scale-down that is about to be written.
+	claimTime = 10 * time.Second
+	// removeTime is how long a removal counts at most after its write. The ReplicaSet controller
+	// deletes pods of all ReplicaSets with a common rate limit.
 	removeTime = 5 * time.Minute
-	// removeRetry is the time after which a scale-down that waits for another one is tried again.
+	// removeRetry is the time after which a scale-down or a question is tried again that waits for
+	// those of other Deployments.
 	removeRetry = time.Second
 )
 
@@ -56,9 +69,17 @@ const (
 type removal struct {
 	budgets []types.NamespacedName
 	pods    []*corev1.Pod
-	// generation is that of the Deployment before the scale-down.
-	generation int64
-	// until is the time from which the removal no longer counts, since the pods are not deleted.
+	// generation and resourceVersion are those of the Deployment before the scale-down.
+	generation      int64
+	resourceVersion string
+	// writes counts the attempts to write the scale-down for this resourceVersion. At most one of
+	// them can be applied.
+	writes int
+	// quiet is set if, since the claim, no eviction under these budgets or of the Deployment is in
+	// flight.
+	quiet bool
+	// until is the time from which the removal no longer counts, since it is not written or the
+	// pods are not deleted.
 	until time.Time
 }
 
@@ -68,22 +89,34 @@ type removals struct {
 	byDeployment map[types.NamespacedName]removal
 }
 
-func (r *removals) drop(deployment types.NamespacedName) {
+// drop removes a removal, unless it was written more often than the given number of times: then an
+// earlier write may still be applied.
+func (r *removals) drop(deployment types.NamespacedName, writes int) {
 	r.Lock()
 	defer r.Unlock()
-	delete(r.byDeployment, deployment)
+	if r.byDeployment[deployment].writes <= writes {
+		delete(r.byDeployment, deployment)
+	}
 }
 
-// claim registers the scale-down that deletes the given pods. It may be written if no eviction of a
-// pod of the Deployment or under the same budgets is in flight, and no other scale-down of the
-// Deployment or under these budgets is unconfirmed. Otherwise claim returns the time after which to
-// try again. The queue of evictions registers an eviction as in
-// flight before it calls StandingOfEvicted. So an eviction that is not found here is not sent.
+// change changes a removal.
+func (r *removals) change(deployment types.NamespacedName, change func(*removal)) {
+	r.Lock()
+	defer r.Unlock()
+	own := r.byDeployment[deployment]
+	change(&own)
+	r.byDeployment[deployment] = own
+}
+
+// claim claims the scale-down that deletes the given pods. Otherwise it returns the time after
+// which to decide again: another scale-down of the Deployment or under the same budgets is
+// unconfirmed, or evictions of these pods may have been in flight at the time of the decision.
+//
+// From the claim on, no eviction begins: the queue of evictions registers an eviction as in flight
+// before it calls StandingOfEvicted. So an eviction that is not found here either is not sent, or
+// has ended before the next decision.
 func (c *Controller) claim(deployment types.NamespacedName, s situation, pods []*pod) (retry time.Duration) {
-	if len(pods) == 0 {
-		return 0
-	}
-	own := removal{generation: s.deployment.Generation, until: c.clock.Now().Add(removeTime)}
+	own := removal{generation: s.deployment.Generation, resourceVersion: s.deployment.ResourceVersion}
 	for _, p := range pods {
 		own.pods = append(own.pods, p.Pod)
 		for _, budget := range p.budgets {
@@ -92,17 +125,31 @@ func (c *Controller) claim(deployment types.NamespacedName, s situation, pods []
 			}
 		}
 	}
-	if !c.register(deployment, own) {
+	quiet, ok := c.register(deployment, own)
+	if !ok {
 		return removeRetry
 	}
-	for i := range s.pods {
-		if c.InFlight.Has(s.pods[i].UID) {
-			c.removals.drop(deployment)
-			return answerRetry
+	if !quiet {
+		quiet = !c.evicts(deployment, s, own)
+		c.removals.change(deployment, func(r *removal) { r.quiet = quiet })
+		return answerRetry
+	}
+	c.removals.change(deployment, func(r *removal) {
+		if r.writes++; r.writes == 1 {
+			r.until = c.clock.Now().Add(removeTime)
 		}
+	})
+	return 0
+}
+
+// evicts reports whether an eviction of a pod of the Deployment or under the budgets of a removal
+// is in flight.
+func (c *Controller) evicts(deployment types.NamespacedName, s situation, own removal) bool {
+	if slices.ContainsFunc(s.pods, func(p pod) bool { return c.InFlight.Has(p.UID) }) {
+		return true
 	}
 	if len(own.budgets) == 0 {
-		return 0
+		return false
 	}
 	for _, sent := range c.InFlight.List() {
 		if sent.Evacuation.Namespace != deployment.Namespace {
@@ -110,49 +157,62 @@ func (c *Controller) claim(deployment types.NamespacedName, s situation, pods []
 		}
 		p, err := c.podLister.Pods(deployment.Namespace).Get(sent.Pod)
 		if err == nil && p.UID == sent.UID && own.isUnder(c.namesOfBudgets(p)) {
-			c.removals.drop(deployment)
-			return answerRetry
+			return true
 		}
 	}
-	return 0
+	return false
 }
 
 // register adds a removal, unless another one of the Deployment or under the same budgets is not
-// confirmed.
-func (c *Controller) register(deployment types.NamespacedName, own removal) bool {
+// confirmed. quiet is set if the same removal was registered before, also if it was written and the
+// outcome is not known, and was quiet.
+func (c *Controller) register(deployment types.NamespacedName, own removal) (quiet, ok bool) {
 	c.removals.Lock()
 	defer c.removals.Unlock()
+	now := c.clock.Now()
+	own.until = now.Add(claimTime)
 	for key, other := range c.removals.byDeployment {
-		if c.isConfirmed(key, other) {
+		switch {
+		case key == deployment && now.Before(other.until) && (other.writes == 0 || other.resourceVersion == own.resourceVersion):
+			own.quiet = other.quiet && !slices.ContainsFunc(own.budgets, func(name types.NamespacedName) bool { return !slices.Contains(other.budgets, name) })
+			own.writes, own.until = other.writes, latest(own.until, other.until)
+		case c.isConfirmed(key, other):
 			delete(c.removals.byDeployment, key)
-		} else if key == deployment || other.isUnder(own.budgets) {
-			return false
+		case key == deployment || other.isUnder(own.budgets):
+			return false, false
 		}
 	}
 	c.removals.byDeployment[deployment] = own
-	return true
+	return own.quiet, true
 }
 
 func (r *removal) isUnder(budgets []types.NamespacedName) bool {
 	return slices.ContainsFunc(budgets, func(name types.NamespacedName) bool { return slices.Contains(r.budgets, name) })
 }
 
-// isConfirmed reports whether the cache shows that the pods of a removal are deleted or that the
-// Deployment has no pods to delete any more, or they have not been deleted for too long.
+// isConfirmed reports whether the cache shows that the pods of a removal are deleted, that the
+// Deployment has no pods to delete any more, or that the scale-down cannot be applied any more. It
+// also returns true if none of that has happened for too long.
 func (c *Controller) isConfirmed(deployment types.NamespacedName, r removal) bool {
-	return !c.clock.Now().Before(r.until) || !slices.ContainsFunc(r.pods, func(was *corev1.Pod) bool {
+	if !c.clock.Now().Before(r.until) || !slices.ContainsFunc(r.pods, func(was *corev1.Pod) bool {
 		p, err := c.podLister.Pods(was.Namespace).Get(was.Name)
 		return err == nil && p.UID == was.UID && p.DeletionTimestamp == nil
-	}) || c.hasShrunk(deployment, r)
+	}) {
+		return true
+	}
+	d, exists, err := c.latestDeployments.Get(deployment.String())
+	switch {
+	case err != nil || !exists || r.writes == 0:
+		return false
+	case d.Generation == r.generation:
+		// The number has not changed, but the write required the resourceVersion.
+		return d.ResourceVersion != r.resourceVersion
+	}
+	return !c.hasTooMany(deployment, d)
 }
 
-// hasShrunk reports whether the Deployment of a removal was changed since, and has no more pods than
-// it should have.
-func (c *Controller) hasShrunk(deployment types.NamespacedName, r removal) bool {
-	d, exists, err := c.latestDeployments.Get(deployment.String())
-	if err != nil || !exists || d.Generation == r.generation {
-		return false
-	}
+// hasTooMany reports whether a Deployment has more pods than it should have.
+func (c *Controller) hasTooMany(deployment types.NamespacedName, d *appsv1.Deployment) bool {
 	pods := int32(0)
 	for _, set := range c.Owners.ReplicaSets(deployment) {
 		for _, p := range c.Owners.Pods(set.Namespace, set.UID) {
@@ -161,7 +221,7 @@ func (c *Controller) hasShrunk(deployment types.NamespacedName, r removal) bool 
 			}
 		}
 	}
-	return pods <= surge.Replicas(d)
+	return pods > surge.Replicas(d)
 }
 
 // removalBefore returns the Deployment whose scale-down has to be confirmed before a pod of the
@@ -181,9 +241,44 @@ func (c *Controller) removalBefore(p *corev1.Pod, of types.NamespacedName) (depl
 	return deployment, false
 }
 
+// isRemoved reports whether a scale-down of the Deployment still has to delete a pod.
+func (c *Controller) isRemoved(p *corev1.Pod, of types.NamespacedName) bool {
+	c.removals.Lock()
+	defer c.removals.Unlock()
+	r := c.removals.byDeployment[of]
+	return slices.ContainsFunc(r.pods, func(other *corev1.Pod) bool { return other.UID == p.UID }) && !c.isConfirmed(of, r)
+}
+
 func (c *Controller) namesOfBudgets(p *corev1.Pod) (names []types.NamespacedName) {
 	for _, budget := range c.budgetsOf(p, &budgetsByLabels{}) {
 		names = append(names, pdb.NameOf(budget))
 	}
 	return names
+}
+
+// mayShrink reports whether a scale-down has been written, or may have been although the write has
+// failed.
+func (c *Controller) mayShrink(key types.NamespacedName, to int32, scaled bool, err error) bool {
+	if scaled {
+		// If a user has set the number, it stays.
+		d, exists, err := c.latestDeployments.Get(key.String())
+		return err == nil && exists && surge.Replicas(d) <= to
+	}
+	var unsent notSent
+	if errors.As(err, &unsent) {
+		return false
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return true
+	}
+	switch code := status.Status().Code; {
+	case eviction.IsDenial(status.Status().Message):
+		return false
+	case code == http.StatusConflict:
+		// An earlier write may be the cause. The cache is about to show it.
+		return true
+	default:
+		return code < http.StatusBadRequest || code >= http.StatusInternalServerError || code == http.StatusRequestTimeout
+	}
 }

@@ -6,6 +6,7 @@ package deployment
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -34,7 +36,8 @@ func TestClaimStaysIfTheWriteMayBeApplied(t *testing.T) {
 	}{
 		"written":           {replicas: 1, want: true},
 		"kept for a user":   {replicas: 2},
-		"a conflict":        {replicas: 2, err: apierrors.NewConflict(resource, testName, errors.New("changed"))},
+		"a conflict":        {replicas: 2, err: apierrors.NewConflict(resource, testName, errors.New("changed")), want: true},
+		"a webhook fails":   {replicas: 2, err: apierrors.NewInternalError(errors.New(`failed calling webhook "quota.example.com": refused`))},
 		"a policy refuses":  {replicas: 2, err: apierrors.NewForbidden(resource, testName, errors.New("no"))},
 		"too many requests": {replicas: 2, err: apierrors.NewTooManyRequests("busy", 1)},
 		"not sent":          {replicas: 2, err: notSent{context.DeadlineExceeded}},
@@ -55,6 +58,7 @@ func TestRemovalIsConfirmed(t *testing.T) {
 	generation := func(n int64) func(*appsv1.Deployment) {
 		return func(d *appsv1.Deployment) { d.Generation = n }
 	}
+	newer := func(d *appsv1.Deployment) { d.ResourceVersion = "2" }
 	for name, tc := range map[string]struct {
 		d    *appsv1.Deployment
 		pods []pod
@@ -62,6 +66,7 @@ func TestRemovalIsConfirmed(t *testing.T) {
 		want bool
 	}{
 		"the scale-down is not written":          {d: newDeployment(2), pods: []pod{doomed, other}},
+		"the write can only fail":                {d: newDeployment(2, newer), pods: []pod{doomed, other}, want: true},
 		"the pod exists":                         {d: newDeployment(1, generation(2)), pods: []pod{doomed, other}},
 		"the pod is deleted":                     {d: newDeployment(1, generation(2)), pods: []pod{other}, want: true},
 		"another pod is deleted":                 {d: newDeployment(1, generation(2)), pods: []pod{doomed}, want: true},
@@ -75,7 +80,8 @@ func TestRemovalIsConfirmed(t *testing.T) {
 			}
 			c := newKnowing(t, nil, objects)
 			s := situation{deployment: newDeployment(2)}
-			is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), 0, "the first claim waits")
+			is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), answerRetry, "the retry of the first claim")
+			is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), 0, "the retry of the next claim")
 			if tc.late {
 				r := c.removals.byDeployment[testKey]
 				r.until = c.clock.Now()
@@ -85,13 +91,15 @@ func TestRemovalIsConfirmed(t *testing.T) {
 			}
 			waits := c.StandingOfEvicted(other.Pod).Reason == v1alpha1.ReasonPodWaits
 			is.Equal(t, waits, !tc.want, "other pods wait")
-			is.Equal(t, c.claim(testKey, s, []*pod{&other}) == 0, tc.want, "a further claim is granted")
+			s.deployment.ResourceVersion = "3"
+			is.Equal(t, c.claim(testKey, s, []*pod{&other}) == answerRetry, tc.want, "a further claim is accepted")
 		})
 	}
 }
 
-// TestUnknownOutcomeKeepsTheClaim: the API server answers the write of a scale-down with an error.
-func TestUnknownOutcomeKeepsTheClaim(t *testing.T) {
+// TestScaleDownIsTriedAgain: the API server answers the write of a scale-down with an error. If the
+// outcome is unknown, evictions wait until it is known.
+func TestScaleDownIsTriedAgain(t *testing.T) {
 	resource := appsv1.Resource("deployments")
 	for name, tc := range map[string]struct {
 		err  error
@@ -106,19 +114,88 @@ func TestUnknownOutcomeKeepsTheClaim(t *testing.T) {
 				w := newWorld(t, evacuations, host...)
 				w.scaled(2, true)
 				var tried atomic.Int32
+				var works atomic.Bool
 				w.host.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
 					tried.Add(1)
-					return true, nil, tc.err
+					return !works.Load(), nil, tc.err
 				})
 				w.create(newTestPod("web-1", on("good"), fresh))
-				<-time.After(removeTime / 2)
+				w.until("the write is tried several times", func() (bool, string) { return tried.Load() > 3, fmt.Sprint(tried.Load()) })
 				synctest.Wait()
 				_, claimed := w.c.removals.byDeployment[testKey]
 				is.Equal(t, claimed, tc.want, "the claim stays")
-				is.Equal(t, tried.Load() == 1, tc.want, "the write is tried once")
+				works.Store(true)
+				w.scaled(1, false)
 			})
 		})
 	}
+}
+
+// TestEvictionsAwaitAClaim: a budget of many pods may always have an eviction in flight. As soon as
+// a scale-down is about to be written, no other eviction begins.
+func TestEvictionsAwaitAClaim(t *testing.T) {
+	doomed, other := newTestPod("web-0", minOne(3, 3)), newTestPod("db-0", func(p *pod) { p.OwnerReferences = nil })
+	c := newKnowing(t, nil, []runtime.Object{newDeployment(2), newReplicaSet(), newBudget(), doomed.Pod, other.Pod})
+	waits := func() bool { return c.StandingOfEvicted(other.Pod).Reason == v1alpha1.ReasonPodWaits }
+	s := situation{deployment: newDeployment(2)}
+	c.InFlight.Add(inflight.Eviction{Evacuation: types.NamespacedName{Namespace: testNamespace, Name: "e"}, Pod: "db-0", UID: other.UID})
+	for range 2 {
+		is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), answerRetry, "the retry with an eviction in flight")
+		is.True(t, waits(), "another eviction begins")
+	}
+	is.Equal(t, c.claim(types.NamespacedName{Namespace: testNamespace, Name: "other"}, s, []*pod{&doomed}), removeRetry, "the retry of another Deployment")
+	c.InFlight.Remove(other.UID)
+	s.deployment.ResourceVersion = "2"
+	is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), answerRetry, "the retry after a decision with an eviction in flight")
+	is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), 0, "the retry without an eviction in flight")
+	c.removals.drop(testKey, 1)
+	c.claim(testKey, s, []*pod{&doomed})
+	c.removals.drop(testKey, 0)
+	is.True(t, !waits(), "evictions wait although the scale-down is no longer intended")
+}
+
+// TestCostsOfRemovedPodsStay covers a drain that is cancelled before the ReplicaSet controller has
+// deleted the pod.
+func TestCostsOfRemovedPodsStay(t *testing.T) {
+	doomed := newTestPod("web-0", cheapest)
+	c := newKnowing(t, nil, []runtime.Object{newDeployment(2), newReplicaSet(), doomed.Pod})
+	s := situation{deployment: newDeployment(2)}
+	c.claim(testKey, s, []*pod{&doomed})
+	c.claim(testKey, s, []*pod{&doomed})
+	is.True(t, c.IsSurplus(doomed.Pod), "the cost of the pod is restored")
+	is.True(t, !c.IsSurplus(newTestPod("web-1").Pod), "the cost of another pod is not restored")
+}
+
+// TestIsSurging covers the Deployments whose pods keep their deletion costs.
+func TestIsSurging(t *testing.T) {
+	for name, tc := range map[string]struct {
+		d    *appsv1.Deployment
+		want bool
+	}{
+		"scaled up":                   {newDeployment(3, recorded(2, 3, web0)), true},
+		"its ReplicaSet deletes pods": {newDeployment(2, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 3, 3 }), true},
+		"neither":                     {newDeployment(2), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is.Equal(t, knowing(t, tc.d).IsSurging(newTestPod("web-0").Pod), tc.want, "surges")
+		})
+	}
+}
+
+// TestQuestionsAreLimited: a webhook that hangs must not hold all workers.
+func TestQuestionsAreLimited(t *testing.T) {
+	c := knowing(t, newDeployment(1))
+	c.evictions = &webhook{}
+	p := newTestPod("web-0")
+	s := at(0, newDeployment(1), p)
+	for range maxAsking {
+		c.asking <- struct{}{}
+	}
+	_, asked := c.askFirst(t.Context(), s, []*pod{&p})
+	is.True(t, !asked, "another worker asks")
+	<-c.asking
+	answers, asked := c.askFirst(t.Context(), s, []*pod{&p})
+	is.True(t, asked && len(answers) == 1 && len(c.asking) == maxAsking-1, "got the answers %v", answers)
 }
 
 // TestNewLeaderAwaitsAScaleDown: the previous leader may have written it.

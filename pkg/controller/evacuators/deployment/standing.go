@@ -121,8 +121,9 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	return standingOf(d)
 }
 
-// IsSurging reports whether the Deployment of a pod is scaled up. In the meantime only the pods that
-// the next scale-down has to delete may have the lowest deletion cost.
+// IsSurging reports whether the Deployment of a pod is scaled up, or its ReplicaSet still has to
+// delete pods. In the meantime only the pods that a scale-down of this evacuator has to delete may
+// have the lowest deletion cost.
 func (c *Controller) IsSurging(p *corev1.Pod) bool {
 	key, ok := c.deploymentOf(p)
 	if !ok {
@@ -133,7 +134,7 @@ func (c *Controller) IsSurging(p *corev1.Pod) bool {
 		return false
 	}
 	r, _ := readRecord(d, 1)
-	return r.isUp()
+	return r.isUp() || isShrinking(d)
 }
 
 // isShrinking reports whether the ReplicaSet of a Deployment has to delete pods because the
