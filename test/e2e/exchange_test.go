@@ -6,12 +6,14 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -101,51 +103,57 @@ func TestDrainStartsOnePodForEachThatLeaves(t *testing.T) {
 	}
 }
 
-// TestExchangeAsksWebhooksFirst drains a Deployment whose policy refuses the eviction of one pod,
-// with and without a budget. The pod must stay, and the others must leave. When the policy is
-// removed, it leaves, too.
+// TestExchangeAsksWebhooksFirst drains a Deployment whose policy refuses the eviction of one pod.
+// The pod must stay, and the others must leave. When the policy is removed, it leaves, too. If it
+// is evicted then, it costs one more pod.
 func TestExchangeAsksWebhooksFirst(t *testing.T) {
 	t.Parallel()
-	for name, budget := range map[string]*policyv1.PodDisruptionBudgetSpec{
-		"no budget": nil, "minAvailable 1": minAvailable(1), "minAvailable of all": minAvailable(3),
+	const replicas = 3
+	for name, tc := range map[string]struct {
+		budget *policyv1.PodDisruptionBudgetSpec
+		modify []func(*appsv1.Deployment)
+		most   int
+	}{
+		"no budget":           {most: replicas + 1},
+		"minAvailable 1":      {budget: minAvailable(1), most: replicas + 1},
+		"minAvailable of all": {budget: minAvailable(replicas), most: replicas + 1},
+		"maxUnavailable 0, and a surge that the owner allows": {
+			budget: nothingMissing(), modify: []func(*appsv1.Deployment){annotated(v1alpha1.AnnotationSurge, v1alpha1.SurgeAlways)}, most: replicas},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			namespace := cluster.NewNamespace(t)
-			pool, nodes := exchanged(t, namespace, 3, budget, surgesBy("100%"))
-			available := watchAvailability(t, namespace)
+			pool, nodes := exchanged(t, namespace, replicas, tc.budget, append(tc.modify, surgesBy("100%"))...)
+			recorder := watchAvailability(t, namespace)
 			refused := livePods(t, namespace)[0]
 			allow := refuse(t, admissionregistrationv1.Create,
 				admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
 				fmt.Sprintf("request.namespace == %q && request.name == %q", namespace, refused.Name))
 			framework.Eventually(t, "the policy refuses the pod", func(ctx context.Context) (bool, error) {
-				return cluster.As(t).Kube.PolicyV1().Evictions(namespace).Evict(ctx, &policyv1.Eviction{
+				err := cluster.As(t).Kube.PolicyV1().Evictions(namespace).Evict(ctx, &policyv1.Eviction{
 					ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: refused.Name}, DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
-				}) != nil, nil
+				})
+				if apierrors.IsForbidden(err) {
+					return true, nil
+				}
+				return false, err
 			})
 			nm := drainNodes(t, pool, nodes...)
-			evacuationFor(t, &refused, "is refused", func(e *v1alpha1.Evacuation) bool {
-				return e.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction
-			})
 			framework.Eventually(t, "only the refused pod is left", func(ctx context.Context) (bool, error) {
-				list, err := cluster.As(t).Pods(namespace).List(ctx, metav1.ListOptions{})
-				if err != nil {
-					return false, err
+				left, err := podsOn(ctx, t, nodes...)
+				if err == nil && len(left) != 1 {
+					err = fmt.Errorf("%d pods are left", len(left))
 				}
-				left := 0
-				for i := range list.Items {
-					if node := list.Items[i].Spec.NodeName; node == nodes[0] || node == nodes[1] {
-						left++
-					}
-				}
-				return left == 1, fmt.Errorf("%d pods are left", left)
+				return err == nil, err
 			})
 			pod, err := cluster.As(t).Pods(namespace).Get(t.Context(), refused.Name, metav1.GetOptions{})
 			is.True(t, err == nil && pod.UID == refused.UID && pod.DeletionTimestamp == nil, "the refused pod has left: %v", err)
 			allow()
 			drained(t, nm.Name)
-			asBefore(t, namespace, "web", 3)
-			wasAvailable(t, available, "web", 3)
+			asBefore(t, namespace, "web", replicas)
+			wasAvailable(t, recorder, "web", replicas)
+			got := started(t, recorder)
+			is.True(t, got >= replicas && got <= tc.most, "%d pods were started for %d, want at most %d", got, replicas, tc.most)
 		})
 	}
 }
@@ -203,4 +211,41 @@ func TestExchangeOfManySingleReplicas(t *testing.T) {
 	if got := started(t, recorder); got != apps {
 		t.Errorf("%d pods were started for %d", got, apps)
 	}
+}
+
+// TestExchangeIsFinishedByTheNextLeader kills the server after its scale-down, while a policy keeps
+// the ReplicaSet controller from deleting the pods. The next leader must wait for their deletion,
+// and must neither start nor evict another pod.
+func TestExchangeIsFinishedByTheNextLeader(t *testing.T) {
+	const replicas = 3
+	namespace := cluster.NewNamespace(t)
+	pool, nodes := exchanged(t, namespace, replicas, minAvailable(replicas), surgesBy("100%"))
+	recorder := watchAvailability(t, namespace)
+	pods := livePods(t, namespace)
+	allow := refuse(t, admissionregistrationv1.Delete,
+		admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+		fmt.Sprintf("request.namespace == %q", namespace))
+	framework.Eventually(t, "the policy refuses deletions", func(ctx context.Context) (bool, error) {
+		err := cluster.As(t).Pods(namespace).Delete(ctx, pods[0].Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+		if apierrors.IsForbidden(err) {
+			return true, nil
+		}
+		return false, err
+	})
+	nm := drainNodes(t, pool, nodes...)
+	scaledTo(t, namespace, "web", 2*replicas)
+	scaledTo(t, namespace, "web", replicas)
+	cluster.KillServer(t)
+	must.Do(t, cluster.Up())
+	waits := fmt.Sprintf("it has %d pods and should have %d", 2*replicas, replicas)
+	for i := range pods {
+		e := evacuationFor(t, &pods[i], "waits for the ReplicaSet", func(e *v1alpha1.Evacuation) bool { return strings.Contains(e.Status.Message, waits) })
+		is.Equal(t, e.Status.ActiveEvacuatorClass, v1alpha1.EvacuatorClassDeployment, "active class")
+	}
+	is.Equal(t, len(livePods(t, namespace)), 2*replicas, "pods before the deletions")
+	allow()
+	drained(t, nm.Name)
+	asBefore(t, namespace, "web", replicas)
+	wasAvailable(t, recorder, "web", replicas)
+	is.Equal(t, started(t, recorder), replicas, "started pods")
 }
