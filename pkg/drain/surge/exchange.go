@@ -18,11 +18,10 @@ func Evictions(leaving, extra, evictedOnly int) int {
 }
 
 // KeepsBudget reports whether a budget is met after a surge of a Deployment ends and all pods are
-// healthy. replicas is the number before the surge, and extra the number of extra replicas that the
-// budget may already expect. If the budget is not met then, the pods have to leave by eviction.
-func KeepsBudget(budget *policyv1.PodDisruptionBudget, replicas, extra int32) bool {
-	expected := max(replicas, budget.Status.ExpectedPods-extra)
-	return pdb.DesiredHealthy(budget, expected) <= expected
+// healthy. replicas is the number before the surge, and others the number of pods under the budget
+// that belong to other workloads. If the budget is not met then, the pods have to leave by eviction.
+func KeepsBudget(budget *policyv1.PodDisruptionBudget, replicas, others int32) bool {
+	return pdb.DesiredHealthy(budget, replicas+others) <= replicas+others
 }
 
 // Removable returns how many healthy pods, at most the given number, a scale-down of a Deployment

@@ -122,9 +122,8 @@ func (s *situation) canBeExchanged(p *pod) bool {
 	if deletioncost.Keeps(p.Pod) || !canBeLowest(p) {
 		return false
 	}
-	extra := max(0, surge.Replicas(s.deployment)-s.original())
 	return !slices.ContainsFunc(p.budgets, func(b *policyv1.PodDisruptionBudget) bool {
-		return !surge.KeepsBudget(b, s.original(), extra)
+		return !surge.KeepsBudget(b, s.original(), s.others[pdb.NameOf(b)])
 	})
 }
 

@@ -181,6 +181,42 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			isPaused: of.isPaused(p, evacuation), isCovered: evacuation == nil && of.covers(p), staysUp: isSettled || isUp,
 		})
 	}
+	return c.countOthers(s)
+}
+
+// countOthers counts the pods of other workloads under budgets that require more pods than the
+// Deployment has without a surge. ExpectedPods of such a budget cannot tell: it also counts the
+// extra replicas of all surges, as soon as the disruption controller has observed them.
+func (c *Controller) countOthers(s *situation) error {
+	var ours map[types.UID]struct{}
+	for i := range s.pods {
+		for _, budget := range s.pods[i].budgets {
+			name := pdb.NameOf(budget)
+			if _, counted := s.others[name]; counted || surge.KeepsBudget(budget, s.original(), 0) {
+				continue
+			}
+			selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+			if err != nil {
+				return err
+			}
+			selected, err := c.podLister.Pods(budget.Namespace).List(selector)
+			if err != nil {
+				return err
+			}
+			if s.others == nil {
+				s.others, ours = map[types.NamespacedName]int32{}, make(map[types.UID]struct{}, len(s.pods))
+				for j := range s.pods {
+					ours[s.pods[j].UID] = struct{}{}
+				}
+			}
+			s.others[name] = 0
+			for _, p := range selected {
+				if _, isOurs := ours[p.UID]; !isOurs && p.DeletionTimestamp == nil && drainplan.IsLive(p) {
+					s.others[name]++
+				}
+			}
+		}
+	}
 	return nil
 }
 
