@@ -14,9 +14,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/host/inflight"
@@ -184,13 +184,13 @@ func TestChangesDuringTheFirstSyncCount(t *testing.T) {
 	host[0] = newDeployment(2, recorded(1, 2, web0))
 	replacement := newTestPod("web-1", on("good"), fresh, unready)
 	c := newKnowing(t, evacuations, append(host, replacement.Pod))
-	c.servingSince = c.clock.Now()
+	c.servingSince.Store(ptr.To(c.clock.Now()))
 	read, enqueued := false, false
 	c.Client.(*fake.Clientset).PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		read, enqueued = true, c.enqueueOwner(replacement.Pod)
 		return false, nil, nil
 	})
-	must.Do(t, c.syncDeployment(t.Context(), types.NamespacedName{Namespace: testNamespace, Name: testName}))
+	must.Do(t, c.syncDeployment(t.Context(), testKey))
 	is.True(t, read && enqueued, "read %t, and then enqueued %t", read, enqueued)
 }
 
