@@ -6,6 +6,7 @@ package deployment
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/controller/eviction"
@@ -59,15 +61,19 @@ const (
 	// removeTime is how long a removal counts at most after its write. The ReplicaSet controller
 	// deletes pods of all ReplicaSets with a common rate limit.
 	removeTime = 5 * time.Minute
+	// statusTime is how long a removal counts at most after its pods are deleted, if the status of
+	// a budget does not reflect that.
+	statusTime = 5 * time.Second
 	// removeRetry is the time after which a scale-down or a question is tried again that waits for
 	// those of other Deployments.
 	removeRetry = time.Second
 )
 
-// removal is a scale-down that has to delete certain pods. Until the cache shows that they are
-// deleted, budgets may count them as healthy, and would allow evictions that leave too few pods.
+// removal is a scale-down that has to delete certain pods. As long as budgets count them as
+// healthy, they would allow evictions that leave too few pods.
 type removal struct {
-	budgets []types.NamespacedName
+	// budgets has, by name, the resourceVersion of each budget of the pods before the scale-down.
+	budgets map[types.NamespacedName]string
 	pods    []*corev1.Pod
 	// generation and resourceVersion are those of the Deployment before the scale-down.
 	generation      int64
@@ -116,13 +122,11 @@ func (r *removals) change(deployment types.NamespacedName, change func(*removal)
 // before it calls StandingOfEvicted. So an eviction that is not found here either is not sent, or
 // has ended before the next decision.
 func (c *Controller) claim(deployment types.NamespacedName, s situation, pods []*pod) (retry time.Duration) {
-	own := removal{generation: s.deployment.Generation, resourceVersion: s.deployment.ResourceVersion}
+	own := removal{budgets: map[types.NamespacedName]string{}, generation: s.deployment.Generation, resourceVersion: s.deployment.ResourceVersion}
 	for _, p := range pods {
 		own.pods = append(own.pods, p.Pod)
 		for _, budget := range p.budgets {
-			if name := pdb.NameOf(budget); !slices.Contains(own.budgets, name) {
-				own.budgets = append(own.budgets, name)
-			}
+			own.budgets[pdb.NameOf(budget)] = budget.ResourceVersion
 		}
 	}
 	quiet, ok := c.register(deployment, own)
@@ -169,16 +173,16 @@ func (c *Controller) evicts(deployment types.NamespacedName, s situation, own re
 func (c *Controller) register(deployment types.NamespacedName, own removal) (quiet, ok bool) {
 	c.removals.Lock()
 	defer c.removals.Unlock()
-	now := c.clock.Now()
+	now, budgets := c.clock.Now(), slices.Collect(maps.Keys(own.budgets))
 	own.until = now.Add(claimTime)
 	for key, other := range c.removals.byDeployment {
 		switch {
 		case key == deployment && now.Before(other.until) && (other.writes == 0 || other.resourceVersion == own.resourceVersion):
-			own.quiet = other.quiet && !slices.ContainsFunc(own.budgets, func(name types.NamespacedName) bool { return !slices.Contains(other.budgets, name) })
+			own.quiet = other.quiet && !slices.ContainsFunc(budgets, func(name types.NamespacedName) bool { return !other.has(name) })
 			own.writes, own.until = other.writes, latest(own.until, other.until)
 		case c.isConfirmed(key, other):
 			delete(c.removals.byDeployment, key)
-		case key == deployment || other.isUnder(own.budgets):
+		case key == deployment || other.isUnder(budgets):
 			return false, false
 		}
 	}
@@ -187,28 +191,79 @@ func (c *Controller) register(deployment types.NamespacedName, own removal) (qui
 }
 
 func (r *removal) isUnder(budgets []types.NamespacedName) bool {
-	return slices.ContainsFunc(budgets, func(name types.NamespacedName) bool { return slices.Contains(r.budgets, name) })
+	return slices.ContainsFunc(budgets, r.has)
 }
 
-// isConfirmed reports whether the cache shows that the pods of a removal are deleted, that the
-// Deployment has no pods to delete any more, or that the scale-down cannot be applied any more. It
-// also returns true if none of that has happened for too long.
+func (r *removal) has(budget types.NamespacedName) bool {
+	_, has := r.budgets[budget]
+	return has
+}
+
+// isConfirmed reports whether the cache shows that the pods of a removal are deleted, or that the
+// Deployment has no pods to delete any more, and that the budgets no longer count these pods. It
+// also returns true if the scale-down cannot be applied any more, or if none of that has happened
+// for too long.
 func (c *Controller) isConfirmed(deployment types.NamespacedName, r removal) bool {
-	if !c.clock.Now().Before(r.until) || !slices.ContainsFunc(r.pods, func(was *corev1.Pod) bool {
+	now := c.clock.Now()
+	if !now.Before(r.until) {
+		return true
+	}
+	if slices.ContainsFunc(r.pods, func(was *corev1.Pod) bool {
 		p, err := c.podLister.Pods(was.Namespace).Get(was.Name)
 		return err == nil && p.UID == was.UID && p.DeletionTimestamp == nil
 	}) {
+		d, exists, err := c.latestDeployments.Get(deployment.String())
+		switch {
+		case err != nil || !exists || r.writes == 0:
+			return false
+		case d.Generation == r.generation:
+			// The number has not changed, but the write required the resourceVersion.
+			return d.ResourceVersion != r.resourceVersion
+		case c.hasTooMany(deployment, d):
+			return false
+		}
+	}
+	// From now on, the removal only waits for the budgets.
+	if end := now.Add(statusTime); end.Before(r.until) {
+		r.until = end
+		c.removals.byDeployment[deployment] = r
+	}
+	for name, version := range r.budgets {
+		if c.countsDeleted(name, version, now) {
+			return false
+		}
+	}
+	return true
+}
+
+// countsDeleted reports whether a budget may count deleted pods as healthy: its status has not
+// changed since the given resourceVersion, or has more healthy pods than the cache. The API server
+// does not use a status that is older than the spec.
+func (c *Controller) countsDeleted(name types.NamespacedName, version string, now time.Time) bool {
+	c.matching.RLock()
+	budget := c.budgets.Get(name.Namespace, name.Name)
+	c.matching.RUnlock()
+	if budget == nil || !pdb.IsCurrent(budget) {
+		return false
+	}
+	if budget.ResourceVersion == version {
 		return true
 	}
-	d, exists, err := c.latestDeployments.Get(deployment.String())
-	switch {
-	case err != nil || !exists || r.writes == 0:
+	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+	if err != nil {
 		return false
-	case d.Generation == r.generation:
-		// The number has not changed, but the write required the resourceVersion.
-		return d.ResourceVersion != r.resourceVersion
 	}
-	return !c.hasTooMany(deployment, d)
+	pods, err := c.podLister.Pods(name.Namespace).List(selector)
+	if err != nil {
+		return false
+	}
+	healthy := int32(0)
+	for _, p := range pods {
+		if pdb.IsReady(p) && pdb.UsesUp(budget, p, now) {
+			healthy++
+		}
+	}
+	return budget.Status.CurrentHealthy > healthy
 }
 
 // hasTooMany reports whether a Deployment has more pods than it should have.
@@ -234,7 +289,11 @@ func (c *Controller) removalBefore(p *corev1.Pod, of types.NamespacedName) (depl
 	}
 	budgets := c.namesOfBudgets(p)
 	for key, r := range c.removals.byDeployment {
-		if (key == of || r.isUnder(budgets)) && !c.isConfirmed(key, r) {
+		switch {
+		case key != of && !r.isUnder(budgets):
+		case c.isConfirmed(key, r):
+			delete(c.removals.byDeployment, key)
+		default:
 			return key, true
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,6 +22,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -93,6 +95,53 @@ func TestRemovalIsConfirmed(t *testing.T) {
 			is.Equal(t, waits, !tc.want, "other pods wait")
 			s.deployment.ResourceVersion = "3"
 			is.Equal(t, c.claim(testKey, s, []*pod{&other}) == answerRetry, tc.want, "a further claim is accepted")
+		})
+	}
+}
+
+// TestRemovalCountsUntilBudgetsReflectIt: web-0 is deleted, and only web-1 is left. The disruption
+// controller has not observed that yet.
+func TestRemovalCountsUntilBudgetsReflectIt(t *testing.T) {
+	doomed, other := newTestPod("web-0", minOne(2, 2)), newTestPod("web-1")
+	doomed.budgets[0].ResourceVersion = "1"
+	budget := func(version string, healthy int32, mods ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
+		b := newBudget()
+		b.ResourceVersion, b.Status.CurrentHealthy = version, healthy
+		return build.With(b, mods...)
+	}
+	for name, tc := range map[string]struct {
+		budget *policyv1.PodDisruptionBudget
+		late   bool
+		want   bool
+	}{
+		"the status still counts the pod":            {budget: budget("1", 2)},
+		"another pod had been unready":               {budget: budget("1", 1)},
+		"the status has changed for another reason":  {budget: budget("2", 2)},
+		"the status no longer counts the pod":        {budget: budget("2", 1), want: true},
+		"the spec has changed":                       {budget: budget("1", 2, func(b *policyv1.PodDisruptionBudget) { b.Generation = 1 }), want: true},
+		"the budget is deleted":                      {want: true},
+		"the status counts the pod after that time":  {budget: budget("1", 2), late: true, want: true},
+		"the status has another count for some time": {budget: budget("2", 2), late: true, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := []runtime.Object{newDeployment(1, func(d *appsv1.Deployment) { d.Generation = 2 }), newReplicaSet(), other.Pod}
+			if tc.budget != nil {
+				objects = append(objects, tc.budget)
+			}
+			c := newKnowing(t, nil, objects)
+			s := situation{deployment: newDeployment(2)}
+			for range 2 {
+				c.claim(testKey, s, []*pod{&doomed})
+			}
+			waits := func() bool { return c.StandingOfEvicted(other.Pod).Reason == v1alpha1.ReasonPodWaits }
+			is.Equal(t, waits(), !tc.want || tc.late, "the other pod waits at first")
+			if tc.late {
+				r := c.removals.byDeployment[testKey]
+				is.True(t, !r.until.After(c.clock.Now().Add(statusTime)), "the other pod waits for longer than %s", statusTime)
+				r.until = c.clock.Now()
+				c.removals.byDeployment[testKey] = r
+			}
+			is.Equal(t, waits(), !tc.want, "the other pod waits")
 		})
 	}
 }
