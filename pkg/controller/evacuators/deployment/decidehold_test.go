@@ -53,6 +53,7 @@ func TestDecideHold(t *testing.T) {
 	scaled := func(mods ...func(*appsv1.Deployment)) *appsv1.Deployment {
 		return newDeployment(2, append(mods, up)...)
 	}
+	slow := func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }
 	later := 9 * time.Second
 	for name, tc := range map[string]struct {
 		s    situation
@@ -88,7 +89,12 @@ func TestDecideHold(t *testing.T) {
 			says: "is not ready: container app waits (ImagePullBackOff).",
 		},
 		"a ready surge pod is not available before minReadySeconds": {
-			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }), leaving(), replacement()),
+			s:    at(later, scaled(slow), leaving(), replacement()),
+			says: "must stay ready until",
+		},
+		"no available pod leaves while too few are available": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0), slow), newTestPod("web-0", leaves(ours), cheapest, minOne(3, 3)),
+				newTestPod("web-1", readyFor(0)), newTestPod("web-2", fresh)),
 			says: "must stay ready until",
 		},
 		"an available surge pod on a node under maintenance does not count": {

@@ -399,7 +399,7 @@ func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
 			break
 		}
 		if s.isAvailable(p) {
-			if spare == 0 {
+			if spare <= 0 {
 				continue
 			}
 			if !s.isNeverEvicted(p) && slices.ContainsFunc(p.budgets, func(b *policyv1.PodDisruptionBudget) bool {

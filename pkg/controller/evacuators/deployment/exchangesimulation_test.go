@@ -6,6 +6,7 @@ package deployment
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -46,6 +47,10 @@ type drainSimulation struct {
 	moved    int
 	wake     time.Time
 	dirty    bool
+	// flaps is set if available pods become unready for some seconds. lost is 1 if such a pod is
+	// missing, and available the last number of available pods.
+	flaps           bool
+	lost, available int
 }
 
 // drainCase describes a drainSimulation.
@@ -57,6 +62,8 @@ type drainCase struct {
 	refusedFor                   time.Duration
 	trickles                     bool
 	answersPerSync, slowest      int
+	minReadySeconds              int32
+	flaps                        bool
 }
 
 func newDrainSimulation(t *testing.T, c drainCase) *drainSimulation {
@@ -65,9 +72,10 @@ func newDrainSimulation(t *testing.T, c drainCase) *drainSimulation {
 	w := &drainSimulation{
 		simulation: simulation{t: t, rng: rng, now: start, wish: int32(c.n), lowered: map[string]bool{}, byUs: true},
 		n:          c.n, readyAt: map[string]time.Time{}, refusedUntil: map[string]time.Time{},
-		answersPerSync: c.answersPerSync, slowest: max(c.slowest, 1), dirty: true,
+		answersPerSync: c.answersPerSync, slowest: max(c.slowest, 1), dirty: true, flaps: c.flaps,
 	}
 	w.d = newDeployment(w.wish)
+	w.d.Spec.MinReadySeconds = c.minReadySeconds
 	if c.minAvailable != "" || c.maxUnavailable != "" {
 		w.limit = &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName, Generation: 1}}
 		w.limit.Status.ObservedGeneration = 1
@@ -155,6 +163,25 @@ func (w *drainSimulation) kubelets() {
 			w.dirty = true
 		}
 	}
+}
+
+// flap makes an available pod unready for some seconds, unless another one is missing.
+func (w *drainSimulation) flap() {
+	if !w.flaps || w.lost > 0 || w.rng.IntN(20) > 0 {
+		return
+	}
+	if p := &w.pods[w.rng.IntN(len(w.pods))]; w.isAvailable(p) {
+		p.Pod = p.DeepCopy()
+		unready(p)
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(w.now)
+		w.readyAt[p.Name] = w.now.Add(time.Duration(1+w.rng.IntN(5)) * time.Second)
+		w.log = append(w.log, p.Name+" flaps")
+		w.lost, w.dirty = 1, true
+	}
+}
+
+func (w *drainSimulation) isAvailable(p *pod) bool {
+	return (&situation{now: w.now, deployment: w.d}).isAvailable(p)
 }
 
 // lane finishes the evictions that were granted in the last second, and sends others.
@@ -282,6 +309,7 @@ func (w *drainSimulation) run(seconds int) {
 			w.ask(w.rng.IntN(2 + w.n/4))
 		}
 		w.kubelets()
+		w.flap()
 		w.lane()
 		if w.rng.IntN(3) > 0 {
 			w.replicaSetController()
@@ -299,20 +327,33 @@ func (w *drainSimulation) run(seconds int) {
 	w.fail("the drain does not end")
 }
 
-// check fails if the budget is broken, or if fewer pods are ready than the users want.
+// check fails if the budget is broken, or if fewer pods are available than the users want. A pod
+// that flaps may be missing until as many pods are available that stay.
 func (w *drainSimulation) check() {
-	ready := 0
+	ready, available, stay := 0, 0, 0
 	for i := range w.pods {
-		if pdb.IsReady(w.pods[i].Pod) {
+		p := &w.pods[i]
+		if pdb.IsReady(p.Pod) {
 			ready++
 		}
+		if !w.isAvailable(p) {
+			continue
+		}
+		if available++; !p.mayGo() && !slices.Contains(w.removed, p.UID) {
+			stay++
+		}
+	}
+	// The deployment controller writes the number to the status.
+	w.available, w.dirty = available, w.dirty || available != w.available
+	if stay >= w.n {
+		w.lost = 0
 	}
 	// A pod that a webhook refuses for long gives its extra replica away.
-	if ready < w.n && len(w.refusedUntil) == 0 {
+	if available+w.lost < w.n && len(w.refusedUntil) == 0 {
 		w.report()
-		w.fail("%d pods are ready, want %d", ready, w.n)
+		w.fail("%d pods are available, want %d", available, w.n)
 	}
-	if w.limit != nil && ready < int(pdb.DesiredHealthy(w.limit, w.wish)) {
+	if w.limit != nil && ready+w.lost < int(pdb.DesiredHealthy(w.limit, w.wish)) {
 		w.report()
 		w.fail("the budget is broken: %d pods are ready", ready)
 	}
@@ -440,6 +481,24 @@ func TestExchangeWithASlowReplicaSet(t *testing.T) {
 				w.run(4 * 3600)
 			}
 		})
+	}
+}
+
+// TestExchangeWithFlappingPods simulates drains of pods that become unready for some seconds and
+// are available only after minReadySeconds.
+func TestExchangeWithFlappingPods(t *testing.T) {
+	for _, n := range []int{2, 3, 10} {
+		for name, c := range drainCases(n) {
+			if c.needsMore() {
+				continue
+			}
+			t.Run(fmt.Sprintf("%d pods, %s", n, name), func(t *testing.T) {
+				for seed := range uint64(20) {
+					c.seed, c.slowest, c.minReadySeconds, c.flaps = seed, 8, 30, true
+					newDrainSimulation(t, c).run(4 * 3600)
+				}
+			})
+		}
 	}
 }
 
