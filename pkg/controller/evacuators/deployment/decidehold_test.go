@@ -97,6 +97,13 @@ func TestDecideHold(t *testing.T) {
 				newTestPod("web-1", readyFor(0)), newTestPod("web-2", fresh)),
 			says: "must stay ready until",
 		},
+		"pods that are ready but not available leave as their budget allows": {
+			s: at(later, newDeployment(4, recorded(2, 4, web0, "uid-web-1-web-1"), slow),
+				newTestPod("web-0", leaves(ours), cheapest, readyFor(0), under(ptrTo(2), nil, 4, 3)),
+				newTestPod("web-1", leaves(ours), cheapest, readyFor(0), under(ptrTo(2), nil, 4, 3)),
+				newTestPod("web-2", fresh), newTestPod("web-3", fresh)),
+			says: "must stay ready until",
+		},
 		"an available surge pod on a node under maintenance does not count": {
 			s: at(
 				later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)),

@@ -384,9 +384,9 @@ func (d *decision) isStalled(s situation, after time.Duration) bool {
 	return true
 }
 
-// choose returns at most as many pods as given, of which as many as spare are available. It begins
-// with the pods that a scale-down would delete first whatever the costs of others are, and then
-// those that were chosen before.
+// choose returns at most as many pods as given, of which at most as many as spare are available, and
+// as many are ready as their budgets allow. It begins with the pods that a scale-down would delete
+// first whatever the costs of others are, and then those that were chosen before.
 func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *pod) int {
@@ -398,20 +398,24 @@ func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
 		if len(chosen) >= most {
 			break
 		}
-		if s.isAvailable(p) {
-			if spare <= 0 {
-				continue
-			}
+		isAvailable := s.isAvailable(p)
+		if isAvailable && spare <= 0 {
+			continue
+		}
+		// Budgets also count pods that are ready but not available yet.
+		if pdb.IsReady(p.Pod) {
 			if !s.isNeverEvicted(p) && slices.ContainsFunc(p.budgets, func(b *policyv1.PodDisruptionBudget) bool {
 				count := under[pdb.NameOf(b)] + 1
 				return surge.Removable(b, replicas, count) < count
 			}) {
 				continue
 			}
-			spare--
 			for _, b := range p.budgets {
 				under[pdb.NameOf(b)]++
 			}
+		}
+		if isAvailable {
+			spare--
 		}
 		chosen = append(chosen, p)
 	}
