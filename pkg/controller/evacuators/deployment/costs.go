@@ -54,8 +54,7 @@ func (d *decision) awaitsLowest(s situation, chosen []*pod) (awaits, failed bool
 	leaves := map[types.UID]struct{}{}
 	for _, p := range chosen {
 		leaves[p.UID] = struct{}{}
-		// A sick pod is deleted first whatever its cost is. If it gets ready, it should stay.
-		if isAsked(p) && deletioncost.CanLower(p.Pod) {
+		if deletioncost.CanLower(p.Pod) {
 			d.lower = append(d.lower, p.Pod)
 		}
 	}
@@ -74,7 +73,7 @@ func (d *decision) awaitsLowest(s situation, chosen []*pod) (awaits, failed bool
 	// The other pods are evicted.
 	d.lower = nil
 	for _, p := range chosen {
-		if isAsked(p) && s.leavesByScaleDown(p) && deletioncost.CanLower(p.Pod) {
+		if s.leavesByScaleDown(p) && deletioncost.CanLower(p.Pod) {
 			d.lower = append(d.lower, p.Pod)
 			d.wakeAt(s.now.Add(costTimeout))
 		}

@@ -88,13 +88,18 @@ func (d *decision) divide(s situation, leaving, recorded []*pod, ours int) (evic
 	var either []*pod
 	// An autoscaler that was created during the surge would revert the scale-down.
 	noScaleDown := s.hasPaused() || len(s.autoscalers) > 0 || s.otherLowest(leaving)
-	// The scale-down would delete these pods first.
 	sick := s.sick(leaving)
 	for _, p := range recorded {
 		switch {
 		case s.isNeverEvicted(p):
-			// A scale-down could delete paused pods, so this pod waits for the resume.
-			if !noScaleDown && canBeLowest(p) {
+			// A scale-down could delete paused pods, and would delete sick ones first. No eviction
+			// can remove this pod, so it waits for these.
+			switch {
+			case noScaleDown || !canBeLowest(p):
+			case len(sick) > 0:
+				d.awaits = fmt.Sprintf("pod %s is ready or deleted: it has not been ready for %s, and the scale-down would delete it first",
+					sick[0].Name, sickAfter)
+			default:
 				exchanged = append(exchanged, p)
 			}
 		case noScaleDown, len(sick) > 0, !s.canBeExchanged(p), s.isDenied(p):
@@ -105,17 +110,10 @@ func (d *decision) divide(s situation, leaving, recorded []*pod, ours int) (evic
 			either = append(either, p)
 		}
 	}
-	if len(exchanged) > 0 {
-		// No eviction can remove the exchanged pods. If the sick ones may leave, they do so first.
-		exchanged = append(exchanged, slices.DeleteFunc(sick, isAsked)...)
-	}
 	r := s.target.record
 	n := min(surge.Evictions(ours, int(r.To-r.Keep), len(evicted))-len(evicted), len(either))
 	return append(evicted, either[:n]...), append(exchanged, either[n:]...)
 }
-
-// isAsked reports whether a pod is asked to leave.
-func isAsked(p *pod) bool { return p.evacuation != nil }
 
 // canBeExchanged reports whether a scale-down may delete the pod and would choose it.
 func (s *situation) canBeExchanged(p *pod) bool {
@@ -196,7 +194,7 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 	}
 	if awaits, failed := d.awaitsLowest(s, chosen); failed {
 		// The scale-down would delete other pods.
-		return slices.DeleteFunc(chosen, func(p *pod) bool { return s.leavesByScaleDown(p) || !isAsked(p) }), false
+		return slices.DeleteFunc(chosen, s.leavesByScaleDown), false
 	} else if awaits {
 		if !s.now.Before(d.memory.costsSince.Add(costTimeout)) {
 			d.awaits = "the deletion costs of pods are written, which has failed for now"
@@ -205,7 +203,7 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 	}
 	if len(s.unreadyOthers(chosen)) > hopeless || s.otherLowest(chosen) {
 		// The scale-down would delete these other pods, and nobody has agreed that they may leave.
-		return slices.DeleteFunc(chosen, func(p *pod) bool { return s.isNeverEvicted(p) || !isAsked(p) }), false
+		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
 	}
 	d.remove(s, chosen, hopeless)
 	return nil, true
@@ -225,12 +223,10 @@ func (d *decision) remove(s situation, chosen []*pod, hopeless int) {
 	}
 	for _, p := range chosen {
 		d.memory.dropped = append(d.memory.dropped, p.UID)
-		if isAsked(p) {
-			d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
-				"%d replicas are available in place of the pods that leave%s: "+
-					"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
-				len(chosen), p.purpose, s.deployment.Name, r.To, lower.To)})
-		}
+		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
+			"%d replicas are available in place of the pods that leave%s: "+
+				"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
+			len(chosen), p.purpose, s.deployment.Name, r.To, lower.To)})
 		d.events = append(d.events, event{
 			eventType: corev1.EventTypeNormal, reason: EventReplaced, action: actionRelease, pod: p.Pod,
 			message: fmt.Sprintf("The pod leaves%s: another replica is available in its place, and Deployment %s is scaled back",
