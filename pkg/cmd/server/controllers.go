@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 	"haulout.dev/haulout/pkg/controller/evacuation"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -71,7 +72,9 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func(grace time.
 	if err != nil {
 		return err
 	}
-	controllers, surges, err := d.builtIn(cluster)
+	// The two controllers ask each other. Neither does before it runs.
+	var evacuations *evacuation.Controller
+	controllers, surges, err := d.builtIn(cluster, func(e *v1alpha1.Evacuation) bool { return evacuations.Asks(e) })
 	if err != nil {
 		return err
 	}
@@ -82,7 +85,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func(grace time.
 	if err != nil {
 		return err
 	}
-	evacuations, err := evacuation.New(evacuation.Config{
+	evacuations, err = evacuation.New(evacuation.Config{
 		Cluster: cluster, Selection: selected, State: state, Evictions: evict.Client{Host: clients.Unlimited},
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy: d.options.Evictions, SurgeTimeout: surges.SurgeTimeout, Standing: standingIn(surges), NotReplaced: surges.NotReplaced,

@@ -70,8 +70,11 @@ type controller interface {
 }
 
 // builtIn creates the controllers of the enabled built-in evacuators. The controller of Deployments
-// runs even if its evacuator is disabled, to revert earlier surges.
-func (d controllerDependencies) builtIn(cluster *host.Cluster) (controllers []controller, surges *deployment.Controller, err error) {
+// runs even if its evacuator is disabled, to revert earlier surges. asks reports whether an
+// Evacuation still asks its pod to leave.
+func (d controllerDependencies) builtIn(
+	cluster *host.Cluster, asks func(*v1alpha1.Evacuation) bool,
+) (controllers []controller, surges *deployment.Controller, err error) {
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
 			Cluster: cluster, Liveness: d.liveness, VolumeDetachTimeout: d.evacuators.VolumeDetachTimeout,
@@ -83,7 +86,7 @@ func (d controllerDependencies) builtIn(cluster *host.Cluster) (controllers []co
 	}
 	surges, err = deployment.New(deployment.Config{
 		Cluster: cluster, Liveness: d.liveness, Evictions: evict.Client{Host: cluster.Unlimited}, SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
-		Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
+		Asks: asks, Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("create controller %s: %w", deployment.Name, err)

@@ -272,10 +272,9 @@ func New(config Config) (*Controller, error) {
 }
 
 // isWanted reports whether, according to the caches, the pod of an Evacuation still has to be
-// evicted by the server. If it is evicted for maintenances alone, one of them must still drain the
-// node of the pod, and must not be paused. The nodemaintenance controller needs a moment to
-// withdraw many Evacuations, and after a change of the leader it may start later than this
-// controller. Until the Evacuation is withdrawn, it is reconciled repeatedly.
+// evicted by the server. The nodemaintenance controller needs a moment to withdraw many
+// Evacuations, and after a change of the leader it may start later than this controller. Until the
+// Evacuation is withdrawn, it is reconciled repeatedly.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
 	switch {
@@ -286,7 +285,7 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 	case protocol.OnlyEvictionAsks(evacuation):
 		// The other instigators have withdrawn after the last decision.
 		return false
-	case protocol.OnlyMaintenancesDecide(evacuation) && !c.isDrained(evacuation):
+	case !c.Asks(evacuation):
 		c.queue.AddAfter(r.Evacuation, withdrawalPatience)
 		return false
 	case c.mustStay(r):
@@ -308,11 +307,18 @@ func (c *Controller) mustStay(r eviction.Request) bool {
 	return why != nil && (r.ReplacedFirst || why.Reason == v1alpha1.ReasonPodWaits)
 }
 
-// isDrained reports whether a maintenance drains the node of the pod that is to be evicted and no
-// worker stops it, the pod is not paused, and no drain plan keeps it. The nodemaintenance
-// controller reads the same caches before it requests an Evacuation. Since this is the last check
-// before an eviction is sent, no eviction follows a pause that the cache has, a claim that this
+// Asks reports whether, according to the caches, an Evacuation that is not withdrawn still asks its
+// pod to leave. If it does so for maintenances alone, one of them must still drain the node of the
+// pod, and must not be paused. This is the last check before an eviction is sent, and before a
+// scale-down that deletes the pod. So neither follows a pause that the cache has, a claim that this
 // process has granted, or the end of the only maintenance that asks.
+func (c *Controller) Asks(evacuation *v1alpha1.Evacuation) bool {
+	return !protocol.OnlyMaintenancesDecide(evacuation) || c.isDrained(evacuation)
+}
+
+// isDrained reports whether a maintenance drains the node of the pod of an Evacuation and no worker
+// stops it, the pod is not paused, and no drain plan keeps it. The nodemaintenance controller reads
+// the same caches before it requests an Evacuation.
 func (c *Controller) isDrained(evacuation *v1alpha1.Evacuation) bool {
 	pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name)
 	if err != nil {

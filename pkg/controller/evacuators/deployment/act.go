@@ -78,6 +78,15 @@ func (c *Controller) isPausedSince(s situation) bool {
 	return false
 }
 
+// isUnasked reports whether one of the pods that a scale-down has to delete is not asked to leave
+// any more.
+func (c *Controller) isUnasked(removed []*pod) bool {
+	return slices.ContainsFunc(removed, func(p *pod) bool {
+		evacuation, err := c.evacuationOf(p.Pod)
+		return err != nil || evacuation == nil || !c.asks(evacuation)
+	})
+}
+
 // reportAll writes reports, and reports that failed last time after all others. If the time is over
 // before all are started, the next sync decides about the remaining reports. It follows
 // immediately, or after the backoff if only reports that failed before are left.

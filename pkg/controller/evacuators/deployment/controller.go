@@ -34,6 +34,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/pdb"
@@ -59,6 +60,9 @@ type Config struct {
 	// Evictions sends the questions whether pods may leave. It should have no rate limit, since
 	// they are sent one after the other.
 	Evictions eviction.Host
+	// Asks reports whether, according to the caches, an Evacuation that is not withdrawn still asks
+	// its pod to leave. It must not block. Nil means that it does.
+	Asks func(*v1alpha1.Evacuation) bool
 	// EvacuatorStartDeadline is the time within which an evacuator has to send its first report.
 	// This evacuator delays its first report by at most a quarter of that time; 0 means that it
 	// reports immediately.
@@ -111,6 +115,7 @@ type Controller struct {
 	queue     *loop.Queue[item]
 	known     tracked
 	evictions eviction.Host
+	asks      func(*v1alpha1.Evacuation) bool
 	// asking has an item for each worker that asks whether pods may leave.
 	asking   chan struct{}
 	removals removals
@@ -130,9 +135,12 @@ func New(config Config) (*Controller, error) {
 	if config.SurgeTimeout == 0 {
 		config.SurgeTimeout = protocol.DefaultSurgeTimeout
 	}
+	if config.Asks == nil {
+		config.Asks = func(*v1alpha1.Evacuation) bool { return true }
+	}
 	c := &Controller{
 		Cluster: config.Cluster, clock: config.Clock,
-		evictions: config.Evictions, asking: make(chan struct{}, maxAsking), removals: removals{byDeployment: map[types.NamespacedName]removal{}},
+		evictions: config.Evictions, asks: config.Asks, asking: make(chan struct{}, maxAsking), removals: removals{byDeployment: map[types.NamespacedName]removal{}},
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
 		evacuationLister: config.Cluster.Evacuations.Lister(), maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
 		evacuations: config.Cluster.Evacuations.Informer().GetStore(),
@@ -205,8 +213,9 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 		}
 	}
 	// The writes of costs may take ten seconds.
-	if c.writeCosts(ctx, d); d.shrinks(s) && c.isPausedSince(s) {
-		c.queue.AddAfter(item{NamespacedName: key}, answerRetry)
+	if c.writeCosts(ctx, d); d.shrinks(s) && (c.isPausedSince(s) || c.isUnasked(d.removed)) {
+		c.removals.drop(key, 0)
+		c.queue.AddAfter(item{NamespacedName: key}, removeRetry)
 		return nil
 	}
 	if len(d.removed) > 0 {

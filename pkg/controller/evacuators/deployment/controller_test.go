@@ -52,6 +52,7 @@ type world struct {
 	own      *versionedfake.Clientset
 	inFlight inflight.Evictions
 	webhook  webhook
+	asks     func(*v1alpha1.Evacuation) bool
 	stop     func()
 	c        *Controller
 }
@@ -99,7 +100,7 @@ func (w *world) run() {
 	w.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Maintenance: w.own, Recorder: w.recorder}, 0))(w)
 	cluster.InFlight = &w.inFlight
-	c := must.Get(New(Config{Cluster: cluster, Evictions: &w.webhook}))(w)
+	c := must.Get(New(Config{Cluster: cluster, Evictions: &w.webhook, Asks: w.asks}))(w)
 	w.c = c
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.own)

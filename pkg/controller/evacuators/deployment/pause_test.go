@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -321,6 +322,28 @@ func TestNoScaleDownAfterAPause(t *testing.T) {
 		w.scaled(2, true)
 		w.change(nm, func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Paused = false })
 		<-time.After(2 * costPatience)
+		w.scaled(1, false)
+	})
+}
+
+// TestNoScaleDownIfNoMaintenanceAsks follows a surge whose maintenance ends in the last moment. The
+// Evacuation is not withdrawn yet.
+func TestNoScaleDownIfNoMaintenanceAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asks atomic.Bool
+		evacuations, host := scene(newBudget())
+		w := newUnstartedWorld(t, evacuations, host...)
+		w.asks = func(*v1alpha1.Evacuation) bool { return asks.Load() }
+		w.run()
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), fresh))
+		w.allows(2)
+		<-time.After(time.Minute)
+		w.scaled(2, true)
+		w.c.removals.Lock()
+		is.Equal(t, len(w.c.removals.byDeployment), 0, "scale-downs for which evictions wait")
+		w.c.removals.Unlock()
+		asks.Store(true)
 		w.scaled(1, false)
 	})
 }
