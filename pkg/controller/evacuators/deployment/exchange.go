@@ -268,8 +268,7 @@ func (d *decision) isLaneIdle(s situation) bool {
 
 // countStuck counts the pods that are up for eviction and cannot leave, whatever their budgets
 // allow, because a webhook refuses them, for example. They leave their extra replicas to others.
-// available is the number of these that are available. The API server is asked about pods that do
-// not leave although their budgets let them go.
+// available is the number of these that are available.
 func (d *decision) countStuck(s situation, handed []*pod) (stuck, available int) {
 	count := func(p *pod) {
 		if stuck++; s.isAvailable(p) {
@@ -284,12 +283,9 @@ func (d *decision) countStuck(s situation, handed []*pod) (stuck, available int)
 		case v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError:
 			count(p)
 		case "":
-			answer := s.memory.answers[p.UID]
 			if s.isDenied(p) {
-				d.wakeAt(answer.at.Add(denyRetry))
+				d.wakeAt(s.memory.answers[p.UID].at.Add(denyRetry))
 				count(p)
-			} else if allowsEviction(p, 0) && d.isLaneIdle(s) && !s.now.Before(answer.at.Add(askAgain)) {
-				d.ask = append(d.ask, p)
 			}
 		}
 	}

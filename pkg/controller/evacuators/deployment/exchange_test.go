@@ -159,11 +159,12 @@ func TestExchangeGivesUpOnCosts(t *testing.T) {
 	t.Error("the pod is not evicted")
 }
 
-// TestRefusedPodIsAskedForAgain covers a pod that is up for eviction.
-func TestRefusedPodIsAskedForAgain(t *testing.T) {
-	for after, want := range map[time.Duration]int{denyRetry - time.Second: 0, denyRetry: 1} {
-		s := goneAt(start, at(after, newDeployment(4, recorded(2, 4, web0, web1)), newTestPod("web-0", leaves(lanes), minOne(4, 4)),
-			newTestPod("web-1", leaves(ours), minOne(4, 4)), newTestPod("web-2", fresh), newTestPod("web-3", fresh)))
-		is.Equal(t, len(decide(answeredFor("web-0", eviction.ConsentDenied, start, s)).ask), want, "the questions after "+after.String())
-	}
+// TestNothingIsAskedBeforeAScaleDown covers a pod that is up for eviction and does not leave. An
+// answer may take several seconds, in which the decision would become outdated.
+func TestNothingIsAskedBeforeAScaleDown(t *testing.T) {
+	s := goneAt(start, at(time.Minute, newDeployment(4, recorded(2, 4, web0, web1)), newTestPod("web-0", leaves(lanes), minOne(4, 4)),
+		newTestPod("web-1", leaves(ours), cheapest, minOne(4, 4)), newTestPod("web-2", fresh), newTestPod("web-3", fresh)))
+	d := decide(answeredFor("web-0", eviction.ConsentGiven, start, s))
+	is.Equal(t, len(d.removed), 1, "the pods that are removed")
+	is.Equal(t, len(d.ask), 0, "the questions")
 }

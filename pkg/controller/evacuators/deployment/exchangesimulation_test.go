@@ -253,6 +253,9 @@ func (w *drainSimulation) sync() {
 	}
 	w.dirty = w.dirty || len(d.lower)+len(d.restore) > 0
 	if d.scale != nil {
+		if len(d.ask) > 0 {
+			w.fail("we ask before we scale")
+		}
 		if len(d.removed) > 0 {
 			for i := range w.pods {
 				if w.pods[i].isEvicting {

@@ -302,6 +302,9 @@ func (w *simulation) us(mayCrash bool) {
 		return
 	}
 	if change := decided.scale; change != nil {
+		if len(decided.ask) > 0 {
+			w.fail("we ask before we scale")
+		}
 		if d.ResourceVersion != w.d.ResourceVersion || len(decided.removed) > 0 && isEvicting {
 			return
 		}
