@@ -280,6 +280,10 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 	switch {
 	case err != nil || evacuation.Spec.PodRef.UID != r.UID:
 		return false
+	case c.mustStay(r):
+		// The pod got a reason to stay after the last decision. Decide again.
+		c.queue.AddAfter(r.Evacuation, waitRetry)
+		return false
 	case protocol.IsWithdrawn(evacuation):
 		return c.isHeldAndTargeted(evacuation)
 	case protocol.OnlyEvictionAsks(evacuation):
@@ -287,10 +291,6 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 		return false
 	case !c.Asks(evacuation):
 		c.queue.AddAfter(r.Evacuation, withdrawalPatience)
-		return false
-	case c.mustStay(r):
-		// The pod got a reason to stay after the last decision. Decide again.
-		c.queue.AddAfter(r.Evacuation, waitRetry)
 		return false
 	}
 	return true

@@ -10,6 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
@@ -141,4 +144,22 @@ func TestPodOfAHeldEvacuationIsEvicted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHeldPodWaitsForAScaleDown covers a pod under whose budget the evacuator of Deployments is
+// about to delete another one.
+func TestHeldPodWaitsForAScaleDown(t *testing.T) {
+	evacuation, pod, node := upForEviction(deleting, withFinalizers(foreign)), newPod(), newNode(corev1.ConditionTrue)
+	c, cluster := newIdleController(t, fake.NewClientset(pod), evacuation)
+	pods := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	must.Do(t, pods.Add(pod))
+	must.Do(t, cluster.Nodes.Informer().GetIndexer().Add(node))
+	must.Do(t, cluster.NodeMaintenances.Informer().GetIndexer().Add(asking("kernel-2026-11", node)))
+	c.podLister = corelisters.NewPodLister(pods)
+	var why *eviction.Blocker
+	c.standing = func(*corev1.Pod, string) *eviction.Blocker { return why }
+	request := eviction.Request{Evacuation: keyOf(evacuation), Pod: pod.Name, UID: pod.UID}
+	is.True(t, c.isWanted(request), "the pod is not evicted")
+	why = &eviction.Blocker{Reason: v1alpha1.ReasonPodWaits}
+	is.True(t, !c.isWanted(request), "the pod is evicted during the scale-down")
 }
