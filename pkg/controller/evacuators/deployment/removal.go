@@ -62,7 +62,8 @@ const (
 	// deletes pods of all ReplicaSets with a common rate limit.
 	removeTime = 5 * time.Minute
 	// statusTime is how long a removal counts at most after its pods are deleted, if the status of
-	// a budget does not reflect that.
+	// a budget has not changed: another pod under the budget may have become ready or unready, so
+	// that the number of healthy pods is the same.
 	statusTime = 5 * time.Second
 	// removeRetry is the time after which a scale-down or a question is tried again that waits for
 	// those of other Deployments.
@@ -84,9 +85,11 @@ type removal struct {
 	// quiet is set if, since the claim, no eviction under these budgets or of the Deployment is in
 	// flight.
 	quiet bool
-	// until is the time from which the removal no longer counts, since it is not written or the
-	// pods are not deleted.
+	// until is the time from which the removal no longer counts, since it is not written, the pods
+	// are not deleted, or budgets still count them.
 	until time.Time
+	// deletedAt is the time at which the cache first showed that the pods are deleted.
+	deletedAt time.Time
 }
 
 // removals has the scale-downs that are about to be written or not confirmed, by Deployment.
@@ -223,30 +226,29 @@ func (c *Controller) isConfirmed(deployment types.NamespacedName, r removal) boo
 			return false
 		}
 	}
-	// From now on, the removal only waits for the budgets.
-	if end := now.Add(statusTime); end.Before(r.until) {
-		r.until = end
+	if r.deletedAt.IsZero() {
+		r.deletedAt = now
 		c.removals.byDeployment[deployment] = r
 	}
 	for name, version := range r.budgets {
-		if c.countsDeleted(name, version, now) {
+		if c.countsDeleted(name, version, r.deletedAt, now) {
 			return false
 		}
 	}
 	return true
 }
 
-// countsDeleted reports whether a budget may count deleted pods as healthy: its status has not
-// changed since the given resourceVersion, or has more healthy pods than the cache. The API server
-// does not use a status that is older than the spec.
-func (c *Controller) countsDeleted(name types.NamespacedName, version string, now time.Time) bool {
+// countsDeleted reports whether a budget may count pods as healthy that were deleted at the given
+// time: its status has more healthy pods than the cache, or has not changed since the given
+// resourceVersion. The API server does not use a status that is older than the spec.
+func (c *Controller) countsDeleted(name types.NamespacedName, version string, deletedAt, now time.Time) bool {
 	c.matching.RLock()
 	budget := c.budgets.Get(name.Namespace, name.Name)
 	c.matching.RUnlock()
 	if budget == nil || !pdb.IsCurrent(budget) {
 		return false
 	}
-	if budget.ResourceVersion == version {
+	if budget.ResourceVersion == version && now.Before(deletedAt.Add(statusTime)) {
 		return true
 	}
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)

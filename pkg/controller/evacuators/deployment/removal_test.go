@@ -111,17 +111,15 @@ func TestRemovalCountsUntilBudgetsReflectIt(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		budget *policyv1.PodDisruptionBudget
-		late   bool
-		want   bool
+		// first is set if the other pod waits at first, later if it waits after statusTime.
+		first, later bool
 	}{
-		"the status still counts the pod":            {budget: budget("1", 2)},
-		"another pod had been unready":               {budget: budget("1", 1)},
-		"the status has changed for another reason":  {budget: budget("2", 2)},
-		"the status no longer counts the pod":        {budget: budget("2", 1), want: true},
-		"the spec has changed":                       {budget: budget("1", 2, func(b *policyv1.PodDisruptionBudget) { b.Generation = 1 }), want: true},
-		"the budget is deleted":                      {want: true},
-		"the status counts the pod after that time":  {budget: budget("1", 2), late: true, want: true},
-		"the status has another count for some time": {budget: budget("2", 2), late: true, want: true},
+		"the status still counts the pod":           {budget: budget("1", 2), first: true, later: true},
+		"the status has changed for another reason": {budget: budget("2", 2), first: true, later: true},
+		"another pod had been unready":              {budget: budget("1", 1), first: true},
+		"the status no longer counts the pod":       {budget: budget("2", 1)},
+		"the spec has changed":                      {budget: budget("1", 2, func(b *policyv1.PodDisruptionBudget) { b.Generation = 1 })},
+		"the budget is deleted":                     {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := []runtime.Object{newDeployment(1, func(d *appsv1.Deployment) { d.Generation = 2 }), newReplicaSet(), other.Pod}
@@ -134,14 +132,17 @@ func TestRemovalCountsUntilBudgetsReflectIt(t *testing.T) {
 				c.claim(testKey, s, []*pod{&doomed})
 			}
 			waits := func() bool { return c.StandingOfEvicted(other.Pod).Reason == v1alpha1.ReasonPodWaits }
-			is.Equal(t, waits(), !tc.want || tc.late, "the other pod waits at first")
-			if tc.late {
-				r := c.removals.byDeployment[testKey]
-				is.True(t, !r.until.After(c.clock.Now().Add(statusTime)), "the other pod waits for longer than %s", statusTime)
-				r.until = c.clock.Now()
-				c.removals.byDeployment[testKey] = r
+			is.Equal(t, waits(), tc.first, "the other pod waits at first")
+			if !tc.first {
+				return
 			}
-			is.Equal(t, waits(), !tc.want, "the other pod waits")
+			c.removals.change(testKey, func(r *removal) { r.deletedAt = r.deletedAt.Add(-statusTime) })
+			is.Equal(t, waits(), tc.later, "the other pod waits after statusTime")
+			if !tc.later {
+				return
+			}
+			c.removals.change(testKey, func(r *removal) { r.until = c.clock.Now() })
+			is.True(t, !waits(), "the other pod waits after removeTime")
 		})
 	}
 }
