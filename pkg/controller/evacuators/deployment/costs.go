@@ -46,15 +46,15 @@ func (d *decision) restoreCosts(s situation, remaining []*pod) bool {
 	return len(d.restore) > 0 && d.awaitsCosts(s)
 }
 
-// awaitsLowest makes the chosen pods the only ones with the lowest deletion cost, and reports
-// whether a scale-down has to wait for these writes. The cache must have them, since the cache of
-// the ReplicaSet controller then probably has them, too. failed is set if they have failed for too
-// long.
-func (d *decision) awaitsLowest(s situation, chosen []*pod) (awaits, failed bool) {
+// awaitsLowest makes the chosen pods and the hopeless replacements, which may become ready in the
+// last moment, the only ones with the lowest deletion cost. It reports whether a scale-down has to
+// wait for these writes. The cache must have them, since the cache of the ReplicaSet controller
+// then probably has them, too. failed is set if they have failed for too long.
+func (d *decision) awaitsLowest(s situation, chosen, hopeless []*pod) (awaits, failed bool) {
 	leaves := map[types.UID]struct{}{}
-	for _, p := range chosen {
+	for _, p := range slices.Concat(chosen, hopeless) {
 		leaves[p.UID] = struct{}{}
-		if deletioncost.CanLower(p.Pod) {
+		if deletioncost.CanLower(p.Pod) && (p.evacuation != nil || !deletioncost.Keeps(p.Pod)) {
 			d.lower = append(d.lower, p.Pod)
 		}
 	}

@@ -45,8 +45,8 @@ type decision struct {
 	ask []*pod
 	// restore and lower are the pods whose deletion cost has to change before a scale-down.
 	restore, lower []*corev1.Pod
-	// surplus are the replacements that the scale-down which takes the surge back has to delete,
-	// nil if it may delete any pod.
+	// surplus are the replacements that a scale-down has to delete, nil if there are none in
+	// particular.
 	surplus map[types.UID]struct{}
 	// awaits is what a scale-down waits for, as a phrase that follows "until"; "" if the wait is
 	// short.

@@ -172,11 +172,14 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 		return nil, false
 	}
 	waits, hopeless := d.awaitsReady(s, leaving)
-	if waits || hopeless > 0 && moving > 0 {
+	if waits || len(hopeless) > 0 && moving > 0 {
 		return nil, false
 	}
+	if len(hopeless) > 0 {
+		d.surplus = uidsOf(hopeless)
+	}
 	r := s.target.record
-	most := min(len(pods), int(r.To-r.From)-moving-hopeless)
+	most := min(len(pods), int(r.To-r.From)-moving-len(hopeless))
 	chosen := s.choose(pods, most, spare)
 	if len(chosen) == 0 || len(chosen) < most && !d.isStalled(s, laneTime) {
 		return nil, false
@@ -192,7 +195,7 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 	if chosen = d.agreed(s, chosen); len(chosen) == 0 {
 		return nil, true
 	}
-	if awaits, failed := d.awaitsLowest(s, chosen); failed {
+	if awaits, failed := d.awaitsLowest(s, chosen, hopeless); failed {
 		// The scale-down would delete other pods.
 		return slices.DeleteFunc(chosen, s.leavesByScaleDown), false
 	} else if awaits {
@@ -201,11 +204,11 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 		}
 		return nil, true
 	}
-	if len(s.unreadyOthers(chosen)) > hopeless || s.otherLowest(chosen) {
+	if len(s.unreadyOthers(chosen)) > len(hopeless) || s.otherLowest(chosen) {
 		// The scale-down would delete these other pods, and nobody has agreed that they may leave.
 		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
 	}
-	d.remove(s, chosen, hopeless)
+	d.remove(s, chosen, len(hopeless))
 	return nil, true
 }
 
@@ -320,12 +323,12 @@ func (s *situation) sick(pods []*pod) []*pod {
 	})
 }
 
-// awaitsReady reports whether pods that are not among these are about to become ready. hopeless is
-// the number of replacements for which an exchange no longer waits.
-func (d *decision) awaitsReady(s situation, pods []*pod) (waits bool, hopeless int) {
+// awaitsReady reports whether pods that are not among these are about to become ready. hopeless are
+// the replacements for which an exchange no longer waits.
+func (d *decision) awaitsReady(s situation, pods []*pod) (waits bool, hopeless []*pod) {
 	others := s.unreadyOthers(pods)
 	if len(others) == 0 {
-		return false, 0
+		return false, nil
 	}
 	created := uidsOf(s.created())
 	for _, p := range others {
@@ -339,7 +342,7 @@ func (d *decision) awaitsReady(s situation, pods []*pod) (waits bool, hopeless i
 			d.wakeAt(at)
 			waits = true
 		case isCreated:
-			hopeless++
+			hopeless = append(hopeless, p)
 		}
 	}
 	return waits, hopeless

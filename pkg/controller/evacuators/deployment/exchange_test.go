@@ -98,6 +98,16 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 				newTestPod("web-1", unready, readyFor(2*sickAfter), never), first),
 			says: "the pod waits until pod web-1 is ready or deleted: it has not been ready for 1m0s",
 		},
+		"a replacement that no node has room for is deleted as well": {
+			s: at(time.Minute, two, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first,
+				newTestPod("web-3", fresh, pending("no room"), cheapest)),
+			want: "back to 2;", says: "lowest deletion cost",
+		},
+		"such a replacement gets the lowest cost first, since it may become ready": {
+			s: at(time.Minute, two, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first,
+				newTestPod("web-3", fresh, pending("no room"))),
+			want: "lower web-3;",
+		},
 		"all turns end while pods of an earlier scale-down exist": {
 			s: removedAt(start.Add(2*time.Minute), at(6*time.Minute, newDeployment(3, recorded(2, 3, web0, web1)),
 				newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours), cheapest), first, newTestPod("web-3", fresh, unready))),
