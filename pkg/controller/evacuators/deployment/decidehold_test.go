@@ -97,6 +97,21 @@ func TestDecideHold(t *testing.T) {
 				newTestPod("web-1", readyFor(0)), newTestPod("web-2", fresh)),
 			says: "must stay ready until",
 		},
+		"no available pod is evicted while another one is about to be available": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0), slow), newTestPod("web-0", leaves(ours), keepsCost, readyFor(time.Hour)),
+				newTestPod("web-1", readyFor(0)), newTestPod("web-2", fresh, readyFor(time.Minute))),
+			says: "waits for its other replicas",
+		},
+		"no available pod is evicted while another one has been unready for a moment": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), keepsCost),
+				newTestPod("web-1", unready, readyFor(0)), newTestPod("web-2", fresh)),
+			says: "waits for its other replicas",
+		},
+		"an available pod is evicted although another one is sick": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), keepsCost),
+				newTestPod("web-1", unready, readyFor(sickAfter)), newTestPod("web-2", fresh)),
+			want: "hand over web-0;", says: "available in its place",
+		},
 		"pods that are ready but not available leave as their budget allows": {
 			s: at(later, newDeployment(4, recorded(2, 4, web0, "uid-web-1-web-1"), slow),
 				newTestPod("web-0", leaves(ours), cheapest, readyFor(0), under(ptrTo(2), nil, 4, 3)),

@@ -64,7 +64,7 @@ func (d *decision) letGo(s situation, leaving, handed []*pod) (waiting []*pod, d
 		}
 	}
 	evicted, exchanged := d.divide(s, leaving, recorded, ours)
-	stuck, spare := 0, s.spare()
+	stuck, spare := 0, d.spare(s)
 	if ours > 0 {
 		var available int
 		stuck, available = d.countStuck(s, handed)
@@ -80,6 +80,30 @@ func (d *decision) letGo(s situation, leaving, handed []*pod) (waiting []*pod, d
 		}
 	}
 	return waiting, done
+}
+
+// spare returns how many available pods may leave. This is the number above floor or, if other pods
+// of the Deployment do not recover, the number of available replacements for which no pod has left
+// yet: waiting for these pods would not help. It waits for them for at most half of the surge
+// timeout, since a pod may be ready again and again without becoming available, and the end of the
+// turns would cost the replacements. also has strays that count as replacements here.
+func (d *decision) spare(s situation, also ...*pod) int {
+	r, handed := s.target.record, len(s.handedOver())
+	spare := s.serving(also...) - s.floor()
+	gone := s.gone()
+	extra, replacements := int(r.To-r.Keep), slices.Concat(s.replacements(), also)
+	if len(replacements) < extra+gone {
+		return spare
+	}
+	for _, p := range replacements {
+		if !p.staysUp && !slices.Contains(also, p) || !s.isAvailable(p) {
+			return spare
+		}
+	}
+	if d.awaitsRecovery(s, s.remaining(also...)) && !d.isStalled(s, s.timeout/2) {
+		return spare
+	}
+	return max(spare, min(len(replacements)-gone, extra)-handed-s.passedOn())
 }
 
 // divide divides the pods of the record into those that are evicted and those that are exchanged.

@@ -165,9 +165,10 @@ func (w *drainSimulation) kubelets() {
 	}
 }
 
-// flap makes an available pod unready for some seconds, unless another one is missing.
+// flap makes an available pod unready for some seconds, unless another one is missing. After two
+// scale-downs in a row that delete such a pod, the Deployment gets no surge for a while.
 func (w *drainSimulation) flap() {
-	if !w.flaps || w.lost > 0 || w.rng.IntN(20) > 0 {
+	if !w.flaps || w.lost > 0 || w.rng.IntN(20) > 0 || w.memory.misses > 0 && w.isClaimed() {
 		return
 	}
 	if p := &w.pods[w.rng.IntN(len(w.pods))]; w.isAvailable(p) {
@@ -241,6 +242,7 @@ func (w *drainSimulation) sync() {
 	s := at(0, w.d, pods...)
 	s.now, s.memory = w.now, w.memory
 	d := decide(s)
+	w.judge(d)
 	w.wake = d.wake
 	if len(d.ask) > 0 {
 		d.memory.answers, w.dirty = w.answer(s, d.ask), true
@@ -278,6 +280,53 @@ func (w *drainSimulation) sync() {
 		w.dirty = w.dirty || r.completed
 	}
 	w.memory = d.memory
+}
+
+// judge fails if a decision lets available pods leave although too few pods would stay that are
+// available at that moment, or if a scale-down deletes more ready pods than the budget allows. A
+// surge without progress waits for half of its timeout for pods that flap.
+func (w *drainSimulation) judge(d decision) {
+	leave, ready := uidsOf(d.removed), int32(0)
+	for _, p := range d.removed {
+		if pdb.IsReady(p.Pod) {
+			ready++
+		}
+	}
+	if w.limit != nil && surge.Removable(w.limit, surge.Replicas(w.d), ready) < ready {
+		w.fail("%d ready pods are deleted under %+v", ready, w.limit.Status)
+	}
+	for _, r := range d.reports {
+		if r.completed {
+			leave[r.evacuation.Spec.PodRef.UID] = struct{}{}
+		}
+	}
+	available := 0
+	for i := range w.pods {
+		if _, is := leave[w.pods[i].UID]; is && w.isAvailable(&w.pods[i]) {
+			available++
+		}
+	}
+	// A pod that a webhook refuses for long gives its extra replica away.
+	if stay := w.staying(leave); available > 0 && stay < w.n && len(w.refusedUntil) == 0 {
+		if !w.now.Before(d.memory.movedAt.Add(150 * time.Second)) {
+			w.lost = max(w.lost, w.n-stay)
+			return
+		}
+		w.report()
+		w.fail("%d available pods leave, and %d stay, want %d", available, stay, w.n)
+	}
+}
+
+// staying counts the available pods that stay, except the given ones.
+func (w *drainSimulation) staying(except map[types.UID]struct{}) int {
+	stay, isClaimed := 0, w.isClaimed()
+	for i := range w.pods {
+		p := &w.pods[i]
+		if _, is := except[p.UID]; !is && w.isAvailable(p) && !p.mayGo() && !(isClaimed && slices.Contains(w.removed, p.UID)) {
+			stay++
+		}
+	}
+	return stay
 }
 
 // answer answers questions whether pods may leave.
@@ -333,22 +382,18 @@ func (w *drainSimulation) run(seconds int) {
 // check fails if the budget is broken, or if fewer pods are available than the users want. A pod
 // that flaps may be missing until as many pods are available that stay.
 func (w *drainSimulation) check() {
-	ready, available, stay := 0, 0, 0
+	ready, available := 0, 0
 	for i := range w.pods {
-		p := &w.pods[i]
-		if pdb.IsReady(p.Pod) {
+		if pdb.IsReady(w.pods[i].Pod) {
 			ready++
 		}
-		if !w.isAvailable(p) {
-			continue
-		}
-		if available++; !p.mayGo() && !slices.Contains(w.removed, p.UID) {
-			stay++
+		if w.isAvailable(&w.pods[i]) {
+			available++
 		}
 	}
 	// The deployment controller writes the number to the status.
 	w.available, w.dirty = available, w.dirty || available != w.available
-	if stay >= w.n {
+	if w.staying(nil) >= w.n {
 		w.lost = 0
 	}
 	// A pod that a webhook refuses for long gives its extra replica away.

@@ -368,22 +368,31 @@ func (s *situation) maturity(p *pod) int {
 	return 2
 }
 
-// serving counts the pods that are available and remain available. It omits pods that may leave at
-// any time. It also omits pods of the surge on nodes under maintenance, unless they are in the
-// record or in also.
+// serving counts the pods that are available and remain available.
 func (s *situation) serving(also ...*pod) int {
-	misplaced := map[string]bool{}
-	for _, p := range s.created() {
-		misplaced[p.Name] = (!p.staysUp && (p.evacuation == nil || !s.isRecorded(p)) || isReturned(p)) && !slices.Contains(also, p)
-	}
 	n := 0
-	for i := range s.pods {
-		p := &s.pods[i]
-		if !p.mayGo() && !misplaced[p.Name] && s.isAvailable(p) {
+	for _, p := range s.remaining(also...) {
+		if s.isAvailable(p) {
 			n++
 		}
 	}
 	return n
+}
+
+// remaining returns the pods that remain, whether they are available or not. It omits pods that may
+// leave at any time. It also omits pods of the surge on nodes under maintenance, unless they are in
+// the record or in also.
+func (s *situation) remaining(also ...*pod) (remaining []*pod) {
+	misplaced := map[string]bool{}
+	for _, p := range s.created() {
+		misplaced[p.Name] = (!p.staysUp && (p.evacuation == nil || !s.isRecorded(p)) || isReturned(p)) && !slices.Contains(also, p)
+	}
+	for i := range s.pods {
+		if p := &s.pods[i]; !p.mayGo() && !misplaced[p.Name] {
+			remaining = append(remaining, p)
+		}
+	}
+	return remaining
 }
 
 // passedOn counts the available pods outside of the record that may leave at any time: this
@@ -406,26 +415,6 @@ func (s *situation) passedOn() int {
 func (s *situation) floor() int {
 	r := s.target.record
 	return int(max(r.Keep, surge.Replicas(s.deployment)-(r.To-r.Keep)))
-}
-
-// spare returns how many available pods may leave. This is the number above floor or, if other pods
-// of the Deployment are not healthy, the number of available replacements for which no pod has left
-// yet: waiting for the unhealthy pods would not help. also has strays that count as replacements
-// here.
-func (s *situation) spare(also ...*pod) int {
-	r, handed := s.target.record, len(s.handedOver())
-	spare := s.serving(also...) - s.floor()
-	gone := s.gone()
-	extra, replacements := int(r.To-r.Keep), slices.Concat(s.replacements(), also)
-	if len(replacements) < extra+gone {
-		return spare
-	}
-	for _, p := range replacements {
-		if !p.staysUp && !slices.Contains(also, p) || !s.isAvailable(p) {
-			return spare
-		}
-	}
-	return max(spare, min(len(replacements)-gone, extra)-handed-s.passedOn())
 }
 
 // gone returns the number of pods that have left during the surge, which is the number of used

@@ -49,7 +49,7 @@ func (s *situation) holdsTurns() bool {
 // delays their evictions longer each time, as for all pods that return.
 func (d *decision) sendAway(s situation, leaving []*pod) (waiting []*pod) {
 	strays := s.strays()
-	spare := s.spare(strays...)
+	spare := d.spare(s, strays...)
 	for _, p := range leaving {
 		cost := 0
 		if s.isAvailable(p) {

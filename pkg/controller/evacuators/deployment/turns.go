@@ -260,6 +260,23 @@ func (s *situation) sickAt(p *pod) (at time.Time, isReady bool) {
 	return p.CreationTimestamp.Add(sickAfter), false
 }
 
+// awaitsRecovery reports whether one of the pods is not available, and is expected to be: it has
+// been ready for less than minReadySeconds, or is not ready and does not count as sick yet.
+func (d *decision) awaitsRecovery(s situation, pods []*pod) bool {
+	waits := false
+	for _, p := range pods {
+		at, isReady := s.availableAt(p)
+		if !isReady {
+			at, _ = s.sickAt(p)
+		}
+		if !s.isAvailable(p) && s.now.Before(at) {
+			d.wakeAt(at)
+			waits = true
+		}
+	}
+	return waits
+}
+
 // shortage has the numbers of replacements that the surge lacks.
 type shortage struct {
 	// missing counts the replacements that are not available on a node without maintenance, and

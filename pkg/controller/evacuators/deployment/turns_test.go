@@ -174,9 +174,27 @@ func TestYoungestPodOnACordonedNodeIsNoReplacement(t *testing.T) {
 	if got := s.replacements(); len(got) != 1 || got[0].Name != "web-3" {
 		t.Errorf("got %d replacements, want web-3", len(got))
 	}
-	if spare := s.spare(); spare != 1 {
+	if spare := new(decision).spare(s); spare != 1 {
 		t.Errorf("%d pods may leave, want 1: three serve and two have to", spare)
 	}
+}
+
+// TestPodThatNeverRecoversHoldsASurgeForAWhile covers a pod that becomes ready again and again, and
+// never becomes available. The pod that leaves must keep its replacement.
+func TestPodThatNeverRecoversHoldsASurgeForAWhile(t *testing.T) {
+	s := at(10*time.Second, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), keepsCost), newTestPod("web-1"),
+		newTestPod("web-2", fresh))
+	for s.now.Before(start.Add(s.timeout)) {
+		s.pods[1] = newTestPod("web-1", unready, readyFor(start.Add(20*time.Second).Sub(s.now)))
+		d := decide(s)
+		if text := summary(d); text != "" {
+			is.Equal(t, text, "hand over web-0;", "decided")
+			is.Equal(t, s.now.Sub(start), 10*time.Second+s.timeout/2, "the time")
+			return
+		}
+		s.memory, s.now = d.memory, d.wake
+	}
+	t.Error("the pod has not left")
 }
 
 func TestWarningsAreSentOnceForEachText(t *testing.T) {
