@@ -19,7 +19,8 @@ func Evictions(leaving, extra, evictedOnly int) int {
 
 // KeepsBudget reports whether a budget is met after a surge of a Deployment ends and all pods are
 // healthy. replicas is the number before the surge, and others the number of pods under the budget
-// that belong to other workloads. If the budget is not met then, the pods have to leave by eviction.
+// that belong to other workloads. If the budget is not met then, the pods have to leave by
+// eviction.
 func KeepsBudget(budget *policyv1.PodDisruptionBudget, replicas, others int32) bool {
 	return pdb.DesiredHealthy(budget, replicas+others) <= replicas+others
 }

@@ -155,10 +155,10 @@ func joined(errs []error) error {
 	return conflict
 }
 
-// notSent is the error of a scale whose write was not sent.
-type notSent struct{ error }
+// unsentError is the error of a scale whose write was not sent.
+type unsentError struct{ error }
 
-func (e notSent) Unwrap() error { return e.error }
+func (e unsentError) Unwrap() error { return e.error }
 
 // scale writes the replica count and its record in one request. The request fails if the object has
 // changed since the decision.
@@ -171,7 +171,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	if change.value != nil && (s.target.record.isUp() || s.target.garbage) {
 		ours, err := c.isOurs(ctx, object, field)
 		if loop.IgnoreNotFound(err) != nil {
-			return notSent{err}
+			return unsentError{err}
 		}
 		if err != nil {
 			return nil

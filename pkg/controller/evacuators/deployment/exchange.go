@@ -403,9 +403,9 @@ func (d *decision) isStalled(s situation, after time.Duration) bool {
 	return true
 }
 
-// choose returns at most as many pods as given, of which at most as many as spare are available, and
-// as many are ready as their budgets allow. It begins with the pods that a scale-down would delete
-// first whatever the costs of others are, and then those that were chosen before.
+// choose returns at most as many pods as given, of which at most as many as spare are available,
+// and as many are ready as their budgets allow. It begins with the pods that a scale-down would
+// delete first whatever the costs of others are, and then those that were chosen before.
 func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *pod) int {

@@ -325,7 +325,7 @@ func (c *Controller) mayShrink(key types.NamespacedName, to int32, scaled bool, 
 		d, exists, err := c.latestDeployments.Get(key.String())
 		return err == nil && exists && surge.Replicas(d) <= to
 	}
-	var unsent notSent
+	var unsent unsentError
 	if errors.As(err, &unsent) {
 		return false
 	}

@@ -42,7 +42,7 @@ func TestClaimStaysIfTheWriteMayBeApplied(t *testing.T) {
 		"a webhook fails":   {replicas: 2, err: apierrors.NewInternalError(errors.New(`failed calling webhook "quota.example.com": refused`))},
 		"a policy refuses":  {replicas: 2, err: apierrors.NewForbidden(resource, testName, errors.New("no"))},
 		"too many requests": {replicas: 2, err: apierrors.NewTooManyRequests("busy", 1)},
-		"not sent":          {replicas: 2, err: notSent{context.DeadlineExceeded}},
+		"not sent":          {replicas: 2, err: unsentError{context.DeadlineExceeded}},
 		"a gateway timeout": {replicas: 2, err: apierrors.NewTimeoutError("slow", 1), want: true},
 		"an internal error": {replicas: 2, err: apierrors.NewInternalError(errors.New("etcd")), want: true},
 		"no answer":         {replicas: 2, err: context.DeadlineExceeded, want: true},

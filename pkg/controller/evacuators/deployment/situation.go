@@ -52,7 +52,8 @@ type situation struct {
 	// pods are the pods of the Deployment that are not terminating.
 	pods []pod
 	// others has the number of pods of other workloads, which are neither finished nor terminating,
-	// by budget. It has only budgets that require more pods than the Deployment has without a surge.
+	// by budget. It has only budgets that require more pods than the Deployment has without a
+	// surge.
 	others map[types.NamespacedName]int32
 	// orphans are the Evacuations for which this evacuator is active and whose pods belong to a
 	// deleted Deployment of this name.
