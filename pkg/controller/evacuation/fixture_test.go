@@ -271,6 +271,9 @@ func newWorldWith(
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		// The clock of a bubble runs when the test waits. Until then, the test may change the
+		// answers of the host cluster.
+		<-time.After(time.Nanosecond)
 		c.Run(ctx, 2)
 	}()
 	t.Cleanup(func() {
