@@ -271,8 +271,8 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 }
 
 // report writes the status of an Evacuation if it changes. After a conflict it retries with the
-// live object while this evacuator is active: after a scale-down, a later sync would not decide on
-// the same report again.
+// live object while this evacuator is active: after a Deployment is scaled up, a later sync would
+// not decide on the same report again.
 func (c *Controller) report(ctx context.Context, now time.Time, r report) error {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()

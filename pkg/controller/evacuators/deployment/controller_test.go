@@ -288,7 +288,6 @@ func TestPodWithoutABudgetLeavesWithTheScaleDown(t *testing.T) {
 				t.Errorf("the deletion cost of %s is %q", pods.Items[i].Name, cost)
 			}
 		}
-		w.reported("web-0", false, "lowest deletion cost")
 	})
 }
 

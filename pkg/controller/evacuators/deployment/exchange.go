@@ -250,10 +250,6 @@ func (d *decision) remove(s situation, chosen []*pod, hopeless int) {
 	}
 	for _, p := range chosen {
 		d.memory.dropped = append(d.memory.dropped, p.UID)
-		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
-			"%d replicas are available in place of the pods that leave%s: "+
-				"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
-			len(chosen), p.purpose, s.deployment.Name, r.To, lower.To)})
 		d.events = append(d.events, event{
 			eventType: corev1.EventTypeNormal, reason: EventReplaced, action: actionRelease, pod: p.Pod,
 			message: fmt.Sprintf("The pod leaves%s: another replica is available in its place, and Deployment %s is scaled back",

@@ -101,7 +101,7 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 		"a replacement that no node has room for is deleted as well": {
 			s: at(time.Minute, two, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first,
 				newTestPod("web-3", fresh, pending("no room"), cheapest)),
-			want: "back to 2;", says: "lowest deletion cost",
+			want: "back to 2;",
 		},
 		"such a replacement gets the lowest cost first, since it may become ready": {
 			s: at(time.Minute, two, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first,
