@@ -22,6 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 	"haulout.dev/haulout/pkg/drain/surge"
+	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -326,26 +327,30 @@ func TestNoScaleDownAfterAPause(t *testing.T) {
 	})
 }
 
-// TestNoScaleDownIfNoMaintenanceAsks follows a surge whose maintenance ends in the last moment. The
+// TestNoScaleDownIfNoMaintenanceAsks follows surges whose maintenance ends in the last moment. The
 // Evacuation is not withdrawn yet.
 func TestNoScaleDownIfNoMaintenanceAsks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var asks atomic.Bool
-		evacuations, host := scene(newBudget())
-		w := newUnstartedWorld(t, evacuations, host...)
-		w.asks = func(*v1alpha1.Evacuation) bool { return asks.Load() }
-		w.run()
-		w.scaled(2, true)
-		w.create(newTestPod("web-1", on("good"), fresh))
-		w.allows(2)
-		<-time.After(time.Minute)
-		w.scaled(2, true)
-		w.c.removals.Lock()
-		is.Equal(t, len(w.c.removals.byDeployment), 0, "scale-downs for which evictions wait")
-		w.c.removals.Unlock()
-		asks.Store(true)
-		w.scaled(1, false)
-	})
+	for name, budgets := range map[string][]runtime.Object{"under a budget": {newBudget()}, "without a budget": nil} {
+		bubble.Run(t, name, func(t *testing.T) {
+			var asks atomic.Bool
+			evacuations, host := scene(budgets...)
+			w := newUnstartedWorld(t, evacuations, host...)
+			w.asks = func(*v1alpha1.Evacuation) bool { return asks.Load() }
+			w.run()
+			w.scaled(2, true)
+			w.create(newTestPod("web-1", on("good"), fresh))
+			if len(budgets) > 0 {
+				w.allows(2)
+			}
+			<-time.After(time.Minute)
+			w.scaled(2, true)
+			w.c.removals.Lock()
+			is.Equal(t, len(w.c.removals.byDeployment), 0, "scale-downs for which evictions wait")
+			w.c.removals.Unlock()
+			asks.Store(true)
+			w.scaled(1, false)
+		})
+	}
 }
 
 // change changes a NodeMaintenance.
