@@ -187,9 +187,9 @@ func (l *lease) onDeadline(f func()) (stop func() bool) {
 }
 
 // check returns an error if this replica has lost the Lease or has not renewed it within the renew
-// deadline and the grace period. It reads the clock, since the timer of a process that was suspended fires some time
-// after the process resumes. The monotonic clock continues while the process is stopped; the wall
-// clock also continues while the machine sleeps.
+// deadline and the grace period. It reads the clock, since the timer of a process that was
+// suspended fires some time after the process resumes. The monotonic clock continues while the
+// process is stopped; the wall clock also continues while the machine sleeps.
 func (l *lease) check(grace time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

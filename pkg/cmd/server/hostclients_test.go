@@ -135,8 +135,8 @@ func TestNothingIsSentWithoutTheLease(t *testing.T) {
 	is.Equal(t, calls.Load(), 0, "calls")
 }
 
-// TestSuspendedLeaderSendsNothing has a process that is suspended after it has checked the Lease for
-// a request, and before it sends the request on a connection that is new or open.
+// TestSuspendedLeaderSendsNothing has a process that is suspended after it has checked the Lease
+// for a request, and before it sends the request on a connection that is new or open.
 func TestSuspendedLeaderSendsNothing(t *testing.T) {
 	for name, opened := range map[string]bool{"a new connection": false, "an open connection": true} {
 		t.Run(name, func(t *testing.T) {
