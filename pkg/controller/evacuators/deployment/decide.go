@@ -481,7 +481,6 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	// them.
 	wider.Evacuations = slices.Concat(wider.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
-	d.memory.saidAt = s.now
 	d.sayScaled(s, &wider, newcomers)
 	return true
 }

@@ -63,9 +63,7 @@ func BenchmarkDrain(b *testing.B) {
 }
 
 const (
-	// tick is the time between two steps of a largeWorld, and perTick how many pods are evicted in
-	// one step if the budget allows it.
-	tick    = 50 * time.Millisecond
+	// perTick is how many pods are evicted in one step of a largeWorld if the budget allows it.
 	perTick = 1
 	// toStart and toStop are how long a pod takes to become ready, and to stop.
 	toStart, toStop = 300 * time.Millisecond, 200 * time.Millisecond
@@ -90,8 +88,13 @@ type largeWorld struct {
 	created   int
 	version   int
 
+	// tick is the time between two steps.
+	tick time.Duration
+
 	spent          time.Duration
 	syncs, reports int
+	// told counts the reports to each pod without those of completion.
+	told map[string]int
 }
 
 type timedPod struct {
@@ -105,6 +108,7 @@ func newLargeWorld(tb testing.TB, nodes, pods int) *largeWorld {
 		tb: tb, clock: clocktesting.NewFakeClock(start), transform: podcache.NewTransform(),
 		key: types.NamespacedName{Namespace: testNamespace, Name: testName},
 		all: map[string]*corev1.Pod{}, leaving: map[string]*corev1.Pod{},
+		tick: 50 * time.Millisecond, told: map[string]int{},
 	}
 	objects := []runtime.Object{newReplicaSet(), newNode("good", false), newDeployment(int32(pods))}
 	for i := range nodes {
@@ -189,6 +193,8 @@ func (w *largeWorld) report(action clienttesting.Action) (bool, runtime.Object, 
 		e.Status.ActiveEvacuatorClass, e.Status.ActiveEvacuatorCompleted = lanes, false
 		e.Status.ActiveEvacuatorSince = &metav1.Time{Time: w.clock.Now()}
 		w.evictable = append(w.evictable, e.Spec.PodRef.Name)
+	} else {
+		w.told[e.Spec.PodRef.Name]++
 	}
 	w.storeEvacuation(e)
 	w.c.evacuationChanged(e)
@@ -246,7 +252,7 @@ func (w *largeWorld) updateBudget() {
 
 // step lets one tick pass.
 func (w *largeWorld) step() {
-	w.clock.Step(tick)
+	w.clock.Step(w.tick)
 	now := w.clock.Now()
 	w.stop(now)
 	w.replace(now)

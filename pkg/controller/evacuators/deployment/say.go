@@ -13,13 +13,14 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
-// sayEvery is the minimum interval between two reports about the progress of a surge, and sayFirst
-// the time after which the first report is due. For many pods both are longer: at least sayEach for
-// each pod.
+// sayEvery is the minimum interval between two reports about the progress of a surge. sayFirst is
+// how long a report waits for pods to leave. For many pods it waits longer: sayEach for each pod,
+// and at most sayLatest.
 const (
-	sayEvery = 5 * time.Second
-	sayFirst = 2 * sayEvery
-	sayEach  = 50 * time.Millisecond
+	sayEvery  = 5 * time.Second
+	sayFirst  = 2 * sayEvery
+	sayEach   = 100 * time.Millisecond
+	sayLatest = time.Minute
 )
 
 // say reports the progress of a surge, or of what it waits for, to the Evacuations. The first
@@ -27,9 +28,12 @@ const (
 // progress, which means a new maximum of the score. A flapping pod or a restarted rollout is no
 // progress.
 func (d *decision) say(s situation, leaving []*pod, score int, message func(purpose string) string, expected *metav1.Time) {
-	// The next report must come well before the surge timeout.
-	due := s.memory.saidAt.Add(max(sayEvery, min(time.Duration(len(leaving))*sayEach, s.timeout/2)))
-	first := s.firstReportAfter()
+	wait := s.reportAfter()
+	due := d.memory.saidAt.Add(max(sayEvery, heartbeat(s.timeout, leaving)))
+	// The numbers change with each pod that leaves, and most pods leave before the next report.
+	if stopped := latest(d.memory.saidAt, d.memory.delivered).Add(wait); stopped.Before(due) {
+		due = stopped
+	}
 	progress := d.memory.highest != nil && score > *d.memory.highest
 	said, held := false, false
 	// Most pods get the same text.
@@ -39,7 +43,7 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(purp
 	}
 	texts := map[kind]string{}
 	for _, p := range leaving {
-		if d.waitsToReport(s, p, first) {
+		if d.waitsToReport(s, p, wait) {
 			continue
 		}
 		of := kind{p.purpose, s.isRecorded(p)}
@@ -82,9 +86,9 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(purp
 // sayScaled reports to Evacuations that the surge for their pods has started. These reports restart
 // the deadlines of this evacuator.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
-	first := s.firstReportAfter()
+	wait := s.reportAfter()
 	for _, p := range pods {
-		if d.waitsToReport(s, p, first) {
+		if d.waitsToReport(s, p, wait) {
 			continue
 		}
 		d.reports = append(d.reports, report{
@@ -93,14 +97,23 @@ func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	}
 }
 
-// firstReportAfter returns how long the first reports wait. It also counts the pods that have left
-// during the surge: otherwise it would become shorter while the other pods wait.
-func (s *situation) firstReportAfter() time.Duration {
+// heartbeat returns the maximum time until the next report if there is progress, so that it comes
+// well before the surge timeout and the deadlines of the Evacuations.
+func heartbeat(timeout time.Duration, leaving []*pod) time.Duration {
+	for _, p := range leaving {
+		timeout = min(timeout, protocol.Turn{Reported: true}.Patience(p.evacuation.Spec.ProgressDeadlineSeconds, 0))
+	}
+	return timeout / 2
+}
+
+// reportAfter returns how long reports wait for pods to leave. It also counts the pods that have
+// left during the surge: otherwise it would become shorter while the other pods wait.
+func (s *situation) reportAfter() time.Duration {
 	pods := len(s.leaving())
 	if s.target.record.isUp() {
 		pods += s.gone()
 	}
-	return max(sayFirst, time.Duration(pods)*sayEach)
+	return max(sayFirst, min(time.Duration(pods)*sayEach, sayLatest, s.timeout/4))
 }
 
 // waitsToReport reports whether the first report to an Evacuation can wait, and schedules the sync

@@ -4,21 +4,26 @@
 package deployment
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
+
+// within sets the progress deadline of the Evacuation.
+func within(seconds int32) podMod {
+	return func(p *pod) { p.evacuation.Spec.ProgressDeadlineSeconds = ptr.To(seconds) }
+}
 
 // TestFirstReport checks when an Evacuation for which this evacuator has been active since the
 // start gets its first report.
 func TestFirstReport(t *testing.T) {
 	up := newDeployment(2, recorded(1, 2, web0))
 	replacement := newTestPod("web-1", fresh, unready)
-	within := func(seconds int32) podMod {
-		return func(p *pod) { p.evacuation.Spec.ProgressDeadlineSeconds = ptr.To(seconds) }
-	}
 	heard := func(p *pod) { p.evacuation.Status.EvacuationProgressTimestamp = &metav1.Time{Time: start} }
 	for name, tc := range map[string]struct {
 		after time.Duration
@@ -82,18 +87,26 @@ func TestHighestScore(t *testing.T) {
 	}
 }
 
+// twoLeaving returns the situation of a surge that has made progress since the last report, which
+// was at the start. Its two pods wait for their replacements.
+func twoLeaving(after time.Duration, mods ...podMod) situation {
+	mods = append([]podMod{leaves(ours), minOne(4, 2), reported(0)}, mods...)
+	s := at(after, newDeployment(4, recorded(2, 4, web0, "uid-web-1-web-1"), surging("2")),
+		newTestPod("web-0", mods...), newTestPod("web-1", mods...), newTestPod("web-2", fresh, unready), newTestPod("web-3", fresh, unready))
+	s.memory.saidAt = start
+	return s
+}
+
 // TestProgressThatIsHeldBackIsReportedLater: there is progress shortly after the last report. Only
 // a pod without a report gets one immediately.
 func TestProgressThatIsHeldBackIsReportedLater(t *testing.T) {
-	s := at(9*time.Second, newDeployment(4, recorded(2, 4, web0, "uid-web-1-web-1"), surging("2")),
-		newTestPod("web-0", leaves(ours), minOne(4, 2), reported(8*time.Second)), newTestPod("web-1", leaves(ours), minOne(4, 2)),
-		newTestPod("web-2", fresh, unready), newTestPod("web-3", fresh, unready))
-	s.memory.saidAt = start.Add(8 * time.Second)
+	s := twoLeaving(time.Second)
+	s.pods[1].evacuation.Status.EvacuationProgressTimestamp = nil
 	d := decide(s)
 	if len(d.reports) != 1 || d.reports[0].evacuation.Spec.PodRef.Name != "web-1" {
 		t.Fatalf("reported %+v, want a report to web-1 alone", d.reports)
 	}
-	due := start.Add(8*time.Second + sayEvery)
+	due := start.Add(sayFirst)
 	if !d.wake.Equal(due) {
 		t.Errorf("wakes at %s, want %s", d.wake, due)
 	}
@@ -102,4 +115,66 @@ func TestProgressThatIsHeldBackIsReportedLater(t *testing.T) {
 	if len(d.reports) != 2 || !d.reports[0].progress {
 		t.Errorf("reported %+v, want progress to both", d.reports)
 	}
+}
+
+// TestReportsWaitWhilePodsLeave checks how long after a report the next one follows.
+func TestReportsWaitWhilePodsLeave(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// left is how long pods leave after the report.
+		left time.Duration
+		mods []podMod
+		want time.Duration
+	}{
+		"no pod leaves":                   {want: sayFirst},
+		"pods leave for some time":        {left: 20 * time.Second, want: 20*time.Second + sayFirst},
+		"pods leave all the time":         {left: time.Hour, want: 150 * time.Second},
+		"the deadline is a minute":        {left: time.Hour, mods: []podMod{within(60)}, want: 30 * time.Second},
+		"the deadline is a few seconds":   {left: time.Hour, mods: []podMod{within(6)}, want: sayEvery},
+		"no pod leaves before a deadline": {mods: []podMod{within(60)}, want: sayFirst},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, after := range []time.Duration{tc.want - time.Second, tc.want} {
+				s := twoLeaving(after, tc.mods...)
+				s.memory.delivered = start.Add(min(tc.left, after))
+				d := decide(s)
+				is.Equal(t, len(d.reports), map[bool]int{true: 2}[after == tc.want], fmt.Sprintf("reports after %s", after))
+				is.True(t, after == tc.want || d.wake.Equal(start.Add(tc.want)), "wakes at %s", d.wake)
+			}
+		})
+	}
+}
+
+// TestPodsOfAScaleDownGetNoReport: the pods that a scale-down deletes get no report if they are
+// deleted soon.
+func TestPodsOfAScaleDownGetNoReport(t *testing.T) {
+	end := 3 * time.Minute
+	replacement := newTestPod("web-1", fresh)
+	s := at(end, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", leaves(ours), cheapest, reported(time.Minute)), replacement)
+	s.memory.saidAt = start.Add(end - sayFirst)
+	d := decide(s)
+	check(t, d, "back to 1;", "")
+	for after, says := range map[time.Duration]string{time.Second: "", sayFirst: "it has 2 pods and should have 1"} {
+		s := at(end+after, newDeployment(1), newTestPod("web-0", leaves(ours), cheapest, reported(time.Minute)), replacement)
+		s.memory = d.memory
+		check(t, decide(s), "", says)
+	}
+}
+
+// TestALargeDrainNeedsFewReports replaces 600 pods in two and a half minutes. In addition to its
+// completion, each of them gets at most the first report, the one when its surge starts, and one
+// while its exchange waits for the evictions of other pods.
+func TestALargeDrainNeedsFewReports(t *testing.T) {
+	const pods = 600
+	w := newLargeWorld(t, 20, pods)
+	w.tick = 250 * time.Millisecond
+	for len(w.leaving) > 0 {
+		w.step()
+	}
+	most := 0
+	for _, n := range w.told {
+		most = max(most, n)
+	}
+	t.Logf("%d reports of progress to %d pods, at most %d to one", w.reports-pods, len(w.told), most)
+	is.True(t, most <= 3, "%d reports of progress to one pod, want at most 3", most)
+	is.True(t, w.reports-pods <= pods*5/4, "%d reports of progress, want at most %d", w.reports-pods, pods*5/4)
 }
