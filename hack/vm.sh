@@ -13,7 +13,8 @@
 # so that the script may reboot the machine: it runs again after the boot, until it ends with an
 # exit code other than 99.
 #
-#   VM_MEMORY=8G  VM_PROCESSORS=2  VM_TIMEOUT=20m
+#   VM_MEMORY=8G  VM_PROCESSORS=2
+#   VM_TIMEOUT=20m  limits the time from one boot to the next
 #   VM_ARGUMENTS=systemd.journald.forward_to_console=1  more arguments for the kernel: this one
 #   shows the journal in bin/vm/console.log, even while the machine goes down
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -77,12 +78,8 @@ done
 printf '%q ' "${ROOT}/$1" "${@:2}" >"${DIR}/command"
 printf '%s\n' "${PATH}" >"${DIR}/path"
 
-/usr/lib/qemu/virtiofsd --socket-path="${work}/files.sock" -o source=/ -o cache=always -o sandbox=chroot >"${DIR}/files.log" 2>&1 &
-files_pid=$!
-for _ in {1..100}; do [[ -S "${work}/files.sock" ]] && break; read -rt 0.1 <> <(:) || true; done
-
 arguments="console=ttyS0 panic=-1 quiet loglevel=1 repository=${ROOT}"
-options=(-no-reboot)
+options=()
 if [[ -n "${systemd}" ]]; then
 	rm -f "${DIR}/disk"
 	mke2fs -q -t ext4 "${DIR}/disk" 16G >/dev/null
@@ -95,13 +92,33 @@ if [[ -n "${systemd}" ]]; then
 fi
 
 memory="${VM_MEMORY:-8G}"
-timeout "${VM_TIMEOUT:-20m}" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max \
-	-smp "${VM_PROCESSORS:-2}" -m "${memory}" -nic none -nographic "${options[@]}" \
-	-object memory-backend-memfd,id=memory,size="${memory}",share=on -numa node,memdev=memory \
-	-kernel "${DIR}/kernel/boot/vmlinuz-${version}" -initrd "${work}/initrd.gz" \
-	-append "${arguments} ${VM_ARGUMENTS:-}" \
-	-chardev socket,id=files,path="${work}/files.sock" -device vhost-user-fs-pci,chardev=files,tag=root \
-	</dev/null | stdbuf -oL tr -d '\r' | tee "${DIR}/console.log" | sed -un '/vm: started$/,$p'
-code="$(sed -n 's/^vm: exit code //p' "${DIR}/console.log")"
+# boot runs the machine until it powers off or reboots. Each boot has processes of its own:
+# virtiofsd keeps each file open that the machine knows, and does not notice that a machine which
+# reboots has forgotten them.
+boot() {
+	rm -f "${work}/files.sock"
+	/usr/lib/qemu/virtiofsd --socket-path="${work}/files.sock" -o source=/ -o cache=always -o sandbox=chroot >"${DIR}/files.log" 2>&1 &
+	files_pid=$!
+	for _ in {1..100}; do [[ -S "${work}/files.sock" ]] && break; read -rt 0.1 <> <(:) || true; done
+	timeout "${VM_TIMEOUT:-20m}" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max -no-reboot \
+		-smp "${VM_PROCESSORS:-2}" -m "${memory}" -nic none -nographic "${options[@]}" \
+		-object memory-backend-memfd,id=memory,size="${memory}",share=on -numa node,memdev=memory \
+		-kernel "${DIR}/kernel/boot/vmlinuz-${version}" -initrd "${work}/initrd.gz" \
+		-append "${arguments} ${VM_ARGUMENTS:-}" \
+		-chardev socket,id=files,path="${work}/files.sock" -device vhost-user-fs-pci,chardev=files,tag=root \
+		</dev/null | stdbuf -oL tr -d '\r' | tee -a "${DIR}/console.log" | sed -un '/vm: started$/,$p'
+	kill "${files_pid}" 2>/dev/null || true
+	wait "${files_pid}" || true
+	files_pid=""
+}
+
+: >"${DIR}/console.log"
+code=""
+# A machine whose kernel panics reboots, too. So there is a limit.
+for _ in {1..10}; do
+	boot
+	code="$(sed -n 's/^vm: exit code //p' "${DIR}/console.log")"
+	[[ -n "${systemd}" && -z "${code}" ]] || break
+done
 [[ -n "${code}" ]] || { echo "Error: the machine ended without an exit code; see ${DIR}/console.log" >&2; exit 1; }
 exit "${code}"
