@@ -45,6 +45,8 @@ const (
 	// terminating zero.
 	maxSocketPath = 107
 	startTimeout  = 2 * time.Minute
+	// keptWrites and writesPerSnapshot are numbers of writes.
+	keptWrites, writesPerSnapshot = 100, 1000
 	// lockTimeout is longer than the time that a server takes to stop.
 	lockTimeout = time.Minute
 	lockRetry   = 200 * time.Millisecond
@@ -207,6 +209,10 @@ func (s *Server) config(dir string, quota int64, client, peer string) *embed.Con
 	// The API server compacts etcd itself. This setting is for the old versions that remain after a
 	// long downtime.
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "30m"
+	// etcd keeps the last writes in memory for members that are behind, and when it starts, it
+	// reads all writes since its last snapshot. By default these are 5,000 and up to 10,000. There
+	// are no other members, and one write of a large maintenance can have a megabyte.
+	cfg.SnapshotCatchUpEntries, cfg.SnapshotCount = keptWrites, writesPerSnapshot
 	// The watch cache's bookmarks are only as fresh as etcd's progress notifications.
 	cfg.WatchProgressNotifyInterval = 5 * time.Second
 	zapConfig := zap.NewProductionConfig()

@@ -5,8 +5,10 @@ package embeddedetcd
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +48,38 @@ func TestDataSurvivesARestart(t *testing.T) {
 			is.True(t, len(got.Kvs) == 1 && string(got.Kvs[0].Value) == large, "the value is not what was written")
 		})
 	}
+}
+
+// TestWritesDoNotStayInMemory writes far more than the heap may keep, and starts etcd again.
+func TestWritesDoNotStayInMemory(t *testing.T) {
+	options := Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}
+	value := strings.Repeat("x", 128<<10)
+	before := heapSize()
+	grown := func(what string) {
+		t.Helper()
+		got := (int64(heapSize()) - int64(before)) >> 20
+		t.Logf("%s: %d MiB", what, got)
+		is.True(t, got < 64, "%s, the heap has %d MiB more, want less than 64", what, got)
+	}
+	for run := range 2 {
+		s := must.Get(Start(t.Context(), options))(t)
+		grown(fmt.Sprintf("after start %d", run))
+		client := connect(t, s)
+		for i := range 1200 {
+			must.Get(client.Put(t.Context(), fmt.Sprintf("/registry/%d", i%10), value))(t)
+		}
+		grown(fmt.Sprintf("after 1200 writes of 128 KiB in run %d", run))
+		s.Stop()
+	}
+}
+
+// heapSize returns the size of all objects on the heap that are in use, in bytes.
+func heapSize() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
 }
 
 // TestClientThatMissedTheLastWriteListsAgain continues a watch after a restart, at the previous
