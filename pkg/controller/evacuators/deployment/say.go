@@ -29,12 +29,16 @@ const (
 // progress.
 func (d *decision) say(s situation, leaving []*pod, score int, message func(purpose string) string, expected *metav1.Time) {
 	wait := s.reportAfter()
-	due := d.memory.saidAt.Add(max(sayEvery, heartbeat(s.timeout, leaving)))
+	progress := d.memory.highest != nil && score > *d.memory.highest
+	due := d.memory.saidAt.Add(s.timeout / 2)
+	if progress {
+		due = heartbeat(s.timeout, leaving, due)
+	}
 	// The numbers change with each pod that leaves, and most pods leave before the next report.
 	if stopped := latest(d.memory.saidAt, d.memory.delivered).Add(wait); stopped.Before(due) {
 		due = stopped
 	}
-	progress := d.memory.highest != nil && score > *d.memory.highest
+	due = latest(due, d.memory.saidAt.Add(sayEvery))
 	said, held := false, false
 	// Most pods get the same text.
 	type kind struct {
@@ -97,13 +101,21 @@ func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	}
 }
 
-// heartbeat returns the maximum time until the next report if there is progress, so that it comes
-// well before the surge timeout and the deadlines of the Evacuations.
-func heartbeat(timeout time.Duration, leaving []*pod) time.Duration {
+// heartbeat returns the time at which progress must be reported at the latest, so that the report
+// comes well before the surge timeout and the deadlines of the Evacuations. It is due if there is
+// no report of progress yet.
+func heartbeat(timeout time.Duration, leaving []*pod, due time.Time) time.Time {
 	for _, p := range leaving {
-		timeout = min(timeout, protocol.Turn{Reported: true}.Patience(p.evacuation.Spec.ProgressDeadlineSeconds, 0))
+		turn := protocol.TurnOf(&p.evacuation.Status)
+		if !turn.Reported {
+			continue
+		}
+		patience := min(timeout, turn.Patience(p.evacuation.Spec.ProgressDeadlineSeconds, 0))
+		if at := turn.Since.Add(patience / 2); at.Before(due) {
+			due = at
+		}
 	}
-	return timeout / 2
+	return due
 }
 
 // reportAfter returns how long reports wait for pods to leave. It also counts the pods that have

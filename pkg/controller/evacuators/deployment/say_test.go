@@ -144,6 +144,16 @@ func TestReportsWaitWhilePodsLeave(t *testing.T) {
 	}
 }
 
+// TestReportWithoutProgressDoesNotDelayProgress: pods leave, and there has been no progress for long
+// when a text without progress is reported. Progress is then reported before the surge times out.
+func TestReportWithoutProgressDoesNotDelayProgress(t *testing.T) {
+	s := twoLeaving(297 * time.Second)
+	s.memory.saidAt, s.memory.delivered = start.Add(290*time.Second), start.Add(295*time.Second)
+	s.memory.highest = ptr.To(2)
+	d := decide(s)
+	is.Equal(t, len(d.reports), 2, "reports")
+}
+
 // TestPodsOfAScaleDownGetNoReport: the pods that a scale-down deletes get no report if they are
 // deleted soon.
 func TestPodsOfAScaleDownGetNoReport(t *testing.T) {
