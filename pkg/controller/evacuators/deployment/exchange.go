@@ -38,7 +38,8 @@ const (
 	// has left, or for the rest of the replacements after one of them has become available. After
 	// that these keep their extra replicas, and the others are exchanged.
 	laneTime = 10 * time.Second
-	// roomTime is how long an exchange waits for a replacement that no node has room for.
+	// roomTime is how long an exchange waits for a replacement that no node has room for, or that
+	// cannot be created.
 	roomTime = 30 * time.Second
 )
 
@@ -196,14 +197,16 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 		return nil, false
 	}
 	waits, hopeless := d.awaitsReady(s, leaving)
-	if waits || len(hopeless) > 0 && moving > 0 {
+	missing := s.missing()
+	hopelessNumber := len(hopeless) + missing
+	if waits || missing > 0 && !d.isStalled(s, roomTime) || hopelessNumber > 0 && moving > 0 {
 		return nil, false
 	}
 	if len(hopeless) > 0 {
 		d.surplus = uidsOf(hopeless)
 	}
 	r := s.target.record
-	most := min(len(pods), int(r.To-r.From)-moving-len(hopeless))
+	most := min(len(pods), int(r.To-r.From)-moving-hopelessNumber)
 	chosen := s.choose(pods, most, spare)
 	if len(chosen) == 0 || len(chosen) < most && !d.isStalled(s, laneTime) {
 		return nil, false
@@ -232,12 +235,13 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 		// The scale-down would delete these other pods, and nobody has agreed that they may leave.
 		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
 	}
-	d.remove(s, chosen, len(hopeless))
+	d.remove(s, chosen, hopelessNumber)
 	return nil, true
 }
 
 // remove scales down by the number of the chosen pods, which have the lowest deletion cost, and of
-// the hopeless replacements, which are not ready. The ReplicaSet controller deletes both first.
+// the hopeless replacements, which are not ready or do not exist. The ReplicaSet controller deletes
+// the chosen pods and those of the replacements that exist.
 func (d *decision) remove(s situation, chosen []*pod, hopeless int) {
 	r := s.target.record
 	d.memory.dropped = nil
@@ -313,6 +317,15 @@ func (d *decision) countStuck(s situation, handed []*pod) (stuck, available int)
 		}
 	}
 	return stuck, available
+}
+
+// missing returns how many pods of the Deployment do not exist because they cannot be created, which
+// a quota can cause.
+func (s *situation) missing() int {
+	if createFailure(s.deployment) == "" {
+		return 0
+	}
+	return max(0, int(surge.Replicas(s.deployment))-len(s.pods))
 }
 
 // unreadyOthers returns the pods that are not ready and not among these. A scale-down would delete

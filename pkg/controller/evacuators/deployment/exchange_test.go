@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -31,6 +32,12 @@ func answeredFor(name string, answer eviction.Consent, at time.Time, s situation
 	return s
 }
 
+// stalled has no pod that has become ready or has left since the start.
+func stalled(s situation) situation {
+	s.memory.moved, s.memory.movedAt = s.score()+s.gone(), start
+	return s
+}
+
 func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 	const later = 9 * time.Second
 	never := under(nil, ptrTo(0), 4, 4)
@@ -38,6 +45,11 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 	two := newDeployment(4, recorded(2, 4, web0, web1))
 	twoAlways := newDeployment(4, recorded(2, 4, web0, web1), always)
 	one := newDeployment(4, recorded(2, 4, web0), always)
+	full := newDeployment(4, recorded(2, 4, web0, web1), func(d *appsv1.Deployment) {
+		d.Status.Conditions = []appsv1.DeploymentCondition{{
+			Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Reason: failedCreate, Message: "exceeded quota: small",
+		}}
+	})
 	for name, tc := range map[string]struct {
 		s    situation
 		want string
@@ -102,6 +114,14 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 			s: at(time.Minute, two, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first,
 				newTestPod("web-3", fresh, pending("no room"), cheapest)),
 			want: "back to 2;",
+		},
+		"a replacement that a quota prevents is given up": {
+			s:    stalled(at(time.Minute, full, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first)),
+			want: "back to 2;",
+		},
+		"a replacement that a quota prevents is waited for at first": {
+			s:    stalled(at(roomTime-time.Second, full, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first)),
+			says: "1 of 2 are available",
 		},
 		"such a replacement gets the lowest cost first, since it may become ready": {
 			s: at(time.Minute, two, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first,
