@@ -319,8 +319,8 @@ func (d *decision) countStuck(s situation, handed []*pod) (stuck, available int)
 	return stuck, available
 }
 
-// missing returns how many pods of the Deployment do not exist because they cannot be created, which
-// a quota can cause.
+// missing returns how many pods of the Deployment do not exist because they cannot be created. A
+// quota can cause that.
 func (s *situation) missing() int {
 	if createFailure(s.deployment) == "" {
 		return 0

@@ -144,8 +144,9 @@ func TestReportsWaitWhilePodsLeave(t *testing.T) {
 	}
 }
 
-// TestReportWithoutProgressDoesNotDelayProgress: pods leave, and there has been no progress for long
-// when a text without progress is reported. Progress is then reported before the surge times out.
+// TestReportWithoutProgressDoesNotDelayProgress: pods leave, and there has been no progress for
+// long when a text without progress is reported. Progress is then reported before the surge times
+// out.
 func TestReportWithoutProgressDoesNotDelayProgress(t *testing.T) {
 	s := twoLeaving(297 * time.Second)
 	s.memory.saidAt, s.memory.delivered = start.Add(290*time.Second), start.Add(295*time.Second)
