@@ -53,13 +53,13 @@ func TestDataSurvivesARestart(t *testing.T) {
 // TestWritesDoNotStayInMemory writes far more than the heap may keep, and starts etcd again.
 func TestWritesDoNotStayInMemory(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}
-	value := strings.Repeat("x", 128<<10)
+	value := strings.Repeat("x", 32<<10)
 	before := heapSize()
 	grown := func(what string) {
 		t.Helper()
 		got := (int64(heapSize()) - int64(before)) >> 20
 		t.Logf("%s: %d MiB", what, got)
-		is.True(t, got < 64, "%s, the heap has %d MiB more, want less than 64", what, got)
+		is.True(t, got < 24, "%s, the heap has %d MiB more, want less than 24", what, got)
 	}
 	for run := range 2 {
 		s := must.Get(Start(t.Context(), options))(t)
@@ -68,7 +68,7 @@ func TestWritesDoNotStayInMemory(t *testing.T) {
 		for i := range 1200 {
 			must.Get(client.Put(t.Context(), fmt.Sprintf("/registry/%d", i%10), value))(t)
 		}
-		grown(fmt.Sprintf("after 1200 writes of 128 KiB in run %d", run))
+		grown(fmt.Sprintf("after 1200 writes of 32 KiB in run %d", run))
 		s.Stop()
 	}
 }
