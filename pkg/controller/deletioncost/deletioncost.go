@@ -72,7 +72,7 @@ func IsLowered(pod *corev1.Pod) bool {
 }
 
 // IsLowest reports whether no other pod of a ReplicaSet is deleted before this one because of its
-// cost, whoever set the cost.
+// cost, also if another client set the cost.
 func IsLowest(pod *corev1.Pod) bool {
 	cost, ok := parse(cmp.Or(pod.Annotations[corev1.PodDeletionCost], "0"))
 	return ok && cost <= Lowest

@@ -36,18 +36,18 @@ func TestAskFirst(t *testing.T) {
 		want      Consent
 		pastWants Consent
 	}{
-		"agreed":                      {nil, ConsentGiven, ConsentGiven},
-		"the pod is gone":             {apierrors.NewNotFound(podResource, "web-1"), ConsentGiven, ConsentGiven},
-		"the budget is closed":        {budgetClosed(), ConsentLater, ConsentGiven},
-		"the status is stale":         {budgetStale(), ConsentLater, ConsentGiven},
-		"several budgets":             {severalBudgetsError(), ConsentDenied, ConsentGiven},
-		"a negative budget":           {tooManyDisrupted(), ConsentDenied, ConsentGiven},
-		"a webhook refuses":           {deniedBy("w.example.com", 403, "no"), ConsentDenied, ConsentDenied},
-		"a webhook answers like APF":  {deniedFor("w.example.com", 429, 5, "no"), ConsentDenied, ConsentDenied},
-		"kube-apiserver is busy":      {overloaded(1), ConsentLater, ConsentLater},
-		"there is no answer":          {errors.New("connection refused"), ConsentLater, ConsentLater},
-		"the server has no right":     {apierrors.NewForbidden(podResource, "web-1", errors.New("no")), ConsentDenied, ConsentDenied},
-		"an answer that nobody knows": {apierrors.NewBadRequest("no"), ConsentDenied, ConsentDenied},
+		"agreed":                     {nil, ConsentGiven, ConsentGiven},
+		"the pod is gone":            {apierrors.NewNotFound(podResource, "web-1"), ConsentGiven, ConsentGiven},
+		"the budget is closed":       {budgetClosed(), ConsentLater, ConsentGiven},
+		"the status is stale":        {budgetStale(), ConsentLater, ConsentGiven},
+		"several budgets":            {severalBudgetsError(), ConsentDenied, ConsentGiven},
+		"a negative budget":          {tooManyDisrupted(), ConsentDenied, ConsentGiven},
+		"a webhook refuses":          {deniedBy("w.example.com", 403, "no"), ConsentDenied, ConsentDenied},
+		"a webhook answers like APF": {deniedFor("w.example.com", 429, 5, "no"), ConsentDenied, ConsentDenied},
+		"kube-apiserver is busy":     {overloaded(1), ConsentLater, ConsentLater},
+		"there is no answer":         {errors.New("connection refused"), ConsentLater, ConsentLater},
+		"the server has no right":    {apierrors.NewForbidden(podResource, "web-1", errors.New("no")), ConsentDenied, ConsentDenied},
+		"an answer of another kind":  {apierrors.NewBadRequest("no"), ConsentDenied, ConsentDenied},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web-1", UID: "u"}}

@@ -159,7 +159,7 @@ func TestEndOfATripAtWork(t *testing.T) {
 			end(f)
 			isRecorded := func() bool { return f.nm("m").Status.ObservedGeneration == f.nm("m").Generation }
 			synctest.Wait()
-			is.True(t, !isRecorded(), "the end was recorded at once: %v", f.nm("m").Status)
+			is.True(t, !isRecorded(), "the end was recorded immediately: %v", f.nm("m").Status)
 			ended := f.clock.Now()
 			f.ticking("the end is recorded", isRecorded)
 			is.True(t, f.clock.Since(ended) < 2*time.Second, "it took %s", f.clock.Since(ended))

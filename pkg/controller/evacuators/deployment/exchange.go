@@ -232,7 +232,7 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 		return nil, true
 	}
 	if len(s.unreadyOthers(chosen)) > len(hopeless) || s.otherLowest(chosen) {
-		// The scale-down would delete these other pods, and nobody has agreed that they may leave.
+		// The scale-down would delete these other pods, for which the API server was not asked.
 		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
 	}
 	d.remove(s, chosen, hopelessNumber)
