@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	appsinformers "k8s.io/client-go/informers/apps/v1"
 	autoscalinginformers "k8s.io/client-go/informers/autoscaling/v2"
@@ -18,6 +19,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenanceinformers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
@@ -95,6 +98,17 @@ func NewCluster(clients Clients, resync time.Duration) (*Cluster, error) {
 func (c *Cluster) Start(ctx context.Context) {
 	c.host.StartWithContext(ctx)
 	c.own.StartWithContext(ctx)
+}
+
+// EvacuationOf returns the Evacuation of a pod from the cache, or nil. Callers must not change it.
+func (c *Cluster) EvacuationOf(pod *corev1.Pod) *v1alpha1.Evacuation {
+	// For a pod without an Evacuation the lister would create an error, which costs more than the
+	// lookup.
+	object, _, err := c.Evacuations.Informer().GetStore().GetByKey(pod.Namespace + "/" + protocol.CanonicalName(pod.Name, pod.UID))
+	if e, ok := object.(*v1alpha1.Evacuation); ok && err == nil && e.Spec.PodRef.UID == pod.UID {
+		return e
+	}
+	return nil
 }
 
 // WaitForSync waits until the caches of the host cluster have all objects. It returns false if the

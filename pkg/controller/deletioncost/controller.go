@@ -21,7 +21,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
-	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
@@ -72,13 +71,12 @@ type Config struct {
 // lost at any time.
 type Controller struct {
 	*host.Cluster
-	clock       clock.WithTicker
-	pods        corelisters.PodLister
-	evacuations maintenancelisters.EvacuationLister
-	isSurplus   func(*corev1.Pod) bool
-	isSurging   func(*corev1.Pod) bool
-	neverLower  bool
-	synced      []cache.InformerSynced
+	clock      clock.WithTicker
+	pods       corelisters.PodLister
+	isSurplus  func(*corev1.Pod) bool
+	isSurging  func(*corev1.Pod) bool
+	neverLower bool
+	synced     []cache.InformerSynced
 	// queue has the pods that changed. lowering has the pods whose cost is to be lowered. It has a
 	// worker of its own, so that costs of other pods are still restored if one write hangs.
 	queue, lowering *loop.Queue[types.NamespacedName]
@@ -107,7 +105,7 @@ func New(config Config) (*Controller, error) {
 	}
 	c := &Controller{
 		Cluster: config.Cluster, clock: config.Clock,
-		pods: config.Cluster.Pods.Lister(), evacuations: config.Cluster.Evacuations.Lister(),
+		pods:      config.Cluster.Pods.Lister(),
 		isSurplus: config.IsSurplus, isSurging: config.IsSurging, neverLower: config.NeverLower,
 	}
 	queue := func(name string) *loop.Queue[types.NamespacedName] {
@@ -145,7 +143,7 @@ func (c *Controller) podChanged(_, pod *corev1.Pod) {
 		// The Evacuation of the pod is deleted next, and that deletion enqueues the pod.
 		return
 	}
-	if _, err := c.evacuationOf(pod); err == nil || IsLowered(pod) {
+	if c.EvacuationOf(pod) != nil || IsLowered(pod) {
 		c.queue.Add(types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name})
 	}
 }
@@ -157,14 +155,10 @@ func (c *Controller) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 	c.queue.Add(types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Spec.PodRef.Name})
 }
 
-func (c *Controller) evacuationOf(pod *corev1.Pod) (*v1alpha1.Evacuation, error) {
-	return c.evacuations.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID))
-}
-
-// asks reports whether an Evacuation still requires its pod to leave. A paused one does not: a
-// scale-down by another client should not choose the pod before the resume.
+// asks reports whether there is an Evacuation that still requires its pod to leave. A paused one
+// does not: a scale-down by another client should not choose the pod before the resume.
 func asks(evacuation *v1alpha1.Evacuation) bool {
-	return !protocol.IsComplete(evacuation) && !protocol.IsPaused(evacuation) &&
+	return evacuation != nil && !protocol.IsComplete(evacuation) && !protocol.IsPaused(evacuation) &&
 		(!protocol.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid)
 }
 
@@ -190,16 +184,12 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	if err != nil {
 		return err
 	}
-	evacuation, err := c.evacuationOf(pod)
-	if err == nil && asks(evacuation) {
+	if asks(c.EvacuationOf(pod)) {
 		c.reportBadCost(key, pod)
 		if IsOfReplicaSet(pod) && !c.neverLower && !Keeps(pod) {
 			c.lowering.Add(key)
 		}
 		return nil
-	}
-	if loop.IgnoreNotFound(err) != nil {
-		return err
 	}
 	c.turns.Forget(key)
 	if !IsLowered(pod) {
@@ -210,7 +200,7 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 		return nil
 	}
 	// Pods and Evacuations come from two API servers, and the cache of pods may be newer.
-	evacuation, err = c.Maintenance.MaintenanceV1alpha1().Evacuations(key.Namespace).Get(ctx, protocol.CanonicalName(pod.Name, pod.UID), metav1.GetOptions{})
+	evacuation, err := c.Maintenance.MaintenanceV1alpha1().Evacuations(key.Namespace).Get(ctx, protocol.CanonicalName(pod.Name, pod.UID), metav1.GetOptions{})
 	if loop.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read the Evacuation of pod %s: %w", key, err)
 	}
@@ -240,9 +230,9 @@ func (c *Controller) lower(ctx context.Context, key types.NamespacedName) error 
 	if err != nil || pod.DeletionTimestamp != nil {
 		return loop.IgnoreNotFound(err)
 	}
-	evacuation, err := c.evacuationOf(pod)
-	if err != nil || !asks(evacuation) {
-		return loop.IgnoreNotFound(err)
+	evacuation := c.EvacuationOf(pod)
+	if !asks(evacuation) {
+		return nil
 	}
 	since := waitsSince(&evacuation.Status)
 	if since.IsZero() {

@@ -79,6 +79,7 @@ type Config struct {
 
 // Controller reconciles NodeMaintenances.
 type Controller struct {
+	cluster     *host.Cluster
 	host        kubernetes.Interface
 	maintenance versioned.Interface
 	recorder    events.EventRecorder
@@ -126,6 +127,7 @@ func New(config Config) (*Controller, error) {
 	}
 	nodes := config.Cluster.Nodes
 	c := &Controller{
+		cluster:           config.Cluster,
 		host:              config.Cluster.Client,
 		maintenance:       config.Cluster.Maintenance,
 		recorder:          config.Cluster.Recorder,

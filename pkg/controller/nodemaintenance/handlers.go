@@ -119,7 +119,7 @@ func (c *Controller) nodeReleased(node string) {
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
 	if old != nil && pod != nil && podcache.NodeOf(old) != podcache.NodeOf(pod) {
 		// The Evacuation was requested for the old node. Maybe no maintenance drains the new node.
-		if e := c.state.EvacuationOf(pod); e != nil {
+		if e := c.cluster.EvacuationOf(pod); e != nil {
 			c.withdrawals.enqueue(e)
 		}
 	}

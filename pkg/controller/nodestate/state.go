@@ -28,7 +28,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -101,7 +100,7 @@ type State struct {
 	evacuations       cache.Indexer
 	taskIndexer       cache.Indexer
 	volumeIndexer     cache.Indexer
-	host              kubernetes.Interface
+	cluster           *host.Cluster
 	podLister         corelisters.PodLister
 	evacuationLister  maintenancelisters.EvacuationLister
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
@@ -135,7 +134,7 @@ func New(config Config) (*State, error) {
 		evacuations:       evacuations.GetIndexer(),
 		taskIndexer:       tasks.GetIndexer(),
 		volumeIndexer:     volumes.GetIndexer(),
-		host:              config.Cluster.Client,
+		cluster:           config.Cluster,
 		podLister:         config.Cluster.Pods.Lister(),
 		evacuationLister:  config.Cluster.Evacuations.Lister(),
 		maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
@@ -285,17 +284,6 @@ func (s *State) DropView(node string) { s.views.drop(node) }
 // IsOurs reports whether an Evacuation has the finalizer of the instigator NodeMaintenance.
 func IsOurs(e *v1alpha1.Evacuation) bool {
 	return slices.Contains(e.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance)
-}
-
-// EvacuationOf returns the Evacuation of a pod, or nil.
-func (s *State) EvacuationOf(pod *corev1.Pod) *v1alpha1.Evacuation {
-	// For a pod without an Evacuation the lister would create an error, which costs more than the
-	// lookup.
-	object, _, err := s.evacuations.GetByKey(pod.Namespace + "/" + protocol.CanonicalName(pod.Name, pod.UID))
-	if e, ok := object.(*v1alpha1.Evacuation); ok && err == nil && e.Spec.PodRef.UID == pod.UID {
-		return e
-	}
-	return nil
 }
 
 // PodOf returns the pod of an Evacuation, nil if it is not in the cache.

@@ -164,7 +164,7 @@ func (s *State) LivePods(ctx context.Context, node *corev1.Node) ([]Pod, error) 
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.host.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node.Name})
+	list, err := s.cluster.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node.Name})
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of node %s: %w", node.Name, err)
 	}
@@ -192,7 +192,7 @@ func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
 			live.Grace = time.Duration(*seconds) * time.Second
 		}
 	}
-	if live.Evacuation = s.EvacuationOf(pod); live.Evacuation != nil {
+	if live.Evacuation = s.cluster.EvacuationOf(pod); live.Evacuation != nil {
 		live.Ours = IsOurs(live.Evacuation)
 	}
 	if live.Evacuation != nil && live.Kept == "" && plan.Type == v1alpha1.PodTypeDaemonSet {

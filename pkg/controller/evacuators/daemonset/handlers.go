@@ -85,7 +85,7 @@ func sameEntry(a, b v1alpha1.DrainPlanEntry) bool {
 
 // enqueueFor enqueues the Evacuation of a pod, if there is one.
 func (c *Controller) enqueueFor(pod *corev1.Pod) {
-	if evacuation, err := c.evacuationLister.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID)); err == nil {
+	if evacuation := c.EvacuationOf(pod); evacuation != nil {
 		c.evacuationChanged(evacuation)
 	}
 }

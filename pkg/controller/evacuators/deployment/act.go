@@ -82,8 +82,8 @@ func (c *Controller) isPausedSince(s situation) bool {
 // any more.
 func (c *Controller) isUnasked(removed []*pod) bool {
 	return slices.ContainsFunc(removed, func(p *pod) bool {
-		evacuation, err := c.evacuationOf(p.Pod)
-		return err != nil || evacuation == nil || !c.asks(evacuation)
+		evacuation := c.openEvacuationOf(p.Pod)
+		return evacuation == nil || !c.asks(evacuation)
 	})
 }
 

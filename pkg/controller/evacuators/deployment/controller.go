@@ -102,7 +102,6 @@ type Controller struct {
 	servingSince atomic.Pointer[time.Time]
 
 	evacuationLister  maintenancelisters.EvacuationLister
-	evacuations       cache.Store
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
@@ -143,8 +142,7 @@ func New(config Config) (*Controller, error) {
 		evictions: config.Evictions, asks: config.Asks, asking: make(chan struct{}, maxAsking), removals: removals{byDeployment: map[types.NamespacedName]removal{}},
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
 		evacuationLister: config.Cluster.Evacuations.Lister(), maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
-		evacuations: config.Cluster.Evacuations.Informer().GetStore(),
-		nodeLister:  config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
+		nodeLister: config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
 		latestDeployments: loop.NewLatest[*appsv1.Deployment](config.Cluster.Deployments.Informer().GetStore()),
 		latestAutoscalers: loop.NewLatest[*autoscalingv2.HorizontalPodAutoscaler](config.Cluster.Autoscalers.Informer().GetStore()),
 		queue: loop.NewQueue(loop.Config[item]{

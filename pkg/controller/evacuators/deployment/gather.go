@@ -141,11 +141,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 				ours = append(ours, p)
 				continue
 			}
-			evacuation, err := c.evacuationOf(p)
-			if err != nil {
-				return err
-			}
-			if evacuation != nil && isOurTurn(evacuation) {
+			if evacuation := c.openEvacuationOf(p); evacuation != nil && isOurTurn(evacuation) {
 				s.orphans = append(s.orphans, evacuation)
 			}
 		}
@@ -157,10 +153,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 	s.pods = make([]pod, 0, len(ours))
 	staysUp, drains, budgets := map[string]bool{}, map[string]drain{}, budgetsByLabels{}
 	for _, p := range ours {
-		evacuation, err := c.evacuationOf(p)
-		if err != nil {
-			return err
-		}
+		evacuation := c.openEvacuationOf(p)
 		isUp, known := staysUp[p.Spec.NodeName]
 		if !known {
 			isUp = c.staysUp(p.Spec.NodeName)
@@ -220,15 +213,12 @@ func (c *Controller) countOthers(s *situation) error {
 	return nil
 }
 
-// evacuationOf returns the Evacuation of a pod, unless it is complete or withdrawn.
-func (c *Controller) evacuationOf(p *corev1.Pod) (*v1alpha1.Evacuation, error) {
-	// For a pod without an Evacuation the lister would create an error, which costs more than the
-	// lookup.
-	object, _, err := c.evacuations.GetByKey(p.Namespace + "/" + protocol.CanonicalName(p.Name, p.UID))
-	if evacuation, ok := object.(*v1alpha1.Evacuation); ok && !protocol.IsWithdrawn(evacuation) && !protocol.IsComplete(evacuation) {
-		return evacuation, err
+// openEvacuationOf returns the Evacuation of a pod, unless it is complete or withdrawn.
+func (c *Controller) openEvacuationOf(p *corev1.Pod) *v1alpha1.Evacuation {
+	if evacuation := c.EvacuationOf(p); evacuation != nil && !protocol.IsWithdrawn(evacuation) && !protocol.IsComplete(evacuation) {
+		return evacuation
 	}
-	return nil, err
+	return nil
 }
 
 // budgetsByLabels caches the budgets of pods by the labels of the pods. Most pods of a Deployment

@@ -112,7 +112,7 @@ func (c *Controller) podChanged(p *corev1.Pod) {
 		return
 	}
 	// The Evacuation may have been synced before the pod was in the cache.
-	if evacuation, err := c.evacuationOf(p); err == nil && evacuation != nil && (isOurTurn(evacuation) || isDeclined(evacuation)) {
+	if evacuation := c.openEvacuationOf(p); evacuation != nil && (isOurTurn(evacuation) || isDeclined(evacuation)) {
 		c.queue.Add(item{isEvacuation: true, NamespacedName: types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}})
 	}
 }
