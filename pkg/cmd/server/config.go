@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	hostinformers "k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -175,6 +176,14 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		return nil, nil, err
 	}
 	hasNodes, nodeLister := nodes.Informer().HasSynced, nodes.Lister()
+	// Previews have no rate limiter: at most two run, with a few requests each at a time. With that
+	// of the process, their thousands of requests would delay the controllers.
+	unlimited := rest.CopyConfig(host.config)
+	unlimited.QPS, unlimited.RateLimiter = -1, nil
+	previews, err := kubernetes.NewForConfig(unlimited)
+	if err != nil {
+		return nil, nil, err
+	}
 	// caches has the caches of the controllers while this replica leads.
 	caches := &atomic.Pointer[read.Caches]{}
 	extra := &apiserver.ExtraConfig{
@@ -185,7 +194,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 			return nodeselector.Newest(all), hasNodes() && err == nil
 		},
 		Previewer: previewer.New(previewer.Config{
-			Host: host.client, Nodes: previewer.CachedNodes(nodes), Caches: caches.Load,
+			Host: previews, Nodes: previewer.CachedNodes(nodes), Caches: caches.Load,
 			Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
 			UnprotectedAllAtOnce: o.Controllers.Evictions.UnprotectedMaxUnavailable >= 100,
 			Rules:                o.NodeRights.Rules, Clock: clock.RealClock{},
