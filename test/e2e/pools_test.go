@@ -198,7 +198,7 @@ func TestOperatorOfNamedNodes(t *testing.T) {
 	framework.Until(t, "the node is cordoned", cluster.As(t).Nodes(), nodes[0], func(node *corev1.Node) bool { return node.Spec.Unschedulable })
 	advance(t, theirs, nm.Name, v1alpha1.NodeMaintenanceStageDrain)
 	framework.Until(t, "the node is drained", cluster.As(t).Maintenances(), nm.Name, func(nm *v1alpha1.NodeMaintenance) bool {
-		return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) && nm.Status.NodeStatuses[0].Pool == nil && len(nm.Status.Pools) == 0
+		return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained) && nm.Status.NodeStatuses[0].PoolIndex == nil && len(nm.Status.Pools) == 0
 	})
 	must.Do(t, theirs.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}))
 }

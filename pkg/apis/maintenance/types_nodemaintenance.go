@@ -161,9 +161,9 @@ type NodeMaintenanceNodeStatus struct {
 	PodsPeak              int32
 	PodsGonePeak          int32
 	Reason                NodeStatusReason
-	Pool                  *int32
 	PodsWaiting           *int32
 	Task                  *NodeMaintenanceNodeTask
+	PoolIndex             *int32
 }
 
 // NodeMaintenanceNodeTask is the state of the work on one node of a maintenance.

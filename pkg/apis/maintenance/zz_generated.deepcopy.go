@@ -258,11 +258,6 @@ func (in *NodeMaintenanceNodeStatus) DeepCopyInto(out *NodeMaintenanceNodeStatus
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
-	if in.Pool != nil {
-		in, out := &in.Pool, &out.Pool
-		*out = new(int32)
-		**out = **in
-	}
 	if in.PodsWaiting != nil {
 		in, out := &in.PodsWaiting, &out.PodsWaiting
 		*out = new(int32)
@@ -272,6 +267,11 @@ func (in *NodeMaintenanceNodeStatus) DeepCopyInto(out *NodeMaintenanceNodeStatus
 		in, out := &in.Task, &out.Task
 		*out = new(NodeMaintenanceNodeTask)
 		(*in).DeepCopyInto(*out)
+	}
+	if in.PoolIndex != nil {
+		in, out := &in.PoolIndex, &out.PoolIndex
+		*out = new(int32)
+		**out = **in
 	}
 	return
 }

@@ -350,7 +350,7 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
-		a.PodsGonePeak == b.PodsGonePeak && ptr.Equal(a.PodsWaiting, b.PodsWaiting) && ptr.Equal(a.Pool, b.Pool) && equality.Semantic.DeepEqual(a.Task, b.Task) &&
+		a.PodsGonePeak == b.PodsGonePeak && ptr.Equal(a.PodsWaiting, b.PodsWaiting) && ptr.Equal(a.PoolIndex, b.PoolIndex) && equality.Semantic.DeepEqual(a.Task, b.Task) &&
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 

@@ -123,7 +123,7 @@ func (d *decision) decideRelease(f *facts) {
 		entry := &d.status.NodeStatuses[i]
 		name := entry.NodeRef.Name
 		before := &nm.Status.NodeStatuses[i]
-		*entry = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, Pool: entry.Pool, Task: f.taskEntry(name, before.Task, f.lost.Has(name))}
+		*entry = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, PoolIndex: entry.PoolIndex, Task: f.taskEntry(name, before.Task, f.lost.Has(name))}
 		if !f.held.Has(name) {
 			if marks.IsUntaken(nil, nm, before) {
 				entry.Reason = before.Reason

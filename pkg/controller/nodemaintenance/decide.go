@@ -174,7 +174,7 @@ func (d *decision) storePools() {
 	}
 	for i := range d.status.NodeStatuses {
 		node := &d.status.NodeStatuses[i]
-		node.Pool = indexes[d.pools[node.NodeRef]]
+		node.PoolIndex = indexes[d.pools[node.NodeRef]]
 	}
 }
 

@@ -208,8 +208,8 @@ func TestPoolsInTheStatus(t *testing.T) {
 		is.Equal(t, strings.Join(d.status.Pools, " "), step.want, step.name)
 		got := map[string]int32{}
 		for _, node := range d.status.NodeStatuses {
-			if node.Pool != nil {
-				got[node.NodeRef.Name] = *node.Pool
+			if node.PoolIndex != nil {
+				got[node.NodeRef.Name] = *node.PoolIndex
 			}
 		}
 		is.True(t, maps.Equal(got, step.nodes), "%s: got the indexes %v, want %v", step.name, got, step.nodes)

@@ -165,7 +165,7 @@ func Holds(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
 // has nothing to undo on the node: neither the status nor the annotations record that it took the
 // node. The node is nil if the cluster does not have it.
 func IsUntaken(node *corev1.Node, nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) bool {
-	if entry.Pool != nil || len(entry.DrainTargets) > 0 ||
+	if entry.PoolIndex != nil || len(entry.DrainTargets) > 0 ||
 		entry.Reason != v1alpha1.NodeStatusNotAuthorized && entry.Reason != v1alpha1.NodeStatusGone {
 		return false
 	}

@@ -77,7 +77,7 @@ func TestIsUntaken(t *testing.T) {
 	entry := func(reason v1alpha1.NodeStatusReason, modifiers ...func(*v1alpha1.NodeMaintenanceNodeStatus)) *v1alpha1.NodeMaintenanceNodeStatus {
 		return build.With(&v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: "one", UID: "uid-one"}, Reason: reason}, modifiers...)
 	}
-	ofPool := func(e *v1alpha1.NodeMaintenanceNodeStatus) { e.Pool = ptr.To[int32](0) }
+	ofPool := func(e *v1alpha1.NodeMaintenanceNodeStatus) { e.PoolIndex = ptr.To[int32](0) }
 	withTarget := func(e *v1alpha1.NodeMaintenanceNodeStatus) { e.DrainTargets = make([]v1alpha1.DrainPlanEntry, 1) }
 	const refused, gone = v1alpha1.NodeStatusNotAuthorized, v1alpha1.NodeStatusGone
 	bare := annotated(false, "", "")

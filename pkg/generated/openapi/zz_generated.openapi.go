@@ -922,13 +922,6 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 							Enum:        []interface{}{"FastForwarded", "NodeGone", "NodeTaskInProgress", "NotAuthorized", "NotCordoned", "NotReleased", "Releasing", "TooManyMaintenances"},
 						},
 					},
-					"pool": {
-						SchemaProps: spec.SchemaProps{
-							Description: "pool is the index in status.pools of the value of the node's pool label (--pool-label of the server) when the maintenance took the node, starting at 0. It is set if the right of the requester to maintain the node came from this pool. The right to this pool is sufficient to release the node, even if the node has another pool now.",
-							Type:        []string{"integer"},
-							Format:      "int32",
-						},
-					},
 					"podsWaiting": {
 						SchemaProps: spec.SchemaProps{
 							Description: "podsWaiting is the number of pods on the node that the plan lets complete (WaitCompleted). podsPendingEvacuation counts them too. Unset if there are none.",
@@ -940,6 +933,13 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 						SchemaProps: spec.SchemaProps{
 							Description: "task is the state of the work on the node, with spec.task. It stays after stage Complete.",
 							Ref:         ref(v1alpha1.NodeMaintenanceNodeTask{}.OpenAPIModelName()),
+						},
+					},
+					"poolIndex": {
+						SchemaProps: spec.SchemaProps{
+							Description: "poolIndex is the index in status.pools of the value of the node's pool label (--pool-label of the server) when the maintenance took the node, starting at 0. It is set if the right of the requester to maintain the node came from this pool. The right to this pool is sufficient to release the node, even if the node has another pool now.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 				},
@@ -1787,7 +1787,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "pools are the pools through which the maintenance has taken its nodes, sorted by name, each of them once: nodeStatuses[].pool refers to them by index. At most 63 bytes each.",
+							Description: "pools are the pools through which the maintenance has taken its nodes, sorted by name, each of them once: nodeStatuses[].poolIndex refers to them. At most 63 bytes each.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -36,7 +36,7 @@ func takenBy(pool string, nodes ...string) func(*maintenance.NodeMaintenance) {
 		}
 		for _, name := range nodes {
 			nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenance.NodeMaintenanceNodeStatus{
-				NodeRef: maintenance.NodeReference{Name: name}, Pool: ptr.To(int32(index)),
+				NodeRef: maintenance.NodeReference{Name: name}, PoolIndex: ptr.To(int32(index)),
 			})
 		}
 	}
@@ -46,7 +46,7 @@ func takenBy(pool string, nodes ...string) func(*maintenance.NodeMaintenance) {
 func refers(index int32) func(*maintenance.NodeMaintenance) {
 	return func(nm *maintenance.NodeMaintenance) {
 		for i := range nm.Status.NodeStatuses {
-			nm.Status.NodeStatuses[i].Pool = &index
+			nm.Status.NodeStatuses[i].PoolIndex = &index
 		}
 	}
 }

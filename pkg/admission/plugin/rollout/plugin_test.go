@@ -249,7 +249,7 @@ func TestPoolOfAUnit(t *testing.T) {
 		"it has left the pool":             {nil, roll(blue, unitOf("red-1", "u")), nil, ""},
 		"it has left the pool, and stays":  {roll(all, unitOf("red-1", "u"), maxFailed), roll(all, unitOf("red-1", "u")), nil, "may not maintain 1 of the nodes"},
 		"it is a new node of the name":     {nil, roll(blue, unitOf("red-1", "earlier")), nil, "may not maintain 1 of the nodes"},
-		"it was not taken through a pool":  {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].Pool = nil }, "may not maintain 1 of the nodes"},
+		"it was not taken through a pool":  {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].PoolIndex = nil }, "may not maintain 1 of the nodes"},
 		"another user has the maintenance": {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.OwnerReferences = nil }, "may not maintain 1 of the nodes"},
 		"another user has set the owner":   {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.Labels = nil }, "may not maintain 1 of the nodes"},
 		"its maintenance does not exist":   {nil, roll(blue, unitOf("gone-1", "u")), func(nm *v1alpha1.NodeMaintenance) { nm.Name = "other" }, "may not maintain 1 of the nodes"},
@@ -265,7 +265,7 @@ func TestPoolOfAUnit(t *testing.T) {
 				OwnerReferences: build.Owner("maintenance.haulout.dev/v1alpha1", "NodeMaintenanceRollout", "a", "uid-a"),
 			}}
 			nm.Status.Pools = []string{"blue"}
-			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: ref.Name, UID: ref.UID}, Pool: ptr.To(int32(0))}}
+			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: ref.Name, UID: ref.UID}, PoolIndex: ptr.To(int32(0))}}
 			if test.change != nil {
 				test.change(nm)
 			}

@@ -109,7 +109,7 @@ func PoolsBytes(pools []string, nodes int) int {
 		return 0
 	}
 	last := int32(len(pools) - 1)
-	perNode := (&v1alpha1.NodeMaintenanceNodeStatus{Pool: &last}).Size() - emptyNodeBytes
+	perNode := (&v1alpha1.NodeMaintenanceNodeStatus{PoolIndex: &last}).Size() - emptyNodeBytes
 	return (&v1alpha1.NodeMaintenanceStatus{Pools: pools}).Size() - emptyStatusBytes + perNode*nodes
 }
 

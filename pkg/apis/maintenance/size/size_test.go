@@ -145,7 +145,7 @@ func TestPoolsBytes(t *testing.T) {
 		for i := range nodes {
 			node := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: "node"}}
 			if len(pools) > 0 {
-				node.Pool = ptr.To(int32(len(pools) - 1 - i%2*min(1, len(pools)-1)))
+				node.PoolIndex = ptr.To(int32(len(pools) - 1 - i%2*min(1, len(pools)-1)))
 			}
 			status.NodeStatuses = append(status.NodeStatuses, node)
 		}
@@ -213,7 +213,7 @@ func TestStatusBytes(t *testing.T) {
 			n := v1alpha1.NodeMaintenanceNodeStatus{
 				NodeRef:               v1alpha1.NodeReference{Name: fmt.Sprintf("%063d", i), UID: types.UID(fmt.Sprintf("%036d", i))},
 				PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsKept: 20, PodsPeak: 500, PodsGonePeak: 450,
-				Reason: v1alpha1.NodeStatusNodeTaskInProgress, Pool: ptr.To(int32(i % 100)),
+				Reason: v1alpha1.NodeStatusNodeTaskInProgress, PoolIndex: ptr.To(int32(i % 100)),
 			}
 			for _, e := range reached {
 				n.DrainTargets = append(n.DrainTargets, e)

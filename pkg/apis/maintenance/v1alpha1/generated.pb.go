@@ -585,6 +585,11 @@ func (m *NodeMaintenanceNodeStatus) MarshalToSizedBuffer(dAtA []byte) (int, erro
 	_ = i
 	var l int
 	_ = l
+	if m.PoolIndex != nil {
+		i = encodeVarintGenerated(dAtA, i, uint64(*m.PoolIndex))
+		i--
+		dAtA[i] = 0x70
+	}
 	if m.Task != nil {
 		{
 			size, err := m.Task.MarshalToSizedBuffer(dAtA[:i])
@@ -601,11 +606,6 @@ func (m *NodeMaintenanceNodeStatus) MarshalToSizedBuffer(dAtA []byte) (int, erro
 		i = encodeVarintGenerated(dAtA, i, uint64(*m.PodsWaiting))
 		i--
 		dAtA[i] = 0x60
-	}
-	if m.Pool != nil {
-		i = encodeVarintGenerated(dAtA, i, uint64(*m.Pool))
-		i--
-		dAtA[i] = 0x58
 	}
 	i -= len(m.Reason)
 	copy(dAtA[i:], m.Reason)
@@ -3198,15 +3198,15 @@ func (m *NodeMaintenanceNodeStatus) Size() (n int) {
 	n += 1 + sovGenerated(uint64(m.PodsGonePeak))
 	l = len(m.Reason)
 	n += 1 + l + sovGenerated(uint64(l))
-	if m.Pool != nil {
-		n += 1 + sovGenerated(uint64(*m.Pool))
-	}
 	if m.PodsWaiting != nil {
 		n += 1 + sovGenerated(uint64(*m.PodsWaiting))
 	}
 	if m.Task != nil {
 		l = m.Task.Size()
 		n += 1 + l + sovGenerated(uint64(l))
+	}
+	if m.PoolIndex != nil {
+		n += 1 + sovGenerated(uint64(*m.PoolIndex))
 	}
 	return n
 }
@@ -4235,9 +4235,9 @@ func (this *NodeMaintenanceNodeStatus) String() string {
 		`PodsPeak:` + fmt.Sprintf("%v", this.PodsPeak) + `,`,
 		`PodsGonePeak:` + fmt.Sprintf("%v", this.PodsGonePeak) + `,`,
 		`Reason:` + fmt.Sprintf("%v", this.Reason) + `,`,
-		`Pool:` + valueToStringGenerated(this.Pool) + `,`,
 		`PodsWaiting:` + valueToStringGenerated(this.PodsWaiting) + `,`,
 		`Task:` + strings.Replace(this.Task.String(), "NodeMaintenanceNodeTask", "NodeMaintenanceNodeTask", 1) + `,`,
+		`PoolIndex:` + valueToStringGenerated(this.PoolIndex) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -6567,26 +6567,6 @@ func (m *NodeMaintenanceNodeStatus) Unmarshal(dAtA []byte) error {
 			}
 			m.Reason = NodeStatusReason(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
-		case 11:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Pool", wireType)
-			}
-			var v int32
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return ErrIntOverflowGenerated
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				v |= int32(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			m.Pool = &v
 		case 12:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field PodsWaiting", wireType)
@@ -6643,6 +6623,26 @@ func (m *NodeMaintenanceNodeStatus) Unmarshal(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 14:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PoolIndex", wireType)
+			}
+			var v int32
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.PoolIndex = &v
 		default:
 			iNdEx = preIndex
 			skippy, err := skipGenerated(dAtA[iNdEx:])

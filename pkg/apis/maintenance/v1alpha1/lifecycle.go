@@ -102,10 +102,10 @@ func NodeStatusOf(nm *NodeMaintenance, node NodeReference) *NodeMaintenanceNodeS
 // is none. An index that is not in status.pools counts as none: the right to the node is then
 // needed by name.
 func PoolOf(nm *NodeMaintenance, node *NodeMaintenanceNodeStatus) string {
-	if node == nil || node.Pool == nil || *node.Pool < 0 || int(*node.Pool) >= len(nm.Status.Pools) {
+	if node == nil || node.PoolIndex == nil || *node.PoolIndex < 0 || int(*node.PoolIndex) >= len(nm.Status.Pools) {
 		return ""
 	}
-	return nm.Status.Pools[*node.Pool]
+	return nm.Status.Pools[*node.PoolIndex]
 }
 
 // CompareAge orders maintenances by their creation, then by name: the oldest first.

@@ -18,11 +18,11 @@ func TestPoolOf(t *testing.T) {
 		node  *v1alpha1.NodeMaintenanceNodeStatus
 		want  string
 	}{
-		"the first pool":                {[]string{"blue", "red"}, &v1alpha1.NodeMaintenanceNodeStatus{Pool: ptr.To[int32](0)}, "blue"},
-		"the last pool":                 {[]string{"blue", "red"}, &v1alpha1.NodeMaintenanceNodeStatus{Pool: ptr.To[int32](1)}, "red"},
-		"an index behind the last pool": {[]string{"blue", "red"}, &v1alpha1.NodeMaintenanceNodeStatus{Pool: ptr.To[int32](2)}, ""},
-		"a negative index":              {[]string{"blue"}, &v1alpha1.NodeMaintenanceNodeStatus{Pool: ptr.To[int32](-1)}, ""},
-		"no pools":                      {nil, &v1alpha1.NodeMaintenanceNodeStatus{Pool: ptr.To[int32](0)}, ""},
+		"the first pool":                {[]string{"blue", "red"}, &v1alpha1.NodeMaintenanceNodeStatus{PoolIndex: ptr.To[int32](0)}, "blue"},
+		"the last pool":                 {[]string{"blue", "red"}, &v1alpha1.NodeMaintenanceNodeStatus{PoolIndex: ptr.To[int32](1)}, "red"},
+		"an index behind the last pool": {[]string{"blue", "red"}, &v1alpha1.NodeMaintenanceNodeStatus{PoolIndex: ptr.To[int32](2)}, ""},
+		"a negative index":              {[]string{"blue"}, &v1alpha1.NodeMaintenanceNodeStatus{PoolIndex: ptr.To[int32](-1)}, ""},
+		"no pools":                      {nil, &v1alpha1.NodeMaintenanceNodeStatus{PoolIndex: ptr.To[int32](0)}, ""},
 		"a node without a pool":         {[]string{"blue"}, &v1alpha1.NodeMaintenanceNodeStatus{}, ""},
 		"a node that is not listed":     {[]string{"blue"}, nil, ""},
 	} {

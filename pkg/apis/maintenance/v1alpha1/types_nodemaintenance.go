@@ -386,7 +386,7 @@ type NodeMaintenanceStatus struct {
 	Pause *NodeMaintenancePause `json:"pause,omitempty" protobuf:"bytes,10,opt,name=pause"`
 
 	// pools are the pools through which the maintenance has taken its nodes, sorted by name, each
-	// of them once: nodeStatuses[].pool refers to them by index. At most 63 bytes each.
+	// of them once: nodeStatuses[].poolIndex refers to them. At most 63 bytes each.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional
@@ -543,14 +543,9 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:optional
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`
 
-	// pool is the index in status.pools of the value of the node's pool label (--pool-label of the
-	// server) when the maintenance took the node, starting at 0. It is set if the right of the
-	// requester to maintain the node came from this pool. The right to this pool is sufficient to
-	// release the node, even if the node has another pool now.
-	// +optional
-	// +k8s:optional
-	// +k8s:minimum=0
-	Pool *int32 `json:"pool,omitempty" protobuf:"varint,11,opt,name=pool"`
+	// Field 11 and the name pool cannot be used again: earlier servers store a string in them, later
+	// ones an int32.
+	// Pool string `json:"pool,omitempty" protobuf:"bytes,11,opt,name=pool"`
 
 	// podsWaiting is the number of pods on the node that the plan lets complete (WaitCompleted).
 	// podsPendingEvacuation counts them too. Unset if there are none.
@@ -563,6 +558,15 @@ type NodeMaintenanceNodeStatus struct {
 	// +optional
 	// +k8s:optional
 	Task *NodeMaintenanceNodeTask `json:"task,omitempty" protobuf:"bytes,13,opt,name=task"`
+
+	// poolIndex is the index in status.pools of the value of the node's pool label (--pool-label of
+	// the server) when the maintenance took the node, starting at 0. It is set if the right of the
+	// requester to maintain the node came from this pool. The right to this pool is sufficient to
+	// release the node, even if the node has another pool now.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	PoolIndex *int32 `json:"poolIndex,omitempty" protobuf:"varint,14,opt,name=poolIndex"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

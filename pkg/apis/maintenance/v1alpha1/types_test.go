@@ -4,6 +4,7 @@
 package v1alpha1_test
 
 import (
+	"encoding/json"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/apitesting/fuzzer"
@@ -15,6 +16,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // TestCompatibility decodes the objects that earlier versions stored, in testdata, and compares
@@ -31,6 +34,26 @@ func TestCompatibility(t *testing.T) {
 		})
 	}
 	options.Complete(t).Run(t)
+}
+
+// TestPoolOfEarlierServers decodes field 11 of the status of a node, which earlier servers stored
+// as a string, and later ones as an int32.
+func TestPoolOfEarlierServers(t *testing.T) {
+	const number, text = 11 << 3, 11<<3 | 2
+	for _, test := range []struct {
+		stored []byte
+		json   string
+	}{
+		{stored: []byte{text, 4, 'b', 'l', 'u', 'e'}, json: `{"pool":"blue"}`},
+		{stored: []byte{number, 1}, json: `{"pool":1}`},
+	} {
+		var fromProtobuf, fromJSON v1alpha1.NodeMaintenanceNodeStatus
+		must.Do(t, fromProtobuf.Unmarshal(test.stored))
+		must.Do(t, json.Unmarshal([]byte(test.json), &fromJSON))
+		for _, got := range []v1alpha1.NodeMaintenanceNodeStatus{fromProtobuf, fromJSON} {
+			is.True(t, got.PoolIndex == nil, "%s: got pool %v, want none", test.json, got.PoolIndex)
+		}
+	}
 }
 
 func TestRoundTrip(t *testing.T) {

@@ -1152,37 +1152,6 @@ func Validate_NodeMaintenanceNodeStatus(
 		errs = append(errs, fn(fldPath.Child("reason"), &obj.Reason, oldVal, oldObj != nil)...)
 	}
 
-	{ // field NodeMaintenanceNodeStatus.Pool
-		fn := func(
-			fldPath *field.Path,
-			obj, oldObj *int32,
-			oldValueCorrelated bool) (errs field.ErrorList) {
-			// don't revalidate unchanged data
-			if oldValueCorrelated && op.Type == operation.Update {
-				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
-					return nil
-				}
-			}
-			// call field-attached validations
-			earlyReturn := false
-			if e := validate.OptionalPointer(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
-				earlyReturn = true
-			}
-			if earlyReturn {
-				return // do not proceed
-			}
-			if e := validate.Minimum(ctx, op, fldPath, obj, oldObj, 0); len(e) != 0 {
-				errs = append(errs, e...)
-			}
-			return
-		}
-		oldVal := safe.Field(oldObj,
-			func(oldObj *NodeMaintenanceNodeStatus) *int32 {
-				return oldObj.Pool
-			})
-		errs = append(errs, fn(fldPath.Child("pool"), obj.Pool, oldVal, oldObj != nil)...)
-	}
-
 	{ // field NodeMaintenanceNodeStatus.PodsWaiting
 		fn := func(
 			fldPath *field.Path,
@@ -1242,6 +1211,37 @@ func Validate_NodeMaintenanceNodeStatus(
 				return oldObj.Task
 			})
 		errs = append(errs, fn(fldPath.Child("task"), obj.Task, oldVal, oldObj != nil)...)
+	}
+
+	{ // field NodeMaintenanceNodeStatus.PoolIndex
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *int32,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalPointer(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.Minimum(ctx, op, fldPath, obj, oldObj, 0); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceNodeStatus) *int32 {
+				return oldObj.PoolIndex
+			})
+		errs = append(errs, fn(fldPath.Child("poolIndex"), obj.PoolIndex, oldVal, oldObj != nil)...)
 	}
 
 	return errs

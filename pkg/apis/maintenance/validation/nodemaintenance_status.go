@@ -77,8 +77,8 @@ func validatePools(status *maintenance.NodeMaintenanceStatus, path *field.Path) 
 		}
 	}
 	for i := range status.NodeStatuses {
-		if pool := status.NodeStatuses[i].Pool; pool != nil && (*pool < 0 || int(*pool) >= len(status.Pools)) {
-			errs = append(errs, field.Invalid(path.Child("nodeStatuses").Index(i).Child("pool"), *pool,
+		if pool := status.NodeStatuses[i].PoolIndex; pool != nil && (*pool < 0 || int(*pool) >= len(status.Pools)) {
+			errs = append(errs, field.Invalid(path.Child("nodeStatuses").Index(i).Child("poolIndex"), *pool,
 				fmt.Sprintf("must be the index of one of the %d pools of status.pools", len(status.Pools))))
 		}
 	}

@@ -201,7 +201,7 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: podsWaiting
       type:
         scalar: numeric
-    - name: pool
+    - name: poolIndex
       type:
         scalar: numeric
     - name: reason

@@ -51,16 +51,16 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// TooManyMaintenances, NotCordoned, FastForwarded, NodeTaskInProgress, Releasing, NotReleased
 	// or NodeGone.
 	Reason *maintenancev1alpha1.NodeStatusReason `json:"reason,omitempty"`
-	// pool is the index in status.pools of the value of the node's pool label (--pool-label of the
-	// server) when the maintenance took the node, starting at 0. It is set if the right of the
-	// requester to maintain the node came from this pool. The right to this pool is sufficient to
-	// release the node, even if the node has another pool now.
-	Pool *int32 `json:"pool,omitempty"`
 	// podsWaiting is the number of pods on the node that the plan lets complete (WaitCompleted).
 	// podsPendingEvacuation counts them too. Unset if there are none.
 	PodsWaiting *int32 `json:"podsWaiting,omitempty"`
 	// task is the state of the work on the node, with spec.task. It stays after stage Complete.
 	Task *NodeMaintenanceNodeTaskApplyConfiguration `json:"task,omitempty"`
+	// poolIndex is the index in status.pools of the value of the node's pool label (--pool-label of
+	// the server) when the maintenance took the node, starting at 0. It is set if the right of the
+	// requester to maintain the node came from this pool. The right to this pool is sufficient to
+	// release the node, even if the node has another pool now.
+	PoolIndex *int32 `json:"poolIndex,omitempty"`
 }
 
 // NodeMaintenanceNodeStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceNodeStatus type for use with
@@ -154,14 +154,6 @@ func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithReason(value maintenan
 	return b
 }
 
-// WithPool sets the Pool field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Pool field is set to the value of the last call.
-func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPool(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
-	b.Pool = &value
-	return b
-}
-
 // WithPodsWaiting sets the PodsWaiting field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the PodsWaiting field is set to the value of the last call.
@@ -175,5 +167,13 @@ func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsWaiting(value int3
 // If called multiple times, the Task field is set to the value of the last call.
 func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithTask(value *NodeMaintenanceNodeTaskApplyConfiguration) *NodeMaintenanceNodeStatusApplyConfiguration {
 	b.Task = value
+	return b
+}
+
+// WithPoolIndex sets the PoolIndex field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PoolIndex field is set to the value of the last call.
+func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPoolIndex(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
+	b.PoolIndex = &value
 	return b
 }

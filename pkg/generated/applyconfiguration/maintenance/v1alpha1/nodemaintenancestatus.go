@@ -50,7 +50,7 @@ type NodeMaintenanceStatusApplyConfiguration struct {
 	// spec.paused, and removes it in the one that clears it.
 	Pause *NodeMaintenancePauseApplyConfiguration `json:"pause,omitempty"`
 	// pools are the pools through which the maintenance has taken its nodes, sorted by name, each
-	// of them once: nodeStatuses[].pool refers to them by index. At most 63 bytes each.
+	// of them once: nodeStatuses[].poolIndex refers to them. At most 63 bytes each.
 	Pools []string `json:"pools,omitempty"`
 }
 
