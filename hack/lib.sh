@@ -116,18 +116,19 @@ helm3() {
 	tool helm helm.sh/helm/v3/cmd/helm "$(pinned HELM_3_VERSION)"
 }
 
-# hand_written_go prints the hand-written Go files, each followed by a NUL.
+# hand_written_go prints the hand-written Go files, each followed by a NUL. A file that is removed,
+# but not yet in the index, is none; xargs then returns 123.
 hand_written_go() {
-	local file
-	while IFS= read -r -d '' file; do
-		[[ -f "${file}" ]] || continue # removed, but not yet in the index
-		grep -q -m1 '^// Code generated .* DO NOT EDIT\.$' "${file}" || printf '%s\0' "${file}"
-	done < <(git -C "${ROOT}" ls-files -z --cached --others --exclude-standard '*.go')
+	git -C "${ROOT}" ls-files -z --cached --others --exclude-standard '*.go' |
+		(cd "${ROOT}" && xargs -0 grep -LZs '^// Code generated .* DO NOT EDIT\.$' || [[ $? == 123 ]])
 }
 
 # has_boilerplate FILE checks whether a Go file begins with the licence header. gofmt moves a build
-# constraint before it.
+# constraint before it. It starts no program, since each file needs it.
 has_boilerplate() {
-	local header="${ROOT}/hack/boilerplate.go.txt"
-	cmp --silent --bytes="$(stat --format=%s "${header}")" "${header}" <(sed '1{/^\/\/go:build /{N;d}}' "$1")
+	local header lines
+	mapfile header <"${ROOT}/hack/boilerplate.go.txt"
+	mapfile -n $((${#header[@]} + 2)) lines <"$1"
+	[[ "${lines[0]:-}" != '//go:build '* ]] || lines=("${lines[@]:2}")
+	[[ "${lines[*]:0:${#header[@]}}" == "${header[*]}" ]]
 }
