@@ -5,7 +5,6 @@ package embeddedetcd
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -24,26 +23,22 @@ func TestWatchesEndWhileEventsArrive(t *testing.T) {
 	defer s.Stop()
 	client := must.Get(s.Client())(t)
 	defer client.Close()
-	writing, stop := context.WithCancel(t.Context())
-	var writers sync.WaitGroup
-	defer writers.Wait()
-	defer stop()
-	for i := range 8 {
-		writers.Go(func() {
-			for writing.Err() == nil {
-				_, err := client.Put(writing, fmt.Sprintf("/keys/%d", i), strings.Repeat("x", 1000))
-				if err != nil && writing.Err() == nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
 	for range 10 {
 		watching, end := context.WithCancel(t.Context())
 		watches := make([]clientv3.WatchChan, 100)
 		for i := range watches {
-			watches[i] = client.Watch(watching, "/keys/", clientv3.WithPrefix(), clientv3.WithPrevKV())
+			watches[i] = client.Watch(watching, "/keys/", clientv3.WithPrefix(), clientv3.WithPrevKV(), clientv3.WithCreatedNotify())
+			next(t, watches[i])
 		}
+		var writer sync.WaitGroup
+		writer.Go(func() {
+			// Without an end, a slow machine writes faster than it delivers.
+			for range 20 {
+				if _, err := client.Put(t.Context(), "/keys/one", strings.Repeat("x", 1000)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 		for _, watch := range watches {
 			next(t, watch)
 		}
@@ -52,6 +47,7 @@ func TestWatchesEndWhileEventsArrive(t *testing.T) {
 			for next(t, watch) {
 			}
 		}
+		writer.Wait()
 	}
 }
 
