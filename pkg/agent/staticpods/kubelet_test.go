@@ -36,6 +36,8 @@ type fakeKubelet struct {
 
 	mu   sync.Mutex
 	pods map[string]*fakePod
+	// parsed has the pods of all manifests that were in the folder, by UID.
+	parsed map[types.UID]*corev1.Pod
 	// log has the events of the containers, in order.
 	log      []string
 	starts   int
@@ -57,7 +59,10 @@ type fakePod struct {
 
 func newFakeKubelet(t *testing.T, dir string, kube *kubefake.Clientset) *fakeKubelet {
 	t.Helper()
-	k := &fakeKubelet{t: t, dir: dir, kube: kube, every: 100 * time.Millisecond, pods: map[string]*fakePod{}, starts: 1}
+	k := &fakeKubelet{
+		t: t, dir: dir, kube: kube, every: 100 * time.Millisecond, starts: 1,
+		pods: map[string]*fakePod{}, parsed: map[types.UID]*corev1.Pod{},
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -75,7 +80,8 @@ func newFakeKubelet(t *testing.T, dir string, kube *kubefake.Clientset) *fakeKub
 	return k
 }
 
-// desired returns the pods of the manifests in the folder.
+// desired returns the pods of the manifests in the folder. A test may list the folder 70,000 times,
+// so each content is parsed once.
 func (k *fakeKubelet) desired() map[string]*corev1.Pod {
 	entries, err := os.ReadDir(k.dir)
 	if err != nil {
@@ -91,23 +97,27 @@ func (k *fakeKubelet) desired() map[string]*corev1.Pod {
 		if err != nil {
 			continue
 		}
-		pod, err := pods.ParseManifest(data, node)
-		if err != nil {
-			continue
+		uid := types.UID(hashOf(append(data, path...))[:16])
+		pod := k.parsed[uid]
+		if pod == nil {
+			if pod, err = pods.ParseManifest(data, node); err != nil {
+				continue
+			}
+			pod.UID = uid
+			k.parsed[uid] = pod
 		}
-		pod.UID = types.UID(hashOf(append(data, path...))[:16])
 		desired[pod.Name] = pod
 	}
 	return desired
 }
 
 func (k *fakeKubelet) tick() {
-	desired := k.desired()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.down {
 		return
 	}
+	desired := k.desired()
 	now := time.Now()
 	for name, pod := range k.pods {
 		want := desired[name]
@@ -176,9 +186,9 @@ func (k *fakeKubelet) stop() {
 
 // restart restarts the process, which kills containers without a manifest.
 func (k *fakeKubelet) restart() {
-	desired := k.desired()
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	desired := k.desired()
 	k.down = false
 	k.starts++
 	for name, pod := range k.pods {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -235,12 +236,8 @@ func (w *world) until(what string, condition func() bool) {
 
 // pass advances the time.
 func (w *world) pass(d time.Duration) {
-	w.Helper()
-	// The function until advances the time by at most half an hour.
-	for end := time.Now().Add(d); time.Now().Before(end); {
-		next := time.Now().Add(min(10*time.Minute, time.Until(end)))
-		w.until("time passes", func() bool { return !time.Now().Before(next) })
-	}
+	informertest.Clock{}.Step(d)
+	synctest.Wait()
 }
 
 func (w *world) wantHappened(want ...string) {
