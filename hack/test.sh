@@ -113,4 +113,4 @@ if [[ "${ran}" == 0 ]]; then
 	echo "No test ran: go test $*" >&2
 	exit 1
 fi
-echo "Tests of ${ran} packages passed"
+echo "Tests of ${ran} packages passed in ${SECONDS}s"
