@@ -81,17 +81,24 @@ func (d *decision) awaitsLowest(s situation, chosen, hopeless []*pod) (awaits, f
 	return false, true
 }
 
-// lowerReplacements lowers the deletion cost of the replacements if pods stay that the surge was
-// for. With equal costs, the scale-down that takes the surge back could delete these pods, whatever
-// their budgets allow: the ReplicaSet controller prefers pods on a node with several ready ones of
-// the ReplicaSet to younger pods. It prefers pods that are not ready to all others.
-// lowerReplacements reports whether the scale-down has to wait for these writes.
+// lowerReplacements lowers the deletion cost of the replacements, and of strays before these, if
+// pods stay that the surge was for. With equal costs, the scale-down that takes the surge back
+// could delete these pods, whatever their budgets allow: the ReplicaSet controller prefers pods on
+// a node with several ready ones of the ReplicaSet to younger pods. It prefers pods that are not
+// ready to all others. lowerReplacements reports whether the scale-down has to wait for these
+// writes.
 func (d *decision) lowerReplacements(s situation) bool {
 	if !slices.ContainsFunc(s.pods, func(p pod) bool { return p.evacuation != nil || s.isRecorded(&p) }) {
 		return false
 	}
+	pods := s.replacements()
+	if strays := s.strays(); len(strays) > 0 {
+		// These leave anyway. If others were deleted instead, too few pods would be left then.
+		pods = append(strays, pods...)
+		pods = pods[:min(len(pods), int(s.surplus()))]
+	}
 	d.surplus = map[types.UID]struct{}{}
-	for _, p := range s.replacements() {
+	for _, p := range pods {
 		// A pod from the second in which the surge started may be older than the surge.
 		if !pdb.IsReady(p.Pod) || s.isRecorded(p) && p.CreationTimestamp.Equal(s.target.record.Since) {
 			continue

@@ -131,6 +131,9 @@ func TestStraysLeaveFirst(t *testing.T) {
 			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0, "gone")), first, stray(ours), newTestPod("web-2", fresh)),
 			want: "lower web-1;hand over web-1;", says: "leaves before the other pods",
 		},
+		"a stray is deleted first if the surge ends before its eviction": {
+			s: at(replaceTime, newDeployment(3, recorded(2, 3, "gone", web0)), newTestPod("web-0"), stray(lanes), newTestPod("web-2", fresh)), want: "lower web-1;",
+		},
 		"no turn ends before the stray has left":                 {s: at(time.Hour, up, first, stray(lanes, blocked)), says: "which is cordoned"},
 		"no turn ends before the next pod has had the full time": {s: after(true), says: "is not ready"},
 		"the turn ends after that time":                          {s: after(false), want: "restore web-0;"},
