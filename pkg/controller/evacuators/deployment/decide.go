@@ -289,8 +289,7 @@ func (d *decision) start(s situation) {
 	}
 	d.scale = &scaling{value: &r.To, record: r}
 	d.memory.highest, d.memory.saidAt = new(int), s.now
-	d.memory.moved, d.memory.movedAt = 0, s.now
-	d.memory.gone, d.memory.goneAt = 0, s.now
+	d.memory.gone, d.memory.goneAt, d.memory.available = 0, s.now, 0
 	d.sayScaled(s, r, leaving)
 	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is increased from %d to %d to replace pods before they leave: %d",
 		s.target.field(), r.From, r.To, len(leaving))
@@ -327,7 +326,7 @@ func (d *decision) hold(s situation) {
 		d.countMisses(s)
 	}
 	d.noteGone(s)
-	d.noteMoves(s)
+	d.noteAvailable(s)
 	reports, events := len(d.reports), len(d.events)
 	// Paused pods neither leave nor end their turns.
 	paused, others := splitPaused(s.leaving())

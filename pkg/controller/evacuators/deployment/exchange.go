@@ -384,7 +384,7 @@ func (d *decision) awaitsReady(s situation, pods []*pod) (waits bool, hopeless [
 // hopelessAt returns the time from which an exchange no longer waits for a replacement that is not
 // ready.
 func (d *decision) hopelessAt(s situation, p *pod) time.Time {
-	at := d.memory.movedAt.Add(s.timeout)
+	at := d.memory.movedAt().Add(s.timeout)
 	for i := range p.Status.Conditions {
 		if c := &p.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 			if full := c.LastTransitionTime.Add(roomTime); full.Before(at) {
@@ -395,16 +395,29 @@ func (d *decision) hopelessAt(s situation, p *pod) time.Time {
 	return at
 }
 
-// noteMoves records the time at which a pod of the surge last became ready or left.
-func (d *decision) noteMoves(s situation) {
-	if moved := s.score() + s.gone(); moved != s.memory.moved || s.memory.movedAt.IsZero() {
-		d.memory.moved, d.memory.movedAt = moved, s.now
+// noteAvailable records how many replacements have been available at the same time, and the time at
+// which that number last rose. A replacement that flaps counts once.
+func (d *decision) noteAvailable(s situation) {
+	replacements, available := s.replacements(), 0
+	for _, p := range replacements {
+		if s.isAvailable(p) {
+			available++
+		}
+	}
+	// Those that a scale-down has deleted no longer count.
+	d.memory.available = min(s.memory.available, len(replacements))
+	if available > d.memory.available {
+		d.memory.available, d.memory.availableAt = available, s.now
 	}
 }
 
-// isStalled reports whether no pod of the surge has become ready or left for some time.
+// movedAt returns the time at which a further replacement last became available, or a pod left.
+func (m *memory) movedAt() time.Time { return latest(m.goneAt, m.availableAt) }
+
+// isStalled reports whether no further replacement has become available, and no pod has left, for
+// some time.
 func (d *decision) isStalled(s situation, after time.Duration) bool {
-	at := d.memory.movedAt.Add(after)
+	at := d.memory.movedAt().Add(after)
 	if s.now.Before(at) {
 		d.wakeAt(at)
 		return false

@@ -12,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -32,9 +33,10 @@ func answeredFor(name string, answer eviction.Consent, at time.Time, s situation
 	return s
 }
 
-// stalled has no pod that has become ready or has left since the start.
+// stalled has no replacement that has become available, and no pod that has left, since the start.
 func stalled(s situation) situation {
-	s.memory.moved, s.memory.movedAt = s.score()+s.gone(), start
+	s.memory.available, s.memory.availableAt = len(s.replacements()), start
+	s.memory.gone, s.memory.goneAt = s.gone(), start
 	return s
 }
 
@@ -197,4 +199,53 @@ func TestNothingIsAskedBeforeAScaleDown(t *testing.T) {
 	d := decide(answeredFor("web-0", eviction.ConsentGiven, start, s))
 	is.Equal(t, len(d.removed), 1, "the pods that are removed")
 	is.Equal(t, len(d.ask), 0, "the questions")
+}
+
+// TestReplacementThatFlapsIsLeftBehind covers a replacement that is ready for some seconds again
+// and again and never available. The pod with the other replacement must not wait for it.
+func TestReplacementThatFlapsIsLeftBehind(t *testing.T) {
+	flapping := newTestPod("web-3", fresh)
+	slow := func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 15 }
+	s := at(0, newDeployment(4, recorded(2, 4, web0, web1), slow), newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)),
+		newTestPod("web-2", fresh), flapping)
+	for s.now.Before(start.Add(time.Minute)) {
+		s.now = s.now.Add(time.Second)
+		if s.now.Second()%8 == 0 {
+			ready := &flapping.Status.Conditions[0]
+			ready.LastTransitionTime = metav1.NewTime(s.now)
+			ready.Status = map[corev1.ConditionStatus]corev1.ConditionStatus{"True": "False", "False": "True"}[ready.Status]
+		}
+		s = answered(eviction.ConsentGiven, s)
+		d := decide(s)
+		if len(d.removed) > 0 {
+			is.Equal(t, summary(d), "scale to 3 for 2;", "decided")
+			return
+		}
+		s.memory = d.memory
+	}
+	t.Error("no pod leaves")
+}
+
+// TestProgress covers replacements that become available, one minute after the other.
+func TestProgress(t *testing.T) {
+	first, second, third := newTestPod("web-2", fresh), newTestPod("web-3", fresh), newTestPod("web-4", fresh)
+	for name, tc := range map[string]struct {
+		minutes [][]pod
+		want    time.Duration
+	}{
+		"a further one":        {[][]pod{{first}, {first, second}}, time.Minute},
+		"the same one again":   {[][]pod{{first, second}, {first, newTestPod("web-3", fresh, unready)}, {first, second}}, 0},
+		"one that was deleted": {[][]pod{{first, second}, {first}, {first, third}}, 2 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var d decision
+			for i, replacements := range tc.minutes {
+				s := at(time.Duration(i)*time.Minute, newDeployment(4, recorded(2, 4, web0)),
+					append([]pod{newTestPod("web-0", leaves(ours)), newTestPod("web-1")}, replacements...)...)
+				s.memory = d.memory
+				d.noteAvailable(s)
+			}
+			is.Equal(t, d.memory.movedAt(), start.Add(tc.want), "the last progress")
+		})
+	}
 }

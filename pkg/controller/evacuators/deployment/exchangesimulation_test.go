@@ -308,7 +308,7 @@ func (w *drainSimulation) judge(d decision) {
 	}
 	// A pod that a webhook refuses for long gives its extra replica away.
 	if stay := w.staying(leave); available > 0 && stay < w.n && len(w.refusedUntil) == 0 {
-		if !w.now.Before(d.memory.movedAt.Add(150 * time.Second)) {
+		if !w.now.Before(d.memory.movedAt().Add(150 * time.Second)) {
 			w.lost = max(w.lost, w.n-stay)
 			return
 		}

@@ -159,10 +159,10 @@ type memory struct {
 	// answers has the last answers of the API server to the question whether pods may leave. The
 	// map is not changed after it is stored.
 	answers map[types.UID]consent
-	// moved is the score of the surge plus the number of pods that have left, and movedAt the time
-	// at which it last changed.
-	moved   int
-	movedAt time.Time
+	// available is the highest number of replacements of this surge that were available at the same
+	// time, and availableAt the time at which it last rose.
+	available   int
+	availableAt time.Time
 }
 
 // try is a surge for a pod that has ended or is about to end.
