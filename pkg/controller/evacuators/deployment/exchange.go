@@ -64,7 +64,8 @@ func (d *decision) letGo(s situation, leaving, handed []*pod) (waiting []*pod, d
 			ours++
 		}
 	}
-	evicted, exchanged := d.divide(s, leaving, recorded, ours)
+	others := d.notReady(s, leaving)
+	evicted, exchanged := d.divide(s, leaving, recorded, ours, others.sick)
 	stuck, spare := 0, d.spare(s)
 	if ours > 0 {
 		var available int
@@ -72,7 +73,7 @@ func (d *decision) letGo(s situation, leaving, handed []*pod) (waiting []*pod, d
 		spare += available
 	}
 	if len(evicted) == 0 {
-		evicted, done = d.exchange(s, leaving, exchanged, len(handed)-stuck, spare)
+		evicted, done = d.exchange(s, others, exchanged, len(handed)-stuck, spare)
 	}
 	waiting = d.handOver(s, evicted, spare)
 	for _, p := range leaving {
@@ -108,12 +109,11 @@ func (d *decision) spare(s situation, also ...*pod) int {
 }
 
 // divide divides the pods of the record into those that are evicted and those that are exchanged.
-// ours is the number of all pods that leave by one or the other.
-func (d *decision) divide(s situation, leaving, recorded []*pod, ours int) (evicted, exchanged []*pod) {
+// ours is the number of all pods that leave by one or the other, and sick are pods that stay.
+func (d *decision) divide(s situation, leaving, recorded []*pod, ours int, sick []*pod) (evicted, exchanged []*pod) {
 	var either []*pod
 	// An autoscaler that was created during the surge would revert the scale-down.
 	noScaleDown := s.hasPaused() || len(s.autoscalers) > 0 || s.otherLowest(leaving)
-	sick := s.sick(leaving)
 	for _, p := range recorded {
 		switch {
 		case s.isNeverEvicted(p):
@@ -186,20 +186,19 @@ func (s *situation) isDenied(p *pod) bool {
 	return answer.Consent == eviction.ConsentDenied && s.now.Before(answer.at.Add(denyRetry))
 }
 
-// exchange scales down by as many pods as may be exchanged now, as soon as these have the lowest
-// deletion cost and the API server has agreed. moving is the number of pods up for eviction, which
-// need an extra replica each, and spare the number of available pods that may leave. exchange
-// returns the pods that have to be evicted instead. done is set if the decision scales down, or
-// only waits for answers, costs or evictions.
-func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int) (evicted []*pod, done bool) {
+// exchange scales down by as many pods as may be exchanged now, as soon as no others are about to
+// become ready, these have the lowest deletion cost, and the API server has agreed. moving is the
+// number of pods up for eviction, which need an extra replica each, and spare the number of
+// available pods that may leave. exchange returns the pods that have to be evicted instead. done is
+// set if the decision scales down, or only waits for answers, costs or evictions.
+func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, spare int) (evicted []*pod, done bool) {
 	pods = d.withoutResting(s, pods)
 	if len(pods) == 0 || moving > 0 && !d.isLaneIdle(s) || s.deployment.Status.ObservedGeneration < s.deployment.Generation {
 		return nil, false
 	}
-	waits, hopeless := d.awaitsReady(s, leaving)
-	missing := s.missing()
+	hopeless, missing := others.hopeless, s.missing()
 	hopelessNumber := len(hopeless) + missing
-	if waits || missing > 0 && !d.isStalled(s, roomTime) || hopelessNumber > 0 && moving > 0 {
+	if len(others.starting) > 0 || missing > 0 && !d.isStalled(s, roomTime) || hopelessNumber > 0 && moving > 0 {
 		return nil, false
 	}
 	if len(hopeless) > 0 {
@@ -212,6 +211,11 @@ func (d *decision) exchange(s situation, leaving, pods []*pod, moving, spare int
 		return nil, false
 	}
 	switch {
+	case len(others.recovering) > 0 && d.isStalled(s, s.timeout/2):
+		// Another pod may be unready each time. If the surge ended, the replacements would be lost.
+		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
+	case len(others.recovering) > 0:
+		return nil, false
 	case d.awaitsAnswers(s):
 		d.awaits = "evictions in flight have ended"
 		return nil, true
@@ -341,44 +345,39 @@ func (s *situation) unreadyOthers(pods []*pod) (others []*pod) {
 	return others
 }
 
-// sick returns the pods that are older than the surge and not among these, and have not been ready
-// for a while.
-func (s *situation) sick(pods []*pod) []*pod {
-	others := s.unreadyOthers(pods)
-	if len(others) == 0 {
-		return nil
-	}
-	created := uidsOf(s.created())
-	return slices.DeleteFunc(others, func(p *pod) bool {
-		_, isCreated := created[p.UID]
-		sick, _ := s.sickAt(p)
-		return isCreated || s.now.Before(sick)
-	})
+// notReady has the pods that are not ready and do not wait to leave. A scale-down would delete them
+// first.
+type notReady struct {
+	// recovering have not been ready for less than sickAfter. starting are replacements for which
+	// an exchange waits longer, and hopeless those for which it no longer waits. sick are pods that
+	// are older than the surge.
+	recovering, starting, hopeless, sick []*pod
 }
 
-// awaitsReady reports whether pods that are not among these are about to become ready. hopeless are
-// the replacements for which an exchange no longer waits.
-func (d *decision) awaitsReady(s situation, pods []*pod) (waits bool, hopeless []*pod) {
-	others := s.unreadyOthers(pods)
-	if len(others) == 0 {
-		return false, nil
-	}
+// notReady returns the pods that are not ready and not among these.
+func (d *decision) notReady(s situation, pods []*pod) (others notReady) {
 	created := uidsOf(s.created())
-	for _, p := range others {
-		at, _ := s.sickAt(p)
+	for _, p := range s.unreadyOthers(pods) {
 		_, isCreated := created[p.UID]
-		if isCreated {
-			at = d.hopelessAt(s, p)
-		}
+		sick, _ := s.sickAt(p)
+		hopeless := d.hopelessAt(s, p)
 		switch {
-		case s.now.Before(at):
-			d.wakeAt(at)
-			waits = true
+		case isCreated && !s.now.Before(hopeless):
+			others.hopeless = append(others.hopeless, p)
+		case s.now.Before(sick):
+			others.recovering = append(others.recovering, p)
 		case isCreated:
-			hopeless = append(hopeless, p)
+			others.starting = append(others.starting, p)
+		default:
+			others.sick = append(others.sick, p)
+		}
+		for _, at := range []time.Time{sick, hopeless} {
+			if s.now.Before(at) {
+				d.wakeAt(at)
+			}
 		}
 	}
-	return waits, hopeless
+	return others
 }
 
 // hopelessAt returns the time from which an exchange no longer waits for a replacement that is not

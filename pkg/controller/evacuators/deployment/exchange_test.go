@@ -40,6 +40,10 @@ func stalled(s situation) situation {
 	return s
 }
 
+// justUnready makes a pod one that has been unready since about half of the surge timeout after the
+// start.
+func justUnready(p *pod) { readyFor(-145 * time.Second)(p) }
+
 func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 	const later = 9 * time.Second
 	never := under(nil, ptrTo(0), 4, 4)
@@ -111,6 +115,27 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 			s: at(later, newDeployment(3, recorded(2, 3, web0), always), newTestPod("web-0", leaves(ours), cheapest, never),
 				newTestPod("web-1", unready, readyFor(2*sickAfter), never), first),
 			says: "the pod waits until pod web-1 is ready or deleted: it has not been ready for 1m0s",
+		},
+		"another pod has been unready for a moment for half of the surge timeout": {
+			s: stalled(at(150*time.Second, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(3, 2)),
+				newTestPod("web-1", unready, justUnready), first)),
+			want: "hand over web-0;", says: "available in its place",
+		},
+		"another pod has been unready for a moment for less than that": {
+			s: stalled(at(149*time.Second, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(3, 2)),
+				newTestPod("web-1", unready, justUnready), first)),
+			says: "waits for its other replicas",
+		},
+		"another pod has been unready for a moment for half of that, and no eviction can remove the pod": {
+			s: stalled(at(150*time.Second, newDeployment(3, recorded(2, 3, web0), always), newTestPod("web-0", leaves(ours), cheapest, never),
+				newTestPod("web-1", unready, justUnready), first)),
+			says: "waits for its other replicas",
+		},
+		"a replacement is starting for half of the surge timeout": {
+			s: stalled(at(150*time.Second, newDeployment(6, recorded(3, 6, web0, web1)), newTestPod("web-0", leaves(ours), minOne(6, 3)),
+				newTestPod("web-1", leaves(ours), cheapest, unready, justUnready, minOne(6, 3)), newTestPod("db-0", unready, justUnready), first,
+				second, newTestPod("web-4", fresh, unready))),
+			says: "2 of 3 are available",
 		},
 		"a replacement that no node has room for is deleted as well": {
 			s: at(time.Minute, two, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first,
