@@ -14,7 +14,6 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -515,12 +514,8 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 		spare -= cost
 		d.memory.delivered = s.now
 		d.noteTried(s, p)
-		refused := ""
-		if s.isDenied(p) {
-			refused = " The eviction is refused for now" + wording.Sentence(": "+s.memory.answers[p.UID].text)
-		}
 		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left%s.%s",
-			s.deployment.Name, s.target.record.To, p.purpose, refused))
+			s.deployment.Name, s.target.record.To, p.purpose, s.refusal(p)))
 	}
 	return waiting
 }

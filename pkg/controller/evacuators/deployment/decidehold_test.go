@@ -145,7 +145,12 @@ func TestDecideHold(t *testing.T) {
 		"a pod that only a scale-down can remove and a webhook refuses stays": {
 			s: answered(eviction.ConsentDenied, at(later, newDeployment(2, up, always),
 				newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)), replacement())),
-			says: "1 of 1 are available",
+			says: "waits for its other replicas. The eviction is refused for now: not today.",
+		},
+		"the refusal is quoted when its turn ends": {
+			s: answered(eviction.ConsentDenied, at(15*time.Minute, newDeployment(2, up, always),
+				newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)), surplus())),
+			want: back, says: "with more replicas either. The eviction is refused for now: not today.",
 		},
 		"a pod whose budget is closed for a moment waits": {
 			s:    answered(eviction.ConsentLater, at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)), replacement())),

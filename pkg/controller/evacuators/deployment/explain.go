@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
@@ -153,6 +154,16 @@ func (s *situation) whyMissing() string {
 		return fmt.Sprintf("HorizontalPodAutoscaler %s has not scaled the Deployment yet.", a.Name)
 	}
 	return "the surge pod has not been created yet."
+}
+
+// refusal returns a sentence with the last answer of the API server for a pod, if a webhook or
+// policy has refused its eviction; otherwise "".
+func (s *situation) refusal(p *pod) string {
+	answer := s.memory.answers[p.UID]
+	if answer.Consent != eviction.ConsentDenied {
+		return ""
+	}
+	return " The eviction is refused for now" + wording.Sentence(": "+answer.text)
 }
 
 func (s *situation) explain(p *pod, step int) string {

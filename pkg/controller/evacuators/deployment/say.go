@@ -42,18 +42,18 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(purp
 	said, held := false, false
 	// Most pods get the same text.
 	type kind struct {
-		purpose  string
-		recorded bool
+		purpose, refusal string
+		recorded         bool
 	}
 	texts := map[kind]string{}
 	for _, p := range leaving {
 		if d.waitsToReport(s, p, wait) {
 			continue
 		}
-		of := kind{p.purpose, s.isRecorded(p)}
+		of := kind{p.purpose, s.refusal(p), s.isRecorded(p)}
 		text, known := texts[of]
 		if !known {
-			text = message(p.purpose)
+			text = message(p.purpose) + of.refusal
 			if s.target.record.isUp() && !of.recorded {
 				text = fmt.Sprintf("Waits for the pods of Deployment %s that leave first: %s", s.deployment.Name, text)
 			}

@@ -96,7 +96,7 @@ func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 			waiting = append(waiting, p)
 		} else if why := d.endOf(s, p); why != "" {
 			d.noteTried(s, p)
-			d.endWithout(p, why)
+			d.endWithout(p, why+s.refusal(p))
 		} else {
 			waiting = append(waiting, p)
 		}
@@ -186,8 +186,8 @@ func (d *decision) endOf(s situation, p *pod) string {
 			d.wakeAt(sick)
 		}
 	} else if !s.now.Before(end) && !d.lacksReplacements(s, p) {
-		return fmt.Sprintf("No replacement is available after %s, and %s would not allow a disruption with more replicas either.",
-			hardEnd*s.timeout, "PodDisruptionBudget "+p.budgets[0].Name)
+		return fmt.Sprintf("The pod could not leave within %s, and PodDisruptionBudget %s would not allow a disruption with more replicas either.",
+			hardEnd*s.timeout, p.budgets[0].Name)
 	}
 	for _, at := range []time.Time{quiet, end} {
 		if s.now.Before(at) {
