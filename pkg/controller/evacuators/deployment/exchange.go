@@ -50,6 +50,19 @@ type consent struct {
 	text string
 }
 
+// until returns the time until which the answer counts.
+func (c consent) until() time.Time {
+	switch c.Consent {
+	case eviction.ConsentGiven:
+		return c.at.Add(answerTTL)
+	case eviction.ConsentLater:
+		return c.at.Add(askAgain)
+	case eviction.ConsentDenied:
+		return c.at.Add(denyRetry)
+	}
+	return c.at
+}
+
 // letGo makes pods leave for which replacements are available. If more pods leave than there are
 // extra replicas, these leave by eviction, and then the others by a scale-down. It returns the pods
 // that wait. done is set if the decision scales down, or only waits for what a scale-down needs.
@@ -183,7 +196,7 @@ func uidsOf(pods []*pod) map[types.UID]struct{} {
 // isDenied reports whether a webhook or policy has refused the pod a moment ago.
 func (s *situation) isDenied(p *pod) bool {
 	answer := s.memory.answers[p.UID]
-	return answer.Consent == eviction.ConsentDenied && s.now.Before(answer.at.Add(denyRetry))
+	return answer.Consent == eviction.ConsentDenied && s.now.Before(answer.until())
 }
 
 // exchange scales down by as many pods as may be exchanged now, as soon as no others are about to
@@ -270,18 +283,10 @@ func (d *decision) remove(s situation, chosen []*pod, hopeless int) {
 func (d *decision) withoutResting(s situation, pods []*pod) []*pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(p *pod) bool {
 		answer := s.memory.answers[p.UID]
-		again := answer.at.Add(askAgain)
-		switch answer.Consent {
-		case eviction.ConsentLater:
-		case eviction.ConsentDenied:
-			again = answer.at.Add(denyRetry)
-		default:
+		if answer.Consent == eviction.ConsentGiven || !s.now.Before(answer.until()) {
 			return false
 		}
-		if !s.now.Before(again) {
-			return false
-		}
-		d.wakeAt(again)
+		d.wakeAt(answer.until())
 		return true
 	})
 }
@@ -315,7 +320,7 @@ func (d *decision) countStuck(s situation, handed []*pod) (stuck, available int)
 			count(p)
 		case "":
 			if s.isDenied(p) {
-				d.wakeAt(s.memory.answers[p.UID].at.Add(denyRetry))
+				d.wakeAt(s.memory.answers[p.UID].until())
 				count(p)
 			}
 		}
@@ -480,7 +485,7 @@ func (d *decision) agreed(s situation, chosen []*pod) (agreed []*pod) {
 	first := s.now
 	for _, p := range chosen {
 		answer := s.memory.answers[p.UID]
-		if answer.Consent != eviction.ConsentGiven || !s.now.Before(answer.at.Add(answerTTL)) {
+		if answer.Consent != eviction.ConsentGiven || !s.now.Before(answer.until()) {
 			unasked = append(unasked, p)
 			continue
 		}
