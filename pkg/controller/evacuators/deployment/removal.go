@@ -155,13 +155,7 @@ func (c *Controller) evicts(deployment types.NamespacedName, s situation, own re
 	if slices.ContainsFunc(s.pods, func(p pod) bool { return c.InFlight.Has(p.UID) }) {
 		return true
 	}
-	if len(own.budgets) == 0 {
-		return false
-	}
 	for _, sent := range c.InFlight.List() {
-		if sent.Evacuation.Namespace != deployment.Namespace {
-			continue
-		}
 		p, err := c.podLister.Pods(deployment.Namespace).Get(sent.Pod)
 		if err == nil && p.UID == sent.UID && own.isUnder(c.namesOfBudgets(p)) {
 			return true
