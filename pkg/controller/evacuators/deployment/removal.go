@@ -212,6 +212,7 @@ func (c *Controller) isConfirmed(deployment types.NamespacedName, r removal) boo
 		d, exists, err := c.latestDeployments.Get(deployment.String())
 		switch {
 		case err != nil || !exists || r.writes == 0:
+			// The ReplicaSet may still exist, and still have to delete the pods.
 			return false
 		case d.Generation == r.generation:
 			// The number has not changed, but the write required the resourceVersion.

@@ -72,11 +72,15 @@ func TestRemovalIsConfirmed(t *testing.T) {
 		"the pod exists":                         {d: newDeployment(1, generation(2)), pods: []pod{doomed, other}},
 		"the pod is deleted":                     {d: newDeployment(1, generation(2)), pods: []pod{other}, want: true},
 		"another pod is deleted":                 {d: newDeployment(1, generation(2)), pods: []pod{doomed}, want: true},
+		"the Deployment is deleted":              {pods: []pod{doomed, other}},
 		"a user has scaled up":                   {d: newDeployment(2, generation(3)), pods: []pod{doomed, other}, want: true},
 		"the pod is not deleted after that time": {d: newDeployment(1, generation(2)), pods: []pod{doomed, other}, late: true, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			objects := []runtime.Object{tc.d, newReplicaSet()}
+			objects := []runtime.Object{newReplicaSet()}
+			if tc.d != nil {
+				objects = append(objects, tc.d)
+			}
 			for _, p := range tc.pods {
 				objects = append(objects, p.Pod)
 			}
