@@ -543,8 +543,8 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:optional
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`
 
-	// Field 11 and the name pool cannot be used again: earlier servers store a string in them, later
-	// ones an int32.
+	// Field 11 and the name pool cannot be used again: earlier servers store a string in them, and
+	// later ones an int32.
 	// Pool string `json:"pool,omitempty" protobuf:"bytes,11,opt,name=pool"`
 
 	// podsWaiting is the number of pods on the node that the plan lets complete (WaitCompleted).
