@@ -17,6 +17,7 @@ import (
 	policyinformers "k8s.io/client-go/informers/policy/v1"
 	storageinformers "k8s.io/client-go/informers/storage/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -64,6 +65,10 @@ type Cluster struct {
 	NodeTasks   maintenanceinformers.NodeTaskInformer
 	Rollouts    maintenanceinformers.NodeMaintenanceRolloutInformer
 
+	// evacuations is the store of Evacuations: the informer takes a lock and allocates an object
+	// for each call.
+	evacuations cache.Store
+
 	host informers.SharedInformerFactory
 	own  externalversions.SharedInformerFactory
 }
@@ -81,6 +86,7 @@ func NewCluster(clients Clients, resync time.Duration) (*Cluster, error) {
 		NodeTasks: own.Maintenance().V1alpha1().NodeTasks(),
 		Rollouts:  own.Maintenance().V1alpha1().NodeMaintenanceRollouts(),
 	}
+	c.evacuations = c.Evacuations.Informer().GetStore()
 	var err error
 	if c.Pods, err = podcache.NewPods(host.Core().V1().Pods().Informer()); err != nil {
 		return nil, fmt.Errorf("add indexes of pods: %w", err)
@@ -104,7 +110,7 @@ func (c *Cluster) Start(ctx context.Context) {
 func (c *Cluster) EvacuationOf(pod *corev1.Pod) *v1alpha1.Evacuation {
 	// For a pod without an Evacuation the lister would create an error, which costs more than the
 	// lookup.
-	object, _, err := c.Evacuations.Informer().GetStore().GetByKey(pod.Namespace + "/" + protocol.CanonicalName(pod.Name, pod.UID))
+	object, _, err := c.evacuations.GetByKey(pod.Namespace + "/" + protocol.CanonicalName(pod.Name, pod.UID))
 	if e, ok := object.(*v1alpha1.Evacuation); ok && err == nil && e.Spec.PodRef.UID == pod.UID {
 		return e
 	}
