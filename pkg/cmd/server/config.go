@@ -54,6 +54,10 @@ import (
 // resync is the resync interval of the informers, in case a controller missed an event.
 const resync = 10 * time.Minute
 
+// previewQPS and previewBurst limit the requests of previews to the host cluster, separately from
+// those of the controllers.
+const previewQPS, previewBurst = 200, 400
+
 // config converts the options to the configuration of a server.
 func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica *replica) (*apiserver.Config, error) {
 	generic := genericapiserver.NewRecommendedConfig(apiserver.Codecs)
@@ -176,11 +180,10 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		return nil, nil, err
 	}
 	hasNodes, nodeLister := nodes.Informer().HasSynced, nodes.Lister()
-	// Previews have no rate limiter: at most two run, with a few requests each at a time. With that
-	// of the process, their thousands of requests would delay the controllers.
-	unlimited := rest.CopyConfig(host.config)
-	unlimited.QPS, unlimited.RateLimiter = -1, nil
-	previews, err := kubernetes.NewForConfig(unlimited)
+	// A preview on a replica that does not lead may send thousands of requests.
+	limited := rest.CopyConfig(host.config)
+	limited.QPS, limited.Burst, limited.RateLimiter = previewQPS, previewBurst, nil
+	previews, err := kubernetes.NewForConfig(limited)
 	if err != nil {
 		return nil, nil, err
 	}

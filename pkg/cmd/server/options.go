@@ -234,7 +234,7 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 
 func (o *HostOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file of the host cluster. If empty, the server uses the service account of its pod.")
-	fs.Float32Var(&o.QPS, "kube-api-qps", o.QPS, "Maximum number of requests per second from this process to the host cluster, except those of previews and of reviews of evictions.")
+	fs.Float32Var(&o.QPS, "kube-api-qps", o.QPS, "Maximum number of requests per second from this process to the host cluster. Previews, reviews of evictions, evictions, deletion costs and the Lease have limits of their own.")
 	fs.IntVar(&o.Burst, "kube-api-burst", o.Burst, "Maximum burst of requests from this process to the host cluster, above --kube-api-qps.")
 }
 

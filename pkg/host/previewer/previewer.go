@@ -138,7 +138,7 @@ func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 	switch {
 	case err == nil:
 		return out, nil
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, hasMoments(ctx):
 		return nil, apierrors.NewTimeoutError("the cluster could not be read in time", retryAfter)
 	case errors.As(err, &status):
 		// If a read by the server fails, for example with Forbidden or NotFound, the error must not
@@ -146,6 +146,13 @@ func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 		return nil, apierrors.NewInternalError(fmt.Errorf("read the host cluster: %w", err))
 	}
 	return nil, apierrors.NewInternalError(err)
+}
+
+// hasMoments reports whether the deadline of a context is so near that the rate limiter may have
+// refused a request which would have to wait until after the deadline.
+func hasMoments(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ok && time.Until(deadline) < time.Second
 }
 
 func (p *Previewer) work(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
