@@ -92,10 +92,15 @@ func (d *decision) lowerReplacements(s situation) bool {
 		return false
 	}
 	pods := s.replacements()
-	if strays := s.strays(); len(strays) > 0 {
-		// These leave anyway. If others were deleted instead, too few pods would be left then.
+	strays := slices.DeleteFunc(s.strays(), func(p *pod) bool {
+		return !deletioncost.IsLowest(p.Pod) && (deletioncost.Keeps(p.Pod) || !deletioncost.CanLower(p.Pod))
+	})
+	if len(strays) > 0 {
+		// These leave anyway. If others were deleted instead, too few pods would be left then. Pods
+		// that are not ready are deleted before all of them.
+		number := int(s.surplus()) - len(s.unreadyOthers(strays))
 		pods = append(strays, pods...)
-		pods = pods[:min(len(pods), int(s.surplus()))]
+		pods = pods[:min(len(pods), max(0, number))]
 	}
 	d.surplus = map[types.UID]struct{}{}
 	for _, p := range pods {

@@ -217,6 +217,8 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 	if len(hopeless) > 0 {
 		d.surplus = uidsOf(hopeless)
 	}
+	// The wait also goes on while no pod can be chosen because of the same pods.
+	hasWaited := len(others.recovering) > 0 && d.hasWaited(s)
 	r := s.target.record
 	most := min(len(pods), int(r.To-r.From)-moving-hopelessNumber)
 	chosen := s.choose(pods, most, spare)
@@ -224,7 +226,7 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 		return nil, false
 	}
 	switch {
-	case len(others.recovering) > 0 && d.isStalled(s, s.timeout/2):
+	case hasWaited:
 		// Another pod may be unready each time. If the surge ended, the replacements would be lost.
 		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
 	case len(others.recovering) > 0:
@@ -388,7 +390,8 @@ func (d *decision) notReady(s situation, pods []*pod) (others notReady) {
 // hopelessAt returns the time from which an exchange no longer waits for a replacement that is not
 // ready.
 func (d *decision) hopelessAt(s situation, p *pod) time.Time {
-	at := d.memory.movedAt().Add(s.timeout)
+	recovered, _ := s.sickAt(p)
+	at := latest(d.memory.movedAt().Add(s.timeout), recovered)
 	for i := range p.Status.Conditions {
 		if c := &p.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 			if full := c.LastTransitionTime.Add(roomTime); full.Before(at) {
@@ -422,6 +425,20 @@ func (m *memory) movedAt() time.Time { return latest(m.goneAt, m.availableAt) }
 // some time.
 func (d *decision) isStalled(s situation, after time.Duration) bool {
 	at := d.memory.movedAt().Add(after)
+	if s.now.Before(at) {
+		d.wakeAt(at)
+		return false
+	}
+	return true
+}
+
+// hasWaited reports whether half of the surge timeout has passed since the exchange first waited
+// for pods to recover without progress since then.
+func (d *decision) hasWaited(s situation) bool {
+	if d.memory.recoverySince.Before(d.memory.movedAt()) {
+		d.memory.recoverySince = s.now
+	}
+	at := d.memory.recoverySince.Add(s.timeout / 2)
 	if s.now.Before(at) {
 		d.wakeAt(at)
 		return false

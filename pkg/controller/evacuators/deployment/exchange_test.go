@@ -40,9 +40,23 @@ func stalled(s situation) situation {
 	return s
 }
 
+// waited has waited for pods to recover since the start, without progress.
+func waited(s situation) situation {
+	s = stalled(s)
+	s.memory.recoverySince = start
+	return s
+}
+
 // justUnready makes a pod one that has been unready since about half of the surge timeout after the
 // start.
 func justUnready(p *pod) { readyFor(-145 * time.Second)(p) }
+
+// createdAfter makes a pod one that was created some time after the start and has no conditions.
+func createdAfter(after time.Duration) podMod {
+	return func(p *pod) {
+		p.CreationTimestamp, p.Status.Conditions = metav1.NewTime(start.Add(after)), nil
+	}
+}
 
 func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 	const later = 9 * time.Second
@@ -56,6 +70,8 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 			Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Reason: failedCreate, Message: "exceeded quota: small",
 		}}
 	})
+	asked0 := newTestPod("web-0", leaves(ours), cheapest, reported(350*time.Second))
+	asked1 := newTestPod("web-1", leaves(ours), reported(350*time.Second))
 	for name, tc := range map[string]struct {
 		s    situation
 		want string
@@ -117,25 +133,42 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 			says: "the pod waits until pod web-1 is ready or deleted: it has not been ready for 1m0s",
 		},
 		"another pod has been unready for a moment for half of the surge timeout": {
-			s: stalled(at(150*time.Second, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(3, 2)),
+			s: waited(at(150*time.Second, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(3, 2)),
 				newTestPod("web-1", unready, justUnready), first)),
 			want: "hand over web-0;", says: "available in its place",
 		},
 		"another pod has been unready for a moment for less than that": {
-			s: stalled(at(149*time.Second, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(3, 2)),
+			s: waited(at(149*time.Second, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(3, 2)),
 				newTestPod("web-1", unready, justUnready), first)),
 			says: "waits for its other replicas",
 		},
 		"another pod has been unready for a moment for half of that, and no eviction can remove the pod": {
-			s: stalled(at(150*time.Second, newDeployment(3, recorded(2, 3, web0), always), newTestPod("web-0", leaves(ours), cheapest, never),
+			s: waited(at(150*time.Second, newDeployment(3, recorded(2, 3, web0), always), newTestPod("web-0", leaves(ours), cheapest, never),
 				newTestPod("web-1", unready, justUnready), first)),
 			says: "waits for its other replicas",
 		},
 		"a replacement is starting for half of the surge timeout": {
-			s: stalled(at(150*time.Second, newDeployment(6, recorded(3, 6, web0, web1)), newTestPod("web-0", leaves(ours), minOne(6, 3)),
+			s: waited(at(150*time.Second, newDeployment(6, recorded(3, 6, web0, web1)), newTestPod("web-0", leaves(ours), minOne(6, 3)),
 				newTestPod("web-1", leaves(ours), cheapest, unready, justUnready, minOne(6, 3)), newTestPod("db-0", unready, justUnready), first,
 				second, newTestPod("web-4", fresh, unready))),
 			says: "2 of 3 are available",
+		},
+		"another pod becomes unready for the first time when that time has passed": {
+			s: stalled(at(200*time.Second, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(3, 2)),
+				newTestPod("web-1", unready, readyFor(-199*time.Second)), first)),
+			says: "waits for its other replicas",
+		},
+		"a replacement that has just become unready is waited for after the surge timeout": {
+			s:    stalled(at(6*time.Minute, two, asked0, asked1, first, newTestPod("web-3", fresh, unready, cheapest, readyFor(-359*time.Second)))),
+			says: "1 of 2 are available",
+		},
+		"a replacement that has just been created is waited for after the surge timeout": {
+			s:    stalled(at(6*time.Minute, two, asked0, asked1, first, newTestPod("web-4", cheapest, createdAfter(359*time.Second)))),
+			says: "1 of 2 are available",
+		},
+		"such a replacement is given up when it has not been ready for a minute": {
+			s:    stalled(at(7*time.Minute, two, asked0, asked1, first, newTestPod("web-3", fresh, unready, cheapest, readyFor(-6*time.Minute)))),
+			want: "back to 2;",
 		},
 		"a replacement that no node has room for is deleted as well": {
 			s: at(time.Minute, two, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", leaves(ours)), first,
@@ -271,6 +304,53 @@ func TestProgress(t *testing.T) {
 				d.noteAvailable(s)
 			}
 			is.Equal(t, d.memory.movedAt(), start.Add(tc.want), "the last progress")
+		})
+	}
+}
+
+// TestWaitForRecoveryBeginsWithTheFirstFlap covers a pod that stays and is unready for some seconds
+// again and again, from some time after the last progress. The other pod leaves by eviction if that
+// goes on for half of the surge timeout.
+func TestWaitForRecoveryBeginsWithTheFirstFlap(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// before is a time at which it flaps once while the budget is closed.
+		before, from, gone, want time.Duration
+	}{
+		"it flaps from the beginning":         {from: time.Second, want: 151 * time.Second},
+		"it flaps after minutes":              {from: 200 * time.Second, want: 350 * time.Second},
+		"it also flaps once long before":      {before: 10 * time.Second, from: 200 * time.Second, want: 350 * time.Second},
+		"it still flaps when a pod has left":  {from: time.Second, gone: 100 * time.Second, want: 250 * time.Second},
+		"it flaps after a pod has left":       {from: 200 * time.Second, gone: 100 * time.Second, want: 350 * time.Second},
+		"it flaps longer, but with progress":  {from: time.Second, gone: 150 * time.Second, want: 300 * time.Second},
+		"the next flap is after the progress": {from: 101 * time.Second, gone: 100 * time.Second, want: 251 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			flapping := newTestPod("web-1")
+			s := at(0, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(3, 2)), flapping,
+				newTestPod("web-2", fresh))
+			for after := time.Second; after < 10*time.Minute; after += time.Second {
+				s.now = start.Add(after)
+				s.pods[0] = newTestPod("web-0", leaves(ours), cheapest, minOne(3, 2), reported(after))
+				// The budget is closed until the pod flaps again and again.
+				s.pods[1], s = newTestPod("web-1"), answered(eviction.ConsentLater, s)
+				if after == tc.before {
+					s.pods[1] = newTestPod("web-1", unready, readyFor(-after))
+				}
+				if after >= tc.from {
+					s.pods[1], s = newTestPod("web-1", unready, readyFor(-after.Truncate(5*time.Second))), answered(eviction.ConsentGiven, s)
+				}
+				if after == tc.gone {
+					s.memory.goneAt = s.now
+				}
+				d := decide(s)
+				if strings.Contains(summary(d), "hand over web-0;") {
+					is.Equal(t, after, tc.want, "evicted after")
+					return
+				}
+				is.Equal(t, summary(d), "", "decided")
+				s.memory = d.memory
+			}
+			t.Error("the pod is not evicted")
 		})
 	}
 }

@@ -157,10 +157,10 @@ func (s *situation) whyMissing() string {
 }
 
 // refusal returns a sentence with the last answer of the API server for a pod, if a webhook or
-// policy has refused its eviction; otherwise "".
+// policy has refused its eviction and the next answer is not overdue; otherwise "".
 func (s *situation) refusal(p *pod) string {
 	answer := s.memory.answers[p.UID]
-	if answer.Consent != eviction.ConsentDenied {
+	if answer.Consent != eviction.ConsentDenied || !s.now.Before(answer.until().Add(denyRetry)) {
 		return ""
 	}
 	return " The eviction is refused for now" + wording.Sentence(": "+answer.text)

@@ -5,12 +5,14 @@ package deployment
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -153,6 +155,29 @@ func TestReportWithoutProgressDoesNotDelayProgress(t *testing.T) {
 	s.memory.highest = ptr.To(2)
 	d := decide(s)
 	is.Equal(t, len(d.reports), 2, "reports")
+}
+
+// TestOldRefusalsAreNotQuoted covers a pod that a webhook has refused, and for which the API server
+// is not asked again, since another pod is not ready.
+func TestOldRefusalsAreNotQuoted(t *testing.T) {
+	for name, tc := range map[string]struct {
+		after time.Duration
+		want  bool
+	}{
+		"the answer still counts":        {denyRetry - time.Second, true},
+		"the next answer is due":         {denyRetry, true},
+		"the next answer is not overdue": {2*denyRetry - time.Second, true},
+		"the next answer is overdue":     {2 * denyRetry, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			never := under(nil, ptrTo(0), 3, 2)
+			s := at(tc.after, newDeployment(3, recorded(2, 3, web0), always), newTestPod("web-0", leaves(ours), reported(tc.after), never),
+				newTestPod("web-1", unready, readyFor(2*sickAfter), never), newTestPod("web-2", fresh, never))
+			d := decide(answeredFor("web-0", eviction.ConsentDenied, start, s))
+			check(t, d, "", "the pod waits until pod web-1 is ready or deleted")
+			is.Equal(t, strings.Contains(d.reports[0].message, "The eviction is refused for now: not today."), tc.want, "quotes the refusal")
+		})
+	}
 }
 
 // TestPodsOfAScaleDownGetNoReport: the pods that a scale-down deletes get no report if they are

@@ -163,6 +163,8 @@ type memory struct {
 	// time, and availableAt the time at which it last rose.
 	available   int
 	availableAt time.Time
+	// recoverySince is when an exchange first waited for pods to recover since the last progress.
+	recoverySince time.Time
 }
 
 // try is a surge for a pod that has ended or is about to end.

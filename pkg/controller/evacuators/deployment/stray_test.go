@@ -109,6 +109,11 @@ func TestStraysLeaveFirst(t *testing.T) {
 		s.memory.holds = holds
 		return s
 	}
+	// A pod of two has left, and the other one no longer has to leave.
+	atEnd := func(pods ...pod) situation {
+		n := int32(len(pods))
+		return at(replaceTime, newDeployment(n, recorded(2, n, "gone", web0)), pods...)
+	}
 	for name, tc := range map[string]struct {
 		s          situation
 		want, says string
@@ -132,7 +137,26 @@ func TestStraysLeaveFirst(t *testing.T) {
 			want: "lower web-1;hand over web-1;", says: "leaves before the other pods",
 		},
 		"a stray is deleted first if the surge ends before its eviction": {
-			s: at(replaceTime, newDeployment(3, recorded(2, 3, "gone", web0)), newTestPod("web-0"), stray(lanes), newTestPod("web-2", fresh)), want: "lower web-1;",
+			s: atEnd(newTestPod("web-0"), stray(lanes), newTestPod("web-2", fresh)), want: "lower web-1;",
+		},
+		"a stray with the lowest cost is deleted first as well": {
+			s: atEnd(newTestPod("web-0"), stray(lanes, cheapest), newTestPod("web-2", fresh)), want: "back to 2;",
+		},
+		"a stray that keeps its cost is not deleted in place of a replacement": {
+			s: atEnd(newTestPod("web-0"), stray(lanes, keepsCost), newTestPod("web-2", fresh)), want: "lower web-2;",
+		},
+		"a stray with a malformed cost is not deleted in place of a replacement": {
+			s: atEnd(newTestPod("web-0"), stray(lanes, costs("low")), newTestPod("web-2", fresh)), want: "lower web-2;",
+		},
+		"a replacement stays if one that is not ready is deleted with the stray": {
+			s: atEnd(newTestPod("web-0"), stray(lanes), newTestPod("web-2", fresh), newTestPod("web-3", fresh, unready)), want: "lower web-1;",
+		},
+		"a replacement stays if an unready stray and one that is not ready are deleted": {
+			s:    atEnd(newTestPod("web-0"), stray(lanes, unready), newTestPod("web-2", fresh), newTestPod("web-3", fresh, unready)),
+			want: "back to 2;",
+		},
+		"no cost is lowered if only an old pod that is not ready is deleted": {
+			s: atEnd(newTestPod("web-0", unready), stray(lanes), newTestPod("web-2", fresh)), want: "back to 2;",
 		},
 		"no turn ends before the stray has left":                 {s: at(time.Hour, up, first, stray(lanes, blocked)), says: "which is cordoned"},
 		"no turn ends before the next pod has had the full time": {s: after(true), says: "is not ready"},
