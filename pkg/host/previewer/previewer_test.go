@@ -5,6 +5,7 @@ package previewer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -27,6 +28,7 @@ import (
 	kubeinformers "k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/util/flowcontrol"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
@@ -426,6 +428,17 @@ func TestTimeIsLimited(t *testing.T) {
 		f := newFixture()
 		p := f.previewer()
 		p.config.Maintenances = waiting
+		_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
+		is.True(t, apierrors.IsTimeout(err), "got %v", err)
+	})
+	bubble.Run(t, "the rate limiter, shortly before the timeout", func(t *testing.T) {
+		p := newFixture().previewer()
+		limiter := flowcontrol.NewTokenBucketRateLimiter(1, 1)
+		p.config.Maintenances = func(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
+			deadline, _ := ctx.Deadline()
+			<-time.After(time.Until(deadline) - 100*time.Millisecond)
+			return nil, errors.Join(limiter.Wait(ctx), limiter.Wait(ctx))
+		}
 		_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
 		is.True(t, apierrors.IsTimeout(err), "got %v", err)
 	})
