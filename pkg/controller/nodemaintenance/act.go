@@ -92,7 +92,7 @@ func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error)
 	}
 	options := metav1.ListOptions{FieldSelector: "spec.nodeName=,status.phase=Pending", Limit: pageSize}
 	for {
-		list, err := c.host.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+		list, err := c.cluster.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
 		if apierrors.IsResourceExpired(err) && options.Continue != "" {
 			options.Continue = ""
 			continue

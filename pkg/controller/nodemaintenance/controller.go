@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -80,7 +79,6 @@ type Config struct {
 // Controller reconciles NodeMaintenances.
 type Controller struct {
 	cluster     *host.Cluster
-	host        kubernetes.Interface
 	maintenance versioned.Interface
 	recorder    events.EventRecorder
 	clock       clock.WithTicker
@@ -128,7 +126,6 @@ func New(config Config) (*Controller, error) {
 	nodes := config.Cluster.Nodes
 	c := &Controller{
 		cluster:           config.Cluster,
-		host:              config.Cluster.Client,
 		maintenance:       config.Cluster.Maintenance,
 		recorder:          config.Cluster.Recorder,
 		clock:             config.Clock,
