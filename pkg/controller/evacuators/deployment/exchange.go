@@ -355,9 +355,9 @@ func (s *situation) unreadyOthers(pods []*pod) (others []*pod) {
 // notReady has the pods that are not ready and do not wait to leave. A scale-down would delete them
 // first.
 type notReady struct {
-	// recovering have not been ready for less than sickAfter. starting are replacements for which
-	// an exchange waits longer, and hopeless those for which it no longer waits. sick are pods that
-	// are older than the surge.
+	// recovering became unready, or were created, less than sickAfter ago. starting are
+	// replacements for which an exchange waits longer, and hopeless those for which it no longer
+	// waits. sick are pods that are older than the surge.
 	recovering, starting, hopeless, sick []*pod
 }
 
@@ -424,7 +424,11 @@ func (m *memory) movedAt() time.Time { return latest(m.goneAt, m.availableAt) }
 // isStalled reports whether no further replacement has become available, and no pod has left, for
 // some time.
 func (d *decision) isStalled(s situation, after time.Duration) bool {
-	at := d.memory.movedAt().Add(after)
+	return d.isPast(s, d.memory.movedAt().Add(after))
+}
+
+// isPast reports whether a time has passed. If not, the Deployment is synced again at that time.
+func (d *decision) isPast(s situation, at time.Time) bool {
 	if s.now.Before(at) {
 		d.wakeAt(at)
 		return false
@@ -438,12 +442,7 @@ func (d *decision) hasWaited(s situation) bool {
 	if d.memory.recoverySince.Before(d.memory.movedAt()) {
 		d.memory.recoverySince = s.now
 	}
-	at := d.memory.recoverySince.Add(s.timeout / 2)
-	if s.now.Before(at) {
-		d.wakeAt(at)
-		return false
-	}
-	return true
+	return d.isPast(s, d.memory.recoverySince.Add(s.timeout/2))
 }
 
 // choose returns at most as many pods as given, of which at most as many as spare are available,
