@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -39,7 +37,7 @@ type nodeCount struct {
 	targetedOwn int
 	blocked     []*v1alpha1.Evacuation
 	// refused are the pods that cannot have an Evacuation because their namespace is terminating.
-	refused []*corev1.Pod
+	refused []*nodestate.Pod
 	// uncreatable are the pods that are asked to leave, but whose Evacuation could not be created
 	// or joined in two attempts.
 	uncreatable []uncreatablePod
@@ -90,7 +88,7 @@ func countPods(f *facts, c countFacts) *nodeCount {
 		reached := kept == "" && c.targets.Cover(pod.Plan)
 		targeted := reached && treatment.Behavior == v1alpha1.DrainBehaviorDrain
 		waitsForBudget := kept == drainplan.KeptBudget && c.targets.Cover(pod.Plan)
-		if pod.Ours && (!targeted && !waitsForBudget || paused && !hasBegun(pod.Evacuation, pod.Pod)) {
+		if pod.Ours && (!targeted && !waitsForBudget || paused && !hasBegun(pod.Evacuation, !pod.StopsAt.IsZero())) {
 			n.unwanted = append(n.unwanted, pod.Evacuation)
 		}
 		if kept != "" {
@@ -138,7 +136,7 @@ func (n *nodeCount) addEvacuation(pod *nodestate.Pod, refused refusal, targeted 
 	case pod.Evacuation == nil:
 		n.pending++
 		if refused.terminating {
-			n.refused = append(n.refused, pod.Pod)
+			n.refused = append(n.refused, pod)
 			return
 		}
 	case nodestate.TrueReason(pod.Evacuation, v1alpha1.ConditionBlocked) != "":
@@ -157,10 +155,9 @@ func (n *nodeCount) addEvacuation(pod *nodestate.Pod, refused refusal, targeted 
 }
 
 // hasBegun reports whether an Evacuation stays during a pause: its pod is terminating, its
-// evacuator has reported, or it cannot be cancelled. A pod that is not in the cache may be
-// terminating.
-func hasBegun(e *v1alpha1.Evacuation, pod *corev1.Pod) bool {
-	return pod == nil || pod.DeletionTimestamp != nil || e.Status.EvacuationProgressTimestamp != nil ||
+// evacuator has reported, or it cannot be cancelled.
+func hasBegun(e *v1alpha1.Evacuation, terminating bool) bool {
+	return terminating || e.Status.EvacuationProgressTimestamp != nil ||
 		e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid
 }
 
@@ -204,7 +201,7 @@ func (n *nodeCount) addKept(pod *nodestate.Pod, why drainplan.KeptReason) {
 	if reason := why.KeptStatic(); reason != "" {
 		n.keptStatic[reason]++
 	}
-	n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", why, pod.Namespace, ownerName(pod.Pod)))
+	n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", why, pod.Namespace, pod.Owner))
 }
 
 // lastMove returns the time of the last progress of a pod, zero if there was none. For a
@@ -272,13 +269,6 @@ func (n *nodeCount) fill(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaint
 	}
 	entry.PodsPeak = peakOf(nm, entry)
 	entry.PodsGonePeak = gonePeakOf(nm, entry)
-}
-
-func ownerName(pod *corev1.Pod) string {
-	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && owner.Kind != "Node" {
-		return owner.Name
-	}
-	return pod.Name
 }
 
 // remainder counts the pods that are left on the nodes of a maintenance.

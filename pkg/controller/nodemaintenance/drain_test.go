@@ -272,17 +272,17 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 }
 
 func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
-	pods := func(names ...string) []*corev1.Pod {
-		var out []*corev1.Pod
+	pods := func(names ...string) []*nodestate.Pod {
+		var out []*nodestate.Pod
 		for _, name := range names {
-			out = append(out, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: name}})
+			out = append(out, &nodestate.Pod{Namespace: "blue", Name: name})
 		}
 		return out
 	}
 	long := strings.Repeat("x", 60)
 	for sentence, tc := range map[string]struct {
 		planned string
-		refused []*corev1.Pod
+		refused []*nodestate.Pod
 		want    string
 	}{
 		"no pod in a terminating namespace": {"Evacuating", nil, "Evacuating"},

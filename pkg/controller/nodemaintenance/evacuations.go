@@ -22,7 +22,6 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // evacuationStep is the next step for a pod that is asked to leave.
@@ -73,7 +72,7 @@ func (c *Controller) evacuate(ctx context.Context, f *facts, d *decision) error 
 		if decideEvacuation(pod) == stepAdopt {
 			return c.adopt(ctx, f.subject.NodeMaintenance, pod)
 		}
-		return c.create(ctx, f.subject.NodeMaintenance, pod.Pod)
+		return c.create(ctx, f.subject.NodeMaintenance, pod)
 	})
 }
 
@@ -150,9 +149,9 @@ func ownPodsAreNext(counts []*nodeCount) bool {
 
 // request sends a request for the Evacuation of a pod, if the maintenance still drains its node. A
 // failed request is retried later. After two failures the status of the node reports the error.
-func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, send func(context.Context) error) error {
+func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *nodestate.Pod, send func(context.Context) error) error {
 	err := c.state.Requests.Do(pod, func() error {
-		if !c.isStillDraining(nm, podcache.NodeOf(pod)) {
+		if !c.isStillDraining(nm, pod.Node) {
 			return nodestate.ErrNotRequested
 		}
 		bounded, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -175,7 +174,7 @@ func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, 
 }
 
 // create creates the Evacuation of a pod. It ignores errors that concern this pod alone.
-func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *corev1.Pod) error {
+func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *nodestate.Pod) error {
 	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  pod.Namespace,
@@ -207,7 +206,7 @@ func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, p
 		// The pods are deleted together with the namespace. The status counts and names them.
 		return nil
 	case isAboutPod(err):
-		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KObj(pod), "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KRef(pod.Namespace, pod.Name), "reason", err.Error())
 		return nil
 	}
 	// The Evacuation may exist although the request failed.
@@ -229,7 +228,7 @@ func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) 
 // make the sync of the maintenance fail.
 func (c *Controller) adopt(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *nodestate.Pod) error {
 	e := pod.Evacuation
-	err := c.request(ctx, nm, pod.Pod, func(ctx context.Context) error {
+	err := c.request(ctx, nm, pod, func(ctx context.Context) error {
 		err := c.setFinalizers(ctx, e, append(slices.Clone(e.Finalizers), v1alpha1.FinalizerInstigatorNodeMaintenance))
 		if err == nil || apierrors.IsNotFound(err) {
 			return nil
@@ -242,7 +241,7 @@ func (c *Controller) adopt(ctx context.Context, nm *v1alpha1.NodeMaintenance, po
 		return err
 	})
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
-		klog.FromContext(ctx).V(2).Info("Evacuation cannot be joined", "pod", klog.KObj(pod.Pod), "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Evacuation cannot be joined", "pod", klog.KRef(pod.Namespace, pod.Name), "reason", err.Error())
 		return nil
 	}
 	return err
@@ -280,13 +279,15 @@ func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 		return false
 	}
 	pod, hands := c.state.PodOf(e), c.state.HandsOn(node)
+	// A pod that is not in the cache may be terminating.
+	begun := hasBegun(e, pod == nil || pod.DeletionTimestamp != nil)
 	if pod != nil {
 		if kept := c.state.Classify(pod, node).Kept; kept != "" && kept != drainplan.KeptBudget {
 			return false
 		}
 	}
 	return c.holders.Any(nodeName, func(nm *v1alpha1.NodeMaintenance) bool {
-		if hands.Stops(nm, nodeName) || v1alpha1.IsPaused(nm) && !hasBegun(e, pod) {
+		if hands.Stops(nm, nodeName) || v1alpha1.IsPaused(nm) && !begun {
 			return false
 		}
 		if pod == nil {

@@ -55,21 +55,24 @@ func newWorld(t *testing.T, nm *v1alpha1.NodeMaintenance, nodes ...*corev1.Node)
 // run adds a running pod without an Evacuation to its node.
 func (w *world) run(pod *corev1.Pod, modify ...func(*nodestate.Pod)) {
 	node := w.node(podcache.NodeOf(pod))
-	p := nodestate.Pod{Pod: pod, Plan: drainplan.PodOf(pod, node.UID), Bound: pod.Spec.NodeName != ""}
-	p.Kept = drainplan.Kept(pod, p.Plan.Type, node, w.evacuators)
-	if pod.DeletionTimestamp != nil {
-		p.StopsAt, p.Grace = pod.DeletionTimestamp.Time, time.Duration(*pod.DeletionGracePeriodSeconds)*time.Second
-	}
+	p := nodestate.NewPod(pod, node, w.evacuators)
 	for _, m := range modify {
 		m(&p)
 	}
 	w.pods[pod.Name] = p
 }
 
+// change changes a pod of the world.
+func (w *world) change(name string, modify func(*nodestate.Pod)) {
+	p := w.pods[name]
+	modify(&p)
+	w.pods[name] = p
+}
+
 // evacuated adds an Evacuation of ours to a pod.
 func evacuated(modify ...func(*v1alpha1.Evacuation)) func(*nodestate.Pod) {
 	return func(p *nodestate.Pod) {
-		p.Evacuation = ourEvacuation(p.Name, p.Spec.NodeName, modify...)
+		p.Evacuation = ourEvacuation(p.Name, p.Node, modify...)
 		p.Ours = nodestate.IsOurs(p.Evacuation)
 	}
 }
@@ -110,7 +113,7 @@ func (w *world) decide() (*decision, []string) {
 	for _, node := range w.nodes {
 		view := &nodestate.View{Plan: &drainplan.Node{Name: node.Name, UID: node.UID}}
 		for _, pod := range w.pods {
-			if podcache.NodeOf(pod.Pod) != node.Name {
+			if pod.Node != node.Name {
 				continue
 			}
 			view.Pods = append(view.Pods, pod)
@@ -133,7 +136,7 @@ func (w *world) decide() (*decision, []string) {
 		work, _ := due(w.facts, d)
 		for _, pod := range work {
 			asked = append(asked, pod.Name)
-			w.run(pod.Pod, evacuated())
+			w.change(pod.Name, evacuated())
 		}
 	}
 	slices.Sort(asked)

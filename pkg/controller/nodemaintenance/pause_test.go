@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -202,14 +203,14 @@ func TestPausesChangeNothingInTheEnd(t *testing.T) {
 			for _, name := range d.unwanted() {
 				p := w.pods[name]
 				is.True(t, p.Evacuation.Status.EvacuationProgressTimestamp == nil, "seed %d: the begun Evacuation of %s is withdrawn", seed, name)
-				w.run(p.Pod)
+				w.change(name, func(p *nodestate.Pod) { p.Evacuation, p.Ours = nil, false })
 			}
 			for _, name := range slices.Sorted(maps.Keys(w.pods)) {
 				switch p := w.pods[name]; {
 				case p.Evacuation == nil:
 				case p.Evacuation.Status.EvacuationProgressTimestamp == nil:
 					if random.IntN(3) == 0 {
-						w.run(p.Pod, evacuated(begun))
+						w.change(name, evacuated(begun))
 					}
 				case random.IntN(4) == 0:
 					w.gone(name)
@@ -341,7 +342,7 @@ func TestRequestAfterAPause(t *testing.T) {
 		pod := newPod("p", "one", 0)
 		f.create(pod)
 		f.cached()
-		must.Do(t, f.Controller.create(f.ctx, before, pod))
+		must.Do(t, f.Controller.create(f.ctx, before, ptr.To(f.state.Classify(pod, f.node("one")))))
 		f.cached()
 		f.wantEvacuating()
 	})

@@ -113,12 +113,13 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 // Evacuation for it.
 func TestCompleteWaitsForRequestsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pod := newPod("p", "one", 0)
-		f := newFixture(t, newNode("one"), pod, newMaintenance("m", createdAt(stageCordon)))
+		pod, node := newPod("p", "one", 0), newNode("one")
+		f := newFixture(t, node, pod, newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
+		asked := f.state.Classify(pod, node)
 		answer, answered := make(chan struct{}), make(chan error)
 		go func() {
-			answered <- f.state.Requests.Do(pod, func() error { <-answer; return nil })
+			answered <- f.state.Requests.Do(&asked, func() error { <-answer; return nil })
 		}()
 		synctest.Wait()
 		f.enter("m", stageComplete)
@@ -156,7 +157,7 @@ func TestNoEvacuationForACompletedMaintenance(t *testing.T) {
 		f.enter("m", stageComplete)
 		node := f.node("one")
 		for _, err := range []error{
-			f.Controller.create(f.ctx, before, pod), f.adopt(f.ctx, before, ptr.To(f.state.Classify(joined, node))),
+			f.Controller.create(f.ctx, before, ptr.To(f.state.Classify(pod, node))), f.adopt(f.ctx, before, ptr.To(f.state.Classify(joined, node))),
 		} {
 			if err != nil {
 				t.Error(err)
@@ -185,7 +186,7 @@ func TestNoEvacuationOnADeselectedNode(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.cached()
-		if err := f.Controller.create(f.ctx, before, pod); err != nil {
+		if err := f.Controller.create(f.ctx, before, ptr.To(f.state.Classify(pod, f.node("one")))); err != nil {
 			t.Error(err)
 		}
 		f.wantEvacuating()

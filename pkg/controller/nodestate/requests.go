@@ -18,7 +18,6 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // RequestPatience is the time for which a requested Evacuation is assumed to exist although it is
@@ -88,11 +87,11 @@ func newRequests(clock clock.PassiveClock, ended func(node string)) *Requests {
 // The record is dropped when the Evacuation is in the cache. After a failure, no request is sent
 // for the pod for RequestPatience, which doubles with each failure, so that a webhook that hangs
 // for some pods does not delay others.
-func (r *Requests) Do(pod *corev1.Pod, send func() error) error {
+func (r *Requests) Do(pod *Pod, send func() error) error {
 	r.remember(pod)
 	err := send()
 	if errors.Is(err, ErrNotRequested) {
-		r.End(podcache.NodeOf(pod), pod.UID)
+		r.End(pod.Node, pod.UID)
 		return nil
 	}
 	r.mu.Lock()
@@ -115,14 +114,14 @@ func (r *Requests) Do(pod *corev1.Pod, send func() error) error {
 	return err
 }
 
-func (r *Requests) remember(pod *corev1.Pod) {
+func (r *Requests) remember(pod *Pod) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	request := r.pods[pod.UID]
 	r.forget(pod.UID)
 	// Keep Terminating and the failures: a namespace that is being deleted remains so.
 	request.Evacuation = types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
-	request.Pod, request.Node, request.Unanswered = pod.UID, podcache.NodeOf(pod), true
+	request.Pod, request.Node, request.Unanswered = pod.UID, pod.Node, true
 	request.Tried = r.clock.Now()
 	request.Until = request.Tried.Add(RequestPatience)
 	if r.byNode[request.Node] == nil {

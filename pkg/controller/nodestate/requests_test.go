@@ -22,9 +22,7 @@ import (
 )
 
 func TestRequests(t *testing.T) {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}, Spec: corev1.PodSpec{NodeName: "one"},
-	}
+	pod := &Pod{Namespace: "shop", Name: "web", UID: "1", Node: "one"}
 	key := types.NamespacedName{Namespace: "shop", Name: protocol.CanonicalName("web", "1")}
 	// answering returns a function that makes a request whose send returns answer. Before that,
 	// send calls the functions in during.

@@ -14,16 +14,28 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// Pod is a live pod that is on a node or nominated for the node.
+// Pod is a live pod that is on a node or nominated for the node. It has copies of the few fields
+// that a drain reads: a corev1.Pod would take six times as much memory, in the view of every node
+// under maintenance.
 type Pod struct {
-	*corev1.Pod
+	Namespace, Name string
+	UID             types.UID
+	// Node is the node for which the pod counts (see podcache.NodeOf), and Bound is set if the pod
+	// is bound to it, and not only nominated for it.
+	Node  string
+	Bound bool
+	// Owner is the name of the pod's controller. It is the name of the pod if it has none or is
+	// static.
+	Owner string
 	// Plan has the fields of the pod that the planner reads.
 	Plan drainplan.Pod
 	// Kept is the reason why the pod is kept, "" if it has to leave.
@@ -36,10 +48,8 @@ type Pod struct {
 	// Evacuation is the pod's Evacuation, or nil; Ours: it has our finalizer.
 	Evacuation *v1alpha1.Evacuation
 	Ours       bool
-	// Bound is set if the pod is bound to the node, and not only nominated for it. StopsAt is the
-	// end of its grace period, zero if it is not terminating, and Grace is the length of that
-	// period. They are copied here because a drain reads them for every pod.
-	Bound   bool
+	// StopsAt is the end of the pod's grace period, zero if the pod is not terminating, and Grace is
+	// the length of that period.
 	StopsAt time.Time
 	Grace   time.Duration
 }
@@ -129,18 +139,17 @@ func (s *State) View(node *corev1.Node) (*View, error) {
 }
 
 func (s *State) buildView(node *corev1.Node) (*View, error) {
-	pods := s.pods.OnNode(node.Name)
-	view := &View{Pods: make([]Pod, 0, len(pods)), Plan: &drainplan.Node{Name: node.Name, UID: node.UID}}
-	for _, pod := range pods {
+	view := &View{Pods: make([]Pod, 0, s.pods.CountOn(node.Name)), Plan: &drainplan.Node{Name: node.Name, UID: node.UID}}
+	s.pods.VisitOn(node.Name, func(pod *corev1.Pod) {
 		if !drainplan.IsLive(pod) {
-			continue
+			return
 		}
 		live := s.Classify(pod, node)
 		if !live.KeptAt.IsZero() && live.Kept == "" && (view.Recheck.IsZero() || live.KeptAt.Before(view.Recheck)) {
 			view.Recheck = live.KeptAt
 		}
 		view.Pods = append(view.Pods, live)
-	}
+	})
 	slices.SortFunc(view.Pods, func(a, b Pod) int {
 		if a.Namespace != b.Namespace {
 			return strings.Compare(a.Namespace, b.Namespace)
@@ -181,21 +190,31 @@ func (s *State) LivePods(ctx context.Context, node *corev1.Node) ([]Pod, error) 
 	return pods, nil
 }
 
-// Classify returns how a drain treats a pod on a node.
-func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
+// NewPod returns a Pod with the fields that depend only on the pod, its node, and evacuators, which
+// are the enabled built-in evacuators.
+func NewPod(pod *corev1.Pod, node *corev1.Node, evacuators sets.Set[string]) Pod {
 	plan := drainplan.PodOf(pod, node.UID)
-	live := Pod{Pod: pod, Plan: plan, Kept: drainplan.Kept(pod, plan.Type, node, s.evacuators), Own: s.isOwn(pod)}
-	live.Bound = pod.Spec.NodeName != ""
+	live := Pod{
+		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Node: podcache.NodeOf(pod), Bound: pod.Spec.NodeName != "", Owner: ownerOf(pod),
+		Plan: plan, Kept: drainplan.Kept(pod, plan.Type, node, evacuators),
+	}
 	if pod.DeletionTimestamp != nil {
 		live.StopsAt = pod.DeletionTimestamp.Time
 		if seconds := pod.DeletionGracePeriodSeconds; seconds != nil {
 			live.Grace = time.Duration(*seconds) * time.Second
 		}
 	}
+	return live
+}
+
+// Classify returns how a drain treats a pod on a node.
+func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
+	live := NewPod(pod, node, s.evacuators)
+	live.Own = s.isOwn(pod)
 	if live.Evacuation = s.cluster.EvacuationOf(pod); live.Evacuation != nil {
 		live.Ours = IsOurs(live.Evacuation)
 	}
-	if live.Evacuation != nil && live.Kept == "" && plan.Type == v1alpha1.PodTypeDaemonSet {
+	if live.Evacuation != nil && live.Kept == "" && live.Plan.Type == v1alpha1.PodTypeDaemonSet {
 		var waits bool
 		if live.KeptAt, waits = protocol.KeptByBudgetAt(live.Evacuation, s.budgetPatience); waits && !s.clock.Now().Before(live.KeptAt) {
 			live.Kept = drainplan.KeptBudget
@@ -205,4 +224,13 @@ func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
 		live.Kept = drainplan.KeptOwn
 	}
 	return live
+}
+
+// ownerOf returns what a status calls the owner of a pod. The controller of a static pod is its
+// node, which says nothing about the pod.
+func ownerOf(pod *corev1.Pod) string {
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && owner.Kind != "Node" {
+		return owner.Name
+	}
+	return pod.Name
 }
