@@ -204,7 +204,9 @@ func decideOffered(f *facts) decision {
 		return decision{} // the status or the answer of the authorizer follows
 	}
 	task := f.owner.Spec.Task
-	if met, _ := f.isMet(task, f.task.Spec.Before); met {
+	// A node that meets the condition and is not healthy stays offered, until a worker claims it or
+	// the deadline is over.
+	if met, _ := f.isMet(task, f.task.Spec.Before); met && f.whyNotVerified() == "" {
 		d := f.enter(v1alpha1.NodeTaskDone, "The node meets doneWhen without any work")
 		d.event, d.result = event{corev1.EventTypeNormal, EventVerified, d.status.ServerMessage}, string(v1alpha1.NodeTaskDone)
 		return d
@@ -398,7 +400,10 @@ func decideFailed(f *facts) decision {
 		return decision{step: stepDelete, event: event{corev1.EventTypeWarning, EventWithdrawn, fmt.Sprintf(
 			"The failed work is forgotten: NodeMaintenance %s does not select the node any more", f.task.Spec.Maintenance.Name)}}
 	case f.task.Status.Result == v1alpha1.NodeTaskResultDone:
-		return f.enter(v1alpha1.NodeTaskVerifying, "")
+		// The reason stays until the node is verified: until then rollouts count the failure.
+		d := f.enter(v1alpha1.NodeTaskVerifying, "")
+		d.status.Reason = f.task.Status.Reason
+		return d
 	case f.task.Status.Reason == v1alpha1.NodeTaskNotVerified && f.whyNotVerified() == "":
 		d := f.enter(v1alpha1.NodeTaskVerifying, "")
 		d.status.Result = v1alpha1.NodeTaskResultDone

@@ -272,7 +272,10 @@ func TestDecideOffered(t *testing.T) {
 			newFacts(newMaintenance("m", doneWhen("true")), withTask(offered, holder("w"))),
 			wanted{step: stepWrite, state: v1alpha1.NodeTaskDone, event: EventVerified, note: "without any work"},
 		},
-		"a claim needs a look": {newFacts(newMaintenance("m"), withTask(offered, holder("w"))), wanted{step: stepLook}},
+		"stays offered at its goal: not Ready": {newFacts(newMaintenance("m", doneWhen("true")), withTask(offered), notReady), wanted{wake: 28 * time.Minute}},
+		"stays offered at its goal: a taint":   {newFacts(newMaintenance("m", doneWhen("true")), withTask(offered), tainted), wanted{wake: 28 * time.Minute}},
+		"a claim at the goal, not Ready":       {newFacts(newMaintenance("m", doneWhen("true")), withTask(offered, holder("w")), notReady), wanted{step: stepLook}},
+		"a claim needs a look":                 {newFacts(newMaintenance("m"), withTask(offered, holder("w"))), wanted{step: stepLook}},
 		"a claim is granted": {
 			newFacts(newMaintenance("m"), withTask(offered, holder("w")), looked("")),
 			wanted{step: stepWrite, state: v1alpha1.NodeTaskClaimed, event: EventClaimed, note: `Worker "w" of user "user-w"`},
@@ -293,6 +296,17 @@ func TestDecideOffered(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
 	}
+}
+
+// TestFailureCountsUntilItIsVerified: a late result Done is not believed before the node is
+// verified.
+func TestFailureCountsUntilItIsVerified(t *testing.T) {
+	late := decide(newFacts(newMaintenance("m", doneWhen("false")),
+		withTask(v1alpha1.NodeTaskFailed, because(v1alpha1.NodeTaskLost), result(v1alpha1.NodeTaskResultDone)))).status
+	is.True(t, late.State == v1alpha1.NodeTaskVerifying && late.Reason == v1alpha1.NodeTaskLost, "got %s %s", late.State, late.Reason)
+	verified := decide(newFacts(newMaintenance("m", doneWhen("true")),
+		withTask(v1alpha1.NodeTaskVerifying, because(v1alpha1.NodeTaskLost), result(v1alpha1.NodeTaskResultDone)))).status
+	is.True(t, verified.State == v1alpha1.NodeTaskDone && verified.Reason == "", "got %s %s", verified.State, verified.Reason)
 }
 
 func TestDecideClaimed(t *testing.T) {

@@ -74,7 +74,11 @@ type Cluster struct {
 	// missing are the names of nodes that have a NodeTask, or that are announced, but that the
 	// cluster does not have. They may return at any time, and keep their places.
 	missing map[string]bool
-	// failed has the times of the last failure of the maintenances with a failed task.
+	// renewed are the nodes with a NodeTask of an earlier Node of the same name: a worker has
+	// installed them again, and their labels may not be complete.
+	renewed map[string]bool
+	// failed has the times of the last failure of the maintenances with a task that has failed, and
+	// whose work has not been verified since.
 	failed map[string]time.Time
 }
 
@@ -82,16 +86,23 @@ type Cluster struct {
 func NewCluster(facts Facts) *Cluster {
 	c := &Cluster{
 		Facts: facts, tasks: make(map[string]*v1alpha1.NodeTask, len(facts.Tasks)),
-		taken: map[string]string{}, wait: map[string]string{}, missing: map[string]bool{}, failed: map[string]time.Time{},
+		taken: map[string]string{}, wait: map[string]string{}, missing: map[string]bool{}, renewed: map[string]bool{}, failed: map[string]time.Time{},
 	}
 	for _, task := range c.Tasks {
 		c.tasks[task.Name] = task
-		if c.Nodes.byName[task.Name] != nil {
+		n, isOver := c.Nodes.byName[task.Name], task.Status.State == v1alpha1.NodeTaskDone
+		if n != nil {
 			c.take(task)
-		} else if task.Status.State != v1alpha1.NodeTaskDone {
-			c.missing[task.Name] = true
 		}
-		if task.Status.State == v1alpha1.NodeTaskFailed {
+		switch {
+		case isOver:
+		case n == nil:
+			c.missing[task.Name] = true
+		case task.Spec.NodeUID != n.UID:
+			c.renewed[task.Name] = true
+		}
+		// A late result of work that has failed is verified with the reason of the failure.
+		if state := task.Status.State; state == v1alpha1.NodeTaskFailed || state == v1alpha1.NodeTaskVerifying && task.Status.Reason != "" {
 			of := task.Spec.Maintenance.Name
 			c.failed[of] = window.Latest(c.failed[of], timeOf(task.Status.StateTime))
 		}

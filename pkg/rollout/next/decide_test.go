@@ -30,7 +30,9 @@ type scene struct {
 	facts    Facts
 	rollout  *v1alpha1.NodeMaintenanceRollout
 	attempts []*v1alpha1.NodeMaintenance
-	ready    Rollout
+	// unmatched are the nodes that the rollout does not select.
+	unmatched map[string]bool
+	ready     Rollout
 }
 
 type change func(*scene)
@@ -53,7 +55,7 @@ func aNode(name string) *corev1.Node {
 // decide makes the decision for a rollout over nodes n0, n1 and so on, in stage Roll, of which one
 // may be out.
 func decide(n int, changes ...change) Decision {
-	s := &scene{holders: map[string][]*v1alpha1.NodeMaintenance{}, pods: map[string]int{}, goals: map[string]Goal{}, rollout: &v1alpha1.NodeMaintenanceRollout{}}
+	s := &scene{holders: map[string][]*v1alpha1.NodeMaintenance{}, pods: map[string]int{}, goals: map[string]Goal{}, unmatched: map[string]bool{}, rollout: &v1alpha1.NodeMaintenanceRollout{}}
 	s.rollout.Name = "kernel"
 	s.rollout.Spec.Stage = v1alpha1.RolloutStageRoll
 	s.rollout.Spec.Limits = []v1alpha1.RolloutLimit{maxUnavailable(1, "")}
@@ -76,7 +78,9 @@ func decide(n int, changes ...change) Decision {
 	for _, node := range s.nodes {
 		_, isDone := worked[node.UID]
 		all = append(all, NewNode(node, s.holders[node.Name], now))
-		s.ready.Members = append(s.ready.Members, Member{node.Name, s.goals[node.Name], isDone})
+		if !s.unmatched[node.Name] {
+			s.ready.Members = append(s.ready.Members, Member{node.Name, s.goals[node.Name], isDone})
+		}
 	}
 	s.facts.Nodes, s.facts.Pods = NewNodes(all), func(node string) int { return s.pods[node] }
 	return Decide(NewCluster(s.facts), &s.ready)
@@ -176,6 +180,20 @@ func notReady(d time.Duration) func(*corev1.Node) {
 	}
 }
 
+// atWork lets a worker have a node.
+func atWork(name string) change {
+	return func(s *scene) {
+		for _, c := range []change{runs("Claimed", name), attempts(attempt(name, "")), tasked(name, v1alpha1.NodeTaskClaimed, "kernel-"+name)} {
+			c(s)
+		}
+	}
+}
+
+func unmatched(name string) change { return func(s *scene) { s.unmatched[name] = true } }
+
+// installedAgain gives a Node the UID of a new one.
+func installedAgain(n *corev1.Node) { n.UID = "new" }
+
 func cordoned(n *corev1.Node) { n.Spec.Unschedulable = true }
 
 func cordonedByOther(n *corev1.Node) {
@@ -196,7 +214,7 @@ func held(name string, task bool) change {
 
 func tasked(name string, state v1alpha1.NodeTaskState, maintenance string) change {
 	return func(s *scene) {
-		s.facts.Tasks = append(s.facts.Tasks, (&simTask{name: name, state: state, maintenance: maintenance, since: 60}).object())
+		s.facts.Tasks = append(s.facts.Tasks, (&simTask{name: name, uid: "uid-" + name, state: state, maintenance: maintenance, since: 60}).object())
 	}
 }
 
@@ -243,6 +261,31 @@ func TestStart(t *testing.T) {
 		"a label that changed does not stop its domain": {4, []change{
 			wide, limits(maxUnavailable(9, ""), maxDomains(1, "zone")), labelled("zone", "a", "b", "b", "a"), runs("Draining", "n0", "n1"),
 		}, ""},
+		"none while a late result is verified": {5, []change{
+			wide, limits(maxUnavailable(5, "")), attempts(attempt("n1", "")), runs("Failed", "n1"), tasked("n1", v1alpha1.NodeTaskVerifying, "kernel-n1"),
+			func(s *scene) { s.facts.Tasks[0].Status.Reason = v1alpha1.NodeTaskLost },
+		}, ""},
+		"a missing node may return in another domain": {2, []change{
+			wide, limits(maxUnavailable(9, ""), maxDomains(1, "zone")), labelled("zone", "b", "b"), atWork("gone"),
+		}, ""},
+		"a missing node does not stop a domain that is open": {3, []change{
+			wide, limits(maxUnavailable(9, ""), maxDomains(1, "zone")), labelled("zone", "a", "a", "b"), runs("Draining", "n0"), atWork("gone"),
+		}, "n1"},
+		"a node at work that does not match any more takes a place": {4, []change{
+			wide, limits(maxUnavailable(2, "")), atWork("n3"), unmatched("n3"),
+		}, "n0"},
+		"and one in every domain": {4, []change{
+			wide, limits(maxUnavailable(1, "zone")), labelled("zone", "a", "b"), atWork("n3"), unmatched("n3"),
+		}, ""},
+		"a node that was installed again takes one place": {4, []change{
+			wide, limits(maxUnavailable(2, "")), atWork("n3"), node("n3", installedAgain),
+		}, "n0"},
+		"and one in every domain, since labels may follow": {4, []change{
+			wide, limits(maxUnavailable(1, "zone")), labelled("zone", "a", "b"), atWork("n3"), node("n3", installedAgain),
+		}, ""},
+		"it may become a control-plane node": {4, []change{
+			wide, limits(maxUnavailable(4, "")), node("n0", controlPlane), atWork("n3"), node("n3", installedAgain), unmatched("n3"),
+		}, "n1 n2"},
 		"nodes that are not Ready take places":       {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(time.Minute))}, "n1"},
 		"nodes that just became not Ready do not":    {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(29*time.Second))}, "n1 n2"},
 		"unless users cordoned them before":          {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", cordoned, notReady(10*time.Second))}, "n1"},

@@ -32,17 +32,23 @@ type limit struct {
 	out     []*Node
 	domains map[string]*places
 	missing int
+	// strays are nodes that are out and whose labels do not tell where they belong. They count in
+	// every domain, too.
+	strays map[string]bool
 	// buffer is the memory of the last result of costs.
 	buffer []cost
 
 	// maxDomains is the number of open domains; 0 if this is a limit of nodes. open are those in
-	// which units run or soak, begun those in which there were others before.
+	// which units run or soak, begun those in which there were others before. vanished are the
+	// missing nodes of units that run: any of them may open another domain when it returns.
 	maxDomains  int
 	open, begun map[string]bool
+	vanished    []string
 }
 
-// places counts the nodes of a domain, those that are out, and those that may be.
-type places struct{ total, out, allowed int }
+// places counts the nodes of a domain, those that are out, and those that may be. strays are the
+// strays among those that are out.
+type places struct{ total, out, allowed, strays int }
 
 // readLimits makes the limits of the rollout and those of the cluster, and counts what is out.
 func (d *decider) readLimits() {
@@ -73,16 +79,27 @@ func allowed(value *intstr.IntOrString, total int) int {
 	return max(1, scaled)
 }
 
-// count adds a limit of the matching nodes, and counts them.
+// count adds a limit of the matching nodes, and counts them. A node of a unit that runs may not
+// match any more, because its labels or the selector have changed.
 func (d *decider) count(l *limit, value *intstr.IntOrString) {
-	d.add(l)
+	strays := maps.Clone(d.cluster.renewed)
+	for name := range d.inside {
+		if n := d.cluster.Nodes.byName[name]; n != nil && d.cluster.isOut(n) {
+			strays[name] = true
+		}
+	}
+	for i := range d.members {
+		if name := d.members[i].Name; !d.cluster.renewed[name] {
+			delete(strays, name)
+		}
+	}
+	d.add(l, strays)
 	for i := range d.members {
 		m := &d.members[i]
 		p := l.at(l.domainOf(m.Node))
 		p.total++
 		if m.isOut {
-			p.out++
-			l.out = append(l.out, m.Node)
+			l.take(m.Node)
 		}
 	}
 	for _, p := range l.domains {
@@ -92,14 +109,28 @@ func (d *decider) count(l *limit, value *intstr.IntOrString) {
 
 // countAll adds a limit of nodes of the whole cluster, without domains. total is their number.
 func (d *decider) countAll(l *limit, value *intstr.IntOrString, total int) {
-	d.add(l)
-	*l.at("") = places{total, len(l.out), allowed(value, total)}
+	d.add(l, d.cluster.renewed)
+	p, out := l.at(""), l.out
+	p.total, p.allowed, l.out = total, allowed(value, total), nil
+	for _, n := range out {
+		l.take(n)
+	}
 }
 
 // add adds a limit of nodes.
-func (d *decider) add(l *limit) {
-	l.cluster, l.domains, l.missing = d.cluster, map[string]*places{}, len(d.cluster.missing)
+func (d *decider) add(l *limit, strays map[string]bool) {
+	l.cluster, l.domains, l.missing, l.strays = d.cluster, map[string]*places{}, len(d.cluster.missing), strays
 	d.limits = append(d.limits, l)
+}
+
+// take counts a node that is out.
+func (l *limit) take(n *Node) {
+	p := l.at(l.domainOf(n))
+	p.out++
+	if l.strays[n.Name] {
+		p.strays++
+	}
+	l.out = append(l.out, n)
 }
 
 // openDomains adds a limit of domains, and notes in which the rollout is at work, and was before.
@@ -107,8 +138,13 @@ func (d *decider) openDomains(l *limit) {
 	l.cluster, l.open, l.begun = d.cluster, map[string]bool{}, map[string]bool{}
 	for _, u := range d.running {
 		for _, name := range u.work.nodes {
-			if n := d.cluster.Nodes.byName[name]; n != nil && !u.work.failed {
+			n := d.cluster.Nodes.byName[name]
+			switch {
+			case u.work.failed:
+			case n != nil:
 				l.open[l.domainOf(n)] = true
+			case d.cluster.missing[name]:
+				l.vanished = append(l.vanished, name)
 			}
 		}
 	}
@@ -203,9 +239,12 @@ func (l *limit) refuses(u *Unit) (domain string, refused bool) {
 			}
 			continue
 		}
-		if p := l.at(c.domain); p.out-c.counted+c.added+l.missing > p.allowed {
+		if p := l.at(c.domain); p.out-c.counted+c.added+l.missing+len(l.strays)-p.strays > p.allowed {
 			return c.domain, true
 		}
+	}
+	if open > len(l.open) {
+		open += len(l.vanished)
 	}
 	return "", open > l.maxDomains
 }
@@ -229,14 +268,21 @@ func (l *limit) start(u *Unit) {
 // refusal describes for people who takes the places of a limit in a domain.
 func (d *decider) refusal(l *limit, domain string) string {
 	if l.maxDomains > 0 {
-		return fmt.Sprintf("%s allows %s of %s, and units run in %s", l.name, wording.Count(l.maxDomains, "domain"), l.key,
-			Names(slices.Collect(maps.Keys(l.open))))
+		in := slices.Collect(maps.Keys(l.open))
+		for _, name := range l.vanished {
+			in = append(in, "that of node "+name+", which does not exist, but may return")
+		}
+		return fmt.Sprintf("%s allows %s of %s, and units run in %s", l.name, wording.Count(l.maxDomains, "domain"), l.key, Names(in))
 	}
 	var takers []string
+	taker := func(n *Node) { takers = append(takers, n.Name+" "+cmp.Or(n.down, d.cluster.takenBy(n))) }
 	for _, n := range l.out {
-		if l.domainOf(n) == domain {
-			takers = append(takers, n.Name+" "+cmp.Or(n.down, d.cluster.takenBy(n)))
+		if l.domainOf(n) == domain && !l.strays[n.Name] {
+			taker(n)
 		}
+	}
+	for name := range l.strays {
+		taker(d.cluster.Nodes.byName[name])
 	}
 	for name := range d.cluster.missing {
 		takers = append(takers, name+" does not exist, but may return")

@@ -34,6 +34,9 @@ type Node struct {
 	taken string
 	// skip is why no rollout takes the node until a user acts; wait is why none takes it yet.
 	skip, wait string
+	// readyBy is the time at which a node that is not Ready counts as out; zero if it is Ready, or
+	// is out.
+	readyBy time.Time
 }
 
 // NewNode returns what a decision needs to know of a node. holders are the maintenances that select
@@ -54,9 +57,11 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Ti
 			}
 		}
 	}
-	unready, young := readiness(node, now)
+	unready, since := readiness(node)
+	readyBy := since.Add(notReadyGrace)
+	young := unready != "" && !since.IsZero() && !since.After(now) && now.Before(readyBy)
 	if young {
-		n.wait = unready
+		n.wait, n.readyBy = unready, readyBy
 	} else {
 		n.down = unready
 	}
@@ -77,23 +82,22 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Ti
 	return n
 }
 
-// readiness returns why a node is not ready, or "". young is true in the first seconds, unless a
-// taint keeps pods off the node anyway. The time comes from the clock of the node or of a
-// controller; one in the future gives no grace.
-func readiness(node *corev1.Node, now time.Time) (unready string, young bool) {
+// readiness returns why a node is not ready, or "". since is the time from which on it gets a grace
+// period; zero if it gets none, since a taint keeps pods off the node anyway. The time comes from
+// the clock of the node or of a controller; one in the future gives no grace.
+func readiness(node *corev1.Node) (unready string, since time.Time) {
 	ready, isTainted := protocol.NodeCondition(node, corev1.NodeReady), protocol.HasReadinessTaint(node)
-	since := ready.LastTransitionTime
-	if ready.Type == "" {
-		since = node.CreationTimestamp
+	switch {
+	case ready.Status == corev1.ConditionTrue && isTainted:
+		return "has a taint " + v1alpha1.TaintReadinessPrefix + "…", time.Time{}
+	case ready.Status == corev1.ConditionTrue:
+		return "", time.Time{}
+	case isTainted:
+		return "is not Ready", time.Time{}
+	case ready.Type == "":
+		return "is not Ready", node.CreationTimestamp.Time
 	}
-	if ready.Status != corev1.ConditionTrue {
-		age := now.Sub(since.Time)
-		return "is not Ready", age >= 0 && age < notReadyGrace && !isTainted
-	}
-	if isTainted {
-		return "has a taint " + v1alpha1.TaintReadinessPrefix + "…", false
-	}
-	return "", false
+	return "is not Ready", ready.LastTransitionTime.Time
 }
 
 // isOut reports whether the node, or a maintenance, shows that it is out.

@@ -82,6 +82,7 @@ func (d *decider) group() {
 		if n == nil {
 			continue
 		}
+		d.wake(n.readyBy)
 		m := member{
 			Node: n, isTooNew: of.Goal == TooNew, isOut: d.cluster.isOut(n), isWorkedOn: of.IsDone, isDone: of.IsDone || of.Goal == GoalMet,
 		}

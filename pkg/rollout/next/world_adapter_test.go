@@ -134,7 +134,7 @@ func (v *view) draining(m *simMaintenance, off rules) *v1alpha1.NodeMaintenance 
 
 func (t *simTask) object() *v1alpha1.NodeTask {
 	task := &v1alpha1.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: t.name}}
-	task.Spec.Maintenance.Name = t.maintenance
+	task.Spec.NodeUID, task.Spec.Maintenance.Name = types.UID(t.uid), t.maintenance
 	task.Status = v1alpha1.NodeTaskStatus{State: t.state, StateTime: ptr.To(at(t.since)), Holder: t.holder}
 	return task
 }
