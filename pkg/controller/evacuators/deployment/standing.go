@@ -81,10 +81,11 @@ func (c *Controller) Standing(p *corev1.Pod) Standing {
 // StandingOfEvicted returns the reason why a pod that is up for eviction has to stay: the pod is
 // ready, and this evacuator has just scaled down its Deployment or another one under the same
 // budget, or the Deployment can create no other pod and has no spare one. If the Deployment has the
-// annotation surge: Disabled, its pods may leave although it can create no other pod.
+// annotation surge: Disabled, or this evacuator is disabled, its pods may leave although it can
+// create no other pod.
 func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	key, ok := c.deploymentOf(p)
-	if c.off || !pdb.IsReady(p) {
+	if !pdb.IsReady(p) {
 		return Standing{}
 	}
 	if other, waits := c.removalBefore(p, key); waits {
@@ -108,7 +109,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 				d.Name, d.Status.Replicas, surge.Replicas(d)),
 		}
 	}
-	if d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
+	if c.off || d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return Standing{}
 	}
 	wanted := surge.Replicas(d)

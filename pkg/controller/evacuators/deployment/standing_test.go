@@ -205,3 +205,27 @@ func TestWhyPodsAreNotReplaced(t *testing.T) {
 		})
 	}
 }
+
+// TestScaleDownStandsInTheWay: a pod is not evicted while the ReplicaSet has to delete pods, also
+// after this evacuator was disabled.
+func TestScaleDownStandsInTheWay(t *testing.T) {
+	shrinking := newDeployment(1, func(d *appsv1.Deployment) {
+		d.Status.Replicas, d.Status.UpdatedReplicas, d.Status.AvailableReplicas = 2, 2, 2
+	})
+	for name, change := range map[string]func(*Controller){
+		"a scale-down of this leader": func(c *Controller) { c.known.wrote(testKey, scaling{value: new(int32(1))}, 2, c.clock.Now()) },
+		"before it is disabled": func(c *Controller) {
+			c.known.wrote(testKey, scaling{value: new(int32(1))}, 2, c.clock.Now())
+			c.off = true
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := knowing(t, shrinking)
+			change(c)
+			got := c.StandingOfEvicted(newTestPod("web-0", minOne(2, 2)).Pod).Reason
+			if got != v1alpha1.ReasonPodWaits {
+				t.Errorf("got the reason %q", got)
+			}
+		})
+	}
+}
