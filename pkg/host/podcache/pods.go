@@ -62,7 +62,7 @@ func (p *Pods) OnNode(node string) []*corev1.Pod { return p.by(podsByNode, node)
 
 // VisitOn calls visit with each pod that is bound to a node or nominated for it. visit must not
 // keep the pod itself, but may keep the values of its fields: the next call overwrites the pod, so
-// that visiting very many pods allocates no memory for each of them.
+// that visiting very many pods allocates little memory for each of them.
 func (p *Pods) VisitOn(node string, visit func(*corev1.Pod)) {
 	objects, _ := p.informer.GetIndexer().ByIndex(podsByNode, node)
 	buffer := &corev1.Pod{}

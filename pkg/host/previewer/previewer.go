@@ -41,8 +41,12 @@ const (
 	startWithin = 10 * time.Second
 	// workFor is how long a preview may take.
 	workFor = 45 * time.Second
-	// retryAfter is the delay, in seconds, after which a client may retry a request that timed out.
+	// retryAfter is the delay, in seconds, after which a client may repeat a request that found too
+	// many previews in progress. Clients repeat such a request themselves, up to ten times.
 	retryAfter = 10
+	// noRetry: a request that timed out is not repeated. The next one would time out, too, and the
+	// user would see nothing for minutes.
+	noRetry = 0
 	// askAtMost is the maximum number of nodes that are checked by name for each maintenance. The
 	// preview assumes that the requester may maintain all further nodes.
 	askAtMost = 1000
@@ -129,7 +133,7 @@ func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 	case <-timer.C:
 		return nil, apierrors.NewTooManyRequests("too many previews are in progress, try again later", retryAfter)
 	case <-ctx.Done():
-		return nil, apierrors.NewTimeoutError("the preview did not start in time", retryAfter)
+		return nil, apierrors.NewTimeoutError("the preview did not start in time", noRetry)
 	}
 	ctx, cancel := context.WithTimeout(ctx, workFor)
 	defer cancel()
@@ -139,7 +143,7 @@ func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 	case err == nil:
 		return out, nil
 	case ctx.Err() != nil, hasMoments(ctx):
-		return nil, apierrors.NewTimeoutError("the cluster could not be read in time", retryAfter)
+		return nil, apierrors.NewTimeoutError("the cluster could not be read in time", noRetry)
 	case errors.As(err, &status):
 		// If a read by the server fails, for example with Forbidden or NotFound, the error must not
 		// look like an error about the client or the maintenance.
