@@ -150,6 +150,15 @@ func (r *result) enterCosts(costs map[string]usage.Cost) {
 	}
 }
 
+// allCPUSeconds returns the processor time of the cluster and of the contender's programs.
+func (r *result) allCPUSeconds() float64 {
+	sum := r.ClientCPUSeconds
+	for _, c := range r.Processes {
+		sum += c.CPUSeconds
+	}
+	return sum
+}
+
 // summary combines the repetitions of a contender with a workload: medians of the successful
 // repetitions and, for budgets, the worst value of all repetitions.
 type summary struct {
@@ -172,6 +181,8 @@ type summary struct {
 	Host             cost    `json:"kubeAPIServer"`
 	Server           cost    `json:"hauloutAPIServer"`
 	ClientCPUSeconds float64 `json:"clientCPUSeconds"`
+	// AllCPUSeconds is the processor time of the cluster and of the contender's programs.
+	AllCPUSeconds float64 `json:"allCPUSeconds"`
 	// Budgets is the number of budgets. LowestShare is the lowest availability of any budget's
 	// pods, NeededShare the availability that the same budget needs.
 	Budgets     int     `json:"budgets"`
@@ -230,6 +241,7 @@ func (s *summary) enterMedians(good []result) {
 	s.Rejected = of(func(r *result) float64 { return float64(r.Rejected) })
 	s.RejectedShare = of(func(r *result) float64 { return share(float64(r.Rejected), float64(r.Calls)) })
 	s.ClientCPUSeconds = of(func(r *result) float64 { return r.ClientCPUSeconds })
+	s.AllCPUSeconds = of((*result).allCPUSeconds)
 	for name, c := range map[string]*cost{host: &s.Host, server: &s.Server} {
 		c.CPUSeconds = of(func(r *result) float64 { return r.Processes[name].CPUSeconds })
 		c.PeakBytes = int64(of(func(r *result) float64 { return float64(r.Processes[name].PeakBytes) }))
@@ -276,6 +288,10 @@ type goal struct {
 	Bound float64 `json:"bound"`
 	Upper bool    `json:"upper"`
 	Kept  bool    `json:"kept"`
+	// Ceiling is the Value that is possible if both contenders keep all processors busy: the
+	// processor time of the other contender's drain, of that of this drain. It is 0 for goals that
+	// compare no rates.
+	Ceiling float64 `json:"ceiling,omitempty"`
 }
 
 // wanted is the rate that a NodeMaintenance must reach with a workload, as a multiple of the rate
@@ -286,22 +302,22 @@ type wanted struct {
 }
 
 var wantedRates = []wanted{
-	// If budgets limit the speed, a drain with surge, the default, is as fast as the bare loop. The
-	// loop does not replace pods before they leave.
-	{oneBudget, maintenance, bareLoop, 1},
+	// The loop does less than a drain: it records nothing, and with surge a drain replaces pods
+	// before they leave. With many budgets the loop repeats two of three evictions.
+	{oneBudget, maintenance, bareLoop, 0.8},
 	{manyBudgets, maintenance, bareLoop, 1},
-	{oneBudget, noSurge, bareLoop, 0.95},
-	{manyBudgets, noSurge, bareLoop, 0.95},
+	{oneBudget, noSurge, bareLoop, 0.9},
+	{manyBudgets, noSurge, bareLoop, 1},
 	// A drain evicts pods without a budget one owner after another; the loop evicts all at the same
 	// time.
 	{noBudgets, maintenance, bareLoop, 1.0 / 3},
 	{noBudgets, noSurge, bareLoop, 1.0 / 3},
-	{oneBudget, maintenance, drainPool, 2.5},
-	{manyBudgets, maintenance, drainPool, 2.5},
-	{noBudgets, maintenance, drainPool, 2.5},
-	{oneBudget, noSurge, drainPool, 2.5},
-	{manyBudgets, noSurge, drainPool, 2.5},
-	{noBudgets, noSurge, drainPool, 2.5},
+	{oneBudget, maintenance, drainPool, 4},
+	{manyBudgets, maintenance, drainPool, 4},
+	{noBudgets, maintenance, drainPool, 4},
+	{oneBudget, noSurge, drainPool, 4},
+	{manyBudgets, noSurge, drainPool, 4},
+	{noBudgets, noSurge, drainPool, 4},
 	// Bad input makes other drains at most a tenth slower.
 	{oneBudget, badInput, maintenance, 0.9},
 	{manyBudgets, badInput, maintenance, 0.9},
@@ -314,7 +330,7 @@ const (
 	maxRejected = 0.02
 	// maxSurgeCPU limits the processor time of haulout-apiserver with surge, as a multiple of its
 	// time for the same drain without surge.
-	maxSurgeCPU = 2
+	maxSurgeCPU = 1.5
 	// maxWebhook limits what the webhook adds to an eviction, as a share of the drain's time per
 	// pod.
 	maxWebhook = 0.02
@@ -348,12 +364,13 @@ func goalsOf(s summary, found map[[2]string]summary, webhook []pair) []goal {
 	var goals []goal
 	add := func(text string, value, bound float64, upper bool) {
 		kept := s.Failed == 0 && (upper && value <= bound || !upper && value >= bound)
-		goals = append(goals, goal{s.Workload, s.Contender + ": " + text, value, bound, upper, kept})
+		goals = append(goals, goal{Workload: s.Workload, Text: s.Contender + ": " + text, Value: value, Bound: bound, Upper: upper, Kept: kept})
 	}
 	for _, w := range wantedRates {
 		o, ok := found[[2]string{s.Workload, w.other}]
 		if ok && w.workload == s.Workload && w.contender == s.Contender {
 			add("times the rate of "+w.other, share(s.PodsPerSecond, o.PodsPerSecond), w.times, false)
+			goals[len(goals)-1].Ceiling = share(o.AllCPUSeconds, s.AllCPUSeconds)
 		}
 	}
 	if s.Contender == maintenance {
@@ -409,16 +426,19 @@ func printSummaries(out io.Writer, summaries []summary) error {
 
 // printGoals prints the goals, and whether each was reached.
 func printGoals(out io.Writer, goals []goal) error {
-	rows := [][]string{{"WORKLOAD", "GOAL", "MEASURED", "WANTED", "RESULT"}}
+	rows := [][]string{{"WORKLOAD", "GOAL", "MEASURED", "CEILING", "WANTED", "RESULT"}}
 	for _, g := range goals {
-		wanted, kept := fmt.Sprintf(">= %.4g", g.Bound), "kept"
+		wanted, kept, ceiling := fmt.Sprintf(">= %.4g", g.Bound), "kept", "-"
 		if g.Upper {
 			wanted = fmt.Sprintf("<= %.4g", g.Bound)
 		}
 		if !g.Kept {
 			kept = "MISSED"
 		}
-		rows = append(rows, []string{g.Workload, g.Text, fmt.Sprintf("%.2f", g.Value), wanted, kept})
+		if g.Ceiling > 0 {
+			ceiling = fmt.Sprintf("%.2f", g.Ceiling)
+		}
+		rows = append(rows, []string{g.Workload, g.Text, fmt.Sprintf("%.2f", g.Value), ceiling, wanted, kept})
 	}
 	return printRows(out, rows)
 }

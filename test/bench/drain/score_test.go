@@ -125,11 +125,12 @@ func TestSummarize(t *testing.T) {
 	}{
 		"figures are medians": {
 			results: []result{
-				newResult(bareLoop, 10), newResult(bareLoop, 50), newResult(bareLoop, 20, withRejected(100)),
+				newResult(bareLoop, 10, withCPU(3)), newResult(bareLoop, 50, withCPU(1)),
+				newResult(bareLoop, 20, withRejected(100), withCPU(2), func(r *result) { r.ClientCPUSeconds = 5 }),
 			},
 			want: []summary{{
 				Workload: oneBudget, Contender: bareLoop, Drains: 3, Seconds: 20, DoneSeconds: 21, PodsPerSecond: 5,
-				CallsPerPod: 1, LowestShare: 1,
+				CallsPerPod: 1, LowestShare: 1, Server: cost{CPUSeconds: 2}, AllCPUSeconds: 3,
 			}},
 		},
 		"a failed drain adds no figures": {
@@ -193,19 +194,19 @@ func TestGoals(t *testing.T) {
 		// kept reports whether each goal was reached, in order.
 		kept []bool
 	}{
-		"a maintenance that is as fast as the loop": {
-			[]result{newResult(drainPool, 25), newResult(bareLoop, 10), newResult(maintenance, 10, allAvailable)},
+		"a maintenance that is a fifth slower than the loop": {
+			[]result{newResult(drainPool, 40), newResult(bareLoop, 8), newResult(maintenance, 10, allAvailable)},
 			[]bool{true, true, true, true, true, true, true},
 		},
-		"a maintenance that is slower than the loop, and not much quicker than the pool": {
-			[]result{newResult(drainPool, 24), newResult(bareLoop, 9), newResult(maintenance, 10, allAvailable)},
+		"a maintenance that is even slower, and not much quicker than the pool": {
+			[]result{newResult(drainPool, 39), newResult(bareLoop, 7.9), newResult(maintenance, 10, allAvailable)},
 			[]bool{false, false, true, true, true, true, true},
 		},
-		"without surge a twentieth slower than the loop": {
-			[]result{newResult(bareLoop, 9.5), newResult(noSurge, 10)}, []bool{true, true, true, true, true},
+		"without surge a tenth slower than the loop": {
+			[]result{newResult(bareLoop, 9), newResult(noSurge, 10)}, []bool{true, true, true, true, true},
 		},
-		"without surge more than a twentieth slower than the loop": {
-			[]result{newResult(bareLoop, 9.4), newResult(noSurge, 10)}, []bool{false, true, true, true, true},
+		"without surge more than a tenth slower than the loop": {
+			[]result{newResult(bareLoop, 8.9), newResult(noSurge, 10)}, []bool{false, true, true, true, true},
 		},
 		"without budgets a third of the loop's rate is enough": {
 			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 30))},
@@ -215,12 +216,12 @@ func TestGoals(t *testing.T) {
 			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 31))},
 			[]bool{false, true, true, true, true},
 		},
-		"surge takes twice the CPU": {
-			[]result{newResult(maintenance, 10, allAvailable, withCPU(4)), newResult(noSurge, 10, withCPU(2))},
+		"surge takes half as much CPU again": {
+			[]result{newResult(maintenance, 10, allAvailable, withCPU(3)), newResult(noSurge, 10, withCPU(2))},
 			[]bool{true, true, true, true, true, true, true, true, true, true},
 		},
-		"surge takes more than twice the CPU": {
-			[]result{newResult(maintenance, 10, allAvailable, withCPU(4.1)), newResult(noSurge, 10, withCPU(2))},
+		"surge takes even more CPU": {
+			[]result{newResult(maintenance, 10, allAvailable, withCPU(3.1)), newResult(noSurge, 10, withCPU(2))},
 			[]bool{false, true, true, true, true, true, true, true, true, true},
 		},
 		"with surge one replica was missing for a moment": {
@@ -285,7 +286,7 @@ func TestWebhookGoal(t *testing.T) {
 
 func TestTable(t *testing.T) {
 	results := []result{
-		newResult(bareLoop, 10, withRejected(50), withBudget(91, 0)), newResult(noSurge, 8),
+		newResult(bareLoop, 10, withRejected(50), withBudget(91, 0)), newResult(noSurge, 8, withCPU(2.5)),
 		newResult(drainPool, 8, failed),
 	}
 	results[0].Processes = map[string]cost{
@@ -298,13 +299,13 @@ func TestTable(t *testing.T) {
 	want := `WORKLOAD    CONTENDER              FIRST  SECONDS  DONE  PODS/S  MADE  CALLS/POD  REJECTED    TO CLOSED  API CPU  API MB  OUR CPU  OUR MB  CLIENT CPU  LOWEST  NEEDED  BELOW
 one-budget  drain-pool (not done)  -      -        -     -       -     -          -           -          -        -       -        -       -           -       -       -
 one-budget  bare-loop              0.0    10.0     11.0  10.0    0     1.50       50 (33.3%)  0          3.1      400     0.2      99      0.0         91.0%   90.0%   0
-one-budget  maintenance-no-surge   0.0    8.0      9.0   12.5    0     1.00       0 (0.0%)    0          0.0      0       0.0      0       0.0         -       -       -
-WORKLOAD    GOAL                                                    MEASURED  WANTED   RESULT
-one-budget  maintenance-no-surge: times the rate of bare-loop       1.25      >= 0.95  kept
-one-budget  maintenance-no-surge: rejected evictions, in percent    0.00      <= 2     kept
-one-budget  maintenance-no-surge: evictions sent to closed budgets  0.00      <= 0     kept
-one-budget  maintenance-no-surge: moments below a budget            0.00      <= 0     kept
-one-budget  maintenance-no-surge: failed drains                     0.00      <= 0     kept
+one-budget  maintenance-no-surge   0.0    8.0      9.0   12.5    0     1.00       0 (0.0%)    0          0.0      0       2.5      0       0.0         -       -       -
+WORKLOAD    GOAL                                                    MEASURED  CEILING  WANTED  RESULT
+one-budget  maintenance-no-surge: times the rate of bare-loop       1.25      1.34     >= 0.9  kept
+one-budget  maintenance-no-surge: rejected evictions, in percent    0.00      -        <= 2    kept
+one-budget  maintenance-no-surge: evictions sent to closed budgets  0.00      -        <= 0    kept
+one-budget  maintenance-no-surge: moments below a budget            0.00      -        <= 0    kept
+one-budget  maintenance-no-surge: failed drains                     0.00      -        <= 0    kept
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Error(diff)
