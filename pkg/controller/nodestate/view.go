@@ -48,7 +48,7 @@ type Pod struct {
 	// Evacuation is the pod's Evacuation, or nil; Ours: it has our finalizer.
 	Evacuation *v1alpha1.Evacuation
 	Ours       bool
-	// StopsAt is the end of the pod's grace period, zero if the pod is not terminating, and Grace is
+	// StopsAt is the end of the pod's grace period, zero if it is not terminating, and Grace is
 	// the length of that period.
 	StopsAt time.Time
 	Grace   time.Duration
