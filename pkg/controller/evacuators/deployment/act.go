@@ -250,7 +250,8 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 	}
 	owned := false
 	for _, entry := range live.GetManagedFields() {
-		if entry.FieldsV1 == nil || entry.Subresource != "" {
+		// A user, or an autoscaler, may have set the number through the subresource scale.
+		if entry.FieldsV1 == nil || entry.Subresource != "" && entry.Subresource != "scale" {
 			continue
 		}
 		var fields struct {

@@ -229,3 +229,29 @@ func TestScaleDownStandsInTheWay(t *testing.T) {
 		})
 	}
 }
+
+// TestNumberOfAUserIsNotOurs: the number of replicas that a user has set is not taken for that of a
+// surge, whichever way it was set.
+func TestNumberOfAUserIsNotOurs(t *testing.T) {
+	for name, tc := range map[string]struct {
+		manager, subresource string
+		want                 bool
+	}{
+		"kubectl scale": {"kubectl", "scale", false},
+		"kubectl edit":  {"kubectl-edit", "", false},
+		"the surge":     {fieldManager, "", true},
+		"its status":    {"kube-controller-manager", "status", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDeployment(2, recorded(1, 2, web0), func(d *appsv1.Deployment) {
+				d.ManagedFields = []metav1.ManagedFieldsEntry{{
+					Manager: tc.manager, Operation: metav1.ManagedFieldsOperationUpdate, Subresource: tc.subresource, APIVersion: "apps/v1",
+					FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`),
+				}}
+			})
+			if got, err := knowing(t, d).isOurs(t.Context(), d, "replicas"); err != nil || got != tc.want {
+				t.Errorf("got %t, %v, want %t", got, err, tc.want)
+			}
+		})
+	}
+}
