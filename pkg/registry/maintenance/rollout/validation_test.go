@@ -111,6 +111,29 @@ var refused = map[string]func(*rollout){
 	"spec.holds[a].until: Invalid value: \"2026-11-27T09:00:00Z\": must be after from": func(r *rollout) {
 		r.Spec.Holds = []v1alpha1.RolloutHold{{Name: "a", From: inAnHour, Until: inAnHour}}
 	},
+	"spec.holds: Too many": func(r *rollout) {
+		for i := range 17 {
+			r.Spec.Holds = append(r.Spec.Holds, v1alpha1.RolloutHold{Name: fmt.Sprintf("hold-%d", i)})
+		}
+	},
+	"spec.holds[0].reason: Too long": func(r *rollout) {
+		r.Spec.Holds = []v1alpha1.RolloutHold{{Name: "a", Reason: strings.Repeat("a", 257)}}
+	},
+	"spec.progressDeadlineSeconds: Invalid value: 604801": func(r *rollout) { r.Spec.ProgressDeadlineSeconds = ptr.To[int32](604801) },
+	"spec.soakSeconds: Invalid value: -1":                 func(r *rollout) { r.Spec.SoakSeconds = -1 },
+	"spec.maxFailed: Invalid value: -1":                   func(r *rollout) { r.Spec.MaxFailed = -1 },
+	"spec.template.task.claimDeadlineSeconds: Invalid value: 604801": ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) {
+		task.ClaimDeadlineSeconds = ptr.To[int32](604801)
+	}),
+	"spec.template.task.progressDeadlineSeconds: Invalid value: 59": ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) {
+		task.ProgressDeadlineSeconds = ptr.To[int32](59)
+	}),
+	"spec.template.task.progressDeadlineSeconds: Invalid value: 86401": ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) {
+		task.ProgressDeadlineSeconds = ptr.To[int32](86401)
+	}),
+	"spec.template.drainPlan[0].waitSeconds: Invalid value: 2592001": withPlan(v1alpha1.DrainPlanEntry{
+		PodPriority: 5, Behavior: ptr.To(v1alpha1.DrainBehaviorWaitCompleted), WaitSeconds: ptr.To[int32](2592001),
+	}),
 	"spec.progressDeadlineSeconds: Invalid value: 59":                                 func(r *rollout) { r.Spec.ProgressDeadlineSeconds = ptr.To[int32](59) },
 	"spec.soakSeconds: Invalid value: 86401":                                          func(r *rollout) { r.Spec.SoakSeconds = 86401 },
 	"spec.maxFailed: Invalid value: 1001":                                             func(r *rollout) { r.Spec.MaxFailed = 1001 },
