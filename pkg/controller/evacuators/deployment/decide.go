@@ -14,7 +14,6 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/deletioncost"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -425,46 +424,6 @@ func (d *decision) awaitsReplicaSet(s situation) bool {
 	}
 	d.wakeAt(until)
 	return true
-}
-
-// awaitsAvailable reports whether the scale-down could leave fewer available pods than the
-// Deployment should have, and another pod is expected to become available, which takes
-// minReadySeconds. The ReplicaSet controller deletes pods that are not ready first, then those with
-// the lowest deletion cost, and does not distinguish between pods that are available and pods that
-// are only ready. A pod that is unready again and again does not keep the surge for longer than the
-// surge timeout.
-func (d *decision) awaitsAvailable(s situation) bool {
-	if s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 || s.isRollingOut() ||
-		!s.now.Before(latest(d.memory.goneAt, d.memory.delivered, s.servingSince).Add(s.timeout)) {
-		return false
-	}
-	var pods []*pod
-	// lowest counts the ready pods with the lowest cost, and lowestAvailable the available ones
-	// among them.
-	available, sick, lowest, lowestAvailable := 0, 0, 0, 0
-	for i := range s.pods {
-		p := &s.pods[i]
-		pods = append(pods, p)
-		isAvailable, isLowest := s.isAvailable(p), deletioncost.IsLowest(p.Pod)
-		switch sickAt, isReady := s.sickAt(p); {
-		case !isReady && !s.now.Before(sickAt):
-			sick++
-		case isReady && isLowest && isAvailable:
-			lowestAvailable++
-			fallthrough
-		case isReady && isLowest:
-			lowest++
-		}
-		if isAvailable {
-			available++
-		}
-	}
-	deleted := max(0, int(s.surplus())-sick)
-	lost := min(deleted, lowestAvailable)
-	if deleted > lowest {
-		lost = lowestAvailable + deleted - lowest
-	}
-	return available-lost < s.floor() && d.awaitsRecovery(s, pods)
 }
 
 // extraFor returns how many extra replicas the leaving pods need. Each pod needs one. If a budget
