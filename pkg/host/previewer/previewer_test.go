@@ -429,7 +429,7 @@ func TestTimeIsLimited(t *testing.T) {
 		p := f.previewer()
 		p.config.Maintenances = waiting
 		_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
-		is.True(t, apierrors.IsTimeout(err), "got %v", err)
+		is.True(t, isFinalTimeout(err), "got %v", err)
 	})
 	bubble.Run(t, "the rate limiter, shortly before the timeout", func(t *testing.T) {
 		p := newFixture().previewer()
@@ -440,7 +440,7 @@ func TestTimeIsLimited(t *testing.T) {
 			return nil, errors.Join(limiter.Wait(ctx), limiter.Wait(ctx))
 		}
 		_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
-		is.True(t, apierrors.IsTimeout(err), "got %v", err)
+		is.True(t, isFinalTimeout(err), "got %v", err)
 	})
 	bubble.Run(t, "the timeout of waiting for a slot", func(t *testing.T) {
 		p := newFixture().previewer()
@@ -471,10 +471,16 @@ func TestTimeIsLimited(t *testing.T) {
 		for range atOnce {
 			p.slots <- struct{}{}
 		}
-		if _, err := p.Preview(ctx, maintenance("nm", idle, "blue")); !apierrors.IsTimeout(err) {
+		if _, err := p.Preview(ctx, maintenance("nm", idle, "blue")); !isFinalTimeout(err) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// isFinalTimeout reports whether an error is a timeout that clients do not repeat by themselves.
+func isFinalTimeout(err error) bool {
+	_, repeats := apierrors.SuggestsClientDelay(err)
+	return apierrors.IsTimeout(err) && !repeats
 }
 
 // waiting waits until the context ends, and returns no maintenances.

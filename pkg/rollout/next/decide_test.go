@@ -541,6 +541,7 @@ func TestNext(t *testing.T) {
 		"window":  {[]change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.Windows = []v1alpha1.RolloutWindow{window} })}, 22 * time.Hour},
 		"hold":    {[]change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.Holds = []v1alpha1.RolloutHold{hold} })}, time.Hour},
 		"retry":   {[]change{blocked}, 9 * time.Minute},
+		"grace":   {[]change{node("n0", notReady(10*time.Second))}, 20 * time.Second},
 		"all": {[]change{blocked, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) {
 			s.Windows, s.Holds = []v1alpha1.RolloutWindow{window}, []v1alpha1.RolloutHold{hold}
 		})}, 9 * time.Minute},

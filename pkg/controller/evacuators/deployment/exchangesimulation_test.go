@@ -362,14 +362,7 @@ func (w *drainSimulation) run(seconds int) {
 		}
 		w.kubelets()
 		w.flap()
-		w.lane()
-		if w.rng.IntN(3) > 0 {
-			w.replicaSetController()
-		}
-		if w.rng.IntN(3) > 0 {
-			w.disruptionController()
-		}
-		w.sync()
+		w.controllers()
 		w.check()
 		if w.moved == w.n && w.isOver() {
 			return
@@ -379,16 +372,36 @@ func (w *drainSimulation) run(seconds int) {
 	w.fail("the drain does not end")
 }
 
+// controllers lets the controllers act for a second. Those of Kubernetes sometimes lag behind.
+func (w *drainSimulation) controllers() {
+	w.lane()
+	if w.rng.IntN(3) > 0 {
+		w.replicaSetController()
+	}
+	if w.rng.IntN(3) > 0 {
+		w.disruptionController()
+	}
+	w.sync()
+}
+
+// availablePods returns the number of available pods.
+func (w *drainSimulation) availablePods() int {
+	available := 0
+	for i := range w.pods {
+		if w.isAvailable(&w.pods[i]) {
+			available++
+		}
+	}
+	return available
+}
+
 // check fails if the budget is broken, or if fewer pods are available than the users want. A pod
 // that flaps may be missing until as many pods are available that stay.
 func (w *drainSimulation) check() {
-	ready, available := 0, 0
+	ready, available := 0, w.availablePods()
 	for i := range w.pods {
 		if pdb.IsReady(w.pods[i].Pod) {
 			ready++
-		}
-		if w.isAvailable(&w.pods[i]) {
-			available++
 		}
 	}
 	// The deployment controller writes the number to the status.

@@ -39,24 +39,11 @@ func TestSurgeEndsWithAvailablePods(t *testing.T) {
 					w.dirty = w.dirty || i == calledOff
 					w.now = w.now.Add(time.Second)
 					w.kubelets()
-					w.lane()
-					if w.rng.IntN(3) > 0 {
-						w.replicaSetController()
-					}
-					if w.rng.IntN(3) > 0 {
-						w.disruptionController()
-					}
-					w.sync()
+					w.controllers()
 					if calledOff < 0 {
 						w.costs()
 					}
-					available := 0
-					for k := range w.pods {
-						if w.isAvailable(&w.pods[k]) {
-							available++
-						}
-					}
-					if available < n {
+					if available := w.availablePods(); available < n {
 						t.Fatalf("%d pods, %s, seed %d, called off at %d: %d pods are available at %d: %s", n, name, seed, calledOff, available, i,
 							strings.Join(w.log[max(0, len(w.log)-25):], "; "))
 					}
