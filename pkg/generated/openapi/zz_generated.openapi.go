@@ -995,7 +995,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeTask(ref common.Ref
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason is the reason of the state Failed: WorkerFailed, Lost, NotVerified or NoWorker.\n\nPossible enum values:\n - `\"Lost\"` means that the worker has not reported for progressDeadlineSeconds.\n - `\"NoWorker\"` means that no worker has claimed the node for claimDeadlineSeconds. The node is released. Only nodeStatuses[].task of a NodeMaintenance has it.\n - `\"NotVerified\"` means that the node was not Ready, or doneWhen not true, verifyDeadlineSeconds after the worker had reported Done.\n - `\"WorkerFailed\"` means that the worker has reported Failed.",
+							Description: "reason is the reason of the state Failed: WorkerFailed, Lost, NotVerified or NoWorker. It stays in the state Verifying of work that has failed and was reported Done later.\n\nPossible enum values:\n - `\"Lost\"` means that the worker has not reported for progressDeadlineSeconds.\n - `\"NoWorker\"` means that no worker has claimed the node for claimDeadlineSeconds. The node is released. Only nodeStatuses[].task of a NodeMaintenance has it.\n - `\"NotVerified\"` means that the node was not Ready, or doneWhen not true, verifyDeadlineSeconds after the worker had reported Done.\n - `\"WorkerFailed\"` means that the worker has reported Failed.",
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"Lost", "NoWorker", "NotVerified", "WorkerFailed"},
@@ -2251,7 +2251,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeTaskStatus(ref common.ReferenceCal
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason is the reason of the state Failed: WorkerFailed, Lost or NotVerified. Written by the Haulout server.\n\nPossible enum values:\n - `\"Lost\"` means that the worker has not reported for progressDeadlineSeconds.\n - `\"NoWorker\"` means that no worker has claimed the node for claimDeadlineSeconds. The node is released. Only nodeStatuses[].task of a NodeMaintenance has it.\n - `\"NotVerified\"` means that the node was not Ready, or doneWhen not true, verifyDeadlineSeconds after the worker had reported Done.\n - `\"WorkerFailed\"` means that the worker has reported Failed.",
+							Description: "reason is the reason of the state Failed: WorkerFailed, Lost or NotVerified. It stays in the state Verifying of work that has failed and was reported Done later. Written by the Haulout server.\n\nPossible enum values:\n - `\"Lost\"` means that the worker has not reported for progressDeadlineSeconds.\n - `\"NoWorker\"` means that no worker has claimed the node for claimDeadlineSeconds. The node is released. Only nodeStatuses[].task of a NodeMaintenance has it.\n - `\"NotVerified\"` means that the node was not Ready, or doneWhen not true, verifyDeadlineSeconds after the worker had reported Done.\n - `\"WorkerFailed\"` means that the worker has reported Failed.",
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"Lost", "NoWorker", "NotVerified", "WorkerFailed"},

@@ -166,7 +166,8 @@ type NodeMaintenanceNodeTask struct {
 	// +k8s:maxBytes=128
 	Message string `json:"message,omitempty" protobuf:"bytes,5,opt,name=message"`
 
-	// reason is the reason of the state Failed: WorkerFailed, Lost, NotVerified or NoWorker.
+	// reason is the reason of the state Failed: WorkerFailed, Lost, NotVerified or NoWorker. It
+	// stays in the state Verifying of work that has failed and was reported Done later.
 	// +optional
 	// +k8s:optional
 	Reason NodeTaskReason `json:"reason,omitempty" protobuf:"bytes,6,opt,name=reason,casttype=NodeTaskReason"`
@@ -324,8 +325,9 @@ type NodeTaskStatus struct {
 	// +k8s:optional
 	Result NodeTaskResult `json:"result,omitempty" protobuf:"bytes,8,opt,name=result,casttype=NodeTaskResult"`
 
-	// reason is the reason of the state Failed: WorkerFailed, Lost or NotVerified. Written by the
-	// Haulout server.
+	// reason is the reason of the state Failed: WorkerFailed, Lost or NotVerified. It stays in the
+	// state Verifying of work that has failed and was reported Done later. Written by the Haulout
+	// server.
 	// +optional
 	// +k8s:optional
 	Reason NodeTaskReason `json:"reason,omitempty" protobuf:"bytes,9,opt,name=reason,casttype=NodeTaskReason"`

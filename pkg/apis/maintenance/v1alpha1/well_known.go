@@ -144,8 +144,8 @@ const (
 
 	// AnnotationKeptStaticPods is set by the node agent on its own Node: the static pods that it
 	// does not stop for a maintenance, with the reasons. Its value is a JSON object with the boot
-	// ID of the node and the pods. Without a value of the current boot, the server keeps all static
-	// pods of the node.
+	// ID of the node, the pods, and whether one of them makes the node a control-plane node for
+	// rollouts. Without a value of the current boot, the server keeps all static pods of the node.
 	AnnotationKeptStaticPods = "maintenance.haulout.dev/kept-static-pods"
 
 	// LabelRollout is set by the server on the NodeMaintenances that it creates for a

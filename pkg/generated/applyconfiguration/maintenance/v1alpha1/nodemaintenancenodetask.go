@@ -25,7 +25,8 @@ type NodeMaintenanceNodeTaskApplyConfiguration struct {
 	EndTime *v1.Time `json:"endTime,omitempty"`
 	// message describes the state for people. At most 128 bytes.
 	Message *string `json:"message,omitempty"`
-	// reason is the reason of the state Failed: WorkerFailed, Lost, NotVerified or NoWorker.
+	// reason is the reason of the state Failed: WorkerFailed, Lost, NotVerified or NoWorker. It
+	// stays in the state Verifying of work that has failed and was reported Done later.
 	Reason *maintenancev1alpha1.NodeTaskReason `json:"reason,omitempty"`
 }
 

@@ -35,8 +35,9 @@ type NodeTaskStatusApplyConfiguration struct {
 	// result is the result of the work: Done or Failed. Failed can become Done later. Written by
 	// the worker.
 	Result *maintenancev1alpha1.NodeTaskResult `json:"result,omitempty"`
-	// reason is the reason of the state Failed: WorkerFailed, Lost or NotVerified. Written by the
-	// Haulout server.
+	// reason is the reason of the state Failed: WorkerFailed, Lost or NotVerified. It stays in the
+	// state Verifying of work that has failed and was reported Done later. Written by the Haulout
+	// server.
 	Reason *maintenancev1alpha1.NodeTaskReason `json:"reason,omitempty"`
 	// serverMessage describes for people what the server waits for, or why the state is Failed. At
 	// most 1024 bytes. Written by the Haulout server.
