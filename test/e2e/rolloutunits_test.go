@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -93,20 +94,28 @@ func TestRolloutOfRacks(t *testing.T) {
 	neverMoreOut(t, recorder, inRack, oracle.Limit{Nodes: inRack}, oracle.Limit{Key: rackLabel, Domains: 1})
 }
 
-// TestRolloutOfControlPlanes rolls over three control-plane nodes with a limit that allows all of
-// them: never two are out. Other tests may have control-plane nodes of their own out, so this one
-// may wait for them.
+// TestRolloutOfControlPlanes has two rollouts over three control-plane nodes, with limits that
+// allow all of them: never two are out. One of the nodes has no label, and an agent that has
+// published that etcd runs on it. Other tests may have control-plane nodes of their own out, so
+// this one may wait for them.
 func TestRolloutOfControlPlanes(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	pool, nodes := cluster.NewPool(t, 3, true)
-	for _, node := range nodes {
+	for _, node := range nodes[:2] {
 		must.Do(t, label(t, cluster.As(t), node, "node-role.kubernetes.io/control-plane", ""))
 	}
+	cluster.MustKubectl(t, "", "annotate", "node", nodes[2], v1alpha1.AnnotationKeptStaticPods+"="+protocol.EncodeKeptStaticPods("boot", true, nil))
 	recorder := recordNodes(t, pool)
+	disk := framework.Name("disk")
 	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult { return install(t, node) })
-	r := roll(t, pool, limited(maxUnavailable(3)))
-	r = rolloutUntil(t, r.Name, v1alpha1.ReasonRolloutComplete)
-	is.Equal(t, r.Status.Nodes, v1alpha1.RolloutNodes{Total: 3, Done: 3})
+	runWorker(t, disk, func(string) v1alpha1.NodeTaskResult { return v1alpha1.NodeTaskResultDone })
+	one, two := roll(t, pool, limited(maxUnavailable(3))), roll(t, pool, limited(maxUnavailable(3)), as(disk, ""))
+	for _, r := range []*v1alpha1.NodeMaintenanceRollout{one, two} {
+		framework.EventuallyWithin(t, 3*framework.Timeout, r.Name+" is complete", func(ctx context.Context) (bool, error) {
+			is, err := rollouts(t).Get(ctx, r.Name, metav1.GetOptions{})
+			return err == nil && is.Status.Nodes == v1alpha1.RolloutNodes{Total: 3, Done: 3}, err
+		})
+	}
 	neverMoreOut(t, recorder, 1, oracle.Limit{Nodes: 1})
 }
 

@@ -115,7 +115,7 @@ func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	if s.targeting, err = targeting(list, k.ref(), pods.PriorityOf(s.pod), s.pod.Labels); err != nil || len(s.targeting) == 0 || s.manifests == 0 {
 		return s, err
 	}
-	kept, err := k.kept(ctx)
+	kept, _, err := k.kept(ctx)
 	if err != nil {
 		return s, err
 	}

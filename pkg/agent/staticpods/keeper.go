@@ -297,12 +297,12 @@ func (k *Keeper) reconcile(ctx context.Context) {
 
 // restoreKept publishes the list of kept pods, and restores the parked pods that are on this list.
 func (k *Keeper) restoreKept(ctx context.Context, entries []Entry) {
-	kept, err := k.kept(ctx)
+	kept, isControlPlane, err := k.kept(ctx)
 	k.mu.Lock()
 	node := k.seen
 	k.mu.Unlock()
 	if err == nil && node != nil {
-		err = k.publish(ctx, node, kept)
+		err = k.publish(ctx, node, kept, isControlPlane)
 	}
 	k.note(ctx, troublePublish, err)
 	if slices.ContainsFunc(entries, func(e Entry) bool { return kept[e.Pod()] != "" }) {
@@ -463,7 +463,7 @@ func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry, kuberne
 	var kept map[types.NamespacedName]protocol.KeptReason
 	if !kubernetesAnswers {
 		var err error
-		if kept, err = k.kept(ctx); err != nil {
+		if kept, _, err = k.kept(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot determine which static pods are kept")
 		}
 	}

@@ -26,8 +26,10 @@ func TestPodsThatAreKeptAreNotParked(t *testing.T) {
 		manifest string
 		prepare  func(*world)
 		reason   protocol.KeptReason
+		// fact is published beside the pods.
+		fact string
 	}{
-		"a program of a control plane": {manifest: control("web"), reason: "ControlPlaneNode"},
+		"a program of a control plane": {manifest: control("web"), reason: "ControlPlaneNode", fact: `"controlPlane":true,`},
 		"a pod of a Node with a label of a control plane": {
 			manifest: manifestOf("web"), reason: "ControlPlaneNode",
 			prepare: func(w *world) {
@@ -59,7 +61,7 @@ func TestPodsThatAreKeptAreNotParked(t *testing.T) {
 				if n := w.countEvents("Warning StaticPodNotStopped"); n != 1 {
 					t.Errorf("got %d events, want one", n)
 				}
-				if got, want := w.published(), `{"bootID":"boot-1","pods":{"default/web-node-7":"`+string(tc.reason)+`"}}`; got != want {
+				if got, want := w.published(), `{"bootID":"boot-1",`+tc.fact+`"pods":{"default/web-node-7":"`+string(tc.reason)+`"}}`; got != want {
 					t.Errorf("published %s, want %s", got, want)
 				}
 			})
@@ -133,7 +135,7 @@ func TestWhatIsKeptIsPublishedOnEachChange(t *testing.T) {
 		}
 		publishes(`{"bootID":"boot-1"}`)
 		w.write("manifests/api.yaml", control("api"))
-		publishes(`{"bootID":"boot-1","pods":{"default/api-node-7":"ControlPlaneNode","default/web-node-7":"ControlPlaneNode"}}`)
+		publishes(`{"bootID":"boot-1","controlPlane":true,"pods":{"default/api-node-7":"ControlPlaneNode","default/web-node-7":"ControlPlaneNode"}}`)
 		w.remove("manifests/api.yaml")
 		publishes(`{"bootID":"boot-1"}`)
 		w.editNode(func(n *corev1.Node) { n.Status.NodeInfo.BootID = "boot-2" })

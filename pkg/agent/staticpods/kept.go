@@ -83,13 +83,16 @@ var (
 	listenFlags  = []string{"secure-port", "listen-client-urls", "listen-peer-urls", "bind-address"}
 )
 
-// keptPods decides which static pods of the node are kept, and for which reason. unread are the
-// static pods of the node without a readable manifest.
-func keptPods(pods []*corev1.Pod, unread []types.NamespacedName, s surroundings) map[types.NamespacedName]protocol.KeptReason {
-	kept := map[types.NamespacedName]protocol.KeptReason{}
-	isControlPlane := s.labelled || slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return runsAny(pod, nodePrograms) })
+// keptPods decides which static pods of the node are kept, and for which reason, and whether one of
+// them makes it a control-plane node. unread are the static pods of the node without a readable
+// manifest.
+func keptPods(
+	pods []*corev1.Pod, unread []types.NamespacedName, s surroundings,
+) (kept map[types.NamespacedName]protocol.KeptReason, isControlPlane bool) {
+	kept = map[types.NamespacedName]protocol.KeptReason{}
+	isControlPlane = slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return runsAny(pod, nodePrograms) })
 	for _, pod := range pods {
-		if reason := keptReason(pod, isControlPlane, s); reason != "" {
+		if reason := keptReason(pod, s.labelled || isControlPlane, s); reason != "" {
 			kept[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = reason
 		}
 	}
@@ -98,7 +101,7 @@ func keptPods(pods []*corev1.Pod, unread []types.NamespacedName, s surroundings)
 			kept[key] = protocol.KeptUndecided
 		}
 	}
-	return kept
+	return kept, isControlPlane
 }
 
 // keptReason returns the first reason to keep a pod; "" if the pod may be stopped.

@@ -119,7 +119,8 @@ func TestKeptPods(t *testing.T) {
 	for name, tc := range manifests {
 		t.Run(name, func(t *testing.T) {
 			pods := []*corev1.Pod{podIn(t, "subject", tc.manifest), podIn(t, "plain", plain)}
-			got := keptPods(pods, nil, surroundings{node: node, api: apiElsewhere})
+			got, isControlPlane := keptPods(pods, nil, surroundings{node: node, api: apiElsewhere})
+			is.Equal(t, isControlPlane, tc.node, "a control-plane node")
 			if reason := got[keyOf("subject")]; reason != tc.want {
 				t.Errorf("got the reason %q, want %q", reason, tc.want)
 			}
@@ -200,7 +201,7 @@ func TestKeptPodsDependOnTheNode(t *testing.T) {
 			for pod, reason := range tc.want {
 				want[keyOf(pod)] = reason
 			}
-			if got := keptPods(pods, []types.NamespacedName{keyOf("unread")}, tc.s); !maps.Equal(got, want) {
+			if got, _ := keptPods(pods, []types.NamespacedName{keyOf("unread")}, tc.s); !maps.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
 			}
 		})

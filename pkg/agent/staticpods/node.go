@@ -74,22 +74,23 @@ func (k *Keeper) isDue() bool {
 		k.BootID != "" && !strings.EqualFold(k.BootID, k.seen.Status.NodeInfo.BootID)
 }
 
-// kept returns the static pods of the node that are kept, including parked ones.
-func (k *Keeper) kept(ctx context.Context) (map[types.NamespacedName]protocol.KeptReason, error) {
+// kept returns the static pods of the node that are kept, including parked ones, and whether one of
+// them makes it a control-plane node.
+func (k *Keeper) kept(ctx context.Context) (kept map[types.NamespacedName]protocol.KeptReason, isControlPlane bool, err error) {
 	manifests, err := k.folder.manifests()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	pods, err := k.folder.parkedPods()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	for _, m := range manifests {
 		pods = append(pods, m.pod)
 	}
 	entries, err := k.folder.entries()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	read := sets.New[types.NamespacedName]()
 	for _, pod := range pods {
@@ -99,7 +100,8 @@ func (k *Keeper) kept(ctx context.Context) (map[types.NamespacedName]protocol.Ke
 		read.Insert(entries[i].Pod())
 	}
 	unread := slices.DeleteFunc(k.Static(), read.Has)
-	return keptPods(pods, unread, k.surroundings(ctx)), nil
+	kept, isControlPlane = keptPods(pods, unread, k.surroundings(ctx))
+	return kept, isControlPlane, nil
 }
 
 func (k *Keeper) surroundings(ctx context.Context) surroundings {
@@ -117,12 +119,14 @@ func (k *Keeper) surroundings(ctx context.Context) surroundings {
 }
 
 // publish writes the list of kept static pods to the Node, for the server.
-func (k *Keeper) publish(ctx context.Context, node *corev1.Node, kept map[types.NamespacedName]protocol.KeptReason) error {
+func (k *Keeper) publish(
+	ctx context.Context, node *corev1.Node, kept map[types.NamespacedName]protocol.KeptReason, isControlPlane bool,
+) error {
 	reasons := map[string]protocol.KeptReason{}
 	for pod, reason := range kept {
 		reasons[pod.String()] = reason
 	}
-	value := protocol.EncodeKeptStaticPods(node.Status.NodeInfo.BootID, reasons)
+	value := protocol.EncodeKeptStaticPods(node.Status.NodeInfo.BootID, isControlPlane, reasons)
 	if node.Annotations[v1alpha1.AnnotationKeptStaticPods] != value {
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 			"uid": node.UID, "annotations": map[string]string{v1alpha1.AnnotationKeptStaticPods: value},

@@ -45,7 +45,7 @@ func keeping(pod string) func(*corev1.Node) {
 		if pod != "" {
 			kept["default/"+pod] = protocol.KeptServesAPI
 		}
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", kept))
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", false, kept))
 	}
 }
 

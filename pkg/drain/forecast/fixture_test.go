@@ -146,7 +146,7 @@ func unreachable(n *corev1.Node) {
 }
 
 func withAgent(n *corev1.Node) {
-	metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", nil))
+	metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", false, nil))
 	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{
 		Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue,
 	})

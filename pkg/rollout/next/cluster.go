@@ -171,6 +171,6 @@ func (c *Cluster) Announce(r *v1alpha1.NodeMaintenanceRollout) {
 // of the node does not start now: the caches lag behind. The caller compares selector and doneWhen.
 func (c *Cluster) Agrees(live *Node) bool {
 	n := c.Nodes.byName[live.Name]
-	return n != nil && n.UID == live.UID && n.down == live.down && maps.Equal(n.Labels, live.Labels) &&
+	return n != nil && n.UID == live.UID && n.down == live.down && n.controlPlane == live.controlPlane && maps.Equal(n.Labels, live.Labels) &&
 		(live.skip == "" || live.skip == n.skip) && (live.wait == "" || live.wait == c.waitsFor(n))
 }

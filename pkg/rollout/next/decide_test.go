@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -227,6 +228,9 @@ func unitKey(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.UnitKey = "rack" 
 // TestStart has which units start.
 func TestStart(t *testing.T) {
 	controlPlane := func(n *corev1.Node) { n.Labels["node-role.kubernetes.io/control-plane"] = "" }
+	runsEtcd := func(n *corev1.Node) {
+		n.Annotations[v1alpha1.AnnotationKeptStaticPods] = protocol.EncodeKeptStaticPods("boot-1", true, nil)
+	}
 	for name, c := range map[string]struct {
 		nodes   int
 		changes []change
@@ -315,8 +319,11 @@ func TestStart(t *testing.T) {
 		"a node that a worker has, waits":       {3, []change{wide, limits(maxUnavailable(9, "")), held("n0", true), tasked("n0", v1alpha1.NodeTaskClaimed, "other")}, "n1 n2"},
 		"the cluster's limit":                   {20, []change{wide, limits(maxUnavailable(9, "")), func(s *scene) { s.facts.MaxUnavailablePercent = 10 }}, "n0 n1"},
 		"the cluster's limit is at least one":   {3, []change{wide, limits(maxUnavailable(9, "")), func(s *scene) { s.facts.MaxUnavailablePercent = 20 }}, "n0"},
-		"one control-plane node":                {4, []change{wide, limits(maxUnavailable(9, "")), node("n0", controlPlane), node("n1", controlPlane)}, "n0 n2 n3"},
-		"no control-plane node if one is out":   {3, []change{wide, limits(maxUnavailable(9, "")), node("n0", controlPlane), node("n1", controlPlane), node("n1", cordoned)}, "n2"},
+		"one of two nodes on which etcd runs": {3, []change{
+			wide, limits(maxUnavailable(9, "")), node("n0", runsEtcd), node("n1", runsEtcd),
+		}, "n0 n2"},
+		"one control-plane node":              {4, []change{wide, limits(maxUnavailable(9, "")), node("n0", controlPlane), node("n1", controlPlane)}, "n0 n2 n3"},
+		"no control-plane node if one is out": {3, []change{wide, limits(maxUnavailable(9, "")), node("n0", controlPlane), node("n1", controlPlane), node("n1", cordoned)}, "n2"},
 		"nor if the one that is out has just begun to reboot": {3, []change{
 			wide, limits(maxUnavailable(9, "")), node("n0", controlPlane), node("n1", controlPlane, cordoned, notReady(10*time.Second)),
 		}, "n2"},
@@ -554,6 +561,33 @@ func TestNext(t *testing.T) {
 			if got := decide(1, c.changes...).Next; !got.Equal(want) {
 				t.Errorf("got %s, want %s", got, want)
 			}
+		})
+	}
+}
+
+// TestAgrees compares a decision about a node with a live read of it.
+func TestAgrees(t *testing.T) {
+	runsEtcd := protocol.EncodeKeptStaticPods("boot-1", true, nil)
+	for name, test := range map[string]struct {
+		live func(*corev1.Node)
+		want bool
+	}{
+		"nothing has changed":     {func(*corev1.Node) {}, true},
+		"a user has cordoned it":  {cordoned, false},
+		"it is not Ready":         {notReady(time.Minute), false},
+		"it was installed again":  {func(n *corev1.Node) { n.UID = "other" }, false},
+		"it has another label":    {func(n *corev1.Node) { n.Labels["zone"] = "b" }, false},
+		"etcd runs on it":         {func(n *corev1.Node) { n.Annotations[v1alpha1.AnnotationKeptStaticPods] = runsEtcd }, false},
+		"it has other annotation": {func(n *corev1.Node) { n.Annotations["example.com/a"] = "b" }, true},
+		"a user exempts it":       {func(n *corev1.Node) { n.Annotations[v1alpha1.AnnotationSkipRollouts] = "" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := aNode("n0")
+			c := NewCluster(Facts{Now: now, Nodes: NewNodes([]Node{NewNode(node, nil, now)})})
+			read := node.DeepCopy()
+			test.live(read)
+			live := NewNode(read, nil, now)
+			is.Equal(t, c.Agrees(&live), test.want)
 		})
 	}
 }

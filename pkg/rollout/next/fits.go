@@ -18,7 +18,7 @@ import (
 func NoneFits(r *v1alpha1.NodeMaintenanceRollout, nodes []*corev1.Node) string {
 	rollout, all := &Rollout{Object: r}, make([]Node, 0, len(nodes))
 	for _, node := range nodes {
-		all = append(all, Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.IsControlPlane(node)})
+		all = append(all, Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.RunsControlPlane(node)})
 		rollout.Members = append(rollout.Members, Member{Node: node.Name})
 	}
 	d := newDecider(NewCluster(Facts{MaxUnavailablePercent: 100, Nodes: NewNodes(all)}), rollout)

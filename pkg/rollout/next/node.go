@@ -42,7 +42,7 @@ type Node struct {
 // NewNode returns what a decision needs to know of a node. holders are the maintenances that select
 // it.
 func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Time) Node {
-	n := Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.IsControlPlane(node)}
+	n := Node{Name: node.Name, UID: node.UID, Labels: node.Labels, controlPlane: protocol.RunsControlPlane(node)}
 	hasTask := false
 	for _, nm := range holders {
 		switch {

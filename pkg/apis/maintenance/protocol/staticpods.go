@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -29,6 +30,19 @@ func IsControlPlane(node *corev1.Node) bool {
 		_, ok := node.Labels[label]
 		return ok
 	})
+}
+
+// RunsControlPlane reports whether a Node has a control plane label, or its agent has published
+// that kube-apiserver or etcd runs as a static pod on it, in this boot or an earlier one: an
+// installer need not set a label. Only the limits of rollouts use it. A node can publish that
+// falsely, so it must not decide about rights.
+func RunsControlPlane(node *corev1.Node) bool {
+	if node == nil || IsControlPlane(node) {
+		return node != nil
+	}
+	published := node.Annotations[v1alpha1.AnnotationKeptStaticPods]
+	var kept KeptStaticPods
+	return strings.Contains(published, `"controlPlane"`) && json.Unmarshal([]byte(published), &kept) == nil && kept.ControlPlane
 }
 
 // KeptReason is the reason why a drain keeps a static pod running although its node has an agent;
@@ -61,10 +75,13 @@ const (
 
 // KeptStaticPods is the value of the annotation with which a node agent publishes the static pods
 // that it keeps running. The server must not trust the value, since a node writes it: the value can
-// keep a pod on that node, but cannot cause the evacuation of a pod.
+// keep a pod on that node and let it count as a control-plane node for rollouts, but cannot cause
+// the evacuation of a pod.
 type KeptStaticPods struct {
 	// BootID is status.nodeInfo.bootID of the Node.
 	BootID string `json:"bootID"`
+	// ControlPlane is true if kube-apiserver or etcd runs on the node as a static pod.
+	ControlPlane bool `json:"controlPlane,omitempty"`
 	// Pods has the reasons by <namespace>/<name>; "*" stands for all static pods of the node.
 	Pods map[string]KeptReason `json:"pods,omitempty"`
 }
@@ -72,8 +89,8 @@ type KeptStaticPods struct {
 // EncodeKeptStaticPods returns the value of the annotation for pods by <namespace>/<name>. If there
 // are more than MaxKeptStaticPods, the value stands for all static pods of the node. The result is
 // deterministic.
-func EncodeKeptStaticPods(bootID string, pods map[string]KeptReason) string {
-	kept := KeptStaticPods{BootID: bootID, Pods: pods}
+func EncodeKeptStaticPods(bootID string, controlPlane bool, pods map[string]KeptReason) string {
+	kept := KeptStaticPods{BootID: bootID, ControlPlane: controlPlane, Pods: pods}
 	if len(pods) > MaxKeptStaticPods {
 		first := slices.Min(slices.Collect(maps.Keys(pods)))
 		kept.Pods = map[string]KeptReason{everyPod: pods[first]}
