@@ -35,7 +35,7 @@ func maxDomains(n int, key string) v1alpha1.RolloutLimit {
 
 // object returns a node as an object of the API. It is kept until the node changes.
 func (n *simNode) object(off rules) *corev1.Node {
-	state := nodeState{status: corev1.ConditionTrue, cordoned: n.foreign || len(n.cordon) > 0, foreign: n.foreign}
+	state := nodeState{status: corev1.ConditionTrue, cordoned: n.foreign || len(n.cordon) > 0, foreign: n.foreign, bare: n.bare, zone: n.zone}
 	if !n.isReady() {
 		state.status, state.since = corev1.ConditionFalse, max(n.unready, 0)
 	}
@@ -44,13 +44,16 @@ func (n *simNode) object(off rules) *corev1.Node {
 	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: n.name, UID: types.UID(n.uid), Labels: map[string]string{"zone": n.zone, "rack": n.rack}, Annotations: map[string]string{},
+			Name: n.name, UID: types.UID(n.uid), Labels: map[string]string{}, Annotations: map[string]string{},
 		},
 		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
 			{Type: corev1.NodeReady, Status: state.status, LastTransitionTime: at(state.since)},
 		}},
 	}
-	if n.cp && off.on("cp") {
+	if !n.bare {
+		node.Labels["zone"], node.Labels["rack"] = n.zone, n.rack
+	}
+	if n.cp && !n.bare && off.on("cp") {
 		node.Labels["node-role.kubernetes.io/control-plane"] = ""
 	}
 	node.Spec.Unschedulable = state.cordoned
@@ -205,8 +208,12 @@ func (w *world) input(r *simRollout, caches *view) (*Cluster, *Rollout) {
 	}
 	facts.Nodes = NewNodes(all)
 	for _, t := range caches.tasks {
-		if w.rules.on("ghost") || caches.node(t.name) != nil {
-			facts.Tasks = append(facts.Tasks, t.object())
+		n, task := caches.node(t.name), t.object()
+		if n != nil && !w.rules.on("renewed") {
+			task.Spec.NodeUID = types.UID(n.uid)
+		}
+		if n != nil || w.rules.on("ghost") {
+			facts.Tasks = append(facts.Tasks, task)
 		}
 	}
 	for _, other := range w.rollouts { // what this process has written is known
@@ -229,7 +236,7 @@ func (w *world) input(r *simRollout, caches *view) (*Cluster, *Rollout) {
 	}
 	worked := DoneBy(in.Attempts)
 	for _, n := range caches.nodes {
-		if _, isDone := worked[types.UID(n.uid)]; r.has(n) {
+		if _, isDone := worked[types.UID(n.uid)]; r.has(n) && !n.bare {
 			in.Members = append(in.Members, Member{n.name, r.goalOf(n), isDone})
 		}
 	}

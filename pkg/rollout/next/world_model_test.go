@@ -62,6 +62,13 @@ func (w *world) drainAndRelease(calm bool) {
 			n.ds = true // the taint of the drain is removed
 		}
 		n.job = max(0, n.job-1)
+	}
+}
+
+// note notes since when nodes are out. A step without it would hide that a node was in service for
+// a moment.
+func (w *world) note() {
+	for _, n := range w.nodes {
 		n.bad = w.since(n.bad, !n.isReady() || n.foreign)
 		n.unready = w.since(n.unready, !n.isReady())
 	}
@@ -254,8 +261,12 @@ func (w *world) stepClaimed(t *simTask, n *simNode, m *simMaintenance) {
 	}
 }
 
-// work is the workers. They fail, fall silent, lie, and reinstall nodes.
+// work is the workers. They fail, fall silent, lie, and reinstall nodes, whose labels may follow
+// later. They report nothing before these are there.
 func (w *world) work(calm bool) {
+	for _, n := range w.nodes {
+		n.bare = n.bare && !calm && !w.chance(.3)
+	}
 	for _, t := range slices.Clone(w.tasks) {
 		n, r := w.node(t.name), w.rollout(w.maintenance(t.maintenance).owner)
 		switch {
@@ -263,7 +274,7 @@ func (w *world) work(calm bool) {
 			if calm || w.chance(.5) {
 				t.holder = "worker"
 			}
-		case t.state == v1alpha1.NodeTaskClaimed && n != nil && t.result == "":
+		case t.state == v1alpha1.NodeTaskClaimed && n != nil && !n.bare && t.result == "":
 			x := w.rng.Float64()
 			switch {
 			case calm || x < .35:
@@ -275,7 +286,7 @@ func (w *world) work(calm bool) {
 			case x < .48:
 				w.remove(n)
 				again := w.add(n.name, n.pool, n.zone, n.rack)
-				again.cp, again.pods, again.goal = n.cp, false, map[string]bool{r.name: true}
+				again.cp, again.bare, again.pods, again.goal = n.cp, w.chance(.5), false, map[string]bool{r.name: true}
 				for name := range n.goal {
 					again.goal[name] = true
 				}
@@ -285,7 +296,7 @@ func (w *world) work(calm bool) {
 			case x < .49:
 				w.remove(n)
 			}
-		case t.state == v1alpha1.NodeTaskFailed && n != nil && (calm || w.chance(.08)):
+		case t.state == v1alpha1.NodeTaskFailed && n != nil && !n.bare && (calm || w.chance(.08)):
 			n.goal[r.name] = true // late
 			t.result = v1alpha1.NodeTaskResultDone
 		}
@@ -351,7 +362,7 @@ func (w *world) disturb() {
 	case x < .08:
 		n.ready = !n.ready
 	case x < .13:
-		n.foreign, n.foreignSince = !n.foreign, w.now
+		n.foreign = !n.foreign
 	case x < .16:
 		w.remove(n)
 		name := n.name
@@ -380,13 +391,18 @@ func (w *world) disturb() {
 		w.retry()
 	case x < .455:
 		w.change(pick(w, w.rollouts), x)
+	case x < .475:
+		if zone := pick(w, zones); zone != n.zone {
+			n.zone, n.moved = zone, w.now
+		}
 	}
 }
 
-// retry deletes failed tasks, and maintenances that ended without work.
+// retry deletes failed tasks of nodes that have their labels, and maintenances that ended without
+// work.
 func (w *world) retry() {
 	for _, t := range w.tasks {
-		if t.state == v1alpha1.NodeTaskFailed {
+		if n := w.node(t.name); t.state == v1alpha1.NodeTaskFailed && (n == nil || !n.bare) {
 			w.removeTask(t)
 			break
 		}

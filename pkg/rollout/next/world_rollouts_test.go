@@ -153,11 +153,10 @@ func (w *world) judge(caches *view, r *simRollout, u *Unit) {
 		if live == nil || live.uid != string(n.UID) {
 			continue
 		}
-		isForeign := live.foreign && w.now-live.foreignSince >= 4
 		switch {
 		case r.expr && live.goal[r.name]:
 			w.failf("%s was started although it is done", n.Name)
-		case isForeign:
+		case live.foreign: // a live read shows it
 			w.failf("%s was started although a user has cordoned it", n.Name)
 		case slices.ContainsFunc(w.holding(n.Name), func(m *simMaintenance) bool { return !m.task && w.now-m.created >= 4 }):
 			w.failf("%s was started although a person works on it", n.Name)
@@ -250,7 +249,7 @@ func (w *world) judgeLimits(caches *view, r *simRollout, u *Unit) {
 		return w.node(name) == nil && (t == nil || t.state == v1alpha1.NodeTaskDone)
 	})
 	for _, n := range w.nodes {
-		if n.bad >= 0 && n.bad <= w.now-4 && (n.foreign || !n.isReady()) {
+		if n.bad >= 0 && n.bad <= w.now-4 && (n.foreign || !n.isReady()) && !n.bare {
 			all[n.name] = true
 		}
 	}
@@ -268,8 +267,8 @@ func (w *world) judgeLimits(caches *view, r *simRollout, u *Unit) {
 		}
 	}
 	check("the server", max(1, w.percent*len(w.nodes)/100), func(_ string, n *simNode) bool { return n != nil })
-	check("control plane", 1, func(_ string, n *simNode) bool { return n != nil && n.cp })
-	inPool := func(name string) bool { return r.has(&simNode{pool: w.poolOf[name]}) }
+	check("control plane", 1, func(name string, _ *simNode) bool { return w.last[name].cp })
+	inPool := func(name string) bool { return r.has(w.last[name]) }
 	for _, l := range r.spec.Limits {
 		switch {
 		case l.MaxDomains != nil:
@@ -277,14 +276,17 @@ func (w *world) judgeLimits(caches *view, r *simRollout, u *Unit) {
 		case l.TopologyKey == "":
 			check("maxUnavailable", l.MaxUnavailable.IntValue(), func(name string, _ *simNode) bool { return inPool(name) })
 		default:
-			for _, zone := range []string{"z0", "z1", "z2"} {
-				check("maxUnavailable of "+zone, l.MaxUnavailable.IntValue(), func(name string, n *simNode) bool {
-					return inPool(name) && n != nil && n.zone == zone
+			for _, zone := range zones {
+				check("maxUnavailable of "+zone, l.MaxUnavailable.IntValue(), func(name string, _ *simNode) bool {
+					return inPool(name) && w.last[name].zone == zone && (unit[name] || w.isSettled(name))
 				})
 			}
 		}
 	}
 }
+
+// isSettled reports whether a node has been in its zone for longer than caches lag.
+func (w *world) isSettled(name string) bool { return w.now-w.last[name].moved >= 4 }
 
 func (w *world) judgeDomains(caches *view, r *simRollout, u *Unit, allowed int) {
 	failed, zones := w.failed(r), map[string]bool{}
@@ -297,8 +299,10 @@ func (w *world) judgeDomains(caches *view, r *simRollout, u *Unit, allowed int) 
 	own := len(zones)
 	for _, m := range w.live(r) {
 		for _, name := range m.nodes {
-			if n := w.node(name); n != nil && m.complete < 0 && !failed[m.unit] {
-				zones[n.zone] = true
+			t := w.hands(name)
+			exists := w.node(name) != nil || t != nil && t.state != v1alpha1.NodeTaskDone
+			if exists && m.complete < 0 && !failed[m.unit] && w.isSettled(name) {
+				zones[w.last[name].zone] = true
 			}
 		}
 	}

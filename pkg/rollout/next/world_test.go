@@ -28,12 +28,18 @@ const (
 	stallSteps = 25
 )
 
+var zones = []string{"z0", "z1", "z2"}
+
 // simNode is a node.
 type simNode struct {
 	name, uid, pool, zone, rack string
 	cp, ready, foreign, agent   bool
-	created, foreignSince       int
-	boot, job                   int
+	// bare is true while a Node that a worker has registered again has none of its labels.
+	bare    bool
+	created int
+	// moved is the step in which the label of its zone changed.
+	moved     int
+	boot, job int
 	// pods and ds are true while pods, and those of DaemonSets, are on the node. Without ds the
 	// node is not Ready.
 	pods, ds bool
@@ -52,6 +58,8 @@ type nodeState struct {
 	status            corev1.ConditionStatus
 	since             int
 	cordoned, foreign bool
+	bare              bool
+	zone              string
 }
 
 func (n *simNode) isReady() bool { return n.ready && n.ds }
@@ -228,12 +236,17 @@ func (v *view) soaks(name string) bool {
 	})
 }
 
-// isDone reports whether a maintenance of a rollout is complete because its work is done. A user
-// may have completed it in the last moment.
+// isDone reports whether a maintenance of a rollout is complete because its work is done, on all
+// nodes that are left. A user may have completed it in the last moment.
 func (m *simMaintenance) isDone() bool {
-	isRecorded := func(name string) bool { return m.records[name].state == v1alpha1.NodeTaskDone }
-	isOpen := m.person && slices.ContainsFunc(m.nodes, func(name string) bool { return !isRecorded(name) })
-	return m.owner != "" && m.complete >= 0 && (m.withdrawn == "" && !isOpen || m.withdrawn == WithdrawnDone)
+	done, open := false, false
+	for _, name := range m.nodes {
+		state := m.records[name].state
+		done = done || state == v1alpha1.NodeTaskDone
+		open = open || state != v1alpha1.NodeTaskDone && state != v1alpha1.NodeTaskGone
+	}
+	isReleased := m.person && (open || !done)
+	return m.owner != "" && m.complete >= 0 && (m.withdrawn == "" && !isReleased || m.withdrawn == WithdrawnDone)
 }
 
 // failed returns the units of a rollout that have failed.
@@ -261,10 +274,11 @@ func (v *view) failed(r *simRollout) map[string]bool {
 // world is the true state.
 type world struct {
 	view
-	rng       *rand.Rand
-	rules     rules
-	uids      int
-	poolOf    map[string]string
+	rng   *rand.Rand
+	rules rules
+	uids  int
+	// last has the last node of each name, also if it no longer exists.
+	last      map[string]*simNode
 	percent   int
 	starts    int
 	works     int
@@ -291,10 +305,10 @@ func (w *world) failf(format string, args ...any) {
 }
 
 func newWorld(seed uint64, off rules) *world {
-	w := &world{rng: rand.New(rand.NewPCG(seed, 32)), rules: off, poolOf: map[string]string{}, percent: 100}
-	zones := []string{"z0", "z1", "z2"}[:w.between(1, 3)]
+	w := &world{rng: rand.New(rand.NewPCG(seed, 32)), rules: off, last: map[string]*simNode{}, percent: 100}
+	some := zones[:w.between(1, 3)]
 	for i := range w.between(4, 14) {
-		n := w.add(fmt.Sprintf("n%d", i), pick(w, []string{"a", "b"}), pick(w, zones), fmt.Sprintf("r%d", i/2))
+		n := w.add(fmt.Sprintf("n%d", i), pick(w, []string{"a", "b"}), pick(w, some), fmt.Sprintf("r%d", i/2))
 		n.cp = i%3 == 0 && i < 7 && w.chance(.7)
 	}
 	tight, racks := w.chance(.3), false // tight: rollouts compete for the same places
@@ -312,10 +326,10 @@ func (w *world) add(name, pool, zone, rack string) *simNode {
 	w.uids++
 	n := &simNode{
 		name: name, uid: fmt.Sprintf("u%d", w.uids), pool: pool, zone: zone, rack: rack, ready: true, pods: true, ds: true, bad: -1, unready: -1,
-		created: w.now, agent: w.chance(.5), goal: map[string]bool{}, cordon: map[string]bool{},
+		created: w.now, moved: w.now - 4, agent: w.chance(.5), goal: map[string]bool{}, cordon: map[string]bool{},
 	}
 	w.nodes = append(w.nodes, n)
-	w.poolOf[name] = pool
+	w.last[name] = n
 	return n
 }
 
