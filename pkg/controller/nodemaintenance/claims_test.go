@@ -189,3 +189,27 @@ func TestARebootWithoutAClaim(t *testing.T) {
 		is.True(t, strings.HasSuffix(event, "The node meets doneWhen without any work"), "got the event %q", event)
 	})
 }
+
+// TestAClaimBeatsTheWithdrawal has a worker claim the node when the server is about to withdraw the
+// offer. Fake clusters compare no versions, so the test does.
+func TestAClaimBeatsTheWithdrawal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newOffered(t)
+		f.maintenance.PrependReactor("delete", "nodetasks", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			stored := must.Get(f.maintenance.Tracker().Get(action.GetResource(), "", "one"))(t).(*v1alpha1.NodeTask).DeepCopy()
+			claim(&stored.Status)
+			stored.ResourceVersion = "of the claim"
+			must.Do(t, f.maintenance.Tracker().Update(action.GetResource(), stored, ""))
+			given := action.(clienttesting.DeleteActionImpl).DeleteOptions.Preconditions
+			if given != nil && given.ResourceVersion != nil && *given.ResourceVersion != stored.ResourceVersion {
+				return true, nil, apierrors.NewConflict(action.GetResource().GroupResource(), "one", errors.New("it has changed"))
+			}
+			return false, nil, nil
+		})
+		f.change("m", func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Paused = true })
+		err := f.tasks.Sync(f.ctx, "one")
+		is.True(t, apierrors.IsConflict(err), "got the error %v, want a conflict", err)
+		task := must.Get(f.maintenance.MaintenanceV1alpha1().NodeTasks().Get(f.ctx, "one", metav1.GetOptions{}))(t)
+		is.True(t, task.Status.Holder != "", "the claim is lost: %+v", task.Status)
+	})
+}

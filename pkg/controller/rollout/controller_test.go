@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,8 +31,10 @@ import (
 )
 
 func TestRolloutTakesAllNodes(t *testing.T) {
+	plan := []v1alpha1.DrainPlanEntry{{PodPriority: v1alpha1.MaxPodPriority, Behavior: new(v1alpha1.DrainBehaviorWaitCompleted), WaitSeconds: new(int32(60))}}
+	planned := func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.Template.DrainPlan = plan }
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newNode("other", func(n *corev1.Node) { n.Labels = nil }), newRollout())
+		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newNode("other", func(n *corev1.Node) { n.Labels = nil }), newRollout(planned))
 		most := 0
 		w.played = func() { most = max(most, len(w.rollout().Status.Current)) }
 		w.start()
@@ -46,6 +49,7 @@ func TestRolloutTakesAllNodes(t *testing.T) {
 		is.Equal(t, first.Spec.RequestedBy.Username, "ann")
 		is.Equal(t, first.Spec.Reason, "kernel 6.12")
 		is.Equal(t, first.Spec.Task.Worker, "reboot.maintenance.haulout.dev")
+		is.True(t, equality.Semantic.DeepEqual(first.Spec.DrainPlan, plan), "got the drain plan %+v", first.Spec.DrainPlan)
 		is.Equal(t, len(w.rollout().Status.Current), 0, "units in the status")
 		for _, conditionType := range []string{v1alpha1.ConditionComplete, v1alpha1.ConditionReady} {
 			is.True(t, meta.IsStatusConditionTrue(w.rollout().Status.Conditions, conditionType), "%s is not True", conditionType)
@@ -136,7 +140,7 @@ func TestAnnouncementNeedsTheDecidedRollout(t *testing.T) {
 			stored.Generation++
 			stored.ResourceVersion = "900"
 			must.Do(t, w.api.Tracker().Update(action.GetResource(), stored, ""))
-			return true, nil, apierrors.NewConflict(action.GetResource().GroupResource(), "kernel", errors.New("it has changed"))
+			return false, nil, nil // it is refused if it has the version of the decision
 		})
 		w.start()
 		w.untilReason(v1alpha1.ReasonHeld)
@@ -514,5 +518,30 @@ func TestSelectorWithoutNodes(t *testing.T) {
 		w.untilReason(v1alpha1.ReasonNoNodes)
 		is.True(t, meta.IsStatusConditionFalse(w.rollout().Status.Conditions, v1alpha1.ConditionComplete), "Complete is not False")
 		is.True(t, meta.IsStatusConditionFalse(w.rollout().Status.Conditions, v1alpha1.ConditionReady), "Ready is not False")
+	})
+}
+
+// TestServerLimitsAllRollouts has two rollouts without a limit of their own that matters, over ten
+// nodes of which a fifth may be out.
+func TestServerLimitsAllRollouts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wide := func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Spec.Limits = []v1alpha1.RolloutLimit{{MaxUnavailable: new(intstr.FromInt32(10))}}
+		}
+		second := newRollout(wide, func(r *v1alpha1.NodeMaintenanceRollout) { r.Name, r.UID = "runtime", "uid-runtime" })
+		objects := []runtime.Object{newRollout(wide), second}
+		for i := range 10 {
+			objects = append(objects, newNode(fmt.Sprintf("n%d", i)))
+		}
+		w := newWorld(t, objects...)
+		w.maxUnavailable = 20
+		most := 0
+		w.played = func() { most = max(most, w.out()) }
+		w.start()
+		w.until("both are complete", time.Second, func() bool {
+			other := must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(t.Context(), "runtime", metav1.GetOptions{}))(t)
+			return w.reason() == v1alpha1.ReasonRolloutComplete && other.Status.Nodes.Done == 10
+		})
+		is.Equal(t, most, 2, "nodes that are out, at most")
 	})
 }

@@ -250,17 +250,7 @@ func TestTwoRolloutsOverTheSameNodes(t *testing.T) {
 		})
 		w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newRollout(), second)
 		most := 0
-		w.played = func() {
-			out := map[string]bool{}
-			for _, nm := range w.maintenances() {
-				for _, name := range nodesOf(nm) {
-					if !v1alpha1.IsDone(nm) {
-						out[name] = true
-					}
-				}
-			}
-			most = max(most, len(out))
-		}
+		w.played = func() { most = max(most, w.out()) }
 		w.start()
 		w.until("both are complete", time.Second, func() bool {
 			other := must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(t.Context(), "runtime", metav1.GetOptions{}))(t)
@@ -303,5 +293,33 @@ func TestContradiction(t *testing.T) {
 		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) { spec.Stage = v1alpha1.RolloutStageComplete })
 		w.until("the second one is complete", time.Second, func() bool { return second(v1alpha1.ReasonRolloutComplete, "Every matching node is done") })
 		is.True(t, time.Since(stopped) < time.Minute, "the second one took %s", time.Since(stopped))
+	})
+}
+
+// TestTheClockOpensWindowsAndBeginsHolds: a window opens, and later a hold begins, and nothing else
+// happens.
+func TestTheClockOpensWindowsAndBeginsHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		isPunctual := func(what string, at metav1.Time) {
+			t.Helper()
+			late := time.Since(at.Time)
+			is.True(t, late >= 0 && late < 10*time.Second, "%s %s after its time", what, late)
+		}
+		// A resync comes after ten minutes.
+		opens := metav1.NewTime(time.Now().Add(7 * time.Minute).Truncate(time.Second))
+		w := newWorld(t, newNode("a"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Spec.Windows = []v1alpha1.RolloutWindow{{Start: &opens, Duration: metav1.Duration{Duration: time.Hour}}}
+		}))
+		w.scripts["a"] = drainStuck
+		w.start()
+		w.untilReason(v1alpha1.ReasonOutsideWindow)
+		w.until("the unit starts", time.Second, func() bool { return w.maintenance("kernel-a-1") != nil })
+		isPunctual("the unit starts", opens)
+		begins := metav1.NewTime(time.Now().Add(5 * time.Minute).Truncate(time.Second))
+		w.change(func(spec *v1alpha1.NodeMaintenanceRolloutSpec) {
+			spec.Holds = []v1alpha1.RolloutHold{{Name: "power", From: &begins, Stops: v1alpha1.RolloutHoldDrains}}
+		})
+		w.until("the drain is paused", time.Second, func() bool { return w.maintenance("kernel-a-1").Spec.Paused })
+		isPunctual("the drain is paused", begins)
 	})
 }

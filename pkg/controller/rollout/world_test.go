@@ -64,6 +64,8 @@ type world struct {
 	// lateIndex is set if the controller finds a maintenance by its name before it finds it by its
 	// rollout.
 	lateIndex bool
+	// maxUnavailable is the percentage of all nodes that may be out.
+	maxUnavailable int
 }
 
 // refusals allows everything but what it has, by "verb name".
@@ -103,7 +105,7 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 	t.Helper()
 	w := &world{
 		T: t, host: hostfake.NewClientset(), api: maintenancefake.NewClientset(), recorder: events.NewFakeRecorder(10000),
-		refused: &refusals{all: map[string]bool{}}, scripts: map[string]string{},
+		refused: &refusals{all: map[string]bool{}}, scripts: map[string]string{}, maxUnavailable: 100,
 	}
 	informertest.Versioned(t, w.api)
 	created := 0
@@ -157,7 +159,7 @@ func (w *world) start() {
 	clock := informertest.Clock{}
 	selected := must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock))(w)
 	w.c = must.Get(New(Config{
-		Cluster: cluster, Clock: clock, Selection: selected, MaxUnavailableNodes: 100,
+		Cluster: cluster, Clock: clock, Selection: selected, MaxUnavailableNodes: w.maxUnavailable,
 		Rights: rights.NewCache(rights.CacheConfig{Authorizer: w.refused, Clock: clock}),
 	}))(w)
 	if w.lateIndex {
@@ -440,6 +442,19 @@ func (w *world) phase(unit string) v1alpha1.RolloutPhase {
 		}
 	}
 	return ""
+}
+
+// out returns the number of nodes whose maintenances have not ended.
+func (w *world) out() int {
+	out := map[string]bool{}
+	for _, nm := range w.maintenances() {
+		for _, name := range nodesOf(nm) {
+			if !v1alpha1.IsDone(nm) {
+				out[name] = true
+			}
+		}
+	}
+	return len(out)
 }
 
 // told returns the events so far, each as "reason: note".
