@@ -184,3 +184,19 @@ func TestThePageShowsTheEvacuator(t *testing.T) {
 		t.Error("docs/evacuators.md does not contain the code after the imports of artifacts/examples/evacuator/main.go")
 	}
 }
+
+// TestThePageShowsTheWorker checks that the code of a worker on the page is that of the example,
+// which other tests compile. The page leaves out lines where it has "...".
+func TestThePageShowsTheWorker(t *testing.T) {
+	page := must.Get(os.ReadFile(filepath.Join("..", "..", "docs", "workers.md")))(t)
+	program := must.Get(os.ReadFile(filepath.Join("..", "..", "pkg", "worker", "example_test.go")))(t)
+	_, rest, found := bytes.Cut(page, []byte("```go\n"))
+	code, _, closed := bytes.Cut(rest, []byte("```\n"))
+	parts := bytes.Split(code, []byte("\t...\n"))
+	must.True(t, found && closed && len(parts) == 2, "docs/workers.md has no example of a worker with one line %q", "...")
+	for _, part := range parts {
+		if !bytes.Contains(program, part) {
+			t.Errorf("pkg/worker/example_test.go does not contain what docs/workers.md shows:\n%s", part)
+		}
+	}
+}

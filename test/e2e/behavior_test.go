@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,4 +99,36 @@ func TestTheStrictestPlanDecides(t *testing.T) {
 	waitFor(t, recorder, oracle.PutBack(nil, first.Name, second.Name))
 	found, err := recorder.Verdict(oracle.Rules{Server: serverUser})
 	framework.Accept(t, found, err)
+}
+
+// TestRolloutWaitsForJobs has a rollout whose plan keeps a pod and lets another one complete, which
+// takes longer than the deadline for the progress of the drain. The drain is not withdrawn.
+func TestRolloutWaitsForJobs(t *testing.T) {
+	t.Parallel() // the test mostly waits
+	const deadline = 60
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	for _, name := range []string{"job", "cache", "web"} {
+		cluster.PodOn(t, namespace, name, pool, nodes[0])
+	}
+	recorder := cluster.Judge(t, pool, namespace)
+	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult { return install(t, node) })
+	r := roll(t, pool, func(r *v1alpha1.NodeMaintenanceRollout) {
+		r.Spec.ProgressDeadlineSeconds = ptr.To[int32](deadline)
+		r.Spec.Template.DrainPlan = []v1alpha1.DrainPlanEntry{
+			behaving("cache", v1alpha1.DrainBehaviorSkip), behaving("job", v1alpha1.DrainBehaviorWaitCompleted),
+		}
+	})
+	pods := cluster.As(t).Pods(namespace)
+	framework.UntilGone(t, "has left", pods, "web")
+	unit := untilUnit(t, r.Name, v1alpha1.RolloutPhaseDraining)
+	untilWaiting(t, unit.Maintenance, 1)
+	<-time.After((deadline + 10) * time.Second)
+	untilWaiting(t, unit.Maintenance, 1)
+	must.Get(pods.Patch(t.Context(), "job", types.MergePatchType, []byte(`{"status":{"phase":"Succeeded"}}`), metav1.PatchOptions{}, "status"))(t)
+	r = rolloutUntil(t, r.Name, v1alpha1.ReasonRolloutComplete)
+	is.Equal(t, r.Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Done: 1})
+	is.Equal(t, len(attempts(t, r.Name)), 1, "maintenances")
+	must.Get(pods.Get(t.Context(), "cache", metav1.GetOptions{}))(t)
+	keptItsPromises(t, recorder)
 }

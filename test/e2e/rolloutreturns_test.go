@@ -24,6 +24,9 @@ import (
 // its network works.
 const networkTaint = v1alpha1.TaintReadinessPrefix + "network"
 
+// noNetworkTaint also keeps the pods of the network off a node.
+const noNetworkTaint = "e2e.haulout.dev/no-network"
+
 // heartbeat is the interval at which a kubelet of a test reports the condition Ready.
 const heartbeat = 5 * time.Second
 
@@ -102,8 +105,8 @@ func untilReady(t *testing.T, node string, want corev1.ConditionStatus) {
 
 // TestNodesReturnWhenTheyAreReady has a node that is Ready only while a pod of a DaemonSet runs on
 // it. The pod does not tolerate the drain taint, so it is away while the worker has the node. It
-// returns after the work, and the node becomes Ready. The node stays out of service until a taint
-// of the Node Readiness Controller is gone.
+// cannot return immediately after the work, so the node is not Ready. When it is, it stays out of
+// service until a taint of the Node Readiness Controller is gone.
 func TestNodesReturnWhenTheyAreReady(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	pool, nodes := cluster.NewPool(t, 1, false)
@@ -122,8 +125,17 @@ func TestNodesReturnWhenTheyAreReady(t *testing.T) {
 	is.Equal(t, next(t, claimed), node)
 	daemonPods(t, namespace, "network", 0)
 	untilReady(t, node, corev1.ConditionFalse)
-	cluster.MustKubectl(t, "", "taint", "node", node, networkTaint+":NoSchedule")
+	cluster.MustKubectl(t, "", "taint", "node", node, noNetworkTaint+":NoSchedule")
 	close(pass)
+	framework.Until(t, "the node is not Ready", tasks(t), node, func(task *v1alpha1.NodeTask) bool {
+		return task.Status.State == v1alpha1.NodeTaskVerifying && task.Status.ServerMessage == "the node is not Ready"
+	})
+	<-time.After(quiet)
+	unschedulable(t, true, node)
+	untilReady(t, node, corev1.ConditionFalse)
+
+	cluster.MustKubectl(t, "", "taint", "node", node, networkTaint+":NoSchedule")
+	cluster.MustKubectl(t, "", "taint", "node", node, noNetworkTaint+"-")
 	framework.Until(t, "only the taint keeps the node out of service", tasks(t), node, func(task *v1alpha1.NodeTask) bool {
 		return task.Status.State == v1alpha1.NodeTaskVerifying && strings.Contains(task.Status.ServerMessage, v1alpha1.TaintReadinessPrefix)
 	})

@@ -11,10 +11,12 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	clientv1alpha1 "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
@@ -249,4 +251,39 @@ func TestRightsAreRevokedInTheMiddle(t *testing.T) {
 	unschedulable(t, false, nodes...)
 	setRollout(t, r.Name, "limits", []v1alpha1.RolloutLimit{maxUnavailable(2)})
 	rolloutUntil(t, r.Name, v1alpha1.ReasonRolloutComplete)
+}
+
+// TestTokenOfAnotherNode has a worker with a pod on each of two nodes, which may only report about
+// the node of its pod. The API servers learn the node from the token of the pod.
+func TestTokenOfAnotherNode(t *testing.T) {
+	t.Parallel()
+	const class, account = "test.e2e.haulout.dev", "worker"
+	pool, nodes := cluster.NewPool(t, 2, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.ServiceAccount(t, namespace, account)
+	group := []string{v1alpha1.GroupName}
+	cluster.Grant(t, serviceaccount.MakeUsername(namespace, account),
+		rbacv1.PolicyRule{APIGroups: group, Resources: []string{"nodetasks/status"}, Verbs: []string{"patch"}},
+		rbacv1.PolicyRule{APIGroups: group, Resources: []string{"workers/node"}, ResourceNames: []string{class}, Verbs: []string{"progress"}})
+	withAccount := func(pod *corev1.Pod) { pod.Spec.ServiceAccountName = account }
+	var workers []clientv1alpha1.NodeTaskInterface
+	for i, node := range nodes {
+		pod := cluster.PodOn(t, namespace, fmt.Sprintf("worker-%d", i), pool, node, withAccount, func(pod *corev1.Pod) { pod.Labels["app"] = account })
+		workers = append(workers, cluster.PodToken(t, pod).Haulout.MaintenanceV1alpha1().NodeTasks())
+	}
+	cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, withTask, planned(behaving(account, v1alpha1.DrainBehaviorSkip))))
+	for _, node := range nodes {
+		t.Cleanup(func() { _ = tasks(t).Delete(context.Background(), node, metav1.DeleteOptions{}) })
+		untilTask(t, node, v1alpha1.NodeTaskOffered)
+	}
+	for i, node := range nodes {
+		claim := func(worker clientv1alpha1.NodeTaskInterface) error {
+			_, err := worker.Patch(t.Context(), node, types.MergePatchType, []byte(`{"status":{"holder":"worker"}}`), metav1.PatchOptions{}, "status")
+			return err
+		}
+		err := claim(workers[1-i])
+		is.True(t, apierrors.IsForbidden(err), "the pod on node %s claims node %s: got %v", nodes[1-i], node, err)
+		must.Do(t, claim(workers[i]))
+		untilTask(t, node, v1alpha1.NodeTaskClaimed)
+	}
 }

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -22,7 +23,8 @@ import (
 	"haulout.dev/haulout/test/oracle"
 )
 
-// marked returns the names of the nodes, sorted, that had an annotation or a taint of Haulout.
+// marked returns the names of the nodes, sorted, that had an annotation, a taint or a condition of
+// Haulout.
 func marked(log oracle.Log) []string {
 	var names []string
 	isOurs := func(key string) bool { return strings.HasPrefix(key, v1alpha1.GroupName+"/") }
@@ -30,6 +32,11 @@ func marked(log oracle.Log) []string {
 		has := slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return isOurs(taint.Key) })
 		for key := range node.Annotations {
 			has = has || isOurs(key)
+		}
+		for _, condition := range []corev1.NodeConditionType{
+			v1alpha1.NodeConditionMaintenancePlanned, v1alpha1.NodeConditionMaintenanceInProgress, v1alpha1.NodeConditionDrainInProgress, v1alpha1.NodeConditionDrained,
+		} {
+			has = has || protocol.NodeCondition(node, condition).Type != ""
 		}
 		if has && !slices.Contains(names, node.Name) {
 			names = append(names, node.Name)

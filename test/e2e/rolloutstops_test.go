@@ -173,7 +173,8 @@ func TestHoldStopsDrains(t *testing.T) {
 }
 
 // TestClaimedNodesAreKept has a worker that has its node when the rollout or the maintenance should
-// end or stop. The worker keeps the node until its work is verified.
+// end or stop. The worker keeps the node until its work is verified, and so does a pod that came
+// too late, although another maintenance drains the node meanwhile.
 func TestClaimedNodesAreKept(t *testing.T) {
 	t.Parallel() // the test mostly waits
 	for sentence, stop := range map[string]func(t *testing.T, rollout, maintenance string){
@@ -211,20 +212,27 @@ func TestClaimedNodesAreKept(t *testing.T) {
 		t.Run(sentence, func(t *testing.T) {
 			t.Parallel()
 			pool, _ := cluster.NewPool(t, 1, true)
+			namespace := cluster.NewNamespace(t)
+			recorder := cluster.Judge(t, pool, namespace)
 			work, claimed, pass := gated(t, func(string) v1alpha1.NodeTaskResult { return v1alpha1.NodeTaskResultDone })
 			runWorker(t, pool, work)
 			r := roll(t, pool, func(r *v1alpha1.NodeMaintenanceRollout) { r.Spec.WhenClosed = v1alpha1.RolloutClosedWithdraw })
 			node := next(t, claimed)
 			unit := untilUnit(t, r.Name, v1alpha1.RolloutPhaseClaimed)
 			task := untilTask(t, node, v1alpha1.NodeTaskClaimed)
+			cluster.PodOn(t, namespace, "late", pool, node)
+			other := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 			stop(t, r.Name, unit.Maintenance)
 			<-time.After(quiet)
+			cluster.Remove(t, other.Name)
 			close(pass)
 			is.Equal(t, untilTask(t, node, v1alpha1.NodeTaskVerifying).UID, task.UID, "UID of the task")
 			unschedulable(t, true, node)
 			is.Equal(t, install(t, node), v1alpha1.NodeTaskResultDone)
 			framework.UntilGone(t, "the task of finished work is deleted", tasks(t), node)
 			unschedulable(t, false, node)
+			must.Get(cluster.As(t).Pods(namespace).Get(t.Context(), "late", metav1.GetOptions{}))(t)
+			keptItsPromises(t, recorder)
 		})
 	}
 }

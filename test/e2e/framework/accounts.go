@@ -30,7 +30,23 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	accounts := admin.Kube.CoreV1().ServiceAccounts(namespace)
 	must.Get(accounts.Create(tb.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
 		metav1.CreateOptions{}))(tb)
-	token := must.Get(accounts.CreateToken(tb.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(tb)
+	return c.withToken(tb, namespace, name, nil)
+}
+
+// PodToken returns clients with a token of the service account of a pod, as the kubelet gives it to
+// the pod: it is bound to the pod and names its node.
+func (c *Cluster) PodToken(tb testing.TB, pod *corev1.Pod) Clients {
+	tb.Helper()
+	return c.withToken(tb, pod.Namespace, pod.Spec.ServiceAccountName, &authenticationv1.BoundObjectReference{
+		Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID,
+	})
+}
+
+func (c *Cluster) withToken(tb testing.TB, namespace, account string, bound *authenticationv1.BoundObjectReference) Clients {
+	tb.Helper()
+	admin := c.As(tb)
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}
+	token := must.Get(admin.Kube.CoreV1().ServiceAccounts(namespace).CreateToken(tb.Context(), account, request, metav1.CreateOptions{}))(tb)
 	config := rest.AnonymousClientConfig(admin.Config)
 	config.BearerToken = token.Status.Token
 	return Clients{
