@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Searches for input that breaks a parser: runs each fuzz target of the packages for a while.
 #
-#   hack/fuzz.sh TIME PACKAGE...
+#   hack/fuzz.sh TIME [PACKAGE...]
+#
+# Without a package, it runs the targets of all packages.
 #
 # A target fails if it has written an input that breaks it, or for any reason other than the end of
 # its time: before Go 1.27, a target sometimes fails with `context deadline exceeded` at the end of
@@ -11,11 +13,20 @@ cd "${ROOT}"
 
 duration="$1"
 shift
+if [[ $# == 0 ]]; then
+	mapfile -t folders < <(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n 1 dirname | sort -u)
+	set -- "${folders[@]/#/./}"
+fi
 log="$(mktemp)"
 trap 'rm -f "${log}"' EXIT
 ran=0 failed=""
 for package in "$@"; do
-	for target in $(go test "${package}" -list='^Fuzz' | grep '^Fuzz'); do
+	targets="$(go test "${package}" -list='^Fuzz')"
+	targets="$(grep '^Fuzz' <<<"${targets}")" || {
+		echo "${package} has no fuzz target" >&2
+		exit 1
+	}
+	for target in ${targets}; do
 		ran=$((ran + 1))
 		# Limit the minimization of new findings to a second: the default is a minute, in which
 		# nothing else is tried.

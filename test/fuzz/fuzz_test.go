@@ -79,6 +79,22 @@ func FuzzObjects(f *testing.F) {
 			convert(t, scheme, o, versioned)
 			useEvacuation(versioned)
 			store(t, scheme, storage, o, versioned, &v1alpha1.Evacuation{})
+		case *maintenance.NodeMaintenanceRollout:
+			_ = validation.ValidateNodeMaintenanceRolloutStatusUpdate(o, o)
+			if len(validation.ValidateNodeMaintenanceRollout(o)) > 0 {
+				return
+			}
+			versioned := &v1alpha1.NodeMaintenanceRollout{}
+			convert(t, scheme, o, versioned)
+			store(t, scheme, storage, o, versioned, &v1alpha1.NodeMaintenanceRollout{})
+		case *maintenance.NodeTask:
+			_ = validation.ValidateNodeTaskReport(&o.Status, &o.Status)
+			if len(validation.ValidateNodeTask(o)) > 0 {
+				return
+			}
+			versioned := &v1alpha1.NodeTask{}
+			convert(t, scheme, o, versioned)
+			store(t, scheme, storage, o, versioned, &v1alpha1.NodeTask{})
 		}
 	})
 }
