@@ -75,8 +75,19 @@ func (c *cluster) end(ctx context.Context, pod types.NamespacedName) error {
 	return err
 }
 
-// findTerminating calls found for all terminating pods until the context ends.
+// findTerminating calls found for all terminating pods until the context ends. A pod may be found
+// twice: when the watch is too slow for kube-apiserver, the pods are listed again.
 func (c *cluster) findTerminating(ctx context.Context, found func(metav1.Object)) error {
+	for {
+		err := c.watchTerminating(ctx, found)
+		if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+			return err
+		}
+	}
+}
+
+// watchTerminating lists and watches the pods, until the context ends or the watch fails.
+func (c *cluster) watchTerminating(ctx context.Context, found func(metav1.Object)) error {
 	pods := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("pods"))
 	version, err := listTerminating(ctx, pods, found)
 	if err != nil {
