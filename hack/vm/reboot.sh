@@ -17,7 +17,7 @@
 #
 # hack/vm.sh runs the script after each boot. After the first reboot, `hack/vm.sh --systemd
 # hack/vm/reboot.sh 9 3` continues with number 9 and resets the machine three times; `reboot.sh
-# resets 3` begins with the resets.
+# resets 3` begins with the resets, and `reboot.sh worker` with the worker.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 source "${ROOT}/hack/vm/node.sh"
 readonly RESETS="${2:-6}"
@@ -203,7 +203,11 @@ installWorker() {
 	kubectl rollout status --namespace=haulout-worker-reboot daemonset/haulout-worker-reboot --timeout=5m || fail "the worker does not run"
 }
 
-# roll creates a rollout whose worker reboots the node.
+# parkedForWorker: the static pod is parked, and the node is offered to the worker or is its.
+parkedForWorker() { [[ ! -e /etc/kubernetes/manifests/static.yaml ]] && kubectl get nodetask "${NODE}" >/dev/null 2>&1; }
+
+# roll creates a rollout whose worker reboots the node. With the agent, it waits until the drain has
+# parked the static pod: the machine goes down only after all pods have ended.
 roll() {
 	boots >"${STATE}/boots"
 	kubectl create --filename=- >/dev/null <<-YAML || fail "the rollout cannot be created"
@@ -215,6 +219,9 @@ roll() {
 		  nodeSelector: {nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In, values: [${NODE}]}]}]}
 		  template: {task: {worker: reboot.maintenance.haulout.dev}}
 	YAML
+	[[ "$1" == without-agent ]] || eventually 300 "the drain of the rollout has parked the static pod" parkedForWorker
+	touch "${STATE}/$1"
+	sync
 }
 
 completed() { [[ "$(kubectl get nodemaintenances --output=jsonpath='{.items[?(@.spec.reason=="node shutdown")].spec.stage}')" =~ ^(Complete\ ?)+$ ]]; }
@@ -229,7 +236,14 @@ case "${step}" in
 	identity
 	node bin/images/{app,pause,haulout-worker}-amd64.tar
 	agent
-	[[ "${1:-}" != resets ]] || parksUntilReset 1
+	case "${1:-}" in
+	resets) parksUntilReset 1 ;;
+	worker)
+		placeStatic
+		installWorker
+		reboots worker roll with-agent
+		;;
+	esac
 	pods
 	signal STOP
 	reboots "${1:-2}"
@@ -330,6 +344,7 @@ worker)
 	echo "--- After the reboot by a worker"
 	booted
 	rolled with-agent
+	[[ -e "${STATE}/with-agent" ]] || fail "the machine went down before the static pod was parked"
 	eventually 300 "the static pod runs" staticRuns
 	[[ "$(static)" == "$(cat "${STATE}/static")" ]] || fail "the static pod was $(cat "${STATE}/static"), and is $(static)"
 	haulout-node-agent uninstall || fail "the agent cannot be uninstalled"
