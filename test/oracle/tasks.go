@@ -81,7 +81,12 @@ func worksOf(log Log) (works []*workRecord, found []string) {
 			work.seen = o.Seen
 		case work != nil:
 			// After a restart of the server, the Recorder may learn late that the work has ended.
-			if work.to = o.Seen; o.relisted || log.isInGap(o.Seen) {
+			// On a busy machine the event comes late, too: its object has the time, in seconds.
+			work.to = o.Seen
+			if ended := task.Status.StateTime; o.Type != watch.Deleted && ended != nil && ended.Time.Before(work.to) {
+				work.to = ended.Time
+			}
+			if o.relisted || log.isInGap(o.Seen) {
 				work.to = work.seen
 			}
 			delete(open, task.UID)

@@ -42,6 +42,10 @@ func TestInHands(t *testing.T) {
 		o.relisted = true
 		return o
 	}
+	since := func(seconds int, o Observation) Observation {
+		o.Object.(*v1alpha1.NodeTask).Status.StateTime = &metav1.Time{Time: at(seconds)}
+		return o
+	}
 	claimed := []Observation{pod, node(0, true), task(1, v1alpha1.NodeTaskOffered, ""), task(2, v1alpha1.NodeTaskClaimed, "w")}
 	done := []Observation{task(10, v1alpha1.NodeTaskVerifying, "w"), task(20, v1alpha1.NodeTaskDone, "w")}
 	for sentence, tc := range map[string]struct {
@@ -61,6 +65,13 @@ func TestInHands(t *testing.T) {
 		},
 		"the node is made schedulable": {
 			events: []Observation{node(5, false), node(6, true)},
+			want:   []string{"node a is schedulable although worker w works on it"},
+		},
+		"the end of the work is seen late": {
+			events: []Observation{node(9, false), since(8, task(10, v1alpha1.NodeTaskDone, "w"))},
+		},
+		"the node is made schedulable before the end, which is seen late": {
+			events: []Observation{node(7, false), node(8, true), since(8, task(10, v1alpha1.NodeTaskDone, "w"))},
 			want:   []string{"node a is schedulable although worker w works on it"},
 		},
 		"the end of the work is found in a list": {
