@@ -531,7 +531,7 @@ previous: ## Build the server of an earlier commit, which the end-to-end tests r
 
 .PHONY: e2e
 e2e: cluster-binaries build $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, SKIP=pattern, COUNT=n; KUBE=1.35 on that Kubernetes; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
-	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -skip='$(SKIP)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) \
+	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -skip='$(SKIP)' -timeout='$(E2E_TIMEOUT)' -parallel=12 $(E2E_FLAGS) \
 		$(E2E_PACKAGES)
 
 # Random searches, and the commands of the pages, which are about our own code.
