@@ -4,13 +4,19 @@
 package deployment
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // TestTheCostOfADecisionGrowsWithThePods compares the allocations of a decision about a surge with
@@ -90,9 +96,51 @@ func TestWhatIsComputedOnceHoldsForEachPod(t *testing.T) {
 					continue
 				}
 				alone, unknown := decision{}, s
-				is.Equal(t, shared.endOf(known, p), alone.endOf(unknown, p), "the reason to end is")
+				is.Equal(t, shared.endOf(known, p, known.trouble), alone.endOf(unknown, p, unknown.trouble), "the reason to end is")
 			}
 		}
 	}
 	is.True(t, surges > 100, "only %d states with a surge", surges)
+}
+
+// BenchmarkIsSurging asks for a pod whether its Deployment surges, with the longest record.
+func BenchmarkIsSurging(b *testing.B) {
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-web"}}
+	r := record{UID: d.UID, From: 5625, To: 5825, Keep: 5625, Since: &metav1.Time{Time: time.Unix(0, 0)}}
+	for i := range maxRecorded {
+		r.Evacuations = append(r.Evacuations, fmt.Sprintf("web-7c9f6d5b8c-%05d-0a1b2c3d", i))
+	}
+	d.Annotations = map[string]string{v1alpha1.AnnotationSurgeRecord: string(must.Get(json.Marshal(r))(b))}
+	b.Run("read", func(b *testing.B) {
+		for b.Loop() {
+			if r, _ := readRecord(d, 1); !r.isUp() {
+				b.Fatal("no surge")
+			}
+		}
+	})
+	b.Run("ask", func(b *testing.B) {
+		for b.Loop() {
+			if !isSurgeUp(d) {
+				b.Fatal("no surge")
+			}
+		}
+	})
+}
+
+// TestIsSurgeUp compares it with the whole record.
+func TestIsSurgeUp(t *testing.T) {
+	for value, want := range map[string]bool{
+		"":                  false,
+		`{"`:                false,
+		`[]`:                false,
+		`{"uid":"uid-web"}`: false,
+		`{"uid":"uid-other","from":2,"to":4,"keep":2,"since":"2026-11-28T00:00:00Z"}`:                       false,
+		`{"uid":"uid-web","from":2,"to":4,"keep":2,"since":"2026-11-28T00:00:00Z","evacuations":["a","b"]}`: true,
+	} {
+		d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{UID: "uid-web"}}
+		is.Equal(t, isSurgeUp(d), false, "without an annotation")
+		d.Annotations = map[string]string{v1alpha1.AnnotationSurgeRecord: value}
+		r, _ := readRecord(d, 1)
+		is.True(t, isSurgeUp(d) == want && r.isUp() == want, "%s: got %t, and %t from the whole record", value, isSurgeUp(d), r.isUp())
+	}
 }

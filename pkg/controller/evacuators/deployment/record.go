@@ -4,7 +4,9 @@
 package deployment
 
 import (
+	"cmp"
 	"encoding/json"
+	"strings"
 
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,6 +75,32 @@ func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
 		return r, true
 	}
 	return r, false
+}
+
+// isSurgeUp reports whether a surge is active according to the annotation of an object. It is asked
+// again and again for each pod that waits, so it does not read the names in the annotation, of
+// which there may be two hundred: they come after the numbers.
+func isSurgeUp(object metav1.Object) bool {
+	decoder := json.NewDecoder(strings.NewReader(object.GetAnnotations()[v1alpha1.AnnotationSurgeRecord]))
+	if start, err := decoder.Token(); err != nil || start != json.Delim('{') {
+		return false
+	}
+	var r record
+	for r.UID == "" || r.To == 0 {
+		key, err := decoder.Token()
+		switch key {
+		case "uid":
+			err = decoder.Decode(&r.UID)
+		case "to":
+			err = decoder.Decode(&r.To)
+		default: // another field, or the end
+			err = cmp.Or(err, decoder.Decode(&json.RawMessage{}))
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return r.UID == object.GetUID() && r.isUp()
 }
 
 // newTarget returns the target, given the record that was read from its object.

@@ -134,8 +134,7 @@ func (c *Controller) IsSurging(p *corev1.Pod) bool {
 	if err != nil || !exists {
 		return false
 	}
-	r, _ := readRecord(d, 1)
-	return r.isUp() || isShrinking(d)
+	return isSurgeUp(d) || isShrinking(d)
 }
 
 // isShrinking reports whether the ReplicaSet of a Deployment has to delete pods because the

@@ -6,6 +6,7 @@ package deployment
 import (
 	"fmt"
 	"maps"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -91,10 +92,12 @@ func (d *decision) declineEvent(pods int, why string) {
 // pods.
 func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	holds := s.holdsTurns()
+	// It is the same for all pods, of which there may be thousands.
+	trouble := sync.OnceValue(s.trouble)
 	for _, p := range leaving {
 		if holds && s.isAvailable(p) {
 			waiting = append(waiting, p)
-		} else if why := d.endOf(s, p); why != "" {
+		} else if why := d.endOf(s, p, trouble); why != "" {
 			d.noteTried(s, p)
 			d.endWithout(p, why+s.refusal(p))
 		} else {
@@ -163,7 +166,7 @@ func (d *decision) takeUp(s situation) {
 // "" if it stays active. It stays active while the pod's budget does not allow its eviction, unless
 // more replicas would not help either. It also stays active until ready replacements become
 // available.
-func (d *decision) endOf(s situation, p *pod) string {
+func (d *decision) endOf(s situation, p *pod, trouble func() string) string {
 	// When a reason to stay has ended, the replacement gets the whole surge timeout.
 	stood := s.memory.stood.Add(s.timeout)
 	quiet, end := latest(s.lastSign(p.evacuation).Add(s.timeout), stood), latest(s.hardEndOf(p), stood)
@@ -178,9 +181,9 @@ func (d *decision) endOf(s situation, p *pod) string {
 		case d.isAboutToBeAvailable(s, end):
 			return ""
 		case !s.now.Before(quiet):
-			return fmt.Sprintf("No progress with a replacement for %s: %s", s.timeout, s.trouble())
+			return fmt.Sprintf("No progress with a replacement for %s: %s", s.timeout, trouble())
 		case !s.now.Before(end):
-			return fmt.Sprintf("No replacement is available after %s: %s", hardEnd*s.timeout, s.trouble())
+			return fmt.Sprintf("No replacement is available after %s: %s", hardEnd*s.timeout, trouble())
 		}
 		if !isReady {
 			d.wakeAt(sick)
