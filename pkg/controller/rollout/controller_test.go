@@ -538,10 +538,7 @@ func TestServerLimitsAllRollouts(t *testing.T) {
 		most := 0
 		w.played = func() { most = max(most, w.out()) }
 		w.start()
-		w.until("both are complete", time.Second, func() bool {
-			other := must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(t.Context(), "runtime", metav1.GetOptions{}))(t)
-			return w.reason() == v1alpha1.ReasonRolloutComplete && other.Status.Nodes.Done == 10
-		})
+		w.untilBothDone("runtime", 10)
 		is.Equal(t, most, 2, "nodes that are out, at most")
 	})
 }

@@ -444,6 +444,15 @@ func (w *world) phase(unit string) v1alpha1.RolloutPhase {
 	return ""
 }
 
+// untilBothDone waits until the rollout is complete and another one has done all its nodes.
+func (w *world) untilBothDone(other string, nodes int32) {
+	w.Helper()
+	w.until("both are complete", time.Second, func() bool {
+		r := must.Get(w.api.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(w.Context(), other, metav1.GetOptions{}))(w)
+		return w.reason() == v1alpha1.ReasonRolloutComplete && r.Status.Nodes.Done == nodes
+	})
+}
+
 // out returns the number of nodes whose maintenances have not ended.
 func (w *world) out() int {
 	out := map[string]bool{}
