@@ -17,6 +17,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/rollout/next"
@@ -202,6 +203,9 @@ func TestSameNode(t *testing.T) {
 		"another kernel": {func(n *corev1.Node) { n.Status.NodeInfo.KernelVersion = "6.12.0" }, false},
 		"cordoned":       {func(n *corev1.Node) { n.Spec.Unschedulable = true }, false},
 		"another label":  {func(n *corev1.Node) { n.Labels["zone"] = "z1" }, false},
+		"etcd runs on it": {func(n *corev1.Node) {
+			n.Annotations = map[string]string{v1alpha1.AnnotationKeptStaticPods: protocol.EncodeKeptStaticPods("boot-1", true, nil)}
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			old := newNode("a")
