@@ -4,6 +4,7 @@
 package deployment
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -89,11 +90,17 @@ func (c *Controller) isUnasked(removed []*pod) bool {
 
 // reportAll writes reports, and reports that failed last time after all others. If the time is over
 // before all are started, the next sync decides about the remaining reports. It follows
-// immediately, or after the backoff if only reports that failed before are left.
+// immediately, or after the backoff if only reports that failed before are left. The Evacuations
+// that have waited longest come first: the next sync may repeat all reports, since their numbers
+// change all the time, and the turns of the others would end. Before them come the reports that
+// make the next evacuators active.
 func (c *Controller) reportAll(ctx context.Context, key types.NamespacedName, now time.Time, reports []report) error {
 	unreported := c.known.get(key).unreported
 	slices.SortStableFunc(reports, func(a, b report) int {
-		return unreported[a.evacuation.Name].Compare(unreported[b.evacuation.Name])
+		return cmp.Or(
+			unreported[a.evacuation.Name].Compare(unreported[b.evacuation.Name]),
+			a.waitsSince().Compare(b.waitsSince()),
+		)
 	})
 	end := c.clock.Now().Add(reportTimeout)
 	var failed []error
@@ -298,6 +305,15 @@ func (c *Controller) report(ctx context.Context, now time.Time, r report) error 
 		current = live
 		return err
 	}))
+}
+
+// waitsSince returns the time of the previous report; zero if this report makes the next evacuator
+// active.
+func (r *report) waitsSince() time.Time {
+	if r.completed {
+		return time.Time{}
+	}
+	return protocol.TurnOf(&r.evacuation.Status).Since
 }
 
 func (r *report) writeTo(status *v1alpha1.EvacuationStatus, now time.Time) {

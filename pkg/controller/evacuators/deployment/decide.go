@@ -502,6 +502,7 @@ func (r *record) dropGone(s situation) {
 // handOver makes the next evacuator active for as many pods as spare, and returns the other pods.
 // The pods leave by eviction, which respects the budgets.
 func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*pod) {
+	var handed []*pod
 	for _, p := range leaving {
 		cost := 0
 		if s.isAvailable(p) {
@@ -513,10 +514,11 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 		}
 		spare -= cost
 		d.memory.delivered = s.now
-		d.noteTried(s, p)
+		handed = append(handed, p)
 		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left%s.%s",
 			s.deployment.Name, s.target.record.To, p.purpose, s.refusal(p)))
 	}
+	d.noteTried(s, handed...)
 	return waiting
 }
 

@@ -31,8 +31,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// hangs is part of the names of pods for whose Evacuations a webhook takes 10 s.
-const hangs = "hangs-"
+// hangs is part of the names of pods for whose Evacuations a webhook takes 10 s, and slow is part of
+// those for which it takes 100 ms.
+const hangs, slow = "hangs-", "slow-"
 
 // hangingReports is a client that counts the reports to each Evacuation.
 type hangingReports struct {
@@ -62,6 +63,9 @@ func (h hangingEvacuations) UpdateStatus(
 	ctx context.Context, e *v1alpha1.Evacuation, o metav1.UpdateOptions,
 ) (*v1alpha1.Evacuation, error) {
 	h.sent[e.Name]++
+	if strings.Contains(e.Name, slow) {
+		<-time.After(100 * time.Millisecond)
+	}
 	if !strings.Contains(e.Name, hangs) {
 		return h.EvacuationInterface.UpdateStatus(ctx, e, o)
 	}
@@ -119,6 +123,42 @@ func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 				t.Errorf("%d reports to %s, want %v", times, name, want)
 			}
 		}
+	})
+}
+
+// TestReportsToManyReachAll covers 200 reports of which one sync writes 50. Each sync decides about
+// all of them again, as while pods leave, and about the completion of the last one.
+func TestReportsToManyReachAll(t *testing.T) {
+	const pods = 200
+	synctest.Test(t, func(t *testing.T) {
+		var stored []runtime.Object
+		var last string
+		for i := range pods {
+			e := newTestPod(fmt.Sprintf("%s%03d", slow, i), leaves(ours)).evacuation
+			e.Status.ActiveEvacuatorSince = &metav1.Time{Time: time.Now().Add(-time.Minute)}
+			stored, last = append(stored, e), e.Name
+		}
+		client, own := fake.NewClientset(), versionedfake.NewClientset(stored...)
+		c := newIdle(t, client, own)
+		defer c.queue.ShutDown()
+		sent := map[string]int{}
+		c.Maintenance = hangingReports{own, sent}
+		key := types.NamespacedName{Namespace: testNamespace, Name: testName}
+		for i := range 4 {
+			list := must.Get(own.MaintenanceV1alpha1().Evacuations(testNamespace).List(t.Context(), metav1.ListOptions{}))(t)
+			d := decision{}
+			for j := range list.Items {
+				e := &list.Items[j]
+				d.reports = append(d.reports, report{evacuation: e, message: fmt.Sprintf("%d have left.", i), progress: true, completed: e.Name == last})
+			}
+			_, err := c.act(t.Context(), key, situation{now: time.Now()}, d)
+			must.Do(t, err)
+			is.True(t, sent[last] == i+1, "after sync %d, the completion was written %d times", i+1, sent[last])
+		}
+		for name, times := range sent {
+			is.True(t, name == last || times == 1, "%d reports to %s, want 1", times, name)
+		}
+		is.True(t, len(sent) >= pods-4, "only %d of %d Evacuations had a report", len(sent), pods)
 	})
 }
 

@@ -94,21 +94,24 @@ func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	holds := s.holdsTurns()
 	// It is the same for all pods, of which there may be thousands.
 	trouble := sync.OnceValue(s.trouble)
+	var ended []*pod
 	for _, p := range leaving {
 		if holds && s.isAvailable(p) {
 			waiting = append(waiting, p)
 		} else if why := d.endOf(s, p, trouble); why != "" {
-			d.noteTried(s, p)
+			ended = append(ended, p)
 			d.endWithout(p, why+s.refusal(p))
 		} else {
 			waiting = append(waiting, p)
 		}
 	}
+	d.noteTried(s, ended...)
 	return waiting
 }
 
 // noteTried records that the surge for the pods is active until now. If a pod has waited long
-// enough after its previous try, this is a new try.
+// enough after its previous try, this is a new try. It copies the record of all pods, so it is
+// called once for all pods of a decision.
 func (d *decision) noteTried(s situation, pods ...*pod) {
 	if len(pods) == 0 {
 		return
