@@ -92,6 +92,7 @@ func TestPolicyForTheRebootCondition(t *testing.T) {
 	}{
 		"allows the condition of the own node":  {node: "node-7"},
 		"denies the condition of another node":  {node: "node-8", denied: true},
+		"applies in another namespace":          {by: "system:serviceaccount:ops:haulout-worker-reboot", node: "node-8", denied: true},
 		"denies a token without a node":         {denied: true},
 		"denies another condition":              {node: "node-7", change: func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }, denied: true},
 		"denies the removal of a condition":     {node: "node-7", change: func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[1:] }, denied: true},

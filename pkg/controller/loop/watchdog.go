@@ -17,6 +17,11 @@ import (
 // sooner, possibly with an error.
 const StuckAfter = 10 * time.Minute
 
+// LeaderPatience is how long a new leader serves at most before a deadline passes whose beginning
+// was stored before: the clock of the previous leader may have been minutes behind, and what would
+// have moved the deadline may have been lost in the change.
+const LeaderPatience = 5 * time.Minute
+
 // Tracker records which item each worker of a set of controllers processes. A nil tracker records
 // nothing and is always healthy.
 type Tracker struct {

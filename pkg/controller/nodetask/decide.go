@@ -17,14 +17,11 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/rights"
 )
-
-// leaderPatience is how long a new leader waits at most before it fails silent workers: their
-// reports may have been lost before it began to serve.
-const leaderPatience = 5 * time.Minute
 
 // facts are the inputs of the decision about a node.
 type facts struct {
@@ -191,7 +188,7 @@ func (f *facts) volumesWait(nm *v1alpha1.NodeMaintenance) time.Duration {
 	if f.volumes == 0 || drained == nil {
 		return 0
 	}
-	return max(0, protocol.VolumePatience-f.now.Sub(drained.LastTransitionTime.Time))
+	return f.left(protocol.VolumePatience, &drained.LastTransitionTime)
 }
 
 // decideOffered withdraws the offer if it is not valid any more, grants a claim after a live read,
@@ -310,8 +307,6 @@ func decideClaimed(f *facts) decision {
 		return f.verified()
 	case status.Result == v1alpha1.NodeTaskResultDone:
 		return f.enter(v1alpha1.NodeTaskVerifying, "")
-	case status.Result == v1alpha1.NodeTaskResultFailed && f.node == nil:
-		return f.gone()
 	case status.Result == v1alpha1.NodeTaskResultFailed:
 		return f.fail(v1alpha1.NodeTaskWorkerFailed, cmp.Or(status.Message, "The worker reported Failed"))
 	}
@@ -389,14 +384,15 @@ func decideDone(f *facts) decision {
 // decideFailed waits for a user, for a late result of the worker, or, if the result was not
 // verified, until it can be. It deletes the task when its maintenance has ended and has recorded
 // it, or does not select the node any more: the node is in service again, and no drain would touch
-// the node while the task exists.
+// the node while the task exists. The deletion of the node ends no failure: its rollout would go on
+// with the next node, although nobody has seen why this one failed.
 func decideFailed(f *facts) decision {
 	switch {
-	case f.isForgotten():
+	case f.isForgotten(), f.node == nil && v1alpha1.IsEnding(f.owner):
 		return decision{step: stepDelete}
-	case f.node == nil:
-		return f.gone()
-	case !f.selected:
+	case f.node == nil && f.task.Status.Result != v1alpha1.NodeTaskResultDone:
+		return decision{}
+	case f.node != nil && !f.selected:
 		return decision{step: stepDelete, event: event{corev1.EventTypeWarning, EventWithdrawn, fmt.Sprintf(
 			"The failed work is forgotten: NodeMaintenance %s does not select the node any more", f.task.Spec.Maintenance.Name)}}
 	case f.task.Status.Result == v1alpha1.NodeTaskResultDone:
@@ -454,7 +450,7 @@ func (f *facts) left(deadline time.Duration, since ...*metav1.Time) time.Duratio
 			latest = t.Time
 		}
 	}
-	return max(deadline-f.now.Sub(latest), min(deadline, leaderPatience)-f.served, 0)
+	return max(deadline-f.now.Sub(latest), min(deadline, loop.LeaderPatience)-f.served, 0)
 }
 
 func seconds(n int32) time.Duration { return time.Duration(n) * time.Second }

@@ -341,7 +341,7 @@ func TestDecideClaimed(t *testing.T) {
 			newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed), func(task *v1alpha1.NodeTask) { task.Status.Message = "exit code 3" })),
 			failed(v1alpha1.NodeTaskWorkerFailed, "WorkerFailed: exit code 3"),
 		},
-		"the worker has failed without a node": {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed)), noNode), gone},
+		"the worker has failed without a node": {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed)), noNode), failed(v1alpha1.NodeTaskWorkerFailed, "reported Failed")},
 	} {
 		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
 	}
@@ -416,7 +416,10 @@ func TestDecideEnd(t *testing.T) {
 		"failed work whose node is Ready":          {newFacts(newMaintenance("m"), withTask(failed, because(v1alpha1.NodeTaskWorkerFailed))), wanted{}},
 		"work that was not verified and can be":    {newFacts(newMaintenance("m", doneWhen("true")), withTask(failed, because(v1alpha1.NodeTaskNotVerified))), verifying},
 		"work that was not verified and cannot be": {newFacts(newMaintenance("m", doneWhen("false")), withTask(failed, because(v1alpha1.NodeTaskNotVerified))), wanted{}},
-		"failed work whose node is deleted":        {newFacts(newMaintenance("m"), withTask(failed), noNode), wanted{step: stepDelete, event: EventNodeGone}},
+		"failed work whose node is deleted":        {newFacts(newMaintenance("m"), withTask(failed), noNode), wanted{}},
+		"which could not be verified before":       {newFacts(newMaintenance("m"), withTask(failed, because(v1alpha1.NodeTaskNotVerified)), noNode), wanted{}},
+		"which a user reports as done":             {newFacts(newMaintenance("m"), withTask(failed, result(v1alpha1.NodeTaskResultDone)), noNode), verifying},
+		"which a user releases":                    {newFacts(newMaintenance("m", complete), withTask(failed), noNode), deleted},
 		"failed work of a node with other labels":  {newFacts(newMaintenance("m", recorded(failed)), withTask(failed), deselected), wanted{step: stepDelete, event: EventWithdrawn, note: "NodeMaintenance m does not select the node any more"}},
 		"failed work of an ended maintenance":      {newFacts(newMaintenance("m", complete, recorded(failed)), withTask(failed)), deleted},
 		"but only after the record":                {newFacts(newMaintenance("m", complete), withTask(failed)), wanted{}},

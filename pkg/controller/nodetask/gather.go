@@ -76,6 +76,9 @@ func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
 		return refuse("NodeMaintenance %s has ended", f.owner.Name)
 	case err != nil:
 		return nil, fmt.Errorf("read the maintenance before a claim is granted: %w", err)
+	case holds.IsDone(nm, f.node):
+		// This leader has offered the node because its cache was older.
+		return refuse("NodeMaintenance %s has recorded that the work on it is done", f.owner.Name)
 	case nm.Generation != f.owner.Generation:
 		return nil, apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has changed"))
 	}

@@ -378,6 +378,9 @@ func (w *world) worker(task *v1alpha1.NodeTask) {
 		default:
 			return
 		}
+	case status.State == v1alpha1.NodeTaskFailed && node == nil && w.calm:
+		delete(w.tasks, task.Name) // by a user
+		return
 	case status.State == v1alpha1.NodeTaskFailed && status.Result != v1alpha1.NodeTaskResultDone && node != nil && (w.calm || x < 0.1):
 		w.goal[node.UID], status.Result = true, v1alpha1.NodeTaskResultDone
 	default:

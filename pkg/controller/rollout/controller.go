@@ -107,6 +107,8 @@ type Controller struct {
 	written loop.Memory[string, time.Time]
 	// costs has the duration of the last sync of each rollout.
 	costs loop.Memory[string, time.Duration]
+	// started is the time since which this leader serves.
+	started time.Time
 	// maxUnavailable and ownPod are fields of the Config.
 	maxUnavailable int
 	ownPod         types.NamespacedName
@@ -168,6 +170,7 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	if !ok {
 		return
 	}
+	c.started = c.clock.Now()
 	var wg sync.WaitGroup
 	wg.Go(func() { loop.Gauges(ctx, c.all, publish) })
 	wg.Go(func() { c.queue.Run(ctx, 1, c.timedSync) })

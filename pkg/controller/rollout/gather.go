@@ -60,6 +60,8 @@ type facts struct {
 	failing *loop.Failure
 	// wake is the time at which to decide again without an event; zero if at none.
 	wake time.Time
+	// started is the time since which this leader serves.
+	started time.Time
 }
 
 // gather reads all facts about a rollout from the caches, and the maintenances of announced units
@@ -72,7 +74,7 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 	}
 	f := &facts{
 		rollout: next.Rollout{Object: r, FailedStarts: c.failedStarts[r.Name]}, nodes: nodes.byName, tasks: map[string]*v1alpha1.NodeTask{},
-		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf,
+		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf, started: c.started,
 	}
 	f.taken = func(name string) bool {
 		if f.own[name] != nil {

@@ -82,9 +82,10 @@ func publish(all []*v1alpha1.NodeMaintenanceRollout) {
 	}
 }
 
-// observePhase observes how long the stored phase of a unit took.
+// observePhase observes how long the stored phase of a unit took. The clock of the leader that
+// stored its beginning may have been ahead.
 func (c *Controller) observePhase(unit *v1alpha1.RolloutUnit) {
 	if unit.Phase != "" {
-		phaseDuration.WithLabelValues(string(unit.Phase)).Observe(c.clock.Since(unit.Since.Time).Seconds())
+		phaseDuration.WithLabelValues(string(unit.Phase)).Observe(max(0, c.clock.Since(unit.Since.Time).Seconds()))
 	}
 }

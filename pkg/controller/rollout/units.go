@@ -17,8 +17,10 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/rollout/next"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
 // followed is what happens to a unit of status.current.
@@ -70,7 +72,7 @@ func (f *facts) follow(entry v1alpha1.RolloutUnit, open, drainsHeld bool) follow
 // deleted the task of a failed node, has the whole deadline again.
 func (f *facts) endOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance, open bool) next.Ending {
 	end := next.EndOf(f.cluster, &f.rollout, unit, nm, open)
-	deadline := unit.Since.Add(time.Duration(ptr.Deref(f.rollout.Object.Spec.ProgressDeadlineSeconds, 0)) * time.Second)
+	deadline := f.endsAt(unit, ptr.Deref(f.rollout.Object.Spec.ProgressDeadlineSeconds, 0))
 	if end.Withdrawn == next.WithdrawnBlocked && f.cluster.Now.Before(deadline) {
 		return next.Ending{Next: deadline}
 	}
@@ -83,10 +85,17 @@ func (f *facts) soak(u *followed) {
 		return
 	}
 	f.setPhase(&u.unit, v1alpha1.RolloutPhaseSoaking)
-	end := u.unit.Since.Add(time.Duration(f.rollout.Object.Spec.SoakSeconds) * time.Second)
+	end := f.endsAt(&u.unit, f.rollout.Object.Spec.SoakSeconds)
 	if u.over = !f.cluster.Now.Before(end); !u.over {
 		u.wake = end
 	}
+}
+
+// endsAt returns the end of a time that begins with the phase of a unit. Another leader, with a
+// clock that is minutes behind, may have stored the beginning.
+func (f *facts) endsAt(unit *v1alpha1.RolloutUnit, seconds int32) time.Time {
+	after := time.Duration(seconds) * time.Second
+	return window.Latest(unit.Since.Add(after), f.started.Add(min(after, loop.LeaderPatience)))
 }
 
 func (f *facts) setPhase(unit *v1alpha1.RolloutUnit, phase v1alpha1.RolloutPhase) {

@@ -66,6 +66,8 @@ type world struct {
 	lateIndex bool
 	// maxUnavailable is the percentage of all nodes that may be out.
 	maxUnavailable int
+	// ahead is how far the clock of the server is ahead. A test may change it before start.
+	ahead time.Duration
 }
 
 // refusals allows everything but what it has, by "verb name".
@@ -143,7 +145,7 @@ func (w *world) recordPause(action clienttesting.Action) (bool, runtime.Object, 
 		return false, nil, nil
 	}
 	nm := stored.(*v1alpha1.NodeMaintenance).DeepCopy()
-	now := metav1.Now().Rfc3339Copy()
+	now := w.now().Rfc3339Copy()
 	nm.Status.Pause, nm.Status.LastProgressTimestamp = nil, &now
 	if strings.Contains(string(patch.GetPatch()), `"paused":true`) {
 		nm.Status.Pause = &v1alpha1.NodeMaintenancePause{By: serverUser, Since: now}
@@ -151,12 +153,28 @@ func (w *world) recordPause(action clienttesting.Action) (bool, runtime.Object, 
 	return false, nil, w.api.Tracker().Update(action.GetResource(), nm, "")
 }
 
+// skewed is a clock that is ahead of that of the bubble.
+type skewed struct {
+	informertest.Clock
+
+	ahead time.Duration
+}
+
+// Now implements clock.PassiveClock.
+func (c skewed) Now() time.Time { return time.Now().Add(c.ahead) }
+
+// Since implements clock.PassiveClock.
+func (c skewed) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// now returns the time of the server, which sets all times but those of the test.
+func (w *world) now() metav1.Time { return metav1.NewTime(time.Now().Add(w.ahead)) }
+
 // start starts a new controller, which knows only what is in the clusters, until the test ends or
 // stop is called.
 func (w *world) start() {
 	w.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Maintenance: w.api, Recorder: w.recorder}, 0))(w)
-	clock := informertest.Clock{}
+	clock := skewed{ahead: w.ahead}
 	selected := must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock))(w)
 	w.c = must.Get(New(Config{
 		Cluster: cluster, Clock: clock, Selection: selected, MaxUnavailableNodes: w.maxUnavailable,
@@ -252,7 +270,7 @@ func (w *world) play() {
 
 // serve sets what the API server sets in the write of a client.
 func (w *world) serve(nm *v1alpha1.NodeMaintenance) {
-	now := metav1.Now().Rfc3339Copy()
+	now := w.now().Rfc3339Copy()
 	if v1alpha1.StageEntered(nm, nm.Spec.Stage).IsZero() {
 		nm.Status.StageStatuses = append(nm.Status.StageStatuses, v1alpha1.StageStatus{Name: nm.Spec.Stage, StartTimestamp: &now})
 		if v1alpha1.IsHolding(nm) {
@@ -288,7 +306,7 @@ func (w *world) playNode(nm *v1alpha1.NodeMaintenance, node *corev1.Node, ending
 			Spec: v1alpha1.NodeTaskSpec{
 				NodeUID: node.UID, Maintenance: v1alpha1.NodeTaskMaintenance{Name: nm.Name, UID: nm.UID}, Worker: nm.Spec.Task.Worker,
 			},
-			Status: v1alpha1.NodeTaskStatus{State: v1alpha1.NodeTaskOffered, StateTime: new(metav1.Now())},
+			Status: v1alpha1.NodeTaskStatus{State: v1alpha1.NodeTaskOffered, StateTime: new(w.now())},
 		}, metav1.CreateOptions{}))(w)
 	case err == nil:
 		w.playTask(entry, task, script)
@@ -309,12 +327,12 @@ func (w *world) playTask(entry *v1alpha1.NodeMaintenanceNodeStatus, task *v1alph
 	case state == v1alpha1.NodeTaskClaimed && script != claimed:
 		state = v1alpha1.NodeTaskVerifying
 	case state == v1alpha1.NodeTaskVerifying:
-		entry.Task = &v1alpha1.NodeMaintenanceNodeTask{State: v1alpha1.NodeTaskDone, EndTime: new(metav1.Now())}
+		entry.Task = &v1alpha1.NodeMaintenanceNodeTask{State: v1alpha1.NodeTaskDone, EndTime: new(w.now())}
 		must.Do(w, w.api.MaintenanceV1alpha1().NodeTasks().Delete(w.Context(), task.Name, metav1.DeleteOptions{}))
 		return
 	}
 	if state != task.Status.State {
-		task.Status.State, task.Status.StateTime = state, new(metav1.Now())
+		task.Status.State, task.Status.StateTime = state, new(w.now())
 		must.Get(w.api.MaintenanceV1alpha1().NodeTasks().Update(w.Context(), task, metav1.UpdateOptions{}))(w)
 	}
 }

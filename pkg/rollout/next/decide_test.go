@@ -190,6 +190,13 @@ func atWork(name string) change {
 	}
 }
 
+// failedOn makes the work on a node fail.
+func failedOn(name string) []change {
+	return slices.Clip([]change{attempts(attempt(name, "")), runs("Failed", name), tasked(name, v1alpha1.NodeTaskFailed, "kernel-"+name)})
+}
+
+func goals(goals map[string]Goal) change { return func(s *scene) { s.goals = goals } }
+
 func unmatched(name string) change { return func(s *scene) { s.unmatched[name] = true } }
 
 // installedAgain gives a Node the UID of a new one.
@@ -290,21 +297,22 @@ func TestStart(t *testing.T) {
 		"it may become a control-plane node": {4, []change{
 			wide, limits(maxUnavailable(4, "")), node("n0", controlPlane), atWork("n3"), node("n3", installedAgain), unmatched("n3"),
 		}, "n1 n2"},
-		"nodes that are not Ready take places":       {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(time.Minute))}, "n1"},
-		"nodes that just became not Ready do not":    {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(29*time.Second))}, "n1 n2"},
-		"unless users cordoned them before":          {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", cordoned, notReady(10*time.Second))}, "n1"},
-		"or a readiness taint was on them":           {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", readinessTaint, notReady(10*time.Second))}, "n1"},
-		"a clock ahead gives no grace":               {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(-5*time.Minute))}, "n1"},
-		"nodes that users cordoned take places":      {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", cordoned)}, "n1"},
-		"nodes under other maintenances take places": {4, []change{wide, limits(maxUnavailable(2, "")), held("n0", false)}, "n1"},
-		"tasks without a node take places":           {4, []change{wide, limits(maxUnavailable(2, "")), tasked("re-imaged", v1alpha1.NodeTaskClaimed, "x")}, "n0"},
-		"tasks that are done do not":                 {4, []change{wide, limits(maxUnavailable(2, "")), tasked("re-imaged", v1alpha1.NodeTaskDone, "x")}, "n0 n1"},
-		"readiness taints take places":               {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", readinessTaint)}, "n1"},
-		"units of others take places":                {4, []change{wide, limits(maxUnavailable(2, "")), otherRuns("Draining", "n0", false)}, "n1"},
-		"unless the other rollout is deleted":        {4, []change{wide, limits(maxUnavailable(2, "")), otherRuns("Draining", "n0", true)}, "n1 n2"},
-		"and its unit does not just start":           {4, []change{wide, limits(maxUnavailable(2, "")), otherRuns("Starting", "n0", true)}, "n1"},
-		"announced nodes take places":                {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "n0")}, "n1"},
-		"a vanished node of an announcement, too":    {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "vanished")}, "n0"},
+		"a failed node that does not exist takes none": {2, append(failedOn("gone"), limits(maxUnavailable(1, "")), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })), "n0"},
+		"nodes that are not Ready take places":         {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(time.Minute))}, "n1"},
+		"nodes that just became not Ready do not":      {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(29*time.Second))}, "n1 n2"},
+		"unless users cordoned them before":            {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", cordoned, notReady(10*time.Second))}, "n1"},
+		"or a readiness taint was on them":             {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", readinessTaint, notReady(10*time.Second))}, "n1"},
+		"a clock ahead gives no grace":                 {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(-5*time.Minute))}, "n1"},
+		"nodes that users cordoned take places":        {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", cordoned)}, "n1"},
+		"nodes under other maintenances take places":   {4, []change{wide, limits(maxUnavailable(2, "")), held("n0", false)}, "n1"},
+		"tasks without a node take places":             {4, []change{wide, limits(maxUnavailable(2, "")), tasked("re-imaged", v1alpha1.NodeTaskClaimed, "x")}, "n0"},
+		"tasks that are done do not":                   {4, []change{wide, limits(maxUnavailable(2, "")), tasked("re-imaged", v1alpha1.NodeTaskDone, "x")}, "n0 n1"},
+		"readiness taints take places":                 {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", readinessTaint)}, "n1"},
+		"units of others take places":                  {4, []change{wide, limits(maxUnavailable(2, "")), otherRuns("Draining", "n0", false)}, "n1"},
+		"unless the other rollout is deleted":          {4, []change{wide, limits(maxUnavailable(2, "")), otherRuns("Draining", "n0", true)}, "n1 n2"},
+		"and its unit does not just start":             {4, []change{wide, limits(maxUnavailable(2, "")), otherRuns("Starting", "n0", true)}, "n1"},
+		"announced nodes take places":                  {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "n0")}, "n1"},
+		"a vanished node of an announcement, too":      {4, []change{wide, limits(maxUnavailable(2, "")), runs("Starting", "vanished")}, "n0"},
 		"a node that another rollout drains costs no place": {3, []change{
 			wide, held("n0", true), node("n0", cordonedByOther),
 		}, "n0"},
@@ -401,7 +409,7 @@ func TestProgressing(t *testing.T) {
 	unasked := func(s *scene) {
 		s.ready.Contradiction = func() string { panic("a contradiction is computed although no unit may start") }
 	}
-	failed := []change{attempts(attempt("n0", "")), runs("Failed", "n0"), tasked("n0", v1alpha1.NodeTaskFailed, "kernel-n0")}
+	failed := failedOn("n0")
 	paused := func(by string) change {
 		nm := attempt("n0", "")
 		nm.Spec.Paused, nm.Status.Pause = true, &v1alpha1.NodeMaintenancePause{By: by}
@@ -494,6 +502,21 @@ func TestProgressing(t *testing.T) {
 			1, append(failed, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })), "Halted",
 			"Only failed units are left: n0: the work has failed (NodeMaintenance kernel-n0)", v1alpha1.RolloutNodes{Total: 1, Failed: 1},
 		},
+		"a failure whose node does not match any more": {
+			2, append(failed, unmatched("n0"), goals(map[string]Goal{"n1": GoalMet})), "Halted", "1 unit failed, and maxFailed is 0: n0",
+			v1alpha1.RolloutNodes{Total: 1, Done: 1},
+		},
+		"an allowed one": {
+			2, append(failed, unmatched("n0"), goals(map[string]Goal{"n1": GoalMet}), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })),
+			"Halted", "Only failed units are left: n0: the work has failed (NodeMaintenance kernel-n0), and none of its nodes matches", v1alpha1.RolloutNodes{Total: 1, Done: 1},
+		},
+		"a failure whose node is deleted": {
+			1, append(failedOn("gone"), goals(map[string]Goal{"n0": GoalMet})), "Halted", "1 unit failed, and maxFailed is 0: gone", v1alpha1.RolloutNodes{Total: 1, Done: 1},
+		},
+		"a failure whose node does not match any more, after a stop": {
+			2, append(failed, unmatched("n0"), goals(map[string]Goal{"n1": GoalMet}), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.Stage = v1alpha1.RolloutStageComplete })),
+			"Stopped", "", v1alpha1.RolloutNodes{Total: 1, Done: 1},
+		},
 		"skipped": {
 			4, []change{
 				node("n0", cordoned), node("n1", notReady(time.Hour)), attempts(attempt("n2", "Released")),
@@ -531,36 +554,6 @@ func TestProgressing(t *testing.T) {
 			is.True(t, strings.Contains(got.Message, c.message), "got message %q, want %q", got.Message, c.message)
 			is.Equal(t, got.Nodes, c.counts)
 			is.Equal(t, got.Progressing, got.Reason == v1alpha1.ReasonRolling || got.Reason == v1alpha1.ReasonNoNodes, "progressing")
-		})
-	}
-}
-
-// TestNext has when the next decision may differ.
-func TestNext(t *testing.T) {
-	window := v1alpha1.RolloutWindow{Schedule: "0 22 * * *", Duration: metav1.Duration{Duration: time.Hour}}
-	hold := v1alpha1.RolloutHold{Name: "x", Until: ptr.To(metav1.NewTime(now.Add(time.Hour)))}
-	blocked := attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute))
-	for name, c := range map[string]struct {
-		changes []change
-		want    time.Duration
-	}{
-		"nothing": {},
-		"window":  {[]change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.Windows = []v1alpha1.RolloutWindow{window} })}, 22 * time.Hour},
-		"hold":    {[]change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.Holds = []v1alpha1.RolloutHold{hold} })}, time.Hour},
-		"retry":   {[]change{blocked}, 9 * time.Minute},
-		"grace":   {[]change{node("n0", notReady(10*time.Second))}, 20 * time.Second},
-		"all": {[]change{blocked, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) {
-			s.Windows, s.Holds = []v1alpha1.RolloutWindow{window}, []v1alpha1.RolloutHold{hold}
-		})}, 9 * time.Minute},
-	} {
-		t.Run(name, func(t *testing.T) {
-			want := time.Time{}
-			if c.want > 0 {
-				want = now.Add(c.want)
-			}
-			if got := decide(1, c.changes...).Next; !got.Equal(want) {
-				t.Errorf("got %s, want %s", got, want)
-			}
 		})
 	}
 }

@@ -30,7 +30,7 @@ func (d *decider) stop() {
 		set(v1alpha1.ReasonNoNodes, "the selector matches no node")
 	case spec.Stage == v1alpha1.RolloutStageIdle:
 		set(v1alpha1.ReasonIdle, "the rollout is in stage Idle")
-	case !open && !isBusy:
+	case !open && !isBusy && len(failures) == 0:
 		set(v1alpha1.ReasonRolloutComplete, "every matching node is done")
 		if other := d.contradiction(); other != "" {
 			d.Message += ", but " + other
@@ -98,15 +98,19 @@ func describe(holds []v1alpha1.RolloutHold) string {
 func (d *decider) progress(refusal string) {
 	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
 	busy, paused := len(d.Start), []string{}
+	texts := map[state][]string{}
 	for _, u := range d.running {
-		if !u.work.failed {
+		switch {
+		case !u.work.failed:
 			busy++
+		case !u.isMatched:
+			texts[failed] = append(texts[failed], fmt.Sprintf("%s: the work has failed (NodeMaintenance %s), and none of its nodes matches any more",
+				u.Name, u.work.maintenance))
 		}
 		if nm := u.work.paused; nm != nil {
 			paused = append(paused, fmt.Sprintf("NodeMaintenance %s is paused by user %q", nm.Name, nm.Status.Pause.By))
 		}
 	}
-	texts := map[state][]string{}
 	for _, u := range d.units {
 		switch {
 		case u.message == "":
@@ -129,7 +133,7 @@ func (d *decider) progress(refusal string) {
 		set(v1alpha1.ReasonAtLimit, "%s", refusal)
 	case d.Nodes.Blocked > 0:
 		set(v1alpha1.ReasonNodesBlocked, "no unit can start: %s", Names(texts[blocked]))
-	case d.Nodes.Failed > 0:
+	case len(texts[failed]) > 0:
 		set(v1alpha1.ReasonHalted, "only failed units are left: %s; retry them after the cause is removed, or complete the rollout", Names(texts[failed]))
 	default:
 		set(v1alpha1.ReasonNodesSkipped, "only skipped units are left: %s", Names(texts[skipped]))

@@ -13,6 +13,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // validateTask checks the work on the nodes of a maintenance, but not doneWhen: the packages of the
@@ -24,6 +25,9 @@ func validateTask(task *maintenance.NodeMaintenanceTask, path *field.Path) field
 	var errs field.ErrorList
 	if task.Worker != "" && !strings.Contains(task.Worker, ".") {
 		errs = append(errs, field.Invalid(path.Child("worker"), task.Worker, "must be the full name of a class, such as reboot.maintenance.haulout.dev"))
+	}
+	if task.Worker == v1alpha1.WorkerClassReboot && task.Stage == maintenance.NodeTaskStageCordon {
+		errs = append(errs, field.Invalid(path.Child("stage"), task.Stage, "must be Drain for this worker, which reboots the node: in stage Cordon its pods stay"))
 	}
 	parameters, bytes := path.Child("parameters"), 0
 	for key, value := range task.Parameters {

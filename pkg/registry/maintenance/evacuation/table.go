@@ -123,7 +123,7 @@ func (c *tableConvertor) since(t metav1.Time) string {
 	if t.IsZero() {
 		return unknown
 	}
-	return duration.HumanDuration(c.clock.Since(t.Time))
+	return duration.HumanDuration(max(0, c.clock.Since(t.Time)))
 }
 
 // until returns the time until the end that the evacuator of an evacuation expects.

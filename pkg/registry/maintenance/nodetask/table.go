@@ -32,7 +32,7 @@ func newTable(clock clock.PassiveClock) table.Convertor {
 		if t.IsZero() {
 			return table.NoValue
 		}
-		return duration.HumanDuration(clock.Since(t.Time))
+		return duration.HumanDuration(max(0, clock.Since(t.Time)))
 	}
 	return table.Convertor{Columns: columns, Cells: func(obj runtime.Object, name, _ string) ([]any, error) {
 		task, ok := obj.(*maintenance.NodeTask)

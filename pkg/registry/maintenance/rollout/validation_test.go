@@ -140,11 +140,14 @@ var refused = map[string]func(*rollout){
 	"spec.template.task: Required":                                                    func(r *rollout) { r.Spec.Template.Task = nil },
 	"spec.template.reason: Too long":                                                  func(r *rollout) { r.Spec.Template.Reason = strings.Repeat("a", 1025) },
 	"spec.template.task.worker: Invalid value: \"reboot\": must be the full name of ": ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.Worker = "reboot" }),
-	"spec.template.task.worker: Too long":                                             ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.Worker = strings.Repeat("a", 62) + ".b" }),
-	"spec.template.task.stage: Unsupported":                                           ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.Stage = "Idle" }),
-	"spec.template.task.doneWhen: Invalid value: undeclared reference to 'nod'":       ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.DoneWhen = "nod.metadata.name == 'a'" }),
-	"spec.template.task.doneWhen: Too long":                                           ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.DoneWhen = strings.Repeat(" ", 1021) + "true" }),
-	"spec.template.task.parameters: Too many: 33":                                     ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.Parameters = parameters(33) }),
+	"spec.template.task.stage: Invalid value: \"Cordon\": must be Drain for this worker": ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) {
+		task.Worker, task.Stage = v1alpha1.WorkerClassReboot, v1alpha1.NodeTaskStageCordon
+	}),
+	"spec.template.task.worker: Too long":                                       ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.Worker = strings.Repeat("a", 62) + ".b" }),
+	"spec.template.task.stage: Unsupported":                                     ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.Stage = "Idle" }),
+	"spec.template.task.doneWhen: Invalid value: undeclared reference to 'nod'": ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.DoneWhen = "nod.metadata.name == 'a'" }),
+	"spec.template.task.doneWhen: Too long":                                     ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.DoneWhen = strings.Repeat(" ", 1021) + "true" }),
+	"spec.template.task.parameters: Too many: 33":                               ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) { task.Parameters = parameters(33) }),
 	"take 4097 bytes, at most 4096": ofTheTask(func(task *v1alpha1.NodeMaintenanceTask) {
 		task.Parameters = map[string]string{"a": strings.Repeat("x", 4096)}
 	}),
