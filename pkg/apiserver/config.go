@@ -83,8 +83,9 @@ func (c CompletedConfig) New() (*Server, error) {
 	}
 	// A server without controllers does not read the Lease.
 	noLeader := func() string { return "" }
+	outdated := noLeader
 	if c.extra.Controllers != nil {
-		noLeader = c.extra.Controllers.NoLeader
+		noLeader, outdated = c.extra.Controllers.NoLeader, c.extra.Controllers.Outdated
 	}
 	newest := c.extra.NewestNode
 	if newest == nil {
@@ -103,7 +104,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	tasks, err := nodetask.NewStorage(Scheme, options, isServer)
+	tasks, err := nodetask.NewStorage(Scheme, options, isServer, outdated)
 	if err != nil {
 		return nil, err
 	}

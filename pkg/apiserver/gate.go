@@ -87,12 +87,20 @@ func setControllersOff(why offReason) {
 	}
 }
 
+// off is why a replica may not lead, with the reason at the beginning of the text.
+type off struct {
+	why  offReason
+	text string
+}
+
 // gate has the result of the last check whether this replica may lead.
 type gate struct {
 	mu sync.Mutex
-	// off is the reason why this replica may not lead, according to the last check; nil if it may
-	// lead. It is read without the lock, because a check that hangs holds the lock.
-	off atomic.Pointer[string]
+	// off is why this replica may not lead, according to the last check; nil if it may lead. It is
+	// read without the lock, because a check that hangs holds the lock. checked is set when a check
+	// has succeeded.
+	off     atomic.Pointer[off]
+	checked atomic.Bool
 	// told is the last message that was logged and recorded as an event.
 	told string
 	// failing is the time since which every check has failed; zero if the last check succeeded.
@@ -134,6 +142,7 @@ func (c *Controllers) whyOff(ctx context.Context) (offReason, error) {
 	}
 	c.gate.failing = time.Time{}
 	c.setOff(ctx, why, message)
+	c.gate.checked.Store(true)
 	return why, nil
 }
 
@@ -158,8 +167,7 @@ func (c *Controllers) setOff(ctx context.Context, why offReason, message string)
 	setControllersOff(why)
 	c.gate.off.Store(nil)
 	if why != "" {
-		text := string(why) + ": " + message
-		c.gate.off.Store(&text)
+		c.gate.off.Store(&off{why, string(why) + ": " + message})
 	}
 	if message == c.gate.told {
 		return
@@ -180,9 +188,24 @@ func (c *Controllers) setOff(ctx context.Context, why offReason, message string)
 // follows or may lead.
 func (c *Controllers) checkReady() error {
 	if off := c.gate.off.Load(); off != nil {
-		return errors.New(*off)
+		return errors.New(off.text)
 	}
 	return nil
+}
+
+// Outdated returns why the storage may be older than the cluster; "" if it is not, or if this is
+// not checked. Such a storage may offer nodes that have returned to service.
+func (c *Controllers) Outdated() string {
+	if !c.Election.Enabled || c.Storage == nil {
+		return ""
+	}
+	if !c.gate.checked.Load() {
+		return "the server has not compared its storage with its Lease yet"
+	}
+	if off := c.gate.off.Load(); off != nil && (off.why == offRestored || off.why == offOtherStorage) {
+		return off.text
+	}
+	return ""
 }
 
 func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message string, err error) {
@@ -223,9 +246,15 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 	if err != nil {
 		return "", "", err
 	}
-	if known, restored := c.Storage.restored(lease, now); restored {
+	known, restored := c.Storage.restored(lease, now)
+	switch {
+	case restored && !c.Storage.AcceptRestored:
 		return offRestored, fmt.Sprintf("storage %s has revision %d and had %d before: it was restored from a backup and may have maintenances that "+
 			"were completed after the backup. Complete or delete these, then start with --accept-restored-state", c.Storage.ID, now.revision, known), nil
+	case restored && c.Storage.Forget != nil:
+		if err := c.Storage.Forget(ctx); err != nil {
+			return "", "", fmt.Errorf("delete the NodeTasks of the backup: %w", err)
+		}
 	}
 	return "", "", nil
 }

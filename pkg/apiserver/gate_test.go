@@ -135,8 +135,17 @@ func TestWhoMayLead(t *testing.T) {
 			c.Recorder, c.Service = recorder, front
 			c.Registered = func(context.Context) (types.NamespacedName, error) { return tc.registered, nil }
 			c.Exit = func(reason error) { t.Errorf("the process ends: %v", reason) }
+			forgets := 0
+			c.Storage.Forget = func(context.Context) error {
+				is.True(t, s.now() == "", "it forgets the NodeTasks of a backup while it leads")
+				forgets++
+				return nil
+			}
+			is.True(t, c.Outdated() != "", "the storage counts as current before it is checked")
 			stop, left := lead(t, c)
 			<-time.After(time.Minute)
+			is.Equal(t, c.Outdated() != "", tc.want == offRestored || tc.want == offOtherStorage, "the storage is outdated")
+			is.Equal(t, forgets > 0, c.Storage.AcceptRestored, "it forgets the NodeTasks of a backup")
 			if acts := s.now() == "a"; acts != (tc.want == "") {
 				t.Errorf("it leads: %v", acts)
 			}

@@ -55,6 +55,10 @@ type Storage struct {
 	Adopt string
 	// AcceptRestored lets the server lead with a storage that was restored from a backup.
 	AcceptRestored bool
+	// Forget deletes the NodeTasks of such a storage before the server leads: their work ended
+	// after the backup, and a worker that finds its claim would do it again on a node in service.
+	// The server offers the nodes again when they are drained. Nil deletes nothing.
+	Forget func(context.Context) error
 
 	// last is the last revision that was read.
 	last atomic.Int64
@@ -80,7 +84,7 @@ func (s *Storage) foreign(lease *coordinationv1.Lease) (id string, foreign bool)
 // than the one in the Lease, if its last mark is older than the one in the Lease or, with embedded
 // storage, if normal writes cannot have reached its current revision.
 func (s *Storage) restored(lease *coordinationv1.Lease, now state) (known int64, restored bool) {
-	if s.AcceptRestored || lease.Annotations[annotationStorageID] != s.ID {
+	if lease.Annotations[annotationStorageID] != s.ID {
 		return 0, false
 	}
 	known, err := strconv.ParseInt(lease.Annotations[annotationStorageRevision], 10, 64)
@@ -111,7 +115,7 @@ func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bo
 	if err != nil {
 		return err
 	}
-	if _, restored := s.restored(lease, state{revision, mark}); restored && !held {
+	if _, restored := s.restored(lease, state{revision, mark}); restored && !held && !s.AcceptRestored {
 		return fmt.Errorf("storage %s was restored from a backup", s.ID)
 	}
 	if lease.Annotations == nil {

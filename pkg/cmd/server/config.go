@@ -206,7 +206,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		EvacuatorStartDeadline: o.Controllers.EvacuatorStartDeadline,
 	}
 	if o.Controllers.Enabled {
-		extra.Controllers, err = o.controllers(host, replica, loopback, recorder, generic.Authorization.Authorizer, caches)
+		extra.Controllers, err = o.controllers(host, replica, loopback, own, recorder, generic.Authorization.Authorizer, caches)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -222,7 +222,7 @@ func slimNodes(factory hostinformers.SharedInformerFactory) (coreinformers.NodeI
 }
 
 // controllers returns the configuration of the controllers, which run while this replica leads.
-func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback *rest.Config, recorder events.EventRecorder,
+func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback *rest.Config, own clientset.Interface, recorder events.EventRecorder,
 	auth authorizer.Authorizer, caches *atomic.Pointer[read.Caches]) (*apiserver.Controllers, error) {
 	registered, err := cluster.registeredService()
 	if err != nil {
@@ -241,6 +241,9 @@ func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback
 	identified := &apiserver.Storage{
 		ID: r.storage.id, Revision: r.storage.revision, Embedded: o.Embedded,
 		Adopt: o.Controllers.AdoptStorage, AcceptRestored: o.Controllers.AcceptRestoredState,
+		Forget: func(ctx context.Context) error {
+			return own.MaintenanceV1alpha1().NodeTasks().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+		},
 	}
 	if !o.Embedded {
 		identified.Mark, identified.SetMark = r.storage.mark, r.storage.setMark

@@ -315,7 +315,7 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 		"ID (a UUID) of another storage that is permanently lost: the controllers take over its Lease and release the nodes of its maintenances. "+
 			"If empty, the controllers do not run while the Lease belongs to another storage.")
 	fs.BoolVar(&o.AcceptRestoredState, "accept-restored-state", o.AcceptRestoredState,
-		"Run the controllers even if the storage was restored from a backup. Maintenances that were completed after the backup start again.")
+		"Run the controllers even if the storage was restored from a backup. Maintenances that were completed after the backup start again, and NodeTasks are deleted.")
 	le := &o.LeaderElection
 	fs.BoolVar(&le.LeaderElect, "leader-elect", le.LeaderElect, "Run the controllers only on the replica that holds the Lease. Required with several replicas.")
 	fs.StringVar(&le.ResourceName, "leader-elect-resource-name", le.ResourceName, "Name of the Lease, in the server's namespace of the host cluster.")

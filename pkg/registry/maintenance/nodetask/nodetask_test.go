@@ -37,13 +37,15 @@ type registry struct {
 	t       testing.TB
 	storage Storage
 	clock   *testclock.FakePassiveClock
+	// outdated is why the storage may be older than the cluster.
+	outdated string
 }
 
 func newRegistry(t testing.TB, etcd *registrytest.Etcd) *registry {
 	t.Helper()
 	r := &registry{t: t, clock: testclock.NewFakePassiveClock(start)}
 	isServer := func(u user.Info) bool { return u.GetName() == self.Name && u.GetUID() == self.UID }
-	r.storage = must.Get(newStorage(etcd.RESTOptions(maintenance.Resource("nodetasks")), NewStrategy(registrytest.Scheme, isServer, r.clock)))(t)
+	r.storage = must.Get(newStorage(etcd.RESTOptions(maintenance.Resource("nodetasks")), NewStrategy(registrytest.Scheme, isServer, r.clock), func() string { return r.outdated }))(t)
 	t.Cleanup(r.storage.NodeTask.Destroy)
 	return r
 }
@@ -108,6 +110,18 @@ func claim(holder string) func(*maintenance.NodeTask) {
 
 func report(result maintenance.NodeTaskResult) func(*maintenance.NodeTask) {
 	return func(task *maintenance.NodeTask) { task.Status.Result = result }
+}
+
+// TestOutdatedStorage checks that no worker can report to a storage that was restored from a backup.
+func TestOutdatedStorage(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	r.to(maintenance.NodeTaskClaimed, "")
+	r.outdated = "RestoredStorage: it was restored"
+	_, err := r.write(worker, func(*maintenance.NodeTask) {})
+	is.True(t, apierrors.IsServiceUnavailable(err) && strings.Contains(err.Error(), r.outdated), "got error %v", err)
+	r.mustWrite(self, func(task *maintenance.NodeTask) { task.Status.ServerMessage = "still writes" })
+	r.outdated = ""
+	r.mustWrite(worker, report(maintenance.NodeTaskResultDone))
 }
 
 func TestTripOfATask(t *testing.T) {
