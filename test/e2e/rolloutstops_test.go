@@ -161,15 +161,7 @@ func TestHoldStopsDrains(t *testing.T) {
 	is.Equal(t, r.Status.Nodes, v1alpha1.RolloutNodes{Total: 1, Done: 1})
 	is.Equal(t, len(attempts(t, r.Name)), 1, "maintenances")
 	keptItsPromises(t, recorder)
-	evictions := 0
-	for _, call := range must.Get(recorder.Log())(t).Calls {
-		if call.UID != pods[0].UID || call.User != serverUser {
-			continue
-		}
-		evictions++
-		is.True(t, call.Received.Before(held) || call.Received.After(resumed), "the server sent %s %s of pod %s during the hold", call.Verb, call.Subresource, call.Name)
-	}
-	is.True(t, evictions > 0, "the audit log has no eviction of pod %s", pods[0].Name)
+	notEvictedBetween(t, recorder, pods, held, resumed)
 }
 
 // TestClaimedNodesAreKept has a worker that has its node when the rollout or the maintenance should

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -40,6 +41,15 @@ const (
 	// workTime is how long a worker has a node: long enough for the oracle to see what happens to
 	// it, since changes may be seen late.
 	workTime = 2 * time.Second
+	// soakTime is how long the nodes of a rollout soak. Its rack is the label of the nodes with the
+	// same value.
+	soakTime = 6 * time.Second
+	rack     = "faults.haulout.dev/rack"
+	// openTime is the time after which the window of a rollout closes, and closedTime the time
+	// after which the next one opens.
+	openTime, closedTime = 10 * time.Second, 15 * time.Second
+	// longestHold is the longest time before a user adds a hold, and for which it stays.
+	longestHold = 10 * time.Second
 )
 
 // outlived is a pool over which rollouts roll while the server is killed.
@@ -52,27 +62,34 @@ type outlived struct {
 	nodes           []string
 	// limit is the number of nodes that may be out of service.
 	limit int
-	// victims are the processes that are killed.
+	// victims are the processes that are still to be killed, in this order.
 	victims []string
+	// trips is the number of works on nodes.
+	trips int
 }
 
 // TestRolloutsOutliveKills rolls over nodes with pods while the server is killed at random moments:
-// ten times, or 300 times with E2E_FULL=1, and then etcd and kube-apiserver are killed as well. The
-// rollouts have no goal, so that only what is stored keeps a node from being worked on twice. An
-// observer checks that never more nodes were out than the limit allows, and the worker that it got
-// each node once, cordoned and without pods.
+// ten times, or 300 times with E2E_FULL=1, in at least 200 trips, and etcd and kube-apiserver 15
+// times each. The rollouts have no goal, so that only what is stored keeps a node from being worked
+// on twice. They differ at random: units of one node or of two, a time to soak, a window that
+// closes, a hold, a work that fails and is retried. An observer checks that never more nodes were
+// out than the limit allows, that no unit started while the rollout was held or its window closed,
+// and the worker that it got each node once, or twice if its first work has failed, cordoned and
+// without pods.
 func TestRolloutsOutliveKills(t *testing.T) {
-	const server = "haulout-apiserver"
-	x := &outlived{rig: newRig(t, false), t: t, random: framework.Random(t), limit: 3, victims: []string{server}}
-	nodes, kills := 9, 10
+	x := &outlived{rig: newRig(t, false), t: t, random: framework.Random(t), limit: 3}
+	nodes, trips := 9, 0
+	x.victims = slices.Repeat([]string{"haulout-apiserver"}, 10)
 	if framework.Full(t) {
-		nodes, kills, x.limit = 20, 330, 5
-		x.victims = []string{"etcd", "kube-apiserver"}
-		for range 20 {
-			x.victims = append(x.victims, server)
-		}
+		nodes, trips, x.limit = 20, 200, 5
+		x.victims = slices.Concat(slices.Repeat(x.victims, 30), slices.Repeat([]string{"etcd", "kube-apiserver"}, 15))
+		x.random.Shuffle(len(x.victims), func(i, j int) { x.victims[i], x.victims[j] = x.victims[j], x.victims[i] })
 	}
 	x.pool, x.nodes = x.NewPool(t, nodes, true)
+	for i, node := range x.nodes {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:"rack-%d"}}}`, rack, i/2)
+		must.Get(x.observer.Nodes().Patch(t.Context(), node, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
+	}
 	x.namespace = x.NewNamespace(t)
 	for i := range 2 {
 		name := fmt.Sprintf("app-%d", i)
@@ -85,30 +102,92 @@ func TestRolloutsOutliveKills(t *testing.T) {
 			x.Diagnose(t)
 		}
 	})
-	for done := 0; done < kills && !t.Failed(); {
-		done += x.roll(kills - done)
+	for (len(x.victims) > 0 || x.trips < trips) && !t.Failed() {
+		x.roll(x.newShape())
 	}
 }
 
-// roll rolls over all nodes, and kills processes until the rollout is complete or has outlived so
-// many kills. It returns the number of kills.
-func (x *outlived) roll(most int) (kills int) {
+// shape is what a rollout has beside its limit.
+type shape struct {
+	// racks is set if the units are racks of two nodes.
+	racks bool
+	// soaks is set if nodes count as out for soakTime after their return, and closes if a window
+	// closes after openTime, and the next one opens after closedTime.
+	soaks, closes bool
+	// holds are the times for which a user waits before adding a hold, and before removing it. The
+	// user does neither if they are 0.
+	holds [2]time.Duration
+	// fails is the node whose first work fails; "" if none does.
+	fails string
+}
+
+func (x *outlived) newShape() shape {
+	s := shape{racks: x.random.IntN(2) == 0}
+	switch x.random.IntN(3) {
+	case 0:
+		s.soaks = true
+	case 1:
+		s.closes = true
+	}
+	if x.random.IntN(2) == 0 {
+		for i := range s.holds {
+			s.holds[i] = time.Duration(x.random.Int64N(int64(longestHold)))
+		}
+	}
+	if x.random.IntN(2) == 0 {
+		s.fails = one(x.random, x.nodes)
+	}
+	return s
+}
+
+// spec returns the spec of a rollout over the pool.
+func (x *outlived) spec(s shape, class string) v1alpha1.NodeMaintenanceRolloutSpec {
+	spec := v1alpha1.NodeMaintenanceRolloutSpec{
+		Stage: v1alpha1.RolloutStageRoll, NodeSelector: framework.Select(framework.Pool, x.pool),
+		Limits:   []v1alpha1.RolloutLimit{{MaxUnavailable: ptr.To(intstr.FromInt(x.limit))}},
+		Template: v1alpha1.RolloutTemplate{Task: &v1alpha1.NodeMaintenanceTask{Worker: class}},
+	}
+	if s.racks {
+		spec.UnitKey = rack
+	}
+	if s.soaks {
+		spec.SoakSeconds = int32(soakTime.Seconds())
+	}
+	if s.closes {
+		now := time.Now()
+		spec.WhenClosed = v1alpha1.RolloutClosedWithdraw
+		spec.Windows = []v1alpha1.RolloutWindow{
+			{Start: ptr.To(metav1.NewTime(now.Add(openTime - time.Minute))), Duration: metav1.Duration{Duration: time.Minute}},
+			{Start: ptr.To(metav1.NewTime(now.Add(openTime + closedTime))), Duration: metav1.Duration{Duration: time.Hour}},
+		}
+	}
+	return spec
+}
+
+// roll rolls over all nodes, and kills processes until the rollout is complete.
+func (x *outlived) roll(s shape) {
 	x.t.Helper()
 	judge := x.record(x.t, x.pool, x.namespace)
 	defer judge.Stop()
 	w := &worker{
 		rig: x.rig, t: x.t, tasks: x.As(x.t).Haulout.MaintenanceV1alpha1().NodeTasks(), namespace: x.namespace,
-		class: framework.Name("worker") + ".example.com", begun: map[types.UID]time.Time{}, works: map[string]int{},
+		class: framework.Name("worker") + ".example.com", fails: s.fails, begun: map[types.UID]time.Time{}, works: map[string]int{},
 	}
+	starts := &starts{class: w.class}
 	ctx, cancel := context.WithCancel(x.t.Context())
+	must.Do(x.t, oracle.Follow(ctx, oracle.Resource{
+		Client: x.observer.Haulout.MaintenanceV1alpha1().RESTClient(), Name: "nodemaintenancerollouts", MayRestart: true,
+		See: starts.see, Fail: starts.fail,
+	}))
+	r := x.create(x.spec(s, w.class))
 	var wg sync.WaitGroup
 	wg.Go(func() { w.run(ctx) })
+	wg.Go(func() { x.hold(ctx, r.Name, s.holds) })
 	defer func() {
 		cancel()
 		wg.Wait()
 	}()
 	rollouts := x.As(x.t).Haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts()
-	r := x.create(w.class)
 	isComplete := func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, writeTime)
 		defer cancel()
@@ -119,12 +198,14 @@ func (x *outlived) roll(most int) (kills int) {
 		r = now
 		return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete), nil
 	}
-	for ; kills < most; kills++ {
+	before := len(x.victims)
+	for len(x.victims) > 0 {
 		<-time.After(time.Duration(x.random.Int64N(int64(longestRun))))
 		if over, err := isComplete(x.t.Context()); over && err == nil {
 			break
 		}
-		x.kill(judge, one(x.random, x.victims))
+		x.kill(judge, x.victims[0])
+		x.victims = x.victims[1:]
 	}
 	framework.EventuallyWithin(x.t, rollTime, "the rollout is complete", func(ctx context.Context) (bool, error) {
 		over, err := isComplete(ctx)
@@ -134,22 +215,16 @@ func (x *outlived) roll(most int) (kills int) {
 		}
 		return over, err
 	})
-	x.check(judge, w, r)
-	x.t.Logf("rolled over %d nodes with %d kills", len(x.nodes), kills)
-	return kills
+	x.check(judge, w, r, s)
+	starts.check(x.t)
+	x.trips += w.trips()
+	x.t.Logf("rolled over %d nodes with %d kills: %+v", len(x.nodes), before-len(x.victims), s)
 }
 
-// create creates a rollout over the pool.
-func (x *outlived) create(class string) *v1alpha1.NodeMaintenanceRollout {
+// create creates a rollout.
+func (x *outlived) create(spec v1alpha1.NodeMaintenanceRolloutSpec) *v1alpha1.NodeMaintenanceRollout {
 	x.t.Helper()
-	r := &v1alpha1.NodeMaintenanceRollout{
-		ObjectMeta: metav1.ObjectMeta{Name: framework.Name("nmr")},
-		Spec: v1alpha1.NodeMaintenanceRolloutSpec{
-			Stage: v1alpha1.RolloutStageRoll, NodeSelector: framework.Select(framework.Pool, x.pool),
-			Limits:   []v1alpha1.RolloutLimit{{MaxUnavailable: ptr.To(intstr.FromInt(x.limit))}},
-			Template: v1alpha1.RolloutTemplate{Task: &v1alpha1.NodeMaintenanceTask{Worker: class}},
-		},
-	}
+	r := &v1alpha1.NodeMaintenanceRollout{ObjectMeta: metav1.ObjectMeta{Name: framework.Name("nmr")}, Spec: spec}
 	framework.EventuallyWithin(x.t, repairTime, "the rollout is created", func(ctx context.Context) (bool, error) {
 		_, err := x.As(x.t).Haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Create(ctx, r, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -158,6 +233,33 @@ func (x *outlived) create(class string) *v1alpha1.NodeMaintenanceRollout {
 		return true, nil
 	})
 	return r
+}
+
+// hold adds a hold to a rollout, and removes it.
+func (x *outlived) hold(ctx context.Context, name string, after [2]time.Duration) {
+	if after == [2]time.Duration{} {
+		return
+	}
+	for i, holds := range []string{`[{"name":"kills"}]`, `null`} {
+		pause := time.After(after[i])
+		for isWritten := false; !isWritten; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-pause:
+			}
+			isWritten = x.patchHolds(ctx, name, holds) == nil
+			pause = time.After(nudgeInterval)
+		}
+	}
+}
+
+func (x *outlived) patchHolds(ctx context.Context, name, holds string) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTime)
+	defer cancel()
+	_, err := x.observer.Haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Patch(ctx, name, types.MergePatchType,
+		fmt.Appendf(nil, `{"spec":{"holds":%s}}`, holds), metav1.PatchOptions{})
+	return err
 }
 
 // kill kills a process, which may have ended, and starts what does not run.
@@ -173,7 +275,7 @@ func (x *outlived) kill(judge *oracle.Recorder, process string) {
 }
 
 // check judges a rollout that is complete, and deletes it.
-func (x *outlived) check(judge *oracle.Recorder, w *worker, r *v1alpha1.NodeMaintenanceRollout) {
+func (x *outlived) check(judge *oracle.Recorder, w *worker, r *v1alpha1.NodeMaintenanceRollout, s shape) {
 	x.t.Helper()
 	is.Equal(x.t, r.Status.Nodes, v1alpha1.RolloutNodes{Total: int32(len(x.nodes)), Done: int32(len(x.nodes))})
 	client := x.As(x.t).Haulout.MaintenanceV1alpha1()
@@ -190,11 +292,20 @@ func (x *outlived) check(judge *oracle.Recorder, w *worker, r *v1alpha1.NodeMain
 		}
 		return true, nil
 	})
-	is.True(x.t, len(names) >= len(x.nodes), "the rollout has the maintenances %v, want one for each of %d nodes", names, len(x.nodes))
+	units := len(x.nodes)
+	if s.racks {
+		units = (units + 1) / 2
+	}
+	is.True(x.t, len(names) >= units, "the rollout has the maintenances %v, want one for each of %d units", names, units)
 	framework.Await(x.t, judge, drainTime, oracle.PutBack(nil, names...))
 	must.Do(x.t, judge.Settle(x.t.Context()))
 	log := must.Get(judge.Log())(x.t)
-	found, out := oracle.Outages(log, oracle.Limit{Nodes: x.limit})
+	limit := oracle.Limit{Nodes: x.limit}
+	if s.soaks {
+		// The recorder may see the return of a node later than that of the next one.
+		limit.Soak = soakTime / 2
+	}
+	found, out := oracle.Outages(log, limit)
 	is.True(x.t, out > 1, "at most %d nodes were out of service at the same time, want more than one", out)
 	framework.Accept(x.t, found, nil)
 	found, err := judge.Verdict(oracle.Rules{Server: serverUser, SeesLate: true})
@@ -221,6 +332,8 @@ type worker struct {
 	t                *testing.T
 	tasks            clientv1alpha1.NodeTaskInterface
 	namespace, class string
+	// fails is the node whose first work fails; "" if none does.
+	fails string
 
 	mu    sync.Mutex
 	begun map[types.UID]time.Time
@@ -253,6 +366,9 @@ func (w *worker) step(ctx context.Context) {
 			status = fmt.Sprintf(`{"holder":%q}`, w.class)
 		case task.Status.State == v1alpha1.NodeTaskClaimed && task.Status.Result == "":
 			status = w.work(ctx, task)
+		case task.Status.State == v1alpha1.NodeTaskFailed:
+			// A user who has repaired the node has the work repeated in this way.
+			_ = w.tasks.Delete(ctx, task.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(task.UID))})
 		}
 		if status == "" {
 			continue
@@ -272,7 +388,11 @@ func (w *worker) work(ctx context.Context, task *v1alpha1.NodeTask) string {
 			// A report that changes nothing might be no event for the oracle.
 			return fmt.Sprintf(`{"message":%q}`, worked)
 		}
-		return fmt.Sprintf(`{"result":%q}`, v1alpha1.NodeTaskResultDone)
+		result := v1alpha1.NodeTaskResultDone
+		if task.Name == w.fails && w.works[task.Name] == 1 {
+			result = v1alpha1.NodeTaskResultFailed
+		}
+		return fmt.Sprintf(`{"result":%q}`, result)
 	}
 	node, err := w.observer.Nodes().Get(ctx, task.Name, metav1.GetOptions{})
 	if err != nil {
@@ -290,13 +410,27 @@ func (w *worker) work(ctx context.Context, task *v1alpha1.NodeTask) string {
 	return `{"message":"working"}`
 }
 
-// check reports what the worker found, and the nodes that it did not get once.
+// check reports what the worker found, and the nodes that it got too often or not at all.
 func (w *worker) check(nodes []string) {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	framework.Accept(w.t, w.found, nil)
 	for _, node := range nodes {
-		is.Equal(w.t, w.works[node], 1, "works on node "+node)
+		want := 1
+		if node == w.fails {
+			want = 2
+		}
+		is.Equal(w.t, w.works[node], want, "works on node "+node)
 	}
+}
+
+// trips returns the number of works.
+func (w *worker) trips() (trips int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, works := range w.works {
+		trips += works
+	}
+	return trips
 }

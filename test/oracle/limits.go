@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -20,22 +21,45 @@ type Limit struct {
 	// Nodes is the number of nodes of a domain that may be out, and Domains the number of domains
 	// with such nodes; 0 means any number.
 	Nodes, Domains int
+	// Soak is the time for which a node still counts as out after its return.
+	Soak time.Duration
+}
+
+// returned is a node that is back in service since a time.
+type returned struct {
+	node *corev1.Node
+	at   time.Time
 }
 
 // Outages describes each time at which the nodes began to break a limit. A node is out of service
 // while it is unschedulable, whoever has made it so, and in the domains of its present labels. It
-// also returns the largest number of nodes that were out at the same time.
+// also returns the largest number of nodes that were out at the same time, without those that soak.
 func Outages(log Log, limits ...Limit) (found []string, most int) {
-	out := map[string]*corev1.Node{}
+	out, back := map[string]*corev1.Node{}, map[string]returned{}
 	broken := make([]bool, len(limits))
 	for o, node := range Each[*corev1.Node](log) {
+		last, wasBack := back[node.Name]
+		delete(back, node.Name)
+		switch _, wasOut := out[node.Name]; {
+		case o.Type == watch.Deleted || node.Spec.Unschedulable:
+		case wasOut:
+			back[node.Name] = returned{node: node, at: o.Seen}
+		case wasBack:
+			back[node.Name] = returned{node: node, at: last.at}
+		}
 		delete(out, node.Name)
 		if o.Type != watch.Deleted && node.Spec.Unschedulable {
 			out[node.Name] = node
 		}
 		most = max(most, len(out))
 		for i, limit := range limits {
-			text := limit.brokenBy(out)
+			counted := maps.Clone(out)
+			for name, r := range back {
+				if o.Seen.Sub(r.at) < limit.Soak {
+					counted[name] = r.node
+				}
+			}
+			text := limit.brokenBy(counted)
 			if text != "" && !broken[i] {
 				found = append(found, o.Seen.UTC().Format("15:04:05.000 ")+text)
 			}

@@ -52,6 +52,20 @@ func TestOutages(t *testing.T) {
 			events: []Observation{out("a", "x"), out("b", "y"), out("b", "x")}, limit: Limit{Key: "zone", Nodes: 1}, most: 2,
 			want: []string{`2 nodes are out of service in domain "x"`},
 		},
+		"one is out while another soaks": {
+			events: []Observation{out("a", "x"), back("a", "x"), back("a", "x"), out("b", "x"), back("b", "x")},
+			limit:  Limit{Nodes: 1, Soak: 3 * time.Second}, most: 1, want: []string{"1 allowed: a, b"},
+		},
+		"one is out after another has soaked": {
+			events: []Observation{out("a", "x"), back("a", "x"), back("a", "x"), out("b", "x")}, limit: Limit{Nodes: 1, Soak: 2 * time.Second}, most: 1,
+		},
+		"one that soaks goes out again": {
+			events: []Observation{out("a", "x"), back("a", "x"), out("a", "x")}, limit: Limit{Nodes: 1, Soak: 5 * time.Second}, most: 1,
+		},
+		"one that soaks is deleted": {
+			events: []Observation{out("a", "x"), back("a", "x"), node(watch.Deleted, "a", "x", false), out("b", "x")},
+			limit:  Limit{Nodes: 1, Soak: 5 * time.Second}, most: 1,
+		},
 		"nodes of two domains are out": {
 			events: []Observation{out("a", "x"), out("b", "y")}, limit: Limit{Key: "zone", Domains: 1}, most: 2,
 			want: []string{"nodes of 2 domains of zone are out of service, 1 allowed"},
