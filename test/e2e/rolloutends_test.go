@@ -5,11 +5,14 @@ package e2e
 
 import (
 	"testing"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -91,5 +94,24 @@ func TestUserReleasesAUnit(t *testing.T) {
 	is.Equal(t, withdrawn, "", "how the server has ended the maintenance of the user")
 	openBudgets(t, namespace, "held")
 	retry(t, name)
+	finish(t, r, pool, recorder, 1)
+}
+
+// TestFailureOutlivesItsNode has a node deleted, as by an autoscaler, after the work on it has
+// failed. The rollout does not go on with the next node before a user has ended the failure.
+func TestFailureOutlivesItsNode(t *testing.T) {
+	t.Parallel() // the test mostly waits
+	r, pool, nodes := rollOneByOne(t)
+	recorder := recordNodes(t, pool)
+	work(t, nodes[0], `{"result":"Failed","message":"It does not boot"}`)
+	untilHalted(t, r, nodes, v1alpha1.NodeTaskWorkerFailed)
+	must.Do(t, cluster.As(t).Nodes().Delete(t.Context(), nodes[0], metav1.DeleteOptions{}))
+	framework.Until(t, "only the failure of the node is left", rollouts(t), r.Name, func(r *v1alpha1.NodeMaintenanceRollout) bool {
+		return r.Status.Nodes == v1alpha1.RolloutNodes{Total: 1, Waiting: 1} && progressingIs(r, v1alpha1.ReasonHalted, nodes[0])
+	})
+	<-time.After(quiet)
+	inService(t, nodes[1])
+	untilTask(t, nodes[0], v1alpha1.NodeTaskFailed)
+	must.Do(t, tasks(t).Delete(t.Context(), nodes[0], metav1.DeleteOptions{}))
 	finish(t, r, pool, recorder, 1)
 }

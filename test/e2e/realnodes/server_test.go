@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -129,12 +130,32 @@ func checkServerLast(t *testing.T, left []string, server string) {
 	}
 }
 
-// testRestore makes a backup of the server and restores it, as in docs/operations.md.
+// testRestore makes a backup of the server and restores it, as in docs/operations.md. At the time
+// of the backup a worker has a node, which is back in service before the restore.
 func testRestore(t *testing.T, c *framework.Cluster) {
 	t.Helper()
-	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	maintenances, tasks := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances(), c.As(t).Haulout.MaintenanceV1alpha1().NodeTasks()
+	report := func(ctx context.Context, status string) error {
+		_, err := tasks.Patch(ctx, other, types.MergePatchType, []byte(`{"status":`+status+`}`), metav1.PatchOptions{}, "status")
+		return err
+	}
+	work := &v1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: "work"},
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage: v1alpha1.NodeMaintenanceStageCordon, NodeSelector: framework.Select(corev1.LabelHostname, other),
+			Task: &v1alpha1.NodeMaintenanceTask{Worker: "restore.example.com", Stage: v1alpha1.NodeTaskStageCordon},
+		},
+	}
+	must.Get(maintenances.Create(t.Context(), work, metav1.CreateOptions{}))(t)
+	framework.Eventually(t, "a worker claims the node", func(ctx context.Context) (bool, error) {
+		err := report(ctx, `{"holder":"test"}`)
+		return err == nil, err
+	})
+	framework.Until(t, "the worker has the node", tasks, other, func(task *v1alpha1.NodeTask) bool { return task.Status.State == v1alpha1.NodeTaskClaimed })
 	snapshot := c.MustKubectl(t, "", "exec", "--namespace="+serverNamespace, "deployment/haulout-apiserver", "--",
 		"/haulout-apiserver", "etcd", "snapshot", "-")
+	must.Do(t, report(t.Context(), `{"result":"Done"}`))
+	complete(t, c, work.Name)
 	late := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "late"},
 		Spec: v1alpha1.NodeMaintenanceSpec{
@@ -165,7 +186,7 @@ func testRestore(t *testing.T, c *framework.Cluster) {
 	scale("1")
 	framework.Eventually(t, "the restored maintenances are served", func(ctx context.Context) (bool, error) {
 		list, err := maintenances.List(ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 2, err
+		return err == nil && len(list.Items) == 3, err
 	})
 	if _, err := maintenances.Get(t.Context(), late.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("got error %v for a maintenance created after the backup, want not found", err)
@@ -174,6 +195,11 @@ func testRestore(t *testing.T, c *framework.Cluster) {
 		list, err := c.As(t).Kube.CoreV1().Events(serverNamespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=ControllersOff"})
 		return err == nil && len(list.Items) > 0 && strings.Contains(list.Items[0].Message, "RestoredStorage"), err
 	})
+	err = report(t.Context(), `{"message":"I have the node"}`)
+	is.True(t, apierrors.IsServiceUnavailable(err) && strings.Contains(err.Error(), "RestoredStorage"), "got error %v for a report about a restored task", err)
+	node := must.Get(c.As(t).Nodes().Get(t.Context(), other, metav1.GetOptions{}))(t)
+	is.True(t, !node.Spec.Unschedulable, "the node of the restored task is unschedulable")
+	c.MustKubectl(t, "", "patch", "nodemaintenances.maintenance.haulout.dev", work.Name, "--type=merge", `--patch={"spec":{"stage":"Complete"}}`)
 	c.MustKubectl(t, "", "patch", "--namespace="+serverNamespace, "deployment", "haulout-apiserver", "--type=json",
 		`--patch=[{"op":"add","path":"/spec/template/spec/containers/0/args/-","value":"--accept-restored-state"}]`)
 	c.MustKubectl(t, "", "rollout", "status", "--namespace="+serverNamespace, "deployment/haulout-apiserver", "--timeout=2m")
@@ -181,6 +207,7 @@ func testRestore(t *testing.T, c *framework.Cluster) {
 		_, err := maintenances.List(ctx, metav1.ListOptions{})
 		return err == nil, err
 	})
+	framework.UntilGone(t, "the restored NodeTask is deleted", tasks, other)
 	drain(t, c, "again", other)
 	complete(t, c, "again")
 }
