@@ -86,7 +86,7 @@ func TestPagesHaveRunnableBlocks(t *testing.T) {
 	}
 	for _, page := range []string{
 		"docs/quickstart.md", "docs/applications.md", "docs/uninstall.md", "docs/kubectl-plugin.md", "docs/coming-from.md",
-		"docs/rollouts.md", "docs/workers.md", "docs/runbook.md",
+		"docs/rollouts.md", "docs/workers.md", "docs/runbook.md", "docs/concepts.md",
 	} {
 		is.True(t, found[page] != 0, "%s has no runnable block", page)
 	}

@@ -81,7 +81,7 @@ that Haulout does not do.`,
 	flags.BoolVar(&habits.disableEviction, "disable-eviction", false, "Refused: budgets are always respected.")
 	flags.IntVar(&habits.gracePeriod, "grace-period", -1,
 		"Refused, unless negative: the pod's terminationGracePeriodSeconds applies.")
-	flags.StringVar(&habits.podSelector, "pod-selector", "", "Refused: all pods leave; start --plan orders them.")
+	flags.StringVar(&habits.podSelector, "pod-selector", "", "Refused: start --plan orders the pods, and keeps those with behavior Skip.")
 	return cmd
 }
 
@@ -99,7 +99,7 @@ func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 		refuse("grace-period", "a pod has its own terminationGracePeriodSeconds to stop. Set it in the pod template")
 	}
 	if d.podSelector != "" {
-		refuse("pod-selector", "all pods leave the nodes. \"kubectl maintenance start --plan=FILE\" sets their order by label; it cannot omit pods")
+		refuse("pod-selector", "\"kubectl maintenance start --plan=FILE\" sets the order of pods by label, and keeps those of entries with \"behavior: Skip\"")
 	}
 	if len(refused) > 0 {
 		return nil, errors.New(strings.Join(refused, "\n"))
