@@ -87,20 +87,15 @@ func setControllersOff(why offReason) {
 	}
 }
 
-// off is why a replica may not lead, with the reason at the beginning of the text.
-type off struct {
-	why  offReason
-	text string
-}
-
 // gate has the result of the last check whether this replica may lead.
 type gate struct {
 	mu sync.Mutex
-	// off is why this replica may not lead, according to the last check; nil if it may lead. It is
-	// read without the lock, because a check that hangs holds the lock. checked is set when a check
-	// has succeeded.
-	off     atomic.Pointer[off]
-	checked atomic.Bool
+	// off is the reason why this replica may not lead, according to the last check; nil if it may
+	// lead. It is read without the lock, because a check that hangs holds the lock.
+	off atomic.Pointer[string]
+	// outdated is why the storage may be older than the cluster, "" if it is not; nil as long as
+	// the storage was not compared with the Lease. It is read without the lock, too.
+	outdated atomic.Pointer[string]
 	// told is the last message that was logged and recorded as an event.
 	told string
 	// failing is the time since which every check has failed; zero if the last check succeeded.
@@ -142,7 +137,6 @@ func (c *Controllers) whyOff(ctx context.Context) (offReason, error) {
 	}
 	c.gate.failing = time.Time{}
 	c.setOff(ctx, why, message)
-	c.gate.checked.Store(true)
 	return why, nil
 }
 
@@ -167,7 +161,8 @@ func (c *Controllers) setOff(ctx context.Context, why offReason, message string)
 	setControllersOff(why)
 	c.gate.off.Store(nil)
 	if why != "" {
-		c.gate.off.Store(&off{why, string(why) + ": " + message})
+		text := string(why) + ": " + message
+		c.gate.off.Store(&text)
 	}
 	if message == c.gate.told {
 		return
@@ -188,24 +183,22 @@ func (c *Controllers) setOff(ctx context.Context, why offReason, message string)
 // follows or may lead.
 func (c *Controllers) checkReady() error {
 	if off := c.gate.off.Load(); off != nil {
-		return errors.New(off.text)
+		return errors.New(*off)
 	}
 	return nil
 }
 
-// Outdated returns why the storage may be older than the cluster; "" if it is not, or if this is
-// not checked. Such a storage may offer nodes that have returned to service.
+// Outdated returns why the storage may be older than the cluster; "" if it is not, or if there is
+// no Lease. Such a storage may offer nodes that have returned to service. It stays outdated until a
+// leader has taken it over.
 func (c *Controllers) Outdated() string {
 	if !c.Election.Enabled || c.Storage == nil {
 		return ""
 	}
-	if !c.gate.checked.Load() {
-		return "the server has not compared its storage with its Lease yet"
+	if text := c.gate.outdated.Load(); text != nil {
+		return *text
 	}
-	if off := c.gate.off.Load(); off != nil && (off.why == offRestored || off.why == offOtherStorage) {
-		return off.text
-	}
-	return ""
+	return "the server has not compared its storage with its Lease yet"
 }
 
 func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message string, err error) {
@@ -230,11 +223,15 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 		}
 	}
 	if lease == nil || c.Storage == nil {
+		c.setOutdated("")
 		return "", "", nil
 	}
 	if holder := c.liveHolder(lease); holder != "" && c.Storage.Embedded {
 		c.Exit(fmt.Errorf("another server (%s) renews Lease %s/%s: embedded storage allows only one server; "+
 			"set the same --etcd-servers on all servers, or stop the other server", holder, c.Election.Namespace, c.Election.Name))
+	}
+	if other := c.Storage.other(lease); other != "" {
+		c.setOutdated(fmt.Sprintf("the last leader had storage %s, and this server has storage %s", other, c.Storage.ID))
 	}
 	if id, foreign := c.Storage.foreign(lease); foreign {
 		return offOtherStorage, fmt.Sprintf("the last leader had storage %s, and this server has storage %s: nodes may be under maintenances that only exist in the "+
@@ -248,16 +245,19 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 	}
 	known, restored := c.Storage.restored(lease, now)
 	switch {
-	case restored && !c.Storage.AcceptRestored:
+	case restored:
+		c.setOutdated(fmt.Sprintf("storage %s was restored from a backup", c.Storage.ID))
+	case c.Storage.other(lease) == "":
+		c.setOutdated("")
+	}
+	if restored && !c.Storage.AcceptRestored {
 		return offRestored, fmt.Sprintf("storage %s has revision %d and had %d before: it was restored from a backup and may have maintenances that "+
 			"were completed after the backup. Complete or delete these, then start with --accept-restored-state", c.Storage.ID, now.revision, known), nil
-	case restored && c.Storage.Forget != nil:
-		if err := c.Storage.Forget(ctx); err != nil {
-			return "", "", fmt.Errorf("delete the NodeTasks of the backup: %w", err)
-		}
 	}
 	return "", "", nil
 }
+
+func (c *Controllers) setOutdated(text string) { c.gate.outdated.Store(&text) }
 
 // readLease returns the Lease; nil if it does not exist.
 func (c *Controllers) readLease(ctx context.Context) (*coordinationv1.Lease, error) {

@@ -144,8 +144,9 @@ func TestWhoMayLead(t *testing.T) {
 			is.True(t, c.Outdated() != "", "the storage counts as current before it is checked")
 			stop, left := lead(t, c)
 			<-time.After(time.Minute)
-			is.Equal(t, c.Outdated() != "", tc.want == offRestored || tc.want == offOtherStorage, "the storage is outdated")
-			is.Equal(t, forgets > 0, c.Storage.AcceptRestored, "it forgets the NodeTasks of a backup")
+			is.Equal(t, c.Outdated() != "", tc.want != "", "the storage is outdated, or not compared")
+			adopts := c.Storage.AcceptRestored || c.Storage.Adopt == otherID
+			is.Equal(t, forgets, map[bool]int{true: 1}[adopts], "it forgets the NodeTasks of another time")
 			if acts := s.now() == "a"; acts != (tc.want == "") {
 				t.Errorf("it leads: %v", acts)
 			}
@@ -169,6 +170,33 @@ func TestWhoMayLead(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOutdatedStorageStaysOutdated checks that a failing check does not make a restored storage
+// current, and that nothing is deleted before this replica leads.
+func TestOutdatedStorageStaysOutdated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registerMetrics()
+		s := &stage{t: t}
+		c := shipped(fake.NewClientset(leaseOf(ownID, "501")).CoordinationV1(), "a", s.act("a", 0))
+		c.Storage = storageAt(500)
+		c.Storage.Forget = func(context.Context) error { t.Error("it deletes NodeTasks"); return nil }
+		var fails atomic.Bool
+		c.Registered = func(context.Context) (types.NamespacedName, error) {
+			if fails.Load() {
+				return types.NamespacedName{}, errors.New("timeout")
+			}
+			return types.NamespacedName{}, nil
+		}
+		stop, left := lead(t, c)
+		<-time.After(time.Minute)
+		is.True(t, strings.Contains(c.Outdated(), "restored from a backup"), "outdated because %q", c.Outdated())
+		fails.Store(true)
+		<-time.After(3 * time.Minute)
+		is.True(t, strings.Contains(c.Outdated(), "restored from a backup"), "outdated because %q while the check fails", c.Outdated())
+		stop()
+		<-left
+	})
 }
 
 func TestLeaderStopsWhileTheAPIServiceNamesAnother(t *testing.T) {

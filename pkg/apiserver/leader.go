@@ -121,7 +121,32 @@ func (t *term) run(leading context.Context) {
 			t.endIfStuck(context.Cause(ctx), shutdownTimeout)
 		}
 	})()
-	t.runOnce(ctx, t.lease.check)
+	if t.forget(ctx) {
+		t.runOnce(ctx, t.lease.check)
+	}
+}
+
+// forget deletes the NodeTasks of an outdated storage. It repeats that until it has succeeded, and
+// returns false if the term has ended before.
+func (t *term) forget(ctx context.Context) bool {
+	if t.Storage == nil || t.Storage.Forget == nil || !t.Storage.outdated.Load() {
+		return true
+	}
+	err := wait.PollUntilContextCancel(ctx, t.Election.RetryPeriod, true, func(ctx context.Context) (bool, error) {
+		err := t.lease.check(CallGrace)
+		if err == nil {
+			err = t.Storage.Forget(ctx)
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot delete the NodeTasks of a storage that is older than the cluster, the controllers wait")
+		}
+		return err == nil, nil
+	})
+	if err != nil {
+		return false
+	}
+	t.Storage.outdated.Store(false)
+	return true
 }
 
 // endIfStuck ends the process if the controllers have not ended after the given time.

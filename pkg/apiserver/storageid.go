@@ -55,11 +55,15 @@ type Storage struct {
 	Adopt string
 	// AcceptRestored lets the server lead with a storage that was restored from a backup.
 	AcceptRestored bool
-	// Forget deletes the NodeTasks of such a storage before the server leads: their work ended
-	// after the backup, and a worker that finds its claim would do it again on a node in service.
-	// The server offers the nodes again when they are drained. Nil deletes nothing.
+	// Forget deletes the NodeTasks. A new leader whose storage was restored, or is another one than
+	// that of the last leader, does so before its controllers run: the work has ended since, and a
+	// worker that finds its claim would do it again on a node in service. The server offers the
+	// nodes again when they are drained. Nil deletes nothing.
 	Forget func(context.Context) error
 
+	// outdated is set if the storage was older than the Lease when this replica last tried to
+	// acquire the Lease.
+	outdated atomic.Bool
 	// last is the last revision that was read.
 	last atomic.Int64
 	// marked is the time at which this process last marked the storage.
@@ -73,10 +77,18 @@ type state struct {
 	revision, mark int64
 }
 
+// other returns the ID of the storage of the last leader, "" if it is this one.
+func (s *Storage) other(lease *coordinationv1.Lease) string {
+	if id := lease.Annotations[annotationStorageID]; id != s.ID {
+		return id
+	}
+	return ""
+}
+
 // foreign reports whether a Lease belongs to another storage that this server must not take over.
 func (s *Storage) foreign(lease *coordinationv1.Lease) (id string, foreign bool) {
-	id = lease.Annotations[annotationStorageID]
-	return id, id != "" && id != s.ID && id != s.Adopt
+	id = s.other(lease)
+	return id, id != "" && id != s.Adopt
 }
 
 // restored returns the revision of this storage in a Lease, and whether the storage was restored
@@ -105,6 +117,9 @@ func (s *Storage) restored(lease *coordinationv1.Lease, now state) (known int64,
 // It returns an error if this replica must not acquire the Lease.
 func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bool) error {
 	revision, err := s.revision(ctx)
+	if err != nil && held {
+		revision, err = s.lastRevision(ctx, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -115,8 +130,12 @@ func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bo
 	if err != nil {
 		return err
 	}
-	if _, restored := s.restored(lease, state{revision, mark}); restored && !held && !s.AcceptRestored {
-		return fmt.Errorf("storage %s was restored from a backup", s.ID)
+	if !held {
+		_, restored := s.restored(lease, state{revision, mark})
+		if restored && !s.AcceptRestored {
+			return fmt.Errorf("storage %s was restored from a backup", s.ID)
+		}
+		s.outdated.Store(restored || s.other(lease) != "")
 	}
 	if lease.Annotations == nil {
 		lease.Annotations = map[string]string{}
@@ -182,19 +201,24 @@ func (s *Storage) state(ctx context.Context) (state, error) {
 	return state{revision, mark}, nil
 }
 
-// revision returns the current revision, or the last known one if the storage does not respond in
-// time: a leader must not lose its Lease because etcd elects a new leader.
+// revision returns the current revision.
 func (s *Storage) revision(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
 	defer cancel()
 	revision, err := s.Revision(ctx)
-	if err == nil {
-		s.last.Store(revision)
-		return revision, nil
+	if err != nil {
+		return 0, fmt.Errorf("read the revision of the storage: %w", err)
 	}
+	s.last.Store(revision)
+	return revision, nil
+}
+
+// lastRevision returns the last known revision, or the error if there is none: a leader must not
+// lose its Lease because etcd elects a new leader.
+func (s *Storage) lastRevision(ctx context.Context, err error) (int64, error) {
 	if last := s.last.Load(); last > 0 {
 		klog.FromContext(ctx).Info("The storage did not return its revision; the lease is renewed with the last one", "revision", last, "err", err)
 		return last, nil
 	}
-	return 0, fmt.Errorf("read the revision of the storage: %w", err)
+	return 0, err
 }

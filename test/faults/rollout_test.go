@@ -164,7 +164,8 @@ func (x *outlived) spec(s shape, class string) v1alpha1.NodeMaintenanceRolloutSp
 	return spec
 }
 
-// roll rolls over all nodes, and kills processes until the rollout is complete.
+// roll rolls over all nodes, and kills processes, at most two for each node, until the rollout is
+// complete.
 func (x *outlived) roll(s shape) {
 	x.t.Helper()
 	judge := x.record(x.t, x.pool, x.namespace)
@@ -198,8 +199,9 @@ func (x *outlived) roll(s shape) {
 		r = now
 		return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete), nil
 	}
+	// A leader that is killed again within the soak time waits for it again.
 	before := len(x.victims)
-	for len(x.victims) > 0 {
+	for len(x.victims) > 0 && before-len(x.victims) < 2*len(x.nodes) {
 		<-time.After(time.Duration(x.random.Int64N(int64(longestRun))))
 		if over, err := isComplete(x.t.Context()); over && err == nil {
 			break

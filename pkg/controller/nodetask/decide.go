@@ -188,7 +188,7 @@ func (f *facts) volumesWait(nm *v1alpha1.NodeMaintenance) time.Duration {
 	if f.volumes == 0 || drained == nil {
 		return 0
 	}
-	return f.left(protocol.VolumePatience, &drained.LastTransitionTime)
+	return max(0, protocol.VolumePatience-f.now.Sub(drained.LastTransitionTime.Time))
 }
 
 // decideOffered withdraws the offer if it is not valid any more, grants a claim after a live read,

@@ -1540,7 +1540,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutStatus(ref commo
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the conditions of the rollout: Progressing reports whether units run or start, Complete whether every matching node is done. Ready is for tools that know no other: it is True when the stage is reached. Stalled is True while the rollout is halted.",
+							Description: "conditions are the conditions of the rollout: Progressing reports whether units run or start, Complete whether every matching node is done and no unit has failed. Ready is for tools that know no other: it is True when the stage is reached. Stalled is True while the rollout is halted.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -515,7 +515,11 @@ func TestProgressing(t *testing.T) {
 		},
 		"a failure whose node does not match any more, after a stop": {
 			2, append(failed, unmatched("n0"), goals(map[string]Goal{"n1": GoalMet}), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.Stage = v1alpha1.RolloutStageComplete })),
-			"Stopped", "", v1alpha1.RolloutNodes{Total: 1, Done: 1},
+			"Stopped", "not all nodes are done; failed: n0", v1alpha1.RolloutNodes{Total: 1, Done: 1},
+		},
+		"a failed node that was installed again": {
+			2, append(failed, node("n0", installedAgain), wide, limits(maxUnavailable(2, "")), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })),
+			"Rolling", "1 unit in progress", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Running: 1},
 		},
 		"skipped": {
 			4, []change{

@@ -38,6 +38,9 @@ func (d *decider) stop() {
 	// A stage that a newer server has stored starts nothing.
 	case spec.Stage != v1alpha1.RolloutStageRoll:
 		set(v1alpha1.ReasonStopped, "the rollout is in stage Complete; not all nodes are done")
+		if len(failures) > 0 {
+			d.Message += "; failed: " + Names(failures)
+		}
 	case len(failures) > int(spec.MaxFailed):
 		set(v1alpha1.ReasonHalted, "%s failed, and maxFailed is %d: %s; retry the units after the cause is removed, or complete the rollout",
 			wording.Count(len(failures), "unit"), spec.MaxFailed, Names(failures))

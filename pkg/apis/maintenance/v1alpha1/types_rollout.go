@@ -85,7 +85,7 @@ const (
 	// units run, or the next one is about to start.
 	ReasonRolling = "Rolling"
 	// ReasonRolloutComplete (Progressing=False, Complete=True, Ready=True of a
-	// NodeMaintenanceRollout): every matching node is done.
+	// NodeMaintenanceRollout): every matching node is done, and no unit has failed.
 	ReasonRolloutComplete = "Complete"
 	// ReasonStopped (Progressing=False of a NodeMaintenanceRollout): the stage is Complete, but not
 	// all matching nodes are done.
@@ -384,7 +384,7 @@ type NodeMaintenanceRolloutStatus struct {
 	Window *RolloutWindowStatus `json:"window,omitempty" protobuf:"bytes,4,opt,name=window"`
 
 	// conditions are the conditions of the rollout: Progressing reports whether units run or start,
-	// Complete whether every matching node is done. Ready is for tools that know no other: it is
+	// Complete whether every matching node is done and no unit has failed. Ready is for tools that know no other: it is
 	// True when the stage is reached. Stalled is True while the rollout is halted.
 	// +optional
 	// +listType=map

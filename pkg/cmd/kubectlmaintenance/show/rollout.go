@@ -41,7 +41,7 @@ func RolloutState(r *v1alpha1.NodeMaintenanceRollout) string {
 }
 
 // NeedsUser reports whether a rollout does not finish before a user acts, or has nodes for which
-// that is true: they have failed, are blocked or are skipped.
+// that is true: they have failed, are blocked or are skipped. Failed nodes may not match any more.
 func NeedsUser(r *v1alpha1.NodeMaintenanceRollout) bool {
 	switch RolloutState(r) {
 	case v1alpha1.ReasonHalted, v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonNodesBlocked, v1alpha1.ReasonNodesSkipped,
@@ -49,7 +49,9 @@ func NeedsUser(r *v1alpha1.NodeMaintenanceRollout) bool {
 		return true
 	}
 	n := r.Status.Nodes
-	return n.Failed+n.Blocked+n.Skipped > 0
+	return n.Failed+n.Blocked+n.Skipped > 0 || slices.ContainsFunc(r.Status.Current, func(u v1alpha1.RolloutUnit) bool {
+		return u.Phase == v1alpha1.RolloutPhaseFailed
+	})
 }
 
 const (
