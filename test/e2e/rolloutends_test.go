@@ -98,9 +98,9 @@ func TestUserReleasesAUnit(t *testing.T) {
 }
 
 // TestFailureOutlivesItsNode has a node deleted, as by an autoscaler, after the work on it has
-// failed. The rollout does not go on with the next node before a user has ended the failure.
+// failed. The rollout does not go on with the next node before a user has ended the failure. Until
+// then the node takes a place in the limits of all rollouts, so the test runs alone.
 func TestFailureOutlivesItsNode(t *testing.T) {
-	t.Parallel() // the test mostly waits
 	r, pool, nodes := rollOneByOne(t)
 	recorder := recordNodes(t, pool)
 	work(t, nodes[0], `{"result":"Failed","message":"It does not boot"}`)

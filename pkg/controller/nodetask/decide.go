@@ -108,23 +108,24 @@ func decide(f *facts) decision {
 	return decision{} // a newer server has written the state
 }
 
-// decideOffer offers a node without a NodeTask for the oldest maintenance that is ready.
+// decideOffer offers a node without a NodeTask for the oldest maintenance whose work on it is not
+// done. A younger one waits even if the older one is not ready: if two maintenances each had a node
+// that the other one needs, both would wait for ever.
 func decideOffer(f *facts) decision {
 	if f.node == nil || f.holderWithoutTask() != nil {
 		return decision{}
 	}
 	for _, nm := range slices.SortedFunc(slices.Values(f.holding), v1alpha1.CompareAge) {
-		// A recorded task means that the status is older than the end of that task, or that the
-		// work is done.
-		if !isCurrent(nm) || f.whyNotReady(nm) != "" || holds.TaskOf(nm, f.node) != nil {
+		recorded := holds.TaskOf(nm, f.node)
+		switch answer := f.assigns[nm.UID]; {
+		case recorded != nil && recorded.State == v1alpha1.NodeTaskDone, isCurrent(nm) && f.cannotHave(nm),
+			!answer.Allowed && answer.Err == nil:
 			continue
-		}
-		if answer := f.assigns[nm.UID]; !answer.Allowed || answer.Stale {
-			continue
+		case !isCurrent(nm), recorded != nil, !answer.Allowed, answer.Stale, f.whyNotReady(nm) != "":
+			// Another recorded task means that the status is older than the end of that task.
+			return decision{}
 		}
 		if wait := f.volumesWait(nm); wait > 0 {
-			// Do not offer the node for a younger maintenance meanwhile: if two maintenances each
-			// had a node that the other one needs, both would wait for ever.
 			return decision{wake: wait}
 		}
 		offer := decision{step: stepOffer, maintenance: nm}
@@ -171,6 +172,12 @@ func (f *facts) whyNotReady(nm *v1alpha1.NodeMaintenance) string {
 		return "it is not drained"
 	}
 	return ""
+}
+
+// cannotHave reports whether a maintenance does not offer the node before a user changes something.
+func (f *facts) cannotHave(nm *v1alpha1.NodeMaintenance) bool {
+	entry := v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: f.node.Name, UID: f.node.UID})
+	return nm.Spec.Task == nil || v1alpha1.IsEnding(nm) || entry != nil && v1alpha1.IsLeftAlone(entry)
 }
 
 // drainedOf returns the condition Drained of a maintenance if it is True, else nil.

@@ -238,6 +238,14 @@ func TestDecideOffer(t *testing.T) {
 			newFacts(newMaintenance("m", recorded(v1alpha1.NodeTaskDone)), also(newMaintenance("younger"))),
 			wanted{step: stepOffer, event: EventOffered, note: "by NodeMaintenance younger"},
 		},
+		"none while the oldest is not drained": {newFacts(newMaintenance("m", drained(metav1.ConditionFalse)), also(newMaintenance("younger"))), wanted{}},
+		"none while the oldest is paused":      {newFacts(newMaintenance("m", paused), also(newMaintenance("younger"))), wanted{}},
+		"the next one if the oldest does not get the node": {
+			newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) {
+				nm.Status.NodeStatuses[0].Reason = v1alpha1.NodeStatusNotAuthorized
+			}), also(newMaintenance("younger"))),
+			wanted{step: stepOffer, event: EventOffered, note: "by NodeMaintenance younger"},
+		},
 		"none but the oldest while that waits for volumes": {newFacts(newMaintenance("m"), also(newMaintenance("younger")), volumes(2)), wanted{wake: 9 * time.Minute}},
 		"a node at its goal is not announced":              {newFacts(newMaintenance("m", doneWhen("true"))), wanted{step: stepOffer}},
 		"one that is not is":                               {newFacts(newMaintenance("m", doneWhen("error"))), offered},

@@ -72,8 +72,7 @@ type Cluster struct {
 	// NodeTasks, announcements and the decision show it, by name.
 	taken, wait map[string]string
 	// missing are the names of nodes that have a NodeTask, or that are announced, but that the
-	// cluster does not have. They may return at any time, and keep their places. Nodes on which the
-	// work has failed are not among them, since their tasks stay until a user acts.
+	// cluster does not have. They may return at any time, and keep their places.
 	missing map[string]bool
 	// renewed are the nodes with a NodeTask of an earlier Node of the same name: a worker has
 	// installed them again, and their labels may not be complete.
@@ -97,8 +96,6 @@ func NewCluster(facts Facts) *Cluster {
 		}
 		switch {
 		case isOver:
-		case task.Status.State == v1alpha1.NodeTaskFailed:
-			// Nobody works on the node. It counts once if it exists.
 		case n == nil:
 			c.missing[task.Name] = true
 		case task.Spec.NodeUID != n.UID:
