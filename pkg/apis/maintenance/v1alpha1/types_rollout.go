@@ -384,8 +384,9 @@ type NodeMaintenanceRolloutStatus struct {
 	Window *RolloutWindowStatus `json:"window,omitempty" protobuf:"bytes,4,opt,name=window"`
 
 	// conditions are the conditions of the rollout: Progressing reports whether units run or start,
-	// Complete whether every matching node is done and no unit has failed. Ready is for tools that know no other: it is
-	// True when the stage is reached. Stalled is True while the rollout is halted.
+	// Complete whether every matching node is done and no unit has failed. Ready is for tools that
+	// know no other: it is True when the stage is reached. Stalled is True while the rollout is
+	// halted.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -31,8 +31,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// hangs is part of the names of pods for whose Evacuations a webhook takes 10 s, and slow is part of
-// those for which it takes 100 ms.
+// hangs is part of the names of pods for whose Evacuations a webhook takes 10 s, and slow is part
+// of those for which it takes 100 ms.
 const hangs, slow = "hangs-", "slow-"
 
 // hangingReports is a client that counts the reports to each Evacuation.

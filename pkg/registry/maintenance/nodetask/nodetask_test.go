@@ -112,7 +112,8 @@ func report(result maintenance.NodeTaskResult) func(*maintenance.NodeTask) {
 	return func(task *maintenance.NodeTask) { task.Status.Result = result }
 }
 
-// TestOutdatedStorage checks that no worker can report to a storage that was restored from a backup.
+// TestOutdatedStorage checks that no worker can report to a storage that was restored from a
+// backup.
 func TestOutdatedStorage(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	r.to(maintenance.NodeTaskClaimed, "")

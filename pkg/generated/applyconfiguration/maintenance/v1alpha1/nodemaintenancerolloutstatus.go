@@ -25,8 +25,9 @@ type NodeMaintenanceRolloutStatusApplyConfiguration struct {
 	// window is the state of the windows. Unset if the rollout has none.
 	Window *RolloutWindowStatusApplyConfiguration `json:"window,omitempty"`
 	// conditions are the conditions of the rollout: Progressing reports whether units run or start,
-	// Complete whether every matching node is done and no unit has failed. Ready is for tools that know no other: it is
-	// True when the stage is reached. Stalled is True while the rollout is halted.
+	// Complete whether every matching node is done and no unit has failed. Ready is for tools that
+	// know no other: it is True when the stage is reached. Stalled is True while the rollout is
+	// halted.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// newestNodeTimestamp is the metadata.creationTimestamp of the newest node in the cluster when
 	// the rollout left stage Idle. Nodes that were created later are new nodes, see
