@@ -108,14 +108,15 @@ func decide(f *facts) decision {
 	return decision{} // a newer server has written the state
 }
 
-// decideOffer offers a node without a NodeTask for the oldest maintenance whose work on it is not
-// done. A younger one waits even if the older one is not ready: if two maintenances each had a node
-// that the other one needs, both would wait for ever.
+// decideOffer offers a node without a NodeTask for the first maintenance whose work on it is not
+// done: the one that has been in the stage of its task for longest. The others wait even if that
+// one is not ready: if two maintenances each had a node that the other one needs, both would wait
+// for ever.
 func decideOffer(f *facts) decision {
 	if f.node == nil || f.holderWithoutTask() != nil {
 		return decision{}
 	}
-	for _, nm := range slices.SortedFunc(slices.Values(f.holding), v1alpha1.CompareAge) {
+	for _, nm := range slices.SortedFunc(slices.Values(f.holding), compareTurns) {
 		recorded := holds.TaskOf(nm, f.node)
 		switch answer := f.assigns[nm.UID]; {
 		case recorded != nil && recorded.State == v1alpha1.NodeTaskDone, isCurrent(nm) && f.cannotHave(nm),
@@ -177,7 +178,21 @@ func (f *facts) whyNotReady(nm *v1alpha1.NodeMaintenance) string {
 // cannotHave reports whether a maintenance does not offer the node before a user changes something.
 func (f *facts) cannotHave(nm *v1alpha1.NodeMaintenance) bool {
 	entry := v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: f.node.Name, UID: f.node.UID})
-	return nm.Spec.Task == nil || v1alpha1.IsEnding(nm) || entry != nil && v1alpha1.IsLeftAlone(entry)
+	return nm.Spec.Task == nil || v1alpha1.IsEnding(nm) || entry != nil && v1alpha1.IsLeftAlone(entry) ||
+		nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon && nm.Spec.Task.Stage != v1alpha1.NodeTaskStageCordon
+}
+
+// compareTurns orders maintenances by the time since which they have been in the stage of their
+// task, and then by age. One whose stage is not recorded yet is the first: nothing is offered
+// before it is known.
+func compareTurns(a, b *v1alpha1.NodeMaintenance) int {
+	since := func(nm *v1alpha1.NodeMaintenance) time.Time {
+		if nm.Spec.Task != nil && nm.Spec.Task.Stage == v1alpha1.NodeTaskStageCordon {
+			return v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon)
+		}
+		return v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageDrain)
+	}
+	return cmp.Or(since(a).Compare(since(b)), v1alpha1.CompareAge(a, b))
 }
 
 // drainedOf returns the condition Drained of a maintenance if it is True, else nil.

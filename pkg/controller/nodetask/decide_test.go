@@ -79,6 +79,12 @@ func recorded(state v1alpha1.NodeTaskState) func(*v1alpha1.NodeMaintenance) {
 	}
 }
 
+func drainsFor(d time.Duration) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
+		nm.Status.StageStatuses = []v1alpha1.StageStatus{{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: ago(d)}}
+	}
+}
+
 func withoutTask(nm *v1alpha1.NodeMaintenance) { nm.Spec.Task = nil }
 func complete(nm *v1alpha1.NodeMaintenance)    { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete }
 func paused(nm *v1alpha1.NodeMaintenance)      { nm.Spec.Paused = true }
@@ -244,6 +250,14 @@ func TestDecideOffer(t *testing.T) {
 			newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) {
 				nm.Status.NodeStatuses[0].Reason = v1alpha1.NodeStatusNotAuthorized
 			}), also(newMaintenance("younger"))),
+			wanted{step: stepOffer, event: EventOffered, note: "by NodeMaintenance younger"},
+		},
+		"the next one if the oldest is only cordoned": {
+			newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageCordon }), also(newMaintenance("younger"))),
+			wanted{step: stepOffer, event: EventOffered, note: "by NodeMaintenance younger"},
+		},
+		"the one that drains for longer": {
+			newFacts(newMaintenance("m", drainsFor(time.Minute)), also(newMaintenance("younger", drainsFor(time.Hour)))),
 			wanted{step: stepOffer, event: EventOffered, note: "by NodeMaintenance younger"},
 		},
 		"none but the oldest while that waits for volumes": {newFacts(newMaintenance("m"), also(newMaintenance("younger")), volumes(2)), wanted{wake: 9 * time.Minute}},
