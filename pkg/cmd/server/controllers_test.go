@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/events"
@@ -27,7 +28,6 @@ import (
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/informertest"
-	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -45,7 +45,7 @@ func TestMaxUnavailableNodesLimitsRollouts(t *testing.T) {
 		"three":      {[]string{"--max-unavailable-nodes=30%"}, v1alpha1.ReasonRolling},
 	} {
 		options := parse(t, test.args...).Controllers
-		bubble.Run(t, name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			progressing := rolledWith(t, options)
 			is.Equal(t, progressing.Reason, test.want)
 			const limit = "--max-unavailable-nodes of the server allows 2 nodes out of service"
@@ -86,12 +86,14 @@ func rolledWith(t *testing.T, options ControllerOptions) metav1.Condition {
 	runRollouts(t, kube, api, controllerDependencies{options: options, authorizer: authorizerfactory.NewAlwaysAllowAuthorizer()})
 
 	var progressing *metav1.Condition
-	decided := informertest.Until(time.Second, func() bool {
-		r := must.Get(rollouts.Get(t.Context(), r.Name, metav1.GetOptions{}))(t)
+	must.Do(t, wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		r, err := rollouts.Get(ctx, r.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
 		progressing = meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing)
-		return progressing != nil
-	})
-	must.True(t, decided, "the rollout never gets the condition Progressing")
+		return progressing != nil, nil
+	}))
 	return *progressing
 }
 
@@ -104,21 +106,15 @@ func runRollouts(t *testing.T, kube *kubefake.Clientset, api *maintenancefake.Cl
 	state := must.Get(nodestate.New(nodestate.Config{Cluster: cluster, Selection: selected, Clock: clock.RealClock{}}))(t)
 	controllers, _, err := d.drains(cluster, selected, state)
 	must.Do(t, err)
-	ended, end := context.WithCancel(t.Context())
-	end()
 	var rolls controller
 	for _, c := range controllers {
 		if _, is := c.(*rollout.Controller); is {
 			rolls = c
-		} else {
-			c.Run(ended, 1) // so that its queues are shut down
 		}
 	}
 	must.True(t, rolls != nil, "there is no controller of rollouts")
 	ctx, cancel := context.WithCancel(t.Context())
-	watches := informertest.Count(kube, api)
 	cluster.Start(ctx)
-	watches.Wait(t, 0, "nodes", "pods", "nodemaintenances", "nodemaintenancerollouts", "nodetasks")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
