@@ -230,7 +230,8 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 		c.Exit(fmt.Errorf("another server (%s) renews Lease %s/%s: embedded storage allows only one server; "+
 			"set the same --etcd-servers on all servers, or stop the other server", holder, c.Election.Namespace, c.Election.Name))
 	}
-	if other := c.Storage.other(lease); other != "" {
+	other := c.Storage.other(lease)
+	if other != "" {
 		c.setOutdated(fmt.Sprintf("the last leader had storage %s, and this server has storage %s", other, c.Storage.ID))
 	}
 	if id, foreign := c.Storage.foreign(lease); foreign {
@@ -247,7 +248,7 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 	switch {
 	case restored:
 		c.setOutdated(fmt.Sprintf("storage %s was restored from a backup", c.Storage.ID))
-	case c.Storage.other(lease) == "":
+	case other == "":
 		c.setOutdated("")
 	}
 	if restored && !c.Storage.AcceptRestored {

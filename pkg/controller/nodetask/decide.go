@@ -117,12 +117,11 @@ func decideOffer(f *facts) decision {
 		return decision{}
 	}
 	for _, nm := range slices.SortedFunc(slices.Values(f.holding), compareTurns) {
-		recorded := holds.TaskOf(nm, f.node)
 		switch answer := f.assigns[nm.UID]; {
-		case recorded != nil && recorded.State == v1alpha1.NodeTaskDone, isCurrent(nm) && f.cannotHave(nm),
+		case holds.IsDone(nm, f.node), isCurrent(nm) && f.cannotHave(nm),
 			!answer.Allowed && answer.Err == nil:
 			continue
-		case !isCurrent(nm), recorded != nil, !answer.Allowed, answer.Stale, f.whyNotReady(nm) != "":
+		case !isCurrent(nm), holds.TaskOf(nm, f.node) != nil, !answer.Allowed, answer.Stale, f.whyNotReady(nm) != "":
 			// Another recorded task means that the status is older than the end of that task.
 			return decision{}
 		}
@@ -407,7 +406,7 @@ func decideDone(f *facts) decision {
 // verified, until it can be. It deletes the task when its maintenance has ended and has recorded
 // it, or does not select the node any more: the node is in service again, and no drain would touch
 // the node while the task exists. The deletion of the node ends no failure: its rollout would go on
-// with the next node, although nobody has seen why this one failed.
+// with the next node, although no user has seen why this one failed.
 func decideFailed(f *facts) decision {
 	switch {
 	case f.isForgotten(), f.node == nil && v1alpha1.IsEnding(f.owner):
