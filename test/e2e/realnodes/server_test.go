@@ -196,7 +196,7 @@ func testRestore(t *testing.T, c *framework.Cluster) {
 		return err == nil && len(list.Items) > 0 && strings.Contains(list.Items[0].Message, "RestoredStorage"), err
 	})
 	err = report(t.Context(), `{"message":"I have the node"}`)
-	is.True(t, apierrors.IsServiceUnavailable(err) && strings.Contains(err.Error(), "RestoredStorage"), "got error %v for a report about a restored task", err)
+	is.True(t, apierrors.IsServiceUnavailable(err) && strings.Contains(err.Error(), "was restored from a backup"), "got error %v for a report about a restored task", err)
 	node := must.Get(c.As(t).Nodes().Get(t.Context(), other, metav1.GetOptions{}))(t)
 	is.True(t, !node.Spec.Unschedulable, "the node of the restored task is unschedulable")
 	c.MustKubectl(t, "", "patch", "nodemaintenances.maintenance.haulout.dev", work.Name, "--type=merge", `--patch={"spec":{"stage":"Complete"}}`)

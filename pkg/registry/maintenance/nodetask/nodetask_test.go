@@ -117,7 +117,7 @@ func report(result maintenance.NodeTaskResult) func(*maintenance.NodeTask) {
 func TestOutdatedStorage(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	r.to(maintenance.NodeTaskClaimed, "")
-	r.outdated = "RestoredStorage: it was restored"
+	r.outdated = "it was restored from a backup"
 	_, err := r.write(worker, func(*maintenance.NodeTask) {})
 	is.True(t, apierrors.IsServiceUnavailable(err) && strings.Contains(err.Error(), r.outdated), "got error %v", err)
 	r.mustWrite(self, func(task *maintenance.NodeTask) { task.Status.ServerMessage = "still writes" })
