@@ -161,11 +161,17 @@ func (b *bench) locks(who string) []inhibitor {
 	return found
 }
 
-// inhibit takes a lock for another program.
+// inhibit takes a lock for another program, which delays shutdowns.
 func (b *bench) inhibit(who string) *os.File {
 	b.t.Helper()
+	return b.lock(who, "delay")
+}
+
+// lock takes a lock for another program.
+func (b *bench) lock(who, mode string) *os.File {
+	b.t.Helper()
 	var fd dbus.UnixFD
-	must.Do(b.t, b.call("Inhibit", "shutdown", who, "test", "delay").Store(&fd))
+	must.Do(b.t, b.call("Inhibit", "shutdown", who, "test", mode).Store(&fd))
 	return os.NewFile(uintptr(fd), who)
 }
 

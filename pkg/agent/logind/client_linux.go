@@ -51,7 +51,7 @@ type inhibitor struct {
 	UID, PID             uint32
 }
 
-func (i inhibitor) delays(what string) bool {
+func (i inhibitor) concerns(what string) bool {
 	return slices.Contains(strings.Split(i.What, ":"), what)
 }
 
@@ -110,15 +110,26 @@ func Pending(ctx context.Context, root string) (bool, error) {
 	return c.preparing(ctx)
 }
 
-// Reboot asks logind to reboot the machine, for programs without a lock. logind waits for the locks
-// of others, such as that of the node agent. Reboot returns when logind has accepted the request,
-// or if a shutdown is pending already. root is as for Pending.
+// Reboot asks logind to reboot the machine, for programs without a lock. logind waits for programs
+// that delay shutdowns, such as the node agent. Reboot returns an error while a program blocks
+// them, such as a package manager that writes the kernel: before version 257, logind lets root pass
+// such a lock. It returns nil when logind has accepted the request, or if a shutdown is pending
+// already. root is as for Pending.
 func Reboot(ctx context.Context, root string) error {
 	c, err := dial(ctx, root)
 	if err != nil {
 		return err
 	}
 	defer c.conn.Close()
+	list, err := c.inhibitors(ctx)
+	if err != nil {
+		return err
+	}
+	for _, one := range list {
+		if one.Mode == "block" && one.concerns("shutdown") {
+			return fmt.Errorf("%q (process %d) blocks shutdowns: %q", one.Who, one.PID, one.Why)
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	err = c.login.CallWithContext(ctx, loginInterface+".Reboot", 0, false).Err // false: ask no user

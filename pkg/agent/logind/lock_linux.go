@@ -196,13 +196,13 @@ func (m *Manager) lockProblem(text string) {
 
 func listed(inhibitors []inhibitor) bool {
 	return slices.ContainsFunc(inhibitors, func(i inhibitor) bool {
-		return i.Who == Who && i.Mode == modeDelay && i.delays(whatShutdown)
+		return i.Who == Who && i.Mode == modeDelay && i.concerns(whatShutdown)
 	})
 }
 
 // kubeletProblem returns a sentence if the kubelet holds a lock; otherwise "".
 func kubeletProblem(inhibitors []inhibitor) string {
-	if !slices.ContainsFunc(inhibitors, func(i inhibitor) bool { return i.Who == "kubelet" && i.delays(whatShutdown) }) {
+	if !slices.ContainsFunc(inhibitors, func(i inhibitor) bool { return i.Who == "kubelet" && i.concerns(whatShutdown) }) {
 		return ""
 	}
 	return "The kubelet holds its own shutdown lock and ends all pods as soon as a shutdown begins: " +

@@ -126,27 +126,39 @@ func (j *jobs) isAlive(ctx context.Context, t *worker.Task, job *batchv1.Job, lo
 		return false
 	}
 	isReady := protocol.NodeCondition(node, corev1.NodeReady).Status == corev1.ConditionTrue
-	return isReady && slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool {
-		return slices.ContainsFunc(pod.Status.InitContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Running != nil })
+	return isReady && slices.ContainsFunc(pods.Items, initializes)
+}
+
+// initializes reports whether an init container of a pod runs, other than a sidecar, which runs
+// until the pod ends.
+func initializes(pod corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.InitContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return c.State.Running != nil && !slices.ContainsFunc(pod.Spec.InitContainers, func(of corev1.Container) bool {
+			return of.Name == c.Name && ptr.Deref(of.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways
+		})
 	})
 }
 
-// create creates the Job of a task unless it exists. It retries after an error that may pass. While
-// an earlier Job is on the node it reports so once, without heartbeats.
+// create creates the Job of a task unless it exists. It retries after an error that may pass, and
+// reports it. While an earlier Job is on the node it reports so once, without heartbeats.
 func (j *jobs) create(ctx context.Context, t *worker.Task) error {
-	reported := ""
+	began, reported := j.clock.Now(), ""
+	var last error
 	for {
-		err := j.tryCreate(ctx, t.Object())
+		err := j.tryCreate(ctx, t, last)
 		switch {
 		case err == nil, apierrors.IsAlreadyExists(err):
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case apierrors.IsInvalid(err), apierrors.IsForbidden(err), apierrors.IsNotFound(err), errors.Is(err, errParameter):
+		case apierrors.IsInvalid(err), apierrors.IsNotFound(err), errors.Is(err, errParameter):
 			return err
+		case !errors.Is(err, errEarlier) && j.clock.Since(began) >= patience(t):
+			return fmt.Errorf("the Job could not be created within %s: %w", patience(t), err)
 		}
+		last = err
 		klog.FromContext(ctx).Error(err, "Cannot create the Job, will retry")
-		if text := "Waiting: " + err.Error(); errors.Is(err, errEarlier) && text != reported && t.Report(ctx, worker.Progress{Message: text}) == nil {
+		if text := "Waiting: " + err.Error(); text != reported && t.Report(ctx, worker.Progress{Message: text}) == nil {
 			reported = text
 		}
 		select {
@@ -157,7 +169,10 @@ func (j *jobs) create(ctx context.Context, t *worker.Task) error {
 	}
 }
 
-func (j *jobs) tryCreate(ctx context.Context, task *v1alpha1.NodeTask) error {
+// tryCreate creates the Job of a task. last is the error of the previous attempt, nil if there was
+// none.
+func (j *jobs) tryCreate(ctx context.Context, t *worker.Task, last error) error {
+	task := t.Object()
 	if _, err := j.cached.Get(jobName(task)); err == nil {
 		return nil
 	}
@@ -171,6 +186,15 @@ func (j *jobs) tryCreate(ctx context.Context, task *v1alpha1.NodeTask) error {
 		return err
 	}
 	if err := j.checkEarlier(ctx, task); err != nil {
+		return err
+	}
+	message := fmt.Sprintf("Creates the Job %s/%s", job.Namespace, job.Name)
+	if last != nil && !errors.Is(last, errEarlier) {
+		message += ", after a failure: " + last.Error()
+	}
+	// The report confirms that the node still belongs to this worker: earlier attempts may have
+	// taken long.
+	if err := t.Report(ctx, worker.Progress{Message: message}); err != nil {
 		return err
 	}
 	_, err = j.kube.BatchV1().Jobs(j.namespace).Create(ctx, job, metav1.CreateOptions{})

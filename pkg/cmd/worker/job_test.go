@@ -4,7 +4,9 @@
 package worker
 
 import (
+	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -224,6 +226,7 @@ func TestInitContainersAreAlive(t *testing.T) {
 		"on a node that is Ready":   {corev1.ConditionTrue, running, true},
 		"on a node that is down":    {corev1.ConditionUnknown, running, false},
 		"that wait for their image": {corev1.ConditionTrue, corev1.ContainerState{}, false},
+		"that are sidecars":         {corev1.ConditionTrue, running, false},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			w := newJobWorld(t, newTask(class), template(),
@@ -232,9 +235,14 @@ func TestInitContainersAreAlive(t *testing.T) {
 					Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: tt.ready}}},
 				})
 			w.becomes(batchv1.JobStatus{Active: 1})
+			var restart *corev1.ContainerRestartPolicy
+			if name == "that are sidecars" {
+				restart = ptr.To(corev1.ContainerRestartPolicyAlways)
+			}
 			must.Get(w.kube.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{Name: "pod", Labels: map[string]string{batchv1.JobNameLabel: theJob}},
-				Status:     corev1.PodStatus{Phase: corev1.PodPending, InitContainerStatuses: []corev1.ContainerStatus{{State: tt.state}}},
+				Spec:       corev1.PodSpec{InitContainers: []corev1.Container{{Name: "first", RestartPolicy: restart}}},
+				Status:     corev1.PodStatus{Phase: corev1.PodPending, InitContainerStatuses: []corev1.ContainerStatus{{Name: "first", State: tt.state}}},
 			}, metav1.CreateOptions{}))(t)
 			<-time.After(2 * time.Minute)
 			synctest.Wait()
@@ -301,15 +309,80 @@ func TestOneJobAtATime(t *testing.T) {
 	}
 }
 
+// newRefusingWorld returns a world with a claimed task, in which refuse returns the error of each
+// attempt to create a Job.
+func newRefusingWorld(t *testing.T, refuse func() error) *jobWorld {
+	t.Helper()
+	w := newJobWorld(t, newTask(class, func(t *v1alpha1.NodeTask) { t.Status.State = v1alpha1.NodeTaskOffered }), template())
+	w.kube.PrependReactor("create", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
+		err := refuse()
+		return err != nil, nil, err
+	})
+	must.Get(w.api.MaintenanceV1alpha1().NodeTasks().Update(t.Context(), newTask(class), metav1.UpdateOptions{}))(t)
+	return w
+}
+
+// TestJobThatCannotBeCreated has a webhook that refuses all Jobs, for a moment or for ever.
+func TestJobThatCannotBeCreated(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"the webhook fails":   apierrors.NewInternalError(errors.New("no endpoints")),
+		"the webhook refuses": apierrors.NewForbidden(batchv1.Resource("jobs"), theJob, errors.New("no endpoints")),
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			var passes atomic.Bool
+			w := newRefusingWorld(t, func() error {
+				if passes.Load() {
+					return nil
+				}
+				return refusal
+			})
+			w.until("", "no endpoints")
+			<-time.After(time.Minute)
+			synctest.Wait()
+			is.True(t, strings.Contains(w.status().Message, "no endpoints"), "message %q", w.status().Message)
+			if name == "the webhook fails" {
+				passes.Store(true)
+				w.job()
+				return
+			}
+			w.until(v1alpha1.NodeTaskResultFailed, "the Job could not be created within 4m0s")
+		})
+	}
+}
+
+// TestNoJobAfterTheClaim has a claim that ends while the Job cannot be created, and a watch that
+// does not show it: the worker asks before it creates the Job.
+func TestNoJobAfterTheClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newRefusingWorld(t, func() error { return apierrors.NewServiceUnavailable("it restarts") })
+		w.until("", "it restarts")
+		created := func() (count int) {
+			for _, action := range w.kube.Actions() {
+				if action.Matches("create", "jobs") {
+					count++
+				}
+			}
+			return count
+		}
+		w.api.PrependReactor("patch", "nodetasks", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewConflict(v1alpha1.Resource("nodetasks"), node, errors.New("another UID"))
+		})
+		before := created()
+		<-time.After(time.Minute)
+		synctest.Wait()
+		is.Equal(t, created(), before, "attempts after the end of the claim")
+	})
+}
+
 func TestJobIsCreatedAfterAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fails := 3
-		w := newJobWorld(t, newTask(class, func(t *v1alpha1.NodeTask) { t.Status.State = v1alpha1.NodeTaskOffered }), template())
-		w.kube.PrependReactor("create", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
-			fails--
-			return fails >= 0, nil, apierrors.NewServiceUnavailable("it restarts")
+		w := newRefusingWorld(t, func() error {
+			if fails--; fails < 0 {
+				return nil
+			}
+			return apierrors.NewServiceUnavailable("it restarts")
 		})
-		must.Get(w.api.MaintenanceV1alpha1().NodeTasks().Update(t.Context(), newTask(class), metav1.UpdateOptions{}))(t)
 		w.job()
 		is.Equal(t, w.status().Result, "", "result")
 	})

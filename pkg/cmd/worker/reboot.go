@@ -26,7 +26,7 @@ type machine interface {
 	BootID() (string, error)
 	// Pending reports whether a shutdown is pending or in progress.
 	Pending(ctx context.Context) (bool, error)
-	// Reboot asks for a reboot, which other programs may delay.
+	// Reboot asks for a reboot, which other programs may delay or refuse.
 	Reboot(ctx context.Context) error
 }
 
@@ -59,8 +59,12 @@ type rebooter struct {
 	clock   clock.Clock
 }
 
-// checkPeriod is the time between two checks whether the shutdown is still pending.
-const checkPeriod = 5 * time.Second
+const (
+	// checkPeriod is the time between two checks whether the shutdown is still pending.
+	checkPeriod = 5 * time.Second
+	// askPeriod is the time between two requests for a reboot that is refused.
+	askPeriod = 30 * time.Second
+)
 
 // hasBooted reports whether the machine has booted since the node was offered.
 func (r *rebooter) hasBooted(_ context.Context, t *worker.Task) bool {
@@ -69,8 +73,9 @@ func (r *rebooter) hasBooted(_ context.Context, t *worker.Task) bool {
 	return err == nil && before != "" && id != before
 }
 
-// reboot reboots the machine, which ends this process. It returns only if that fails, or if the
-// process is stopped before: after the boot, hasBooted is true.
+// reboot reboots the machine, which ends this process: after the boot, hasBooted is true. If the
+// reboot is refused, because a program blocks it for example, reboot asks again for as long as the
+// server waits for a report.
 func (r *rebooter) reboot(ctx context.Context, t *worker.Task) error {
 	if t.Object().Spec.Before.BootID == "" {
 		return errors.New("the NodeTask has no boot ID, so the worker cannot find out whether the node has booted")
@@ -78,17 +83,32 @@ func (r *rebooter) reboot(ctx context.Context, t *worker.Task) error {
 	if _, err := r.machine.BootID(); err != nil {
 		return err
 	}
-	if err := t.Report(ctx, worker.Progress{Message: "The machine is asked to reboot"}); err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+	began, message := r.clock.Now(), "The machine is asked to reboot"
+	for {
+		// The report confirms that the node still belongs to this worker.
+		err := t.Report(ctx, worker.Progress{Message: message})
+		if err == nil {
+			if err = r.machine.Reboot(ctx); err == nil {
+				return r.awaitShutdown(ctx, t)
+			}
+			message = "The machine is asked again to reboot, after a failure: " + err.Error()
+			if r.clock.Since(began) >= patience(t) && ctx.Err() == nil {
+				return fmt.Errorf("the machine could not be asked to reboot within %s: %w", patience(t), err)
+			}
 		}
-		// The claim was confirmed a moment ago.
-		klog.FromContext(ctx).Error(err, "Cannot report the reboot")
+		klog.FromContext(ctx).Error(err, "Cannot reboot, will retry")
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-r.clock.After(askPeriod):
+		}
 	}
-	if err := r.machine.Reboot(ctx); err != nil {
-		return err
-	}
-	return r.awaitShutdown(ctx, t)
+}
+
+// patience is how long a worker retries what fails before the work has begun, although it reports:
+// as long as the server waits for a worker that does not.
+func patience(t *worker.Task) time.Duration {
+	return time.Duration(t.Object().Spec.ProgressDeadlineSeconds) * time.Second
 }
 
 // awaitShutdown sends heartbeats while the shutdown is delayed, for example by the node agent.

@@ -10,14 +10,18 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	nodeutil "k8s.io/component-helpers/node/util"
 	"k8s.io/utils/clock"
 
@@ -111,7 +115,6 @@ func TestRebootFails(t *testing.T) {
 		"a user cancels it": {
 			boot: "boot-1", happens: func(m *fakeMachine) { m.pending = false }, want: "the reboot was cancelled on the node", reboots: 1,
 		},
-		"logind refuses it":                  {boot: "boot-1", refuse: errors.New("access denied"), want: "access denied", reboots: 1},
 		"the task does not know the boot ID": {want: "has no boot ID"},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
@@ -126,6 +129,73 @@ func TestRebootFails(t *testing.T) {
 			is.Equal(t, m.reboots, tt.reboots, "reboots")
 		})
 	}
+}
+
+// TestRebootThatIsRefused has a program that blocks shutdowns.
+func TestRebootThatIsRefused(t *testing.T) {
+	const blocked = `"dpkg" blocks shutdowns`
+	for name, tt := range map[string]struct {
+		happens func(*world, *fakeMachine)
+		result  v1alpha1.NodeTaskResult
+		message string
+	}{
+		"until it has ended": {
+			happens: func(_ *world, m *fakeMachine) { m.set(func(m *fakeMachine) { m.refuse = nil }) }, message: "systemd-inhibit --list on " + node,
+		},
+		"until the deadline": {
+			happens: func(*world, *fakeMachine) {}, result: v1alpha1.NodeTaskResultFailed,
+			message: "could not be asked to reboot within 4m0s: " + blocked,
+		},
+		"until the task is withdrawn": {
+			happens: func(w *world, _ *fakeMachine) {
+				must.Do(w, w.api.MaintenanceV1alpha1().NodeTasks().Delete(w.Context(), node, metav1.DeleteOptions{}))
+			},
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			m := &fakeMachine{boot: "boot-1", refuse: errors.New(blocked)}
+			w := &world{t, fake.NewClientset(newTask(v1alpha1.WorkerClassReboot))}
+			w.start(rebootWorker(m))
+			w.until("", "after a failure: "+blocked)
+			tt.happens(w, m)
+			if tt.message != "" {
+				w.until(tt.result, tt.message)
+				return
+			}
+			<-time.After(askPeriod)
+			synctest.Wait()
+			asked := m.reboots
+			<-time.After(10 * time.Minute)
+			synctest.Wait()
+			is.Equal(t, m.reboots, asked, "requests after the end of the claim")
+		})
+	}
+}
+
+// TestRebootIsNotAskedForWithoutTheAPI cannot report, and so does not know whether the node is
+// still its own.
+func TestRebootIsNotAskedForWithoutTheAPI(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &fakeMachine{boot: "boot-1"}
+		w := &world{t, fake.NewClientset(newTask(v1alpha1.WorkerClassReboot))}
+		var down atomic.Bool
+		writes := 0
+		w.api.PrependReactor("patch", "nodetasks", func(clienttesting.Action) (bool, runtime.Object, error) {
+			// The first write is the library's.
+			writes++
+			return down.Load() && writes > 1, nil, apierrors.NewServiceUnavailable("it restarts")
+		})
+		down.Store(true)
+		w.start(rebootWorker(m))
+		<-time.After(time.Minute)
+		synctest.Wait()
+		is.Equal(t, m.reboots, 0, "requests without a report")
+		down.Store(false)
+		w.until("", "asked to reboot")
+		<-time.After(time.Minute)
+		synctest.Wait()
+		is.Equal(t, m.reboots, 1, "requests")
+	})
 }
 
 func TestRebootWaitsForABrokenBus(t *testing.T) {

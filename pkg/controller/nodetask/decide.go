@@ -339,7 +339,11 @@ func decideClaimed(f *facts) decision {
 	case f.node == nil:
 		return f.gone()
 	}
-	return f.fail(v1alpha1.NodeTaskLost, fmt.Sprintf("Worker %q has not reported for %s", status.Holder, deadline))
+	text := fmt.Sprintf("Worker %q has not reported for %s", status.Holder, deadline)
+	if status.Message != "" {
+		text += "; its last report: " + status.Message
+	}
+	return f.fail(v1alpha1.NodeTaskLost, text)
 }
 
 // decideVerifying waits until the node is Ready and meets the condition.
