@@ -199,6 +199,46 @@ func TestOutdatedStorageStaysOutdated(t *testing.T) {
 	})
 }
 
+// TestForgetThatFails has a first leader that cannot delete the NodeTasks of a backup, and a second
+// one that can. Until they are deleted, no controller runs, and no worker may report.
+func TestForgetThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registerMetrics()
+		leases := fake.NewClientset(leaseOf(ownID, "501")).CoordinationV1()
+		s := &stage{t: t}
+		server := func(name string, forget func(context.Context) error) *Controllers {
+			c := shipped(leases, name, s.act(name, 0))
+			c.Storage = storageAt(500)
+			c.Storage.AcceptRestored, c.Storage.Forget = true, forget
+			return c
+		}
+		revision := func() string {
+			return must.Get(leases.Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}))(t).Annotations[annotationStorageRevision]
+		}
+		tries := 0
+		first := server("a", func(context.Context) error { tries++; return errors.New("timeout") })
+		stop, left := lead(t, first)
+		<-time.After(time.Minute)
+		is.True(t, tries > 1, "the leader tries to delete the NodeTasks %d times in a minute", tries)
+		is.Equal(t, s.now(), "", "leader whose controllers run")
+		is.True(t, first.Outdated() != "", "the storage counts as current before the NodeTasks are deleted")
+		is.Equal(t, revision(), "501", "revision in the Lease")
+		stop()
+		<-left
+
+		deleted := 0
+		second := server("b", func(context.Context) error { deleted++; return nil })
+		stop, left = lead(t, second)
+		<-time.After(time.Minute)
+		is.Equal(t, deleted, 1, "deletions by the second leader")
+		is.Equal(t, s.now(), "b", "leader whose controllers run")
+		is.Equal(t, second.Outdated(), "", "why the storage is outdated")
+		is.Equal(t, revision(), "500", "revision in the Lease")
+		stop()
+		<-left
+	})
+}
+
 func TestLeaderStopsWhileTheAPIServiceNamesAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		registerMetrics()

@@ -129,7 +129,11 @@ func (t *term) run(leading context.Context) {
 // forget deletes the NodeTasks of an outdated storage. It repeats that until it has succeeded, and
 // returns false if the term has ended before.
 func (t *term) forget(ctx context.Context) bool {
-	if t.Storage == nil || t.Storage.Forget == nil || !t.Storage.outdated.Load() {
+	if t.Storage == nil || !t.Storage.outdated.Load() {
+		return true
+	}
+	if t.Storage.Forget == nil {
+		t.Storage.outdated.Store(false)
 		return true
 	}
 	err := wait.PollUntilContextCancel(ctx, t.Election.RetryPeriod, true, func(ctx context.Context) (bool, error) {

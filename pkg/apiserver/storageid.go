@@ -62,7 +62,7 @@ type Storage struct {
 	Forget func(context.Context) error
 
 	// outdated is set if the storage was older than the Lease when this replica last tried to
-	// acquire the Lease.
+	// acquire the Lease, until the NodeTasks are deleted.
 	outdated atomic.Bool
 	// last is the last revision that was read.
 	last atomic.Int64
@@ -114,8 +114,12 @@ func (s *Storage) restored(lease *coordinationv1.Lease, now state) (known int64,
 }
 
 // sign adds the ID, the revision and the mark to a Lease before the replica acquires or renews it.
-// It returns an error if this replica must not acquire the Lease.
+// It returns an error if this replica must not acquire the Lease. While the storage is outdated the
+// Lease keeps what it has: otherwise a replica that takes over would not delete the NodeTasks.
 func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bool) error {
+	if held && s.outdated.Load() {
+		return nil
+	}
 	revision, err := s.revision(ctx)
 	if err != nil && held {
 		revision, err = s.lastRevision(ctx, err)
@@ -136,6 +140,9 @@ func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bo
 			return fmt.Errorf("storage %s was restored from a backup", s.ID)
 		}
 		s.outdated.Store(restored || s.other(lease) != "")
+		if s.outdated.Load() {
+			return nil
+		}
 	}
 	if lease.Annotations == nil {
 		lease.Annotations = map[string]string{}
