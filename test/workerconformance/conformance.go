@@ -23,6 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	maintenanceclient "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
 )
 
 // other is a class without a worker.
@@ -118,9 +119,25 @@ func (c *Config) follow(ctx context.Context, limit time.Duration, what string, s
 	defer cancel()
 	tasks := c.Maintenance.MaintenanceV1alpha1().NodeTasks()
 	selector := maintenance.FieldName + "=" + c.NodeName
+	for {
+		enough, err := watchTask(ctx, tasks, selector, see)
+		// The server closes each watch after some time.
+		if enough || err != nil && !errors.Is(err, errClosed) {
+			return err
+		}
+	}
+}
+
+// errClosed is the error of a watch that the server has closed.
+var errClosed = errors.New("the watch of the NodeTask was closed")
+
+// watchTask calls see for the present state of a NodeTask and for each state after it, until see
+// returns true or the watch ends.
+func watchTask(ctx context.Context, tasks maintenanceclient.NodeTaskInterface, selector string,
+	see func(*v1alpha1.NodeTask) (enough bool, err error)) (enough bool, err error) {
 	list, err := tasks.List(ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
-		return err
+		return false, err
 	}
 	var task *v1alpha1.NodeTask
 	if len(list.Items) == 1 {
@@ -128,22 +145,22 @@ func (c *Config) follow(ctx context.Context, limit time.Duration, what string, s
 	}
 	w, err := tasks.Watch(ctx, metav1.ListOptions{FieldSelector: selector, ResourceVersion: list.ResourceVersion})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer w.Stop()
 	for {
 		if enough, err := see(task); enough || err != nil {
-			return err
+			return enough, err
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return false, context.Cause(ctx)
 		case event, ok := <-w.ResultChan():
 			if !ok {
-				return errors.New("the watch of the NodeTask was closed")
+				return false, errClosed
 			}
 			if task, ok = event.Object.(*v1alpha1.NodeTask); !ok {
-				return apierrors.FromObject(event.Object)
+				return false, apierrors.FromObject(event.Object)
 			}
 			if event.Type == watch.Deleted {
 				task = nil
