@@ -196,7 +196,7 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	d := decide(s)
 	// Each report makes the evacuation controller reconcile an Evacuation, and each written cost
 	// the deletion-cost controller a pod.
-	c.known.decided(key, d, s.now)
+	c.known.decided(key, d, s)
 	notReplaced := ""
 	if s.deployment != nil {
 		notReplaced = s.reasonToDecline()
@@ -240,7 +240,7 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return err
 	}
-	if end := c.known.get(key).scaledDown.Add(replaceTime); s.now.Before(end) {
+	if end := deletesUntil(c.known.get(key).scaledDown, s.deployment); s.now.Before(end) {
 		// StandingOfEvicted and IsSurplus need the state until then.
 		d.wakeAt(end)
 	} else if d.idle {

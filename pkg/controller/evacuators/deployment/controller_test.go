@@ -240,7 +240,7 @@ func TestPodUnderABudgetIsExchanged(t *testing.T) {
 		w.scaled(2, true)
 		w.reported("web-0", false, "scaled from 1 to 2")
 		w.create(newTestPod("web-1", on("good"), fresh))
-		w.reported("web-0", false, "waits for its other replicas")
+		w.reported("web-0", false, "waits until PodDisruptionBudget web allows a disruption")
 		w.stop()
 		w.run() // the next leader knows only the record
 		w.allows(2)

@@ -26,8 +26,8 @@ const (
 	// answerRetry is the time after which evictions in flight are checked again.
 	answerRetry = 50 * time.Millisecond
 	// replaceTime is how long a surge stays after a pod has left, so that the ReplicaSet controller
-	// can replace the pod, and how long evictions wait for that controller after a scale-down that
-	// may delete any pod.
+	// can replace the pod, and how long evictions wait at least for that controller after a
+	// scale-down that may delete any pod.
 	replaceTime = 10 * time.Second
 	// coverRetry is the time after which a surge is checked again that stays for pods which a
 	// maintenance covers: the maintenance may end without an event that this controller handles.

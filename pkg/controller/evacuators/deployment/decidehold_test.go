@@ -29,7 +29,7 @@ func awaitsCosts(after time.Duration, d *appsv1.Deployment, pods ...pod) situati
 // answered replaces the answers of the API server.
 func answered(answer eviction.Consent, s situation) situation {
 	for uid := range s.memory.answers {
-		s.memory.answers[uid] = consent{answer, s.now, "not today"}
+		s.memory.answers[uid] = consent{Consent: answer, at: s.now, text: "not today"}
 	}
 	return s
 }
@@ -351,7 +351,7 @@ func TestDecideHold(t *testing.T) {
 		},
 		"the scale-down is not made without the lower cost, since it would delete the other pod": {
 			s:    awaitsCosts(30*time.Second, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
-			want: "lower web-0;", says: "1 of 1 are available",
+			want: "lower web-0;", says: "waits until the deletion costs of pods are written",
 		},
 		"the costs of pods that may stay are restored first": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest),

@@ -41,6 +41,8 @@ const (
 	// roomTime is how long an exchange waits for a replacement that no node has room for, or that
 	// cannot be created.
 	roomTime = 30 * time.Second
+	// costsAwaited is what pods wait for whose deletion costs cannot be written.
+	costsAwaited = "the deletion costs of pods are written, which has failed for now"
 )
 
 // consent is an answer to the question whether a pod may leave.
@@ -48,6 +50,8 @@ type consent struct {
 	eviction.Consent
 	at   time.Time
 	text string
+	// took is how long the API server took to answer.
+	took time.Duration
 }
 
 // until returns the time until which the answer counts.
@@ -222,6 +226,11 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 	r := s.target.record
 	most := min(len(pods), int(r.To-r.From)-moving-hopelessNumber)
 	chosen := s.choose(pods, most, spare)
+	if len(chosen) == 0 && spare > 0 {
+		if budget := s.closedBudget(pods); budget != "" {
+			d.awaits = fmt.Sprintf("PodDisruptionBudget %s allows a disruption", budget)
+		}
+	}
 	if len(chosen) == 0 || len(chosen) < most && !d.isStalled(s, laneTime) {
 		return nil, false
 	}
@@ -243,10 +252,11 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 	}
 	if awaits, failed := d.awaitsLowest(s, chosen, hopeless); failed {
 		// The scale-down would delete other pods.
+		d.awaits = costsAwaited
 		return slices.DeleteFunc(chosen, s.leavesByScaleDown), false
 	} else if awaits {
 		if !s.now.Before(d.memory.costsSince.Add(costTimeout)) {
-			d.awaits = "the deletion costs of pods are written, which has failed for now"
+			d.awaits = costsAwaited
 		}
 		return nil, true
 	}
@@ -483,6 +493,20 @@ func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
 	return chosen
 }
 
+// closedBudget returns the name of a budget that allows the deletion of none of these pods, "" if
+// there is none.
+func (s *situation) closedBudget(pods []*pod) string {
+	replicas := surge.Replicas(s.deployment)
+	for _, p := range pods {
+		for _, b := range p.budgets {
+			if pdb.IsReady(p.Pod) && !s.isNeverEvicted(p) && surge.Removable(b, replicas, 1) < 1 {
+				return b.Name
+			}
+		}
+	}
+	return ""
+}
+
 // compareBool orders false before true.
 func compareBool(a, b bool) int {
 	switch {
@@ -495,7 +519,8 @@ func compareBool(a, b bool) int {
 }
 
 // agreed returns the pods for which the API server has agreed a moment ago. It has to be asked for
-// the others, unless that takes so long that the first answers no longer count.
+// the others, unless that takes so long that the first answers no longer count: a webhook may take
+// as long for each answer.
 func (d *decision) agreed(s situation, chosen []*pod) (agreed []*pod) {
 	var unasked []*pod
 	first := s.now
@@ -506,8 +531,8 @@ func (d *decision) agreed(s situation, chosen []*pod) (agreed []*pod) {
 			continue
 		}
 		agreed = append(agreed, p)
-		if answer.at.Before(first) {
-			first = answer.at
+		if sent := answer.at.Add(-answer.took); sent.Before(first) {
+			first = sent
 		}
 	}
 	if len(unasked) > 0 && (len(agreed) == 0 || s.now.Before(first.Add(askFor))) {

@@ -29,7 +29,7 @@ func changedSince(p *pod) {
 
 // answeredFor replaces the answer of the API server for one pod.
 func answeredFor(name string, answer eviction.Consent, at time.Time, s situation) situation {
-	s.memory.answers[types.UID("uid-"+name)] = consent{answer, at, "not today"}
+	s.memory.answers[types.UID("uid-"+name)] = consent{Consent: answer, at: at, text: "not today"}
 	return s
 }
 
@@ -55,6 +55,22 @@ func justUnready(p *pod) { readyFor(-145 * time.Second)(p) }
 func createdAfter(after time.Duration) podMod {
 	return func(p *pod) {
 		p.CreationTimestamp, p.Status.Conditions = metav1.NewTime(start.Add(after)), nil
+	}
+}
+
+// TestSlowAnswers: if each answer takes as long as an answer counts, the pod with the first one
+// leaves, instead of expiring while another one is asked for.
+func TestSlowAnswers(t *testing.T) {
+	for took, asks := range map[time.Duration]int{0: 1, askFor: 0, answerTTL: 0} {
+		s := at(9*time.Second, newDeployment(4, recorded(2, 4, web0, web1)), newTestPod("web-0", leaves(ours), cheapest),
+			newTestPod("web-1", leaves(ours)), newTestPod("web-2", fresh), newTestPod("web-3", fresh))
+		delete(s.memory.answers, "uid-web-1")
+		answer := s.memory.answers["uid-web-0"]
+		answer.took = took
+		s.memory.answers["uid-web-0"] = answer
+		d := decide(s)
+		is.Equal(t, len(d.ask), asks, "questions after an answer that took "+took.String())
+		is.Equal(t, len(d.removed), 1-asks, "pods that leave after an answer that took "+took.String())
 	}
 }
 

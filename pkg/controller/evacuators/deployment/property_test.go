@@ -281,7 +281,7 @@ func (w *simulation) us(mayCrash bool) {
 			decided = decide(s)
 		}
 	}
-	if decided.surplus != nil || !w.now.Before(w.scaledDown.Add(replaceTime)) {
+	if decided.surplus != nil || !w.now.Before(deletesUntil(w.scaledDown, d)) {
 		w.surplus = decided.surplus
 	}
 	isEvicting := slices.ContainsFunc(w.pods, func(p pod) bool { return p.isEvicting })

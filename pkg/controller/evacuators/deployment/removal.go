@@ -49,8 +49,10 @@ func (c *Controller) askFirst(ctx context.Context, s situation, pods []*pod) (an
 		if !c.clock.Now().Before(end) {
 			break
 		}
+		sent := c.clock.Now()
 		answer, text := eviction.AskFirst(ctx, c.evictions, p.Pod, s.isNeverEvicted(p))
-		answers[p.UID] = consent{answer, c.clock.Now(), text}
+		now := c.clock.Now()
+		answers[p.UID] = consent{Consent: answer, at: now, text: text, took: now.Sub(sent)}
 	}
 	return answers, true
 }
@@ -177,9 +179,10 @@ func (c *Controller) register(deployment types.NamespacedName, own removal) (qui
 		case key == deployment && now.Before(other.until) && (other.writes == 0 || other.resourceVersion == own.resourceVersion):
 			own.quiet = other.quiet && !slices.ContainsFunc(budgets, func(name types.NamespacedName) bool { return !other.has(name) })
 			own.writes, own.until = other.writes, latest(own.until, other.until)
+		case key != deployment && !other.isUnder(budgets) && now.Before(other.until):
 		case c.isConfirmed(key, other):
 			delete(c.removals.byDeployment, key)
-		case key == deployment || other.isUnder(budgets):
+		default:
 			return false, false
 		}
 	}

@@ -254,7 +254,7 @@ func TestQuestionsAreLimited(t *testing.T) {
 
 // TestNewLeaderAwaitsAScaleDown: the previous leader may have written it.
 func TestNewLeaderAwaitsAScaleDown(t *testing.T) {
-	for ago, want := range map[time.Duration]string{replaceTime / 2: v1alpha1.ReasonPodWaits, 2 * replaceTime: ""} {
+	for ago, want := range map[time.Duration]string{removeTime / 2: v1alpha1.ReasonPodWaits, removeTime: ""} {
 		c := knowing(t, newDeployment(2, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 3, 3 }))
 		c.servingSince.Store(ptr.To(c.clock.Now().Add(-ago)))
 		is.Equal(t, c.StandingOfEvicted(newTestPod("web-0").Pod).Reason, want, "the reason to stay")

@@ -102,7 +102,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if err != nil || !exists {
 		return Standing{}
 	}
-	if c.clock.Now().Before(latest(c.known.get(key).scaledDown, c.since()).Add(replaceTime)) && isShrinking(d) {
+	if isShrinking(d) && c.clock.Now().Before(deletesUntil(latest(c.known.get(key).scaledDown, c.since()), d)) {
 		return Standing{
 			Reason: v1alpha1.ReasonPodWaits,
 			Message: fmt.Sprintf("Deployment %s has %d pods and should have %d: the pod waits until the other pods are deleted.",
@@ -144,6 +144,15 @@ func (c *Controller) IsSurging(p *corev1.Pod) bool {
 // number of available pods.
 func isShrinking(d *appsv1.Deployment) bool {
 	return d.DeletionTimestamp == nil && d.Status.Replicas > surge.Replicas(d) && d.Status.UpdatedReplicas == d.Status.Replicas
+}
+
+// deletesUntil returns the time until which the ReplicaSet may delete pods after a scale-down. Its
+// status may not show the scale-down at first.
+func deletesUntil(scaledDown time.Time, d *appsv1.Deployment) time.Time {
+	if d != nil && isShrinking(d) {
+		return scaledDown.Add(removeTime)
+	}
+	return scaledDown.Add(replaceTime)
 }
 
 // standingOf returns the reason to stay if a Deployment cannot create pods. An exceeded quota is no

@@ -118,7 +118,8 @@ func TestPodUpForEvictionStaysDuringAScaleDown(t *testing.T) {
 	}{
 		"a pod has to be deleted":                  {d: newDeployment(2, has(3, 3)), from: 3, want: v1alpha1.ReasonPodWaits},
 		"a pod has to be deleted, surge: Disabled": {d: newDeployment(2, has(3, 3), disabled), from: 3, want: v1alpha1.ReasonPodWaits},
-		"a pod has to be deleted for a while":      {d: newDeployment(2, has(3, 3)), from: 3, ago: replaceTime},
+		"a pod has to be deleted for a while":      {d: newDeployment(2, has(3, 3)), from: 3, ago: 2 * replaceTime, want: v1alpha1.ReasonPodWaits},
+		"a pod has to be deleted for too long":     {d: newDeployment(2, has(3, 3)), from: 3, ago: removeTime},
 		"a user has scaled down":                   {d: newDeployment(2, has(3, 3)), from: 2},
 		"the pod is deleted":                       {d: newDeployment(2, has(2, 2)), from: 3},
 		"a rollout has an extra pod":               {d: newDeployment(2, has(3, 1)), from: 3},

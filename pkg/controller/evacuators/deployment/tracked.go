@@ -37,7 +37,8 @@ type state struct {
 	// scaledDown is the time of the last write that lowered the replica count.
 	scaledDown time.Time
 	// surplus are the replacements that a scale-down which takes a surge back has to delete. They
-	// stay here until replaceTime after the scale-down. The map is not changed after it is stored.
+	// stay here until the ReplicaSet has had time to delete pods after the scale-down (see
+	// deletesUntil). The map is not changed after it is stored.
 	surplus map[types.UID]struct{}
 }
 
@@ -74,10 +75,10 @@ func (t *tracked) wrote(key types.NamespacedName, change scaling, before int32, 
 }
 
 // decided records what other controllers read, before the decision is applied.
-func (t *tracked) decided(key types.NamespacedName, d decision, now time.Time) {
+func (t *tracked) decided(key types.NamespacedName, d decision, of situation) {
 	t.change(key, func(s *state) {
 		s.standing = d.memory.standing
-		if d.surplus != nil || !now.Before(s.scaledDown.Add(replaceTime)) {
+		if d.surplus != nil || !of.now.Before(deletesUntil(s.scaledDown, of.deployment)) {
 			s.surplus = d.surplus
 		}
 	})
