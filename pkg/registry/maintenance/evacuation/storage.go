@@ -49,7 +49,7 @@ func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, is
 		ResetFieldsStrategy: strategy,
 
 		PredicateFunc:  MatchEvacuation,
-		TableConvertor: &tableConvertor{clock: clock},
+		TableConvertor: newTable(clock),
 	}
 	options := &generic.StoreOptions{
 		RESTOptions: optsGetter,

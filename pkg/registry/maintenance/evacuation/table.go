@@ -5,21 +5,19 @@ package evacuation
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"strings"
 
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/registry/maintenance/table"
 )
 
 // columns are the columns of "kubectl get evacuations". kubectl itself prints the namespace. Only
@@ -49,46 +47,20 @@ const (
 	unknown = "<unknown>"
 )
 
-type tableConvertor struct {
-	clock clock.PassiveClock
+func newTable(clock clock.PassiveClock) table.Convertor {
+	return table.Convertor{Columns: columns, Cells: func(obj runtime.Object, _, _ string) ([]any, error) {
+		internal, ok := obj.(*maintenance.Evacuation)
+		if !ok {
+			return nil, fmt.Errorf("a %T is not an Evacuation", obj)
+		}
+		return cells(internal, clock)
+	}}
 }
 
-var _ rest.TableConvertor = &tableConvertor{}
-
-// ConvertToTable implements rest.TableConvertor.
-func (c *tableConvertor) ConvertToTable(_ context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
-	table := &metav1.Table{}
-	switch t := object.(type) {
-	case *maintenance.Evacuation:
-		table.ResourceVersion = t.ResourceVersion
-		row, err := c.row(t)
-		if err != nil {
-			return nil, err
-		}
-		table.Rows = []metav1.TableRow{row}
-	case *maintenance.EvacuationList:
-		table.ListMeta = t.ListMeta
-		table.Rows = make([]metav1.TableRow, 0, len(t.Items))
-		for i := range t.Items {
-			row, err := c.row(&t.Items[i])
-			if err != nil {
-				return nil, err
-			}
-			table.Rows = append(table.Rows, row)
-		}
-	default:
-		return nil, fmt.Errorf("cannot print a %T as Evacuation", object)
-	}
-	if options, ok := tableOptions.(*metav1.TableOptions); !ok || !options.NoHeaders {
-		table.ColumnDefinitions = columns
-	}
-	return table, nil
-}
-
-func (c *tableConvertor) row(internal *maintenance.Evacuation) (metav1.TableRow, error) {
+func cells(internal *maintenance.Evacuation, clock clock.PassiveClock) ([]any, error) {
 	evacuation := &v1alpha1.Evacuation{}
 	if err := v1alpha1.Convert_maintenance_Evacuation_To_v1alpha1_Evacuation(internal, evacuation, nil); err != nil {
-		return metav1.TableRow{}, err
+		return nil, err
 	}
 	status, state := &evacuation.Status, glance.State(evacuation)
 	blockedReason, message := none, status.Message
@@ -102,40 +74,36 @@ func (c *tableConvertor) row(internal *maintenance.Evacuation) (metav1.TableRow,
 		// The evacuator has nothing left to do, so show what the pod does.
 		message = condition.Message
 	}
-	return metav1.TableRow{
-		Cells: []any{
-			evacuation.Spec.PodRef.Name,
-			string(state),
-			cmp.Or(evacuation.Spec.NodeName, none),
-			cmp.Or(status.ActiveEvacuatorClass, none),
-			c.since(glance.StateSince(evacuation)),
-			blockedReason,
-			c.since(evacuation.CreationTimestamp),
-			cmp.Or(shorten(message), none),
-			c.until(status.ExpectedEvacuationFinishTime, state),
-			evacuation.Name,
-		},
-		Object: runtime.RawExtension{Object: internal},
+	return []any{
+		evacuation.Spec.PodRef.Name,
+		string(state),
+		cmp.Or(evacuation.Spec.NodeName, none),
+		cmp.Or(status.ActiveEvacuatorClass, none),
+		since(glance.StateSince(evacuation), clock),
+		blockedReason,
+		since(evacuation.CreationTimestamp, clock),
+		cmp.Or(shorten(message), none),
+		until(status.ExpectedEvacuationFinishTime, state, clock),
+		evacuation.Name,
 	}, nil
 }
 
-func (c *tableConvertor) since(t metav1.Time) string {
+func since(t metav1.Time, clock clock.PassiveClock) string {
 	if t.IsZero() {
 		return unknown
 	}
-	return duration.HumanDuration(max(0, c.clock.Since(t.Time)))
+	return table.Duration(clock.Since(t.Time))
 }
 
 // until returns the time until the end that the evacuator of an evacuation expects.
-func (c *tableConvertor) until(t *metav1.Time, state glance.StateWord) string {
+func until(t *metav1.Time, state glance.StateWord, clock clock.PassiveClock) string {
 	if t.IsZero() || glance.IsOver(state) {
 		return none
 	}
-	left := t.Sub(c.clock.Now())
-	if left < 0 {
-		return duration.HumanDuration(-left) + " overdue"
+	if left := t.Sub(clock.Now()); left < 0 {
+		return table.Duration(-left) + " overdue"
 	}
-	return duration.HumanDuration(left)
+	return table.Duration(t.Sub(clock.Now()))
 }
 
 // shorten returns a message as one line of at most maxMessage characters.

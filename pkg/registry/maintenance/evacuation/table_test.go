@@ -104,7 +104,7 @@ func TestTable(t *testing.T) {
 			[]any{"web-1", "Waiting", "node-7", classA, "90m", "<none>", "90m", "first [31msecond ä", "<none>", name},
 		},
 	}
-	convertor := &tableConvertor{clock: clocktesting.NewFakePassiveClock(now)}
+	convertor := newTable(clocktesting.NewFakePassiveClock(now))
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
 			table := must.Get(convertor.ConvertToTable(t.Context(), newEvacuation(tt.mods...), &metav1.TableOptions{}))(t)
@@ -116,7 +116,7 @@ func TestTable(t *testing.T) {
 }
 
 func TestTableColumns(t *testing.T) {
-	convertor := &tableConvertor{clock: clocktesting.NewFakePassiveClock(start)}
+	convertor := newTable(clocktesting.NewFakePassiveClock(start))
 	list := &maintenance.EvacuationList{
 		ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "more", RemainingItemCount: ptr.To[int64](3)},
 		Items:    []maintenance.Evacuation{*newEvacuation(), *newEvacuation(forPod("web-2"))},

@@ -9,7 +9,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -32,7 +31,7 @@ func newTable(clock clock.PassiveClock) table.Convertor {
 		if t.IsZero() {
 			return table.NoValue
 		}
-		return duration.HumanDuration(max(0, clock.Since(t.Time)))
+		return table.Duration(clock.Since(t.Time))
 	}
 	return table.Convertor{Columns: columns, Cells: func(obj runtime.Object, name, _ string) ([]any, error) {
 		task, ok := obj.(*maintenance.NodeTask)

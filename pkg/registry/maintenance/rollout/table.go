@@ -9,7 +9,6 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -61,5 +60,5 @@ func windowText(status *maintenance.RolloutWindowStatus, clock clock.PassiveCloc
 }
 
 func left(until *metav1.Time, clock clock.PassiveClock) string {
-	return duration.HumanDuration(max(0, until.Sub(clock.Now())))
+	return table.Duration(until.Sub(clock.Now()))
 }

@@ -2,16 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package table converts objects to the tables that kubectl get prints, in the same way for all
-// cluster-scoped kinds.
+// kinds.
 package table
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metatable "k8s.io/apimachinery/pkg/api/meta/table"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
@@ -47,3 +49,7 @@ func (c Convertor) ConvertToTable(_ context.Context, object, tableOptions runtim
 	})
 	return table, err
 }
+
+// Duration returns a duration as kubectl prints ages. A negative one is printed as 0: the clock of
+// the process that has set the time may be ahead.
+func Duration(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
