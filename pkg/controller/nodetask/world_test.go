@@ -69,7 +69,7 @@ func (w *world) addNode(name string) {
 func (w *world) addMaintenance(name string, task bool, nodes ...string) {
 	nm := newMaintenance(name)
 	nm.UID, nm.CreationTimestamp = w.nextUID(), metav1.NewTime(w.now)
-	nm.Annotations = map[string]string{}
+	nm.Annotations, nm.Spec.Stage = map[string]string{}, v1alpha1.NodeMaintenanceStageCordon
 	nm.Status.NodeStatuses, nm.Status.Conditions = nil, nil
 	for _, node := range nodes {
 		nm.Spec.Reason += node + ","
@@ -281,7 +281,10 @@ func (w *world) maintain(nm *v1alpha1.NodeMaintenance) {
 	}
 	before := nm.DeepCopy()
 	var entries []v1alpha1.NodeMaintenanceNodeStatus
-	drained, kept := true, false
+	drained, kept := nm.Spec.Stage != v1alpha1.NodeMaintenanceStageCordon, false
+	if v1alpha1.StageEntered(nm, nm.Spec.Stage).IsZero() {
+		nm.Status.StageStatuses = append(nm.Status.StageStatuses, v1alpha1.StageStatus{Name: nm.Spec.Stage, StartTimestamp: &metav1.Time{Time: w.now}})
+	}
 	for _, name := range slices.Sorted(slices.Values(splitNodes(nm.Spec.Reason))) {
 		node, task := w.nodes[name], w.tasks[name]
 		kept = kept || holds.Keeps(task, nm.UID)
@@ -304,7 +307,7 @@ func (w *world) maintain(nm *v1alpha1.NodeMaintenance) {
 		case hands.Any():
 			entry.Reason, drained = v1alpha1.NodeStatusNodeTaskInProgress, false
 		case w.pods[name]:
-			if drained = false; v1alpha1.IsHolding(nm) && (w.calm || w.chance(0.5)) {
+			if drained = false; nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain && (w.calm || w.chance(0.5)) {
 				w.pods[name] = false
 			}
 		}
@@ -433,8 +436,15 @@ func (w *world) step(views []view) {
 		w.disturb()
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.maintenances)) {
+		nm := w.maintenances[name]
+		// A user starts the drains in any order.
+		if nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon && (w.calm || w.chance(0.3)) {
+			nm.Spec.Stage = v1alpha1.NodeMaintenanceStageDrain
+			nm.Generation++
+			w.wrote(nm)
+		}
 		if w.calm || w.chance(0.8) {
-			w.maintain(w.maintenances[name])
+			w.maintain(nm)
 		}
 	}
 	for _, name := range []string{"a", "b", "c", "d"} {

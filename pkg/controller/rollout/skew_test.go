@@ -11,6 +11,10 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/metrics/testutil"
+	clocktesting "k8s.io/utils/clock/testing"
+
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -144,4 +148,16 @@ func TestWaitsAcrossClocks(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestMetricOfAPhaseThatBeganAhead has a phase that a leader has begun whose clock is ahead.
+func TestMetricOfAPhaseThatBeganAhead(t *testing.T) {
+	registerMetrics()
+	now := time.Now()
+	c := &Controller{clock: clocktesting.NewFakeClock(now)}
+	metric := phaseDuration.WithLabelValues("Ahead")
+	before := must.Get(testutil.GetHistogramMetricCount(metric))(t)
+	c.observePhase(&v1alpha1.RolloutUnit{Phase: "Ahead", Since: metav1.NewTime(now.Add(apart))})
+	is.Equal(t, must.Get(testutil.GetHistogramMetricCount(metric))(t), before+1, "phases")
+	is.Equal(t, must.Get(testutil.GetHistogramMetricValue(metric))(t), 0, "seconds")
 }
