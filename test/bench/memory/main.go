@@ -120,10 +120,11 @@ type step struct {
 	Part    string  `json:"part"`
 	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`
-	// Resident is the resident memory of the server after the step, Peak the maximum during the
-	// step, and Heap the size of the Go heap after the step, including free space in it. All are in
-	// bytes.
+	// Resident is the resident memory of the server after the step, File the part of it that are
+	// pages of files, Peak the maximum of Resident during the step, and Heap the size of the Go
+	// heap after the step, including free space in it. All are in bytes.
 	Resident int64 `json:"residentBytes"`
+	File     int64 `json:"fileBytes"`
 	Peak     int64 `json:"peakBytes"`
 	Heap     int64 `json:"heapBytes"`
 }
@@ -166,7 +167,7 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 // it still count.
 func (c *cluster) measureParts(ctx context.Context) error {
 	r := &report{CPUs: runtime.NumCPU(), Started: time.Now().UTC(), Nodes: c.nodes, Pods: c.pods, Drain: c.settings.drain}
-	fmt.Fprintf(c.out, "%-10s %-28s %10s %10s %10s %8s\n", "PART", "STEP", "RESIDENT", "PEAK", "GO HEAP", "AFTER")
+	fmt.Fprintf(c.out, "%-10s %-28s %10s %10s %10s %10s %8s\n", "PART", "STEP", "RESIDENT", "OF FILES", "PEAK", "GO HEAP", "AFTER")
 	var failed error
 	for _, part := range partNames {
 		if failed != nil || !slices.Contains(c.parts, part) {

@@ -80,12 +80,12 @@ func (m *measurement) step(ctx context.Context, name string, do func(context.Con
 	if err != nil {
 		return step{}, err
 	}
-	s.Resident, s.Peak = memory.Resident, memory.Peak
+	s.Resident, s.File, s.Peak = memory.Resident, memory.File, memory.Peak
 	if s.Heap, err = m.heap(ctx); err != nil {
 		return step{}, err
 	}
 	m.report.Steps = append(m.report.Steps, s)
-	fmt.Fprintf(m.out, "%-10s %-28s %7d MB %7d MB %7d MB %8v\n", s.Part, s.Name, s.Resident/1e6, s.Peak/1e6, s.Heap/1e6,
+	fmt.Fprintf(m.out, "%-10s %-28s %7d MB %7d MB %7d MB %7d MB %8v\n", s.Part, s.Name, s.Resident/1e6, s.File/1e6, s.Peak/1e6, s.Heap/1e6,
 		time.Since(began).Round(time.Second))
 	return s, nil
 }

@@ -45,6 +45,9 @@ func Open(dir string) (Cluster, error) {
 type Memory struct {
 	// Resident is the current resident memory of a process, Peak the maximum.
 	Resident, Peak int64
+	// File is the part of Resident that the kernel can drop and read again: pages of the program
+	// itself, and of files that it maps, such as that of the embedded etcd.
+	File int64
 }
 
 // Memory returns the current resident memory of a process, and the maximum since its start or the
@@ -91,6 +94,8 @@ func parseMemory(status string) (Memory, error) {
 			m.Resident = kilobytes << 10
 		case "VmHWM:":
 			m.Peak = kilobytes << 10
+		case "RssFile:":
+			m.File = kilobytes << 10
 		}
 	}
 	if m.Resident == 0 || m.Peak == 0 {

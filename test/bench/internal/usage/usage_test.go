@@ -12,9 +12,9 @@ import (
 )
 
 func TestParseMemory(t *testing.T) {
-	m, err := parseMemory("Name:\thaulout\nVmPeak:\t 3 kB\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\nThreads:\t9\n")
-	if err != nil || m.Peak != 2<<20 || m.Resident != 1<<20 {
-		t.Errorf("got %+v, %v, want 1 MiB with a peak of 2 MiB", m, err)
+	m, err := parseMemory("Name:\thaulout\nVmPeak:\t 3 kB\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\nRssFile:\t  512 kB\nThreads:\t9\n")
+	if err != nil || m.Peak != 2<<20 || m.Resident != 1<<20 || m.File != 512<<10 {
+		t.Errorf("got %+v, %v, want 1 MiB, half of it of files, with a peak of 2 MiB", m, err)
 	}
 	if _, err := parseMemory("Name:\thaulout\n"); err == nil {
 		t.Error("got no error for a text without sizes")
