@@ -507,12 +507,12 @@ endif
 # Tests that do not run, as a pattern.
 SKIP ?=
 
-# The tests on real nodes mostly wait, so those of preemption and Windows run beside them. On an
-# older Kubernetes run the tests that depend on it: haulout-scheduler is built from kube-scheduler
-# 1.37, and the tests of faults and Windows are about our own programs.
+# The tests on real nodes mostly wait, so those of preemption, Windows and the pages run beside
+# them. On an older Kubernetes run the tests that depend on it: haulout-scheduler is built from
+# kube-scheduler 1.37, and the tests of faults, Windows and the pages are about our own programs.
 KUBE_PACKAGES := : -p=1 ./test/e2e : ./test/e2e/realnodes
 ifeq ($(KUBE),1.37)
-E2E_PACKAGES ?= : -p=1 ./test/e2e ./test/faults : -p=2 ./test/e2e/realnodes ./test/e2e/preemption ./test/e2e/windowsagent
+E2E_PACKAGES ?= : -p=1 ./test/e2e ./test/faults : -p=2 ./test/e2e/realnodes ./test/e2e/preemption ./test/e2e/pages ./test/e2e/windowsagent
 else
 E2E_PACKAGES ?= $(KUBE_PACKAGES)
 endif
@@ -534,8 +534,8 @@ e2e: cluster-binaries build $(E2E_NEEDS) ## Run the end-to-end tests (RUN=patter
 	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -skip='$(SKIP)' -timeout='$(E2E_TIMEOUT)' -parallel=12 $(E2E_FLAGS) \
 		$(E2E_PACKAGES)
 
-# Random searches, and the commands of the pages, which are about our own code.
-KUBE_SKIP ?= ^(TestNothingDiffersAfterManyDrains|TestOverlappingMaintenances|TestPagesRun)\z
+# Random searches, which are about our own code.
+KUBE_SKIP ?= ^(TestNothingDiffersAfterManyDrains|TestOverlappingMaintenances)\z
 
 .PHONY: kube
 kube: ## Run the end-to-end tests on each version of Kubernetes, and end with a table for README (KUBE_VERSIONS='1.34 1.36')

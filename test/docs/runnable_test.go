@@ -73,8 +73,8 @@ func TestTheWalkKnowsThePage(t *testing.T) {
 	is.True(t, err == nil, "%v: %s", err, out)
 }
 
-// TestPagesHaveRunnableBlocks checks which pages have runnable blocks. TestPagesRun in test/e2e
-// runs the blocks.
+// TestPagesHaveRunnableBlocks checks which pages have runnable blocks. The tests in
+// test/e2e/pages run the blocks.
 func TestPagesHaveRunnableBlocks(t *testing.T) {
 	found := map[string]int{}
 	for name, text := range pages(t) {
