@@ -43,6 +43,12 @@ GO := GOGC=400 go
 # hack/test.sh turns C on for the race detector.
 export CGO_ENABLED ?= 0
 
+# Without debug information (DWARF) the compiler takes an eighth less time. `go test` by hand
+# compiles everything once more, unless GOFLAGS is the same there.
+ifeq ($(findstring -gcflags,$(shell go env GOFLAGS)),)
+export GOFLAGS := $(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)
+endif
+
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
 # --------------------------------------------------------------------------------------------------
