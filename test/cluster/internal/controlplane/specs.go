@@ -125,7 +125,7 @@ func (c ControlPlane) spec(name string, args []string) process.Spec {
 		Name: name,
 		Path: c.program(name),
 		Args: args,
-		Env:  garbageSettings(),
+		Env:  garbageSettings(name),
 		Dir:  c.Layout.Dir,
 		Log:  c.Layout.Log(name),
 	}

@@ -245,6 +245,9 @@ func TestControlPlaneIgnoresGOGC(t *testing.T) {
 		if !slices.Contains(spec.Env, "GOGC=400") || slices.Contains(spec.Env, "GOGC=30") {
 			t.Errorf("%s has the environment %q, want GOGC=400", spec.Name, spec.Env)
 		}
+		if !slices.ContainsFunc(spec.Env, func(v string) bool { return strings.HasPrefix(v, "GOMEMLIMIT=") }) {
+			t.Errorf("%s has the environment %q, want a memory limit", spec.Name, spec.Env)
+		}
 	}
 }
 
