@@ -31,6 +31,8 @@ const (
 	previews = 5
 	// fullTime is the timeout of the drain of all nodes.
 	fullTime = 8 * time.Hour
+	// drainPoll is the interval at which a drain is read, whose status has an entry for each node.
+	drainPoll = 5 * time.Second
 )
 
 // measure measures a part with a server in a new process.
@@ -230,7 +232,7 @@ func (m *measurement) full(ctx context.Context) error {
 
 // drained waits until the maintenance has drained its nodes.
 func (m *measurement) drained(ctx context.Context) error {
-	return wait.PollUntilContextTimeout(ctx, time.Second, fullTime, true, func(ctx context.Context) (bool, error) {
+	return wait.PollUntilContextTimeout(ctx, drainPoll, fullTime, true, func(ctx context.Context) (bool, error) {
 		nm, err := m.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, maintenance, metav1.GetOptions{})
 		return err == nil && meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained), err
 	})
