@@ -15,8 +15,8 @@ import (
 // collects garbage whenever its heap has doubled, several times a second in such a small cluster.
 // The memory limit of kube-apiserver is half of the machine's memory, since it has all objects, and
 // that of each other program an eighth. At its limit, a program collects garbage all the time. The
-// returned variables do not depend on the variable GOGC of haulout-apiserver, because a change of it
-// must not restart the other processes.
+// returned variables do not depend on the variable GOGC of haulout-apiserver, because a change of
+// it must not restart the other processes.
 func garbageSettings(name string) []string {
 	settings := []string{"GOGC=400"}
 	part := uint64(8)
