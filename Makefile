@@ -378,7 +378,7 @@ kured: cluster-binaries node-binaries ## Replace kured with the commands of docs
 demo-check:
 	@hack/demo.sh check
 	@if [[ -e $(KUBE_STAMP) ]]; then echo 'This takes about 100 seconds, and as long as it takes to build what has changed.'; \
-	else echo 'This takes ten to twelve minutes on two processors, nearly all to download and build what it needs; the next time 100 seconds.'; fi
+	else echo 'This takes about eleven minutes on two processors, nearly all to download and build what it needs; the next time 100 seconds.'; fi
 
 .PHONY: demo
 demo: demo-check ## Drain four of twenty nodes and put them back, and roll a task over six, on a cluster of its own (KEEP=1 leaves it up)
