@@ -132,13 +132,9 @@ func (t *term) forget(ctx context.Context) bool {
 	if t.Storage == nil || !t.Storage.outdated.Load() {
 		return true
 	}
-	if t.Storage.Forget == nil {
-		t.Storage.outdated.Store(false)
-		return true
-	}
 	err := wait.PollUntilContextCancel(ctx, t.Election.RetryPeriod, true, func(ctx context.Context) (bool, error) {
 		err := t.lease.check(CallGrace)
-		if err == nil {
+		if err == nil && t.Storage.Forget != nil {
 			err = t.Storage.Forget(ctx)
 		}
 		if err != nil {

@@ -162,19 +162,26 @@ func TestScaleDownIsRememberedForAWhile(t *testing.T) {
 	key := types.NamespacedName{Namespace: testNamespace, Name: testName}
 	for name, tc := range map[string]struct {
 		ago  time.Duration
+		pods int32
 		want bool
 	}{
-		"a moment ago":    {want: true},
-		"ten seconds ago": {ago: replaceTime},
+		"a moment ago":                            {pods: 1, want: true},
+		"ten seconds ago":                         {pods: 1, ago: replaceTime},
+		"ten seconds ago, and pods are left":      {pods: 2, ago: replaceTime, want: true},
+		"five minutes ago, and pods are left too": {pods: 2, ago: removeTime},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := knowing(t, newDeployment(1))
+			c := knowing(t, newDeployment(1, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = tc.pods, tc.pods }))
 			c.known.wrote(key, scaling{value: ptr.To[int32](1)}, 2, c.clock.Now().Add(-tc.ago))
+			c.known.change(key, func(s *state) { s.surplus = map[types.UID]struct{}{"surplus": {}} })
 			if err := c.syncDeployment(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			if got := c.known.isTracked(key); got != tc.want {
 				t.Errorf("remembered: %t, want %t", got, tc.want)
+			}
+			if got := c.known.get(key).surplus != nil; got != tc.want {
+				t.Errorf("the surplus is remembered: %t, want %t", got, tc.want)
 			}
 		})
 	}

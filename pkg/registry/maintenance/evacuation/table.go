@@ -100,10 +100,11 @@ func until(t *metav1.Time, state glance.StateWord, clock clock.PassiveClock) str
 	if t.IsZero() || glance.IsOver(state) {
 		return none
 	}
-	if left := t.Sub(clock.Now()); left < 0 {
+	left := t.Sub(clock.Now())
+	if left < 0 {
 		return table.Duration(-left) + " overdue"
 	}
-	return table.Duration(t.Sub(clock.Now()))
+	return table.Duration(left)
 }
 
 // shorten returns a message as one line of at most maxMessage characters.

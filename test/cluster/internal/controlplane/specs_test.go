@@ -245,9 +245,31 @@ func TestControlPlaneIgnoresGOGC(t *testing.T) {
 		if !slices.Contains(spec.Env, "GOGC=400") || slices.Contains(spec.Env, "GOGC=30") {
 			t.Errorf("%s has the environment %q, want GOGC=400", spec.Name, spec.Env)
 		}
-		if !slices.ContainsFunc(spec.Env, func(v string) bool { return strings.HasPrefix(v, "GOMEMLIMIT=") }) {
-			t.Errorf("%s has the environment %q, want a memory limit", spec.Name, spec.Env)
+	}
+}
+
+// TestMemoryLimits checks that kube-apiserver, which has all objects, may use four times as much
+// memory as each other program.
+func TestMemoryLimits(t *testing.T) {
+	limits := map[string]int{}
+	for _, spec := range plane(options.Options{}).all() {
+		for _, variable := range spec.Env {
+			if text, is := strings.CutPrefix(variable, "GOMEMLIMIT="); is {
+				limit, err := strconv.Atoi(strings.TrimSuffix(text, "MiB"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				limits[spec.Name] = limit
+			}
 		}
+	}
+	for name, limit := range limits {
+		if most := limits[layout.APIServer]; name != layout.APIServer && (limit == 0 || most/limit != 4) {
+			t.Errorf("%s has the memory limit %d MiB, and kube-apiserver %d, want a quarter of that", name, limit, most)
+		}
+	}
+	if len(limits) < 4 {
+		t.Errorf("got limits for %v, want one for each program", limits)
 	}
 }
 
