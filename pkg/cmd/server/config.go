@@ -183,8 +183,6 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	// A preview on a replica that does not lead may send thousands of requests.
 	limited := rest.CopyConfig(host.config)
 	limited.QPS, limited.Burst, limited.RateLimiter = previewQPS, previewBurst, nil
-	// Otherwise kube-apiserver spends most of the time of a long list compressing it.
-	limited.DisableCompression = true
 	previews, err := kubernetes.NewForConfig(limited)
 	if err != nil {
 		return nil, nil, err
