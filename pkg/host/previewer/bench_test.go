@@ -23,6 +23,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	k8sruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/json"
@@ -69,8 +70,7 @@ func newLargeHost(b *testing.B) *rest.Config {
 				meta.Continue = strconv.Itoa(len(h.pages[path]) + 1)
 			}
 			page := must.Get(k8sruntime.Encode(
-				scheme.Codecs.EncoderForVersion(info.Serializer,
-					scheme.Scheme.PrioritizedVersionsForGroup(groupOf(path))[0]),
+				scheme.Codecs.EncoderForVersion(info.Serializer, versionOf(path)),
 				list(from, to, meta),
 			))(b)
 			h.pages[path] = append(h.pages[path], page)
@@ -143,16 +143,13 @@ func (h *largeHost) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = compressed.Close()
 }
 
-func groupOf(path string) string {
-	switch {
-	case strings.HasPrefix(path, "/apis/policy/"):
-		return policyv1.GroupName
-	case strings.HasPrefix(path, "/apis/apps/"):
-		return appsv1.GroupName
-	case strings.HasPrefix(path, "/apis/autoscaling/"):
-		return autoscalingv2.GroupName
+// versionOf returns the group and the version in a path of the API.
+func versionOf(path string) schema.GroupVersion {
+	parts := strings.Split(path, "/")
+	if parts[1] == "api" {
+		return schema.GroupVersion{Version: parts[2]}
 	}
-	return corev1.GroupName
+	return schema.GroupVersion{Group: parts[2], Version: parts[3]}
 }
 
 // benchAllNodes returns the nodes as from the cache of the informer.
