@@ -139,19 +139,21 @@ func (l Log) String() string {
 	var text strings.Builder
 	for i := range l.Observations {
 		o := &l.Observations[i]
-		clock := o.Seen.Format("15:04:05.000")
+		seen := clock(o.Seen)
 		switch object := o.Object.(type) {
 		case *corev1.Pod:
-			fmt.Fprintf(&text, "%s pod %s on %q: %s, %s, available %t, leaving %t, %v\n", clock, object.Name,
+			fmt.Fprintf(&text, "%s pod %s on %q: %s, %s, available %t, leaving %t, %v\n", seen, object.Name,
 				object.Spec.NodeName, o.Type, object.ResourceVersion, isHealthy(o, object),
 				object.DeletionTimestamp != nil, object.Annotations)
 		case *appsv1.Deployment:
-			fmt.Fprintf(&text, "%s deployment %s: %s, %s, replicas %d, available %d, %v\n", clock, object.Name, o.Type,
+			fmt.Fprintf(&text, "%s deployment %s: %s, %s, replicas %d, available %d, %v\n", seen, object.Name, o.Type,
 				object.ResourceVersion, *object.Spec.Replicas, object.Status.AvailableReplicas, object.Annotations)
 		}
 	}
 	return text.String()
 }
+
+func clock(at time.Time) string { return at.Format("15:04:05.000") }
 
 func versionOf(object runtime.Object) (moment, error) {
 	accessor, ok := object.(metav1.Object)

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -63,8 +64,9 @@ type Recorder struct {
 	// Stop ends the recording.
 	Stop func()
 
-	kube  kubernetes.Interface
-	audit AuditLog
+	kube    kubernetes.Interface
+	haulout clientset.Interface
+	audit   AuditLog
 
 	mu  sync.Mutex
 	log Log
@@ -83,7 +85,7 @@ func Start(
 	ctx context.Context, kube kubernetes.Interface, haulout clientset.Interface, scope Scope,
 ) (*Recorder, error) {
 	r := &Recorder{
-		Scope: scope, kube: kube, arrived: make(chan struct{}, 1), view: View{live: map[types.UID]runtime.Object{}},
+		Scope: scope, kube: kube, haulout: haulout, arrived: make(chan struct{}, 1), view: View{live: map[types.UID]runtime.Object{}},
 	}
 	ctx, r.Stop = context.WithCancel(ctx)
 	if scope.AuditLog != "" {
@@ -230,8 +232,9 @@ func (r *Recorder) now(ctx context.Context) (moment, error) {
 	return parseMoment(version)
 }
 
-// Settle waits until all events of pods so far have been recorded: it creates a pod that never
-// runs, and deletes it.
+// Settle waits until all events of pods and NodeTasks so far have been recorded. For the pods it
+// creates a pod that never runs, and deletes it. The watch of the NodeTasks may be later than that
+// of the pods and nodes: work whose end is not recorded would seem to go on.
 func (r *Recorder) Settle(ctx context.Context) error {
 	marker, err := r.kube.CoreV1().Pods(r.Namespaces[0]).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "judge-"},
@@ -243,10 +246,17 @@ func (r *Recorder) Settle(ctx context.Context) error {
 	if err := r.kube.CoreV1().Pods(r.Namespaces[0]).Delete(ctx, marker.Name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
+	tasks, err := r.haulout.MaintenanceV1alpha1().NodeTasks().List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		tasks, err = &v1alpha1.NodeTaskList{}, nil // an older server does not have them
+	}
+	if err != nil {
+		return err
+	}
 	return r.wait(ctx, func() string {
 		for o, pod := range Each[*corev1.Pod](r.log) {
 			if pod.UID == marker.UID && o.Type == watch.Deleted {
-				return ""
+				return missing(r.log, tasks)
 			}
 		}
 		return "the last event of the pods has not come"

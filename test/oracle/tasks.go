@@ -30,6 +30,14 @@ func (w *workRecord) has(at time.Time) bool {
 	return at.Sub(w.from) >= watchDelay && (w.to.IsZero() || w.to.Sub(at) >= watchDelay)
 }
 
+// times returns from when until when the worker had the node, for a violation.
+func (w *workRecord) times() string {
+	if w.to.IsZero() {
+		return "since " + clock(w.from)
+	}
+	return fmt.Sprintf("from %s to %s", clock(w.from), clock(w.to))
+}
+
 // inHands describes what happened to nodes while workers had them: a second worker got the node,
 // its cordon was removed, or the server evicted one of its pods. server is the name under which the
 // server evicts.
@@ -44,7 +52,8 @@ func inHands(log Log, server string) []string {
 	}
 	for o, node := range Each[*corev1.Node](log) {
 		if w := workOn(node.Name, o.Seen); w != nil && o.Type != watch.Deleted && node.UID == w.nodeUID && !node.Spec.Unschedulable {
-			found = append(found, fmt.Sprintf("node %s is schedulable although worker %s works on it", node.Name, w.holder))
+			found = append(found, fmt.Sprintf("node %s is schedulable at %s although worker %s works on it %s",
+				node.Name, clock(o.Seen), w.holder, w.times()))
 		}
 	}
 	pods := historyOf(log).pods
@@ -93,4 +102,28 @@ func worksOf(log Log) (works []*workRecord, found []string) {
 		}
 	}
 	return works, found
+}
+
+// missing describes a NodeTask of which the log does not have the listed version yet, or not its
+// deletion. It returns "" if there is none.
+func missing(log Log, list *v1alpha1.NodeTaskList) string {
+	recorded := map[types.UID]*Observation{}
+	for o, task := range Each[*v1alpha1.NodeTask](log) {
+		recorded[task.UID] = o
+	}
+	for i := range list.Items {
+		task := &list.Items[i]
+		version, err := versionOf(task)
+		if o := recorded[task.UID]; err != nil || o == nil || o.version < version {
+			return fmt.Sprintf("version %s of the task of node %s has not come", task.ResourceVersion, task.Name)
+		}
+		delete(recorded, task.UID)
+	}
+	listed, err := parseMoment(list.ResourceVersion)
+	for _, o := range recorded {
+		if o.Type != watch.Deleted && (err != nil || o.version <= listed) {
+			return fmt.Sprintf("the deletion of the task of node %s has not come", o.Object.(*v1alpha1.NodeTask).Name)
+		}
+	}
+	return ""
 }

@@ -65,14 +65,14 @@ func TestInHands(t *testing.T) {
 		},
 		"the node is made schedulable": {
 			events: []Observation{node(5, false), node(6, true)},
-			want:   []string{"node a is schedulable although worker w works on it"},
+			want:   []string{"node a is schedulable at 10:00:05.000 although worker w works on it since 10:00:02.000"},
 		},
 		"the end of the work is seen late": {
 			events: []Observation{node(9, false), since(8, task(10, v1alpha1.NodeTaskDone, "w"))},
 		},
 		"the node is made schedulable before the end, which is seen late": {
 			events: []Observation{node(7, false), node(8, true), since(8, task(10, v1alpha1.NodeTaskDone, "w"))},
-			want:   []string{"node a is schedulable although worker w works on it"},
+			want:   []string{"node a is schedulable at 10:00:07.000 although worker w works on it from 10:00:02.000 to 10:00:08.000"},
 		},
 		"the end of the work is found in a list": {
 			events: []Observation{node(5, false), relisted(task(10, v1alpha1.NodeTaskDone, "w"))},
@@ -83,7 +83,7 @@ func TestInHands(t *testing.T) {
 		"the node is made schedulable before a restart": {
 			events: []Observation{node(3, false), task(4, v1alpha1.NodeTaskVerifying, "w"), node(6, true), task(10, v1alpha1.NodeTaskDone, "w")},
 			gaps:   []Gap{{at(9), at(11)}},
-			want:   []string{"node a is schedulable although worker w works on it"},
+			want:   []string{"node a is schedulable at 10:00:03.000 although worker w works on it from 10:00:02.000 to 10:00:04.000"},
 		},
 		"another worker gets the node": {
 			events: []Observation{task(5, v1alpha1.NodeTaskClaimed, "x")},
@@ -93,6 +93,40 @@ func TestInHands(t *testing.T) {
 		t.Run(sentence, func(t *testing.T) {
 			log := Log{Observations: append(append([]Observation{}, claimed...), tc.events...), Calls: tc.calls, Gaps: tc.gaps}
 			is.Slices(t, inHands(log, sender), tc.want, "what happened")
+		})
+	}
+}
+
+// TestMissing looks for a NodeTask that another client has read and whose events have not come yet.
+func TestMissing(t *testing.T) {
+	task := func(version string) *v1alpha1.NodeTask {
+		return &v1alpha1.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "task", ResourceVersion: version}}
+	}
+	seen := func(version moment, eventType watch.EventType) Observation {
+		o := observe(dawn, eventType, task("0"))
+		o.version = version
+		return o
+	}
+	for sentence, tc := range map[string]struct {
+		log    []Observation
+		listed []v1alpha1.NodeTask
+		want   string
+	}{
+		"no task":                          {},
+		"a task is seen":                   {log: []Observation{seen(5, watch.Added)}, listed: []v1alpha1.NodeTask{*task("5")}},
+		"a later version is seen":          {log: []Observation{seen(12, watch.Modified)}, listed: []v1alpha1.NodeTask{*task("5")}},
+		"a task is seen after the list":    {log: []Observation{seen(12, watch.Added)}},
+		"its deletion is seen":             {log: []Observation{seen(5, watch.Added), seen(9, watch.Deleted)}},
+		"its deletion after the list, too": {log: []Observation{seen(12, watch.Deleted)}, listed: []v1alpha1.NodeTask{*task("5")}},
+		"a task is not seen":               {listed: []v1alpha1.NodeTask{*task("5")}, want: "version 5 of the task of node a has not come"},
+		"an older version is seen": {
+			log: []Observation{seen(4, watch.Added)}, listed: []v1alpha1.NodeTask{*task("5")}, want: "version 5 of the task of node a has not come",
+		},
+		"its deletion is not seen": {log: []Observation{seen(5, watch.Added)}, want: "the deletion of the task of node a has not come"},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			list := &v1alpha1.NodeTaskList{ListMeta: metav1.ListMeta{ResourceVersion: "10"}, Items: tc.listed}
+			is.Equal(t, missing(Log{Observations: tc.log}, list), tc.want)
 		})
 	}
 }
