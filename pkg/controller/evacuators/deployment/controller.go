@@ -221,7 +221,7 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 			c.queue.AddAfter(item{NamespacedName: key}, retry)
 			return nil
 		}
-	} else if len(d.ask) == 0 {
+	} else if len(d.ask) == 0 && !d.keepsClaim {
 		// An earlier claim is not needed any more.
 		c.removals.drop(key, 0)
 	}

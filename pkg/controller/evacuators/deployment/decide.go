@@ -52,6 +52,9 @@ type decision struct {
 	awaits string
 	// removed are the pods that the scale-down has to delete so that they leave.
 	removed []*pod
+	// keepsClaim is set if a claimed scale-down only waits for the status of a budget: if evictions
+	// began again meanwhile, each of them would make it old again.
+	keepsClaim bool
 	// ended are the pods for which this evacuator reports completion although they have no
 	// replacement.
 	ended []*pod

@@ -10,7 +10,9 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
@@ -201,6 +203,26 @@ func TestDecideHold(t *testing.T) {
 			s: at(later, newDeployment(3, recorded(1, 3, web0, "gone")),
 				newTestPod("web-0", leaves(ours), cheapest), replacement()),
 			says: "the pod waits until the ReplicaSet has replaced the pods that have left.",
+		},
+		"a scale-down waits for that of another Deployment under the same budget": {
+			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)), replacement()), func(s *situation) {
+				s.removing = "db"
+			}),
+			says: "the pod waits until the scale-down of Deployment db, which is under the same PodDisruptionBudget, has deleted its pods.",
+		},
+		"a scale-down waits until its budget no longer counts a pod of another workload": {
+			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(ptrTo(2), nil, 3, 3)), replacement()), func(s *situation) {
+				s.others = map[types.NamespacedName]int32{testKey: 1}
+				s.healthyUnder = func(*policyv1.PodDisruptionBudget) int32 { return 2 }
+			}),
+			says: "the pod waits until PodDisruptionBudget web no longer counts the pods that have left.",
+		},
+		"a scale-down does not wait for a budget that allows it without the pods that have left": {
+			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(ptrTo(2), nil, 4, 4)), replacement()), func(s *situation) {
+				s.others = map[types.NamespacedName]int32{testKey: 2}
+				s.healthyUnder = func(*policyv1.PodDisruptionBudget) int32 { return 3 }
+			}),
+			want: "back to 1;",
 		},
 		"a scale-down does not wait for long": {
 			s: changed(at(later, newDeployment(3, recorded(1, 3, web0, "gone")),

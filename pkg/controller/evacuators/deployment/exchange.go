@@ -246,6 +246,10 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 	case d.awaitsReplicaSet(s):
 		d.awaits = "the ReplicaSet has replaced the pods that have left"
 		return nil, true
+	case s.removing != "":
+		d.awaits = fmt.Sprintf("the scale-down of Deployment %s, which is under the same PodDisruptionBudget, has deleted its pods", s.removing)
+		d.wakeAt(s.now.Add(removeRetry))
+		return nil, true
 	}
 	if chosen = d.agreed(s, chosen); len(chosen) == 0 {
 		return nil, true
@@ -263,6 +267,12 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 	if len(s.unreadyOthers(chosen)) > len(hopeless) || s.otherLowest(chosen) {
 		// The scale-down would delete these other pods, for which the API server was not asked.
 		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
+	}
+	if budget := s.outdatedBudget(chosen); budget != "" {
+		d.awaits = fmt.Sprintf("PodDisruptionBudget %s no longer counts the pods that have left", budget)
+		d.keepsClaim = true
+		d.wakeAt(s.now.Add(answerRetry))
+		return nil, true
 	}
 	d.remove(s, chosen, hopelessNumber)
 	return nil, true
@@ -502,6 +512,30 @@ func (s *situation) closedBudget(pods []*pod) string {
 			if pdb.IsReady(p.Pod) && !s.isNeverEvicted(p) && surge.Removable(b, replicas, 1) < 1 {
 				return b.Name
 			}
+		}
+	}
+	return ""
+}
+
+// outdatedBudget returns the name of a budget that would not allow the deletion of these pods if its
+// status were as new as the pods in the cache, "" if there is none. A pod of another workload may
+// have left a moment ago.
+func (s *situation) outdatedBudget(pods []*pod) string {
+	budgets, under := map[types.NamespacedName]*policyv1.PodDisruptionBudget{}, map[types.NamespacedName]int32{}
+	for _, p := range pods {
+		if !pdb.IsReady(p.Pod) || s.isNeverEvicted(p) {
+			continue
+		}
+		for _, b := range p.budgets {
+			budgets[pdb.NameOf(b)] = b
+			under[pdb.NameOf(b)]++
+		}
+	}
+	for name, b := range budgets {
+		current := *b
+		current.Status.CurrentHealthy = min(b.Status.CurrentHealthy, s.healthyUnder(b))
+		if surge.Removable(&current, surge.Replicas(s.deployment), under[name]) < under[name] {
+			return b.Name
 		}
 	}
 	return ""

@@ -57,6 +57,16 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 	if err := c.gatherPods(key, &s); err != nil {
 		return s, err
 	}
+	if other, waits := c.removalBeside(key, s.pods); waits {
+		s.removing = other.Name
+	}
+	s.healthyUnder = func(budget *policyv1.PodDisruptionBudget) int32 {
+		healthy, err := c.healthyUnder(budget, s.now)
+		if err != nil {
+			return 0
+		}
+		return healthy
+	}
 	if err := c.readWaiting(ctx, &s); err != nil {
 		return s, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -249,21 +250,27 @@ func (c *Controller) countsDeleted(name types.NamespacedName, version string, de
 	if budget.ResourceVersion == version && now.Before(deletedAt.Add(statusTime)) {
 		return true
 	}
+	healthy, err := c.healthyUnder(budget, now)
+	return err == nil && budget.Status.CurrentHealthy > healthy
+}
+
+// healthyUnder counts the healthy pods under a budget in the cache. The status of the budget may be
+// older.
+func (c *Controller) healthyUnder(budget *policyv1.PodDisruptionBudget, now time.Time) (healthy int32, err error) {
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 	if err != nil {
-		return false
+		return 0, err
 	}
-	pods, err := c.podLister.Pods(name.Namespace).List(selector)
+	pods, err := c.podLister.Pods(budget.Namespace).List(selector)
 	if err != nil {
-		return false
+		return 0, err
 	}
-	healthy := int32(0)
 	for _, p := range pods {
 		if pdb.IsReady(p) && pdb.UsesUp(budget, p, now) {
 			healthy++
 		}
 	}
-	return budget.Status.CurrentHealthy > healthy
+	return healthy, nil
 }
 
 // hasTooMany reports whether a Deployment has more pods than it should have.
@@ -288,9 +295,26 @@ func (c *Controller) removalBefore(p *corev1.Pod, of types.NamespacedName) (depl
 		return deployment, false
 	}
 	budgets := c.namesOfBudgets(p)
+	return c.unconfirmed(func(key types.NamespacedName, r *removal) bool { return key == of || r.isUnder(budgets) })
+}
+
+// removalBeside returns another Deployment whose scale-down has to be confirmed before one of the
+// given Deployment may delete the pods under a common budget.
+func (c *Controller) removalBeside(of types.NamespacedName, pods []pod) (deployment types.NamespacedName, waits bool) {
+	c.removals.Lock()
+	defer c.removals.Unlock()
+	return c.unconfirmed(func(key types.NamespacedName, r *removal) bool {
+		return key != of && slices.ContainsFunc(pods, func(p pod) bool {
+			return slices.ContainsFunc(p.budgets, func(b *policyv1.PodDisruptionBudget) bool { return r.has(pdb.NameOf(b)) })
+		})
+	})
+}
+
+// unconfirmed returns the Deployment of a removal that is not confirmed. The caller holds the lock.
+func (c *Controller) unconfirmed(concerns func(types.NamespacedName, *removal) bool) (deployment types.NamespacedName, found bool) {
 	for key, r := range c.removals.byDeployment {
 		switch {
-		case key != of && !r.isUnder(budgets):
+		case !concerns(key, &r):
 		case c.isConfirmed(key, r):
 			delete(c.removals.byDeployment, key)
 		default:

@@ -197,7 +197,12 @@ func TestEvictionsAwaitAClaim(t *testing.T) {
 		is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), answerRetry, "the retry with an eviction in flight")
 		is.True(t, waits(), "another eviction begins")
 	}
-	is.Equal(t, c.claim(types.NamespacedName{Namespace: testNamespace, Name: "other"}, s, []*pod{&doomed}), removeRetry, "the retry of another Deployment")
+	beside := types.NamespacedName{Namespace: testNamespace, Name: "other"}
+	is.Equal(t, c.claim(beside, s, []*pod{&doomed}), removeRetry, "the retry of another Deployment")
+	by, _ := c.removalBeside(beside, []pod{doomed})
+	is.Equal(t, by, testKey, "what another Deployment waits for")
+	_, itself := c.removalBeside(testKey, []pod{doomed})
+	is.True(t, !itself, "the Deployment waits for its own removal")
 	c.InFlight.Remove(other.UID)
 	s.deployment.ResourceVersion = "2"
 	is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), answerRetry, "the retry after a decision with an eviction in flight")

@@ -55,6 +55,11 @@ type situation struct {
 	// by budget. It has only budgets that require more pods than the Deployment has without a
 	// surge.
 	others map[types.NamespacedName]int32
+	// healthyUnder counts the healthy pods under a budget in the cache.
+	healthyUnder func(*policyv1.PodDisruptionBudget) int32
+	// removing is another Deployment under the same budgets whose scale-down is not confirmed, "" if
+	// there is none.
+	removing string
 	// orphans are the Evacuations for which this evacuator is active and whose pods belong to a
 	// deleted Deployment of this name.
 	orphans []*v1alpha1.Evacuation
