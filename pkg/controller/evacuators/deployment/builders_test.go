@@ -245,6 +245,7 @@ func at(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 		now: start.Add(after), servingSince: start.Add(-time.Hour), timeout: 5 * time.Minute, deployment: d,
 		activeReplicaSets: 1, pods: pods, memory: memory{highest: new(int), answers: map[types.UID]consent{}},
 		healthyUnder: func(b *policyv1.PodDisruptionBudget) int32 { return b.Status.CurrentHealthy },
+		unconfirmed:  func([]*pod) string { return "" },
 	}
 	for i := range pods {
 		s.memory.answers[pods[i].UID] = consent{Consent: eviction.ConsentGiven, at: s.now}

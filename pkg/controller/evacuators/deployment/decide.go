@@ -52,8 +52,8 @@ type decision struct {
 	awaits string
 	// removed are the pods that the scale-down has to delete so that they leave.
 	removed []*pod
-	// keepsClaim is set if a claimed scale-down only waits for the status of a budget: if evictions
-	// began again meanwhile, each of them would make it old again.
+	// keepsClaim is set if a scale-down only waits for the status of a budget. A claim stays then:
+	// if evictions began again, each of them would make the status old again.
 	keepsClaim bool
 	// ended are the pods for which this evacuator reports completion although they have no
 	// replacement.
@@ -103,6 +103,7 @@ func decide(s situation) decision {
 	s.created()
 	d := decision{memory: s.memory}
 	d.memory.standing, d.memory.holds, d.memory.settled, d.memory.costsSince = Standing{}, false, nil, time.Time{}
+	d.memory.askedSince = time.Time{}
 	for _, evacuation := range s.orphans {
 		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod no longer belongs to a Deployment."})
 	}

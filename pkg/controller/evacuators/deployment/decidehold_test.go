@@ -204,18 +204,24 @@ func TestDecideHold(t *testing.T) {
 				newTestPod("web-0", leaves(ours), cheapest), replacement()),
 			says: "the pod waits until the ReplicaSet has replaced the pods that have left.",
 		},
-		"a scale-down waits for that of another Deployment under the same budget": {
+		"a scale-down waits for another one": {
 			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)), replacement()), func(s *situation) {
-				s.removing = "db"
+				s.unconfirmed = func(pods []*pod) string { return pods[0].Name + " may leave" }
 			}),
-			says: "the pod waits until the scale-down of Deployment db, which is under the same PodDisruptionBudget, has deleted its pods.",
+			says: "the pod waits until web-0 may leave.",
+		},
+		"a scale-down waits for the API server": {
+			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)), replacement()), func(s *situation) {
+				s.memory.answers, s.memory.askedSince = nil, s.now.Add(-askedLong)
+			}),
+			says: "the pod waits until the API server has answered whether the pods may leave.",
 		},
 		"a scale-down waits until its budget no longer counts a pod of another workload": {
 			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(ptrTo(2), nil, 3, 3)), replacement()), func(s *situation) {
 				s.others = map[types.NamespacedName]int32{testKey: 1}
 				s.healthyUnder = func(*policyv1.PodDisruptionBudget) int32 { return 2 }
 			}),
-			says: "the pod waits until PodDisruptionBudget web no longer counts the pods that have left.",
+			says: "the pod waits until the status of PodDisruptionBudget web no longer counts pods that are not healthy any more.",
 		},
 		"a scale-down does not wait for a budget that allows it without the pods that have left": {
 			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(ptrTo(2), nil, 4, 4)), replacement()), func(s *situation) {

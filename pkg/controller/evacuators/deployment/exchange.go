@@ -38,6 +38,8 @@ const (
 	// has left, or for the rest of the replacements after one of them has become available. After
 	// that these keep their extra replicas, and the others are exchanged.
 	laneTime = 10 * time.Second
+	// askedLong is the time after which Evacuations report that the API server has not answered.
+	askedLong = 10 * time.Second
 	// roomTime is how long an exchange waits for a replacement that no node has room for, or that
 	// cannot be created.
 	roomTime = 30 * time.Second
@@ -246,12 +248,15 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 	case d.awaitsReplicaSet(s):
 		d.awaits = "the ReplicaSet has replaced the pods that have left"
 		return nil, true
-	case s.removing != "":
-		d.awaits = fmt.Sprintf("the scale-down of Deployment %s, which is under the same PodDisruptionBudget, has deleted its pods", s.removing)
+	}
+	if d.awaits = s.unconfirmed(chosen); d.awaits != "" {
 		d.wakeAt(s.now.Add(removeRetry))
 		return nil, true
 	}
 	if chosen = d.agreed(s, chosen); len(chosen) == 0 {
+		if d.isPast(s, d.memory.askedSince.Add(askedLong)) {
+			d.awaits = "the API server has answered whether the pods may leave"
+		}
 		return nil, true
 	}
 	if awaits, failed := d.awaitsLowest(s, chosen, hopeless); failed {
@@ -269,9 +274,9 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
 	}
 	if budget := s.outdatedBudget(chosen); budget != "" {
-		d.awaits = fmt.Sprintf("PodDisruptionBudget %s no longer counts the pods that have left", budget)
+		d.awaits = fmt.Sprintf("the status of PodDisruptionBudget %s no longer counts pods that are not healthy any more", budget)
 		d.keepsClaim = true
-		d.wakeAt(s.now.Add(answerRetry))
+		d.wakeAt(s.now.Add(removeRetry))
 		return nil, true
 	}
 	d.remove(s, chosen, hopelessNumber)
@@ -517,9 +522,9 @@ func (s *situation) closedBudget(pods []*pod) string {
 	return ""
 }
 
-// outdatedBudget returns the name of a budget that would not allow the deletion of these pods if its
-// status were as new as the pods in the cache, "" if there is none. A pod of another workload may
-// have left a moment ago.
+// outdatedBudget returns the name of a budget that would not allow the deletion of these pods if
+// its status were as new as the pods in the cache, "" if there is none. A pod of another workload
+// may have left a moment ago.
 func (s *situation) outdatedBudget(pods []*pod) string {
 	budgets, under := map[types.NamespacedName]*policyv1.PodDisruptionBudget{}, map[types.NamespacedName]int32{}
 	for _, p := range pods {
@@ -572,6 +577,9 @@ func (d *decision) agreed(s situation, chosen []*pod) (agreed []*pod) {
 	if len(unasked) > 0 && (len(agreed) == 0 || s.now.Before(first.Add(askFor))) {
 		// The wait for deletion costs goes on.
 		d.ask, d.memory.costsSince = unasked, s.memory.costsSince
+		if d.memory.askedSince = s.memory.askedSince; d.memory.askedSince.IsZero() {
+			d.memory.askedSince = s.now
+		}
 		return nil
 	}
 	return agreed

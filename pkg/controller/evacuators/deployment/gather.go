@@ -57,9 +57,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 	if err := c.gatherPods(key, &s); err != nil {
 		return s, err
 	}
-	if other, waits := c.removalBeside(key, s.pods); waits {
-		s.removing = other.Name
-	}
+	s.unconfirmed = func(pods []*pod) string { return c.removalBeside(key, s.deployment, pods) }
 	s.healthyUnder = func(budget *policyv1.PodDisruptionBudget) int32 {
 		healthy, err := c.healthyUnder(budget, s.now)
 		if err != nil {

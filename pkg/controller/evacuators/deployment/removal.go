@@ -6,6 +6,7 @@ package deployment
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -298,16 +299,33 @@ func (c *Controller) removalBefore(p *corev1.Pod, of types.NamespacedName) (depl
 	return c.unconfirmed(func(key types.NamespacedName, r *removal) bool { return key == of || r.isUnder(budgets) })
 }
 
-// removalBeside returns another Deployment whose scale-down has to be confirmed before one of the
-// given Deployment may delete the pods under a common budget.
-func (c *Controller) removalBeside(of types.NamespacedName, pods []pod) (deployment types.NamespacedName, waits bool) {
+// removalBeside describes a scale-down that has to be confirmed before one of the given Deployment
+// deletes the given pods, as a phrase that follows "until"; "" if there is none. It is an earlier
+// one of the Deployment, or one of another Deployment under a common budget.
+func (c *Controller) removalBeside(of types.NamespacedName, d *appsv1.Deployment, pods []*pod) string {
+	var budgets []types.NamespacedName
+	for _, p := range pods {
+		for _, b := range p.budgets {
+			if name := pdb.NameOf(b); !slices.Contains(budgets, name) {
+				budgets = append(budgets, name)
+			}
+		}
+	}
 	c.removals.Lock()
 	defer c.removals.Unlock()
-	return c.unconfirmed(func(key types.NamespacedName, r *removal) bool {
-		return key != of && slices.ContainsFunc(pods, func(p pod) bool {
-			return slices.ContainsFunc(p.budgets, func(b *policyv1.PodDisruptionBudget) bool { return r.has(pdb.NameOf(b)) })
-		})
+	by, found := c.unconfirmed(func(key types.NamespacedName, r *removal) bool {
+		if key == of {
+			return r.writes > 0 && r.resourceVersion != d.ResourceVersion
+		}
+		return r.isUnder(budgets)
 	})
+	switch {
+	case !found:
+		return ""
+	case by == of:
+		return "the pods of the last scale-down are deleted, and no PodDisruptionBudget counts them"
+	}
+	return fmt.Sprintf("the scale-down of Deployment %s, which has a PodDisruptionBudget in common, has deleted its pods", by.Name)
 }
 
 // unconfirmed returns the Deployment of a removal that is not confirmed. The caller holds the lock.

@@ -7,14 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
@@ -24,6 +27,7 @@ import (
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var testKey = types.NamespacedName{Namespace: testNamespace, Name: testName}
@@ -98,6 +102,8 @@ func TestRemovalIsConfirmed(t *testing.T) {
 			waits := c.StandingOfEvicted(other.Pod).Reason == v1alpha1.ReasonPodWaits
 			is.Equal(t, waits, !tc.want, "other pods wait")
 			s.deployment.ResourceVersion = "3"
+			awaits := c.removalBeside(testKey, s.deployment, []*pod{&other})
+			is.Equal(t, strings.HasPrefix(awaits, "the pods of the last scale-down"), !tc.want, "a further scale-down waits")
 			is.Equal(t, c.claim(testKey, s, []*pod{&other}) == answerRetry, tc.want, "a further claim is accepted")
 		})
 	}
@@ -199,14 +205,14 @@ func TestEvictionsAwaitAClaim(t *testing.T) {
 	}
 	beside := types.NamespacedName{Namespace: testNamespace, Name: "other"}
 	is.Equal(t, c.claim(beside, s, []*pod{&doomed}), removeRetry, "the retry of another Deployment")
-	by, _ := c.removalBeside(beside, []pod{doomed})
-	is.Equal(t, by, testKey, "what another Deployment waits for")
-	_, itself := c.removalBeside(testKey, []pod{doomed})
-	is.True(t, !itself, "the Deployment waits for its own removal")
+	is.True(t, strings.HasPrefix(c.removalBeside(beside, s.deployment, []*pod{&doomed}), "the scale-down of Deployment web"), "another Deployment does not wait")
+	is.Equal(t, c.removalBeside(beside, s.deployment, []*pod{&other}), "", "what a Deployment without the budget waits for")
+	is.Equal(t, c.removalBeside(testKey, s.deployment, []*pod{&doomed}), "", "what the Deployment waits for before its write")
 	c.InFlight.Remove(other.UID)
 	s.deployment.ResourceVersion = "2"
 	is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), answerRetry, "the retry after a decision with an eviction in flight")
 	is.Equal(t, c.claim(testKey, s, []*pod{&doomed}), 0, "the retry without an eviction in flight")
+	is.Equal(t, c.removalBeside(testKey, s.deployment, []*pod{&doomed}), "", "what the Deployment waits for before it repeats its write")
 	c.removals.drop(testKey, 1)
 	c.claim(testKey, s, []*pod{&doomed})
 	c.removals.drop(testKey, 0)
@@ -263,5 +269,69 @@ func TestNewLeaderAwaitsAScaleDown(t *testing.T) {
 		c := knowing(t, newDeployment(2, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 3, 3 }))
 		c.servingSince.Store(ptr.To(c.clock.Now().Add(-ago)))
 		is.Equal(t, c.StandingOfEvicted(newTestPod("web-0").Pod).Reason, want, "the reason to stay")
+	}
+}
+
+// TestScaleDownAwaitsTheStatusOfItsBudget: db-1, under the same budget, was evicted a moment ago,
+// and the status of the budget still counts it. Without it the budget allows no scale-down.
+func TestScaleDownAwaitsTheStatusOfItsBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stray := func(p *pod) { p.OwnerReferences = nil }
+		db := newTestPod("db-1", on("good"), stray)
+		b := newBudget()
+		b.Spec.MinAvailable = ptrTo(2)
+		b.Status = policyv1.PodDisruptionBudgetStatus{ExpectedPods: 4, CurrentHealthy: 3, DesiredHealthy: 2, DisruptionsAllowed: 1}
+		evacuations, host := scene(b, newTestPod("db-0", on("good"), stray, unready).Pod, db.Pod)
+		w := newUnstartedWorld(t, evacuations, host...)
+		w.inFlight.Add(inflight.Eviction{Evacuation: types.NamespacedName{Namespace: testNamespace, Name: "e"}, Pod: db.Name, UID: db.UID})
+		w.run()
+		isClaimed := func() bool {
+			w.c.removals.Lock()
+			defer w.c.removals.Unlock()
+			_, is := w.c.removals.byDeployment[testKey]
+			return is
+		}
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), fresh))
+		w.until("the scale-down is claimed", func() (bool, string) { return isClaimed(), "" })
+		must.Do(t, w.host.CoreV1().Pods(testNamespace).Delete(t.Context(), db.Name, metav1.DeleteOptions{}))
+		w.inFlight.Remove(db.UID)
+		<-time.After(claimTime / 2)
+		is.True(t, isClaimed(), "evictions may begin while the status is old")
+		w.reported("web-0", false, "waits until the status of PodDisruptionBudget web no longer counts pods")
+		is.Equal(t, *w.deployment().Spec.Replicas, int32(2), "replicas while the status is old")
+		w.create(newTestPod("db-2", on("good"), stray))
+		w.scaled(1, false)
+	})
+}
+
+// TestHealthyUnder counts as the disruption controller does.
+func TestHealthyUnder(t *testing.T) {
+	now := start.Add(time.Hour)
+	granted := func(ago time.Duration) func(*policyv1.PodDisruptionBudget) {
+		return func(b *policyv1.PodDisruptionBudget) {
+			b.Status.DisruptedPods = map[string]metav1.Time{"web-0": metav1.NewTime(now.Add(-ago))}
+		}
+	}
+	none := func(*policyv1.PodDisruptionBudget) {}
+	for name, tc := range map[string]struct {
+		pod    podMod
+		budget func(*policyv1.PodDisruptionBudget)
+		want   int32
+	}{
+		"a ready pod":                     {func(*pod) {}, none, 1},
+		"a pod of another workload":       {func(p *pod) { p.OwnerReferences = nil }, none, 1},
+		"a pod that is not ready":         {unready, none, 0},
+		"a pod that ends":                 {func(p *pod) { p.DeletionTimestamp = &metav1.Time{Time: now} }, none, 0},
+		"a pod that has completed":        {func(p *pod) { p.Status.Phase = corev1.PodSucceeded }, none, 0},
+		"a pod that is not selected":      {func(p *pod) { p.Labels = nil }, none, 0},
+		"a pod whose eviction is granted": {func(*pod) {}, granted(time.Minute), 0},
+		"a pod that was not deleted":      {func(*pod) {}, granted(time.Hour), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newTestPod("web-0", tc.pod)
+			c := newKnowing(t, nil, []runtime.Object{p.Pod})
+			is.Equal(t, must.Get(c.healthyUnder(build.With(newBudget(), tc.budget), now))(t), tc.want)
+		})
 	}
 }

@@ -57,9 +57,9 @@ type situation struct {
 	others map[types.NamespacedName]int32
 	// healthyUnder counts the healthy pods under a budget in the cache.
 	healthyUnder func(*policyv1.PodDisruptionBudget) int32
-	// removing is another Deployment under the same budgets whose scale-down is not confirmed, "" if
-	// there is none.
-	removing string
+	// unconfirmed describes a scale-down that has to be confirmed before one that deletes the given
+	// pods, as a phrase that follows "until"; "" if there is none.
+	unconfirmed func([]*pod) string
 	// orphans are the Evacuations for which this evacuator is active and whose pods belong to a
 	// deleted Deployment of this name.
 	orphans []*v1alpha1.Evacuation
@@ -168,6 +168,9 @@ type memory struct {
 	// time, and availableAt the time at which it last rose.
 	available   int
 	availableAt time.Time
+	// askedSince is when an exchange first asked the API server since the last time at which all
+	// answers had come; zero if it does not ask.
+	askedSince time.Time
 	// recoverySince is when an exchange first waited for pods to recover since the last progress.
 	recoverySince time.Time
 }

@@ -91,7 +91,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if other, waits := c.removalBefore(p, key); waits {
 		return Standing{
 			Reason:  v1alpha1.ReasonPodWaits,
-			Message: fmt.Sprintf("Deployment %s is scaled down: the pod waits until the other pods are deleted.", other.Name),
+			Message: fmt.Sprintf("Deployment %s is scaled down, or is about to be: the pod waits until the other pods are deleted.", other.Name),
 		}
 	}
 	if !ok {
