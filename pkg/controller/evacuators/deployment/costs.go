@@ -46,6 +46,30 @@ func (d *decision) restoreCosts(s situation, remaining []*pod) bool {
 	return len(d.restore) > 0 && d.awaitsCosts(s)
 }
 
+// canBeLowest reports whether a pod has the lowest deletion cost or can get it. It cannot if
+// another client has changed the cost after it was lowered.
+func canBeLowest(p *pod) bool {
+	return deletioncost.CanLower(p.Pod) || deletioncost.IsLowest(p.Pod)
+}
+
+// otherLowest returns a pod that is not among these and has the lowest deletion cost on its own, nil
+// if there is none. A scale-down would delete that pod first.
+func (s *situation) otherLowest(pods []*pod) *pod {
+	known := uidsOf(pods)
+	for i := range s.pods {
+		if _, is := known[s.pods[i].UID]; !is && isOwnLowest(&s.pods[i]) {
+			return &s.pods[i]
+		}
+	}
+	return nil
+}
+
+// isOwnLowest reports whether a pod has the lowest deletion cost although this process has not
+// lowered it.
+func isOwnLowest(p *pod) bool {
+	return deletioncost.IsLowest(p.Pod) && !deletioncost.IsLowered(p.Pod)
+}
+
 // awaitsLowest makes the chosen pods and the hopeless replacements, which may become ready in the
 // last moment, the only ones with the lowest deletion cost. It reports whether a scale-down has to
 // wait for these writes. The cache must have them, since the cache of the ReplicaSet controller

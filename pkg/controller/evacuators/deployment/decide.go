@@ -4,6 +4,7 @@
 package deployment
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -50,6 +51,8 @@ type decision struct {
 	// awaits is what a scale-down waits for, as a phrase that follows "until"; "" if the wait is
 	// short.
 	awaits string
+	// stays is the same for pods that only a scale-down can delete and that it may not delete now.
+	stays map[types.UID]string
 	// removed are the pods that the scale-down has to delete so that they leave.
 	removed []*pod
 	// keepsClaim is set if a scale-down only waits for the status of a budget. A claim stays then:
@@ -275,7 +278,7 @@ func (d *decision) start(s situation) {
 		}
 	}
 	if why := s.unsettled(); why != "" {
-		d.say(s, leaving, int(s.deployment.Status.UpdatedReplicas), func(string) string {
+		d.say(s, leaving, int(s.deployment.Status.UpdatedReplicas), func(*pod) string {
 			return fmt.Sprintf("Deployment %s is not scaled up yet: %s.", s.deployment.Name, why)
 		}, nil)
 		return
@@ -361,10 +364,13 @@ func (d *decision) hold(s situation) {
 		}
 	}
 	progress := s.progressMessage()
-	if d.awaits != "" {
-		progress = "; the pod waits until " + d.awaits + "."
+	message := func(p *pod) string {
+		scaled := s.scaledMessage(s.target.record, p.purpose)
+		if awaits := cmp.Or(d.stays[p.UID], d.awaits); awaits != "" {
+			return scaled + "; the pod waits until " + awaits + "."
+		}
+		return scaled + progress
 	}
-	message := func(purpose string) string { return s.scaledMessage(s.target.record, purpose) + progress }
 	d.say(s, leaving, s.score(), message, s.finish())
 }
 

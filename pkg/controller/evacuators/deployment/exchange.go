@@ -131,22 +131,20 @@ func (d *decision) spare(s situation, also ...*pod) int {
 // ours is the number of all pods that leave by one or the other, and sick are pods that stay.
 func (d *decision) divide(s situation, leaving, recorded []*pod, ours int, sick []*pod) (evicted, exchanged []*pod) {
 	var either []*pod
-	// An autoscaler that was created during the surge would revert the scale-down.
-	noScaleDown := s.hasPaused() || len(s.autoscalers) > 0 || s.otherLowest(leaving)
+	noScaleDown := s.noScaleDown(leaving, sick)
 	for _, p := range recorded {
 		switch {
 		case s.isNeverEvicted(p):
-			// A scale-down could delete paused pods, and would delete sick ones first. No eviction
-			// can remove this pod, so it waits for these.
-			switch {
-			case noScaleDown || !canBeLowest(p):
-			case len(sick) > 0:
-				d.awaits = fmt.Sprintf("pod %s is ready or deleted: it has not been ready for %s, and the scale-down would delete it first",
-					sick[0].Name, sickAfter)
-			default:
-				exchanged = append(exchanged, p)
+			stays := noScaleDown
+			if stays == "" && !canBeLowest(p) {
+				stays = "its deletion cost can be lowered, which another client has changed"
 			}
-		case noScaleDown, len(sick) > 0, !s.canBeExchanged(p), s.isDenied(p):
+			if stays != "" {
+				d.stay(p, stays)
+				continue
+			}
+			exchanged = append(exchanged, p)
+		case noScaleDown != "", !s.canBeExchanged(p), s.isDenied(p):
 			evicted = append(evicted, p)
 		case s.leavesByScaleDown(p):
 			exchanged = append(exchanged, p)
@@ -159,6 +157,32 @@ func (d *decision) divide(s situation, leaving, recorded []*pod, ours int, sick 
 	return append(evicted, either[:n]...), append(exchanged, either[n:]...)
 }
 
+// noScaleDown returns what a scale-down of the leaving pods has to wait for because it would delete
+// another pod, or would be reverted, as a phrase that follows "until"; "" if there is nothing. Pods
+// that can be evicted are evicted then. sick are pods that have not been ready for a while.
+func (s *situation) noScaleDown(leaving, sick []*pod) string {
+	switch lowest := s.otherLowest(leaving); {
+	case s.hasPaused():
+		return "no pod of the Deployment is paused any more: the scale-down could delete a paused one"
+	case len(s.autoscalers) > 0:
+		return fmt.Sprintf("the surge is over: HorizontalPodAutoscaler %s would revert the scale-down", s.autoscalers[0].Name)
+	case lowest != nil:
+		return fmt.Sprintf("pod %s no longer has the lowest deletion cost: the scale-down would delete it first", lowest.Name)
+	case len(sick) > 0:
+		return fmt.Sprintf("pod %s is ready or deleted: it has not been ready for %s, and the scale-down would delete it first",
+			sick[0].Name, sickAfter)
+	}
+	return ""
+}
+
+// stay notes what a pod waits for that no eviction can remove.
+func (d *decision) stay(p *pod, until string) {
+	if d.stays == nil {
+		d.stays = map[types.UID]string{}
+	}
+	d.stays[p.UID] = until
+}
+
 // canBeExchanged reports whether a scale-down may delete the pod and would choose it.
 func (s *situation) canBeExchanged(p *pod) bool {
 	if deletioncost.Keeps(p.Pod) || !canBeLowest(p) {
@@ -167,28 +191,6 @@ func (s *situation) canBeExchanged(p *pod) bool {
 	return !slices.ContainsFunc(p.budgets, func(b *policyv1.PodDisruptionBudget) bool {
 		return !surge.KeepsBudget(b, s.original(), s.others[pdb.NameOf(b)])
 	})
-}
-
-// canBeLowest reports whether a pod has the lowest deletion cost or can get it. It cannot if
-// another client has changed the cost after it was lowered.
-func canBeLowest(p *pod) bool {
-	return deletioncost.CanLower(p.Pod) || deletioncost.IsLowest(p.Pod)
-}
-
-// otherLowest reports whether a pod that is not among these has the lowest deletion cost on its
-// own. A scale-down would delete that pod first.
-func (s *situation) otherLowest(pods []*pod) bool {
-	known := uidsOf(pods)
-	return slices.ContainsFunc(s.pods, func(p pod) bool {
-		_, is := known[p.UID]
-		return !is && isOwnLowest(&p)
-	})
-}
-
-// isOwnLowest reports whether a pod has the lowest deletion cost although this process has not
-// lowered it.
-func isOwnLowest(p *pod) bool {
-	return deletioncost.IsLowest(p.Pod) && !deletioncost.IsLowered(p.Pod)
 }
 
 func uidsOf(pods []*pod) map[types.UID]struct{} {
@@ -269,7 +271,7 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 		}
 		return nil, true
 	}
-	if len(s.unreadyOthers(chosen)) > len(hopeless) || s.otherLowest(chosen) {
+	if len(s.unreadyOthers(chosen)) > len(hopeless) || s.otherLowest(chosen) != nil {
 		// The scale-down would delete these other pods, for which the API server was not asked.
 		return slices.DeleteFunc(chosen, s.isNeverEvicted), false
 	}

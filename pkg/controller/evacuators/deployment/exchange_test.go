@@ -131,7 +131,17 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 		"a pod whose cost another client has changed after it was lowered": {
 			s: at(later, newDeployment(2, recorded(1, 2, web0), always), newTestPod("web-0", leaves(ours), changedSince, under(nil, ptrTo(0), 2, 2)),
 				newTestPod("web-1", fresh)),
-			says: "1 of 1 are available",
+			says: "the pod waits until its deletion cost can be lowered, which another client has changed.",
+		},
+		"another pod is paused, and no eviction can remove the pod": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0), always), newTestPod("web-0", leaves(ours), cheapest, never),
+				newTestPod("web-1", func(p *pod) { p.isPaused = true }, never), first),
+			says: "the pod waits until no pod of the Deployment is paused any more",
+		},
+		"another pod has the lowest cost, and no eviction can remove the pod": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0), always), newTestPod("web-0", leaves(ours), cheapest, never),
+				newTestPod("web-1", costs("-2147483648"), never), first),
+			says: "the pod waits until pod web-1 no longer has the lowest deletion cost",
 		},
 		"an autoscaler was created": {
 			s: at(later, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)),

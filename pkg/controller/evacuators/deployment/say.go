@@ -27,7 +27,7 @@ const (
 // report to an Evacuation sets the progress timestamp. Later reports set it only if there was
 // progress, which means a new maximum of the score. A flapping pod or a restarted rollout is no
 // progress.
-func (d *decision) say(s situation, leaving []*pod, score int, message func(purpose string) string, expected *metav1.Time) {
+func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod) string, expected *metav1.Time) {
 	wait := s.reportAfter()
 	progress := d.memory.highest != nil && score > *d.memory.highest
 	due := d.memory.saidAt.Add(s.timeout / 2)
@@ -42,18 +42,18 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(purp
 	said, held := false, false
 	// Most pods get the same text.
 	type kind struct {
-		purpose, refusal string
-		recorded         bool
+		purpose, refusal, stays string
+		recorded                bool
 	}
 	texts := map[kind]string{}
 	for _, p := range leaving {
 		if d.waitsToReport(s, p, wait) {
 			continue
 		}
-		of := kind{p.purpose, s.refusal(p), s.isRecorded(p)}
+		of := kind{p.purpose, s.refusal(p), d.stays[p.UID], s.isRecorded(p)}
 		text, known := texts[of]
 		if !known {
-			text = message(p.purpose) + of.refusal
+			text = message(p) + of.refusal
 			if s.target.record.isUp() && !of.recorded {
 				text = fmt.Sprintf("Waits for the pods of Deployment %s that leave first: %s", s.deployment.Name, text)
 			}
