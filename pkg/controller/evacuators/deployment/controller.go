@@ -111,8 +111,11 @@ type Controller struct {
 	latestAutoscalers loop.Latest[*autoscalingv2.HorizontalPodAutoscaler]
 	synced            []cache.InformerSynced
 
-	queue     *loop.Queue[item]
-	known     tracked
+	queue *loop.Queue[item]
+	known tracked
+	// lowered has the times at which the cache showed that the replica count of a Deployment was
+	// lowered by any client. It forgets them when the ReplicaSet has deleted the pods.
+	lowered   loop.Memory[types.NamespacedName, time.Time]
 	evictions eviction.Host
 	asks      func(*v1alpha1.Evacuation) bool
 	// asking has an item for each worker that asks whether pods may leave.

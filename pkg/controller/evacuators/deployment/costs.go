@@ -52,8 +52,8 @@ func canBeLowest(p *pod) bool {
 	return deletioncost.CanLower(p.Pod) || deletioncost.IsLowest(p.Pod)
 }
 
-// otherLowest returns a pod that is not among these and has the lowest deletion cost on its own, nil
-// if there is none. A scale-down would delete that pod first.
+// otherLowest returns a pod that is not among these and has the lowest deletion cost on its own,
+// nil if there is none. A scale-down would delete that pod first.
 func (s *situation) otherLowest(pods []*pod) *pod {
 	known := uidsOf(pods)
 	for i := range s.pods {

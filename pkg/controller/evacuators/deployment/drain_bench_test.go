@@ -235,7 +235,7 @@ func (w *largeWorld) deploymentChanged(mod func(*appsv1.Deployment)) *appsv1.Dep
 	mod(d)
 	d.ResourceVersion = w.nextVersion()
 	must.Do(w.tb, w.c.Deployments.Informer().GetStore().Update(d))
-	w.c.deploymentChanged(d)
+	w.c.deploymentChanged(nil, d)
 	return d
 }
 

@@ -40,7 +40,7 @@ func indexByDeployment(obj any) ([]string, error) {
 func (c *Controller) watch() error {
 	synced, err := podcache.AddHandlers(
 		podcache.Handled{Informer: c.Evacuations.Informer(), Handler: changes(c.evacuationChanged)},
-		podcache.Handled{Informer: c.Deployments.Informer(), Handler: changes(c.deploymentChanged)},
+		podcache.Handled{Informer: c.Deployments.Informer(), Handler: podcache.HandlerOf(c.deploymentChanged)},
 		podcache.Handled{Informer: c.Autoscalers.Informer(), Handler: changes(c.autoscalerChanged)},
 		podcache.Handled{Informer: c.Pods, Handler: changes(c.podChanged)},
 		podcache.Handled{Informer: c.Nodes.Informer(), Handler: podcache.HandlerOf(c.nodeChanged)},
@@ -117,8 +117,15 @@ func (c *Controller) podChanged(p *corev1.Pod) {
 	}
 }
 
-func (c *Controller) deploymentChanged(d *appsv1.Deployment) {
+func (c *Controller) deploymentChanged(old, now *appsv1.Deployment) {
+	d := cmp.Or(now, old)
 	key := types.NamespacedName{Namespace: d.Namespace, Name: d.Name}
+	switch {
+	case old != nil && now != nil && surge.Replicas(now) < surge.Replicas(old):
+		c.lowered.Set(key, c.clock.Now())
+	case now == nil || now.Status.ObservedGeneration == now.Generation && !isShrinking(now):
+		c.lowered.Forget(key)
+	}
 	if _, recorded := d.Annotations[v1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
 		c.enqueue(key)
 	}

@@ -79,10 +79,10 @@ func (c *Controller) Standing(p *corev1.Pod) Standing {
 }
 
 // StandingOfEvicted returns the reason why a pod that is up for eviction has to stay: the pod is
-// ready, and this evacuator has just scaled down its Deployment or another one under the same
-// budget, or the Deployment can create no other pod and has no spare one. If the Deployment has the
-// annotation surge: Disabled, or this evacuator is disabled, its pods may leave although it can
-// create no other pod.
+// ready, and its Deployment was just scaled down, or this evacuator has scaled down another one
+// under the same budget, or the Deployment can create no other pod and has no spare one. If the
+// Deployment has the annotation surge: Disabled, or this evacuator is disabled, its pods may leave
+// although it can create no other pod.
 func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	key, ok := c.deploymentOf(p)
 	if !pdb.IsReady(p) {
@@ -102,7 +102,8 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if err != nil || !exists {
 		return Standing{}
 	}
-	if isShrinking(d) && c.clock.Now().Before(deletesUntil(latest(c.known.get(key).scaledDown, c.since()), d)) {
+	lowered, _ := c.lowered.Get(key)
+	if isShrinking(d) && c.clock.Now().Before(deletesUntil(latest(c.known.get(key).scaledDown, c.since(), lowered), d)) {
 		return Standing{
 			Reason: v1alpha1.ReasonPodWaits,
 			Message: fmt.Sprintf("Deployment %s has %d pods and should have %d: the pod waits until the other pods are deleted.",

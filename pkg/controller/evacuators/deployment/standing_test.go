@@ -114,13 +114,17 @@ func TestPodUpForEvictionStaysDuringAScaleDown(t *testing.T) {
 		// since then.
 		from int32
 		ago  time.Duration
+		// user is the replica count before a user set the present one.
+		user int32
 		want string
 	}{
 		"a pod has to be deleted":                  {d: newDeployment(2, has(3, 3)), from: 3, want: v1alpha1.ReasonPodWaits},
 		"a pod has to be deleted, surge: Disabled": {d: newDeployment(2, has(3, 3), disabled), from: 3, want: v1alpha1.ReasonPodWaits},
 		"a pod has to be deleted for a while":      {d: newDeployment(2, has(3, 3)), from: 3, ago: 2 * replaceTime, want: v1alpha1.ReasonPodWaits},
 		"a pod has to be deleted for too long":     {d: newDeployment(2, has(3, 3)), from: 3, ago: removeTime},
-		"a user has scaled down":                   {d: newDeployment(2, has(3, 3)), from: 2},
+		"a user has scaled down":                   {d: newDeployment(2, has(3, 3)), from: 2, user: 3, want: v1alpha1.ReasonPodWaits},
+		"a user has scaled down and up again":      {d: newDeployment(3, has(3, 3)), from: 2, user: 2},
+		"a user scaled down before this leader":    {d: newDeployment(2, has(3, 3)), from: 2},
 		"the pod is deleted":                       {d: newDeployment(2, has(2, 2)), from: 3},
 		"a rollout has an extra pod":               {d: newDeployment(2, has(3, 1)), from: 3},
 		"all pods of a surge exist":                {d: newDeployment(2, recorded(1, 2, web0), has(2, 2)), from: 1},
@@ -132,6 +136,9 @@ func TestPodUpForEvictionStaysDuringAScaleDown(t *testing.T) {
 			c := knowing(t, tc.d)
 			key := types.NamespacedName{Namespace: testNamespace, Name: testName}
 			c.known.wrote(key, scaling{value: tc.d.Spec.Replicas}, tc.from, c.clock.Now().Add(-tc.ago))
+			if tc.user > 0 {
+				c.deploymentChanged(newDeployment(tc.user, has(3, 3)), tc.d)
+			}
 			if got := c.StandingOfEvicted(newTestPod("web-0").Pod); got.Reason != tc.want {
 				t.Errorf("got %+v, want reason %q", got, tc.want)
 			}
