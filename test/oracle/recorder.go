@@ -246,10 +246,7 @@ func (r *Recorder) Settle(ctx context.Context) error {
 	if err := r.kube.CoreV1().Pods(r.Namespaces[0]).Delete(ctx, marker.Name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
-	tasks, err := r.haulout.MaintenanceV1alpha1().NodeTasks().List(ctx, metav1.ListOptions{})
-	if apierrors.IsNotFound(err) {
-		tasks, err = &v1alpha1.NodeTaskList{}, nil // an older server does not have them
-	}
+	tasks, err := r.tasks(ctx)
 	if err != nil {
 		return err
 	}
@@ -261,6 +258,26 @@ func (r *Recorder) Settle(ctx context.Context) error {
 		}
 		return "the last event of the pods has not come"
 	})
+}
+
+// tasks lists the NodeTasks, if the Recorder watches them. It retries until Haulout's server
+// answers.
+func (r *Recorder) tasks(ctx context.Context) (*v1alpha1.NodeTaskList, error) {
+	list := &v1alpha1.NodeTaskList{ListMeta: metav1.ListMeta{ResourceVersion: "0"}}
+	if len(r.Only) > 0 && !slices.Contains(r.Only, nodeTasks) {
+		return list, nil
+	}
+	err := wait.PollUntilContextCancel(ctx, relistInterval, true, func(ctx context.Context) (bool, error) {
+		found, err := r.haulout.MaintenanceV1alpha1().NodeTasks().List(ctx, metav1.ListOptions{})
+		if err == nil {
+			list = found
+		}
+		return err == nil || apierrors.IsNotFound(err), nil // an older server does not have them
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the NodeTasks: %w", err)
+	}
+	return list, nil
 }
 
 func (r *Recorder) fail(err error) {

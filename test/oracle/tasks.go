@@ -114,7 +114,7 @@ func missing(log Log, list *v1alpha1.NodeTaskList) string {
 	for i := range list.Items {
 		task := &list.Items[i]
 		version, err := versionOf(task)
-		if o := recorded[task.UID]; err != nil || o == nil || o.version < version {
+		if o := recorded[task.UID]; err != nil || o == nil || o.version < version && o.Type != watch.Deleted {
 			return fmt.Sprintf("version %s of the task of node %s has not come", task.ResourceVersion, task.Name)
 		}
 		delete(recorded, task.UID)

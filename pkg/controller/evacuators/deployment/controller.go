@@ -113,9 +113,9 @@ type Controller struct {
 
 	queue *loop.Queue[item]
 	known tracked
-	// lowered has the times at which the cache showed that the replica count of a Deployment was
-	// lowered by any client. It forgets them when the ReplicaSet has deleted the pods.
-	lowered   loop.Memory[types.NamespacedName, time.Time]
+	// lowered has the Deployments whose replica count any client has lowered, until their ReplicaSets
+	// have deleted the pods and budgets no longer count these.
+	lowered   loop.Memory[types.NamespacedName, lowering]
 	evictions eviction.Host
 	asks      func(*v1alpha1.Evacuation) bool
 	// asking has an item for each worker that asks whether pods may leave.

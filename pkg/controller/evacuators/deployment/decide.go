@@ -364,6 +364,9 @@ func (d *decision) hold(s situation) {
 		}
 	}
 	progress := s.progressMessage()
+	if len(d.stays) > 0 && s.trouble() != otherReplicas {
+		d.stays = nil // the replacements come first
+	}
 	message := func(p *pod) string {
 		scaled := s.scaledMessage(s.target.record, p.purpose)
 		if awaits := cmp.Or(d.stays[p.UID], d.awaits); awaits != "" {

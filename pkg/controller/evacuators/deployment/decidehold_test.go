@@ -214,7 +214,7 @@ func TestDecideHold(t *testing.T) {
 			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)), replacement()), func(s *situation) {
 				s.memory.answers, s.memory.askedSince = nil, s.now.Add(-askedLong)
 			}),
-			says: "the pod waits until the API server has answered whether the pods may leave.",
+			says: "the pod waits until the API server agrees that pods may leave.",
 		},
 		"a scale-down waits until its budget no longer counts a pod of another workload": {
 			s: changed(at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(ptrTo(2), nil, 3, 3)), replacement()), func(s *situation) {

@@ -38,7 +38,7 @@ const (
 	// has left, or for the rest of the replacements after one of them has become available. After
 	// that these keep their extra replicas, and the others are exchanged.
 	laneTime = 10 * time.Second
-	// askedLong is the time after which Evacuations report that the API server has not answered.
+	// askedLong is the time after which Evacuations report that the API server has not agreed.
 	askedLong = 10 * time.Second
 	// roomTime is how long an exchange waits for a replacement that no node has room for, or that
 	// cannot be created.
@@ -165,9 +165,9 @@ func (s *situation) noScaleDown(leaving, sick []*pod) string {
 	case s.hasPaused():
 		return "no pod of the Deployment is paused any more: the scale-down could delete a paused one"
 	case len(s.autoscalers) > 0:
-		return fmt.Sprintf("the surge is over: HorizontalPodAutoscaler %s would revert the scale-down", s.autoscalers[0].Name)
+		return fmt.Sprintf("HorizontalPodAutoscaler %s no longer scales the Deployment: it would revert the scale-down", s.autoscalers[0].Name)
 	case lowest != nil:
-		return fmt.Sprintf("pod %s no longer has the lowest deletion cost: the scale-down would delete it first", lowest.Name)
+		return fmt.Sprintf("pod %s is deleted or no longer has the lowest deletion cost: the scale-down would delete it first", lowest.Name)
 	case len(sick) > 0:
 		return fmt.Sprintf("pod %s is ready or deleted: it has not been ready for %s, and the scale-down would delete it first",
 			sick[0].Name, sickAfter)
@@ -213,8 +213,11 @@ func (s *situation) isDenied(p *pod) bool {
 // available pods that may leave. exchange returns the pods that have to be evicted instead. done is
 // set if the decision scales down, or only waits for answers, costs or evictions.
 func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, spare int) (evicted []*pod, done bool) {
-	pods = d.withoutResting(s, pods)
-	if len(pods) == 0 || moving > 0 && !d.isLaneIdle(s) || s.deployment.Status.ObservedGeneration < s.deployment.Generation {
+	if pods = d.withoutResting(s, pods); len(pods) == 0 {
+		d.awaitConsent(s)
+		return nil, false
+	}
+	if moving > 0 && !d.isLaneIdle(s) || s.deployment.Status.ObservedGeneration < s.deployment.Generation {
 		return nil, false
 	}
 	hopeless, missing := others.hopeless, s.missing()
@@ -256,9 +259,7 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 		return nil, true
 	}
 	if chosen = d.agreed(s, chosen); len(chosen) == 0 {
-		if d.isPast(s, d.memory.askedSince.Add(askedLong)) {
-			d.awaits = "the API server has answered whether the pods may leave"
-		}
+		d.awaitConsent(s)
 		return nil, true
 	}
 	if awaits, failed := d.awaitsLowest(s, chosen, hopeless); failed {
@@ -316,8 +317,16 @@ func (d *decision) withoutResting(s situation, pods []*pod) []*pod {
 			return false
 		}
 		d.wakeAt(answer.until())
+		d.memory.askedSince = s.memory.askedSince
 		return true
 	})
+}
+
+// awaitConsent sets what the exchange awaits if the API server has not agreed for a while.
+func (d *decision) awaitConsent(s situation) {
+	if since := d.memory.askedSince; !since.IsZero() && d.isPast(s, since.Add(askedLong)) {
+		d.awaits = "the API server agrees that pods may leave"
+	}
 }
 
 // isLaneIdle reports whether no pod of the surge has left for a while, and none has become up for

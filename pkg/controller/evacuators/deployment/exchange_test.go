@@ -141,7 +141,7 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 		"another pod has the lowest cost, and no eviction can remove the pod": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0), always), newTestPod("web-0", leaves(ours), cheapest, never),
 				newTestPod("web-1", costs("-2147483648"), never), first),
-			says: "the pod waits until pod web-1 no longer has the lowest deletion cost",
+			says: "the pod waits until pod web-1 is deleted or no longer has the lowest deletion cost",
 		},
 		"an autoscaler was created": {
 			s: at(later, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2)),

@@ -23,6 +23,9 @@ import (
 // maxReason is the maximum length, in bytes, of the reason of a NodeMaintenance in a message.
 const maxReason = 128
 
+// otherReplicas is what a surge waits for whose replacements are all available.
+const otherReplicas = "waits for its other replicas."
+
 // The steps of a replacement. Each is worth its value in the score of the surge.
 const (
 	stepCreated = iota + 1
@@ -134,7 +137,7 @@ func (s *situation) trouble() string {
 		return s.whyMissing()
 	}
 	if worst == nil {
-		return "waits for its other replicas."
+		return otherReplicas
 	}
 	return s.explain(worst, s.stepOf(worst))
 }

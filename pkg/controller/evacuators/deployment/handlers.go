@@ -121,10 +121,12 @@ func (c *Controller) deploymentChanged(old, now *appsv1.Deployment) {
 	d := cmp.Or(now, old)
 	key := types.NamespacedName{Namespace: d.Namespace, Name: d.Name}
 	switch {
-	case old != nil && now != nil && surge.Replicas(now) < surge.Replicas(old):
-		c.lowered.Set(key, c.clock.Now())
-	case now == nil || now.Status.ObservedGeneration == now.Generation && !isShrinking(now):
+	case now == nil:
 		c.lowered.Forget(key)
+	case old != nil && surge.Replicas(now) < surge.Replicas(old):
+		c.noteLowered(key)
+	case now.Status.ObservedGeneration == now.Generation && !isShrinking(now):
+		c.noteDeleted(key)
 	}
 	if _, recorded := d.Annotations[v1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
 		c.enqueue(key)

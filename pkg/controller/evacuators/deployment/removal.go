@@ -325,7 +325,7 @@ func (c *Controller) removalBeside(of types.NamespacedName, d *appsv1.Deployment
 	case by == of:
 		return "the pods of the last scale-down are deleted, and no PodDisruptionBudget counts them"
 	}
-	return fmt.Sprintf("the scale-down of Deployment %s, which has a PodDisruptionBudget in common, has deleted its pods", by.Name)
+	return fmt.Sprintf("Deployment %s, which has a PodDisruptionBudget in common, is scaled down and its pods are deleted", by.Name)
 }
 
 // unconfirmed returns the Deployment of a removal that is not confirmed. The caller holds the lock.

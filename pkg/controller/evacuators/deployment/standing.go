@@ -91,7 +91,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if other, waits := c.removalBefore(p, key); waits {
 		return Standing{
 			Reason:  v1alpha1.ReasonPodWaits,
-			Message: fmt.Sprintf("Deployment %s is scaled down, or is about to be: the pod waits until the other pods are deleted.", other.Name),
+			Message: fmt.Sprintf("Deployment %s is scaled down, or is about to be: the pod waits until its ReplicaSet has deleted pods.", other.Name),
 		}
 	}
 	if !ok {
@@ -102,12 +102,21 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if err != nil || !exists {
 		return Standing{}
 	}
+	if isShrinking(d) && d.Status.ObservedGeneration < d.Generation {
+		c.noteLowered(key) // the event may not have been handled yet
+	}
 	lowered, _ := c.lowered.Get(key)
-	if isShrinking(d) && c.clock.Now().Before(deletesUntil(latest(c.known.get(key).scaledDown, c.since(), lowered), d)) {
+	if isShrinking(d) && c.clock.Now().Before(deletesUntil(latest(c.known.get(key).scaledDown, c.since(), lowered.since), d)) {
 		return Standing{
 			Reason: v1alpha1.ReasonPodWaits,
-			Message: fmt.Sprintf("Deployment %s has %d pods and should have %d: the pod waits until the other pods are deleted.",
+			Message: fmt.Sprintf("Deployment %s has %d pods and should have %d: the pod waits until its ReplicaSet has deleted those beyond that.",
 				d.Name, d.Status.Replicas, surge.Replicas(d)),
+		}
+	}
+	if budget := c.countsLowered(p, lowered); budget != "" {
+		return Standing{
+			Reason:  v1alpha1.ReasonPodWaits,
+			Message: fmt.Sprintf("Deployment %s was scaled down: the pod waits until PodDisruptionBudget %s no longer counts the deleted pods.", d.Name, budget),
 		}
 	}
 	if c.off || d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
@@ -136,6 +145,51 @@ func (c *Controller) IsSurging(p *corev1.Pod) bool {
 		return false
 	}
 	return isSurgeUp(d) || isShrinking(d)
+}
+
+// lowering is a scale-down by any client.
+type lowering struct {
+	// since is the time at which this process first observed it, and deleted the time at which the
+	// ReplicaSet had deleted the pods; zero if it has not.
+	since, deleted time.Time
+}
+
+// noteLowered records that the replica count of a Deployment was lowered, unless an earlier
+// scale-down has not ended.
+func (c *Controller) noteLowered(key types.NamespacedName) {
+	c.lowered.Change(key, func(l lowering, known bool) (lowering, bool) {
+		if !known || !l.deleted.IsZero() {
+			l = lowering{since: c.clock.Now()}
+		}
+		return l, true
+	})
+}
+
+// noteDeleted records that the ReplicaSet of a Deployment has no pods to delete. It drops what is no
+// longer needed.
+func (c *Controller) noteDeleted(key types.NamespacedName) {
+	c.lowered.Change(key, func(l lowering, known bool) (lowering, bool) {
+		now := c.clock.Now()
+		if l.deleted.IsZero() {
+			l.deleted = now
+		}
+		return l, known && now.Before(l.deleted.Add(statusTime))
+	})
+}
+
+// countsLowered returns the name of a budget of the pod that still counts pods which the ReplicaSet
+// has deleted a moment ago, "" if there is none.
+func (c *Controller) countsLowered(p *corev1.Pod, l lowering) string {
+	now := c.clock.Now()
+	if l.deleted.IsZero() || !now.Before(l.deleted.Add(statusTime)) {
+		return ""
+	}
+	for _, budget := range c.budgetsOf(p, &budgetsByLabels{}) {
+		if healthy, err := c.healthyUnder(budget, now); err == nil && pdb.IsCurrent(budget) && budget.Status.CurrentHealthy > healthy {
+			return budget.Name
+		}
+	}
+	return ""
 }
 
 // isShrinking reports whether the ReplicaSet of a Deployment has to delete pods because the

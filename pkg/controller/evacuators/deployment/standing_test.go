@@ -125,9 +125,12 @@ func TestPodUpForEvictionStaysDuringAScaleDown(t *testing.T) {
 		"a user has scaled down":                   {d: newDeployment(2, has(3, 3)), from: 2, user: 3, want: v1alpha1.ReasonPodWaits},
 		"a user has scaled down and up again":      {d: newDeployment(3, has(3, 3)), from: 2, user: 2},
 		"a user scaled down before this leader":    {d: newDeployment(2, has(3, 3)), from: 2},
-		"the pod is deleted":                       {d: newDeployment(2, has(2, 2)), from: 3},
-		"a rollout has an extra pod":               {d: newDeployment(2, has(3, 1)), from: 3},
-		"all pods of a surge exist":                {d: newDeployment(2, recorded(1, 2, web0), has(2, 2)), from: 1},
+		"the event has not been handled": {
+			d: newDeployment(2, has(3, 3), func(d *appsv1.Deployment) { d.Generation++ }), from: 2, want: v1alpha1.ReasonPodWaits,
+		},
+		"the pod is deleted":         {d: newDeployment(2, has(2, 2)), from: 3},
+		"a rollout has an extra pod": {d: newDeployment(2, has(3, 1)), from: 3},
+		"all pods of a surge exist":  {d: newDeployment(2, recorded(1, 2, web0), has(2, 2)), from: 1},
 		"the Deployment is being deleted": {d: newDeployment(2, has(3, 3), func(d *appsv1.Deployment) {
 			d.DeletionTimestamp = &metav1.Time{Time: start}
 		}), from: 3},
@@ -142,6 +145,34 @@ func TestPodUpForEvictionStaysDuringAScaleDown(t *testing.T) {
 			if got := c.StandingOfEvicted(newTestPod("web-0").Pod); got.Reason != tc.want {
 				t.Errorf("got %+v, want reason %q", got, tc.want)
 			}
+		})
+	}
+}
+
+// TestEvictionsAwaitTheBudgetAfterAScaleDown: a user has scaled down, and the ReplicaSet has deleted
+// a pod.
+func TestEvictionsAwaitTheBudgetAfterAScaleDown(t *testing.T) {
+	has := func(replicas, pods int32) *appsv1.Deployment {
+		return newDeployment(replicas, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = pods, pods })
+	}
+	for name, tc := range map[string]struct {
+		healthy int32
+		ago     time.Duration
+		want    string
+	}{
+		"a budget counts the pod":          {healthy: 3, want: v1alpha1.ReasonPodWaits},
+		"it has counted it for a while":    {healthy: 3, ago: statusTime},
+		"it does not count the pod":        {healthy: 2},
+		"it does not count another either": {healthy: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, first := newBudget(), newTestPod("web-0")
+			b.Status.CurrentHealthy = tc.healthy
+			c := newKnowing(t, nil, []runtime.Object{has(2, 2), newReplicaSet(), b, first.Pod, newTestPod("web-1").Pod})
+			c.deploymentChanged(has(3, 3), has(2, 3))
+			c.deploymentChanged(has(2, 3), has(2, 2))
+			c.lowered.Change(testKey, func(l lowering, _ bool) (lowering, bool) { return lowering{l.since, l.deleted.Add(-tc.ago)}, true })
+			is.Equal(t, c.StandingOfEvicted(first.Pod).Reason, tc.want, "the reason to stay")
 		})
 	}
 }
