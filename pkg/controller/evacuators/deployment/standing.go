@@ -165,8 +165,8 @@ func (c *Controller) noteLowered(key types.NamespacedName) {
 	})
 }
 
-// noteDeleted records that the ReplicaSet of a Deployment has no pods to delete. It drops what is no
-// longer needed.
+// noteDeleted records that the ReplicaSet of a Deployment has no pods to delete. It drops what is
+// no longer needed.
 func (c *Controller) noteDeleted(key types.NamespacedName) {
 	c.lowered.Change(key, func(l lowering, known bool) (lowering, bool) {
 		now := c.clock.Now()

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // knowing returns a controller whose caches have a Deployment and the ReplicaSet of its pods.
@@ -149,8 +150,8 @@ func TestPodUpForEvictionStaysDuringAScaleDown(t *testing.T) {
 	}
 }
 
-// TestEvictionsAwaitTheBudgetAfterAScaleDown: a user has scaled down, and the ReplicaSet has deleted
-// a pod.
+// TestEvictionsAwaitTheBudgetAfterAScaleDown: a user has scaled down, and the ReplicaSet has
+// deleted a pod.
 func TestEvictionsAwaitTheBudgetAfterAScaleDown(t *testing.T) {
 	has := func(replicas, pods int32) *appsv1.Deployment {
 		return newDeployment(replicas, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = pods, pods })
