@@ -113,8 +113,8 @@ type Controller struct {
 
 	queue *loop.Queue[item]
 	known tracked
-	// lowered has the Deployments whose replica count any client has lowered, until their
-	// ReplicaSets have deleted the pods and budgets no longer count these.
+	// lowered has the Deployments whose replica count any client has lowered, until some time after
+	// their ReplicaSets have deleted the pods.
 	lowered   loop.Memory[types.NamespacedName, lowering]
 	evictions eviction.Host
 	asks      func(*v1alpha1.Evacuation) bool

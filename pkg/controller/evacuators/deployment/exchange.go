@@ -213,8 +213,10 @@ func (s *situation) isDenied(p *pod) bool {
 // available pods that may leave. exchange returns the pods that have to be evicted instead. done is
 // set if the decision scales down, or only waits for answers, costs or evictions.
 func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, spare int) (evicted []*pod, done bool) {
+	all := pods
 	if pods = d.withoutResting(s, pods); len(pods) == 0 {
-		d.awaitConsent(s)
+		d.memory.askedSince = s.memory.askedSince
+		d.awaitConsent(s, all)
 		return nil, false
 	}
 	if moving > 0 && !d.isLaneIdle(s) || s.deployment.Status.ObservedGeneration < s.deployment.Generation {
@@ -259,7 +261,7 @@ func (d *decision) exchange(s situation, others notReady, pods []*pod, moving, s
 		return nil, true
 	}
 	if chosen = d.agreed(s, chosen); len(chosen) == 0 {
-		d.awaitConsent(s)
+		d.awaitConsent(s, all)
 		return nil, true
 	}
 	if awaits, failed := d.awaitsLowest(s, chosen, hopeless); failed {
@@ -317,15 +319,19 @@ func (d *decision) withoutResting(s situation, pods []*pod) []*pod {
 			return false
 		}
 		d.wakeAt(answer.until())
-		d.memory.askedSince = s.memory.askedSince
 		return true
 	})
 }
 
-// awaitConsent sets what the exchange awaits if the API server has not agreed for a while.
-func (d *decision) awaitConsent(s situation) {
-	if since := d.memory.askedSince; !since.IsZero() && d.isPast(s, since.Add(askedLong)) {
-		d.awaits = "the API server agrees that pods may leave"
+// awaitConsent sets what the exchange of these pods awaits if all replacements are available and
+// the API server has not agreed for a while.
+func (d *decision) awaitConsent(s situation, pods []*pod) {
+	since := d.memory.askedSince
+	if len(pods) == 0 || since.IsZero() || !d.isPast(s, since.Add(askedLong)) || s.trouble() != otherReplicas {
+		return
+	}
+	if d.awaits = "the API server agrees that pods may leave"; s.closedBudget(pods) != "" {
+		d.awaits = fmt.Sprintf("PodDisruptionBudget %s allows a disruption", s.closedBudget(pods))
 	}
 }
 
@@ -517,44 +523,6 @@ func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
 		chosen = append(chosen, p)
 	}
 	return chosen
-}
-
-// closedBudget returns the name of a budget that allows the deletion of none of these pods, "" if
-// there is none.
-func (s *situation) closedBudget(pods []*pod) string {
-	replicas := surge.Replicas(s.deployment)
-	for _, p := range pods {
-		for _, b := range p.budgets {
-			if pdb.IsReady(p.Pod) && !s.isNeverEvicted(p) && surge.Removable(b, replicas, 1) < 1 {
-				return b.Name
-			}
-		}
-	}
-	return ""
-}
-
-// outdatedBudget returns the name of a budget that would not allow the deletion of these pods if
-// its status were as new as the pods in the cache, "" if there is none. A pod of another workload
-// may have left a moment ago.
-func (s *situation) outdatedBudget(pods []*pod) string {
-	budgets, under := map[types.NamespacedName]*policyv1.PodDisruptionBudget{}, map[types.NamespacedName]int32{}
-	for _, p := range pods {
-		if !pdb.IsReady(p.Pod) || s.isNeverEvicted(p) {
-			continue
-		}
-		for _, b := range p.budgets {
-			budgets[pdb.NameOf(b)] = b
-			under[pdb.NameOf(b)]++
-		}
-	}
-	for name, b := range budgets {
-		current := *b
-		current.Status.CurrentHealthy = min(b.Status.CurrentHealthy, s.healthyUnder(b))
-		if surge.Removable(&current, surge.Replicas(s.deployment), under[name]) < under[name] {
-			return b.Name
-		}
-	}
-	return ""
 }
 
 // compareBool orders false before true.

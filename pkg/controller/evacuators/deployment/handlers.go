@@ -124,9 +124,11 @@ func (c *Controller) deploymentChanged(old, now *appsv1.Deployment) {
 	case now == nil:
 		c.lowered.Forget(key)
 	case old != nil && surge.Replicas(now) < surge.Replicas(old):
+		c.noteDeletedBy(key, old)
 		c.noteLowered(key)
-	case now.Status.ObservedGeneration == now.Generation && !isShrinking(now):
-		c.noteDeleted(key)
+		c.noteDeletedBy(key, now)
+	default:
+		c.noteDeletedBy(key, now)
 	}
 	if _, recorded := d.Annotations[v1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
 		c.enqueue(key)

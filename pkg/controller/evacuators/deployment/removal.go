@@ -274,6 +274,44 @@ func (c *Controller) healthyUnder(budget *policyv1.PodDisruptionBudget, now time
 	return healthy, nil
 }
 
+// closedBudget returns the name of a budget that allows the deletion of none of these pods, "" if
+// there is none.
+func (s *situation) closedBudget(pods []*pod) string {
+	replicas := surge.Replicas(s.deployment)
+	for _, p := range pods {
+		for _, b := range p.budgets {
+			if pdb.IsReady(p.Pod) && !s.isNeverEvicted(p) && surge.Removable(b, replicas, 1) < 1 {
+				return b.Name
+			}
+		}
+	}
+	return ""
+}
+
+// outdatedBudget returns the name of a budget that would not allow the deletion of these pods if
+// its status were as new as the pods in the cache, "" if there is none. A pod of another workload
+// may have left a moment ago.
+func (s *situation) outdatedBudget(pods []*pod) string {
+	budgets, under := map[types.NamespacedName]*policyv1.PodDisruptionBudget{}, map[types.NamespacedName]int32{}
+	for _, p := range pods {
+		if !pdb.IsReady(p.Pod) || s.isNeverEvicted(p) {
+			continue
+		}
+		for _, b := range p.budgets {
+			budgets[pdb.NameOf(b)] = b
+			under[pdb.NameOf(b)]++
+		}
+	}
+	for name, b := range budgets {
+		current := *b
+		current.Status.CurrentHealthy = min(b.Status.CurrentHealthy, s.healthyUnder(b))
+		if surge.Removable(&current, surge.Replicas(s.deployment), under[name]) < under[name] {
+			return b.Name
+		}
+	}
+	return ""
+}
+
 // hasTooMany reports whether a Deployment has more pods than it should have.
 func (c *Controller) hasTooMany(deployment types.NamespacedName, d *appsv1.Deployment) bool {
 	pods := int32(0)
@@ -325,7 +363,7 @@ func (c *Controller) removalBeside(of types.NamespacedName, d *appsv1.Deployment
 	case by == of:
 		return "the pods of the last scale-down are deleted, and no PodDisruptionBudget counts them"
 	}
-	return fmt.Sprintf("Deployment %s, which has a PodDisruptionBudget in common, is scaled down and its pods are deleted", by.Name)
+	return fmt.Sprintf("the scale-down of Deployment %s, which has a PodDisruptionBudget in common, is over: its extra pods are deleted, and no budget counts them", by.Name)
 }
 
 // unconfirmed returns the Deployment of a removal that is not confirmed. The caller holds the lock.

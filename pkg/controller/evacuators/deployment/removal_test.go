@@ -205,7 +205,7 @@ func TestEvictionsAwaitAClaim(t *testing.T) {
 	}
 	beside := types.NamespacedName{Namespace: testNamespace, Name: "other"}
 	is.Equal(t, c.claim(beside, s, []*pod{&doomed}), removeRetry, "the retry of another Deployment")
-	is.True(t, strings.HasPrefix(c.removalBeside(beside, s.deployment, []*pod{&doomed}), "Deployment web, which has"), "another Deployment does not wait")
+	is.True(t, strings.HasPrefix(c.removalBeside(beside, s.deployment, []*pod{&doomed}), "the scale-down of Deployment web, which has"), "another Deployment does not wait")
 	is.Equal(t, c.removalBeside(beside, s.deployment, []*pod{&other}), "", "what a Deployment without the budget waits for")
 	is.Equal(t, c.removalBeside(testKey, s.deployment, []*pod{&doomed}), "", "what the Deployment waits for before its write")
 	c.InFlight.Remove(other.UID)

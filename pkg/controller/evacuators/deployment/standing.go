@@ -91,7 +91,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if other, waits := c.removalBefore(p, key); waits {
 		return Standing{
 			Reason:  v1alpha1.ReasonPodWaits,
-			Message: fmt.Sprintf("Deployment %s is scaled down, or is about to be: the pod waits until its ReplicaSet has deleted pods.", other.Name),
+			Message: fmt.Sprintf("Deployment %s is scaled down, or is about to be: the pod waits until its ReplicaSet has deleted pods and no PodDisruptionBudget counts these.", other.Name),
 		}
 	}
 	if !ok {
@@ -102,9 +102,11 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if err != nil || !exists {
 		return Standing{}
 	}
+	// The events may not have been handled yet.
 	if isShrinking(d) && d.Status.ObservedGeneration < d.Generation {
-		c.noteLowered(key) // the event may not have been handled yet
+		c.noteLowered(key)
 	}
+	c.noteDeletedBy(key, d)
 	lowered, _ := c.lowered.Get(key)
 	if isShrinking(d) && c.clock.Now().Before(deletesUntil(latest(c.known.get(key).scaledDown, c.since(), lowered.since), d)) {
 		return Standing{
@@ -116,7 +118,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if budget := c.countsLowered(p, lowered); budget != "" {
 		return Standing{
 			Reason:  v1alpha1.ReasonPodWaits,
-			Message: fmt.Sprintf("Deployment %s was scaled down: the pod waits until PodDisruptionBudget %s no longer counts the deleted pods.", d.Name, budget),
+			Message: fmt.Sprintf("Deployment %s was scaled down: the pod waits until PodDisruptionBudget %s no longer counts pods that have left.", d.Name, budget),
 		}
 	}
 	if c.off || d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
@@ -165,9 +167,12 @@ func (c *Controller) noteLowered(key types.NamespacedName) {
 	})
 }
 
-// noteDeleted records that the ReplicaSet of a Deployment has no pods to delete. It drops what is
-// no longer needed.
-func (c *Controller) noteDeleted(key types.NamespacedName) {
+// noteDeletedBy records that the ReplicaSet of a Deployment has no pods to delete, if its status
+// shows that. It drops what is no longer needed.
+func (c *Controller) noteDeletedBy(key types.NamespacedName, d *appsv1.Deployment) {
+	if d.Status.ObservedGeneration != d.Generation || isShrinking(d) {
+		return
+	}
 	c.lowered.Change(key, func(l lowering, known bool) (lowering, bool) {
 		now := c.clock.Now()
 		if l.deleted.IsZero() {
