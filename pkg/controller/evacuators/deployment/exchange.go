@@ -330,8 +330,9 @@ func (d *decision) awaitConsent(s situation, pods []*pod) {
 	if len(pods) == 0 || since.IsZero() || !d.isPast(s, since.Add(askedLong)) || s.trouble() != otherReplicas {
 		return
 	}
-	if d.awaits = "the API server agrees that pods may leave"; s.closedBudget(pods) != "" {
-		d.awaits = fmt.Sprintf("PodDisruptionBudget %s allows a disruption", s.closedBudget(pods))
+	d.awaits = "the API server agrees that pods may leave"
+	if budget := s.closedBudget(pods); budget != "" {
+		d.awaits = fmt.Sprintf("PodDisruptionBudget %s allows a disruption", budget)
 	}
 }
 

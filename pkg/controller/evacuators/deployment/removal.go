@@ -240,19 +240,25 @@ func (c *Controller) isConfirmed(deployment types.NamespacedName, r removal) boo
 
 // countsDeleted reports whether a budget may count pods as healthy that were deleted at the given
 // time: its status has more healthy pods than the cache, or has not changed since the given
-// resourceVersion. The API server does not use a status that is older than the spec.
+// resourceVersion.
 func (c *Controller) countsDeleted(name types.NamespacedName, version string, deletedAt, now time.Time) bool {
 	c.matching.RLock()
 	budget := c.budgets.Get(name.Namespace, name.Name)
 	c.matching.RUnlock()
-	if budget == nil || !pdb.IsCurrent(budget) {
+	if budget == nil {
 		return false
 	}
-	if budget.ResourceVersion == version && now.Before(deletedAt.Add(statusTime)) {
+	if pdb.IsCurrent(budget) && budget.ResourceVersion == version && now.Before(deletedAt.Add(statusTime)) {
 		return true
 	}
+	return c.countsTooMany(budget, now)
+}
+
+// countsTooMany reports whether the status of a budget has more healthy pods than the cache. The
+// API server does not use a status that is older than the spec.
+func (c *Controller) countsTooMany(budget *policyv1.PodDisruptionBudget, now time.Time) bool {
 	healthy, err := c.healthyUnder(budget, now)
-	return err == nil && budget.Status.CurrentHealthy > healthy
+	return err == nil && pdb.IsCurrent(budget) && budget.Status.CurrentHealthy > healthy
 }
 
 // healthyUnder counts the healthy pods under a budget in the cache. The status of the budget may be

@@ -190,7 +190,7 @@ func (c *Controller) countsLowered(p *corev1.Pod, l lowering) string {
 		return ""
 	}
 	for _, budget := range c.budgetsOf(p, &budgetsByLabels{}) {
-		if healthy, err := c.healthyUnder(budget, now); err == nil && pdb.IsCurrent(budget) && budget.Status.CurrentHealthy > healthy {
+		if c.countsTooMany(budget, now) {
 			return budget.Name
 		}
 	}

@@ -178,6 +178,26 @@ func TestEvictionsAwaitTheBudgetAfterAScaleDown(t *testing.T) {
 	}
 }
 
+// TestEventsOfAScaleDownComeLate covers a scale-down of a user whose last event is not handled.
+func TestEventsOfAScaleDownComeLate(t *testing.T) {
+	has := func(replicas, pods int32) *appsv1.Deployment {
+		return newDeployment(replicas, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = pods, pods })
+	}
+	t.Run("the pods are deleted", func(t *testing.T) {
+		b, first := newBudget(), newTestPod("web-0")
+		b.Status.CurrentHealthy = 3
+		c := newKnowing(t, nil, []runtime.Object{has(2, 2), newReplicaSet(), b, first.Pod, newTestPod("web-1").Pod})
+		c.deploymentChanged(has(3, 3), has(2, 3))
+		is.Equal(t, c.StandingOfEvicted(first.Pod).Reason, v1alpha1.ReasonPodWaits, "the reason to stay")
+	})
+	t.Run("a second scale-down has begun", func(t *testing.T) {
+		c := knowing(t, has(2, 3))
+		c.lowered.Set(testKey, lowering{since: c.clock.Now().Add(-removeTime)})
+		c.deploymentChanged(has(3, 3), has(2, 3))
+		is.Equal(t, c.StandingOfEvicted(newTestPod("web-0").Pod).Reason, v1alpha1.ReasonPodWaits, "the reason to stay")
+	})
+}
+
 // TestScaleDownCountsFromItsWrite writes a scale-down that the cache does not have yet.
 func TestScaleDownCountsFromItsWrite(t *testing.T) {
 	d := newDeployment(3, func(d *appsv1.Deployment) {
