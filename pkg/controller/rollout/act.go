@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"time"
 
@@ -78,7 +79,7 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 		agrees := false
 		if ready && err == nil && i < maxStarts {
 			if agrees, err = c.agrees(ctx, f, u); err != nil {
-				c.noteStart(r.Name, u.Name, err)
+				c.noteStart(r.Name, u.Name, err, false)
 			}
 		}
 		if agrees {
@@ -91,7 +92,7 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 	if isStuck && err == nil && !f.asking {
 		err = fmt.Errorf("unit %s does not start: the caches are older than the API", d.start[0].Name)
 		if ready {
-			c.noteStart(r.Name, d.start[0].Name, err)
+			c.noteStart(r.Name, d.start[0].Name, err, false)
 		}
 	}
 	if err == nil && len(started) < len(d.start) {
@@ -158,30 +159,43 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 	for i := range d.units {
 		errs = append(errs, c.change(ctx, &d.units[i]))
 	}
-	d.status.Current = append(d.status.Current, started...)
+	d.status.Current = slices.Concat(d.status.Current, started, d.unsettledBut(func(name string) bool {
+		return slices.ContainsFunc(started, func(u v1alpha1.RolloutUnit) bool { return u.Unit == name })
+	}))
 	written, err := c.writeStatus(ctx, r, d, len(started) > 0)
 	if err != nil {
 		return errors.Join(append(errs, loop.IgnoreNotFound(err))...)
 	}
 	for i := range started {
 		err := c.create(ctx, written, &started[i])
-		c.noteStart(r.Name, started[i].Unit, err)
+		c.noteStart(r.Name, started[i].Unit, err, isRefusal(err))
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// noteStart records whether the start of a unit has failed. All others are tried before it is tried
-// again.
-func (c *Controller) noteStart(rollout, unit string, err error) {
+// noteStart records whether the start of a unit has failed, and whether the API has refused its
+// maintenance. All others are tried before it is tried again.
+func (c *Controller) noteStart(rollout, unit string, err error, refused bool) {
 	if err == nil {
 		delete(c.failedStarts[rollout], unit)
 		return
 	}
 	if c.failedStarts[rollout] == nil {
-		c.failedStarts[rollout] = map[string]time.Time{}
+		c.failedStarts[rollout] = map[string]failedStart{}
 	}
-	c.failedStarts[rollout][unit] = c.clock.Now()
+	c.failedStarts[rollout][unit] = failedStart{c.clock.Now(), refused}
+}
+
+// isRefusal reports whether the API has answered that it stores nothing. After any other error the
+// request may still be carried out.
+func isRefusal(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
 }
 
 // change completes, pauses or resumes the maintenance of a unit.

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -32,9 +31,6 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/rights"
 )
-
-// serverUser is the name of the server as a client of its own API.
-const serverUser = user.APIServerUser
 
 // Name is the name of this controller in logs, metrics, queues and its field manager.
 const Name = "rollout"
@@ -99,8 +95,8 @@ type Controller struct {
 	changes atomic.Int64
 	// goals has the expressions of the rollouts by name.
 	goals map[string]*goal
-	// failedStarts has the times of the last failed starts of units, by rollout and unit.
-	failedStarts map[string]map[string]time.Time
+	// failedStarts has the last failed starts of units, by rollout and unit.
+	failedStarts map[string]map[string]failedStart
 	// problems has the failures of each rollout.
 	problems *loop.Failures[string]
 	// written has the time of the last status write of each rollout, to pace the writes.
@@ -112,6 +108,12 @@ type Controller struct {
 	// maxUnavailable and ownPod are fields of the Config.
 	maxUnavailable int
 	ownPod         types.NamespacedName
+}
+
+// failedStart is a start of a unit that has failed. refused is set if the API has refused it.
+type failedStart struct {
+	at      time.Time
+	refused bool
 }
 
 // New creates a controller and registers its handlers and indexes; the informers must not run yet.
@@ -140,7 +142,7 @@ func New(config Config) (*Controller, error) {
 		maxUnavailable: config.MaxUnavailableNodes,
 		ownPod:         config.OwnPod,
 		goals:          map[string]*goal{},
-		failedStarts:   map[string]map[string]time.Time{},
+		failedStarts:   map[string]map[string]failedStart{},
 		problems:       loop.NewFailures[string](config.Clock, nil),
 	}
 	if err := podcache.AddIndex(maintenances, byRollout, indexByRollout); err != nil {

@@ -21,7 +21,10 @@ type decision struct {
 	units []followed
 	// start are the units to start, once the API confirms what the caches have.
 	start []*next.Unit
-	// status is the new status, without the units to start.
+	// unsettled are the announced units whose maintenance may still appear. They keep their places
+	// if they do not start.
+	unsettled []v1alpha1.RolloutUnit
+	// status is the new status, without the units to start and without unsettled ones.
 	status v1alpha1.NodeMaintenanceRolloutStatus
 	// wake is the time at which to decide again without an event; zero if at none.
 	wake time.Time
@@ -40,15 +43,20 @@ func decide(f *facts) *decision {
 		u := f.follow(entry, open, holds.Drains)
 		d.units = append(d.units, u)
 		d.wake = window.Earliest(d.wake, u.wake)
-		if !u.over {
+		switch {
+		case u.unsettled:
+			d.unsettled = append(d.unsettled, u.unit)
+		case !u.over:
 			d.status.Current = append(d.status.Current, u.unit)
 		}
 	}
-	followed := *r
-	followed.Status = d.status
-	f.rollout.Object = &followed
-	f.cluster.Announce(&followed)
-	choice := next.Decide(f.cluster, &f.rollout)
+	choice := f.choose(r, d.status, nil)
+	left := d.unsettledBut(func(name string) bool {
+		return slices.ContainsFunc(choice.Start, func(u *next.Unit) bool { return u.Name == name })
+	})
+	if len(left) > 0 {
+		choice = f.choose(r, d.status, left) // no other unit gets their places
+	}
 	d.start = choice.Start
 	d.wake = window.Earliest(d.wake, choice.Next)
 	d.status.Nodes = choice.Nodes
@@ -63,6 +71,22 @@ func decide(f *facts) *decision {
 	d.status.ObservedGeneration = r.Generation
 	d.setConditions(f, &choice)
 	return d
+}
+
+// unsettledBut returns the unsettled units that do not start again.
+func (d *decision) unsettledBut(starts func(unit string) bool) []v1alpha1.RolloutUnit {
+	return slices.DeleteFunc(slices.Clone(d.unsettled), func(u v1alpha1.RolloutUnit) bool { return starts(u.Unit) })
+}
+
+// choose decides which units start, with the units that the new status has and some more. It
+// replaces the status of the rollout in the facts.
+func (f *facts) choose(r *v1alpha1.NodeMaintenanceRollout, status v1alpha1.NodeMaintenanceRolloutStatus, more []v1alpha1.RolloutUnit) next.Decision {
+	status.Current = slices.Concat(status.Current, more)
+	followed := *r
+	followed.Status = status
+	f.rollout.Object = &followed
+	f.cluster.Announce(&followed)
+	return next.Decide(f.cluster, &f.rollout)
 }
 
 // postpone counts the nodes of a unit as waiting that does not start in this sync after all.

@@ -13,7 +13,8 @@
 // Announced nodes count as out for all rollouts, before any cache shows that the nodes are
 // cordoned. If a leader dies between the two steps, the next one reads the name of the maintenance
 // from the API. If it does not exist, the unit is decided about as if it were new, and gets the
-// same name.
+// same name; no other unit gets its places within the next minute, since the request may still be
+// carried out.
 //
 // All state that a new leader needs is in the API: what runs in status.current, and what was tried,
 // and how it ended, in the maintenances of the rollout, which exist as long as the rollout. The
@@ -24,8 +25,8 @@
 //   - current: the first start of a leader compares the rollouts in the cache and in the API.
 //   - nodes: the nodes that syncs share. They are read from the cache again.
 //   - goals: the values of doneWhen for the nodes. They are evaluated again.
-//   - failedStarts: which units did not start, so that others are tried first. They are tried
-//     first.
+//   - failedStarts: which units did not start, so that others are tried first, and which the API
+//     has refused. They are tried first, and keep their places for a minute.
 //   - problems: the failures and since when. One appears in the status a minute later.
 //   - written: when each status was written, to delay counters. The next write is not delayed.
 //   - costs: how long each sync took, to delay the next ones. The next syncs are not delayed.

@@ -41,6 +41,9 @@ type facts struct {
 	// nodes was done according to them, by UID.
 	own  map[string]*v1alpha1.NodeMaintenance
 	done map[types.UID]time.Time
+	// foreign are the names of announced maintenances that do not belong to the rollout, and
+	// refused the units whose maintenance the API has refused.
+	foreign, refused map[string]bool
 	// taken reports whether a maintenance of this name exists.
 	taken func(name string) bool
 	// holders returns the maintenances that select a node.
@@ -73,8 +76,11 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 		return nil, err
 	}
 	f := &facts{
-		rollout: next.Rollout{Object: r, FailedStarts: c.failedStarts[r.Name]}, nodes: nodes.byName, tasks: map[string]*v1alpha1.NodeTask{},
-		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf, started: c.started,
+		rollout: next.Rollout{Object: r, FailedStarts: map[string]time.Time{}}, nodes: nodes.byName, tasks: map[string]*v1alpha1.NodeTask{},
+		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf, started: c.started, foreign: map[string]bool{}, refused: map[string]bool{},
+	}
+	for unit, failed := range c.failedStarts[r.Name] {
+		f.rollout.FailedStarts[unit], f.refused[unit] = failed.at, failed.refused
 	}
 	f.taken = func(name string) bool {
 		if f.own[name] != nil {
@@ -196,7 +202,7 @@ func (c *Controller) findOwn(ctx context.Context, f *facts) error {
 		if err != nil {
 			return fmt.Errorf("read NodeMaintenance %s: %w", name, err)
 		}
-		if protocol.BelongsTo(nm, r.UID) {
+		if f.foreign[name] = !protocol.BelongsTo(nm, r.UID); !f.foreign[name] {
 			f.own[name] = nm
 			attempts = append(attempts, nm)
 		}
@@ -254,7 +260,7 @@ func (c *Controller) clusterOf(f *facts, nodes *next.Nodes, tasks []*v1alpha1.No
 	others := slices.DeleteFunc(c.all(), func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.UID == f.rollout.Object.UID })
 	return next.NewCluster(next.Facts{
 		Now: now, Nodes: nodes, Pods: c.pods.CountOn, Tasks: tasks, Rollouts: others, Exists: f.taken,
-		MaxUnavailablePercent: c.maxUnavailable, ServerNode: c.serverNode(), ServerUser: serverUser,
+		MaxUnavailablePercent: c.maxUnavailable, ServerNode: c.serverNode(), ServerUser: protocol.ServerUser,
 	})
 }
 

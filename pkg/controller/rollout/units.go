@@ -38,16 +38,27 @@ type followed struct {
 	over    bool
 	// wake is the time at which the unit changes without an event; zero if it does not.
 	wake time.Time
+	// unsettled is set if the maintenance of the unit does not exist, and may still appear.
+	unsettled bool
 }
+
+// createPatience is how long an announcement without a maintenance keeps its places, unless the API
+// has refused the maintenance: a request that has failed without an answer, or whose leader has
+// ended, may still be stored.
+const createPatience = time.Minute
 
 // follow decides what happens to the unit of an entry of status.current. open is set if a window is
 // open, drainsHeld if a hold stops drains.
 func (f *facts) follow(entry v1alpha1.RolloutUnit, open, drainsHeld bool) followed {
 	u := followed{before: entry, unit: *entry.DeepCopy(), nm: f.own[entry.Maintenance]}
 	if u.nm == nil {
-		// The maintenance was deleted, or a leader ended before it created it. In that case the
-		// same unit is decided about again, and gets the same name.
-		u.over = true
+		// The maintenance was deleted, or a leader ended before it created it, or the request has
+		// failed. In the latter cases the same unit is decided about again, and gets the same name.
+		end := f.endsAt(&entry, int32(createPatience.Seconds()))
+		u.unsettled = entry.Phase == v1alpha1.RolloutPhaseStarting && !f.refused[entry.Unit] && !f.foreign[entry.Maintenance] && f.cluster.Now.Before(end)
+		if u.over = !u.unsettled; !u.over {
+			u.wake = end
+		}
 		return u
 	}
 	switch {

@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/retry"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/marks"
@@ -148,7 +149,7 @@ func (w *world) recordPause(action clienttesting.Action) (bool, runtime.Object, 
 	now := w.now().Rfc3339Copy()
 	nm.Status.Pause, nm.Status.LastProgressTimestamp = nil, &now
 	if strings.Contains(string(patch.GetPatch()), `"paused":true`) {
-		nm.Status.Pause = &v1alpha1.NodeMaintenancePause{By: serverUser, Since: now}
+		nm.Status.Pause = &v1alpha1.NodeMaintenancePause{By: protocol.ServerUser, Since: now}
 	}
 	return false, nil, w.api.Tracker().Update(action.GetResource(), nm, "")
 }

@@ -14,6 +14,10 @@ import (
 // rollout.
 var RolloutKind = v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceRollout")
 
+// ServerUser is the name of the server as a client of its own API. With it, rollouts pause the
+// drains of their units while a hold says so; they resume only drains that it has paused.
+const ServerUser = "system:apiserver"
+
 // RolloutOf returns the reference of a NodeMaintenance to the rollout that it belongs to, or nil. A
 // user can set any owner, but only the server sets LabelRollout. A maintenance that is left behind
 // by its rollout has the label and no owner.
