@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
@@ -86,9 +87,9 @@ type wantingMaintenance struct {
 
 // wanting returns, by name, the maintenances in stage Cordon or Drain that select a node and whose
 // requester may maintain it, or could when the hold began. A maintenance that ends is one of them
-// while a worker has the node for it. wanting also sets makesSchedulable and
-// undecided of the facts. The map is nil if the maintenances cannot be read. Any other error
-// concerns a single maintenance.
+// while a worker has the node for it, and so is one whose worker has registered the node again.
+// wanting also sets makesSchedulable and undecided of the facts. The map is nil if the maintenances
+// cannot be read. Any other error concerns a single maintenance.
 func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingMaintenance, error) {
 	node := f.node
 	wanting := map[string]wantingMaintenance{}
@@ -121,7 +122,26 @@ func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingM
 			wanting[name] = wantingMaintenance{NodeMaintenance: nm, mayWork: mayWork}
 		}
 	}
+	if nm, err := c.reinstalledFor(f); err != nil {
+		errs = append(errs, err)
+	} else if nm != nil {
+		wanting[nm.Name] = wantingMaintenance{NodeMaintenance: nm, mayWork: true}
+	}
 	return wanting, errors.Join(errs...)
+}
+
+// reinstalledFor returns the maintenance for which a worker has registered the node again, nil if
+// none has. The node may not have its labels yet, by which the maintenance selects it, or by which
+// its requester may maintain it: that the work goes on was decided when the claim was granted.
+func (c *Controller) reinstalledFor(f *facts) (*v1alpha1.NodeMaintenance, error) {
+	if f.task == nil || f.task.Spec.NodeUID == f.node.UID || !protocol.IsInHands(f.task.Status.State) {
+		return nil, nil
+	}
+	nm, err := c.maintenanceLister.Get(f.task.Spec.Maintenance.Name)
+	if apierrors.IsNotFound(err) || err == nil && (nm.UID != f.task.Spec.Maintenance.UID || !f.isHolding(nm)) {
+		return nil, nil
+	}
+	return nm, err
 }
 
 // noteForeign sends an event, once for each node and storage, if the annotations of a node are from

@@ -272,6 +272,7 @@ func TestDaemonSetPodsReturnAfterTheWork(t *testing.T) {
 		f.wantEvacuating()
 		f.wantTask("one", "", v1alpha1.NodeTaskDone)
 		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft)
+		f.wantCordon("one", true, "m")
 	})
 }
 
@@ -303,6 +304,67 @@ func TestANodeVanishesInHands(t *testing.T) {
 		f.wait(time.Hour)
 		f.work()
 		f.wantTask("one", "", v1alpha1.NodeTaskGone)
+	})
+}
+
+// TestANodeIsReinstalledWithoutItsLabels: the labels come after the node, once before the worker is
+// done and once after that.
+func TestANodeIsReinstalledWithoutItsLabels(t *testing.T) {
+	label := func(node *corev1.Node) { node.Labels = map[string]string{"pool": "blue"} }
+	for name, atOnce := range map[string]bool{"before the work is done": true, "after the work is done": false} {
+		bubble.Run(t, name, func(t *testing.T) {
+			f := newClaimed(t)
+			must.Do(t, f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}))
+			f.cached()
+			f.work()
+			f.create(newNode("one", isReady, func(node *corev1.Node) { node.UID, node.Labels = "uid-new", nil }))
+			f.work()
+			f.wantCordon("one", true, "m")
+			if atOnce {
+				f.updateNode("one", label)
+			} else {
+				f.reportTask("one", done)
+			}
+			f.wantCordon("one", true, "m")
+			f.wait(time.Minute)
+			f.work()
+			f.wantCordon("one", true, "m")
+			if atOnce {
+				f.reportTask("one", done)
+			} else {
+				f.updateNode("one", label)
+			}
+			f.work()
+			f.wantTask("one", "", v1alpha1.NodeTaskDone)
+			is.Equal(t, f.nodeStatus("m", "one").NodeRef.UID, "uid-new")
+			f.wait(time.Minute)
+			f.work()
+			f.wantTask("one", "", v1alpha1.NodeTaskDone)
+			f.wantCordon("one", true, "m")
+			f.enter("m", v1alpha1.NodeMaintenanceStageComplete)
+			f.work()
+			f.wantCordon("one", false)
+		})
+	}
+}
+
+// TestANodeIsReinstalledForAUserWithoutTheRight: the requester may maintain the nodes of a pool,
+// and the new node has no pool yet. The maintenance selects it by name, as those of rollouts do.
+func TestANodeIsReinstalledForAUserWithoutTheRight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newClaimed(t)
+		must.Do(t, f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}))
+		f.cached()
+		f.work()
+		f.rights.refused.Insert("one")
+		f.create(newNode("one", isReady, func(node *corev1.Node) { node.UID = "uid-new" }))
+		f.work()
+		f.wantCordon("one", true, "m")
+		f.reportTask("one", func(status *v1alpha1.NodeTaskStatus) { status.Result = v1alpha1.NodeTaskResultFailed })
+		f.wait(time.Minute)
+		f.work()
+		f.wantTask("one", v1alpha1.NodeTaskFailed, v1alpha1.NodeTaskFailed)
+		f.wantCordon("one", true, "m")
 	})
 }
 

@@ -86,7 +86,7 @@ func (c *Controller) offer(ctx context.Context, node *corev1.Node, nm *v1alpha1.
 		return fmt.Errorf("offer node %s to workers: %w", node.Name, err)
 	}
 	c.state.Tasks.Wrote(stored)
-	c.heard.Set(node.Name, heard{uid: stored.UID, state: stored.Status.StateTime, at: c.clock.Now()})
+	c.heard.Set(node.Name, heard{uid: stored.UID, state: stored.Status.StateTime, at: c.clock.Now(), entered: c.clock.Now()})
 	return nil
 }
 

@@ -77,29 +77,31 @@ type Controller struct {
 type heard struct {
 	uid             types.UID
 	state, progress *metav1.Time
-	// at is the time of the change by the clock of this leader, zero if it has seen none.
-	at time.Time
+	// at is the time of the change, and entered that of the last change of the state, by the clock
+	// of this leader; zero if it has seen none.
+	at, entered time.Time
 }
 
-// hear returns the time at which this leader has seen the times of a NodeTask change, zero if it
-// has not.
-func (c *Controller) hear(node string, task *v1alpha1.NodeTask, now time.Time) time.Time {
+// hear returns the last change of the times of a NodeTask that this leader has seen.
+func (c *Controller) hear(node string, task *v1alpha1.NodeTask, now time.Time) heard {
 	if task == nil {
 		c.heard.Forget(node)
-		return time.Time{}
+		return heard{}
 	}
 	latest := heard{uid: task.UID, state: task.Status.StateTime, progress: task.Status.ProgressTime}
 	c.heard.Change(node, func(last heard, known bool) (heard, bool) {
 		switch {
 		case !known || last.uid != latest.uid:
 		case last.state.Equal(latest.state) && last.progress.Equal(latest.progress):
-			latest.at = last.at
+			latest.at, latest.entered = last.at, last.entered
+		case last.state.Equal(latest.state):
+			latest.at, latest.entered = now, last.entered
 		default:
-			latest.at = now
+			latest.at, latest.entered = now, now
 		}
 		return latest, true
 	})
-	return latest.at
+	return latest
 }
 
 // New creates a controller and registers its handlers; the informers must not run yet. A controller

@@ -28,9 +28,9 @@ type facts struct {
 	now time.Time
 	// served is the time for which this leader has served.
 	served time.Duration
-	// heard is the time at which this leader has seen the times of the task change, zero if it has
-	// not.
-	heard time.Time
+	// heard is the time at which this leader has seen the times of the task change, and entered
+	// that at which it has seen the time of the state change; zero if it has not.
+	heard, entered time.Time
 	// task is the NodeTask, and node the node; nil if it does not exist.
 	task *v1alpha1.NodeTask
 	node *corev1.Node
@@ -361,7 +361,7 @@ func decideVerifying(f *facts) decision {
 		return f.verified()
 	}
 	deadline := seconds(f.task.Spec.VerifyDeadlineSeconds)
-	switch left := f.left(deadline, status.StateTime); {
+	switch left := f.leftSince(f.entered, deadline, status.StateTime); {
 	case left <= 0:
 		return f.fail(v1alpha1.NodeTaskNotVerified, fmt.Sprintf("Not verified within %s after the worker reported Done: %s", deadline, why))
 	case status.ServerMessage != cut(why):
@@ -398,9 +398,10 @@ func (f *facts) whyNotVerified() string {
 }
 
 // decideDone deletes the task when the maintenance has recorded it. A maintenance that does not
-// select the node any more records nothing.
+// select the node any more records nothing. A node that was registered again may get its labels
+// later: without the record, the work would begin again then.
 func decideDone(f *facts) decision {
-	if f.node == nil || f.isForgotten() || !f.selected || holds.IsDone(f.owner, f.node) {
+	if f.node == nil || f.isForgotten() || f.hasLeft() || holds.IsDone(f.owner, f.node) {
 		return decision{step: stepDelete}
 	}
 	return decision{}
@@ -417,7 +418,7 @@ func decideFailed(f *facts) decision {
 		return decision{step: stepDelete}
 	case f.node == nil && f.task.Status.Result != v1alpha1.NodeTaskResultDone:
 		return decision{}
-	case f.node != nil && !f.selected:
+	case f.node != nil && f.hasLeft():
 		return decision{step: stepDelete, event: event{corev1.EventTypeWarning, EventWithdrawn, fmt.Sprintf(
 			"The failed work is forgotten: NodeMaintenance %s does not select the node any more", f.task.Spec.Maintenance.Name)}}
 	case f.task.Status.Result == v1alpha1.NodeTaskResultDone:
@@ -427,7 +428,7 @@ func decideFailed(f *facts) decision {
 		return d
 	case f.task.Status.Reason == v1alpha1.NodeTaskNotVerified && f.whyNotVerified() == "":
 		d := f.enter(v1alpha1.NodeTaskVerifying, "")
-		d.status.Result = v1alpha1.NodeTaskResultDone
+		d.status.Reason, d.status.Result = f.task.Status.Reason, v1alpha1.NodeTaskResultDone
 		return d
 	case v1alpha1.IsEnding(f.owner):
 		if recorded := holds.TaskOf(f.owner, f.node); recorded != nil && recorded.State == v1alpha1.NodeTaskFailed {
@@ -436,6 +437,10 @@ func decideFailed(f *facts) decision {
 	}
 	return decision{}
 }
+
+// hasLeft reports whether the maintenance of the task does not select the node any more. One that
+// was registered again has not left: it may get its labels later.
+func (f *facts) hasLeft() bool { return !f.selected && f.node.UID == f.task.Spec.NodeUID }
 
 // isForgotten reports whether the maintenance of the task does not exist, or is over.
 func (f *facts) isForgotten() bool { return f.owner == nil || v1alpha1.IsDone(f.owner) }
@@ -469,7 +474,11 @@ func (f *facts) fail(reason v1alpha1.NodeTaskReason, message string) decision {
 // the last change of the task that this leader has seen: the clocks of the replicas that set the
 // times may be minutes behind. A new leader waits for some time before the deadline passes.
 func (f *facts) left(deadline time.Duration, since ...*metav1.Time) time.Duration {
-	latest := f.heard
+	return f.leftSince(f.heard, deadline, since...)
+}
+
+// leftSince does the same as left with another change of the task that this leader has seen.
+func (f *facts) leftSince(latest time.Time, deadline time.Duration, since ...*metav1.Time) time.Duration {
 	for _, t := range since {
 		if t != nil && t.After(latest) {
 			latest = t.Time

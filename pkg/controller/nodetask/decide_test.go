@@ -140,6 +140,9 @@ func holder(name string) func(*v1alpha1.NodeTask) {
 func because(reason v1alpha1.NodeTaskReason) func(*v1alpha1.NodeTask) {
 	return func(task *v1alpha1.NodeTask) { task.Status.Reason = reason }
 }
+func serverSays(text string) func(*v1alpha1.NodeTask) {
+	return func(task *v1alpha1.NodeTask) { task.Status.ServerMessage = text }
+}
 func result(r v1alpha1.NodeTaskResult) func(*v1alpha1.NodeTask) {
 	return func(task *v1alpha1.NodeTask) { task.Status.Result = r }
 }
@@ -169,6 +172,9 @@ func also(nm *v1alpha1.NodeMaintenance) func(*facts) {
 func looked(refusal string) func(*facts) { return func(f *facts) { f.live = &liveFacts{refusal} } }
 func heardBefore(d time.Duration) func(*facts) {
 	return func(f *facts) { f.heard = noon.Add(-d) }
+}
+func enteredBefore(d time.Duration) func(*facts) {
+	return func(f *facts) { f.heard, f.entered = noon.Add(-d), noon.Add(-d) }
 }
 func served(d time.Duration) func(*facts) {
 	return func(f *facts) { f.served = d }
@@ -205,11 +211,27 @@ func (w wanted) check(t *testing.T, d decision) {
 	is.Equal(t, d.status.Reason, w.reason)
 	is.Equal(t, d.event.reason, w.event)
 	is.Equal(t, d.wake, w.wake)
+	is.Equal(t, d.result, w.result())
 	text := d.event.note
 	if d.event.reason == "" {
 		text = d.status.ServerMessage
 	}
 	is.True(t, strings.Contains(text, w.note), "want text with %q, got %q", w.note, text)
+}
+
+// result returns the end of the work that the metrics count, "" if the work has not ended.
+func (w wanted) result() string {
+	switch {
+	case w.step == stepRelease:
+		return string(v1alpha1.NodeTaskNoWorker)
+	case w.event == EventNodeGone:
+		return string(v1alpha1.NodeTaskGone)
+	case w.state == v1alpha1.NodeTaskFailed:
+		return string(w.reason)
+	case w.state == v1alpha1.NodeTaskDone:
+		return string(v1alpha1.NodeTaskDone)
+	}
+	return ""
 }
 
 func TestDecideOffer(t *testing.T) {
@@ -405,10 +427,12 @@ func TestDecideVerifying(t *testing.T) {
 		"waits for the readiness taint":    {newFacts(newMaintenance("m"), withTask(verifying), tainted), waits("readiness.k8s.io/")},
 		"waits until the condition is met": {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying)), waits("doneWhen is false")},
 		"an error is false":                {newFacts(newMaintenance("m", doneWhen("error")), withTask(verifying)), waits("no such key: kernalVersion")},
-		"writes why only once": {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, func(task *v1alpha1.NodeTask) {
-			task.Status.ServerMessage = "doneWhen is false"
-		})), wanted{wake: 13 * time.Minute}},
-		"fails after the deadline":           {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, since(15*time.Minute))), notVerified("within 15m0s after the worker reported Done: doneWhen is false")},
+		"writes why only once":             {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, serverSays("doneWhen is false"))), wanted{wake: 13 * time.Minute}},
+		"fails after the deadline":         {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, since(15*time.Minute))), notVerified("within 15m0s after the worker reported Done: doneWhen is false")},
+		"whatever the worker reports later": {
+			newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, since(16*time.Minute), heartbeat(time.Minute)), heardBefore(time.Minute)), notVerified("within 15m0s"),
+		},
+		"not by a clock that is behind":      {newFacts(newMaintenance("m"), withTask(verifying, since(time.Hour), serverSays("the node is not Ready")), notReady, enteredBefore(time.Minute)), wanted{wake: 14 * time.Minute}},
 		"is done even after the deadline":    {newFacts(newMaintenance("m"), withTask(verifying, since(time.Hour))), done},
 		"waits for the node":                 {newFacts(newMaintenance("m"), withTask(verifying), noNode), wanted{wake: 18 * time.Minute}},
 		"goes on without it at the deadline": {newFacts(newMaintenance("m"), withTask(verifying, since(20*time.Minute)), noNode), wanted{step: stepDelete, event: EventNodeGone}},
@@ -431,18 +455,23 @@ func TestDecideEnd(t *testing.T) {
 		"done work of an earlier node of the name": {newFacts(newMaintenance("m", recorded(done)), withTask(done), otherUID), wanted{}},
 		"done work without a maintenance":          {newFacts(newMaintenance("m"), withTask(done), noOwner), deleted},
 		"done work of a node with other labels":    {newFacts(newMaintenance("m"), withTask(done), deselected), deleted},
+		"done work of a new node without labels":   {newFacts(newMaintenance("m"), withTask(done), deselected, otherUID), wanted{}},
 		"done work without a node":                 {newFacts(newMaintenance("m"), withTask(done), noNode), deleted},
 		"done work of a maintenance that is over":  {newFacts(newMaintenance("m", complete, released), withTask(done)), deleted},
 		"failed work waits for a user":             {newFacts(newMaintenance("m", recorded(failed)), withTask(failed, result(v1alpha1.NodeTaskResultFailed))), wanted{}},
 		"failed work that is done late":            {newFacts(newMaintenance("m"), withTask(failed, result(v1alpha1.NodeTaskResultDone))), verifying},
 		"failed work whose node is Ready":          {newFacts(newMaintenance("m"), withTask(failed, because(v1alpha1.NodeTaskWorkerFailed))), wanted{}},
-		"work that was not verified and can be":    {newFacts(newMaintenance("m", doneWhen("true")), withTask(failed, because(v1alpha1.NodeTaskNotVerified))), verifying},
+		"work that was not verified and can be": {
+			newFacts(newMaintenance("m", doneWhen("true")), withTask(failed, because(v1alpha1.NodeTaskNotVerified))),
+			wanted{step: stepWrite, state: v1alpha1.NodeTaskVerifying, reason: v1alpha1.NodeTaskNotVerified},
+		},
 		"work that was not verified and cannot be": {newFacts(newMaintenance("m", doneWhen("false")), withTask(failed, because(v1alpha1.NodeTaskNotVerified))), wanted{}},
 		"failed work whose node is deleted":        {newFacts(newMaintenance("m"), withTask(failed), noNode), wanted{}},
 		"which could not be verified before":       {newFacts(newMaintenance("m"), withTask(failed, because(v1alpha1.NodeTaskNotVerified)), noNode), wanted{}},
 		"which a user reports as done":             {newFacts(newMaintenance("m"), withTask(failed, result(v1alpha1.NodeTaskResultDone)), noNode), verifying},
 		"which a user releases":                    {newFacts(newMaintenance("m", complete), withTask(failed), noNode), deleted},
 		"failed work of a node with other labels":  {newFacts(newMaintenance("m", recorded(failed)), withTask(failed), deselected), wanted{step: stepDelete, event: EventWithdrawn, note: "NodeMaintenance m does not select the node any more"}},
+		"failed work of a new node without labels": {newFacts(newMaintenance("m", recorded(failed)), withTask(failed), deselected, otherUID), wanted{}},
 		"failed work of an ended maintenance":      {newFacts(newMaintenance("m", complete, recorded(failed)), withTask(failed)), deleted},
 		"but only after the record":                {newFacts(newMaintenance("m", complete), withTask(failed)), wanted{}},
 		"failed work without a maintenance":        {newFacts(newMaintenance("m"), withTask(failed), noOwner), deleted},

@@ -26,7 +26,8 @@ import (
 func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	now := c.clock.Now()
 	f := &facts{now: now, served: now.Sub(c.started), task: c.state.TaskOn(name), volumes: c.state.VolumesOn(name)}
-	f.heard = c.hear(name, f.task, now)
+	last := c.hear(name, f.task, now)
+	f.heard, f.entered = last.at, last.entered
 	node, exists, err := c.state.Nodes.Get(name)
 	if err != nil {
 		return nil, err
