@@ -126,13 +126,20 @@ var rolloutGoldens = map[string]golden{
 	"take-nothing":      {line: "take"},
 	"done":              {line: "done node-004", objects: rolling()},
 	"done-failed":       {line: "done node-004 --failed --message=broken -o jsonpath={.status}", objects: rolling()},
-	"done-repaired":     {line: "done node-002", objects: rolling()},
-	"done-other":        {line: "done node-003", objects: rolling()},
-	"done-offered":      {line: "done node-005", objects: offered()},
-	"done-again":        {line: "done node-001", objects: rolling()},
-	"done-too-late":     {line: "done node-001 --failed", objects: rolling()},
-	"done-not-offered":  {line: "done node-005", objects: rolling()},
+	"done-in-rollout":   {line: "done node-004", objects: append(rolling(), holding("node-004"))},
+	"done-by-hand": {line: "done node-004", objects: append(rolling(), build.With(holding("node-004"), func(nm *v1alpha1.NodeMaintenance) {
+		nm.Labels, nm.OwnerReferences = nil, nil
+	}))},
+	"done-repaired":    {line: "done node-002", objects: rolling()},
+	"done-other":       {line: "done node-003", objects: rolling()},
+	"done-offered":     {line: "done node-005", objects: offered()},
+	"done-again":       {line: "done node-001", objects: rolling()},
+	"done-too-late":    {line: "done node-001 --failed", objects: rolling()},
+	"done-not-offered": {line: "done node-005", objects: rolling()},
 
+	"pause-held-unit": {line: "pause kernel-6-12-node-004-1", objects: append(rolling(), build.With(holding("node-004"), func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.Paused, nm.Status.Pause = true, &v1alpha1.NodeMaintenancePause{By: "system:apiserver", Since: before(time.Minute)}
+	}))},
 	"cancel-unit": {line: "cancel kernel-6-12-node-005-2", objects: rolling()},
 
 	"completion-rollouts": {line: "__complete rollout hold ", objects: rolling()},
@@ -358,6 +365,11 @@ func task(node string, state v1alpha1.NodeTaskState, holder, by string, modify .
 		},
 		Status: v1alpha1.NodeTaskStatus{State: state, Holder: holder, ClaimedBy: by, StateTime: new(before(3 * time.Minute))},
 	}, modify...)
+}
+
+// holding returns the maintenance of a task.
+func holding(node string) *v1alpha1.NodeMaintenance {
+	return build.With(attempt(node, 1, string(next.Released)), func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageDrain })
 }
 
 func offered() []runtime.Object {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
@@ -75,6 +76,9 @@ func (e *environment) setPaused(ctx context.Context, o *waitOptions, name string
 		}
 		if paused {
 			e.screen(e.ErrOut).Printf("It was already paused %s.", before)
+			if owner := protocol.RolloutOf(nm); owner != nil && nm.Status.Pause != nil && nm.Status.Pause.By == protocol.ServerUser {
+				e.screen(e.ErrOut).Printf("A hold of rollout %[1]s has paused it, and resumes it when it ends. For a hold of your own: kubectl maintenance rollout hold %[1]s --drains", owner.Name)
+			}
 		} else {
 			e.screen(e.ErrOut).Printf("It was not paused.")
 		}

@@ -153,7 +153,7 @@ func (e *environment) newRolloutResumeCommand() *cobra.Command {
 		Use: "resume NAME", Short: "Remove your hold of a rollout", SuggestFor: []string{"unhold", "release", "continue"},
 		Long: `Remove your hold of a rollout, or the one with --name, which is needed if your user name has several. The rollout
 continues when no hold is left. To remove the hold of another user you need the right to maintain the nodes of the
-rollout.`,
+rollout, and to assign its workers.`,
 		Example: `  kubectl maintenance rollout resume kernel-6-12`,
 	}
 	cmd.Flags().StringVar(&hold, "name", "", "Remove the hold with this name.")
@@ -337,7 +337,9 @@ func retryTasks(ctx context.Context, c clients, o *waitOptions, unit *v1alpha1.R
 			continue
 		}
 		if err := c.haulout.MaintenanceV1alpha1().NodeTasks().Delete(ctx, node.Name, metav1.DeleteOptions{
-			DryRun: o.dryRun.inRequests(), Preconditions: metav1.NewUIDPreconditions(string(task.UID)),
+			// A worker may report Done at this moment: then the node is verified, and not drained
+			// again.
+			DryRun: o.dryRun.inRequests(), Preconditions: &metav1.Preconditions{UID: &task.UID, ResourceVersion: &task.ResourceVersion},
 		}); err != nil {
 			return nil, err
 		}

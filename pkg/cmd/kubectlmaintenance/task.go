@@ -199,11 +199,12 @@ func (e *environment) newDoneCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "done NODE",
 		Short: "Report that the work on a node is done, or has failed",
-		Long: `Report that the work on a node that you have taken is done: the server returns it to service when it is Ready and meets
-doneWhen of its task. With --failed, the node stays out of service, and nothing more starts if the rollout allows no
+		Long: `Report that the work on a node that you have taken is done: the server verifies that it is Ready and meets doneWhen of its
+task. Then its rollout returns it to service; a maintenance that a user has made keeps it until a user completes that
+maintenance. With --failed, the node stays out of service, and nothing more starts if the rollout allows no
 further failure.
 
-If the work of another worker has failed and you have finished it by hand, done returns the node as well.`,
+If the work of another worker has failed and you have finished it by hand, done does the same.`,
 		Example: `  kubectl maintenance done node-004
 
   # Without success
@@ -265,9 +266,23 @@ func (e *environment) done(ctx context.Context, o *taskOptions, node string) err
 	if o.failed {
 		e.screen(e.ErrOut).Printf("The node stays out of service. When it is repaired: kubectl maintenance done %s", node)
 	} else {
-		e.screen(e.ErrOut).Printf("The server returns it to service when it is Ready, and meets doneWhen if its task has that.")
+		e.sayWhoReturns(ctx, c, written)
 	}
 	return nil
+}
+
+// sayWhoReturns prints how a node whose work is done returns to service.
+func (e *environment) sayWhoReturns(ctx context.Context, c clients, task *v1alpha1.NodeTask) {
+	name := task.Spec.Maintenance.Name
+	e.screen(e.ErrOut).Printf("The server verifies that the node is Ready, and meets doneWhen if its task has that.")
+	nm, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err != nil: // the work is reported all the same
+	case protocol.RolloutOf(nm) != nil:
+		e.screen(e.ErrOut).Printf("Then rollout %s returns it to service, with all nodes of its unit.", protocol.RolloutOf(nm).Name)
+	case !v1alpha1.IsEnding(nm):
+		e.screen(e.ErrOut).Printf("It stays out of service until a user completes the maintenance: kubectl maintenance complete %s", name)
+	}
 }
 
 // report changes fields of the status of a task. The resourceVersion makes the patch fail if the

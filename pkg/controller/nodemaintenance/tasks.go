@@ -46,6 +46,26 @@ func countInHands(view *nodestate.View, covered drainplan.Targets) *nodeCount {
 	return n
 }
 
+// describeWorked returns a text about a maintenance whose work is done on every node that exists,
+// otherwise "". A rollout completes its maintenances; those made by hand are completed by users,
+// who may want to look at the nodes before.
+func describeWorked(nodes []v1alpha1.NodeMaintenanceNodeStatus) string {
+	done := 0
+	for i := range nodes {
+		switch task := nodes[i].Task; {
+		case task == nil && nodes[i].Reason == v1alpha1.NodeStatusGone, task != nil && task.State == v1alpha1.NodeTaskGone:
+		case task == nil || task.State != v1alpha1.NodeTaskDone:
+			return ""
+		default:
+			done++
+		}
+	}
+	if done == 0 {
+		return ""
+	}
+	return "The work on all nodes is done; they return to service when the maintenance is completed"
+}
+
 // taskEntry returns the entry of the status about the work on a node. gone is set if the node does
 // not exist.
 func (f *facts) taskEntry(node string, before *v1alpha1.NodeMaintenanceNodeTask, gone bool) *v1alpha1.NodeMaintenanceNodeTask {

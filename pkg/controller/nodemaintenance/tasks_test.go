@@ -273,7 +273,33 @@ func TestDaemonSetPodsReturnAfterTheWork(t *testing.T) {
 		f.wantTask("one", "", v1alpha1.NodeTaskDone)
 		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft)
 		f.wantCordon("one", true, "m")
+		is.Equal(t, conditionOf(f.nm("m"), v1alpha1.ConditionProgressing).Message,
+			"The work on all nodes is done; they return to service when the maintenance is completed")
 	})
+}
+
+func TestDescribeWorked(t *testing.T) {
+	node := func(state v1alpha1.NodeTaskState) v1alpha1.NodeMaintenanceNodeStatus {
+		return v1alpha1.NodeMaintenanceNodeStatus{Task: &v1alpha1.NodeMaintenanceNodeTask{State: state}}
+	}
+	done, vanished := node(v1alpha1.NodeTaskDone), node(v1alpha1.NodeTaskGone)
+	deleted := v1alpha1.NodeMaintenanceNodeStatus{Reason: v1alpha1.NodeStatusGone}
+	for name, test := range map[string]struct {
+		nodes []v1alpha1.NodeMaintenanceNodeStatus
+		want  bool
+	}{
+		"no node":                            {nil, false},
+		"all done":                           {[]v1alpha1.NodeMaintenanceNodeStatus{done, done}, true},
+		"the others do not exist any more":   {[]v1alpha1.NodeMaintenanceNodeStatus{done, vanished, deleted}, true},
+		"no node exists any more":            {[]v1alpha1.NodeMaintenanceNodeStatus{vanished, deleted}, false},
+		"a node is not offered":              {[]v1alpha1.NodeMaintenanceNodeStatus{done, {}}, false},
+		"a node is being verified":           {[]v1alpha1.NodeMaintenanceNodeStatus{done, node(v1alpha1.NodeTaskVerifying)}, false},
+		"the work on a node has failed":      {[]v1alpha1.NodeMaintenanceNodeStatus{node(v1alpha1.NodeTaskFailed), done}, false},
+		"a deleted node is in hands":         {[]v1alpha1.NodeMaintenanceNodeStatus{done, {Reason: v1alpha1.NodeStatusGone, Task: node(v1alpha1.NodeTaskClaimed).Task}}, false},
+		"the maintenance has no task at all": {[]v1alpha1.NodeMaintenanceNodeStatus{{}}, false},
+	} {
+		t.Run(name, func(t *testing.T) { is.Equal(t, describeWorked(test.nodes) != "", test.want) })
+	}
 }
 
 // TestANodeVanishesInHands deletes a node that a worker has, and registers it again.

@@ -1614,7 +1614,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 					},
 					"requestedBy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "requestedBy is the user who last set or changed the nodeSelector or advanced the stage. The server changes a node only if this user is allowed to delete it. Set by the server; the value in a client's request is ignored.",
+							Description: "requestedBy is the user who last set or changed the nodeSelector or advanced the stage. The server changes a node only if this user may maintain it. Set by the server; the value in a client's request is ignored.",
 							Ref:         ref(v1.UserInfo{}.OpenAPIModelName()),
 						},
 					},
@@ -1644,7 +1644,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 					},
 					"task": {
 						SchemaProps: spec.SchemaProps{
-							Description: "task is the work on each node, for which the server offers the nodes to workers. If unset, users do the work, and complete the maintenance. Immutable.",
+							Description: "task is the work on each node, for which the server offers the nodes to workers. When it is done on all nodes, a rollout completes the maintenance; one that a user has made is completed by a user. If unset, users also do the work. Immutable.",
 							Ref:         ref(v1alpha1.NodeMaintenanceTask{}.OpenAPIModelName()),
 						},
 					},
@@ -1848,7 +1848,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceTask(ref common.Referen
 					},
 					"doneWhen": {
 						SchemaProps: spec.SchemaProps{
-							Description: "doneWhen is a CEL expression of type bool over the variables node and before: a node needs no work if it is true. node has metadata.name, metadata.uid, metadata.labels, spec, and of the status conditions, nodeInfo and allocatable. before has bootID, kernelVersion, osImage, containerRuntimeVersion and kubeletVersion at the time of the offer; for a node that was not offered yet, the present ones. After the work the node returns to service when it is Ready and the expression is true. An error counts as false. At most 1024 bytes.",
+							Description: "doneWhen is a CEL expression of type bool over the variables node and before: a node needs no work if it is true. node has metadata.name, metadata.uid, metadata.labels, spec, and of the status conditions, nodeInfo and allocatable. before has bootID, kernelVersion, osImage, containerRuntimeVersion and kubeletVersion at the time of the offer; for a node that was not offered yet, the present ones. After the work the node is verified: it must be Ready, and the expression true. An error counts as false. Rollouts leave nodes in service that meet it already; a maintenance that a user has made drains them, too. At most 1024 bytes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -56,7 +56,7 @@ var _ admission.ValidationInterface = &Plugin{}
 // New returns the plugin, which must still be initialized.
 func New(rules rights.Rules) *Plugin {
 	p := &Plugin{Base: noderights.NewBase(rules)}
-	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfControlPlane, p.warnOfOthers, warnOfGroups, warnOfStatusSize}
+	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfControlPlane, p.warnOfOthers, warnOfGroups, warnOfTask, warnOfStatusSize}
 	return p
 }
 

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"haulout.dev/haulout/pkg/admission/taskwarning"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
@@ -170,6 +171,23 @@ func warnOfGroups(_ context.Context, w *write) []string {
 		}
 	}
 	return nil
+}
+
+// warnOfTask warns of tasks that no worker can finish, and of nodes that need no work: users who
+// drain nodes by hand have chosen these nodes, so all of them are drained.
+func warnOfTask(_ context.Context, w *write) []string {
+	if w.nm.Spec.Task == nil {
+		return nil
+	}
+	task := &v1alpha1.NodeMaintenanceTask{}
+	if v1alpha1.Convert_maintenance_NodeMaintenanceTask_To_v1alpha1_NodeMaintenanceTask(w.nm.Spec.Task, task, nil) != nil {
+		return nil
+	}
+	texts := taskwarning.Of("spec.task", task, w.selected)
+	if name := taskwarning.NodeAtGoal(task, w.selected); name != "" {
+		texts = append(texts, fmt.Sprintf("spec.task.doneWhen: node %s meets it already; only a rollout would leave the node in service", name))
+	}
+	return texts
 }
 
 // warnOfStatusSize warns if the status may have no room for the messages of individual nodes.

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -35,6 +36,12 @@ func another(
 		})
 	}
 	return nm
+}
+
+func forWorker(class, doneWhen string) func(*maintenance.NodeMaintenance) {
+	return func(nm *maintenance.NodeMaintenance) {
+		nm.Spec.Task = &maintenance.NodeMaintenanceTask{Worker: class, DoneWhen: doneWhen}
+	}
 }
 
 func TestWarnings(t *testing.T) {
@@ -138,6 +145,21 @@ func TestWarnings(t *testing.T) {
 		"an autoscaler may add nodes, and new nodes are ignored": {
 			nodes: append(cluster, grouped), request: request{nm: maintain(pools("group"))},
 		},
+		"a class of workers that does not exist": {
+			request: request{nm: maintain(pools("blue"), forWorker("reboots.maintenance.haulout.dev", ""))},
+			want:    []string{"spec.task.worker: Haulout has no class reboots.maintenance.haulout.dev; it has reboot, person and NAME.job"},
+		},
+		"doneWhen fails on a node": {
+			request: request{nm: maintain(pools("blue"), forWorker(rebooter, "node.status.nodeInfo.kernalVersion == '6.12'"))},
+			want:    []string{"spec.task.doneWhen: fails on node blue-1, which counts as false: no such key: kernalVersion"},
+		},
+		"a node needs no work": {
+			request: request{nm: maintain(pools("blue"), forWorker(rebooter, "node.metadata.name == 'blue-2'"))},
+			want:    []string{"spec.task.doneWhen: node blue-2 meets it already; only a rollout would leave the node in service"},
+		},
+		"a task without anything unusual": {
+			request: request{nm: maintain(pools("blue"), forWorker(rebooter, "node.status.nodeInfo.bootID != before.bootID"))},
+		},
 		"newNodes changes to Join": {
 			nodes:   append(cluster, grouped),
 			request: request{nm: maintain(pools("group"), joins), old: maintain(pools("group"))},
@@ -151,7 +173,11 @@ func TestWarnings(t *testing.T) {
 			if test.request.by == nil {
 				test.request.by = bob
 			}
-			f := newFixture(t, may(append(allOf(test.nodes), "")...), test.nodes, test.others...)
+			h := may(append(allOf(test.nodes), "")...)
+			if test.request.nm != nil && test.request.nm.Spec.Task != nil {
+				h.assigns = []string{test.request.nm.Spec.Task.Worker}
+			}
+			f := newFixture(t, h, test.nodes, test.others...)
 			ctx, warnings := f.context(test.request)
 			must.Do(t, f.validate(ctx, test.request))
 			if got := warnings.Texts(); !slices.Equal(got, test.want) {

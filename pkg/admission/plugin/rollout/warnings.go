@@ -6,18 +6,16 @@ package rollout
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/validation"
 
+	"haulout.dev/haulout/pkg/admission/taskwarning"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/rollout/next"
-	"haulout.dev/haulout/pkg/rollout/nodeexpr"
 	"haulout.dev/haulout/pkg/rollout/window"
 )
 
@@ -30,8 +28,8 @@ func (p *Plugin) warnings(ctx context.Context, w *write) []string {
 	if err := v1alpha1.Convert_maintenance_NodeMaintenanceRollout_To_v1alpha1_NodeMaintenanceRollout(w.rollout, rollout, nil); err != nil {
 		return nil
 	}
-	texts := slices.Concat(warnOfExtent(w), p.warnOfLimits(rollout, w.selected), p.warnOfWindows(rollout), warnOfWorker(rollout.Spec.Template.Task),
-		warnOfDoneWhen(rollout, w.selected), p.warnOfOthers(ctx, rollout, w.selected))
+	texts := slices.Concat(warnOfExtent(w), p.warnOfLimits(rollout, w.selected), p.warnOfWindows(rollout),
+		taskwarning.Of("spec.template.task", rollout.Spec.Template.Task, w.selected), p.warnOfOthers(ctx, rollout, w.selected))
 	for i := range texts {
 		texts[i] = protocol.OneLine(texts[i], warningLength)
 	}
@@ -64,42 +62,6 @@ func (p *Plugin) warnOfWindows(rollout *v1alpha1.NodeMaintenanceRollout) []strin
 		return nil
 	}
 	return []string{"spec.windows: no window opens any more"}
-}
-
-// warnOfWorker warns of classes of Haulout that do not exist, and of parameters that its worker of
-// Jobs refuses after the drain.
-func warnOfWorker(task *v1alpha1.NodeMaintenanceTask) []string {
-	switch {
-	case task == nil || !strings.HasSuffix(task.Worker, "."+v1alpha1.GroupName):
-	case task.Worker == v1alpha1.WorkerClassReboot || task.Worker == v1alpha1.WorkerClassPerson:
-	case protocol.JobTemplateOf(task.Worker) == "":
-		return []string{fmt.Sprintf("spec.template.task.worker: Haulout has no class %s; it has reboot, person and NAME.job", task.Worker)}
-	default:
-		for _, key := range slices.Sorted(maps.Keys(task.Parameters)) {
-			if len(validation.IsCIdentifier(key)) > 0 {
-				return []string{fmt.Sprintf("spec.template.task.parameters: %q must consist of letters, digits and underscores, and not begin with a digit", key)}
-			}
-		}
-	}
-	return nil
-}
-
-// warnOfDoneWhen warns if the expression cannot be evaluated for a node that exists.
-func warnOfDoneWhen(rollout *v1alpha1.NodeMaintenanceRollout, selected []*corev1.Node) []string {
-	task := rollout.Spec.Template.Task
-	if task == nil || task.DoneWhen == "" {
-		return nil
-	}
-	program, err := nodeexpr.Compile(task.DoneWhen)
-	if err != nil {
-		return nil
-	}
-	for _, node := range selected[:min(len(selected), 100)] {
-		if _, err := program.Eval(nodeexpr.Of(node), protocol.VersionsOf(node)); err != nil {
-			return []string{fmt.Sprintf("spec.template.task.doneWhen: fails on node %s, which counts as false: %v", node.Name, err)}
-		}
-	}
-	return nil
 }
 
 // warnOfOthers warns of other rollouts over the same nodes.

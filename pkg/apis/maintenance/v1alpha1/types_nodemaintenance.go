@@ -257,8 +257,8 @@ type NodeMaintenanceSpec struct {
 	Reason string `json:"reason,omitempty" protobuf:"bytes,4,opt,name=reason"`
 
 	// requestedBy is the user who last set or changed the nodeSelector or advanced the stage. The
-	// server changes a node only if this user is allowed to delete it. Set by the server; the value
-	// in a client's request is ignored.
+	// server changes a node only if this user may maintain it. Set by the server; the value in a
+	// client's request is ignored.
 	// +optional
 	// +k8s:optional
 	// +k8s:opaqueType
@@ -293,8 +293,9 @@ type NodeMaintenanceSpec struct {
 	// +k8s:optional
 	OnExcludedNode ExcludedNodePolicy `json:"onExcludedNode,omitempty" protobuf:"bytes,8,opt,name=onExcludedNode,casttype=ExcludedNodePolicy"`
 
-	// task is the work on each node, for which the server offers the nodes to workers. If unset,
-	// users do the work, and complete the maintenance. Immutable.
+	// task is the work on each node, for which the server offers the nodes to workers. When it is
+	// done on all nodes, a rollout completes the maintenance; one that a user has made is completed
+	// by a user. If unset, users also do the work. Immutable.
 	// +optional
 	// +k8s:optional
 	Task *NodeMaintenanceTask `json:"task,omitempty" protobuf:"bytes,9,opt,name=task"`

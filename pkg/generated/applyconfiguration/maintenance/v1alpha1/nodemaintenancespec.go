@@ -40,8 +40,8 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	// node conditions and events repeat it. At most 1024 bytes.
 	Reason *string `json:"reason,omitempty"`
 	// requestedBy is the user who last set or changed the nodeSelector or advanced the stage. The
-	// server changes a node only if this user is allowed to delete it. Set by the server; the value
-	// in a client's request is ignored.
+	// server changes a node only if this user may maintain it. Set by the server; the value in a
+	// client's request is ignored.
 	RequestedBy *authenticationv1.UserInfo `json:"requestedBy,omitempty"`
 	// newNodes defines whether a matching node that was created after the maintenance left stage
 	// Idle joins the maintenance: Ignore or Join. A node that existed before and starts to match
@@ -62,8 +62,9 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	// Wait, they stay. In both cases the condition Drained is False. It can be changed until stage
 	// Complete. Unset means Continue.
 	OnExcludedNode *maintenancev1alpha1.ExcludedNodePolicy `json:"onExcludedNode,omitempty"`
-	// task is the work on each node, for which the server offers the nodes to workers. If unset,
-	// users do the work, and complete the maintenance. Immutable.
+	// task is the work on each node, for which the server offers the nodes to workers. When it is
+	// done on all nodes, a rollout completes the maintenance; one that a user has made is completed
+	// by a user. If unset, users also do the work. Immutable.
 	Task *NodeMaintenanceTaskApplyConfiguration `json:"task,omitempty"`
 }
 

@@ -28,8 +28,9 @@ type NodeMaintenanceTaskApplyConfiguration struct {
 	// work if it is true. node has metadata.name, metadata.uid, metadata.labels, spec, and of the
 	// status conditions, nodeInfo and allocatable. before has bootID, kernelVersion, osImage,
 	// containerRuntimeVersion and kubeletVersion at the time of the offer; for a node that was not
-	// offered yet, the present ones. After the work the node returns to service when it is Ready
-	// and the expression is true. An error counts as false. At most 1024 bytes.
+	// offered yet, the present ones. After the work the node is verified: it must be Ready, and the
+	// expression true. An error counts as false. Rollouts leave nodes in service that meet it
+	// already; a maintenance that a user has made drains them, too. At most 1024 bytes.
 	DoneWhen *string `json:"doneWhen,omitempty"`
 	// claimDeadlineSeconds is the time in seconds after which an offered node that no worker has
 	// claimed is released, with the reason NoWorker. From 60 to 604800; the default is 1800.
