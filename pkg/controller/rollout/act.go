@@ -79,7 +79,7 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 		agrees := false
 		if ready && err == nil && i < maxStarts {
 			if agrees, err = c.agrees(ctx, f, u); err != nil {
-				c.noteStart(r.Name, u.Name, err, false)
+				c.noteFailedStart(r.Name, u.Name)
 			}
 		}
 		if agrees {
@@ -92,7 +92,7 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 	if isStuck && err == nil && !f.asking {
 		err = fmt.Errorf("unit %s does not start: the caches are older than the API", d.start[0].Name)
 		if ready {
-			c.noteStart(r.Name, d.start[0].Name, err, false)
+			c.noteFailedStart(r.Name, d.start[0].Name)
 		}
 	}
 	if err == nil && len(started) < len(d.start) {
@@ -168,23 +168,41 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 	}
 	for i := range started {
 		err := c.create(ctx, written, &started[i])
-		c.noteStart(r.Name, started[i].Unit, err, isRefusal(err))
+		c.noteCreation(r.Name, started[i].Unit, err)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// noteStart records whether the start of a unit has failed, and whether the API has refused its
-// maintenance. All others are tried before it is tried again.
-func (c *Controller) noteStart(rollout, unit string, err error, refused bool) {
-	if err == nil {
+// noteFailedStart records that a unit does not start. All others are tried before it is tried again.
+func (c *Controller) noteFailedStart(rollout, unit string) {
+	failed := c.failedStarts[rollout][unit]
+	failed.at = c.clock.Now()
+	c.setFailedStart(rollout, unit, failed)
+}
+
+// noteCreation records the result of the creation of the maintenance of a unit. A refusal says
+// nothing about an earlier request that had no answer.
+func (c *Controller) noteCreation(rollout, unit string, err error) {
+	now := c.clock.Now()
+	failed := c.failedStarts[rollout][unit]
+	switch {
+	case err == nil:
 		delete(c.failedStarts[rollout], unit)
 		return
+	case isRefusal(err):
+		failed.at, failed.refused = now, now.Sub(failed.unanswered) > createPatience
+	default:
+		failed = failedStart{unanswered: now}
 	}
+	c.setFailedStart(rollout, unit, failed)
+}
+
+func (c *Controller) setFailedStart(rollout, unit string, failed failedStart) {
 	if c.failedStarts[rollout] == nil {
 		c.failedStarts[rollout] = map[string]failedStart{}
 	}
-	c.failedStarts[rollout][unit] = failedStart{c.clock.Now(), refused}
+	c.failedStarts[rollout][unit] = failed
 }
 
 // isRefusal reports whether the API has answered that it stores nothing. After any other error the

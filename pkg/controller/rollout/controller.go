@@ -110,10 +110,14 @@ type Controller struct {
 	ownPod         types.NamespacedName
 }
 
-// failedStart is a start of a unit that has failed. refused is set if the API has refused it.
+// failedStart is a start of a unit that has failed.
 type failedStart struct {
+	// at is the time, zero if the API has not answered: then the unit is tried again before all
+	// others. refused is set if the API has refused the maintenance.
 	at      time.Time
 	refused bool
+	// unanswered is the time of the last creation without an answer, zero if there was none.
+	unanswered time.Time
 }
 
 // New creates a controller and registers its handlers and indexes; the informers must not run yet.

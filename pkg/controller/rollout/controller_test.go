@@ -288,7 +288,7 @@ func TestOthersStartBeforeAFailedStart(t *testing.T) {
 		"its maintenance is refused": func(w *world, broken *atomic.Bool) {
 			w.api.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
 				nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance)
-				return broken.Load() && nm.Name == "kernel-a-1", nil, errors.New("a policy refuses it")
+				return broken.Load() && nm.Name == "kernel-a-1", nil, apierrors.NewForbidden(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("a policy refuses it"))
 			})
 		},
 		"the caches are older than the API": func(w *world, broken *atomic.Bool) {

@@ -5,14 +5,21 @@ package rollout
 
 import (
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/bubble"
@@ -52,28 +59,105 @@ func TestACreationThatArrivesLate(t *testing.T) {
 	})
 }
 
-// TestALostCreationIsGivenUp: no answer comes, and nothing is stored. The other unit starts after a
-// minute, and immediately if the API refuses.
-func TestALostCreationIsGivenUp(t *testing.T) {
+// TestCreationsWithoutAnAnswer: the creation of a maintenance has no answer for ten minutes, and
+// stores nothing. It is repeated, the condition says so, and no other unit starts.
+func TestCreationsWithoutAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newRollout())
+		var repaired atomic.Bool
+		w.api.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			return !repaired.Load() && unitOf(action) == "a", nil, errors.New("etcdserver: request timed out")
+		})
+		w.start()
+		w.rest(10 * time.Minute)
+		is.Equal(t, len(w.maintenances()), 0, "maintenances")
+		is.True(t, strings.Contains(w.message(), "; requests fail since ") && strings.Contains(w.message(), "request timed out"), "got the message %q", w.message())
+		repaired.Store(true)
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
+// TestOtherUnitsAfterAFailedCreation: a unit whose creation has failed may not start again. Another
+// one gets its place after a minute, and immediately if the API has refused, but not if the API
+// refuses after a request without an answer.
+func TestOtherUnitsAfterAFailedCreation(t *testing.T) {
+	lost, refused := errors.New("etcdserver: request timed out"), apierrors.NewTooManyRequests("busy", 0)
 	for name, test := range map[string]struct {
-		err      error
+		errs     []error
 		from, to time.Duration
 	}{
-		"no answer": {errors.New("etcdserver: request timed out"), time.Minute, 2 * time.Minute},
-		"refused":   {apierrors.NewForbidden(v1alpha1.Resource("nodemaintenances"), "kernel-a-1", errors.New("no")), 0, 10 * time.Second},
+		"no answer":                       {[]error{lost}, time.Minute, 70 * time.Second},
+		"refused":                         {[]error{refused}, 0, 10 * time.Second},
+		"refused, no answer":              {[]error{refused, lost}, 0, 10 * time.Second},
+		"no answer, and refused the next": {[]error{lost, refused}, time.Minute, 70 * time.Second},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			w := newWorld(t, newNode("a"), newNode("b"), newRollout())
+			var tries atomic.Int32
+			var left atomic.Bool
 			w.api.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-				nm := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance)
-				return nm.Annotations[v1alpha1.AnnotationRolloutUnit] == "a", nil, test.err
+				if unitOf(action) != "a" {
+					return false, nil, nil
+				}
+				n := int(tries.Add(1))
+				if n == len(test.errs) {
+					left.Store(true)
+				}
+				return true, nil, test.errs[min(n, len(test.errs))-1]
 			})
 			w.start()
 			began := time.Now()
+			w.until("the node leaves the pool", 0, func() bool { return left.Load() || len(w.maintenances()) > 0 })
+			w.relabel("a", "green")
 			w.until("the other unit starts", time.Second, func() bool { return len(w.maintenances()) > 0 })
 			is.Equal(t, w.maintenances()[0].Name, "kernel-b-1")
 			took := time.Since(began)
 			is.True(t, took >= test.from && took <= test.to, "unit b started after %s", took)
+		})
+	}
+}
+
+func unitOf(action clienttesting.Action) string {
+	return action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance).Annotations[v1alpha1.AnnotationRolloutUnit]
+}
+
+// TestPlacesOfUnsettledUnits: two units may start, and one of them only after the other one, whose
+// node has left the pool. Neither loses its place within a minute, and a stopped rollout is not Ready
+// before that.
+func TestPlacesOfUnsettledUnits(t *testing.T) {
+	for name, stage := range map[string]v1alpha1.RolloutStage{"goes on": v1alpha1.RolloutStageRoll, "is stopped": v1alpha1.RolloutStageComplete} {
+		bubble.Run(t, name, func(t *testing.T) {
+			entry := func(unit string) v1alpha1.RolloutUnit {
+				return v1alpha1.RolloutUnit{
+					Unit: unit, Maintenance: "kernel-" + unit + "-1", Nodes: []v1alpha1.NodeReference{{Name: unit, UID: types.UID("uid-" + unit)}},
+					Phase: v1alpha1.RolloutPhaseStarting, Since: metav1.NewTime(time.Now()),
+				}
+			}
+			w := newWorld(t, newNode("a"), newNode("b"), newNode("c", func(n *corev1.Node) { n.Labels["pool"] = "green" }), newNode("d"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+				r.Spec.Stage = stage
+				r.Spec.Limits = []v1alpha1.RolloutLimit{{MaxUnavailable: ptr.To(intstr.FromInt32(2))}}
+				r.Status.Current = []v1alpha1.RolloutUnit{entry("c"), entry("d")}
+			}))
+			for _, unit := range []string{"a", "b", "d"} {
+				w.scripts[unit] = drainStuck
+			}
+			w.start()
+			w.rest(40 * time.Second)
+			var names []string
+			for _, nm := range w.maintenances() {
+				names = append(names, nm.Name)
+			}
+			isReady := meta.IsStatusConditionTrue(w.rollout().Status.Conditions, v1alpha1.ConditionReady)
+			is.Equal(t, strings.Join(names, " "), "", "maintenances while others may still appear")
+			is.Equal(t, len(w.rollout().Status.Current), 2, "units that keep their places")
+			is.True(t, !isReady, "Ready while a maintenance may still appear")
+			w.rest(2 * time.Minute)
+			if stage == v1alpha1.RolloutStageRoll {
+				is.Equal(t, len(w.maintenances()), 1, "maintenances of the first round")
+			} else {
+				is.Equal(t, len(w.maintenances()), 0, "maintenances of a stopped rollout")
+				is.True(t, meta.IsStatusConditionTrue(w.rollout().Status.Conditions, v1alpha1.ConditionReady), "not Ready afterwards")
+			}
 		})
 	}
 }

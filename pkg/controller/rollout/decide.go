@@ -50,13 +50,7 @@ func decide(f *facts) *decision {
 			d.status.Current = append(d.status.Current, u.unit)
 		}
 	}
-	choice := f.choose(r, d.status, nil)
-	left := d.unsettledBut(func(name string) bool {
-		return slices.ContainsFunc(choice.Start, func(u *next.Unit) bool { return u.Name == name })
-	})
-	if len(left) > 0 {
-		choice = f.choose(r, d.status, left) // no other unit gets their places
-	}
+	choice := d.choose(f, r)
 	d.start = choice.Start
 	d.wake = window.Earliest(d.wake, choice.Next)
 	d.status.Nodes = choice.Nodes
@@ -78,15 +72,31 @@ func (d *decision) unsettledBut(starts func(unit string) bool) []v1alpha1.Rollou
 	return slices.DeleteFunc(slices.Clone(d.unsettled), func(u v1alpha1.RolloutUnit) bool { return starts(u.Unit) })
 }
 
-// choose decides which units start, with the units that the new status has and some more. It
-// replaces the status of the rollout in the facts.
-func (f *facts) choose(r *v1alpha1.NodeMaintenanceRollout, status v1alpha1.NodeMaintenanceRolloutStatus, more []v1alpha1.RolloutUnit) next.Decision {
-	status.Current = slices.Concat(status.Current, more)
-	followed := *r
-	followed.Status = status
-	f.rollout.Object = &followed
-	f.cluster.Announce(&followed)
-	return next.Decide(f.cluster, &f.rollout)
+// choose decides which units start. No other unit gets the places of unsettled ones that do not
+// start again. It replaces the status of the rollout in the facts.
+func (d *decision) choose(f *facts, r *v1alpha1.NodeMaintenanceRollout) next.Decision {
+	f.rollout.Unsettled = map[string]bool{}
+	for _, u := range d.unsettled {
+		f.rollout.Unsettled[u.Unit] = true
+	}
+	var keep []v1alpha1.RolloutUnit
+	for {
+		followed := *r
+		followed.Status = d.status
+		followed.Status.Current = slices.Concat(d.status.Current, keep)
+		f.rollout.Object = &followed
+		f.cluster.Announce(&followed)
+		choice := next.Decide(f.cluster, &f.rollout)
+		more := d.unsettledBut(func(name string) bool {
+			return slices.ContainsFunc(choice.Start, func(u *next.Unit) bool { return u.Name == name }) ||
+				slices.ContainsFunc(keep, func(u v1alpha1.RolloutUnit) bool { return u.Unit == name })
+		})
+		if len(more) == 0 {
+			return choice
+		}
+		keep = append(keep, more...)
+		f.cluster = next.NewCluster(f.cluster.Facts) // without the starts that were chosen
+	}
 }
 
 // postpone counts the nodes of a unit as waiting that does not start in this sync after all.
@@ -111,7 +121,7 @@ func (d *decision) setConditions(f *facts, choice *next.Decision) {
 	isComplete := reason == v1alpha1.ReasonRolloutComplete
 	set(v1alpha1.ConditionProgressing, choice.Progressing)
 	set(v1alpha1.ConditionComplete, isComplete)
-	set(v1alpha1.ConditionReady, isComplete || reason == v1alpha1.ReasonIdle || reason == v1alpha1.ReasonStopped && len(d.status.Current) == 0)
+	set(v1alpha1.ConditionReady, isComplete || reason == v1alpha1.ReasonIdle || reason == v1alpha1.ReasonStopped && len(f.rollout.Object.Status.Current) == 0)
 	if reason == v1alpha1.ReasonHalted {
 		set(v1alpha1.ConditionStalled, true)
 	} else {

@@ -40,9 +40,10 @@ type Unit struct {
 	state     state
 	// message describes for people why the unit is blocked, failed or skipped.
 	message string
-	// self is 1 if the server runs on one of its nodes. rank is that of its domains, see rankOf.
+	// turn is -1 if the unit is unsettled, and 1 if the server runs on one of its nodes. rank is
+	// that of its domains, see rankOf.
 	// pods is the number of its pods that have to leave.
-	self, rank, pods int
+	turn, rank, pods int
 }
 
 // References returns the nodes for status.current.
@@ -167,14 +168,17 @@ func (d *decider) order() []*Unit {
 	for _, u := range d.units {
 		if u.state == waiting {
 			u.rank, u.pods = d.rankOf(u), d.podsOf(u)
-			if slices.ContainsFunc(u.Nodes, func(n *Node) bool { return n.Name == d.cluster.ServerNode }) {
-				u.self = 1
+			switch {
+			case d.Unsettled[u.Name]:
+				u.turn = -1
+			case slices.ContainsFunc(u.Nodes, func(n *Node) bool { return n.Name == d.cluster.ServerNode }):
+				u.turn = 1
 			}
 			units = append(units, u)
 		}
 	}
 	slices.SortFunc(units, func(a, b *Unit) int {
-		return cmp.Or(cmp.Compare(a.self, b.self), d.FailedStarts[a.Name].Compare(d.FailedStarts[b.Name]), cmp.Compare(a.past.attempts, b.past.attempts),
+		return cmp.Or(cmp.Compare(a.turn, b.turn), d.FailedStarts[a.Name].Compare(d.FailedStarts[b.Name]), cmp.Compare(a.past.attempts, b.past.attempts),
 			cmp.Compare(a.rank, b.rank), cmp.Compare(a.pods, b.pods), strings.Compare(a.Name, b.Name))
 	})
 	return units
