@@ -132,13 +132,17 @@ func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingM
 
 // reinstalledFor returns the maintenance for which a worker has registered the node again, nil if
 // none has. The node may not have its labels yet, by which the maintenance selects it, or by which
-// its requester may maintain it: that the work goes on was decided when the claim was granted.
+// its requester may maintain it: that the work goes on was decided when the claim was granted. A
+// node that is registered after the work has ended is not taken.
 func (c *Controller) reinstalledFor(f *facts) (*v1alpha1.NodeMaintenance, error) {
 	if f.task == nil || f.task.Spec.NodeUID == f.node.UID || !protocol.IsInHands(f.task.Status.State) {
 		return nil, nil
 	}
 	nm, err := c.maintenanceLister.Get(f.task.Spec.Maintenance.Name)
 	if apierrors.IsNotFound(err) || err == nil && (nm.UID != f.task.Spec.Maintenance.UID || !f.isHolding(nm)) {
+		return nil, nil
+	}
+	if err == nil && !holds.Keeps(f.task, nm.UID) && !f.cordon.Has(nm) && !f.taint.Has(nm) {
 		return nil, nil
 	}
 	return nm, err

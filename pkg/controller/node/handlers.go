@@ -45,14 +45,15 @@ func (c *Controller) enqueueAll(context.Context) {
 	}
 }
 
-// isConcerned reports whether a node has an annotation of ours, or a maintenance selects it.
+// isConcerned reports whether a node has an annotation of ours, a maintenance selects it, or a
+// worker may have registered it again.
 func (c *Controller) isConcerned(node *corev1.Node) bool {
 	for _, key := range marks.Annotations {
 		if _, ok := node.Annotations[key]; ok {
 			return true
 		}
 	}
-	return len(c.selection.MaintenancesOn(node.Name)) > 0
+	return len(c.selection.MaintenancesOn(node.Name)) > 0 || c.state.TaskOn(node.Name) != nil
 }
 
 func (c *Controller) nodeChanged(change selection.NodeChange) {

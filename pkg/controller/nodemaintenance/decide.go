@@ -239,6 +239,9 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 		// node joins even without an entry, and the list would grow with every node that an
 		// autoscaler deletes.
 		entry.Reason, entry.DrainMessage = v1alpha1.NodeStatusGone, "Node is gone"
+	case node.reinstalled && v1alpha1.IsHolding(f.subject.NodeMaintenance):
+		// The node that the entry is about is gone. The new one joins because of this entry.
+		entry.Reason, entry.DrainMessage = v1alpha1.NodeStatusGone, "Node was registered again, and the selector does not match it yet"
 	case node.gone, node.released:
 		return
 	default:

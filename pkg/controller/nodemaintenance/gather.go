@@ -121,9 +121,11 @@ func (e *exclusion) drained() string {
 // formerNode is a node in the status of a maintenance that no longer selects the node.
 type formerNode struct {
 	*v1alpha1.NodeMaintenanceNodeStatus
-	// gone is set if the node does not exist, released if the maintenance has released it.
-	gone, released bool
-	err            error
+	// gone is set if the node does not exist, reinstalled if a worker that has the node has
+	// registered it again, without the labels by which the maintenance selects it. released is set
+	// if the maintenance has released it.
+	gone, reinstalled, released bool
+	err                         error
 }
 
 // refusal is the reason why a pod has no Evacuation of ours: its namespace is terminating, or two
@@ -249,6 +251,7 @@ func (c *Controller) gatherFormer(f *facts) {
 		}
 		node, exists, err := c.state.Nodes.Get(name)
 		former.err, former.gone = err, err == nil && !exists
+		former.reinstalled = err == nil && exists && node.UID != former.NodeRef.UID && f.tasks[name] != nil && protocol.IsInHands(f.tasks[name].Status.State)
 		former.released = err == nil && exists && !marks.UIDs(node).Has(f.subject.UID) && c.isQuiet(name)
 		c.gatherTrouble(f, name)
 		f.former = append(f.former, former)

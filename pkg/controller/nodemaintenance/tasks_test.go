@@ -346,6 +346,8 @@ func TestANodeIsReinstalledWithoutItsLabels(t *testing.T) {
 			f.create(newNode("one", isReady, func(node *corev1.Node) { node.UID, node.Labels = "uid-new", nil }))
 			f.work()
 			f.wantCordon("one", true, "m")
+			f.wantTask("one", v1alpha1.NodeTaskClaimed, v1alpha1.NodeTaskClaimed)
+			is.Equal(t, f.nodeStatus("m", "one").DrainMessage, "Node was registered again, and the selector does not match it yet")
 			if atOnce {
 				f.updateNode("one", label)
 			} else {
@@ -372,6 +374,23 @@ func TestANodeIsReinstalledWithoutItsLabels(t *testing.T) {
 			f.wantCordon("one", false)
 		})
 	}
+}
+
+// TestANodeIsMadeAgainAfterAFailure: an autoscaler gives the name of a node on which the work has
+// failed to a node of another pool, which stays in service.
+func TestANodeIsMadeAgainAfterAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newClaimed(t)
+		f.reportTask("one", func(status *v1alpha1.NodeTaskStatus) { status.Result = v1alpha1.NodeTaskResultFailed })
+		must.Do(t, f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}))
+		f.cached()
+		f.work()
+		f.wantTask("one", v1alpha1.NodeTaskFailed, v1alpha1.NodeTaskFailed)
+		f.create(newNode("one", isReady, inPool("green"), func(node *corev1.Node) { node.UID = "uid-new" }))
+		f.work()
+		f.wantCordon("one", false)
+		is.Equal(t, len(f.taskList()), 0, "tasks")
+	})
 }
 
 // TestANodeIsReinstalledForAUserWithoutTheRight: the requester may maintain the nodes of a pool,

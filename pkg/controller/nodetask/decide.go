@@ -439,8 +439,10 @@ func decideFailed(f *facts) decision {
 }
 
 // hasLeft reports whether the maintenance of the task does not select the node any more. One that
-// was registered again has not left: it may get its labels later.
-func (f *facts) hasLeft() bool { return !f.selected && f.node.UID == f.task.Spec.NodeUID }
+// was registered again while the worker had it has not left: it may get its labels later.
+func (f *facts) hasLeft() bool {
+	return !f.selected && (f.node.UID == f.task.Spec.NodeUID || !marks.Holds(f.node, f.owner))
+}
 
 // isForgotten reports whether the maintenance of the task does not exist, or is over.
 func (f *facts) isForgotten() bool { return f.owner == nil || v1alpha1.IsDone(f.owner) }

@@ -187,6 +187,7 @@ func noNode(f *facts)            { f.node = nil }
 func noOwner(f *facts)           { f.owner, f.holding = nil, nil }
 func deselected(f *facts)        { f.selected, f.holding = false, nil }
 func otherUID(f *facts)          { f.node.UID = "uid-other" }
+func unmarked(f *facts)          { f.node.Annotations = nil }
 func uncordoned(f *facts)        { f.node.Spec.Unschedulable = false }
 func notReady(f *facts)          { f.node.Status.Conditions[0].Status = corev1.ConditionUnknown }
 func tainted(f *facts) {
@@ -471,6 +472,7 @@ func TestDecideEnd(t *testing.T) {
 		"which a user reports as done":             {newFacts(newMaintenance("m"), withTask(failed, result(v1alpha1.NodeTaskResultDone)), noNode), verifying},
 		"which a user releases":                    {newFacts(newMaintenance("m", complete), withTask(failed), noNode), deleted},
 		"failed work of a node with other labels":  {newFacts(newMaintenance("m", recorded(failed)), withTask(failed), deselected), wanted{step: stepDelete, event: EventWithdrawn, note: "NodeMaintenance m does not select the node any more"}},
+		"failed work of a new node of another use": {newFacts(newMaintenance("m", recorded(failed)), withTask(failed), deselected, otherUID, unmarked), wanted{step: stepDelete, event: EventWithdrawn, note: "does not select the node any more"}},
 		"failed work of a new node without labels": {newFacts(newMaintenance("m", recorded(failed)), withTask(failed), deselected, otherUID), wanted{}},
 		"failed work of an ended maintenance":      {newFacts(newMaintenance("m", complete, recorded(failed)), withTask(failed)), deleted},
 		"but only after the record":                {newFacts(newMaintenance("m", complete), withTask(failed)), wanted{}},
