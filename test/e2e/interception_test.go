@@ -286,8 +286,15 @@ func TestEvictionsOfAutoscalers(t *testing.T) {
 		name := strings.ToLower(client)
 		pods := must.Get(cluster.As(t).Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + name}))(t)
 		must.True(t, len(pods.Items) == 1, "%s has %d pods", name, len(pods.Items))
-		err := evict(t.Context(), t, &pods.Items[0])
-		must.True(t, framework.IsIntercepted(err), "%s: got %v, want a refusal because of an Evacuation", client, err)
+		// Until the server has seen the cordon, which takes a moment, the budget refuses.
+		framework.Eventually(t, "an Evacuation refuses the eviction of "+client, func(ctx context.Context) (bool, error) {
+			err := evict(ctx, t, &pods.Items[0])
+			if framework.IsIntercepted(err) {
+				return true, nil
+			}
+			must.True(t, ctx.Err() != nil || apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause), "%s: the eviction was answered with %v", client, err)
+			return false, err
+		})
 		framework.Eventually(t, "the pod of "+client+" is gone", func(ctx context.Context) (bool, error) {
 			err := evict(ctx, t, &pods.Items[0])
 			if apierrors.IsNotFound(err) {

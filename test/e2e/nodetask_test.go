@@ -6,10 +6,12 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -130,6 +132,39 @@ func TestWorkerKeepsItsNode(t *testing.T) {
 	ended := framework.Until(t, "the maintenance has released its nodes", admin.Maintenances(), nm.Name, v1alpha1.IsDone)
 	is.Equal(t, recordOf(ended, nodes[0]), v1alpha1.NodeTaskDone)
 	is.Equal(t, recordOf(ended, nodes[1]), v1alpha1.NodeTaskState(""))
+}
+
+// TestNodeIsReinstalledWithoutItsLabels has a worker register its node again. The label by which the
+// maintenance selects the node comes after the worker has reported Done. The test runs alone: as long
+// as the node does not exist, rollouts count it as out.
+func TestNodeIsReinstalledWithoutItsLabels(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	node, admin := nodes[0], cluster.As(t)
+	nm := createWithTask(t, pool, nodes)
+	untilTask(t, node, v1alpha1.NodeTaskOffered)
+	work(t, node, `{"holder":"worker-1"}`)
+	untilTask(t, node, v1alpha1.NodeTaskClaimed)
+	must.Do(t, admin.Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}))
+	cluster.NewNodes(t, pool+"-later", true, node)
+	untilSchedulable(t, node, false)
+	framework.Until(t, "the status has the work", admin.Maintenances(), nm.Name, func(nm *v1alpha1.NodeMaintenance) bool {
+		return recordOf(nm, node) == v1alpha1.NodeTaskClaimed
+	})
+	labelNode(t, node)
+	work(t, node, `{"result":"Done"}`)
+	untilTask(t, node, v1alpha1.NodeTaskDone)
+	<-time.After(quiet)
+	is.True(t, must.Get(admin.Nodes().Get(t.Context(), node, metav1.GetOptions{}))(t).Spec.Unschedulable, "node %s is in service", node)
+	untilTask(t, node, v1alpha1.NodeTaskDone)
+	must.Do(t, label(t, admin, node, framework.Pool, pool))
+	framework.UntilGone(t, "the work is recorded", tasks(t), node)
+	framework.Until(t, "the maintenance says whose move it is", admin.Maintenances(), nm.Name, func(nm *v1alpha1.NodeMaintenance) bool {
+		progressing := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
+		return recordOf(nm, node) == v1alpha1.NodeTaskDone && progressing != nil && strings.HasPrefix(progressing.Message, "The work on all nodes is done")
+	})
+	is.True(t, must.Get(admin.Nodes().Get(t.Context(), node, metav1.GetOptions{}))(t).Spec.Unschedulable, "node %s is in service", node)
+	must.Get(admin.Maintenances().Patch(t.Context(), nm.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Complete"}}`), metav1.PatchOptions{}))(t)
+	untilSchedulable(t, node, true)
 }
 
 // TestFailedTaskStartsOver has a worker fail, and deletes its task: the pod that came meanwhile

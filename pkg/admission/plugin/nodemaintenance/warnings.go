@@ -185,7 +185,7 @@ func warnOfTask(_ context.Context, w *write) []string {
 	}
 	texts := taskwarning.Of("spec.task", task, w.selected)
 	if name := taskwarning.NodeAtGoal(task, w.selected); name != "" {
-		texts = append(texts, fmt.Sprintf("spec.task.doneWhen: node %s meets it already; only a rollout would leave the node in service", name))
+		texts = append(texts, fmt.Sprintf("spec.task.doneWhen: it is true for node %s, which is drained all the same", name))
 	}
 	return texts
 }

@@ -155,7 +155,7 @@ func TestWarnings(t *testing.T) {
 		},
 		"a node needs no work": {
 			request: request{nm: maintain(pools("blue"), forWorker(rebooter, "node.metadata.name == 'blue-2'"))},
-			want:    []string{"spec.task.doneWhen: node blue-2 meets it already; only a rollout would leave the node in service"},
+			want:    []string{"spec.task.doneWhen: it is true for node blue-2, which is drained all the same"},
 		},
 		"a task without anything unusual": {
 			request: request{nm: maintain(pools("blue"), forWorker(rebooter, "node.status.nodeInfo.bootID != before.bootID"))},
