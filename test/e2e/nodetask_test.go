@@ -134,9 +134,9 @@ func TestWorkerKeepsItsNode(t *testing.T) {
 	is.Equal(t, recordOf(ended, nodes[1]), v1alpha1.NodeTaskState(""))
 }
 
-// TestNodeIsReinstalledWithoutItsLabels has a worker register its node again. The label by which the
-// maintenance selects the node comes after the worker has reported Done. The test runs alone: as long
-// as the node does not exist, rollouts count it as out.
+// TestNodeIsReinstalledWithoutItsLabels has a worker register its node again. The label by which
+// the maintenance selects the node comes after the worker has reported Done. The test runs alone:
+// as long as the node does not exist, rollouts count it as out.
 func TestNodeIsReinstalledWithoutItsLabels(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	node, admin := nodes[0], cluster.As(t)

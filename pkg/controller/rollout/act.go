@@ -174,7 +174,8 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 	return errors.Join(errs...)
 }
 
-// noteFailedStart records that a unit does not start. All others are tried before it is tried again.
+// noteFailedStart records that a unit does not start. All others are tried before it is tried
+// again.
 func (c *Controller) noteFailedStart(rollout, unit string) {
 	failed := c.failedStarts[rollout][unit]
 	failed.at = c.clock.Now()

@@ -121,9 +121,9 @@ func unitOf(action clienttesting.Action) string {
 	return action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance).Annotations[v1alpha1.AnnotationRolloutUnit]
 }
 
-// TestPlacesOfUnsettledUnits: two units may start, and one of them only after the other one, whose
-// node has left the pool. Neither loses its place within a minute, and a stopped rollout is not Ready
-// before that.
+// TestPlacesOfUnsettledUnits: the maintenances of two units may still appear. The node of one has
+// left the pool, and the other unit has to wait for it. Neither loses its place within a minute,
+// and a stopped rollout is not Ready before that.
 func TestPlacesOfUnsettledUnits(t *testing.T) {
 	for name, stage := range map[string]v1alpha1.RolloutStage{"goes on": v1alpha1.RolloutStageRoll, "is stopped": v1alpha1.RolloutStageComplete} {
 		bubble.Run(t, name, func(t *testing.T) {
