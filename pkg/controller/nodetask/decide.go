@@ -328,6 +328,8 @@ func decideClaimed(f *facts) decision {
 		return f.verified()
 	case status.Result == v1alpha1.NodeTaskResultDone:
 		return f.enter(v1alpha1.NodeTaskVerifying, "")
+	case f.isUnheld():
+		return decision{} // its cordon follows
 	case status.Result == v1alpha1.NodeTaskResultFailed:
 		return f.fail(v1alpha1.NodeTaskWorkerFailed, cmp.Or(status.Message, "The worker reported Failed"))
 	}
@@ -384,6 +386,8 @@ func (f *facts) verified() decision {
 // whyNotVerified returns the reason why the node cannot return to service, "" if it can.
 func (f *facts) whyNotVerified() string {
 	switch {
+	case f.isUnheld():
+		return "the node was registered again, and is not cordoned yet"
 	case protocol.NodeCondition(f.node, corev1.NodeReady).Status != corev1.ConditionTrue:
 		return "the node is not Ready"
 	case protocol.HasReadinessTaint(f.node):
@@ -442,6 +446,13 @@ func decideFailed(f *facts) decision {
 // was registered again while the worker had it has not left: it may get its labels later.
 func (f *facts) hasLeft() bool {
 	return !f.selected && (f.node.UID == f.task.Spec.NodeUID || !marks.Holds(f.node, f.owner))
+}
+
+// isUnheld reports whether the node was registered again without the labels by which the
+// maintenance of the task selects it, and the maintenance does not hold it yet. Work that ended now
+// would be forgotten.
+func (f *facts) isUnheld() bool {
+	return f.node != nil && f.node.UID != f.task.Spec.NodeUID && !f.isForgotten() && !f.selected && !marks.Holds(f.node, f.owner)
 }
 
 // isForgotten reports whether the maintenance of the task does not exist, or is over.

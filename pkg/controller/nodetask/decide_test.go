@@ -386,6 +386,11 @@ func TestDecideClaimed(t *testing.T) {
 			newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed), func(task *v1alpha1.NodeTask) { task.Status.Message = "exit code 3" })),
 			failed(v1alpha1.NodeTaskWorkerFailed, "WorkerFailed: exit code 3"),
 		},
+		"the worker is done, and the new node has no labels yet":    {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultDone)), deselected, otherUID, unmarked), verifying},
+		"the worker has failed, and the new node has no labels yet": {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed)), deselected, otherUID, unmarked), wanted{}},
+		"the worker has failed on a new node that is held": {
+			newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed)), deselected, otherUID), failed(v1alpha1.NodeTaskWorkerFailed, "reported Failed"),
+		},
 		"the worker has failed without a node": {newFacts(newMaintenance("m"), withTask(claimed, result(v1alpha1.NodeTaskResultFailed)), noNode), failed(v1alpha1.NodeTaskWorkerFailed, "reported Failed")},
 	} {
 		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
