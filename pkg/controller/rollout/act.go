@@ -166,6 +166,9 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 	if err != nil {
 		return errors.Join(append(errs, loop.IgnoreNotFound(err))...)
 	}
+	for i := range d.unsettled {
+		c.noteUnsettled(r.Name, &d.unsettled[i])
+	}
 	for i := range started {
 		err := c.create(ctx, written, &started[i])
 		c.noteCreation(r.Name, started[i].Unit, err)
@@ -197,6 +200,16 @@ func (c *Controller) noteCreation(rollout, unit string, err error) {
 		failed = failedStart{unanswered: now}
 	}
 	c.setFailedStart(rollout, unit, failed)
+}
+
+// noteUnsettled records that a creation of the maintenance of a unit may have had no answer, if
+// this leader knows of none: an earlier leader may have sent it.
+func (c *Controller) noteUnsettled(rollout string, unit *v1alpha1.RolloutUnit) {
+	failed := c.failedStarts[rollout][unit.Unit]
+	if failed.unanswered.IsZero() {
+		failed.unanswered = c.clock.Now()
+		c.setFailedStart(rollout, unit.Unit, failed)
+	}
 }
 
 func (c *Controller) setFailedStart(rollout, unit string, failed failedStart) {

@@ -117,6 +117,52 @@ func TestOtherUnitsAfterAFailedCreation(t *testing.T) {
 	}
 }
 
+// TestAUnitDoesNotStartAgainWithOtherNodes: one of the two nodes of a unit leaves the pool after a
+// creation without an answer. The unit does not start with the other one, and no unit gets a place,
+// before the maintenance of both can no longer appear.
+func TestAUnitDoesNotStartAgainWithOtherNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rack := func(name string) func(*corev1.Node) { return func(n *corev1.Node) { n.Labels["rack"] = name } }
+		w := newWorld(t, newNode("a", rack("1")), newNode("b", rack("1")), newNode("c", rack("2")), newNode("d", rack("2")), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Spec.UnitKey, r.Spec.Limits = "rack", []v1alpha1.RolloutLimit{{MaxUnavailable: ptr.To(intstr.FromInt32(2))}}
+		}))
+		var lost atomic.Bool
+		w.api.PrependReactor("create", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return lost.CompareAndSwap(false, true), nil, errors.New("etcdserver: request timed out")
+		})
+		w.start()
+		w.until("a creation is lost", 0, lost.Load)
+		w.relabel("a", "green")
+		w.relabel("c", "green")
+		began := time.Now()
+		w.until("a unit starts", time.Second, func() bool { return len(w.maintenances()) > 0 })
+		took := time.Since(began)
+		is.True(t, took >= 55*time.Second && took < 70*time.Second, "%s started after %s", w.maintenances()[0].Name, took)
+		w.untilReason(v1alpha1.ReasonRolloutComplete)
+	})
+}
+
+// TestARefusalAfterALeader: a leader ends while a creation has no answer. The next one is refused,
+// which says nothing about that creation.
+func TestARefusalAfterALeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, newNode("a"), newNode("b"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Status.Current = []v1alpha1.RolloutUnit{{
+				Unit: "a", Maintenance: "kernel-a-1", Nodes: []v1alpha1.NodeReference{{Name: "a", UID: "uid-a"}},
+				Phase: v1alpha1.RolloutPhaseStarting, Since: metav1.NewTime(time.Now()),
+			}}
+		}))
+		w.api.PrependReactor("create", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			return unitOf(action) == "a", nil, apierrors.NewTooManyRequests("busy", 0)
+		})
+		w.start()
+		began := time.Now()
+		w.until("the other unit starts", time.Second, func() bool { return len(w.maintenances()) > 0 })
+		took := time.Since(began)
+		is.True(t, took >= 55*time.Second && took < 2*time.Minute, "%s started after %s", w.maintenances()[0].Name, took)
+	})
+}
+
 func unitOf(action clienttesting.Action) string {
 	return action.(clienttesting.CreateAction).GetObject().(*v1alpha1.NodeMaintenance).Annotations[v1alpha1.AnnotationRolloutUnit]
 }

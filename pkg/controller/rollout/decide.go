@@ -46,6 +46,7 @@ func decide(f *facts) *decision {
 		switch {
 		case u.unsettled:
 			d.unsettled = append(d.unsettled, u.unit)
+			f.unsettled[u.unit.Unit] = &u.unit
 		case !u.over:
 			d.status.Current = append(d.status.Current, u.unit)
 		}
@@ -73,11 +74,11 @@ func (d *decision) unsettledBut(starts func(unit string) bool) []v1alpha1.Rollou
 }
 
 // choose decides which units start. No other unit gets the places of unsettled ones that do not
-// start again. It replaces the status of the rollout in the facts.
+// start again with the same nodes. It replaces the status of the rollout in the facts.
 func (d *decision) choose(f *facts, r *v1alpha1.NodeMaintenanceRollout) next.Decision {
 	f.rollout.Unsettled = map[string]bool{}
-	for _, u := range d.unsettled {
-		f.rollout.Unsettled[u.Unit] = true
+	for unit := range f.unsettled {
+		f.rollout.Unsettled[unit] = true
 	}
 	var keep []v1alpha1.RolloutUnit
 	for {
@@ -88,8 +89,9 @@ func (d *decision) choose(f *facts, r *v1alpha1.NodeMaintenanceRollout) next.Dec
 		f.cluster.Announce(&followed)
 		choice := next.Decide(f.cluster, &f.rollout)
 		more := d.unsettledBut(func(name string) bool {
-			return slices.ContainsFunc(choice.Start, func(u *next.Unit) bool { return u.Name == name }) ||
-				slices.ContainsFunc(keep, func(u v1alpha1.RolloutUnit) bool { return u.Unit == name })
+			return slices.ContainsFunc(choice.Start, func(u *next.Unit) bool {
+				return u.Name == name && slices.Equal(u.References(), f.unsettled[name].Nodes)
+			}) || slices.ContainsFunc(keep, func(u v1alpha1.RolloutUnit) bool { return u.Unit == name })
 		})
 		if len(more) == 0 {
 			return choice

@@ -41,9 +41,12 @@ type facts struct {
 	// nodes was done according to them, by UID.
 	own  map[string]*v1alpha1.NodeMaintenance
 	done map[types.UID]time.Time
-	// foreign are the names of announced maintenances that do not belong to the rollout, and
-	// refused the units whose maintenance the API has refused.
-	foreign, refused map[string]bool
+	// foreign are the names of announced maintenances that do not belong to the rollout.
+	foreign map[string]bool
+	// starts are the last failed starts of units, and unsettled the announced units whose
+	// maintenance may still appear, by name.
+	starts    map[string]failedStart
+	unsettled map[string]*v1alpha1.RolloutUnit
 	// taken reports whether a maintenance of this name exists.
 	taken func(name string) bool
 	// holders returns the maintenances that select a node.
@@ -77,10 +80,10 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 	}
 	f := &facts{
 		rollout: next.Rollout{Object: r, FailedStarts: map[string]time.Time{}}, nodes: nodes.byName, tasks: map[string]*v1alpha1.NodeTask{},
-		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf, started: c.started, foreign: map[string]bool{}, refused: map[string]bool{},
+		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf, started: c.started, foreign: map[string]bool{}, starts: c.failedStarts[r.Name], unsettled: map[string]*v1alpha1.RolloutUnit{},
 	}
-	for unit, failed := range c.failedStarts[r.Name] {
-		f.rollout.FailedStarts[unit], f.refused[unit] = failed.at, failed.refused
+	for unit, failed := range f.starts {
+		f.rollout.FailedStarts[unit] = failed.at
 	}
 	f.taken = func(name string) bool {
 		if f.own[name] != nil {

@@ -54,8 +54,9 @@ func (f *facts) follow(entry v1alpha1.RolloutUnit, open, drainsHeld bool) follow
 	if u.nm == nil {
 		// The maintenance was deleted, or a leader ended before it created it, or the request has
 		// failed. In the latter cases the same unit is decided about again, and gets the same name.
-		end := f.endsAt(&entry, int32(createPatience.Seconds()))
-		u.unsettled = entry.Phase == v1alpha1.RolloutPhaseStarting && !f.refused[entry.Unit] && !f.foreign[entry.Maintenance] && f.cluster.Now.Before(end)
+		last := f.starts[entry.Unit]
+		end := window.Latest(f.endsAt(&entry, int32(createPatience.Seconds())), last.unanswered.Add(createPatience))
+		u.unsettled = entry.Phase == v1alpha1.RolloutPhaseStarting && !last.refused && !f.foreign[entry.Maintenance] && f.cluster.Now.Before(end)
 		if u.over = !u.unsettled; !u.over {
 			u.wake = end
 		}
@@ -311,11 +312,16 @@ func maintenanceOf(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUni
 	return nm
 }
 
-// announce returns the entry of status.current of a unit that starts.
+// announce returns the entry of status.current of a unit that starts. A unit that starts again has
+// the same name, also if its maintenance has appeared by now.
 func (f *facts) announce(u *next.Unit) v1alpha1.RolloutUnit {
-	name := ""
-	for attempt := 1; name == "" || f.taken(name); attempt++ {
-		name = maintenanceName(f.rollout.Object.Name, u.Name, attempt)
+	var name string
+	if last := f.unsettled[u.Name]; last != nil {
+		name = last.Maintenance
+	} else {
+		for attempt := 1; name == "" || f.taken(name); attempt++ {
+			name = maintenanceName(f.rollout.Object.Name, u.Name, attempt)
+		}
 	}
 	return v1alpha1.RolloutUnit{
 		Unit: u.Name, Maintenance: name, Nodes: u.References(),
