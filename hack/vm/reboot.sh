@@ -277,7 +277,7 @@ case "${step}" in
 	;;
 5)
 	echo "--- After the fourth boot: a broken configuration"
-	mv "${STATE}/kubelet.conf" /etc/kubernetes/kubelet.conf
+	[[ ! -e "${STATE}/kubelet.conf" ]] || mv "${STATE}/kubelet.conf" /etc/kubernetes/kubelet.conf # number 4 may have been left out
 	booted
 	echo "maxShutdownDelay: 25h" >>"${AGENT_CONFIG}"
 	systemctl restart haulout-node-agent.service
