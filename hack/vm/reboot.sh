@@ -355,6 +355,10 @@ worker-alone)
 	wentDown
 	isUp
 	rolled without-agent
-	echo "Rebooted a node with the systemd driver on cgroups of version 2 in all ways, with a static pod, reset it ${RESETS} times, and let a worker reboot it."
+	if [[ -z "${1:-}" ]]; then
+		echo "Rebooted a node with the systemd driver on cgroups of version 2 in all ways, with a static pod, reset it ${RESETS} times, and let a worker reboot it."
+	else
+		echo "Did the part that begins with $1, on a node with the systemd driver on cgroups of version 2."
+	fi
 	;;
 esac
