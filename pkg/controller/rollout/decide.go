@@ -46,7 +46,7 @@ func decide(f *facts) *decision {
 		switch {
 		case u.unsettled:
 			d.unsettled = append(d.unsettled, u.unit)
-			f.unsettled[u.unit.Unit] = &u.unit
+			f.rollout.Unsettled[u.unit.Unit] = u.unit
 		case !u.over:
 			d.status.Current = append(d.status.Current, u.unit)
 		}
@@ -76,10 +76,6 @@ func (d *decision) unsettledBut(starts func(unit string) bool) []v1alpha1.Rollou
 // choose decides which units start. No other unit gets the places of unsettled ones that do not
 // start again with the same nodes. It replaces the status of the rollout in the facts.
 func (d *decision) choose(f *facts, r *v1alpha1.NodeMaintenanceRollout) next.Decision {
-	f.rollout.Unsettled = map[string]bool{}
-	for unit := range f.unsettled {
-		f.rollout.Unsettled[unit] = true
-	}
 	var keep []v1alpha1.RolloutUnit
 	for {
 		followed := *r
@@ -90,7 +86,7 @@ func (d *decision) choose(f *facts, r *v1alpha1.NodeMaintenanceRollout) next.Dec
 		choice := next.Decide(f.cluster, &f.rollout)
 		more := d.unsettledBut(func(name string) bool {
 			return slices.ContainsFunc(choice.Start, func(u *next.Unit) bool {
-				return u.Name == name && slices.Equal(u.References(), f.unsettled[name].Nodes)
+				return u.Name == name && slices.Equal(u.References(), f.rollout.Unsettled[name].Nodes)
 			}) || slices.ContainsFunc(keep, func(u v1alpha1.RolloutUnit) bool { return u.Unit == name })
 		})
 		if len(more) == 0 {

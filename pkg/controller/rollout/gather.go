@@ -43,10 +43,8 @@ type facts struct {
 	done map[types.UID]time.Time
 	// foreign are the names of announced maintenances that do not belong to the rollout.
 	foreign map[string]bool
-	// starts are the last failed starts of units, and unsettled the announced units whose
-	// maintenance may still appear, by name.
-	starts    map[string]failedStart
-	unsettled map[string]*v1alpha1.RolloutUnit
+	// starts are the last failed starts of units, by name.
+	starts map[string]failedStart
 	// taken reports whether a maintenance of this name exists.
 	taken func(name string) bool
 	// holders returns the maintenances that select a node.
@@ -79,8 +77,9 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 		return nil, err
 	}
 	f := &facts{
-		rollout: next.Rollout{Object: r, FailedStarts: map[string]time.Time{}}, nodes: nodes.byName, tasks: map[string]*v1alpha1.NodeTask{},
-		own: map[string]*v1alpha1.NodeMaintenance{}, holders: c.holdersOf, started: c.started, foreign: map[string]bool{}, starts: c.failedStarts[r.Name], unsettled: map[string]*v1alpha1.RolloutUnit{},
+		rollout: next.Rollout{Object: r, FailedStarts: map[string]time.Time{}, Unsettled: map[string]v1alpha1.RolloutUnit{}},
+		nodes:   nodes.byName, tasks: map[string]*v1alpha1.NodeTask{}, own: map[string]*v1alpha1.NodeMaintenance{}, foreign: map[string]bool{},
+		holders: c.holdersOf, started: c.started, starts: c.failedStarts[r.Name],
 	}
 	for unit, failed := range f.starts {
 		f.rollout.FailedStarts[unit] = failed.at

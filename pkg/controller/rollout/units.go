@@ -315,13 +315,10 @@ func maintenanceOf(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUni
 // announce returns the entry of status.current of a unit that starts. A unit that starts again has
 // the same name, also if its maintenance has appeared by now.
 func (f *facts) announce(u *next.Unit) v1alpha1.RolloutUnit {
-	var name string
-	if last := f.unsettled[u.Name]; last != nil {
-		name = last.Maintenance
-	} else {
-		for attempt := 1; name == "" || f.taken(name); attempt++ {
-			name = maintenanceName(f.rollout.Object.Name, u.Name, attempt)
-		}
+	last, isUnsettled := f.rollout.Unsettled[u.Name]
+	name := last.Maintenance
+	for attempt := 1; !isUnsettled && (name == "" || f.taken(name)); attempt++ {
+		name = maintenanceName(f.rollout.Object.Name, u.Name, attempt)
 	}
 	return v1alpha1.RolloutUnit{
 		Unit: u.Name, Maintenance: name, Nodes: u.References(),

@@ -55,9 +55,9 @@ type Rollout struct {
 	Members []Member
 	// Attempts are the NodeMaintenances of the rollout.
 	Attempts []*v1alpha1.NodeMaintenance
-	// Unsettled are the names of units that were announced, and whose NodeMaintenance may still
-	// appear. They are the first to start.
-	Unsettled map[string]bool
+	// Unsettled are the units that were announced, and whose NodeMaintenance may still appear, by
+	// name. They are the first to start.
+	Unsettled map[string]v1alpha1.RolloutUnit
 	// FailedStarts are the times of the last failed starts of units, by name. A unit that did not
 	// start is tried again after all others, except that of the server's own node.
 	FailedStarts map[string]time.Time

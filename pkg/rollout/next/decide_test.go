@@ -338,7 +338,7 @@ func TestStart(t *testing.T) {
 		"fewest pods first":    {3, []change{func(s *scene) { s.pods = map[string]int{"n0": 2, "n1": 1, "n2": 3} }}, "n1"},
 		"fewer attempts first": {2, []change{attempts(attempt("n0", WithdrawnClosed)), func(s *scene) { s.pods["n1"] = 9 }}, "n1"},
 		"a unit that may have started first": {2, []change{func(s *scene) {
-			s.ready.FailedStarts, s.ready.Unsettled = map[string]time.Time{"n1": now}, map[string]bool{"n1": true}
+			s.ready.FailedStarts, s.ready.Unsettled = map[string]time.Time{"n1": now}, map[string]v1alpha1.RolloutUnit{"n1": {}}
 		}}, "n1"},
 		"a unit that did not start last": {2, []change{func(s *scene) { s.ready.FailedStarts = map[string]time.Time{"n0": now} }}, "n1"},
 		"the unit that failed to start long ago first": {2, []change{func(s *scene) {

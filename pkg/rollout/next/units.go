@@ -168,8 +168,9 @@ func (d *decider) order() []*Unit {
 	for _, u := range d.units {
 		if u.state == waiting {
 			u.rank, u.pods = d.rankOf(u), d.podsOf(u)
+			_, isUnsettled := d.Unsettled[u.Name]
 			switch {
-			case d.Unsettled[u.Name]:
+			case isUnsettled:
 				u.turn = -1
 			case slices.ContainsFunc(u.Nodes, func(n *Node) bool { return n.Name == d.cluster.ServerNode }):
 				u.turn = 1

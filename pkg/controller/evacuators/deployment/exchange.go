@@ -44,7 +44,7 @@ const (
 	// cannot be created.
 	roomTime = 30 * time.Second
 	// costsAwaited is what pods wait for whose deletion costs cannot be written.
-	costsAwaited = "the deletion costs of pods are written, which has failed for now"
+	costsAwaited = "the deletion costs of pods are written, which has failed and is tried again"
 )
 
 // consent is an answer to the question whether a pod may leave.
