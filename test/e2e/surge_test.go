@@ -424,7 +424,7 @@ func TestNoPodCanBeCreated(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
-	node := single(t, namespace, "web", pool, nil, annotated(v1alpha1.AnnotationSurgeTimeout, "2s"))
+	node := single(t, namespace, "web", pool, nil, annotated(v1alpha1.AnnotationSurgeTimeout, "10s"))
 	pod := livePods(t, namespace)[0]
 	available := watchAvailability(t, namespace)
 	merge(t, "", "namespace", namespace, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`)
