@@ -52,7 +52,7 @@ func Verdict(log Log, rules Rules, cordoned ...string) []string {
 const (
 	// watchDelay is the time that a change of a budget may take to reach a watching client on a
 	// busy machine. The server may request an eviction that the budget forbids within that time.
-	watchDelay = 250 * time.Millisecond
+	watchDelay = time.Second
 	// A probe is an eviction to check a budget that allows no disruption according to the watch.
 	// The first probe of a budget comes after ten seconds. All such budgets together get one probe
 	// in six seconds. Both times include a tolerance for the clocks.
