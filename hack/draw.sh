@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
-# Prints which tests a run of .ci/run leaves to `make nightly`, as a pattern for `go test -skip`:
-# some that take long, all random searches but one, and all slow tests but one. These two are drawn
-# by the commit. It says which ones and why on the other stream.
+# Prints what a run of .ci/run leaves to `make nightly`. What it runs is drawn by the commit. It says
+# what and why on the other stream.
+#
+#   hack/draw.sh         a pattern for `go test -skip`: some tests that take long, all random
+#                        searches but one, all slow tests but one, and half of the tests on real
+#                        nodes
+#   hack/draw.sh race    RACE for make: a third of the packages
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
@@ -24,26 +28,47 @@ slow=(
 	TestServerLeavesItsNodeLastAndDoesNotComeBack
 	TestThousandsOfNodes
 )
+# Each half takes five minutes, and each test has a cluster of its own.
+real=(
+	TestNodeAgent
+	'TestNodes TestReplicas TestServerAsAPod'
+)
 # Each has a cluster of its own, with a cluster of etcd beside it.
 long=(TestMoveToAnEtcdCluster TestSideBySide)
 
-for name in "${searches[@]}" "${slow[@]}" "${long[@]}"; do
+commit="$(git rev-parse HEAD)"
+# What is drawn from one list does not depend on what is drawn from another.
+number() { # LIST
+	local digest
+	digest="$(printf '%s %s' "$1" "${commit}" | sha256sum)"
+	echo "$((16#${digest:0:8}))"
+}
+if [[ "${1:-}" == race ]]; then
+	third="$(($(number race) % 3 + 1))/3"
+	echo "The race detector runs in a third of the packages, ${third}, drawn by the commit ${commit:0:8}" >&2
+	echo "${third}"
+	exit
+fi
+# shellcheck disable=SC2048 # the tests of a half are words
+for name in "${searches[@]}" "${slow[@]}" "${long[@]}" ${real[*]}; do
 	grep -rqE --include='*_test.go' "^func ${name}\(" test || { echo "hack/draw.sh: no test has the name ${name}" >&2; exit 1; }
 done
-commit="$(git rev-parse HEAD)"
-number="$((16#${commit:0:8}))"
 skipped=("${long[@]}") drawn=()
-draw() { # NAME...
-	local name
-	drawn+=("${@:number % $# + 1:1}")
-	for name in "$@"; do
-		[[ "${name}" == "${drawn[-1]}" ]] || skipped+=("${name}")
+draw() { # LIST NAMES...
+	local names list="$1"
+	shift
+	drawn+=("${@:$(number "${list}") % $# + 1:1}")
+	for names in "$@"; do
+		# shellcheck disable=SC2206 # the tests of a half are words
+		[[ "${names}" == "${drawn[-1]}" ]] || skipped+=(${names})
 	done
 }
-draw "${searches[@]}"
-draw "${slow[@]}"
+draw searches "${searches[@]}"
+draw slow "${slow[@]}"
+draw real "${real[@]}"
 {
-	echo "One of ${#searches[@]} random searches and one of ${#slow[@]} slow tests run, ${drawn[0]} and ${drawn[1]}, by the commit ${commit:0:8}"
+	echo "One of ${#searches[@]} random searches, one of ${#slow[@]} slow tests and half of the tests on real nodes run, drawn by the commit ${commit:0:8}:"
+	echo "${drawn[*]}"
 	echo "Left to make nightly: ${skipped[*]}"
 } >&2
 # \z in place of $, which make would expand.
