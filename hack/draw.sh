@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints what a run of .ci/run leaves to `make nightly`. What it runs is drawn by the commit. It says
-# what and why on the other stream.
+# Prints what a run of .ci/run leaves to `make nightly`. What it runs is drawn by the commit. It
+# says what and why on the other stream.
 #
 #   hack/draw.sh         a pattern for `go test -skip`: some tests that take long, all random
 #                        searches but one, all slow tests but one, and half of the tests on real

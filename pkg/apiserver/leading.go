@@ -64,6 +64,9 @@ type Controllers struct {
 	// returns an error: when a suspended process resumes, its controllers can run before their
 	// context ends.
 	Run func(ctx context.Context, mayAct func(grace time.Duration) error) error
+	// StandBy runs while the controllers of this replica do not run, until its context ends; nil if
+	// there is nothing to do.
+	StandBy func(ctx context.Context)
 	// Storage describes the storage of this server; nil if unknown.
 	Storage *Storage
 	// Service is the Service in front of this server. Registered returns the Service in the
@@ -79,6 +82,7 @@ type Controllers struct {
 	Liveness func(*http.Request) error
 
 	watchdog  *leaderelection.HealthzAdaptor
+	standby   standby
 	gate      gate
 	sightings sightings
 }
@@ -159,7 +163,9 @@ func (c *Controllers) watch() func(*http.Request) error {
 // lead runs the controllers each time this replica becomes the leader, until the context ends.
 func (c *Controllers) lead(ctx context.Context) {
 	c.sightings.begin()
+	defer c.standby.end()
 	for ctx.Err() == nil {
+		c.standby.begin(ctx, c.StandBy)
 		switch {
 		case !c.Election.Enabled:
 			c.runOnce(ctx, func(time.Duration) error { return nil })
@@ -178,6 +184,7 @@ func (c *Controllers) runOnce(ctx context.Context, mayAct func(grace time.Durati
 	if ctx.Err() != nil {
 		return
 	}
+	c.standby.end()
 	logger := klog.FromContext(ctx)
 	logger.Info("Controllers start", "identity", c.Election.Identity)
 	leaderGauge.Set(1)
@@ -187,4 +194,39 @@ func (c *Controllers) runOnce(ctx context.Context, mayAct func(grace time.Durati
 		return
 	}
 	logger.Info("Controllers stopped", "cause", context.Cause(ctx))
+}
+
+// standby is the run of StandBy while no controllers run.
+type standby struct {
+	mu     sync.Mutex
+	cancel context.CancelFunc
+	ended  chan struct{}
+}
+
+// begin starts a run, unless there is one.
+func (s *standby) begin(ctx context.Context, run func(context.Context)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if run == nil || s.cancel != nil {
+		return
+	}
+	ctx, s.cancel = context.WithCancel(ctx)
+	ended := make(chan struct{})
+	s.ended = ended
+	go func() {
+		defer close(ended)
+		run(ctx)
+	}()
+}
+
+// end ends the run, if there is one, and returns when it has ended.
+func (s *standby) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel == nil {
+		return
+	}
+	s.cancel()
+	<-s.ended
+	s.cancel = nil
 }

@@ -152,6 +152,48 @@ func TestControllersStopWithTheLeaseAndComeBackWithIt(t *testing.T) {
 	})
 }
 
+// TestStandByRunsWhileNoControllersRun lets a replica gain, lose and regain the Lease.
+func TestStandByRunsWhileNoControllersRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := fake.NewClientset()
+		other, seconds, now := "other", int32(3600), metav1.NewMicroTime(time.Now().Add(time.Hour))
+		var down atomic.Bool
+		host.PrependReactor("*", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if down.Load() {
+				return true, nil, errors.New("the host cluster is down")
+			}
+			return false, nil, nil
+		})
+		held := must.Get(host.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &other, LeaseDurationSeconds: &seconds, RenewTime: &now, AcquireTime: &now},
+		}, metav1.CreateOptions{}))(t)
+		s := &set{host: host, finish: make(chan struct{})}
+		close(s.finish)
+		c := replica(host, s, "a")
+		var standing, begun atomic.Int32
+		c.StandBy = func(ctx context.Context) {
+			begun.Add(1)
+			standing.Add(1)
+			is.True(t, s.running.Load() == 0, "it stands by while controllers run")
+			<-ctx.Done()
+			standing.Add(-1)
+		}
+		stop, left := lead(t, c)
+		eventually(t, "it stands by", func() bool { return standing.Load() == 1 && s.started.Load() == 0 })
+		held.Spec.HolderIdentity = new(string)
+		must.Get(host.CoordinationV1().Leases("ns").Update(t.Context(), held, metav1.UpdateOptions{}))(t)
+		eventually(t, "a leads", func() bool { return s.running.Load() == 1 && standing.Load() == 0 })
+		down.Store(true)
+		eventually(t, "it stands by again", func() bool { return s.running.Load() == 0 && standing.Load() == 1 })
+		down.Store(false)
+		eventually(t, "a leads again", func() bool { return s.running.Load() == 1 && standing.Load() == 0 })
+		stop()
+		<-left
+		is.True(t, standing.Load() == 0 && begun.Load() == 2, "%d stand by, after %d times", standing.Load(), begun.Load())
+	})
+}
+
 func TestControllersThatFailStartAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, election := range []bool{true, false} {

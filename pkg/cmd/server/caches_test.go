@@ -6,9 +6,9 @@ package server
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,15 +18,13 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 
-	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host"
-	"haulout.dev/haulout/pkg/host/read"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-func TestPreviewsUseTheCachesOfATerm(t *testing.T) {
+func TestPreviewsUseCachesFromTheirSyncToTheirEnd(t *testing.T) {
 	for name, fails := range map[string]bool{"caches that sync": false, "pods that cannot be listed": true} {
 		bubble.Run(t, name, func(t *testing.T) {
 			kube := kubefake.NewClientset()
@@ -35,23 +33,52 @@ func TestPreviewsUseTheCachesOfATerm(t *testing.T) {
 					return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no"))
 				})
 			}
-			cluster := must.Get(host.NewCluster(host.Clients{Client: kube, Maintenance: maintenancefake.NewClientset()}, 0))(t)
-			d := controllerDependencies{caches: &atomic.Pointer[read.Caches]{}}
+			p := &previewCaches{}
 			ctx, cancel := context.WithCancel(t.Context())
-			cluster.Start(ctx)
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				d.lend(ctx, cluster)
+				p.fill(ctx, kube, 0)
 			}()
 			synctest.Wait()
-			is.True(t, (d.caches.Load() == nil) == fails, "during the term, the caches are %v", d.caches.Load())
+			is.True(t, (p.synced.Load() == nil) == fails, "before the end, the caches are %v", p.synced.Load())
 			cancel()
 			<-ended
-			is.True(t, d.caches.Load() == nil, "previews still use the caches after the term")
-			cluster.Shutdown()
+			is.True(t, p.synced.Load() == nil, "previews still use the caches after their end")
+			// After an error client-go sleeps, by the time of the last error of the whole process.
+			<-time.After(100 * 365 * 24 * time.Hour)
 		})
 	}
+}
+
+func TestCachesAreFilledAfterTheDelay(t *testing.T) {
+	bubble.Run(t, "a replica that leads before", func(t *testing.T) {
+		kube := kubefake.NewClientset()
+		ctx, cancel := context.WithTimeout(t.Context(), 11*time.Second)
+		defer cancel()
+		(&previewCaches{}).fill(ctx, kube, 12*time.Second)
+		is.True(t, len(kube.Actions()) == 0, "got %v, want no request", kube.Actions())
+	})
+}
+
+// TestEndOfCachesKeepsTheNextOnes ends the caches of a replica that leads now, after those of its
+// controllers are there.
+func TestEndOfCachesKeepsTheNextOnes(t *testing.T) {
+	bubble.Run(t, "two caches", func(t *testing.T) {
+		p := &previewCaches{}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.fill(ctx, kubefake.NewClientset(), 0)
+		}()
+		synctest.Wait()
+		next := &host.Caches{}
+		p.synced.Store(next)
+		cancel()
+		<-ended
+		is.True(t, p.synced.Load() == next, "the next caches are gone")
+	})
 }
 
 func TestReplicasKeepNoImagesOfNodes(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,7 +45,6 @@ import (
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/previewer"
-	"haulout.dev/haulout/pkg/host/read"
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/version"
 )
@@ -180,15 +178,14 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		return nil, nil, err
 	}
 	hasNodes, nodeLister := nodes.Informer().HasSynced, nodes.Lister()
-	// A preview on a replica that does not lead may send thousands of requests.
+	// A preview may read hundreds of volumes and Jobs.
 	limited := rest.CopyConfig(host.config)
 	limited.QPS, limited.Burst, limited.RateLimiter = previewQPS, previewBurst, nil
 	previews, err := kubernetes.NewForConfig(limited)
 	if err != nil {
 		return nil, nil, err
 	}
-	// caches has the caches of the controllers while this replica leads.
-	caches := &atomic.Pointer[read.Caches]{}
+	caches := &previewCaches{}
 	extra := &apiserver.ExtraConfig{
 		Identity:             &identity.Server{},
 		MaintenanceInformers: maintenances,
@@ -197,7 +194,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 			return nodeselector.Newest(all), hasNodes() && err == nil
 		},
 		Previewer: previewer.New(previewer.Config{
-			Host: previews, Nodes: previewer.CachedNodes(nodes), Caches: caches.Load,
+			Host: previews, Nodes: previewer.CachedNodes(nodes), Caches: caches.synced.Load, Stopping: generic.ShutdownInitiatedNotify(),
 			Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
 			UnprotectedAllAtOnce: o.Controllers.Evictions.UnprotectedMaxUnavailable >= 100,
 			Rules:                o.NodeRights.Rules, Clock: clock.RealClock{},
@@ -205,11 +202,20 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		}),
 		EvacuatorStartDeadline: o.Controllers.EvacuatorStartDeadline,
 	}
-	if o.Controllers.Enabled {
-		extra.Controllers, err = o.controllers(host, replica, loopback, own, recorder, generic.Authorization.Authorizer, caches)
-		if err != nil {
-			return nil, nil, err
-		}
+	if !o.Controllers.Enabled {
+		return extra, recorder, generic.AddPostStartHook("fill-caches-for-previews", func(hook genericapiserver.PostStartHookContext) error {
+			go caches.fill(hook, host.client, 0)
+			return nil
+		})
+	}
+	extra.Controllers, err = o.controllers(host, replica, loopback, own, recorder, generic.Authorization.Authorizer, caches)
+	if err != nil {
+		return nil, nil, err
+	}
+	// A replica that begins to lead at its start, or after a leader that was killed, reads the pods
+	// only once.
+	extra.Controllers.StandBy = func(ctx context.Context) {
+		caches.fill(ctx, host.client, o.Controllers.LeaderElection.LeaseDuration.Duration)
 	}
 	return extra, recorder, nil
 }
@@ -223,7 +229,7 @@ func slimNodes(factory hostinformers.SharedInformerFactory) (coreinformers.NodeI
 
 // controllers returns the configuration of the controllers, which run while this replica leads.
 func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback *rest.Config, own clientset.Interface, recorder events.EventRecorder,
-	auth authorizer.Authorizer, caches *atomic.Pointer[read.Caches]) (*apiserver.Controllers, error) {
+	auth authorizer.Authorizer, caches *previewCaches) (*apiserver.Controllers, error) {
 	registered, err := cluster.registeredService()
 	if err != nil {
 		return nil, err

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -28,7 +27,6 @@ import (
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/evict"
-	"haulout.dev/haulout/pkg/host/read"
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
@@ -50,12 +48,11 @@ type controllerDependencies struct {
 	nodeRights rights.Rules
 	// rawEvictionTTL is how long an Evacuation that was made for an eviction is kept.
 	rawEvictionTTL time.Duration
-	// caches gets the caches of a term for previews, and nil when the term ends.
-	caches *atomic.Pointer[read.Caches]
+	// caches gets the caches of a term for previews.
+	caches *previewCaches
 }
 
-// run creates a set of controllers with their caches and runs it until the context ends. Only the
-// leader needs all pods, so these caches exist only while this replica leads.
+// run creates a set of controllers with their caches and runs it until the context ends.
 func (d controllerDependencies) run(ctx context.Context, mayAct func(grace time.Duration) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -112,22 +109,12 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func(grace time.
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { nodeRights.Run(ctx) })
-	wg.Go(func() { d.lend(ctx, cluster) })
+	wg.Go(func() { d.caches.lend(ctx, cluster.Caches) })
 	for _, c := range controllers {
 		wg.Go(func() { c.Run(ctx, d.options.Workers) })
 	}
 	wg.Wait()
 	return nil
-}
-
-// lend makes the caches available to previews from their sync until the context ends.
-func (d controllerDependencies) lend(ctx context.Context, cluster *host.Cluster) {
-	if !cluster.WaitForSync(ctx) {
-		return
-	}
-	d.caches.Store(read.NewCaches(cluster))
-	<-ctx.Done()
-	d.caches.Store(nil)
 }
 
 // drains creates the controllers of nodes, maintenances, tasks and rollouts, and their shared

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podcache has the indexes and the transforms of the informers that the controllers share.
+// Package podcache has the indexes and the transforms of the informers of the host cluster.
 package podcache
 
 import (

@@ -18,7 +18,7 @@ import (
 )
 
 // NewTransform returns a transform for a whole informer factory of the host cluster. It removes the
-// fields that no controller reads (see Strip), makes pods with the same controller share equal
+// fields that nothing reads (see Strip), makes pods with the same controller share equal
 // parts, and packs pods. PodLister, unpackPod and unpackedPods return the packed pods. Without this
 // transform, a cluster with 150,000 pods would not fit into memory.
 func NewTransform() cache.TransformFunc {
@@ -35,8 +35,8 @@ func NewTransform() cache.TransformFunc {
 	}
 }
 
-// Strip removes the fields that no controller reads from pods, nodes, volume attachments, workloads
-// and their autoscalers, and the managed fields from all objects.
+// Strip removes the fields that no controller and no preview reads from pods, nodes, volume
+// attachments, workloads and their autoscalers, and the managed fields from all objects.
 func Strip(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *packedPod:

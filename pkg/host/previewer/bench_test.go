@@ -4,39 +4,29 @@
 package previewer
 
 import (
-	"compress/gzip"
 	"context"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"runtime/metrics"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	k8sruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/json"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/forecast"
 	"haulout.dev/haulout/pkg/host/podcache"
-	survey "haulout.dev/haulout/pkg/host/read"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -49,108 +39,6 @@ const (
 	// namespace has ten Deployments.
 	benchApps = benchPods / 30
 )
-
-// largeHost serves the lists of a large cluster in pages, as protobuf. It builds the pages before
-// the measurement, so that serving them needs memory only for sending.
-type largeHost struct {
-	pages map[string][][]byte
-}
-
-func newLargeHost(b *testing.B) *rest.Config {
-	b.Helper()
-	h := &largeHost{pages: map[string][][]byte{}}
-	info, ok := k8sruntime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(),
-		k8sruntime.ContentTypeProtobuf)
-	must.True(b, ok, "no protobuf")
-	add := func(path string, count, size int, list func(from, to int, meta metav1.ListMeta) k8sruntime.Object) {
-		for from := 0; from == 0 || from < count; from += size {
-			to := min(from+size, count)
-			meta := metav1.ListMeta{}
-			if to < count {
-				meta.Continue = strconv.Itoa(len(h.pages[path]) + 1)
-			}
-			page := must.Get(k8sruntime.Encode(
-				scheme.Codecs.EncoderForVersion(info.Serializer, versionOf(path)),
-				list(from, to, meta),
-			))(b)
-			h.pages[path] = append(h.pages[path], page)
-		}
-	}
-	add("/api/v1/pods", benchPods, 1000, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
-		list := &corev1.PodList{ListMeta: meta}
-		for i := from; i < to; i++ {
-			list.Items = append(list.Items, benchPod(i))
-		}
-		return list
-	})
-	add("/api/v1/namespaces", 0, 1, func(_, _ int, meta metav1.ListMeta) k8sruntime.Object {
-		return &corev1.NamespaceList{ListMeta: meta}
-	})
-	add(
-		"/apis/policy/v1/poddisruptionbudgets", benchApps, 500,
-		func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
-			list := &policyv1.PodDisruptionBudgetList{ListMeta: meta}
-			for app := from; app < to; app++ {
-				list.Items = append(list.Items, *benchBudget(app))
-			}
-			return list
-		},
-	)
-	add("/apis/apps/v1/replicasets", benchApps, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
-		list := &appsv1.ReplicaSetList{ListMeta: meta}
-		for app := from; app < to; app++ {
-			list.Items = append(list.Items, *benchReplicaSet(app))
-		}
-		return list
-	})
-	add("/apis/apps/v1/deployments", benchApps, 500, func(from, to int, meta metav1.ListMeta) k8sruntime.Object {
-		list := &appsv1.DeploymentList{ListMeta: meta}
-		for app := from; app < to; app++ {
-			list.Items = append(list.Items, *benchDeployment(app))
-		}
-		return list
-	})
-	add("/apis/autoscaling/v2/horizontalpodautoscalers", 0, 1, func(_, _ int, meta metav1.ListMeta) k8sruntime.Object {
-		return &autoscalingv2.HorizontalPodAutoscalerList{ListMeta: meta}
-	})
-	server := httptest.NewServer(h)
-	b.Cleanup(server.Close)
-	return &rest.Config{Host: server.URL, QPS: -1, ContentConfig: rest.ContentConfig{
-		ContentType: k8sruntime.ContentTypeProtobuf, AcceptContentTypes: k8sruntime.ContentTypeProtobuf,
-	}}
-}
-
-// ServeHTTP serves a page of a list.
-func (h *largeHost) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	pages := h.pages[r.URL.Path]
-	if strings.Contains(r.URL.Query().Get("fieldSelector"), "nominatedNodeName") {
-		pages = h.pages["/api/v1/namespaces"]
-	}
-	at, _ := strconv.Atoi(r.URL.Query().Get("continue"))
-	if at >= len(pages) {
-		http.NotFound(w, r)
-		return
-	}
-	w.Header().Set("Content-Type", k8sruntime.ContentTypeProtobuf)
-	if len(pages[at]) < 128<<10 || !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-		_, _ = w.Write(pages[at])
-		return
-	}
-	// kube-apiserver compresses large responses like this.
-	w.Header().Set("Content-Encoding", "gzip")
-	compressed, _ := gzip.NewWriterLevel(w, 1)
-	_, _ = compressed.Write(pages[at])
-	_ = compressed.Close()
-}
-
-// versionOf returns the group and the version in a path of the API.
-func versionOf(path string) schema.GroupVersion {
-	parts := strings.Split(path, "/")
-	if parts[1] == "api" {
-		return schema.GroupVersion{Version: parts[2]}
-	}
-	return schema.GroupVersion{Group: parts[2], Version: parts[3]}
-}
 
 // benchAllNodes returns the nodes as from the cache of the informer.
 var benchAllNodes = func() func(context.Context) ([]*corev1.Node, error) {
@@ -248,43 +136,32 @@ func benchPod(i int) corev1.Pod {
 	}
 }
 
-// newLargeCaches returns the caches of a leader with the same objects.
-func newLargeCaches(b *testing.B) *survey.Caches {
+// newLargeFixture returns a fixture with the objects of a large cluster in its caches.
+func newLargeFixture(b *testing.B) *fixture {
 	b.Helper()
 	var objects []k8sruntime.Object
 	for app := range benchApps {
 		objects = append(objects, benchBudget(app), benchReplicaSet(app), benchDeployment(app))
 	}
-	f := newFixture(objects...).cached(b)
+	f := newFixture(b, objects...)
 	transform := podcache.NewTransform()
 	for i := range benchPods {
 		pod := benchPod(i)
-		must.Do(b, f.cluster.Pods.Store().Add(must.Get(transform(&pod))(b)))
+		must.Do(b, f.caches.Pods.Store().Add(must.Get(transform(&pod))(b)))
 	}
-	return f.caches
+	return f
 }
 
 // BenchmarkPreview measures the preview of a maintenance of all nodes of a large cluster: its
-// duration, with and without the evacuator of Deployments, from lists and from the caches of a
-// leader, the additional memory, and the size of the preview. The host only sends prepared pages.
+// duration, with and without the evacuator of Deployments, the additional memory, and the size of
+// the preview.
 func BenchmarkPreview(b *testing.B) {
-	config, caches := newLargeHost(b), newLargeCaches(b)
-	for name, test := range map[string]struct {
-		evacuators []string
-		caches     *survey.Caches
-	}{
-		"Lists/Eviction":     {},
-		"Lists/Deployments":  {evacuators: []string{v1alpha1.EvacuatorClassDeployment}},
-		"Caches/Eviction":    {caches: caches},
-		"Caches/Deployments": {evacuators: []string{v1alpha1.EvacuatorClassDeployment}, caches: caches},
-	} {
+	f := newLargeFixture(b)
+	for name, evacuators := range map[string][]string{"Eviction": nil, "Deployments": {v1alpha1.EvacuatorClassDeployment}} {
 		b.Run(name, func(b *testing.B) {
-			p := New(Config{
-				Host:  kubernetes.NewForConfigOrDie(config),
-				Nodes: benchAllNodes, Caches: func() *survey.Caches { return test.caches },
-				Authorizer: &host{allowed: map[string][]string{"ann": {""}}}, Evacuators: test.evacuators,
-				Maintenances: (&fixture{}).all, Clock: clock.RealClock{},
-			})
+			f.evacuators = evacuators
+			p := f.previewer()
+			p.config.Nodes, p.config.Clock = benchAllNodes, clock.RealClock{}
 			nm := maintenance("all", idle, "blue")
 			before := heap()
 			peak := watchHeap(b)
@@ -336,7 +213,7 @@ func kept(b *testing.B, p *Previewer, nm *v1alpha1.NodeMaintenance) float64 {
 	nodes := must.Get(p.config.Nodes(b.Context()))(b)
 	s := &forecast.Situation{Evacuators: p.evacuators}
 	must.Do(b, p.choose(b.Context(), s, nm, nil, nodes))
-	must.Do(b, p.look(b.Context(), s, nodes))
+	must.Do(b, p.look(b.Context(), s, nodes, p.config.Caches()))
 	after := heap()
 	runtime.KeepAlive(s)
 	return float64(after-before) / (1 << 20)

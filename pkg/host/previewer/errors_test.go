@@ -33,8 +33,6 @@ func TestErrors(t *testing.T) {
 	}
 	for name, fault := range map[string]func(*fixture){
 		"nodes cannot be listed":      fails("nodes"),
-		"pods cannot be listed":       fails("pods"),
-		"budgets cannot be listed":    fails("poddisruptionbudgets"),
 		"namespaces cannot be listed": fails("namespaces"),
 		"rights cannot be asked":      func(f *fixture) { f.host.err = errors.New("no") },
 		"the selector of another maintenance is invalid": func(f *fixture) {
@@ -42,7 +40,7 @@ func TestErrors(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(node("blue", "blue"), pod("a", "blue"))
+			f := newFixture(t, node("blue", "blue"), pod("a", "blue"))
 			f.others = []*v1alpha1.NodeMaintenance{maintenance("other", drain, "blue")}
 			fault(f)
 			out, err := f.preview(t.Context(), maintenance("nm", idle, "blue"))
@@ -80,7 +78,7 @@ func TestKindsThatTheServerMayNotRead(t *testing.T) {
 		"Jobs and all claims": {resources: []string{"jobs", "persistentvolumeclaims"}, want: []string{"which Jobs fail", "which pods can start again only"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(node("blue", "blue"), claiming, ofJob, deployment, replicaSet, bound)
+			f := newFixture(t, node("blue", "blue"), claiming, ofJob, deployment, replicaSet, bound)
 			f.evacuators = []string{v1alpha1.EvacuatorClassDeployment}
 			for _, resource := range test.resources {
 				f.kube.PrependReactor("get", resource, func(k8stesting.Action) (bool, runtime.Object, error) {

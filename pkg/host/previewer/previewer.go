@@ -28,8 +28,9 @@ import (
 	"haulout.dev/haulout/pkg/drain/forecast"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
-	survey "haulout.dev/haulout/pkg/host/read"
+	"haulout.dev/haulout/pkg/host/read"
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
@@ -39,7 +40,7 @@ const (
 	atOnce = 2
 	// startWithin is how long a request waits for other previews to finish.
 	startWithin = 10 * time.Second
-	// workFor is how long a preview may take.
+	// workFor is how long a request may take.
 	workFor = 45 * time.Second
 	// retryAfter is the delay, in seconds, after which a client may repeat a request that found too
 	// many previews in progress. Clients repeat such a request themselves, up to ten times.
@@ -58,8 +59,10 @@ type Config struct {
 	Host kubernetes.Interface
 	// Nodes returns all nodes (see CachedNodes).
 	Nodes func(context.Context) ([]*corev1.Node, error)
-	// Caches returns the caches of the controllers, or nil if this replica does not lead.
-	Caches func() *survey.Caches
+	// Caches returns synced caches of the host cluster, or nil if there are none at the moment.
+	Caches func() *host.Caches
+	// Stopping is closed when the server shuts down: no request then waits for caches.
+	Stopping <-chan struct{}
 	// Authorizer is the authorizer of the host cluster.
 	Authorizer authorizer.UnconditionalAuthorizer
 	// Evacuators are the classes of the enabled built-in evacuators.
@@ -125,6 +128,12 @@ func waitFor(ctx context.Context, synced cache.InformerSynced, kind string) erro
 
 // Preview returns the preview of a maintenance. Its errors may be returned to clients.
 func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
+	ctx, cancel := context.WithTimeout(ctx, workFor)
+	defer cancel()
+	caches, err := p.awaitCaches(ctx)
+	if err != nil {
+		return nil, err
+	}
 	timer := time.NewTimer(startWithin)
 	defer timer.Stop()
 	select {
@@ -135,9 +144,7 @@ func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 	case <-ctx.Done():
 		return nil, apierrors.NewTimeoutError("the preview did not start in time", noRetry)
 	}
-	ctx, cancel := context.WithTimeout(ctx, workFor)
-	defer cancel()
-	out, err := p.work(ctx, nm)
+	out, err := p.work(ctx, nm, caches)
 	var status apierrors.APIStatus
 	switch {
 	case err == nil:
@@ -152,6 +159,29 @@ func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 	return nil, apierrors.NewInternalError(err)
 }
 
+// awaitCaches waits for the caches, before the preview takes the place of another one.
+func (p *Previewer) awaitCaches(ctx context.Context) (caches *host.Caches, err error) {
+	stopping := func() bool {
+		select {
+		case <-p.config.Stopping:
+			return true
+		default:
+			return false
+		}
+	}
+	done := func() bool {
+		caches = p.config.Caches()
+		return caches != nil || stopping()
+	}
+	switch {
+	case !done() && !cache.WaitForCacheSync(ctx.Done(), done):
+		return nil, apierrors.NewTimeoutError("this server has not read the pods, budgets and owners of the cluster yet; if it cannot, its log says why", noRetry)
+	case caches == nil:
+		return nil, apierrors.NewServiceUnavailable("the server is shutting down")
+	}
+	return caches, nil
+}
+
 // hasMoments reports whether the deadline of a context is so near that the rate limiter may have
 // refused a request which would have to wait until after the deadline.
 func hasMoments(ctx context.Context) bool {
@@ -159,7 +189,7 @@ func hasMoments(ctx context.Context) bool {
 	return ok && time.Until(deadline) < time.Second
 }
 
-func (p *Previewer) work(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
+func (p *Previewer) work(ctx context.Context, nm *v1alpha1.NodeMaintenance, caches *host.Caches) (*v1alpha1.NodeMaintenancePreview, error) {
 	s := &forecast.Situation{Now: p.config.Clock.Now(), Evacuators: p.evacuators, UnprotectedAllAtOnce: p.config.UnprotectedAllAtOnce}
 	nodes, err := p.config.Nodes(ctx)
 	if err != nil {
@@ -180,7 +210,7 @@ func (p *Previewer) work(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1
 		if err := p.authorize(ctx, s); err != nil {
 			return nil, err
 		}
-		if err := p.look(ctx, s, nodes); err != nil {
+		if err := p.look(ctx, s, nodes, caches); err != nil {
 			return nil, err
 		}
 	}
@@ -285,31 +315,29 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 }
 
 // look reads the pods on the relevant nodes, and the objects that their evacuation depends on.
-func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*corev1.Node) error {
-	reader := survey.Reader{Client: p.config.Host, Caches: p.config.Caches()}
+func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*corev1.Node, caches *host.Caches) error {
 	touched, touchedNames := touchedNodes(s)
 	s.Pods = forecast.NewPods(touched, p.evacuators, podcache.NodeOf)
 	if len(touched) == 0 {
 		return nil
 	}
-	if err := reader.Pods(ctx, touchedNames, s.Pods.Add); err != nil {
-		return err
-	}
+	reader := read.Reader{Client: p.config.Host, Caches: caches}
+	reader.Pods(touchedNames, s.Pods.Add)
 	var err error
-	if s.Budgets, err = reader.Budgets(ctx, s.Pods.Namespaces()); err != nil {
+	if s.Budgets, err = reader.Budgets(s.Pods.Namespaces()); err != nil {
 		return err
 	}
 	if s.TerminatingNamespaces, err = reader.TerminatingNamespaces(ctx); err != nil {
 		return err
 	}
-	unread := sets.New[survey.Optional]()
+	unread := sets.New[read.Optional]()
 	s.Pinned, err = reader.PinnedClaims(ctx, s.Pods.Claims(), freeNodes(s, nodes))
 	if apierrors.IsForbidden(err) {
-		unread.Insert(survey.OptionalVolumes)
+		unread.Insert(read.OptionalVolumes)
 	} else if err != nil {
 		return err
 	}
-	names := survey.NewOwnerNames(p.evacuators)
+	names := read.NewOwnerNames(p.evacuators)
 	s.Pods.Owners(names.Add)
 	owners, err := reader.Owners(ctx, names, nodes)
 	if err != nil {
@@ -325,9 +353,9 @@ func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*co
 
 // unknownWithout has, by kind, the part of a preview that is unknown if the server may not read the
 // kind.
-var unknownWithout = map[survey.Optional]string{
-	survey.OptionalJobs:    "which Jobs fail permanently when their pods are evicted",
-	survey.OptionalVolumes: "which pods can start again only on the nodes of this maintenance, and which Deployments cannot be scaled up",
+var unknownWithout = map[read.Optional]string{
+	read.OptionalJobs:    "which Jobs fail permanently when their pods are evicted",
+	read.OptionalVolumes: "which pods can start again only on the nodes of this maintenance, and which Deployments cannot be scaled up",
 }
 
 // freeNodes returns the nodes on which pods may start while the maintenance holds its nodes.

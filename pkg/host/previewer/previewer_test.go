@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,23 +20,25 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	kubeinformers "k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	kubefake "k8s.io/client-go/kubernetes/fake"
-	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/forecast"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	hostcluster "haulout.dev/haulout/pkg/host"
-	survey "haulout.dev/haulout/pkg/host/read"
+	"haulout.dev/haulout/pkg/host"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 	"haulout.dev/haulout/pkg/testing/bubble"
@@ -54,9 +56,9 @@ const (
 	complete = v1alpha1.NodeMaintenanceStageComplete
 )
 
-// host is an authorizer. It allows a user to delete the nodes that it has for the name of the user.
-// An empty node name stands for all nodes that are not refused.
-type host struct {
+// authority is an authorizer. It allows a user to delete the nodes that it has for the name of the
+// user. An empty node name stands for all nodes that are not refused.
+type authority struct {
 	mu      sync.Mutex
 	allowed map[string][]string
 	refused []string
@@ -64,7 +66,7 @@ type host struct {
 	err     error
 }
 
-func (h *host) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (h *authority) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if a.GetVerb() == "maintain" {
@@ -86,38 +88,35 @@ func (h *host) Authorize(_ context.Context, a authorizer.Attributes) (authorizer
 // fixture is a Previewer for a fake cluster.
 type fixture struct {
 	kube       *kubefake.Clientset
-	host       *host
+	host       *authority
 	evacuators []string
 	everyNode  bool
 	others     []*v1alpha1.NodeMaintenance
-	// caches is nil unless the fixture is of a leader, whose cluster it then reads.
-	caches  *survey.Caches
-	cluster *hostcluster.Cluster
+	caches     *host.Caches
 }
 
 // newFixture returns a fixture with a cluster of these objects, in which ann may delete all nodes.
-func newFixture(objects ...runtime.Object) *fixture {
-	f := &fixture{kube: kubefake.NewClientset(objects...), host: &host{allowed: map[string][]string{"ann": {""}}}}
-	// The tracker does not support field selectors.
-	f.kube.PrependReactor("list", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
-		selector, err := fields.ParseSelector(action.(k8stesting.ListActionImpl).ListOptions.FieldSelector)
-		list := &corev1.PodList{}
-		for _, object := range objects {
-			if pod, ok := object.(*corev1.Pod); ok && selector.Matches(fields.Set{
-				"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase),
-				"status.nominatedNodeName": pod.Status.NominatedNodeName,
-			}) {
-				list.Items = append(list.Items, *pod.DeepCopy())
-			}
-		}
-		return true, list, err
-	})
+// Its caches are synced, and its client has recorded no requests.
+func newFixture(tb testing.TB, objects ...runtime.Object) *fixture {
+	tb.Helper()
+	f := &fixture{kube: kubefake.NewClientset(objects...), host: &authority{allowed: map[string][]string{"ann": {""}}}}
+	f.caches = cachesOf(tb, f.kube, podcache.NewTransform())
+	f.kube.ClearActions()
 	return f
+}
+
+// cachesOf returns synced caches of a cluster, which have what transform returns.
+func cachesOf(tb testing.TB, kube kubernetes.Interface, transform cache.TransformFunc) *host.Caches {
+	tb.Helper()
+	caches := must.Get(host.NewCaches(kube, 0, transform))(tb)
+	caches.Start(tb.Context())
+	must.True(tb, caches.WaitForSync(tb.Context()), "the caches did not sync")
+	return caches
 }
 
 func (f *fixture) previewer() *Previewer {
 	return New(Config{
-		Host: f.kube, Nodes: f.nodes, Caches: func() *survey.Caches { return f.caches },
+		Host: f.kube, Nodes: f.nodes, Caches: func() *host.Caches { return f.caches },
 		Authorizer: f.host, Evacuators: f.evacuators, Rules: rights.Rules{EveryByName: f.everyNode},
 		Maintenances: f.all, Clock: testclock.NewFakePassiveClock(now),
 	})
@@ -233,7 +232,7 @@ func names(out *v1alpha1.NodeMaintenancePreview) []string {
 }
 
 func TestPreview(t *testing.T) {
-	f := newFixture(node("blue-2", "blue"), node("blue-1", "blue"), node("red-1", "red"), closedBudget(),
+	f := newFixture(t, node("blue-2", "blue"), node("blue-1", "blue"), node("red-1", "red"), closedBudget(),
 		pod("a", "blue-1"), pod("b", "blue-2"), nominated("c", "blue-2"), pod("d", "red-1"),
 		finished(pod("e", "blue-1")), pod("f", ""), nominated("g", "red-1"))
 	out := f.mustPreview(t, maintenance("nm", idle, "blue"))
@@ -243,23 +242,9 @@ func TestPreview(t *testing.T) {
 	if len(out.Blockers) != 2 || out.Blockers[0].PodCount != 2 || out.Blockers[1].Reason != v1alpha1.ReasonPodNominated || !out.Timestamp.Time.Equal(now) || out.NodeCount != 2 {
 		t.Errorf("got %+v", out)
 	}
-	want := []string{"list namespaces", "list nodes", "list poddisruptionbudgets", "list pods"}
+	want := []string{"list namespaces", "list nodes"}
 	if got := f.asked(); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q: owners decide nothing while no evacuator is on, and nothing is written", got, want)
-	}
-}
-
-func TestManyNodesAreReadInPages(t *testing.T) {
-	var objects []runtime.Object
-	for i := range 70 {
-		name := fmt.Sprintf("blue-%02d", i)
-		objects = append(objects, node(name, "blue"), pod("pod-"+name, name))
-	}
-	objects = append(objects, nominated("late", "blue-07"))
-	f := newFixture(objects...)
-	out := f.mustPreview(t, maintenance("nm", idle, "blue"))
-	if out.PodCount != 71 || len(names(out)) != 71 {
-		t.Errorf("%d pods, %q", out.PodCount, names(out))
 	}
 }
 
@@ -268,7 +253,7 @@ func TestManyNodesAreReadInPages(t *testing.T) {
 func TestPodsOfARefusedNodeAreRead(t *testing.T) {
 	late := pod("late", "blue-0")
 	late.Spec.Priority = ptr.To[int32](2000000000)
-	f := newFixture(node("blue-0", "blue"), node("blue-1", "blue"), late, pod("early", "blue-1"))
+	f := newFixture(t, node("blue-0", "blue"), node("blue-1", "blue"), late, pod("early", "blue-1"))
 	f.host.allowed["ann"] = []string{"blue-0"}
 	nm := maintenance("nm", idle, "blue")
 	nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "ann"}
@@ -311,7 +296,7 @@ func TestWhoseNodesAreRefused(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(objects...)
+			f := newFixture(t, objects...)
 			f.host.allowed["ann"], f.host.refused, f.everyNode = test.allowed, test.refused, test.everyNode
 			nm := maintenance("nm", idle, "blue")
 			nm.Spec.RequestedBy = test.requester
@@ -336,7 +321,7 @@ func TestTooManyNodesToAskAbout(t *testing.T) {
 	for i := range askAtMost + 5 {
 		objects = append(objects, node(fmt.Sprintf("blue-%04d", i), "blue"))
 	}
-	f := newFixture(objects...)
+	f := newFixture(t, objects...)
 	f.everyNode = true
 	if out := f.mustPreview(t, maintenance("nm", idle, "blue")); out.NodesUnchecked != 5 || f.host.asked != askAtMost {
 		t.Errorf("%d nodes unchecked, %d questions", out.NodesUnchecked, f.host.asked)
@@ -344,7 +329,7 @@ func TestTooManyNodesToAskAbout(t *testing.T) {
 }
 
 func TestOthers(t *testing.T) {
-	f := newFixture(node("blue", "blue"), node("green", "green"), node("red", "red"), node("gray", "gray"),
+	f := newFixture(t, node("blue", "blue"), node("green", "green"), node("red", "red"), node("gray", "gray"),
 		pod("a", "blue"), pod("b", "green"), pod("c", "red"), pod("d", "gray"))
 	gone := maintenance("gone", drain, "blue")
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(now))
@@ -364,18 +349,19 @@ func TestOthers(t *testing.T) {
 	if got, want := out.Waves[0].PodsAsked, int32(0); got != want || out.Waves[0].PodCount != 1 {
 		t.Errorf("%d of %d pods are asked, want %d of 1", got, out.Waves[0].PodCount, want)
 	}
-	var lists []string
-	for _, action := range f.kube.Actions() {
-		if list, ok := action.(k8stesting.ListActionImpl); ok && list.Resource.Resource == "pods" &&
-			strings.HasPrefix(list.ListOptions.FieldSelector, "spec.nodeName=") {
-			node, _, _ := strings.Cut(strings.TrimPrefix(list.ListOptions.FieldSelector, "spec.nodeName="), ",")
-			lists = append(lists, node)
-		}
+}
+
+// TestPodsOfConnectedDrainsAreRead has a drain that shares a node with the subject, and one that
+// shares a node with that drain.
+func TestPodsOfConnectedDrainsAreRead(t *testing.T) {
+	f := newFixture(t, node("blue", "blue"), node("green", "green"), node("red", "red"), node("gray", "gray"))
+	p, s := f.previewer(), &forecast.Situation{}
+	others := []*v1alpha1.NodeMaintenance{
+		maintenance("next", drain, "blue", "green"), maintenance("far", drain, "green", "red"), maintenance("stranger", drain, "gray"),
 	}
-	slices.Sort(lists)
-	if want := []string{"", "blue", "green", "red"}; !slices.Equal(lists, want) {
-		t.Errorf("pods of nodes %q were listed, want %q: those of all that are connected", lists, want)
-	}
+	must.Do(t, p.choose(t.Context(), s, maintenance("subject", idle, "blue"), others, must.Get(f.nodes(t.Context()))(t)))
+	_, got := touchedNodes(s)
+	is.True(t, got.Equal(sets.New("blue", "green", "red")), "got %v", sets.List(got))
 }
 
 func TestAfterCompleteNoPodIsAskedToLeave(t *testing.T) {
@@ -386,7 +372,7 @@ func TestAfterCompleteNoPodIsAskedToLeave(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(node("blue", "blue"), pod("a", "blue"))
+			f := newFixture(t, node("blue", "blue"), pod("a", "blue"))
 			nm := maintenance("nm", drain, "blue")
 			modify(nm)
 			out := f.mustPreview(t, nm)
@@ -415,7 +401,7 @@ func TestOwnersAreReadForTheEvacuatorsThatAreOn(t *testing.T) {
 		},
 		pod("a", "blue"),
 	}
-	f := newFixture(objects...)
+	f := newFixture(t, objects...)
 	f.evacuators = []string{v1alpha1.EvacuatorClassDeployment}
 	out := f.mustPreview(t, maintenance("nm", idle, "blue"))
 	if got := out.Waves[0].Evacuators[0].EvacuatorClass; got != v1alpha1.EvacuatorClassDeployment {
@@ -425,14 +411,14 @@ func TestOwnersAreReadForTheEvacuatorsThatAreOn(t *testing.T) {
 
 func TestTimeIsLimited(t *testing.T) {
 	bubble.Run(t, "the timeout of a preview", func(t *testing.T) {
-		f := newFixture()
+		f := newFixture(t)
 		p := f.previewer()
 		p.config.Maintenances = waiting
 		_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
 		is.True(t, isFinalTimeout(err), "got %v", err)
 	})
 	bubble.Run(t, "the rate limiter, shortly before the timeout", func(t *testing.T) {
-		p := newFixture().previewer()
+		p := newFixture(t).previewer()
 		limiter := flowcontrol.NewTokenBucketRateLimiter(1, 1)
 		p.config.Maintenances = func(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 			deadline, _ := ctx.Deadline()
@@ -443,7 +429,7 @@ func TestTimeIsLimited(t *testing.T) {
 		is.True(t, isFinalTimeout(err), "got %v", err)
 	})
 	bubble.Run(t, "the timeout of waiting for a slot", func(t *testing.T) {
-		p := newFixture().previewer()
+		p := newFixture(t).previewer()
 		p.config.Maintenances = waiting
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -467,7 +453,7 @@ func TestTimeIsLimited(t *testing.T) {
 	t.Run("the timeout of the request", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		p := newFixture().previewer()
+		p := newFixture(t).previewer()
 		for range atOnce {
 			p.slots <- struct{}{}
 		}
@@ -475,6 +461,36 @@ func TestTimeIsLimited(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+func TestPreviewsWaitForCaches(t *testing.T) {
+	for name, test := range map[string]struct {
+		filled, stopping bool
+		fails            func(error) bool
+	}{
+		"that are filled after a while": {filled: true, fails: func(err error) bool { return err == nil }},
+		"that are never filled":         {fails: isFinalTimeout},
+		"of a server that shuts down":   {stopping: true, fails: apierrors.IsServiceUnavailable},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			f := newFixture(t, node("blue", "blue"), pod("a", "blue"))
+			p := f.previewer()
+			var caches atomic.Pointer[host.Caches]
+			stopping := make(chan struct{})
+			p.config.Caches, p.config.Stopping = caches.Load, stopping
+			time.AfterFunc(30*time.Second, func() {
+				if test.filled {
+					caches.Store(f.caches)
+				}
+				if test.stopping {
+					close(stopping)
+				}
+			})
+			_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
+			is.True(t, test.fails(err), "got %v", err)
+			is.True(t, len(p.slots) == 0, "%d places are taken", len(p.slots))
+		})
+	}
 }
 
 // isFinalTimeout reports whether an error is a timeout that clients do not repeat by themselves.
@@ -536,7 +552,7 @@ func TestNodesAreReadFromTheCache(t *testing.T) {
 }
 
 func TestIgnoredNodesAreCounted(t *testing.T) {
-	f := newFixture(node("n1", "blue"), node("n2", "blue"))
+	f := newFixture(t, node("n1", "blue"), node("n2", "blue"))
 	nm := maintenance("nm", drain, "blue")
 	late := node("n3", "blue")
 	late.CreationTimestamp = metav1.NewTime(now)

@@ -5,6 +5,7 @@ package read
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -135,17 +137,15 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 			claims.Insert(types.NamespacedName{Namespace: name.Namespace, Name: claim})
 		}
 	}
-	autoscalers, err := r.autoscalers(ctx, namespaces, func(a *autoscalingv2.HorizontalPodAutoscaler) bool {
-		name, ok := surge.Scales(a)
-		return ok && o.deployments[name] != nil
-	})
+	autoscalers, err := r.autoscalers(namespaces)
 	if err != nil {
 		return err
 	}
 	o.autoscalers = map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler{}
 	for _, a := range autoscalers {
-		name, _ := surge.Scales(a)
-		o.autoscalers[name] = append(o.autoscalers[name], a)
+		if name, ok := surge.Scales(a); ok && o.deployments[name] != nil {
+			o.autoscalers[name] = append(o.autoscalers[name], a)
+		}
 	}
 	for _, list := range o.autoscalers {
 		slices.SortFunc(list, func(a, b *autoscalingv2.HorizontalPodAutoscaler) int { return strings.Compare(a.Name, b.Name) })
@@ -164,26 +164,58 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 	return o.unlessForbidden(OptionalVolumes, err)
 }
 
-// autoscalers returns the autoscalers of the namespaces for which keep returns true.
-func (r Reader) autoscalers(ctx context.Context, namespaces sets.Set[string], keep func(*autoscalingv2.HorizontalPodAutoscaler) bool) ([]*autoscalingv2.HorizontalPodAutoscaler, error) {
-	if r.Caches != nil {
-		cached, err := r.Caches.autoscalers(namespaces)
-		return slices.DeleteFunc(cached, func(a *autoscalingv2.HorizontalPodAutoscaler) bool { return !keep(a) }), err
+// autoscalers returns the autoscalers of the namespaces.
+func (r Reader) autoscalers(namespaces sets.Set[string]) ([]*autoscalingv2.HorizontalPodAutoscaler, error) {
+	var autoscalers []*autoscalingv2.HorizontalPodAutoscaler
+	for namespace := range namespaces {
+		list, err := r.Caches.Autoscalers.Lister().HorizontalPodAutoscalers(namespace).List(labels.Everything())
+		if err != nil {
+			return nil, err
+		}
+		autoscalers = append(autoscalers, list...)
 	}
-	return byNamespace(ctx, namespaces,
-		func(ctx context.Context, namespace string, options metav1.ListOptions) (items []*autoscalingv2.HorizontalPodAutoscaler, next string, err error) {
-			list, err := r.Client.AutoscalingV2().HorizontalPodAutoscalers(namespace).List(ctx, options)
-			if err != nil {
-				return nil, "", err
-			}
-			for i := range list.Items {
-				if a := &list.Items[i]; keep(a) {
-					a.ManagedFields = nil
-					items = append(items, a)
-				}
-			}
-			return items, list.Continue, nil
-		})
+	return autoscalers, nil
+}
+
+// cachedOwners returns the owners of a kind that the caches have.
+func cachedOwners[T any](ctx context.Context, names sets.Set[types.NamespacedName], get func(ctx context.Context, namespace, name string) (*T, error)) (map[types.NamespacedName]*T, error) {
+	found := make(map[types.NamespacedName]*T, names.Len())
+	for name := range names {
+		object, err := get(ctx, name.Namespace, name.Name)
+		if err != nil {
+			return nil, err
+		}
+		if object != nil {
+			found[name] = object
+		}
+	}
+	return found, nil
+}
+
+func (r Reader) replicaSets(ctx context.Context, names sets.Set[types.NamespacedName]) (map[types.NamespacedName]*appsv1.ReplicaSet, error) {
+	found, err := cachedOwners(ctx, names, r.Caches.Owners.ReplicaSet)
+	if err != nil {
+		return nil, err
+	}
+	// The cache has no selector of a ReplicaSet without replicas, which may have terminating pods.
+	unselective := sets.New[types.NamespacedName]()
+	for name, set := range found {
+		if set.Spec.Selector == nil {
+			unselective.Insert(name)
+			delete(found, name)
+		}
+	}
+	live, err := readOwners(ctx, unselective, owners.ReplicaSets(r.Client))
+	maps.Copy(found, live)
+	return found, err
+}
+
+func (r Reader) deployments(ctx context.Context, names sets.Set[types.NamespacedName]) (map[types.NamespacedName]*appsv1.Deployment, error) {
+	return cachedOwners(ctx, names, r.Caches.Owners.Deployment)
+}
+
+func (r Reader) daemonSets(ctx context.Context, names sets.Set[types.NamespacedName]) (map[types.NamespacedName]*appsv1.DaemonSet, error) {
+	return cachedOwners(ctx, names, r.Caches.Owners.DaemonSet)
 }
 
 // ReplicaSet implements protocol.Owners.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -25,6 +26,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -47,6 +50,13 @@ func replicaSet(namespace, name string) *appsv1.ReplicaSet {
 			Selector: selector, Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeName: "x"}},
 		},
 	}
+}
+
+// running returns a ReplicaSet with a replica.
+func running(namespace, name string) *appsv1.ReplicaSet {
+	set := replicaSet(namespace, name)
+	set.Status.Replicas = 1
+	return set
 }
 
 func deployment(namespace, name string) *appsv1.Deployment {
@@ -72,115 +82,86 @@ func calls(kube *kubefake.Clientset) map[string]int {
 	return counts
 }
 
+// newReader returns a Reader with synced caches of a cluster. Its client has recorded no requests.
+func newReader(t *testing.T, objects ...runtime.Object) (Reader, *kubefake.Clientset) {
+	t.Helper()
+	kube := kubefake.NewClientset(objects...)
+	caches := must.Get(host.NewCaches(kube, 0, podcache.NewTransform()))(t)
+	caches.Start(t.Context())
+	must.True(t, caches.WaitForSync(t.Context()), "the caches did not sync")
+	kube.ClearActions()
+	return Reader{Client: kube, Caches: caches}, kube
+}
+
 func TestOwners(t *testing.T) {
-	all := sets.New(v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet)
 	for name, test := range map[string]struct {
-		namespaces, perNamespace int
-		builtIn                  sets.Set[string]
-		want                     map[string]int
+		builtIn            sets.Set[string]
+		deployment, daemon bool
 	}{
-		"few are read one by one": {
-			namespaces: 2, perNamespace: 3, builtIn: all,
-			want: map[string]int{
-				"get replicasets":               6,
-				"get deployments":               6,
-				"get daemonsets":                6,
-				"list horizontalpodautoscalers": 2,
-			},
+		"of all evacuators": {
+			builtIn: sets.New(v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet), deployment: true, daemon: true,
 		},
-		"many by namespace": {
-			namespaces: 2, perNamespace: 40, builtIn: all,
-			want: map[string]int{
-				"list replicasets":              2,
-				"list deployments":              2,
-				"list daemonsets":               2,
-				"list horizontalpodautoscalers": 2,
-			},
-		},
-		"owners of many namespaces in one request": {
-			namespaces: 20, perNamespace: 4, builtIn: all,
-			want: map[string]int{
-				"list replicasets":              1,
-				"list deployments":              1,
-				"list daemonsets":               1,
-				"list horizontalpodautoscalers": 1,
-			},
-		},
-		"only for enabled evacuators": {
-			namespaces: 1, perNamespace: 1, builtIn: sets.New(v1alpha1.EvacuatorClassDaemonSet),
-			want: map[string]int{"get daemonsets": 1},
-		},
-		"none if no evacuator is enabled": {namespaces: 1, perNamespace: 1, want: map[string]int{}},
+		"only for enabled evacuators":     {builtIn: sets.New(v1alpha1.EvacuatorClassDaemonSet), daemon: true},
+		"none if no evacuator is enabled": {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Some owners have no pods.
-			objects := []runtime.Object{
-				replicaSet("other", "other"), deployment("other", "other"), daemonSet("other", "other"),
-			}
 			names := NewOwnerNames(test.builtIn)
-			for i := range test.namespaces {
-				for j := range test.perNamespace {
-					namespace, name := fmt.Sprintf("ns-%d", i), fmt.Sprintf("web-%d", j)
-					objects = append(objects, replicaSet(namespace, name), deployment(namespace, name),
-						daemonSet(namespace, name))
-					names.Add(namespace, &metav1.OwnerReference{Kind: "ReplicaSet", Name: name})
-					names.Add(namespace, &metav1.OwnerReference{Kind: "DaemonSet", Name: name})
-					names.Add(namespace, &metav1.OwnerReference{Kind: "StatefulSet", Name: name})
+			for _, kind := range []string{"ReplicaSet", "DaemonSet", "StatefulSet"} {
+				for _, name := range []string{"web", "gone"} {
+					names.Add("ns", &metav1.OwnerReference{Kind: kind, Name: name})
 				}
 			}
-			kube := kubefake.NewClientset(objects...)
-			owners := must.Get(Reader{Client: kube}.Owners(t.Context(), names,
-				[]*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "uid-n"}}}))(t)
-			if got := calls(kube); !sameCounts(got, test.want) {
-				t.Errorf("asked for %v, want %v", got, test.want)
-			}
-			want := test.namespaces * test.perNamespace
-			if test.builtIn.Has(v1alpha1.EvacuatorClassDeployment) {
-				rs, _ := owners.ReplicaSet(t.Context(), "ns-0", "web-0")
-				d, _ := owners.Deployment(t.Context(), "ns-0", "web-0")
-				if len(owners.replicaSets) != want || len(owners.deployments) != want || rs.UID != "rs-web-0" ||
-					rs.Annotations != nil ||
-					rs.Spec.Template.Spec.NodeName != "" || len(rs.OwnerReferences) != 1 || rs.Spec.Selector == nil ||
-					d.UID != "d-web-0" || d.Spec.Selector == nil {
-					t.Errorf("got %+v and %+v of %d and %d", rs, d, len(owners.replicaSets), len(owners.deployments))
-				}
-			}
-			if ds, _ := owners.DaemonSet(t.Context(), "ns-0", "web-0"); test.builtIn.Has(
-				v1alpha1.EvacuatorClassDaemonSet,
-			) != (ds != nil) {
-				t.Errorf("got DaemonSet %+v", ds)
-			}
-			if gone, err := owners.DaemonSet(t.Context(), "other", "gone"); gone != nil || err != nil {
-				t.Errorf("one that does not exist: %+v, %v", gone, err)
-			}
-			if n, _ := owners.Node(t.Context(), "n"); n == nil || n.UID != "uid-n" {
-				t.Errorf("node is %+v", n)
-			}
+			r, kube := newReader(t, running("ns", "web"), deployment("ns", "web"), daemonSet("ns", "web"), daemonSet("ns", "without-pods"))
+			owners := must.Get(r.Owners(t.Context(), names, []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "uid-n"}}}))(t)
+			is.True(t, len(calls(kube)) == 0, "asked for %v, want nothing", calls(kube))
+			rs, _ := owners.ReplicaSet(t.Context(), "ns", "web")
+			d, _ := owners.Deployment(t.Context(), "ns", "web")
+			ds, _ := owners.DaemonSet(t.Context(), "ns", "web")
+			is.True(t, (rs != nil && d != nil) == test.deployment && (rs != nil || d != nil) == test.deployment, "got %+v and %+v", rs, d)
+			is.True(t, (ds != nil) == test.daemon, "got %+v", ds)
+			is.True(t, rs == nil || rs.Spec.Selector != nil && len(rs.OwnerReferences) == 1 && d.Spec.Selector != nil, "got %+v and %+v", rs, d)
+			gone, err := owners.DaemonSet(t.Context(), "ns", "gone")
+			is.True(t, gone == nil && err == nil, "one that does not exist: %+v, %v", gone, err)
+			n, _ := owners.Node(t.Context(), "n")
+			is.True(t, n != nil && n.UID == "uid-n", "got %+v", n)
 		})
 	}
 }
 
-func sameCounts(a, b map[string]int) bool {
-	for key := range a {
-		if a[key] != b[key] {
-			return false
+// TestSelectorsThatTheCacheLacksAreRead: the cache has no selectors of ReplicaSets without
+// replicas.
+func TestSelectorsThatTheCacheLacksAreRead(t *testing.T) {
+	names := NewOwnerNames(sets.New(v1alpha1.EvacuatorClassDeployment))
+	var objects []runtime.Object
+	for namespace := range listedByNamespace + 1 {
+		for i := range 6 {
+			set := replicaSet(fmt.Sprint("ns-", namespace), fmt.Sprint("web-", i))
+			names.Add(set.Namespace, &metav1.OwnerReference{Kind: "ReplicaSet", Name: set.Name})
+			objects = append(objects, set)
 		}
 	}
-	return len(a) == len(b)
+	for count, want := range map[int]map[string]int{
+		readByName:   {"get replicasets": readByName},
+		12 * 6:       {"list replicasets": 12},
+		len(objects): {"list replicasets": 1},
+	} {
+		r, kube := newReader(t, objects[:count]...)
+		owners := must.Get(r.Owners(t.Context(), names, nil))(t)
+		is.True(t, maps.Equal(calls(kube), want), "%d ReplicaSets: asked for %v, want %v", count, calls(kube), want)
+		set, _ := owners.ReplicaSet(t.Context(), "ns-0", "web-0")
+		must.True(t, len(owners.replicaSets) == count && set != nil && set.Spec.Selector != nil, "got %d ReplicaSets, %+v", len(owners.replicaSets), set)
+	}
 }
 
-func TestOwnersThatAreGoneOrUnknown(t *testing.T) {
+func TestOwnersThatCannotBeRead(t *testing.T) {
 	names := NewOwnerNames(sets.New(v1alpha1.EvacuatorClassDeployment))
-	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "gone"})
-	kube := kubefake.NewClientset()
-	owners, err := Reader{Client: kube}.Owners(t.Context(), names, nil)
-	is.True(t, err == nil && len(owners.replicaSets) == 0, "got %+v, %v", owners, err)
+	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "web"})
+	r, kube := newReader(t, replicaSet("ns", "web"))
 	kube.PrependReactor("get", "replicasets", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("no")
 	})
-	if _, err := (Reader{Client: kube}).Owners(t.Context(), names, nil); err == nil {
-		t.Error("an owner that cannot be read is no error")
-	}
+	_, err := r.Owners(t.Context(), names, nil)
+	is.True(t, err != nil, "an owner that cannot be read is no error")
 }
 
 func TestSurges(t *testing.T) {
@@ -209,13 +190,13 @@ func TestSurges(t *testing.T) {
 			},
 		})
 	}
-	kube := kubefake.NewClientset(web, replicaSet("ns", "web"), claim("shared", corev1.ReadWriteMany),
+	r, kube := newReader(t, web, running("ns", "web"), claim("shared", corev1.ReadWriteMany),
 		claim("data", corev1.ReadWriteOnce), claim("other", corev1.ReadWriteOnce),
 		scaler("ns", "b", "Deployment", "web"), scaler("ns", "a", "Deployment", "web"),
 		scaler("ns", "c", "StatefulSet", "web"), scaler("ns", "d", "Deployment", "other"))
 	names := NewOwnerNames(sets.New(v1alpha1.EvacuatorClassDeployment))
 	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "web"})
-	owners := must.Get(Reader{Client: kube}.Owners(t.Context(), names, nil))(t)
+	owners := must.Get(r.Owners(t.Context(), names, nil))(t)
 	c := owners.Surge("ns", "web")
 	if c == nil || c.Deployment.Name != "web" || len(c.Autoscalers) != 2 || c.Autoscalers[0].Name != "a" ||
 		!slices.Equal(c.OneNodeClaims, []string{"data"}) {
@@ -225,15 +206,12 @@ func TestSurges(t *testing.T) {
 	if other := owners.Surge("ns", "other"); other != nil {
 		t.Errorf("got %+v", other)
 	}
-	for verb, resource := range map[string]string{"list": "horizontalpodautoscalers", "get": "persistentvolumeclaims"} {
-		failing := kubefake.NewClientset(web, replicaSet("ns", "web"))
-		failing.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
-			return true, nil, errors.New("no")
-		})
-		if _, err := (Reader{Client: failing}).Owners(t.Context(), names, nil); err == nil {
-			t.Errorf("%s that cannot be read are no error", resource)
-		}
-	}
+	failing, kube := newReader(t, web, running("ns", "web"))
+	kube.PrependReactor("get", "persistentvolumeclaims", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("no")
+	})
+	_, err := failing.Owners(t.Context(), names, nil)
+	is.True(t, err != nil, "claims that cannot be read are no error")
 }
 
 // TestJobsAreRead checks that Jobs keep the fields that determine whether they fail permanently.
@@ -246,8 +224,8 @@ func TestJobsAreRead(t *testing.T) {
 	names.Add("ns", &metav1.OwnerReference{APIVersion: "batch/v1", Kind: "Job", Name: "backup"})
 	names.Add("ns", &metav1.OwnerReference{APIVersion: "batch/v1", Kind: "Job", Name: "gone"})
 	names.Add("ns", &metav1.OwnerReference{APIVersion: "batch.example.com/v1", Kind: "Job", Name: "other"})
-	kube := kubefake.NewClientset(job)
-	owners := must.Get(Reader{Client: kube}.Owners(t.Context(), names, nil))(t)
+	r, kube := newReader(t, job)
+	owners := must.Get(r.Owners(t.Context(), names, nil))(t)
 	if got := owners.Job("ns", "backup"); got == nil || got.Spec.BackoffLimit == nil || *got.Spec.BackoffLimit != 3 || got.Status.Failed != 2 {
 		t.Errorf("got %+v", got)
 	}
@@ -258,28 +236,12 @@ func TestJobsAreRead(t *testing.T) {
 }
 
 func TestBudgets(t *testing.T) {
-	for name, test := range map[string]struct{ namespaces, lists int }{
-		"of few namespaces":  {3, 3},
-		"of many namespaces": {20, 1},
-		"of none":            {0, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var objects []runtime.Object
-			namespaces := sets.New[string]()
-			for i := range test.namespaces {
-				namespace := fmt.Sprintf("ns-%d", i)
-				namespaces.Insert(namespace)
-				objects = append(objects, &policyv1.PodDisruptionBudget{
-					ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "a"},
-				})
-			}
-			kube := kubefake.NewClientset(objects...)
-			budgets, err := Reader{Client: kube}.Budgets(t.Context(), namespaces)
-			if err != nil || len(budgets) != test.namespaces || len(kube.Actions()) != test.lists {
-				t.Errorf("%d budgets by %d lists, %v", len(budgets), len(kube.Actions()), err)
-			}
-		})
+	budget := func(namespace string) *policyv1.PodDisruptionBudget {
+		return &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "a"}}
 	}
+	r, kube := newReader(t, budget("ns-0"), budget("ns-1"), budget("other"))
+	budgets := must.Get(r.Budgets(sets.New("ns-0", "ns-1", "empty")))(t)
+	is.True(t, len(budgets) == 2 && len(kube.Actions()) == 0, "got %v by %v", budgets, kube.Actions())
 }
 
 func TestTerminatingNamespaces(t *testing.T) {

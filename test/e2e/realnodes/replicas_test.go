@@ -78,8 +78,15 @@ func TestReplicas(t *testing.T) {
 	etcd := startEtcd(t, c)
 	installReplicas(t, c, etcd)
 	t.Run("each replica serves", func(t *testing.T) {
-		for _, pod := range serverPods(t, c) {
-			checkServes(t, c, pod.Name)
+		pods := serverPods(t, c)
+		nm := c.Create(t, &v1alpha1.NodeMaintenance{
+			ObjectMeta: metav1.ObjectMeta{Name: framework.Name("previewed")},
+			Spec: v1alpha1.NodeMaintenanceSpec{
+				Stage: v1alpha1.NodeMaintenanceStageIdle, NodeSelector: framework.Select(corev1.LabelHostname, pods[0].Spec.NodeName),
+			},
+		})
+		for _, pod := range pods {
+			checkServes(t, c, pod.Name, nm.Name)
 		}
 	})
 	t.Run("a drain continues", func(t *testing.T) { testFaults(t, c) })
@@ -216,8 +223,8 @@ func serverPods(t *testing.T, c *framework.Cluster) []corev1.Pod {
 	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil })
 }
 
-// checkServes connects to one replica as the administrator.
-func checkServes(t *testing.T, c *framework.Cluster, pod string) {
+// checkServes connects to one replica as the administrator, and gets a preview from it.
+func checkServes(t *testing.T, c *framework.Cluster, pod, maintenance string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -237,9 +244,9 @@ func checkServes(t *testing.T, c *framework.Cluster, pod string) {
 		CertData: config.CertData, KeyData: config.KeyData, CertFile: config.CertFile, KeyFile: config.KeyFile,
 	}
 	client := must.Get(versioned.NewForConfig(config))(t)
-	if _, err := client.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{}); err != nil {
-		t.Errorf("pod %s: %v", pod, err)
-	}
+	preview, err := client.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, maintenance, metav1.GetOptions{})
+	must.Do(t, err)
+	is.True(t, preview.PodCount > 0, "the preview of pod %s has no pods", pod)
 }
 
 // holder returns the identity of the leader, which is unique for each process.
