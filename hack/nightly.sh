@@ -10,7 +10,7 @@ shift
 # A test that this machine cannot run fails instead of being left out.
 export CI=true
 # Settings for single runs must not make the others smaller.
-unset E2E_CLUSTER_DIR E2E_SEED E2E_SEEDS E2E_PACKAGES KUBE KUBE_SKIP RUN SKIP COUNT
+unset E2E_CLUSTER_DIR E2E_SEED E2E_SEEDS E2E_PACKAGES KUBE KUBE_SKIP RUN SKIP COUNT RACE
 
 TEST_FAILURES="$(mktemp)"
 export TEST_FAILURES

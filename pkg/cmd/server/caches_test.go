@@ -42,8 +42,10 @@ func TestPreviewsUseCachesFromTheirSyncToTheirEnd(t *testing.T) {
 			}()
 			synctest.Wait()
 			is.True(t, (p.synced.Load() == nil) == fails, "before the end, the caches are %v", p.synced.Load())
+			end := time.Now()
 			cancel()
 			<-ended
+			is.True(t, time.Since(end) == 0, "it ended after %v", time.Since(end))
 			is.True(t, p.synced.Load() == nil, "previews still use the caches after their end")
 			// After an error client-go sleeps, by the time of the last error of the whole process.
 			<-time.After(100 * 365 * 24 * time.Hour)

@@ -213,10 +213,10 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		return nil, nil, err
 	}
 	// A replica that begins to lead at its start, or after a leader that was killed, reads the pods
-	// only once.
-	extra.Controllers.StandBy = func(ctx context.Context) {
-		caches.fill(ctx, host.client, o.Controllers.LeaderElection.LeaseDuration.Duration)
-	}
+	// only once: it gets the Lease within this time, with retries that are up to 2.2 periods apart.
+	le := o.Controllers.LeaderElection
+	delay := min(le.LeaseDuration.Duration+3*le.RetryPeriod.Duration, maxFillDelay)
+	extra.Controllers.StandBy = func(ctx context.Context) { caches.fill(ctx, host.client, delay) }
 	return extra, recorder, nil
 }
 

@@ -15,6 +15,10 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
+// maxFillDelay is the maximum time for which a replica that does not lead keeps no caches. Previews
+// wait that long.
+const maxFillDelay = 20 * time.Second
+
 // previewCaches are the caches by which this replica makes previews: those of its controllers while
 // they run, and caches of its own while they do not.
 type previewCaches struct {

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -177,7 +178,10 @@ func (p *Previewer) awaitCaches(ctx context.Context) (caches *host.Caches, err e
 	case !done() && !cache.WaitForCacheSync(ctx.Done(), done):
 		return nil, apierrors.NewTimeoutError("this server has not read the pods, budgets and owners of the cluster yet; if it cannot, its log says why", noRetry)
 	case caches == nil:
-		return nil, apierrors.NewServiceUnavailable("the server is shutting down")
+		// Clients repeat the request, and may reach another replica.
+		err := apierrors.NewServiceUnavailable("the server is shutting down")
+		err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+		return nil, err
 	}
 	return caches, nil
 }
