@@ -215,22 +215,21 @@ func TestForgetThatFails(t *testing.T) {
 		revision := func() string {
 			return must.Get(leases.Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}))(t).Annotations[annotationStorageRevision]
 		}
-		tries := 0
-		first := server("a", func(context.Context) error { tries++; return errors.New("timeout") })
+		var tries, deleted atomic.Int32
+		first := server("a", func(context.Context) error { tries.Add(1); return errors.New("timeout") })
 		stop, left := lead(t, first)
 		<-time.After(time.Minute)
-		is.True(t, tries > 1, "the leader tries to delete the NodeTasks %d times in a minute", tries)
+		is.True(t, tries.Load() > 1, "the leader tries to delete the NodeTasks %d times in a minute", tries.Load())
 		is.Equal(t, s.now(), "", "leader whose controllers run")
 		is.True(t, first.Outdated() != "", "the storage counts as current before the NodeTasks are deleted")
 		is.Equal(t, revision(), "501", "revision in the Lease")
 		stop()
 		<-left
 
-		deleted := 0
-		second := server("b", func(context.Context) error { deleted++; return nil })
+		second := server("b", func(context.Context) error { deleted.Add(1); return nil })
 		stop, left = lead(t, second)
 		<-time.After(time.Minute)
-		is.Equal(t, deleted, 1, "deletions by the second leader")
+		is.Equal(t, deleted.Load(), 1, "deletions by the second leader")
 		is.Equal(t, s.now(), "b", "leader whose controllers run")
 		is.Equal(t, second.Outdated(), "", "why the storage is outdated")
 		is.Equal(t, revision(), "500", "revision in the Lease")
