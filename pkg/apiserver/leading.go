@@ -198,35 +198,30 @@ func (c *Controllers) runOnce(ctx context.Context, mayAct func(grace time.Durati
 
 // standby is the run of StandBy while no controllers run.
 type standby struct {
-	mu     sync.Mutex
-	cancel context.CancelFunc
-	ended  chan struct{}
+	mu sync.Mutex
+	// stop ends the run and waits for its end; nil if there is none.
+	stop func()
 }
 
 // begin starts a run, unless there is one.
 func (s *standby) begin(ctx context.Context, run func(context.Context)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if run == nil || s.cancel != nil {
+	if run == nil || s.stop != nil {
 		return
 	}
-	ctx, s.cancel = context.WithCancel(ctx)
-	ended := make(chan struct{})
-	s.ended = ended
-	go func() {
-		defer close(ended)
-		run(ctx)
-	}()
+	ctx, cancel := context.WithCancel(ctx)
+	var ended sync.WaitGroup
+	ended.Go(func() { run(ctx) })
+	s.stop = func() { cancel(); ended.Wait() }
 }
 
 // end ends the run, if there is one, and returns when it has ended.
 func (s *standby) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.cancel == nil {
-		return
+	if s.stop != nil {
+		s.stop()
+		s.stop = nil
 	}
-	s.cancel()
-	<-s.ended
-	s.cancel = nil
 }

@@ -177,6 +177,7 @@ func TestStandByRunsWhileNoControllersRun(t *testing.T) {
 			standing.Add(1)
 			is.True(t, s.running.Load() == 0, "it stands by while controllers run")
 			<-ctx.Done()
+			<-time.After(time.Second)
 			standing.Add(-1)
 		}
 		stop, left := lead(t, c)
@@ -188,9 +189,11 @@ func TestStandByRunsWhileNoControllersRun(t *testing.T) {
 		eventually(t, "it stands by again", func() bool { return s.running.Load() == 0 && standing.Load() == 1 })
 		down.Store(false)
 		eventually(t, "a leads again", func() bool { return s.running.Load() == 1 && standing.Load() == 0 })
+		down.Store(true)
+		eventually(t, "it stands by a third time", func() bool { return standing.Load() == 1 })
 		stop()
 		<-left
-		is.True(t, standing.Load() == 0 && begun.Load() == 2, "%d stand by, after %d times", standing.Load(), begun.Load())
+		is.True(t, standing.Load() == 0 && begun.Load() == 3, "%d stand by, after %d times", standing.Load(), begun.Load())
 	})
 }
 

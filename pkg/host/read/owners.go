@@ -113,14 +113,14 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 			deployments.Insert(types.NamespacedName{Namespace: name.Namespace, Name: owner.Name})
 		}
 	}
-	o.deployments, err = r.deployments(ctx, deployments)
+	o.deployments, err = cachedOwners(ctx, deployments, r.Caches.Owners.Deployment)
 	if err != nil {
 		return nil, err
 	}
 	if err := r.surges(ctx, o); err != nil {
 		return nil, err
 	}
-	o.daemonSets, err = r.daemonSets(ctx, names.daemonSets)
+	o.daemonSets, err = cachedOwners(ctx, names.daemonSets, r.Caches.Owners.DaemonSet)
 	if err != nil {
 		return nil, err
 	}
@@ -208,14 +208,6 @@ func (r Reader) replicaSets(ctx context.Context, names sets.Set[types.Namespaced
 	live, err := readOwners(ctx, unselective, owners.ReplicaSets(r.Client))
 	maps.Copy(found, live)
 	return found, err
-}
-
-func (r Reader) deployments(ctx context.Context, names sets.Set[types.NamespacedName]) (map[types.NamespacedName]*appsv1.Deployment, error) {
-	return cachedOwners(ctx, names, r.Caches.Owners.Deployment)
-}
-
-func (r Reader) daemonSets(ctx context.Context, names sets.Set[types.NamespacedName]) (map[types.NamespacedName]*appsv1.DaemonSet, error) {
-	return cachedOwners(ctx, names, r.Caches.Owners.DaemonSet)
 }
 
 // ReplicaSet implements protocol.Owners.
