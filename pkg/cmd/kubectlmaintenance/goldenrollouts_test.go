@@ -22,6 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/rollout/next"
+	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -56,6 +57,7 @@ var rolloutGoldens = map[string]golden{
 	"rollout-many":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(manyUnits)}},
 	"rollout-released":  {line: "rollout status kernel-6-12", objects: releasedUnits()},
 	"rollout-gone":      {line: "rollout status kernel-6-12", objects: goneUnits()},
+	"rollout-recovered": {line: "rollout status kernel-6-12", objects: recoveredUnits()},
 	"rollout-no-rights": {line: "rollout status kernel-6-12", objects: rolling(), arrange: forbid("list", "nodemaintenances")},
 	"rollout-watch":     {line: "rollout status --watch", objects: rolling(), arrange: becomes(complet)},
 	"rollout-watch-fails": {
@@ -342,6 +344,13 @@ func releasedUnits() []runtime.Object {
 		attempt("node-006", 1, string(next.Released)))
 }
 
+// recoveredUnits returns a complete rollout: the nodes of units that had failed, were blocked or
+// released have met the goal without another attempt.
+func recoveredUnits() []runtime.Object {
+	return withAttempts(rollout(complet), attempt("node-010", 1, string(next.Done)), attempt("node-005", 2, next.WithdrawnNoWorker),
+		attempt("node-006", 1, string(next.Released)), attempt("node-007", 1, next.WithdrawnBlocked))
+}
+
 // failingRollout returns a rollout about which the server cannot decide.
 func failingRollout() *v1alpha1.NodeMaintenanceRollout {
 	r := rollout()
@@ -485,4 +494,50 @@ func TestAChangeInTheMeantimeIsNotLost(t *testing.T) {
 		names = append(names, hold.Name)
 	}
 	is.Equal(t, strings.Join(names, " "), "bob alice")
+}
+
+// TestARefusedTryLeavesNoTrace lets another user remove a hold that stops drains between the read
+// and the write of a user who does not ask for that.
+func TestARefusedTryLeavesNoTrace(t *testing.T) {
+	w := newWorld(t, "", rollout(heldBy("alice"), holdsDrains))
+	resource := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenancerollouts")
+	first := true
+	w.haulout.PrependReactor("patch", "nodemaintenancerollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if !first {
+			return false, nil, nil
+		}
+		first = false
+		must.Do(t, w.haulout.Tracker().Update(resource, rollout(), ""))
+		return true, nil, apierrors.NewConflict(v1alpha1.Resource("nodemaintenancerollouts"), "kernel-6-12", errors.New("it was changed"))
+	})
+	is.Equal(t, w.run(t.Context(), strings.Fields("rollout hold kernel-6-12 --reason=x --name=alice")), exitDone)
+	object := must.Get(w.haulout.Tracker().Get(resource, "", "kernel-6-12"))(t)
+	holds := object.(*v1alpha1.NodeMaintenanceRollout).Spec.Holds
+	is.True(t, len(holds) == 1 && holds[0].Stops == v1alpha1.RolloutHoldStarts, "got holds %+v, want one that stops starts", holds)
+}
+
+// TestAWatchKeepsWhatItCannotReadAgain: when the list of maintenances fails after a minute, the
+// screen still has what the first one showed, and says that it may be out of date.
+func TestAWatchKeepsWhatItCannotReadAgain(t *testing.T) {
+	bubble.Run(t, "", func(t *testing.T) {
+		w := newWorld(t, "", rolling()...)
+		w.environment.screen = func(out io.Writer) *screen.Screen { return screen.NewTerminal(out, 120, 60) }
+		start, lists, reads, last := time.Now(), 0, 0, ""
+		w.environment.now = func() time.Time { return now.Add(time.Since(start)) }
+		w.haulout.PrependReactor("list", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
+			lists++
+			return lists > 1, nil, apierrors.NewServiceUnavailable("no replica is ready")
+		})
+		w.haulout.PrependReactor("get", "nodemaintenancerollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if reads++; reads < 40 {
+				return false, nil, nil
+			}
+			last = w.out.String()
+			return true, rollout(complet), nil
+		})
+		is.Equal(t, w.run(t.Context(), strings.Fields("rollout status kernel-6-12 --watch")), exitDone)
+		last = last[strings.LastIndex(last, "requested by"):]
+		is.True(t, lists > 1, "the maintenances were listed %d times", lists)
+		is.True(t, strings.Contains(last, "node-005  Blocked") && strings.Contains(last, "may be out of date"), "the last screen before the end:\n%s", last)
+	})
 }

@@ -38,13 +38,7 @@ all nodes of a selector out of service and back, a few at a time, with work on e
 hands ("kubectl maintenance take"). Create it with kubectl apply; docs/rollouts.md has examples.`,
 		Example: `  # How far is it, what does it wait for, and who has to act?
   kubectl maintenance rollout status kernel-6-12`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			return fmt.Errorf("unknown command %q%s (%s --help lists the commands)", args[0],
-				didYouMean(strings.Join(cmd.SuggestionsFor(args[0]), " or ")), cmd.CommandPath())
-		},
+		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.SuggestionsMinimumDistance = 2
@@ -105,7 +99,9 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 			return fmt.Errorf("no name can be made of your user name %q; give the hold a name with --name", user)
 		}
 	}
+	asked := hold.Stops
 	written, err := e.changeRollout(ctx, o, name, func(r *v1alpha1.NodeMaintenanceRollout) (map[string]any, error) {
+		hold.Stops = asked // a refused try may have changed it
 		holds := slices.Clone(r.Spec.Holds)
 		at := slices.IndexFunc(holds, func(h v1alpha1.RolloutHold) bool { return h.Name == hold.Name })
 		if at < 0 {

@@ -148,11 +148,11 @@ func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r 
 	var trouble error
 	for {
 		if f.Now = e.now(); trouble == nil && f.Now.Sub(pastAt) >= pastEvery {
-			var err error
-			if f.Maintenances, f.Notes, err = pastOf(ctx, c, r); err != nil {
+			if past, notes, err := pastOf(ctx, c, r); err != nil {
 				f.Notes = []string{outOfDate(err)}
+			} else {
+				f.Maintenances, f.Notes, pastAt = past, notes, f.Now
 			}
-			pastAt = f.Now
 		}
 		shown := f
 		if trouble != nil {

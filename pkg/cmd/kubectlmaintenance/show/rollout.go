@@ -211,9 +211,10 @@ const (
 )
 
 // Units returns the units that run or have failed, and those whose last attempt has ended without
-// success: failed ones first, then those that do not run, then the oldest.
+// success: failed ones first, then those that do not run, then the oldest. If the server counts no
+// node as failed, blocked or skipped, the nodes of such attempts have met the goal since, or left.
 func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
-	units := slices.Clone(f.Rollout.Status.Current)
+	units, nodes := slices.Clone(f.Rollout.Status.Current), f.Rollout.Status.Nodes
 	last := map[string]*v1alpha1.NodeMaintenance{}
 	for i := range f.Maintenances {
 		nm := &f.Maintenances[i]
@@ -232,14 +233,13 @@ func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 		switch why := nm.Annotations[v1alpha1.AnnotationWithdrawn]; {
 		case next.OutcomeOf(nm) == next.Retried:
 			continue
-		case why == next.WithdrawnNoWorker:
+		case why == next.WithdrawnNoWorker && nodes.Failed > 0:
 			u.Phase, u.Message = v1alpha1.RolloutPhaseFailed, why+": no worker has claimed it in time"
-		case why == next.WithdrawnBlocked:
+		case why == next.WithdrawnBlocked && nodes.Blocked > 0:
 			u.Phase, u.Message = phaseBlocked, "it was not ready for a worker in time: see its event UnitBlocked"
-		// If no node is blocked, its nodes have not returned.
-		case why == next.WithdrawnGone && f.Rollout.Status.Nodes.Blocked > 0:
+		case why == next.WithdrawnGone && nodes.Blocked > 0:
 			u.Phase, u.Message = phaseBlocked, "its nodes had left the rollout"
-		case next.OutcomeOf(nm) == next.Released:
+		case next.OutcomeOf(nm) == next.Released && nodes.Skipped > 0:
 			u.Phase, u.Message = phaseReleased, "a user has completed its maintenance"
 		default:
 			continue
