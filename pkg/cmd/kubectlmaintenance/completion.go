@@ -8,7 +8,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -16,21 +18,12 @@ import (
 
 const completionLimit = 500
 
+// listed are the options of the lists for completions: the cache of the server is good enough.
+var listed = metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"}
+
 // completeNodes returns the names of the cluster's nodes as completions.
 func (e *environment) completeNodes(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-	c, err := e.connect()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	nodes, err := c.kube.CoreV1().Nodes().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var names []string
-	for i := range nodes.Items {
-		names = append(names, nodes.Items[i].Name)
-	}
-	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
+	return e.complete(args, toComplete, func(c clients) (runtime.Object, error) { return c.kube.CoreV1().Nodes().List(cmd.Context(), listed) })
 }
 
 // completeLabels returns the keys of the labels of nodes as completions for a label selector and,
@@ -41,7 +34,7 @@ func (e *environment) completeLabels(cmd *cobra.Command, _ []string, toComplete 
 	if err != nil {
 		return nil, directive
 	}
-	nodes, err := c.kube.CoreV1().Nodes().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+	nodes, err := c.kube.CoreV1().Nodes().List(cmd.Context(), listed)
 	if err != nil {
 		return nil, directive
 	}
@@ -63,35 +56,35 @@ func (e *environment) completeLabels(cmd *cobra.Command, _ []string, toComplete 
 
 // completePods returns the names of the pods of the namespace as completions.
 func (e *environment) completePods(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-	return e.completeFirst(args, toComplete, func(c clients) (names []string, err error) {
+	typed := podName(toComplete)
+	names, directive := e.completeFirst(args, typed, func(c clients) (runtime.Object, error) {
 		namespace, err := e.namespace()
 		if err != nil {
 			return nil, err
 		}
-		pods, err := c.kube.CoreV1().Pods(namespace).List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
-		if err != nil {
-			return nil, err
-		}
-		kind, _, hasKind := strings.Cut(toComplete, "/")
-		for i := range pods.Items {
-			name := pods.Items[i].Name
-			if hasKind && podName(toComplete) != toComplete {
-				name = kind + "/" + name
-			}
-			names = append(names, name)
-		}
-		return names, nil
+		return c.kube.CoreV1().Pods(namespace).List(cmd.Context(), listed)
 	})
+	for i := range names {
+		names[i] = strings.TrimSuffix(toComplete, typed) + names[i]
+	}
+	return names, directive
 }
 
 func (e *environment) completeMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-	return e.completeThose(cmd, args, toComplete, func(*v1alpha1.NodeMaintenance) bool { return true })
+	return e.completeFirst(args, toComplete, func(c clients) (runtime.Object, error) {
+		return c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), listed)
+	})
 }
 
 // completeActive returns the names of the maintenances that are not complete as completions.
 func (e *environment) completeActive(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-	return e.completeThose(cmd, args, toComplete, func(nm *v1alpha1.NodeMaintenance) bool {
-		return nm.DeletionTimestamp == nil && nm.Spec.Stage != v1alpha1.NodeMaintenanceStageComplete
+	return e.completeFirst(args, toComplete, func(c clients) (runtime.Object, error) {
+		list, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), listed)
+		if err != nil {
+			return nil, err
+		}
+		list.Items = slices.DeleteFunc(list.Items, func(nm v1alpha1.NodeMaintenance) bool { return v1alpha1.IsEnding(&nm) })
+		return list, nil
 	})
 }
 
@@ -106,46 +99,41 @@ func (e *environment) completeNodesAndMaintenances(cmd *cobra.Command, args []st
 	return append(maintenances, nodes...), cobra.ShellCompDirectiveNoFileComp
 }
 
-func (e *environment) completeThose(cmd *cobra.Command, args []string, toComplete string, fits func(*v1alpha1.NodeMaintenance) bool) ([]string, cobra.ShellCompDirective) {
-	return e.completeFirst(args, toComplete, func(c clients) (names []string, err error) {
-		found, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
-		if err != nil {
-			return nil, err
-		}
-		for i := range found.Items {
-			if nm := &found.Items[i]; fits(nm) {
-				names = append(names, nm.Name)
-			}
-		}
-		return names, nil
-	})
-}
-
 // completeRollouts returns the names of rollouts as completions.
 func (e *environment) completeRollouts(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-	return e.completeFirst(args, toComplete, func(c clients) (names []string, err error) {
-		all, err := rolloutsNamed(cmd.Context(), c, "")
-		for i := range all {
-			names = append(names, all[i].Name)
-		}
-		return names, err
+	return e.completeFirst(args, toComplete, func(c clients) (runtime.Object, error) {
+		return c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(cmd.Context(), listed)
 	})
 }
 
-// completeFirst returns names as completions of the first argument; none if they cannot be read.
-func (e *environment) completeFirst(args []string, toComplete string, list func(clients) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+// completeFirst is like complete, but only for the first argument.
+func (e *environment) completeFirst(args []string, toComplete string, list func(clients) (runtime.Object, error)) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
+	return e.complete(args, toComplete, list)
+}
+
+// complete returns the names of the objects of a list as completions; none if they cannot be read.
+func (e *environment) complete(args []string, toComplete string, list func(clients) (runtime.Object, error)) ([]string, cobra.ShellCompDirective) {
 	c, err := e.connect()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	names, err := list(c)
+	found, err := list(c)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
+	return offer(namesOf(found), args, toComplete), cobra.ShellCompDirectiveNoFileComp
+}
+
+// namesOf returns the names of the objects of a list.
+func namesOf(list runtime.Object) (names []string) {
+	_ = meta.EachListItem(list, func(object runtime.Object) error {
+		names = append(names, object.(metav1.Object).GetName())
+		return nil
+	})
+	return names
 }
 
 // offer returns the names that begin with the typed text and are not among the arguments yet.

@@ -8,7 +8,6 @@ import (
 	"errors"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -96,10 +95,5 @@ func (e *environment) suggestName(ctx context.Context, err error) string {
 	if err != nil {
 		return ""
 	}
-	var names []string
-	_ = meta.EachListItem(list, func(object runtime.Object) error {
-		names = append(names, object.(metav1.Object).GetName())
-		return nil
-	})
-	return nearest(details.Name, names)
+	return nearest(details.Name, namesOf(list))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -301,17 +302,13 @@ func (e *environment) report(ctx context.Context, c clients, task *v1alpha1.Node
 // completeTasks returns the names of the nodes with tasks in these states as completions.
 func (e *environment) completeTasks(states ...v1alpha1.NodeTaskState) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-		return e.completeFirst(args, toComplete, func(c clients) (names []string, err error) {
-			list, err := c.haulout.MaintenanceV1alpha1().NodeTasks().List(cmd.Context(), metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"})
+		return e.completeFirst(args, toComplete, func(c clients) (runtime.Object, error) {
+			list, err := c.haulout.MaintenanceV1alpha1().NodeTasks().List(cmd.Context(), listed)
 			if err != nil {
 				return nil, err
 			}
-			for i := range list.Items {
-				if slices.Contains(states, list.Items[i].Status.State) {
-					names = append(names, list.Items[i].Name)
-				}
-			}
-			return names, nil
+			list.Items = slices.DeleteFunc(list.Items, func(task v1alpha1.NodeTask) bool { return !slices.Contains(states, task.Status.State) })
+			return list, nil
 		})
 	}
 }

@@ -17,14 +17,14 @@ import (
 )
 
 var effects = map[v1alpha1.PreviewEffect]struct {
-	text  string
-	style screen.Style
+	text, short string
+	style       screen.Style
 }{
-	v1alpha1.PreviewEffectNever:   {"cannot leave until a user acts", screen.Bad},
-	v1alpha1.PreviewEffectNotNow:  {"cannot leave now, but may later without an action", screen.Warning},
-	v1alpha1.PreviewEffectLost:    {"will leave and will not be recreated", screen.Warning},
-	v1alpha1.PreviewEffectUnasked: {"will leave without a step that they ask for", screen.Warning},
-	v1alpha1.PreviewEffectDelayed: {"will leave in groups", screen.Plain},
+	v1alpha1.PreviewEffectNever:   {"cannot leave until a user acts", "never leaves", screen.Bad},
+	v1alpha1.PreviewEffectNotNow:  {"cannot leave now, but may later without an action", "not now", screen.Warning},
+	v1alpha1.PreviewEffectLost:    {"will leave and will not be recreated", "not recreated", screen.Warning},
+	v1alpha1.PreviewEffectUnasked: {"will leave without a step that they ask for", "without a step", screen.Warning},
+	v1alpha1.PreviewEffectDelayed: {"will leave in groups", "in turns", screen.Plain},
 }
 
 // completes reports whether the blockers of a pod in a preview include that the drain plan lets it

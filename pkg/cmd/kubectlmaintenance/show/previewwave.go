@@ -68,20 +68,10 @@ func shortEffect(b *v1alpha1.PreviewBlocker) string {
 		return ""
 	case b.Effect == v1alpha1.PreviewEffectDelayed && b.Reason == v1alpha1.ReasonProgressWaitingForCompletion:
 		return "completes first"
-	case b.Effect == v1alpha1.PreviewEffectNever:
-		return "never leaves"
-	case b.Effect == v1alpha1.PreviewEffectNotNow:
-		return "not now"
-	case b.Effect == v1alpha1.PreviewEffectLost:
-		return "not recreated"
-	case b.Effect == v1alpha1.PreviewEffectUnasked:
-		return "without a step"
 	case b.Effect == v1alpha1.PreviewEffectDelayed && b.Rounds > 1:
 		return fmt.Sprintf("in %d groups", b.Rounds)
-	case b.Effect == v1alpha1.PreviewEffectDelayed:
-		return "in turns"
 	}
-	return string(b.Effect)
+	return cmp.Or(effects[b.Effect].short, string(b.Effect))
 }
 
 // previewLoad is the set of pods of a workload in a wave that leave in the same way.
