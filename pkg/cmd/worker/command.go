@@ -47,46 +47,43 @@ has taken out of service. It touches no other node.`,
 
 func newRebootCommand(kubeconfig *string) *cobra.Command {
 	var node, root, file string
-	return newWorkerCommand(kubeconfig, func(cmd *cobra.Command) runFunc {
-		cmd.Use = "reboot --node-name=NAME"
-		cmd.Short = "Reboot the node of this process"
-		cmd.Long = `Reboot the node on which this process runs when a maintenance with the worker class
+	cmd := newWorkerCommand(kubeconfig, "node-name", func(ctx context.Context, c clients) error {
+		return runReboot(ctx, c, node, root, file)
+	})
+	cmd.Use = "reboot --node-name=NAME"
+	cmd.Short = "Reboot the node of this process"
+	cmd.Long = `Reboot the node on which this process runs when a maintenance with the worker class
 reboot.maintenance.haulout.dev has taken it out of service. The command asks logind for
 the reboot, over the system bus of the host, and reports Done when the node has booted.
 Run it on each node, in a DaemonSet that tolerates all taints.`
-		cmd.Flags().StringVar(&node, "node-name", "", "Name of the node on which this process runs. Required.")
-		cmd.Flags().StringVar(&root, "host-root", "", "Directory with run/dbus of the host. If it is empty, the root directory is used.")
-		cmd.Flags().StringVar(&file, "reboot-required-file", "",
-			"Path of the file with which the operating system asks for a reboot, such as /var/run/reboot-required. "+
-				"The node then has the condition RebootRequired: True while the file exists, False while it does not. If it is empty, no condition is set.")
-		_ = cmd.MarkFlagRequired("node-name") // fails only for unknown flags
-		return func(ctx context.Context, c clients) error { return runReboot(ctx, c, node, root, file) }
-	})
+	cmd.Flags().StringVar(&node, "node-name", "", "Name of the node on which this process runs. Required.")
+	cmd.Flags().StringVar(&root, "host-root", "", "Directory with run/dbus of the host. If it is empty, the root directory is used.")
+	cmd.Flags().StringVar(&file, "reboot-required-file", "",
+		"Path of the file with which the operating system asks for a reboot, such as /var/run/reboot-required. "+
+			"The node then has the condition RebootRequired: True while the file exists, False while it does not. If it is empty, no condition is set.")
+	return cmd
 }
 
 func newJobCommand(kubeconfig *string) *cobra.Command {
 	var namespace string
-	return newWorkerCommand(kubeconfig, func(cmd *cobra.Command) runFunc {
-		cmd.Use = "job --namespace=NAME"
-		cmd.Short = "Run Jobs on nodes"
-		cmd.Long = `Run a Job on each node that a maintenance with a worker class
+	cmd := newWorkerCommand(kubeconfig, "namespace", func(ctx context.Context, c clients) error { return runJobs(ctx, c, namespace) })
+	cmd.Use = "job --namespace=NAME"
+	cmd.Short = "Run Jobs on nodes"
+	cmd.Long = `Run a Job on each node that a maintenance with a worker class
 NAME.job.maintenance.haulout.dev has taken out of service, with the pod of the
 PodTemplate NAME. If the Job completes, the work is Done. Run one replica.`
-		cmd.Flags().StringVar(&namespace, "namespace", "", "Namespace of the PodTemplates and Jobs. Required.")
-		_ = cmd.MarkFlagRequired("namespace") // fails only for unknown flags
-		return func(ctx context.Context, c clients) error { return runJobs(ctx, c, namespace) }
-	})
+	cmd.Flags().StringVar(&namespace, "namespace", "", "Namespace of the PodTemplates and Jobs. Required.")
+	return cmd
 }
 
-// runFunc runs a worker until the context ends.
-type runFunc func(context.Context, clients) error
-
-// newWorkerCommand returns a command that runs a worker until SIGTERM.
-func newWorkerCommand(kubeconfig *string, define func(*cobra.Command) runFunc) *cobra.Command {
+// newWorkerCommand returns a command that runs a worker until SIGTERM. The flag that it requires
+// must not be empty either: the worker would work on all nodes, or in all namespaces.
+func newWorkerCommand(kubeconfig *string, required string, run func(context.Context, clients) error) *cobra.Command {
 	logging := logsapi.NewLoggingConfiguration()
-	cmd := &cobra.Command{Args: cobra.NoArgs}
-	run := define(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd := &cobra.Command{Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		if value, err := cmd.Flags().GetString(required); err != nil || value == "" {
+			return fmt.Errorf("--%s is required and must not be empty", required)
+		}
 		c, err := newClients(*kubeconfig)
 		if err != nil {
 			return err
@@ -99,7 +96,7 @@ func newWorkerCommand(kubeconfig *string, define func(*cobra.Command) runFunc) *
 		defer stop()
 		klog.FromContext(ctx).Info("Starting haulout-worker", "version", version.Get(), "goVersion", version.GoVersion())
 		return run(ctx, c)
-	}
+	}}
 	logsapi.AddFlags(logging, cmd.Flags())
 	return cmd
 }

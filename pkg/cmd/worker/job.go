@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -49,7 +48,7 @@ const (
 func runJobs(ctx context.Context, c clients, namespace string) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(c.kube, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = managedByKey + "=" + managedBy }))
-	j := &jobs{kube: c.kube, namespace: namespace, clock: clock.RealClock{}, cached: factory.Batch().V1().Jobs().Lister().Jobs(namespace)}
+	j := &jobs{kube: c.kube, namespace: namespace, cached: factory.Batch().V1().Jobs().Lister().Jobs(namespace)}
 	factory.StartWithContext(ctx)
 	defer factory.Shutdown()
 	factory.WaitForCacheSyncWithContext(ctx)
@@ -66,7 +65,6 @@ type jobs struct {
 	kube      kubernetes.Interface
 	namespace string
 	cached    batchlisters.JobNamespaceLister
-	clock     clock.Clock
 }
 
 // hasCompleted reports whether the Job of a task has completed.
@@ -92,18 +90,18 @@ func (j *jobs) run(ctx context.Context, t *worker.Task) error {
 			return nil
 		case isJob(job, batchv1.JobFailed) != nil:
 			return j.failure(ctx, job)
-		case j.clock.Since(reported) >= t.HeartbeatInterval() && j.isAlive(ctx, t, job, &looked):
+		case time.Since(reported) >= t.HeartbeatInterval() && j.isAlive(ctx, t, job, &looked):
 			if err := t.Report(ctx, worker.Progress{Message: fmt.Sprintf("The Job %s/%s runs", j.namespace, name)}); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Cannot report that the Job runs, will retry")
 			} else {
-				reported = j.clock.Now()
+				reported = time.Now()
 			}
 		}
 		seen = seen || err == nil
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-j.clock.After(jobPeriod):
+		case <-time.After(jobPeriod):
 		}
 	}
 }
@@ -115,10 +113,10 @@ func (j *jobs) isAlive(ctx context.Context, t *worker.Task, job *batchv1.Job, lo
 	if ptr.Deref(job.Status.Ready, 0) > 0 {
 		return true
 	}
-	if job.Status.Active == 0 || j.clock.Since(*looked) < t.HeartbeatInterval() {
+	if job.Status.Active == 0 || time.Since(*looked) < t.HeartbeatInterval() {
 		return false
 	}
-	*looked = j.clock.Now()
+	*looked = time.Now()
 	node, err := j.kube.CoreV1().Nodes().Get(ctx, t.NodeName, metav1.GetOptions{})
 	pods, listErr := j.kube.CoreV1().Pods(job.Namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job.Name})
 	if err := errors.Join(err, listErr); err != nil {
@@ -142,7 +140,7 @@ func initializes(pod corev1.Pod) bool {
 // create creates the Job of a task unless it exists. It retries after an error that may pass, and
 // reports it. While an earlier Job is on the node it reports so once, without heartbeats.
 func (j *jobs) create(ctx context.Context, t *worker.Task) error {
-	began, reported := j.clock.Now(), ""
+	began, reported := time.Now(), ""
 	var last error
 	for {
 		err := j.tryCreate(ctx, t, last)
@@ -153,7 +151,7 @@ func (j *jobs) create(ctx context.Context, t *worker.Task) error {
 			return context.Cause(ctx)
 		case apierrors.IsInvalid(err), apierrors.IsNotFound(err), errors.Is(err, errParameter):
 			return err
-		case !errors.Is(err, errEarlier) && j.clock.Since(began) >= patience(t):
+		case !errors.Is(err, errEarlier) && time.Since(began) >= patience(t):
 			return fmt.Errorf("the Job could not be created within %s: %w", patience(t), err)
 		}
 		last = err
@@ -164,7 +162,7 @@ func (j *jobs) create(ctx context.Context, t *worker.Task) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-j.clock.After(retryPeriod):
+		case <-time.After(retryPeriod):
 		}
 	}
 }

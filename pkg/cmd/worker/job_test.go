@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -61,7 +60,7 @@ func newJobWorld(t *testing.T, task *v1alpha1.NodeTask, objects ...runtime.Objec
 	w := &jobWorld{&world{t, fake.NewClientset(task)}, kubefake.NewClientset(objects...)}
 	watches := informertest.Count(w.kube)
 	factory := informers.NewSharedInformerFactory(w.kube, 0)
-	j := &jobs{kube: w.kube, namespace: namespace, clock: clock.RealClock{}, cached: factory.Batch().V1().Jobs().Lister().Jobs(namespace)}
+	j := &jobs{kube: w.kube, namespace: namespace, cached: factory.Batch().V1().Jobs().Lister().Jobs(namespace)}
 	factory.StartWithContext(t.Context())
 	watches.Wait(t, 0, "jobs")
 	w.start(worker.Config{Class: "*" + v1alpha1.WorkerClassJobSuffix, Handler: j.run, Finished: j.hasCompleted})

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/state"
@@ -40,11 +39,11 @@ func (h host) Reboot(ctx context.Context) error          { return logind.Reboot(
 // runReboot reboots a node for maintenances, and reports whether it requires a reboot if file is
 // not empty.
 func runReboot(ctx context.Context, c clients, node, root, file string) error {
-	r := &rebooter{machine: host{root}, clock: clock.RealClock{}}
+	r := &rebooter{machine: host{root}}
 	var reporting sync.WaitGroup
 	defer reporting.Wait()
 	if file != "" {
-		s := &sentinel{kube: c.kube, node: node, file: file, clock: r.clock}
+		s := &sentinel{kube: c.kube, node: node, file: file}
 		reporting.Go(func() { s.run(ctx) })
 	}
 	return runWorker(ctx, worker.Config{
@@ -56,7 +55,6 @@ func runReboot(ctx context.Context, c clients, node, root, file string) error {
 // rebooter is the worker that reboots the node on which it runs.
 type rebooter struct {
 	machine machine
-	clock   clock.Clock
 }
 
 const (
@@ -83,7 +81,7 @@ func (r *rebooter) reboot(ctx context.Context, t *worker.Task) error {
 	if _, err := r.machine.BootID(); err != nil {
 		return err
 	}
-	began, message := r.clock.Now(), "The machine is asked to reboot"
+	began, message := time.Now(), "The machine is asked to reboot"
 	for {
 		// The report confirms that the node still belongs to this worker.
 		err := t.Report(ctx, worker.Progress{Message: message})
@@ -92,7 +90,7 @@ func (r *rebooter) reboot(ctx context.Context, t *worker.Task) error {
 				return r.awaitShutdown(ctx, t)
 			}
 			message = "The machine is asked again to reboot, after a failure: " + err.Error()
-			if r.clock.Since(began) >= patience(t) && ctx.Err() == nil {
+			if time.Since(began) >= patience(t) && ctx.Err() == nil {
 				return fmt.Errorf("the machine could not be asked to reboot within %s: %w", patience(t), err)
 			}
 		}
@@ -100,7 +98,7 @@ func (r *rebooter) reboot(ctx context.Context, t *worker.Task) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-r.clock.After(askPeriod):
+		case <-time.After(askPeriod):
 		}
 	}
 }
@@ -113,12 +111,12 @@ func patience(t *worker.Task) time.Duration {
 
 // awaitShutdown sends heartbeats while the shutdown is delayed, for example by the node agent.
 func (r *rebooter) awaitShutdown(ctx context.Context, t *worker.Task) error {
-	reported := r.clock.Now()
+	reported := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-r.clock.After(checkPeriod):
+		case <-time.After(checkPeriod):
 		}
 		pending, err := r.machine.Pending(ctx)
 		switch {
@@ -130,10 +128,10 @@ func (r *rebooter) awaitShutdown(ctx context.Context, t *worker.Task) error {
 			continue
 		case !pending:
 			return errors.New("the reboot was cancelled on the node")
-		case r.clock.Since(reported) < t.HeartbeatInterval():
+		case time.Since(reported) < t.HeartbeatInterval():
 			continue
 		}
-		reported = r.clock.Now()
+		reported = time.Now()
 		message := fmt.Sprintf("The machine will reboot when all programs allow it; see systemd-inhibit --list on %s", t.NodeName)
 		if err := t.Report(ctx, worker.Progress{Message: message}); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot report that the reboot is delayed")

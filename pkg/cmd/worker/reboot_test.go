@@ -23,7 +23,6 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	nodeutil "k8s.io/component-helpers/node/util"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
@@ -70,7 +69,7 @@ func (m *fakeMachine) set(change func(*fakeMachine)) {
 }
 
 func rebootWorker(m *fakeMachine) worker.Config {
-	r := &rebooter{machine: m, clock: clock.RealClock{}}
+	r := &rebooter{machine: m}
 	return worker.Config{Class: v1alpha1.WorkerClassReboot, NodeName: node, Handler: r.reboot, Finished: r.hasBooted}
 }
 
@@ -222,7 +221,7 @@ func TestRebootRequired(t *testing.T) {
 		kube := kubefake.NewClientset(registered("node-uid"))
 		file := filepath.Join(t.TempDir(), "reboot-required")
 		start := func() (stop func()) {
-			s := &sentinel{kube: kube, node: node, file: file, clock: clock.RealClock{}}
+			s := &sentinel{kube: kube, node: node, file: file}
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() { s.run(ctx); close(done) }()

@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	nodeutil "k8s.io/component-helpers/node/util"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -34,7 +33,6 @@ const (
 type sentinel struct {
 	kube       kubernetes.Interface
 	node, file string
-	clock      clock.Clock
 	// written is the status that the condition had at the time read; "" if unknown.
 	written corev1.ConditionStatus
 	read    time.Time
@@ -49,7 +47,7 @@ func (s *sentinel) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.clock.After(sentinelPeriod):
+		case <-time.After(sentinelPeriod):
 		}
 	}
 }
@@ -58,7 +56,7 @@ func (s *sentinel) run(ctx context.Context) {
 // Node once per conditionPeriod, so that a node at rest costs little.
 func (s *sentinel) sync(ctx context.Context) error {
 	condition, err := s.condition()
-	if err != nil || condition.Status == s.written && s.clock.Since(s.read) < conditionPeriod {
+	if err != nil || condition.Status == s.written && time.Since(s.read) < conditionPeriod {
 		return err
 	}
 	node, err := s.kube.CoreV1().Nodes().Get(ctx, s.node, metav1.GetOptions{})
@@ -66,7 +64,7 @@ func (s *sentinel) sync(ctx context.Context) error {
 		return err
 	}
 	if _, old := nodeutil.GetNodeCondition(&node.Status, condition.Type); old == nil || old.Status != condition.Status {
-		condition.LastHeartbeatTime = metav1.NewTime(s.clock.Now())
+		condition.LastHeartbeatTime = metav1.NewTime(time.Now())
 		condition.LastTransitionTime = condition.LastHeartbeatTime
 		// The patch merges by type and leaves the conditions of others unchanged.
 		patch, err := json.Marshal(map[string]any{
@@ -80,7 +78,7 @@ func (s *sentinel) sync(ctx context.Context) error {
 			return err
 		}
 	}
-	s.written, s.read = condition.Status, s.clock.Now()
+	s.written, s.read = condition.Status, time.Now()
 	return nil
 }
 

@@ -81,8 +81,9 @@ func TestCommands(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no node":       {[]string{"reboot"}, `"node-name" not set`},
-		"no namespace":  {[]string{"job"}, `"namespace" not set`},
+		"no node":       {[]string{"reboot"}, "--node-name is required"},
+		"an empty node": {[]string{"reboot", "--node-name="}, "--node-name is required"},
+		"no namespace":  {[]string{"job"}, "--namespace is required"},
 		"no kubeconfig": {[]string{"job", "--namespace=a", "--kubeconfig=testdata/none"}, `--kubeconfig="testdata/none"`},
 		"an argument":   {[]string{"job", "more"}, `"more"`},
 	} {
