@@ -95,7 +95,7 @@ func AnnotationKey(class string) string {
 type Evacuator struct {
 	Config
 
-	informer cache.SharedIndexInformer
+	informer maintenanceinformers.EvacuationIndexInformer
 
 	mu sync.Mutex
 	// working has the evacuations whose handler runs, or whose result is not reported yet.
@@ -122,7 +122,7 @@ func New(config Config) (*Evacuator, error) {
 	if config.NodeName != "" {
 		selector = fields.AndSelectors(selector, fields.OneTermEqualSelector(maintenance.FieldNodeName, config.NodeName))
 	}
-	v.informer = maintenanceinformers.NewFilteredEvacuationInformer(config.Client, config.Namespace, resync, cache.Indexers{},
+	v.informer = maintenanceinformers.NewTypedFilteredEvacuationInformer(config.Client, config.Namespace, resync, nil,
 		func(options *metav1.ListOptions) { options.FieldSelector = selector.String() })
 	return v, nil
 }
@@ -135,10 +135,10 @@ const resync = 10 * time.Minute
 func (v *Evacuator) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	registration, err := v.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { v.changed(ctx, obj) },
-		UpdateFunc: func(_, obj any) { v.changed(ctx, obj) },
-		DeleteFunc: func(obj any) { v.gone(ctx, obj) },
+	registration, err := v.informer.AddTypedEventHandler(maintenanceinformers.EvacuationHandlerFuncs{
+		AddFunc:    func(object *v1alpha1.Evacuation) { v.changed(ctx, object) },
+		UpdateFunc: func(_, object *v1alpha1.Evacuation) { v.changed(ctx, object) },
+		DeleteFunc: func(deleted maintenanceinformers.DeletedEvacuation) { v.gone(ctx, deleted.OptionalObj) },
 	})
 	if err != nil {
 		return err
@@ -155,11 +155,7 @@ func (v *Evacuator) Run(ctx context.Context) error {
 }
 
 // changed passes an Evacuation to its running handler, or starts a handler.
-func (v *Evacuator) changed(ctx context.Context, obj any) {
-	object, ok := obj.(*v1alpha1.Evacuation)
-	if !ok {
-		return
-	}
+func (v *Evacuator) changed(ctx context.Context, object *v1alpha1.Evacuation) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if e := v.working[object.UID]; e != nil {
@@ -182,13 +178,10 @@ func (v *Evacuator) changed(ctx context.Context, obj any) {
 	})
 }
 
-// gone handles an Evacuation that is no longer in the watch of this class.
-func (v *Evacuator) gone(ctx context.Context, obj any) {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
-	}
-	object, ok := obj.(*v1alpha1.Evacuation)
-	if !ok {
+// gone handles an Evacuation that is no longer in the watch of this class; nil means that it is not
+// known which.
+func (v *Evacuator) gone(ctx context.Context, object *v1alpha1.Evacuation) {
+	if object == nil {
 		return
 	}
 	v.mu.Lock()

@@ -89,7 +89,7 @@ type Config struct {
 type Worker struct {
 	Config
 
-	informer cache.SharedIndexInformer
+	informer maintenanceinformers.NodeTaskIndexInformer
 
 	mu sync.Mutex
 	// working has the tasks that the worker claims, or whose handler runs.
@@ -128,7 +128,7 @@ func New(config Config) (*Worker, error) {
 		terms = append(terms, fields.OneTermEqualSelector(maintenance.FieldName, config.NodeName))
 	}
 	selector := fields.AndSelectors(terms...).String()
-	v.informer = maintenanceinformers.NewFilteredNodeTaskInformer(config.Client, resync, cache.Indexers{},
+	v.informer = maintenanceinformers.NewTypedFilteredNodeTaskInformer(config.Client, resync, nil,
 		func(options *metav1.ListOptions) { options.FieldSelector = selector })
 	return v, nil
 }
@@ -139,16 +139,16 @@ func New(config Config) (*Worker, error) {
 func (v *Worker) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	registration, err := v.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { v.changed(ctx, obj) },
-		UpdateFunc: func(old, obj any) {
+	registration, err := v.informer.AddTypedEventHandler(maintenanceinformers.NodeTaskHandlerFuncs{
+		AddFunc: func(object *v1alpha1.NodeTask) { v.changed(ctx, object) },
+		UpdateFunc: func(old, object *v1alpha1.NodeTask) {
 			// The task of a node may have been replaced while the watch was interrupted.
-			if before, after := taskOf(old), taskOf(obj); before != nil && after != nil && before.UID != after.UID {
+			if old.UID != object.UID {
 				v.gone(old)
 			}
-			v.changed(ctx, obj)
+			v.changed(ctx, object)
 		},
-		DeleteFunc: v.gone,
+		DeleteFunc: func(deleted maintenanceinformers.DeletedNodeTask) { v.gone(deleted.OptionalObj) },
 	})
 	if err != nil {
 		return err
@@ -164,20 +164,8 @@ func (v *Worker) Run(ctx context.Context) error {
 	return nil
 }
 
-func taskOf(obj any) *v1alpha1.NodeTask {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
-	}
-	object, _ := obj.(*v1alpha1.NodeTask)
-	return object
-}
-
 // changed passes a NodeTask to its running handler, or begins with it.
-func (v *Worker) changed(ctx context.Context, obj any) {
-	object := taskOf(obj)
-	if object == nil {
-		return
-	}
+func (v *Worker) changed(ctx context.Context, object *v1alpha1.NodeTask) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if t := v.working[object.UID]; t != nil {
@@ -194,7 +182,8 @@ func (v *Worker) changed(ctx context.Context, obj any) {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		delete(v.working, object.UID)
-		if shown, _, err := v.informer.GetStore().Get(object); reported && err == nil && shown != nil && taskOf(shown).UID == object.UID {
+		shown, _, _ := v.informer.GetStore().Get(object) // fails for no object with a name
+		if task, ok := shown.(*v1alpha1.NodeTask); reported && ok && task.UID == object.UID {
 			v.done[object.UID] = struct{}{}
 		}
 	})
@@ -224,9 +213,8 @@ func isLost(object *v1alpha1.NodeTask) bool {
 	return object.Status.State == v1alpha1.NodeTaskFailed && object.Status.Reason == v1alpha1.NodeTaskLost && object.Status.Result == ""
 }
 
-// gone ends the work on a NodeTask that no longer exists.
-func (v *Worker) gone(obj any) {
-	object := taskOf(obj)
+// gone ends the work on a NodeTask that no longer exists; nil means that it is not known which.
+func (v *Worker) gone(object *v1alpha1.NodeTask) {
 	if object == nil {
 		return
 	}
