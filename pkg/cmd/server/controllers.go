@@ -6,6 +6,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
@@ -146,7 +147,7 @@ func (d controllerDependencies) drains(
 	})
 	rollouts, err := rollout.New(rollout.Config{
 		Cluster: cluster, Selection: selected, Rights: nodeRights, Clock: realTime, Liveness: d.liveness,
-		MaxUnavailableNodes: int(d.options.MaxUnavailableNodes), OwnPod: d.ownPod,
+		MaxUnavailableNodes: int(d.options.MaxUnavailableNodes), ServerNode: os.Getenv("NODE_NAME"),
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("create controller %s: %w", rollout.Name, err)

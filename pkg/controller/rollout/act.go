@@ -116,7 +116,7 @@ func (c *Controller) isCurrent(ctx context.Context) (bool, error) {
 	if c.current {
 		return true, nil
 	}
-	list, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(ctx, metav1.ListOptions{})
+	list, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return false, fmt.Errorf("list the rollouts: %w", err)
 	}
@@ -136,7 +136,7 @@ func (c *Controller) isCurrent(ctx context.Context) (bool, error) {
 // agrees reports whether the nodes of a unit are in the API as the decision assumes.
 func (c *Controller) agrees(ctx context.Context, f *facts, u *next.Unit) (bool, error) {
 	for _, n := range u.Nodes {
-		node, err := c.host.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		node, err := c.cluster.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return false, nil
 		}
@@ -250,7 +250,7 @@ func (c *Controller) change(ctx context.Context, u *followed) error {
 	if err != nil {
 		return err
 	}
-	stored, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, u.nm.Name, types.MergePatchType, patch,
+	stored, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, u.nm.Name, types.MergePatchType, patch,
 		metav1.PatchOptions{FieldManager: fieldManager})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -266,7 +266,7 @@ func (c *Controller) change(ctx context.Context, u *followed) error {
 // it. A maintenance of another user with this name is found by the next sync, which gives the
 // announcement up.
 func (c *Controller) create(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit) error {
-	_, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, maintenanceOf(r, unit), metav1.CreateOptions{FieldManager: fieldManager})
+	_, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, maintenanceOf(r, unit), metav1.CreateOptions{FieldManager: fieldManager})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create NodeMaintenance %s: %w", unit.Maintenance, err)
 	}
@@ -289,7 +289,7 @@ func (c *Controller) writeStatus(ctx context.Context, r *v1alpha1.NodeMaintenanc
 	}
 	changed := *r
 	changed.Status = d.status
-	stored, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().UpdateStatus(ctx, &changed, metav1.UpdateOptions{FieldManager: fieldManager})
+	stored, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().UpdateStatus(ctx, &changed, metav1.UpdateOptions{FieldManager: fieldManager})
 	if err != nil {
 		return nil, fmt.Errorf("write status: %w", err)
 	}

@@ -11,22 +11,16 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
-	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
-	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/rights"
@@ -39,10 +33,8 @@ const (
 	// debounce is how long events of nodes, tasks and maintenances are collected before the
 	// rollouts are reconciled. If the last syncs of all rollouts took longer, they are collected
 	// for as long as these, up to maxDebounce.
-	debounce    = 50 * time.Millisecond
-	maxDebounce = 2 * time.Second
-	// maxFailure is the maximum length of the error of a sync in the status, in bytes.
-	maxFailure   = 512
+	debounce     = 50 * time.Millisecond
+	maxDebounce  = 2 * time.Second
 	fieldManager = "haulout-" + Name
 )
 
@@ -60,29 +52,20 @@ type Config struct {
 	// MaxUnavailableNodes is the percentage of all nodes of the cluster that may be out of service
 	// when a unit starts, from 1 to 100.
 	MaxUnavailableNodes int
-	// OwnPod is the pod that this server runs in; an empty name means none. The unit of its node
-	// starts last.
-	OwnPod types.NamespacedName
+	// ServerNode is the name of the node on which this server runs; "" if it does not run in a pod.
+	// The unit of this node starts last.
+	ServerNode string
 }
 
 // Controller reconciles NodeMaintenanceRollouts.
 type Controller struct {
-	host        kubernetes.Interface
-	maintenance versioned.Interface
-	recorder    events.EventRecorder
-	clock       clock.WithTicker
-
-	rolloutLister     maintenancelisters.NodeMaintenanceRolloutLister
-	maintenanceLister maintenancelisters.NodeMaintenanceLister
-	taskLister        maintenancelisters.NodeTaskLister
-	nodeLister        corelisters.NodeLister
-	pods              *podcache.Pods
-	maintenances      cache.Indexer
-	synced            []cache.InformerSynced
-
-	queue     *loop.Queue[string]
-	selection *selection.Selection
-	rights    *rights.Cache
+	cluster      *host.Cluster
+	clock        clock.WithTicker
+	maintenances cache.Indexer
+	synced       []cache.InformerSynced
+	queue        *loop.Queue[string]
+	selection    *selection.Selection
+	rights       *rights.Cache
 	// rollouts and created have the rollouts and the maintenances, each in the cached state or in
 	// the newer state that this process has written.
 	rollouts loop.Latest[*v1alpha1.NodeMaintenanceRollout]
@@ -105,9 +88,9 @@ type Controller struct {
 	costs loop.Memory[string, time.Duration]
 	// started is the time since which this leader serves.
 	started time.Time
-	// maxUnavailable and ownPod are fields of the Config.
+	// maxUnavailable and serverNode are fields of the Config.
 	maxUnavailable int
-	ownPod         types.NamespacedName
+	serverNode     string
 }
 
 // failedStart is a start of a unit that has failed.
@@ -127,14 +110,10 @@ func New(config Config) (*Controller, error) {
 	cluster := config.Cluster
 	rollouts, maintenances := cluster.Rollouts.Informer(), cluster.NodeMaintenances.Informer()
 	c := &Controller{
-		host: cluster.Client, maintenance: cluster.Maintenance, recorder: cluster.Recorder, clock: config.Clock,
-		rolloutLister:     cluster.Rollouts.Lister(),
-		maintenanceLister: cluster.NodeMaintenances.Lister(),
-		taskLister:        cluster.NodeTasks.Lister(),
-		nodeLister:        cluster.Nodes.Lister(),
-		pods:              cluster.Pods,
-		maintenances:      maintenances.GetIndexer(),
-		synced:            []cache.InformerSynced{config.Selection.HasSynced},
+		cluster:      cluster,
+		clock:        config.Clock,
+		maintenances: maintenances.GetIndexer(),
+		synced:       []cache.InformerSynced{config.Selection.HasSynced},
 		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(item string) (string, any) { return "rollout", item },
@@ -144,7 +123,7 @@ func New(config Config) (*Controller, error) {
 		rollouts:       loop.NewLatest[*v1alpha1.NodeMaintenanceRollout](rollouts.GetStore()),
 		created:        loop.NewLatest[*v1alpha1.NodeMaintenance](maintenances.GetStore()),
 		maxUnavailable: config.MaxUnavailableNodes,
-		ownPod:         config.OwnPod,
+		serverNode:     config.ServerNode,
 		goals:          map[string]*goal{},
 		failedStarts:   map[string]map[string]failedStart{},
 		problems:       loop.NewFailures[string](config.Clock, nil),
@@ -152,7 +131,7 @@ func New(config Config) (*Controller, error) {
 	if err := podcache.AddIndex(maintenances, byRollout, indexByRollout); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	return c, c.subscribe(cluster)
+	return c, c.subscribe()
 }
 
 // byRollout is the index of maintenances by the UID of the rollout that they belong to.
@@ -186,7 +165,7 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 
 // cached returns the rollouts in the cache.
 func (c *Controller) cached() []*v1alpha1.NodeMaintenanceRollout {
-	cached, err := c.rolloutLister.List(labels.Everything())
+	cached, err := c.cluster.Rollouts.Lister().List(labels.Everything())
 	if err != nil {
 		utilruntime.HandleError(fmt.Errorf("list rollouts from the cache: %w", err))
 	}
@@ -210,22 +189,14 @@ func (c *Controller) timedSync(ctx context.Context, name string) error {
 	started := c.clock.Now()
 	err := c.sync(ctx, name)
 	if err == nil || !loop.IsOnlyConflict(err) && ctx.Err() == nil {
-		c.note(name, err)
+		// The status reports an error that lasts. The next sync removes one that is over.
+		if c.problems.Note(name, "sync", nodestate.TextOf(err)) {
+			c.queue.Add(name)
+		}
 	}
 	_, exists, _ := c.rollouts.Get(name)
 	c.costs.Change(name, func(time.Duration, bool) (time.Duration, bool) { return c.clock.Since(started), exists })
 	return err
-}
-
-// note records the error of a sync, so that the status reports it if it lasts.
-func (c *Controller) note(name string, err error) {
-	text := ""
-	if err != nil {
-		text = wording.Cut(err.Error(), maxFailure)
-	}
-	if c.problems.Note(name, "sync", text) {
-		c.queue.Add(name) // so that the next sync removes the error from the status
-	}
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
@@ -166,6 +167,46 @@ func TestBrokenExpressionNamesOneNode(t *testing.T) {
 	f.goal = must.Get(c.goalOf(f.rollout.Object))(t)
 	must.Do(t, f.selectNodes([]*corev1.Node{newNode("b"), newNode("a"), newNode("c")}))
 	is.Equal(t, f.broken, "doneWhen fails for node a: no such key: kernalVersion")
+}
+
+func TestUndo(t *testing.T) {
+	const met, unmet = "6.11.0", "6.12.0" // nodes have the first one
+	for name, test := range map[string]struct {
+		first, second             int
+		goal                      string // of the second one
+		firstIsOver, secondIsOver bool
+		want                      bool
+	}{
+		"the first undoes the second":                {first: 2, second: 1, goal: unmet, want: true},
+		"the first undoes the second, which is over": {first: 2, second: 1, goal: unmet, secondIsOver: true, want: true},
+		"the first is over":                          {first: 2, second: 1, goal: unmet, firstIsOver: true},
+		"the node changed before":                    {first: 1, second: 2, goal: unmet},
+		"both are met":                               {first: 2, second: 1, goal: met},
+		"the second has no goal":                     {first: 2, second: 1},
+		"the first has not worked on it":             {second: 1, goal: unmet},
+		"the second has not worked on it":            {first: 1, goal: unmet},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, node := &Controller{goals: map[string]*goal{}}, newNode("a")
+			worksOf := func(name string, at int, kernel string, isOver bool) *works {
+				r := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+					if r.Name = name; kernel != "" {
+						r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernelVersion == '" + kernel + "'"
+					}
+					if isOver {
+						r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
+					}
+				})
+				w := &works{rollout: r, done: map[types.UID]time.Time{}, goal: must.Get(c.goalOf(r))(t)}
+				if at > 0 {
+					w.done[node.UID] = time.Unix(int64(at), 0)
+				}
+				return w
+			}
+			first, second := worksOf("first", test.first, met, test.firstIsOver), worksOf("second", test.second, test.goal, test.secondIsOver)
+			is.Equal(t, first.undo(second, node), test.want)
+		})
+	}
 }
 
 // TestDebounce: the delay of a rollout is the time that the syncs of all rollouts take.

@@ -91,7 +91,7 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 		_, exists, err := c.created.Get(name)
 		return exists || err != nil
 	}
-	tasks, err := c.taskLister.List(labels.Everything())
+	tasks, err := c.cluster.NodeTasks.Lister().List(labels.Everything())
 	if err != nil {
 		return nil, fmt.Errorf("list NodeTasks from the cache: %w", err)
 	}
@@ -142,7 +142,7 @@ func (c *Controller) nodesAt(now time.Time) (*nodes, error) {
 	if c.nodes != nil && c.nodes.changes == changes && now.Sub(c.nodes.at) < maxNodesAge {
 		return c.nodes, nil
 	}
-	all, err := c.nodeLister.List(labels.Everything())
+	all, err := c.cluster.Nodes.Lister().List(labels.Everything())
 	if err != nil {
 		return nil, fmt.Errorf("list nodes from the cache: %w", err)
 	}
@@ -196,7 +196,7 @@ func (c *Controller) findOwn(ctx context.Context, f *facts) error {
 		// The cache may have it by now.
 		nm, exists, err := c.created.Get(name)
 		if err == nil && !exists {
-			nm, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+			nm, err = c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
 		}
 		if apierrors.IsNotFound(err) {
 			continue
@@ -261,8 +261,8 @@ func (f *facts) isDone(node *corev1.Node) bool {
 func (c *Controller) clusterOf(f *facts, nodes *next.Nodes, tasks []*v1alpha1.NodeTask, now time.Time) *next.Cluster {
 	others := slices.DeleteFunc(c.all(), func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.UID == f.rollout.Object.UID })
 	return next.NewCluster(next.Facts{
-		Now: now, Nodes: nodes, Pods: c.pods.CountOn, Tasks: tasks, Rollouts: others, Exists: f.taken,
-		MaxUnavailablePercent: c.maxUnavailable, ServerNode: c.serverNode(), ServerUser: protocol.ServerUser,
+		Now: now, Nodes: nodes, Pods: c.cluster.Pods.CountOn, Tasks: tasks, Rollouts: others, Exists: f.taken,
+		MaxUnavailablePercent: c.maxUnavailable, ServerNode: c.serverNode,
 	})
 }
 
@@ -275,18 +275,6 @@ func (c *Controller) holdersOf(node string) []*v1alpha1.NodeMaintenance {
 		}
 	}
 	return holders
-}
-
-// serverNode returns the node on which this server runs, "" if it is not known.
-func (c *Controller) serverNode() string {
-	if c.ownPod.Name == "" {
-		return ""
-	}
-	pod, err := c.pods.Lister().Pods(c.ownPod.Namespace).Get(c.ownPod.Name)
-	if err != nil {
-		return ""
-	}
-	return pod.Spec.NodeName
 }
 
 // notAuthorized returns why the requester of a rollout may not take further nodes out of service;
@@ -304,7 +292,7 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	}
 	name, class := "", r.Spec.Template.Task.Worker
 	if r.Spec.RequestedBy != nil {
-		name = r.Spec.RequestedBy.Username
+		name = protocol.UserName(r.Spec.RequestedBy.Username)
 	}
 	switch answer := c.rights.AskWorker(ctx, r.Spec.RequestedBy, class, due); {
 	case errors.Is(answer.Err, rights.ErrAsking):
@@ -338,12 +326,13 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	return ""
 }
 
-// contradiction returns which other rollout undoes what this one does; "" if none does.
+// contradiction returns which other rollout undoes what this one does, or the reverse; "" if none
+// does. Both have to be held until one of them is completed.
 func (c *Controller) contradiction(f *facts) string {
 	if len(f.done) == 0 {
 		return ""
 	}
-	ours, first := f.trips(f.rollout.Object, f.done, f.goal), ""
+	ours, first := &works{f.rollout.Object, f.done, f.goal}, ""
 	for _, other := range f.cluster.Rollouts {
 		if other.Spec.Stage != v1alpha1.RolloutStageRoll {
 			continue
@@ -356,25 +345,34 @@ func (c *Controller) contradiction(f *facts) string {
 		if err != nil {
 			continue
 		}
-		if node := next.Contradiction(ours, f.trips(other, next.DoneBy(attempts), goal)); node != "" {
-			text := fmt.Sprintf("rollout %s wants the opposite for node %s; stop one of the two", other.Name, node)
-			if first == "" || text < first {
-				first = text
+		theirs := &works{other, next.DoneBy(attempts), goal}
+		for _, m := range f.rollout.Members {
+			if node := f.nodes[m.Node]; ours.undo(theirs, node) || theirs.undo(ours, node) {
+				text := fmt.Sprintf("rollout %s wants the opposite for node %s; stop one of the two", other.Name, node.Name)
+				if first == "" || text < first {
+					first = text
+				}
 			}
 		}
 	}
 	return first
 }
 
-// trips returns the work of a rollout on the nodes of the one that is decided about.
-func (f *facts) trips(r *v1alpha1.NodeMaintenanceRollout, done map[types.UID]time.Time, goal *goal) next.Trips {
-	all := next.Trips{Nodes: map[string]next.Trip{}, Complete: meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete)}
-	for _, m := range f.rollout.Members {
-		node := f.nodes[m.Node]
-		if at, isDone := done[node.UID]; isDone {
-			state, _ := goal.of(node, true)
-			all.Nodes[m.Node] = next.Trip{Done: at, Unmet: state == next.GoalUnmet}
-		}
+// works are what a rollout in stage Roll has done: the times by the UID of the node, and its goal.
+type works struct {
+	rollout *v1alpha1.NodeMaintenanceRollout
+	done    map[types.UID]time.Time
+	goal    *goal
+}
+
+// undo reports whether a rollout has undone the work of another one on a node: it was done later,
+// and doneWhen of the other one is false again. A rollout that is complete undoes nothing any more.
+func (w *works) undo(other *works, node *corev1.Node) bool {
+	at, isDone := w.done[node.UID]
+	before, wasDone := other.done[node.UID]
+	if !isDone || !wasDone || !at.After(before) || meta.IsStatusConditionTrue(w.rollout.Status.Conditions, v1alpha1.ConditionComplete) {
+		return false
 	}
-	return all
+	state, _ := other.goal.of(node, true)
+	return state == next.GoalUnmet
 }

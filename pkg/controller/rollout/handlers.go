@@ -4,6 +4,7 @@
 package rollout
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -15,17 +16,16 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/marks"
-	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // subscribe registers handlers that enqueue the affected rollouts.
-func (c *Controller) subscribe(cluster *host.Cluster) error {
+func (c *Controller) subscribe() error {
 	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged})
 	c.rights.Subscribe(func(string) { c.enqueueRolling() })
 	synced, err := podcache.AddHandlers(
-		podcache.Handled{Informer: cluster.Rollouts.Informer(), Handler: podcache.HandlerOf(c.rolloutChanged)},
-		podcache.Handled{Informer: cluster.NodeTasks.Informer(), Handler: podcache.HandlerOf(c.taskChanged)},
+		podcache.Handled{Informer: c.cluster.Rollouts.Informer(), Handler: podcache.HandlerOf(c.rolloutChanged)},
+		podcache.Handled{Informer: c.cluster.NodeTasks.Informer(), Handler: podcache.HandlerOf(c.taskChanged)},
 	)
 	if err != nil {
 		return fmt.Errorf("watch rollouts and NodeTasks: %w", err)
@@ -105,15 +105,11 @@ func sameFacts(a, b *corev1.Node) bool {
 }
 
 func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
-	latest := nm
-	if nm == nil {
-		latest = old
-	}
 	isOther := old == nil || nm == nil || v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || old.Generation != nm.Generation
 	if isOther {
 		c.changes.Add(1)
 	}
-	if owner := protocol.RolloutOf(latest); owner != nil {
+	if owner := protocol.RolloutOf(cmp.Or(nm, old)); owner != nil {
 		c.enqueue(owner.Name)
 	} else if isOther {
 		c.enqueueRolling()
@@ -129,15 +125,13 @@ func isHeartbeat(old, task *v1alpha1.NodeTask) bool {
 }
 
 func (c *Controller) taskChanged(old, task *v1alpha1.NodeTask) {
-	latest := task
-	switch {
-	case task == nil:
-		latest = old
-		c.enqueueRolling()
-	case old != nil && isHeartbeat(old, task):
+	if old != nil && task != nil && isHeartbeat(old, task) {
 		return
 	}
-	if nm, err := c.maintenanceLister.Get(latest.Spec.Maintenance.Name); err == nil {
+	if task == nil {
+		c.enqueueRolling()
+	}
+	if nm, err := c.cluster.NodeMaintenances.Lister().Get(cmp.Or(task, old).Spec.Maintenance.Name); err == nil {
 		if owner := protocol.RolloutOf(nm); owner != nil {
 			c.enqueue(owner.Name)
 		}

@@ -73,7 +73,7 @@ func (f *facts) follow(entry v1alpha1.RolloutUnit, open, drainsHeld bool) follow
 		u.end = f.endOf(&u.unit, u.nm, open)
 		u.wake = u.end.Next
 		if !u.end.Now {
-			u.pause = pauseOf(u.nm, drainsHeld, f.cluster.ServerUser)
+			u.pause = pauseOf(u.nm, drainsHeld)
 		}
 	}
 	u.unit.Message = f.messageOf(&u.unit, u.nm)
@@ -119,12 +119,12 @@ func (f *facts) setPhase(unit *v1alpha1.RolloutUnit, phase v1alpha1.RolloutPhase
 // pauseOf returns the value that spec.paused of a maintenance has to get; nil if it stays. A pause
 // withdraws offers, and does not touch nodes that a worker has. A rollout never touches the pause
 // of a user.
-func pauseOf(nm *v1alpha1.NodeMaintenance, held bool, server string) *bool {
+func pauseOf(nm *v1alpha1.NodeMaintenance, held bool) *bool {
 	switch {
 	case !v1alpha1.IsHolding(nm) || nm.Spec.Paused == held:
 	case held:
 		return ptr.To(true)
-	case nm.Status.Pause != nil && nm.Status.Pause.By == server:
+	case nm.Status.Pause != nil && nm.Status.Pause.By == protocol.ServerUser:
 		return ptr.To(false)
 	}
 	return nil

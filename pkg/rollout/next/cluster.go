@@ -19,9 +19,8 @@ import (
 type Nodes struct {
 	all    []Node
 	byName map[string]*Node
-	// out are those that are out, and controlPlane is the number of control-plane nodes.
-	out          []*Node
-	controlPlane int
+	// out are those that are out.
+	out []*Node
 }
 
 // NewNodes returns the nodes of a cluster. It keeps the slice.
@@ -32,9 +31,6 @@ func NewNodes(all []Node) *Nodes {
 		nodes.byName[n.Name] = n
 		if n.isOut() {
 			nodes.out = append(nodes.out, n)
-		}
-		if n.controlPlane {
-			nodes.controlPlane++
 		}
 	}
 	return nodes
@@ -60,8 +56,6 @@ type Facts struct {
 	MaxUnavailablePercent int
 	// ServerNode is the name of the node on which the server runs; "" if unknown. It is the last.
 	ServerNode string
-	// ServerUser is the name of the server as a user. Pauses by others are named.
-	ServerUser string
 }
 
 // Cluster is the state of a cluster for one decision.

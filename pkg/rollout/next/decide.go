@@ -184,7 +184,7 @@ func (d *decider) findRunning() {
 				u.work.nodes = append(u.work.nodes, nm.Status.NodeStatuses[i].NodeRef.Name)
 			}
 		}
-		if pause := nm.Status.Pause; v1alpha1.IsHolding(nm) && pause != nil && pause.By != d.cluster.ServerUser {
+		if pause := nm.Status.Pause; v1alpha1.IsHolding(nm) && pause != nil && pause.By != protocol.ServerUser {
 			u.work.paused = nm
 		}
 	}

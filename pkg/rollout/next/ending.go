@@ -95,28 +95,16 @@ func (c *Cluster) tasksOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenan
 // isKept reports whether a node of a unit has a task that the server may not take back.
 func (c *Cluster) isKept(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) bool {
 	return slices.ContainsFunc(c.tasksOf(unit, nm), func(task *v1alpha1.NodeTask) bool {
-		switch task.Status.State {
-		case v1alpha1.NodeTaskDone:
-			return false
-		case v1alpha1.NodeTaskOffered, "":
-			return task.Status.Holder != ""
-		}
-		return true
+		state := task.Status.State
+		return state != v1alpha1.NodeTaskDone && (state != v1alpha1.NodeTaskOffered || task.Status.Holder != "")
 	})
 }
 
 // hasAny reports whether a node of a unit still matches.
 func (r *Rollout) hasAny(unit *v1alpha1.RolloutUnit) bool {
-	names := make(map[string]bool, len(unit.Nodes))
-	for i := range unit.Nodes {
-		names[unit.Nodes[i].Name] = true
-	}
-	for _, m := range r.Members {
-		if names[m.Node] {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Members, func(m Member) bool {
+		return slices.ContainsFunc(unit.Nodes, func(n v1alpha1.NodeReference) bool { return n.Name == m.Node })
+	})
 }
 
 // stalledAt returns the time at which a drain has not moved for the deadline, or at which no node

@@ -144,32 +144,3 @@ func TestEndOf(t *testing.T) {
 		})
 	}
 }
-
-func TestContradiction(t *testing.T) {
-	trip := func(at int, unmet bool) Trip {
-		return Trip{Done: epoch.Add(time.Duration(at) * time.Minute), Unmet: unmet}
-	}
-	for name, c := range map[string]struct {
-		first, second             Trip
-		firstIsOver, secondIsOver bool
-		want                      bool
-	}{
-		"the second undoes the first":                {first: trip(1, true), second: trip(2, false), want: true},
-		"the second undoes the first, which is over": {first: trip(1, true), second: trip(2, false), firstIsOver: true, want: true},
-		"the second is over":                         {first: trip(1, true), second: trip(2, false), secondIsOver: true},
-		"the first undoes the second":                {first: trip(2, false), second: trip(1, true), want: true},
-		"the first is over":                          {first: trip(2, false), second: trip(1, true), firstIsOver: true},
-		"the node changed before":                    {first: trip(2, true), second: trip(1, false)},
-		"both are met":                               {first: trip(1, false), second: trip(2, false)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			first := Trips{Nodes: map[string]Trip{"n2": c.first, "n1": c.first, "n0": c.first}, Complete: c.firstIsOver}
-			second := Trips{Nodes: map[string]Trip{"n1": c.second, "n2": c.second, "n3": c.second}, Complete: c.secondIsOver}
-			want := ""
-			if c.want {
-				want = "n1"
-			}
-			is.Equal(t, Contradiction(first, second), want)
-		})
-	}
-}

@@ -26,8 +26,8 @@ type limit struct {
 	key string
 	// controlPlane is true if it only counts control-plane nodes.
 	controlPlane bool
-	// cluster is the state of the nodes. out are those that are out, and domains the numbers of all
-	// that it counts. Missing nodes count in every domain.
+	// cluster is the state of the nodes. out are those that are out but the strays, and domains the
+	// numbers of all that it counts. Missing nodes count in every domain.
 	cluster *Cluster
 	out     []*Node
 	domains map[string]*places
@@ -46,9 +46,8 @@ type limit struct {
 	vanished    []string
 }
 
-// places counts the nodes of a domain, those that are out, and those that may be. strays are the
-// strays among those that are out.
-type places struct{ total, out, allowed, strays int }
+// places counts the nodes of a domain, those that are out but the strays, and those that may be.
+type places struct{ total, out, allowed int }
 
 // readLimits makes the limits of the rollout and those of the cluster, and counts what is out.
 func (d *decider) readLimits() {
@@ -62,21 +61,8 @@ func (d *decider) readLimits() {
 			d.openDomains(l)
 		}
 	}
-	percent, one := intstr.FromString(fmt.Sprintf("%d%%", d.cluster.MaxUnavailablePercent)), intstr.FromInt32(1)
-	out := d.cluster.out()
-	d.countAll(&limit{name: "--max-unavailable-nodes of the server", out: out}, &percent, len(d.cluster.Nodes.all))
-	out = slices.DeleteFunc(slices.Clone(out), func(n *Node) bool { return !n.controlPlane })
-	d.countAll(&limit{name: "the limit of control-plane nodes", controlPlane: true, out: out}, &one, d.cluster.Nodes.controlPlane)
-}
-
-// allowed returns how many of some nodes may be out: at least 1. A value that cannot be parsed is
-// 1, too.
-func allowed(value *intstr.IntOrString, total int) int {
-	scaled, err := intstr.GetScaledValueFromIntOrPercent(value, total, false)
-	if err != nil {
-		return 1
-	}
-	return max(1, scaled)
+	d.countAll(&limit{name: "--max-unavailable-nodes of the server"}, len(d.cluster.Nodes.all)*d.cluster.MaxUnavailablePercent/100)
+	d.countAll(&limit{name: "the limit of control-plane nodes", controlPlane: true}, 1)
 }
 
 // count adds a limit of the matching nodes, and counts them. A node of a unit that runs may not
@@ -103,17 +89,19 @@ func (d *decider) count(l *limit, value *intstr.IntOrString) {
 		}
 	}
 	for _, p := range l.domains {
-		p.allowed = allowed(value, p.total)
+		scaled, _ := intstr.GetScaledValueFromIntOrPercent(value, p.total, false) // 0 if it cannot be parsed
+		p.allowed = max(1, scaled)
 	}
 }
 
-// countAll adds a limit of nodes of the whole cluster, without domains. total is their number.
-func (d *decider) countAll(l *limit, value *intstr.IntOrString, total int) {
+// countAll adds a limit of nodes of the whole cluster, without domains: at least one may be out.
+func (d *decider) countAll(l *limit, allowed int) {
 	d.add(l, d.cluster.renewed)
-	p, out := l.at(""), l.out
-	p.total, p.allowed, l.out = total, allowed(value, total), nil
-	for _, n := range out {
-		l.take(n)
+	l.at("").allowed = max(1, allowed)
+	for _, n := range d.cluster.out() {
+		if l.covers(n) {
+			l.take(n)
+		}
 	}
 }
 
@@ -123,14 +111,12 @@ func (d *decider) add(l *limit, strays map[string]bool) {
 	d.limits = append(d.limits, l)
 }
 
-// take counts a node that is out.
+// take counts a node that is out. A stray counts in every domain anyway.
 func (l *limit) take(n *Node) {
-	p := l.at(l.domainOf(n))
-	p.out++
-	if l.strays[n.Name] {
-		p.strays++
+	if !l.strays[n.Name] {
+		l.at(l.domainOf(n)).out++
+		l.out = append(l.out, n)
 	}
-	l.out = append(l.out, n)
 }
 
 // openDomains adds a limit of domains, and notes in which the rollout is at work, and was before.
@@ -239,7 +225,7 @@ func (l *limit) refuses(u *Unit) (domain string, refused bool) {
 			}
 			continue
 		}
-		if p := l.at(c.domain); p.out-c.counted+c.added+l.missing+len(l.strays)-p.strays > p.allowed {
+		if p := l.at(c.domain); p.out-c.counted+c.added+l.missing+len(l.strays) > p.allowed {
 			return c.domain, true
 		}
 	}
@@ -277,7 +263,7 @@ func (d *decider) refusal(l *limit, domain string) string {
 	var takers []string
 	taker := func(n *Node) { takers = append(takers, n.Name+" "+cmp.Or(n.down, d.cluster.takenBy(n))) }
 	for _, n := range l.out {
-		if l.domainOf(n) == domain && !l.strays[n.Name] {
+		if l.domainOf(n) == domain {
 			taker(n)
 		}
 	}

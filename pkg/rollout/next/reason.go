@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/rollout/window"
@@ -85,7 +86,7 @@ func describe(holds []v1alpha1.RolloutHold) string {
 		hold := &holds[i]
 		texts[i] = "hold " + hold.Name
 		if hold.By != "" {
-			texts[i] += fmt.Sprintf(" by user %q", hold.By)
+			texts[i] += fmt.Sprintf(" by user %q", protocol.UserName(hold.By))
 		}
 		if hold.Until != nil {
 			texts[i] += " until " + clock(hold.Until.Time)
@@ -103,15 +104,16 @@ func (d *decider) progress(refusal string) {
 	busy, paused := len(d.Start), []string{}
 	texts := map[state][]string{}
 	for _, u := range d.running {
-		switch {
-		case !u.work.failed:
-			busy++
-		case !u.isMatched:
-			texts[failed] = append(texts[failed], fmt.Sprintf("%s: the work has failed (NodeMaintenance %s), and none of its nodes matches any more",
-				u.Name, u.work.maintenance))
+		if u.work.failed {
+			if !u.isMatched {
+				texts[failed] = append(texts[failed], fmt.Sprintf("%s: the work has failed (NodeMaintenance %s), and none of its nodes matches any more",
+					u.Name, u.work.maintenance))
+			}
+			continue
 		}
+		busy++
 		if nm := u.work.paused; nm != nil {
-			paused = append(paused, fmt.Sprintf("NodeMaintenance %s is paused by user %q", nm.Name, nm.Status.Pause.By))
+			paused = append(paused, fmt.Sprintf("NodeMaintenance %s is paused by user %q", nm.Name, protocol.UserName(nm.Status.Pause.By)))
 		}
 	}
 	for _, u := range d.units {
@@ -149,34 +151,3 @@ func (d *decider) progress(refusal string) {
 
 // clock formats a time for a message.
 func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }
-
-// Trip is the work of a rollout on a node.
-type Trip struct {
-	// Done is the time at which it was done.
-	Done time.Time
-	// Unmet is true if doneWhen is false again.
-	Unmet bool
-}
-
-// Trips are the nodes that a rollout in stage Roll has worked on.
-type Trips struct {
-	// Nodes are the trips by the name of the node.
-	Nodes map[string]Trip
-	// Complete is true if every node of the rollout is done: it undoes nothing any more.
-	Complete bool
-}
-
-// Contradiction returns the first node on which one of two rollouts undoes the work of the other:
-// the other was done with the node, this one worked on it later, and then doneWhen of the other was
-// false again. Both have to be held until one of them is completed. It is "" if there is none.
-func Contradiction(a, b Trips) (node string) {
-	for name, x := range a.Nodes {
-		y, isCommon := b.Nodes[name]
-		byB := x.Unmet && y.Done.After(x.Done) && !b.Complete
-		byA := y.Unmet && x.Done.After(y.Done) && !a.Complete
-		if isCommon && (byA || byB) && (node == "" || name < node) {
-			node = name
-		}
-	}
-	return node
-}
