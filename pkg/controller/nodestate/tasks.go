@@ -4,6 +4,7 @@
 package nodestate
 
 import (
+	"cmp"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -73,13 +74,9 @@ func (s *State) HandsOn(node *corev1.Node) holds.Hands {
 }
 
 func (s *State) taskChanged(old, task *v1alpha1.NodeTask) {
-	latest := task
-	if latest == nil {
-		latest = old
-	}
 	for _, subscriber := range s.subscribers {
 		if subscriber.Task != nil {
-			subscriber.Task(latest)
+			subscriber.Task(cmp.Or(task, old))
 		}
 	}
 }

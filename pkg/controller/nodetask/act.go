@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -67,18 +68,17 @@ func (c *Controller) act(ctx context.Context, f *facts, d decision) error {
 
 // offer creates the NodeTask of a node.
 func (c *Controller) offer(ctx context.Context, node *corev1.Node, nm *v1alpha1.NodeMaintenance) error {
-	deadlines := protocol.DeadlinesOf(nm.Spec.Task)
 	task := &v1alpha1.NodeTask{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name},
 		Spec: v1alpha1.NodeTaskSpec{
 			NodeUID: node.UID, Maintenance: v1alpha1.NodeTaskMaintenance{Name: nm.Name, UID: nm.UID},
 			Worker: nm.Spec.Task.Worker, Parameters: nm.Spec.Task.Parameters, Reason: nm.Spec.Reason, Before: protocol.VersionsOf(node),
-			ClaimDeadlineSeconds:    int32(deadlines.Claim.Seconds()),
-			ProgressDeadlineSeconds: int32(deadlines.Progress.Seconds()),
-			VerifyDeadlineSeconds:   int32(deadlines.Verify.Seconds()),
+			ClaimDeadlineSeconds:    ptr.Deref(nm.Spec.Task.ClaimDeadlineSeconds, 1800),
+			ProgressDeadlineSeconds: ptr.Deref(nm.Spec.Task.ProgressDeadlineSeconds, 1800),
+			VerifyDeadlineSeconds:   ptr.Deref(nm.Spec.Task.VerifyDeadlineSeconds, 900),
 		},
 	}
-	stored, err := c.maintenance.MaintenanceV1alpha1().NodeTasks().Create(ctx, task, metav1.CreateOptions{FieldManager: fieldManager})
+	stored, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeTasks().Create(ctx, task, metav1.CreateOptions{FieldManager: fieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		return apierrors.NewConflict(v1alpha1.Resource("nodetasks"), node.Name, err) // the cache does not have it yet
 	}
@@ -94,7 +94,7 @@ func (c *Controller) offer(ctx context.Context, node *corev1.Node, nm *v1alpha1.
 func (c *Controller) write(ctx context.Context, task *v1alpha1.NodeTask, status v1alpha1.NodeTaskStatus) error {
 	next := *task
 	next.Status = status
-	stored, err := c.maintenance.MaintenanceV1alpha1().NodeTasks().UpdateStatus(ctx, &next, metav1.UpdateOptions{FieldManager: fieldManager})
+	stored, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeTasks().UpdateStatus(ctx, &next, metav1.UpdateOptions{FieldManager: fieldManager})
 	if err != nil {
 		return fmt.Errorf("write the state of the task: %w", err)
 	}
@@ -105,7 +105,7 @@ func (c *Controller) write(ctx context.Context, task *v1alpha1.NodeTask, status 
 // remove deletes a NodeTask, unless it has changed since the decision: a worker may have claimed
 // it.
 func (c *Controller) remove(ctx context.Context, task *v1alpha1.NodeTask) error {
-	err := c.maintenance.MaintenanceV1alpha1().NodeTasks().Delete(ctx, task.Name, metav1.DeleteOptions{
+	err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeTasks().Delete(ctx, task.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &task.UID, ResourceVersion: &task.ResourceVersion},
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -126,7 +126,7 @@ func (c *Controller) release(ctx context.Context, nm *v1alpha1.NodeMaintenance) 
 	if err != nil {
 		return err
 	}
-	_, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	_, err = c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
 		return loop.IgnoreNotFound(fmt.Errorf("complete the maintenance, whose node no worker has claimed: %w", err))
 	}
@@ -148,5 +148,5 @@ func (c *Controller) announce(f *facts, d decision) {
 	default:
 		node, nm = *eventref.Node(f.node), *eventref.NodeMaintenance(d.maintenance)
 	}
-	c.recorder.Eventf(&node, &nm, d.event.eventType, d.event.reason, actionWork, "%s", eventref.Note("%s", d.event.note))
+	c.cluster.Recorder.Eventf(&node, &nm, d.event.eventType, d.event.reason, actionWork, "%s", eventref.Note("%s", d.event.note))
 }

@@ -4,21 +4,19 @@
 package nodetask
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -27,8 +25,6 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/holds"
-	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
-	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/rights"
 )
@@ -53,18 +49,14 @@ type Config struct {
 
 // Controller reconciles NodeTasks.
 type Controller struct {
-	host              kubernetes.Interface
-	maintenance       versioned.Interface
-	maintenanceLister maintenancelisters.NodeMaintenanceLister
-	taskLister        maintenancelisters.NodeTaskLister
-	selection         *selection.Selection
-	state             *nodestate.State
-	rights            *rights.Cache
-	recorder          events.EventRecorder
-	clock             clock.WithTicker
-	queue             *loop.Queue[string]
-	holders           holds.Index
-	synced            []cache.InformerSynced
+	cluster   *host.Cluster
+	selection *selection.Selection
+	state     *nodestate.State
+	rights    *rights.Cache
+	clock     clock.WithTicker
+	queue     *loop.Queue[string]
+	holders   holds.Index
+	synced    []cache.InformerSynced
 	// started is the time since which this leader serves.
 	started time.Time
 	// heard has the last change of each NodeTask that this leader has seen, by the name of the
@@ -109,22 +101,18 @@ func (c *Controller) hear(node string, task *v1alpha1.NodeTask, now time.Time) h
 func New(config Config) *Controller {
 	registerMetrics()
 	c := &Controller{
-		host:              config.Cluster.Client,
-		maintenance:       config.Cluster.Maintenance,
-		maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
-		taskLister:        config.Cluster.NodeTasks.Lister(),
-		selection:         config.Selection,
-		state:             config.State,
-		rights:            config.Rights,
-		recorder:          config.Cluster.Recorder,
-		clock:             config.Clock,
+		cluster:   config.Cluster,
+		selection: config.Selection,
+		state:     config.State,
+		rights:    config.Rights,
+		clock:     config.Clock,
 		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(name string) (string, any) { return "nodeTask", klog.KRef("", name) },
 		}),
 		synced: []cache.InformerSynced{config.Selection.HasSynced, config.State.HasSynced},
 	}
-	c.holders = holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
+	c.holders = holds.Index{On: c.selection.MaintenancesOn, Get: c.cluster.NodeMaintenances.Lister().Get}
 	config.Selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.queue.Add})
 	config.State.Subscribe(nodestate.Subscriber{
 		Task: func(task *v1alpha1.NodeTask) { c.queue.Add(task.Name) }, Changed: c.enqueueConcerned,
@@ -154,7 +142,7 @@ func (c *Controller) resync(context.Context) {
 	for _, task := range c.tasks() {
 		c.queue.Add(task.Name)
 	}
-	all, err := c.maintenanceLister.List(labels.Everything())
+	all, err := c.cluster.NodeMaintenances.Lister().List(labels.Everything())
 	if err != nil {
 		utilruntime.HandleError(fmt.Errorf("list maintenances from the cache: %w", err))
 	}
@@ -164,21 +152,21 @@ func (c *Controller) resync(context.Context) {
 }
 
 func (c *Controller) tasks() []*v1alpha1.NodeTask {
-	all, err := c.taskLister.List(labels.Everything())
+	all, err := c.cluster.NodeTasks.Lister().List(labels.Everything())
 	if err != nil {
 		utilruntime.HandleError(fmt.Errorf("list tasks from the cache: %w", err))
 	}
 	return all
 }
 
-// enqueueNodes enqueues the nodes of a maintenance with a task that holds them, and the nodes of
-// its NodeTasks.
+// enqueueNodes enqueues the nodes of a maintenance, and the nodes of its NodeTasks. A maintenance
+// without a task may keep other maintenances from offering its nodes.
 func (c *Controller) enqueueNodes(nm *v1alpha1.NodeMaintenance) {
+	if !c.state.HasTasks() {
+		return
+	}
 	for name := range c.state.TasksOf(nm.UID) {
 		c.queue.Add(name)
-	}
-	if nm.Spec.Task == nil || !v1alpha1.IsHolding(nm) {
-		return
 	}
 	for _, node := range c.selection.NodesOf(nm.Name) {
 		c.queue.Add(node.Name)
@@ -186,20 +174,14 @@ func (c *Controller) enqueueNodes(nm *v1alpha1.NodeMaintenance) {
 }
 
 // maintenanceChanged enqueues the nodes of a maintenance if a field has changed that decisions
-// read. A maintenance without a task may keep other maintenances from offering its nodes.
+// read.
 func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if old != nil && nm != nil && old.UID == nm.UID && isSame(old, nm) {
 		return
 	}
 	for _, m := range []*v1alpha1.NodeMaintenance{old, nm} {
-		switch {
-		case m == nil:
-		case m.Spec.Task != nil:
+		if m != nil {
 			c.enqueueNodes(m)
-		case c.state.HasTasks():
-			for _, node := range c.selection.NodesOf(m.Name) {
-				c.queue.Add(node.Name)
-			}
 		}
 	}
 }
@@ -214,11 +196,7 @@ func isSame(a, b *v1alpha1.NodeMaintenance) bool {
 }
 
 func (c *Controller) nodeChanged(change selection.NodeChange) {
-	for _, node := range []*corev1.Node{change.Old, change.New} {
-		if node != nil {
-			c.enqueueConcerned(node.Name)
-		}
-	}
+	c.enqueueConcerned(cmp.Or(change.New, change.Old).Name)
 }
 
 // enqueueConcerned enqueues a node if it has a NodeTask, or if a maintenance with a task selects

@@ -16,6 +16,7 @@
 // nodemaintenance controller copies the state of the NodeTask into the status of the maintenance,
 // and this controller deletes the NodeTask of finished work when it sees the copy.
 //
-// All deadlines count from times in the NodeTask. Only since when this leader serves is kept in
-// memory: a new leader gives workers some time to repeat reports that no server received.
+// All deadlines count from times in the NodeTask. Kept in memory are only the time since which this
+// leader serves, and when it saw each NodeTask change: a new leader gives workers some time to
+// repeat reports that no server received.
 package nodetask

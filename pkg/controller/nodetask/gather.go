@@ -52,7 +52,7 @@ func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	if f.task == nil {
 		return f, nil
 	}
-	owner, err := c.maintenanceLister.Get(f.task.Spec.Maintenance.Name)
+	owner, err := c.cluster.NodeMaintenances.Lister().Get(f.task.Spec.Maintenance.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return f, nil
@@ -71,7 +71,7 @@ func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
 	refuse := func(format string, args ...any) (*liveFacts, error) {
 		return &liveFacts{refusal: fmt.Sprintf(format, args...)}, nil
 	}
-	nm, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, f.owner.Name, metav1.GetOptions{})
+	nm, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, f.owner.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && (nm.UID != f.owner.UID || !v1alpha1.IsHolding(nm)):
 		return refuse("NodeMaintenance %s has ended", f.owner.Name)
@@ -83,7 +83,7 @@ func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
 	case nm.Generation != f.owner.Generation:
 		return nil, apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has changed"))
 	}
-	node, err := c.host.CoreV1().Nodes().Get(ctx, f.node.Name, metav1.GetOptions{})
+	node, err := c.cluster.Client.CoreV1().Nodes().Get(ctx, f.node.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && node.UID != f.node.UID:
 		return refuse("the node is gone")

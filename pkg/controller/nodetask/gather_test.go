@@ -7,10 +7,16 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -24,8 +30,32 @@ func TestDoneWorkIsNotGrantedAgain(t *testing.T) {
 	} {
 		stored := newMaintenance("m", recorded(state), inCordon)
 		f := newFacts(newMaintenance("m", inCordon), withTask(v1alpha1.NodeTaskOffered, holder("w")))
-		c := &Controller{host: fake.NewClientset(f.node), maintenance: versionedfake.NewClientset(stored)}
+		c := &Controller{cluster: &host.Cluster{Clients: host.Clients{Client: fake.NewClientset(f.node), Maintenance: versionedfake.NewClientset(stored)}}}
 		live := must.Get(c.look(t.Context(), f))(t)
 		is.True(t, (want == "") == (live.refusal == "") && strings.Contains(live.refusal, want), "recorded %s: refused because %q, want %q", state, live.refusal, want)
+	}
+}
+
+func TestOffersHaveTheDeadlines(t *testing.T) {
+	for name, test := range map[string]struct {
+		task v1alpha1.NodeMaintenanceTask
+		want [3]int32
+	}{
+		"all":  {v1alpha1.NodeMaintenanceTask{ClaimDeadlineSeconds: new(int32(61)), ProgressDeadlineSeconds: new(int32(62)), VerifyDeadlineSeconds: new(int32(63))}, [3]int32{61, 62, 63}},
+		"none": {v1alpha1.NodeMaintenanceTask{}, [3]int32{1800, 1800, 900}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := newMaintenance("m")
+			node := newFacts(nm).node
+			nm.Spec.Task = &test.task
+			api := versionedfake.NewClientset()
+			c := &Controller{
+				cluster: &host.Cluster{Clients: host.Clients{Maintenance: api}}, clock: clock.RealClock{},
+				state: &nodestate.State{Tasks: loop.NewLatest[*v1alpha1.NodeTask](cache.NewStore(cache.MetaNamespaceKeyFunc))},
+			}
+			must.Do(t, c.offer(t.Context(), node, nm))
+			offered := must.Get(api.MaintenanceV1alpha1().NodeTasks().Get(t.Context(), node.Name, metav1.GetOptions{}))(t).Spec
+			is.Equal(t, [3]int32{offered.ClaimDeadlineSeconds, offered.ProgressDeadlineSeconds, offered.VerifyDeadlineSeconds}, test.want)
+		})
 	}
 }

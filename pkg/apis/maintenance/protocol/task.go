@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -90,27 +89,4 @@ func HasReadinessTaint(node *corev1.Node) bool {
 		}
 	}
 	return false
-}
-
-// TaskDeadlines are the deadlines of the work on a node.
-type TaskDeadlines struct {
-	// Claim is the time after the offer in which a worker has to claim the node.
-	Claim time.Duration
-	// Progress is the time in which a worker has to write the task again.
-	Progress time.Duration
-	// Verify is the time after the report Done in which the node has to be verified.
-	Verify time.Duration
-}
-
-// DeadlinesOf returns the deadlines of a task of a maintenance. It has the defaults for those that
-// are unset.
-func DeadlinesOf(task *v1alpha1.NodeMaintenanceTask) TaskDeadlines {
-	seconds := func(value *int32, unset int32) time.Duration {
-		return time.Duration(ptr.Deref(value, unset)) * time.Second
-	}
-	return TaskDeadlines{
-		Claim:    seconds(task.ClaimDeadlineSeconds, 1800),
-		Progress: seconds(task.ProgressDeadlineSeconds, 1800),
-		Verify:   seconds(task.VerifyDeadlineSeconds, 900),
-	}
 }

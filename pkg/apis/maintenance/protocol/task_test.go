@@ -5,10 +5,8 @@ package protocol
 
 import (
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -48,11 +46,4 @@ func TestReadinessTaint(t *testing.T) {
 	is.True(t, !HasReadinessTaint(node), "another taint counts")
 	node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: "readiness.k8s.io/network", Effect: corev1.TaintEffectNoSchedule})
 	is.True(t, HasReadinessTaint(node), "the taint does not count")
-}
-
-func TestDeadlinesOf(t *testing.T) {
-	task := &v1alpha1.NodeMaintenanceTask{}
-	is.Equal(t, DeadlinesOf(task), TaskDeadlines{Claim: 30 * time.Minute, Progress: 30 * time.Minute, Verify: 15 * time.Minute}, "defaults")
-	task.ClaimDeadlineSeconds, task.ProgressDeadlineSeconds, task.VerifyDeadlineSeconds = ptr.To[int32](60), ptr.To[int32](61), ptr.To[int32](62)
-	is.Equal(t, DeadlinesOf(task), TaskDeadlines{Claim: 60 * time.Second, Progress: 61 * time.Second, Verify: 62 * time.Second}, "values")
 }
