@@ -5,12 +5,10 @@ package evacuation
 
 import (
 	"cmp"
-	"fmt"
 	"strings"
 
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -47,12 +45,8 @@ const (
 	unknown = "<unknown>"
 )
 
-func newTable(clock clock.PassiveClock) table.Convertor {
-	return table.Convertor{Columns: columns, Cells: func(obj runtime.Object, _, _ string) ([]any, error) {
-		internal, ok := obj.(*maintenance.Evacuation)
-		if !ok {
-			return nil, fmt.Errorf("a %T is not an Evacuation", obj)
-		}
+func newTable(clock clock.PassiveClock) table.Convertor[*maintenance.Evacuation] {
+	return table.Convertor[*maintenance.Evacuation]{Columns: columns, Cells: func(internal *maintenance.Evacuation, _, _ string) ([]any, error) {
 		return cells(internal, clock)
 	}}
 }

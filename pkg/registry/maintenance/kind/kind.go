@@ -6,17 +6,22 @@ package kind
 
 import (
 	"context"
+	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/names"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
@@ -90,6 +95,45 @@ func Fields(paths ...fieldpath.Path) map[fieldpath.APIVersion]*fieldpath.Set {
 	return map[fieldpath.APIVersion]*fieldpath.Set{
 		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(paths...),
 	}
+}
+
+// Strategy is the strategy of the main resource of a kind.
+type Strategy interface {
+	rest.RESTCreateStrategy
+	rest.RESTUpdateStrategy
+	rest.RESTDeleteStrategy
+	rest.ResetFieldsStrategy
+}
+
+// NewStore returns the store of a kind, whose objects are like empty. selectable returns the fields
+// for selectors of lists and watches.
+func NewStore[T interface {
+	runtime.Object
+	metav1.Object
+}](options generic.RESTOptionsGetter, singular string, empty T, list runtime.Object, strategy Strategy, table rest.TableConvertor,
+	selectable func(T) fields.Set) (*genericregistry.Store, error) {
+	store := &genericregistry.Store{
+		NewFunc:                   empty.DeepCopyObject,
+		NewListFunc:               list.DeepCopyObject,
+		DefaultQualifiedResource:  maintenance.Resource(singular + "s"),
+		SingularQualifiedResource: maintenance.Resource(singular),
+		CreateStrategy:            strategy,
+		UpdateStrategy:            strategy,
+		DeleteStrategy:            strategy,
+		ResetFieldsStrategy:       strategy,
+		TableConvertor:            table,
+	}
+	attributes := func(obj runtime.Object) (labels.Set, fields.Set, error) {
+		of, ok := obj.(T)
+		if !ok {
+			return nil, nil, fmt.Errorf("a %T is not a %T", obj, empty)
+		}
+		return of.GetLabels(), selectable(of), nil
+	}
+	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options, AttrFunc: attributes}); err != nil {
+		return nil, fmt.Errorf("complete the store of %ss: %w", singular, err)
+	}
+	return store, nil
 }
 
 // REST serves the objects of a kind.

@@ -5,11 +5,9 @@ package nodemaintenance
 
 import (
 	"context"
-	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -19,6 +17,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/registry/maintenance/kind"
 	"haulout.dev/haulout/pkg/registry/maintenance/status"
 )
 
@@ -37,37 +36,21 @@ func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, is
 }
 
 func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previewer Previewer) (Storage, error) {
-	store := &genericregistry.Store{
-		NewFunc:                   func() runtime.Object { return &maintenance.NodeMaintenance{} },
-		NewListFunc:               func() runtime.Object { return &maintenance.NodeMaintenanceList{} },
-		DefaultQualifiedResource:  maintenance.Resource("nodemaintenances"),
-		SingularQualifiedResource: maintenance.Resource("nodemaintenance"),
-		CreateStrategy:            strategy,
-		UpdateStrategy:            strategy,
-		DeleteStrategy:            strategy,
-		ResetFieldsStrategy:       strategy,
-		TableConvertor:            NewTableConvertor(strategy.Clock),
-	}
-	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: optsGetter, AttrFunc: getAttrs}); err != nil {
+	store, err := kind.NewStore(optsGetter, "nodemaintenance", &maintenance.NodeMaintenance{}, &maintenance.NodeMaintenanceList{},
+		strategy, NewTableConvertor(strategy.Clock), func(nm *maintenance.NodeMaintenance) fields.Set {
+			return fields.Set{
+				maintenance.FieldName:           nm.Name,
+				maintenance.FieldStage:          string(nm.Spec.Stage),
+				maintenance.FieldNodeOfShutdown: protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector),
+			}
+		})
+	if err != nil {
 		return Storage{}, err
 	}
 	return Storage{
 		NodeMaintenance: &REST{Store: store, observed: strategy.observed},
 		Status:          status.New(store, NewStatusStrategy(strategy)),
 		Preview:         newPreview(store, strategy.Scheme, previewer),
-	}, nil
-}
-
-// getAttrs returns the labels and fields for selectors of lists and watches.
-func getAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
-	nm, ok := obj.(*maintenance.NodeMaintenance)
-	if !ok {
-		return nil, nil, fmt.Errorf("a %T is not a NodeMaintenance", obj)
-	}
-	return nm.Labels, fields.Set{
-		maintenance.FieldName:           nm.Name,
-		maintenance.FieldStage:          string(nm.Spec.Stage),
-		maintenance.FieldNodeOfShutdown: protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector),
 	}, nil
 }
 

@@ -43,12 +43,7 @@ type Strategy struct {
 // no nodes. ok is false until this replica has read the nodes.
 type NewestNode func() (*metav1.Time, bool)
 
-var (
-	_ rest.RESTCreateStrategy         = &Strategy{}
-	_ rest.RESTUpdateStrategy         = &Strategy{}
-	_ rest.RESTGracefulDeleteStrategy = &Strategy{}
-	_ rest.ResetFieldsStrategy        = &Strategy{}
-)
+var _ rest.RESTGracefulDeleteStrategy = &Strategy{}
 
 // NewStrategy returns the strategy of the main resource. noLeader returns the warning that no
 // replica leads; empty if a replica leads.

@@ -9,7 +9,6 @@ import (
 	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/clock"
 
@@ -43,12 +42,8 @@ func NewTableConvertor(clock clock.PassiveClock) rest.TableConvertor {
 	return newTable(observation{clock: clock})
 }
 
-func newTable(observed observation) table.Convertor {
-	return table.Convertor{Columns: columns, Cells: func(obj runtime.Object, name, age string) ([]any, error) {
-		nm, ok := obj.(*maintenance.NodeMaintenance)
-		if !ok {
-			return nil, fmt.Errorf("a %T is not a NodeMaintenance", obj)
-		}
+func newTable(observed observation) table.Convertor[*maintenance.NodeMaintenance] {
+	return table.Convertor[*maintenance.NodeMaintenance]{Columns: columns, Cells: func(nm *maintenance.NodeMaintenance, name, age string) ([]any, error) {
 		return cells(nm, observed, name, age)
 	}}
 }

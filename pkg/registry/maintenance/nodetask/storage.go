@@ -5,16 +5,13 @@ package nodetask
 
 import (
 	"context"
-	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/clock"
 
@@ -36,22 +33,19 @@ func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, is
 }
 
 func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, outdated func() string) (Storage, error) {
-	store := &genericregistry.Store{
-		NewFunc:                   func() runtime.Object { return &maintenance.NodeTask{} },
-		NewListFunc:               func() runtime.Object { return &maintenance.NodeTaskList{} },
-		DefaultQualifiedResource:  maintenance.Resource("nodetasks"),
-		SingularQualifiedResource: maintenance.Resource("nodetask"),
-		CreateStrategy:            strategy,
-		UpdateStrategy:            strategy,
-		DeleteStrategy:            strategy,
-		ResetFieldsStrategy:       strategy,
-		TableConvertor:            newTable(strategy.Clock),
-	}
-	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: optsGetter, AttrFunc: getAttrs}); err != nil {
-		return Storage{}, fmt.Errorf("complete the store of node tasks: %w", err)
+	store, err := kind.NewStore(optsGetter, "nodetask", &maintenance.NodeTask{}, &maintenance.NodeTaskList{}, strategy, newTable(strategy.Clock),
+		func(task *maintenance.NodeTask) fields.Set {
+			return fields.Set{
+				maintenance.FieldName:   task.Name,
+				maintenance.FieldWorker: task.Spec.Worker,
+				maintenance.FieldState:  string(task.Status.State),
+			}
+		})
+	if err != nil {
+		return Storage{}, err
 	}
 	return Storage{NodeTask: &kind.REST{Store: store, Short: "ntask"}, Status: &StatusREST{
-		REST: status.New(store, NewStatusStrategy(strategy)), byServer: strategy.ByServer, outdated: outdated,
+		REST: status.New(store, &StatusStrategy{strategy}), byServer: strategy.ByServer, outdated: outdated,
 	}}, nil
 }
 
@@ -72,17 +66,4 @@ func (r *StatusREST) Update(ctx context.Context, name string, objInfo rest.Updat
 		return nil, false, apierrors.NewServiceUnavailable("no worker may work on a node: " + why)
 	}
 	return r.REST.Update(ctx, name, objInfo, createValidation, updateValidation, forceAllowCreate, options)
-}
-
-// getAttrs returns the labels and fields for selectors of lists and watches.
-func getAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
-	task, ok := obj.(*maintenance.NodeTask)
-	if !ok {
-		return nil, nil, fmt.Errorf("a %T is not a NodeTask", obj)
-	}
-	return task.Labels, fields.Set{
-		maintenance.FieldName:   task.Name,
-		maintenance.FieldWorker: task.Spec.Worker,
-		maintenance.FieldState:  string(task.Status.State),
-	}, nil
 }

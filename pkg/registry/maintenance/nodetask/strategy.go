@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authentication/user"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
@@ -27,13 +26,6 @@ import (
 type Strategy struct {
 	kind.Base
 }
-
-var (
-	_ rest.RESTCreateStrategy  = &Strategy{}
-	_ rest.RESTUpdateStrategy  = &Strategy{}
-	_ rest.RESTDeleteStrategy  = &Strategy{}
-	_ rest.ResetFieldsStrategy = &Strategy{}
-)
 
 // NewStrategy returns the strategy of the main resource. isServer recognizes the server's own
 // controllers.
@@ -67,9 +59,6 @@ func (*Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fiel
 type StatusStrategy struct {
 	*Strategy
 }
-
-// NewStatusStrategy returns the strategy of the status subresource.
-func NewStatusStrategy(s *Strategy) *StatusStrategy { return &StatusStrategy{s} }
 
 // PrepareForUpdate keeps metadata and spec, and sets the times and the user of a claim. Deadlines
 // start at these times, so clients cannot choose them. Every write of a worker is a heartbeat.

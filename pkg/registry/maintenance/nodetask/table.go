@@ -5,10 +5,8 @@ package nodetask
 
 import (
 	"cmp"
-	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -26,18 +24,14 @@ var columns = []metav1.TableColumnDefinition{
 	{Name: "Message", Type: "string", Description: "What the server waits for, or why the work has failed; otherwise the last message of the worker."},
 }
 
-func newTable(clock clock.PassiveClock) table.Convertor {
+func newTable(clock clock.PassiveClock) table.Convertor[*maintenance.NodeTask] {
 	since := func(t *metav1.Time) string {
 		if t.IsZero() {
 			return table.NoValue
 		}
 		return table.Duration(clock.Since(t.Time))
 	}
-	return table.Convertor{Columns: columns, Cells: func(obj runtime.Object, name, _ string) ([]any, error) {
-		task, ok := obj.(*maintenance.NodeTask)
-		if !ok {
-			return nil, fmt.Errorf("a %T is not a NodeTask", obj)
-		}
+	return table.Convertor[*maintenance.NodeTask]{Columns: columns, Cells: func(task *maintenance.NodeTask, name, _ string) ([]any, error) {
 		status := &task.Status
 		message := protocol.OneLine(cmp.Or(status.ServerMessage, status.Message), protocol.MaxTaskMessage)
 		return []any{

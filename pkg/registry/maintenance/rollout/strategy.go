@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
@@ -32,13 +31,6 @@ type Strategy struct {
 	noLeader func() string
 	newest   nodemaintenance.NewestNode
 }
-
-var (
-	_ rest.RESTCreateStrategy  = &Strategy{}
-	_ rest.RESTUpdateStrategy  = &Strategy{}
-	_ rest.RESTDeleteStrategy  = &Strategy{}
-	_ rest.ResetFieldsStrategy = &Strategy{}
-)
 
 // NewStrategy returns the strategy of the main resource. noLeader returns the warning that no
 // replica leads; empty if a replica leads. newest returns the newest node of the cluster.
@@ -138,9 +130,6 @@ func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fi
 type StatusStrategy struct {
 	*Strategy
 }
-
-// NewStatusStrategy returns the strategy of the status subresource.
-func NewStatusStrategy(s *Strategy) *StatusStrategy { return &StatusStrategy{s} }
 
 // PrepareForUpdate keeps spec and metadata.
 func (s *StatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {

@@ -8,7 +8,6 @@ import (
 
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -27,12 +26,8 @@ var columns = []metav1.TableColumnDefinition{
 	{Name: "Age", Type: "string", Description: "Time since the rollout was created."},
 }
 
-func newTable(clock clock.PassiveClock) table.Convertor {
-	return table.Convertor{Columns: columns, Cells: func(obj runtime.Object, name, age string) ([]any, error) {
-		r, ok := obj.(*maintenance.NodeMaintenanceRollout)
-		if !ok {
-			return nil, fmt.Errorf("a %T is not a NodeMaintenanceRollout", obj)
-		}
+func newTable(clock clock.PassiveClock) table.Convertor[*maintenance.NodeMaintenanceRollout] {
+	return table.Convertor[*maintenance.NodeMaintenanceRollout]{Columns: columns, Cells: func(r *maintenance.NodeMaintenanceRollout, name, age string) ([]any, error) {
 		nodes, state := &r.Status.Nodes, table.NoValue
 		if progressing := apimeta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgressing); progressing != nil {
 			state = progressing.Reason

@@ -7,6 +7,7 @@ package table
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -21,17 +22,17 @@ import (
 const NoValue = "-"
 
 // Convertor converts the objects of a kind, and their lists.
-type Convertor struct {
+type Convertor[T runtime.Object] struct {
 	// Columns are the columns. kubectl get -o wide shows those of priority 1.
 	Columns []metav1.TableColumnDefinition
 	// Cells returns the values of the columns for an object. age is the time since its creation.
-	Cells func(obj runtime.Object, name, age string) ([]any, error)
+	Cells func(obj T, name, age string) ([]any, error)
 }
 
-var _ rest.TableConvertor = Convertor{}
+var _ rest.TableConvertor = Convertor[runtime.Object]{}
 
 // ConvertToTable implements rest.TableConvertor.
-func (c Convertor) ConvertToTable(_ context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
+func (c Convertor[T]) ConvertToTable(_ context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
 	table := &metav1.Table{}
 	if options, ok := tableOptions.(*metav1.TableOptions); !ok || !options.NoHeaders {
 		table.ColumnDefinitions = c.Columns
@@ -45,7 +46,11 @@ func (c Convertor) ConvertToTable(_ context.Context, object, tableOptions runtim
 	}
 	var err error
 	table.Rows, err = metatable.MetaToTableRow(object, func(obj runtime.Object, _ metav1.Object, name, age string) ([]any, error) {
-		return c.Cells(obj, name, age)
+		of, ok := obj.(T)
+		if !ok {
+			return nil, fmt.Errorf("a %T is not a %T", obj, of)
+		}
+		return c.Cells(of, name, age)
 	})
 	return table, err
 }
