@@ -34,14 +34,8 @@ func Of(path string, task *v1alpha1.NodeMaintenanceTask, nodes []*corev1.Node) [
 // NodeAtGoal returns the name of a node that meets doneWhen of a task already, "" if none of the
 // first 100 does.
 func NodeAtGoal(task *v1alpha1.NodeMaintenanceTask, nodes []*corev1.Node) string {
-	program := compile(task)
-	if program == nil {
-		return ""
-	}
-	for _, node := range nodes[:min(len(nodes), nodesAtMost)] {
-		if met, err := program.Eval(nodeexpr.Of(node), protocol.VersionsOf(node)); met && err == nil {
-			return node.Name
-		}
+	if node, _ := first(task, nodes, func(met bool, err error) bool { return met && err == nil }); node != nil {
+		return node.Name
 	}
 	return ""
 }
@@ -66,26 +60,26 @@ func ofWorker(path string, task *v1alpha1.NodeMaintenanceTask) []string {
 
 // ofDoneWhen warns if the expression cannot be evaluated for a node that exists.
 func ofDoneWhen(path string, task *v1alpha1.NodeMaintenanceTask, nodes []*corev1.Node) []string {
-	program := compile(task)
-	if program == nil {
-		return nil
-	}
-	for _, node := range nodes[:min(len(nodes), nodesAtMost)] {
-		if _, err := program.Eval(nodeexpr.Of(node), protocol.VersionsOf(node)); err != nil {
-			return []string{fmt.Sprintf("%s.doneWhen: fails on node %s, which counts as false: %v", path, node.Name, err)}
-		}
+	if node, err := first(task, nodes, func(_ bool, err error) bool { return err != nil }); node != nil {
+		return []string{fmt.Sprintf("%s.doneWhen: fails on node %s, which counts as false: %v", path, node.Name, err)}
 	}
 	return nil
 }
 
-// compile returns the program of doneWhen, nil without one and for one that validation refuses.
-func compile(task *v1alpha1.NodeMaintenanceTask) *nodeexpr.Program {
+// first returns the first node for which the result of doneWhen is as wanted, and its error; nil if
+// none of the first 100 is, without an expression, and for one that validation refuses.
+func first(task *v1alpha1.NodeMaintenanceTask, nodes []*corev1.Node, wanted func(met bool, err error) bool) (*corev1.Node, error) {
 	if task == nil || task.DoneWhen == "" {
-		return nil
+		return nil, nil
 	}
 	program, err := nodeexpr.Compile(task.DoneWhen)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	return program
+	for _, node := range nodes[:min(len(nodes), nodesAtMost)] {
+		if met, err := program.Eval(nodeexpr.Of(node), protocol.VersionsOf(node)); wanted(met, err) {
+			return node, err
+		}
+	}
+	return nil, nil
 }

@@ -56,19 +56,19 @@ type Nodes struct {
 }
 
 // Add adds a node and its pool. The node is nil if the cluster does not have it. stored are the
-// pools through which maintenances have taken the node, so that they are sufficient to release it.
+// pools through which maintenances have taken the node, so that they are sufficient to release it;
+// "" is none.
 func (n *Nodes) Add(rules Rules, name string, node *corev1.Node, stored ...string) {
 	if protocol.IsControlPlane(node) {
 		n.ControlPlane = append(n.ControlPlane, name)
 	} else {
 		n.Others = append(n.Others, name)
 	}
-	pools := slices.Clone(stored)
-	if rules.PoolLabel == "" {
-		pools = nil
-	}
-	if pool := rules.PoolOf(node); pool != "" && !slices.Contains(pools, pool) {
-		pools = append(pools, pool)
+	var pools []string
+	for _, pool := range append(slices.Clip(stored), rules.PoolOf(node)) {
+		if rules.PoolLabel != "" && pool != "" && !slices.Contains(pools, pool) {
+			pools = append(pools, pool)
+		}
 	}
 	if len(pools) == 0 {
 		return

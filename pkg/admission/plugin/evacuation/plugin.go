@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
+	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancevalidation "haulout.dev/haulout/pkg/apis/maintenance/validation"
@@ -190,7 +191,7 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 	if attrs.GetResource().GroupResource() != resource {
 		return nil
 	}
-	evacuation, old, err := evacuationsOf(attrs)
+	evacuation, old, err := noderights.ObjectsOf[maintenance.Evacuation](attrs)
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
@@ -228,22 +229,6 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 		}
 		return p.mayBeCalledOff(ctx, old)
 	}
-}
-
-// evacuationsOf returns the new and the old object of a request, if the operation has them.
-func evacuationsOf(attrs admission.Attributes) (evacuation, old *maintenance.Evacuation, err error) {
-	var ok bool
-	if attrs.GetOperation() != admission.Delete {
-		if evacuation, ok = attrs.GetObject().(*maintenance.Evacuation); !ok {
-			return nil, nil, fmt.Errorf("object to admit is not an Evacuation but %T", attrs.GetObject())
-		}
-	}
-	if attrs.GetOperation() != admission.Create {
-		if old, ok = attrs.GetOldObject().(*maintenance.Evacuation); !ok {
-			return nil, nil, fmt.Errorf("existing object is not an Evacuation but %T", attrs.GetOldObject())
-		}
-	}
-	return evacuation, old, nil
 }
 
 // mayBeCalledOff refuses the deletion of an Evacuation while the evacuator forbids the cancellation

@@ -153,11 +153,7 @@ func (c *change) toCheck(rules rights.Rules) (leaving, joining rights.Nodes) {
 		if c.untaken.Has(name) {
 			continue
 		}
-		var stored []string
-		if pool := c.pools[name]; pool != "" {
-			stored = append(stored, pool)
-		}
-		leaving.Add(rules, name, c.leaving[name], stored...)
+		leaving.Add(rules, name, c.leaving[name], c.pools[name])
 	}
 	for _, node := range c.selected {
 		if !c.untaken.Has(node.Name) {

@@ -15,6 +15,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/utils/clock"
 
@@ -78,7 +79,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		return apierrors.NewInternalError(err)
 	}
 	w := &write{rollout: rollout, old: old}
-	if w.changesNothing() || w.isGarbageCollection(a.GetUserInfo()) || w.onlyOwnHolds(a.GetUserInfo().GetName()) {
+	if w.changesNothing(a.GetUserInfo()) || w.onlyOwnHolds(a.GetUserInfo()) {
 		return nil
 	}
 	if !p.WaitForReady() {
@@ -115,15 +116,16 @@ type write struct {
 func (w *write) isUpdate() bool { return w.rollout != nil && w.old != nil }
 
 // sameMetadata reports whether an update keeps the metadata that users write. The owners decide
-// what the garbage collector deletes, and the finalizers when.
-func (w *write) sameMetadata() bool {
+// what the garbage collector deletes, and the finalizers when: it may remove its own.
+func (w *write) sameMetadata(u user.Info) bool {
 	a, b := &w.rollout.ObjectMeta, &w.old.ObjectMeta
 	return apiequality.Semantic.DeepEqual(a.Labels, b.Labels) && apiequality.Semantic.DeepEqual(a.Annotations, b.Annotations) &&
-		apiequality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences) && slices.Equal(a.Finalizers, b.Finalizers)
+		apiequality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences) &&
+		(slices.Equal(a.Finalizers, b.Finalizers) || noderights.RemovesOwnFinalizers(u, a.Finalizers, b.Finalizers))
 }
 
-func (w *write) changesNothing() bool {
-	return w.isUpdate() && w.sameMetadata() && apiequality.Semantic.DeepEqual(w.rollout.Spec, w.old.Spec)
+func (w *write) changesNothing(u user.Info) bool {
+	return w.isUpdate() && w.sameMetadata(u) && apiequality.Semantic.DeepEqual(w.rollout.Spec, w.old.Spec)
 }
 
 // startsNodes reports whether the rollout may act on nodes because of the write.

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -30,32 +29,21 @@ import (
 // nodes or not assign its workers.
 const maxHoldsOfOne = 4
 
-// isGarbageCollection reports whether the garbage collector makes an update that only removes its
-// own finalizers.
-func (w *write) isGarbageCollection(u user.Info) bool {
-	if !w.isUpdate() || !noderights.RemovesOwnFinalizers(u, w.rollout.Finalizers, w.old.Finalizers) {
-		return false
-	}
-	before := w.old.DeepCopy()
-	before.Finalizers = w.rollout.Finalizers
-	return (&write{rollout: w.rollout, old: before}).changesNothing()
-}
-
 // onlyHolds reports whether an update changes holds and nothing else.
-func (w *write) onlyHolds() bool {
-	return w.isUpdate() && w.sameMetadata() && validation.OnlyHoldsChange(&w.rollout.Spec, &w.old.Spec)
+func (w *write) onlyHolds(u user.Info) bool {
+	return w.isUpdate() && w.sameMetadata(u) && validation.OnlyHoldsChange(&w.rollout.Spec, &w.old.Spec)
 }
 
 // onlyOwnHolds reports whether an update only adds holds, and changes or removes only holds that
 // the same user has added. It needs no right to nodes: a hold stops what the user may see. A user
 // without this right must not take the places of all holds.
-func (w *write) onlyOwnHolds(name string) bool {
-	if !w.onlyHolds() || w.foreignHold(name) != nil {
+func (w *write) onlyOwnHolds(u user.Info) bool {
+	if !w.onlyHolds(u) || w.foreignHold(u.GetName()) != nil {
 		return false
 	}
 	own := 0
 	for i := range w.rollout.Spec.Holds {
-		if w.rollout.Spec.Holds[i].By == name {
+		if w.rollout.Spec.Holds[i].By == u.GetName() {
 			own++
 		}
 	}
@@ -157,11 +145,7 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write
 	checker := p.Checker("and so may not roll a maintenance over them")
 	var leaving, joining rights.Nodes
 	for _, name := range slices.Sorted(maps.Keys(w.leaving)) {
-		var stored []string
-		if pool := w.pools[name]; pool != "" {
-			stored = append(stored, pool)
-		}
-		leaving.Add(p.Rules, name, w.leaving[name], stored...)
+		leaving.Add(p.Rules, name, w.leaving[name], w.pools[name])
 	}
 	for _, node := range w.selected {
 		joining.Add(p.Rules, node.Name, node)
@@ -172,7 +156,7 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, w *write
 			err = checker.CheckWorker(ctx, a, task.Worker)
 		}
 	}
-	if apierrors.IsForbidden(err) && w.onlyHolds() {
+	if apierrors.IsForbidden(err) && w.onlyHolds(a.GetUserInfo()) {
 		return p.refuseHold(a, w)
 	}
 	return err

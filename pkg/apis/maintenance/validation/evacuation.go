@@ -179,13 +179,8 @@ func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation, tur
 // would report duplicates, which the tags report as well.
 func validateConditions(conditions []metav1.Condition, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for i, condition := range conditions {
-		for _, err := range metav1validation.ValidateCondition(condition, path.Index(i)) {
-			// The validation tags do not cover the fields of conditions, so only this code reports
-			// the error.
-			err.CoveredByDeclarative = false
-			errs = append(errs, err)
-		}
+	for i := range conditions {
+		errs = append(errs, metav1validation.ValidateCondition(conditions[i], path.Index(i))...)
 	}
 	return errs
 }

@@ -9,7 +9,6 @@ package validation
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -110,11 +109,7 @@ func validateStageChange(nm, old *maintenance.NodeMaintenance, path *field.Path)
 	if len(next) == 0 {
 		return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("%s is the last stage; create a new maintenance instead", from))}
 	}
-	names := make([]string, len(next))
-	for i := range next {
-		names[i] = string(next[i])
-	}
-	return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("the stage can only change from %s to %s", from, strings.Join(names, " or ")))}
+	return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("the stage can only change from %s to %s", from, joinStages(next, " or ")))}
 }
 
 // validatePauseChange checks whether a drain can still be paused or resumed.

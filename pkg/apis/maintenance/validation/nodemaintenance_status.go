@@ -27,10 +27,7 @@ func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) f
 	errs = append(errs, validatePools(&nm.Status, path)...)
 	errs = append(errs, validateTimes(&nm.Status, &old.Status, path)...)
 	errs = append(errs, validateWaves(nm, path.Child("waves"))...)
-	for i, condition := range nm.Status.Conditions {
-		errs = append(errs, metav1validation.ValidateCondition(condition, path.Child("conditions").Index(i))...)
-	}
-	return errs
+	return append(errs, validateConditions(nm.Status.Conditions, path.Child("conditions"))...)
 }
 
 // validateTimes checks that the timestamps on which later decisions depend do not change.

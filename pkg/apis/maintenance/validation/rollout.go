@@ -12,7 +12,6 @@ import (
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -148,15 +147,15 @@ func validateRolloutStage(to, from maintenance.RolloutStage, path *field.Path) f
 		// The tags refuse an unknown stage. One that a newer server has stored may be left.
 		return nil
 	}
-	return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("must not go back from %s to %s; allowed: %s", from, to, joinStages(rolloutStages[before:])))}
+	return field.ErrorList{field.Invalid(path, to, fmt.Sprintf("must not go back from %s to %s; allowed: %s", from, to, joinStages(rolloutStages[before:], ", ")))}
 }
 
-func joinStages(stages []maintenance.RolloutStage) string {
+func joinStages[T ~string](stages []T, separator string) string {
 	names := make([]string, len(stages))
 	for i := range stages {
 		names[i] = string(stages[i])
 	}
-	return strings.Join(names, ", ")
+	return strings.Join(names, separator)
 }
 
 // ValidateNodeMaintenanceRolloutStatusUpdate validates a change of the status.
@@ -176,10 +175,7 @@ func ValidateNodeMaintenanceRolloutStatusUpdate(r, old *maintenance.NodeMaintena
 		err.Detail += " nodes in all units together"
 		errs = append(errs, err)
 	}
-	for i, condition := range r.Status.Conditions {
-		errs = append(errs, metav1validation.ValidateCondition(condition, path.Child("conditions").Index(i))...)
-	}
-	return errs
+	return append(errs, validateConditions(r.Status.Conditions, path.Child("conditions"))...)
 }
 
 // OnlyHoldsChange reports whether two specs differ at most in their holds and their requester.
