@@ -151,8 +151,9 @@ func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r 
 			if past, notes, err := pastOf(ctx, c, r); err != nil {
 				f.Notes = []string{outOfDate(err)}
 			} else {
-				f.Maintenances, f.Notes, pastAt = past, notes, f.Now
+				f.Maintenances, f.Notes = past, notes
 			}
+			pastAt = f.Now
 		}
 		shown := f
 		if trouble != nil {

@@ -413,19 +413,13 @@ func TestProgressing(t *testing.T) {
 		s.ready.Contradiction = func() string { panic("a contradiction is computed although no unit may start") }
 	}
 	failed := failedOn("n0")
-	failedAnd := func(more ...change) []change {
-		return slices.Concat(failed, more, []change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })})
-	}
-	allPaused := func(s *scene) {
-		for _, nm := range s.attempts {
-			nm.Spec.Paused, nm.Status.Pause = true, &v1alpha1.NodeMaintenancePause{By: "ann"}
+	paused := func(by string) change {
+		return func(s *scene) {
+			nm := s.attempts[0]
+			nm.Spec.Paused, nm.Status.Pause = true, &v1alpha1.NodeMaintenancePause{By: by}
 		}
 	}
-	paused := func(by string) change {
-		nm := attempt("n0", "")
-		nm.Spec.Paused, nm.Status.Pause = true, &v1alpha1.NodeMaintenancePause{By: by}
-		return attempts(nm)
-	}
+	failedAndRuns := slices.Concat(failed, []change{spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 }), attempts(attempt("n1", "")), runs("Draining", "n1")})
 	for name, c := range map[string]struct {
 		nodes   int
 		changes []change
@@ -478,16 +472,11 @@ func TestProgressing(t *testing.T) {
 			v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1},
 		},
 		"runs unlisted":   {2, []change{attempts(attempt("n0", ""))}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
-		"paused by users": {2, []change{paused("ann"), runs("Draining", "n0")}, "Held", `NodeMaintenance kernel-n0 is paused by user "ann"`, v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
-		"paused in stage Cordon": {1, []change{paused("ann"), runs("Offered", "n0"), func(s *scene) { s.attempts[0].Spec.Stage = v1alpha1.NodeMaintenanceStageCordon }},
+		"paused by users": {2, []change{attempts(attempt("n0", "")), paused("ann"), runs("Draining", "n0")}, "Held", `NodeMaintenance kernel-n0 is paused by user "ann"`, v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
+		"paused in stage Cordon": {1, []change{attempts(attempt("n0", "")), paused("ann"), runs("Offered", "n0"), func(s *scene) { s.attempts[0].Spec.Stage = v1alpha1.NodeMaintenanceStageCordon }},
 			"Held", "is paused by user", v1alpha1.RolloutNodes{Total: 1, Running: 1}},
-		"a failed unit is paused, another one runs": {
-			2, failedAnd(allPaused, attempts(attempt("n1", "")), runs("Draining", "n1")), "Rolling", "1 unit in progress", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Running: 1},
-		},
-		"a failed unit and all that run are paused": {
-			2, failedAnd(attempts(attempt("n1", "")), runs("Draining", "n1"), allPaused), "Held", "NodeMaintenance kernel-n1 is paused", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Running: 1},
-		},
-		"paused by us": {2, []change{paused(protocol.ServerUser), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
+		"a failed one is paused, another one runs": {2, append(failedAndRuns, paused("ann")), "Rolling", "1 unit in progress", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Running: 1}},
+		"paused by us": {2, []change{attempts(attempt("n0", "")), paused(protocol.ServerUser), runs("Draining", "n0")}, "Rolling", "", v1alpha1.RolloutNodes{Total: 2, Running: 1, Waiting: 1}},
 		"at a limit": {
 			3, []change{node("n2", cordoned)}, "AtLimit", "Unit n0 waits: limits[0] allows 1 node out of service: n2 is unschedulable; skipped: node n2 is unschedulable",
 			v1alpha1.RolloutNodes{Total: 3, Waiting: 2, Skipped: 1},

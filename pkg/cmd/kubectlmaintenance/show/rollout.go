@@ -246,7 +246,11 @@ func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 		}
 		units = append(units, u)
 	}
+	// Those of the status have nodes. The failure of a past attempt may be over.
 	rank := func(u *v1alpha1.RolloutUnit) int {
+		if u.Phase == v1alpha1.RolloutPhaseFailed && len(u.Nodes) > 0 {
+			return 3
+		}
 		return slices.Index([]v1alpha1.RolloutPhase{phaseReleased, phaseBlocked, v1alpha1.RolloutPhaseFailed}, u.Phase)
 	}
 	slices.SortFunc(units, func(a, b v1alpha1.RolloutUnit) int {
