@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
@@ -165,10 +166,11 @@ func (c *Controller) noteMadeSchedulable(f facts) {
 // apply writes a change to a node, and returns what it has written. The write fails with a conflict
 // if the node has changed since the decision. If the annotations for autoscalers are refused, it
 // writes the rest: the policies of the cluster may be older than the server, and a node must be
-// cordoned and released nevertheless.
+// cordoned and released nevertheless. A webhook chooses the code of its refusal.
 func (c *Controller) apply(ctx context.Context, f facts, change nodeChange) (nodeChange, error) {
 	err := c.patch(ctx, f.node, change)
-	if !change.changesProtection() || !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+	isRefused := apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || err != nil && eviction.IsDenial(err.Error())
+	if !change.changesProtection() || !isRefused {
 		return change, err
 	}
 	refusal, rest := err, change.withoutProtection()

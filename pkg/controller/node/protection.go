@@ -17,19 +17,21 @@ import (
 // protected is the value of the annotations with which autoscalers keep a node.
 const protected = "true"
 
-// declined is the prefix of the key of an annotation that another client has changed or removed.
+// declined is the prefix of the key of an annotation of another client, or that another client has
+// changed or removed.
 const declined = "-"
 
 // decideProtection adds the annotations that keep autoscalers from deleting the node while it is
 // held, and removes them afterwards. It does not change an annotation that was there before. If
 // another client changes or removes one of ours, that client wants autoscalers to decide otherwise,
-// so it stays as it is, whatever that client does later: the key is recorded as declined, and
-// neither added again nor removed at the end.
+// so it stays as it is, whatever that client does later. In both cases the key is recorded as
+// declined, and neither added again nor removed at the end.
 func (n *nodeChange) decideProtection(f facts) {
 	if f.foreignProtection {
 		return
 	}
 	wants := f.protect && len(f.holders) > 0
+	mayAdd := wants && f.mayWork && !f.foreignTaint
 	for _, key := range podcache.NodeProtections {
 		value, has := f.node.Annotations[key]
 		switch isOurs := slices.Contains(f.protections, key); {
@@ -37,7 +39,9 @@ func (n *nodeChange) decideProtection(f facts) {
 			n.protections = append(n.protections, declined+key)
 		case wants && isOurs:
 			n.protections = append(n.protections, key)
-		case wants && !has && f.mayWork && !f.foreignTaint:
+		case mayAdd && has:
+			n.protections = append(n.protections, declined+key)
+		case mayAdd:
 			n.protections = append(n.protections, key)
 			n.protect = append(n.protect, key)
 		case !wants && isOurs && value == protected:

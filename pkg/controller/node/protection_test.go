@@ -51,10 +51,18 @@ func TestDecideProtection(t *testing.T) {
 		},
 		"a node that an older server has held gets both": {annotations: with(), holders: m, held: true, want: protectedBoth, wantRecord: all},
 		"an annotation that was there is not ours": {
-			annotations: with(doNotDisrupt, "true"), holders: m, want: protectedBoth, wantRecord: all[:1],
+			annotations: with(doNotDisrupt, "true"), holders: m, want: protectedBoth, wantRecord: []string{scaleDownDisabled, declined + doNotDisrupt},
 		},
 		"an annotation that was there keeps its value": {
-			annotations: with(doNotDisrupt, "false"), holders: m, want: with(scaleDownDisabled, "true", doNotDisrupt, "false"), wantRecord: all[:1],
+			annotations: with(doNotDisrupt, "false"), holders: m, want: with(scaleDownDisabled, "true", doNotDisrupt, "false"),
+			wantRecord: []string{scaleDownDisabled, declined + doNotDisrupt},
+		},
+		"one that was there, and that a user removes, stays away": {
+			annotations: with(scaleDownDisabled, "true"), holders: m, held: true, recorded: []string{scaleDownDisabled, declined + doNotDisrupt},
+			want: with(scaleDownDisabled, "true"), wantRecord: []string{scaleDownDisabled, declined + doNotDisrupt}, unchanged: true,
+		},
+		"one that was there is not removed": {
+			annotations: protectedBoth, held: true, recorded: []string{scaleDownDisabled, declined + doNotDisrupt}, want: with(doNotDisrupt, "true"),
 		},
 		"one that a user removes is not added again": {
 			annotations: with(doNotDisrupt, "true"), holders: m, held: true, recorded: all, want: with(doNotDisrupt, "true"),
@@ -133,8 +141,8 @@ func TestProtectionIsWritten(t *testing.T) {
 	_, written := patch.Metadata.Annotations[doNotDisrupt]
 	is.True(t, !written, "the patch writes the annotation of another client")
 	stored := newNode("n", func(node *corev1.Node) { node.Annotations = patch.Metadata.Annotations })
-	if got := marks.ReadProtection(stored).Annotations; !slices.Equal(got, []string{scaleDownDisabled}) {
-		t.Errorf("the mark records %q, want %s alone", got, scaleDownDisabled)
+	if got := marks.ReadProtection(stored).Annotations; !slices.Equal(got, []string{scaleDownDisabled, declined + doNotDisrupt}) {
+		t.Errorf("the mark records %q, want %s, and %s as declined", got, scaleDownDisabled, doNotDisrupt)
 	}
 }
 

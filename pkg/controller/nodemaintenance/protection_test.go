@@ -5,6 +5,7 @@ package nodemaintenance
 
 import (
 	"errors"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -13,12 +14,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/testing/bubble"
 )
 
 const doNotDisrupt = "karpenter.sh/do-not-disrupt"
@@ -26,8 +29,17 @@ const doNotDisrupt = "karpenter.sh/do-not-disrupt"
 // protectionPolicy is a policy that refuses the annotations for autoscalers.
 type protectionPolicy struct {
 	on bool
-	// refused is the number of refused writes.
+	// refused is the number of refused writes, and refusal their error.
 	refused int
+	refusal error
+}
+
+// refusals are errors of policies that refuse a write, by the kind of the policy.
+var refusals = map[string]error{
+	"a ValidatingAdmissionPolicy": apierrors.NewForbidden(corev1.Resource("nodes"), "one", errors.New("a policy refuses it")),
+	"a webhook without a code": &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusBadRequest, Message: `admission webhook "kyverno" denied the request: a policy refuses it`,
+	}},
 }
 
 // newProtectionFixture starts a server that protects held nodes, in a cluster with a policy.
@@ -37,14 +49,14 @@ func newProtectionFixture(t *testing.T, objects ...runtime.Object) (*fixture, *p
 	f.evacuatorsOn.Insert(v1alpha1.EvacuatorClassDaemonSet)
 	f.protect = true
 	f.restart()
-	policy := &protectionPolicy{on: true}
+	policy := &protectionPolicy{on: true, refusal: refusals["a ValidatingAdmissionPolicy"]}
 	f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		patch := string(action.(clienttesting.PatchAction).GetPatch())
 		if !policy.on || !strings.Contains(patch, `"`+doNotDisrupt+`":`) {
 			return false, nil, nil
 		}
 		policy.refused++
-		return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "one", errors.New("a policy refuses it"))
+		return true, nil, policy.refusal
 	})
 	return f, policy
 }
@@ -64,52 +76,58 @@ func (f *fixture) wantProtected(has, recorded bool) {
 
 // TestRefusedProtectionDoesNotStopADrain covers policies that are older than the server.
 func TestRefusedProtectionDoesNotStopADrain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, policy := newProtectionFixture(t, newNode("one"), newMaintenance("m"), newPod("app", "one", 0), newPod("logger", "one", 0, ofDaemonSet))
-		f.step("m")
-		f.wantCordon("one", true, "m")
-		f.wantEvacuating("app")
-		f.wantProtected(false, false)
-		if event := f.wantEvent(nodecontroller.EventNotProtected); !strings.Contains(event, "a policy refuses it") {
-			t.Errorf("the event %q does not have the refusal", event)
-		}
-		f.deletePod("app")
-		f.step("m")
-		f.wantTaints("one", ours(), "m")
-		f.wantEvacuating("logger")
-		if policy.refused != 1 {
-			t.Errorf("%d writes were refused, want 1", policy.refused)
-		}
+	for kind, refusal := range refusals {
+		bubble.Run(t, kind, func(t *testing.T) {
+			f, policy := newProtectionFixture(t, newNode("one"), newMaintenance("m"), newPod("app", "one", 0), newPod("logger", "one", 0, ofDaemonSet))
+			policy.refusal = refusal
+			f.step("m")
+			f.wantCordon("one", true, "m")
+			f.wantEvacuating("app")
+			f.wantProtected(false, false)
+			if event := f.wantEvent(nodecontroller.EventNotProtected); !strings.Contains(event, "a policy refuses it") {
+				t.Errorf("the event %q does not have the refusal", event)
+			}
+			f.deletePod("app")
+			f.step("m")
+			f.wantTaints("one", ours(), "m")
+			f.wantEvacuating("logger")
+			if policy.refused != 1 {
+				t.Errorf("%d writes were refused, want 1", policy.refused)
+			}
 
-		policy.on = false
-		f.wait(10 * time.Minute)
-		f.step("m")
-		f.wantProtected(true, true)
-	})
+			policy.on = false
+			f.wait(10 * time.Minute)
+			f.step("m")
+			f.wantProtected(true, true)
+		})
+	}
 }
 
 func TestRefusedProtectionDoesNotStopARelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, policy := newProtectionFixture(t, newNode("one"), newMaintenance("m"))
-		policy.on = false
-		f.step("m")
-		f.wantProtected(true, true)
+	for kind, refusal := range refusals {
+		bubble.Run(t, kind, func(t *testing.T) {
+			f, policy := newProtectionFixture(t, newNode("one"), newMaintenance("m"))
+			policy.refusal = refusal
+			policy.on = false
+			f.step("m")
+			f.wantProtected(true, true)
 
-		policy.on = true
-		f.enter("m", stageComplete)
-		f.step("m")
-		f.wantCordon("one", false)
-		f.wantTaints("one", []corev1.Taint{})
-		f.wantProtected(true, true)
-		if event := f.wantEvent(nodecontroller.EventNotProtected); !strings.Contains(event, doNotDisrupt) {
-			t.Errorf("the event %q does not name the annotation that stays", event)
-		}
+			policy.on = true
+			f.enter("m", stageComplete)
+			f.step("m")
+			f.wantCordon("one", false)
+			f.wantTaints("one", []corev1.Taint{})
+			f.wantProtected(true, true)
+			if event := f.wantEvent(nodecontroller.EventNotProtected); !strings.Contains(event, doNotDisrupt) {
+				t.Errorf("the event %q does not name the annotation that stays", event)
+			}
 
-		policy.on = false
-		f.wait(10 * time.Minute)
-		f.step("m")
-		f.wantProtected(false, false)
-	})
+			policy.on = false
+			f.wait(10 * time.Minute)
+			f.step("m")
+			f.wantProtected(false, false)
+		})
+	}
 }
 
 // TestProtectionThatAnOlderServerLeaves covers an upgrade in which an older server, which does not
