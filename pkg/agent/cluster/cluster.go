@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	maintenanceclient "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
 )
@@ -101,11 +102,14 @@ func NewRecorder(ctx context.Context, host kubernetes.Interface, node string) re
 	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: node})
 }
 
-// Event records an event about the node.
+// maxEventMessage is the maximum length of the message of an event, in bytes, that the API accepts.
+const maxEventMessage = 1024
+
+// Event records an event about the node, with its message in one line.
 func (c *Client) Event(eventType, reason, message string) {
 	// Set the UID to the name, as the kubelet does: kubectl describe node finds events by it.
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: c.node, UID: types.UID(c.node)}
-	c.recorder.Event(ref, eventType, reason, message)
+	c.recorder.Event(ref, eventType, reason, protocol.OneLine(message, maxEventMessage))
 }
 
 func (c *Client) ownUser(ctx context.Context) (string, error) {

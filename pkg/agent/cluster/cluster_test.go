@@ -519,8 +519,8 @@ func TestReportKilledReplaced(t *testing.T) {
 
 func TestEvent(t *testing.T) {
 	a := newAPI(t)
-	a.client.Event(corev1.EventTypeWarning, "Why", "something")
-	if got, want := <-a.events.Events, "Warning Why something"; got != want {
+	a.client.Event(corev1.EventTypeWarning, "Why", "something\nNodeMaintenance m: no leader")
+	if got, want := <-a.events.Events, "Warning Why something NodeMaintenance m: no leader"; got != want {
 		t.Errorf("event %q, want %q", got, want)
 	}
 }

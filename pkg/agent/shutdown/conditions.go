@@ -11,7 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // Reasons of the condition GracefulNodeShutdownInProgress.
@@ -227,10 +229,10 @@ func prefixed(prefix, text string) string {
 	return prefix + text
 }
 
-// cut limits a message to maxConditionMessage bytes, and never ends in the middle of a character.
+// cut makes a message one line of at most maxConditionMessage bytes.
 func cut(message string) string {
-	if len(message) <= maxConditionMessage {
+	if message = protocol.OneLine(message, len(message)); len(message) <= maxConditionMessage {
 		return message
 	}
-	return strings.ToValidUTF8(message[:maxConditionMessage-3], "") + "..."
+	return wording.Cut(message, maxConditionMessage-3) + "..."
 }

@@ -107,7 +107,7 @@ func (r *Requests) Do(pod *Pod, send func() error) error {
 		request.Terminating = true
 	default:
 		request.Failures++
-		request.Failure = err.Error()
+		request.Failure = TextOf(err)
 		request.Until = r.clock.Now().Add(backoff(request.Failures))
 	}
 	r.pods[pod.UID] = request
@@ -210,7 +210,7 @@ func TextOf(err error) string {
 	if len(texts) > 1 {
 		more = fmt.Sprintf(" and %d more errors", len(texts)-1)
 	}
-	return drainplan.Fit(texts[0], maxText-len(more)) + more
+	return drainplan.Fit(protocol.OneLine(texts[0], len(texts[0])), maxText-len(more)) + more
 }
 
 func flatten(err error) []error {

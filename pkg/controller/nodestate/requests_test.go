@@ -97,6 +97,10 @@ func TestTextOf(t *testing.T) {
 		"an aggregate of several errors": {
 			utilerrors.NewAggregate([]error{errors.Join(b, a), fmt.Errorf("c: %w", a)}), "a and 2 more errors",
 		},
+		"an error with several lines": {
+			errors.New("admission webhook \"kyverno\" denied the request: \n\npolicy Pod/a:\n  rule: no"),
+			`admission webhook "kyverno" denied the request: policy Pod/a: rule: no`,
+		},
 		"an error that wraps another one": {fmt.Errorf("read: %w", a), "read: a"},
 		"an error that is longer than maxText": {
 			errors.New(strings.Repeat("x", 2*maxText)), strings.Repeat("x", maxText-len("…")) + "…",

@@ -6,10 +6,10 @@ package eventref
 
 import (
 	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -40,11 +40,7 @@ func Node(node *corev1.Node) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 }
 
-// Note formats the note of an event, and truncates it to the limit of the events API.
+// Note formats the note of an event as one line, and truncates it to the limit of the events API.
 func Note(format string, args ...any) string {
-	s := fmt.Sprintf(format, args...)
-	if len(s) > maxNote {
-		s = strings.ToValidUTF8(s[:maxNote], "")
-	}
-	return s
+	return protocol.OneLine(fmt.Sprintf(format, args...), maxNote)
 }
