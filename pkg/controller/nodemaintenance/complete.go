@@ -119,6 +119,7 @@ func (d *decision) decideRelease(f *facts) {
 	d.status = *nm.Status.DeepCopy()
 	d.status.ObservedGeneration = nm.Generation
 	var failed []loop.Failure
+	why := ""
 	for i := range d.status.NodeStatuses {
 		entry := &d.status.NodeStatuses[i]
 		name := entry.NodeRef.Name
@@ -132,6 +133,9 @@ func (d *decision) decideRelease(f *facts) {
 		}
 		entry.DrainTargets = before.DrainTargets
 		entry.Reason, entry.DrainMessage = releaseOf(f, name)
+		if why == "" && entry.DrainMessage != beingReleased {
+			why = fmt.Sprintf(". Node %s: %s", name, entry.DrainMessage)
+		}
 		if trouble, failing := f.troubles[name]; failing {
 			failed = append(failed, loop.Failure{About: "node " + name, Since: trouble.Since, Text: trouble.Text})
 		}
@@ -143,7 +147,7 @@ func (d *decision) decideRelease(f *facts) {
 	}
 	setCondition(nm, &d.status, v1alpha1.ConditionDrained,
 		verdict{metav1.ConditionFalse, v1alpha1.ReasonNotRequested, "The maintenance is complete"}, f.now)
-	progressing := decideProgressing(progressFacts{ending: true, nodesHeld: len(f.held), problems: failed})
+	progressing := decideProgressing(progressFacts{ending: true, held: d.withdraw, why: why, problems: failed})
 	ready := progressing
 	if len(f.held) > 0 {
 		ready.status = metav1.ConditionFalse

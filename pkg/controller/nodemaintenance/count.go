@@ -33,9 +33,11 @@ type nodeCount struct {
 	// covered counts the pods that the plan covers, and targeted the covered pods that are asked to
 	// leave.
 	covered, targeted int
-	// targetedOwn counts the targeted pods of this server.
-	targetedOwn int
-	blocked     []*v1alpha1.Evacuation
+	// targetedOwn counts the targeted pods of this server, and leaving the targeted pods that are
+	// not blocked. A pod of this server that is not asked to leave yet is not leaving.
+	targetedOwn, leaving int
+	// blocked are the blocked Evacuations of targeted pods.
+	blocked []*v1alpha1.Evacuation
 	// refused are the pods that cannot have an Evacuation because their namespace is terminating.
 	refused []*nodestate.Pod
 	// uncreatable are the pods that are asked to leave, but whose Evacuation could not be created
@@ -124,12 +126,17 @@ func countPods(f *facts, c countFacts) *nodeCount {
 		if at := lastMove(pod, targeted, f.longGrace); !at.IsZero() {
 			n.moves = append(n.moves, at)
 		}
+		stuck := n.stuck
 		n.addEvacuation(pod, f.refusals[pod.UID], targeted)
+		if targeted && n.stuck == stuck && (!pod.Own || pod.Evacuation != nil) {
+			n.leaving++
+		}
 	}
 	return n
 }
 
-// addEvacuation counts the Evacuation of a pod that the plan covers, or that it has none.
+// addEvacuation counts the Evacuation of a pod that the plan covers, or that it has none. A pod
+// that another client evacuates may be blocked before the plan asks it to leave.
 func (n *nodeCount) addEvacuation(pod *nodestate.Pod, refused refusal, targeted bool) {
 	isRefused := refused.why != "" && targeted
 	switch {
@@ -142,7 +149,9 @@ func (n *nodeCount) addEvacuation(pod *nodestate.Pod, refused refusal, targeted 
 	case nodestate.TrueReason(pod.Evacuation, v1alpha1.ConditionBlocked) != "":
 		n.evacuating++
 		n.stuck++
-		n.blocked = append(n.blocked, pod.Evacuation)
+		if targeted {
+			n.blocked = append(n.blocked, pod.Evacuation)
+		}
 		return
 	default:
 		n.evacuating++
@@ -273,13 +282,16 @@ func (n *nodeCount) fill(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaint
 
 // remainder counts the pods that are left on the nodes of a maintenance.
 type remainder struct {
-	// covered counts the pods that the plan covers, and targeted the covered pods that are asked to
-	// leave. evacuating counts the pods that have an Evacuation, and refused the pods that cannot
-	// have an Evacuation because their namespace is terminating.
-	covered, targeted, evacuating, refused int
-	refusedNamespaces                      map[string]int
-	blocked                                []*v1alpha1.Evacuation
-	uncreatable                            []uncreatablePod
+	// covered counts the pods that the plan covers, targeted the covered pods that are asked to
+	// leave, and leaving those of them that are not blocked. evacuating counts the pods that have
+	// an Evacuation, stuck all that are blocked, and refused the pods that cannot have an
+	// Evacuation because their namespace is terminating.
+	covered, targeted, leaving, evacuating, stuck, refused int
+
+	refusedNamespaces map[string]int
+	// blocked are the blocked Evacuations of targeted pods.
+	blocked     []*v1alpha1.Evacuation
+	uncreatable []uncreatablePod
 	// completing are the pods that a wave lets complete.
 	completing drainplan.Completing
 	// nominated are pods that are only nominated for a node.
@@ -300,7 +312,9 @@ func newRemainder() *remainder {
 func (r *remainder) add(n *nodeCount, moved time.Time) {
 	r.covered += n.covered
 	r.targeted += n.targeted
+	r.leaving += n.leaving
 	r.evacuating += int(n.evacuating)
+	r.stuck += int(n.stuck)
 	r.refused += len(n.refused)
 	for _, pod := range n.refused {
 		r.refusedNamespaces[pod.Namespace]++

@@ -252,6 +252,9 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
 }
 
+// beingReleased is the message of a node that waits for nothing but the server.
+const beingReleased = "Being released"
+
 func releaseOf(f *facts, node string) (reason v1alpha1.NodeStatusReason, message string) {
 	if trouble, failing := f.troubles[node]; failing {
 		return v1alpha1.NodeStatusNotReleased, drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
@@ -259,7 +262,7 @@ func releaseOf(f *facts, node string) (reason v1alpha1.NodeStatusReason, message
 	if task := f.tasks[node]; holds.Keeps(task, f.subject.UID) && task.Status.Holder != "" {
 		return v1alpha1.NodeStatusReleasing, fmt.Sprintf("Released when worker %q is done with it", task.Status.Holder)
 	}
-	return v1alpha1.NodeStatusReleasing, "Being released"
+	return v1alpha1.NodeStatusReleasing, beingReleased
 }
 
 // peakOf returns the highest number of pods that had to leave a node at the same time. It is stored
@@ -421,8 +424,7 @@ func decideDrained(f drainedFacts) verdict {
 
 // isBlocked reports whether every pod that is asked to leave is blocked.
 func (r *remainder) isBlocked() bool {
-	stuck := len(r.blocked) + len(r.uncreatable)
-	return stuck > 0 && stuck == r.targeted
+	return len(r.blocked)+len(r.uncreatable) > 0 && r.leaving == 0
 }
 
 // staticRemark returns the part of the message about kept static pods, which stop with the machine.
@@ -434,7 +436,7 @@ func (r *remainder) staticRemark() string {
 }
 
 func (r *remainder) progress() string {
-	text := wording.PodsLeft(r.covered, r.evacuating, len(r.blocked)+len(r.uncreatable))
+	text := wording.PodsLeft(r.covered, r.evacuating, r.stuck)
 	if r.refused > 0 {
 		text += fmt.Sprintf("; %s cannot be evacuated because of namespaces that are being deleted: %s", wording.Count(r.refused, "pod"), joinTop(r.refusedNamespaces))
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -133,6 +134,28 @@ func TestDecideOwnPodsAreLastOfTheirWave(t *testing.T) {
 	w.wantAsked("haulout-1", "haulout-2")
 	w.gone("haulout-1", "haulout-2")
 	w.wantAsked("late")
+}
+
+// TestDecideBlockedCountsThePodsThatAreAsked: a pod of the server that is not asked yet does not
+// count, nor one of a later wave that another client evacuates.
+func TestDecideBlockedCountsThePodsThatAreAsked(t *testing.T) {
+	w := newWorld(t, newMaintenance("m", planning(upTo(1000), upTo(2000))), newNode("one"))
+	own := func(p *nodestate.Pod) { p.Own = true }
+	byBudget := withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget)
+	w.run(newPod("haulout-1", "one", 500), own)
+	w.run(newPod("web", "one", 500), evacuated(byBudget))
+	w.run(newPod("late", "one", 2000), evacuated(instigatedBy(foreignInstigator), byBudget))
+	d := w.wantAsked()
+	w.wantReasons(d, "DrainBlocked", "Blocked")
+	if message := conditionOf(&v1alpha1.NodeMaintenance{Status: d.status}, v1alpha1.ConditionProgressing).Message; strings.Contains(message, "late") {
+		t.Errorf("the message %q names a pod that is not asked", message)
+	}
+	w.run(newPod("web", "one", 500), evacuated())
+	w.wantReasons(w.after(time.Second), "DrainInProgress", "Draining")
+	w.gone("web")
+	w.wantAsked("haulout-1")
+	w.run(newPod("haulout-1", "one", 500), own, evacuated(byBudget))
+	w.wantReasons(w.after(time.Second), "DrainBlocked", "Blocked")
 }
 
 func TestDecideStaticPodsLeaveLast(t *testing.T) {

@@ -61,8 +61,9 @@ func TestDecideDrained(t *testing.T) {
 		}
 		return r
 	}
-	leaving := func(r *remainder) { r.covered, r.targeted, r.evacuating = 3, 2, 2 }
+	leaving := func(r *remainder) { r.covered, r.targeted, r.leaving, r.evacuating = 3, 2, 2, 2 }
 	blocked := func(r *remainder) {
+		r.leaving, r.stuck = 0, 2
 		r.blocked = []*v1alpha1.Evacuation{
 			ourEvacuation("p", "n",
 				withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget)),
@@ -100,7 +101,7 @@ func TestDecideDrained(t *testing.T) {
 		},
 		"a drain with one evacuating pod that is not blocked is progress": {
 			drainedFacts{
-				draining: true, nodes: nodesWith(1), remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 }),
+				draining: true, nodes: nodesWith(1), remainder: some(leaving, blocked, func(r *remainder) { r.targeted, r.leaving = 3, 1 }),
 			},
 			verdict{
 				metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress,

@@ -82,7 +82,8 @@ func Describe(nm *v1alpha1.NodeMaintenance, by Described) {
 			n.completing = drainplan.Completing{Pods: int(*entry.PodsWaiting), Name: by.Completing}
 			entry.DrainMessage = n.completing.MessageOf(entry.DrainMessage, n.targeted)
 		}
-		entry.PodsBlocked = int32(len(n.blocked))
+		n.stuck, n.leaving = int32(len(n.blocked)), n.targeted-len(n.blocked)
+		entry.PodsBlocked = n.stuck
 		left.add(n, time.Time{})
 	}
 	d.status.ObservedGeneration = nm.Generation

@@ -41,10 +41,12 @@ func describe(all []loop.Failure) string {
 }
 
 type progressFacts struct {
-	// ending is set if the stage is Complete or the object is being deleted. nodesHeld is the
-	// number of nodes that are not released.
-	ending    bool
-	nodesHeld int
+	// ending is set if the stage is Complete or the object is being deleted. held are the nodes
+	// that are not released, sorted. why is what the first of them waits for that waits for more
+	// than the server.
+	ending bool
+	held   []string
+	why    string
 	// unknown is the stage if this version does not know it, otherwise "".
 	unknown v1alpha1.NodeMaintenanceStage
 	// draining is set in stage Drain, drained if the condition Drained is True. unconfirmed is what
@@ -81,25 +83,30 @@ type progressFacts struct {
 func decideProgressing(f progressFacts) verdict {
 	v := progressVerdict(f)
 	if len(f.ignored) > 0 && !f.ending {
-		named := f.ignored[:min(3, len(f.ignored))]
-		v.message += fmt.Sprintf("; %s ignored (newNodes: Ignore): %s", pluralIs(len(f.ignored), "new node"), strings.Join(named, ", "))
-		if more := len(f.ignored) - len(named); more > 0 {
-			v.message += fmt.Sprintf(" and %d more", more)
-		}
+		v.message += fmt.Sprintf("; %s ignored (newNodes: Ignore): %s", pluralIs(len(f.ignored), "new node"), firstOf(f.ignored))
 	}
 	return v
+}
+
+// firstOf names the first three of some nodes.
+func firstOf(nodes []string) string {
+	text := strings.Join(nodes[:min(3, len(nodes))], ", ")
+	if more := len(nodes) - 3; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 func progressVerdict(f progressFacts) verdict {
 	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
 	switch {
-	case f.ending && f.nodesHeld == 0:
+	case f.ending && len(f.held) == 0:
 		return verdict{yes, v1alpha1.ReasonProgressComplete, allReleased}
 	case f.ending && len(f.problems) > 0:
 		return verdict{no, v1alpha1.ReasonProgressComplete,
-			fmt.Sprintf("%s still to be released. %s", pluralIs(f.nodesHeld, "node"), describe(f.problems))}
+			fmt.Sprintf("%s still to be released: %s. %s", pluralIs(len(f.held), "node"), firstOf(f.held), describe(f.problems))}
 	case f.ending:
-		return verdict{yes, v1alpha1.ReasonProgressComplete, pluralIs(f.nodesHeld, "node") + " still to be released"}
+		return verdict{yes, v1alpha1.ReasonProgressComplete, fmt.Sprintf("%s still to be released: %s%s", pluralIs(len(f.held), "node"), firstOf(f.held), f.why)}
 	case f.unknown != "":
 		return verdict{no, v1alpha1.ReasonProgressNotRequested,
 			fmt.Sprintf("This version of the server does not know the stage %s: the nodes stay cordoned and no pod is asked to leave; the stage can change to Complete", f.unknown)}
@@ -268,6 +275,7 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 	}
 	if since >= f.stallTimeout {
 		p.stalledSince = last
+		d.wake = sooner(d.wake, loop.VisibleAfter) // no event tells that an evacuator reports
 	} else {
 		d.wake = sooner(d.wake, f.stallTimeout-since)
 	}

@@ -41,11 +41,11 @@ func TestDecideProgressing(t *testing.T) {
 	}{
 		"complete": {progressFacts{ending: true}, verdict{yes, "Complete", "All nodes are released"}},
 		"nodes are being released": {
-			progressFacts{ending: true, nodesHeld: 2}, verdict{yes, "Complete", "2 nodes are still to be released"},
+			progressFacts{ending: true, held: []string{"a", "b"}}, verdict{yes, "Complete", "2 nodes are still to be released: a, b"},
 		},
 		"a node cannot be released": {
-			progressFacts{ending: true, nodesHeld: 1, problems: failing[:1]},
-			verdict{no, "Complete", "1 node is still to be released. node a: forbidden (since 2026-11-01T12:00:00Z)"},
+			progressFacts{ending: true, held: []string{"a"}, problems: failing[:1]},
+			verdict{no, "Complete", "1 node is still to be released: a. node a: forbidden (since 2026-11-01T12:00:00Z)"},
 		},
 		"a stage of a newer server": {
 			progressFacts{unknown: "Paused", problems: failing},
