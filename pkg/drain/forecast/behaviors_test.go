@@ -124,3 +124,19 @@ func TestMessagesAboutCompletion(t *testing.T) {
 		})
 	}
 }
+
+// TestNoWaveWaitsForSkippedPods: the plan skips the pods of a node for which its waves wait.
+func TestNoWaveWaitsForSkippedPods(t *testing.T) {
+	for behavior, want := range map[v1alpha1.DrainBehavior]string{
+		v1alpha1.DrainBehaviorSkip: "Evacuating", v1alpha1.DrainBehaviorDrain: "Waiting for node n2.",
+	} {
+		first := entry(ordinary, 1000, "web")
+		first.Behavior = &behavior
+		waiting := maintenance("subject", planned(first, entry(ordinary, v1alpha1.MaxPodPriority, "")), func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.OnExcludedNode = v1alpha1.ExcludedNodeWait
+		})
+		all := append(pods(1, "critical", "n1", withPriority(2000000000)), pods(1, "web", "n2")...)
+		out := scene{subject: waiting, refused: list{"n2"}, pods: all}.preview(t)
+		is.Equal(t, out.Nodes[0].Message, want, "message with "+string(behavior))
+	}
+}

@@ -213,12 +213,17 @@ func (d *decision) findRules() error {
 	if !found {
 		return nil
 	}
+	inside := map[string]drainplan.NodeRules{}
 	d.rules = map[string]drainplan.NodeRules{}
 	for i := range members {
 		for _, n := range members[i].Allowed() {
+			inside[n.Name] = append(inside[n.Name], rules[i])
+		}
+		for _, n := range members[i].Awaited() {
 			d.rules[n.Name] = append(d.rules[n.Name], rules[i])
 		}
 	}
+	maps.Copy(d.rules, inside)
 	maps.DeleteFunc(d.rules, func(_ string, of drainplan.NodeRules) bool { return slices.Contains(of, nil) })
 	return nil
 }
