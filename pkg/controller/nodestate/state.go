@@ -208,8 +208,10 @@ func (s *State) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 		s.withTask.Forget(cmp.Or(nm, old).Name)
 	}
 	if nm == nil || v1alpha1.IsDone(nm) {
+		// During this call, a deleted maintenance still selects its nodes.
+		selects := func(name string) bool { return nm != nil || name != old.Name }
 		for _, node := range s.views.Keys() {
-			if len(s.selection.MaintenancesOn(node)) == 0 {
+			if !slices.ContainsFunc(s.selection.MaintenancesOn(node), selects) {
 				s.views.Forget(node)
 			}
 		}
@@ -236,10 +238,7 @@ func (s *State) podChanged(old, pod *corev1.Pod) {
 }
 
 func (s *State) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
-	latest := evacuation
-	if latest == nil {
-		latest = old
-	}
+	latest := cmp.Or(evacuation, old)
 	s.views.drop(s.NodeOf(latest))
 	if evacuation == nil || IsOurs(evacuation) {
 		s.Requests.Forget(latest.Spec.PodRef.UID)
