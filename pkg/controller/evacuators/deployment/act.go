@@ -45,8 +45,12 @@ const (
 // false if no report was written because the Deployment could not be scaled.
 func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situation, d decision) (scaled bool, err error) {
 	if d.scale != nil {
-		if err := c.scale(ctx, key, s, *d.scale); err != nil {
+		kept, err := c.scale(ctx, key, s, *d.scale)
+		if err != nil {
 			return false, err
+		}
+		if kept {
+			d.events = nil // they say that the number has changed
 		}
 	}
 	c.send(s, d.events)
@@ -168,8 +172,8 @@ type unsentError struct{ error }
 func (e unsentError) Unwrap() error { return e.error }
 
 // scale writes the replica count and its record in one request. The request fails if the object has
-// changed since the decision.
-func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situation, change scaling) error {
+// changed since the decision. kept is true if the number stays, because it is not ours.
+func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situation, change scaling) (kept bool, err error) {
 	object := metav1.Object(s.deployment)
 	field := "replicas"
 	if s.target.autoscaler != nil {
@@ -178,18 +182,18 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	if change.value != nil && (s.target.record.isUp() || s.target.garbage) {
 		ours, err := c.isOurs(ctx, object, field)
 		if loop.IgnoreNotFound(err) != nil {
-			return unsentError{err}
+			return false, unsentError{err}
 		}
 		if err != nil {
-			return nil
+			return false, nil
 		}
-		if !ours {
+		if kept = !ours; kept {
 			change = scaling{}
 		}
 	}
 	patch, err := patchOf(object, field, change)
 	if err != nil {
-		return err
+		return false, err
 	}
 	logger := klog.FromContext(ctx)
 	if change.value != nil {
@@ -201,19 +205,19 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	if s.target.autoscaler != nil {
 		written, err := c.Client.AutoscalingV2().HorizontalPodAutoscalers(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
 		if err != nil {
-			return loop.IgnoreNotFound(err)
+			return false, loop.IgnoreNotFound(err)
 		}
 		c.latestAutoscalers.Wrote(stripped(written))
 		c.known.wrote(key, change, s.target.value, c.clock.Now())
-		return nil
+		return kept, nil
 	}
 	written, err := c.Client.AppsV1().Deployments(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
 	if err != nil {
-		return loop.IgnoreNotFound(err)
+		return false, loop.IgnoreNotFound(err)
 	}
 	c.latestDeployments.Wrote(stripped(written))
 	c.known.wrote(key, change, s.target.value, c.clock.Now())
-	return nil
+	return kept, nil
 }
 
 func stripped[T *appsv1.Deployment | *autoscalingv2.HorizontalPodAutoscaler](object T) T {

@@ -172,9 +172,10 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	c.queue.Run(ctx, workers, c.sync)
 }
 
-// since returns the time at which this leader started, zero if it has not started.
+// since returns the time at which this leader started, the present if it has not: the queue of
+// evictions may start earlier.
 func (c *Controller) since() time.Time {
-	return ptr.Deref(c.servingSince.Load(), time.Time{})
+	return ptr.Deref(c.servingSince.Load(), c.clock.Now())
 }
 
 func (c *Controller) sync(ctx context.Context, key item) error {

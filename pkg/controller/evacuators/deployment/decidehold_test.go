@@ -5,6 +5,7 @@ package deployment
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // awaitsCosts returns a situation in which a scale-down has waited for writes of deletion costs
@@ -503,5 +505,22 @@ func TestDecideHold(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })
+	}
+}
+
+// TestAnOpenBudgetIsNotBlamed: no pod can be created, and the budget would allow the eviction.
+func TestAnOpenBudgetIsNotBlamed(t *testing.T) {
+	d := newDeployment(5, recorded(4, 5, web0), func(d *appsv1.Deployment) {
+		d.Status.Conditions = []appsv1.DeploymentCondition{{
+			Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Reason: failedCreate, Message: "denied",
+		}}
+	})
+	for says, budget := range map[string]podMod{
+		"no surge pod can be created: denied. No progress for 5m0s; the pod stays because PodDisruptionBudget web allows no disruption.": under(nil, ptrTo(0), 4, 4),
+		"no surge pod can be created: denied.": under(nil, ptrTo(1), 4, 4),
+	} {
+		s := at(6*time.Minute, d, newTestPod("web-0", leaves(ours), budget), newTestPod("web-1", budget), newTestPod("web-2", budget), newTestPod("web-3", budget))
+		message := s.progressMessage()
+		is.True(t, strings.HasSuffix(message, says), "got %q, want %q", message, says)
 	}
 }

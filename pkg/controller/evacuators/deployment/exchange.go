@@ -503,7 +503,9 @@ func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
 			break
 		}
 		isAvailable := s.isAvailable(p)
-		if isAvailable && spare <= 0 {
+		// A pod that is not available needs no replacement, but the one that is still to be created
+		// must exist: instead of the pod, the ReplicaSet would not create it, or delete it.
+		if isAvailable && spare <= 0 || !isAvailable && len(s.pods) < int(replicas)-s.missing() {
 			continue
 		}
 		// Budgets also count pods that are ready but not available yet.

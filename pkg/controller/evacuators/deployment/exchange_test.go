@@ -103,6 +103,13 @@ func TestExchangeRemovesOnlyChosenPods(t *testing.T) {
 				newTestPod("web-1", leaves(ours), cheapest, minOne(4, 3)), first, second)),
 			want: "hand over web-1;", says: "available in its place",
 		},
+		"an unready pod before its replacement is created": {
+			s: at(later, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", leaves(ours), cheapest, unready, readyFor(0))), says: "0 of 1 are available",
+		},
+		"a pod within minReadySeconds before its replacement is created": {
+			s: at(later, newDeployment(2, recorded(1, 2, web0), func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }),
+				newTestPod("web-0", leaves(ours), cheapest, readyFor(0))), says: "0 of 1 are available",
+		},
 		"an unready stray": {
 			s: at(later, one, newTestPod("web-0", leaves(ours), cheapest, never), newTestPod("web-1"),
 				newTestPod("web-2", leaves(ours), fresh, unready, never), second),

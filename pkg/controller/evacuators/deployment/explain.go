@@ -107,7 +107,7 @@ func (s *situation) progressMessage() string {
 	extra := int(r.To - r.Keep)
 	message := fmt.Sprintf(": %d of %d are available; %s", min(max(0, available-s.gone()), extra), extra, s.trouble())
 	for _, p := range s.leaving() {
-		if len(p.budgets) > 0 && !s.now.Before(s.lastSign(p.evacuation).Add(s.timeout)) {
+		if !p.isPaused && !allowsEviction(p, s.surplus()) && !s.now.Before(s.lastSign(p.evacuation).Add(s.timeout)) {
 			return fmt.Sprintf("%s No progress for %s; the pod stays because PodDisruptionBudget %s allows no disruption.", message, s.timeout, p.budgets[0].Name)
 		}
 	}

@@ -265,6 +265,8 @@ func TestQuestionsAreLimited(t *testing.T) {
 
 // TestNewLeaderAwaitsAScaleDown: the previous leader may have written it.
 func TestNewLeaderAwaitsAScaleDown(t *testing.T) {
+	early := knowing(t, newDeployment(2, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 3, 3 }))
+	is.Equal(t, early.StandingOfEvicted(newTestPod("web-0").Pod).Reason, v1alpha1.ReasonPodWaits, "the reason to stay before the controller has started")
 	for ago, want := range map[time.Duration]string{removeTime / 2: v1alpha1.ReasonPodWaits, removeTime: ""} {
 		c := knowing(t, newDeployment(2, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 3, 3 }))
 		c.servingSince.Store(ptr.To(c.clock.Now().Add(-ago)))

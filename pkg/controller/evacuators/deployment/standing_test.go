@@ -139,6 +139,7 @@ func TestPodUpForEvictionStaysDuringAScaleDown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := knowing(t, tc.d)
 			key := types.NamespacedName{Namespace: testNamespace, Name: testName}
+			c.servingSince.Store(ptr.To(c.clock.Now().Add(-removeTime)))
 			c.known.wrote(key, scaling{value: tc.d.Spec.Replicas}, tc.from, c.clock.Now().Add(-tc.ago))
 			if tc.user > 0 {
 				c.deploymentChanged(newDeployment(tc.user, has(3, 3)), tc.d)
@@ -316,9 +317,12 @@ func TestNumberOfAUserIsNotOurs(t *testing.T) {
 					FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`),
 				}}
 			})
-			if got, err := knowing(t, d).isOurs(t.Context(), d, "replicas"); err != nil || got != tc.want {
+			c := knowing(t, d)
+			if got, err := c.isOurs(t.Context(), d, "replicas"); err != nil || got != tc.want {
 				t.Errorf("got %t, %v, want %t", got, err, tc.want)
 			}
+			kept, err := c.scale(t.Context(), testKey, at(0, d), scaling{value: ptr.To[int32](1)})
+			is.True(t, err == nil && kept == !tc.want, "the number is kept: %t, %v", kept, err)
 		})
 	}
 }
