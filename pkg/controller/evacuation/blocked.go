@@ -288,10 +288,14 @@ func (d *decision) isPaused(s situation) *eviction.Blocker {
 			"To resume it, run kubectl maintenance resume %s.", s.pausedBy.Name, s.pausedBy.Name)}
 }
 
-// unknownToQueue keeps the stored condition until the eviction queue has tried the pod.
+// unknownToQueue keeps a stored obstacle until the eviction queue has tried the pod. What the pod
+// waited for without being blocked is over.
 func (d *decision) unknownToQueue(s situation) *eviction.Blocker {
-	if !d.evict || s.eviction.Known {
+	switch {
+	case !d.evict || s.eviction.Known:
 		return nil
+	case blockerOf(&s.evacuation.Status) == nil:
+		return &notBlocked
 	}
 	return &asBefore
 }

@@ -433,6 +433,14 @@ func TestDecideEviction(t *testing.T) {
 			evacuation: upForEviction(wasBlocked), pod: newPod(),
 			want: outcome{Active: evict, Blocked: "PodDisruptionBudget", Evict: true},
 		},
+		"a pod does not wait any more for a scale-down that is over": {
+			evacuation: upForEviction(func(e *v1alpha1.Evacuation) {
+				e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
+					Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPodWaits, Message: "Deployment web is scaled down.",
+				})
+			}), pod: newPod(),
+			want: outcome{Active: evict, Blocked: "not: NotBlocked", Evict: true},
+		},
 		"Blocked stays with the reason of an older server until the queue has an answer": {
 			evacuation: inherited, pod: newPod(),
 			mod: func(s *situation) {

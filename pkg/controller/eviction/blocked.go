@@ -165,6 +165,9 @@ func (q *Queue) updateState(it *item, now time.Time) {
 	if note == "" && it.denial != "" {
 		note = "The eviction is refused for now: " + it.denial + " The server retries."
 	}
+	if note == "" && it.note != "" {
+		note = "The pod waits for its eviction." // the former note no longer applies
+	}
 	if it.note == note && (it.blocker == b || it.blocker != nil && b != nil && *it.blocker == *b) {
 		return
 	}

@@ -105,6 +105,19 @@ func TestDenialIsReported(t *testing.T) {
 	})
 }
 
+// TestANoteThatIsOverIsReplaced: the webhook no longer denies the eviction, and a budget refuses
+// it.
+func TestANoteThatIsOverIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: func(string) error { return deniedBy("virt", 403, "not now") }}, newPod("vm"))
+		w.add("vm")
+		w.settled()
+		is.True(t, strings.Contains(w.state("vm").Message, "not now"), "got %q", w.state("vm").Message)
+		w.host.answer = func(string) error { return budgetClosed() }
+		w.until("the note of the webhook is replaced", time.Second, func() bool { return w.state("vm").Message == "The pod waits for its eviction." })
+	})
+}
+
 func TestAnswersThatRepeatForMinutesAreBlockers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answers []error
