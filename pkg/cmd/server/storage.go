@@ -60,11 +60,20 @@ func tlsConfig(c storagebackend.TransportConfig) (*tls.Config, error) {
 	return config, nil
 }
 
-// openStorage reads the ID of a storage, and generates an ID if the storage is new.
+// openStorage reads the ID of a storage, and generates an ID if the storage is new. It writes
+// nothing otherwise: a storage without space refuses each transaction that may write.
 func openStorage(ctx context.Context, client *clientv3.Client, prefix string) (*storage, error) {
 	s := &storage{client: client, key: path.Join("/", prefix, storageIDKey), markKey: path.Join("/", prefix, storageMarkKey)}
 	ctx, cancel := context.WithTimeout(ctx, etcdCallTimeout)
 	defer cancel()
+	known, err := client.Get(ctx, s.key)
+	if err != nil {
+		return nil, fmt.Errorf("read the ID of the storage: %w", err)
+	}
+	if len(known.Kvs) > 0 {
+		s.id = string(known.Kvs[0].Value)
+		return s, nil
+	}
 	drawn := string(uuid.NewUUID())
 	answer, err := client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(s.key), "=", 0)).
@@ -72,7 +81,7 @@ func openStorage(ctx context.Context, client *clientv3.Client, prefix string) (*
 		Else(clientv3.OpGet(s.key)).
 		Commit()
 	if err != nil {
-		return nil, fmt.Errorf("read the ID of the storage: %w", err)
+		return nil, fmt.Errorf("write the ID of the storage: %w", err)
 	}
 	s.id = drawn
 	if !answer.Succeeded {

@@ -5,10 +5,13 @@ package server
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -132,4 +135,21 @@ func TestSecondEmbeddedServerIsRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFullStorageIsOpened: a server must start on a storage without space, so that users can delete
+// objects.
+func TestFullStorageIsOpened(t *testing.T) {
+	etcd := must.Get(embeddedetcd.Start(t.Context(), embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.MinQuotaBytes}))(t)
+	defer etcd.Stop()
+	client := must.Get(etcd.Client())(t)
+	defer client.Close()
+	first := must.Get(openStorage(t.Context(), client, "/registry/a"))(t)
+	var err error
+	for i := 0; err == nil; i++ {
+		_, err = client.Put(t.Context(), fmt.Sprint("object-", i), strings.Repeat("x", 1<<20))
+	}
+	is.True(t, errors.Is(err, rpctypes.ErrNoSpace), "got %v for a full storage", err)
+	again := must.Get(openStorage(t.Context(), client, "/registry/a"))(t)
+	is.Equal(t, again.id, first.id)
 }

@@ -37,6 +37,8 @@ const (
 
 	// privateName is the name of the private subdirectory of the data directory.
 	privateName = "data"
+	// socketsName is the name of a file in it with the folder of the sockets, if that is elsewhere.
+	socketsName = "sockets"
 	// etcdName is the name of etcd's folder in the private subdirectory.
 	etcdName   = "etcd"
 	memberName = "haulout"
@@ -68,8 +70,10 @@ type Server struct {
 	etcd      *embed.Etcd
 	endpoint  string
 	socketDir string
-	lock      *fileutil.LockedFile
-	logLevel  zap.AtomicLevel
+	// socketFile is the file in the data directory that names socketDir, for Connect.
+	socketFile string
+	lock       *fileutil.LockedFile
+	logLevel   zap.AtomicLevel
 	// endMetrics stops the updates of the size metrics.
 	endMetrics context.CancelFunc
 }
@@ -234,13 +238,17 @@ func (s *Server) chooseSocketDir(dir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("the path of the data directory is too long for a unix socket, and no temporary folder can be created: %w", err)
 	}
-	s.socketDir = tmp
+	s.socketDir, s.socketFile = tmp, filepath.Join(dir, socketsName)
+	if err := os.WriteFile(s.socketFile, []byte(tmp), 0o600); err != nil {
+		return "", fmt.Errorf("record the folder of the sockets, whose path is too long in the data directory: %w", err)
+	}
 	return tmp, nil
 }
 
 func (s *Server) release() {
 	if s.socketDir != "" {
 		_ = os.RemoveAll(s.socketDir)
+		_ = os.Remove(s.socketFile)
 	}
 	if s.lock != nil {
 		_ = s.lock.Close()

@@ -40,7 +40,10 @@ func TestDataSurvivesARestart(t *testing.T) {
 			if _, err := connect(t, first).Put(t.Context(), "key", large); err != nil {
 				t.Errorf("a value of %d bytes is refused: %v", len(large), err)
 			}
+			must.Get(Connect(t.Context(), dir))(t).Close()
 			first.Stop()
+			_, err := Connect(t.Context(), dir)
+			is.True(t, err != nil && strings.Contains(err.Error(), "no server"), "got %v without a server", err)
 
 			second := must.Get(Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes}))(t)
 			defer second.Stop()

@@ -49,6 +49,9 @@ func Connect(ctx context.Context, dataDir string) (*Member, error) {
 	}
 	dir := filepath.Join(given, privateName)
 	socket := filepath.Join(dir, "client.sock")
+	if elsewhere, err := os.ReadFile(filepath.Join(dir, socketsName)); err == nil {
+		socket = filepath.Join(string(elsewhere), "client.sock")
+	}
 	if _, err := os.Stat(socket); err != nil {
 		return nil, fmt.Errorf("--data-dir=%s: no server has a socket there: %w", dataDir, err)
 	}
