@@ -68,6 +68,10 @@ func TestDecideNodeAgent(t *testing.T) {
 			mod:  func(s *situation) { s.targeted = true },
 			want: outcome{Active: evict, Since: 5 * minute, Evict: true, Events: EventHandedOver},
 		},
+		"a pod that is not static and names the agent waits for no drain": {
+			evacuation: newEvacuation(withEvacuators(agent), active(agent)), pod: newPod(), at: 5 * minute,
+			want: outcome{Active: evict, Since: 5 * minute, Evict: true, Events: EventHandedOver},
+		},
 		"a withdrawn Evacuation ends at the deadline although the agent forbids that": {
 			evacuation: newEvacuation(withEvacuators(agent), active(agent), withFinalizers(), withStatus(
 				func(st *v1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })),

@@ -362,7 +362,7 @@ func (d *decision) deadline(s situation) deadline {
 	turn := protocol.TurnOf(&d.status)
 	result := deadline{
 		since: turn.Since, reported: turn.Reported, length: turn.Patience(s.evacuation.Spec.ProgressDeadlineSeconds, s.startLimit(turn.Class)),
-		runs: !waitsForDrain(turn.Class) || s.targeted && !d.isRequested(s),
+		runs: !s.waitsForDrain(turn.Class) || s.targeted && !d.isRequested(s),
 	}
 	if !result.runs {
 		// The drain may reach the pod at any time, and the evacuator needs enough time from then
@@ -378,9 +378,11 @@ func (d *decision) deadline(s situation) deadline {
 	return result
 }
 
-// waitsForDrain reports whether an evacuator acts only when the drain has reached the pod.
-func waitsForDrain(class string) bool {
-	return class == v1alpha1.EvacuatorClassDaemonSet || class == v1alpha1.EvacuatorClassKubelet
+// waitsForDrain reports whether an evacuator acts only when the drain has reached the pod. An
+// annotation may name it for a pod of another type, for which it never acts.
+func (s *situation) waitsForDrain(class string) bool {
+	return class == v1alpha1.EvacuatorClassDaemonSet && s.podType == v1alpha1.PodTypeDaemonSet ||
+		class == v1alpha1.EvacuatorClassKubelet && s.podType == v1alpha1.PodTypeStatic
 }
 
 // onlyAgentCanAct reports whether the active evacuator is the node agent of a static pod, has not

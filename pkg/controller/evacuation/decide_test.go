@@ -364,7 +364,7 @@ func TestDecideActiveEvacuator(t *testing.T) {
 		"the start deadline of the DaemonSet evacuator restarts before the drain reaches the pod": {
 			evacuation: newEvacuation(withEvacuators(v1alpha1.EvacuatorClassDaemonSet),
 				active(v1alpha1.EvacuatorClassDaemonSet)),
-			pod: newPod(), at: 3 * minute,
+			pod: newPod(), at: 3 * minute, mod: func(s *situation) { s.podType = v1alpha1.PodTypeDaemonSet },
 			want: outcome{
 				Active: v1alpha1.EvacuatorClassDaemonSet, Since: 3 * minute, Wake: 5*minute + 30*second,
 			},
@@ -373,7 +373,7 @@ func TestDecideActiveEvacuator(t *testing.T) {
 			evacuation: newEvacuation(withEvacuators(v1alpha1.EvacuatorClassDaemonSet),
 				active(v1alpha1.EvacuatorClassDaemonSet),
 				func(e *v1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) }),
-			pod: newPod(), at: 3*minute + 700*time.Millisecond,
+			pod: newPod(), at: 3*minute + 700*time.Millisecond, mod: func(s *situation) { s.podType = v1alpha1.PodTypeDaemonSet },
 			want: outcome{
 				Active: v1alpha1.EvacuatorClassDaemonSet, Since: 3 * minute, Wake: 3*minute + second,
 			},

@@ -71,7 +71,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *v1alpha1.Evacuation
 		}
 	}
 	s.standoff = c.standoff(ctx, pod, s.eviction, s.now)
-	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && !isDeadButHeld(evacuation) {
+	if node == nil || !s.waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && !isDeadButHeld(evacuation) {
 		return s, nil
 	}
 	s.replaced = s.podType == v1alpha1.PodTypeDaemonSet && isReplaced(pod, node)
