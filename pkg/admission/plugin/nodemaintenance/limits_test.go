@@ -167,3 +167,16 @@ func TestLimitOfShutdownsOfANode(t *testing.T) {
 		})
 	}
 }
+
+// TestAnotherUserCannotHideAShutdown: without its annotation, neither the node agent nor the server
+// would end the maintenance of a shutdown.
+func TestAnotherUserCannotHideAShutdown(t *testing.T) {
+	for node, isRefused := range map[string]bool{"blue-1": false, "blue-2": true} {
+		f := newFixture(t, may(node), twoPools)
+		hidden := shutdown(metadata(func(m *metav1.ObjectMeta) { m.Annotations = nil }))
+		ctx, _ := f.context(request{by: bob, nm: hidden, old: shutdown()})
+		if err := f.validate(ctx, request{by: bob, nm: hidden, old: shutdown()}); apierrors.IsForbidden(err) != isRefused || !isRefused && err != nil {
+			t.Errorf("a user who may maintain %s gets %v", node, err)
+		}
+	}
+}

@@ -24,6 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
@@ -95,7 +96,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		if old != nil {
 			return nil
 		}
-	case nm != nil && old != nil && newShutdownOf(nm, old) == "" && (!needsAuthorization(nm, old) || isGarbageCollection(a.GetUserInfo(), nm, old)):
+	case nm != nil && old != nil && (!needsAuthorization(nm, old) || isGarbageCollection(a.GetUserInfo(), nm, old)):
 		return nil
 	}
 	if !p.WaitForReady() {
@@ -132,10 +133,12 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 
 // needsAuthorization reports whether an update can affect nodes. Changes of owners and finalizers
 // count as well: the garbage collector uses its own rights to delete an object whose owner does not
-// exist. So does the annotation that lets a rollout take the nodes again.
+// exist. So do the annotation that lets a rollout take the nodes again, and those that make the
+// maintenance the one of a shutdown: the node agent ends only that.
 func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 	return !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		nm.Annotations[v1alpha1.AnnotationRetried] != old.Annotations[v1alpha1.AnnotationRetried] ||
+		protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) != protocol.NodeOfShutdown(&old.ObjectMeta, old.Spec.NodeSelector) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) ||
 		!apiequality.Semantic.DeepEqual(nm.Finalizers, old.Finalizers)
 }
