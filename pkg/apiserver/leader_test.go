@@ -354,13 +354,15 @@ func TestWhoKnowsOfNoLeader(t *testing.T) {
 		// always.
 		failsFrom time.Duration
 		warns     bool
+		// unknown is set if it is not known for long whether a replica leads.
+		unknown bool
 	}{
 		"a server that starts does not warn":                       {lease: leaseOf("", ""), lasts: 23 * time.Second},
 		"a server with a Lease that is never renewed warns":        {lease: leaseOf("", ""), lasts: 25 * time.Second, warns: true},
 		"a server without a Lease warns":                           {lasts: 25 * time.Second, warns: true},
 		"a server with a Lease that is renewed does not warn":      {lease: leaseOf("", ""), renews: 6 * time.Second, lasts: time.Hour},
-		"a server that can never read the Lease does not warn":     {failsFrom: -1, lasts: time.Hour},
-		"a server that can no longer read the Lease does not warn": {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Hour},
+		"a server that can never read the Lease does not warn":     {failsFrom: -1, lasts: time.Hour, unknown: true},
+		"a server that can no longer read the Lease does not warn": {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Hour, unknown: true},
 		"a server that has just read the Lease warns":              {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Minute + 2*time.Second, warns: true},
 		"a server with a Lease that is renewed each minute warns":  {lease: leaseOf("", ""), renews: time.Minute, lasts: time.Hour - time.Second, warns: true},
 	} {
@@ -397,6 +399,9 @@ func TestWhoKnowsOfNoLeader(t *testing.T) {
 			}
 			if got := c.NoLeader(); strings.HasPrefix(got, protocol.NoLeaderWarning) != test.warns {
 				t.Errorf("got %q, want a warning: %t", got, test.warns)
+			}
+			if got := c.NoKnownLeader(); (got != "") != (test.warns || test.unknown) {
+				t.Errorf("got %q, want a reason: %t", got, test.warns || test.unknown)
 			}
 		})
 	}

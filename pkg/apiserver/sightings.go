@@ -33,6 +33,8 @@ type sightings struct {
 	// change, it is the time at which this replica began to look for a leader.
 	renewed         time.Time
 	holder, renewal string
+	// began is the time at which this replica began to look for a leader.
+	began time.Time
 }
 
 // begin records that the replica begins to look for a leader.
@@ -40,7 +42,8 @@ func (s *sightings) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.renewed.IsZero() {
-		s.renewed = time.Now()
+		s.began = time.Now()
+		s.renewed = s.began
 	}
 }
 
@@ -90,6 +93,31 @@ func (s *sightings) sinceRenewed(within time.Duration) time.Duration {
 		return 0
 	}
 	return time.Since(s.renewed)
+}
+
+// sinceRead returns the time since this replica last found out whether the Lease exists, or since
+// it began to look for a leader; 0 if it has not begun.
+func (s *sightings) sinceRead() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.began.IsZero() {
+		return 0
+	}
+	if s.read.After(s.began) {
+		return time.Since(s.read)
+	}
+	return time.Since(s.began)
+}
+
+// NoKnownLeader is like NoLeader, and also returns a reason if this replica has not been able to
+// read the Lease for as long. It is for what must not wait for a leader that may not exist.
+func (c *Controllers) NoKnownLeader() string {
+	why, since := c.NoLeader(), c.sightings.sinceRead()
+	if why != "" || !c.Election.Enabled || since < leaderlessAfter*c.Election.LeaseDuration {
+		return why
+	}
+	return fmt.Sprintf("this replica cannot read Lease %s/%s, for %v, so it does not know whether a replica leads; see its log",
+		c.Election.Namespace, c.Election.Name, since.Round(time.Second))
 }
 
 // NoLeader returns the warning for users that no replica leads; empty if one leads or if this is

@@ -83,7 +83,7 @@ func (o CompletedOptions) applyEvictionReviews(generic *genericapiserver.Recomme
 		NoLeader: func() string { return "this replica of haulout-apiserver runs without controllers" },
 	}
 	if controllers != nil {
-		reviews.NoLeader = controllers.NoLeader
+		reviews.NoLeader = controllers.NoKnownLeader
 	}
 	if o.EvictionReviews.Intercept == interceptAll {
 		reviews.BuiltIn = owners.NewBuiltIn(client, sets.New(o.Evacuators.BuiltIn...)).Of
