@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,6 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/eventref"
 )
 
 // resolveEvacuators sets the evacuators of a new Evacuation: the evacuators of its pod and the
@@ -103,16 +105,34 @@ func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, n
 	return merged, nil
 }
 
-// report reports the ignored annotations: to the pod's owner with an event, and to the client with
-// a warning.
+// mostIgnored is the number of ignored annotations that an event, and the warnings, name.
+const mostIgnored = 3
+
+// report reports the ignored annotations: to the pod's owner with one event, and to the client with
+// warnings.
 func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *corev1.Pod, ignored []protocol.IgnoredAnnotation) {
-	for _, annotation := range ignored {
-		warning.AddWarning(ctx, "", fmt.Sprintf("pod annotation %s is ignored: %s", annotation.Key, annotation.Why))
-		if !attrs.IsDryRun() {
-			p.recorder.Eventf(pod, nil, corev1.EventTypeWarning, EventEvacuatorIgnored, actionResolve,
-				"Annotation %s is ignored: %s", annotation.Key, annotation.Why)
-		}
+	if len(ignored) == 0 {
+		return
 	}
+	var texts []string
+	for _, annotation := range ignored[:min(len(ignored), mostIgnored)] {
+		text := protocol.OneLine(fmt.Sprintf("nnotation %s is ignored: %s", annotation.Key, annotation.Why), protocol.MaxMessage/4)
+		warning.AddWarning(ctx, "", "pod a"+text)
+		texts = append(texts, "A"+text)
+	}
+	if more := len(ignored) - len(texts); more > 0 {
+		texts = append(texts, fmt.Sprintf("%d more annotations are ignored", more))
+	}
+	if p.storesNew(attrs, pod) {
+		p.recorder.Eventf(pod, nil, corev1.EventTypeWarning, EventEvacuatorIgnored, actionResolve, "%s", eventref.Note("%s", strings.Join(texts, ". ")))
+	}
+}
+
+// storesNew reports whether a request stores a new Evacuation of a pod. Others get no event: dry
+// runs, and those of a second instigator, which are refused because the Evacuation exists.
+func (p *Plugin) storesNew(attrs admission.Attributes, pod *corev1.Pod) bool {
+	_, exists, err := p.stored.GetByKey(pod.Namespace + "/" + protocol.CanonicalName(pod.Name, pod.UID))
+	return !exists && err == nil && !attrs.IsDryRun() && !attrs.GetReinvocationContext().IsReinvoke()
 }
 
 const (

@@ -16,9 +16,7 @@ import (
 )
 
 // reportResponders reports that the pod names eviction responders (KEP-4563), which Haulout does
-// not ask: to the pod's owner with one event, and to the client with a warning. Requests that store
-// nothing get no event: dry runs, and those of a second instigator, which are refused because the
-// Evacuation exists.
+// not ask: to the pod's owner with one event, and to the client with a warning.
 func (p *Plugin) reportResponders(ctx context.Context, attrs admission.Attributes, pod *corev1.Pod) {
 	unasked := protocol.UnaskedResponders(pod)
 	if len(unasked) == 0 {
@@ -26,9 +24,8 @@ func (p *Plugin) reportResponders(ctx context.Context, attrs admission.Attribute
 	}
 	names := strings.Join(unasked, ", ")
 	warning.AddWarning(ctx, "", fmt.Sprintf("pod %s names eviction responders that Haulout does not ask: %s", pod.Name, names))
-	_, exists, err := p.stored.GetByKey(pod.Namespace + "/" + protocol.CanonicalName(pod.Name, pod.UID))
-	if !exists && err == nil && !attrs.IsDryRun() && !attrs.GetReinvocationContext().IsReinvoke() {
+	if p.storesNew(attrs, pod) {
 		p.recorder.Eventf(pod, nil, corev1.EventTypeWarning, EventRespondersNotAsked, actionResolve,
-			"This pod names eviction responders that Haulout does not ask: %s. Name an evacuator in an annotation to be asked.", names)
+			"This pod names eviction responders that Haulout does not ask: %s. Name an evacuator in an annotation to be asked.", protocol.OneLine(names, protocol.MaxMessage/2))
 	}
 }
