@@ -46,6 +46,7 @@ var rolloutGoldens = map[string]golden{
 	"rollout-unverified": {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(halted, func(r *v1alpha1.NodeMaintenanceRollout) {
 		r.Status.Current[0].Message = "NotVerified: the node is not Ready"
 	})}},
+	"rollout-stopped":   {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(stopped)}},
 	"rollout-held":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(heldBy("alice", "ceph-operator"))}},
 	"rollout-closed":    {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(closed)}},
 	"rollout-never":     {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(never)}},
@@ -107,6 +108,8 @@ var rolloutGoldens = map[string]golden{
 	"retry-unknown":     {line: "rollout retry kernel-6-12 node-009", objects: rolling()},
 	"retry-dry-run":     {line: "rollout retry kernel-6-12 node-002 --dry-run=server", objects: rolling(), arrange: dryRunsDelete},
 	"retry-forbidden":   {line: "rollout retry kernel-6-12 node-002", objects: rolling(), arrange: forbid("delete", "nodetasks")},
+	"retry-stopped":     {line: "rollout retry kernel-6-12 node-002", objects: []runtime.Object{rollout(stopped)}},
+	"retry-closed":      {line: "rollout retry kernel-6-12 node-002", objects: []runtime.Object{rollout(halted, closes)}},
 	"retry-what":        {line: "rollout retry kernel-6-12", objects: rolling()},
 	"stop":              {line: "rollout stop kernel-6-12", objects: rolling()},
 	"stop-again":        {line: "rollout stop kernel-6-12", objects: []runtime.Object{rollout(stopped)}},
@@ -116,6 +119,7 @@ var rolloutGoldens = map[string]golden{
 	"take-wait":         {line: "take node-005 --wait --timeout=1m", arrange: all(offersLater, grants)},
 	"take-wait-timeout": {line: "take node-005 --wait --timeout=1m"},
 	"take-no-grant":     {line: "take node-005 --timeout=30s", objects: offered()},
+	"take-down":         {line: "take node-005", objects: offered(), arrange: isDown},
 	"take-withdrawn":    {line: "take node-005", objects: offered(), arrange: withdraws},
 	"take-other":        {line: "take node-003", objects: rolling()},
 	"take-again":        {line: "take node-004", objects: rolling()},
@@ -139,10 +143,10 @@ var rolloutGoldens = map[string]golden{
 	"done-too-late":    {line: "done node-001 --failed", objects: rolling()},
 	"done-not-offered": {line: "done node-005", objects: rolling()},
 
-	"pause-held-unit": {line: "pause kernel-6-12-node-004-1", objects: append(rolling(), build.With(holding("node-004"), func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.Paused, nm.Status.Pause = true, &v1alpha1.NodeMaintenancePause{By: "system:apiserver", Since: before(time.Minute)}
-	}))},
-	"cancel-unit": {line: "cancel kernel-6-12-node-005-2", objects: rolling()},
+	"pause-held-unit":  {line: "pause kernel-6-12-node-004-1", objects: append(rolling(), heldUnit())},
+	"resume-held-unit": {line: "resume kernel-6-12-node-004-1", objects: append(rolling(), heldUnit())},
+	"status-held-unit": {line: "status kernel-6-12-node-004-1", objects: append(rolling(), heldUnit())},
+	"cancel-unit":      {line: "cancel kernel-6-12-node-005-2", objects: rolling()},
 
 	"completion-rollouts": {line: "__complete rollout hold ", objects: rolling()},
 	"completion-rollout":  {line: "__complete rollout ", objects: rolling()},
@@ -379,6 +383,26 @@ func task(node string, state v1alpha1.NodeTaskState, holder, by string, modify .
 // holding returns the maintenance of a task.
 func holding(node string) *v1alpha1.NodeMaintenance {
 	return build.With(attempt(node, 1, string(next.Released)), func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageDrain })
+}
+
+// heldUnit returns the maintenance of a unit that a hold of its rollout has paused.
+func heldUnit() *v1alpha1.NodeMaintenance {
+	return build.With(holding("node-004"), func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.Paused, nm.Status.Pause = true, &v1alpha1.NodeMaintenancePause{By: "system:apiserver", Since: before(time.Minute)}
+	})
+}
+
+// closes lets a window be closed in which drains would be withdrawn.
+func closes(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Spec.WhenClosed, r.Spec.Windows[0].Schedule = v1alpha1.RolloutClosedWithdraw, "0 22 * * *"
+	r.Status.Window = &v1alpha1.RolloutWindowStatus{}
+}
+
+// isDown lets no server answer.
+func isDown(w *world) {
+	w.haulout.PrependReactor("get", "nodetasks", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewServiceUnavailable("no server answers")
+	})
 }
 
 func offered() []runtime.Object {

@@ -70,6 +70,7 @@ var verbGoldens = map[string]golden{
 	"explain-paused":         {line: "explain dns-1 --namespace=kube-system", objects: withPods(), arrange: isPaused},
 	"explain-cordon":         {line: "explain other --namespace=shop", objects: withPods()},
 	"explain-refused":        {line: "explain dns-1 --namespace=kube-system", objects: withPods(), arrange: refused("node-003")},
+	"explain-worker":         {line: "explain dns-1 --namespace=kube-system", objects: withPods(), arrange: workedOn("node-003")},
 	"explain-in-the-way":     {line: "explain tool --namespace=ops", objects: withPods()},
 	"explain-no-maintenance": {line: "explain far --namespace=shop", objects: withPods()},
 	"explain-pending":        {line: "explain pending --namespace=shop", objects: withPods()},

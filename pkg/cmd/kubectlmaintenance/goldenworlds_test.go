@@ -18,6 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 	"haulout.dev/haulout/pkg/controller/nodemaintenance"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // stuck returns a drain all of whose pods that are asked to leave are blocked.
@@ -284,6 +285,20 @@ func because(node string, reason v1alpha1.NodeStatusReason) func(*world) {
 			w.store(nm)
 		}
 	}
+}
+
+// workedOn lets a worker have a node for another maintenance.
+func workedOn(node string) func(*world) {
+	return all(because(node, v1alpha1.NodeStatusNodeTaskInProgress), func(w *world) {
+		for _, nm := range w.maintenances() {
+			for i := range nm.Status.NodeStatuses {
+				if n := &nm.Status.NodeStatuses[i]; n.NodeRef.Name == node {
+					n.DrainMessage = drainplan.NotDrained + `worker "kubelet-137" works on it for NodeMaintenance kernel-6-12-node-003-1`
+				}
+			}
+			w.store(nm)
+		}
+	})
 }
 
 // uncordoned marks a node as not cordoned.

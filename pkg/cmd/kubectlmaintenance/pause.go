@@ -76,13 +76,16 @@ func (e *environment) setPaused(ctx context.Context, o *waitOptions, name string
 		}
 		if paused {
 			e.screen(e.ErrOut).Printf("It was already paused %s.", before)
-			if owner := protocol.RolloutOf(nm); owner != nil && nm.Status.Pause != nil && nm.Status.Pause.By == protocol.ServerUser {
+			if owner := protocol.PausingRollout(nm); owner != nil {
 				e.screen(e.ErrOut).Printf("A hold of rollout %[1]s has paused it, and resumes it when it ends. For a hold of your own: kubectl maintenance rollout hold %[1]s --drains", owner.Name)
 			}
 		} else {
 			e.screen(e.ErrOut).Printf("It was not paused.")
 		}
 		return nil
+	case !paused && protocol.PausingRollout(nm) != nil:
+		return fmt.Errorf("a hold of rollout %[1]s has paused %[2]s, and would pause it again. To end the hold: %[3]s",
+			protocol.PausingRollout(nm).Name, nm.Name, protocol.ResumeCommand(nm))
 	}
 	write := newDrainer(c, o).Pause
 	if !paused {

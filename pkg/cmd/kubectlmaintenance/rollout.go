@@ -301,9 +301,17 @@ func (e *environment) retry(ctx context.Context, o *waitOptions, name, unit stri
 	if err != nil {
 		return err
 	}
+	if r.Spec.Stage == v1alpha1.RolloutStageComplete {
+		return fmt.Errorf("%s is in stage %s, in which nothing starts, so no unit can be tried again. If a failed node is repaired: kubectl maintenance done NODE; "+
+			"to return it as it is: kubectl maintenance complete MAINTENANCE", name, r.Spec.Stage)
+	}
 	phase := ""
 	var retried []runtime.Object
 	if at := slices.IndexFunc(r.Status.Current, func(u v1alpha1.RolloutUnit) bool { return u.Unit == unit }); at >= 0 {
+		if w := r.Status.Window; w != nil && !w.Open && r.Spec.WhenClosed == v1alpha1.RolloutClosedWithdraw {
+			return fmt.Errorf("no window of %s is open, and whenClosed is %s: unit %q would return to service as it is; try it again when a window is open",
+				name, r.Spec.WhenClosed, unit)
+		}
 		phase = ": it is " + string(r.Status.Current[at].Phase)
 		retried, err = retryTasks(ctx, c, o, &r.Status.Current[at])
 	}

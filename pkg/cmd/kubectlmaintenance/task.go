@@ -88,7 +88,8 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 		case err == nil:
 		case mine != "" && isMissing(err):
 			return withdrawn(node)
-		case !isMissing(err) && !isTemporary(err), isMissing(err) && !o.wait:
+		case isMissing(err) && o.wait, isTemporary(err) && (mine != "" || o.wait):
+		default:
 			return e.notOffered(ctx, c, node, err)
 		}
 		if err == nil {
@@ -115,6 +116,11 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 		}
 		select {
 		case <-ctx.Done():
+			if mine != "" {
+				// A claim cannot be taken back before it is granted.
+				e.screen(e.ErrOut).Printf("Your claim of node %[1]s stands: the node is yours as soon as the server grants it. To look again: kubectl maintenance take %[1]s; "+
+					"if you do not want it any more: kubectl maintenance done %[1]s --failed", node)
+			}
 			if errors.Is(context.Cause(ctx), errTimeout) {
 				return exitWith(exitTimeout, "node %s is not yours after %s", node, o.timeout.text)
 			}

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
@@ -96,7 +97,7 @@ func (t *timeout) begin(ctx context.Context) (context.Context, context.CancelFun
 // tellPaused prints that a maintenance is paused, so that the user does not wait in vain.
 func (e *environment) tellPaused(nm *v1alpha1.NodeMaintenance) {
 	if v1alpha1.IsPaused(nm) {
-		e.screen(e.ErrOut).Printf("%[1]s was paused %[2]s, so it asks no pod to leave. To continue: kubectl maintenance resume %[1]s", nm.Name, show.PausedBy(nm, e.now()))
+		e.screen(e.ErrOut).Printf("%[1]s was paused %[2]s, so it asks no pod to leave. To continue: %[3]s", nm.Name, show.PausedBy(nm, e.now()), protocol.ResumeCommand(nm))
 	}
 }
 
@@ -176,8 +177,8 @@ func (e *environment) notReached(err error, first *v1alpha1.NodeMaintenance, o *
 		// tellPaused has told who paused it.
 		return exitWith(exitPaused, "%s is still paused after %s", name, after)
 	case errors.Is(err, drainer.ErrPaused):
-		return exitWith(exitPaused, "%[1]s is paused after %[3]s: it was paused %[2]s. To continue: kubectl maintenance resume %[1]s",
-			name, show.PausedBy(why.Maintenance, e.now()), after)
+		return exitWith(exitPaused, "%[1]s is paused after %[3]s: it was paused %[2]s. To continue: %[4]s",
+			name, show.PausedBy(why.Maintenance, e.now()), after, protocol.ResumeCommand(why.Maintenance))
 	case errors.Is(err, drainer.ErrBlocked):
 		return exitWith(exitBlocked, "%[1]s is blocked after %[2]s (%[3]s: %[4]s); the server keeps trying. To see who must act: kubectl maintenance blockers %[1]s",
 			name, after, why.Condition.Reason, why.Condition.Message)

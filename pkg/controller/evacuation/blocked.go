@@ -285,7 +285,7 @@ func (d *decision) isPaused(s situation) *eviction.Blocker {
 	}
 	return &eviction.Blocker{Reason: v1alpha1.ReasonPaused, Message: fmt.Sprintf(
 		"NodeMaintenance %s is paused: the server neither evicts the pod nor makes the next evacuator active. "+
-			"To resume it, run kubectl maintenance resume %s.", s.pausedBy.Name, s.pausedBy.Name)}
+			"To resume it, run %s.", s.pausedBy.Name, protocol.ResumeCommand(s.pausedBy))}
 }
 
 // unknownToQueue keeps a stored obstacle until the eviction queue has tried the pod. What the pod

@@ -40,7 +40,7 @@ func describePause(nm *v1alpha1.NodeMaintenance, left *remainder) string {
 	if !v1alpha1.IsPaused(nm) {
 		return ""
 	}
-	return fmt.Sprintf("%s; %s. To resume it, run kubectl maintenance resume %s", pauserOf(nm), left.progress(), nm.Name)
+	return fmt.Sprintf("%s; %s. To resume it, run %s", pauserOf(nm), left.progress(), protocol.ResumeCommand(nm))
 }
 
 // pauserOf returns a phrase with the user who paused a maintenance, and the time.

@@ -34,3 +34,21 @@ func BelongsTo(nm *v1alpha1.NodeMaintenance, rollout types.UID) bool {
 	owner := RolloutOf(nm)
 	return owner != nil && owner.UID == rollout
 }
+
+// ResumeCommand returns the command that ends the pause of a maintenance. If a hold of its rollout
+// has paused it, the rollout would pause it again.
+func ResumeCommand(nm *v1alpha1.NodeMaintenance) string {
+	if owner := PausingRollout(nm); owner != nil {
+		return "kubectl maintenance rollout resume " + owner.Name
+	}
+	return "kubectl maintenance resume " + nm.Name
+}
+
+// PausingRollout returns the rollout that has paused a maintenance because of a hold; nil if none
+// has.
+func PausingRollout(nm *v1alpha1.NodeMaintenance) *metav1.OwnerReference {
+	if nm.Status.Pause == nil || nm.Status.Pause.By != ServerUser {
+		return nil
+	}
+	return RolloutOf(nm)
+}

@@ -15,6 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
@@ -146,7 +147,7 @@ func (f *PodFacts) why(m PodMaintenance, ref v1alpha1.PreviewPodReference) strin
 	later := ""
 	switch {
 	case v1alpha1.IsPaused(m.NodeMaintenance):
-		later = fmt.Sprintf("It was paused %s, so it asks no further pod to leave. To continue: kubectl maintenance resume %s. ", PausedBy(m.NodeMaintenance, f.Now), m.Name)
+		later = fmt.Sprintf("It was paused %s, so it asks no further pod to leave. To continue: %s. ", PausedBy(m.NodeMaintenance, f.Now), protocol.ResumeCommand(m.NodeMaintenance))
 	case m.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain:
 		later = fmt.Sprintf("No pod is asked to leave in this stage. To begin: kubectl maintenance stage %s Drain. ", m.Name)
 	}
@@ -178,7 +179,10 @@ func leftAlone(nm *v1alpha1.NodeMaintenance, node string) string {
 	if at < 0 {
 		return ""
 	}
-	switch nm.Status.NodeStatuses[at].Reason {
+	switch entry := &nm.Status.NodeStatuses[at]; entry.Reason {
+	case v1alpha1.NodeStatusNodeTaskInProgress:
+		why, _ := whyOutside(entry)
+		return wording.Sentence(fmt.Sprintf("It asks no pod of node %s to leave: %s", node, why))
 	case v1alpha1.NodeStatusNotAuthorized:
 		return refusedText("node " + node)
 	case v1alpha1.NodeStatusNotCordoned:

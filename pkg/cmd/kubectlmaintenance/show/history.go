@@ -89,9 +89,10 @@ func stagesOf(nm *v1alpha1.NodeMaintenance, told map[string]string) []Moment {
 			moments = append(moments, Moment{Time: *stage.StartTimestamp, What: what, Detail: told[what]})
 		}
 	}
+	// The requester may have changed the nodes, and not the stage.
 	if by := v1alpha1.RequesterOf(nm); by != "" && len(moments) > 0 {
 		last := &moments[len(moments)-1]
-		last.Detail = cmp.Or(last.Detail, "requested by "+by)
+		last.Detail = cmp.Or(last.Detail, "last requester: "+by)
 	}
 	// A request for a later stage enters the stages before it, too.
 	for i := len(moments) - 2; i >= 0; i-- {

@@ -301,6 +301,13 @@ func (f *RolloutFacts) failure(units []v1alpha1.RolloutUnit, o Options) []screen
 	if strings.Contains(u.Message, string(v1alpha1.NodeTaskNotVerified)) {
 		then = "the server returns it when it is Ready and meets doneWhen; a retry repeats the work"
 	}
+	switch {
+	case f.Rollout.Spec.Stage != v1alpha1.RolloutStageComplete:
+	case len(u.Nodes) > 0:
+		then = "kubectl maintenance done " + u.Nodes[0].Name + ", when it is repaired; nothing starts in stage Complete"
+	default:
+		then = "create another rollout: nothing starts in stage Complete"
+	}
 	return append([]screen.Line{{}}, o.Fit(
 		line(screen.Bad, "  FAILED  %s", u.Unit),
 		plain("  who     %s, who can remove the cause", wording.Administrator),

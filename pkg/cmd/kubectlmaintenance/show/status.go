@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
@@ -143,7 +144,7 @@ func (f *Facts) pausedText() string {
 			effect = "no node is offered to a worker, and " + effect
 		}
 	}
-	return fmt.Sprintf("Paused %s: %s. To continue: kubectl maintenance resume %s", PausedBy(f.Maintenance, f.Now), effect, f.Maintenance.Name)
+	return fmt.Sprintf("Paused %s: %s. To continue: %s", PausedBy(f.Maintenance, f.Now), effect, protocol.ResumeCommand(f.Maintenance))
 }
 
 // Stage returns the stage of a maintenance, with a note if the object is being deleted.
