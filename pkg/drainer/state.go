@@ -122,7 +122,7 @@ func Reached(nm *v1alpha1.NodeMaintenance, state State) (bool, error) {
 	case nm.Status.ObservedGeneration < nm.Generation:
 		return false, nil
 	case state == Cordoned:
-		return isCordoned(nm), nil
+		return v1alpha1.IsHolding(nm) && isCordoned(nm), nil
 	case state != Drained:
 		return true, nil
 	}

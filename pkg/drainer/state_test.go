@@ -71,6 +71,7 @@ func TestReached(t *testing.T) {
 		"a new object is not observed":            {nm: unobserved(inStage(idle)), state: Observed},
 		"observed":                                {nm: inStage(idle), state: Observed, want: true},
 		"cordoned":                                {nm: inStage(cordon), state: Cordoned, want: true},
+		"a node in stage Idle is not cordoned":    {nm: inStage(idle), state: Cordoned},
 		"a node is not cordoned":                  {nm: withNode(inStage(cordon), v1alpha1.NodeStatusNotCordoned), state: Cordoned},
 		"a node is not authorized":                {nm: withNode(inStage(cordon), v1alpha1.NodeStatusNotAuthorized), state: Cordoned},
 		"a node has too many maintenances":        {nm: withNode(inStage(cordon), v1alpha1.NodeStatusTooManyMaintenances), state: Cordoned},
