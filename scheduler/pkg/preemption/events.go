@@ -57,7 +57,7 @@ func preemptedEvent(ctx context.Context, handle fwk.Handle, preemptor upstream.E
 
 func refusedEvent(ctx context.Context, handle fwk.Handle, preemptor upstream.ExecutorPreemptor, victim *corev1.Pod, why string) {
 	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(objectOf(preemptor), victim, corev1.EventTypeWarning, EventRefused, action,
-		"Neither pod %s nor the other victims were preempted. %s", klog.KObj(victim), why)
+		"Neither pod %s nor any further victim was preempted. %s", klog.KObj(victim), why)
 }
 
 func heldBackEvent(ctx context.Context, handle fwk.Handle, group runtime.Object, held heldPods) {
