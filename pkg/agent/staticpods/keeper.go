@@ -296,6 +296,8 @@ func (k *Keeper) reconcile(ctx context.Context) {
 }
 
 // restoreKept publishes the list of kept pods, and restores the parked pods that are on this list.
+// A pod of which the agent cannot decide whether it serves the API stays parked: a drain has ended
+// it.
 func (k *Keeper) restoreKept(ctx context.Context, entries []Entry) {
 	kept, isControlPlane, err := k.kept(ctx)
 	k.mu.Lock()
@@ -305,9 +307,13 @@ func (k *Keeper) restoreKept(ctx context.Context, entries []Entry) {
 		err = k.publish(ctx, node, kept, isControlPlane)
 	}
 	k.note(ctx, troublePublish, err)
-	if slices.ContainsFunc(entries, func(e Entry) bool { return kept[e.Pod()] != "" }) {
+	becameKept := func(e *Entry) bool {
+		why := kept[e.Pod()]
+		return why != "" && why != protocol.KeptUndecided
+	}
+	if slices.ContainsFunc(entries, func(e Entry) bool { return becameKept(&e) }) {
 		k.sortByCluster(ctx, entries)
-		k.restore(ctx, func(e *Entry) bool { return kept[e.Pod()] != "" }, corev1.EventTypeNormal, EventRestored)
+		k.restore(ctx, becameKept, corev1.EventTypeNormal, EventRestored)
 	}
 }
 

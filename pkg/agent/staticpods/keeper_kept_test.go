@@ -14,6 +14,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // control returns a manifest of kube-apiserver.
@@ -155,6 +156,22 @@ func TestAPodThatBecomesKeptComesBack(t *testing.T) {
 		w.run()
 		w.wantHappened("run web", "TERM web", "stop web", "run web")
 		w.want("manifests/web.yaml")
+	})
+}
+
+// TestAnUndecidedPodStaysParked: the agent starts again, and cannot find out whether the pod serves
+// the API.
+func TestAnUndecidedPodStaysParked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web", "  hostNetwork: true")}, drain("update", 1000))
+		w.add(evacuationOf("web"))
+		w.untilReported("has stopped")
+		w.editEvacuation("web", departed)
+		w.stop()
+		w.server = "https://:6443" // as if its name could not be resolved
+		w.run()
+		<-time.After(time.Minute)
+		is.True(t, !slices.Contains(w.list(), "manifests/web.yaml"), "the pod was restored: %v", w.list())
 	})
 }
 
