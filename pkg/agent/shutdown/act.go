@@ -301,7 +301,10 @@ func (m *Manager) answered(ctx context.Context, err error, retry time.Duration) 
 
 func (m *Manager) actReport(ctx context.Context, d *decision) {
 	if !d.report {
-		m.reportingSince = time.Time{}
+		// While the kubelet is started because reports take too long, none may be due again.
+		if !d.resume {
+			m.reportingSince = time.Time{}
+		}
 		m.want(ctx, &m.reports, taskNone, 0, nil)
 		return
 	}

@@ -85,7 +85,8 @@ func (d *decision) localRun(s *settings, in *input) {
 		return
 	}
 	d.local, d.proceed = true, true
-	d.report = (in.api.ok || in.host.ok) && unreported(st.Killed)
+	// Without a drain the agent does not know whether the API answers.
+	d.report = (in.api.ok || in.host.ok || !s.drain) && unreported(st.Killed)
 }
 
 // isTimeToGoBack reports whether the remaining time is enough to use the API first and the engine

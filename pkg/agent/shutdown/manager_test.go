@@ -292,6 +292,27 @@ func TestAPIBackBetweenBuckets(t *testing.T) {
 	})
 }
 
+// TestReportsThatHangDoNotKeepTheKubeletStopped: the API is back in the middle of a local end, and
+// does not answer reports of ended pods.
+func TestReportsThatHangDoNotKeepTheKubeletStopped(t *testing.T) {
+	scenario(t, func(w *world) { w.mode, w.reportsHang, w.resumeTakes = apiDown, true, 3*time.Second }, func(w *world) {
+		w.request()
+		w.wait(12 * time.Second)
+		w.wantPhase(state.LocalRun)
+		w.set(func() { w.mode = apiUp })
+		started := func() (running bool) {
+			w.set(func() { running = w.kubelet })
+			return running
+		}
+		for range 90 {
+			if w.wait(time.Second); started() {
+				return
+			}
+		}
+		t.Error("the kubelet is still stopped")
+	})
+}
+
 func TestAPIBackOnAFinalNode(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.final = apiDown, true }, func(w *world) {
 		w.request()

@@ -395,6 +395,10 @@ func (p *process) SetCondition(ctx context.Context, condition corev1.NodeConditi
 }
 
 func (p *process) ReportKilled(ctx context.Context, pods []state.KilledPod, since time.Time) ([]state.KilledPod, error) {
+	if p.reportsHang {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if err := p.call(ctx); err != nil {
 		return nil, err
 	}
@@ -505,7 +509,12 @@ func (p *process) endBucket(ctx context.Context, index int, quick bool, resume *
 	return nil
 }
 
-func (p *process) Resume(context.Context) error {
+func (p *process) Resume(ctx context.Context) error {
+	select {
+	case <-time.After(p.resumeTakes):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	if err := p.enter(); err != nil {
 		return err
 	}

@@ -99,6 +99,10 @@ type world struct {
 	kubelet, noted bool
 	// stopping is set if systemd stops the system.
 	stopping bool
+	// reportsHang is set if reports of ended pods are not answered, and resumeTakes is how long the
+	// start of the kubelet takes.
+	reportsHang bool
+	resumeTakes time.Duration
 	// final is set if the kubelet cannot start again during a shutdown.
 	final    bool
 	pods     []*worldPod
