@@ -151,8 +151,9 @@ func lastNode(c *configv1alpha1.NodeAgentConfiguration) string {
 	if c.NodeName != "" {
 		return c.NodeName
 	}
-	if last := storedConfiguration(c.StateDirectory); last != nil {
-		return last.NodeName
+	// The name is the same in each boot.
+	if last, err := state.Read(c.StateDirectory, state.RunDirectory); err == nil && last.Configuration != nil && last.Configuration.NodeName != "" {
+		return last.Configuration.NodeName
 	}
 	name, err := os.Hostname()
 	if err != nil || name == "" {

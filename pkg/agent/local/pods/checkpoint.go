@@ -54,7 +54,7 @@ func New(dir string, client kubernetes.Interface, node string) (*Checkpoint, err
 		return c, fmt.Errorf("create the folder of the stored pods: %w", err)
 	}
 	var err error
-	c.pods, c.stored, err = load(dir, node)
+	c.pods, c.stored, err = load(dir)
 	return c, err
 }
 
@@ -122,6 +122,7 @@ func (c *Checkpoint) Run(ctx context.Context) error {
 // follow applies every change to the pods immediately and writes the file after writeDelay.
 func (c *Checkpoint) follow(ctx context.Context, store cache.Store, changes <-chan struct{}) {
 	var write <-chan time.Time
+	said := ""
 	for {
 		select {
 		case <-changes:
@@ -131,10 +132,17 @@ func (c *Checkpoint) follow(ctx context.Context, store cache.Store, changes <-ch
 			}
 		case <-write:
 			write = nil
-			if err := c.write(); err != nil {
-				klog.FromContext(ctx).Error(err, "Cannot store the pods of the node, the stored file is out of date", "node", c.node)
-				write = time.After(writeDelay)
+			err := c.write()
+			if err == nil {
+				said = ""
+				continue
 			}
+			// A full disk may stay full for days.
+			if text := err.Error(); text != said {
+				said = text
+				klog.FromContext(ctx).Error(err, "Cannot store the pods of the node, the stored file is out of date; will retry", "node", c.node)
+			}
+			write = time.After(writeDelay)
 		case <-ctx.Done():
 			if err := c.write(); err != nil {
 				klog.FromContext(ctx).Error(err, "Cannot store the pods of the node before the agent ends", "node", c.node)
@@ -231,7 +239,9 @@ func encode(node string, pods []Pod) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-func decode(node string, data []byte) ([]Pod, error) {
+// decode reads a stored file. The name of the node in it does not matter: an agent without a client
+// may not know the name, and the pods are known by their UIDs.
+func decode(data []byte) ([]Pod, error) {
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, err
@@ -239,15 +249,12 @@ func decode(node string, data []byte) ([]Pod, error) {
 	if f.Version != fileVersion {
 		return nil, fmt.Errorf("version is %d, must be %d", f.Version, fileVersion)
 	}
-	if f.Node != node {
-		return nil, fmt.Errorf("the file belongs to node %q, must belong to node %q", f.Node, node)
-	}
 	return f.Pods, nil
 }
 
 // load reads the stored pods. It renames a file that cannot be read, so that a user can examine it
 // and the next write does not replace it.
-func load(dir, node string) ([]Pod, []byte, error) {
+func load(dir string) ([]Pod, []byte, error) {
 	path := filepath.Join(dir, fileName)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -256,7 +263,7 @@ func load(dir, node string) ([]Pod, []byte, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the stored pods: %w", err)
 	}
-	pods, err := decode(node, data)
+	pods, err := decode(data)
 	if err == nil {
 		return pods, data, nil
 	}

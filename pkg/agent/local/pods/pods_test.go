@@ -440,10 +440,9 @@ func TestAFailedWriteIsRepeated(t *testing.T) {
 func TestADamagedFileIsKeptAside(t *testing.T) {
 	t.Parallel()
 	for name, content := range map[string]string{
-		"cut off":      `{"version":1,"node":"Node-1","pods":[{"name"`,
-		"empty":        "",
-		"newer agent":  `{"version":2,"node":"Node-1"}`,
-		"another node": `{"version":1,"node":"node-9","pods":[{"name":"web","gracePeriod":"1s"}]}`,
+		"cut off":     `{"version":1,"node":"Node-1","pods":[{"name"`,
+		"empty":       "",
+		"newer agent": `{"version":2,"node":"Node-1"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -462,6 +461,14 @@ func TestADamagedFileIsKeptAside(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTheNameOfTheNodeIsUnknown: an agent without a client may have the name of the machine.
+func TestTheNameOfTheNodeIsUnknown(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, fileName, `{"version":1,"node":"node-9","pods":[{"name":"web","gracePeriod":"1s"}]}`)
+	is.Slices(t, names(must.Get(New(dir, nil, node))(t)), []string{"web"})
 }
 
 func TestTheFolderCannotBeMade(t *testing.T) {
