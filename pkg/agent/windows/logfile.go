@@ -4,6 +4,8 @@
 package windows
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"sync"
 )
@@ -41,7 +43,8 @@ func (l *LogFile) open() error {
 	return nil
 }
 
-// Write appends to the log.
+// Write appends to the log. It drops what cannot be written, and returns no error: the writer would
+// stop to copy the output of the agent, which would then wait for ever.
 func (l *LogFile) Write(data []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -50,15 +53,17 @@ func (l *LogFile) Write(data []byte) (int, error) {
 	}
 	n, err := l.file.Write(data)
 	l.size += int64(n)
-	return n, err
+	if errors.Is(err, fs.ErrClosed) && l.open() == nil {
+		n, _ = l.file.Write(data)
+		l.size += int64(n)
+	}
+	return len(data), nil
 }
 
 // turn begins a new log file and renames the old one. If this fails, it continues with the old
 // file.
 func (l *LogFile) turn() {
-	if err := l.file.Close(); err != nil {
-		return
-	}
+	_ = l.file.Close()
 	_ = os.Rename(l.path, l.path+".old")
 	if err := l.open(); err == nil && l.size > l.limit {
 		// The file cannot be renamed while another program reads it. Truncate it: lost messages are

@@ -44,3 +44,23 @@ func TestLogFile(t *testing.T) {
 	check(path+".old", "longer than the limit\n")
 	must.Do(t, l.Close())
 }
+
+// TestLogFileThatCannotBeWritten: the disk is full, and then the file is closed because it could
+// not be opened again.
+func TestLogFileThatCannotBeWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.log")
+	l := must.Get(OpenLogFile(path))(t)
+	must.Do(t, l.file.Close())
+	l.file = must.Get(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
+	for _, text := range []string{"lost", "also lost"} {
+		if n, err := l.Write([]byte(text)); n != len(text) || err != nil {
+			t.Errorf("wrote %d bytes of %q to a full disk: %v", n, text, err)
+		}
+	}
+	must.Do(t, l.file.Close())
+	must.Get(l.Write([]byte("written\n")))(t)
+	if got := string(must.Get(os.ReadFile(path))(t)); got != "written\n" {
+		t.Errorf("the log has %q after the file was opened again", got)
+	}
+	must.Do(t, l.Close())
+}

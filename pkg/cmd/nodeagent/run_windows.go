@@ -93,7 +93,8 @@ func redirectLog(o *Options) (closeLog func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if crash, err := os.Create(filepath.Join(dir, crashName)); err == nil {
+	// Append: Windows restarts an agent that has crashed, which must not remove the stack trace.
+	if crash, err := os.OpenFile(filepath.Join(dir, crashName), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600); err == nil {
 		_ = debug.SetCrashOutput(crash, debug.CrashOptions{})
 		_ = crash.Close()
 	}
