@@ -26,8 +26,10 @@ const (
 // unit returns the state of a unit.
 func (m *machine) unit(name string) systemd.UnitState {
 	m.t.Helper()
-	state := must.Get(m.client().Unit(m.t.Context(), name))(m.t)
-	return state
+	// It is called in loops, and the bus allows 256 connections.
+	client := must.Get(systemd.Dial(m.t.Context(), m.root))(m.t)
+	defer client.Close()
+	return must.Get(client.Unit(m.t.Context(), name))(m.t)
 }
 
 // installOlder installs the parts that an older version installed for its engine KubeletBus: a
