@@ -124,21 +124,15 @@ func decide(s situation) decision {
 		}
 	case s.isEnding():
 		return decision{answer: answerUnderWay, message: s.endingMessage()}
-	case s.isForgotten():
-		return decision{
-			answer: answerError, allowed: true,
-			message: fmt.Sprintf("pod %s is evicted without its evacuators: Haulout cannot record evictions in Evacuation %s, and does not end it",
-				s.podName(), s.evacuation.Name),
-		}
 	}
 	return decision{answer: answerUnderWay, message: underWayMessage(s), noteTime: s.isDueForNote()}
 }
 
 // isForgotten reports whether an Evacuation that was made for an eviction has outlived the last
-// eviction that is recorded in it. A server that can write records the next one in time, or has
-// ended the Evacuation.
+// eviction that is recorded in it, and no evacuator has to finish. If the next one cannot be
+// recorded either, the storage accepts no writes, and nothing ends the Evacuation.
 func (s situation) isForgotten() bool {
-	return protocol.IsForEviction(s.evacuation) && s.now.Sub(protocol.EvictionAsked(s.evacuation)) > s.ttl+time.Minute
+	return !s.cannotBeCancelled() && s.now.Sub(protocol.EvictionAsked(s.evacuation)) > s.ttl+time.Minute
 }
 
 // passes reports whether an Evacuation cannot help: there is no pod that can be evacuated, or the

@@ -52,7 +52,7 @@ type Handler struct {
 	// name an evacuator are evacuated.
 	BuiltIn func(context.Context, *corev1.Pod) (protocol.BuiltIn, error)
 	// NoLeader returns the reason why no replica acts on Evacuations; empty if one does, or if this
-	// is not known.
+	// has not been known for some seconds.
 	NoLeader func() string
 	// Recorder writes events into the host cluster.
 	Recorder events.EventRecorder
@@ -132,7 +132,10 @@ func (h *Handler) review(ctx context.Context, e eviction) (situation, decision) 
 		}
 		d := decide(s)
 		if d.noteTime {
-			h.noteTime(ctx, s.evacuation)
+			err = h.noteTime(ctx, s.evacuation)
+		}
+		if err != nil && !d.allowed && s.isForgotten() && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			break
 		}
 		if !d.create {
 			return s, d
@@ -179,7 +182,7 @@ func (h *Handler) create(ctx context.Context, s situation) (*v1alpha1.Evacuation
 
 // noteTime records that the pod of an Evacuation was asked for. A failure only matters if it
 // happens for the whole TTL.
-func (h *Handler) noteTime(ctx context.Context, evacuation *v1alpha1.Evacuation) {
+func (h *Handler) noteTime(ctx context.Context, evacuation *v1alpha1.Evacuation) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid":         evacuation.UID,
 		"annotations": map[string]string{v1alpha1.AnnotationEvictionAsked: h.Clock.Now().UTC().Format(time.RFC3339)},
@@ -189,5 +192,7 @@ func (h *Handler) noteTime(ctx context.Context, evacuation *v1alpha1.Evacuation)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot record that an eviction asked for a pod again", "evacuation", klog.KObj(evacuation))
+		return fmt.Errorf("record the eviction in the Evacuation: %w", err)
 	}
+	return nil
 }

@@ -195,6 +195,39 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestStorageWithoutWrites: an eviction is allowed if none could be recorded for longer than the
+// TTL, and neither can this one.
+func TestStorageWithoutWrites(t *testing.T) {
+	for name, test := range map[string]struct {
+		asked      time.Duration
+		isFull     bool
+		modify     func(*v1alpha1.Evacuation)
+		isAllowed  bool
+		wantAnswer answer
+	}{
+		"an eviction was recorded in time": {asked: 10 * time.Minute, isFull: true, wantAnswer: answerUnderWay},
+		"none was recorded for too long":   {asked: 17 * time.Minute, isFull: true, isAllowed: true, wantAnswer: answerError},
+		"this one can be recorded":         {asked: 17 * time.Minute, wantAnswer: answerUnderWay},
+		"an evacuator has to finish":       {asked: 17 * time.Minute, isFull: true, modify: forbid, wantAnswer: answerUnderWay},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mods := []func(*v1alpha1.Evacuation){active(classA), askedAgo(test.asked)}
+			if test.modify != nil {
+				mods = append(mods, test.modify)
+			}
+			w := newWorld(t, newPod(annotated), newEvacuation(mods...))
+			if test.isFull {
+				w.own.PrependReactor("patch", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, apierrors.NewInternalError(errors.New("etcdserver: mvcc: database space exceeded"))
+				})
+			}
+			got := w.post(ofKubectl)
+			is.Equal(t, got.Allowed, test.isAllowed, "allowed")
+			is.Equal(t, answer(got.AuditAnnotations[auditDecision]), test.wantAnswer)
+		})
+	}
+}
+
 // TestEvictionsInALoop sends more evictions than are reviewed, of pods that do not exist, and then
 // those of others.
 func TestEvictionsInALoop(t *testing.T) {
