@@ -153,7 +153,7 @@ func steersWithThePlugin(t *testing.T, s *shell, user, namespace, name, node str
 	s.run(t, 0, "pause "+name, name+" paused")
 	s.run(t, 0, "resume "+name, name+" resumed")
 	const noEvents = "you may not list events"
-	s.run(t, 0, "history "+name, "Stage Drain", "requested by "+user, noEvents)
+	s.run(t, 0, "history "+name, "Stage Drain", "last requester: "+user, noEvents)
 	cluster.Grant(t, user, rule("events.k8s.io", "events", "", "list"))
 	out := s.run(t, 0, "history "+name, "Stage Drain")
 	is.True(t, !strings.Contains(out, noEvents), "got %q in\n%s", noEvents, out)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -109,7 +110,8 @@ var rolloutGoldens = map[string]golden{
 	"retry-dry-run":     {line: "rollout retry kernel-6-12 node-002 --dry-run=server", objects: rolling(), arrange: dryRunsDelete},
 	"retry-forbidden":   {line: "rollout retry kernel-6-12 node-002", objects: rolling(), arrange: forbid("delete", "nodetasks")},
 	"retry-stopped":     {line: "rollout retry kernel-6-12 node-002", objects: []runtime.Object{rollout(stopped)}},
-	"retry-closed":      {line: "rollout retry kernel-6-12 node-002", objects: []runtime.Object{rollout(halted, closes)}},
+	"retry-closed":      {line: "rollout retry kernel-6-12 node-002", objects: append(rolling()[1:], rollout(halted, closes))},
+	"retry-left":        {line: "rollout retry kernel-6-12 node-002", objects: append(rolling()[1:], rollout(halted, selectsOthers))},
 	"retry-what":        {line: "rollout retry kernel-6-12", objects: rolling()},
 	"stop":              {line: "rollout stop kernel-6-12", objects: rolling()},
 	"stop-again":        {line: "rollout stop kernel-6-12", objects: []runtime.Object{rollout(stopped)}},
@@ -144,7 +146,8 @@ var rolloutGoldens = map[string]golden{
 	"done-not-offered": {line: "done node-005", objects: rolling()},
 
 	"pause-held-unit":  {line: "pause kernel-6-12-node-004-1", objects: append(rolling(), heldUnit())},
-	"resume-held-unit": {line: "resume kernel-6-12-node-004-1", objects: append(rolling(), heldUnit())},
+	"resume-held-unit": {line: "resume kernel-6-12-node-004-1", objects: append(rolling()[1:], heldUnit(), rollout(heldBy("alice"), holdsDrains))},
+	"resume-hold-over": {line: "resume kernel-6-12-node-004-1", objects: append(rolling(), heldUnit())},
 	"status-held-unit": {line: "status kernel-6-12-node-004-1", objects: append(rolling(), heldUnit())},
 	"cancel-unit":      {line: "cancel kernel-6-12-node-005-2", objects: rolling()},
 
@@ -169,7 +172,9 @@ func rollout(modify ...rolloutMod) *v1alpha1.NodeMaintenanceRollout {
 	r := &v1alpha1.NodeMaintenanceRollout{
 		ObjectMeta: metav1.ObjectMeta{Name: "kernel-6-12", UID: "rollout-1", Generation: 2, CreationTimestamp: before(3 * time.Hour)},
 		Spec: v1alpha1.NodeMaintenanceRolloutSpec{
-			NodeSelector: undescribed().Spec.NodeSelector, Stage: v1alpha1.RolloutStageRoll, MaxFailed: 3,
+			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"none"}}},
+			}}}, Stage: v1alpha1.RolloutStageRoll, MaxFailed: 3,
 			Limits:      []v1alpha1.RolloutLimit{{MaxUnavailable: new(intstr.FromString("20%"))}},
 			Windows:     []v1alpha1.RolloutWindow{{Schedule: "0 8 * * *", Duration: metav1.Duration{Duration: 6 * time.Hour}}},
 			RequestedBy: &authenticationv1.UserInfo{Username: "alice"},
@@ -396,6 +401,11 @@ func heldUnit() *v1alpha1.NodeMaintenance {
 func closes(r *v1alpha1.NodeMaintenanceRollout) {
 	r.Spec.WhenClosed, r.Spec.Windows[0].Schedule = v1alpha1.RolloutClosedWithdraw, "0 22 * * *"
 	r.Status.Window = &v1alpha1.RolloutWindowStatus{}
+}
+
+// selectsOthers lets a rollout select none of its nodes any more.
+func selectsOthers(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Spec.NodeSelector = build.Labelled("pool", "gone")
 }
 
 // isDown lets no server answer.

@@ -9,10 +9,12 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
 func (e *environment) newPauseCommand() *cobra.Command {
@@ -83,9 +85,12 @@ func (e *environment) setPaused(ctx context.Context, o *waitOptions, name string
 			e.screen(e.ErrOut).Printf("It was not paused.")
 		}
 		return nil
-	case !paused && protocol.PausingRollout(nm) != nil:
-		return fmt.Errorf("a hold of rollout %[1]s has paused %[2]s, and would pause it again. To end the hold: %[3]s",
-			protocol.PausingRollout(nm).Name, nm.Name, protocol.ResumeCommand(nm))
+	}
+	if owner := protocol.PausingRollout(nm); owner != nil && !paused {
+		r, err := c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(ctx, owner.Name, metav1.GetOptions{})
+		if err == nil && window.HoldsAt(r.Spec.Holds, e.now()).Drains {
+			return fmt.Errorf("a hold of rollout %[1]s has paused %[2]s, and would pause it again. To end the hold: %[3]s", owner.Name, nm.Name, protocol.ResumeCommand(nm))
+		}
 	}
 	write := newDrainer(c, o).Pause
 	if !paused {

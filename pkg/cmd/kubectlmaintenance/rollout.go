@@ -25,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
 	"haulout.dev/haulout/pkg/rollout/next"
 	"haulout.dev/haulout/pkg/rollout/window"
 )
@@ -308,12 +309,8 @@ func (e *environment) retry(ctx context.Context, o *waitOptions, name, unit stri
 	phase := ""
 	var retried []runtime.Object
 	if at := slices.IndexFunc(r.Status.Current, func(u v1alpha1.RolloutUnit) bool { return u.Unit == unit }); at >= 0 {
-		if w := r.Status.Window; w != nil && !w.Open && r.Spec.WhenClosed == v1alpha1.RolloutClosedWithdraw {
-			return fmt.Errorf("no window of %s is open, and whenClosed is %s: unit %q would return to service as it is; try it again when a window is open",
-				name, r.Spec.WhenClosed, unit)
-		}
 		phase = ": it is " + string(r.Status.Current[at].Phase)
-		retried, err = retryTasks(ctx, c, o, &r.Status.Current[at])
+		retried, err = e.retryTasks(ctx, c, o, r, &r.Status.Current[at])
 	}
 	if err == nil && len(retried) == 0 {
 		retried, err = retryMaintenances(ctx, c, o, r, unit)
@@ -328,8 +325,11 @@ func (e *environment) retry(ctx context.Context, o *waitOptions, name, unit stri
 }
 
 // retryTasks deletes the failed NodeTasks of a unit, and returns them.
-func retryTasks(ctx context.Context, c clients, o *waitOptions, unit *v1alpha1.RolloutUnit) ([]runtime.Object, error) {
-	var deleted []runtime.Object
+func (e *environment) retryTasks(
+	ctx context.Context, c clients, o *waitOptions, r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit,
+) ([]runtime.Object, error) {
+	var failed []*v1alpha1.NodeTask
+	works := false
 	for _, node := range unit.Nodes {
 		task, err := c.haulout.MaintenanceV1alpha1().NodeTasks().Get(ctx, node.Name, metav1.GetOptions{})
 		switch {
@@ -337,10 +337,21 @@ func retryTasks(ctx context.Context, c clients, o *waitOptions, unit *v1alpha1.R
 			continue
 		case err != nil:
 			return nil, err
-		case task.Status.State != v1alpha1.NodeTaskFailed || task.Spec.Maintenance.Name != unit.Maintenance:
-			continue
+		case task.Spec.Maintenance.Name != unit.Maintenance:
+		case task.Status.State == v1alpha1.NodeTaskFailed:
+			failed = append(failed, task)
+		default:
+			works = works || protocol.IsInHands(task.Status.State)
 		}
-		if err := c.haulout.MaintenanceV1alpha1().NodeTasks().Delete(ctx, node.Name, metav1.DeleteOptions{
+	}
+	if len(failed) > 0 && !works {
+		if why := e.whyReturns(ctx, c, r, unit); why != "" {
+			return nil, fmt.Errorf("%s, so unit %q would return to service as it is", why, unit.Unit)
+		}
+	}
+	var deleted []runtime.Object
+	for _, task := range failed {
+		if err := c.haulout.MaintenanceV1alpha1().NodeTasks().Delete(ctx, task.Name, metav1.DeleteOptions{
 			// A worker may report Done at this moment: then the node is verified, and not drained
 			// again.
 			DryRun: o.dryRun.inRequests(), Preconditions: &metav1.Preconditions{UID: &task.UID, ResourceVersion: &task.ResourceVersion},
@@ -350,6 +361,30 @@ func retryTasks(ctx context.Context, c clients, o *waitOptions, unit *v1alpha1.R
 		deleted = append(deleted, task)
 	}
 	return deleted, nil
+}
+
+// whyReturns returns why the server would return a unit to service when none of its nodes has a
+// NodeTask any more, instead of draining it again; "" if it would not.
+func (e *environment) whyReturns(ctx context.Context, c clients, r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit) string {
+	if windows, err := window.At(r.Spec.Windows, e.now()); err == nil && !windows.Open && r.Spec.WhenClosed == v1alpha1.RolloutClosedWithdraw {
+		return fmt.Sprintf("no window of %s is open, and whenClosed is %s", r.Name, r.Spec.WhenClosed)
+	}
+	selector, err := nodeselector.New(r.Spec.NodeSelector, nil, v1alpha1.NewNodesPolicyJoin)
+	if err != nil {
+		return ""
+	}
+	for _, ref := range unit.Nodes {
+		node, err := c.kube.CoreV1().Nodes().Get(ctx, ref.Name, metav1.GetOptions{})
+		if err != nil && !isMissing(err) {
+			return "" // the user may not read nodes
+		}
+		if err == nil {
+			if selected, _ := selector.Decide(node); selected {
+				return ""
+			}
+		}
+	}
+	return fmt.Sprintf("no node of it matches the selector of %s any more", r.Name)
 }
 
 // retryMaintenances marks the maintenances of a unit that have ended before their work was done, so

@@ -85,7 +85,7 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 	for {
 		task, err := c.haulout.MaintenanceV1alpha1().NodeTasks().Get(ctx, node, metav1.GetOptions{})
 		switch {
-		case err == nil:
+		case err == nil || ctx.Err() != nil:
 		case mine != "" && isMissing(err):
 			return withdrawn(node)
 		case isMissing(err) && o.wait, isTemporary(err) && (mine != "" || o.wait):
@@ -118,8 +118,8 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 		case <-ctx.Done():
 			if mine != "" {
 				// A claim cannot be taken back before it is granted.
-				e.screen(e.ErrOut).Printf("Your claim of node %[1]s stands: the node is yours as soon as the server grants it. To look again: kubectl maintenance take %[1]s; "+
-					"if you do not want it any more: kubectl maintenance done %[1]s --failed", node)
+				e.screen(e.ErrOut).Printf("Your claim of node %[1]s stands: the node is yours as soon as the server grants it. To look again: kubectl maintenance take %[1]s. "+
+					"If you do not want it any more, report then that the work has failed: kubectl maintenance done %[1]s --failed", node)
 			}
 			if errors.Is(context.Cause(ctx), errTimeout) {
 				return exitWith(exitTimeout, "node %s is not yours after %s", node, o.timeout.text)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -62,7 +63,7 @@ func (r *PreviewREST) Get(ctx context.Context, name string, options *metav1.GetO
 		return nil, err
 	}
 	if v1alpha1.IsPaused(nm) {
-		warning.AddWarning(ctx, "", fmt.Sprintf("the drain is paused, and the preview is about the time after the resume (kubectl maintenance resume %s)", nm.Name))
+		warning.AddWarning(ctx, "", fmt.Sprintf("the drain is paused, and the preview is about the time after the resume (%s)", protocol.ResumeCommand(nm)))
 	}
 	return preview, nil
 }
