@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -232,6 +233,10 @@ func (s *Server) config(dir string, quota int64, client, peer string) *embed.Con
 // enough, otherwise a private temporary one.
 func (s *Server) chooseSocketDir(dir string) (string, error) {
 	if len(filepath.Join(dir, "client.sock")) <= maxSocketPath {
+		// A killed server may have left the file, before the directory was moved.
+		if err := os.Remove(filepath.Join(dir, socketsName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
 		return dir, nil
 	}
 	tmp, err := os.MkdirTemp("", "haulout-etcd-")
