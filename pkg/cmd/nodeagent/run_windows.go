@@ -93,8 +93,10 @@ func redirectLog(o *Options) (closeLog func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	// Append: Windows restarts an agent that has crashed, which must not remove the stack trace.
-	if crash, err := os.OpenFile(filepath.Join(dir, crashName), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600); err == nil {
+	// Windows restarts an agent that has crashed, which must not remove the stack trace.
+	crashPath := filepath.Join(dir, crashName)
+	_ = os.Rename(crashPath, crashPath+".old")
+	if crash, err := os.Create(crashPath); err == nil {
 		_ = debug.SetCrashOutput(crash, debug.CrashOptions{})
 		_ = crash.Close()
 	}
