@@ -18,12 +18,14 @@ import (
 
 const completionLimit = 500
 
-// listed are the options of the lists for completions: the cache of the server is good enough.
-var listed = metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"}
+// completionOptions are the list options of completions. The cache of the server is recent enough.
+var completionOptions = metav1.ListOptions{Limit: completionLimit, ResourceVersion: "0"}
 
 // completeNodes returns the names of the cluster's nodes as completions.
 func (e *environment) completeNodes(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-	return e.complete(args, toComplete, func(c clients) (runtime.Object, error) { return c.kube.CoreV1().Nodes().List(cmd.Context(), listed) })
+	return e.complete(args, toComplete, func(c clients) (runtime.Object, error) {
+		return c.kube.CoreV1().Nodes().List(cmd.Context(), completionOptions)
+	})
 }
 
 // completeLabels returns the keys of the labels of nodes as completions for a label selector and,
@@ -34,7 +36,7 @@ func (e *environment) completeLabels(cmd *cobra.Command, _ []string, toComplete 
 	if err != nil {
 		return nil, directive
 	}
-	nodes, err := c.kube.CoreV1().Nodes().List(cmd.Context(), listed)
+	nodes, err := c.kube.CoreV1().Nodes().List(cmd.Context(), completionOptions)
 	if err != nil {
 		return nil, directive
 	}
@@ -62,7 +64,7 @@ func (e *environment) completePods(cmd *cobra.Command, args []string, toComplete
 		if err != nil {
 			return nil, err
 		}
-		return c.kube.CoreV1().Pods(namespace).List(cmd.Context(), listed)
+		return c.kube.CoreV1().Pods(namespace).List(cmd.Context(), completionOptions)
 	})
 	for i := range names {
 		names[i] = strings.TrimSuffix(toComplete, typed) + names[i]
@@ -72,14 +74,14 @@ func (e *environment) completePods(cmd *cobra.Command, args []string, toComplete
 
 func (e *environment) completeMaintenances(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	return e.completeFirst(args, toComplete, func(c clients) (runtime.Object, error) {
-		return c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), listed)
+		return c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), completionOptions)
 	})
 }
 
 // completeActive returns the names of the maintenances that are not complete as completions.
 func (e *environment) completeActive(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	return e.completeFirst(args, toComplete, func(c clients) (runtime.Object, error) {
-		list, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), listed)
+		list, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().List(cmd.Context(), completionOptions)
 		if err != nil {
 			return nil, err
 		}
@@ -102,7 +104,7 @@ func (e *environment) completeNodesAndMaintenances(cmd *cobra.Command, args []st
 // completeRollouts returns the names of rollouts as completions.
 func (e *environment) completeRollouts(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	return e.completeFirst(args, toComplete, func(c clients) (runtime.Object, error) {
-		return c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(cmd.Context(), listed)
+		return c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(cmd.Context(), completionOptions)
 	})
 }
 

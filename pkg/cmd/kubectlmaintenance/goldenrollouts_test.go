@@ -111,6 +111,7 @@ var rolloutGoldens = map[string]golden{
 	"retry-forbidden":   {line: "rollout retry kernel-6-12 node-002", objects: rolling(), arrange: forbid("delete", "nodetasks")},
 	"retry-stopped":     {line: "rollout retry kernel-6-12 node-002", objects: []runtime.Object{rollout(stopped)}},
 	"retry-closed":      {line: "rollout retry kernel-6-12 node-002", objects: append(rolling()[1:], rollout(halted, closes))},
+	"retry-deleted":     {line: "rollout retry kernel-6-12 node-002", objects: rolling(), arrange: all(withoutNode("node-002"))},
 	"retry-left":        {line: "rollout retry kernel-6-12 node-002", objects: append(rolling()[1:], rollout(halted, selectsOthers))},
 	"retry-what":        {line: "rollout retry kernel-6-12", objects: rolling()},
 	"stop":              {line: "rollout stop kernel-6-12", objects: rolling()},
@@ -406,6 +407,15 @@ func closes(r *v1alpha1.NodeMaintenanceRollout) {
 // selectsOthers lets a rollout select none of its nodes any more.
 func selectsOthers(r *v1alpha1.NodeMaintenanceRollout) {
 	r.Spec.NodeSelector = build.Labelled("pool", "gone")
+}
+
+// withoutNode deletes a node.
+func withoutNode(name string) func(*world) {
+	return func(w *world) {
+		if err := w.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", name); err != nil {
+			panic(err)
+		}
+	}
 }
 
 // isDown lets no server answer.

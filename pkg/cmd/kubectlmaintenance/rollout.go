@@ -341,12 +341,12 @@ func (e *environment) retryTasks(
 		case task.Status.State == v1alpha1.NodeTaskFailed:
 			failed = append(failed, task)
 		default:
-			works = works || protocol.IsInHands(task.Status.State)
+			works = works || next.IsKept(task)
 		}
 	}
 	if len(failed) > 0 && !works {
 		if why := e.whyReturns(ctx, c, r, unit); why != "" {
-			return nil, fmt.Errorf("%s, so unit %q would return to service as it is", why, unit.Unit)
+			return nil, fmt.Errorf("unit %q would return to service as it is: %s", unit.Unit, why)
 		}
 	}
 	var deleted []runtime.Object
@@ -364,27 +364,34 @@ func (e *environment) retryTasks(
 }
 
 // whyReturns returns why the server would return a unit to service when none of its nodes has a
-// NodeTask any more, instead of draining it again; "" if it would not.
+// NodeTask any more, instead of draining it again; "" if it would not, or if no node of it exists.
 func (e *environment) whyReturns(ctx context.Context, c clients, r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit) string {
-	if windows, err := window.At(r.Spec.Windows, e.now()); err == nil && !windows.Open && r.Spec.WhenClosed == v1alpha1.RolloutClosedWithdraw {
-		return fmt.Sprintf("no window of %s is open, and whenClosed is %s", r.Name, r.Spec.WhenClosed)
-	}
 	selector, err := nodeselector.New(r.Spec.NodeSelector, nil, v1alpha1.NewNodesPolicyJoin)
 	if err != nil {
 		return ""
 	}
+	exists, matches := false, false
 	for _, ref := range unit.Nodes {
 		node, err := c.kube.CoreV1().Nodes().Get(ctx, ref.Name, metav1.GetOptions{})
-		if err != nil && !isMissing(err) {
-			return "" // the user may not read nodes
-		}
-		if err == nil {
-			if selected, _ := selector.Decide(node); selected {
-				return ""
-			}
+		switch {
+		case isMissing(err):
+		case err != nil:
+			exists, matches = true, true // the user may not read nodes
+		default:
+			selected, _ := selector.Decide(node)
+			exists, matches = true, matches || selected
 		}
 	}
-	return fmt.Sprintf("no node of it matches the selector of %s any more", r.Name)
+	windows, err := window.At(r.Spec.Windows, e.now())
+	switch {
+	case !exists:
+		return ""
+	case !matches:
+		return "none of its nodes matches the selector of " + r.Name + " any more"
+	case err == nil && !windows.Open && r.Spec.WhenClosed == v1alpha1.RolloutClosedWithdraw:
+		return fmt.Sprintf("no window of %s is open, and whenClosed is %s", r.Name, r.Spec.WhenClosed)
+	}
+	return ""
 }
 
 // retryMaintenances marks the maintenances of a unit that have ended before their work was done, so

@@ -118,8 +118,8 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 		case <-ctx.Done():
 			if mine != "" {
 				// A claim cannot be taken back before it is granted.
-				e.screen(e.ErrOut).Printf("Your claim of node %[1]s stands: the node is yours as soon as the server grants it. To look again: kubectl maintenance take %[1]s. "+
-					"If you do not want it any more, report then that the work has failed: kubectl maintenance done %[1]s --failed", node)
+				e.screen(e.ErrOut).Printf("Your claim of node %[1]s remains: the node is yours as soon as the server grants it. To check: kubectl maintenance take %[1]s. "+
+					"If you do not want the node, run this after the grant: kubectl maintenance done %[1]s --failed", node)
 			}
 			if errors.Is(context.Cause(ctx), errTimeout) {
 				return exitWith(exitTimeout, "node %s is not yours after %s", node, o.timeout.text)
@@ -309,7 +309,7 @@ func (e *environment) report(ctx context.Context, c clients, task *v1alpha1.Node
 func (e *environment) completeTasks(states ...v1alpha1.NodeTaskState) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 		return e.completeFirst(args, toComplete, func(c clients) (runtime.Object, error) {
-			list, err := c.haulout.MaintenanceV1alpha1().NodeTasks().List(cmd.Context(), listed)
+			list, err := c.haulout.MaintenanceV1alpha1().NodeTasks().List(cmd.Context(), completionOptions)
 			if err != nil {
 				return nil, err
 			}

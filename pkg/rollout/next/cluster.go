@@ -19,7 +19,7 @@ import (
 type Nodes struct {
 	all    []Node
 	byName map[string]*Node
-	// out are those that are out.
+	// out are the nodes that are out of service.
 	out []*Node
 }
 

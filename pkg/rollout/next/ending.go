@@ -94,10 +94,14 @@ func (c *Cluster) tasksOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenan
 
 // isKept reports whether a node of a unit has a task that the server may not take back.
 func (c *Cluster) isKept(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) bool {
-	return slices.ContainsFunc(c.tasksOf(unit, nm), func(task *v1alpha1.NodeTask) bool {
-		state := task.Status.State
-		return state != v1alpha1.NodeTaskDone && (state != v1alpha1.NodeTaskOffered || task.Status.Holder != "")
-	})
+	return slices.ContainsFunc(c.tasksOf(unit, nm), IsKept)
+}
+
+// IsKept reports whether the server may not take a task back: a worker has the node, may have it,
+// or has failed on it.
+func IsKept(task *v1alpha1.NodeTask) bool {
+	state := task.Status.State
+	return state != v1alpha1.NodeTaskDone && (state != v1alpha1.NodeTaskOffered || task.Status.Holder != "")
 }
 
 // hasAny reports whether a node of a unit still matches.

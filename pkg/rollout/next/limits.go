@@ -26,8 +26,8 @@ type limit struct {
 	key string
 	// controlPlane is true if it only counts control-plane nodes.
 	controlPlane bool
-	// cluster is the state of the nodes. out are those that are out but the strays, and domains the
-	// numbers of all that it counts. Missing nodes count in every domain.
+	// cluster is the state of the nodes. out are the nodes that are out, except strays, and domains
+	// the numbers of all that it counts. Missing nodes count in every domain.
 	cluster *Cluster
 	out     []*Node
 	domains map[string]*places
@@ -46,7 +46,8 @@ type limit struct {
 	vanished    []string
 }
 
-// places counts the nodes of a domain, those that are out but the strays, and those that may be.
+// places counts the nodes of a domain: all, those that are out (except strays), and those that may
+// be out.
 type places struct{ total, out, allowed int }
 
 // readLimits makes the limits of the rollout and those of the cluster, and counts what is out.

@@ -246,7 +246,8 @@ func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 		}
 		units = append(units, u)
 	}
-	// Those of the status have nodes. The failure of a past attempt may be over.
+	// A unit of the status, which has nodes, comes before a past attempt, whose failure may be
+	// over.
 	rank := func(u *v1alpha1.RolloutUnit) int {
 		if u.Phase == v1alpha1.RolloutPhaseFailed && len(u.Nodes) > 0 {
 			return 3
