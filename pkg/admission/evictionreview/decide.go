@@ -31,7 +31,7 @@ const (
 	answerBudgetDecides answer = "budget_decides"
 	// answerDryRun: the request is a dry run.
 	answerDryRun answer = "dry_run"
-	// answerNoLeader: no replica acts on Evacuations.
+	// answerNoLeader: no replica acts on Evacuations, or this one does not know whether one does.
 	answerNoLeader answer = "no_leader"
 	// answerError: the server cannot decide, or cannot make the Evacuation.
 	answerError answer = "error"
@@ -128,10 +128,11 @@ func decide(s situation) decision {
 	return decision{answer: answerUnderWay, message: underWayMessage(s), noteTime: s.isDueForNote()}
 }
 
-// isForgotten reports whether an Evacuation that was made for an eviction has outlived the last
-// eviction that is recorded in it, and no evacuator has to finish. If the next one cannot be
-// recorded either, the storage accepts no writes, and nothing ends the Evacuation.
-func (s situation) isForgotten() bool {
+// isPastTTL reports whether the last eviction that the Evacuation records is more than a minute
+// older than the TTL, so that the server should have cancelled the Evacuation, and no evacuator has
+// to finish. If the present eviction cannot be recorded either, the storage accepts no writes, and
+// the Evacuation does not end.
+func (s situation) isPastTTL() bool {
 	return !s.cannotBeCancelled() && s.now.Sub(protocol.EvictionAsked(s.evacuation)) > s.ttl+time.Minute
 }
 

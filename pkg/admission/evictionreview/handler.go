@@ -51,8 +51,8 @@ type Handler struct {
 	// BuiltIn returns the built-in evacuator of a pod. Nil means that only pods whose annotations
 	// name an evacuator are evacuated.
 	BuiltIn func(context.Context, *corev1.Pod) (protocol.BuiltIn, error)
-	// NoLeader returns the reason why no replica acts on Evacuations; empty if one does, or if this
-	// has not been known for some seconds.
+	// NoLeader returns the reason why no replica acts on Evacuations, or why this replica has not
+	// known for some seconds whether one does; otherwise it returns "".
 	NoLeader func() string
 	// Recorder writes events into the host cluster.
 	Recorder events.EventRecorder
@@ -134,7 +134,7 @@ func (h *Handler) review(ctx context.Context, e eviction) (situation, decision) 
 		if d.noteTime {
 			err = h.noteTime(ctx, s.evacuation)
 		}
-		if err != nil && !d.allowed && s.isForgotten() && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		if err != nil && !d.allowed && s.isPastTTL() && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			break
 		}
 		if !d.create {

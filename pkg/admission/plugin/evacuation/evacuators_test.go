@@ -248,7 +248,7 @@ func TestAdmitKeepsAtMostSixteenEvacuators(t *testing.T) {
 	if is.Equal(t, len(f.events), 1, "events"); len(f.events) > 0 {
 		event = <-f.events
 	}
-	is.True(t, strings.Contains(event, "2 more annotations are ignored") && len(event) < 1100, "got event %q", event)
+	is.True(t, strings.Contains(event, "more annotations of the pod are ignored: 2") && len(event) < 1100, "got event %q", event)
 }
 
 func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {

@@ -252,8 +252,8 @@ func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Eva
 
 // Reasons of the events of this plugin.
 const (
-	// EventEvacuatorIgnored: an annotation of a pod about its evacuators is invalid and
-	// ignored. About the pod.
+	// EventEvacuatorIgnored: annotations of a pod about its evacuators are invalid and ignored. A
+	// new Evacuation sends one event, which names the first three. About the pod.
 	EventEvacuatorIgnored = "EvacuatorAnnotationIgnored"
 	// EventRespondersNotAsked: the pod of a new Evacuation names eviction responders
 	// (spec.evictionResponders, KEP-4563), which Haulout does not ask. About the pod.

@@ -116,15 +116,16 @@ func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *co
 	}
 	var texts []string
 	for _, annotation := range ignored[:min(len(ignored), mostIgnored)] {
-		text := protocol.OneLine(fmt.Sprintf("nnotation %s is ignored: %s", annotation.Key, annotation.Why), protocol.MaxMessage/4)
-		warning.AddWarning(ctx, "", "pod a"+text)
-		texts = append(texts, "A"+text)
+		texts = append(texts, protocol.OneLine(fmt.Sprintf("pod annotation %s is ignored: %s", annotation.Key, annotation.Why), protocol.MaxMessage/4))
 	}
 	if more := len(ignored) - len(texts); more > 0 {
-		texts = append(texts, fmt.Sprintf("%d more annotations are ignored", more))
+		texts = append(texts, fmt.Sprintf("more annotations of the pod are ignored: %d", more))
+	}
+	for _, text := range texts {
+		warning.AddWarning(ctx, "", text)
 	}
 	if p.storesNew(attrs, pod) {
-		p.recorder.Eventf(pod, nil, corev1.EventTypeWarning, EventEvacuatorIgnored, actionResolve, "%s", eventref.Note("%s", strings.Join(texts, ". ")))
+		p.recorder.Eventf(pod, nil, corev1.EventTypeWarning, EventEvacuatorIgnored, actionResolve, "%s", eventref.Note("Evacuators are not asked: %s", strings.Join(texts, "; ")))
 	}
 }
 
