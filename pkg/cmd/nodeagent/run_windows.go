@@ -93,9 +93,11 @@ func redirectLog(o *Options) (closeLog func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	// Windows restarts an agent that has crashed, which must not remove the stack trace.
+	// Keep the trace of the last crash: Windows restarts the agent after it.
 	crashPath := filepath.Join(dir, crashName)
-	_ = os.Rename(crashPath, crashPath+".old")
+	if info, err := os.Stat(crashPath); err == nil && info.Size() > 0 {
+		_ = os.Rename(crashPath, crashPath+".old")
+	}
 	if crash, err := os.Create(crashPath); err == nil {
 		_ = debug.SetCrashOutput(crash, debug.CrashOptions{})
 		_ = crash.Close()
