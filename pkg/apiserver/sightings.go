@@ -109,14 +109,14 @@ func (s *sightings) sinceRead() time.Duration {
 	return time.Since(s.began)
 }
 
-// NoKnownLeader is like NoLeader, and also returns a reason if this replica has not been able to
-// read the Lease for as long. It is for what must not wait for a leader that may not exist.
+// NoKnownLeader returns the reason of NoLeader or, if this replica has not been able to read the
+// Lease for as long, that. Use it for requests that must not wait for a leader that may not exist.
 func (c *Controllers) NoKnownLeader() string {
 	why, since := c.NoLeader(), c.sightings.sinceRead()
 	if why != "" || !c.Election.Enabled || since < leaderlessAfter*c.Election.LeaseDuration {
 		return why
 	}
-	return fmt.Sprintf("this replica cannot read Lease %s/%s, for %v, so it does not know whether a replica leads; see its log",
+	return fmt.Sprintf("this replica has not been able to read Lease %s/%s for %v, so it does not know whether a replica leads; see its log",
 		c.Election.Namespace, c.Election.Name, since.Round(time.Second))
 }
 

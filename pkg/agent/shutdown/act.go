@@ -301,7 +301,8 @@ func (m *Manager) answered(ctx context.Context, err error, retry time.Duration) 
 
 func (m *Manager) actReport(ctx context.Context, d *decision) {
 	if !d.report {
-		// While the kubelet is started because reports take too long, none may be due again.
+		// Keep the time while the kubelet is being started because reports took too long: otherwise
+		// they would be due again, and cancel the start.
 		if !d.resume {
 			m.reportingSince = time.Time{}
 		}

@@ -43,8 +43,8 @@ func (l *LogFile) open() error {
 	return nil
 }
 
-// Write appends to the log. It drops what cannot be written, and returns no error: the writer would
-// stop to copy the output of the agent, which would then wait for ever.
+// Write appends to the log. It drops what it cannot write, and returns no error: after an error,
+// io.Copy would stop copying the output of the agent, and the agent would block.
 func (l *LogFile) Write(data []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,8 +60,8 @@ func (l *LogFile) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// turn begins a new log file and renames the old one. If this fails, it continues with the old
-// file.
+// turn begins a new log file and renames the old one. If the rename fails, it continues with the
+// old file. If the file cannot be opened, the next Write tries again.
 func (l *LogFile) turn() {
 	_ = l.file.Close()
 	_ = os.Rename(l.path, l.path+".old")

@@ -166,7 +166,7 @@ func (c *Controller) noteMadeSchedulable(f facts) {
 // apply writes a change to a node, and returns what it has written. The write fails with a conflict
 // if the node has changed since the decision. If the annotations for autoscalers are refused, it
 // writes the rest: the policies of the cluster may be older than the server, and a node must be
-// cordoned and released nevertheless. A webhook chooses the code of its refusal.
+// cordoned and released nevertheless. A webhook may refuse with any status code.
 func (c *Controller) apply(ctx context.Context, f facts, change nodeChange) (nodeChange, error) {
 	err := c.patch(ctx, f.node, change)
 	isRefused := apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || err != nil && eviction.IsDenial(err.Error())

@@ -17,8 +17,8 @@ import (
 // protected is the value of the annotations with which autoscalers keep a node.
 const protected = "true"
 
-// declined is the prefix of the key of an annotation of another client, or that another client has
-// changed or removed.
+// declined is the prefix of the key of an annotation that the server neither adds nor removes: it
+// is of another client, or another client has changed or removed it.
 const declined = "-"
 
 // decideProtection adds the annotations that keep autoscalers from deleting the node while it is

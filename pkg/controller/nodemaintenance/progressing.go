@@ -42,8 +42,8 @@ func describe(all []loop.Failure) string {
 
 type progressFacts struct {
 	// ending is set if the stage is Complete or the object is being deleted. held are the nodes
-	// that are not released, sorted. why is what the first of them waits for that waits for more
-	// than the server.
+	// that are not released, sorted. why names the first of them that waits for more than the
+	// server, and what it waits for; "" if none does.
 	ending bool
 	held   []string
 	why    string
@@ -275,7 +275,7 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 	}
 	if since >= f.stallTimeout {
 		p.stalledSince = last
-		d.wake = sooner(d.wake, loop.VisibleAfter) // no event tells that an evacuator reports
+		d.wake = sooner(d.wake, loop.VisibleAfter) // the report of an evacuator does not enqueue the maintenance
 	} else {
 		d.wake = sooner(d.wake, f.stallTimeout-since)
 	}

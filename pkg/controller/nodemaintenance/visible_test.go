@@ -43,6 +43,9 @@ func TestDecideProgressing(t *testing.T) {
 		"nodes are being released": {
 			progressFacts{ending: true, held: []string{"a", "b"}}, verdict{yes, "Complete", "2 nodes are still to be released: a, b"},
 		},
+		"a node that a worker has": {
+			progressFacts{ending: true, held: []string{"a"}, why: ". Node a: a worker has it"}, verdict{yes, "Complete", "1 node is still to be released: a. Node a: a worker has it"},
+		},
 		"a node cannot be released": {
 			progressFacts{ending: true, held: []string{"a"}, problems: failing[:1]},
 			verdict{no, "Complete", "1 node is still to be released: a. node a: forbidden (since 2026-11-01T12:00:00Z)"},

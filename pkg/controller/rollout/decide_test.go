@@ -188,7 +188,7 @@ func TestUndo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, node := &Controller{goals: map[string]*goal{}}, newNode("a")
-			worksOf := func(name string, at int, kernel string, isOver bool) *works {
+			newWork := func(name string, at int, kernel string, isOver bool) *workOf {
 				r := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
 					if r.Name = name; kernel != "" {
 						r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernelVersion == '" + kernel + "'"
@@ -197,13 +197,13 @@ func TestUndo(t *testing.T) {
 						r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
 					}
 				})
-				w := &works{rollout: r, done: map[types.UID]time.Time{}, goal: must.Get(c.goalOf(r))(t)}
+				w := &workOf{rollout: r, done: map[types.UID]time.Time{}, goal: must.Get(c.goalOf(r))(t)}
 				if at > 0 {
 					w.done[node.UID] = time.Unix(int64(at), 0)
 				}
 				return w
 			}
-			first, second := worksOf("first", test.first, met, test.firstIsOver), worksOf("second", test.second, test.goal, test.secondIsOver)
+			first, second := newWork("first", test.first, met, test.firstIsOver), newWork("second", test.second, test.goal, test.secondIsOver)
 			is.Equal(t, first.undo(second, node), test.want)
 		})
 	}

@@ -332,7 +332,7 @@ func (c *Controller) contradiction(f *facts) string {
 	if len(f.done) == 0 {
 		return ""
 	}
-	ours, first := &works{f.rollout.Object, f.done, f.goal}, ""
+	ours, first := &workOf{f.rollout.Object, f.done, f.goal}, ""
 	for _, other := range f.cluster.Rollouts {
 		if other.Spec.Stage != v1alpha1.RolloutStageRoll {
 			continue
@@ -345,7 +345,7 @@ func (c *Controller) contradiction(f *facts) string {
 		if err != nil {
 			continue
 		}
-		theirs := &works{other, next.DoneBy(attempts), goal}
+		theirs := &workOf{other, next.DoneBy(attempts), goal}
 		for _, m := range f.rollout.Members {
 			if node := f.nodes[m.Node]; ours.undo(theirs, node) || theirs.undo(ours, node) {
 				text := fmt.Sprintf("rollout %s wants the opposite for node %s; stop one of the two", other.Name, node.Name)
@@ -358,8 +358,9 @@ func (c *Controller) contradiction(f *facts) string {
 	return first
 }
 
-// works are what a rollout in stage Roll has done: the times by the UID of the node, and its goal.
-type works struct {
+// workOf is the work that a rollout in stage Roll has done: the times by the UID of the node, and
+// its goal.
+type workOf struct {
 	rollout *v1alpha1.NodeMaintenanceRollout
 	done    map[types.UID]time.Time
 	goal    *goal
@@ -367,7 +368,7 @@ type works struct {
 
 // undo reports whether a rollout has undone the work of another one on a node: it was done later,
 // and doneWhen of the other one is false again. A rollout that is complete undoes nothing any more.
-func (w *works) undo(other *works, node *corev1.Node) bool {
+func (w *workOf) undo(other *workOf, node *corev1.Node) bool {
 	at, isDone := w.done[node.UID]
 	before, wasDone := other.done[node.UID]
 	if !isDone || !wasDone || !at.After(before) || meta.IsStatusConditionTrue(w.rollout.Status.Conditions, v1alpha1.ConditionComplete) {

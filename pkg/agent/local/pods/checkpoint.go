@@ -122,7 +122,7 @@ func (c *Checkpoint) Run(ctx context.Context) error {
 // follow applies every change to the pods immediately and writes the file after writeDelay.
 func (c *Checkpoint) follow(ctx context.Context, store cache.Store, changes <-chan struct{}) {
 	var write <-chan time.Time
-	said := ""
+	logged := ""
 	for {
 		select {
 		case <-changes:
@@ -134,12 +134,12 @@ func (c *Checkpoint) follow(ctx context.Context, store cache.Store, changes <-ch
 			write = nil
 			err := c.write()
 			if err == nil {
-				said = ""
+				logged = ""
 				continue
 			}
-			// A full disk may stay full for days.
-			if text := err.Error(); text != said {
-				said = text
+			// Log each error once: a full disk may stay full for days.
+			if text := err.Error(); text != logged {
+				logged = text
 				klog.FromContext(ctx).Error(err, "Cannot store the pods of the node, the stored file is out of date; will retry", "node", c.node)
 			}
 			write = time.After(writeDelay)
@@ -240,7 +240,7 @@ func encode(node string, pods []Pod) ([]byte, error) {
 }
 
 // decode reads a stored file. The name of the node in it does not matter: an agent without a client
-// may not know the name, and the pods are known by their UIDs.
+// may not know the name, and the pods are identified by their UIDs.
 func decode(data []byte) ([]Pod, error) {
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -234,7 +233,7 @@ func (s *Server) config(dir string, quota int64, client, peer string) *embed.Con
 func (s *Server) chooseSocketDir(dir string) (string, error) {
 	if len(filepath.Join(dir, "client.sock")) <= maxSocketPath {
 		// A killed server may have left the file, before the directory was moved.
-		if err := os.Remove(filepath.Join(dir, socketsName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := files.Remove(filepath.Join(dir, socketsName)); err != nil {
 			return "", err
 		}
 		return dir, nil

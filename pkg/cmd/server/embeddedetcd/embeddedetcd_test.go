@@ -53,6 +53,15 @@ func TestDataSurvivesARestart(t *testing.T) {
 	}
 }
 
+// TestAMovedDirectoryHasItsOwnSockets: a killed server has left the folder of other sockets.
+func TestAMovedDirectoryHasItsOwnSockets(t *testing.T) {
+	dir := t.TempDir()
+	must.Do(t, os.Mkdir(filepath.Join(dir, privateName), 0o700))
+	must.Do(t, os.WriteFile(filepath.Join(dir, privateName, socketsName), []byte("/nowhere"), 0o600))
+	defer must.Get(Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes}))(t).Stop()
+	must.Get(Connect(t.Context(), dir))(t).Close()
+}
+
 // TestWritesDoNotStayInMemory writes far more than the heap may keep, and starts etcd again.
 func TestWritesDoNotStayInMemory(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}

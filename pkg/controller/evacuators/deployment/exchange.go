@@ -503,8 +503,9 @@ func (s *situation) choose(pods []*pod, most, spare int) (chosen []*pod) {
 			break
 		}
 		isAvailable := s.isAvailable(p)
-		// A pod that is not available needs no replacement, but the one that is still to be created
-		// must exist: instead of the pod, the ReplicaSet would not create it, or delete it.
+		// A pod that is not available needs no replacement, but do not choose it while the
+		// ReplicaSet still has to create pods: after the scale-down it would create one pod less,
+		// or delete another pod, and this one would stay.
 		if isAvailable && spare <= 0 || !isAvailable && len(s.pods) < int(replicas)-s.missing() {
 			continue
 		}
