@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
 
@@ -125,7 +126,7 @@ func maintenancesOfPod(ctx context.Context, c clients, f *show.PodFacts) error {
 		found = append(found, m)
 	}
 	if failure != nil {
-		f.Notes = append(f.Notes, fmt.Sprintf("the preview of %s failed: %v", firstOf(failed), failure))
+		f.Notes = append(f.Notes, fmt.Sprintf("the preview of %s failed: %v", wording.FirstOf(failed), failure))
 	}
 	// The node may have become known after a maintenance of another node.
 	f.Maintenances = slices.DeleteFunc(found, func(m show.PodMaintenance) bool { return !show.Nodes(m.NodeMaintenance).Has(f.Node) })

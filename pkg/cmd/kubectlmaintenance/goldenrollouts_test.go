@@ -518,23 +518,35 @@ func TestAFullTerminalHasTheFailedUnitAndWhoMustAct(t *testing.T) {
 	}
 }
 
-// TestAChangeInTheMeantimeIsNotLost lets another user add a hold between the read and the write.
-func TestAChangeInTheMeantimeIsNotLost(t *testing.T) {
-	w := newWorld(t, "", rollout())
-	resource := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenancerollouts")
+var rolloutsResource = v1alpha1.SchemeGroupVersion.WithResource("nodemaintenancerollouts")
+
+// changesMeanwhile lets another user change the rollout between the first read and the write.
+func changesMeanwhile(w *world, r *v1alpha1.NodeMaintenanceRollout) {
 	first := true
 	w.haulout.PrependReactor("patch", "nodemaintenancerollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if !first {
 			return false, nil, nil
 		}
 		first = false
-		must.Do(t, w.haulout.Tracker().Update(resource, rollout(heldBy("bob")), ""))
+		if err := w.haulout.Tracker().Update(rolloutsResource, r, ""); err != nil {
+			return true, nil, err
+		}
 		return true, nil, apierrors.NewConflict(v1alpha1.Resource("nodemaintenancerollouts"), "kernel-6-12", errors.New("it was changed"))
 	})
+}
+
+func storedHolds(t *testing.T, w *world) []v1alpha1.RolloutHold {
+	t.Helper()
+	return must.Get(w.haulout.Tracker().Get(rolloutsResource, "", "kernel-6-12"))(t).(*v1alpha1.NodeMaintenanceRollout).Spec.Holds
+}
+
+// TestAChangeInTheMeantimeIsNotLost lets another user add a hold between the read and the write.
+func TestAChangeInTheMeantimeIsNotLost(t *testing.T) {
+	w := newWorld(t, "", rollout())
+	changesMeanwhile(w, rollout(heldBy("bob")))
 	is.Equal(t, w.run(t.Context(), strings.Fields("rollout hold kernel-6-12 --reason=x")), exitDone)
-	object := must.Get(w.haulout.Tracker().Get(resource, "", "kernel-6-12"))(t)
 	var names []string
-	for _, hold := range object.(*v1alpha1.NodeMaintenanceRollout).Spec.Holds {
+	for _, hold := range storedHolds(t, w) {
 		names = append(names, hold.Name)
 	}
 	is.Equal(t, strings.Join(names, " "), "bob alice")
@@ -544,19 +556,9 @@ func TestAChangeInTheMeantimeIsNotLost(t *testing.T) {
 // and the write of a user who does not ask for that.
 func TestARefusedTryLeavesNoTrace(t *testing.T) {
 	w := newWorld(t, "", rollout(heldBy("alice"), holdsDrains))
-	resource := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenancerollouts")
-	first := true
-	w.haulout.PrependReactor("patch", "nodemaintenancerollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if !first {
-			return false, nil, nil
-		}
-		first = false
-		must.Do(t, w.haulout.Tracker().Update(resource, rollout(), ""))
-		return true, nil, apierrors.NewConflict(v1alpha1.Resource("nodemaintenancerollouts"), "kernel-6-12", errors.New("it was changed"))
-	})
+	changesMeanwhile(w, rollout())
 	is.Equal(t, w.run(t.Context(), strings.Fields("rollout hold kernel-6-12 --reason=x --name=alice")), exitDone)
-	object := must.Get(w.haulout.Tracker().Get(resource, "", "kernel-6-12"))(t)
-	holds := object.(*v1alpha1.NodeMaintenanceRollout).Spec.Holds
+	holds := storedHolds(t, w)
 	is.True(t, len(holds) == 1 && holds[0].Stops == v1alpha1.RolloutHoldStarts, "got holds %+v, want one that stops starts", holds)
 }
 

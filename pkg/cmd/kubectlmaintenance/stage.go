@@ -17,6 +17,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/drainer"
 )
@@ -251,7 +252,7 @@ func (e *environment) checkMove(ctx context.Context, c clients, nm *v1alpha1.Nod
 		if err != nil || len(foreign) == 0 {
 			return err
 		}
-		text = "nodes that others have cordoned: " + firstOf(foreign)
+		text = "nodes that others have cordoned: " + wording.FirstOf(foreign)
 	}
 	text = fmt.Sprintf("%[1]s is in stage Idle, so Complete uncordons %[2]s. To end it and leave its nodes as they are: kubectl maintenance cancel %[1]s.", nm.Name, text)
 	return e.confirm(ctx, text, "Without a terminal, this needs --uncordon-all.")

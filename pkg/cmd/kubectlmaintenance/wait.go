@@ -6,9 +6,7 @@ package kubectlmaintenance
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -220,15 +218,6 @@ func (e *environment) follow(
 		}
 		return done, err
 	})
-}
-
-// firstOf returns the first names and the number of the remaining names.
-func firstOf(names []string) string {
-	const few = 3
-	if len(names) <= few {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
 }
 
 // awaitEnd waits until a maintenance has released its nodes or, with drainer.Deleted, until the

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -83,18 +82,9 @@ type progressFacts struct {
 func decideProgressing(f progressFacts) verdict {
 	v := progressVerdict(f)
 	if len(f.ignored) > 0 && !f.ending {
-		v.message += fmt.Sprintf("; %s ignored (newNodes: Ignore): %s", pluralIs(len(f.ignored), "new node"), firstOf(f.ignored))
+		v.message += fmt.Sprintf("; %s ignored (newNodes: Ignore): %s", pluralIs(len(f.ignored), "new node"), wording.FirstOf(f.ignored))
 	}
 	return v
-}
-
-// firstOf names the first three of some nodes.
-func firstOf(nodes []string) string {
-	text := strings.Join(nodes[:min(3, len(nodes))], ", ")
-	if more := len(nodes) - 3; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
 }
 
 func progressVerdict(f progressFacts) verdict {
@@ -104,9 +94,9 @@ func progressVerdict(f progressFacts) verdict {
 		return verdict{yes, v1alpha1.ReasonProgressComplete, allReleased}
 	case f.ending && len(f.problems) > 0:
 		return verdict{no, v1alpha1.ReasonProgressComplete,
-			fmt.Sprintf("%s still to be released: %s. %s", pluralIs(len(f.held), "node"), firstOf(f.held), describe(f.problems))}
+			fmt.Sprintf("%s still to be released: %s. %s", pluralIs(len(f.held), "node"), wording.FirstOf(f.held), describe(f.problems))}
 	case f.ending:
-		return verdict{yes, v1alpha1.ReasonProgressComplete, fmt.Sprintf("%s still to be released: %s%s", pluralIs(len(f.held), "node"), firstOf(f.held), f.why)}
+		return verdict{yes, v1alpha1.ReasonProgressComplete, fmt.Sprintf("%s still to be released: %s%s", pluralIs(len(f.held), "node"), wording.FirstOf(f.held), f.why)}
 	case f.unknown != "":
 		return verdict{no, v1alpha1.ReasonProgressNotRequested,
 			fmt.Sprintf("This version of the server does not know the stage %s: the nodes stay cordoned and no pod is asked to leave; the stage can change to Complete", f.unknown)}

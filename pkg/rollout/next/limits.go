@@ -15,9 +15,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
-// maxNames is the number of nodes that a message names.
-const maxNames = 3
-
 // limit is a limit with what takes its places.
 type limit struct {
 	// name is what users know the limit by.
@@ -291,8 +288,5 @@ func (l *limit) in(domain string) string {
 // Names joins texts in their order, and cuts a long list. It sorts the list.
 func Names(all []string) string {
 	slices.Sort(all)
-	if rest := len(all) - maxNames; rest > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(all[:maxNames], ", "), rest)
-	}
-	return strings.Join(all, ", ")
+	return wording.FirstOf(all)
 }

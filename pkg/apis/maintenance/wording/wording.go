@@ -17,6 +17,15 @@ func Cut(text string, limit int) string {
 	return strings.ToValidUTF8(text[:limit], "")
 }
 
+// FirstOf joins the first three names, and counts the others.
+func FirstOf(names []string) string {
+	const few = 3
+	if len(names) <= few {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
+}
+
 // Sentence returns a text that ends with exactly one full stop.
 func Sentence(text string) string {
 	return strings.TrimRight(text, ". ") + "."
