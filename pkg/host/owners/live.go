@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -45,6 +46,11 @@ func kindOf[T any, L metav1.ListInterface, R reader[T, L]](name string, in func(
 		name: name,
 		Keep: keep,
 		Get: func(ctx context.Context, namespace, object string) (*T, error) {
+			// The API server does not check the names of owners and claims in a pod. No object has
+			// such a name, and the client returns an error for it.
+			if len(rest.IsValidPathSegmentName(object)) > 0 {
+				return nil, nil
+			}
 			found, err := in(namespace).Get(ctx, object, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				return nil, nil
@@ -96,6 +102,13 @@ func Jobs(host kubernetes.Interface) Kind[batchv1.Job] {
 			Status: batchv1.JobStatus{Failed: full.Status.Failed},
 		}
 	})
+}
+
+// Claims returns the Kind of volume claims.
+func Claims(host kubernetes.Interface) Kind[corev1.PersistentVolumeClaim] {
+	return kindOf("PersistentVolumeClaim", host.CoreV1().PersistentVolumeClaims,
+		func(l *corev1.PersistentVolumeClaimList) []corev1.PersistentVolumeClaim { return l.Items },
+		func(full *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim { return full })
 }
 
 func identity(object metav1.Object) metav1.ObjectMeta {

@@ -12,6 +12,8 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -21,6 +23,17 @@ func kindBy(get func(context.Context) (*appsv1.DaemonSet, error)) Kind[appsv1.Da
 	return Kind[appsv1.DaemonSet]{
 		name: "DaemonSet", Keep: func(full *appsv1.DaemonSet) *appsv1.DaemonSet { return full },
 		Get: func(ctx context.Context, _, _ string) (*appsv1.DaemonSet, error) { return get(ctx) },
+	}
+}
+
+// TestOwnersWithImpossibleNames: the API server accepts any name of an owner or a claim in a pod.
+func TestOwnersWithImpossibleNames(t *testing.T) {
+	host := kubernetes.NewForConfigOrDie(&rest.Config{Host: "127.0.0.1:1"})
+	for _, name := range []string{"%!s(<nil>)-data", "a/b", ".."} {
+		set, err := NewLive(host).ReplicaSet(t.Context(), "blue", name)
+		is.True(t, set == nil && err == nil, "got %v, %v, want that it does not exist", set, err)
+		claim, err := Claims(host).Get(t.Context(), "blue", name)
+		is.True(t, claim == nil && err == nil, "got %v, %v, want that it does not exist", claim, err)
 	}
 }
 

@@ -154,8 +154,8 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 	// the right to list all claims.
 	names := claims.UnsortedList()
 	oneNode, err := collect(ctx, len(names), func(ctx context.Context, i int) ([]types.NamespacedName, error) {
-		claim, err := r.Client.CoreV1().PersistentVolumeClaims(names[i].Namespace).Get(ctx, names[i].Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) || err == nil && !surge.OneNode(claim) {
+		claim, err := owners.Claims(r.Client).Get(ctx, names[i].Namespace, names[i].Name)
+		if err == nil && (claim == nil || !surge.OneNode(claim)) {
 			return nil, nil
 		}
 		return names[i : i+1], err

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"haulout.dev/haulout/pkg/host/owners"
 )
 
 // claimsRead is the maximum number of claims whose volumes are read. They are read one by one, so
@@ -38,10 +40,10 @@ func (r Reader) PinnedClaims(ctx context.Context, claims sets.Set[types.Namespac
 }
 
 // ClaimSelector returns the selector of the nodes that can use the volume of a claim. It returns
-// nil if any node can use the volume, or if the claim has no volume yet.
+// nil if any node can use the volume, or if there is no claim or no volume yet.
 func ClaimSelector(ctx context.Context, client kubernetes.Interface, claim types.NamespacedName) (*corev1.NodeSelector, error) {
-	found, err := client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
-	if err != nil || found.Spec.VolumeName == "" {
+	found, err := owners.Claims(client).Get(ctx, claim.Namespace, claim.Name)
+	if err != nil || found == nil || found.Spec.VolumeName == "" {
 		return nil, err
 	}
 	volume, err := client.CoreV1().PersistentVolumes().Get(ctx, found.Spec.VolumeName, metav1.GetOptions{})
