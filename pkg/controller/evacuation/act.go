@@ -17,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // act applies a decision: it withdraws evictions that must not be sent any more, then writes the
@@ -80,7 +81,7 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 	if protocol.IsComplete(evacuation) {
 		logger.V(2).Info("Evacuation is complete", "pod", klog.KRef(evacuation.Namespace, evacuation.Spec.PodRef.Name))
 		evacuationsCompleted.WithLabelValues(meta.FindStatusCondition(evacuation.Status.Conditions, v1alpha1.ConditionComplete).Reason).Inc()
-		if s.pod == nil || isFinished(s.pod) {
+		if s.pod == nil || !drainplan.IsLive(s.pod) {
 			evacuationDuration.Observe(s.now.Sub(evacuation.CreationTimestamp.Time).Seconds())
 		}
 	} else if before.ActiveEvacuatorClass != d.status.ActiveEvacuatorClass {

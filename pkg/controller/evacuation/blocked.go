@@ -176,7 +176,7 @@ func (d *decision) doesNotStop(s situation) *eviction.Blocker {
 	}
 	return &eviction.Blocker{
 		Reason: v1alpha1.ReasonPodTerminating,
-		Message: fmt.Sprintf("The grace period of the pod ended at %s and it has not stopped. Check its containers and the kubelet of node %s.",
+		Message: fmt.Sprintf("The grace period of the pod ended at %s and it has not stopped, or its volumes are still mounted. Check its containers, its volumes and the kubelet of node %s.",
 			s.pod.DeletionTimestamp.UTC().Format(time.RFC3339), s.pod.Spec.NodeName),
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 const (
@@ -126,7 +127,7 @@ func decide(s situation) decision {
 	case protocol.IsComplete(s.evacuation):
 		d.decideRelease(s)
 		return d
-	case s.pod == nil || isFinished(s.pod):
+	case s.pod == nil || !drainplan.IsLive(s.pod):
 		d.decidePodLeft(s)
 	case s.isRawEvictionOver():
 		d.decideRawEvictionOver(s)
@@ -140,10 +141,6 @@ func decide(s situation) decision {
 	d.decideReady(s)
 	d.wakeForRawEviction(s)
 	return d
-}
-
-func isFinished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // decideRelease releases an Evacuation that is over: immediately if no user needs to see it,

@@ -134,6 +134,10 @@ func TestDecideCompletion(t *testing.T) {
 			evacuation: upForEviction(), pod: newPod(inPhase(corev1.PodFailed)), at: minute,
 			want: outcome{Active: evict, Complete: "PodTerminated", Wake: 6 * minute},
 		},
+		"the pod has failed and the kubelet has cleaned up": {
+			evacuation: upForEviction(), pod: newPod(stoppingFor(0), inPhase(corev1.PodFailed)), at: minute,
+			want: outcome{Active: evict, Complete: "PodTerminated", Wake: 6 * minute},
+		},
 		"Blocked is cleared when the pod is deleted": {
 			evacuation: newEvacuation(active(evict),
 				withCondition(v1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)),
@@ -464,6 +468,10 @@ func TestDecideEviction(t *testing.T) {
 		},
 		"the grace period has passed": {
 			evacuation: upForEviction(), pod: newPod(terminatingUntil(minute)), at: 90 * second,
+			want: outcome{Active: evict, Blocked: "PodTerminating", Events: EventBlocked},
+		},
+		"its containers have ended, and the kubelet cannot unmount its volumes": {
+			evacuation: upForEviction(), pod: newPod(stoppingFor(minute), inPhase(corev1.PodFailed)), at: 90 * second,
 			want: outcome{Active: evict, Blocked: "PodTerminating", Events: EventBlocked},
 		},
 		"a finalizer keeps the pod": {

@@ -15,13 +15,14 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // rawEvictionExpiry returns the time at which the request of an eviction ends, unless the pod is
 // evicted again. It returns the zero time if there is no such request, or if the pod leaves
 // already: clients do not evict a terminating pod again.
 func (s situation) rawEvictionExpiry() time.Time {
-	if !protocol.IsForEviction(s.evacuation) || protocol.IsWithdrawn(s.evacuation) || s.pod == nil || s.pod.DeletionTimestamp != nil || isFinished(s.pod) {
+	if !protocol.IsForEviction(s.evacuation) || protocol.IsWithdrawn(s.evacuation) || s.pod == nil || s.pod.DeletionTimestamp != nil || !drainplan.IsLive(s.pod) {
 		return time.Time{}
 	}
 	return protocol.EvictionAsked(s.evacuation).Add(s.rawEvictionTTL)

@@ -101,7 +101,7 @@ func TestDecideReady(t *testing.T) {
 		"the pod does not stop": {
 			evacuation: upForEviction(), pod: newPod(stoppingFor(minute)), at: 2 * minute,
 			state: glance.StateBlocked, want: "Leaving=True:PodStopping Ready=False:PodTerminating",
-			message: "The grace period of the pod ended at " + start.Add(minute).Format(time.RFC3339) + " and it has not stopped. Check its containers and the kubelet of node " + testNode + ".",
+			message: "The grace period of the pod ended at " + start.Add(minute).Format(time.RFC3339) + " and it has not stopped, or its volumes are still mounted. Check its containers, its volumes and the kubelet of node " + testNode + ".",
 		},
 		"the pod is gone": {
 			evacuation: upForEviction(withCondition(v1alpha1.ConditionLeaving, v1alpha1.ReasonPodStopping, 0)), at: 12 * second,

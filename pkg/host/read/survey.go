@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/host"
 )
 
@@ -43,13 +44,13 @@ type Reader struct {
 	Caches *host.Caches
 }
 
-// Pods calls visit with the unfinished pods that are bound to the nodes or nominated for them. It
+// Pods calls visit with the live pods that are bound to the nodes or nominated for them. It
 // may visit a pod twice. visit must not keep the pod itself. Pods with scheduling gates count for
 // no node, because the scheduler does not bind them.
 func (r Reader) Pods(nodes sets.Set[string], visit func(*corev1.Pod)) {
 	for node := range nodes {
 		r.Caches.Pods.VisitOn(node, func(pod *corev1.Pod) {
-			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+			if drainplan.IsLive(pod) {
 				visit(pod)
 			}
 		})

@@ -47,7 +47,8 @@ const (
 
 	// ReasonPodDeleted (Complete): the pod no longer exists.
 	ReasonPodDeleted = "PodDeleted"
-	// ReasonPodTerminated (Complete): the pod has Succeeded or Failed.
+	// ReasonPodTerminated (Complete): the pod has Succeeded or Failed, and the kubelet has cleaned up
+	// if the pod is being deleted.
 	ReasonPodTerminated = "PodTerminated"
 	// ReasonCancelled (Complete): the evacuator stopped after the last instigator withdrew its
 	// request.
