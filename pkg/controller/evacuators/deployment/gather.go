@@ -5,7 +5,6 @@ package deployment
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -179,7 +178,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			// Read the evictions in flight after the Evacuation: no eviction is sent after the
 			// Evacuation was withdrawn.
 			Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: of.purpose, budgets: c.budgetsOf(p, &budgets),
-			isPaused: of.isPaused(p, evacuation), isCovered: evacuation == nil && of.covers(p), staysUp: isSettled || isUp,
+			isPaused: of.isPaused(p, evacuation), isCovered: evacuation == nil && (of.isGone || of.covers(p)), staysUp: isSettled || isUp,
 		})
 	}
 	return c.countOthers(s)
@@ -289,8 +288,10 @@ func isOfMaintenance(evacuation *v1alpha1.Evacuation) bool {
 // drain has a node, the NodeMaintenances that drain it, and the time. The zero value has none.
 type drain struct {
 	node *corev1.Node
-	by   []*v1alpha1.NodeMaintenance
-	now  time.Time
+	// isGone is set if the node does not exist.
+	isGone bool
+	by     []*v1alpha1.NodeMaintenance
+	now    time.Time
 	// purpose is a phrase that names the NodeMaintenance which drains the node. If several drain
 	// it, this is the oldest. If none does, purpose is "".
 	purpose string
@@ -299,7 +300,7 @@ type drain struct {
 func (c *Controller) drainOf(nodeName string) drain {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
-		return drain{}
+		return drain{isGone: apierrors.IsNotFound(err) && nodeName != ""}
 	}
 	maintenances, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {
@@ -340,14 +341,11 @@ func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 		return nil
 	}
 	for _, name := range surge.Claims(s.deployment) {
-		claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.deployment.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			continue
-		}
+		claim, err := owners.Claims(c.Client).Get(ctx, s.deployment.Namespace, name)
 		if err != nil {
-			return fmt.Errorf("read volume claim %s: %w", name, err)
+			return err
 		}
-		if surge.OneNode(claim) {
+		if claim != nil && surge.OneNode(claim) {
 			s.oneNodeClaims = append(s.oneNodeClaims, name)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -85,5 +86,19 @@ func TestPodsOfOtherWorkloadsUnderABudgetAreCounted(t *testing.T) {
 			}
 			is.Equal(t, s.canBeExchanged(&s.pods[0]), want.canBeExchanged, "can be exchanged")
 		})
+	}
+}
+
+// TestPodsOfANodeThatIsGoneKeepTheSurge: the garbage collector deletes such a pod within minutes. A
+// surge that ended before would delete its replacement.
+func TestPodsOfANodeThatIsGoneKeepTheSurge(t *testing.T) {
+	c := &Controller{nodeLister: corelisters.NewNodeLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}))}
+	is.True(t, c.drainOf("spot-1").isGone, "the node counts as existing")
+	is.True(t, !c.drainOf("").isGone, "a pod without a node is on a node that is gone")
+	for name, pods := range map[string][]pod{
+		"the replacement starts":   {newTestPod("web-0", covered), newTestPod("web-1", fresh, unready)},
+		"the replacement is ready": {newTestPod("web-0", covered, unready), newTestPod("web-1", fresh)},
+	} {
+		is.Equal(t, summary(decide(at(10*time.Second, newDeployment(2, recorded(1, 2, web0)), pods...))), "", name)
 	}
 }

@@ -125,9 +125,12 @@ func (c *Controller) deploymentChanged(old, now *appsv1.Deployment) {
 		c.lowered.Forget(key)
 	case old != nil && surge.Replicas(now) < surge.Replicas(old):
 		c.noteDeletedBy(key, old)
-		c.noteLowered(key)
+		c.noteLowered(key, c.clock.Now())
 		c.noteDeletedBy(key, now)
 	default:
+		if old == nil {
+			c.noteShrinking(key, now)
+		}
 		c.noteDeletedBy(key, now)
 	}
 	if _, recorded := d.Annotations[v1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {

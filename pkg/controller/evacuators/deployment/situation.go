@@ -116,7 +116,8 @@ type pod struct {
 	// Evacuation are not restarted yet.
 	isPaused bool
 	// isCovered is set if the pod has no Evacuation although a maintenance that drains its node
-	// covers the pod. The maintenance is paused, or requests the Evacuation in a moment.
+	// covers the pod. The maintenance is paused, or requests the Evacuation in a moment. It is also
+	// set if the node of the pod is gone: the pod is about to be deleted, and needs its replacement.
 	isCovered bool
 	// purpose is a phrase that names the NodeMaintenance for which the pod leaves, "" if none is
 	// known.
@@ -492,29 +493,21 @@ func (s *situation) isRollingOut() bool {
 		s.deployment.Status.Replicas != s.deployment.Status.UpdatedReplicas
 }
 
-// replicaFailure returns the error in the condition ReplicaFailure, as the end of a sentence.
-func replicaFailure(d *appsv1.Deployment) string {
-	text, _ := replicaFailureAndReason(d)
-	return text
-}
-
-// createFailure returns the same as replicaFailure if a pod could not be created, otherwise "". The
+// replicaFailure returns the error in the condition ReplicaFailure, as the end of a sentence. The
 // ReplicaSet controller also reports pods that it could not delete.
-func createFailure(d *appsv1.Deployment) string {
-	text, reason := replicaFailureAndReason(d)
-	if reason != failedCreate {
-		return ""
-	}
-	return text
-}
+func replicaFailure(d *appsv1.Deployment) string { return failureWith(d, "") }
 
-func replicaFailureAndReason(d *appsv1.Deployment) (text, reason string) {
+// createFailure returns the same if a pod could not be created, otherwise "".
+func createFailure(d *appsv1.Deployment) string { return failureWith(d, failedCreate) }
+
+func failureWith(d *appsv1.Deployment, reason string) string {
 	for i := range d.Status.Conditions {
-		if c := &d.Status.Conditions[i]; c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
-			return ": " + c.Message, c.Reason
+		c := &d.Status.Conditions[i]
+		if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue && (reason == "" || c.Reason == reason) {
+			return ": " + c.Message
 		}
 	}
-	return "", ""
+	return ""
 }
 
 // maxSurge returns how many extra replicas the Deployment's strategy allows for the given number of

@@ -103,9 +103,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 		return Standing{}
 	}
 	// The events may not have been handled yet.
-	if isShrinking(d) && d.Status.ObservedGeneration < d.Generation {
-		c.noteLowered(key)
-	}
+	c.noteShrinking(key, d)
 	c.noteDeletedBy(key, d)
 	lowered, _ := c.lowered.Get(key)
 	if isShrinking(d) && c.clock.Now().Before(deletesUntil(latest(c.known.get(key).scaledDown, c.since(), lowered.since), d)) {
@@ -151,20 +149,32 @@ func (c *Controller) IsSurging(p *corev1.Pod) bool {
 
 // lowering is a scale-down by any client.
 type lowering struct {
-	// since is the time at which this process first observed it, and deleted the time at which the
+	// since is the time at which this process first observed it, zero if that was before the start
+	// of this leader, and deleted the time at which the
 	// ReplicaSet had deleted the pods; zero if it has not.
 	since, deleted time.Time
 }
 
 // noteLowered records that the replica count of a Deployment was lowered, unless an earlier
-// scale-down has not ended.
-func (c *Controller) noteLowered(key types.NamespacedName) {
+// scale-down has not ended. since is zero if that was before the start of this leader.
+func (c *Controller) noteLowered(key types.NamespacedName, since time.Time) {
 	c.lowered.Change(key, func(l lowering, known bool) (lowering, bool) {
 		if !known || !l.deleted.IsZero() {
-			l = lowering{since: c.clock.Now()}
+			l = lowering{since: since}
 		}
 		return l, true
 	})
+}
+
+// noteShrinking does so for a Deployment whose scale-down this leader has not seen.
+func (c *Controller) noteShrinking(key types.NamespacedName, d *appsv1.Deployment) {
+	switch {
+	case !isShrinking(d):
+	case d.Status.ObservedGeneration < d.Generation:
+		c.noteLowered(key, c.clock.Now())
+	default:
+		c.noteLowered(key, time.Time{})
+	}
 }
 
 // noteDeletedBy records that the ReplicaSet of a Deployment has no pods to delete, if its status
