@@ -316,6 +316,23 @@ func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
 		}
 		w.wantRequested()
 	})
+	bubble.Run(t, "are waited for although an earlier request was by hand", func(t *testing.T) {
+		other := types.UID("22222222-2222-3333-4444-555555555555")
+		byHand := newEvacuation(func(e *v1alpha1.Evacuation) {
+			e.Name, e.UID = protocol.CanonicalName("second", other), "evacuation-2"
+			e.Spec.PodRef = v1alpha1.PodReference{Name: "second", UID: other}
+			e.CreationTimestamp = *at(-24 * time.Hour)
+			e.Finalizers = append(e.Finalizers, v1alpha1.FinalizerInstigatorPrefix+"manual.maintenance.haulout.dev")
+		})
+		second := newPod(func(p *corev1.Pod) { p.Name, p.UID = "second", other })
+		w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(), newNode())
+		must.Do(w, w.host.Tracker().Add(second))
+		must.Do(w, w.api.Tracker().Add(byHand))
+		synctest.Wait()
+		w.updateNode(tainted, withVolumes("vol-1"))
+		w.until(0, "report", "report")
+		is.True(t, w.status().ExpectedEvacuationFinishTime == nil, "the request does not wait: %s", w.status().Message)
+	})
 	bubble.Run(t, "are read once for all pods of a node", func(t *testing.T) {
 		w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(claiming("data")), newNode())
 		w.bind("data", "vol-1")

@@ -42,20 +42,24 @@ type knownVolumes struct {
 const volumesFresh = 30 * time.Second
 
 // volumesUntil returns the end of the wait for the volumes of a node. The wait starts with the
-// first Evacuation of a DaemonSet pod on the node. The zero time means no wait, since a node that
+// first Evacuation of a DaemonSet pod on the node that only drains have requested: another one may
+// have waited for a drain for days. The zero time means no wait, since a node that
 // is not ready unmounts no volume.
 func (c *Controller) volumesUntil(node *corev1.Node, evacuation *v1alpha1.Evacuation) time.Time {
 	if c.volumeDetachTimeout < 0 || protocol.NodeCondition(node, corev1.NodeReady).Status != corev1.ConditionTrue || !hasCSIVolume(node) {
 		return time.Time{}
 	}
-	first := evacuation.CreationTimestamp.Time
+	var first time.Time
 	objects, err := c.Evacuations.Informer().GetIndexer().ByIndex(evacuationsByNode, node.Name)
 	if err == nil {
 		for _, obj := range objects {
-			if e, ok := obj.(*v1alpha1.Evacuation); ok && e.CreationTimestamp.Time.Before(first) {
+			if e, ok := obj.(*v1alpha1.Evacuation); ok && protocol.OnlyMaintenancesDecide(e) && (first.IsZero() || e.CreationTimestamp.Time.Before(first)) {
 				first = e.CreationTimestamp.Time
 			}
 		}
+	}
+	if first.IsZero() {
+		first = evacuation.CreationTimestamp.Time
 	}
 	return first.Add(c.volumeDetachTimeout)
 }
