@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -227,10 +228,10 @@ func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
 }
 
 // ownerOf returns what a status calls the owner of a pod. The controller of a static pod is its
-// node, which says nothing about the pod.
+// node, which says nothing about the pod. The API server checks no name of an owner.
 func ownerOf(pod *corev1.Pod) string {
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && owner.Kind != "Node" {
-		return owner.Name
+		return protocol.OneLine(owner.Name, validation.DNS1123SubdomainMaxLength)
 	}
 	return pod.Name
 }

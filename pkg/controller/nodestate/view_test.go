@@ -4,6 +4,7 @@
 package nodestate
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -94,5 +95,15 @@ func TestViewDependsOnTheNodeAgent(t *testing.T) {
 		heartbeat.Status.Conditions = append(heartbeat.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeReady})
 		got, err = v.of(heartbeat, func(*corev1.Node) (*View, error) { return &View{}, nil })
 		must.True(t, err == nil && got == want, "got %v, %v, want the same view after a heartbeat", got, err)
+	}
+}
+
+// TestOwnersWithAnyName: the name goes into conditions, which have a maximum length.
+func TestOwnersWithAnyName(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-0"}}
+	for name, want := range map[string]int{"web": 3, "a\nb": 3, strings.Repeat("x", 33_000): 253} {
+		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v9", Kind: "DaemonSet", Name: name, Controller: new(true)}}
+		got := ownerOf(pod)
+		is.True(t, len(got) == want && !strings.Contains(got, "\n"), "got %d bytes: %.20q", len(got), got)
 	}
 }
