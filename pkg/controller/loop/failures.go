@@ -114,11 +114,12 @@ func (f *Failures[K]) Of(key K) (oldest *Failure, next time.Duration) {
 	return nil, next
 }
 
-// Tell reports whether a text about a key differs from the previous one, and records it.
+// Tell reports whether a text about a key differs from the previous one, and records it. An empty
+// text drops the previous one.
 func (f *Failures[K]) Tell(key K, text string) (isNew bool) {
 	f.told.Change(key, func(last string, _ bool) (string, bool) {
 		isNew = last != text
-		return text, true
+		return text, text != ""
 	})
 	return isNew
 }

@@ -98,6 +98,9 @@ func TestTextIsToldOnce(t *testing.T) {
 	if failures.Note("one", "", ""); failures.Tell("one", "denied by policy") {
 		t.Error("the text is new after a success, want it to be told once")
 	}
+	if failures.Tell("one", ""); !failures.Tell("one", "denied by policy") {
+		t.Error("the text is not new although it was dropped")
+	}
 	if failures.Forget("one"); !failures.Tell("one", "denied by policy") {
 		t.Error("the text is not new although the key was forgotten")
 	}

@@ -95,8 +95,9 @@ func (c *Controller) announceProgress(f *facts, d *decision, written *v1alpha1.N
 	if isDrained(written) && !isDrained(nm) {
 		c.stageEvent(nm, EventDrained, actionDrain, meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionDrained).Message)
 	}
-	if isDrained(nm) && !isDrained(written) {
-		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainedNoLonger, actionDrain, "%s", conditionOf(written, v1alpha1.ConditionDrained).Message)
+	// The deletion of the drained node is usual.
+	if drained := conditionOf(written, v1alpha1.ConditionDrained); isDrained(nm) && !isDrained(written) && drained.Reason != v1alpha1.ReasonNoNodes {
+		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainedNoLonger, actionDrain, "%s", drained.Message)
 	}
 	if hasTargets(written) && !hasTargets(nm) {
 		c.forecasts.queue.Add(nm.Name)

@@ -23,6 +23,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/identity"
 )
 
 // releaseRetry is the time after which a maintenance that ends is reconciled again without an
@@ -156,6 +158,11 @@ func (d *decision) decideRelease(f *facts) {
 	setReady(nm, &d.status, ready, f.now)
 }
 
+// goneTime is how long the maintenance of a shutdown lasts after its beginning if its node does not
+// exist, and how long it stays after its completion. Autoscalers delete the nodes of machines that
+// they shut down, and the names do not return.
+const goneTime = time.Hour
+
 // finishCompleted deletes a completed maintenance when its TTL is over. Those of a rollout stay as
 // long as the rollout: they are its memory. One that the rollout has left behind has no owner.
 func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
@@ -163,17 +170,24 @@ func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaint
 		return nil
 	}
 	completed := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
-	if c.completedTTL == 0 || completed.IsZero() || protocol.RolloutOf(nm) != nil {
+	ttl := c.completedTTL
+	if name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector); name != "" {
+		// The node agent deletes the oldest ones of its node.
+		if _, err := c.nodeLister.Get(name); apierrors.IsNotFound(err) && (ttl == 0 || ttl > goneTime) {
+			ttl = goneTime
+		}
+	}
+	if ttl == 0 || completed.IsZero() || protocol.RolloutOf(nm) != nil {
 		return c.addReady(ctx, nm)
 	}
-	if wait := c.completedTTL - c.clock.Since(completed); wait > 0 {
+	if wait := ttl - c.clock.Since(completed); wait > 0 {
 		c.queue.AddAfter(nm.Name, wait)
 		return c.addReady(ctx, nm)
 	}
 	err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, nm.Name,
 		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(nm.UID))})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete the completed maintenance after %s: %w", c.completedTTL, err)
+		return fmt.Errorf("delete the completed maintenance after %s: %w", ttl, err)
 	}
 	return nil
 }
@@ -232,9 +246,7 @@ func (c *Controller) finishDeletion(ctx context.Context, nm *v1alpha1.NodeMainte
 	return nil
 }
 
-// supersede completes the maintenance of an earlier shutdown of a node after the machine has shut
-// down for a later maintenance that holds the node. Until then the later shutdown may be cancelled,
-// and the earlier maintenance must still hold the node.
+// supersede completes the maintenance of a shutdown in place of the node agent.
 func (c *Controller) supersede(ctx context.Context, f *facts) error {
 	nm := f.subject.NodeMaintenance
 	patch, err := json.Marshal(map[string]any{
@@ -249,25 +261,49 @@ func (c *Controller) supersede(ctx context.Context, f *facts) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("complete the maintenance, which the later shutdown %s supersedes: %w", f.later.Name, err)
+		return fmt.Errorf("complete the maintenance, since %s: %w", f.superseded, err)
 	}
-	c.maintenanceEvent(nm, corev1.EventTypeNormal, EventSuperseded, actionComplete,
-		"Completed: the node has shut down since then, for NodeMaintenance %s", f.later.Name)
+	c.maintenanceEvent(nm, corev1.EventTypeNormal, EventSuperseded, actionComplete, "Completed: %s", f.superseded)
 	return nil
+}
+
+// whySuperseded returns why the maintenance of a shutdown is over although the node agent has not
+// completed it; otherwise "", and the time after which it may be over without an event. Its node
+// does not exist, or the machine has shut down for a later maintenance that holds the node. Until then the later shutdown may be cancelled, and the earlier maintenance must still hold
+// the node.
+func (c *Controller) whySuperseded(nm *v1alpha1.NodeMaintenance) (why string, wait time.Duration) {
+	name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
+	if name == "" {
+		return "", 0
+	}
+	node, err := c.nodeLister.Get(name)
+	switch {
+	case apierrors.IsNotFound(err):
+		if nm.Spec.RequestedBy == nil {
+			return "", 0
+		}
+		// A user who has taken the maintenance over may repair the machine.
+		if by, _ := identity.NodeOf(rights.UserOf(nm.Spec.RequestedBy)); by != name {
+			return "", 0
+		}
+		began := nm.CreationTimestamp.Time
+		if wait := goneTime - c.clock.Since(began); wait > 0 {
+			return "", wait
+		}
+		return fmt.Sprintf("the shutdown of the node began at %s, and the node does not exist", began.UTC().Format(time.RFC3339)), 0
+	case err != nil:
+		return "", 0
+	}
+	if later := c.laterShutdown(name, node, nm); later != nil {
+		return "the node has shut down since then, for NodeMaintenance " + later.Name, 0
+	}
+	return "", 0
 }
 
 // laterShutdown returns a maintenance of a later shutdown that holds the same node and for which
 // the machine has shut down, or nil. The machine has shut down for a maintenance if its kernel has
 // booted since, or if another shutdown maintenance was created in a later boot.
-func (c *Controller) laterShutdown(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
-	name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
-	if name == "" {
-		return nil
-	}
-	node, err := c.nodeLister.Get(name)
-	if err != nil {
-		return nil
-	}
+func (c *Controller) laterShutdown(name string, node *corev1.Node, nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 	later := c.holders.Which(name, func(m *v1alpha1.NodeMaintenance) bool {
 		return v1alpha1.IsHolding(m) && marks.IsShutdownOf(name, m) &&
 			v1alpha1.CompareAge(nm, m) < 0 && marks.Holds(node, m)

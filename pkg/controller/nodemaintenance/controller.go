@@ -213,6 +213,7 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 	}
 	var shown shownError
 	if err == nil || errors.As(err, &shown) {
+		c.problems.Tell(item, "") // the same refusal of a later write gets another event
 		return
 	}
 	nm, getErr := c.get(item)

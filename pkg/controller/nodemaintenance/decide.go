@@ -53,7 +53,7 @@ func decide(f *facts) (*decision, error) {
 	case v1alpha1.IsEnding(nm):
 		d.decideRelease(f)
 		return d, nil
-	case f.later != nil:
+	case f.superseded != "":
 		d.superseded = true
 		return d, nil
 	}

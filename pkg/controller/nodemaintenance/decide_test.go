@@ -83,7 +83,7 @@ func TestDecideDrained(t *testing.T) {
 		},
 		"a maintenance without nodes is not drained": {
 			drainedFacts{draining: true, finished: true, remainder: some()},
-			verdict{metav1.ConditionFalse, v1alpha1.ReasonNoNodes, "The selector matches no node"},
+			verdict{metav1.ConditionFalse, v1alpha1.ReasonNoNodes, "The selector matches no existing node"},
 		},
 		"pods that are evacuating are progress": {
 			drainedFacts{draining: true, nodes: nodesWith(1), remainder: some(leaving)},

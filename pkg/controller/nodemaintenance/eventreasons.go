@@ -43,7 +43,8 @@ const (
 	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not be
 	// recreated or need a long time.
 	EventDrainForecast = "DrainForecast"
-	// EventDrainedNoLonger: the condition Drained is no longer True.
+	// EventDrainedNoLonger: the condition Drained is no longer True. It is not sent if no selected
+	// node exists any more.
 	EventDrainedNoLonger = "DrainedNoLonger"
 	// EventNotProgressing: the condition Progressing became False: the maintenance makes no
 	// progress, or an operation that it needs keeps failing. One event is sent for each text.
@@ -55,7 +56,7 @@ const (
 	// rollout do not send it. About the NodeMaintenance.
 	EventCompleted = "Completed"
 	// EventSuperseded: the maintenance of a shutdown of a node was completed because the node has
-	// shut down for the maintenance of a later shutdown.
+	// shut down for the maintenance of a later shutdown, or has been deleted.
 	EventSuperseded = "Superseded"
 	// EventStatusTooLarge: the status is too large to be stored, even without messages.
 	EventStatusTooLarge = "StatusTooLarge"

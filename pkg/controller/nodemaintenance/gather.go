@@ -61,9 +61,9 @@ type facts struct {
 	// exist, if the subject ends.
 	tasks map[string]*v1alpha1.NodeTask
 	lost  sets.Set[string]
-	// later is the maintenance of a later shutdown for which the machine has shut down, if the
-	// subject is the maintenance of an earlier shutdown of the same node.
-	later *v1alpha1.NodeMaintenance
+	// superseded is why the subject, the maintenance of a shutdown, is over although the node agent
+	// has not completed it; "" if it is not.
+	superseded string
 	// held are the nodes that the subject has not released, if the subject ends.
 	held sets.Set[string]
 	// wake is the time after which one of these facts changes without an event, 0 if none does.
@@ -157,7 +157,7 @@ func (c *Controller) gather(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 		return f, nil
 	}
 	if v1alpha1.IsHolding(nm) {
-		if f.later = c.laterShutdown(nm); f.later != nil {
+		if f.superseded, f.wake = c.whySuperseded(nm); f.superseded != "" {
 			return f, nil
 		}
 	}

@@ -12,15 +12,20 @@ import (
 	"testing/synctest"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // numbered returns maintenances m-000, m-001 and so on, each a minute older than the previous one.
@@ -247,6 +252,38 @@ func TestLaterShutdownSupersedes(t *testing.T) {
 			if got := f.nm(name).Spec.Stage; got != want {
 				t.Errorf("%s is at stage %s, want %s", name, got, want)
 			}
+		}
+	})
+}
+
+// TestShutdownOfAMachineThatDoesNotReturn covers a machine that an autoscaler or a provider of spot
+// machines takes away: no agent completes its maintenance.
+func TestShutdownOfAMachineThatDoesNotReturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		name := protocol.ShutdownName("one", bootNumber(1))
+		byAgent := func(nm *v1alpha1.NodeMaintenance) {
+			nm.CreationTimestamp = metav1.NewTime(informertest.Start)
+			nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "system:node:one", Groups: []string{user.NodesGroup}}
+		}
+		f := newFixture(t, newNode("one", inBoot(bootNumber(1))), newNode("two"),
+			newMaintenance("", shutdownOf("one", bootNumber(1)), byAgent), newMaintenance("other", createdMinute(1)))
+		f.converge()
+		must.Do(t, f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}))
+		f.converge()
+		f.wait(goneTime + time.Hour)
+		f.converge()
+		is.Equal(t, f.nm(name).Spec.Stage, v1alpha1.NodeMaintenanceStageComplete)
+		is.Equal(t, f.nm("other").Spec.Stage, v1alpha1.NodeMaintenanceStageDrain)
+		nm := f.nm(name)
+		nm.Status.StageStatuses = append(nm.Status.StageStatuses, v1alpha1.StageStatus{
+			Name: v1alpha1.NodeMaintenanceStageComplete, StartTimestamp: &metav1.Time{Time: f.clock.Now()},
+		})
+		must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}))(t)
+		f.cached()
+		f.wait(goneTime + time.Hour)
+		f.syncOnce(name)
+		for _, nm := range f.maintenanceList() {
+			is.True(t, nm.Name != name, "the maintenance exists two hours after its completion")
 		}
 	})
 }

@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	// noNodes is the message of the conditions when the selector matches no node.
-	noNodes = "The selector matches no node"
+	// noNodes is the message of the conditions when the selector matches no node, possibly because
+	// its nodes are gone.
+	noNodes = "The selector matches no existing node"
 	// allReleased is the message of Progressing when a maintenance has released all its nodes.
 	allReleased = "All nodes are released"
 	// progressPace is the minimum time between two status writes that only update the time of the
