@@ -112,8 +112,9 @@ func decideConditions(node *corev1.Node, before marks.Conditions, holders []hold
 	var change conditionsChange
 	drain := drainOf(holders)
 	if drained := ours(before, node, v1alpha1.NodeConditionDrained); drain == drainDone && drained != nil && drained.Reason == v1alpha1.NodeReasonPodsReturned {
-		if wait := returnPatience - now.Sub(drained.LastTransitionTime.Time); wait > 0 {
-			drain, change.wait = drainGoesOn, min(wait, returnPatience)
+		// The clock of a previous leader may have been ahead.
+		if wait := returnPatience - now.Sub(drained.LastTransitionTime.Time); wait > 0 && wait <= returnPatience {
+			drain, change.wait = drainGoesOn, wait
 		}
 	}
 	after := marks.Conditions{Conditions: []corev1.NodeConditionType{}, Maintenances: map[string]marks.Recorded{}}

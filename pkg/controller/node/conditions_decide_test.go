@@ -162,6 +162,17 @@ func TestDecideConditions(t *testing.T) {
 			want:     []string{draining + now, returned + now, inProgress + before},
 			wantNews: []string{"NodeDrainResumed a"},
 		},
+		"the new pod has left, and the clock of the previous leader was ahead": {
+			node: newNode("one", shownFor(heldBy("a", stageDrain)), shownFor(heldBy("a", stageDrain, withPods)), func(node *corev1.Node) {
+				for i := range node.Status.Conditions {
+					if c := &node.Status.Conditions[i]; c.Type == v1alpha1.NodeConditionDrained {
+						c.LastTransitionTime = metav1.NewTime(justNow.Add(5 * time.Minute))
+					}
+				}
+			}),
+			holders: []holder{heldBy("a", stageDrain)},
+			want:    []string{notDraining + now, drained + now, inProgress + before}, wantNews: []string{"NodeDrained a"},
+		},
 		"the new pod is still on the node": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain)), shownFor(heldBy("a", stageDrain, withPods))),
 			holders: []holder{heldBy("a", stageDrain, withPods)},
