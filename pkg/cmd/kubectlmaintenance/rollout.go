@@ -269,8 +269,14 @@ func (e *environment) stop(ctx context.Context, o *waitOptions, name string) err
 	if err != nil {
 		return err
 	}
-	if n := &written.Status.Nodes; n.Running+n.Failed > 0 {
-		e.screen(e.ErrOut).Printf("%d of its nodes are in work, and %d have failed. To see them: kubectl maintenance rollout status %s", n.Running, n.Failed, name)
+	inWork := 0
+	for i := range written.Status.Current {
+		if unit := &written.Status.Current[i]; unit.Phase == v1alpha1.RolloutPhaseClaimed || unit.Phase == v1alpha1.RolloutPhaseVerifying {
+			inWork += len(unit.Nodes)
+		}
+	}
+	if failed := int(written.Status.Nodes.Failed); inWork+failed > 0 {
+		e.screen(e.ErrOut).Printf("%d of its nodes are with workers or being verified, and %d have failed. To see them: kubectl maintenance rollout status %s", inWork, failed, name)
 	}
 	return nil
 }

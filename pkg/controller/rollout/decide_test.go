@@ -172,29 +172,23 @@ func TestBrokenExpressionNamesOneNode(t *testing.T) {
 func TestUndo(t *testing.T) {
 	const met, unmet = "6.11.0", "6.12.0" // nodes have the first one
 	for name, test := range map[string]struct {
-		first, second             int
-		goal                      string // of the second one
-		firstIsOver, secondIsOver bool
-		want                      bool
+		first, second int
+		goal          string // of the second one
+		want          bool
 	}{
-		"the first undoes the second":                {first: 2, second: 1, goal: unmet, want: true},
-		"the first undoes the second, which is over": {first: 2, second: 1, goal: unmet, secondIsOver: true, want: true},
-		"the first is over":                          {first: 2, second: 1, goal: unmet, firstIsOver: true},
-		"the node changed before":                    {first: 1, second: 2, goal: unmet},
-		"both are met":                               {first: 2, second: 1, goal: met},
-		"the second has no goal":                     {first: 2, second: 1},
-		"the first has not worked on it":             {second: 1, goal: unmet},
-		"the second has not worked on it":            {first: 1, goal: unmet},
+		"the first undoes the second":     {first: 2, second: 1, goal: unmet, want: true},
+		"the node changed before":         {first: 1, second: 2, goal: unmet},
+		"both are met":                    {first: 2, second: 1, goal: met},
+		"the second has no goal":          {first: 2, second: 1},
+		"the first has not worked on it":  {second: 1, goal: unmet},
+		"the second has not worked on it": {first: 1, goal: unmet},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, node := &Controller{goals: map[string]*goal{}}, newNode("a")
-			newWork := func(name string, at int, kernel string, isOver bool) *workOf {
+			newWork := func(name string, at int, kernel string) *workOf {
 				r := newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
 					if r.Name = name; kernel != "" {
 						r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernelVersion == '" + kernel + "'"
-					}
-					if isOver {
-						r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
 					}
 				})
 				w := &workOf{rollout: r, done: map[types.UID]time.Time{}, goal: must.Get(c.goalOf(r))(t)}
@@ -203,7 +197,7 @@ func TestUndo(t *testing.T) {
 				}
 				return w
 			}
-			first, second := newWork("first", test.first, met, test.firstIsOver), newWork("second", test.second, test.goal, test.secondIsOver)
+			first, second := newWork("first", test.first, met), newWork("second", test.second, test.goal)
 			is.Equal(t, first.undo(second, node), test.want)
 		})
 	}

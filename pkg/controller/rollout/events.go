@@ -82,7 +82,7 @@ func (c *Controller) announceEnd(r *v1alpha1.NodeMaintenanceRollout, u *followed
 		switch u.nm.Annotations[v1alpha1.AnnotationWithdrawn] {
 		case next.WithdrawnBlocked:
 			c.event(r, corev1.EventTypeWarning, EventUnitBlocked,
-				"%s. The unit is in service again, and is tried again later", join(fmt.Sprintf("Unit %s was not ready for a worker in time", unit.Unit), unit.Message))
+				"%s. The unit is released, and is tried again later", join(fmt.Sprintf("Unit %s was not ready for a worker in time", unit.Unit), unit.Message))
 		case next.WithdrawnGone:
 			c.event(r, corev1.EventTypeWarning, EventUnitBlocked,
 				"The nodes of unit %s were deleted, or left the rollout. The unit is tried again later if they return", unit.Unit)

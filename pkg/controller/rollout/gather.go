@@ -327,7 +327,7 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 }
 
 // contradiction returns which other rollout undoes what this one does, or the reverse; "" if none
-// does. Both have to be held until one of them is completed.
+// does. Both have to be held until a user stops one of them.
 func (c *Controller) contradiction(f *facts) string {
 	if len(f.done) == 0 {
 		return ""
@@ -347,7 +347,9 @@ func (c *Controller) contradiction(f *facts) string {
 		}
 		theirs := &workOf{other, next.DoneBy(attempts), goal}
 		for _, m := range f.rollout.Members {
-			if node := f.nodes[m.Node]; ours.undo(theirs, node) || theirs.undo(ours, node) {
+			// A rollout that is complete holds no other one: that is how the next version of a
+			// kernel is rolled out. It is held itself when new nodes join.
+			if node := f.nodes[m.Node]; ours.undo(theirs, node) && !theirs.isComplete() || theirs.undo(ours, node) {
 				text := fmt.Sprintf("rollout %s wants the opposite for node %s; stop one of the two", other.Name, node.Name)
 				if first == "" || text < first {
 					first = text
@@ -367,13 +369,17 @@ type workOf struct {
 }
 
 // undo reports whether a rollout has undone the work of another one on a node: it was done later,
-// and doneWhen of the other one is false again. A rollout that is complete undoes nothing any more.
+// and doneWhen of the other one is false again.
 func (w *workOf) undo(other *workOf, node *corev1.Node) bool {
 	at, isDone := w.done[node.UID]
 	before, wasDone := other.done[node.UID]
-	if !isDone || !wasDone || !at.After(before) || meta.IsStatusConditionTrue(w.rollout.Status.Conditions, v1alpha1.ConditionComplete) {
+	if !isDone || !wasDone || !at.After(before) {
 		return false
 	}
 	state, _ := other.goal.of(node, true)
 	return state == next.GoalUnmet
+}
+
+func (w *workOf) isComplete() bool {
+	return meta.IsStatusConditionTrue(w.rollout.Status.Conditions, v1alpha1.ConditionComplete)
 }

@@ -89,7 +89,7 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 func sameNode(a, b *corev1.Node) bool {
 	_, wasExempt := a.Annotations[v1alpha1.AnnotationSkipRollouts]
 	_, isExempt := b.Annotations[v1alpha1.AnnotationSkipRollouts]
-	return a.UID == b.UID && wasExempt == isExempt && labels.Equals(a.Labels, b.Labels) && marks.Same(a, b) && sameFacts(a, b) &&
+	return a.UID == b.UID && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) && wasExempt == isExempt && labels.Equals(a.Labels, b.Labels) && marks.Same(a, b) && sameFacts(a, b) &&
 		protocol.RunsControlPlane(a) == protocol.RunsControlPlane(b)
 }
 

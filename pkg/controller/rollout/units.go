@@ -240,12 +240,17 @@ func drainMessage(nm *v1alpha1.NodeMaintenance) string {
 	return ""
 }
 
-// otherMessage names a maintenance without a task that holds a node of a unit, too: the node is not
-// offered before it ends. It is "" if there is none.
+// otherMessage names a maintenance that holds a node of a unit, too, and has no task, or a NodeTask
+// of that node, or has recorded its work as done: the node is not offered before it ends. It is ""
+// if there is none.
 func (f *facts) otherMessage(unit *v1alpha1.RolloutUnit) string {
 	for i := range unit.Nodes {
 		name := unit.Nodes[i].Name
-		other := holds.Oldest(f.holders(name), func(nm *v1alpha1.NodeMaintenance) bool { return v1alpha1.IsHolding(nm) && nm.Spec.Task == nil })
+		node := f.nodes[name]
+		other := holds.Oldest(f.holders(name), func(nm *v1alpha1.NodeMaintenance) bool {
+			return v1alpha1.IsHolding(nm) && nm.Name != unit.Maintenance &&
+				(nm.Spec.Task == nil || f.taskOf(name, nm) != nil || node != nil && holds.IsDone(nm, node))
+		})
 		if other != nil {
 			return fmt.Sprintf("NodeMaintenance %s holds node %s, too", other.Name, name)
 		}

@@ -213,6 +213,10 @@ func readinessTaint(n *corev1.Node) {
 	n.Spec.Taints = []corev1.Taint{{Key: "readiness.k8s.io/network"}}
 }
 
+func removal(taint string) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taint}} }
+}
+
 func held(name string, task bool) change {
 	return func(s *scene) {
 		nm := (&simMaintenance{name: "other", task: task, complete: -1, ended: -1}).object()
@@ -297,6 +301,16 @@ func TestStart(t *testing.T) {
 		"it may become a control-plane node": {4, []change{
 			wide, limits(maxUnavailable(4, "")), node("n0", controlPlane), atWork("n3"), node("n3", installedAgain), unmatched("n3"),
 		}, "n1 n2"},
+		"not one whose work is done for another maintenance that holds it": {2, []change{func(s *scene) {
+			nm := (&simMaintenance{name: "other", task: true, nodes: []string{"n0"}, complete: -1, ended: -1, records: map[string]record{"n0": {state: v1alpha1.NodeTaskDone, uid: "uid-n0"}}}).object()
+			s.holders["n0"] = append(s.holders["n0"], nm)
+		}, limits(maxUnavailable(2, ""))}, "n1"},
+		"not one that an autoscaler removes, which takes a place": {4, []change{
+			wide, limits(maxUnavailable(3, "")), node("n0", removal("ToBeDeletedByClusterAutoscaler")), node("n1", removal("karpenter.sh/disrupted")),
+		}, "n2"},
+		"not one that is being deleted, which takes a place": {2, []change{
+			wide, limits(maxUnavailable(1, "")), node("n0", func(n *corev1.Node) { n.DeletionTimestamp = ptr.To(ago(time.Minute)) }),
+		}, ""},
 		"a failed node that does not exist takes a place": {2, append(failedOn("gone"), limits(maxUnavailable(1, "")), spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed = 1 })), ""},
 		"nodes that are not Ready take places":            {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(time.Minute))}, "n1"},
 		"nodes that just became not Ready do not":         {4, []change{wide, limits(maxUnavailable(2, "")), node("n0", notReady(29*time.Second))}, "n1 n2"},
@@ -445,8 +459,8 @@ func TestProgressing(t *testing.T) {
 		"closed, blocked": {
 			1, []change{closed, refused, attempts(ended(attempt("n0", WithdrawnBlocked), time.Minute))}, "NodesBlocked", "No unit can start: n0", v1alpha1.RolloutNodes{Total: 1, Blocked: 1},
 		},
-		"all done, contradiction": {
-			1, []change{contradicted, attempts(attempt("n0", "Done"))}, "Complete", "Every matching node is done, but rollout x wants the opposite", v1alpha1.RolloutNodes{Total: 1, Done: 1},
+		"all done, a contradiction is not asked for": {
+			1, []change{unasked, attempts(attempt("n0", "Done"))}, "Complete", "Every matching node is done", v1alpha1.RolloutNodes{Total: 1, Done: 1},
 		},
 		"closed, skipped": {1, []change{closed, refused, node("n0", cordoned)}, "NodesSkipped", "Only skipped units are left", v1alpha1.RolloutNodes{Total: 1, Skipped: 1}},
 		"closed, blocked and waiting": {
@@ -545,6 +559,12 @@ func TestProgressing(t *testing.T) {
 		"a node joins a unit that has failed": {
 			2, append(failed, spec(func(s *v1alpha1.NodeMaintenanceRolloutSpec) { s.MaxFailed, s.UnitKey = 1, "rack" }), labelled("rack", "n0", "n0")),
 			"Halted", "n0: the work has failed", v1alpha1.RolloutNodes{Total: 2, Failed: 1, Waiting: 1},
+		},
+		"only new nodes match": {
+			2, []change{goals(map[string]Goal{"n0": TooNew, "n1": TooNew})}, "NoNodesSelected", "newer than the start of the rollout", v1alpha1.RolloutNodes{},
+		},
+		"only new nodes are left": {
+			1, []change{goals(map[string]Goal{"n0": TooNew}), attempts(attempt("gone", "Done"))}, "Complete", "", v1alpha1.RolloutNodes{},
 		},
 		"new nodes are not counted": {
 			3, []change{func(s *scene) { s.goals = map[string]Goal{"n0": TooNew, "n1": GoalMet, "n2": GoalMet} }}, "Complete", "",

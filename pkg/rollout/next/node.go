@@ -4,6 +4,7 @@
 package next
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 )
 
@@ -55,18 +57,24 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Ti
 			if n.taken == "" {
 				n.taken = fmt.Sprintf("is held by NodeMaintenance %s", nm.Name)
 			}
+			if holds.IsDone(nm, node) {
+				n.wait = fmt.Sprintf("is held by NodeMaintenance %s, whose work on it is done", nm.Name)
+			}
 		}
 	}
 	unready, since := readiness(node)
 	readyBy := since.Add(notReadyGrace)
 	young := unready != "" && !since.IsZero() && !since.After(now) && now.Before(readyBy)
 	if young {
-		n.wait, n.readyBy = unready, readyBy
+		n.wait, n.readyBy = cmp.Or(n.wait, unready), readyBy
 	} else {
 		n.down = unready
 	}
 	if n.down == "" && node.Spec.Unschedulable {
 		n.down = "is unschedulable"
+	}
+	if removal := protocol.RemovalOf(node); removal != "" {
+		n.down, n.wait = cmp.Or(n.down, removal), removal
 	}
 	_, isExempt := node.Annotations[v1alpha1.AnnotationSkipRollouts]
 	switch {

@@ -5,6 +5,7 @@ package next
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,13 +30,14 @@ func (d *decider) stop() {
 	case len(d.Members) == 0 && len(d.running) == 0 && spec.Stage != v1alpha1.RolloutStageComplete:
 		d.Progressing = true
 		set(v1alpha1.ReasonNoNodes, "the selector matches no node")
+	case len(d.Members) > 0 && len(d.Attempts) == 0 && spec.Stage == v1alpha1.RolloutStageRoll &&
+		!slices.ContainsFunc(d.Members, func(m Member) bool { return m.Goal != TooNew }):
+		d.Progressing = true
+		set(v1alpha1.ReasonNoNodes, "all matching nodes are newer than the start of the rollout, and without doneWhen it does not work on them")
 	case spec.Stage == v1alpha1.RolloutStageIdle:
 		set(v1alpha1.ReasonIdle, "the rollout is in stage Idle")
 	case !open && !isBusy && len(failures) == 0:
 		set(v1alpha1.ReasonRolloutComplete, "every matching node is done")
-		if other := d.contradiction(); other != "" {
-			d.Message += ", but " + other
-		}
 	// A stage that a newer server has stored starts nothing.
 	case spec.Stage != v1alpha1.RolloutStageRoll:
 		set(v1alpha1.ReasonStopped, "the rollout is in stage Complete; not all nodes are done")

@@ -81,6 +81,22 @@ func VersionsOf(node *corev1.Node) v1alpha1.NodeVersions {
 	}
 }
 
+// RemovalOf returns why a node is about to be gone, as a phrase that follows its name: it is being
+// deleted, or cluster-autoscaler or Karpenter removes it; "" if it stays. Neither of them cordons
+// the node by default.
+func RemovalOf(node *corev1.Node) string {
+	if node.DeletionTimestamp != nil {
+		return "is being deleted"
+	}
+	for i := range node.Spec.Taints {
+		switch key := node.Spec.Taints[i].Key; key {
+		case "ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted":
+			return "has the taint " + key
+		}
+	}
+	return ""
+}
+
 // HasReadinessTaint reports whether a node has a taint of the Node Readiness Controller.
 func HasReadinessTaint(node *corev1.Node) bool {
 	for i := range node.Spec.Taints {

@@ -18,6 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/rollout/next"
+	"haulout.dev/haulout/pkg/rollout/window"
 )
 
 // RolloutFacts are the known facts about a rollout at one time.
@@ -86,7 +87,7 @@ var rolloutActions = map[string]struct{ who, look, then string }{
 // whoseMove names what or whom a unit waits for, by its phase.
 var whoseMove = map[v1alpha1.RolloutPhase]string{
 	v1alpha1.RolloutPhaseStarting:  "the server",
-	v1alpha1.RolloutPhaseDraining:  "its pods",
+	v1alpha1.RolloutPhaseDraining:  "the drain",
 	v1alpha1.RolloutPhaseOffered:   "a worker",
 	v1alpha1.RolloutPhaseClaimed:   "the worker",
 	v1alpha1.RolloutPhaseVerifying: "the node",
@@ -337,6 +338,9 @@ func (f *RolloutFacts) cause(hasFailure bool, o Options) []screen.Line {
 		text += " for " + ago(f.Now, c.LastTransitionTime.Time)
 	}
 	lines := append([]screen.Line{{}}, wrap("  ", text+": "+c.Message, o.columns(), style)...)
+	if c.Reason == v1alpha1.ReasonHeld && len(window.HoldsAt(f.Rollout.Spec.Holds, f.Now).Active) == 0 {
+		a.who, a.then = "a user who can resume or stop what the message names", ""
+	}
 	if stands && (c.Reason != v1alpha1.ReasonHalted || !hasFailure) {
 		named := strings.NewReplacer("%s", f.Rollout.Name)
 		lines = append(lines, whoAndLook("  ", a.who, named.Replace(a.look))...)
