@@ -104,7 +104,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	tasks, err := nodetask.NewStorage(Scheme, options, isServer, outdated)
+	tasks, err := nodetask.NewStorage(Scheme, options, isServer, noLeader, outdated)
 	if err != nil {
 		return nil, err
 	}

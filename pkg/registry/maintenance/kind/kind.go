@@ -18,6 +18,7 @@ import (
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/names"
+	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
@@ -142,12 +143,27 @@ type REST struct {
 
 	// Short is the short name of the resource.
 	Short string
+	// NoLeader returns the warning that no replica leads, so that no controller acts on the object;
+	// "" if one leads. Nil means no warnings.
+	NoLeader func() string
 }
 
 var (
 	_ rest.StandardStorage    = &REST{}
 	_ rest.ShortNamesProvider = &REST{}
 )
+
+// Get implements rest.Getter. It warns if no replica leads.
+func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	obj, err := r.Store.Get(ctx, name, options)
+	if err != nil || r.NoLeader == nil {
+		return obj, err
+	}
+	if text := r.NoLeader(); text != "" {
+		warning.AddWarning(ctx, "", text)
+	}
+	return obj, nil
+}
 
 // ShortNames implements rest.ShortNamesProvider.
 func (r *REST) ShortNames() []string { return []string{r.Short} }

@@ -37,15 +37,17 @@ type registry struct {
 	t       testing.TB
 	storage Storage
 	clock   *testclock.FakePassiveClock
-	// outdated is why the storage may be older than the cluster.
-	outdated string
+	// noLeader is the warning that no replica leads, and outdated is why the storage may be older
+	// than the cluster.
+	noLeader, outdated string
 }
 
 func newRegistry(t testing.TB, etcd *registrytest.Etcd) *registry {
 	t.Helper()
 	r := &registry{t: t, clock: testclock.NewFakePassiveClock(start)}
 	isServer := func(u user.Info) bool { return u.GetName() == self.Name && u.GetUID() == self.UID }
-	r.storage = must.Get(newStorage(etcd.RESTOptions(maintenance.Resource("nodetasks")), NewStrategy(registrytest.Scheme, isServer, r.clock), func() string { return r.outdated }))(t)
+	r.storage = must.Get(newStorage(etcd.RESTOptions(maintenance.Resource("nodetasks")), NewStrategy(registrytest.Scheme, isServer, r.clock),
+		func() string { return r.noLeader }, func() string { return r.outdated }))(t)
 	t.Cleanup(r.storage.NodeTask.Destroy)
 	return r
 }
@@ -123,6 +125,15 @@ func TestOutdatedStorage(t *testing.T) {
 	r.mustWrite(self, func(task *maintenance.NodeTask) { task.Status.ServerMessage = "still writes" })
 	r.outdated = ""
 	r.mustWrite(worker, report(maintenance.NodeTaskResultDone))
+}
+
+func TestWarningWithoutLeader(t *testing.T) {
+	r := newRegistry(t, registrytest.RunEtcd(t))
+	r.to(maintenance.NodeTaskClaimed, "")
+	r.noLeader = "no replica leads"
+	ctx, warnings := registrytest.WithWarnings(r.ctx(worker, ""))
+	must.Get(r.storage.NodeTask.Get(ctx, "a", &metav1.GetOptions{}))(t)
+	is.Slices(t, warnings.Texts(), []string{"no replica leads"})
 }
 
 func TestTripOfATask(t *testing.T) {

@@ -26,13 +26,14 @@ type Storage struct {
 	Status   *StatusREST
 }
 
-// NewStorage returns the storage. isServer recognizes the server's own controllers. outdated
-// returns why the storage may be older than the cluster; "" if it is not.
-func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, outdated func() string) (Storage, error) {
-	return newStorage(optsGetter, NewStrategy(scheme, isServer, clock.RealClock{}), outdated)
+// NewStorage returns the storage. isServer recognizes the server's own controllers. noLeader
+// returns the warning that no replica leads; empty if a replica leads. outdated returns why the
+// storage may be older than the cluster; "" if it is not.
+func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader, outdated func() string) (Storage, error) {
+	return newStorage(optsGetter, NewStrategy(scheme, isServer, clock.RealClock{}), noLeader, outdated)
 }
 
-func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, outdated func() string) (Storage, error) {
+func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, noLeader, outdated func() string) (Storage, error) {
 	store, err := kind.NewStore(optsGetter, "nodetask", &maintenance.NodeTask{}, &maintenance.NodeTaskList{}, strategy, newTable(strategy.Clock),
 		func(task *maintenance.NodeTask) fields.Set {
 			return fields.Set{
@@ -44,7 +45,7 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, outdat
 	if err != nil {
 		return Storage{}, err
 	}
-	return Storage{NodeTask: &kind.REST{Store: store, Short: "ntask"}, Status: &StatusREST{
+	return Storage{NodeTask: &kind.REST{Store: store, Short: "ntask", NoLeader: noLeader}, Status: &StatusREST{
 		REST: status.New(store, &StatusStrategy{strategy}), byServer: strategy.ByServer, outdated: outdated,
 	}}, nil
 }

@@ -35,5 +35,5 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Stora
 	if err != nil {
 		return Storage{}, err
 	}
-	return Storage{Rollout: &kind.REST{Store: store, Short: "nmr"}, Status: status.New(store, &StatusStrategy{strategy})}, nil
+	return Storage{Rollout: &kind.REST{Store: store, Short: "nmr", NoLeader: strategy.noLeader}, Status: status.New(store, &StatusStrategy{strategy})}, nil
 }

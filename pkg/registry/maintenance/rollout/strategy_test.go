@@ -169,6 +169,9 @@ func TestWarningWithoutLeader(t *testing.T) {
 	ctx, warnings := registrytest.WithWarnings(r.ctx(ann, ""))
 	must.Get(r.storage.Rollout.Create(ctx, newRollout(t), rest.ValidateAllObjectFunc, &metav1.CreateOptions{}))(t)
 	is.Slices(t, warnings.Texts(), []string{"no replica leads"})
+	ctx, warnings = registrytest.WithWarnings(r.ctx(ann, ""))
+	must.Get(r.storage.Rollout.Get(ctx, newRollout(t).Name, &metav1.GetOptions{}))(t)
+	is.Slices(t, warnings.Texts(), []string{"no replica leads"})
 }
 
 // TestApplyOfHoldsByTwoManagers has two tools that apply only their own hold, server-side.
