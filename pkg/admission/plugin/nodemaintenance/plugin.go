@@ -24,7 +24,6 @@ import (
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
@@ -131,14 +130,14 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	return nil
 }
 
-// needsAuthorization reports whether an update can affect nodes. Changes of owners and finalizers
-// count as well: the garbage collector uses its own rights to delete an object whose owner does not
-// exist. So do the annotation that lets a rollout take the nodes again, and those that make the
-// maintenance the one of a shutdown: the node agent ends only that.
+// needsAuthorization reports whether an update can affect nodes. Changes of owners, finalizers,
+// labels and annotations count as well: the garbage collector, Argo CD and kubectl apply delete or
+// change an object because of them, with their own rights. An annotation lets a rollout take the
+// nodes again, and another one makes the maintenance that of a shutdown.
 func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 	return !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
-		nm.Annotations[v1alpha1.AnnotationRetried] != old.Annotations[v1alpha1.AnnotationRetried] ||
-		protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) != protocol.NodeOfShutdown(&old.ObjectMeta, old.Spec.NodeSelector) ||
+		!apiequality.Semantic.DeepEqual(nm.Labels, old.Labels) ||
+		!apiequality.Semantic.DeepEqual(nm.Annotations, old.Annotations) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) ||
 		!apiequality.Semantic.DeepEqual(nm.Finalizers, old.Finalizers)
 }

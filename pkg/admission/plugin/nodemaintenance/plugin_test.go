@@ -118,13 +118,19 @@ func TestAuthorization(t *testing.T) {
 			},
 			refused: red,
 		},
-		"add a label": {
+		"add a label, because of which a tool prunes it": {
 			request: request{
-
-				nm: maintain(pools("red"),
-					func(nm *maintenance.NodeMaintenance) { nm.Labels = map[string]string{"a": "b"} }),
+				nm:  maintain(pools("red"), func(nm *maintenance.NodeMaintenance) { nm.Labels = map[string]string{"a": "b"} }),
 				old: ofRed,
 			},
+			refused: red,
+		},
+		"add an annotation, because of which kubectl apply changes it": {
+			request: request{
+				nm:  maintain(pools("red"), func(nm *maintenance.NodeMaintenance) { nm.Annotations = map[string]string{"a": "b"} }),
+				old: ofRed,
+			},
+			refused: red,
 		},
 		"complete by the server": {
 			request: request{by: self, nm: maintain(pools("red"), atStage("Complete")), old: ofRed},
