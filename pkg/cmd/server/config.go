@@ -11,9 +11,11 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/admission"
@@ -294,8 +296,25 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 	if err != nil {
 		return err
 	}
-	return o.Admission.ApplyTo(&generic.Config, generic.SharedInformerFactory, host.client, dynamicClient,
+	return o.Admission.ApplyTo(&generic.Config, policyInformers{generic.SharedInformerFactory}, host.client, dynamicClient,
 		utilfeature.DefaultFeatureGate, generic.EffectiveVersion, admission.PluginInitializer(own))
+}
+
+// policyInformers are the informers that admission plugins share with the server.
+type policyInformers struct {
+	hostinformers.SharedInformerFactory
+}
+
+// ForResource returns the informer of a kind that the server reads anyway. The library reads other
+// kinds of parameters of admission policies with informers of its own: the server may lack the
+// right to read them, and a shared informer that cannot be filled keeps the server unready, even
+// after the policy is deleted.
+func (i policyInformers) ForResource(resource schema.GroupVersionResource) (hostinformers.GenericInformer, error) {
+	switch resource {
+	case corev1.SchemeGroupVersion.WithResource("nodes"), corev1.SchemeGroupVersion.WithResource("namespaces"):
+		return i.SharedInformerFactory.ForResource(resource)
+	}
+	return nil, fmt.Errorf("the server shares no informer of %s", resource)
 }
 
 // ownPod returns the pod of this server from environment variables that the shipped Deployment

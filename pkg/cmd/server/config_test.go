@@ -8,8 +8,11 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
+	hostinformers "k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -39,5 +42,15 @@ func TestAnonymousRequests(t *testing.T) {
 				c.path, nil))
 			is.True(t, ok == c.want && err == nil, "got %v, %v", ok, err)
 		})
+	}
+}
+
+// TestParametersOfPoliciesAreNotShared: an informer of the factory that cannot be filled keeps
+// /readyz from being ok until the server restarts.
+func TestParametersOfPoliciesAreNotShared(t *testing.T) {
+	shared := policyInformers{hostinformers.NewSharedInformerFactory(fake.NewClientset(), 0)}
+	for resource, want := range map[string]bool{"nodes": true, "namespaces": true, "configmaps": false, "secrets": false} {
+		_, err := shared.ForResource(corev1.SchemeGroupVersion.WithResource(resource))
+		is.Equal(t, err == nil, want)
 	}
 }

@@ -221,7 +221,7 @@ Complete or delete the maintenances that are over, then start the server with
 			if restored.Previous != "" {
 				fmt.Fprintf(out, "The previous data is in %s; remove it when you no longer need it\n", restored.Previous)
 			}
-			fmt.Fprintln(out, "The server will not run its controllers until you start it with --accept-restored-state")
+			fmt.Fprintln(out, "As long as its Lease exists, the server will not run its controllers until you start it with --accept-restored-state")
 			return nil
 		},
 	}
