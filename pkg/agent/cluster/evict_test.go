@@ -141,7 +141,10 @@ func TestCordonAndUncordon(t *testing.T) {
 	node := func(cordoned bool, annotations map[string]string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Annotations: annotations}, Spec: corev1.NodeSpec{Unschedulable: cordoned}}
 	}
-	cordon := func(a *api) error { return a.client.Cordon(a.t.Context(), boot) }
+	cordon := func(a *api) error {
+		_, err := a.client.Cordon(a.t.Context(), boot)
+		return err
+	}
 	uncordon := func(a *api) error { return a.client.Uncordon(a.t.Context()) }
 	for name, tt := range map[string]struct {
 		node       *corev1.Node

@@ -243,18 +243,19 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 }
 
 // Cordon makes the node unschedulable if it is schedulable, with an annotation that names the boot.
-func (c *Client) Cordon(ctx context.Context, bootID string) error {
+// It reports whether the node was schedulable.
+func (c *Client) Cordon(ctx context.Context, bootID string) (changed bool, err error) {
 	node, err := c.getNode(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	// Take over a cordon that an earlier boot did not undo.
 	boot := node.Annotations[v1alpha1.AnnotationCordonedByAgent]
 	if node.Spec.Unschedulable && (boot == "" || boot == bootID) {
-		return nil
+		return false, nil
 	}
 	klog.FromContext(ctx).Info("Making the node unschedulable, since Haulout does not answer", "node", c.node)
-	return c.patchNode(ctx, node, map[string]any{v1alpha1.AnnotationCordonedByAgent: bootID}, map[string]any{"unschedulable": true})
+	return !node.Spec.Unschedulable, c.patchNode(ctx, node, map[string]any{v1alpha1.AnnotationCordonedByAgent: bootID}, map[string]any{"unschedulable": true})
 }
 
 // Uncordon undoes the Cordon of this or an earlier boot, unless the server has taken it over. Only

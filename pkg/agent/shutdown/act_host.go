@@ -33,30 +33,33 @@ const (
 
 func (m *Manager) actHost(ctx context.Context, d *decision) {
 	m.actList(ctx, d)
-	wanted, call, retry := taskNone, func(context.Context) error { return nil }, undoRetry
+	wanted, call, retry := taskNone, func(context.Context) (bool, error) { return false, nil }, undoRetry
 	switch {
 	case d.cordon:
-		wanted, call = taskCordon, func(ctx context.Context) error { return m.config.Cluster.Cordon(ctx, m.config.BootID) }
+		wanted, call = taskCordon, func(ctx context.Context) (bool, error) { return m.config.Cluster.Cordon(ctx, m.config.BootID) }
 	case d.uncordon && m.evicts.task == taskNone:
-		wanted, call, retry = taskUncordon, m.config.Cluster.Uncordon, olderRetry
+		wanted, call, retry = taskUncordon, func(ctx context.Context) (bool, error) { return false, m.config.Cluster.Uncordon(ctx) }, olderRetry
 	default:
 		m.cordonErr = nil
 	}
 	m.want(ctx, &m.cordons, wanted, m.requestTimeout(), func(ctx context.Context) func() {
-		err := call(ctx)
+		changed, err := call(ctx)
 		return func() {
 			now := time.Now()
 			m.cordons.next = now.Add(retry)
 			switch {
-			case err != nil && wanted == taskCordon:
+			case err != nil && wanted == taskCordon && m.host.cordoned.IsZero():
 				m.cordonErr = err
 				klog.FromContext(ctx).Error(err, "Failed to make the node unschedulable, retrying")
 			case err != nil:
-				// This is not an error: usually there is nothing to undo, and a user can see a
+				// This is not an error: usually there is nothing to do, and a user can see a
 				// remaining cordon on the node.
-				klog.FromContext(ctx).V(2).Info("Failed to undo the cordon of the agent, retrying", "err", err)
+				klog.FromContext(ctx).V(2).Info("Failed to check or to undo the cordon of the agent, retrying", "err", err)
 			case wanted == taskCordon:
-				m.cordonErr, m.host.cordoned = nil, now
+				m.cordonErr = nil
+				if changed || m.host.cordoned.IsZero() {
+					m.host.cordoned = now
+				}
 			default:
 				m.cordons.next = now.Add(sweepPeriod)
 			}

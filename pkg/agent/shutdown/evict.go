@@ -79,11 +79,8 @@ func (d *decision) evicting(s *settings, in *input, why string) bool {
 	if in.api.refusals >= minFailures && (st.Maintenance == nil || st.Maintenance.UID == "") {
 		st.Refused, d.maintenance = true, taskNone
 	}
-	// Without the cordon, the scheduler would bind the replacements to the node that just became
-	// empty.
-	d.cordon = in.host.cordoned.IsZero()
-	stay := in.host.stay()
-	if settled := in.host.cordoned.Add(bindGrace); len(in.host.pods) == stay && !d.cordon && !in.host.listed.Before(settled) {
+	isCordoned, stay := !in.host.cordoned.IsZero(), in.host.stay()
+	if settled := in.host.cordoned.Add(bindGrace); len(in.host.pods) == stay && isCordoned && !in.host.listed.Before(settled) {
 		if stay == 0 || s.engine == "" {
 			d.releasing(in, "all pods were evicted")
 		} else {
@@ -91,8 +88,11 @@ func (d *decision) evicting(s *settings, in *input, why string) bool {
 		}
 		return false
 	}
+	// Without the cordon, the scheduler would bind the replacements to the node that just became
+	// empty. A user, or the server at the end of a maintenance, may undo it at any time.
+	d.cordon = true
 	// A list that was requested before the last eviction returned may be out of date.
-	if !d.cordon && st.Local == nil && !in.host.evicting && in.host.listed.After(in.host.evicted) {
+	if isCordoned && st.Local == nil && !in.host.evicting && in.host.listed.After(in.host.evicted) {
 		d.evictions = evictions(s, in)
 	}
 	return true
@@ -111,7 +111,7 @@ func evictions(s *settings, in *input) []Pod {
 		end = localStart(s, in)
 	}
 	open := openEntries(s, in, end)
-	busy := map[types.UID]bool{}
+	busy := map[podOwner]bool{}
 	// asked is set for an entry if each of its pods is terminating or was evicted, except pods that
 	// name their own evacuator.
 	asked := make([]bool, len(s.buckets))
@@ -171,9 +171,15 @@ func openEntries(s *settings, in *input, end time.Time) int {
 	return first
 }
 
-// ownerOf returns the UID of the owner of a pod. A pod without an owner is its own owner.
-func ownerOf(pod *Pod) types.UID {
-	return cmp.Or(pod.Owner, pod.UID)
+// podOwner identifies the owner of a pod. A pod in another namespace may name the same UID.
+type podOwner struct {
+	namespace string
+	uid       types.UID
+}
+
+// ownerOf returns the owner of a pod. A pod without an owner is its own owner.
+func ownerOf(pod *Pod) podOwner {
+	return podOwner{pod.Namespace, cmp.Or(pod.Owner, pod.UID)}
 }
 
 func wasKilled(killed []state.KilledPod, uid types.UID) bool {

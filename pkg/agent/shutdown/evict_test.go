@@ -44,7 +44,7 @@ func answering(pods ...Pod) func(in *input) {
 func TestDecideWithoutHaulout(t *testing.T) {
 	web := answering(nodePod("web"))
 	evicting := func(task task, why string) row {
-		return row{phase: state.Evicting, task: task, do: "evict", events: []string{EventEvicting}, why: why, wakeIn: 505 * time.Second}
+		return row{phase: state.Evicting, task: task, do: "cordon evict", events: []string{EventEvicting}, why: why, wakeIn: 505 * time.Second}
 	}
 	with := func(r row, modify func(*settings, *input), ref *state.MaintenanceRef) row {
 		r.modify, r.maintenance = modify, ref
@@ -107,7 +107,7 @@ func TestDecideWithoutHaulout(t *testing.T) {
 		},
 		"the maintenance exists and no leader has observed it": {
 			modify: pending(state.Evicting, web, func(in *input) { in.news.ensured = &ownRef }),
-			phase:  state.Evicting, maintenance: &ownRef, task: taskDrain, do: "evict", wakeIn: 9 * time.Second,
+			phase:  state.Evicting, maintenance: &ownRef, task: taskDrain, do: "cordon evict", wakeIn: 9 * time.Second,
 		},
 		"all pods were evicted": {
 			modify: pending(state.Evicting, failing("503", 0), answering()), phase: state.Releasing, do: "release",
@@ -115,7 +115,7 @@ func TestDecideWithoutHaulout(t *testing.T) {
 		},
 		"a pod may have been bound before the cordon": {
 			modify: pending(state.Evicting, failing("503", 0), answering(), func(in *input) { in.host.cordoned = in.now.Add(-4 * time.Second) }),
-			phase:  state.Evicting, task: taskEnsure, why: "503", wakeIn: 505 * time.Second,
+			phase:  state.Evicting, task: taskEnsure, do: "cordon", why: "503", wakeIn: 505 * time.Second,
 		},
 		"DaemonSet pods are left": {
 			modify: pending(state.Evicting, failing("503", 0), answering(nodePod("ds", stays))), phase: state.LocalRun, task: taskEnsure, do: "local proceed",
@@ -128,7 +128,7 @@ func TestDecideWithoutHaulout(t *testing.T) {
 		},
 		"kube-apiserver is back between two buckets": {
 			modify: pending(state.LocalRun, failing("503", 0), web, func(in *input) { in.local.asking = true }),
-			phase:  state.Evicting, maintenance: &ownRef, task: taskDrain, do: "", local: &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1},
+			phase:  state.Evicting, maintenance: &ownRef, task: taskDrain, do: "cordon", local: &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1},
 			events: []string{EventEvicting}, why: "503", wakeIn: 505 * time.Second,
 		},
 		"kube-apiserver is back between two buckets, and the maintenance has no status yet": {
@@ -174,6 +174,7 @@ func TestNothingIsWaitedForAfterTheNodeCriticalEntry(t *testing.T) {
 }
 
 func TestEvictions(t *testing.T) {
+	in := func(namespace string) func(*Pod) { return func(p *Pod) { p.Namespace = namespace } }
 	critical := priority(2000001000)
 	refuse := func(name types.UID, in time.Duration) func(*input) {
 		return func(input *input) {
@@ -197,6 +198,7 @@ func TestEvictions(t *testing.T) {
 		"terminating pods are not evicted again":               {[]Pod{nodePod("a", isLeaving)}, nil, nil},
 		"one pod of an owner at a time":                        {[]Pod{nodePod("a", owner("o")), nodePod("b", owner("o")), nodePod("c", owner("p"))}, nil, []string{"a", "c"}},
 		"a pod of the owner is terminating":                    {[]Pod{nodePod("a", owner("o"), isLeaving), nodePod("b", owner("o"))}, nil, nil},
+		"the owner is in another namespace":                    {[]Pod{nodePod("a", owner("o"), isLeaving, in("other")), nodePod("b", owner("o"))}, nil, []string{"b"}},
 		"lower entries first":                                  {[]Pod{nodePod("a", critical), nodePod("b")}, nil, []string{"b"}},
 		"an entry waits until pods are gone":                   {[]Pod{nodePod("a", critical), nodePod("b", isLeaving)}, nil, nil},
 		"the entry begins when only its own time is left":      {[]Pod{nodePod("a", critical), nodePod("b", isLeaving)}, []func(*input){left(30 * time.Second)}, []string{"a"}},

@@ -78,6 +78,23 @@ func TestCancelledWhileEvicting(t *testing.T) {
 	})
 }
 
+// The server releases the node at the end of a maintenance, or a user uncordons it. The replacements
+// of the evicted pods must not come back to it.
+func TestTheNodeStaysCordonedWhileTheAgentEvicts(t *testing.T) {
+	scenario(t, func(w *world) { w.mode = apiNoHaulout }, func(w *world) {
+		w.request()
+		w.wait(14 * time.Second)
+		w.wantPhase(state.Evicting)
+		w.set(func() { w.cordoned = "" })
+		w.wait(3 * time.Second)
+		w.wantPhase(state.Evicting)
+		is.True(t, w.cordoned != "", "the node is not cordoned again")
+		w.wait(90 * time.Second)
+		w.wantReleasedEmpty("4m")
+		expect(t, "cordon after the boot", "", w.cordoned)
+	})
+}
+
 // A request to shorten the shutdown moves its deadline.
 func TestWithin(t *testing.T) {
 	scenario(t, func(w *world) {

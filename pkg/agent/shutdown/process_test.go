@@ -364,15 +364,15 @@ func (p *process) Evict(ctx context.Context, evicted Pod) error {
 	return nil
 }
 
-func (p *process) Cordon(ctx context.Context, bootID string) error {
+func (p *process) Cordon(ctx context.Context, bootID string) (changed bool, err error) {
 	if err := p.call(ctx); err != nil {
-		return err
+		return false, err
 	}
 	defer p.mu.Unlock()
 	if nm := p.own(); nm == nil || nm.completed {
-		p.cordoned = bootID
+		changed, p.cordoned = p.cordoned == "", bootID
 	}
-	return nil
+	return changed, nil
 }
 
 func (p *process) Uncordon(ctx context.Context) error {

@@ -136,7 +136,7 @@ stay stopped when their maintenance is completed.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return uninstall(cmd, o, s, restore, force) },
 	}
 	cmd.Flags().BoolVar(&restore, "restore-static-pods", restore, "Restore the static pods that are parked.")
-	cmd.Flags().BoolVar(&force, "force", force, "Uninstall even if the configuration or the state cannot be read, or the API or the service manager does not answer. "+
+	cmd.Flags().BoolVar(&force, "force", force, "Uninstall even if the configuration or the state cannot be read, or the API or, on Linux, systemd-logind does not answer. "+
 		"If the condition NodeAgentReady stays True, drains wait some minutes longer for the agent.")
 	return cmd
 }

@@ -142,7 +142,7 @@ func storedConfiguration(dir string) *configv1alpha1.NodeAgentConfiguration {
 // be loaded.
 func lastConfiguration(ctx context.Context, o *Options) *configv1alpha1.NodeAgentConfiguration {
 	c := config.Default()
-	c.StateDirectory = cmp.Or(o.StateDirectory, lastStateDirectory(ctx), c.StateDirectory)
+	c.StateDirectory = o.stateDirectory(ctx)
 	return cmp.Or(storedConfiguration(c.StateDirectory), c)
 }
 

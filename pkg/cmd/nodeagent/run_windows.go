@@ -4,7 +4,6 @@
 package nodeagent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -186,9 +185,9 @@ func lastStateDirectory(context.Context) string { return "" }
 
 // lastConfiguration returns the defaults: on Windows, the agent ends if its configuration cannot be
 // loaded.
-func lastConfiguration(_ context.Context, o *Options) *configv1alpha1.NodeAgentConfiguration {
+func lastConfiguration(ctx context.Context, o *Options) *configv1alpha1.NodeAgentConfiguration {
 	c := config.Default()
-	c.StateDirectory = cmp.Or(o.StateDirectory, c.StateDirectory)
+	c.StateDirectory = o.stateDirectory(ctx)
 	return c
 }
 
@@ -273,16 +272,10 @@ func (r *runner) journal(ctx context.Context, status func() shutdown.Status) {
 
 func platformServices(o *Options) services {
 	return services{
-		note:    "\n\nOn Windows the agent is experimental: it has not been tested on a real Windows machine.",
-		install: installService,
-		pending: func(context.Context) (bool, error) { return windows.Pending() },
-		uninstall: func(ctx context.Context) error {
-			c, err := o.Load()
-			if err != nil {
-				return err
-			}
-			return windows.Uninstall(ctx, c.StateDirectory)
-		},
+		note:      "\n\nOn Windows the agent is experimental: it has not been tested on a real Windows machine.",
+		install:   installService,
+		pending:   func(context.Context) (bool, error) { return windows.Pending() },
+		uninstall: func(ctx context.Context) error { return windows.Uninstall(ctx, o.stateDirectory(ctx)) },
 	}
 }
 

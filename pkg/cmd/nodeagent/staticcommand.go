@@ -141,17 +141,20 @@ func configuredFolder(ctx context.Context, o *Options) (string, error) {
 // lastFolder returns the folder of static pods that the agent used last, even in an earlier boot;
 // empty if no agent has found a folder. It works without a usable configuration.
 func (o *Options) lastFolder(ctx context.Context) (string, error) {
-	var dir string
-	if c, err := o.Load(); err == nil {
-		dir = c.StateDirectory
-	} else {
-		dir = cmp.Or(o.StateDirectory, lastStateDirectory(ctx), config.Default().StateDirectory)
-	}
-	last, err := state.Read(dir, state.RunDirectory)
+	last, err := state.Read(o.stateDirectory(ctx), state.RunDirectory)
 	if err != nil || last.Configuration == nil {
 		return "", err
 	}
 	return last.Configuration.StaticPodPath, nil
+}
+
+// stateDirectory returns the folder with the state of the agent, also if its configuration cannot
+// be loaded.
+func (o *Options) stateDirectory(ctx context.Context) string {
+	if c, err := o.Load(); err == nil {
+		return c.StateDirectory
+	}
+	return cmp.Or(o.StateDirectory, lastStateDirectory(ctx), config.Default().StateDirectory)
 }
 
 func printParked(out io.Writer, dir string, entries []staticpods.Entry) error {

@@ -127,7 +127,8 @@ func NewIndex(pods []Pod) Index {
 		if p.Static {
 			uid = p.ConfigHash
 		}
-		if uid != "" {
+		// Any user can write the hash of a static pod: it must not hide the UID of another pod.
+		if other, found := i.byUID[uid]; uid != "" && (!found || other.Static && (!p.Static || other.Priority < p.Priority)) {
 			i.byUID[uid] = p
 		}
 		name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}

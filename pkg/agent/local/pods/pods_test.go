@@ -122,6 +122,7 @@ func TestFind(t *testing.T) {
 		{Namespace: "kube-system", Name: "proxy-n", Priority: 3, Static: true},
 		{Namespace: "kube-system", Name: "proxy-n", Priority: 9, Static: true},
 		{Namespace: "kube-system", Name: "proxy-n", Priority: 4, Static: true},
+		{UID: "forged", ConfigHash: "old", Namespace: "zz", Name: "mirror", Priority: 5, Static: true},
 	})
 	tests := []struct {
 		name               string
