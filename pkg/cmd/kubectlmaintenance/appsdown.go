@@ -18,13 +18,9 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
 
-const (
-	// downAfter is the time between the departure of a pod and the check of its app: a replacement
-	// needs time to start.
-	downAfter = time.Minute
-	// downNamespaces is the maximum number of namespaces whose workloads are read.
-	downNamespaces = 20
-)
+// downAfter is the time between the departure of a pod and the check of its app: a replacement
+// needs time to start.
+const downAfter = time.Minute
 
 // hasLeft reports whether the pod of an Evacuation left its node so long ago that the replacement
 // should be ready. The server keeps such Evacuations for some minutes.
@@ -34,7 +30,8 @@ func hasLeft(e *v1alpha1.Evacuation, now time.Time) bool {
 }
 
 // appsDown returns the Deployments and StatefulSets that have lost a pod to a maintenance and have
-// no ready pod. It omits workloads that the user may not read.
+// no ready pod. It omits workloads that the user may not read. With an error it returns what it has
+// found before.
 func appsDown(ctx context.Context, c clients, left []v1alpha1.Evacuation) ([]show.AppDown, error) {
 	byNamespace := map[string][]labels.Set{}
 	for i := range left {
@@ -42,9 +39,8 @@ func appsDown(ctx context.Context, c clients, left []v1alpha1.Evacuation) ([]sho
 			byNamespace[e.Namespace] = append(byNamespace[e.Namespace], e.Labels)
 		}
 	}
-	namespaces := sets.List(sets.KeySet(byNamespace))
 	var down []show.AppDown
-	for _, namespace := range namespaces[:min(len(namespaces), downNamespaces)] {
+	for _, namespace := range sets.List(sets.KeySet(byNamespace)) {
 		add := func(kind, name string, selector *metav1.LabelSelector, replicas *int32, ready int32) {
 			parsed, err := metav1.LabelSelectorAsSelector(selector)
 			if err != nil || ready > 0 || replicas != nil && *replicas == 0 {
@@ -56,7 +52,7 @@ func appsDown(ctx context.Context, c clients, left []v1alpha1.Evacuation) ([]sho
 		}
 		deployments, err := c.kube.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil && !apierrors.IsForbidden(err) {
-			return nil, err
+			return down, err
 		}
 		if err == nil {
 			for i := range deployments.Items {
@@ -66,7 +62,7 @@ func appsDown(ctx context.Context, c clients, left []v1alpha1.Evacuation) ([]sho
 		}
 		statefulSets, err := c.kube.AppsV1().StatefulSets(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil && !apierrors.IsForbidden(err) {
-			return nil, err
+			return down, err
 		}
 		if err == nil {
 			for i := range statefulSets.Items {

@@ -100,16 +100,21 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 	case o.format() == wide && len(problems)+len(blockers)+len(waiting) > 0:
 		e.show(show.BlockerTable(problems, slices.Concat(blockers, waiting), now, o.options(e.screen(e.Out))))
 	default:
-		var down []show.AppDown
-		if down, err = appsDown(ctx, c, left); err != nil {
-			return err
-		}
 		options := o.options(e.screen(e.Out))
 		lines := show.Blockers(blockers, obstacles, waiting, now, options)
 		if len(lines) == 0 {
 			lines = show.NothingBlocked(maintenances, options)
 		}
-		e.show(append(lines, show.AppsDown(down)...))
+		e.show(lines)
+		// They are read one namespace after another, which may take long.
+		down, readErr := appsDown(ctx, c, left)
+		e.show(show.AppsDown(down))
+		if ctx.Err() != nil {
+			return readErr
+		}
+		if readErr != nil {
+			e.screen(e.ErrOut).Printf("Note: not all apps that have lost pods could be read: %v", readErr)
+		}
 	}
 	if err == nil && len(blockers)+len(problems) > 0 {
 		err = &exitError{code: exitBlocked}
