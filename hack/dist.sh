@@ -60,7 +60,8 @@ else
 	echo "hack/dist.sh: KREW_URI is not set, so the release has no manifest for krew" >&2
 fi
 cp bin/chart/*.tgz "${out}/"
-pack haulout-manifests.tar.gz artifacts base node-agent worker-reboot worker-reboot-required worker-job scheduler second-scheduler overlays examples/rbac-maintenance-operator.yaml examples/rbac-maintenance-pool.yaml examples/rbac-maintenance-history.yaml monitoring
+examples=(artifacts/examples/*.yaml)
+pack haulout-manifests.tar.gz artifacts "${examples[@]#artifacts/}" base eviction-interception monitoring node-agent overlays scheduler second-scheduler worker-job worker-reboot worker-reboot-required
 (cd "${out}" && sha256sum -- * >SHA256SUMS)
 echo "Wrote ${out}:"
 ls -l "${out}" | awk 'NR > 1 { printf "%12d %s\n", $5, $9 }'

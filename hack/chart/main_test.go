@@ -190,9 +190,9 @@ func TestWorkersEqualManifests(t *testing.T) {
 		objects int
 	}{
 		"worker-job":    {values{"job": on()}, 7},
-		"worker-reboot": {values{"reboot": on()}, 5},
+		"worker-reboot": {values{"reboot": on()}, 6},
 		"worker-reboot-required": {
-			values{"reboot": values{"enabled": true, "rebootRequiredFile": "/var/run/reboot-required"}}, 9,
+			values{"reboot": values{"enabled": true, "rebootRequiredFile": "/var/run/reboot-required"}}, 10,
 		},
 	} {
 		t.Run(folder, func(t *testing.T) {
