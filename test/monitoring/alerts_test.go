@@ -44,7 +44,7 @@ var alertTests = map[string]alertTest{
 			"haulout_nodemaintenance_info{name=\"other\",stage=\"Drain\",status=\"Blocked\"} 1x1500\n" +
 			"haulout_nodemaintenance_info{name=\"zone-a\",stage=\"Cordon\",status=\"NotCordoned\"} 1x1500\n" +
 			"haulout_nodemaintenance_info{name=\"moves\",stage=\"Drain\",status=\"Draining\"} 1x1500",
-		says: "3 at present: kernel-update (Stalled) other (Blocked) zone-a (NotCordoned). This shows",
+		says: "3 at present: kernel-update (Stalled) other (Blocked) zone-a (NotCordoned). Those",
 		// A paused drain waits on purpose.
 		good: "haulout_nodemaintenance_drains_blocked 0x1500\nhaulout_nodemaintenance_paused 1x1500\n" +
 			"haulout_nodemaintenance_info{name=\"kernel-update\",stage=\"Drain\",status=\"Paused\"} 1x1500",
