@@ -443,13 +443,13 @@ idle: cluster-binaries build ## Measure what 10,000 pods cost that cannot leave 
 RUN ?=
 COUNT ?= 1
 UNIT_FLAGS ?=
-# With RACE=all, unit runs these packages with the race detector: they start goroutines. RACE=2/3 is
-# every third of those whose tests compile no server, which would be compiled once more for it,
+# With RACE=all, unit runs these packages with the race detector: they start goroutines. RACE=2/5 is
+# every fifth of those whose tests compile no server, which would be compiled once more for it,
 # beginning with the second.
 RACE ?=
 RACE_PACKAGES := /pkg/(agent|controller|evacuator|host|worker)(/|$$)
 RACE_SERVERS := /pkg/(apiserver|cmd/server|host/previewer)(/|$$)
-# Random searches in one of these packages, of code without goroutines. With RACE=2/3 they run
+# Random searches in one of these packages, of code without goroutines. With RACE=2/5 they run
 # without the race detector, which makes them take nine times as long (191 s in place of 21).
 RACE_SEARCHES := ^(TestDrainStartsOnePodForEachThatLeaves|TestExchange.*|TestPodsOfACancelledDrainStay|TestSurgeEndsWithAvailablePods|TestWhateverHappensTheUsersNumberStands)$$
 RACE_SEARCHES_PACKAGE := ./pkg/controller/evacuators/deployment
@@ -481,7 +481,7 @@ unit: ## Run the tests that need no cluster, of all modules
 	[1-9]/[1-9]) race="$$(grep -E '$(RACE_PACKAGES)' <<<"$$packages" | grep -Ev '$(RACE_SERVERS)' | awk -v part='$(RACE)' 'BEGIN { split(part, p, "/") } NR % p[2] == p[1] % p[2]')"; \
 		[[ -n "$$race" ]] || { echo 'Error: RACE=$(RACE) has no package' >&2; exit 2; }; \
 		[[ "$$race" != *$(notdir $(RACE_SEARCHES_PACKAGE))* ]] || searches='$(RACE_SEARCHES)' ;; \
-	*) echo 'Error: RACE=$(RACE) must be all, or a part such as 2/3' >&2; exit 2 ;; \
+	*) echo 'Error: RACE=$(RACE) must be all, or a part such as 2/5' >&2; exit 2 ;; \
 	esac; \
 	if [[ -n "$$race" ]]; then \
 		hack/test.sh -race -skip="$$searches" $(UNIT_FLAGS) $$race || failed=1; \

@@ -3,9 +3,9 @@
 # says what and why on the other stream.
 #
 #   hack/draw.sh         a pattern for `go test -skip`: some tests that take long, all random
-#                        searches but one, all slow tests but one, and half of the tests on real
-#                        nodes
-#   hack/draw.sh race    RACE for make: a third of the packages
+#                        searches but one, all slow tests but one, and a third of the tests on
+#                        real nodes
+#   hack/draw.sh race    RACE for make: a fifth of the packages
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
@@ -28,10 +28,11 @@ slow=(
 	TestServerLeavesItsNodeLastAndDoesNotComeBack
 	TestThousandsOfNodes
 )
-# Each half takes five minutes, and each test has a cluster of its own.
+# Each third takes two to five minutes, and each test has a cluster of its own.
 real=(
 	TestNodeAgent
-	'TestNodes TestReplicas TestServerAsAPod'
+	TestNodes
+	'TestReplicas TestServerAsAPod'
 )
 # Each has a cluster of its own, with a cluster of etcd beside it.
 long=(TestMoveToAnEtcdCluster TestSideBySide)
@@ -44,12 +45,12 @@ number() { # LIST
 	echo "$((16#${digest:0:8}))"
 }
 if [[ "${1:-}" == race ]]; then
-	third="$(($(number race) % 3 + 1))/3"
-	echo "The race detector runs in a third of the packages, ${third}, drawn by the commit ${commit:0:8}" >&2
-	echo "${third}"
+	fifth="$(($(number race) % 5 + 1))/5"
+	echo "The race detector runs in a fifth of the packages, ${fifth}, drawn by the commit ${commit:0:8}" >&2
+	echo "${fifth}"
 	exit
 fi
-# shellcheck disable=SC2048 # the tests of a half are words
+# shellcheck disable=SC2048 # the tests of a third are words
 for name in "${searches[@]}" "${slow[@]}" "${long[@]}" ${real[*]}; do
 	grep -rqE --include='*_test.go' "^func ${name}\(" test || { echo "hack/draw.sh: no test has the name ${name}" >&2; exit 1; }
 done
@@ -59,7 +60,7 @@ draw() { # LIST NAMES...
 	shift
 	drawn+=("${@:$(number "${list}") % $# + 1:1}")
 	for names in "$@"; do
-		# shellcheck disable=SC2206 # the tests of a half are words
+		# shellcheck disable=SC2206 # the tests of a third are words
 		[[ "${names}" == "${drawn[-1]}" ]] || skipped+=(${names})
 	done
 }
@@ -67,7 +68,7 @@ draw searches "${searches[@]}"
 draw slow "${slow[@]}"
 draw real "${real[@]}"
 {
-	echo "One of ${#searches[@]} random searches, one of ${#slow[@]} slow tests and half of the tests on real nodes run, drawn by the commit ${commit:0:8}:"
+	echo "One of ${#searches[@]} random searches, one of ${#slow[@]} slow tests and a third of the tests on real nodes run, drawn by the commit ${commit:0:8}:"
 	echo "${drawn[*]}"
 	echo "Left to make nightly: ${skipped[*]}"
 } >&2
