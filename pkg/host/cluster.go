@@ -74,7 +74,33 @@ func NewCluster(clients Clients, resync time.Duration) (*Cluster, error) {
 	if err := podcache.AddIndex(c.Evacuations.Informer(), podcache.EvacuationsByNode, podcache.IndexByNode); err != nil {
 		return nil, fmt.Errorf("add index of Evacuations: %w", err)
 	}
+	if err := podcache.AddIndex(c.NodeMaintenances.Informer(), draining, indexDraining); err != nil {
+		return nil, fmt.Errorf("add index of NodeMaintenances: %w", err)
+	}
 	return c, nil
+}
+
+// draining is an index of the maintenances that drain nodes, which has the same key for all of
+// them. There may be many more that are complete.
+const draining = "draining"
+
+func indexDraining(object any) ([]string, error) {
+	if nm, ok := object.(*v1alpha1.NodeMaintenance); ok && v1alpha1.IsDraining(nm) {
+		return []string{draining}, nil
+	}
+	return nil, nil
+}
+
+// Draining returns the maintenances in stage Drain from the cache. Callers must not change them.
+func (c *Cluster) Draining() ([]*v1alpha1.NodeMaintenance, error) {
+	objects, err := c.NodeMaintenances.Informer().GetIndexer().ByIndex(draining, draining)
+	found := make([]*v1alpha1.NodeMaintenance, 0, len(objects))
+	for _, object := range objects {
+		if nm, ok := object.(*v1alpha1.NodeMaintenance); ok {
+			found = append(found, nm)
+		}
+	}
+	return found, err
 }
 
 // Start starts the informers.

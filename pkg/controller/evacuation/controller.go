@@ -186,9 +186,10 @@ type Controller struct {
 	// starts.
 	servingSince time.Time
 
-	evacuationLister  maintenancelisters.EvacuationLister
+	evacuationLister maintenancelisters.EvacuationLister
+	// draining returns the maintenances in stage Drain.
+	draining          func() ([]*v1alpha1.NodeMaintenance, error)
 	evacuationIndexer cache.Indexer
-	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	pods              *podcache.Pods
 	podLister         corelisters.PodLister
 	nodeLister        corelisters.NodeLister
@@ -241,7 +242,7 @@ func New(config Config) (*Controller, error) {
 		surgeTimeout: config.SurgeTimeout, standing: config.Standing, notReplaced: config.NotReplaced,
 		budgetLister:     config.Cluster.Budgets.Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
-		maintenanceLister: maintenances.Lister(), pods: config.Cluster.Pods, podLister: config.Cluster.Pods.Lister(), nodeLister: config.Cluster.Nodes.Lister(),
+		draining: config.Cluster.Draining, pods: config.Cluster.Pods, podLister: config.Cluster.Pods.Lister(), nodeLister: config.Cluster.Nodes.Lister(),
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },

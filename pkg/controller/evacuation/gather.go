@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -172,9 +171,9 @@ func (c *Controller) askedBy(pod *corev1.Pod) (*v1alpha1.NodeMaintenance, error)
 	if err != nil {
 		return nil, loop.IgnoreNotFound(err)
 	}
-	maintenances, err := c.maintenanceLister.List(labels.Everything())
+	draining, err := c.draining()
 	if err != nil {
 		return nil, err
 	}
-	return holds.AskedBy(pod, node, maintenances, c.clock.Now())
+	return holds.AskedBy(pod, node, draining, c.clock.Now())
 }

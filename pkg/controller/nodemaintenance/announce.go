@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -99,7 +100,8 @@ func (c *Controller) announceProgress(f *facts, d *decision, written *v1alpha1.N
 	if drained := conditionOf(written, v1alpha1.ConditionDrained); isDrained(nm) && !isDrained(written) && drained.Reason != v1alpha1.ReasonNoNodes {
 		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainedNoLonger, actionDrain, "%s", drained.Message)
 	}
-	if hasTargets(written) && !hasTargets(nm) {
+	// A rollout starts many drains, and each forecast reads the whole cluster.
+	if hasTargets(written) && !hasTargets(nm) && protocol.RolloutOf(nm) == nil {
 		c.forecasts.queue.Add(nm.Name)
 	}
 	for _, i := range startedWaves(nm, written) {

@@ -269,8 +269,8 @@ func (c *Controller) supersede(ctx context.Context, f *facts) error {
 
 // whySuperseded returns why the maintenance of a shutdown is over although the node agent has not
 // completed it; otherwise "", and the time after which it may be over without an event. Its node
-// does not exist, or the machine has shut down for a later maintenance that holds the node. Until then the later shutdown may be cancelled, and the earlier maintenance must still hold
-// the node.
+// does not exist, or the machine has shut down for a later maintenance that holds the node. Until
+// then the later shutdown may be cancelled, and the earlier maintenance must still hold the node.
 func (c *Controller) whySuperseded(nm *v1alpha1.NodeMaintenance) (why string, wait time.Duration) {
 	name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
 	if name == "" {

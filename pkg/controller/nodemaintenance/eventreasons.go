@@ -41,7 +41,7 @@ const (
 	// EventDrainResumed: a user or a program has resumed the maintenance.
 	EventDrainResumed = "DrainResumed"
 	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not be
-	// recreated or need a long time.
+	// recreated or need a long time. The maintenances of a rollout do not send it.
 	EventDrainForecast = "DrainForecast"
 	// EventDrainedNoLonger: the condition Drained is no longer True. It is not sent if no selected
 	// node exists any more.

@@ -24,7 +24,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -69,11 +68,10 @@ type Controller struct {
 	*host.Cluster
 	clock clock.WithTicker
 
-	evacuationLister  maintenancelisters.EvacuationLister
-	maintenanceLister maintenancelisters.NodeMaintenanceLister
-	nodeLister        corelisters.NodeLister
-	podLister         corelisters.PodLister
-	synced            []cache.InformerSynced
+	evacuationLister maintenancelisters.EvacuationLister
+	nodeLister       corelisters.NodeLister
+	podLister        corelisters.PodLister
+	synced           []cache.InformerSynced
 
 	queue *loop.Queue[types.NamespacedName]
 
@@ -95,8 +93,8 @@ func New(config Config) (*Controller, error) {
 	}
 	c := &Controller{
 		Cluster: config.Cluster, clock: config.Clock,
-		evacuationLister: config.Cluster.Evacuations.Lister(), maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
-		nodeLister: config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
+		evacuationLister: config.Cluster.Evacuations.Lister(),
+		nodeLister:       config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
@@ -162,7 +160,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (*sit
 		}
 		return nil, err
 	}
-	maintenances, err := c.maintenanceLister.List(labels.Everything())
+	maintenances, err := c.Draining()
 	if err != nil {
 		return nil, err
 	}

@@ -101,10 +101,9 @@ type Controller struct {
 	// starts, and the queue of evictions may read it before.
 	servingSince atomic.Pointer[time.Time]
 
-	evacuationLister  maintenancelisters.EvacuationLister
-	maintenanceLister maintenancelisters.NodeMaintenanceLister
-	nodeLister        corelisters.NodeLister
-	podLister         corelisters.PodLister
+	evacuationLister maintenancelisters.EvacuationLister
+	nodeLister       corelisters.NodeLister
+	podLister        corelisters.PodLister
 	// latestDeployments and latestAutoscalers have the objects in the cached state or in the newer
 	// state that this process has written.
 	latestDeployments loop.Latest[*appsv1.Deployment]
@@ -144,8 +143,8 @@ func New(config Config) (*Controller, error) {
 		Cluster: config.Cluster, clock: config.Clock,
 		evictions: config.Evictions, asks: config.Asks, asking: make(chan struct{}, maxAsking), removals: removals{byDeployment: map[types.NamespacedName]removal{}},
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
-		evacuationLister: config.Cluster.Evacuations.Lister(), maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
-		nodeLister: config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
+		evacuationLister: config.Cluster.Evacuations.Lister(),
+		nodeLister:       config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
 		latestDeployments: loop.NewLatest[*appsv1.Deployment](config.Cluster.Deployments.Informer().GetStore()),
 		latestAutoscalers: loop.NewLatest[*autoscalingv2.HorizontalPodAutoscaler](config.Cluster.Autoscalers.Informer().GetStore()),
 		queue: loop.NewQueue(loop.Config[item]{

@@ -302,7 +302,7 @@ func (c *Controller) drainOf(nodeName string) drain {
 	if err != nil {
 		return drain{isGone: apierrors.IsNotFound(err) && nodeName != ""}
 	}
-	maintenances, err := c.maintenanceLister.List(labels.Everything())
+	maintenances, err := c.Draining()
 	if err != nil {
 		return drain{}
 	}

@@ -176,14 +176,14 @@ func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	}
 }
 
-// nodeChanged enqueues all tracked Deployments when a maintenance begins or stops to hold a node,
-// since replacements may be on that node.
+// nodeChanged enqueues the tracked Deployments that have a pod on a node when a maintenance begins
+// or stops to hold it.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if old == nil || node == nil || isUnderMaintenance(old) == isUnderMaintenance(node) {
 		return
 	}
-	for _, key := range c.known.Keys() {
-		c.enqueue(key)
+	for _, p := range c.Pods.OnNode(node.Name) {
+		c.enqueueOwner(p)
 	}
 }
 

@@ -117,7 +117,8 @@ type pod struct {
 	isPaused bool
 	// isCovered is set if the pod has no Evacuation although a maintenance that drains its node
 	// covers the pod. The maintenance is paused, or requests the Evacuation in a moment. It is also
-	// set if the node of the pod is gone: the pod is about to be deleted, and needs its replacement.
+	// set if the node of the pod is gone: the pod is about to be deleted, and needs its
+	// replacement.
 	isCovered bool
 	// purpose is a phrase that names the NodeMaintenance for which the pod leaves, "" if none is
 	// known.
