@@ -176,9 +176,19 @@ func (q *Queue) Run(ctx context.Context) {
 		countLanes(nil)
 	}()
 	for ctx.Err() == nil {
+		began := q.cfg.Clock.Now()
 		due, next := q.step()
+		took := q.cfg.Clock.Since(began)
 		for _, c := range due {
 			calls.Go(func() { q.send(ctx, c) })
+		}
+		// With thousands of lanes a step takes milliseconds, in which no other function gets the
+		// lock.
+		if took > time.Millisecond {
+			select {
+			case <-ctx.Done():
+			case <-q.cfg.Clock.After(4 * took):
+			}
 		}
 		var expired <-chan time.Time
 		if !next.IsZero() {
