@@ -316,6 +316,9 @@ func isEvacuator(evacuation *v1alpha1.Evacuation, class string) bool {
 // reasonToGiveUp returns the reason why the next evacuator becomes active, "" if the current
 // evacuator stays active.
 func (d *decision) reasonToGiveUp(s situation) string {
+	if isStopping(s) {
+		return "" // nothing is left to do
+	}
 	if d.status.ActiveEvacuatorCompleted {
 		// The report is quoted for users. No decision depends on its text.
 		if said := protocol.OneLine(d.status.Message, protocol.MaxMessage/4); said != "" {
