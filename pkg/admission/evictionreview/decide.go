@@ -99,6 +99,8 @@ func decide(s situation) decision {
 		return decision{answer: answerPassed, allowed: true}
 	case s.evacuation == nil && !s.hasEvacuator:
 		return decision{answer: answerNotAware, allowed: true}
+	case s.evacuation != nil && s.isKeptByServer() && !s.eviction.dryRun:
+		return decision{answer: answerUnderWay, message: underWayMessage(s)}
 	case s.evacuation != nil && s.evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction:
 		return decision{answer: answerBudgetDecides, allowed: true, noteTime: !s.eviction.dryRun && s.isDueForNote()}
 	case s.evacuation != nil && s.cannotBeReplaced() != "":
@@ -154,6 +156,14 @@ func (s situation) passes() bool {
 	}
 	kind := protocol.GroupKindOf(owner)
 	return kind == protocol.AppsKind("DaemonSet") || kind == corev1.SchemeGroupVersion.WithKind("Node").GroupKind()
+}
+
+// isKeptByServer reports whether the server itself does not evict the pod, because no other one can
+// be created, and another instigator than the eviction wants it to leave.
+func (s situation) isKeptByServer() bool {
+	blocked := meta.FindStatusCondition(s.evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
+	return s.evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction && blocked != nil && blocked.Status == metav1.ConditionTrue &&
+		blocked.Reason == v1alpha1.ReasonReplicaFailure && !protocol.OnlyEvictionAsks(s.evacuation) && !s.isEnding()
 }
 
 // cannotBeReplaced returns the reason why the Deployment of the pod can create no replacement, or
