@@ -567,7 +567,9 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationSpec(ref common.ReferenceCal
 								"x-kubernetes-list-map-keys": []interface{}{
 									"evacuatorClass",
 								},
-								"x-kubernetes-list-type": "map",
+								"x-kubernetes-list-type":       "map",
+								"x-kubernetes-patch-merge-key": "evacuatorClass",
+								"x-kubernetes-patch-strategy":  "merge",
 							},
 						},
 						SchemaProps: spec.SchemaProps{
@@ -1108,7 +1110,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref common.Refe
 					},
 					"nodesRefused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodesRefused is the number of selected nodes that are neither cordoned nor drained because the user in spec.requestedBy is not allowed to delete them.",
+							Description: "nodesRefused is the number of selected nodes that are neither cordoned nor drained because the user in spec.requestedBy is not allowed to maintain them.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1421,7 +1423,9 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutSpec(ref common.
 								"x-kubernetes-list-map-keys": []interface{}{
 									"name",
 								},
-								"x-kubernetes-list-type": "map",
+								"x-kubernetes-list-type":       "map",
+								"x-kubernetes-patch-merge-key": "name",
+								"x-kubernetes-patch-strategy":  "merge",
 							},
 						},
 						SchemaProps: spec.SchemaProps{

@@ -47,8 +47,8 @@ const (
 
 	// ReasonPodDeleted (Complete): the pod no longer exists.
 	ReasonPodDeleted = "PodDeleted"
-	// ReasonPodTerminated (Complete): the pod has Succeeded or Failed, and the kubelet has cleaned up
-	// if the pod is being deleted.
+	// ReasonPodTerminated (Complete): the pod has Succeeded or Failed, and the kubelet has cleaned
+	// up if the pod is being deleted.
 	ReasonPodTerminated = "PodTerminated"
 	// ReasonCancelled (Complete): the evacuator stopped after the last instigator withdrew its
 	// request.
@@ -158,11 +158,13 @@ type EvacuationSpec struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=evacuatorClass
+	// +patchStrategy=merge
+	// +patchMergeKey=evacuatorClass
 	// +k8s:optional
 	// +k8s:listType=map
 	// +k8s:listMapKey=evacuatorClass
 	// +k8s:maxItems=16
-	Evacuators []Evacuator `json:"evacuators,omitempty" protobuf:"bytes,3,rep,name=evacuators"`
+	Evacuators []Evacuator `json:"evacuators,omitempty" patchStrategy:"merge" patchMergeKey:"evacuatorClass" protobuf:"bytes,3,rep,name=evacuators"`
 
 	// nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.
 	// +optional

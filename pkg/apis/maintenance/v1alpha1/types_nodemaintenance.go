@@ -107,8 +107,8 @@ const (
 	// ReasonDrainBlocked (Drained=False): every pod that should leave now is blocked; the message
 	// names the worst blockers.
 	ReasonDrainBlocked = "DrainBlocked"
-	// ReasonNotAuthorized (Drained=False): the user in spec.requestedBy is not allowed to delete a
-	// selected node, which is therefore neither cordoned nor drained.
+	// ReasonNotAuthorized (Drained=False): the user in spec.requestedBy is not allowed to maintain
+	// a selected node, which is therefore neither cordoned nor drained.
 	ReasonNotAuthorized = "NotAuthorized"
 	// ReasonNotRequested (Drained=False): the maintenance is not in stage Drain.
 	ReasonNotRequested = "NotRequested"

@@ -86,7 +86,7 @@ type NodeMaintenancePreview struct {
 	NodeCount int32 `json:"nodeCount" protobuf:"varint,6,opt,name=nodeCount"`
 
 	// nodesRefused is the number of selected nodes that are neither cordoned nor drained because
-	// the user in spec.requestedBy is not allowed to delete them.
+	// the user in spec.requestedBy is not allowed to maintain them.
 	// +optional
 	NodesRefused int32 `json:"nodesRefused" protobuf:"varint,7,opt,name=nodesRefused"`
 

@@ -192,11 +192,13 @@ type NodeMaintenanceRolloutSpec struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=name
+	// +patchStrategy=merge
+	// +patchMergeKey=name
 	// +k8s:optional
 	// +k8s:listType=map
 	// +k8s:listMapKey=name
 	// +k8s:maxItems=16
-	Holds []RolloutHold `json:"holds,omitempty" protobuf:"bytes,7,rep,name=holds"`
+	Holds []RolloutHold `json:"holds,omitempty" patchStrategy:"merge" patchMergeKey:"name" protobuf:"bytes,7,rep,name=holds"`
 
 	// progressDeadlineSeconds is the time in seconds after which a unit is withdrawn, to be tried
 	// again later, whose drain does not move, or which has no pod left to drain and cannot be

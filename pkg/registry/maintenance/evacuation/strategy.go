@@ -128,6 +128,8 @@ func (*Strategy) Canonicalize(obj runtime.Object) {
 func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	evacuation, before := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	evacuation.Status = before.Status
+	// An apply changes their order to that of the manifest.
+	protocol.SortInternal(evacuation.Spec.Evacuators)
 	if s.ByServer(ctx) {
 		return
 	}
