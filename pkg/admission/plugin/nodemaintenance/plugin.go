@@ -136,7 +136,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 // nodes again, and another one makes the maintenance that of a shutdown.
 func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 	return !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
-		!apiequality.Semantic.DeepEqual(nm.Labels, old.Labels) ||
+		nm.GenerateName != old.GenerateName || !apiequality.Semantic.DeepEqual(nm.Labels, old.Labels) ||
 		!apiequality.Semantic.DeepEqual(nm.Annotations, old.Annotations) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) ||
 		!apiequality.Semantic.DeepEqual(nm.Finalizers, old.Finalizers)

@@ -119,7 +119,7 @@ func (w *write) isUpdate() bool { return w.rollout != nil && w.old != nil }
 // what the garbage collector deletes, and the finalizers when: it may remove its own.
 func (w *write) sameMetadata(u user.Info) bool {
 	a, b := &w.rollout.ObjectMeta, &w.old.ObjectMeta
-	return apiequality.Semantic.DeepEqual(a.Labels, b.Labels) && apiequality.Semantic.DeepEqual(a.Annotations, b.Annotations) &&
+	return a.GenerateName == b.GenerateName && apiequality.Semantic.DeepEqual(a.Labels, b.Labels) && apiequality.Semantic.DeepEqual(a.Annotations, b.Annotations) &&
 		apiequality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences) &&
 		(slices.Equal(a.Finalizers, b.Finalizers) || noderights.RemovesOwnFinalizers(u, a.Finalizers, b.Finalizers))
 }

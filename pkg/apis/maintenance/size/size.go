@@ -7,7 +7,6 @@ package size
 
 import (
 	"fmt"
-	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -127,14 +126,18 @@ func LabelBytes(key, value string) int { return len(key) + len(value) + labelByt
 // Validate returns an error if the metadata and the spec of an internal object are too large
 // together, or if the metadata of an Evacuation is too large.
 func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
-	versioned, err := scheme.ConvertToVersion(obj, v1alpha1.SchemeGroupVersion)
-	if err != nil {
-		return field.ErrorList{field.InternalError(nil, err)}
-	}
 	if evacuation, ok := obj.(*maintenance.Evacuation); ok {
 		if errs := validateEvacuation(evacuation); len(errs) > 0 {
 			return errs
 		}
+	}
+	return validateTotal(scheme, obj)
+}
+
+func validateTotal(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
+	versioned, err := scheme.ConvertToVersion(obj, v1alpha1.SchemeGroupVersion)
+	if err != nil {
+		return field.ErrorList{field.InternalError(nil, err)}
 	}
 	var metadata, spec int
 	limit := MaxBytes
@@ -160,13 +163,17 @@ func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
 }
 
 // ValidateGrowth does the same as Validate for an update, but it accepts an object that was stored
-// too large by an older version and does not grow.
+// too large by an older version and does not grow. The spec of an Evacuation never changes.
 func ValidateGrowth(scheme *runtime.Scheme, evacuation, old *maintenance.Evacuation) field.ErrorList {
-	errs := Validate(scheme, evacuation)
 	if EvacuationMetadataBytes(&evacuation.ObjectMeta) > EvacuationMetadataBytes(&old.ObjectMeta) {
-		return errs
+		if errs := validateEvacuation(evacuation); len(errs) > 0 {
+			return errs
+		}
 	}
-	return slices.DeleteFunc(errs, func(err *field.Error) bool { return err.Field == metadataPath.String() })
+	if evacuation.ObjectMeta.Size() > old.ObjectMeta.Size() {
+		return validateTotal(scheme, evacuation)
+	}
+	return nil
 }
 
 var metadataPath = field.NewPath("metadata")

@@ -115,6 +115,27 @@ func TestValidateGrowth(t *testing.T) {
 	}
 }
 
+// TestGrowthBesideLabels: the total limit includes what the limit of the metadata does not.
+func TestGrowthBesideLabels(t *testing.T) {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	for name, change := range map[string]func(*maintenance.Evacuation){
+		"generateName": func(e *maintenance.Evacuation) { e.GenerateName = strings.Repeat("a", MaxEvacuationBytes) },
+		"managedFields": func(e *maintenance.Evacuation) {
+			e.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: strings.Repeat("a", MaxEvacuationBytes)}}
+		},
+	} {
+		old, now := &maintenance.Evacuation{}, &maintenance.Evacuation{}
+		change(now)
+		if errs := ValidateGrowth(scheme, now, old); len(errs) != 1 {
+			t.Errorf("%s grows: got %v, want it refused", name, errs)
+		}
+		if errs := ValidateGrowth(scheme, now, now.DeepCopy()); len(errs) != 0 {
+			t.Errorf("%s stays: got %v", name, errs)
+		}
+	}
+}
+
 // TestLabelBytes has labels with all lengths that protobuf encodes differently.
 func TestLabelBytes(t *testing.T) {
 	for _, key := range []int{1, 127, 128, 317} {
