@@ -162,11 +162,13 @@ func (e *Evacuation) work() {
 	beating.Go(func() { e.beats.Run(beatCtx, e.interval) })
 	if !e.evacuator.HandlerReportsFirst {
 		// Report immediately, so that the server knows that the evacuator runs.
-		if err := e.write(e.ctx, map[string]any{}); err != nil && e.ctx.Err() == nil {
-			logger.Error(err, "Cannot report on the Evacuation")
+		report := func() error { return e.write(beatCtx, map[string]any{}) }
+		if err := report(); err != nil && e.ctx.Err() == nil {
+			logger.Error(err, "Cannot report on the Evacuation, will retry")
+			beating.Go(func() { heartbeat.Persist(beatCtx, e.evacuator.Clock, report) })
 		}
 	}
-	err := e.evacuator.Handler(e.ctx, e)
+	err := heartbeat.PersistHandler(e.ctx, e.evacuator.Clock, func() error { return e.evacuator.Handler(e.ctx, e) })
 	stop()
 	beating.Wait()
 	defer e.end(nil)
@@ -213,7 +215,7 @@ func (e *Evacuation) write(ctx context.Context, status map[string]any) error {
 			return cause
 		}
 	}
-	return fmt.Errorf("write the status of evacuation %s/%s: %w", e.Namespace, e.name, err)
+	return heartbeat.NewWriteError(fmt.Errorf("write the status of evacuation %s/%s: %w", e.Namespace, e.name, err))
 }
 
 // refresh reads the Evacuation from the API server.

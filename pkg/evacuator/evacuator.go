@@ -55,7 +55,8 @@ var (
 // It returns nil when it has done all it can. It returns an error, which the library reports, when
 // it gives up. In both cases, the next evacuator becomes active if the pod still exists. So a
 // handler that has deleted the pod should wait with Evacuation.AwaitDeparture. The library does not
-// report a result after the end of the context.
+// report a result after the end of the context. If the handler returns the error of a method of the
+// Evacuation, such as Report, because the server does not answer, the library calls it again.
 type Handler func(ctx context.Context, e *Evacuation) error
 
 // Config has the dependencies and options of an Evacuator.

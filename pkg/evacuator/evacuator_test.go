@@ -255,6 +255,43 @@ func TestEndOfAHandlerIsReported(t *testing.T) {
 	}
 }
 
+// TestUnansweredReportsEndNoWork: the server restarts while the handler reports.
+func TestUnansweredReportsEndNoWork(t *testing.T) {
+	for name, tc := range map[string]struct {
+		refuse error
+		want   string
+	}{
+		"the server does not answer": {refuse: apierrors.NewServiceUnavailable("starting"), want: `{"activeEvacuatorCompleted":true}`},
+		"the report is invalid": {
+			refuse: apierrors.NewBadRequest("no"),
+			want:   `{"activeEvacuatorCompleted":true,"message":"flush.example.com gives up: write the status of evacuation shop/uid-1-db-0: no"}`,
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			var w *world
+			refuse := func(err error) {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.refuse = err
+			}
+			begin := make(chan struct{})
+			calls := 0
+			w = newWorld(t, func(ctx context.Context, e *Evacuation) error {
+				if calls++; calls > 1 {
+					return nil
+				}
+				<-begin
+				refuse(tc.refuse)
+				time.AfterFunc(time.Minute, func() { refuse(nil) })
+				return e.Report(ctx, Progress{Message: "flushing"})
+			}, newEvacuationOf())
+			w.untilWritten(`{}`)
+			close(begin)
+			w.until("the end was reported", time.Second, func() bool { return slices.Contains(w.written(), tc.want) })
+		})
+	}
+}
+
 func TestHandlersContextEnds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		happens func(*world)

@@ -7,9 +7,12 @@ package heartbeat
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
@@ -99,6 +102,40 @@ func Persist(ctx context.Context, c clock.Clock, try func() error) {
 		}
 		pause = min(2*pause, longestRetry)
 	}
+}
+
+// WriteError is the error of a write of a library.
+type WriteError struct{ error }
+
+// NewWriteError returns a WriteError.
+func NewWriteError(err error) error { return &WriteError{err} }
+
+// Unwrap returns the error of the client.
+func (e *WriteError) Unwrap() error { return e.error }
+
+// PersistHandler calls a handler again while it returns the error of a write that the server has
+// not answered, and returns its last error: a handler that passes this error on has not failed.
+func PersistHandler(ctx context.Context, c clock.Clock, handle func() error) (err error) {
+	Persist(ctx, c, func() error {
+		err = handle()
+		var failed *WriteError
+		if errors.As(err, &failed) && IsTemporary(failed) {
+			return err
+		}
+		return nil
+	})
+	return err
+}
+
+// IsTemporary reports whether a request may succeed if it is repeated: the server does not answer
+// at present.
+func IsTemporary(err error) bool {
+	var answer apierrors.APIStatus
+	if !errors.As(err, &answer) {
+		return true // it cannot be reached
+	}
+	code := answer.Status().Code
+	return code == http.StatusTooManyRequests || code >= http.StatusInternalServerError
 }
 
 // TimeInPatch returns the value of a time in a patch; nil for the zero time.

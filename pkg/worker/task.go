@@ -144,7 +144,7 @@ func (t *Task) work() (reported bool) {
 	var beating sync.WaitGroup
 	beatCtx, stop := context.WithCancel(t.ctx)
 	beating.Go(func() { t.beats.Run(beatCtx, t.HeartbeatInterval) })
-	err := t.worker.Handler(t.ctx, t)
+	err := heartbeat.PersistHandler(t.ctx, t.worker.Clock, func() error { return t.worker.Handler(t.ctx, t) })
 	stop()
 	beating.Wait()
 	cause := context.Cause(t.ctx)
@@ -248,7 +248,7 @@ func (t *Task) write(ctx context.Context, status map[string]any) error {
 			return errors.Join(err, refreshErr)
 		}
 	}
-	return fmt.Errorf("write the status of the NodeTask %s: %w", t.NodeName, err)
+	return heartbeat.NewWriteError(fmt.Errorf("write the status of the NodeTask %s: %w", t.NodeName, err))
 }
 
 // refresh reads the NodeTask from the API server.

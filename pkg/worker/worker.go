@@ -56,7 +56,8 @@ var (
 //
 // It returns nil when the work has succeeded, and an error, which the library reports, when it has
 // failed. In both cases the handler must have stopped everything that it started on the node. The
-// library reports no error after the end of the context.
+// library reports no error after the end of the context. If the handler returns the error of Report
+// because the server does not answer, the library calls it again.
 type Handler func(ctx context.Context, t *Task) error
 
 // Config has the dependencies and options of a Worker.
