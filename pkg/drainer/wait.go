@@ -17,6 +17,7 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/heartbeat"
 )
 
 // Follow calls look with a maintenance as it is and then after each change, until look returns true
@@ -76,6 +77,9 @@ func (d *Drainer) unfinished(ctx context.Context, nm *v1alpha1.NodeMaintenance, 
 	if apierrors.IsNotFound(err) || err == nil && now.UID != nm.UID {
 		_, err = gone(nm.Name, state)
 		return nil, err
+	}
+	if err != nil && !heartbeat.IsTemporary(err) {
+		return nm, err
 	}
 	if err == nil {
 		if done, err := Reached(now, state); done {

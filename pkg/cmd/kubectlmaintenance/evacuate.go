@@ -4,6 +4,7 @@
 package kubectlmaintenance
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,7 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 	"haulout.dev/haulout/pkg/drainer"
+	"haulout.dev/haulout/pkg/heartbeat"
 )
 
 // pollEvery is the interval at which evacuate reads the Evacuation that it waits for.
@@ -87,12 +89,10 @@ func (o *evacuateOptions) validate() error {
 		return errors.New("invalid --dry-run=client: only the server can find the evacuators of the pod; use --dry-run=server")
 	case o.cancel && o.wait:
 		return errors.New("--cancel cannot be combined with --wait: the pod stays")
-	case o.timeout.Duration > 0 && !o.wait:
-		return errors.New("--timeout needs --wait")
 	case o.cancel:
 		o.output.says("cancelled")
 	}
-	return o.waitOptions.validate()
+	return cmp.Or(o.needsWait(), o.waitOptions.validate())
 }
 
 func (e *environment) evacuate(ctx context.Context, o *evacuateOptions, name string) error {
@@ -282,7 +282,7 @@ func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuat
 			return e.afterDeletion(ctx, c, first, pod)
 		case err != nil && ctx.Err() != nil:
 			return evacuationEnded(ctx, last, pod, o.timeout.text)
-		case err != nil && !isTemporary(err):
+		case err != nil && !heartbeat.IsTemporary(err):
 			return err
 		case err == nil:
 			last = now
@@ -304,14 +304,6 @@ func (e *environment) reportEvacuation(r *reporter, last *v1alpha1.Evacuation, t
 		}
 		return lines
 	}, summary, final)
-}
-
-// isTemporary reports whether a read may succeed if it is repeated: the server does not answer at
-// the moment.
-func isTemporary(err error) bool {
-	var status apierrors.APIStatus
-	return !errors.As(err, &status) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) ||
-		apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err)
 }
 
 // afterDeletion reports what became of a pod whose Evacuation was deleted between two reads. The

@@ -74,8 +74,9 @@ func (e *environment) newFollower(ctx context.Context, c clients, name string) (
 	f := &follower{e: e, c: c, name: name, departures: map[types.UID]*show.Departures{}, changed: make(chan struct{}, 1)}
 	factory := informers.NewSharedInformerFactory(c.haulout, 0)
 	named := informers.NewSharedInformerFactoryWithOptions(c.haulout, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.LabelSelector = e.labels
-		if name != "" {
+		if name == "" {
+			o.LabelSelector = e.labels
+		} else {
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}
 	}))

@@ -120,12 +120,18 @@ func (e *environment) write(o *output, objects ...runtime.Object) error {
 // writeAll writes a list in the requested format: as a list, or one object after the other if the
 // format has no lists.
 func (e *environment) writeAll(o *output, list runtime.Object) error {
-	if o.format() != "name" {
-		return e.write(o, list)
-	}
 	objects, err := meta.ExtractList(list)
 	if err != nil {
 		return err
+	}
+	if o.format() != "name" {
+		if len(objects) == 0 {
+			// Write [] instead of null.
+			if err := meta.SetList(list, []runtime.Object{}); err != nil {
+				return err
+			}
+		}
+		return e.write(o, list)
 	}
 	return e.write(o, objects...)
 }

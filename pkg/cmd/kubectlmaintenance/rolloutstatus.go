@@ -17,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+	"haulout.dev/haulout/pkg/heartbeat"
 )
 
 func (e *environment) newRolloutStatusCommand() *cobra.Command {
@@ -178,7 +179,7 @@ func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r 
 			return nil, nil
 		case err == nil:
 			f.Rollout = now
-		case ctx.Err() == nil && !isTemporary(err):
+		case ctx.Err() == nil && !heartbeat.IsTemporary(err):
 			return nil, err
 		}
 	}

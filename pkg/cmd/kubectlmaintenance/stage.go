@@ -63,6 +63,14 @@ func (o *waitOptions) addUncordonFlag(cmd *cobra.Command) {
 		"From stage Idle to Complete, uncordon also nodes that others have cordoned, without a question.")
 }
 
+// needsWait returns an error if there is a timeout and the command does not wait.
+func (o *waitOptions) needsWait() error {
+	if o.timeout.Duration > 0 && !o.wait {
+		return errors.New("--timeout needs --wait")
+	}
+	return nil
+}
+
 func (o *waitOptions) validate() error {
 	if o.timeout.Duration < 0 {
 		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits forever", o.timeout.text)
@@ -97,6 +105,9 @@ unless --yes is given.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			stage, err := stageOf(args[1], laterStages)
 			if err != nil {
+				return err
+			}
+			if err := o.needsWait(); err != nil {
 				return err
 			}
 			o.output.says("moved to stage " + string(stage))

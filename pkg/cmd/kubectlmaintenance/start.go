@@ -4,6 +4,7 @@
 package kubectlmaintenance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,10 +108,7 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 	if err != nil {
 		return err
 	}
-	if o.timeout.Duration > 0 && !o.wait {
-		return errors.New("--timeout needs --wait")
-	}
-	if err := o.validate(); err != nil {
+	if err := cmp.Or(o.needsWait(), o.validate()); err != nil {
 		return err
 	}
 	choice, err := chooseNodes(args, o.selector)

@@ -22,6 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/heartbeat"
 )
 
 // taskOptions are the flags of take and done.
@@ -88,7 +89,7 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 		case err == nil || ctx.Err() != nil:
 		case mine != "" && isMissing(err):
 			return withdrawn(node)
-		case isMissing(err) && o.wait, isTemporary(err) && (mine != "" || o.wait):
+		case isMissing(err) && o.wait, heartbeat.IsTemporary(err) && (mine != "" || o.wait):
 		default:
 			return e.notOffered(ctx, c, node, err)
 		}

@@ -111,8 +111,10 @@ func (e *environment) await(ctx context.Context, c clients, nm *v1alpha1.NodeMai
 	ctx, cancel := o.timeout.begin(ctx)
 	defer cancel()
 	d := newDrainer(c, o)
-	d.Follow = func(ctx context.Context, nm *v1alpha1.NodeMaintenance, look func(*v1alpha1.NodeMaintenance) (bool, error)) error {
-		return e.follow(ctx, c, nm, out, look)
+	if out != nil {
+		d.Follow = func(ctx context.Context, nm *v1alpha1.NodeMaintenance, look func(*v1alpha1.NodeMaintenance) (bool, error)) error {
+			return e.follow(ctx, c, nm, out, look)
+		}
 	}
 	return d.Wait(ctx, nm, state)
 }

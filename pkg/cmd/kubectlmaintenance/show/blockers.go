@@ -240,8 +240,11 @@ func BlockersOfAll(all []Facts, o Options) []screen.Line {
 	}
 	f := &all[0]
 	lines := Blockers(BlockersOf(f.Evacuations, nodes.Has), obstacles, WaitingOf(f.Evacuations, nodes.Has, f.Now), f.Now, o)
-	if len(lines) == 0 {
+	if len(lines) == 0 && len(f.Notes) == 0 {
 		return NothingBlocked(maintenances, o)
+	}
+	for _, note := range f.Notes {
+		lines = append(lines, wrap("", "note: "+note, o.columns(), screen.Warning)...)
 	}
 	return lines
 }
