@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -114,12 +115,13 @@ func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plug
 }
 
 // checkRights checks the rights that the role system:kube-scheduler lacks. Without the right to
-// list PriorityClasses, their informer would wait forever and report that only in a log.
+// list PriorityClasses, their informer would wait forever and report that only in a log. It returns
+// no error if the API server does not answer: the scheduler waits for it, as for its informers.
 func checkRights(ctx context.Context, handle fwk.Handle) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	client := handle.ClientSet()
-	if _, err := client.SchedulingV1().PriorityClasses().List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
+	if _, err := client.SchedulingV1().PriorityClasses().List(ctx, metav1.ListOptions{Limit: 1}); apierrors.IsForbidden(err) {
 		return fmt.Errorf("%s cannot read PriorityClasses: %w; the ClusterRole %s grants this right", Name, err, role)
 	}
 	review, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
@@ -128,7 +130,8 @@ func checkRights(ctx context.Context, handle fwk.Handle) error {
 		}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("%s cannot check whether it may evict pods: %w", Name, err)
+		klog.FromContext(ctx).Error(err, "Cannot check whether pods may be evicted")
+		return nil
 	}
 	if !review.Status.Allowed {
 		return fmt.Errorf("%s may not create pods/eviction; the ClusterRole %s grants this right", Name, role)

@@ -368,6 +368,19 @@ func TestPostFilter(t *testing.T) {
 	}
 }
 
+// TestNewWaitsForTheAPIServer: a scheduler that ended would be started again later and later.
+func TestNewWaitsForTheAPIServer(t *testing.T) {
+	client := cluster{nodes: []*corev1.Node{node("n1", 1)}}.client(true)
+	for _, resource := range []string{"priorityclasses", "selfsubjectaccessreviews"} {
+		client.PrependReactor("*", resource, func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, errors.New("connection refused")
+		})
+	}
+	if err := checkRights(t.Context(), cluster{}.framework(t, t.Context(), client)); err != nil {
+		t.Errorf("got %v, want that the scheduler waits", err)
+	}
+}
+
 // TestNewNeedsItsRights checks that the error names the role with the missing permission.
 func TestNewNeedsItsRights(t *testing.T) {
 	empty := cluster{nodes: []*corev1.Node{node("n1", 1)}}
