@@ -107,8 +107,8 @@ func (j *jobs) run(ctx context.Context, t *worker.Task) error {
 }
 
 // isAlive reports whether a pod of a Job works. A pod on a node that is down counts as active, but
-// not as ready. A pod whose init containers run is never ready, so isAlive then asks whether its
-// node is, once per interval of heartbeats.
+// not as ready. A pod is not ready either while its init containers run, or after one of its
+// containers has ended, so isAlive then asks whether its node is, once per interval of heartbeats.
 func (j *jobs) isAlive(ctx context.Context, t *worker.Task, job *batchv1.Job, looked *time.Time) bool {
 	if ptr.Deref(job.Status.Ready, 0) > 0 {
 		return true
@@ -120,17 +120,18 @@ func (j *jobs) isAlive(ctx context.Context, t *worker.Task, job *batchv1.Job, lo
 	node, err := j.kube.CoreV1().Nodes().Get(ctx, t.NodeName, metav1.GetOptions{})
 	pods, listErr := j.kube.CoreV1().Pods(job.Namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job.Name})
 	if err := errors.Join(err, listErr); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot read whether an init container of the Job runs")
+		klog.FromContext(ctx).Error(err, "Cannot read whether a container of the Job runs")
 		return false
 	}
 	isReady := protocol.NodeCondition(node, corev1.NodeReady).Status == corev1.ConditionTrue
-	return isReady && slices.ContainsFunc(pods.Items, initializes)
+	return isReady && slices.ContainsFunc(pods.Items, runs)
 }
 
-// initializes reports whether an init container of a pod runs, other than a sidecar, which runs
-// until the pod ends.
-func initializes(pod corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.InitContainerStatuses, func(c corev1.ContainerStatus) bool {
+// runs reports whether a container or an init container of a pod runs, other than a sidecar, which
+// runs until the pod ends.
+func runs(pod corev1.Pod) bool {
+	isRunning := func(c corev1.ContainerStatus) bool { return c.State.Running != nil }
+	return slices.ContainsFunc(pod.Status.ContainerStatuses, isRunning) || slices.ContainsFunc(pod.Status.InitContainerStatuses, func(c corev1.ContainerStatus) bool {
 		return c.State.Running != nil && !slices.ContainsFunc(pod.Spec.InitContainers, func(of corev1.Container) bool {
 			return of.Name == c.Name && ptr.Deref(of.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways
 		})
