@@ -71,7 +71,7 @@ var hyperkubeCommands = map[string]string{
 }
 
 // balancers are programs that own an address of the API server or distribute its connections.
-var balancers = []string{"kube-vip", "keepalived", "haproxy", "nginx", "nginx-proxy", "envoy", "traefik"}
+var balancers = []string{"kube-proxy", "kube-vip", "keepalived", "haproxy", "nginx", "nginx-proxy", "envoy", "traefik"}
 
 // resolvers are name servers that the node may use to resolve the name of the API server.
 var resolvers = []string{"coredns", "dnsmasq", "node-cache", "k8s-dns-node-cache"}

@@ -99,7 +99,7 @@ var manifests = map[string]struct {
 	"a backup with the path of etcd in a shell": {`{spec: {containers: [{image: backup, command: [sh, -c, "backup \\\n  --data=/var/lib/etcd /var/lib/etcd"]}]}}`, "", false},
 	"logs of RKE2 and k3s":                      {`{spec: {containers: [{image: logs, command: [ship, /var/lib/rancher/rke2, --dir=/run/k3s]}]}}`, "", false},
 	"RKE2's kube-proxy": {
-		`{metadata: {labels: {component: kube-proxy, tier: control-plane}}, spec: {hostNetwork: true, containers: [{command: [kube-proxy]}]}}`, "", false,
+		`{metadata: {labels: {component: kube-proxy, tier: control-plane}}, spec: {hostNetwork: true, containers: [{command: [kube-proxy]}]}}`, "ServesTheAPI", false,
 	},
 	"hyperkube proxy":   {`{spec: {hostNetwork: true, containers: [{image: "registry/hyperkube:v1", command: [/hyperkube, proxy]}]}}`, "", false},
 	"hyperkube kubelet": {`{spec: {hostNetwork: true, containers: [{image: "registry/hyperkube:v1", command: [/hyperkube, kubelet]}]}}`, "", false},
