@@ -131,6 +131,7 @@ func (c *Controllers) NoLeader() string {
 	if since < leaderlessAfter*c.Election.LeaseDuration {
 		return ""
 	}
-	return fmt.Sprintf("%s: none has renewed Lease %s/%s for %v; an event of the Lease with reason %s, or the log of the server, explains why",
-		protocol.NoLeaderWarning, c.Election.Namespace, c.Election.Name, since.Round(time.Second), EventControllersOff)
+	// Clients print equal warnings once.
+	return fmt.Sprintf("%s: none has renewed Lease %s/%s since %s; an event of the Lease with reason %s, or the log of the server, explains why",
+		protocol.NoLeaderWarning, c.Election.Namespace, c.Election.Name, time.Now().Add(-since).UTC().Format(time.RFC3339), EventControllersOff)
 }

@@ -72,7 +72,7 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	if !SameDrainPlan(nm.Spec.DrainPlan, old.Spec.DrainPlan) {
 		// Omit the value: a message with two whole plans would be unreadable.
 		errs = append(errs, field.Invalid(spec.Child("drainPlan"), field.OmitValueType{},
-			"is immutable; omit the field or repeat the plan with which the maintenance was created").WithOrigin("immutable"))
+			"is immutable; repeat the plan with which the maintenance was created").WithOrigin("immutable"))
 	}
 	return errs
 }

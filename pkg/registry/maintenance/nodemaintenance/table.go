@@ -82,8 +82,8 @@ func tasks(nm *v1alpha1.NodeMaintenance, nodes int) string {
 	}
 	states := map[v1alpha1.NodeTaskState]int{}
 	for i := range nm.Status.NodeStatuses {
-		if task := nm.Status.NodeStatuses[i].Task; task != nil {
-			states[task.State]++
+		if entry := &nm.Status.NodeStatuses[i]; entry.Task != nil && entry.Reason != v1alpha1.NodeStatusGone {
+			states[entry.Task.State]++
 		}
 	}
 	text := fmt.Sprintf("%d/%d", states[v1alpha1.NodeTaskDone], nodes)
