@@ -78,8 +78,8 @@ func TestCancelledWhileEvicting(t *testing.T) {
 	})
 }
 
-// The server releases the node at the end of a maintenance, or a user uncordons it. The replacements
-// of the evicted pods must not come back to it.
+// The server releases the node at the end of a maintenance, or a user uncordons it. The
+// replacements of the evicted pods must not come back to it.
 func TestTheNodeStaysCordonedWhileTheAgentEvicts(t *testing.T) {
 	scenario(t, func(w *world) { w.mode = apiNoHaulout }, func(w *world) {
 		w.request()

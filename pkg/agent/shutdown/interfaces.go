@@ -149,8 +149,8 @@ type Cluster interface {
 	// Evict requests the eviction of a pod if the pod still has its UID. If the API does not accept
 	// it, the error is a *RefusedEvictionError.
 	Evict(ctx context.Context, pod Pod) error
-	// Cordon makes the node unschedulable if it is schedulable, and records the boot on the node. It
-	// reports whether the node was schedulable.
+	// Cordon makes the node unschedulable if it is schedulable, and records the boot on the node.
+	// It reports whether the node was schedulable.
 	Cordon(ctx context.Context, bootID string) (changed bool, err error)
 	// Uncordon undoes the Cordon of this or an earlier boot. It returns nil if there is nothing to
 	// undo, or if the server has taken over the cordon.

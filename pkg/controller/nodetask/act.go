@@ -143,7 +143,8 @@ func (c *Controller) announce(f *facts, d decision) {
 	case f.task != nil:
 		node = corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: f.task.Name, UID: f.task.Spec.NodeUID}
 		nm = *eventref.NodeMaintenance(&v1alpha1.NodeMaintenance{
-			// Without a version, an event about a later attempt would only raise the count of this one.
+			// Without a version, an event about a later attempt would only raise the count of this
+			// one.
 			ObjectMeta: metav1.ObjectMeta{Name: f.task.Spec.Maintenance.Name, UID: f.task.Spec.Maintenance.UID, ResourceVersion: f.task.ResourceVersion},
 		})
 	default:
