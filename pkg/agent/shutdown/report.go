@@ -43,6 +43,11 @@ type conditionWriter struct {
 	due       time.Time
 }
 
+// startGrace is how long the condition NodeAgentReady of an earlier process stays while this one
+// does not know yet whether it can stop static pods. Without the condition, a drain would end
+// without these pods.
+const startGrace = 30 * time.Second
+
 // dueAt returns when to write the condition. After a new step, the write is due immediately.
 func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Time {
 	switch old := w.written; {
@@ -64,7 +69,10 @@ func (m *Manager) actConditions(ctx context.Context, in *input, d *decision) {
 	staticProblem := cmp.Or(limit, m.config.StaticPodProblem())
 	problems := m.problems(in)
 	m.keepCondition(ctx, runningCondition(m.config.Version, reason, limit, &in.machine, problems), "")
-	m.keepCondition(ctx, readyCondition(m.config.Version, reason, staticProblem, &in.machine, problems), "")
+	ready := readyCondition(m.config.Version, reason, staticProblem, &in.machine, problems)
+	if m.conditions[ready.Type] != nil || limit != "" || staticProblem == "" || time.Since(m.started) >= startGrace {
+		m.keepCondition(ctx, ready, "")
+	}
 	step := string(d.next.Phase)
 	if d.next.Phase == state.Maintaining && in.drain != nil {
 		step = "Draining" // from now on, the message has numbers

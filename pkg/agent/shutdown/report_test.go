@@ -100,3 +100,17 @@ haulout_node_agent_shutdown_phase{phase="Releasing"} 0
 		}
 	})
 }
+
+// An agent that has just started does not know yet whether it can stop static pods. The condition
+// of the earlier process stays: a drain would end without these pods.
+func TestTheConditionOfAnEarlierProcessStays(t *testing.T) {
+	ready := v1alpha1.NodeConditionAgentReady
+	scenario(t, func(w *world) {
+		w.configure = func(c *Config) { c.StaticPodProblem = func() string { return "not known yet" } }
+	}, func(w *world) {
+		w.wait(20 * time.Second)
+		expect(t, "status", "", w.condition(ready).Status)
+		w.wait(time.Minute)
+		expect(t, "status", corev1.ConditionFalse, w.condition(ready).Status)
+	})
+}

@@ -65,9 +65,10 @@ var controlPrograms = []string{
 // nodePrograms are the control programs that make their node a control-plane node.
 var nodePrograms = []string{"kube-apiserver", "openshift-kube-apiserver", "etcd", "etcd-manager"}
 
-// hyperkubeCommands maps the subcommands of hyperkube to control programs.
+// hyperkubeCommands maps the subcommands of hyperkube to programs.
 var hyperkubeCommands = map[string]string{
 	"apiserver": "kube-apiserver", "controller-manager": "kube-controller-manager", "scheduler": "kube-scheduler",
+	"proxy": "kube-proxy",
 }
 
 // balancers are programs that own an address of the API server or distribute its connections.

@@ -101,7 +101,7 @@ var manifests = map[string]struct {
 	"RKE2's kube-proxy": {
 		`{metadata: {labels: {component: kube-proxy, tier: control-plane}}, spec: {hostNetwork: true, containers: [{command: [kube-proxy]}]}}`, "ServesTheAPI", false,
 	},
-	"hyperkube proxy":   {`{spec: {hostNetwork: true, containers: [{image: "registry/hyperkube:v1", command: [/hyperkube, proxy]}]}}`, "", false},
+	"hyperkube proxy":   {`{spec: {hostNetwork: true, containers: [{image: "registry/hyperkube:v1", command: [/hyperkube, proxy]}]}}`, "ServesTheAPI", false},
 	"hyperkube kubelet": {`{spec: {hostNetwork: true, containers: [{image: "registry/hyperkube:v1", command: [/hyperkube, kubelet]}]}}`, "", false},
 }
 

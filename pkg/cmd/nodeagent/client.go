@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,8 +77,9 @@ func clientOf(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) (*r
 	return config, node, err
 }
 
-// clientFiles returns the data by which clients of two clusters differ: the kubeconfig and the
-// content of its CA file. It returns nil if there is no kubeconfig.
+// clientFiles returns the data by which clients of two clusters or nodes differ: the kubeconfig,
+// the content of its CA file, and the node in its certificate. It returns nil if there is no
+// kubeconfig.
 func clientFiles(kubeconfig string) ([]byte, error) {
 	data, err := os.ReadFile(kubeconfig)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,7 +93,11 @@ func clientFiles(kubeconfig string) ([]byte, error) {
 		return nil, err
 	}
 	authorities, err := authoritiesIn(config)
-	return append(data, authorities...), err
+	if err != nil {
+		return nil, err
+	}
+	node, err := certifiedNode(config)
+	return slices.Concat(data, authorities, []byte(node)), err
 }
 
 // clientChanged reports whether the result of clientFiles has changed. A kubeconfig that cannot be
