@@ -99,9 +99,7 @@ func decide(s situation) decision {
 		return decision{answer: answerPassed, allowed: true}
 	case s.evacuation == nil && !s.hasEvacuator:
 		return decision{answer: answerNotAware, allowed: true}
-	case s.evacuation != nil && s.isKeptByServer() && !s.eviction.dryRun:
-		return decision{answer: answerUnderWay, message: underWayMessage(s)}
-	case s.evacuation != nil && s.evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction:
+	case s.evacuation != nil && s.evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction && !s.isKeptByServer():
 		return decision{answer: answerBudgetDecides, allowed: true, noteTime: !s.eviction.dryRun && s.isDueForNote()}
 	case s.evacuation != nil && s.cannotBeReplaced() != "":
 		return decision{
@@ -162,8 +160,8 @@ func (s situation) passes() bool {
 // be created, and another instigator than the eviction wants it to leave.
 func (s situation) isKeptByServer() bool {
 	blocked := meta.FindStatusCondition(s.evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
-	return s.evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction && blocked != nil && blocked.Status == metav1.ConditionTrue &&
-		blocked.Reason == v1alpha1.ReasonReplicaFailure && !protocol.OnlyEvictionAsks(s.evacuation) && !s.isEnding()
+	return blocked != nil && blocked.Status == metav1.ConditionTrue && blocked.Reason == v1alpha1.ReasonReplicaFailure &&
+		!protocol.OnlyEvictionAsks(s.evacuation) && !s.isEnding()
 }
 
 // cannotBeReplaced returns the reason why the Deployment of the pod can create no replacement, or

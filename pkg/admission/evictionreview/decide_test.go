@@ -203,19 +203,24 @@ func TestDecideWhatPasses(t *testing.T) {
 
 // TestDecideWithoutReplacement has the pods of a Deployment that can create no pods.
 func TestDecideWithoutReplacement(t *testing.T) {
-	surge := active(v1alpha1.EvacuatorClassDeployment)
+	surge, evict := active(v1alpha1.EvacuatorClassDeployment), active(v1alpha1.EvacuatorClassEviction)
 	failed := condition(v1alpha1.ConditionBlocked, v1alpha1.ReasonReplicaFailure)
 	says := `pod "blue/db-1" is evicted although it cannot be replaced (ReplicaFailure)`
 	runDecide(t, map[string]decideTest{
-		"no pod can be created":         {[]func(*situation){has(surge, failed)}, budget, says},
-		"pods are recreated":            {[]func(*situation){has(surge, condition(v1alpha1.ConditionBlocked, v1alpha1.ReasonRecreated))}, budget, "(Recreated)"},
-		"the client waits for a budget": {[]func(*situation){has(surge, failed, askedAgo(6*time.Minute))}, noted(budget), says},
-		"before 4":                      {[]func(*situation){has(surge, failed, askedAgo(6*time.Minute)), isDryRun}, budget, says},
-		"before 5":                      {[]func(*situation){has(surge, failed), leaderless}, budget, says},
-		"a replacement is late":         {[]func(*situation){has(surge, condition(v1alpha1.ConditionBlocked, v1alpha1.ReasonSurgePending))}, underWay, "blocked: SurgePending"},
-		"another evacuator is active":   {[]func(*situation){has(failed)}, underWay, "blocked: ReplicaFailure"},
-		"a maintenance asks as well":    {[]func(*situation){has(surge, failed, withFinalizers(raw, ofNodes))}, underWay, "blocked: ReplicaFailure"},
-		"the Evacuation is deleted":     {[]func(*situation){has(surge, failed, deletedAgo(0))}, underWay, "is being cancelled"},
+		"no pod can be created":                            {[]func(*situation){has(surge, failed)}, budget, says},
+		"pods are recreated":                               {[]func(*situation){has(surge, condition(v1alpha1.ConditionBlocked, v1alpha1.ReasonRecreated))}, budget, "(Recreated)"},
+		"the client waits for a budget":                    {[]func(*situation){has(surge, failed, askedAgo(6*time.Minute))}, noted(budget), says},
+		"before 4":                                         {[]func(*situation){has(surge, failed, askedAgo(6*time.Minute)), isDryRun}, budget, says},
+		"before 5":                                         {[]func(*situation){has(surge, failed), leaderless}, budget, says},
+		"a replacement is late":                            {[]func(*situation){has(surge, condition(v1alpha1.ConditionBlocked, v1alpha1.ReasonSurgePending))}, underWay, "blocked: SurgePending"},
+		"another evacuator is active":                      {[]func(*situation){has(failed)}, underWay, "blocked: ReplicaFailure"},
+		"a maintenance asks as well":                       {[]func(*situation){has(surge, failed, withFinalizers(raw, ofNodes))}, underWay, "blocked: ReplicaFailure"},
+		"the server keeps the pod up for eviction":         {[]func(*situation){has(evict, failed, withFinalizers(raw, ofNodes))}, underWay, "blocked: ReplicaFailure"},
+		"so does it for a client that has asked long ago":  {[]func(*situation){has(evict, failed, withFinalizers(raw, ofNodes), askedAgo(6*time.Minute))}, noted(underWay), "blocked: ReplicaFailure"},
+		"so does it, and the request is a dry run":         {[]func(*situation){has(evict, failed, withFinalizers(raw, ofNodes)), isDryRun}, dryRun, name},
+		"so did it, and no replica leads":                  {[]func(*situation){has(evict, failed, withFinalizers(raw, ofNodes)), leaderless}, noLeader, "none leads"},
+		"only the eviction asks for a pod up for eviction": {[]func(*situation){has(evict, failed)}, budget, ""},
+		"the Evacuation is deleted":                        {[]func(*situation){has(surge, failed, deletedAgo(0))}, underWay, "is being cancelled"},
 		"it is not blocked any more": {[]func(*situation){has(surge, func(e *v1alpha1.Evacuation) {
 			e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonReplicaFailure}}
 		})}, underWay, "is active"},

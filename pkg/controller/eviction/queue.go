@@ -187,7 +187,7 @@ func (q *Queue) Run(ctx context.Context) {
 		if took > time.Millisecond {
 			select {
 			case <-ctx.Done():
-			case <-q.cfg.Clock.After(4 * took):
+			case <-q.cfg.Clock.After(min(4*took, time.Second)):
 			}
 		}
 		var expired <-chan time.Time

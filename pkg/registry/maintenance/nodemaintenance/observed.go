@@ -80,8 +80,9 @@ func (o observation) warnings(nm *maintenance.NodeMaintenance) []string {
 	if !o.isOverdue(nm) {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s: no replica has observed generation %d of this NodeMaintenance, which was written %v ago; the log of the server explains why",
-		protocol.NoLeaderWarning, nm.Generation, o.unobservedFor(nm).Round(time.Second))}
+	// Clients print equal warnings once.
+	return []string{fmt.Sprintf("%s: no replica has observed generation %d of this NodeMaintenance, which was written at %s; the log of the server explains why",
+		protocol.NoLeaderWarning, nm.Generation, lastWritten(nm).UTC().Format(time.RFC3339))}
 }
 
 // warnOf adds the warnings about a stored maintenance to the response of a request.
