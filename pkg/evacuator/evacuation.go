@@ -165,7 +165,14 @@ func (e *Evacuation) work() {
 		report := func() error { return e.write(beatCtx, map[string]any{}) }
 		if err := report(); err != nil && e.ctx.Err() == nil {
 			logger.Error(err, "Cannot report on the Evacuation, will retry")
-			beating.Go(func() { heartbeat.Persist(beatCtx, e.evacuator.Clock, report) })
+			beating.Go(func() {
+				heartbeat.Persist(beatCtx, e.evacuator.Clock, func() error {
+					if err := report(); heartbeat.IsTemporary(err) {
+						return err
+					}
+					return nil
+				})
+			})
 		}
 	}
 	err := heartbeat.PersistHandler(e.ctx, e.evacuator.Clock, func() error { return e.evacuator.Handler(e.ctx, e) })
@@ -215,7 +222,7 @@ func (e *Evacuation) write(ctx context.Context, status map[string]any) error {
 			return cause
 		}
 	}
-	return heartbeat.NewWriteError(fmt.Errorf("write the status of evacuation %s/%s: %w", e.Namespace, e.name, err))
+	return heartbeat.NewWriteError(ctx, fmt.Errorf("write the status of evacuation %s/%s: %w", e.Namespace, e.name, err))
 }
 
 // refresh reads the Evacuation from the API server.

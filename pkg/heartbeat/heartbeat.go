@@ -107,15 +107,22 @@ func Persist(ctx context.Context, c clock.Clock, try func() error) {
 // WriteError is the error of a write of a library.
 type WriteError struct{ error }
 
-// NewWriteError returns a WriteError.
-func NewWriteError(err error) error { return &WriteError{err} }
+// NewWriteError returns a WriteError, or the error itself if the context of the write has ended:
+// the handler had given it a time.
+func NewWriteError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	return &WriteError{err}
+}
 
 // Unwrap returns the error of the client.
 func (e *WriteError) Unwrap() error { return e.error }
 
 // PersistHandler calls a handler again while it returns the error of a write that the server has
 // not answered, and returns its last error: a handler that passes this error on has not failed.
-func PersistHandler(ctx context.Context, c clock.Clock, handle func() error) (err error) {
+func PersistHandler(ctx context.Context, c clock.Clock, handle func() error) error {
+	err := context.Canceled // the context may have ended already
 	Persist(ctx, c, func() error {
 		err = handle()
 		var failed *WriteError
@@ -132,7 +139,7 @@ func PersistHandler(ctx context.Context, c clock.Clock, handle func() error) (er
 func IsTemporary(err error) bool {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {
-		return true // it cannot be reached
+		return err != nil // it cannot be reached
 	}
 	code := answer.Status().Code
 	return code == http.StatusTooManyRequests || code >= http.StatusInternalServerError

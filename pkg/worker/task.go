@@ -144,7 +144,14 @@ func (t *Task) work() (reported bool) {
 	var beating sync.WaitGroup
 	beatCtx, stop := context.WithCancel(t.ctx)
 	beating.Go(func() { t.beats.Run(beatCtx, t.HeartbeatInterval) })
-	err := heartbeat.PersistHandler(t.ctx, t.worker.Clock, func() error { return t.worker.Handler(t.ctx, t) })
+	again := false
+	err := heartbeat.PersistHandler(t.ctx, t.worker.Clock, func() error {
+		if again && t.worker.Finished != nil && t.worker.Finished(t.ctx, t) {
+			return nil
+		}
+		again = true
+		return t.worker.Handler(t.ctx, t)
+	})
 	stop()
 	beating.Wait()
 	cause := context.Cause(t.ctx)
@@ -248,7 +255,7 @@ func (t *Task) write(ctx context.Context, status map[string]any) error {
 			return errors.Join(err, refreshErr)
 		}
 	}
-	return heartbeat.NewWriteError(fmt.Errorf("write the status of the NodeTask %s: %w", t.NodeName, err))
+	return heartbeat.NewWriteError(ctx, fmt.Errorf("write the status of the NodeTask %s: %w", t.NodeName, err))
 }
 
 // refresh reads the NodeTask from the API server.

@@ -423,6 +423,30 @@ func TestLateResult(t *testing.T) {
 	}
 }
 
+// TestWorkIsNotRepeatedAfterAnUnansweredReport: the server restarts while the handler reports its
+// last step.
+func TestWorkIsNotRepeatedAfterAnUnansweredReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin, finished := make(chan *world, 1), atomic.Bool{}
+		w := newWorld(t, func(ctx context.Context, task *Task) error {
+			w := <-begin
+			w.mu.Lock()
+			w.refuse = apierrors.NewServiceUnavailable("it starts")
+			w.mu.Unlock()
+			time.AfterFunc(time.Minute, func() {
+				w.mu.Lock()
+				w.refuse = nil
+				w.mu.Unlock()
+			})
+			finished.Store(true)
+			return task.Report(ctx, Progress{Message: "1 of 1"})
+		}, Config{Finished: func(context.Context, *Task) bool { return finished.Load() }}, newTaskOf(claimed))
+		begin <- w
+		w.quiet(5*time.Minute, `{}`, `{"expectedFinishTime":null,"result":"Done"}`)
+		is.Equal(t, w.calls, 1, "calls of the handler")
+	})
+}
+
 func TestHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(ctx context.Context, task *Task) error {
