@@ -118,7 +118,7 @@ func (*Strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []strin
 }
 
 // Canonicalize sorts the evacuators in the order in which they act. It runs after validation, so
-// that errors have the client's indexes. An update cannot change the order.
+// that errors have the client's indexes.
 func (*Strategy) Canonicalize(obj runtime.Object) {
 	protocol.SortInternal(obj.(*maintenance.Evacuation).Spec.Evacuators)
 }
@@ -169,6 +169,7 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	evacuation.Spec = oldEvacuation.Spec
 	metav1.ResetObjectMetaForStatus(&evacuation.ObjectMeta, &oldEvacuation.ObjectMeta)
+	evacuation.GenerateName = oldEvacuation.GenerateName
 	if validation.IsEvacuationComplete(oldEvacuation) {
 		return
 	}
