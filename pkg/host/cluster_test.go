@@ -4,6 +4,7 @@
 package host
 
 import (
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,4 +43,28 @@ func TestEvacuationOf(t *testing.T) {
 			is.True(t, (e != nil) == tc.want && (e == nil || e.Spec.PodRef.UID == tc.uid), "got the Evacuation %+v", e)
 		})
 	}
+}
+
+func TestDraining(t *testing.T) {
+	cluster := must.Get(NewCluster(Clients{Client: fake.NewClientset(), Maintenance: versionedfake.NewClientset()}, 0))(t)
+	store := cluster.NodeMaintenances.Informer().GetStore()
+	at := func(name string, stage v1alpha1.NodeMaintenanceStage) *v1alpha1.NodeMaintenance {
+		return &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.NodeMaintenanceSpec{Stage: stage}}
+	}
+	want := func(names ...string) {
+		t.Helper()
+		var got []string
+		for _, nm := range must.Get(cluster.Draining())(t) {
+			got = append(got, nm.Name)
+		}
+		slices.Sort(got)
+		is.Slices(t, got, names)
+	}
+	for _, stage := range []v1alpha1.NodeMaintenanceStage{v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain, v1alpha1.NodeMaintenanceStageComplete} {
+		must.Do(t, store.Add(at(string(stage), stage)))
+	}
+	must.Do(t, store.Add(at("paused", v1alpha1.NodeMaintenanceStageDrain)))
+	want("Drain", "paused")
+	must.Do(t, store.Update(at("Drain", v1alpha1.NodeMaintenanceStageComplete)))
+	want("paused")
 }

@@ -189,9 +189,9 @@ func (e *environment) notReached(err error, first *v1alpha1.NodeMaintenance, o *
 		name, after, blocked)
 }
 
-// follow shows the progress of a maintenance on out, if that is not nil, until look returns done.
-// It passes nil to look if the maintenance does not exist any more. Another one that was created
-// under its name is not shown.
+// follow shows the progress of a maintenance on out until look returns done. It passes nil to look
+// if the maintenance does not exist any more. Another one that was created under its name is not
+// shown.
 func (e *environment) follow(
 	ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, out io.Writer, look func(*v1alpha1.NodeMaintenance) (bool, error),
 ) error {
@@ -203,21 +203,16 @@ func (e *environment) follow(
 	case err != nil:
 		return err
 	}
-	var r *reporter
-	if out != nil {
-		r = e.newReporter(out)
-		defer r.end(ctx)
-	}
+	r := e.newReporter(out)
+	defer r.end(ctx)
 	return f.each(ctx, func(all []show.Facts) (bool, error) {
 		if len(all) == 0 || all[0].Maintenance.UID != nm.UID {
 			return look(nil)
 		}
 		facts := all[0]
 		done, err := look(facts.Maintenance)
-		if r != nil {
-			lines := func(int) []screen.Line { return show.Status(facts, fitting(r.screen)) }
-			r.report(lines, show.Summary(facts), done || err != nil)
-		}
+		lines := func(int) []screen.Line { return show.Status(facts, fitting(r.screen)) }
+		r.report(lines, show.Summary(facts), done || err != nil)
 		return done, err
 	})
 }
