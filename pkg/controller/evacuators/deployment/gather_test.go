@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -92,9 +93,12 @@ func TestPodsOfOtherWorkloadsUnderABudgetAreCounted(t *testing.T) {
 // TestPodsOfANodeThatIsGoneKeepTheSurge: the garbage collector deletes such a pod within minutes. A
 // surge that ended before would delete its replacement.
 func TestPodsOfANodeThatIsGoneKeepTheSurge(t *testing.T) {
-	c := &Controller{nodeLister: corelisters.NewNodeLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}))}
-	is.True(t, c.drainOf("spot-1").isGone, "the node counts as existing")
-	is.True(t, !c.drainOf("").isGone, "a pod without a node is on a node that is gone")
+	gone, unbound := newTestPod("web-0"), newTestPod("web-1", func(p *pod) { p.Spec.NodeName = "" })
+	c := newKnowing(t, nil, []runtime.Object{newDeployment(2, recorded(1, 2, web0)), newReplicaSet(), gone.Pod, unbound.Pod})
+	gathered := must.Get(c.gather(t.Context(), testKey))(t)
+	must.True(t, len(gathered.pods) == 2, "got %d pods", len(gathered.pods))
+	is.True(t, gathered.pods[0].isCovered, "the pod of a node that is gone is not covered")
+	is.True(t, !gathered.pods[1].isCovered, "a pod without a node counts as one of a node that is gone")
 	for name, pods := range map[string][]pod{
 		"the replacement starts":   {newTestPod("web-0", covered), newTestPod("web-1", fresh, unready)},
 		"the replacement is ready": {newTestPod("web-0", covered, unready), newTestPod("web-1", fresh)},
