@@ -36,6 +36,8 @@ type nodeCount struct {
 	// targetedOwn counts the targeted pods of this server, and leaving the targeted pods that are
 	// not blocked. A pod of this server that is not asked to leave yet is not leaving.
 	targetedOwn, leaving int
+	// later counts the pods among leaving that are not asked yet.
+	later int
 	// blocked are the blocked Evacuations of targeted pods.
 	blocked []*v1alpha1.Evacuation
 	// refused are the pods that cannot have an Evacuation because their namespace is terminating.
@@ -108,6 +110,7 @@ func countPods(f *facts, c countFacts) *nodeCount {
 		if treatment.Behavior == v1alpha1.DrainBehaviorWaitCompleted {
 			n.addWaiting(pod, reached, treatment.Until)
 		}
+		isUnasked := false
 		if targeted {
 			n.targeted++
 			if pod.Own {
@@ -119,7 +122,8 @@ func countPods(f *facts, c countFacts) *nodeCount {
 			if !pod.Bound {
 				n.nominated = append(n.nominated, pod.Namespace+"/"+pod.Name)
 			}
-			if step := decideEvacuation(pod); pod.Bound && !paused && (step == stepCreate || step == stepAdopt) {
+			step := decideEvacuation(pod)
+			if isUnasked = pod.Bound && !paused && (step == stepCreate || step == stepAdopt); isUnasked {
 				n.unasked = append(n.unasked, pod)
 			}
 		}
@@ -130,6 +134,9 @@ func countPods(f *facts, c countFacts) *nodeCount {
 		n.addEvacuation(pod, f.refusals[pod.UID], targeted)
 		if targeted && n.stuck == stuck && (!pod.Own || pod.Evacuation != nil) {
 			n.leaving++
+			if isUnasked {
+				n.later++
+			}
 		}
 	}
 	return n
@@ -287,6 +294,8 @@ type remainder struct {
 	// an Evacuation, stuck all that are blocked, and refused the pods that cannot have an
 	// Evacuation because their namespace is terminating.
 	covered, targeted, leaving, evacuating, stuck, refused int
+	// unasked counts the targeted pods that are not asked yet, and later those among leaving.
+	unasked, later int
 
 	refusedNamespaces map[string]int
 	// blocked are the blocked Evacuations of targeted pods.
@@ -313,6 +322,8 @@ func (r *remainder) add(n *nodeCount, moved time.Time) {
 	r.covered += n.covered
 	r.targeted += n.targeted
 	r.leaving += n.leaving
+	r.unasked += len(n.unasked)
+	r.later += n.later
 	r.evacuating += int(n.evacuating)
 	r.stuck += int(n.stuck)
 	r.refused += len(n.refused)

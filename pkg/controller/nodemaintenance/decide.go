@@ -424,8 +424,15 @@ func decideDrained(f drainedFacts) verdict {
 
 // isBlocked reports whether every pod that is asked to leave is blocked.
 func (r *remainder) isBlocked() bool {
-	return len(r.blocked)+len(r.uncreatable) > 0 && r.leaving == 0
+	leaving := r.leaving
+	if r.isFull() {
+		leaving -= r.later
+	}
+	return len(r.blocked)+len(r.uncreatable) > 0 && leaving == 0
 }
+
+// isFull reports whether no further pod is asked to leave before another one has left.
+func (r *remainder) isFull() bool { return r.targeted-r.unasked >= maxAsked }
 
 // staticRemark returns the part of the message about kept static pods, which stop with the machine.
 func (r *remainder) staticRemark() string {
@@ -437,6 +444,9 @@ func (r *remainder) staticRemark() string {
 
 func (r *remainder) progress() string {
 	text := wording.PodsLeft(r.covered, r.evacuating, r.stuck)
+	if r.unasked > 0 && r.isFull() {
+		text += fmt.Sprintf("; %s asked when others have left, since a maintenance asks at most %d at the same time", pluralIs(r.unasked, "pod"), maxAsked)
+	}
 	if r.refused > 0 {
 		text += fmt.Sprintf("; %s cannot be evacuated because of namespaces that are being deleted: %s", wording.Count(r.refused, "pod"), joinTop(r.refusedNamespaces))
 	}

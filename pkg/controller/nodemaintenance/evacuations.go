@@ -24,6 +24,11 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
+// maxAsked is the maximum number of pods that one maintenance asks to leave at the same time. An
+// Evacuation takes some 50 KB of the server's memory until it ends, so if the pods of 5,000 nodes
+// were all asked and none could leave, the server would end for lack of memory, again and again.
+const maxAsked = 20000
+
 // evacuationStep is the next step for a pod that is asked to leave.
 type evacuationStep int
 
@@ -67,6 +72,7 @@ func (c *Controller) evacuate(ctx context.Context, f *facts, d *decision) error 
 	}
 	work = slices.DeleteFunc(work, func(pod *nodestate.Pod) bool { return c.hasToWait(f.subject.Name, pod) })
 	c.neverTriedFirst(work)
+	work = work[:min(len(work), max(0, maxAsked-asked(d.counts)))]
 	return c.inRounds(ctx, f.subject.Name, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
 		if decideEvacuation(pod) == stepAdopt {
@@ -74,6 +80,15 @@ func (c *Controller) evacuate(ctx context.Context, f *facts, d *decision) error 
 		}
 		return c.create(ctx, f.subject.NodeMaintenance, pod)
 	})
+}
+
+// asked counts the pods that have been asked to leave and have not left.
+func asked(counts []*nodeCount) int {
+	n := 0
+	for _, count := range counts {
+		n += count.targeted - len(count.unasked)
+	}
+	return n
 }
 
 // hasToWait reports whether it is too early to request the Evacuation of a pod again. If so, it

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // BenchmarkLook gathers and decides, without writes, for one maintenance of many nodes.
@@ -104,6 +106,41 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 		func(c metav1.Condition) bool { return c.Type == v1alpha1.ConditionNodeMessagesOmitted }) {
 		t.Errorf("a status of %d bytes did not fit", full.Size())
 	}
+}
+
+// TestAMaintenanceAsksSoManyPodsAtATime has one pod less than the maximum asked beside those of the
+// cluster.
+func TestAMaintenanceAsksSoManyPodsAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("first", "one", 0))
+		f.step("m")
+		f.create(newPod("second", "one", 0))
+		f.create(newPod("third", "one", 0))
+		f.cached()
+		facts, err := f.gather(f.ctx, f.nm("m"))
+		must.Do(t, err)
+		d, err := decide(facts)
+		must.Do(t, err)
+		d.counts[0].targeted += maxAsked - 2
+		must.Do(t, f.evacuate(f.ctx, facts, d))
+		if got := f.evacuating(); len(got) != 2 || got[0] != "first" {
+			t.Errorf("got Evacuations of %v, want the first pod and one other", got)
+		}
+	})
+}
+
+func TestPodsThatAreAskedLater(t *testing.T) {
+	blocked := []*v1alpha1.Evacuation{ourEvacuation("a", "one")}
+	full := remainder{covered: maxAsked + 7, targeted: maxAsked + 7, unasked: 7, leaving: 7, later: 7, evacuating: maxAsked, stuck: maxAsked, blocked: blocked}
+	is.True(t, full.isBlocked(), "nothing that is asked moves, and the drain does not count as blocked")
+	is.Equal(t, full.progress(), "20007 pods left, 20000 of them evacuating, 20000 blocked; "+
+		"7 pods are asked when others have left, since a maintenance asks at most 20000 at the same time")
+	one := full
+	one.leaving, one.later = 7, 6 // a pod of the server itself is not asked yet, and not leaving
+	is.True(t, !one.isBlocked(), "a pod that is asked moves, and the drain counts as blocked")
+	free := remainder{covered: 9, targeted: 9, unasked: 7, leaving: 7, later: 7, evacuating: 2, stuck: 2, blocked: blocked}
+	is.True(t, !free.isBlocked(), "pods are about to be asked, and the drain counts as blocked")
+	is.Equal(t, free.progress(), "9 pods left, 2 of them evacuating, 2 blocked")
 }
 
 // largeCluster fills the caches directly: the measured code does not need the informers.

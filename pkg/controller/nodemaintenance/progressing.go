@@ -53,8 +53,8 @@ type progressFacts struct {
 	// Drained=True waits for when no pod is left.
 	draining, drained bool
 	unconfirmed       string
-	// worked is a text about the work of the task, "" if the work on a node is not done.
-	worked string
+	// work is a text about the work of the task, "" without one.
+	work string
 	// paused is a text about the pause of the drain, "" if it is not paused.
 	paused string
 	// blocked is set if every pod that is asked to leave is blocked; worst names these pods.
@@ -104,9 +104,9 @@ func progressVerdict(f progressFacts) verdict {
 	case !f.draining && len(f.problems) > 0:
 		return verdict{no, v1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
 	case !f.draining:
-		return verdict{yes, v1alpha1.ReasonProgressNotRequested, cmp.Or(f.worked, "The stage asks no pod to leave")}
+		return verdict{yes, v1alpha1.ReasonProgressNotRequested, cmp.Or(f.work, "The stage asks no pod to leave")}
 	case f.drained:
-		return verdict{yes, v1alpha1.ReasonProgressDrained, cmp.Or(f.worked, "Nothing is left to do in stage Drain")}
+		return verdict{yes, v1alpha1.ReasonProgressDrained, cmp.Or(f.work, "Nothing is left to do in stage Drain")}
 	case f.paused != "":
 		return verdict{no, v1alpha1.ReasonPaused, f.paused}
 	case f.unconfirmed != "":
@@ -223,7 +223,7 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 	nm := f.subject.NodeMaintenance
 	p := progressFacts{
 		draining: v1alpha1.IsDraining(nm), progress: left.progress(), ignored: f.ignored, problems: f.subject.problems(f),
-		worked: describeWorked(d.status.NodeStatuses),
+		work: describeWork(nm, d.status.NodeStatuses),
 	}
 	if !nm.Spec.Stage.IsKnown() {
 		p.unknown = nm.Spec.Stage

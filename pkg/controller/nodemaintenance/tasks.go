@@ -11,6 +11,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -46,24 +47,27 @@ func countInHands(view *nodestate.View, covered drainplan.Targets) *nodeCount {
 	return n
 }
 
-// describeWorked returns a text about a maintenance whose work is done on every node that exists,
-// otherwise "". A rollout completes its maintenances; those made by hand are completed by users,
-// who may want to look at the nodes before.
-func describeWorked(nodes []v1alpha1.NodeMaintenanceNodeStatus) string {
-	done := 0
+// describeWork returns a text about the work on the nodes that exist, "" before the drain. A
+// rollout completes its maintenances; those made by hand are completed by users, who may want to
+// look at the nodes before.
+func describeWork(nm *v1alpha1.NodeMaintenance, nodes []v1alpha1.NodeMaintenanceNodeStatus) string {
+	left, done := 0, 0
 	for i := range nodes {
 		switch task := nodes[i].Task; {
 		case task == nil && nodes[i].Reason == v1alpha1.NodeStatusGone, task != nil && task.State == v1alpha1.NodeTaskGone:
 		case task == nil || task.State != v1alpha1.NodeTaskDone:
-			return ""
+			left++
 		default:
 			done++
 		}
 	}
-	if done == 0 {
-		return ""
+	switch {
+	case left == 0 && done > 0:
+		return "The work on all nodes is done; they return to service when the maintenance is completed"
+	case left > 0 && nm.Spec.Task != nil && v1alpha1.IsDraining(nm):
+		return fmt.Sprintf("The work is done on %d of %s", done, wording.Count(left+done, "node"))
 	}
-	return "The work on all nodes is done; they return to service when the maintenance is completed"
+	return ""
 }
 
 // taskEntry returns the entry of the status about the work on a node. gone is set if the node does

@@ -278,28 +278,34 @@ func TestDaemonSetPodsReturnAfterTheWork(t *testing.T) {
 	})
 }
 
-func TestDescribeWorked(t *testing.T) {
+func TestDescribeWork(t *testing.T) {
 	node := func(state v1alpha1.NodeTaskState) v1alpha1.NodeMaintenanceNodeStatus {
 		return v1alpha1.NodeMaintenanceNodeStatus{Task: &v1alpha1.NodeMaintenanceNodeTask{State: state}}
 	}
 	done, vanished := node(v1alpha1.NodeTaskDone), node(v1alpha1.NodeTaskGone)
 	deleted := v1alpha1.NodeMaintenanceNodeStatus{Reason: v1alpha1.NodeStatusGone}
+	const all = "The work on all nodes is done; they return to service when the maintenance is completed"
 	for name, test := range map[string]struct {
 		nodes []v1alpha1.NodeMaintenanceNodeStatus
-		want  bool
+		want  string
 	}{
-		"no node":                            {nil, false},
-		"all done":                           {[]v1alpha1.NodeMaintenanceNodeStatus{done, done}, true},
-		"the others do not exist any more":   {[]v1alpha1.NodeMaintenanceNodeStatus{done, vanished, deleted}, true},
-		"no node exists any more":            {[]v1alpha1.NodeMaintenanceNodeStatus{vanished, deleted}, false},
-		"a node is not offered":              {[]v1alpha1.NodeMaintenanceNodeStatus{done, {}}, false},
-		"a node is being verified":           {[]v1alpha1.NodeMaintenanceNodeStatus{done, node(v1alpha1.NodeTaskVerifying)}, false},
-		"the work on a node has failed":      {[]v1alpha1.NodeMaintenanceNodeStatus{node(v1alpha1.NodeTaskFailed), done}, false},
-		"a deleted node is in hands":         {[]v1alpha1.NodeMaintenanceNodeStatus{done, {Reason: v1alpha1.NodeStatusGone, Task: node(v1alpha1.NodeTaskClaimed).Task}}, false},
-		"the maintenance has no task at all": {[]v1alpha1.NodeMaintenanceNodeStatus{{}}, false},
+		"no node":                          {nil, ""},
+		"all done":                         {[]v1alpha1.NodeMaintenanceNodeStatus{done, done}, all},
+		"the others do not exist any more": {[]v1alpha1.NodeMaintenanceNodeStatus{done, vanished, deleted}, all},
+		"no node exists any more":          {[]v1alpha1.NodeMaintenanceNodeStatus{vanished, deleted}, ""},
+		"the only node is not offered":     {[]v1alpha1.NodeMaintenanceNodeStatus{{}}, "The work is done on 0 of 1 node"},
+		"a node is not offered":            {[]v1alpha1.NodeMaintenanceNodeStatus{done, {}, vanished}, "The work is done on 1 of 2 nodes"},
+		"a node is being verified":         {[]v1alpha1.NodeMaintenanceNodeStatus{done, node(v1alpha1.NodeTaskVerifying)}, "The work is done on 1 of 2 nodes"},
+		"the work on a node has failed":    {[]v1alpha1.NodeMaintenanceNodeStatus{node(v1alpha1.NodeTaskFailed), done}, "The work is done on 1 of 2 nodes"},
+		"a deleted node is in hands": {
+			[]v1alpha1.NodeMaintenanceNodeStatus{done, {Reason: v1alpha1.NodeStatusGone, Task: node(v1alpha1.NodeTaskClaimed).Task}},
+			"The work is done on 1 of 2 nodes",
+		},
 	} {
-		t.Run(name, func(t *testing.T) { is.Equal(t, describeWorked(test.nodes) != "", test.want) })
+		t.Run(name, func(t *testing.T) { is.Equal(t, describeWork(newMaintenance("m", withTask), test.nodes), test.want) })
 	}
+	is.Equal(t, describeWork(newMaintenance("m"), []v1alpha1.NodeMaintenanceNodeStatus{{}}), "")
+	is.Equal(t, describeWork(newMaintenance("m", withTask, atStage(v1alpha1.NodeMaintenanceStageCordon)), []v1alpha1.NodeMaintenanceNodeStatus{{}}), "")
 }
 
 // TestANodeVanishesInHands deletes a node that a worker has, and registers it again.
