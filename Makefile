@@ -478,7 +478,7 @@ unit: ## Run the tests that need no cluster, of all modules
 	case '$(RACE)' in \
 	'') race= ;; \
 	all) race="$$(grep -E '$(RACE_PACKAGES)|$(RACE_SERVERS)' <<<"$$packages")" ;; \
-	[1-9]/[1-9]) race="$$(grep -E '$(RACE_PACKAGES)' <<<"$$packages" | grep -Ev '$(RACE_SERVERS)' | awk -v part='$(RACE)' 'BEGIN { split(part, p, "/") } NR % p[2] == p[1] % p[2]')"; \
+	[1-9]/[1-9]|[1-9]/10|10/10) race="$$(grep -E '$(RACE_PACKAGES)' <<<"$$packages" | grep -Ev '$(RACE_SERVERS)' | awk -v part='$(RACE)' 'BEGIN { split(part, p, "/") } NR % p[2] == p[1] % p[2]')"; \
 		[[ -n "$$race" ]] || { echo 'Error: RACE=$(RACE) has no package' >&2; exit 2; }; \
 		[[ "$$race" != *$(notdir $(RACE_SEARCHES_PACKAGE))* ]] || searches='$(RACE_SEARCHES)' ;; \
 	*) echo 'Error: RACE=$(RACE) must be all, or a part such as 2/5' >&2; exit 2 ;; \

@@ -3,14 +3,15 @@
 # says what and why on the other stream.
 #
 #   hack/draw.sh         a pattern for `go test -skip`: some tests that take long, all random
-#                        searches but one, all slow tests but one, and a third of the tests on
-#                        real nodes
-#   hack/draw.sh race    RACE for make: a fifth of the packages
+#                        searches and slow tests but one, and four of the five parts of the tests
+#                        on real nodes and of the pages
+#   hack/draw.sh race    RACE for make: a tenth of the packages
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
-# Each leaves to chance what it does, and finds the more the more often it runs.
-searches=(
+# The random searches leave to chance what they do, and find the more the more often they run. Each
+# of the others takes from twenty seconds to two minutes, most of them while no other test can run.
+slow=(
 	TestLeaderIsKilled
 	TestNothingDiffersAfterManyDrains
 	TestOverlappingMaintenances
@@ -19,19 +20,18 @@ searches=(
 	TestRandomFaultsOfEtcdCluster
 	TestRolloutsOutliveKills
 	TestStorm
-)
-# Each takes from twenty seconds to two minutes, most of them while no other test can run.
-slow=(
 	TestEvacuationsThatFillANamespace
 	TestEvictionsPassWithoutALeader
 	TestNamespaceIsDeletedWhenTheServerIsBack
 	TestServerLeavesItsNodeLastAndDoesNotComeBack
 	TestThousandsOfNodes
 )
-# Each third takes two to five minutes, and each test has a cluster of its own.
+# Each part takes two to three minutes, and each test has a cluster of its own.
 real=(
 	TestNodeAgent
+	TestNodeAgentInTrouble
 	TestNodes
+	TestPagesRun
 	'TestReplicas TestServerAsAPod'
 )
 # Each has a cluster of its own, with a cluster of etcd beside it.
@@ -45,13 +45,13 @@ number() { # LIST
 	echo "$((16#${digest:0:8}))"
 }
 if [[ "${1:-}" == race ]]; then
-	fifth="$(($(number race) % 5 + 1))/5"
-	echo "The race detector runs in a fifth of the packages, ${fifth}, drawn by the commit ${commit:0:8}" >&2
-	echo "${fifth}"
+	tenth="$(($(number race) % 10 + 1))/10"
+	echo "The race detector runs in a tenth of the packages, ${tenth}, drawn by the commit ${commit:0:8}" >&2
+	echo "${tenth}"
 	exit
 fi
-# shellcheck disable=SC2048 # the tests of a third are words
-for name in "${searches[@]}" "${slow[@]}" "${long[@]}" ${real[*]}; do
+# shellcheck disable=SC2048 # the tests of a part are words
+for name in "${slow[@]}" "${long[@]}" ${real[*]}; do
 	grep -rqE --include='*_test.go' "^func ${name}\(" test || { echo "hack/draw.sh: no test has the name ${name}" >&2; exit 1; }
 done
 skipped=("${long[@]}") drawn=()
@@ -60,15 +60,14 @@ draw() { # LIST NAMES...
 	shift
 	drawn+=("${@:$(number "${list}") % $# + 1:1}")
 	for names in "$@"; do
-		# shellcheck disable=SC2206 # the tests of a third are words
+		# shellcheck disable=SC2206 # the tests of a part are words
 		[[ "${names}" == "${drawn[-1]}" ]] || skipped+=(${names})
 	done
 }
-draw searches "${searches[@]}"
 draw slow "${slow[@]}"
 draw real "${real[@]}"
 {
-	echo "One of ${#searches[@]} random searches, one of ${#slow[@]} slow tests and a third of the tests on real nodes run, drawn by the commit ${commit:0:8}:"
+	echo "One of ${#slow[@]} random searches and slow tests and one of ${#real[@]} parts on real nodes and of the pages run, drawn by the commit ${commit:0:8}:"
 	echo "${drawn[*]}"
 	echo "Left to make nightly: ${skipped[*]}"
 } >&2

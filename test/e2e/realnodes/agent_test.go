@@ -68,6 +68,24 @@ spec:
 
 // TestNodeAgent runs the node agent with the real logind and kubelet of a node.
 func TestNodeAgent(t *testing.T) {
+	m := startMachineWithAgent(t)
+	t.Run("shutdown drains the node", func(t *testing.T) { testShutdown(t, m) })
+	t.Run("static pods stay parked", func(t *testing.T) { testStaticPods(t, m) })
+	t.Run("the installer", func(t *testing.T) { testInstaller(t, m) })
+}
+
+// TestNodeAgentInTrouble lets shutdowns fail in different ways.
+func TestNodeAgentInTrouble(t *testing.T) {
+	m := startMachineWithAgent(t)
+	t.Run("shutdown without the API", func(t *testing.T) { testOffline(t, m) })
+	t.Run("the API returns in a shutdown", func(t *testing.T) { testAPIReturns(t, m) })
+	t.Run("haulout-apiserver does not respond", func(t *testing.T) { testWithoutHaulout(t, m) })
+	t.Run("a drain that is blocked", func(t *testing.T) { testBlocked(t, m) })
+}
+
+// startMachineWithAgent starts a cluster whose first node runs the agent.
+func startMachineWithAgent(t *testing.T) *machine {
+	t.Helper()
 	for _, program := range []string{"dbus-daemon", "busctl", "nsenter", "/lib/systemd/systemd-logind"} {
 		if _, err := exec.LookPath(program); err != nil {
 			if os.Getenv("CI") != "" {
@@ -80,13 +98,7 @@ func TestNodeAgent(t *testing.T) {
 	c.MustKubectl(t, "", "apply", "--filename="+filepath.Join(c.Root(), "artifacts", "node-agent", "rbac.yaml"))
 	m := startMachine(t, c, drained)
 	startAgent(t, m)
-	t.Run("shutdown drains the node", func(t *testing.T) { testShutdown(t, m) })
-	t.Run("static pods stay parked", func(t *testing.T) { testStaticPods(t, m) })
-	t.Run("shutdown without the API", func(t *testing.T) { testOffline(t, m) })
-	t.Run("the API returns in a shutdown", func(t *testing.T) { testAPIReturns(t, m) })
-	t.Run("haulout-apiserver does not respond", func(t *testing.T) { testWithoutHaulout(t, m) })
-	t.Run("a drain that is blocked", func(t *testing.T) { testBlocked(t, m) })
-	t.Run("the installer", func(t *testing.T) { testInstaller(t, m) })
+	return m
 }
 
 // startAgent starts the agent, and waits until it has its inhibitor lock and its condition is True.
