@@ -256,7 +256,7 @@ func (m *Manager) complete(ctx context.Context, t task, ref state.MaintenanceRef
 	}
 	err := m.config.Cluster.Complete(ctx, ref)
 	// The API may execute a request of the last boot after this boot has completed the older
-	// maintenances. Check for that once only, since the check lists all maintenances.
+	// maintenances. Check for that once only, since an older server reads all maintenances for it.
 	older := t == taskSweep && !m.olderSwept && m.config.CompleteAfterReboot
 	if err == nil && older {
 		_, err = m.config.Cluster.CompleteOlder(ctx, m.config.BootID)

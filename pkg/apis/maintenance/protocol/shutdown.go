@@ -28,14 +28,19 @@ const (
 // The name is the same during one boot, so that a restarted agent finds its maintenance, and
 // different in the next boot. It is a valid name for every valid node name.
 func ShutdownName(node, bootID string) string {
-	boot := "-" + bootPart(bootID)
-	room := validation.DNS1123SubdomainMaxLength - len(shutdownPrefix) - len(boot)
+	return ShutdownNamePrefix(node) + bootPart(bootID)
+}
+
+// ShutdownNamePrefix returns the part of ShutdownName that is the same for all boots of a node. The
+// names for another node can begin with it, too: those of node a-b begin with the prefix of node a.
+func ShutdownNamePrefix(node string) string {
+	room := validation.DNS1123SubdomainMaxLength - len(shutdownPrefix) - len("-") - bootDigits
 	if len(node) > room {
 		hash := "-" + digest(node, nodeDigits)
 		// A label of a DNS name must not end with a separator.
 		node = strings.TrimRight(node[:room-len(hash)], ".-") + hash
 	}
-	return shutdownPrefix + node + boot
+	return shutdownPrefix + node + "-"
 }
 
 // bootPart returns the digits for a boot ID: the first digits of a UUID as Linux writes it, or the

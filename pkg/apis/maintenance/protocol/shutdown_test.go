@@ -38,6 +38,7 @@ func TestShutdownName(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := ShutdownName(test.node, test.bootID)
 			is.True(t, got == test.want, "ShutdownName() = %q, want %q", got, test.want)
+			is.Equal(t, ShutdownNamePrefix(test.node), test.want[:len(test.want)-bootDigits])
 			if errs := validation.IsDNS1123Subdomain(got); len(errs) > 0 {
 				t.Errorf("%q is not a valid name: %v", got, errs)
 			}

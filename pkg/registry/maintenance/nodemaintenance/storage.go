@@ -4,15 +4,20 @@
 package nodemaintenance
 
 import (
+	"cmp"
 	"context"
+	"strings"
 
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -73,6 +78,73 @@ func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions)
 		r.observed.warnOf(ctx, obj)
 	}
 	return obj, err
+}
+
+// List implements rest.Lister. Without a watch cache, a list reads all maintenances from etcd. A
+// list of the shutdowns of a node, which each node agent requests when it starts, reads only the
+// maintenances whose names begin as those of this node do.
+func (r *REST) List(ctx context.Context, options *metainternalversion.ListOptions) (runtime.Object, error) {
+	if node := nodeOfShutdowns(options); node != "" {
+		return r.listShutdowns(ctx, node, options)
+	}
+	return r.Store.List(ctx, options)
+}
+
+// nodeOfShutdowns returns the node whose shutdowns a request lists; "" if the request lists other
+// maintenances, continues a list, or requires a certain state of the storage.
+func nodeOfShutdowns(options *metainternalversion.ListOptions) string {
+	if options == nil || options.FieldSelector == nil || options.Continue != "" || options.ResourceVersion != "" && options.ResourceVersion != "0" {
+		return ""
+	}
+	node, _ := options.FieldSelector.RequiresExactMatch(maintenance.FieldNodeOfShutdown)
+	if strings.Contains(node, "/") {
+		return "" // no node has this name, and a token with it is invalid
+	}
+	return node
+}
+
+// listShutdowns lists the newest state of the maintenances of the shutdowns of a node. It returns
+// all of them, whatever the limit of the request is: a node has few.
+func (r *REST) listShutdowns(ctx context.Context, node string, options *metainternalversion.ListOptions) (runtime.Object, error) {
+	prefix := protocol.ShutdownNamePrefix(node)
+	// The token of a continued list is the only way to begin in the middle of the names. The
+	// revision -1 stands for the newest state.
+	first, err := storage.EncodeContinue("/"+prefix, "/", -1)
+	if err != nil {
+		return nil, err
+	}
+	page := *options
+	page.ResourceVersion, page.ResourceVersionMatch = "", ""
+	// With the field selector, the store would read etcd until the page is full.
+	page.FieldSelector = nil
+	page.Limit, page.Continue = protocol.MaxShutdowns+1, first
+	selected := r.PredicateFunc(labels.Everything(), options.FieldSelector)
+	found := &maintenance.NodeMaintenanceList{Items: []maintenance.NodeMaintenance{}}
+	for {
+		obj, err := r.Store.List(ctx, &page)
+		if err != nil {
+			return nil, err
+		}
+		list := obj.(*maintenance.NodeMaintenanceList)
+		found.ResourceVersion = cmp.Or(found.ResourceVersion, list.ResourceVersion)
+		for i := range list.Items {
+			nm := &list.Items[i]
+			if !strings.HasPrefix(nm.Name, prefix) {
+				return found, nil
+			}
+			isSelected, err := selected.Matches(nm)
+			if err != nil {
+				return nil, err
+			}
+			if isSelected {
+				found.Items = append(found.Items, *nm)
+			}
+		}
+		if list.Continue == "" {
+			return found, nil
+		}
+		page.Continue = list.Continue
+	}
 }
 
 // Create creates a maintenance. It refuses a maintenance for which the line between old and new

@@ -4,14 +4,15 @@
 package nodemaintenance
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,11 +20,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -44,15 +48,7 @@ func TestSelectors(t *testing.T) {
 			}))
 			r.mustCreate(ann, newMaintenance(t, "c", atStage(drain),
 				func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{"team": "blue"} }))
-			r.mustCreate(ann, newMaintenance(t, protocol.ShutdownName("blue-1", "boot"), func(nm *v1alpha1.NodeMaintenance) {
-				nm.Annotations = map[string]string{v1alpha1.AnnotationBootID: "boot"}
-				nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-					MatchFields: []corev1.NodeSelectorRequirement{
-						{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"blue-1"}},
-					},
-				}}}
-			}))
-			shutdown := protocol.ShutdownName("blue-1", "boot")
+			shutdown := r.mustAnnounce("blue-1", "boot")
 			for name, test := range map[string]struct {
 				fields fields.Selector
 				labels labels.Selector
@@ -90,6 +86,87 @@ func TestSelectors(t *testing.T) {
 			}
 		})
 	}
+}
+
+// mustAnnounce creates the maintenance of a shutdown and returns its name.
+func (r *registry) mustAnnounce(node, boot string) string {
+	r.t.Helper()
+	return r.mustCreate(ann, newMaintenance(r.t, protocol.ShutdownName(node, boot), func(nm *v1alpha1.NodeMaintenance) {
+		nm.Annotations = map[string]string{v1alpha1.AnnotationBootID: boot}
+		nm.Spec.NodeSelector = build.Named(node)
+	})).Name
+}
+
+// countedReads counts the objects that are read from etcd.
+type countedReads struct {
+	value.Transformer
+	count atomic.Int64
+}
+
+func (c *countedReads) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) (out []byte, stale bool, err error) {
+	c.count.Add(1)
+	return c.Transformer.TransformFromStorage(ctx, data, dataCtx)
+}
+
+// TestAListOfShutdownsReadsNoOtherNodes has shutdowns of many nodes. If all nodes of a cluster boot
+// at the same time, the list of each agent must not read the maintenances of all nodes.
+func TestAListOfShutdownsReadsNoOtherNodes(t *testing.T) {
+	options := registrytest.RunEtcd(t).RESTOptions(maintenance.Resource("nodemaintenances"))
+	reads := &countedReads{Transformer: identity.NewEncryptCheckTransformer()}
+	options.StorageConfig.Transformer = reads
+	r := newRegistryWith(t, options)
+	const boot, nextBoot = "1b4e28ba-2fa1-11d2-883f-0016d3cca427", "6c84fb90-12c4-11e1-840d-7b25c5ee775a"
+	const others = 50
+	for n := range others {
+		// These names begin as those of node b do, and come before them.
+		r.mustAnnounce(fmt.Sprintf("b-0%02d", n), boot)
+		r.mustAnnounce(fmt.Sprintf("c-%02d", n), boot)
+	}
+	list := func(selector string, modify ...func(*metainternalversion.ListOptions)) (names []string, version string) {
+		t.Helper()
+		request := &metainternalversion.ListOptions{Limit: 100, FieldSelector: fields.ParseSelectorOrDie(selector)}
+		for _, m := range modify {
+			m(request)
+		}
+		list := must.Get(r.storage.NodeMaintenance.List(r.ctx(ann, ""), request))(t).(*maintenance.NodeMaintenanceList)
+		for _, nm := range list.Items {
+			names = append(names, nm.Name)
+		}
+		is.True(t, list.Items != nil && list.ResourceVersion != "", "%s: a list without items or version: %+v", selector, list)
+		is.Equal(t, list.Continue, "", selector, "continue")
+		return names, list.ResourceVersion
+	}
+	first := r.mustAnnounce("b", boot)
+	_, version := list("nodeOfShutdown=b")
+	second := r.mustAnnounce("b", nextBoot)
+	page := int64(protocol.MaxShutdowns + 1)
+	for selector, test := range map[string]struct {
+		want []string
+		most int64
+	}{
+		"nodeOfShutdown=b":                     {[]string{first, second}, 2 * page},
+		"nodeOfShutdown=b,spec.stage=Drain":    {nil, 2 * page},
+		"nodeOfShutdown=b-007":                 {[]string{protocol.ShutdownName("b-007", boot)}, page},
+		"nodeOfShutdown=c-07":                  {[]string{protocol.ShutdownName("c-07", boot)}, page},
+		"nodeOfShutdown=c-49":                  {[]string{protocol.ShutdownName("c-49", boot)}, 1},
+		"nodeOfShutdown=bb":                    {nil, page},
+		"nodeOfShutdown=d":                     {nil, 0},
+		"nodeOfShutdown=../b":                  {nil, 2*others + 2},
+		"nodeOfShutdown=b,nodeOfShutdown=c-07": {nil, 2 * page},
+	} {
+		before := reads.count.Load()
+		names, _ := list(selector)
+		is.Slices(t, names, test.want, selector)
+		if n := reads.count.Load() - before; n > test.most {
+			t.Errorf("the list of %s has read %d maintenances, want at most %d", selector, n, test.most)
+		}
+	}
+	names, _ := list("nodeOfShutdown=b", func(o *metainternalversion.ListOptions) { o.ResourceVersion = "0" })
+	is.Slices(t, names, []string{first, second}, "any version")
+	names, _ = list("nodeOfShutdown=b", func(o *metainternalversion.ListOptions) {
+		o.ResourceVersion, o.ResourceVersionMatch = version, metav1.ResourceVersionMatchExact
+	})
+	is.Slices(t, names, []string{first}, "an earlier version")
 }
 
 func TestNames(t *testing.T) {
