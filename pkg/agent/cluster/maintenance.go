@@ -38,8 +38,8 @@ const (
 	// pageSize limits the number of maintenances in one list response.
 	pageSize = 100
 	// keptMaintenances is the number of completed maintenances of earlier boots that the agent
-	// keeps for users.
-	keptMaintenances = 15
+	// keeps for users. The server keeps those of all nodes in memory.
+	keptMaintenances = 3
 )
 
 // EnsureMaintenance creates or adopts the maintenance of a shutdown.

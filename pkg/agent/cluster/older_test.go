@@ -69,7 +69,7 @@ func TestOldestMaintenancesAreDeleted(t *testing.T) {
 		return own(append([]func(*v1alpha1.NodeMaintenance){ofBoot(fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", n)), hour(n)}, modify...)...)
 	}
 	var objects []runtime.Object
-	for n := range 17 {
+	for n := range 5 {
 		objects = append(objects, of(n, completed))
 	}
 	// A user has completed the first maintenance, the second one is still active, and the third one
@@ -98,7 +98,7 @@ func TestOldestMaintenancesAreDeleted(t *testing.T) {
 
 func TestADeletionThatFailsIsNamed(t *testing.T) {
 	var objects []runtime.Object
-	for n := range 16 {
+	for n := range 4 {
 		objects = append(objects, own(ofBoot(fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", n)), stage(v1alpha1.NodeMaintenanceStageComplete)))
 	}
 	a := newAPI(t, objects...)
