@@ -122,6 +122,7 @@ func TestAPauseKeepsThePodStopped(t *testing.T) {
 func TestAnotherMaintenanceKeepsThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
+		w.editNode(markedBy)
 		w.add(drain("second", v1alpha1.MaxPodPriority))
 		w.pass(time.Minute)
 		w.editMaintenance("update", inStage(complete))
@@ -406,21 +407,29 @@ func TestTheHoldersOfTheNodeAreReadByName(t *testing.T) {
 		w.untilReported("has stopped")
 		w.editEvacuation("web", departed)
 		w.pass(10 * time.Minute)
-		reads := 0
-		for _, action := range w.api.Actions() {
-			if action.GetResource() != maintenancesResource {
-				continue
-			}
-			if action.GetVerb() != "get" {
-				t.Errorf("got a %s of maintenances, want them read by name", action.GetVerb())
-			}
-			reads++
-		}
+		reads := w.readByName()
 		is.True(t, reads <= 40, "maintenances were read %d times in ten minutes", reads)
 		w.want(".nm-parked/uid-update/web.yaml")
 		w.editNode(func(n *corev1.Node) { delete(n.Annotations, v1alpha1.AnnotationCordonedBy) })
 		w.editMaintenance("update", inStage(complete))
 		w.wantHappened("run web", "TERM web", "stop web", "run web")
+	})
+}
+
+// TestTheMaintenanceOfAParkedPodIsReadByName removes the marks of the Node, as the server does at
+// the end of a maintenance. The agents of all nodes of the maintenance then read at the same time.
+func TestTheMaintenanceOfAParkedPodIsReadByName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.editNode(markedBy)
+		w.pass(2 * time.Minute)
+		w.api.ClearActions()
+		// The maintenance drains the node also without the marks, which any client can remove.
+		w.editNode(func(n *corev1.Node) { n.Annotations = nil })
+		w.wantHappened("run web", "TERM web", "stop web")
+		w.editMaintenance("update", inStage(complete))
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+		is.True(t, w.readByName() > 0, "the maintenance was not read")
 	})
 }
 

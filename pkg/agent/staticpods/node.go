@@ -35,13 +35,13 @@ import (
 const (
 	// refreshPeriod is the interval at which the Keeper reads its Node while no manifest is parked.
 	refreshPeriod = 2 * time.Minute
-	// listPeriod is the interval at which the Keeper lists the maintenances if its Node names none,
-	// or reads the named maintenances again if the marks of the Node are unchanged.
+	// listPeriod is the interval at which the Keeper reads the maintenances again if the marks of
+	// the Node are unchanged.
 	listPeriod = time.Minute
 )
 
 // node reads the Node of the agent. The marks of the Node name its maintenances, so that agents
-// need not list all maintenances.
+// need not list all maintenances, which the server would read from etcd.
 func (k *Keeper) node(ctx context.Context) (*corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -162,14 +162,39 @@ func holdersOf(node *corev1.Node) []string {
 	return sets.List(names)
 }
 
+// recorded returns the names of the maintenances that targeted the parked pods at the last check.
+// It returns none if the name of one of them is unknown, because the index was lost.
+func (k *Keeper) recorded() ([]string, error) {
+	entries, err := k.folder.entries()
+	if err != nil {
+		return nil, err
+	}
+	names := sets.New[string]()
+	for i := range entries {
+		for _, m := range entries[i].Maintenances {
+			names.Insert(m.Name)
+		}
+	}
+	if names.Has("") {
+		return nil, nil
+	}
+	return sets.List(names), nil
+}
+
 // maintenances returns the maintenances that drain the node: those in stage Drain, and those in
-// another stage, or that end, while a worker has the node.
+// another stage, or that end, while a worker has the node. The server removes the marks of the Node
+// when a maintenance ends: then the Keeper reads the maintenances for which the pods are parked.
 func (k *Keeper) maintenances(ctx context.Context) ([]v1alpha1.NodeMaintenance, error) {
 	node, err := k.node(ctx)
 	if err != nil {
 		return nil, err
 	}
 	holders := holdersOf(node)
+	if len(holders) == 0 {
+		if holders, err = k.recorded(); err != nil {
+			return nil, err
+		}
+	}
 	if len(holders) == 0 {
 		return k.listed(ctx)
 	}
@@ -192,7 +217,8 @@ func (k *Keeper) maintenances(ctx context.Context) ([]v1alpha1.NodeMaintenance, 
 	return found, nil
 }
 
-// listed lists the maintenances in stage Drain, for a Node whose marks name none.
+// listed lists the maintenances in stage Drain, if neither the marks of the Node nor the index name
+// one.
 func (k *Keeper) listed(ctx context.Context) ([]v1alpha1.NodeMaintenance, error) {
 	k.mu.Lock()
 	list, at := k.list, k.listedAt

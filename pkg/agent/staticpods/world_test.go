@@ -300,6 +300,22 @@ func (w *world) editMaintenance(name string, mod func(*v1alpha1.NodeMaintenance)
 	must.Do(w, w.api.Tracker().Update(maintenancesResource, nm, ""))
 }
 
+// readByName returns the number of reads of maintenances. Each of them must be by name.
+func (w *world) readByName() int {
+	w.Helper()
+	reads := 0
+	for _, action := range w.api.Actions() {
+		if action.GetResource() != maintenancesResource {
+			continue
+		}
+		if action.GetVerb() != "get" {
+			w.Errorf("got a %s of maintenances, want them read by name", action.GetVerb())
+		}
+		reads++
+	}
+	return reads
+}
+
 // editEvacuation changes an Evacuation.
 func (w *world) editEvacuation(name string, mod func(*v1alpha1.Evacuation)) {
 	w.Helper()
