@@ -145,7 +145,7 @@ func isCurrent(nm *v1alpha1.NodeMaintenance) bool {
 
 // holderWithoutTask returns a maintenance that holds the node for a user or for a shutdown, or nil.
 func (f *facts) holderWithoutTask() *v1alpha1.NodeMaintenance {
-	return holds.Oldest(f.holding, func(nm *v1alpha1.NodeMaintenance) bool { return nm.Spec.Task == nil })
+	return holds.Oldest(f.holding, func(nm *v1alpha1.NodeMaintenance) bool { return nm.Spec.Task == nil && !holds.LeavesAlone(nm, f.node) })
 }
 
 // whyNotReady returns the reason why a maintenance does not offer the node, "" if it does.

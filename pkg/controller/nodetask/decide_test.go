@@ -241,17 +241,20 @@ func TestDecideOffer(t *testing.T) {
 		facts *facts
 		want  wanted
 	}{
-		"a drained maintenance offers its node":    {newFacts(newMaintenance("m")), offered},
-		"one that is not drained does not":         {newFacts(newMaintenance("m", drained(metav1.ConditionFalse))), wanted{}},
-		"in stage Cordon, if the task says so":     {newFacts(newMaintenance("m", inCordon)), offered},
-		"a paused one does not":                    {newFacts(newMaintenance("m", paused)), wanted{}},
-		"one without a task does not":              {newFacts(newMaintenance("m", withoutTask)), wanted{}},
-		"not with a status of an earlier spec":     {newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) { nm.Generation++ })), wanted{}},
-		"not a node that somebody uncordoned":      {newFacts(newMaintenance("m"), uncordoned), wanted{}},
-		"not a node that it does not hold":         {newFacts(newMaintenance("third")), wanted{}},
-		"not a node that was registered again":     {newFacts(newMaintenance("m"), otherUID), wanted{}},
-		"not a node that does not exist":           {newFacts(newMaintenance("m"), noNode), wanted{}},
-		"not beside a maintenance of a user":       {newFacts(newMaintenance("m"), also(newMaintenance("other", withoutTask))), wanted{}},
+		"a drained maintenance offers its node": {newFacts(newMaintenance("m")), offered},
+		"one that is not drained does not":      {newFacts(newMaintenance("m", drained(metav1.ConditionFalse))), wanted{}},
+		"in stage Cordon, if the task says so":  {newFacts(newMaintenance("m", inCordon)), offered},
+		"a paused one does not":                 {newFacts(newMaintenance("m", paused)), wanted{}},
+		"one without a task does not":           {newFacts(newMaintenance("m", withoutTask)), wanted{}},
+		"not with a status of an earlier spec":  {newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) { nm.Generation++ })), wanted{}},
+		"not a node that a user uncordoned":     {newFacts(newMaintenance("m"), uncordoned), wanted{}},
+		"not a node that it does not hold":      {newFacts(newMaintenance("third")), wanted{}},
+		"not a node that was registered again":  {newFacts(newMaintenance("m"), otherUID), wanted{}},
+		"not a node that does not exist":        {newFacts(newMaintenance("m"), noNode), wanted{}},
+		"not beside a maintenance of a user":    {newFacts(newMaintenance("m"), also(newMaintenance("other", withoutTask))), wanted{}},
+		"beside one of a user that does not get the node": {newFacts(newMaintenance("m"), also(newMaintenance("third", withoutTask, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[0].Reason = v1alpha1.NodeStatusTooManyMaintenances
+		}))), offered},
 		"not while the status has an earlier task": {newFacts(newMaintenance("m", recorded(v1alpha1.NodeTaskFailed))), wanted{}},
 		"not twice": {newFacts(newMaintenance("m", recorded(v1alpha1.NodeTaskDone))), wanted{}},
 		"a node that is outside of the drain": {newFacts(newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) {

@@ -4,16 +4,19 @@
 package rollout
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	hostfake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
@@ -94,6 +97,28 @@ func BenchmarkRound(b *testing.B) {
 	}
 }
 
+// TestPodsThatHaveToLeave counts the pods by which units are ordered.
+func TestPodsThatHaveToLeave(t *testing.T) {
+	c, _ := newIdle(t)
+	node := newNode("node-0")
+	owned := func(apiVersion, kind string, uid types.UID) []metav1.OwnerReference {
+		return []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "owner", UID: uid, Controller: ptr.To(true)}}
+	}
+	for name, pod := range map[string]corev1.Pod{
+		"runs":      {Status: corev1.PodStatus{Phase: corev1.PodRunning}},
+		"starts":    {ObjectMeta: metav1.ObjectMeta{OwnerReferences: owned("apps/v1", "ReplicaSet", "web")}},
+		"completed": {Status: corev1.PodStatus{Phase: corev1.PodSucceeded}},
+		"failed":    {Status: corev1.PodStatus{Phase: corev1.PodFailed}},
+		"of a set":  {ObjectMeta: metav1.ObjectMeta{OwnerReferences: owned("apps/v1", "DaemonSet", "log")}},
+		"static":    {ObjectMeta: metav1.ObjectMeta{OwnerReferences: owned("v1", "Node", node.UID), Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "x"}}},
+		"elsewhere": {Spec: corev1.PodSpec{NodeName: "node-1"}},
+	} {
+		pod.Namespace, pod.Name, pod.Spec.NodeName = "shop", name, cmp.Or(pod.Spec.NodeName, node.Name)
+		must.Do(t, c.cluster.Pods.Store().Add(&pod))
+	}
+	is.Equal(t, c.podsOn(node), 2)
+}
+
 // TestNodesAreShared: syncs that follow each other share the nodes, until one of these, or a
 // maintenance that holds one, has changed, or they are too old.
 func TestNodesAreShared(t *testing.T) {
@@ -120,6 +145,10 @@ func TestNodesAreShared(t *testing.T) {
 	counted.Status.PodsGone = 1
 	c.maintenanceChanged(nm, counted)
 	same("after a count", now, true)
+	refused := nm.DeepCopy()
+	refused.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{Reason: v1alpha1.NodeStatusTooManyMaintenances}}
+	c.maintenanceChanged(nm, refused)
+	same("after it is refused a node", now, false)
 	ended := nm.DeepCopy()
 	ended.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
 	c.maintenanceChanged(nm, ended)

@@ -23,6 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/rollout/next"
 )
@@ -261,9 +262,21 @@ func (f *facts) isDone(node *corev1.Node) bool {
 func (c *Controller) clusterOf(f *facts, nodes *next.Nodes, tasks []*v1alpha1.NodeTask, now time.Time) *next.Cluster {
 	others := slices.DeleteFunc(c.all(), func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.UID == f.rollout.Object.UID })
 	return next.NewCluster(next.Facts{
-		Now: now, Nodes: nodes, Pods: c.cluster.Pods.CountOn, Tasks: tasks, Rollouts: others, Exists: f.taken,
+		Now: now, Nodes: nodes, Pods: func(node string) int { return c.podsOn(f.nodes[node]) }, Tasks: tasks, Rollouts: others, Exists: f.taken,
 		MaxUnavailablePercent: c.maxUnavailable, ServerNode: c.serverNode,
 	})
+}
+
+// podsOn counts the pods that a drain of a node asks to leave, without those of DaemonSets and
+// static ones, which are on each node.
+func (c *Controller) podsOn(node *corev1.Node) int {
+	count := 0
+	c.cluster.Pods.VisitOn(node.Name, func(pod *corev1.Pod) {
+		if drainplan.IsLive(pod) && drainplan.TypeOf(pod, node.UID) == v1alpha1.PodTypeDefault {
+			count++
+		}
+	})
+	return count
 }
 
 // holdersOf returns the maintenances that select a node.

@@ -15,6 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
@@ -105,7 +106,7 @@ func sameFacts(a, b *corev1.Node) bool {
 }
 
 func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
-	isOther := old == nil || nm == nil || v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || old.Generation != nm.Generation
+	isOther := old == nil || nm == nil || v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || old.Generation != nm.Generation || !holds.SameLeftAlone(old, nm)
 	if isOther {
 		c.changes.Add(1)
 	}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -40,6 +41,22 @@ func (i Index) Any(node string, matches func(*v1alpha1.NodeMaintenance) bool) bo
 	return slices.ContainsFunc(i.On(node), func(name string) bool {
 		nm, err := i.Get(name)
 		return err == nil && matches(nm)
+	})
+}
+
+// LeavesAlone reports whether a maintenance that selects a node does not have it, as its status
+// says: its requester may not maintain the node, or other maintenances take all places. A status of
+// an earlier spec says nothing, nor does it as long as the Node names the maintenance.
+func LeavesAlone(nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
+	entry := v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: node.Name, UID: node.UID})
+	return entry != nil && v1alpha1.IsLeftAlone(entry) && nm.Status.ObservedGeneration == nm.Generation && !marks.Holds(node, nm)
+}
+
+// SameLeftAlone reports whether two states of a maintenance leave the same nodes alone.
+func SameLeftAlone(a, b *v1alpha1.NodeMaintenance) bool {
+	current := func(nm *v1alpha1.NodeMaintenance) bool { return nm.Status.ObservedGeneration == nm.Generation }
+	return current(a) == current(b) && slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
+		return x.NodeRef == y.NodeRef && v1alpha1.IsLeftAlone(&x) == v1alpha1.IsLeftAlone(&y)
 	})
 }
 

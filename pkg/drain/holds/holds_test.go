@@ -271,3 +271,35 @@ func TestOfANode(t *testing.T) {
 		})
 	}
 }
+
+func TestLeavesAlone(t *testing.T) {
+	node := func(annotations map[string]string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one", Annotations: annotations}}
+	}
+	maintenance := func(reason v1alpha1.NodeStatusReason, observed int64) *v1alpha1.NodeMaintenance {
+		nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "uid-m", Generation: 2}}
+		nm.Status.ObservedGeneration = observed
+		nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "one", UID: "uid-one"}, Reason: reason}}
+		return nm
+	}
+	marked := map[string]string{v1alpha1.AnnotationCordonedBy: `{"maintenances":{"m":"uid-m"}}`}
+	refused := maintenance(v1alpha1.NodeStatusNotAuthorized, 2)
+	for name, tc := range map[string]struct {
+		nm   *v1alpha1.NodeMaintenance
+		node *corev1.Node
+		want bool
+	}{
+		"a node that it drains":                {maintenance("", 2), node(nil), false},
+		"a node that it is refused":            {refused, node(nil), true},
+		"a node for which there is no place":   {maintenance(v1alpha1.NodeStatusTooManyMaintenances, 2), node(nil), true},
+		"a node that it still has":             {refused, node(marked), false},
+		"by the status of an earlier spec":     {maintenance(v1alpha1.NodeStatusNotAuthorized, 1), node(nil), false},
+		"a node that is registered again":      {refused, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-two"}}, false},
+		"a node that the status does not have": {refused, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "two", UID: "uid-two"}}, false},
+	} {
+		t.Run(name, func(t *testing.T) { is.Equal(t, LeavesAlone(tc.nm, tc.node), tc.want) })
+	}
+	is.True(t, SameLeftAlone(refused, refused.DeepCopy()), "equal states")
+	is.True(t, !SameLeftAlone(refused, maintenance("", 2)), "a node is no longer refused")
+	is.True(t, !SameLeftAlone(refused, maintenance(v1alpha1.NodeStatusNotAuthorized, 1)), "the status is about an earlier spec")
+}

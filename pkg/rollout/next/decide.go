@@ -244,8 +244,8 @@ func (d *decider) start() (refusal string) {
 	return refusal
 }
 
-// width returns how many units may run: one more than were done since the last failure. So the
-// first one is alone, and their number doubles with each round.
+// width returns how many units may run: one more than were done since the last failure that no user
+// has ended. So the first one is alone, and their number doubles with each round.
 func (d *decider) width() int {
 	width := 1
 	for _, at := range d.history.succeeded {

@@ -305,6 +305,11 @@ func TestStart(t *testing.T) {
 			nm := (&simMaintenance{name: "other", task: true, nodes: []string{"n0"}, complete: -1, ended: -1, records: map[string]record{"n0": {state: v1alpha1.NodeTaskDone, uid: "uid-n0"}}}).object()
 			s.holders["n0"] = append(s.holders["n0"], nm)
 		}, limits(maxUnavailable(2, ""))}, "n1"},
+		"one that another maintenance selects, and does not get": {1, []change{func(s *scene) {
+			nm := (&simMaintenance{name: "other", complete: -1, ended: -1}).object()
+			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "n0", UID: "uid-n0"}, Reason: v1alpha1.NodeStatusNotAuthorized}}
+			s.holders["n0"] = append(s.holders["n0"], nm)
+		}}, "n0"},
 		"not one that an autoscaler removes, which takes a place": {4, []change{
 			wide, limits(maxUnavailable(3, "")), node("n0", removal("ToBeDeletedByClusterAutoscaler")), node("n1", removal("karpenter.sh/disrupted")),
 		}, "n2"},

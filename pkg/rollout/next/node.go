@@ -48,7 +48,7 @@ func NewNode(node *corev1.Node, holders []*v1alpha1.NodeMaintenance, now time.Ti
 	hasTask := false
 	for _, nm := range holders {
 		switch {
-		case !v1alpha1.IsHolding(nm):
+		case !v1alpha1.IsHolding(nm) || holds.LeavesAlone(nm, node):
 		case nm.Spec.Task == nil:
 			n.taken = fmt.Sprintf("is held by NodeMaintenance %s", nm.Name)
 			n.skip = n.taken + ", which has no task"
