@@ -75,6 +75,7 @@ var rolloutGoldens = map[string]golden{
 	"hold-more":      {line: "rollout hold kernel-6-12 --reason=rebuild --drains", objects: []runtime.Object{rollout(heldBy("alice"))}},
 	"hold-less":      {line: "rollout hold kernel-6-12 --reason=rebuild", objects: []runtime.Object{rollout(heldBy("alice"), holdsDrains)}},
 	"hold-other":     {line: "rollout hold kernel-6-12 --reason=freeze", objects: []runtime.Object{rollout(heldBy("alice"))}},
+	"hold-of-other":  {line: "rollout hold kernel-6-12 --reason=rebuild", objects: []runtime.Object{rollout(heldBy("alice"), holdsAsOther)}},
 	"hold-renamed":   {line: "rollout hold kernel-6-12 --reason=freeze --name=alice -o jsonpath={.spec.holds[*].stops}", objects: []runtime.Object{rollout(heldBy("alice"), holdsDrains)}},
 	"hold-over":      {line: "rollout hold kernel-6-12 --reason=freeze -o jsonpath={.spec.holds}", objects: []runtime.Object{rollout(heldBy("alice"), holdIsOver)}},
 	"hold-later":     {line: "rollout hold kernel-6-12 --reason=rebuild -o jsonpath={.spec.holds}", objects: []runtime.Object{rollout(heldBy("alice"), holdIsLater)}},
@@ -222,6 +223,10 @@ func stopped(r *v1alpha1.NodeMaintenanceRollout) {
 
 func holdsDrains(r *v1alpha1.NodeMaintenanceRollout) {
 	r.Spec.Holds[0].Stops = v1alpha1.RolloutHoldDrains
+}
+
+func holdsAsOther(r *v1alpha1.NodeMaintenanceRollout) {
+	r.Spec.Holds[0].By = "Alice"
 }
 
 func holdIsOver(r *v1alpha1.NodeMaintenanceRollout) {

@@ -90,10 +90,10 @@ rollout resume NAME" removes yours.`,
 }
 
 func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hold v1alpha1.RolloutHold) error {
-	named := hold.Name != ""
+	named, user := hold.Name != "", ""
 	if !named {
-		user, err := e.userName(ctx)
-		if err != nil {
+		var err error
+		if user, err = e.userName(ctx); err != nil {
 			return fmt.Errorf("%w; give the hold a name with --name", err)
 		}
 		if hold.Name = holdName(user); hold.Name == "" {
@@ -112,6 +112,10 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 		if window.IsOver(old, e.now()) {
 			*old = hold
 			return map[string]any{"holds": holds}, nil
+		}
+		if old.By != user && !named {
+			// The names of two users can become the same name of a hold.
+			return nil, fmt.Errorf("%s has a hold %q of another user: %s. To add another hold: --name=NAME", name, hold.Name, e.holds(holds[at:at+1]))
 		}
 		if old.Reason != hold.Reason && !named {
 			// Several people may use the same account.
