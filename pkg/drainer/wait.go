@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/heartbeat"
 )
 
 // Follow calls look with a maintenance as it is and then after each change, until look returns true
@@ -78,7 +78,7 @@ func (d *Drainer) unfinished(ctx context.Context, nm *v1alpha1.NodeMaintenance, 
 		_, err = gone(nm.Name, state)
 		return nil, err
 	}
-	if err != nil && !heartbeat.IsTemporary(err) {
+	if err != nil && !answer.IsTemporary(err) {
 		return nm, err
 	}
 	if err == nil {

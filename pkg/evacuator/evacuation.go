@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -167,7 +168,7 @@ func (e *Evacuation) work() {
 			logger.Error(err, "Cannot report on the Evacuation, will retry")
 			beating.Go(func() {
 				heartbeat.Persist(beatCtx, e.evacuator.Clock, func() error {
-					if err := report(); heartbeat.IsTemporary(err) {
+					if err := report(); answer.IsTemporary(err) {
 						return err
 					}
 					return nil

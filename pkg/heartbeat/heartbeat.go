@@ -8,13 +8,13 @@ package heartbeat
 import (
 	"context"
 	"errors"
-	"net/http"
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/answer"
 )
 
 const (
@@ -126,23 +126,12 @@ func PersistHandler(ctx context.Context, c clock.Clock, handle func() error) err
 	Persist(ctx, c, func() error {
 		err = handle()
 		var failed *WriteError
-		if errors.As(err, &failed) && IsTemporary(failed) {
+		if errors.As(err, &failed) && answer.IsTemporary(failed) {
 			return err
 		}
 		return nil
 	})
 	return err
-}
-
-// IsTemporary reports whether a request may succeed if it is repeated: the server does not answer
-// at present.
-func IsTemporary(err error) bool {
-	var answer apierrors.APIStatus
-	if !errors.As(err, &answer) {
-		return err != nil // it cannot be reached
-	}
-	code := answer.Status().Code
-	return code == http.StatusTooManyRequests || code >= http.StatusInternalServerError
 }
 
 // TimeInPatch returns the value of a time in a patch; nil for the zero time.

@@ -169,7 +169,7 @@ func (a *api) serve(w http.ResponseWriter, r *http.Request) {
 	a.mu.Unlock()
 	if before != nil {
 		if err := before(r.Method, r.URL.Path); err != nil {
-			answer(w, int(err.ErrStatus.Code), &err.ErrStatus)
+			respond(w, int(err.ErrStatus.Code), &err.ErrStatus)
 			return
 		}
 	}
@@ -184,13 +184,13 @@ func (a *api) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	object, code, failure := a.handle(r, body)
 	if failure != nil {
-		answer(w, int(failure.ErrStatus.Code), &failure.ErrStatus)
+		respond(w, int(failure.ErrStatus.Code), &failure.ErrStatus)
 		return
 	}
-	answer(w, code, object)
+	respond(w, code, object)
 }
 
-func answer(w http.ResponseWriter, code int, object runtime.Object) {
+func respond(w http.ResponseWriter, code int, object runtime.Object) {
 	group := corev1.SchemeGroupVersion
 	codecs := kubescheme.Codecs
 	switch object.(type) {

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	maintenanceclient "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
@@ -130,21 +131,11 @@ func (c *Client) ownUser(ctx context.Context) (string, error) {
 	return user, nil
 }
 
-// objectGone reports whether an object does not exist. It is false if the API is not served.
-func objectGone(err error) bool {
-	return apierrors.IsNotFound(err) && !apiMissing(err)
-}
-
-// apiMissing reports whether the server does not serve the kind.
-func apiMissing(err error) bool {
-	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
-}
-
 // refused wraps an error with shutdown.ErrRefused if the API server would refuse the same request
 // again.
 func refused(err error) error {
 	switch {
-	case apiMissing(err):
+	case answer.APIMissing(err):
 		return fmt.Errorf("%w: Haulout is not installed in the cluster: %w", shutdown.ErrRefused, err)
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsUnauthorized(err),
 		apierrors.IsMethodNotSupported(err):

@@ -25,6 +25,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -59,7 +60,7 @@ func (c *Client) ensure(ctx context.Context, request shutdown.MaintenanceRequest
 			return state.MaintenanceRef{}, refused(fmt.Errorf("create NodeMaintenance %s: %w", want.Name, err))
 		}
 		old, err := c.maintenances.Get(ctx, want.Name, metav1.GetOptions{})
-		if objectGone(err) {
+		if answer.ObjectGone(err) {
 			continue // deleted between the two requests
 		}
 		if err != nil {
@@ -129,7 +130,7 @@ func (c *Client) remove(ctx context.Context, nm *v1alpha1.NodeMaintenance) error
 		return nil
 	}
 	err := c.maintenances.Delete(ctx, nm.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(nm.UID))})
-	if err != nil && !objectGone(err) {
+	if err != nil && !answer.ObjectGone(err) {
 		return refused(fmt.Errorf("delete NodeMaintenance %s of an earlier shutdown: %w", nm.Name, err))
 	}
 	return nil
@@ -162,7 +163,7 @@ func (c *Client) Drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.
 func (c *Client) drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.DrainState, error) {
 	ctx, warned := withWarning(ctx)
 	nm, err := c.maintenances.Get(ctx, ref.Name, metav1.GetOptions{})
-	if objectGone(err) {
+	if answer.ObjectGone(err) {
 		return shutdown.DrainState{Ended: true}, nil
 	}
 	if err != nil {
@@ -236,7 +237,7 @@ func (c *Client) complete(ctx context.Context, nm *v1alpha1.NodeMaintenance) err
 		return err
 	}
 	_, err = c.maintenances.Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if err != nil && !objectGone(err) {
+	if err != nil && !answer.ObjectGone(err) {
 		return fmt.Errorf("complete NodeMaintenance %s: %w", nm.Name, err)
 	}
 	klog.FromContext(ctx).Info("Completed the maintenance of a shutdown", "nodeMaintenance", klog.KObj(nm))

@@ -27,6 +27,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/local/pods"
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -207,7 +208,7 @@ func (k *Keeper) maintenances(ctx context.Context) ([]v1alpha1.NodeMaintenance, 
 		nm, err := k.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
 		cancel()
 		switch {
-		case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+		case answer.ObjectGone(err):
 		case err != nil:
 			return nil, fmt.Errorf("get NodeMaintenance %s: %w", name, err)
 		case nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain, protocol.IsInHands(taskOn(nm, k.ref())):

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
@@ -126,7 +127,7 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 // no error.
 func namespaceExists(ctx context.Context, c clients, name string) error {
 	_, err := c.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	if answer.ObjectGone(err) {
 		return fmt.Errorf("namespace %q not found", name)
 	}
 	return nil

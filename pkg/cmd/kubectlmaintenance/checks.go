@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
@@ -33,8 +34,8 @@ func mayCreate(ctx context.Context, c clients) error {
 			Verb: "create", Group: v1alpha1.GroupName, Version: v1alpha1.SchemeGroupVersion.Version, Resource: resource,
 		},
 	}}
-	answer, err := c.kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-	if err != nil || answer.Status.Allowed {
+	reviewed, err := c.kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+	if err != nil || reviewed.Status.Allowed {
 		return nil
 	}
 	return fmt.Errorf("you may not create %s.%s. An administrator of the cluster can grant you the ClusterRole haulout-maintenance-operator. Nothing was changed",
@@ -82,7 +83,7 @@ func selectedNodes(ctx context.Context, c clients, selector *corev1.NodeSelector
 	for _, name := range names {
 		node, err := c.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		switch {
-		case apierrors.IsNotFound(err):
+		case answer.ObjectGone(err):
 		case err != nil:
 			return nil, err
 		default:
@@ -163,8 +164,8 @@ func checkNamed(ctx context.Context, c clients, names []string, checks nodeCheck
 	for _, name := range names {
 		node, err := c.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		switch {
-		case apierrors.IsForbidden(err), apierrors.IsNotFound(err) && checks.stored:
-		case apierrors.IsNotFound(err):
+		case apierrors.IsForbidden(err), answer.ObjectGone(err) && checks.stored:
+		case answer.ObjectGone(err):
 			return "", fmt.Errorf("node %q not found", name)
 		case err != nil:
 			return "", err
@@ -234,16 +235,16 @@ func (e *environment) confirm(ctx context.Context, danger, instead string) error
 		return fmt.Errorf("%s %s Nothing was changed", strings.ToLower(danger[:1])+danger[1:], instead)
 	}
 	e.screen(e.ErrOut).Ask(danger + " Continue? [y/N] ")
-	answer := make(chan string, 1)
+	typed := make(chan string, 1)
 	go func() {
 		text, err := bufio.NewReader(e.In).ReadString('\n')
 		if err != nil && !errors.Is(err, io.EOF) {
 			text = ""
 		}
-		answer <- text
+		typed <- text
 	}()
 	select {
-	case text := <-answer:
+	case text := <-typed:
 		if !strings.HasSuffix(text, "\n") {
 			// The user ended the input with Ctrl-D, which does not end the line.
 			_, _ = fmt.Fprintln(e.ErrOut)

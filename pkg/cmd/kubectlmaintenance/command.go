@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
@@ -218,7 +219,7 @@ func (e *environment) run(ctx context.Context, args []string) int {
 func explain(err error) string {
 	text := err.Error()
 	switch {
-	case apierrors.IsNotFound(err) && !isMissing(err):
+	case answer.APIMissing(err):
 		return fmt.Sprintf("this cluster does not serve %s: Haulout is not installed, or its API is not registered (%s)", v1alpha1.SchemeGroupVersion, text)
 	case apierrors.IsServiceUnavailable(err):
 		return fmt.Sprintf("%s (is Haulout running? See kubectl get apiservice %s.%s)", text, v1alpha1.SchemeGroupVersion.Version, v1alpha1.GroupName)

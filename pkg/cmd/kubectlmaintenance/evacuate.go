@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -26,7 +27,6 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 	"haulout.dev/haulout/pkg/drainer"
-	"haulout.dev/haulout/pkg/heartbeat"
 )
 
 // pollEvery is the interval at which evacuate reads the Evacuation that it waits for.
@@ -233,7 +233,7 @@ func requestersOf(ctx context.Context, c clients, evacuation *v1alpha1.Evacuatio
 // getPod reads a pod. If it does not exist, the error has its namespace, which may be wrong.
 func getPod(ctx context.Context, c clients, namespace, name string) (*corev1.Pod, error) {
 	pod, err := c.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-	if isMissing(err) {
+	if answer.ObjectGone(err) {
 		err = fmt.Errorf("%w in namespace %s (to choose another one: --namespace)", err, namespace)
 	}
 	return pod, err
@@ -278,11 +278,11 @@ func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuat
 		}
 		now, err := c.haulout.MaintenanceV1alpha1().Evacuations(first.Namespace).Get(ctx, first.Name, metav1.GetOptions{})
 		switch {
-		case isMissing(err) || err == nil && now.UID != first.UID:
+		case answer.ObjectGone(err) || err == nil && now.UID != first.UID:
 			return e.afterDeletion(ctx, c, first, pod)
 		case err != nil && ctx.Err() != nil:
 			return evacuationEnded(ctx, last, pod, o.timeout.text)
-		case err != nil && !heartbeat.IsTemporary(err):
+		case err != nil && !answer.IsTemporary(err):
 			return err
 		case err == nil:
 			last = now
@@ -313,7 +313,7 @@ func (e *environment) afterDeletion(ctx context.Context, c clients, evacuation *
 	defer cancel()
 	pod, err := c.kube.CoreV1().Pods(evacuation.Namespace).Get(ctx, evacuation.Spec.PodRef.Name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err), err == nil && pod.UID != evacuation.Spec.PodRef.UID:
+	case answer.ObjectGone(err), err == nil && pod.UID != evacuation.Spec.PodRef.UID:
 		return nil
 	case err != nil:
 		return err

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
@@ -60,7 +61,7 @@ func (e *environment) explainPod(ctx context.Context, name string) error {
 		f.Pod, f.Node = pod, pod.Spec.NodeName
 		// The Evacuations of earlier pods with the same name do not concern this pod.
 		found = slices.DeleteFunc(found, func(one v1alpha1.Evacuation) bool { return one.Spec.PodRef.UID != pod.UID })
-	case !apierrors.IsForbidden(err) && (len(found) == 0 || !apierrors.IsNotFound(err)):
+	case !apierrors.IsForbidden(err) && (len(found) == 0 || !answer.ObjectGone(err)):
 		return err
 	case apierrors.IsForbidden(err) && len(found) == 0:
 		f.Notes = append(f.Notes, "you may not read the pod, so this is what the previews of the maintenances list")

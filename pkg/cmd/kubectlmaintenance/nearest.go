@@ -10,6 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"haulout.dev/haulout/pkg/answer"
 )
 
 // nearest returns the candidate that a misspelled word most probably means: the one with the fewest
@@ -71,7 +73,7 @@ func didYouMean(suggestion string) string {
 // with a similar name does not exist.
 func (e *environment) suggestName(ctx context.Context, err error) string {
 	var status apierrors.APIStatus
-	if !isMissing(err) || !errors.As(err, &status) {
+	if !answer.ObjectGone(err) || !errors.As(err, &status) {
 		return ""
 	}
 	details := status.Status().Details

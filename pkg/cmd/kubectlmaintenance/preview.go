@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/resource"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
@@ -110,7 +110,7 @@ func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions,
 		name := maintenanceName(args[0])
 		preview, err := previewStored(ctx, c, name)
 		// A name with the prefix nm/ cannot be a node.
-		if err == nil || name != args[0] || !isMissing(err) {
+		if err == nil || name != args[0] || !answer.ObjectGone(err) {
 			return preview, err
 		}
 		missing = err
@@ -133,13 +133,6 @@ func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions,
 		return nil, err
 	}
 	return e.previewTemporary(ctx, c, nm, choice.title)
-}
-
-// isMissing reports whether an error means that the object does not exist. It is false if the API
-// is not served.
-func isMissing(err error) bool {
-	var status apierrors.APIStatus
-	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind != "" && len(status.Status().Details.Causes) == 0
 }
 
 // previewFirstTimeout limits the optional preview before a drain.
@@ -187,7 +180,7 @@ func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alp
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeFor)
 		defer cancel()
-		if removeErr := maintenances.Delete(ctx, temporary.Name, metav1.DeleteOptions{}); removeErr != nil && !apierrors.IsNotFound(removeErr) && err == nil {
+		if removeErr := maintenances.Delete(ctx, temporary.Name, metav1.DeleteOptions{}); removeErr != nil && !answer.ObjectGone(removeErr) && err == nil {
 			err = fmt.Errorf("the temporary NodeMaintenance %[1]s was not deleted; it has no effect (to delete it: kubectl maintenance cancel %[1]s): %[2]w",
 				temporary.Name, removeErr)
 		}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/util/retry"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
@@ -343,7 +344,7 @@ func (e *environment) retryTasks(
 	for _, node := range unit.Nodes {
 		task, err := c.haulout.MaintenanceV1alpha1().NodeTasks().Get(ctx, node.Name, metav1.GetOptions{})
 		switch {
-		case isMissing(err):
+		case answer.ObjectGone(err):
 			continue
 		case err != nil:
 			return nil, err
@@ -384,7 +385,7 @@ func (e *environment) whyReturns(ctx context.Context, c clients, r *v1alpha1.Nod
 	for _, ref := range unit.Nodes {
 		node, err := c.kube.CoreV1().Nodes().Get(ctx, ref.Name, metav1.GetOptions{})
 		switch {
-		case isMissing(err):
+		case answer.ObjectGone(err):
 		case err != nil:
 			exists, matches = true, true // the user may not read nodes
 		default:

@@ -14,10 +14,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
-	"haulout.dev/haulout/pkg/heartbeat"
 )
 
 func (e *environment) newRolloutStatusCommand() *cobra.Command {
@@ -173,13 +173,13 @@ func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r 
 		}
 		now, err := c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(ctx, r.Name, metav1.GetOptions{})
 		switch trouble = err; {
-		case isMissing(err) || err == nil && now.UID != r.UID:
+		case answer.ObjectGone(err) || err == nil && now.UID != r.UID:
 			reporter.screen.Keep()
 			reporter.screen.Printf("%s was deleted.", r.Name)
 			return nil, nil
 		case err == nil:
 			f.Rollout = now
-		case ctx.Err() == nil && !heartbeat.IsTemporary(err):
+		case ctx.Err() == nil && !answer.IsTemporary(err):
 			return nil, err
 		}
 	}

@@ -19,10 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
-	"haulout.dev/haulout/pkg/heartbeat"
 )
 
 // taskOptions are the flags of take and done.
@@ -76,7 +76,7 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 	}
 	if o.wait {
 		// A node that does not exist is misspelled. A user who may not read nodes waits for it.
-		if _, err := c.kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); isMissing(err) {
+		if _, err := c.kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); answer.ObjectGone(err) {
 			return err
 		}
 	}
@@ -87,9 +87,9 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 		task, err := c.haulout.MaintenanceV1alpha1().NodeTasks().Get(ctx, node, metav1.GetOptions{})
 		switch {
 		case err == nil || ctx.Err() != nil:
-		case mine != "" && isMissing(err):
+		case mine != "" && answer.ObjectGone(err):
 			return withdrawn(node)
-		case isMissing(err) && o.wait, heartbeat.IsTemporary(err) && (mine != "" || o.wait):
+		case answer.ObjectGone(err) && o.wait, answer.IsTemporary(err) && (mine != "" || o.wait):
 		default:
 			return e.notOffered(ctx, c, node, err)
 		}
@@ -192,10 +192,10 @@ func describeHolder(s *v1alpha1.NodeTaskStatus) string {
 
 // notOffered is the error about a node without a NodeTask.
 func (e *environment) notOffered(ctx context.Context, c clients, node string, err error) error {
-	if !isMissing(err) {
+	if !answer.ObjectGone(err) {
 		return err
 	}
-	if _, err := c.kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); isMissing(err) {
+	if _, err := c.kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); answer.ObjectGone(err) {
 		return err
 	}
 	return fmt.Errorf("node %[1]s is not offered to a worker: no maintenance with a task has drained it. See kubectl maintenance rollout status; "+
