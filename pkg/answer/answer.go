@@ -32,12 +32,12 @@ func APIMissing(err error) bool {
 }
 
 // IsTemporary reports whether a request may succeed if it is repeated: the server does not answer
-// at present.
+// at present, or its API is not served, which also happens while it is registered again.
 func IsTemporary(err error) bool {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {
 		return err != nil // it cannot be reached
 	}
 	code := answer.Status().Code
-	return code == http.StatusTooManyRequests || code >= http.StatusInternalServerError
+	return code == http.StatusTooManyRequests || code >= http.StatusInternalServerError || APIMissing(err)
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -74,7 +73,7 @@ func (d *Drainer) unfinished(ctx context.Context, nm *v1alpha1.NodeMaintenance, 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), LastRead)
 	defer cancel()
 	now, err := d.Client.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && now.UID != nm.UID {
+	if answer.ObjectGone(err) || err == nil && now.UID != nm.UID {
 		_, err = gone(nm.Name, state)
 		return nil, err
 	}
@@ -100,7 +99,7 @@ func (d *Drainer) unfinished(ctx context.Context, nm *v1alpha1.NodeMaintenance, 
 // later ones are not, since the informer tries again.
 func (d *Drainer) watch(ctx context.Context, nm *v1alpha1.NodeMaintenance, look func(*v1alpha1.NodeMaintenance) (bool, error)) error {
 	client := d.Client.MaintenanceV1alpha1().NodeMaintenances()
-	if _, err := client.Get(ctx, nm.Name, metav1.GetOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if _, err := client.Get(ctx, nm.Name, metav1.GetOptions{}); err != nil && !answer.ObjectGone(err) {
 		return err
 	}
 	only := func(options *metav1.ListOptions) {

@@ -6,6 +6,7 @@ package drainer
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -159,6 +160,37 @@ func TestWaitWithoutRights(t *testing.T) {
 	})
 	_, err := (&Drainer{Client: client}).Wait(t.Context(), inStage(drain), Drained)
 	is.True(t, apierrors.IsForbidden(err), "got the error %v", err)
+}
+
+// TestWaitWithoutAPI tests that a missing API is not taken for a deletion, neither at the beginning
+// of a wait nor at its end.
+func TestWaitWithoutAPI(t *testing.T) {
+	notServed := apierrors.NewGenericServerResponse(http.StatusNotFound, "get", v1alpha1.Resource("nodemaintenances"), "nm", "404 page not found", 0, true)
+	silent := func(ctx context.Context, nm *v1alpha1.NodeMaintenance, look func(*v1alpha1.NodeMaintenance) (bool, error)) error {
+		_, err := look(nm)
+		<-ctx.Done()
+		return errors.Join(err, ctx.Err())
+	}
+	for name, test := range map[string]struct {
+		follow Follow
+		isWant func(error) bool
+	}{
+		"from the beginning": {isWant: apierrors.IsNotFound},
+		"at the end":         {follow: silent, isWant: func(err error) bool { return errors.Is(err, ErrTimeout) }},
+	} {
+		for _, state := range []State{Drained, Complete, Deleted} {
+			bubble.Run(t, name+" of a wait for "+string(state), func(t *testing.T) {
+				client := fake.NewClientset()
+				client.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, notServed
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				last, err := (&Drainer{Client: client, Follow: test.follow}).Wait(ctx, inStage(drain), state)
+				is.True(t, test.isWant(err) && last != nil, "got %v, %v", last, err)
+			})
+		}
+	}
 }
 
 // TestVerbs tests what is written.

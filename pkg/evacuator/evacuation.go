@@ -215,7 +215,7 @@ func (e *Evacuation) write(ctx context.Context, status map[string]any) error {
 		e.observe(object)
 		return nil
 	}
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+	if answer.ObjectGone(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
 		if refreshErr := e.refresh(ctx); refreshErr != nil {
 			return errors.Join(err, refreshErr)
 		}
@@ -230,7 +230,7 @@ func (e *Evacuation) write(ctx context.Context, status map[string]any) error {
 func (e *Evacuation) refresh(ctx context.Context) error {
 	object, err := e.evacuator.Client.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err) || err == nil && object.UID != e.uid:
+	case answer.ObjectGone(err) || err == nil && object.UID != e.uid:
 		// The server keeps an Evacuation for a while after its pod has left, so a missing
 		// Evacuation was withdrawn.
 		e.end(ErrCancelled)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -250,7 +251,7 @@ func (t *Task) write(ctx context.Context, status map[string]any) error {
 		t.observe(object)
 		return nil
 	}
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+	if answer.ObjectGone(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
 		if refreshErr := t.refresh(ctx); refreshErr != nil {
 			return errors.Join(err, refreshErr)
 		}
@@ -262,7 +263,7 @@ func (t *Task) write(ctx context.Context, status map[string]any) error {
 func (t *Task) refresh(ctx context.Context) error {
 	object, err := t.worker.Client.MaintenanceV1alpha1().NodeTasks().Get(ctx, t.NodeName, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err) || err == nil && object.UID != t.uid:
+	case answer.ObjectGone(err) || err == nil && object.UID != t.uid:
 		t.end(ErrWithdrawn)
 	case err != nil:
 		return err

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +42,8 @@ const (
 var (
 	resource  = v1alpha1.SchemeGroupVersion.WithResource("nodetasks")
 	errBroken = errors.New("the image is broken")
+	// errNotServed is the answer while no server serves the API.
+	errNotServed = apierrors.NewGenericServerResponse(http.StatusNotFound, "get", resource.GroupResource(), node, "404 page not found", 0, true)
 )
 
 // newTaskOf returns a NodeTask that is offered.
@@ -249,18 +252,24 @@ func TestNewClaims(t *testing.T) {
 	const done = `{"expectedFinishTime":null,"result":"Done"}`
 	for name, tt := range map[string]struct {
 		// live changes what the API has since then, which the cache does not have yet.
-		live  func(*v1alpha1.NodeTask)
-		calls int
-		want  []string
+		live func(*v1alpha1.NodeTask)
+		// unserved is the number of reads for which the API is not served.
+		unserved int
+		calls    int
+		want     []string
 	}{
-		"are as good as a heartbeat": {live: claimed, calls: 1, want: []string{claims, done}},
-		"may have ended since then":  {live: lost, want: []string{claims}},
-		"may be of another task":     {live: func(t *v1alpha1.NodeTask) { claimed(t); t.UID = "task-2" }, want: []string{claims}},
+		"are as good as a heartbeat":    {live: claimed, calls: 1, want: []string{claims, done}},
+		"outlive an API that is absent": {live: claimed, unserved: 2, calls: 1, want: []string{claims, done}},
+		"may have ended since then":     {live: lost, want: []string{claims}},
+		"may be of another task":        {live: func(t *v1alpha1.NodeTask) { claimed(t); t.UID = "task-2" }, want: []string{claims}},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			w := newWorld(t, func(context.Context, *Task) error { return nil }, Config{}, newTaskOf())
 			w.untilWritten(claims)
 			w.api.PrependReactor("get", "nodetasks", func(clienttesting.Action) (bool, runtime.Object, error) {
+				if tt.unserved--; tt.unserved >= 0 {
+					return true, nil, errNotServed
+				}
 				return true, newTaskOf(tt.live), nil
 			})
 			w.edit(in(v1alpha1.NodeTaskClaimed))
@@ -426,25 +435,34 @@ func TestLateResult(t *testing.T) {
 // TestWorkIsNotRepeatedAfterAnUnansweredReport: the server restarts while the handler reports its
 // last step.
 func TestWorkIsNotRepeatedAfterAnUnansweredReport(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		begin, finished := make(chan *world, 1), atomic.Bool{}
-		w := newWorld(t, func(ctx context.Context, task *Task) error {
-			w := <-begin
-			w.mu.Lock()
-			w.refuse = apierrors.NewServiceUnavailable("it starts")
-			w.mu.Unlock()
-			time.AfterFunc(time.Minute, func() {
+	for name, refuse := range map[string]error{
+		"no replica is ready": apierrors.NewServiceUnavailable("it starts"), "the API is not registered": errNotServed,
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			begin, finished := make(chan *world, 1), atomic.Bool{}
+			w := newWorld(t, func(ctx context.Context, task *Task) error {
+				w := <-begin
 				w.mu.Lock()
-				w.refuse = nil
+				w.refuse = refuse
 				w.mu.Unlock()
+				time.AfterFunc(time.Minute, func() {
+					w.mu.Lock()
+					w.refuse = nil
+					w.mu.Unlock()
+				})
+				finished.Store(true)
+				return task.Report(ctx, Progress{Message: "1 of 1"})
+			}, Config{Finished: func(context.Context, *Task) bool { return finished.Load() }}, newTaskOf(claimed))
+			w.api.PrependReactor("get", "nodetasks", func(clienttesting.Action) (bool, runtime.Object, error) {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return w.refuse != nil, nil, w.refuse
 			})
-			finished.Store(true)
-			return task.Report(ctx, Progress{Message: "1 of 1"})
-		}, Config{Finished: func(context.Context, *Task) bool { return finished.Load() }}, newTaskOf(claimed))
-		begin <- w
-		w.quiet(5*time.Minute, `{}`, `{"expectedFinishTime":null,"result":"Done"}`)
-		is.Equal(t, w.calls, 1, "calls of the handler")
-	})
+			begin <- w
+			w.quiet(5*time.Minute, `{}`, `{"expectedFinishTime":null,"result":"Done"}`)
+			is.Equal(t, w.calls, 1, "calls of the handler")
+		})
+	}
 }
 
 func TestHeartbeats(t *testing.T) {

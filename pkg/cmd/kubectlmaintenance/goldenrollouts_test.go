@@ -122,6 +122,7 @@ var rolloutGoldens = map[string]golden{
 	"take-json":         {line: "take no/node-005 --message=memory -o jsonpath={.status}", objects: offered(), arrange: grants},
 	"take-wait":         {line: "take node-005 --wait --timeout=1m", arrange: all(offersLater, grants)},
 	"take-wait-timeout": {line: "take node-005 --wait --timeout=1m"},
+	"take-not-served":   {line: "take node-005 --wait", arrange: notInstalled},
 	"take-no-grant":     {line: "take node-005 --timeout=30s", objects: offered()},
 	"take-down":         {line: "take node-005", objects: offered(), arrange: isDown},
 	"take-withdrawn":    {line: "take node-005", objects: offered(), arrange: withdraws},

@@ -33,6 +33,7 @@ var waitGoldens = map[string]golden{
 	"wait-complete-paused":  {line: "wait kernel-update --for=complete --timeout=90m", arrange: isPaused},
 	"wait-recreated":        {line: "wait kernel-update --for=complete", arrange: recreated},
 	"wait-recreated-drain":  {line: "wait kernel-update", arrange: recreated},
+	"wait-not-served":       {line: "wait kernel-update --for=complete", arrange: losesAPI},
 	"complete-released":     {line: "complete kernel-update", objects: []runtime.Object{released()}},
 	"stage-paused":          {line: "stage window Drain", objects: []runtime.Object{pausedIdle()}},
 
@@ -108,6 +109,15 @@ func recreated(w *world) {
 		nm := draining()
 		nm.UID = "uid-of-the-first"
 		return true, nm, nil
+	})
+}
+
+// losesAPI makes the API disappear after the first read of a maintenance.
+func losesAPI(w *world) {
+	reads := 0
+	w.haulout.PrependReactor("get", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		reads++
+		return reads > 1, nil, notServed(action.GetVerb())
 	})
 }
 

@@ -330,9 +330,13 @@ func forbid(verb, resource string) func(*world) {
 
 func notInstalled(w *world) {
 	w.haulout.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewGenericServerResponse(404, action.GetVerb(),
-			v1alpha1.Resource("nodemaintenances"), "", "404 page not found", 0, true)
+		return true, nil, notServed(action.GetVerb())
 	})
+}
+
+// notServed is the answer if no server serves the API.
+func notServed(verb string) error {
+	return apierrors.NewGenericServerResponse(404, verb, v1alpha1.Resource("nodemaintenances"), "", "404 page not found", 0, true)
 }
 
 func cordonsWhatIsMade(w *world) {

@@ -89,7 +89,8 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 		case err == nil || ctx.Err() != nil:
 		case mine != "" && answer.ObjectGone(err):
 			return withdrawn(node)
-		case answer.ObjectGone(err) && o.wait, answer.IsTemporary(err) && (mine != "" || o.wait):
+		// A cluster may never serve the API.
+		case answer.ObjectGone(err) && o.wait, answer.IsTemporary(err) && (mine != "" || o.wait && !answer.APIMissing(err)):
 		default:
 			return e.notOffered(ctx, c, node, err)
 		}

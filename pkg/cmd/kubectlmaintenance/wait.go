@@ -9,8 +9,7 @@ import (
 	"io"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
+	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance/glance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -197,7 +196,7 @@ func (e *environment) follow(
 ) error {
 	f, err := e.newFollower(ctx, c, nm.Name)
 	switch {
-	case apierrors.IsNotFound(err):
+	case answer.ObjectGone(err):
 		_, err = look(nil)
 		return err
 	case err != nil:
