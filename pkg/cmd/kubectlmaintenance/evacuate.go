@@ -260,11 +260,11 @@ func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuat
 	defer cancel()
 	r, pod := e.newReporter(out), first.Namespace+"/"+first.Spec.PodRef.Name
 	defer r.screen.Keep()
-	last, trouble := first, error(nil)
+	last, poll := first, reads{}
 	for {
 		state := glance.State(last)
 		done := glance.IsOver(state)
-		e.reportEvacuation(r, last, trouble, done)
+		e.reportEvacuation(r, last, poll.note(e.now()), done)
 		switch {
 		case state == glance.StateCancelled:
 			return exitWith(exitEnded, "the evacuation of pod %s was cancelled", pod)
@@ -276,7 +276,11 @@ func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuat
 			return evacuationEnded(ctx, last, pod, o.timeout.text)
 		case <-time.After(pollEvery):
 		}
-		now, err := c.haulout.MaintenanceV1alpha1().Evacuations(first.Namespace).Get(ctx, first.Name, metav1.GetOptions{})
+		poll.begin(e.now())
+		request, end := context.WithTimeout(ctx, answerWithin)
+		now, err := c.haulout.MaintenanceV1alpha1().Evacuations(first.Namespace).Get(request, first.Name, metav1.GetOptions{})
+		end()
+		poll.end(err)
 		switch {
 		case answer.ObjectGone(err) || err == nil && now.UID != first.UID:
 			return e.afterDeletion(ctx, c, first, pod)
@@ -287,20 +291,19 @@ func (e *environment) awaitEvacuation(ctx context.Context, c clients, o *evacuat
 		case err == nil:
 			last = now
 		}
-		trouble = err
 	}
 }
 
-// reportEvacuation shows the state of an Evacuation and the error of its last read.
-func (e *environment) reportEvacuation(r *reporter, last *v1alpha1.Evacuation, trouble error, final bool) {
+// reportEvacuation shows the state of an Evacuation, and the note that it may be out of date.
+func (e *environment) reportEvacuation(r *reporter, last *v1alpha1.Evacuation, note string, final bool) {
 	summary := show.EvacuationSummary(last)
-	if trouble != nil {
-		summary += "; " + outOfDate(trouble)
+	if note != "" {
+		summary += "; " + note
 	}
 	r.report(func(int) []screen.Line {
 		lines := show.Evacuation(last, e.now(), fitting(r.screen))
-		if trouble != nil {
-			lines = append(lines, screen.Line{Text: "  note: " + outOfDate(trouble), Style: screen.Warning})
+		if note != "" {
+			lines = append(lines, screen.Line{Text: "  note: " + note, Style: screen.Warning})
 		}
 		return lines
 	}, summary, final)

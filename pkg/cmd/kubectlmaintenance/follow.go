@@ -6,7 +6,7 @@ package kubectlmaintenance
 import (
 	"context"
 	"errors"
-	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -16,12 +16,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
-	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 )
 
@@ -52,14 +54,9 @@ type follower struct {
 	pressed chan struct{}
 
 	mu sync.Mutex
-	// trouble is the last error of a watch, and troubleAt its time.
-	trouble   error
-	troubleAt time.Time
+	// reads are those of each informer.
+	reads []*reads
 }
-
-// troubleFor is the time for which an error is shown. An error that persists occurs again and is
-// shown again.
-const troubleFor = 15 * time.Second
 
 // newFollower starts a follower, which runs until the context ends.
 func (e *environment) newFollower(ctx context.Context, c clients, name string) (*follower, error) {
@@ -72,31 +69,34 @@ func (e *environment) newFollower(ctx context.Context, c clients, name string) (
 		return nil, err
 	}
 	f := &follower{e: e, c: c, name: name, departures: map[types.UID]*show.Departures{}, changed: make(chan struct{}, 1)}
-	factory := informers.NewSharedInformerFactory(c.haulout, 0)
-	named := informers.NewSharedInformerFactoryWithOptions(c.haulout, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+	client := c.haulout.MaintenanceV1alpha1()
+	maintenances, err := newInformer[*v1alpha1.NodeMaintenanceList](f, &v1alpha1.NodeMaintenance{}, client.NodeMaintenances(), func(o *metav1.ListOptions) {
 		if name == "" {
 			o.LabelSelector = e.labels
 		} else {
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}
-	}))
-	all := []cache.SharedIndexInformer{named.Maintenance().V1alpha1().NodeMaintenances().Informer()}
-	f.maintenances = named.Maintenance().V1alpha1().NodeMaintenances().Lister()
-	_, err := c.haulout.MaintenanceV1alpha1().Evacuations(metav1.NamespaceAll).List(ctx, metav1.ListOptions{Limit: 1})
+	})
+	if err != nil {
+		return nil, err
+	}
+	all := []cache.SharedIndexInformer{maintenances}
+	f.maintenances = listers.NewNodeMaintenanceLister(maintenances.GetIndexer())
+	_, err = client.Evacuations(metav1.NamespaceAll).List(ctx, metav1.ListOptions{Limit: 1})
 	switch {
 	case err == nil:
-		all = append(all, factory.Maintenance().V1alpha1().Evacuations().Informer())
-		f.evacuations = factory.Maintenance().V1alpha1().Evacuations().Lister()
+		evacuations, err := newInformer[*v1alpha1.EvacuationList](f, &v1alpha1.Evacuation{}, client.Evacuations(metav1.NamespaceAll), func(*metav1.ListOptions) {})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, evacuations)
+		f.evacuations = listers.NewEvacuationLister(evacuations.GetIndexer())
 	case !apierrors.IsForbidden(err):
 		return nil, err
 	}
 	for _, informer := range all {
-		if err := f.watch(informer); err != nil {
-			return nil, err
-		}
+		go informer.RunWithContext(ctx)
 	}
-	named.StartWithContext(ctx)
-	factory.StartWithContext(ctx)
 	for _, informer := range all {
 		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 			return nil, ctx.Err()
@@ -105,25 +105,50 @@ func (e *environment) newFollower(ctx context.Context, c clients, name string) (
 	return f, nil
 }
 
-// watch adds handlers for changes and errors to an informer.
-func (f *follower) watch(informer cache.SharedIndexInformer) error {
+// listWatcher is the client of one kind of object.
+type listWatcher[L runtime.Object] interface {
+	List(ctx context.Context, options metav1.ListOptions) (L, error)
+	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+}
+
+// newInformer returns an informer that tells a follower about changes. The follower records the
+// requests itself: client-go passes no error to a handler while an address refuses connections, and
+// the objects are out of date also while it waits for its next attempt, up to a minute.
+func newInformer[L runtime.Object](f *follower, object runtime.Object, c listWatcher[L], only func(*metav1.ListOptions)) (cache.SharedIndexInformer, error) {
+	r := &reads{}
+	f.reads = append(f.reads, r)
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			only(&options)
+			f.begin(r)
+			list, err := c.List(ctx, options)
+			f.end(ctx, r, err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			only(&options)
+			f.begin(r)
+			w, err := c.Watch(ctx, options)
+			// client-go returns an empty watch if the server has not answered in time.
+			if err != nil || reflect.TypeOf(w) != reflect.TypeOf(watch.NewEmptyWatch()) {
+				f.end(ctx, r, err)
+			}
+			return w, err
+		},
+	}, f.c.haulout), object, 0, cache.Indexers{})
 	if err := informer.SetTransform(withoutManagedFields); err != nil {
-		return err
+		return nil, err
 	}
-	if err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-		// This is not an error: the informer restarts an expired watch.
-		if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-			f.setTrouble(err)
-		}
-	}); err != nil {
-		return err
+	// The default one logs the errors.
+	if err := informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}); err != nil {
+		return nil, err
 	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { f.setTrouble(nil) },
-		UpdateFunc: func(any, any) { f.setTrouble(nil) },
-		DeleteFunc: func(any) { f.setTrouble(nil) },
+		AddFunc:    func(any) { f.signal() },
+		UpdateFunc: func(any, any) { f.signal() },
+		DeleteFunc: func(any) { f.signal() },
 	})
-	return err
+	return informer, err
 }
 
 func withoutManagedFields(object any) (any, error) {
@@ -133,14 +158,62 @@ func withoutManagedFields(object any) (any, error) {
 	return object, nil
 }
 
-func (f *follower) setTrouble(err error) {
+// begin records that an informer sends a request.
+func (f *follower) begin(r *reads) {
 	f.mu.Lock()
-	f.trouble, f.troubleAt = err, f.e.now()
+	defer f.mu.Unlock()
+	r.begin(f.e.now())
+}
+
+// end records the answer to a request of an informer, unless the command ends.
+func (f *follower) end(ctx context.Context, r *reads, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		err = nil // the informer begins an expired watch again
+	}
+	f.mu.Lock()
+	r.end(err)
 	f.mu.Unlock()
+	f.signal()
+}
+
+// signal makes each show the facts again.
+func (f *follower) signal() {
 	select {
 	case f.changed <- struct{}{}:
 	default:
 	}
+}
+
+// note returns the note that the facts may be out of date; "" while the server answers.
+func (f *follower) note() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.e.now()
+	for _, r := range f.reads {
+		if note := r.note(now); note != "" {
+			return note
+		}
+	}
+	return ""
+}
+
+// report shows lines or, without a terminal, their summary, with the note that they may be out of
+// date.
+func (f *follower) report(r *reporter, o show.Options, lines func(show.Options) []screen.Line, summary string, final bool) {
+	note := f.note()
+	if note != "" {
+		summary += "; " + note
+	}
+	r.report(func(int) []screen.Line {
+		noted := o.Note(note)
+		if o.Rows > 0 {
+			o.Rows = max(o.Rows-len(noted), 1)
+		}
+		return append(noted, lines(o)...)
+	}, summary, final)
 }
 
 // facts returns the facts about each maintenance, sorted by name. It is empty if none exists.
@@ -160,6 +233,10 @@ func (f *follower) facts() ([]show.Facts, error) {
 			evacuations = append(evacuations, *one)
 		}
 	}
+	var notes []string
+	if f.evacuations == nil {
+		notes = append(notes, noteForbidden)
+	}
 	var out []show.Facts
 	for _, nm := range found {
 		if f.name != "" && nm.Name != f.name {
@@ -172,28 +249,10 @@ func (f *follower) facts() ([]show.Facts, error) {
 			f.departures[nm.UID].See(nm, evacuations)
 		}
 		out = append(out, show.Facts{
-			Maintenance: nm, Evacuations: evacuations, Departures: f.departures[nm.UID], Notes: f.notes(), Now: f.e.now(),
+			Maintenance: nm, Evacuations: evacuations, Departures: f.departures[nm.UID], Notes: notes, Now: f.e.now(),
 		})
 	}
 	return out, nil
-}
-
-func (f *follower) notes() []string {
-	var notes []string
-	if f.evacuations == nil {
-		notes = append(notes, noteForbidden)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.trouble != nil && f.e.now().Sub(f.troubleAt) < troubleFor {
-		notes = append(notes, outOfDate(f.trouble))
-	}
-	return notes
-}
-
-// outOfDate is the note that is shown while reads fail.
-func outOfDate(trouble error) string {
-	return fmt.Sprintf("this may be out of date: the server does not answer; retrying (%v)", trouble)
 }
 
 // each calls look with the facts after every change, after every key, and at least once a second,

@@ -146,19 +146,22 @@ func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r 
 	defer reporter.end(ctx)
 	f := show.RolloutFacts{Rollout: r}
 	var pastAt time.Time
-	var trouble error
+	var poll, pastPoll reads
 	for {
-		if f.Now = e.now(); trouble == nil && f.Now.Sub(pastAt) >= pastEvery {
-			if past, notes, err := pastOf(ctx, c, r); err != nil {
-				f.Notes = []string{outOfDate(err)}
+		if f.Now = e.now(); poll.err == nil && f.Now.Sub(pastAt) >= pastEvery {
+			pastPoll.begin(f.Now)
+			past, notes, err := pastOf(ctx, c, r)
+			pastPoll.end(err)
+			if err != nil {
+				f.Notes = []string{pastPoll.note(f.Now)}
 			} else {
 				f.Maintenances, f.Notes = past, notes
 			}
 			pastAt = f.Now
 		}
 		shown := f
-		if trouble != nil {
-			shown.Notes = []string{outOfDate(trouble)}
+		if note := poll.note(f.Now); note != "" {
+			shown.Notes = []string{note}
 		}
 		done := isOver(*f.Rollout)
 		reporter.report(func(int) []screen.Line { return show.Rollout(shown, o.fitting(reporter.screen)) },
@@ -171,15 +174,21 @@ func (e *environment) watchRollout(ctx context.Context, c clients, o *output, r 
 			return nil, ctx.Err()
 		case <-time.After(rolloutPollEvery):
 		}
-		now, err := c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(ctx, r.Name, metav1.GetOptions{})
-		switch trouble = err; {
+		poll.begin(e.now())
+		request, end := context.WithTimeout(ctx, answerWithin)
+		now, err := c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Get(request, r.Name, metav1.GetOptions{})
+		end()
+		poll.end(err)
+		switch {
 		case answer.ObjectGone(err) || err == nil && now.UID != r.UID:
 			reporter.screen.Keep()
 			reporter.screen.Printf("%s was deleted.", r.Name)
 			return nil, nil
 		case err == nil:
 			f.Rollout = now
-		case ctx.Err() == nil && !answer.IsTemporary(err):
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case !answer.IsTemporary(err):
 			return nil, err
 		}
 	}

@@ -147,8 +147,8 @@ func (e *environment) watchLines(ctx context.Context, f *follower, o *output, na
 	r := e.newReporter(e.Out)
 	err := f.each(ctx, func(all []show.Facts) (bool, error) {
 		if name == "" {
-			lines, text := watchAll(all, func() show.Options { return o.fitting(r.screen) })
-			r.report(lines, text, false)
+			table := func(o show.Options) []screen.Line { return showAll(all, o) }
+			f.report(r, o.fitting(r.screen), table, summaryOfAll(all), false)
 			return false, nil
 		}
 		if len(all) == 0 {
@@ -156,9 +156,9 @@ func (e *environment) watchLines(ctx context.Context, f *follower, o *output, na
 			r.screen.Printf("%s was deleted.", name)
 			return true, nil
 		}
-		lines := func(int) []screen.Line { return show.Status(all[0], o.fitting(r.screen)) }
+		lines := func(o show.Options) []screen.Line { return show.Status(all[0], o) }
 		done := v1alpha1.IsDone(all[0].Maintenance)
-		r.report(lines, show.Summary(all[0]), done)
+		f.report(r, o.fitting(r.screen), lines, show.Summary(all[0]), done)
 		if done {
 			r.screen.Printf("%s is complete.", name)
 		}
@@ -168,7 +168,8 @@ func (e *environment) watchLines(ctx context.Context, f *follower, o *output, na
 	return err
 }
 
-func watchAll(all []show.Facts, options func() show.Options) (lines func(int) []screen.Line, text string) {
+// summaryOfAll returns the progress of the maintenances that are not complete in one line.
+func summaryOfAll(all []show.Facts) string {
 	summaries := make([]string, 0, len(all))
 	for i := range all {
 		if !v1alpha1.IsDone(all[i].Maintenance) {
@@ -176,7 +177,7 @@ func watchAll(all []show.Facts, options func() show.Options) (lines func(int) []
 		}
 	}
 	if len(summaries) == 0 {
-		summaries = []string{"no maintenance is active"}
+		return "no maintenance is active"
 	}
-	return func(int) []screen.Line { return showAll(all, options()) }, strings.Join(summaries, "; ")
+	return strings.Join(summaries, "; ")
 }

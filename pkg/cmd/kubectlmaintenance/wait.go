@@ -210,8 +210,8 @@ func (e *environment) follow(
 		}
 		facts := all[0]
 		done, err := look(facts.Maintenance)
-		lines := func(int) []screen.Line { return show.Status(facts, fitting(r.screen)) }
-		r.report(lines, show.Summary(facts), done || err != nil)
+		lines := func(o show.Options) []screen.Line { return show.Status(facts, o) }
+		f.report(r, fitting(r.screen), lines, show.Summary(facts), done || err != nil)
 		return done, err
 	})
 }

@@ -77,14 +77,14 @@ func (e *environment) watchFull(ctx context.Context, f *follower, w *fullWatch) 
 	var last *show.Facts
 	err := f.each(ctx, func(all []show.Facts) (bool, error) {
 		if w.name == "" {
-			w.draw(all)
+			w.draw(all, f.note())
 			return false, nil
 		}
 		if len(all) == 0 || last != nil && all[0].Maintenance.UID != last.Maintenance.UID {
 			return true, nil
 		}
 		last = &all[0]
-		w.draw(all)
+		w.draw(all, f.note())
 		return v1alpha1.IsDone(last.Maintenance), nil
 	})
 	w.close()
@@ -126,6 +126,8 @@ type fullWatch struct {
 	// not cut, so that the user can scroll; from is then the first line that is shown.
 	blockers, all bool
 	from          int
+	// rows is the number of lines between the note and the keys.
+	rows int
 }
 
 // open switches to the alternate screen. It returns false if the terminal does not allow it.
@@ -180,7 +182,7 @@ func (w *fullWatch) read(end context.CancelCauseFunc) {
 func (w *fullWatch) press(key screen.Key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	page := max(w.screen.Rows()-1, 1)
+	page := max(w.rows-1, 1)
 	isCut := !w.all && !w.blockers && w.output.format() != wide
 	switch key {
 	case screen.KeyBlockers:
@@ -209,10 +211,10 @@ func (w *fullWatch) press(key screen.Key) {
 	w.from = max(w.from, 0)
 }
 
-// draw draws the lines from the one that the user has scrolled to, above a line with the keys.
-// Before the user scrolls, it shows as much of each part of the progress as there is room for, and
-// afterwards all of it.
-func (w *fullWatch) draw(all []show.Facts) {
+// draw draws the lines from the one that the user has scrolled to, between the note, if any, and a
+// line with the keys. Before the user scrolls, it shows as much of each part of the progress as
+// there is room for, and afterwards all of it.
+func (w *fullWatch) draw(all []show.Facts, note string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.full == nil {
@@ -220,23 +222,24 @@ func (w *fullWatch) draw(all []show.Facts) {
 	}
 	o := w.output.options(w.screen)
 	o.Scrolls = true
-	rows := w.screen.Rows()
+	head := o.Note(note)
+	w.rows = max(w.screen.Rows()-len(head), 1)
 	if !w.all && !w.blockers && !o.Wide {
-		o.Rows = rows
+		o.Rows = w.rows
 	} else {
 		o.Wide = true
 	}
 	lines := o.Fit(w.lines(all, o)...)
-	w.from = max(min(w.from, len(lines)-rows), 0)
-	lines = slices.Clone(lines[w.from:min(w.from+rows, len(lines))])
-	for len(lines) < rows {
+	w.from = max(min(w.from, len(lines)-w.rows), 0)
+	lines = slices.Clone(lines[w.from:min(w.from+w.rows, len(lines))])
+	for len(lines) < w.rows {
 		lines = append(lines, screen.Line{})
 	}
 	keys := "q quit   b blockers   up/down scroll"
 	if w.blockers {
 		keys = "q quit   b progress   up/down scroll"
 	}
-	w.full.Show(append(lines, screen.Line{Text: keys, Style: screen.Faint}))
+	w.full.Show(slices.Concat(head, lines, []screen.Line{{Text: keys, Style: screen.Faint}}))
 }
 
 // lines returns the lines of the progress or of the blockers.

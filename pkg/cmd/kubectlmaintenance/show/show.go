@@ -126,6 +126,17 @@ func split(text string, columns, first int) (head, tail string) {
 	return strings.TrimRight(text[:at], " "), strings.TrimLeft(text[at:], " ")
 }
 
+// noteRows is the maximum number of lines of Note, which take the place of others.
+const noteRows = 2
+
+// Note shows a note about all lines below it; none if the text is empty.
+func (o Options) Note(text string) []screen.Line {
+	if text == "" {
+		return nil
+	}
+	return o.shorten(o.Fit(wrap("", "note: "+text, o.columns(), screen.Warning)...), noteRows)
+}
+
 // shorten returns at most limit lines, and marks the end of the last one if lines are missing.
 func (o Options) shorten(lines []screen.Line, limit int) []screen.Line {
 	if len(lines) <= limit {

@@ -227,6 +227,15 @@ func TestWrap(t *testing.T) {
 	}
 }
 
+// TestNote checks that a note leaves room for what it is about.
+func TestNote(t *testing.T) {
+	o := Options{Columns: 30}
+	is.Equal(t, Text(o.Note("")), "")
+	is.Equal(t, Text(o.Note("the server is away")), "note: the server is away\n")
+	is.Equal(t, Text(o.Note("the server has not answered since 10:00:00Z; retrying (no, and no, and no)")),
+		"note: the server has not\nanswered since 10:00:00Z; …\n")
+}
+
 // TestManyNodes checks that a long list of nodes is truncated and ends with the number of omitted
 // nodes.
 func TestManyNodes(t *testing.T) {
