@@ -27,13 +27,10 @@ func NewLatest[T runtime.Object](store cache.Store) Latest[T] {
 }
 
 // Get returns an object by its key in the informer.
-func (l Latest[T]) Get(key string) (object T, exists bool, err error) {
-	found, exists, err := l.objects.GetByKey(key)
-	if err != nil || !exists {
-		return object, false, err
-	}
-	object, ok := found.(T)
-	return object, ok, nil
+func (l Latest[T]) Get(key string) (object T, exists bool) {
+	found, _, _ := l.objects.GetByKey(key) // the store of an informer never fails
+	object, exists = found.(T)
+	return object, exists
 }
 
 // Wrote records the object that the API returned for a write of this process.

@@ -160,11 +160,11 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 // Sync reconciles a node from its cached state. If the node has changed since, the API server
 // refuses the write with a conflict, and Sync decides again from a live read.
 func (c *Controller) Sync(ctx context.Context, name string) error {
-	cached, exists, err := c.state.Nodes.Get(name)
-	if err != nil || !exists {
-		return err
+	cached, exists := c.state.Nodes.Get(name)
+	if !exists {
+		return nil
 	}
-	err = c.sync(ctx, cached)
+	err := c.sync(ctx, cached)
 	if apierrors.IsConflict(err) {
 		var node *corev1.Node
 		node, err = c.host.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})

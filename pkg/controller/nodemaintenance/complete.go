@@ -46,11 +46,11 @@ func (c *Controller) heldNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 		}
 	}
 	for name := range names {
-		node, exists, err := c.state.Nodes.Get(name)
-		if err == nil && exists && isUntaken(node, nm) {
+		node, exists := c.state.Nodes.Get(name)
+		if exists && isUntaken(node, nm) {
 			continue
 		}
-		if err == nil && exists && (marks.UIDs(node).Has(nm.UID) || c.isToBeUncordoned(node, nm)) || !c.isQuiet(name) {
+		if exists && (marks.UIDs(node).Has(nm.UID) || c.isToBeUncordoned(node, nm)) || !c.isQuiet(name) {
 			held.Insert(name)
 		}
 	}
@@ -62,7 +62,7 @@ func (c *Controller) lostNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	lost := sets.New[string]()
 	for i := range nm.Status.NodeStatuses {
 		if name := nm.Status.NodeStatuses[i].NodeRef.Name; nm.Status.NodeStatuses[i].Task != nil {
-			if _, exists, err := c.state.Nodes.Get(name); err == nil && !exists {
+			if _, exists := c.state.Nodes.Get(name); !exists {
 				lost.Insert(name)
 			}
 		}

@@ -94,7 +94,7 @@ type Controller struct {
 	withdrawals *withdrawals
 	forecasts   *forecasts
 	selection   *selection.Selection
-	// holders returns the maintenances of a node, each in the state that get returns.
+	// holders returns the maintenances of a node, each in the state that latest has.
 	holders holds.Index
 	state   *nodestate.State
 	rights  *rights.Cache
@@ -148,7 +148,12 @@ func New(config Config) (*Controller, error) {
 		longGrace:    config.LongGrace,
 		completedTTL: config.CompletedTTL,
 	}
-	c.holders = holds.Index{On: c.selection.MaintenancesOn, Get: c.get}
+	c.holders = holds.Index{On: c.selection.MaintenancesOn, Get: func(name string) (*v1alpha1.NodeMaintenance, error) {
+		if nm, exists := c.latest.Get(name); exists {
+			return nm, nil
+		}
+		return nil, apierrors.NewNotFound(v1alpha1.Resource("nodemaintenances"), name)
+	}}
 	c.withdrawals = newWithdrawals(c, config)
 	c.forecasts = newForecasts(c, config)
 	if err := nodestate.AddNodesByMaintenance(nodes.Informer()); err != nil {
@@ -216,8 +221,8 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 		c.problems.Tell(item, "") // the same refusal of a later write gets another event
 		return
 	}
-	nm, getErr := c.get(item)
-	if getErr != nil || v1alpha1.IsDone(nm) {
+	nm, exists := c.latest.Get(item)
+	if !exists || v1alpha1.IsDone(nm) {
 		return
 	}
 	if status, visible := c.showFailure(nm); visible {
@@ -232,13 +237,10 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 }
 
 func (c *Controller) sync(ctx context.Context, item string) error {
-	nm, err := c.get(item)
-	if apierrors.IsNotFound(err) {
+	nm, exists := c.latest.Get(item)
+	if !exists {
 		c.forget(item)
 		return nil
-	}
-	if err != nil {
-		return err
 	}
 	shown, err := c.selection.Shows(nm)
 	switch {
@@ -253,19 +255,6 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	default:
 		return c.reconcile(ctx, nm)
 	}
-}
-
-// get returns a maintenance in the cached state or in the newer state that this controller has
-// written.
-func (c *Controller) get(name string) (*v1alpha1.NodeMaintenance, error) {
-	nm, exists, err := c.latest.Get(name)
-	if err != nil {
-		return nil, err
-	}
-	if !exists {
-		return nil, apierrors.NewNotFound(v1alpha1.Resource("nodemaintenances"), name)
-	}
-	return nm, nil
 }
 
 // forget drops what is kept in memory about a deleted maintenance.

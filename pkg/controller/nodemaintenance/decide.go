@@ -231,8 +231,6 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 		NodeRef: node.NodeRef, DrainTargets: node.DrainTargets, Task: f.taskEntry(node.NodeRef.Name, node.Task, node.gone),
 	}
 	switch {
-	case node.err != nil:
-		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
 	case node.gone && v1alpha1.IsHolding(f.subject.NodeMaintenance) &&
 		(f.subject.Spec.NewNodes != v1alpha1.NewNodesPolicyJoin || f.tasks[node.NodeRef.Name] != nil):
 		// A node that is registered again joins because of this entry. With the policy Join every

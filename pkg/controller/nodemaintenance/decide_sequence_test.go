@@ -4,7 +4,6 @@
 package nodemaintenance
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -276,7 +275,6 @@ func TestDecideFormerNodes(t *testing.T) {
 		"it is gone and may come back under its name": {node: formerNode{gone: true}, message: "Node is gone", reason: v1alpha1.NodeStatusGone},
 		"it is gone, and every new node joins":        {nm: newMaintenance("m", joining), node: formerNode{gone: true}},
 		"it is gone, and the maintenance is Idle":     {nm: newMaintenance("m", createdAt(stageIdle)), node: formerNode{gone: true}},
-		"it cannot be read":                           {node: formerNode{err: errors.New("a cache is broken")}, message: "a cache is broken"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm := test.nm

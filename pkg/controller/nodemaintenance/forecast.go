@@ -46,14 +46,8 @@ func newForecasts(c *Controller, config Config) *forecasts {
 
 // reconcile reads the preview of a maintenance and emits an event if it has blockers.
 func (f *forecasts) reconcile(ctx context.Context, name string) error {
-	nm, err := f.c.get(name)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if !v1alpha1.IsDraining(nm) {
+	nm, exists := f.c.latest.Get(name)
+	if !exists || !v1alpha1.IsDraining(nm) {
 		return nil
 	}
 	preview, err := f.c.maintenance.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -125,7 +124,6 @@ type formerNode struct {
 	// registered it again, without the labels by which the maintenance selects it. released is set
 	// if the maintenance has released it.
 	gone, reinstalled, released bool
-	err                         error
 }
 
 // refusal is the reason why a pod has no Evacuation of ours: its namespace is terminating, or two
@@ -164,9 +162,7 @@ func (c *Controller) gather(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 	places := newPlaces(c)
 	f.subject = c.member(ctx, f, nm, places)
 	if v1alpha1.IsDraining(nm) {
-		if err := c.gatherDrain(ctx, f, places); err != nil {
-			return nil, err
-		}
+		c.gatherDrain(ctx, f, places)
 	}
 	if err := c.gatherNodes(f); err != nil {
 		return nil, err
@@ -179,11 +175,9 @@ func (c *Controller) gather(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 }
 
 // gatherDrain reads the inputs that only stage Drain needs.
-func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) (err error) {
+func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) {
 	if f.draining = []*member{f.subject}; !v1alpha1.IsPaused(f.subject.NodeMaintenance) {
-		if f.draining, err = c.component(ctx, f, places); err != nil {
-			return err
-		}
+		f.draining = c.component(ctx, f, places)
 	}
 	f.attached = c.attachedVolumes(f.subject.inside)
 	f.unsettled = c.state.Cordons.Unsettled(f.subject.inside...)
@@ -194,7 +188,6 @@ func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) 
 			f.unconfirmed = append(f.unconfirmed, node.Name)
 		}
 	}
-	return nil
 }
 
 func (c *Controller) gatherNodes(f *facts) error {
@@ -249,10 +242,10 @@ func (c *Controller) gatherFormer(f *facts) {
 		if selected.Has(name) {
 			continue
 		}
-		node, exists, err := c.state.Nodes.Get(name)
-		former.err, former.gone = err, err == nil && !exists
-		former.reinstalled = err == nil && exists && node.UID != former.NodeRef.UID && f.tasks[name] != nil && protocol.IsInHands(f.tasks[name].Status.State)
-		former.released = err == nil && exists && !marks.UIDs(node).Has(f.subject.UID) && c.isQuiet(name)
+		node, exists := c.state.Nodes.Get(name)
+		former.gone = !exists
+		former.reinstalled = exists && node.UID != former.NodeRef.UID && f.tasks[name] != nil && protocol.IsInHands(f.tasks[name].Status.State)
+		former.released = exists && !marks.UIDs(node).Has(f.subject.UID) && c.isQuiet(name)
 		c.gatherTrouble(f, name)
 		f.former = append(f.former, former)
 	}
@@ -295,7 +288,7 @@ func (m *member) uncordoned() []string {
 // component returns the draining maintenances that share nodes with the subject, directly or
 // indirectly. The subject is the first. A paused maintenance is not among the others, since nothing
 // would wait for its pods to leave before the resume.
-func (c *Controller) component(ctx context.Context, f *facts, places *places) ([]*member, error) {
+func (c *Controller) component(ctx context.Context, f *facts, places *places) []*member {
 	component := []*member{f.subject}
 	seen := map[string]bool{f.subject.Name: true}
 	for i := 0; i < len(component); i++ {
@@ -304,17 +297,14 @@ func (c *Controller) component(ctx context.Context, f *facts, places *places) ([
 				continue
 			}
 			seen[name] = true
-			other, err := c.get(name)
-			if apierrors.IsNotFound(err) || err == nil && (!v1alpha1.IsDraining(other) || v1alpha1.IsPaused(other)) {
+			other, exists := c.latest.Get(name)
+			if !exists || !v1alpha1.IsDraining(other) || v1alpha1.IsPaused(other) {
 				continue
-			}
-			if err != nil {
-				return nil, err
 			}
 			component = append(component, c.member(ctx, f, other, places))
 		}
 	}
-	return component, nil
+	return component
 }
 
 // member determines for which nodes the waves of a maintenance wait. An Idle maintenance changes no

@@ -29,13 +29,7 @@ func indexByMaintenance(obj any) ([]string, error) {
 // TaskOn returns the NodeTask of a node, in the cached state or in the newer state that this
 // process has written, or nil.
 func (s *State) TaskOn(node string) *v1alpha1.NodeTask {
-	task, exists, err := s.Tasks.Get(node)
-	if err != nil {
-		utilruntime.HandleError(fmt.Errorf("get the task of node %s from the cache: %w", node, err))
-	}
-	if err != nil || !exists {
-		return nil
-	}
+	task, _ := s.Tasks.Get(node)
 	return task
 }
 

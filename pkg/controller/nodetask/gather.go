@@ -28,11 +28,7 @@ func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	f := &facts{now: now, served: now.Sub(c.started), task: c.state.TaskOn(name), volumes: c.state.VolumesOn(name)}
 	last := c.hear(name, f.task, now)
 	f.heard, f.entered = last.at, last.entered
-	node, exists, err := c.state.Nodes.Get(name)
-	if err != nil {
-		return nil, err
-	}
-	if exists {
+	if node, exists := c.state.Nodes.Get(name); exists {
 		f.node = node
 		f.doneWhen = func(expression string, before v1alpha1.NodeVersions) (bool, error) {
 			program, err := nodeexpr.Compile(expression)

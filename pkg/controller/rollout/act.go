@@ -121,10 +121,7 @@ func (c *Controller) isCurrent(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("list the rollouts: %w", err)
 	}
 	for i := range list.Items {
-		known, exists, err := c.rollouts.Get(list.Items[i].Name)
-		if err != nil {
-			return false, err
-		}
+		known, exists := c.rollouts.Get(list.Items[i].Name)
 		if !exists || known.ResourceVersion != list.Items[i].ResourceVersion {
 			return false, nil
 		}

@@ -177,7 +177,7 @@ func (c *Controller) cached() []*v1alpha1.NodeMaintenanceRollout {
 func (c *Controller) all() []*v1alpha1.NodeMaintenanceRollout {
 	var all []*v1alpha1.NodeMaintenanceRollout
 	for _, r := range c.cached() {
-		if latest, exists, err := c.rollouts.Get(r.Name); err == nil && exists {
+		if latest, exists := c.rollouts.Get(r.Name); exists {
 			all = append(all, latest)
 		}
 	}
@@ -194,16 +194,13 @@ func (c *Controller) timedSync(ctx context.Context, name string) error {
 			c.queue.Add(name)
 		}
 	}
-	_, exists, _ := c.rollouts.Get(name)
+	_, exists := c.rollouts.Get(name)
 	c.costs.Change(name, func(time.Duration, bool) (time.Duration, bool) { return c.clock.Since(started), exists })
 	return err
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
-	r, exists, err := c.rollouts.Get(name)
-	if err != nil {
-		return err
-	}
+	r, exists := c.rollouts.Get(name)
 	if !exists {
 		c.written.Forget(name)
 		c.problems.Forget(name)

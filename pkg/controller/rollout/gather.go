@@ -89,8 +89,8 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 		if f.own[name] != nil {
 			return true
 		}
-		_, exists, err := c.created.Get(name)
-		return exists || err != nil
+		_, exists := c.created.Get(name)
+		return exists
 	}
 	tasks, err := c.cluster.NodeTasks.Lister().List(labels.Everything())
 	if err != nil {
@@ -167,11 +167,7 @@ func (c *Controller) attemptsOf(r *v1alpha1.NodeMaintenanceRollout) ([]*v1alpha1
 	slices.Sort(keys)
 	attempts := make([]*v1alpha1.NodeMaintenance, 0, len(keys))
 	for _, key := range keys {
-		nm, exists, err := c.created.Get(key)
-		if err != nil {
-			return nil, err
-		}
-		if exists {
+		if nm, exists := c.created.Get(key); exists {
 			attempts = append(attempts, nm)
 		}
 	}
@@ -195,8 +191,9 @@ func (c *Controller) findOwn(ctx context.Context, f *facts) error {
 			continue
 		}
 		// The cache may have it by now.
-		nm, exists, err := c.created.Get(name)
-		if err == nil && !exists {
+		var err error
+		nm, exists := c.created.Get(name)
+		if !exists {
 			nm, err = c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
 		}
 		if apierrors.IsNotFound(err) {
@@ -283,7 +280,7 @@ func (c *Controller) podsOn(node *corev1.Node) int {
 func (c *Controller) holdersOf(node string) []*v1alpha1.NodeMaintenance {
 	var holders []*v1alpha1.NodeMaintenance
 	for _, name := range c.selection.MaintenancesOn(node) {
-		if nm, exists, err := c.created.Get(name); err == nil && exists {
+		if nm, exists := c.created.Get(name); exists {
 			holders = append(holders, nm)
 		}
 	}

@@ -117,8 +117,8 @@ func newLargeWorld(tb testing.TB, nodes, pods int) *largeWorld {
 	client, own := fake.NewClientset(objects...), versionedfake.NewClientset()
 	client.PrependReactor("patch", "deployments", w.scale)
 	client.PrependReactor("get", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-		d, _, err := w.c.latestDeployments.Get(w.key.String())
-		return true, d, err
+		d, _ := w.c.latestDeployments.Get(w.key.String())
+		return true, d, nil
 	})
 	own.PrependReactor("update", "evacuations", w.report)
 	w.c = must.Get(New(Config{

@@ -41,14 +41,11 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 		now: c.clock.Now(), servingSince: c.since(), timeout: c.timeout, startDeadline: c.startDeadline, off: c.off,
 		memory: known.memory, refused: known.refused,
 	}
-	deployment, exists, err := c.latestDeployments.Get(key.String())
-	if err != nil {
-		return s, err
-	}
-	if exists {
+	if deployment, exists := c.latestDeployments.Get(key.String()); exists {
 		s.deployment = deployment
 		s.readAnnotations()
 	}
+	var err error
 	if s.autoscalers, err = c.autoscalersOf(key); err != nil {
 		return s, err
 	}
@@ -92,11 +89,7 @@ func (c *Controller) autoscalersOf(key types.NamespacedName) ([]*autoscalingv2.H
 		if !ok {
 			continue
 		}
-		latest, exists, err := c.latestAutoscalers.Get(cache.MetaObjectToName(a).String())
-		if err != nil {
-			return nil, err
-		}
-		if exists {
+		if latest, exists := c.latestAutoscalers.Get(cache.MetaObjectToName(a).String()); exists {
 			found = append(found, latest)
 		}
 	}

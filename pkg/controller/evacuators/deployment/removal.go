@@ -214,9 +214,9 @@ func (c *Controller) isConfirmed(deployment types.NamespacedName, r removal) boo
 		p, err := c.podLister.Pods(was.Namespace).Get(was.Name)
 		return err == nil && p.UID == was.UID && p.DeletionTimestamp == nil
 	}) {
-		d, exists, err := c.latestDeployments.Get(deployment.String())
+		d, exists := c.latestDeployments.Get(deployment.String())
 		switch {
-		case err != nil || !exists || r.writes == 0:
+		case !exists || r.writes == 0:
 			// The ReplicaSet may still exist, and still have to delete the pods.
 			return false
 		case d.Generation == r.generation:
@@ -406,8 +406,8 @@ func (c *Controller) namesOfBudgets(p *corev1.Pod) (names []types.NamespacedName
 func (c *Controller) mayShrink(key types.NamespacedName, to int32, scaled bool, err error) bool {
 	if scaled {
 		// If a user has set the number, it stays.
-		d, exists, err := c.latestDeployments.Get(key.String())
-		return err == nil && exists && surge.Replicas(d) <= to
+		d, exists := c.latestDeployments.Get(key.String())
+		return exists && surge.Replicas(d) <= to
 	}
 	var unsent unsentError
 	if errors.As(err, &unsent) {

@@ -98,8 +98,8 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 		return Standing{}
 	}
 	// The scale-down that ends a surge must count from the moment of its write.
-	d, exists, err := c.latestDeployments.Get(key.String())
-	if err != nil || !exists {
+	d, exists := c.latestDeployments.Get(key.String())
+	if !exists {
 		return Standing{}
 	}
 	// The events may not have been handled yet.
@@ -140,8 +140,8 @@ func (c *Controller) IsSurging(p *corev1.Pod) bool {
 	if !ok {
 		return false
 	}
-	d, exists, err := c.latestDeployments.Get(key.String())
-	if err != nil || !exists {
+	d, exists := c.latestDeployments.Get(key.String())
+	if !exists {
 		return false
 	}
 	return isSurgeUp(d) || isShrinking(d)
