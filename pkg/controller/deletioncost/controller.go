@@ -76,7 +76,7 @@ type Controller struct {
 	isSurplus  func(*corev1.Pod) bool
 	isSurging  func(*corev1.Pod) bool
 	neverLower bool
-	synced     []cache.InformerSynced
+	synced     cache.InformerSynced
 	// queue has the pods that changed. lowering has the pods whose cost is to be lowered. It has a
 	// worker of its own, so that costs of other pods are still restored if one write hangs.
 	queue, lowering *loop.Queue[types.NamespacedName]
@@ -128,7 +128,7 @@ func New(config Config) (*Controller, error) {
 func (c *Controller) Run(ctx context.Context, _ int) {
 	defer c.queue.ShutDown()
 	defer c.lowering.ShutDown()
-	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
+	ctx, ok := loop.Start(ctx, Name, workers, c.synced)
 	if !ok {
 		return
 	}

@@ -43,7 +43,7 @@ func (c *Controller) watch(evacuations, nodes cache.SharedIndexInformer, pods *p
 			UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) },
 		}},
 	)
-	c.synced = append(c.synced, synced...)
+	c.synced = append(c.synced, synced)
 	return err
 }
 

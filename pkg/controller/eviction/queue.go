@@ -160,7 +160,7 @@ func New(cfg Config) (*Queue, error) {
 		podcache.Handled{Informer: cfg.Pods, Handler: podcache.HandlerOf(q.podChanged)},
 		podcache.Handled{Informer: cfg.Budgets.Informer(), Handler: podcache.HandlerOf(q.budgetChanged)},
 	)
-	q.synced = append(q.synced, synced...)
+	q.synced = append(q.synced, synced)
 	return q, err
 }
 

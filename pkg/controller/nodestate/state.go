@@ -82,6 +82,8 @@ type Subscriber struct {
 
 // State has the shared state of nodes and their pods. It is safe for concurrent use.
 type State struct {
+	// HasSynced reports whether the state has processed the initial lists of the informers.
+	HasSynced cache.InformerSynced
 	// Cordons and Taints record the cordons and the taints of the server.
 	Cordons, Taints *Cordons
 	// Troubles has the failures by node.
@@ -114,7 +116,6 @@ type State struct {
 	// withTask are the names of the maintenances that have a task and have not released all nodes.
 	withTask    loop.Memory[string, struct{}]
 	subscribers []Subscriber
-	synced      []cache.InformerSynced
 }
 
 // New creates a State and registers its handlers and indexes; the informers must not run yet.
@@ -153,7 +154,7 @@ func New(config Config) (*State, error) {
 	if err != nil {
 		return nil, fmt.Errorf("add indexes: %w", err)
 	}
-	s.synced, err = podcache.AddHandlers(
+	s.HasSynced, err = podcache.AddHandlers(
 		podcache.Handled{Informer: config.Cluster.Pods, Handler: podcache.HandlerOf(s.podChanged)},
 		podcache.Handled{Informer: evacuations, Handler: podcache.HandlerOf(s.evacuationChanged)},
 		podcache.Handled{Informer: tasks, Handler: podcache.HandlerOf(s.taskChanged)},
@@ -169,16 +170,6 @@ func New(config Config) (*State, error) {
 // yet.
 func (s *State) Subscribe(subscriber Subscriber) {
 	s.subscribers = append(s.subscribers, subscriber)
-}
-
-// HasSynced reports whether the state has processed the initial lists of the informers.
-func (s *State) HasSynced() bool {
-	for _, synced := range s.synced {
-		if !synced() {
-			return false
-		}
-	}
-	return true
 }
 
 func (s *State) nodeChanged(change selection.NodeChange) {

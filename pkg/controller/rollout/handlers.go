@@ -31,7 +31,7 @@ func (c *Controller) subscribe() error {
 	if err != nil {
 		return fmt.Errorf("watch rollouts and NodeTasks: %w", err)
 	}
-	c.synced = append(c.synced, synced...)
+	c.synced = append(c.synced, synced)
 	return nil
 }
 

@@ -34,13 +34,15 @@ const Lingering = 2 * time.Minute
 // its maintenances without matching every selector again. Only the handlers of the informers change
 // it. Maintenances that have released all their nodes select nothing.
 type Selection struct {
+	// HasSynced reports whether the index has processed the initial lists of the informers.
+	HasSynced cache.InformerSynced
+
 	clock clock.PassiveClock
 	// match evaluates the terms of a selector for a node. With many terms and nodes this takes
 	// long, so it is called without the lock, except for nodes that change at the same time.
 	match func(*nodeselector.Selector, *corev1.Node) nodeselector.Match
-	// subscribers are called after changes; synced are the handlers of this index.
+	// subscribers are called after changes.
 	subscribers []Subscriber
-	synced      []cache.InformerSynced
 
 	mu           sync.Mutex
 	nodes        map[string]*corev1.Node

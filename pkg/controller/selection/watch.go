@@ -47,7 +47,7 @@ type NodeChange struct {
 func New(nodes, maintenances cache.SharedIndexInformer, clock clock.PassiveClock) (*Selection, error) {
 	s := newSelection(clock)
 	var err error
-	s.synced, err = podcache.AddHandlers(
+	s.HasSynced, err = podcache.AddHandlers(
 		podcache.Handled{Informer: maintenances, Handler: podcache.HandlerOf(s.maintenanceChanged)},
 		podcache.Handled{Informer: nodes, Handler: podcache.HandlerOf(s.nodeChanged)},
 	)
@@ -72,16 +72,6 @@ func newSelection(clock clock.PassiveClock) *Selection {
 // yet.
 func (s *Selection) Subscribe(subscriber Subscriber) {
 	s.subscribers = append(s.subscribers, subscriber)
-}
-
-// HasSynced reports whether the index has processed the initial lists of the informers.
-func (s *Selection) HasSynced() bool {
-	for _, synced := range s.synced {
-		if !synced() {
-			return false
-		}
-	}
-	return true
 }
 
 func (s *Selection) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {

@@ -4,6 +4,8 @@
 package podcache
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -215,9 +217,9 @@ type Handled struct {
 	Handler cache.ResourceEventHandler
 }
 
-// AddHandlers adds handlers to informers. It returns functions that report whether each handler has
-// received all objects of the initial list of its informer.
-func AddHandlers(all ...Handled) ([]cache.InformerSynced, error) {
+// AddHandlers adds handlers to informers. It returns a function that reports whether each handler
+// has received all objects of the initial list of its informer.
+func AddHandlers(all ...Handled) (cache.InformerSynced, error) {
 	var synced []cache.InformerSynced
 	for _, h := range all {
 		registration, err := h.Informer.AddEventHandler(h.Handler)
@@ -226,5 +228,7 @@ func AddHandlers(all ...Handled) ([]cache.InformerSynced, error) {
 		}
 		synced = append(synced, registration.HasSynced)
 	}
-	return synced, nil
+	return func() bool {
+		return !slices.ContainsFunc(synced, func(hasSynced cache.InformerSynced) bool { return !hasSynced() })
+	}, nil
 }

@@ -38,7 +38,7 @@ func (c *Controller) watch() error {
 		})},
 		podcache.Handled{Informer: c.Nodes.Informer(), Handler: podcache.HandlerOf(c.nodeChanged)},
 	)
-	c.synced = append(c.synced, synced...)
+	c.synced = append(c.synced, synced)
 	return err
 }
 

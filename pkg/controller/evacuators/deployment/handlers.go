@@ -47,7 +47,7 @@ func (c *Controller) watch() error {
 		podcache.Handled{Informer: c.NodeMaintenances.Informer(), Handler: podcache.HandlerOf(c.maintenanceChanged)},
 		podcache.Handled{Informer: c.Budgets.Informer(), Handler: podcache.HandlerOf(c.budgetChanged)},
 	)
-	c.synced = append(c.synced, synced...)
+	c.synced = append(c.synced, synced)
 	return err
 }
 
