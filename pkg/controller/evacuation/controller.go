@@ -29,9 +29,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -377,11 +375,7 @@ func (c *Controller) resync(context.Context) {
 }
 
 func (c *Controller) evacuations() []*v1alpha1.Evacuation {
-	evacuations, err := c.evacuationLister.List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(fmt.Errorf("list Evacuations from the cache: %w", err))
-	}
-	return evacuations
+	return loop.All(c.evacuationLister.List)
 }
 
 // sync reconciles an Evacuation, unless its last sync hung, or counts the complete Evacuations of a

@@ -4,6 +4,7 @@
 package loop
 
 import (
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -35,3 +36,9 @@ func (l Latest[T]) Get(key string) (object T, exists bool) {
 
 // Wrote records the object that the API returned for a write of this process.
 func (l Latest[T]) Wrote(object T) { l.objects.Mutation(object) }
+
+// All returns the objects of an informer. list is the method List of its lister.
+func All[T any](list func(labels.Selector) ([]T, error)) []T {
+	all, _ := list(labels.Everything()) // the store of an informer never fails
+	return all
+}

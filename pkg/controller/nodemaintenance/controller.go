@@ -11,8 +11,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/labels"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -187,11 +185,7 @@ func (c *Controller) resync(context.Context) {
 	for _, obj := range c.maintenances() {
 		c.queue.Add(obj.Name)
 	}
-	all, err := c.evacuationLister.List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(fmt.Errorf("list evacuations from the cache: %w", err))
-	}
-	for _, e := range all {
+	for _, e := range loop.All(c.evacuationLister.List) {
 		c.withdrawals.enqueue(e)
 	}
 }

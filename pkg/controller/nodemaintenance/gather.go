@@ -12,9 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -484,11 +482,7 @@ func refOf(node *corev1.Node) v1alpha1.NodeReference {
 }
 
 func (c *Controller) maintenances() []*v1alpha1.NodeMaintenance {
-	all, err := c.maintenanceLister.List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(fmt.Errorf("list maintenances from the cache: %w", err))
-	}
-	return all
+	return loop.All(c.maintenanceLister.List)
 }
 
 // noPlace is the message about a node that is already held by the maximum number of other

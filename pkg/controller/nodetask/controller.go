@@ -6,15 +6,12 @@ package nodetask
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -142,21 +139,13 @@ func (c *Controller) resync(context.Context) {
 	for _, task := range c.tasks() {
 		c.queue.Add(task.Name)
 	}
-	all, err := c.cluster.NodeMaintenances.Lister().List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(fmt.Errorf("list maintenances from the cache: %w", err))
-	}
-	for _, nm := range all {
+	for _, nm := range loop.All(c.cluster.NodeMaintenances.Lister().List) {
 		c.enqueueNodes(nm)
 	}
 }
 
 func (c *Controller) tasks() []*v1alpha1.NodeTask {
-	all, err := c.cluster.NodeTasks.Lister().List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(fmt.Errorf("list tasks from the cache: %w", err))
-	}
-	return all
+	return loop.All(c.cluster.NodeTasks.Lister().List)
 }
 
 // enqueueNodes enqueues the nodes of a maintenance, and the nodes of its NodeTasks. A maintenance

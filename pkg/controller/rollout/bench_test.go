@@ -127,7 +127,7 @@ func TestNodesAreShared(t *testing.T) {
 	same := func(what string, at time.Time, want bool) {
 		t.Helper()
 		before := c.nodes
-		is.Equal(t, must.Get(c.nodesAt(at))(t) == before, want, what)
+		is.Equal(t, c.nodesAt(at) == before, want, what)
 	}
 	same("at first", now, false)
 	same("a moment later", now.Add(maxNodesAge/2), true)

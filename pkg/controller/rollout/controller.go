@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/labels"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -163,20 +161,11 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	wg.Wait()
 }
 
-// cached returns the rollouts in the cache.
-func (c *Controller) cached() []*v1alpha1.NodeMaintenanceRollout {
-	cached, err := c.cluster.Rollouts.Lister().List(labels.Everything())
-	if err != nil {
-		utilruntime.HandleError(fmt.Errorf("list rollouts from the cache: %w", err))
-	}
-	return cached
-}
-
 // all returns the rollouts, each in the cached state or in the newer state that this process has
 // written.
 func (c *Controller) all() []*v1alpha1.NodeMaintenanceRollout {
 	var all []*v1alpha1.NodeMaintenanceRollout
-	for _, r := range c.cached() {
+	for _, r := range loop.All(c.cluster.Rollouts.Lister().List) {
 		if latest, exists := c.rollouts.Get(r.Name); exists {
 			all = append(all, latest)
 		}

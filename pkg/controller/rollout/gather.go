@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -73,10 +72,7 @@ type facts struct {
 // that are not cached yet from the API.
 func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout) (*facts, error) {
 	now := c.clock.Now()
-	nodes, err := c.nodesAt(now)
-	if err != nil {
-		return nil, err
-	}
+	nodes := c.nodesAt(now)
 	f := &facts{
 		rollout: next.Rollout{Object: r, FailedStarts: map[string]time.Time{}, Unsettled: map[string]v1alpha1.RolloutUnit{}},
 		nodes:   nodes.byName, tasks: map[string]*v1alpha1.NodeTask{}, own: map[string]*v1alpha1.NodeMaintenance{}, foreign: map[string]bool{},
@@ -92,16 +88,14 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 		_, exists := c.created.Get(name)
 		return exists
 	}
-	tasks, err := c.cluster.NodeTasks.Lister().List(labels.Everything())
-	if err != nil {
-		return nil, fmt.Errorf("list NodeTasks from the cache: %w", err)
-	}
+	tasks := loop.All(c.cluster.NodeTasks.Lister().List)
 	for _, task := range tasks {
 		f.tasks[task.Name] = task
 	}
 	if err := c.findOwn(ctx, f); err != nil {
 		return nil, err
 	}
+	var err error
 	if f.goal, err = c.goalOf(r); err != nil {
 		return nil, err
 	}
@@ -138,15 +132,12 @@ type nodes struct {
 
 // nodesAt returns all nodes. A change of a node, or of the maintenances that hold it, enqueues
 // rollouts after it is counted, so a sync that still uses the nodes before the change is repeated.
-func (c *Controller) nodesAt(now time.Time) (*nodes, error) {
+func (c *Controller) nodesAt(now time.Time) *nodes {
 	changes := c.changes.Load()
 	if c.nodes != nil && c.nodes.changes == changes && now.Sub(c.nodes.at) < maxNodesAge {
-		return c.nodes, nil
+		return c.nodes
 	}
-	all, err := c.cluster.Nodes.Lister().List(labels.Everything())
-	if err != nil {
-		return nil, fmt.Errorf("list nodes from the cache: %w", err)
-	}
+	all := loop.All(c.cluster.Nodes.Lister().List)
 	n := &nodes{all: all, byName: make(map[string]*corev1.Node, len(all)), at: now, changes: changes}
 	states := make([]next.Node, 0, len(all))
 	for _, node := range all {
@@ -155,7 +146,7 @@ func (c *Controller) nodesAt(now time.Time) (*nodes, error) {
 	}
 	n.states = next.NewNodes(states)
 	c.nodes = n
-	return n, nil
+	return n
 }
 
 // attemptsOf returns the cached maintenances of a rollout, each in the newest known state.

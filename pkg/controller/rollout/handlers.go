@@ -14,6 +14,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
@@ -51,7 +52,7 @@ func (c *Controller) enqueueRolling() {
 
 func (c *Controller) enqueueIf(matches func(*v1alpha1.NodeMaintenanceRollout) bool) {
 	delay := c.debounce()
-	for _, r := range c.cached() {
+	for _, r := range loop.All(c.cluster.Rollouts.Lister().List) {
 		if matches(r) {
 			c.queue.AddAfter(r.Name, delay)
 		}
