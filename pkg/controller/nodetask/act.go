@@ -78,15 +78,15 @@ func (c *Controller) offer(ctx context.Context, node *corev1.Node, nm *v1alpha1.
 			VerifyDeadlineSeconds:   ptr.Deref(nm.Spec.Task.VerifyDeadlineSeconds, 900),
 		},
 	}
-	stored, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeTasks().Create(ctx, task, metav1.CreateOptions{FieldManager: fieldManager})
+	stored, err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeTasks().Create(ctx, task, metav1.CreateOptions{FieldManager: fieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		return apierrors.NewConflict(v1alpha1.Resource("nodetasks"), node.Name, err) // the cache does not have it yet
 	}
 	if err != nil {
 		return fmt.Errorf("offer node %s to workers: %w", node.Name, err)
 	}
-	c.state.Tasks.Wrote(stored)
-	c.heard.Set(node.Name, heard{uid: stored.UID, state: stored.Status.StateTime, at: c.clock.Now(), entered: c.clock.Now()})
+	c.State.Tasks.Wrote(stored)
+	c.heard.Set(node.Name, heard{uid: stored.UID, state: stored.Status.StateTime, at: c.Clock.Now(), entered: c.Clock.Now()})
 	return nil
 }
 
@@ -94,18 +94,18 @@ func (c *Controller) offer(ctx context.Context, node *corev1.Node, nm *v1alpha1.
 func (c *Controller) write(ctx context.Context, task *v1alpha1.NodeTask, status v1alpha1.NodeTaskStatus) error {
 	next := *task
 	next.Status = status
-	stored, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeTasks().UpdateStatus(ctx, &next, metav1.UpdateOptions{FieldManager: fieldManager})
+	stored, err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeTasks().UpdateStatus(ctx, &next, metav1.UpdateOptions{FieldManager: fieldManager})
 	if err != nil {
 		return fmt.Errorf("write the state of the task: %w", err)
 	}
-	c.state.Tasks.Wrote(stored)
+	c.State.Tasks.Wrote(stored)
 	return nil
 }
 
 // remove deletes a NodeTask, unless it has changed since the decision: a worker may have claimed
 // it.
 func (c *Controller) remove(ctx context.Context, task *v1alpha1.NodeTask) error {
-	err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeTasks().Delete(ctx, task.Name, metav1.DeleteOptions{
+	err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeTasks().Delete(ctx, task.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &task.UID, ResourceVersion: &task.ResourceVersion},
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -126,7 +126,7 @@ func (c *Controller) release(ctx context.Context, nm *v1alpha1.NodeMaintenance) 
 	if err != nil {
 		return err
 	}
-	_, err = c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	_, err = c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
 		return loop.IgnoreNotFound(fmt.Errorf("complete the maintenance, whose node no worker has claimed: %w", err))
 	}
@@ -150,5 +150,5 @@ func (c *Controller) announce(f *facts, d decision) {
 	default:
 		node, nm = *eventref.Node(f.node), *eventref.NodeMaintenance(d.maintenance)
 	}
-	c.cluster.Recorder.Eventf(&node, &nm, d.event.eventType, d.event.reason, actionWork, "%s", eventref.Note("%s", d.event.note))
+	c.Cluster.Recorder.Eventf(&node, &nm, d.event.eventType, d.event.reason, actionWork, "%s", eventref.Note("%s", d.event.note))
 }

@@ -46,14 +46,11 @@ type Config struct {
 
 // Controller reconciles NodeTasks.
 type Controller struct {
-	cluster   *host.Cluster
-	selection *selection.Selection
-	state     *nodestate.State
-	rights    *rights.Cache
-	clock     clock.WithTicker
-	queue     *loop.Queue[string]
-	holders   holds.Index
-	synced    []cache.InformerSynced
+	Config
+
+	queue   *loop.Queue[string]
+	holders holds.Index
+	synced  []cache.InformerSynced
 	// started is the time since which this leader serves.
 	started time.Time
 	// heard has the last change of each NodeTask that this leader has seen, by the name of the
@@ -98,23 +95,19 @@ func (c *Controller) hear(node string, task *v1alpha1.NodeTask, now time.Time) h
 func New(config Config) *Controller {
 	registerMetrics()
 	c := &Controller{
-		cluster:   config.Cluster,
-		selection: config.Selection,
-		state:     config.State,
-		rights:    config.Rights,
-		clock:     config.Clock,
+		Config: config,
 		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(name string) (string, any) { return "nodeTask", klog.KRef("", name) },
 		}),
 		synced: []cache.InformerSynced{config.Selection.HasSynced, config.State.HasSynced},
 	}
-	c.holders = holds.Index{On: c.selection.MaintenancesOn, Get: c.cluster.NodeMaintenances.Lister().Get}
+	c.holders = holds.Index{On: c.Selection.MaintenancesOn, Get: c.Cluster.NodeMaintenances.Lister().Get}
 	config.Selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.queue.Add})
 	config.State.Subscribe(nodestate.Subscriber{
 		Task: func(task *v1alpha1.NodeTask) { c.queue.Add(task.Name) }, Changed: c.enqueueConcerned,
 	})
-	c.rights.Subscribe(c.enqueueConcerned)
+	c.Rights.Subscribe(c.enqueueConcerned)
 	return c
 }
 
@@ -126,7 +119,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	if !ok {
 		return
 	}
-	c.started = c.clock.Now()
+	c.started = c.Clock.Now()
 	var wg sync.WaitGroup
 	wg.Go(func() { loop.Gauges(ctx, c.tasks, publish) })
 	wg.Go(func() { c.queue.Run(ctx, workers, c.Sync) })
@@ -139,25 +132,25 @@ func (c *Controller) resync(context.Context) {
 	for _, task := range c.tasks() {
 		c.queue.Add(task.Name)
 	}
-	for _, nm := range loop.All(c.cluster.NodeMaintenances.Lister().List) {
+	for _, nm := range loop.All(c.Cluster.NodeMaintenances.Lister().List) {
 		c.enqueueNodes(nm)
 	}
 }
 
 func (c *Controller) tasks() []*v1alpha1.NodeTask {
-	return loop.All(c.cluster.NodeTasks.Lister().List)
+	return loop.All(c.Cluster.NodeTasks.Lister().List)
 }
 
 // enqueueNodes enqueues the nodes of a maintenance, and the nodes of its NodeTasks. A maintenance
 // without a task may keep other maintenances from offering its nodes.
 func (c *Controller) enqueueNodes(nm *v1alpha1.NodeMaintenance) {
-	if !c.state.HasTasks() {
+	if !c.State.HasTasks() {
 		return
 	}
-	for name := range c.state.TasksOf(nm.UID) {
+	for name := range c.State.TasksOf(nm.UID) {
 		c.queue.Add(name)
 	}
-	for _, node := range c.selection.NodesOf(nm.Name) {
+	for _, node := range c.Selection.NodesOf(nm.Name) {
 		c.queue.Add(node.Name)
 	}
 }
@@ -191,10 +184,10 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 // enqueueConcerned enqueues a node if it has a NodeTask, or if a maintenance with a task selects
 // it.
 func (c *Controller) enqueueConcerned(node string) {
-	if !c.state.HasTasks() {
+	if !c.State.HasTasks() {
 		return
 	}
-	if c.state.TaskOn(node) != nil || c.holders.Any(node, func(nm *v1alpha1.NodeMaintenance) bool { return nm.Spec.Task != nil }) {
+	if c.State.TaskOn(node) != nil || c.holders.Any(node, func(nm *v1alpha1.NodeMaintenance) bool { return nm.Spec.Task != nil }) {
 		c.queue.Add(node)
 	}
 }

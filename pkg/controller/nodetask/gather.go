@@ -24,11 +24,11 @@ import (
 
 // gather reads the inputs of the decision about a node from the caches, and asks the authorizer.
 func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
-	now := c.clock.Now()
-	f := &facts{now: now, served: now.Sub(c.started), task: c.state.TaskOn(name), volumes: c.state.VolumesOn(name)}
+	now := c.Clock.Now()
+	f := &facts{now: now, served: now.Sub(c.started), task: c.State.TaskOn(name), volumes: c.State.VolumesOn(name)}
 	last := c.hear(name, f.task, now)
 	f.heard, f.entered = last.at, last.entered
-	if node, exists := c.state.Nodes.Get(name); exists {
+	if node, exists := c.State.Nodes.Get(name); exists {
 		f.node = node
 		f.doneWhen = func(expression string, before v1alpha1.NodeVersions) (bool, error) {
 			program, err := nodeexpr.Compile(expression)
@@ -42,21 +42,21 @@ func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	f.assigns = map[types.UID]rights.Answer{}
 	for _, nm := range f.holding {
 		if nm.Spec.Task != nil && f.node != nil {
-			f.assigns[nm.UID] = c.rights.AskWorker(ctx, nm.Spec.RequestedBy, nm.Spec.Task.Worker, []*corev1.Node{f.node})
+			f.assigns[nm.UID] = c.Rights.AskWorker(ctx, nm.Spec.RequestedBy, nm.Spec.Task.Worker, []*corev1.Node{f.node})
 		}
 	}
 	if f.task == nil {
 		return f, nil
 	}
-	owner, err := c.cluster.NodeMaintenances.Lister().Get(f.task.Spec.Maintenance.Name)
+	owner, err := c.Cluster.NodeMaintenances.Lister().Get(f.task.Spec.Maintenance.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return f, nil
 	case err != nil:
 		return nil, err
 	case owner.UID == f.task.Spec.Maintenance.UID:
-		f.tasks = func() map[string]*v1alpha1.NodeTask { return c.state.TasksOf(owner.UID) }
-		f.owner, f.selected = owner, slices.Contains(c.selection.MaintenancesOn(name), owner.Name)
+		f.tasks = func() map[string]*v1alpha1.NodeTask { return c.State.TasksOf(owner.UID) }
+		f.owner, f.selected = owner, slices.Contains(c.Selection.MaintenancesOn(name), owner.Name)
 	}
 	return f, nil
 }
@@ -67,7 +67,7 @@ func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
 	refuse := func(format string, args ...any) (*liveFacts, error) {
 		return &liveFacts{refusal: fmt.Sprintf(format, args...)}, nil
 	}
-	nm, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, f.owner.Name, metav1.GetOptions{})
+	nm, err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, f.owner.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && (nm.UID != f.owner.UID || !v1alpha1.IsHolding(nm)):
 		return refuse("NodeMaintenance %s has ended", f.owner.Name)
@@ -79,7 +79,7 @@ func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
 	case nm.Generation != f.owner.Generation:
 		return nil, apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has changed"))
 	}
-	node, err := c.cluster.Client.CoreV1().Nodes().Get(ctx, f.node.Name, metav1.GetOptions{})
+	node, err := c.Cluster.Client.CoreV1().Nodes().Get(ctx, f.node.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && node.UID != f.node.UID:
 		return refuse("the node is gone")
@@ -98,7 +98,7 @@ func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
 	if err != nil {
 		return nil, err
 	}
-	pods, err := c.state.LivePods(ctx, node)
+	pods, err := c.State.LivePods(ctx, node)
 	if err != nil {
 		return nil, err
 	}

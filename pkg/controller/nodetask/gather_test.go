@@ -30,7 +30,9 @@ func TestDoneWorkIsNotGrantedAgain(t *testing.T) {
 	} {
 		stored := newMaintenance("m", recorded(state), inCordon)
 		f := newFacts(newMaintenance("m", inCordon), withTask(v1alpha1.NodeTaskOffered, holder("w")))
-		c := &Controller{cluster: &host.Cluster{Clients: host.Clients{Client: fake.NewClientset(f.node), Maintenance: versionedfake.NewClientset(stored)}}}
+		c := &Controller{Config: Config{
+			Cluster: &host.Cluster{Clients: host.Clients{Client: fake.NewClientset(f.node), Maintenance: versionedfake.NewClientset(stored)}},
+		}}
 		live := must.Get(c.look(t.Context(), f))(t)
 		is.True(t, (want == "") == (live.refusal == "") && strings.Contains(live.refusal, want), "recorded %s: refused because %q, want %q", state, live.refusal, want)
 	}
@@ -49,10 +51,10 @@ func TestOffersHaveTheDeadlines(t *testing.T) {
 			node := newFacts(nm).node
 			nm.Spec.Task = &test.task
 			api := versionedfake.NewClientset()
-			c := &Controller{
-				cluster: &host.Cluster{Clients: host.Clients{Maintenance: api}}, clock: clock.RealClock{},
-				state: &nodestate.State{Tasks: loop.NewLatest[*v1alpha1.NodeTask](cache.NewStore(cache.MetaNamespaceKeyFunc))},
-			}
+			c := &Controller{Config: Config{
+				Cluster: &host.Cluster{Clients: host.Clients{Maintenance: api}}, Clock: clock.RealClock{},
+				State: &nodestate.State{Tasks: loop.NewLatest[*v1alpha1.NodeTask](cache.NewStore(cache.MetaNamespaceKeyFunc))},
+			}}
 			must.Do(t, c.offer(t.Context(), node, nm))
 			offered := must.Get(api.MaintenanceV1alpha1().NodeTasks().Get(t.Context(), node.Name, metav1.GetOptions{}))(t).Spec
 			is.Equal(t, [3]int32{offered.ClaimDeadlineSeconds, offered.ProgressDeadlineSeconds, offered.VerifyDeadlineSeconds}, test.want)

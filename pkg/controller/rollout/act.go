@@ -47,7 +47,7 @@ func (c *Controller) reconcile(ctx context.Context, r *v1alpha1.NodeMaintenanceR
 	started, err := c.confirm(ctx, r, f, d)
 	if !d.wake.IsZero() {
 		// A deadline within the present second is due when the second is over.
-		c.queue.AddAfter(r.Name, max(d.wake.Sub(c.clock.Now()), time.Second))
+		c.queue.AddAfter(r.Name, max(d.wake.Sub(c.Clock.Now()), time.Second))
 	}
 	return errors.Join(err, c.act(ctx, r, d, started))
 }
@@ -58,7 +58,7 @@ func (c *Controller) showFailure(ctx context.Context, r *v1alpha1.NodeMaintenanc
 	if failing == nil {
 		return nil
 	}
-	f := &facts{failing: failing, rollout: next.Rollout{Object: r}, cluster: next.NewCluster(next.Facts{Now: c.clock.Now()})}
+	f := &facts{failing: failing, rollout: next.Rollout{Object: r}, cluster: next.NewCluster(next.Facts{Now: c.Clock.Now()})}
 	d := &decision{status: *r.Status.DeepCopy()}
 	d.setFailure(f, "The server cannot decide about the rollout")
 	_, err := c.writeStatus(ctx, r, d, false)
@@ -116,7 +116,7 @@ func (c *Controller) isCurrent(ctx context.Context) (bool, error) {
 	if c.current {
 		return true, nil
 	}
-	list, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(ctx, metav1.ListOptions{})
+	list, err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return false, fmt.Errorf("list the rollouts: %w", err)
 	}
@@ -133,7 +133,7 @@ func (c *Controller) isCurrent(ctx context.Context) (bool, error) {
 // agrees reports whether the nodes of a unit are in the API as the decision assumes.
 func (c *Controller) agrees(ctx context.Context, f *facts, u *next.Unit) (bool, error) {
 	for _, n := range u.Nodes {
-		node, err := c.cluster.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		node, err := c.Cluster.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return false, nil
 		}
@@ -178,14 +178,14 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 // again.
 func (c *Controller) noteFailedStart(rollout, unit string) {
 	failed := c.failedStarts[rollout][unit]
-	failed.at = c.clock.Now()
+	failed.at = c.Clock.Now()
 	c.setFailedStart(rollout, unit, failed)
 }
 
 // noteCreation records the result of the creation of the maintenance of a unit. A refusal says
 // nothing about an earlier request that had no answer.
 func (c *Controller) noteCreation(rollout, unit string, err error) {
-	now := c.clock.Now()
+	now := c.Clock.Now()
 	failed := c.failedStarts[rollout][unit]
 	switch {
 	case err == nil:
@@ -204,7 +204,7 @@ func (c *Controller) noteCreation(rollout, unit string, err error) {
 func (c *Controller) noteUnsettled(rollout string, unit *v1alpha1.RolloutUnit) {
 	failed := c.failedStarts[rollout][unit.Unit]
 	if failed.unanswered.IsZero() {
-		failed.unanswered = c.clock.Now()
+		failed.unanswered = c.Clock.Now()
 		c.setFailedStart(rollout, unit.Unit, failed)
 	}
 }
@@ -247,7 +247,7 @@ func (c *Controller) change(ctx context.Context, u *followed) error {
 	if err != nil {
 		return err
 	}
-	stored, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, u.nm.Name, types.MergePatchType, patch,
+	stored, err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, u.nm.Name, types.MergePatchType, patch,
 		metav1.PatchOptions{FieldManager: fieldManager})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -263,7 +263,7 @@ func (c *Controller) change(ctx context.Context, u *followed) error {
 // it. A maintenance of another user with this name is found by the next sync, which gives the
 // announcement up.
 func (c *Controller) create(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit) error {
-	_, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, maintenanceOf(r, unit), metav1.CreateOptions{FieldManager: fieldManager})
+	_, err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, maintenanceOf(r, unit), metav1.CreateOptions{FieldManager: fieldManager})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create NodeMaintenance %s: %w", unit.Maintenance, err)
 	}
@@ -286,12 +286,12 @@ func (c *Controller) writeStatus(ctx context.Context, r *v1alpha1.NodeMaintenanc
 	}
 	changed := *r
 	changed.Status = d.status
-	stored, err := c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().UpdateStatus(ctx, &changed, metav1.UpdateOptions{FieldManager: fieldManager})
+	stored, err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenanceRollouts().UpdateStatus(ctx, &changed, metav1.UpdateOptions{FieldManager: fieldManager})
 	if err != nil {
 		return nil, fmt.Errorf("write status: %w", err)
 	}
 	c.rollouts.Wrote(stored)
-	c.written.Set(r.Name, c.clock.Now())
+	c.written.Set(r.Name, c.Clock.Now())
 	c.announceChanges(r, stored, d)
 	return stored, nil
 }
@@ -319,5 +319,5 @@ func (c *Controller) writePause(r *v1alpha1.NodeMaintenanceRollout, status *v1al
 	if r.Status.Nodes != status.Nodes || !slices.EqualFunc(r.Status.Current, status.Current, samePhase) {
 		pace = statusPace
 	}
-	return pace - c.clock.Since(last)
+	return pace - c.Clock.Since(last)
 }

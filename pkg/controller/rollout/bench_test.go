@@ -114,7 +114,7 @@ func TestPodsThatHaveToLeave(t *testing.T) {
 		"elsewhere": {Spec: corev1.PodSpec{NodeName: "node-1"}},
 	} {
 		pod.Namespace, pod.Name, pod.Spec.NodeName = "shop", name, cmp.Or(pod.Spec.NodeName, node.Name)
-		must.Do(t, c.cluster.Pods.Store().Add(&pod))
+		must.Do(t, c.Cluster.Pods.Store().Add(&pod))
 	}
 	is.Equal(t, c.podsOn(node), 2)
 }
@@ -123,7 +123,7 @@ func TestPodsThatHaveToLeave(t *testing.T) {
 // maintenance that holds one, has changed, or they are too old.
 func TestNodesAreShared(t *testing.T) {
 	c, store := newIdle(t)
-	now := c.clock.Now()
+	now := c.Clock.Now()
 	same := func(what string, at time.Time, want bool) {
 		t.Helper()
 		before := c.nodes

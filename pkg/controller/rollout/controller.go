@@ -57,13 +57,11 @@ type Config struct {
 
 // Controller reconciles NodeMaintenanceRollouts.
 type Controller struct {
-	cluster      *host.Cluster
-	clock        clock.WithTicker
+	Config
+
 	maintenances cache.Indexer
 	synced       []cache.InformerSynced
 	queue        *loop.Queue[string]
-	selection    *selection.Selection
-	rights       *rights.Cache
 	// rollouts and created have the rollouts and the maintenances, each in the cached state or in
 	// the newer state that this process has written.
 	rollouts loop.Latest[*v1alpha1.NodeMaintenanceRollout]
@@ -86,9 +84,6 @@ type Controller struct {
 	costs loop.Memory[string, time.Duration]
 	// started is the time since which this leader serves.
 	started time.Time
-	// maxUnavailable and serverNode are fields of the Config.
-	maxUnavailable int
-	serverNode     string
 }
 
 // failedStart is a start of a unit that has failed.
@@ -105,26 +100,20 @@ type failedStart struct {
 // A controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
-	cluster := config.Cluster
-	rollouts, maintenances := cluster.Rollouts.Informer(), cluster.NodeMaintenances.Informer()
+	rollouts, maintenances := config.Cluster.Rollouts.Informer(), config.Cluster.NodeMaintenances.Informer()
 	c := &Controller{
-		cluster:      cluster,
-		clock:        config.Clock,
+		Config:       config,
 		maintenances: maintenances.GetIndexer(),
 		synced:       []cache.InformerSynced{config.Selection.HasSynced},
 		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(item string) (string, any) { return "rollout", item },
 		}),
-		selection:      config.Selection,
-		rights:         config.Rights,
-		rollouts:       loop.NewLatest[*v1alpha1.NodeMaintenanceRollout](rollouts.GetStore()),
-		created:        loop.NewLatest[*v1alpha1.NodeMaintenance](maintenances.GetStore()),
-		maxUnavailable: config.MaxUnavailableNodes,
-		serverNode:     config.ServerNode,
-		goals:          map[string]*goal{},
-		failedStarts:   map[string]map[string]failedStart{},
-		problems:       loop.NewFailures[string](config.Clock, nil),
+		rollouts:     loop.NewLatest[*v1alpha1.NodeMaintenanceRollout](rollouts.GetStore()),
+		created:      loop.NewLatest[*v1alpha1.NodeMaintenance](maintenances.GetStore()),
+		goals:        map[string]*goal{},
+		failedStarts: map[string]map[string]failedStart{},
+		problems:     loop.NewFailures[string](config.Clock, nil),
 	}
 	if err := podcache.AddIndex(maintenances, byRollout, indexByRollout); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
@@ -153,7 +142,7 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	if !ok {
 		return
 	}
-	c.started = c.clock.Now()
+	c.started = c.Clock.Now()
 	var wg sync.WaitGroup
 	wg.Go(func() { loop.Gauges(ctx, c.all, publish) })
 	wg.Go(func() { c.queue.Run(ctx, 1, c.timedSync) })
@@ -165,7 +154,7 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 // written.
 func (c *Controller) all() []*v1alpha1.NodeMaintenanceRollout {
 	var all []*v1alpha1.NodeMaintenanceRollout
-	for _, r := range loop.All(c.cluster.Rollouts.Lister().List) {
+	for _, r := range loop.All(c.Cluster.Rollouts.Lister().List) {
 		if latest, exists := c.rollouts.Get(r.Name); exists {
 			all = append(all, latest)
 		}
@@ -175,7 +164,7 @@ func (c *Controller) all() []*v1alpha1.NodeMaintenanceRollout {
 
 // timedSync calls sync and records how long it took.
 func (c *Controller) timedSync(ctx context.Context, name string) error {
-	started := c.clock.Now()
+	started := c.Clock.Now()
 	err := c.sync(ctx, name)
 	if err == nil || !loop.IsOnlyConflict(err) && ctx.Err() == nil {
 		// The status reports an error that lasts. The next sync removes one that is over.
@@ -184,7 +173,7 @@ func (c *Controller) timedSync(ctx context.Context, name string) error {
 		}
 	}
 	_, exists := c.rollouts.Get(name)
-	c.costs.Change(name, func(time.Duration, bool) (time.Duration, bool) { return c.clock.Since(started), exists })
+	c.costs.Change(name, func(time.Duration, bool) (time.Duration, bool) { return c.Clock.Since(started), exists })
 	return err
 }
 

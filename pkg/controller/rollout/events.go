@@ -19,7 +19,7 @@ import (
 const actionRoll = "Roll"
 
 func (c *Controller) event(r *v1alpha1.NodeMaintenanceRollout, eventType, reason, format string, args ...any) {
-	c.cluster.Recorder.Eventf(eventref.Rollout(r), nil, eventType, reason, actionRoll, "%s", eventref.Note(format, args...))
+	c.Cluster.Recorder.Eventf(eventref.Rollout(r), nil, eventType, reason, actionRoll, "%s", eventref.Note(format, args...))
 }
 
 // announceChanges emits the events about the changes between two stored states, and observes how

@@ -71,7 +71,7 @@ type facts struct {
 // gather reads all facts about a rollout from the caches, and the maintenances of announced units
 // that are not cached yet from the API.
 func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout) (*facts, error) {
-	now := c.clock.Now()
+	now := c.Clock.Now()
 	nodes := c.nodesAt(now)
 	f := &facts{
 		rollout: next.Rollout{Object: r, FailedStarts: map[string]time.Time{}, Unsettled: map[string]v1alpha1.RolloutUnit{}},
@@ -88,7 +88,7 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 		_, exists := c.created.Get(name)
 		return exists
 	}
-	tasks := loop.All(c.cluster.NodeTasks.Lister().List)
+	tasks := loop.All(c.Cluster.NodeTasks.Lister().List)
 	for _, task := range tasks {
 		f.tasks[task.Name] = task
 	}
@@ -137,7 +137,7 @@ func (c *Controller) nodesAt(now time.Time) *nodes {
 	if c.nodes != nil && c.nodes.changes == changes && now.Sub(c.nodes.at) < maxNodesAge {
 		return c.nodes
 	}
-	all := loop.All(c.cluster.Nodes.Lister().List)
+	all := loop.All(c.Cluster.Nodes.Lister().List)
 	n := &nodes{all: all, byName: make(map[string]*corev1.Node, len(all)), at: now, changes: changes}
 	states := make([]next.Node, 0, len(all))
 	for _, node := range all {
@@ -185,7 +185,7 @@ func (c *Controller) findOwn(ctx context.Context, f *facts) error {
 		var err error
 		nm, exists := c.created.Get(name)
 		if !exists {
-			nm, err = c.cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+			nm, err = c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
 		}
 		if apierrors.IsNotFound(err) {
 			continue
@@ -251,7 +251,7 @@ func (c *Controller) clusterOf(f *facts, nodes *next.Nodes, tasks []*v1alpha1.No
 	others := slices.DeleteFunc(c.all(), func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.UID == f.rollout.Object.UID })
 	return next.NewCluster(next.Facts{
 		Now: now, Nodes: nodes, Pods: func(node string) int { return c.podsOn(f.nodes[node]) }, Tasks: tasks, Rollouts: others, Exists: f.taken,
-		MaxUnavailablePercent: c.maxUnavailable, ServerNode: c.serverNode,
+		MaxUnavailablePercent: c.MaxUnavailableNodes, ServerNode: c.ServerNode,
 	})
 }
 
@@ -259,7 +259,7 @@ func (c *Controller) clusterOf(f *facts, nodes *next.Nodes, tasks []*v1alpha1.No
 // static ones, which are on each node.
 func (c *Controller) podsOn(node *corev1.Node) int {
 	count := 0
-	c.cluster.Pods.VisitOn(node.Name, func(pod *corev1.Pod) {
+	c.Cluster.Pods.VisitOn(node.Name, func(pod *corev1.Pod) {
 		if drainplan.IsLive(pod) && drainplan.TypeOf(pod, node.UID) == v1alpha1.PodTypeDefault {
 			count++
 		}
@@ -270,7 +270,7 @@ func (c *Controller) podsOn(node *corev1.Node) int {
 // holdersOf returns the maintenances that select a node.
 func (c *Controller) holdersOf(node string) []*v1alpha1.NodeMaintenance {
 	var holders []*v1alpha1.NodeMaintenance
-	for _, name := range c.selection.MaintenancesOn(node) {
+	for _, name := range c.Selection.MaintenancesOn(node) {
 		if nm, exists := c.created.Get(name); exists {
 			holders = append(holders, nm)
 		}
@@ -295,7 +295,7 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	if r.Spec.RequestedBy != nil {
 		name = protocol.UserName(r.Spec.RequestedBy.Username)
 	}
-	switch answer := c.rights.AskWorker(ctx, r.Spec.RequestedBy, class, due); {
+	switch answer := c.Rights.AskWorker(ctx, r.Spec.RequestedBy, class, due); {
 	case errors.Is(answer.Err, rights.ErrAsking):
 		f.asking = true
 	case answer.Err != nil:
@@ -308,7 +308,7 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	}
 	var refused, unknown []string
 	var failed error
-	for node, answer := range c.rights.Ask(ctx, r.Spec.RequestedBy, due) {
+	for node, answer := range c.Rights.Ask(ctx, r.Spec.RequestedBy, due) {
 		switch {
 		case errors.Is(answer.Err, rights.ErrAsking):
 			f.asking = true

@@ -23,11 +23,11 @@ import (
 
 // subscribe registers handlers that enqueue the affected rollouts.
 func (c *Controller) subscribe() error {
-	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged})
-	c.rights.Subscribe(func(string) { c.enqueueRolling() })
+	c.Selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged})
+	c.Rights.Subscribe(func(string) { c.enqueueRolling() })
 	synced, err := podcache.AddHandlers(
-		podcache.Handled{Informer: c.cluster.Rollouts.Informer(), Handler: podcache.HandlerOf(c.rolloutChanged)},
-		podcache.Handled{Informer: c.cluster.NodeTasks.Informer(), Handler: podcache.HandlerOf(c.taskChanged)},
+		podcache.Handled{Informer: c.Cluster.Rollouts.Informer(), Handler: podcache.HandlerOf(c.rolloutChanged)},
+		podcache.Handled{Informer: c.Cluster.NodeTasks.Informer(), Handler: podcache.HandlerOf(c.taskChanged)},
 	)
 	if err != nil {
 		return fmt.Errorf("watch rollouts and NodeTasks: %w", err)
@@ -52,7 +52,7 @@ func (c *Controller) enqueueRolling() {
 
 func (c *Controller) enqueueIf(matches func(*v1alpha1.NodeMaintenanceRollout) bool) {
 	delay := c.debounce()
-	for _, r := range loop.All(c.cluster.Rollouts.Lister().List) {
+	for _, r := range loop.All(c.Cluster.Rollouts.Lister().List) {
 		if matches(r) {
 			c.queue.AddAfter(r.Name, delay)
 		}
@@ -133,7 +133,7 @@ func (c *Controller) taskChanged(old, task *v1alpha1.NodeTask) {
 	if task == nil {
 		c.enqueueRolling()
 	}
-	if nm, err := c.cluster.NodeMaintenances.Lister().Get(cmp.Or(task, old).Spec.Maintenance.Name); err == nil {
+	if nm, err := c.Cluster.NodeMaintenances.Lister().Get(cmp.Or(task, old).Spec.Maintenance.Name); err == nil {
 		if owner := protocol.RolloutOf(nm); owner != nil {
 			c.enqueue(owner.Name)
 		}

@@ -86,6 +86,6 @@ func publish(all []*v1alpha1.NodeMaintenanceRollout) {
 // stored its beginning may have been ahead.
 func (c *Controller) observePhase(unit *v1alpha1.RolloutUnit) {
 	if unit.Phase != "" {
-		phaseDuration.WithLabelValues(string(unit.Phase)).Observe(max(0, c.clock.Since(unit.Since.Time).Seconds()))
+		phaseDuration.WithLabelValues(string(unit.Phase)).Observe(max(0, c.Clock.Since(unit.Since.Time).Seconds()))
 	}
 }

@@ -154,7 +154,7 @@ func TestWaitsAcrossClocks(t *testing.T) {
 func TestMetricOfAPhaseThatBeganAhead(t *testing.T) {
 	registerMetrics()
 	now := time.Now()
-	c := &Controller{clock: clocktesting.NewFakeClock(now)}
+	c := &Controller{Config: Config{Clock: clocktesting.NewFakeClock(now)}}
 	metric := phaseDuration.WithLabelValues("Ahead")
 	before := must.Get(testutil.GetHistogramMetricCount(metric))(t)
 	c.observePhase(&v1alpha1.RolloutUnit{Phase: "Ahead", Since: metav1.NewTime(now.Add(apart))})
