@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -91,20 +92,20 @@ func (c CompletedConfig) New() (*Server, error) {
 	if newest == nil {
 		newest = func() (*metav1.Time, bool) { return nil, true }
 	}
-	options, isServer := c.generic.RESTOptionsGetter, c.extra.Identity.Is
-	maintenances, err := nodemaintenance.NewStorage(Scheme, options, isServer, noLeader, newest, c.extra.Previewer)
+	options, isServer, realTime := c.generic.RESTOptionsGetter, c.extra.Identity.Is, clock.RealClock{}
+	maintenances, err := nodemaintenance.NewStorage(options, nodemaintenance.NewStrategy(Scheme, isServer, noLeader, newest, realTime), c.extra.Previewer)
 	if err != nil {
 		return nil, err
 	}
-	evacuations, err := evacuation.NewStorage(Scheme, options, isServer, c.extra.EvacuatorStartDeadline)
+	evacuations, err := evacuation.NewStorage(options, evacuation.NewStrategy(Scheme, isServer, c.extra.EvacuatorStartDeadline, realTime))
 	if err != nil {
 		return nil, err
 	}
-	rollouts, err := rollout.NewStorage(Scheme, options, noLeader, newest)
+	rollouts, err := rollout.NewStorage(options, rollout.NewStrategy(Scheme, noLeader, newest, realTime))
 	if err != nil {
 		return nil, err
 	}
-	tasks, err := nodetask.NewStorage(Scheme, options, isServer, noLeader, outdated)
+	tasks, err := nodetask.NewStorage(options, nodetask.NewStrategy(Scheme, isServer, realTime), noLeader, outdated)
 	if err != nil {
 		return nil, err
 	}

@@ -111,8 +111,8 @@ type registry struct {
 func newRegistry(t *testing.T, options generic.RESTOptions) *registry {
 	t.Helper()
 	clock := clocktesting.NewFakePassiveClock(start)
-	storage := must.Get(newStorage(registrytest.Scheme, options, func(u user.Info) bool { return u.GetUID() == server.UID },
-		startDeadline, clock))(t)
+	isServer := func(u user.Info) bool { return u.GetUID() == server.UID }
+	storage := must.Get(NewStorage(options, NewStrategy(registrytest.Scheme, isServer, startDeadline, clock)))(t)
 	t.Cleanup(storage.Evacuation.Destroy)
 	// A watch cache responds only after it has read all objects.
 	must.Do(t, wait.PollUntilContextTimeout(

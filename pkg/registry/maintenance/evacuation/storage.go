@@ -5,15 +5,12 @@ package evacuation
 
 import (
 	"fmt"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/registry/maintenance/kind"
@@ -28,15 +25,8 @@ type Storage struct {
 	Status *status.REST
 }
 
-// NewStorage returns the endpoints on the storage of optsGetter. isServer recognizes the server's
-// own controllers; startDeadline is the time in which an evacuator must send its first report.
-func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, startDeadline time.Duration) (Storage, error) {
-	return newStorage(scheme, optsGetter, isServer, startDeadline, clock.RealClock{})
-}
-
-func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, startDeadline time.Duration,
-	clock clock.PassiveClock) (Storage, error) {
-	strategy := NewStrategy(scheme, isServer, startDeadline, clock)
+// NewStorage returns the endpoints on the storage of optsGetter.
+func NewStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Storage, error) {
 	store := &genericregistry.Store{
 		NewFunc:                   func() runtime.Object { return &maintenance.Evacuation{} },
 		NewListFunc:               func() runtime.Object { return &maintenance.EvacuationList{} },
@@ -49,7 +39,7 @@ func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, is
 		ResetFieldsStrategy: strategy,
 
 		PredicateFunc:  MatchEvacuation,
-		TableConvertor: newTable(clock),
+		TableConvertor: newTable(strategy.Clock),
 	}
 	options := &generic.StoreOptions{
 		RESTOptions: optsGetter,
@@ -66,7 +56,7 @@ func newStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, is
 	if err := store.CompleteWithOptions(options); err != nil {
 		return Storage{}, fmt.Errorf("complete the store of evacuations: %w", err)
 	}
-	return Storage{Evacuation: &kind.REST{Store: store, Short: "evac"}, Status: status.New(store, NewStatusStrategy(strategy))}, nil
+	return Storage{Evacuation: &kind.REST{Store: store, Short: "evac"}, Status: status.New(store, &StatusStrategy{strategy})}, nil
 }
 
 func activeEvacuatorClass(obj runtime.Object) string {

@@ -38,14 +38,6 @@ type Strategy struct {
 	startDeadline time.Duration
 }
 
-var (
-	_ rest.RESTCreateStrategy  = &Strategy{}
-	_ rest.RESTUpdateStrategy  = &Strategy{}
-	_ rest.RESTDeleteStrategy  = &Strategy{}
-	_ rest.ResetFieldsStrategy = &Strategy{}
-	_ rest.RESTUpdateStrategy  = &StatusStrategy{}
-)
-
 // NewStrategy returns the strategy. isServer recognizes the server's own controllers; startDeadline
 // is the time in which an evacuator must send its first report.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, startDeadline time.Duration, clock clock.PassiveClock) *Strategy {
@@ -155,11 +147,6 @@ func (s *Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) 
 // StatusStrategy is the strategy of the status subresource.
 type StatusStrategy struct {
 	*Strategy
-}
-
-// NewStatusStrategy returns the strategy of the status subresource.
-func NewStatusStrategy(strategy *Strategy) *StatusStrategy {
-	return &StatusStrategy{Strategy: strategy}
 }
 
 // PrepareForUpdate keeps metadata and spec, sets the time of a report, and clears the report of the

@@ -62,12 +62,12 @@ func TestNoStageBeforeTheNodesAreKnown(t *testing.T) {
 // it.
 func TestLineOfAnOlderServer(t *testing.T) {
 	newest, known := &metav1.Time{Time: time.Unix(100, 0)}, false
-	strategy := NewStatusStrategy(NewStrategy(registrytest.Scheme, nil, nil, func() (*metav1.Time, bool) {
+	strategy := &StatusStrategy{NewStrategy(registrytest.Scheme, nil, nil, func() (*metav1.Time, bool) {
 		if !known {
 			return nil, false
 		}
 		return newest, true
-	}, nil))
+	}, nil)}
 	old := newMaintenance(t, "old", atStage(cordon))
 	write := func() *maintenance.NodeMaintenance {
 		nm := old.DeepCopy()

@@ -88,7 +88,7 @@ func newRegistryWith(t testing.TB, options generic.RESTOptions) *registry {
 	previewer := &fakePreviewer{}
 	r := &registry{t: t, clock: clock, options: options, previewer: previewer, newest: &metav1.Time{Time: start.Truncate(time.Second)}, known: true}
 	strategy := NewStrategy(registrytest.Scheme, isServer, func() string { return r.noLeader }, func() (*metav1.Time, bool) { return r.newest, r.known }, clock)
-	r.storage = must.Get(newStorage(options, strategy, previewer))(t)
+	r.storage = must.Get(NewStorage(options, strategy, previewer))(t)
 	t.Cleanup(r.storage.NodeMaintenance.Destroy)
 	return r
 }

@@ -13,12 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -33,14 +31,8 @@ type Storage struct {
 	Preview         *PreviewREST
 }
 
-// NewStorage returns the storage. isServer recognizes the server's own controllers. noLeader
-// returns the warning that no replica leads; empty if a replica leads.
-func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader func() string,
-	newest NewestNode, previewer Previewer) (Storage, error) {
-	return newStorage(optsGetter, NewStrategy(scheme, isServer, noLeader, newest, clock.RealClock{}), previewer)
-}
-
-func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previewer Previewer) (Storage, error) {
+// NewStorage returns the storage.
+func NewStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previewer Previewer) (Storage, error) {
 	store, err := kind.NewStore(optsGetter, "nodemaintenance", &maintenance.NodeMaintenance{}, &maintenance.NodeMaintenanceList{},
 		strategy, NewTableConvertor(strategy.Clock), func(nm *maintenance.NodeMaintenance) fields.Set {
 			return fields.Set{
@@ -54,7 +46,7 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previe
 	}
 	return Storage{
 		NodeMaintenance: &REST{Store: store, observed: strategy.observed},
-		Status:          status.New(store, NewStatusStrategy(strategy)),
+		Status:          status.New(store, &StatusStrategy{strategy}),
 		Preview:         newPreview(store, strategy.Scheme, previewer),
 	}, nil
 }

@@ -45,8 +45,8 @@ type NewestNode func() (*metav1.Time, bool)
 
 var _ rest.RESTGracefulDeleteStrategy = &Strategy{}
 
-// NewStrategy returns the strategy of the main resource. noLeader returns the warning that no
-// replica leads; empty if a replica leads.
+// NewStrategy returns the strategy of the main resource. isServer recognizes the server's own
+// controllers. noLeader returns the warning that no replica leads; empty if a replica leads.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, noLeader func() string, newest NewestNode, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
 		Base: kind.NewBase(scheme, isServer, clock), newest: newest, observed: observation{clock: clock, noLeader: noLeader},
@@ -348,11 +348,6 @@ func setCompletionFinalizer(nm *maintenance.NodeMaintenance, wanted bool) {
 // StatusStrategy is the strategy of the status subresource.
 type StatusStrategy struct {
 	*Strategy
-}
-
-// NewStatusStrategy returns the strategy of the status subresource.
-func NewStatusStrategy(s *Strategy) *StatusStrategy {
-	return &StatusStrategy{s}
 }
 
 // PrepareForUpdate keeps spec, metadata, and the record of a pause, which belongs to spec.paused.

@@ -441,7 +441,7 @@ func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
 		want  string
 	}{
 		"main":   {strategy.GetResetFields(), `{"f:spec":{".":{},"f:reason":{}}}`},
-		"status": {status.New(&genericregistry.Store{}, NewStatusStrategy(strategy)).GetResetFields(), `{"f:status":{".":{},"f:observedGeneration":{}}}`},
+		"status": {status.New(&genericregistry.Store{}, &StatusStrategy{strategy}).GetResetFields(), `{"f:status":{".":{},"f:observedGeneration":{}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			manager := must.Get(managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(),

@@ -46,7 +46,7 @@ func newRegistry(t testing.TB, etcd *registrytest.Etcd) *registry {
 	t.Helper()
 	r := &registry{t: t, clock: testclock.NewFakePassiveClock(start)}
 	isServer := func(u user.Info) bool { return u.GetName() == self.Name && u.GetUID() == self.UID }
-	r.storage = must.Get(newStorage(etcd.RESTOptions(maintenance.Resource("nodetasks")), NewStrategy(registrytest.Scheme, isServer, r.clock),
+	r.storage = must.Get(NewStorage(etcd.RESTOptions(maintenance.Resource("nodetasks")), NewStrategy(registrytest.Scheme, isServer, r.clock),
 		func() string { return r.noLeader }, func() string { return r.outdated }))(t)
 	t.Cleanup(r.storage.NodeTask.Destroy)
 	return r

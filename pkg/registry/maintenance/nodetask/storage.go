@@ -10,10 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/registry/maintenance/kind"
@@ -26,14 +24,9 @@ type Storage struct {
 	Status   *StatusREST
 }
 
-// NewStorage returns the storage. isServer recognizes the server's own controllers. noLeader
-// returns the warning that no replica leads; empty if a replica leads. outdated returns why the
-// storage may be older than the cluster; "" if it is not.
-func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader, outdated func() string) (Storage, error) {
-	return newStorage(optsGetter, NewStrategy(scheme, isServer, clock.RealClock{}), noLeader, outdated)
-}
-
-func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, noLeader, outdated func() string) (Storage, error) {
+// NewStorage returns the storage. noLeader returns the warning that no replica leads; empty if a
+// replica leads. outdated returns why the storage may be older than the cluster; "" if it is not.
+func NewStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, noLeader, outdated func() string) (Storage, error) {
 	store, err := kind.NewStore(optsGetter, "nodetask", &maintenance.NodeTask{}, &maintenance.NodeTaskList{}, strategy, newTable(strategy.Clock),
 		func(task *maintenance.NodeTask) fields.Set {
 			return fields.Set{

@@ -47,7 +47,7 @@ func newRegistry(t testing.TB, etcd *registrytest.Etcd) *registry {
 	r := &registry{t: t, clock: testclock.NewFakePassiveClock(start), newest: &metav1.Time{Time: start.Truncate(time.Second)}, known: true}
 	newest := func() (*metav1.Time, bool) { return r.newest, r.known }
 	strategy := NewStrategy(registrytest.Scheme, func() string { return r.noLeader }, newest, r.clock)
-	r.storage = must.Get(newStorage(etcd.RESTOptions(maintenance.Resource("nodemaintenancerollouts")), strategy))(t)
+	r.storage = must.Get(NewStorage(etcd.RESTOptions(maintenance.Resource("nodemaintenancerollouts")), strategy))(t)
 	t.Cleanup(r.storage.Rollout.Destroy)
 	return r
 }

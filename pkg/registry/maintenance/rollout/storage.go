@@ -5,13 +5,10 @@ package rollout
 
 import (
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/generic"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/registry/maintenance/kind"
-	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 	"haulout.dev/haulout/pkg/registry/maintenance/status"
 )
 
@@ -21,13 +18,8 @@ type Storage struct {
 	Status  *status.REST
 }
 
-// NewStorage returns the storage. noLeader returns the warning that no replica leads; empty if a
-// replica leads. newest returns the newest node of the cluster.
-func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, noLeader func() string, newest nodemaintenance.NewestNode) (Storage, error) {
-	return newStorage(optsGetter, NewStrategy(scheme, noLeader, newest, clock.RealClock{}))
-}
-
-func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Storage, error) {
+// NewStorage returns the storage.
+func NewStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Storage, error) {
 	store, err := kind.NewStore(optsGetter, "nodemaintenancerollout", &maintenance.NodeMaintenanceRollout{}, &maintenance.NodeMaintenanceRolloutList{},
 		strategy, newTable(strategy.Clock), func(r *maintenance.NodeMaintenanceRollout) fields.Set {
 			return fields.Set{maintenance.FieldName: r.Name, maintenance.FieldStage: string(r.Spec.Stage)}
