@@ -143,9 +143,9 @@ type REST struct {
 
 	// Short is the short name of the resource.
 	Short string
-	// NoLeader returns the warning that no replica leads, so that no controller acts on the object;
-	// "" if one leads. Nil means no warnings.
-	NoLeader func() string
+	// Warnings returns the warnings about an object that is read, such as that no replica leads, so
+	// that no controller acts on it. Nil means none.
+	Warnings func(context.Context, runtime.Object) []string
 }
 
 var (
@@ -153,16 +153,15 @@ var (
 	_ rest.ShortNamesProvider = &REST{}
 )
 
-// Get implements rest.Getter. It warns if no replica leads.
+// Get implements rest.Getter. It adds the warnings.
 func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
 	obj, err := r.Store.Get(ctx, name, options)
-	if err != nil || r.NoLeader == nil {
-		return obj, err
+	if err == nil && r.Warnings != nil {
+		for _, text := range r.Warnings(ctx, obj) {
+			warning.AddWarning(ctx, "", text)
+		}
 	}
-	if text := r.NoLeader(); text != "" {
-		warning.AddWarning(ctx, "", text)
-	}
-	return obj, nil
+	return obj, err
 }
 
 // ShortNames implements rest.ShortNamesProvider.

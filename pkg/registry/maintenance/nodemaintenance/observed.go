@@ -4,14 +4,11 @@
 package nodemaintenance
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -83,15 +80,4 @@ func (o observation) warnings(nm *maintenance.NodeMaintenance) []string {
 	// Clients print equal warnings once.
 	return []string{fmt.Sprintf("%s: no replica has observed generation %d of this NodeMaintenance, which was written at %s; the log of the server explains why",
 		protocol.NoLeaderWarning, nm.Generation, lastWritten(nm).UTC().Format(time.RFC3339))}
-}
-
-// warnOf adds the warnings about a stored maintenance to the response of a request.
-func (o observation) warnOf(ctx context.Context, obj runtime.Object) {
-	nm, ok := obj.(*maintenance.NodeMaintenance)
-	if !ok {
-		return
-	}
-	for _, text := range o.warnings(nm) {
-		warning.AddWarning(ctx, "", text)
-	}
 }

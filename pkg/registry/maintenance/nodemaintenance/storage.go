@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/generic"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -45,7 +44,7 @@ func NewStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previe
 		return Storage{}, err
 	}
 	return Storage{
-		NodeMaintenance: &REST{Store: store, observed: strategy.observed},
+		NodeMaintenance: &REST{&kind.REST{Store: store, Short: "nm", Warnings: strategy.WarningsOnCreate}},
 		Status:          status.New(store, &StatusStrategy{strategy}),
 		Preview:         newPreview(store, strategy.Scheme, previewer),
 	}, nil
@@ -53,23 +52,7 @@ func NewStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previe
 
 // REST serves nodemaintenances.
 type REST struct {
-	*genericregistry.Store
-
-	observed observation
-}
-
-var (
-	_ rest.StandardStorage    = &REST{}
-	_ rest.ShortNamesProvider = &REST{}
-)
-
-// Get implements rest.Getter. It warns if no controller acts on the maintenance.
-func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
-	obj, err := r.Store.Get(ctx, name, options)
-	if err == nil {
-		r.observed.warnOf(ctx, obj)
-	}
-	return obj, err
+	*kind.REST
 }
 
 // List implements rest.Lister. Without a watch cache, a list reads all maintenances from etcd. A
@@ -167,6 +150,3 @@ func withLine(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
 		return validate(ctx, obj)
 	}
 }
-
-// ShortNames implements rest.ShortNamesProvider.
-func (*REST) ShortNames() []string { return []string{"nm"} }

@@ -38,7 +38,13 @@ func NewStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, noLead
 	if err != nil {
 		return Storage{}, err
 	}
-	return Storage{NodeTask: &kind.REST{Store: store, Short: "ntask", NoLeader: noLeader}, Status: &StatusREST{
+	warnings := func(context.Context, runtime.Object) []string {
+		if text := noLeader(); text != "" {
+			return []string{text}
+		}
+		return nil
+	}
+	return Storage{NodeTask: &kind.REST{Store: store, Short: "ntask", Warnings: warnings}, Status: &StatusREST{
 		REST: status.New(store, &StatusStrategy{strategy}), byServer: strategy.ByServer, outdated: outdated,
 	}}, nil
 }

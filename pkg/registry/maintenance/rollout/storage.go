@@ -27,5 +27,5 @@ func NewStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy) (Stora
 	if err != nil {
 		return Storage{}, err
 	}
-	return Storage{Rollout: &kind.REST{Store: store, Short: "nmr", NoLeader: strategy.noLeader}, Status: status.New(store, &StatusStrategy{strategy})}, nil
+	return Storage{Rollout: &kind.REST{Store: store, Short: "nmr", Warnings: strategy.WarningsOnCreate}, Status: status.New(store, &StatusStrategy{strategy})}, nil
 }
