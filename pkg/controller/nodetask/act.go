@@ -31,9 +31,10 @@ func (c *Controller) Sync(ctx context.Context, name string) error {
 	}
 	d := decide(f)
 	if d.step == stepLook {
-		if f.live, err = c.look(ctx, f); err != nil {
+		if f.refusal, err = c.look(ctx, f); err != nil {
 			return err
 		}
+		f.isLive = true
 		d = decide(f)
 	}
 	if d.wake > 0 {

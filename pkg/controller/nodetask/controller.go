@@ -171,7 +171,7 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 // isSame reports whether two states of a maintenance are equal in all fields that decisions read.
 func isSame(a, b *v1alpha1.NodeMaintenance) bool {
 	return a.Generation == b.Generation && a.DeletionTimestamp.Equal(b.DeletionTimestamp) && v1alpha1.IsDone(a) == v1alpha1.IsDone(b) &&
-		a.Status.ObservedGeneration == b.Status.ObservedGeneration && (drainedOf(a) == nil) == (drainedOf(b) == nil) &&
+		a.Status.ObservedGeneration == b.Status.ObservedGeneration && isDrained(a) == isDrained(b) &&
 		slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
 			return x.Reason == y.Reason
 		}) && holds.SameTasks(a, b)

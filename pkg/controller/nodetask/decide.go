@@ -49,12 +49,11 @@ type facts struct {
 	volumes int
 	// doneWhen evaluates the condition of a task for the node. An error counts as false.
 	doneWhen func(expression string, before v1alpha1.NodeVersions) (bool, error)
-	// live is what a live read found for a claim, nil before the read.
-	live *liveFacts
+	// isLive is set after the live read for a claim, and refusal is the reason why the claim must
+	// not be granted, "" if there is none.
+	isLive  bool
+	refusal string
 }
-
-// liveFacts is the reason why a claim must not be granted, "" if there is none.
-type liveFacts struct{ refusal string }
 
 type step int
 
@@ -168,7 +167,7 @@ func (f *facts) whyNotReady(nm *v1alpha1.NodeMaintenance) string {
 		return "the node is not cordoned for it"
 	case nm.Spec.Task.Stage == v1alpha1.NodeTaskStageCordon && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon:
 		return ""
-	case drainedOf(nm) == nil:
+	case !isDrained(nm):
 		return "it is not drained"
 	}
 	return ""
@@ -194,21 +193,16 @@ func compareTurns(a, b *v1alpha1.NodeMaintenance) int {
 	return cmp.Or(since(a).Compare(since(b)), v1alpha1.CompareAge(a, b))
 }
 
-// drainedOf returns the condition Drained of a maintenance if it is True, else nil.
-func drainedOf(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
-	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
-	if drained == nil || drained.Status != metav1.ConditionTrue {
-		return nil
-	}
-	return drained
+func isDrained(nm *v1alpha1.NodeMaintenance) bool {
+	return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained)
 }
 
 // volumesWait returns how long to wait for the volumes of a drained node to be detached.
 func (f *facts) volumesWait(nm *v1alpha1.NodeMaintenance) time.Duration {
-	drained := drainedOf(nm)
-	if f.volumes == 0 || drained == nil {
+	if f.volumes == 0 || !isDrained(nm) {
 		return 0
 	}
+	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	return max(0, protocol.VolumePatience-f.now.Sub(drained.LastTransitionTime.Time))
 }
 
@@ -231,10 +225,10 @@ func decideOffered(f *facts) decision {
 	}
 	if f.task.Status.Holder != "" {
 		switch {
-		case f.live == nil:
+		case !f.isLive:
 			return decision{step: stepLook}
-		case f.live.refusal != "":
-			return withdraw(f.live.refusal)
+		case f.refusal != "":
+			return withdraw(f.refusal)
 		}
 		d := f.enter(v1alpha1.NodeTaskClaimed, "")
 		d.event = event{corev1.EventTypeNormal, EventClaimed, fmt.Sprintf(

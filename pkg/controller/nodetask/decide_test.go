@@ -169,7 +169,9 @@ func workedOn(state v1alpha1.NodeTaskState) func(*v1alpha1.NodeMaintenance) {
 func also(nm *v1alpha1.NodeMaintenance) func(*facts) {
 	return func(f *facts) { f.holding = append(f.holding, nm) }
 }
-func looked(refusal string) func(*facts) { return func(f *facts) { f.live = &liveFacts{refusal} } }
+func looked(refusal string) func(*facts) {
+	return func(f *facts) { f.isLive, f.refusal = true, refusal }
+}
 func heardBefore(d time.Duration) func(*facts) {
 	return func(f *facts) { f.heard = noon.Add(-d) }
 }

@@ -61,49 +61,47 @@ func (c *Controller) gather(ctx context.Context, name string) (*facts, error) {
 	return f, nil
 }
 
-// look reads the node of a claim, its maintenance and its pods live. Since the offer, the caches
-// may have missed that a pod was bound to the node or that the node was made schedulable.
-func (c *Controller) look(ctx context.Context, f *facts) (*liveFacts, error) {
-	refuse := func(format string, args ...any) (*liveFacts, error) {
-		return &liveFacts{refusal: fmt.Sprintf(format, args...)}, nil
-	}
+// look reads the node of a claim, its maintenance and its pods live. It returns the reason why the
+// claim must not be granted, "" if there is none. Since the offer, the caches may have missed that
+// a pod was bound to the node or that the node was made schedulable.
+func (c *Controller) look(ctx context.Context, f *facts) (refusal string, err error) {
 	nm, err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, f.owner.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && (nm.UID != f.owner.UID || !v1alpha1.IsHolding(nm)):
-		return refuse("NodeMaintenance %s has ended", f.owner.Name)
+		return fmt.Sprintf("NodeMaintenance %s has ended", f.owner.Name), nil
 	case err != nil:
-		return nil, fmt.Errorf("read the maintenance before a claim is granted: %w", err)
+		return "", fmt.Errorf("read the maintenance before a claim is granted: %w", err)
 	case holds.IsDone(nm, f.node):
 		// This leader has offered the node because its cache was older.
-		return refuse("NodeMaintenance %s has recorded that the work on it is done", f.owner.Name)
+		return fmt.Sprintf("NodeMaintenance %s has recorded that the work on it is done", f.owner.Name), nil
 	case nm.Generation != f.owner.Generation:
-		return nil, apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has changed"))
+		return "", apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has changed"))
 	}
 	node, err := c.Cluster.Client.CoreV1().Nodes().Get(ctx, f.node.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && node.UID != f.node.UID:
-		return refuse("the node is gone")
+		return "the node is gone", nil
 	case err != nil:
-		return nil, fmt.Errorf("read the node before a claim is granted: %w", err)
+		return "", fmt.Errorf("read the node before a claim is granted: %w", err)
 	case !node.Spec.Unschedulable:
-		return refuse("the node was made schedulable")
+		return "the node was made schedulable", nil
 	case nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain:
-		return &liveFacts{}, nil // its pods stay
+		return "", nil // its pods stay
 	}
 	plan, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
 	if err != nil {
-		return nil, fmt.Errorf("drain plan of %s: %w", nm.Name, err)
+		return "", fmt.Errorf("drain plan of %s: %w", nm.Name, err)
 	}
 	rules, err := holds.RulesOf(nm)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	pods, err := c.State.LivePods(ctx, node)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	if i := slices.IndexFunc(pods, func(pod nodestate.Pod) bool { return plan.Cover(pod.Plan) && !rules.Skips(pod.Plan) }); i >= 0 {
-		return refuse("pod %s/%s is on the node again", pods[i].Namespace, pods[i].Name)
+		return fmt.Sprintf("pod %s/%s is on the node again", pods[i].Namespace, pods[i].Name), nil
 	}
-	return &liveFacts{}, nil
+	return "", nil
 }

@@ -33,8 +33,8 @@ func TestDoneWorkIsNotGrantedAgain(t *testing.T) {
 		c := &Controller{Config: Config{
 			Cluster: &host.Cluster{Clients: host.Clients{Client: fake.NewClientset(f.node), Maintenance: versionedfake.NewClientset(stored)}},
 		}}
-		live := must.Get(c.look(t.Context(), f))(t)
-		is.True(t, (want == "") == (live.refusal == "") && strings.Contains(live.refusal, want), "recorded %s: refused because %q, want %q", state, live.refusal, want)
+		refusal := must.Get(c.look(t.Context(), f))(t)
+		is.True(t, (want == "") == (refusal == "") && strings.Contains(refusal, want), "recorded %s: refused because %q, want %q", state, refusal, want)
 	}
 }
 

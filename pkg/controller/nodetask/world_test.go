@@ -172,11 +172,11 @@ func (w *world) sync(v view, name string) {
 	}
 	d := decide(f)
 	if d.step == stepLook {
-		f.live = &liveFacts{}
+		f.isLive = true
 		node, live := w.nodes[name], w.maintenances[f.owner.Name]
 		switch {
 		case node == nil || node.UID != f.node.UID, !node.Spec.Unschedulable && w.off != "cordon", w.pods[name] && w.off != "pods":
-			f.live.refusal = "changed"
+			f.refusal = "changed"
 		case w.off != "end" && (!v1alpha1.IsHolding(live) || live.Generation != f.owner.Generation):
 			return
 		}
