@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -173,8 +174,9 @@ func isSame(a, b *v1alpha1.NodeMaintenance) bool {
 	return a.Generation == b.Generation && a.DeletionTimestamp.Equal(b.DeletionTimestamp) && v1alpha1.IsDone(a) == v1alpha1.IsDone(b) &&
 		a.Status.ObservedGeneration == b.Status.ObservedGeneration && isDrained(a) == isDrained(b) &&
 		slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
-			return x.Reason == y.Reason
-		}) && holds.SameTasks(a, b)
+			var none v1alpha1.NodeMaintenanceNodeTask
+			return x.NodeRef == y.NodeRef && x.Reason == y.Reason && ptr.Deref(x.Task, none).State == ptr.Deref(y.Task, none).State
+		})
 }
 
 func (c *Controller) nodeChanged(change selection.NodeChange) {

@@ -83,20 +83,6 @@ func StateOf(task *v1alpha1.NodeTask) v1alpha1.NodeTaskState {
 	return cmp.Or(task.Status.State, v1alpha1.NodeTaskOffered)
 }
 
-// SameTasks reports whether the statuses of two states of a maintenance record the same states of
-// the work on the same nodes.
-func SameTasks(a, b *v1alpha1.NodeMaintenance) bool {
-	state := func(entry *v1alpha1.NodeMaintenanceNodeStatus) v1alpha1.NodeTaskState {
-		if entry.Task == nil {
-			return ""
-		}
-		return entry.Task.State
-	}
-	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
-		return x.NodeRef == y.NodeRef && state(&x) == state(&y)
-	})
-}
-
 // Any reports whether a worker has the node in its hands.
 func (h Hands) Any() bool { return h.State != "" }
 
