@@ -85,7 +85,8 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 		if agrees {
 			started = append(started, f.announce(u))
 		} else {
-			d.postpone(u)
+			d.status.Nodes.Running -= int32(len(u.Nodes)) // they wait in this sync after all
+			d.status.Nodes.Waiting += int32(len(u.Nodes))
 		}
 	}
 	isStuck := len(d.start) > 0 && len(started) == 0

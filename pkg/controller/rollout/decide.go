@@ -97,12 +97,6 @@ func (d *decision) choose(f *facts, r *v1alpha1.NodeMaintenanceRollout) next.Dec
 	}
 }
 
-// postpone counts the nodes of a unit as waiting that does not start in this sync after all.
-func (d *decision) postpone(u *next.Unit) {
-	d.status.Nodes.Running -= int32(len(u.Nodes))
-	d.status.Nodes.Waiting += int32(len(u.Nodes))
-}
-
 // setConditions sets the conditions of the new status.
 func (d *decision) setConditions(f *facts, choice *next.Decision) {
 	reason, message := choice.Reason, conditionMessage(f, choice)

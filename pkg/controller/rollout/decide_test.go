@@ -191,7 +191,7 @@ func TestUndo(t *testing.T) {
 						r.Spec.Template.Task.DoneWhen = "node.status.nodeInfo.kernelVersion == '" + kernel + "'"
 					}
 				})
-				w := &workOf{rollout: r, done: map[types.UID]time.Time{}, goal: must.Get(c.goalOf(r))(t)}
+				w := &workOf{done: map[types.UID]time.Time{}, goal: must.Get(c.goalOf(r))(t)}
 				if at > 0 {
 					w.done[node.UID] = time.Unix(int64(at), 0)
 				}

@@ -45,8 +45,6 @@ type facts struct {
 	foreign map[string]bool
 	// starts are the last failed starts of units, by name.
 	starts map[string]failedStart
-	// taken reports whether a maintenance of this name exists.
-	taken func(name string) bool
 	// holders returns the maintenances that select a node.
 	holders func(node string) []*v1alpha1.NodeMaintenance
 	// selector and goal are the selector and the expression of the rollout.
@@ -80,13 +78,6 @@ func (c *Controller) gather(ctx context.Context, r *v1alpha1.NodeMaintenanceRoll
 	}
 	for unit, failed := range f.starts {
 		f.rollout.FailedStarts[unit] = failed.at
-	}
-	f.taken = func(name string) bool {
-		if f.own[name] != nil {
-			return true
-		}
-		_, exists := c.created.Get(name)
-		return exists
 	}
 	tasks := loop.All(c.Cluster.NodeTasks.Lister().List)
 	for _, task := range tasks {
@@ -236,9 +227,6 @@ func (f *facts) selectNodes(nodes []*corev1.Node) error {
 	return nil
 }
 
-// needsWork reports whether a node with this goal needs work, unless it is done.
-func needsWork(goal next.Goal) bool { return goal != next.GoalMet && goal != next.TooNew }
-
 // isDone reports whether the work of the rollout on a node is done.
 func (f *facts) isDone(node *corev1.Node) bool {
 	_, isDone := f.done[node.UID]
@@ -248,9 +236,13 @@ func (f *facts) isDone(node *corev1.Node) bool {
 // clusterOf returns the state of all nodes for the decisions of a rollout. The units of the rollout
 // itself are not announced in it: some may leave the status first.
 func (c *Controller) clusterOf(f *facts, nodes *next.Nodes, tasks []*v1alpha1.NodeTask, now time.Time) *next.Cluster {
+	exists := func(name string) bool {
+		_, exists := c.created.Get(name)
+		return exists || f.own[name] != nil
+	}
 	others := slices.DeleteFunc(c.all(), func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.UID == f.rollout.Object.UID })
 	return next.NewCluster(next.Facts{
-		Now: now, Nodes: nodes, Pods: func(node string) int { return c.podsOn(f.nodes[node]) }, Tasks: tasks, Rollouts: others, Exists: f.taken,
+		Now: now, Nodes: nodes, Pods: func(node string) int { return c.podsOn(f.nodes[node]) }, Tasks: tasks, Rollouts: others, Exists: exists,
 		MaxUnavailablePercent: c.MaxUnavailableNodes, ServerNode: c.ServerNode,
 	})
 }
@@ -284,7 +276,7 @@ func (c *Controller) notAuthorized(ctx context.Context, f *facts) string {
 	r := f.rollout.Object
 	var due []*corev1.Node
 	for _, m := range f.rollout.Members {
-		if needsWork(m.Goal) && !m.IsDone {
+		if m.Goal != next.GoalMet && m.Goal != next.TooNew && !m.IsDone {
 			due = append(due, f.nodes[m.Node])
 		}
 	}
@@ -333,7 +325,7 @@ func (c *Controller) contradiction(f *facts) string {
 	if len(f.done) == 0 {
 		return ""
 	}
-	ours, first := &workOf{f.rollout.Object, f.done, f.goal}, ""
+	ours, first := &workOf{f.done, f.goal}, ""
 	for _, other := range f.cluster.Rollouts {
 		if other.Spec.Stage != v1alpha1.RolloutStageRoll {
 			continue
@@ -346,11 +338,12 @@ func (c *Controller) contradiction(f *facts) string {
 		if err != nil {
 			continue
 		}
-		theirs := &workOf{other, next.DoneBy(attempts), goal}
+		theirs := &workOf{next.DoneBy(attempts), goal}
+		isComplete := meta.IsStatusConditionTrue(other.Status.Conditions, v1alpha1.ConditionComplete)
 		for _, m := range f.rollout.Members {
 			// A rollout that is complete holds no other one: that is how the next version of a
 			// kernel is rolled out. It is held itself when new nodes join.
-			if node := f.nodes[m.Node]; ours.undo(theirs, node) && !theirs.isComplete() || theirs.undo(ours, node) {
+			if node := f.nodes[m.Node]; ours.undo(theirs, node) && !isComplete || theirs.undo(ours, node) {
 				text := fmt.Sprintf("rollout %s wants the opposite for node %s; stop one of the two", other.Name, node.Name)
 				if first == "" || text < first {
 					first = text
@@ -364,9 +357,8 @@ func (c *Controller) contradiction(f *facts) string {
 // workOf is the work that a rollout in stage Roll has done: the times by the UID of the node, and
 // its goal.
 type workOf struct {
-	rollout *v1alpha1.NodeMaintenanceRollout
-	done    map[types.UID]time.Time
-	goal    *goal
+	done map[types.UID]time.Time
+	goal *goal
 }
 
 // undo reports whether a rollout has undone the work of another one on a node: it was done later,
@@ -379,8 +371,4 @@ func (w *workOf) undo(other *workOf, node *corev1.Node) bool {
 	}
 	state, _ := other.goal.of(node, true)
 	return state == next.GoalUnmet
-}
-
-func (w *workOf) isComplete() bool {
-	return meta.IsStatusConditionTrue(w.rollout.Status.Conditions, v1alpha1.ConditionComplete)
 }

@@ -322,7 +322,7 @@ func maintenanceOf(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUni
 func (f *facts) announce(u *next.Unit) v1alpha1.RolloutUnit {
 	last, isUnsettled := f.rollout.Unsettled[u.Name]
 	name := last.Maintenance
-	for attempt := 1; !isUnsettled && (name == "" || f.taken(name)); attempt++ {
+	for attempt := 1; !isUnsettled && (name == "" || f.cluster.Exists(name)); attempt++ {
 		name = maintenanceName(f.rollout.Object.Name, u.Name, attempt)
 	}
 	return v1alpha1.RolloutUnit{

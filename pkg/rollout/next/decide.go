@@ -68,13 +68,6 @@ type Rollout struct {
 	Contradiction func() string
 }
 
-func (r *Rollout) contradiction() string {
-	if r.Contradiction == nil {
-		return ""
-	}
-	return r.Contradiction()
-}
-
 // Decision is what a rollout does next, and how far it is.
 type Decision struct {
 	// Start are the units to start, in their order.

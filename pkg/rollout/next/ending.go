@@ -41,7 +41,7 @@ func EndOf(c *Cluster, r *Rollout, unit *v1alpha1.RolloutUnit, nm *v1alpha1.Node
 		return Ending{Now: true, Withdrawn: WithdrawnDone}
 	case left == 0:
 		return Ending{Now: true}
-	case c.isKept(unit, nm):
+	case slices.ContainsFunc(c.tasksOf(unit, nm), IsKept):
 		return Ending{}
 	case spec.Stage != v1alpha1.RolloutStageRoll:
 		return Ending{Now: true, Withdrawn: WithdrawnStopped}
@@ -90,11 +90,6 @@ func (c *Cluster) tasksOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenan
 		}
 	}
 	return tasks
-}
-
-// isKept reports whether a node of a unit has a task that the server may not take back.
-func (c *Cluster) isKept(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenance) bool {
-	return slices.ContainsFunc(c.tasksOf(unit, nm), IsKept)
 }
 
 // IsKept reports whether the server may not take a task back: a worker has the node, may have it,

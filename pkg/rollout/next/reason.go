@@ -49,8 +49,8 @@ func (d *decider) stop() {
 			wording.Count(len(failures), "unit"), spec.MaxFailed, Names(failures))
 	case len(holds.Active) > 0:
 		set(v1alpha1.ReasonHeld, "%s", describe(holds.Active))
-	case d.contradiction() != "":
-		set(v1alpha1.ReasonHeld, "%s", d.contradiction())
+	case d.Contradiction != nil && d.Contradiction() != "":
+		set(v1alpha1.ReasonHeld, "%s", d.Contradiction())
 	case err != nil:
 		set(v1alpha1.ReasonOutsideWindow, "the server cannot read %v", err)
 	case !windows.Open && !isBusy && len(d.order()) == 0:
