@@ -79,7 +79,7 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 		agrees := false
 		if ready && err == nil && i < maxStarts {
 			if agrees, err = c.agrees(ctx, f, u); err != nil {
-				c.noteFailedStart(r.Name, u.Name)
+				c.failedStartOf(r.Name, u.Name).at = c.Clock.Now()
 			}
 		}
 		if agrees {
@@ -93,7 +93,7 @@ func (c *Controller) confirm(ctx context.Context, r *v1alpha1.NodeMaintenanceRol
 	if isStuck && err == nil && !f.asking {
 		err = fmt.Errorf("unit %s does not start: the caches are older than the API", d.start[0].Name)
 		if ready {
-			c.noteFailedStart(r.Name, d.start[0].Name)
+			c.failedStartOf(r.Name, d.start[0].Name).at = c.Clock.Now()
 		}
 	}
 	if err == nil && len(started) < len(d.start) {
@@ -165,7 +165,10 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 		return errors.Join(append(errs, loop.IgnoreNotFound(err))...)
 	}
 	for i := range d.unsettled {
-		c.noteUnsettled(r.Name, &d.unsettled[i])
+		// An earlier leader may have sent a creation that had no answer.
+		if start := c.failedStartOf(r.Name, d.unsettled[i].Unit); start.unanswered.IsZero() {
+			start.unanswered = c.Clock.Now()
+		}
 	}
 	for i := range started {
 		err := c.create(ctx, written, &started[i])
@@ -175,46 +178,32 @@ func (c *Controller) act(ctx context.Context, r *v1alpha1.NodeMaintenanceRollout
 	return errors.Join(errs...)
 }
 
-// noteFailedStart records that a unit does not start. All others are tried before it is tried
-// again.
-func (c *Controller) noteFailedStart(rollout, unit string) {
-	failed := c.failedStarts[rollout][unit]
-	failed.at = c.Clock.Now()
-	c.setFailedStart(rollout, unit, failed)
+// failedStartOf returns the last failed start of a unit, which the caller may change.
+func (c *Controller) failedStartOf(rollout, unit string) *failedStart {
+	starts := c.failedStarts[rollout]
+	if starts == nil {
+		starts = map[string]*failedStart{}
+		c.failedStarts[rollout] = starts
+	}
+	if starts[unit] == nil {
+		starts[unit] = &failedStart{}
+	}
+	return starts[unit]
 }
 
 // noteCreation records the result of the creation of the maintenance of a unit. A refusal says
 // nothing about an earlier request that had no answer.
 func (c *Controller) noteCreation(rollout, unit string, err error) {
 	now := c.Clock.Now()
-	failed := c.failedStarts[rollout][unit]
+	start := c.failedStartOf(rollout, unit)
 	switch {
 	case err == nil:
 		delete(c.failedStarts[rollout], unit)
-		return
 	case isRefusal(err):
-		failed.at, failed.refused = now, now.Sub(failed.unanswered) > createPatience
+		start.at, start.refused = now, now.Sub(start.unanswered) > createPatience
 	default:
-		failed = failedStart{unanswered: now}
+		*start = failedStart{unanswered: now}
 	}
-	c.setFailedStart(rollout, unit, failed)
-}
-
-// noteUnsettled records that a creation of the maintenance of a unit may have had no answer, if
-// this leader knows of none: an earlier leader may have sent it.
-func (c *Controller) noteUnsettled(rollout string, unit *v1alpha1.RolloutUnit) {
-	failed := c.failedStarts[rollout][unit.Unit]
-	if failed.unanswered.IsZero() {
-		failed.unanswered = c.Clock.Now()
-		c.setFailedStart(rollout, unit.Unit, failed)
-	}
-}
-
-func (c *Controller) setFailedStart(rollout, unit string, failed failedStart) {
-	if c.failedStarts[rollout] == nil {
-		c.failedStarts[rollout] = map[string]failedStart{}
-	}
-	c.failedStarts[rollout][unit] = failed
 }
 
 // isRefusal reports whether the API has answered that it stores nothing. After any other error the

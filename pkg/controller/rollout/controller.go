@@ -75,7 +75,7 @@ type Controller struct {
 	// goals has the expressions of the rollouts by name.
 	goals map[string]*goal
 	// failedStarts has the last failed starts of units, by rollout and unit.
-	failedStarts map[string]map[string]failedStart
+	failedStarts map[string]map[string]*failedStart
 	// problems has the failures of each rollout.
 	problems *loop.Failures[string]
 	// written has the time of the last status write of each rollout, to pace the writes.
@@ -112,7 +112,7 @@ func New(config Config) (*Controller, error) {
 		rollouts:     loop.NewLatest[*v1alpha1.NodeMaintenanceRollout](rollouts.GetStore()),
 		created:      loop.NewLatest[*v1alpha1.NodeMaintenance](maintenances.GetStore()),
 		goals:        map[string]*goal{},
-		failedStarts: map[string]map[string]failedStart{},
+		failedStarts: map[string]map[string]*failedStart{},
 		problems:     loop.NewFailures[string](config.Clock, nil),
 	}
 	if err := podcache.AddIndex(maintenances, byRollout, indexByRollout); err != nil {

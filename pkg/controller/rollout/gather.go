@@ -44,7 +44,7 @@ type facts struct {
 	// foreign are the names of announced maintenances that do not belong to the rollout.
 	foreign map[string]bool
 	// starts are the last failed starts of units, by name.
-	starts map[string]failedStart
+	starts map[string]*failedStart
 	// holders returns the maintenances that select a node.
 	holders func(node string) []*v1alpha1.NodeMaintenance
 	// selector and goal are the selector and the expression of the rollout.

@@ -54,7 +54,7 @@ func (f *facts) follow(entry v1alpha1.RolloutUnit, open, drainsHeld bool) follow
 	if u.nm == nil {
 		// The maintenance was deleted, or a leader ended before it created it, or the request has
 		// failed. In the latter cases the same unit is decided about again, and gets the same name.
-		last := f.starts[entry.Unit]
+		last := ptr.Deref(f.starts[entry.Unit], failedStart{})
 		end := window.Latest(f.endsAt(&entry, int32(createPatience.Seconds())), last.unanswered.Add(createPatience))
 		u.unsettled = entry.Phase == v1alpha1.RolloutPhaseStarting && !last.refused && !f.foreign[entry.Maintenance] && f.cluster.Now.Before(end)
 		if u.over = !u.unsettled; !u.over {
