@@ -94,7 +94,7 @@ func (e *environment) hold(ctx context.Context, o *waitOptions, name string, hol
 	named, user := hold.Name != "", ""
 	if !named {
 		var err error
-		if user, err = e.userName(ctx); err != nil {
+		if _, user, err = e.connectAs(ctx); err != nil {
 			return fmt.Errorf("%w; give the hold a name with --name", err)
 		}
 		if hold.Name = holdName(user); hold.Name == "" {
@@ -168,7 +168,7 @@ func (e *environment) removeHolds(ctx context.Context, o *waitOptions, name, hol
 	user := ""
 	if hold == "" {
 		var err error
-		if user, err = e.userName(ctx); err != nil {
+		if _, user, err = e.connectAs(ctx); err != nil {
 			return fmt.Errorf("%w; name the hold with --name", err)
 		}
 	}
@@ -501,18 +501,17 @@ func (e *environment) changeRollout(
 	return written, e.write(o.output, written)
 }
 
-// userName returns the name of the user as the cluster knows it.
-func (e *environment) userName(ctx context.Context) (string, error) {
-	c, err := e.connect()
-	if err != nil {
-		return "", err
+// connectAs creates the clients, and returns the name of the user as the cluster knows it.
+func (e *environment) connectAs(ctx context.Context) (c clients, user string, err error) {
+	if c, err = e.connect(); err != nil {
+		return c, "", err
 	}
 	review, err := c.kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
-		return "", errors.New("you may not create selfsubjectreviews.authentication.k8s.io, so your user name is unknown")
+		return c, "", errors.New("you may not create selfsubjectreviews.authentication.k8s.io, so your user name is unknown")
 	case err != nil:
-		return "", err
+		return c, "", err
 	}
-	return review.Status.UserInfo.Username, nil
+	return c, review.Status.UserInfo.Username, nil
 }

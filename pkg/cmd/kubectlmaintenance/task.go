@@ -66,11 +66,7 @@ func (e *environment) take(ctx context.Context, o *taskOptions, node string) err
 	if err := o.validate(); err != nil {
 		return err
 	}
-	user, err := e.userName(ctx)
-	if err != nil {
-		return err
-	}
-	c, err := e.connect()
+	c, user, err := e.connectAs(ctx)
 	if err != nil {
 		return err
 	}
@@ -238,11 +234,7 @@ func (e *environment) done(ctx context.Context, o *taskOptions, node string) err
 	if err := o.validate(); err != nil {
 		return err
 	}
-	user, err := e.userName(ctx)
-	if err != nil {
-		return err
-	}
-	c, err := e.connect()
+	c, user, err := e.connectAs(ctx)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -145,6 +146,15 @@ func (f *Facts) pausedText() string {
 		}
 	}
 	return fmt.Sprintf("Paused %s: %s. To continue: %s", PausedBy(f.Maintenance, f.Now), effect, protocol.ResumeCommand(f.Maintenance))
+}
+
+// PausedBy describes who paused a maintenance and how long ago: "by alice 5m ago".
+func PausedBy(nm *v1alpha1.NodeMaintenance, now time.Time) string {
+	pause := nm.Status.Pause
+	if pause == nil {
+		return "a moment ago"
+	}
+	return fmt.Sprintf("by %s %s ago", pause.By, ago(now, pause.Since.Time))
 }
 
 // Stage returns the stage of a maintenance, with a note if the object is being deleted.
