@@ -32,10 +32,7 @@ func Parse(expression string, zone *time.Location) (*cron.SpecSchedule, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec, ok := parsed.(*cron.SpecSchedule)
-	if !ok {
-		return nil, errors.New("must be a cron expression")
-	}
+	spec := parsed.(*cron.SpecSchedule) // only names have other schedules
 	spec.Location = zone
 	return spec, nil
 }
