@@ -85,18 +85,15 @@ func (s *sentinel) sync(ctx context.Context) error {
 // condition returns the condition that the file asks for. If it cannot be read, the condition stays
 // as it is.
 func (s *sentinel) condition() (corev1.NodeCondition, error) {
+	c := corev1.NodeCondition{Type: v1alpha1.NodeConditionRebootRequired}
 	_, err := os.Stat(s.file)
 	switch {
 	case err == nil:
-		return corev1.NodeCondition{
-			Type: v1alpha1.NodeConditionRebootRequired, Status: corev1.ConditionTrue,
-			Reason: "FileExists", Message: "The operating system asks for a reboot",
-		}, nil
+		c.Status, c.Reason, c.Message = corev1.ConditionTrue, "FileExists", "The operating system asks for a reboot"
 	case errors.Is(err, fs.ErrNotExist):
-		return corev1.NodeCondition{
-			Type: v1alpha1.NodeConditionRebootRequired, Status: corev1.ConditionFalse,
-			Reason: "NoFile", Message: "The operating system does not ask for a reboot",
-		}, nil
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "NoFile", "The operating system does not ask for a reboot"
+	default:
+		return c, err
 	}
-	return corev1.NodeCondition{}, err
+	return c, nil
 }
