@@ -146,7 +146,8 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	var wg sync.WaitGroup
 	wg.Go(func() { loop.Gauges(ctx, c.all, publish) })
 	wg.Go(func() { c.queue.Run(ctx, 1, c.timedSync) })
-	wait.UntilWithContext(ctx, func(context.Context) { c.enqueueAll() }, loop.Resync)
+	resync := func(context.Context) { c.enqueueIf(func(*v1alpha1.NodeMaintenanceRollout) bool { return true }) }
+	wait.UntilWithContext(ctx, resync, loop.Resync)
 	wg.Wait()
 }
 

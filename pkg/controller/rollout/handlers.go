@@ -39,11 +39,6 @@ func (c *Controller) subscribe() error {
 // enqueue adds a rollout after the debounce. Adding it again does not extend its delay.
 func (c *Controller) enqueue(name string) { c.queue.AddAfter(name, c.debounce()) }
 
-// enqueueAll adds all rollouts.
-func (c *Controller) enqueueAll() {
-	c.enqueueIf(func(*v1alpha1.NodeMaintenanceRollout) bool { return true })
-}
-
 // enqueueRolling adds the rollouts that may start units. A place that one of them frees may be the
 // one that another waits for.
 func (c *Controller) enqueueRolling() {
@@ -74,16 +69,13 @@ func (c *Controller) rolloutChanged(old, r *v1alpha1.NodeMaintenanceRollout) {
 	}
 }
 
-// isOver reports whether a rollout was completed and none of its units runs. The periodic resync is
-// enough for its counters.
-func isOver(r *v1alpha1.NodeMaintenanceRollout) bool {
-	return r.Spec.Stage == v1alpha1.RolloutStageComplete && len(r.Status.Current) == 0
-}
-
 func (c *Controller) nodeChanged(change selection.NodeChange) {
 	if change.Old == nil || change.New == nil || !sameNode(change.Old, change.New) {
 		c.changes.Add(1)
-		c.enqueueIf(func(r *v1alpha1.NodeMaintenanceRollout) bool { return !isOver(r) })
+		// The periodic resync is enough for the counters of a rollout that is over.
+		c.enqueueIf(func(r *v1alpha1.NodeMaintenanceRollout) bool {
+			return r.Spec.Stage != v1alpha1.RolloutStageComplete || len(r.Status.Current) > 0
+		})
 	}
 }
 
