@@ -63,15 +63,11 @@ The exit codes are those of "kubectl maintenance wait". An evacuation that anoth
 
   # Withdraw the request
   kubectl maintenance evacuate --cancel checkout-a --namespace=shop`,
-		Args: exactArgs("evacuate needs the name of a pod", 1), ValidArgsFunction: e.completePods,
 		SuggestFor: []string{"evict", "move"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.evacuate(cmd.Context(), o, podName(args[0]))
-		},
 	}
 	cmd.Flags().BoolVar(&o.cancel, "cancel", false, "Withdraw the request that a user made with this command, or another client by an eviction.")
 	o.addStageFlags(cmd, false, "Wait until the pod has left.")
-	return cmd
+	return aboutOne(cmd, "a pod", e.completePods, func(ctx context.Context, name string) error { return e.evacuate(ctx, o, podName(name)) })
 }
 
 // podName removes the kind from a name such as pod/web-1.

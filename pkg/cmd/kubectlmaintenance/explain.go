@@ -19,7 +19,7 @@ import (
 )
 
 func (e *environment) newExplainCommand() *cobra.Command {
-	return &cobra.Command{
+	return aboutOne(&cobra.Command{
 		Use:   "explain pod/NAME",
 		Short: "See why a pod is asked to leave its node or not, and what blocks it",
 		Long: `See whether a pod is asked to leave its node, by whom, which evacuator is active, what blocks the pod and who can
@@ -28,13 +28,9 @@ paused, earlier waves must leave first, or the pod is kept on purpose.
 
 The command reads the pod and its Evacuation and, as far as you may, the maintenances and their previews. Without the
 right to get the pod, it finds the pod in its Evacuation or in a preview. It changes nothing.`,
-		Example: `  kubectl maintenance explain pod/checkout-a --namespace=shop`,
-		Args:    exactArgs("explain needs the name of a pod", 1), ValidArgsFunction: e.completePods,
+		Example:    `  kubectl maintenance explain pod/checkout-a --namespace=shop`,
 		SuggestFor: []string{"why", "describe"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.explainPod(cmd.Context(), podName(args[0]))
-		},
-	}
+	}, "a pod", e.completePods, func(ctx context.Context, name string) error { return e.explainPod(ctx, podName(name)) })
 }
 
 func (e *environment) explainPod(ctx context.Context, name string) error {

@@ -30,15 +30,11 @@ In the stages Idle and Cordon the pause has an effect when stage Drain begins, e
 worker meanwhile. A worker that has a node keeps it.
 
 You need the rights with which you could change the stage. "kubectl maintenance resume NAME" continues the drain.`,
-		Example: `  kubectl maintenance pause kernel-update`,
-		Args:    exactArgs("pause needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
+		Example:    `  kubectl maintenance pause kernel-update`,
 		SuggestFor: []string{"hold", "suspend", "stop", "freeze", "halt"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.setPaused(cmd.Context(), o, maintenanceName(args[0]), true)
-		},
 	}
 	o.addWriteFlags(cmd)
-	return cmd
+	return aboutOne(cmd, "a maintenance", e.completeActive, func(ctx context.Context, name string) error { return e.setPaused(ctx, o, maintenanceName(name), true) })
 }
 
 func (e *environment) newResumeCommand() *cobra.Command {
@@ -48,15 +44,11 @@ func (e *environment) newResumeCommand() *cobra.Command {
 		Short: "Continue a drain that was paused",
 		Long: `Continue a drain that was paused, and print who had paused it. The server asks the pods to leave again, wave by
 wave, within their disruption budgets.`,
-		Example: `  kubectl maintenance resume kernel-update`,
-		Args:    exactArgs("resume needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
+		Example:    `  kubectl maintenance resume kernel-update`,
 		SuggestFor: []string{"unpause", "continue", "proceed"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.setPaused(cmd.Context(), o, maintenanceName(args[0]), false)
-		},
 	}
 	o.addWriteFlags(cmd)
-	return cmd
+	return aboutOne(cmd, "a maintenance", e.completeActive, func(ctx context.Context, name string) error { return e.setPaused(ctx, o, maintenanceName(name), false) })
 }
 
 // setPaused sets spec.paused of a maintenance. It writes nothing if the field has the value.

@@ -57,10 +57,8 @@ hands ("kubectl maintenance take"). Create it with kubectl apply; docs/rollouts.
 // changing completes a command that changes the rollout of its first argument.
 func (e *environment) changing(cmd *cobra.Command, operation string, run func(context.Context, *waitOptions, string) error) *cobra.Command {
 	o := &waitOptions{output: outputOfObjects(operation)}
-	cmd.Args, cmd.ValidArgsFunction = exactArgs(cmd.Name()+" needs the name of a rollout", 1), e.completeRollouts
-	cmd.RunE = func(cmd *cobra.Command, args []string) error { return run(cmd.Context(), o, rolloutName(args[0])) }
 	o.addWriteFlags(cmd)
-	return cmd
+	return aboutOne(cmd, "a rollout", e.completeRollouts, func(ctx context.Context, name string) error { return run(ctx, o, rolloutName(name)) })
 }
 
 func (e *environment) newHoldCommand() *cobra.Command {

@@ -137,16 +137,14 @@ cordoned, the command asks for a confirmation; without a terminal it needs --unc
 NAME" ends a maintenance in stage Idle and uncordons nothing.
 
 The object and its history are kept until the object is deleted.`,
-		Example: `  kubectl maintenance complete kernel-update`,
-		Args:    exactArgs("complete needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
+		Example:    `  kubectl maintenance complete kernel-update`,
 		SuggestFor: []string{"uncordon", "undrain", "finish", "end", "release", "abort", "stop", "undo"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), v1alpha1.NodeMaintenanceStageComplete)
-		},
 	}
 	o.addStageFlags(cmd, true, "Wait until the nodes are released.")
 	o.addUncordonFlag(cmd)
-	return cmd
+	return aboutOne(cmd, "a maintenance", e.completeActive, func(ctx context.Context, name string) error {
+		return e.moveTo(ctx, o, maintenanceName(name), v1alpha1.NodeMaintenanceStageComplete)
+	})
 }
 
 func (e *environment) newCancelCommand() *cobra.Command {
@@ -160,15 +158,11 @@ have not left stay; pods that have left do not return to their nodes by themselv
 The history goes with the object; "kubectl maintenance complete NAME" keeps it. The nodes of a maintenance in stage
 Idle are not changed, while complete would uncordon them. A maintenance of a rollout cannot be cancelled: without the
 object, the rollout would start its unit again.`,
-		Example: `  kubectl maintenance cancel kernel-update`,
-		Args:    exactArgs("cancel needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
+		Example:    `  kubectl maintenance cancel kernel-update`,
 		SuggestFor: []string{"delete", "stop", "abort", "undo"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.cancel(cmd.Context(), o, maintenanceName(args[0]))
-		},
 	}
 	o.addStageFlags(cmd, true, "Wait until the nodes are released and the object is deleted.")
-	return cmd
+	return aboutOne(cmd, "a maintenance", e.completeMaintenances, func(ctx context.Context, name string) error { return e.cancel(ctx, o, maintenanceName(name)) })
 }
 
 // maintenanceName removes the kind from a name such as nodemaintenance/kernel-update.
@@ -302,6 +296,14 @@ func (e *environment) cancel(ctx context.Context, o *waitOptions, name string) e
 		}
 	}
 	return e.write(o.output, nm)
+}
+
+// aboutOne completes a command whose argument is the name of one object; the error about another
+// number of arguments names what it is.
+func aboutOne(cmd *cobra.Command, what string, complete cobra.CompletionFunc, run func(ctx context.Context, arg string) error) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = exactArgs(cmd.Name()+" needs the name of "+what, 1), complete
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return run(cmd.Context(), args[0]) }
+	return cmd
 }
 
 // exactArgs checks the number of arguments; its error names the arguments.

@@ -48,17 +48,14 @@ You need the right to patch nodetasks/status, and "progress" on the worker class
 That class also needs the right to maintain the node.`,
 		Example: `  # When the node is empty
   kubectl maintenance take node-005 --wait --timeout=1h`,
-		Args: exactArgs("take needs the name of a node", 1), ValidArgsFunction: e.completeTasks(v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskClaimed),
 		SuggestFor: []string{"claim", "lock", "grab"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.take(cmd.Context(), o, nodeName(args[0]))
-		},
 	}
 	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the node is offered.")
 	cmd.Flags().Var(&o.timeout, "timeout", "How long to wait, such as 1h; 0 waits forever.")
 	cmd.Flags().StringVar(&o.message, "message", "", "What you do, for other users.")
 	o.output.addFlags(cmd)
-	return cmd
+	complete := e.completeTasks(v1alpha1.NodeTaskOffered, v1alpha1.NodeTaskClaimed)
+	return aboutOne(cmd, "a node", complete, func(ctx context.Context, name string) error { return e.take(ctx, o, nodeName(name)) })
 }
 
 // take claims the NodeTask of a node for the user, and waits until the server has granted it.
@@ -214,15 +211,12 @@ If the work of another worker has failed and you have finished it by hand, done 
 
   # Without success
   kubectl maintenance done node-004 --failed --message='the wrong memory was delivered'`,
-		Args: exactArgs("done needs the name of a node", 1), ValidArgsFunction: e.completeTasks(v1alpha1.NodeTaskClaimed, v1alpha1.NodeTaskFailed),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.done(cmd.Context(), o, nodeName(args[0]))
-		},
 	}
 	cmd.Flags().BoolVar(&o.failed, "failed", false, "The work has failed: the node stays out of service.")
 	cmd.Flags().StringVar(&o.message, "message", "", "The result, for other users.")
 	o.output.addFlags(cmd)
-	return cmd
+	complete := e.completeTasks(v1alpha1.NodeTaskClaimed, v1alpha1.NodeTaskFailed)
+	return aboutOne(cmd, "a node", complete, func(ctx context.Context, name string) error { return e.done(ctx, o, nodeName(name)) })
 }
 
 func (e *environment) done(ctx context.Context, o *taskOptions, node string) error {
