@@ -4,7 +4,7 @@
 cd "${ROOT}"
 export PATH="${ROOT}/bin:${ROOT}/bin/node:${PATH}" CLUSTER_DIR=/srv/cluster
 export KUBECONFIG="${CLUSTER_DIR}/kubeconfig"
-readonly STATE=/srv/state NODE=node ADDRESS=198.18.0.1
+readonly STATE=/srv/state NODE=node ADDRESS=198.18.0.1 LOGS_BEFORE=/var/log/pods-before
 mkdir -p "${STATE}"
 CONTAINERD_ADDRESS="$(cat "${STATE}/socket" 2>/dev/null || echo /run/containerd/containerd.sock)"
 export CONTAINERD_ADDRESS
@@ -155,6 +155,9 @@ reboots() {
 	shift
 	cat /proc/sys/kernel/random/boot_id >"${STATE}/boot"
 	date +%s >"${STATE}/requested"
+	# After the boot, the kubelet may remove the logs of the containers that have ended before it.
+	rm -rf "${LOGS_BEFORE}"
+	[[ ! -d /var/log/pods ]] || cp -al /var/log/pods "${LOGS_BEFORE}"
 	sync
 	[[ $# -gt 0 ]] || set -- systemctl reboot
 	echo "  the machine reboots: $*"

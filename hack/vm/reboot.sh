@@ -116,18 +116,18 @@ booted() {
 
 # stopped prints the pods in the order in which their containers exited after SIGTERM, before the
 # boot.
-stopped() { grep ' exit$' /var/log/pods/default_{low,high,critical}_*/app/0.log | sed -E 's|.*/default_([a-z]+)_[^:]*:(\S+) .*|\2 \1|' | sort | sed 's/.* //' | xargs; }
+stopped() { grep ' exit$' "${LOGS_BEFORE}"/default_{low,high,critical}_*/app/0.log | sed -E 's|.*/default_([a-z]+)_[^:]*:(\S+) .*|\2 \1|' | sort | sed 's/.* //' | xargs; }
 
 inOrder() {
 	local order
 	order="$(stopped)" || true # what follows says why
 	if [[ "${order}" != "low high critical" ]]; then
-		tail --lines=5 /var/log/pods/default_*/app/*.log || true
+		tail --lines=5 "${LOGS_BEFORE}"/default_*/app/*.log || true
 		journalctl --no-pager --boot=-1 --lines=60 --unit=haulout-node-agent --output=cat || true
 		fail "the pods exited in the order: ${order}"
 	fi
 	echo "  the pods exited after SIGTERM in the order: ${order}"
-	grep -h ' exit$' /var/log/pods/default_*/app/0.log | sort
+	grep -h ' exit$' "${LOGS_BEFORE}"/default_*/app/0.log | sort
 	journalctl --no-pager --boot=-1 --unit=haulout-node-agent --output=cat --grep='enters a phase' || true
 	kubectl delete pods --selector=order --timeout=5m >/dev/null
 }

@@ -61,7 +61,7 @@ func (d *decision) localRun(s *settings, in *input) {
 	}
 	if st.Local.Done {
 		d.proceed = true
-		d.releasing(in, "all pods have ended on the node")
+		d.releasing(in, "the pods of each bucket have ended, or its time is over")
 		return
 	}
 	if s.engine == "" {

@@ -110,12 +110,12 @@ func TestDecideLocalRun(t *testing.T) {
 		"the engine returned": {
 			modify: pending(state.LocalRun, lost, func(in *input) { in.news.ended = true }),
 			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 1, Done: true},
-			events: []string{EventReleased}, why: "all pods have ended on the node", wakeIn: 599 * time.Second,
+			events: []string{EventReleased}, why: "the pods of each bucket have ended, or its time is over", wakeIn: 599 * time.Second,
 		},
 		"the engine waits for a decision after the last bucket": {
 			modify: pending(state.LocalRun, back, func(in *input) { in.news.progress = &state.Local{Bucket: 2, Done: true} }),
 			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 2, Done: true},
-			events: []string{EventReleased}, why: "all pods have ended on the node", wakeIn: 599 * time.Second,
+			events: []string{EventReleased}, why: "the pods of each bucket have ended, or its time is over", wakeIn: 599 * time.Second,
 		},
 		"the engine was removed from the configuration": {
 			modify: both(pending(state.LocalRun, func(in *input) { in.local.running = false }), func(s *settings, _ *input) { s.engine = "" }),
