@@ -564,7 +564,8 @@ faults: cluster-binaries build ## Drain nodes while things fail at random, 200 t
 
 .PHONY: full
 full: ## Run the end-to-end tests and the worlds of rollouts in their large sizes, without what faults runs (two hours)
-	E2E_FULL=1 hack/test.sh -v -count=1 -run='^TestWorlds$$' -timeout=2h ./pkg/rollout/next ./pkg/controller/nodetask
+	E2E_FULL=1 hack/test.sh -v -count=1 -run='^(TestWorlds|TestRandomInterruptions)$$' -timeout=2h \
+		./pkg/rollout/next ./pkg/controller/nodetask ./pkg/controller/rollout
 	@$(MAKE) --no-print-directory e2e E2E_FULL=1 E2E_TIMEOUT=6h SKIP='^TestRandomFaults\z'
 
 .PHONY: codegen

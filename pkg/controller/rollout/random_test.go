@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -36,9 +39,18 @@ type chaos struct {
 
 func newChaos(t *testing.T, seed uint64) *chaos {
 	t.Helper()
-	w := newWorld(t, newNode("a"), newNode("b"), newNode("c"), newNode("d"), newNode("e"), newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
-		r.Spec.ProgressDeadlineSeconds = new(int32(604800))
-	}))
+	inRack := func(rack string) func(*corev1.Node) { return func(n *corev1.Node) { n.Labels["rack"] = rack } }
+	w := newWorld(t, newNode("a", inRack("1")), newNode("b", inRack("2")), newNode("c", inRack("1")), newNode("d", inRack("2")), newNode("e"),
+		newRollout(func(r *v1alpha1.NodeMaintenanceRollout) {
+			r.Spec.ProgressDeadlineSeconds = new(int32(604800))
+			switch seed % 3 {
+			case 1:
+				r.Spec.UnitKey = "rack"
+			case 2:
+				r.Spec.SoakSeconds = 20
+				r.Spec.Windows = []v1alpha1.RolloutWindow{{Schedule: "*/2 * * * *", Duration: metav1.Duration{Duration: time.Minute}}}
+			}
+		}))
 	c := &chaos{world: w, users: rand.New(rand.NewPCG(seed, 1)), network: rand.New(rand.NewPCG(seed, 2))}
 	w.api.PrependReactor("create", "nodemaintenances", c.create)
 	w.api.PrependReactor("patch", "nodemaintenances", c.lose)
@@ -112,9 +124,14 @@ func (c *chaos) interrupt() {
 }
 
 // TestRandomInterruptions: whatever is interrupted, each node makes one trip, and never more are
-// out than the limit allows.
+// out than the limit allows. A third of the rollouts has units of two nodes, and another third a
+// soak time, and a window that opens every two minutes. E2E_FULL=1 runs 2,000 rollouts.
 func TestRandomInterruptions(t *testing.T) {
-	for seed := range uint64(20) {
+	seeds := uint64(30)
+	if value := os.Getenv("E2E_FULL"); value != "" && must.Get(strconv.ParseBool(value))(t) {
+		seeds = 2000
+	}
+	for seed := range seeds {
 		bubble.Run(t, fmt.Sprint("seed ", seed), func(t *testing.T) {
 			c := newChaos(t, seed)
 			c.rest(2 * time.Minute)
@@ -125,8 +142,10 @@ func TestRandomInterruptions(t *testing.T) {
 			is.True(t, c.most <= 2, "%d nodes were out, want at most 2", c.most)
 			trips := map[string]int{}
 			for _, nm := range c.maintenances() {
-				if next.OutcomeOf(nm) == next.Done {
-					trips[nodesOf(nm)[0]]++
+				for _, name := range nodesOf(nm) {
+					if next.OutcomeOf(nm) == next.Done {
+						trips[name]++
+					}
 				}
 			}
 			for _, name := range []string{"a", "b", "c", "d", "e"} {
