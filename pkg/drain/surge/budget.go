@@ -16,17 +16,18 @@ import (
 )
 
 // NeverAllows reports whether a budget allows no eviction even if a Deployment has the given
-// replicas and the extra replicas of a surge, and all of its pods are healthy. why is a short
-// reason. Percentages are rounded as the disruption controller rounds them. The owner of such a
-// budget forbids disruptions.
-func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra int32) (why string, never bool) {
+// replicas and the extra replicas of a surge, and all of its pods are healthy. surplus is how many
+// extra replicas it has already: the budget expects them, too, as soon as the disruption controller
+// has seen their pods. why is a short reason. Percentages are rounded as the disruption controller
+// rounds them. The owner of such a budget forbids disruptions.
+func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra, surplus int32) (why string, never bool) {
 	if _, failed := pdb.SyncFailure(budget); failed {
 		return "it cannot be computed", true
 	}
 	if pdb.CountsNone(budget) {
 		return "it counts none of its pods", true
 	}
-	expected := expectedOf(budget, replicas) + extra
+	expected := expectedOf(budget, replicas, surplus) + extra
 	if pdb.DesiredHealthy(budget, expected) < expected {
 		return "", false
 	}
@@ -43,7 +44,7 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget, replicas, extra int32) (w
 // replicas needs so that the budget allows an eviction when all pods are healthy. A percentage may
 // need several. ExtraFor returns most if even that number is not sufficient.
 func ExtraFor(budget *policyv1.PodDisruptionBudget, replicas, most int32) int32 {
-	expected := expectedOf(budget, replicas)
+	expected := expectedOf(budget, replicas, 0)
 	for extra := int32(1); extra < most; extra++ {
 		if pdb.DesiredHealthy(budget, expected+extra) < expected+extra {
 			return extra
@@ -54,8 +55,8 @@ func ExtraFor(budget *policyv1.PodDisruptionBudget, replicas, most int32) int32 
 
 // expectedOf returns how many pods a budget expects without a surge, possibly including pods of
 // other workloads.
-func expectedOf(budget *policyv1.PodDisruptionBudget, replicas int32) int32 {
-	return max(replicas, budget.Status.ExpectedPods)
+func expectedOf(budget *policyv1.PodDisruptionBudget, replicas, surplus int32) int32 {
+	return max(replicas, budget.Status.ExpectedPods-surplus)
 }
 
 // RefuseBudgets returns the reason why a Deployment is not scaled up for a pod under these budgets:
@@ -69,7 +70,7 @@ func RefuseBudgets(
 	case 0:
 		return Refusal{}
 	case 1:
-		reason, never := NeverAllows(budgets[0], replicas, extra)
+		reason, never := NeverAllows(budgets[0], replicas, extra, 0)
 		if !never {
 			return Refusal{}
 		}
@@ -109,7 +110,7 @@ func namesOf(budgets []*policyv1.PodDisruptionBudget) string {
 // is checked then, and the pod is deleted only when its replacement is available. The pods of an
 // autoscaled Deployment always leave by eviction, since the autoscaler may scale down at any time.
 func LeavesByScaleDown(
-	d *appsv1.Deployment, autoscaled bool, replicas, extra int32, budgets []*policyv1.PodDisruptionBudget,
+	d *appsv1.Deployment, autoscaled bool, replicas, extra, surplus int32, budgets []*policyv1.PodDisruptionBudget,
 ) bool {
 	switch {
 	case autoscaled:
@@ -121,6 +122,6 @@ func LeavesByScaleDown(
 	case len(budgets) > 1:
 		return true
 	}
-	_, never := NeverAllows(budgets[0], replicas, extra)
+	_, never := NeverAllows(budgets[0], replicas, extra, surplus)
 	return never
 }

@@ -50,7 +50,7 @@ func TestBudgetsThatNeverAllowAnEviction(t *testing.T) {
 		"a status that is not set yet":          {budget("3", "", expecting(0)), 3, 1, "", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			why, never := NeverAllows(tc.budget, tc.replicas, tc.extra)
+			why, never := NeverAllows(tc.budget, tc.replicas, tc.extra, 0)
 			is.True(t, why == tc.why && never == (tc.why != ""), "got %v %q, want %q", never, why, tc.why)
 			if got := ExtraFor(tc.budget, tc.replicas, tc.extra); got != tc.wantExtra {
 				t.Errorf("needs %d extra replicas, want %d", got, tc.wantExtra)
@@ -83,9 +83,17 @@ func TestLeavesByScaleDown(t *testing.T) {
 			if tc.always {
 				always(d)
 			}
-			if got := LeavesByScaleDown(d, tc.autoscaled, 2, 1, tc.budgets); got != tc.want {
+			if got := LeavesByScaleDown(d, tc.autoscaled, 2, 1, 0, tc.budgets); got != tc.want {
 				t.Errorf("got %v", got)
 			}
 		})
 	}
+}
+
+// TestTheReplicasOfASurgeDoNotCountTwice has a Deployment of three pods, which has a fourth in its
+// surge: the budget expects it, too.
+func TestTheReplicasOfASurgeDoNotCountTwice(t *testing.T) {
+	d, surging := web(always), budget("80%", "", expecting(4))
+	is.True(t, LeavesByScaleDown(d, false, 3, 1, 0, []*policyv1.PodDisruptionBudget{budget("80%", "", expecting(3))}), "before the surge")
+	is.True(t, LeavesByScaleDown(d, false, 3, 1, 1, []*policyv1.PodDisruptionBudget{surging}), "during the surge")
 }

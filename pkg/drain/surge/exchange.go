@@ -35,7 +35,7 @@ func Removable(budget *policyv1.PodDisruptionBudget, replicas, pods int32) int32
 	}
 	// An eviction is subtracted from the allowed disruptions immediately, but from the healthy pods
 	// only when the disruption controller has observed it.
-	healthy, expected := min(budget.Status.CurrentHealthy, budget.Status.DesiredHealthy+allowed), expectedOf(budget, replicas)
+	healthy, expected := min(budget.Status.CurrentHealthy, budget.Status.DesiredHealthy+allowed), expectedOf(budget, replicas, 0)
 	for pods > 0 && pdb.DesiredHealthy(budget, expected-pods) > healthy-pods {
 		pods--
 	}

@@ -263,6 +263,7 @@ func changed(s situation, change func(*situation)) situation {
 // goneAt sets the time at which a pod last left during the surge.
 func goneAt(t time.Time, s situation) situation {
 	s.memory.goneAt = t
+	s.memory.available = len(s.pods) // none has become available since
 	return s
 }
 

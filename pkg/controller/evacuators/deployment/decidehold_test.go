@@ -307,6 +307,18 @@ func TestDecideHold(t *testing.T) {
 				surplus())),
 			want: "back to 1;",
 		},
+		"a pod that is blocked for longer keeps the surge when a replacement becomes available": {
+			s: changed(goneAt(start, at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)), surplus())),
+				func(s *situation) { s.memory.available = 0 }),
+		},
+		"a pod that is blocked for long can leave when a late replacement becomes available": {
+			s: changed(goneAt(start, at(time.Hour, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)), surplus())),
+				func(s *situation) { s.memory.available = 0 }),
+		},
+		"a pod that is blocked for longer keeps the surge right after its turn has ended": {
+			s: changed(goneAt(start, at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)), surplus())),
+				func(s *situation) { s.memory.delivered = start.Add(4 * time.Minute) }),
+		},
 		"a pod that is blocked for longer keeps the surge if another pod has left since": {
 			s: goneAt(
 				start.Add(time.Second),

@@ -461,7 +461,7 @@ func (c drainCase) needsMore() bool {
 	value := intstr.Parse(c.minAvailable)
 	b := &policyv1.PodDisruptionBudget{Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &value}}
 	d := newDeployment(int32(c.n))
-	_, never := surge.NeverAllows(b, int32(c.n), surge.Most(d, int32(c.n)))
+	_, never := surge.NeverAllows(b, int32(c.n), surge.Most(d, int32(c.n)), 0)
 	return never || surge.ExtraFor(b, int32(c.n), surge.Most(d, int32(c.n))) > 1
 }
 

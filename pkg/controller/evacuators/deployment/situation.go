@@ -567,7 +567,7 @@ func (s *situation) leavesByScaleDown(p *pod) bool {
 	if len(p.budgets) == 0 && deletioncost.Keeps(p.Pod) {
 		return false
 	}
-	return surge.LeavesByScaleDown(s.deployment, s.target.autoscaler != nil, s.original(), s.mostExtra(), p.budgets)
+	return surge.LeavesByScaleDown(s.deployment, s.target.autoscaler != nil, s.original(), s.mostExtra(), s.surplus(), p.budgets)
 }
 
 // expectedFinish estimates the time at which the replacements are available, from the time that the

@@ -351,14 +351,21 @@ func (d *decision) isInVain(s situation, handed []*pod) bool {
 	if len(handed) == 0 {
 		return false
 	}
-	since, reason := latest(d.memory.goneAt, s.servingSince), ""
+	since, blocked, reason := latest(d.memory.goneAt, d.memory.delivered, s.servingSince), time.Time{}, ""
 	for _, p := range handed {
 		blockedAt, why := p.blockedSince()
 		if why == "" || !allowsEviction(p, 0) && d.lacksReplacements(s, p) {
 			return false
 		}
-		since, reason = latest(since, blockedAt), why
+		blocked, reason = latest(blocked, blockedAt), why
 	}
+	since = latest(since, blocked)
+	available := d.memory.availableAt
+	if available.After(blocked.Add(hardEnd * s.timeout)) {
+		// A replacement that comes and goes does not keep the surge, but the pod can leave now.
+		available = available.Add(removeTime - s.timeout)
+	}
+	since = latest(since, available)
 	if end := since.Add(s.timeout); s.now.Before(end) {
 		d.wakeAt(end)
 		return false
