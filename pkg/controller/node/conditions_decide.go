@@ -249,7 +249,7 @@ func wantedConditions(node *corev1.Node, before marks.Conditions, holders []hold
 	case drainDone:
 		set(corev1.ConditionFalse, corev1.ConditionTrue, v1alpha1.NodeReasonNoPodsLeft, "No pod is left that is covered by %s")
 	case drainRefused:
-		set(corev1.ConditionFalse, corev1.ConditionFalse, v1alpha1.NodeReasonNotAuthorized, "A requester may no longer delete this node, so the drain has stopped: %s")
+		set(corev1.ConditionFalse, corev1.ConditionFalse, v1alpha1.NodeReasonNotAuthorized, "A requester may no longer maintain this node, so no further pod is asked to leave: %s")
 	}
 	return wanted
 }

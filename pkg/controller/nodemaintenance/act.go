@@ -122,6 +122,10 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	nm := f.subject.NodeMaintenance
 	for _, node := range d.withdraw {
 		c.enqueueEvacuations(node)
+		// Another maintenance may have targets for the node that ask fewer pods.
+		for _, e := range c.state.OurEvacuations(node) {
+			c.withdrawals.enqueueUnwanted(e)
+		}
 	}
 	if d.wake > 0 {
 		c.queue.AddAfter(nm.Name, d.wake)

@@ -258,7 +258,7 @@ func releaseOf(f *facts, node string) (reason v1alpha1.NodeStatusReason, message
 		return v1alpha1.NodeStatusNotReleased, drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
 	}
 	if task := f.tasks[node]; holds.Keeps(task, f.subject.UID) && task.Status.Holder != "" {
-		return v1alpha1.NodeStatusReleasing, fmt.Sprintf("Released when worker %q is done with it", task.Status.Holder)
+		return v1alpha1.NodeStatusReleasing, drainplan.Fit(fmt.Sprintf("Released when worker %q is done with it", task.Status.Holder), drainplan.MaxMessageBytes)
 	}
 	return v1alpha1.NodeStatusReleasing, beingReleased
 }

@@ -157,6 +157,20 @@ func TestDecideBlockedCountsThePodsThatAreAsked(t *testing.T) {
 	w.wantReasons(w.after(time.Second), "DrainBlocked", "Blocked")
 }
 
+// TestAPauseBeforeTheDrainIsNoStall resumes a maintenance in stage Idle, and begins its drain a day
+// later.
+func TestAPauseBeforeTheDrainIsNoStall(t *testing.T) {
+	w := newWorld(t, newMaintenance("m"), newNode("one"))
+	w.run(newPod("web", "one", 0))
+	w.wantAsked("web")
+	nm := w.facts.subject.NodeMaintenance
+	nm.Status.LastProgressTimestamp = &metav1.Time{Time: w.facts.now.Add(-24 * time.Hour)}
+	w.wantReasons(w.after(0), "DrainBlocked", "Stalled")
+	nm.Status.StageStatuses[len(nm.Status.StageStatuses)-1].StartTimestamp = &metav1.Time{Time: w.facts.now}
+	nm.Status.LastProgressTimestamp = &metav1.Time{Time: w.facts.now.Add(-24 * time.Hour)}
+	w.wantReasons(w.after(0), "DrainInProgress", "Draining")
+}
+
 func TestDecideStaticPodsLeaveLast(t *testing.T) {
 	w := newWorld(t, newMaintenance("m"), newNode("one", agent(corev1.ConditionTrue)), newNode("two", agent(corev1.ConditionFalse)), newNode("three"))
 	w.evacuators = sets.New(classKubelet)

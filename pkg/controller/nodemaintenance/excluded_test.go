@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +20,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -181,5 +183,35 @@ func TestFastForwardIsReportedOnceWithoutMessages(t *testing.T) {
 		is.Equal(t, f.nodeStatus("young", "one").Reason, v1alpha1.NodeStatusFastForwarded, "reason of node one")
 		is.Equal(t, f.nodeStatus("young", "one").DrainMessage, "", "message of node one")
 		is.Equal(t, told, 1, "events about the node")
+	})
+}
+
+// TestACancelledDrainAsksNoPodWhereAnotherIsExcluded cancels a drain on a node that another one
+// selects, still with the targets from before it was excluded.
+func TestACancelledDrainAsksNoPodWhereAnotherIsExcluded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ofBob := func(nm *v1alpha1.NodeMaintenance) { nm.Spec.RequestedBy.Username = "bob" }
+		waves := planning(upTo(1000), upTo(10000))
+		f := newFixture(t, newNode("one"), newPod("low", "one", 0), newPod("high", "one", 5000), newMaintenance("a", waves), newMaintenance("b", waves, ofBob))
+		both := func() {
+			t.Helper()
+			for range 2 {
+				f.step("a")
+				f.step("b")
+			}
+		}
+		both()
+		f.wantEvacuating("low")
+		f.rights.refused.Insert("bob on one")
+		f.wait(rights.AnswerTTL + time.Second)
+		both()
+		f.wantEvacuating("low")
+		f.deletePod("low")
+		f.wait(time.Second)
+		both()
+		f.wantEvacuating("high")
+		f.enter("a", stageComplete)
+		both()
+		f.wantEvacuating()
 	})
 }

@@ -82,7 +82,8 @@ func (f *fixture) turnOn(class string) {
 	f.restart()
 }
 
-// authorizerOfAll allows every user to delete every node except those in refused.
+// authorizerOfAll allows every user to delete every node except those in refused; "jane on one"
+// refuses a node to one user.
 type authorizerOfAll struct {
 	mu      sync.Mutex
 	refused sets.Set[string]
@@ -140,7 +141,7 @@ func (r *authorizerOfAll) Authorize(ctx context.Context, a authorizer.Attributes
 	if err := r.failing[a.GetName()]; err != nil {
 		return authorizer.DecisionNoOpinion, "", err
 	}
-	if r.onlyPools || r.refused.Has(a.GetName()) {
+	if r.onlyPools || r.refused.Has(a.GetName()) || r.refused.Has(a.GetUser().GetName()+" on "+a.GetName()) {
 		return authorizer.DecisionNoOpinion, "", nil
 	}
 	return authorizer.DecisionAllow, "", nil

@@ -236,7 +236,11 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 	}
 	next := *nm
 	next.Status = d.status
-	last := lastProgress(nm.Status.LastProgressTimestamp, movement{
+	before := nm.Status.LastProgressTimestamp
+	if begun := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageDrain); before != nil && before.Time.Before(begun) {
+		before = &metav1.Time{Time: begun} // a pause has ended before the drain began
+	}
+	last := lastProgress(before, movement{
 		moreGone:       moreGone(nm, &d.status),
 		targetsChanged: !drainplan.SameTargets(nm, &next) || isDrained(nm) && !d.plan.Finished[nm.Name],
 		waitEnded:      waitsForCompletion(nm) && p.completing == "",

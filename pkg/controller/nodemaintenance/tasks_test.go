@@ -16,6 +16,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -276,6 +277,18 @@ func TestDaemonSetPodsReturnAfterTheWork(t *testing.T) {
 		is.Equal(t, conditionOf(f.nm("m"), v1alpha1.ConditionProgressing).Message,
 			"The work on all nodes is done; they return to service when the maintenance is completed")
 	})
+}
+
+// TestALongHolderFits has a user with a long name as the worker: a message that is too long would
+// make each write of the status fail.
+func TestALongHolderFits(t *testing.T) {
+	w := newWorld(t, newMaintenance("m", withTask), newNode("one"))
+	w.facts.tasks = map[string]*v1alpha1.NodeTask{"one": {
+		Spec:   v1alpha1.NodeTaskSpec{Maintenance: v1alpha1.NodeTaskMaintenance{Name: "m", UID: "uid-m"}},
+		Status: v1alpha1.NodeTaskStatus{State: v1alpha1.NodeTaskClaimed, Holder: strings.Repeat("a", 128)},
+	}}
+	_, message := releaseOf(w.facts, "one")
+	is.True(t, strings.HasPrefix(message, "Released when worker") && len(message) <= drainplan.MaxMessageBytes, "got %q", message)
 }
 
 func TestDescribeWork(t *testing.T) {

@@ -42,9 +42,9 @@ type withdrawals struct {
 type withdrawal struct {
 	types.NamespacedName
 	// unwanted is set if, according to a decision, the maintenances that drain the node no longer
-	// ask the pod to leave: its labels have changed, or another node has the same name. Only a
-	// decision can determine this. The stored targets in the cache of a new leader are not
-	// sufficient, since they may be older than the Evacuation.
+	// ask the pod to leave: its labels have changed, another node has the same name, or a
+	// maintenance releases the node. Only a decision can determine this. The stored targets in the
+	// cache of a new leader are not sufficient, since they may be older than the Evacuation.
 	unwanted bool
 }
 

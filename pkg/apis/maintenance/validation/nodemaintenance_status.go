@@ -16,6 +16,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // ValidateNodeMaintenanceStatusUpdate validates a change of a NodeMaintenance through its status
@@ -116,8 +117,10 @@ func validateNodeStatuses(nm *maintenance.NodeMaintenance, old []maintenance.Nod
 		}
 		seen[name] = true
 		previous := before[status.NodeRef]
-		if nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete && len(status.DrainTargets) == 0 {
-			// The targets of a released node are no longer needed.
+		isLost := status.Reason == maintenance.NodeStatusReason(v1alpha1.NodeStatusTooManyMaintenances)
+		if (nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete || isLost) && len(status.DrainTargets) == 0 {
+			// The targets of a node that is released, or lost to older maintenances, are no longer
+			// needed.
 			continue
 		}
 		if previous != nil && slices.EqualFunc(status.DrainTargets, previous.DrainTargets, sameTarget) {

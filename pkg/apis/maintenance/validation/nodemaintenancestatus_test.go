@@ -93,6 +93,10 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 	progress := func(seconds int64) maintenance.NodeMaintenanceStatus {
 		return maintenance.NodeMaintenanceStatus{LastProgressTimestamp: ptr.To(metav1.Unix(seconds, 0))}
 	}
+	lost := func(status maintenance.NodeMaintenanceStatus) maintenance.NodeMaintenanceStatus {
+		status.NodeStatuses[0].Reason = maintenance.NodeStatusReason(v1alpha1.NodeStatusTooManyMaintenances)
+		return status
+	}
 	const targets = "status.nodeStatuses[0].drainTargets"
 	ten, fell := node("1", target("Default", 10)), []string{targets + " FieldValueInvalid"}
 	for name, test := range map[string]struct {
@@ -145,7 +149,9 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 			node("1", target("Default", 10, "-")),
 			[]string{targets + "[0].podSelector.matchLabels FieldValueInvalid"},
 		},
-		"the same targets":          {ten, ten, nil},
+		"the same targets":    {ten, ten, nil},
+		"no targets any more": {ten, node("1"), fell},
+		"no targets on a node that older maintenances have": {ten, lost(node("1")), nil},
 		"a higher target":           {ten, node("1", target("Default", 20)), nil},
 		"an additional target":      {ten, node("1", target("Default", 10), target("Static", 1)), nil},
 		"a lower target":            {ten, node("1", target("Default", 9)), fell},
