@@ -247,14 +247,16 @@ func decideOffered(f *facts) decision {
 
 // claimLeft returns how much of the deadline of the claim is left. The end of the maintenance
 // releases its other nodes, too: the deadline does not count while a worker has one of them or the
-// work on it has failed, and begins again when the work on one has ended.
+// work on it has failed, and begins again when the work on one has ended. In a maintenance that a
+// user has made, it does not count after a worker has worked on one: only the user ends it.
 func (f *facts) claimLeft() (left time.Duration, counts bool) {
+	isByUser := protocol.RolloutOf(f.owner) == nil
 	since := []*metav1.Time{f.task.Status.StateTime, &f.task.CreationTimestamp}
 	for i := range f.owner.Status.NodeStatuses {
 		other := f.owner.Status.NodeStatuses[i].Task
 		switch {
 		case other == nil:
-		case other.State != v1alpha1.NodeTaskDone && protocol.IsInHands(other.State):
+		case protocol.IsInHands(other.State) && (other.State != v1alpha1.NodeTaskDone || isByUser && other.Holder != ""):
 			return 0, false
 		default:
 			since = append(since, other.EndTime)

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/rights"
@@ -86,8 +87,13 @@ func drainsFor(d time.Duration) func(*v1alpha1.NodeMaintenance) {
 }
 
 func withoutTask(nm *v1alpha1.NodeMaintenance) { nm.Spec.Task = nil }
-func complete(nm *v1alpha1.NodeMaintenance)    { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete }
-func paused(nm *v1alpha1.NodeMaintenance)      { nm.Spec.Paused = true }
+
+func ofRollout(nm *v1alpha1.NodeMaintenance) {
+	nm.Labels = map[string]string{v1alpha1.LabelRollout: "kernel"}
+	nm.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(&metav1.ObjectMeta{Name: "kernel", UID: "uid-kernel"}, protocol.RolloutKind)}
+}
+func complete(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete }
+func paused(nm *v1alpha1.NodeMaintenance)   { nm.Spec.Paused = true }
 
 // inCordon has the maintenance offer its nodes in stage Cordon, in which it is.
 func inCordon(nm *v1alpha1.NodeMaintenance) {
@@ -161,7 +167,7 @@ func workedOn(state v1alpha1.NodeTaskState) func(*v1alpha1.NodeMaintenance) {
 	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
 			NodeRef: v1alpha1.NodeReference{Name: "two"},
-			Task:    &v1alpha1.NodeMaintenanceNodeTask{State: state, EndTime: ago(5 * time.Minute)},
+			Task:    &v1alpha1.NodeMaintenanceNodeTask{State: state, Holder: "agent-7", EndTime: ago(5 * time.Minute)},
 		})
 	}
 }
@@ -338,10 +344,14 @@ func TestDecideOffered(t *testing.T) {
 		"nobody came, and not to another node": {
 			newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(offered)), wanted{step: stepRelease, event: EventFailed},
 		},
-		"nobody came, but another node is worked on":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskClaimed)), wanted{}},
-		"nobody came, but another node is verified":   {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskVerifying)), wanted{}},
-		"nobody came, but another node has failed":    {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskFailed)), wanted{}},
-		"nobody came after another node was done":     {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskDone)), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
+		"nobody came, but another node is worked on":      {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskClaimed)), wanted{}},
+		"nobody came, but another node is verified":       {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskVerifying)), wanted{}},
+		"nobody came, but another node has failed":        {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskFailed)), wanted{}},
+		"nobody came after another node was done":         {newFacts(newMaintenance("m", ofRollout, workedOn(v1alpha1.NodeTaskDone)), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
+		"no worker came, and a user's other node is done": {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskDone)), withTask(offered, since(time.Hour))), wanted{}},
+		"no worker came, and a user's other node needed no work": {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskDone), func(nm *v1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[len(nm.Status.NodeStatuses)-1].Task.Holder = ""
+		}), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
 		"nobody came while another node is worked on": {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskClaimed)), withTask(offered, since(time.Hour))), wanted{}},
 	} {
 		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })

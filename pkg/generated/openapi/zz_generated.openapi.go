@@ -1859,7 +1859,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceTask(ref common.Referen
 					},
 					"claimDeadlineSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "claimDeadlineSeconds is the time in seconds after which an offered node that no worker has claimed is released, with the reason NoWorker. From 60 to 604800; the default is 1800.",
+							Description: "claimDeadlineSeconds is the time in seconds after which an offered node that no worker has claimed is released, with the reason NoWorker. In a NodeMaintenance that a user has made it does not count after a worker has worked on another node. From 60 to 604800; the default is 1800.",
 							Default:     1800,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -2160,7 +2160,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeTaskSpec(ref common.ReferenceCallb
 					},
 					"claimDeadlineSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "claimDeadlineSeconds is the time in seconds after the offer after which the node is released if no worker has claimed it.",
+							Description: "claimDeadlineSeconds is the time in seconds after the offer after which the node is released if no worker has claimed it, see NodeMaintenanceTask.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",

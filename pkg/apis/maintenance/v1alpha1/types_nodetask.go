@@ -110,7 +110,9 @@ type NodeMaintenanceTask struct {
 	DoneWhen string `json:"doneWhen,omitempty" protobuf:"bytes,4,opt,name=doneWhen"`
 
 	// claimDeadlineSeconds is the time in seconds after which an offered node that no worker has
-	// claimed is released, with the reason NoWorker. From 60 to 604800; the default is 1800.
+	// claimed is released, with the reason NoWorker. In a NodeMaintenance that a user has made it
+	// does not count after a worker has worked on another node. From 60 to 604800; the default is
+	// 1800.
 	// +optional
 	// +default=1800
 	// +k8s:optional
@@ -231,7 +233,7 @@ type NodeTaskSpec struct {
 	Before NodeVersions `json:"before,omitempty" protobuf:"bytes,6,opt,name=before"`
 
 	// claimDeadlineSeconds is the time in seconds after the offer after which the node is released
-	// if no worker has claimed it.
+	// if no worker has claimed it, see NodeMaintenanceTask.
 	// +required
 	ClaimDeadlineSeconds int32 `json:"claimDeadlineSeconds" protobuf:"varint,7,opt,name=claimDeadlineSeconds"`
 

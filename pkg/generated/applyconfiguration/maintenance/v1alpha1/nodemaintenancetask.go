@@ -33,7 +33,9 @@ type NodeMaintenanceTaskApplyConfiguration struct {
 	// already; a maintenance that a user has made drains them, too. At most 1024 bytes.
 	DoneWhen *string `json:"doneWhen,omitempty"`
 	// claimDeadlineSeconds is the time in seconds after which an offered node that no worker has
-	// claimed is released, with the reason NoWorker. From 60 to 604800; the default is 1800.
+	// claimed is released, with the reason NoWorker. In a NodeMaintenance that a user has made it
+	// does not count after a worker has worked on another node. From 60 to 604800; the default is
+	// 1800.
 	ClaimDeadlineSeconds *int32 `json:"claimDeadlineSeconds,omitempty"`
 	// progressDeadlineSeconds is the time in seconds that a worker may go without a heartbeat
 	// before the work has failed, with the reason Lost. From 60 to 86400; the default is 1800.

@@ -28,7 +28,7 @@ type NodeTaskSpecApplyConfiguration struct {
 	// before is what ran on the node when it was offered.
 	Before *NodeVersionsApplyConfiguration `json:"before,omitempty"`
 	// claimDeadlineSeconds is the time in seconds after the offer after which the node is released
-	// if no worker has claimed it.
+	// if no worker has claimed it, see NodeMaintenanceTask.
 	ClaimDeadlineSeconds *int32 `json:"claimDeadlineSeconds,omitempty"`
 	// progressDeadlineSeconds is the time in seconds after the last write of the worker after which
 	// the work has failed.
