@@ -254,8 +254,8 @@ func (e *environment) runNow(ctx context.Context, o *waitOptions, name string, l
 func (e *environment) newStopCommand() *cobra.Command {
 	return e.changing(&cobra.Command{
 		Use: "stop NAME", Short: "End a rollout: nothing starts any more", SuggestFor: []string{"complete", "cancel", "abort", "end", "undo"},
-		Long: `End a rollout: it moves to stage Complete, and never back. No further unit starts. Nodes that no worker has claimed
-return to service now, claimed ones when their work is done. Units with a failed node stay until you act.
+		Long: `End a rollout: it moves to stage Complete, and never back. No further unit starts. Units of which no worker
+has a node return to service now, the others when their work is done. Units with a failed node stay until you act.
 
 To stop it for a while: "kubectl maintenance rollout hold NAME".`,
 		Example: `  kubectl maintenance rollout stop kernel-6-12`,

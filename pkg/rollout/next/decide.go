@@ -142,8 +142,12 @@ func Decide(c *Cluster, r *Rollout) Decision {
 		refusal = d.start()
 	}
 	d.countNodes()
+	texts := d.texts()
 	if d.Reason == "" {
-		d.progress(refusal)
+		d.progress(refusal, texts)
+	}
+	if len(texts[skipped]) > 0 && d.Object.Spec.Stage == v1alpha1.RolloutStageRoll && d.Reason != v1alpha1.ReasonNodesSkipped {
+		d.Message += "; skipped: " + Names(texts[skipped])
 	}
 	d.Message = strings.ToUpper(d.Message[:1]) + d.Message[1:]
 	return d.Decision

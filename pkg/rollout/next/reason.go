@@ -100,22 +100,13 @@ func describe(holds []v1alpha1.RolloutHold) string {
 	return Names(texts)
 }
 
-// progress sets the reason of a rollout whose units may start. refusal is why the first one waits.
-func (d *decider) progress(refusal string) {
-	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
-	busy, paused := len(d.Start), []string{}
+// texts describes the units that are blocked, failed or skipped.
+func (d *decider) texts() map[state][]string {
 	texts := map[state][]string{}
 	for _, u := range d.running {
-		if u.work.failed {
-			if !u.isMatched {
-				texts[failed] = append(texts[failed], fmt.Sprintf("%s: the work has failed (NodeMaintenance %s), and none of its nodes matches any more",
-					u.Name, u.work.maintenance))
-			}
-			continue
-		}
-		busy++
-		if nm := u.work.paused; nm != nil {
-			paused = append(paused, fmt.Sprintf("NodeMaintenance %s is paused by user %q", nm.Name, protocol.UserName(nm.Status.Pause.By)))
+		if u.work.failed && !u.isMatched {
+			texts[failed] = append(texts[failed], fmt.Sprintf("%s: the work has failed (NodeMaintenance %s), and none of its nodes matches any more",
+				u.Name, u.work.maintenance))
 		}
 	}
 	for _, u := range d.units {
@@ -125,6 +116,22 @@ func (d *decider) progress(refusal string) {
 			texts[u.state] = append(texts[u.state], u.message)
 		default:
 			texts[u.state] = append(texts[u.state], u.Name+": "+u.message)
+		}
+	}
+	return texts
+}
+
+// progress sets the reason of a rollout whose units may start. refusal is why the first one waits.
+func (d *decider) progress(refusal string, texts map[state][]string) {
+	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
+	busy, paused := len(d.Start), []string{}
+	for _, u := range d.running {
+		if u.work.failed {
+			continue
+		}
+		busy++
+		if nm := u.work.paused; nm != nil {
+			paused = append(paused, fmt.Sprintf("NodeMaintenance %s is paused by user %q", nm.Name, protocol.UserName(nm.Status.Pause.By)))
 		}
 	}
 	switch {
@@ -144,10 +151,6 @@ func (d *decider) progress(refusal string) {
 		set(v1alpha1.ReasonHalted, "only failed units are left: %s; retry them after the cause is removed, or complete the rollout", Names(texts[failed]))
 	default:
 		set(v1alpha1.ReasonNodesSkipped, "only skipped units are left: %s", Names(texts[skipped]))
-		return
-	}
-	if len(texts[skipped]) > 0 {
-		d.Message += "; skipped: " + Names(texts[skipped])
 	}
 }
 
