@@ -72,6 +72,7 @@ func TestPluginRollsByHand(t *testing.T) {
 	name := createRollout(t, user, pool)
 	s := newShell(t, user)
 
+	framework.Until(t, "the nodes are counted", rollouts(t), name, func(r *v1alpha1.NodeMaintenanceRollout) bool { return r.Status.Nodes.Total == 2 })
 	s.run(t, 0, "rollout status "+name, "Idle", "0 of 2 done")
 	s.run(t, 0, "rollout hold "+name+" --reason=later", name+" held", "No further unit starts")
 	must.Get(cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Patch(t.Context(), name, types.MergePatchType,
