@@ -119,11 +119,10 @@ func (h *Handler) Review(ctx context.Context, request *admissionv1.AdmissionRequ
 func (h *Handler) review(ctx context.Context, e eviction) (situation, decision) {
 	var s situation
 	var err error
-	if by := h.limits.exceededBy(e, h.Clock); by != "" {
+	if why := h.limits.exceededBy(e, h.Clock); why != "" {
 		return s, decision{
 			answer: answerLimited, allowed: true,
-			message: fmt.Sprintf("pod %q is evicted without its evacuators: %s has more than %d evictions per second",
-				e.namespace+"/"+e.name, by, limitQPS),
+			message: fmt.Sprintf("pod %q is evicted without its evacuators: %s", e.namespace+"/"+e.name, why),
 		}
 	}
 	for range 2 {

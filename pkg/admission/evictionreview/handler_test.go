@@ -236,14 +236,15 @@ func TestEvictionsInALoop(t *testing.T) {
 		loop  func(i int) sender
 		other sender
 		says  string
+		burst int
 	}{
 		"in a namespace": {
 			loop:  func(i int) sender { return sender{fmt.Sprint("mallory-", i), "red"} },
-			other: sender{"alice", "blue"}, says: `namespace "red" has more than 50 evictions per second`,
+			other: sender{"alice", "blue"}, says: `namespace "red" has more than 100 evictions per second`, burst: namespaceBurst,
 		},
 		"of a user": {
-			loop:  func(i int) sender { return sender{"mallory", fmt.Sprint("red-", i%20)} },
-			other: sender{"alice", "red-0"}, says: `user "mallory" has more than 50 evictions per second`,
+			loop:  func(int) sender { return sender{"mallory", "red"} },
+			other: sender{"alice", "red"}, says: `user "mallory" has more than 50 evictions per second`, burst: userBurst,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -254,10 +255,10 @@ func TestEvictionsInALoop(t *testing.T) {
 					Kind: metav1.GroupVersionKind{Group: "policy", Version: "v1", Kind: "Eviction"}, UserInfo: authenticationv1.UserInfo{Username: by.user},
 				})
 			}
-			for i := range limitBurst + 10 {
+			for i := range test.burst + 10 {
 				review(test.loop(i))
 			}
-			is.Equal(t, len(w.host.Actions()), limitBurst, "requests to the host cluster")
+			is.Equal(t, len(w.host.Actions()), test.burst, "requests to the host cluster")
 			got := review(test.loop(0))
 			is.True(t, got.Allowed && len(got.Warnings) == 1 && strings.HasSuffix(got.Warnings[0], test.says), "got %+v, want it allowed with a warning", got)
 			is.Equal(t, answer(got.AuditAnnotations[auditDecision]), answerLimited)

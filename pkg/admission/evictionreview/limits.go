@@ -15,9 +15,11 @@ import (
 )
 
 const (
-	// limitQPS and limitBurst limit the reviews of a user, and those of a namespace. kubectl drain
-	// sends at most 5 evictions per second, so only many drains at a time reach the limit.
-	limitQPS, limitBurst = 50, 200
+	// userQPS and userBurst limit the reviews of a user, and namespaceQPS and namespaceBurst those
+	// of a namespace, of which a user in a loop must not use up all. kubectl drain sends at most 5
+	// evictions per second, so only many drains at a time reach the limits.
+	userQPS, userBurst           = 50, 200
+	namespaceQPS, namespaceBurst = 100, 400
 	// limitsKept is the maximum number of users and namespaces whose recent reviews are remembered.
 	limitsKept = 2048
 )
@@ -34,19 +36,20 @@ type userKey string
 
 type namespaceKey string
 
-// exceededBy counts another review, and returns the user or the namespace that has too many now; ""
-// if neither has. The user comes first: its loop must not use up the limit of the namespace.
+// exceededBy counts another review, and says which limit of the user or the namespace is exceeded
+// now; "" if neither is. The user comes first: what exceeds its limit takes nothing from that of
+// the namespace.
 func (l *limits) exceededBy(e eviction, c clock.PassiveClock) string {
 	switch {
-	case !l.accept(userKey(e.user), c):
-		return fmt.Sprintf("user %q", protocol.UserName(e.user))
-	case !l.accept(namespaceKey(e.namespace), c):
-		return fmt.Sprintf("namespace %q", e.namespace)
+	case !l.accept(userKey(e.user), userQPS, userBurst, c):
+		return fmt.Sprintf("user %q has more than %d evictions per second", protocol.UserName(e.user), userQPS)
+	case !l.accept(namespaceKey(e.namespace), namespaceQPS, namespaceBurst, c):
+		return fmt.Sprintf("namespace %q has more than %d evictions per second", e.namespace, namespaceQPS)
 	}
 	return ""
 }
 
-func (l *limits) accept(key any, c clock.PassiveClock) bool {
+func (l *limits) accept(key any, qps float32, burst int, c clock.PassiveClock) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.seen == nil {
@@ -55,7 +58,7 @@ func (l *limits) accept(key any, c clock.PassiveClock) bool {
 	if known, ok := l.seen.Get(key); ok {
 		return known.(flowcontrol.PassiveRateLimiter).TryAccept()
 	}
-	limiter := flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(limitQPS, limitBurst, c)
+	limiter := flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(qps, burst, c)
 	l.seen.Add(key, limiter)
 	return limiter.TryAccept()
 }

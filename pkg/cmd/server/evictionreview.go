@@ -33,7 +33,7 @@ const (
 
 	// reviewQPS and reviewBurst limit the requests of reviews to the host cluster, separately from
 	// those of the controllers: a client that evicts pods in a loop must not slow down a drain.
-	reviewQPS, reviewBurst = 200, 400
+	reviewQPS, reviewBurst = 400, 1200
 )
 
 // EvictionReviewOptions configure what happens to evictions that kube-apiserver sends for a review.
