@@ -239,37 +239,46 @@ func TestDrain(t *testing.T) {
 	counts := shutdown.DrainState{PodsLeft: 5, PodsKept: 4, Message: "3 pods are leaving"}
 	done := counts
 	done.Drained = true
+	noNodes := own(drained(metav1.ConditionFalse, v1alpha1.ReasonNoNodes, 1), func(nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses = nil })
 	for name, tt := range map[string]struct {
 		nm      *v1alpha1.NodeMaintenance
 		want    shutdown.DrainState
 		warning string
-		// refused expects ErrRefused; fails expects another error.
-		refused, fails bool
+		// refused expects ErrRefused; fails expects another error. node is set if the Node exists.
+		refused, fails, node, unreadable bool
 	}{
 		"no leader has observed it": {nm: own(), fails: true},
 		"its leader is gone":        {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), warning: protocol.NoLeaderWarning + " since 10:00", fails: true},
 		"drained, without a leader": {
 			nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, 1)), warning: protocol.NoLeaderWarning, want: done,
 		},
-		"with another warning":   {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), warning: "deprecated", want: counts},
-		"pods are leaving":       {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), want: counts},
-		"drained":                {nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, 1)), want: done},
-		"with pods left":         {nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft, 1)), want: done},
-		"of an older generation": {nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, 0)), fails: true},
-		"the condition alone": {
-			nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonNoNodes, 1), func(nm *v1alpha1.NodeMaintenance) {
-				nm.Status.NodeStatuses = nil
-			}),
-			want: shutdown.DrainState{Message: "condition"},
-		},
-		"the node may not be drained": {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized, 1)), refused: true},
-		"completed":                   {nm: own(stage(v1alpha1.NodeMaintenanceStageComplete)), want: shutdown.DrainState{Ended: true}},
-		"deleted":                     {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), want: shutdown.DrainState{Ended: true}},
-		"gone":                        {nm: own(ofBoot(otherBoot)), want: shutdown.DrainState{Ended: true}},
-		"recreated":                   {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.UID = "nm-2" }), want: shutdown.DrainState{Ended: true}},
+		"with another warning":                  {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), warning: "deprecated", want: counts},
+		"pods are leaving":                      {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), want: counts},
+		"drained":                               {nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, 1)), want: done},
+		"with pods left":                        {nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft, 1)), want: done},
+		"of an older generation":                {nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, 0)), fails: true},
+		"the server does not know the Node yet": {nm: noNodes, node: true, want: shutdown.DrainState{Message: "condition"}},
+		"the Node cannot be read":               {nm: noNodes, unreadable: true, fails: true},
+		"the Node is gone":                      {nm: noNodes, want: shutdown.DrainState{Message: "condition", Drained: true, NodeGone: true}},
+		"the node may not be drained":           {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized, 1)), refused: true},
+		"completed":                             {nm: own(stage(v1alpha1.NodeMaintenanceStageComplete)), want: shutdown.DrainState{Ended: true}},
+		"deleted":                               {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), want: shutdown.DrainState{Ended: true}},
+		"gone":                                  {nm: own(ofBoot(otherBoot)), want: shutdown.DrainState{Ended: true}},
+		"recreated":                             {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.UID = "nm-2" }), want: shutdown.DrainState{Ended: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.nm)
+			if tt.node {
+				a.put("/api/v1/nodes/"+nodeName, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+			}
+			if tt.unreadable {
+				a.before = func(_, path string) *apierrors.StatusError {
+					if path == "/api/v1/nodes/"+nodeName {
+						return apierrors.NewInternalError(errors.New("etcd is slow"))
+					}
+					return nil
+				}
+			}
 			a.warning = tt.warning
 			got, err := a.client.Drain(t.Context(), state.MaintenanceRef{Name: ownName, UID: "nm-1"})
 			if got != tt.want || errors.Is(err, shutdown.ErrRefused) != tt.refused || (err != nil) != (tt.refused || tt.fails) {

@@ -182,6 +182,14 @@ func (c *Client) drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.
 	}
 	drain.Drained = condition.Status == metav1.ConditionTrue
 	drain.Message = condition.Message
+	if condition.Reason == v1alpha1.ReasonNoNodes {
+		_, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
+		if err != nil && !answer.ObjectGone(err) {
+			return shutdown.DrainState{}, fmt.Errorf("get Node %s: %w", c.node, err)
+		}
+		drain.NodeGone = err != nil
+		drain.Drained = drain.NodeGone
+	}
 	if err := warned.noLeader(); err != nil && !drain.Drained {
 		return shutdown.DrainState{}, fmt.Errorf("NodeMaintenance %s: %w", ref.Name, err)
 	}

@@ -371,10 +371,15 @@ func (d *decision) detect(in *input) {
 func (d *decision) leaving(s *settings, in *input) {
 	st := &d.next
 	if drain := in.drain; drain != nil && drain.Drained && st.Maintenance != nil {
-		if drain.PodsKept == 0 || s.engine == "" {
-			d.releasing(in, "the node is drained")
-		} else {
+		switch {
+		case s.engine != "" && drain.NodeGone:
+			d.endLocally(s, in, "the cluster no longer has the Node, so that Haulout cannot drain it")
+		case drain.NodeGone && len(in.priorities) > 0:
+			d.why = "the cluster no longer has the Node; without a local engine, the shutdown waits until its pods have ended"
+		case s.engine != "" && drain.PodsKept > 0:
 			d.endLocally(s, in, fmt.Sprintf("the drain has ended and keeps %d pods on the node", drain.PodsKept))
+		default:
+			d.releasing(in, "the node is drained")
 		}
 		return
 	}

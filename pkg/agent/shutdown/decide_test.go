@@ -342,6 +342,16 @@ func TestDecideDrain(t *testing.T) {
 			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: &state.Local{Started: wall},
 			events: []string{EventLocal}, why: "keeps 3 pods", wakeIn: 599 * time.Second,
 		},
+		"the Node was deleted": {
+			modify: pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Drained: true, NodeGone: true} }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed", local: &state.Local{Started: wall},
+			events: []string{EventLocal}, why: "no longer has the Node", wakeIn: 599 * time.Second,
+		},
+		"the Node was deleted, and there is no engine": {
+			modify: both(pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Drained: true, NodeGone: true} }),
+				func(s *settings, in *input) { s.engine, in.priorities = "", []int32{0} }),
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, why: "waits until its pods have ended", wakeIn: 599 * time.Second,
+		},
 		"the drain keeps pods and there is no engine": {
 			modify: both(pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Drained: true, PodsKept: 3} }),
 				func(s *settings, _ *input) { s.engine = "" }),

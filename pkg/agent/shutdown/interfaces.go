@@ -111,8 +111,9 @@ func (e *RefusedEvictionError) Error() string {
 
 // DrainState is the progress of the node's drain.
 type DrainState struct {
-	// Drained is true when no pod is left that must leave the node.
-	Drained bool
+	// Drained is true when no pod is left that must leave the node, and NodeGone if this is so
+	// because the Node was deleted: its pods may still run.
+	Drained, NodeGone bool
 	// Message describes the present activity of the drain.
 	Message string
 	// PodsLeft is the number of pods that must still leave the node. PodsKept is the number of pods

@@ -299,7 +299,7 @@ var unitTemplate = template.Must(template.New("unit").Funcs(template.FuncMap{"qu
 [Unit]
 Description=Haulout node agent
 # systemd stops units in the opposite order: the agent must end before the pods and the network do.
-After={{.KubeletUnit}} containerd.service crio.service dbus.service systemd-logind.service network-online.target
+After={{.KubeletUnit}} containerd.service crio.service cri-docker.service docker.service dbus.service systemd-logind.service network-online.target
 Wants=network-online.target
 # Without an agent, a shutdown does not wait, so systemd restarts it without a limit.
 StartLimitIntervalSec=0

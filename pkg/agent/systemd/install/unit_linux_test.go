@@ -17,7 +17,7 @@ func TestUnitFile(t *testing.T) {
 	must.Do(t, o.complete())
 	text := must.Get(unitFile(&o))(t)
 	for _, line := range []string{
-		"After=k3s.service containerd.service crio.service dbus.service systemd-logind.service network-online.target",
+		"After=k3s.service containerd.service crio.service cri-docker.service docker.service dbus.service systemd-logind.service network-online.target",
 		`ExecStart=/usr/local/bin/haulout-node-agent run --config "/etc/my files/100%%.yaml"`,
 		"Type=notify", "Restart=always", "StartLimitIntervalSec=0", "FileDescriptorStoreMax=8", "TimeoutStopSec=91", "WantedBy=multi-user.target",
 	} {
