@@ -336,23 +336,23 @@ func TestDecideOffered(t *testing.T) {
 			newFacts(newMaintenance("m"), withTask(offered, holder("w")), looked("")),
 			wanted{step: stepWrite, state: v1alpha1.NodeTaskClaimed, event: EventClaimed, note: `Worker "w" of user "user-w"`},
 		},
-		"a claim is refused":           {newFacts(newMaintenance("m"), withTask(offered, holder("w")), looked("pod a/b is on the node again")), withdrawn("a/b")},
-		"a claim after the end is not": {newFacts(newMaintenance("m", complete), withTask(offered, holder("w"))), withdrawn("it ends")},
-		"a late claim is granted":      {newFacts(newMaintenance("m"), withTask(offered, holder("w"), since(time.Hour))), wanted{step: stepLook}},
-		"nobody came":                  {newFacts(newMaintenance("m"), withTask(offered, since(30*time.Minute))), wanted{step: stepRelease, event: EventFailed, note: "NoWorker: no worker of class w.example.com has claimed the node within 30m0s"}},
-		"nobody came to a new leader":  {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), served(time.Minute)), wanted{wake: 4 * time.Minute}},
-		"nobody came, and not to another node": {
+		"a claim is refused":             {newFacts(newMaintenance("m"), withTask(offered, holder("w")), looked("pod a/b is on the node again")), withdrawn("a/b")},
+		"a claim after the end is not":   {newFacts(newMaintenance("m", complete), withTask(offered, holder("w"))), withdrawn("it ends")},
+		"a late claim is granted":        {newFacts(newMaintenance("m"), withTask(offered, holder("w"), since(time.Hour))), wanted{step: stepLook}},
+		"no worker came":                 {newFacts(newMaintenance("m"), withTask(offered, since(30*time.Minute))), wanted{step: stepRelease, event: EventFailed, note: "NoWorker: no worker of class w.example.com has claimed the node within 30m0s"}},
+		"no worker came to a new leader": {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), served(time.Minute)), wanted{wake: 4 * time.Minute}},
+		"no worker came, and not to another node": {
 			newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(offered)), wanted{step: stepRelease, event: EventFailed},
 		},
-		"nobody came, but another node is worked on":      {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskClaimed)), wanted{}},
-		"nobody came, but another node is verified":       {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskVerifying)), wanted{}},
-		"nobody came, but another node has failed":        {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskFailed)), wanted{}},
-		"nobody came after another node was done":         {newFacts(newMaintenance("m", ofRollout, workedOn(v1alpha1.NodeTaskDone)), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
+		"no worker came, but another node is worked on":   {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskClaimed)), wanted{}},
+		"no worker came, but another node is verified":    {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskVerifying)), wanted{}},
+		"no worker came, but another node has failed":     {newFacts(newMaintenance("m"), withTask(offered, since(time.Hour)), beside(v1alpha1.NodeTaskFailed)), wanted{}},
+		"no worker came after another node was done":      {newFacts(newMaintenance("m", ofRollout, workedOn(v1alpha1.NodeTaskDone)), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
 		"no worker came, and a user's other node is done": {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskDone)), withTask(offered, since(time.Hour))), wanted{}},
 		"no worker came, and a user's other node needed no work": {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskDone), func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[len(nm.Status.NodeStatuses)-1].Task.Holder = ""
 		}), withTask(offered, since(time.Hour))), wanted{wake: 25 * time.Minute}},
-		"nobody came while another node is worked on": {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskClaimed)), withTask(offered, since(time.Hour))), wanted{}},
+		"no worker came while another node is worked on": {newFacts(newMaintenance("m", workedOn(v1alpha1.NodeTaskClaimed)), withTask(offered, since(time.Hour))), wanted{}},
 	} {
 		t.Run(name, func(t *testing.T) { test.want.check(t, decide(test.facts)) })
 	}
