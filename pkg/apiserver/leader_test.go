@@ -407,6 +407,48 @@ func TestWhoKnowsOfNoLeader(t *testing.T) {
 	}
 }
 
+// TestLeaderSince lets another replica acquire and renew the Lease.
+func TestLeaderSince(t *testing.T) {
+	bubble.Run(t, "with a Lease", func(t *testing.T) {
+		c := shipped(nil, "a", nil)
+		began := time.Now()
+		since := func() time.Duration { return c.LeaderSince().Sub(began) }
+		<-time.After(time.Minute)
+		is.Equal(t, since(), time.Minute, "before it looks for a leader")
+		began = time.Now()
+		c.sightings.begin()
+		for _, step := range []struct {
+			what           string
+			after          time.Duration
+			holder         string
+			acquired, want time.Duration
+		}{
+			{"the first leader that it sees has led for long", 4 * time.Second, "b", -time.Hour, 4 * time.Second},
+			{"it renews the Lease", 4 * time.Second, "b", -time.Hour, 4 * time.Second},
+			{"it acquires the Lease again", 4 * time.Second, "b", 11 * time.Second, 12 * time.Second},
+			{"another replica acquires the Lease", 4 * time.Second, "c", 15 * time.Second, 16 * time.Second},
+			{"it releases the Lease", 4 * time.Second, "", 15 * time.Second, 16 * time.Second},
+			{"nothing holds the Lease", 4 * time.Second, "", 15 * time.Second, 24 * time.Second},
+			{"the first one acquires it", 4 * time.Second, "b", 28 * time.Second, 28 * time.Second},
+		} {
+			<-time.After(step.after)
+			c.sightings.note(&coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
+				HolderIdentity: &step.holder, RenewTime: ptr.To(metav1.NowMicro()), AcquireTime: ptr.To(metav1.NewMicroTime(began.Add(step.acquired))),
+			}})
+			is.Equal(t, since(), step.want, step.what)
+		}
+		<-time.After(7 * time.Second)
+		is.Equal(t, since(), 35*time.Second, "it does not renew the Lease")
+	})
+	bubble.Run(t, "without a Lease", func(t *testing.T) {
+		c := &Controllers{}
+		c.sightings.begin()
+		began := time.Now()
+		<-time.After(time.Hour)
+		is.Equal(t, c.LeaderSince().Sub(began), 0)
+	})
+}
+
 func TestProcessEndsIfItsControllersDoNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := fake.NewClientset()

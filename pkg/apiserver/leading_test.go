@@ -138,14 +138,17 @@ func TestControllersStopWithTheLeaseAndComeBackWithIt(t *testing.T) {
 		})
 		s := &set{host: host, finish: make(chan struct{})}
 		close(s.finish)
-		stop, left := lead(t, replica(host, s, "a"))
+		c := replica(host, s, "a")
+		stop, left := lead(t, c)
 		eventually(t, "a leads", func() bool { return s.running.Load() == 1 })
 		down.Store(true)
 		eventually(t, "the controllers stop when the lease cannot be renewed", func() bool {
 			return s.running.Load() == 0
 		})
+		again := time.Now()
 		down.Store(false)
 		eventually(t, "they start again", func() bool { return s.running.Load() == 1 && s.started.Load() == 2 })
+		is.True(t, !c.LeaderSince().Before(again), "it counts as the leader since %v, but could not renew the Lease until %v", c.LeaderSince(), again)
 		stop()
 		<-left
 		is.True(t, !s.overlapped.Load(), "two sets of controllers ran at the same time")

@@ -48,6 +48,8 @@ type lease struct {
 	renewed time.Time
 	// uid is the UID of the Lease that the last such write stored.
 	uid types.UID
+	// acquired is the time of the first such write.
+	acquired metav1.Time
 	// expiry fires if no such write has succeeded within the renew deadline.
 	expiry *time.Timer
 	// lost is set when the Lease that this replica holds was deleted or got another holder. onLost
@@ -122,11 +124,18 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 	if l.last != nil {
 		next = l.last.DeepCopy()
 	}
-	held := l.held
+	held, acquired := l.held, l.acquired
 	l.mu.Unlock()
-	if record.HolderIdentity == l.identity && l.storage != nil {
-		if err := l.storage.sign(ctx, next, held); err != nil {
-			return err
+	if record.HolderIdentity == l.identity {
+		if l.storage != nil {
+			if err := l.storage.sign(ctx, next, held); err != nil {
+				return err
+			}
+		}
+		// client-go keeps the time of the previous term if the Lease still names this replica.
+		record.AcquireTime = record.RenewTime
+		if held {
+			record.AcquireTime = acquired
 		}
 	}
 	next.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
@@ -142,7 +151,7 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 	if record.HolderIdentity != l.identity || l.lost {
 		return nil
 	}
-	l.held, l.renewed, l.uid = true, sent, written.UID
+	l.held, l.renewed, l.uid, l.acquired = true, sent, written.UID, record.AcquireTime
 	if l.expiry != nil && l.expiry.Stop() {
 		// Do not reset a timer that has fired: the controllers are already stopping.
 		l.expiry.Reset(l.deadline - time.Since(sent))

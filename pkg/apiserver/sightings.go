@@ -33,6 +33,11 @@ type sightings struct {
 	// change, it is the time at which this replica began to look for a leader.
 	renewed         time.Time
 	holder, renewal string
+	// led is the time at which this replica first observed the present term of leadership, which
+	// acquired identifies together with the holder. Before the first observation, it is the time at
+	// which this replica began to look for a leader.
+	led      time.Time
+	acquired string
 	// began is the time at which this replica began to look for a leader.
 	began time.Time
 }
@@ -43,7 +48,7 @@ func (s *sightings) begin() {
 	defer s.mu.Unlock()
 	if s.renewed.IsZero() {
 		s.began = time.Now()
-		s.renewed = s.began
+		s.renewed, s.led = s.began, s.began
 	}
 }
 
@@ -53,17 +58,23 @@ func (s *sightings) note(lease *coordinationv1.Lease) {
 	defer s.mu.Unlock()
 	s.seen = time.Now()
 	s.read = s.seen
-	holder, renewal := "", ""
+	holder, renewal, acquired := "", "", ""
 	if h := lease.Spec.HolderIdentity; h != nil {
 		holder = *h
 	}
 	if lease.Spec.RenewTime != nil {
 		renewal = lease.Spec.RenewTime.String()
 	}
+	if lease.Spec.AcquireTime != nil {
+		acquired = lease.Spec.AcquireTime.String()
+	}
 	if holder != "" && (holder != s.holder || renewal != s.renewal) {
 		s.renewed = s.seen
 	}
-	s.holder, s.renewal = holder, renewal
+	if holder != "" && (holder != s.holder || acquired != s.acquired) {
+		s.led = s.seen
+	}
+	s.holder, s.renewal, s.acquired = holder, renewal, acquired
 }
 
 // noteAbsent records that the Lease does not exist.
@@ -107,6 +118,26 @@ func (s *sightings) sinceRead() time.Duration {
 		return time.Since(s.read)
 	}
 	return time.Since(s.began)
+}
+
+// leads returns the time at which this replica first observed the present term of leadership, and
+// the time at which it last noticed a renewal.
+func (s *sightings) leads() (since, renewed time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.led, s.renewed
+}
+
+// LeaderSince returns the time since which this replica knows that the present leader leads. It
+// returns the present time if it does not know: it has not begun to look for a leader, or the
+// holder of the Lease has not renewed it for RenewDeadline, so the term of the next leader is yet
+// to come.
+func (c *Controllers) LeaderSince() time.Time {
+	since, renewed := c.sightings.leads()
+	if since.IsZero() || c.Election.Enabled && time.Since(renewed) > c.Election.RenewDeadline {
+		return time.Now()
+	}
+	return since
 }
 
 // NoKnownLeader returns the reason of NoLeader or, if this replica has not been able to read the

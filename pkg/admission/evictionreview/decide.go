@@ -5,6 +5,7 @@ package evictionreview
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -52,6 +53,9 @@ var answers = []answer{
 // no other foreign finalizer.
 const patienceWithDeletion = time.Minute
 
+// patienceWithLeader is the time that the leader has to make the next evacuator active.
+const patienceWithLeader = time.Minute
+
 // situation has all inputs of the decision about an eviction.
 type situation struct {
 	now time.Time
@@ -67,6 +71,8 @@ type situation struct {
 	hasEvacuator bool
 	// noLeader is the reason why no replica acts on Evacuations; empty if one does.
 	noLeader string
+	// leaderSince is the time since which this replica knows that the present leader leads.
+	leaderSince time.Time
 }
 
 // eviction is what the decision needs to know of an Eviction.
@@ -124,6 +130,12 @@ func decide(s situation) decision {
 		}
 	case s.isEnding():
 		return decision{answer: answerUnderWay, message: s.endingMessage()}
+	case s.isOverdue():
+		return decision{
+			answer: answerError, allowed: true, noteTime: s.isDueForNote(),
+			message: fmt.Sprintf("pod %s is evicted without its evacuators: the deadline of %s has passed, and the server does not make the next evacuator active: see its Evacuation %s",
+				s.podName(), s.evacuation.Status.ActiveEvacuatorClass, s.evacuation.Name),
+		}
 	}
 	return decision{answer: answerUnderWay, message: underWayMessage(s), noteTime: s.isDueForNote()}
 }
@@ -168,10 +180,18 @@ func (s situation) isKeptByServer() bool {
 // "". No evacuator has a deadline for that, so the eviction would be refused without end, and the
 // owner of the Deployment would keep the node. A maintenance or another instigator waits.
 func (s situation) cannotBeReplaced() string {
+	if !protocol.OnlyEvictionAsks(s.evacuation) || protocol.IsWithdrawn(s.evacuation) {
+		return ""
+	}
+	return s.missingReplacement()
+}
+
+// missingReplacement returns the reason why the Deployment of the pod can create no replacement
+// while its evacuator is active, or "".
+func (s situation) missingReplacement() string {
 	status := &s.evacuation.Status
 	blocked := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked)
-	if status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassDeployment || blocked == nil || blocked.Status != metav1.ConditionTrue ||
-		!protocol.OnlyEvictionAsks(s.evacuation) || protocol.IsWithdrawn(s.evacuation) {
+	if status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassDeployment || blocked == nil || blocked.Status != metav1.ConditionTrue {
 		return ""
 	}
 	switch blocked.Reason {
@@ -179,6 +199,22 @@ func (s situation) cannotBeReplaced() string {
 		return blocked.Reason
 	}
 	return ""
+}
+
+// isOverdue reports whether the active evacuator has exceeded its deadline and the leader, although
+// it had the time, has not made the next one active: the status cannot be written, for example
+// because a policy refuses that or the storage accepts no writes. An evacuator cannot report then
+// either, so the eviction would be refused without end, whatever requests the evacuation. It counts
+// the longest deadline that the leader may apply. An evacuator has none while the NodeMaintenance
+// is paused or while no replacement can be created, and it may finish what it forbids to cancel.
+func (s situation) isOverdue() bool {
+	turn := protocol.TurnOf(&s.evacuation.Status)
+	if turn.Class == v1alpha1.EvacuatorClassEviction || turn.Since.IsZero() || s.cannotBeCancelled() ||
+		protocol.IsPaused(s.evacuation) || s.missingReplacement() != "" {
+		return false
+	}
+	patience := turn.Patience(s.evacuation.Spec.ProgressDeadlineSeconds, math.MaxInt64)
+	return s.now.Sub(turn.End(patience, s.leaderSince)) > patienceWithLeader
 }
 
 // isHeldInDeletion reports whether the deletion of the Evacuation does not end, although no

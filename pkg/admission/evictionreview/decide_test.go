@@ -152,7 +152,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 		t.Run(title, func(t *testing.T) {
 			s := situation{
 				now: now, ttl: ttl, eviction: eviction{valid: true, namespace: "blue", name: "db-1", user: "alice"},
-				pod: newPod(annotated), evacuation: newEvacuation(), hasEvacuator: true,
+				pod: newPod(annotated), evacuation: newEvacuation(), hasEvacuator: true, leaderSince: now.Add(-time.Hour),
 			}
 			for _, mod := range test.mods {
 				mod(&s)
@@ -263,6 +263,58 @@ func TestDecideAboutEvacuations(t *testing.T) {
 		})}, underWay, "paused"},
 		"8: no class is active yet":   {[]func(*situation){has(active(""))}, underWay, "no evacuator is active yet"},
 		"9: the pod has an evacuator": {[]func(*situation){withoutEvac}, made, ""},
+	})
+}
+
+// TestDecideAfterDeadline has Evacuations whose evacuator should no longer be active. Without
+// modifications its deadline is 30 minutes, and the leader has been there for an hour.
+func TestDecideAfterDeadline(t *testing.T) {
+	const late = 31*time.Minute + time.Second
+	since := func(d time.Duration) func(*v1alpha1.Evacuation) {
+		return func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorSince = ago(d) }
+	}
+	reported := func(d time.Duration) func(*v1alpha1.Evacuation) {
+		return func(e *v1alpha1.Evacuation) { e.Status.EvacuationProgressTimestamp = ago(d) }
+	}
+	deadline := func(seconds int32) func(*v1alpha1.Evacuation) {
+		return func(e *v1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = &seconds }
+	}
+	leads := func(d time.Duration) func(*situation) {
+		return func(s *situation) { s.leaderSince = now.Add(-d) }
+	}
+	paused := func(e *v1alpha1.Evacuation) {
+		e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPaused}}
+	}
+	blocked := func(reason string) func(*v1alpha1.Evacuation) { return condition(v1alpha1.ConditionBlocked, reason) }
+	surge, evict := active(v1alpha1.EvacuatorClassDeployment), active(v1alpha1.EvacuatorClassEviction)
+	ofUser := withFinalizers(v1alpha1.FinalizerInstigatorPrefix + "manual.maintenance.haulout.dev")
+	says := `pod "blue/db-1" is evicted without its evacuators: the deadline of flush.example.com has passed`
+	runDecide(t, map[string]decideTest{
+		"for an eviction":                         {[]func(*situation){has(since(late))}, held, says},
+		"for a maintenance":                       {[]func(*situation){has(since(late), withFinalizers(ofNodes))}, held, says},
+		"for a user":                              {[]func(*situation){has(since(late), ofUser)}, held, says},
+		"the eviction is recorded if possible":    {[]func(*situation){has(since(late), askedAgo(6*time.Minute))}, noted(held), says},
+		"the last report was too long ago":        {[]func(*situation){has(since(time.Hour), reported(late))}, held, says},
+		"a short deadline":                        {[]func(*situation){has(since(2*time.Minute+time.Second), deadline(60))}, held, says},
+		"a silent evacuator":                      {[]func(*situation){has(since(late), blocked(v1alpha1.ReasonEvacuatorNotProgressing))}, held, says},
+		"a replacement is late":                   {[]func(*situation){has(since(late), surge, blocked(v1alpha1.ReasonSurgePending))}, held, "the deadline of deployment"},
+		"the leader has had the time for reports": {[]func(*situation){has(since(2 * time.Hour)), leads(6*time.Minute + time.Second)}, held, says},
+
+		"the leader still has the time to act":     {[]func(*situation){has(since(31 * time.Minute))}, underWay, classA},
+		"the evacuator reports":                    {[]func(*situation){has(since(2*time.Hour), reported(31*time.Minute))}, underWay, classA},
+		"a long deadline":                          {[]func(*situation){has(since(2*time.Hour), deadline(7200))}, underWay, classA},
+		"a new leader still waits for reports":     {[]func(*situation){has(since(2 * time.Hour)), leads(6 * time.Minute)}, underWay, classA},
+		"so it does for those of a short deadline": {[]func(*situation){has(since(2*time.Hour), deadline(60)), leads(2 * time.Minute)}, underWay, classA},
+		"the NodeMaintenance is paused":            {[]func(*situation){has(since(2*time.Hour), withFinalizers(ofNodes), paused)}, underWay, "paused"},
+		"a maintenance waits for a replacement":    {[]func(*situation){has(since(2*time.Hour), withFinalizers(ofNodes), surge, blocked(v1alpha1.ReasonReplicaFailure))}, underWay, "ReplicaFailure"},
+		"so it does for one on another node":       {[]func(*situation){has(since(2*time.Hour), withFinalizers(ofNodes), surge, blocked(v1alpha1.ReasonRecreated))}, underWay, "Recreated"},
+		"a pod up for eviction is not replaced":    {[]func(*situation){has(since(2*time.Hour), withFinalizers(ofNodes), evict, blocked(v1alpha1.ReasonReplicaFailure))}, underWay, "ReplicaFailure"},
+		"a pod up for eviction waits for a budget": {[]func(*situation){has(since(2*time.Hour), withFinalizers(ofNodes), evict, blocked(v1alpha1.ReasonPodDisruptionBudget))}, budget, ""},
+		"the evacuator has to finish":              {[]func(*situation){has(since(2*time.Hour), forbid)}, underWay, classA},
+		"no evacuator has become active":           {[]func(*situation){has(active(""))}, underWay, "no evacuator is active yet"},
+		"the Evacuation ends":                      {[]func(*situation){has(since(2*time.Hour), deletedAgo(0))}, underWay, "is being cancelled"},
+		"the request is a dry run":                 {[]func(*situation){has(since(2 * time.Hour)), isDryRun}, dryRun, name},
+		"no replica leads, as the warning says":    {[]func(*situation){has(since(2 * time.Hour)), leaderless}, noLeader, "none leads"},
 	})
 }
 

@@ -45,7 +45,7 @@ func evictionOf(request *admissionv1.AdmissionRequest) eviction {
 
 // gather reads all inputs of the decision. It reads no more than the decision needs.
 func (h *Handler) gather(ctx context.Context, e eviction) (situation, error) {
-	s := situation{now: h.Clock.Now(), ttl: h.TTL, eviction: e, noLeader: h.NoLeader()}
+	s := situation{now: h.Clock.Now(), ttl: h.TTL, eviction: e, noLeader: h.NoLeader(), leaderSince: h.LeaderSince()}
 	if !e.valid || e.name == "" {
 		return s, nil
 	}

@@ -54,6 +54,8 @@ type Handler struct {
 	// NoLeader returns the reason why no replica acts on Evacuations, or why this replica has not
 	// known for some seconds whether one does; otherwise it returns "".
 	NoLeader func() string
+	// LeaderSince returns the time since which this replica knows that the present leader leads.
+	LeaderSince func() time.Time
 	// Recorder writes events into the host cluster.
 	Recorder events.EventRecorder
 	// TTL is how long an Evacuation is kept after the last eviction of its pod.

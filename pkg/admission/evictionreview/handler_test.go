@@ -47,7 +47,7 @@ func newWorld(t *testing.T, pod *corev1.Pod, evacuations ...runtime.Object) *wor
 	w := &world{T: t, host: fake.NewClientset(pod), own: versionedfake.NewClientset(evacuations...), sent: events.NewFakeRecorder(10)}
 	w.Handler = &Handler{
 		Host: w.host, Evacuations: w.own.MaintenanceV1alpha1(), Recorder: w.sent, TTL: ttl, Clock: clocktesting.NewFakePassiveClock(now),
-		NoLeader: func() string { return "" },
+		NoLeader: func() string { return "" }, LeaderSince: func() time.Time { return now.Add(-time.Hour) },
 	}
 	return w
 }
@@ -223,6 +223,28 @@ func TestStorageWithoutWrites(t *testing.T) {
 			}
 			got := w.post(ofKubectl)
 			is.Equal(t, got.Allowed, test.isAllowed, "allowed")
+			is.Equal(t, answer(got.AuditAnnotations[auditDecision]), test.wantAnswer)
+		})
+	}
+}
+
+// TestStatusWithoutWrites: an eviction is allowed if the leader could not make the next evacuator
+// active, whatever requests the evacuation, and not while a new leader waits for reports.
+func TestStatusWithoutWrites(t *testing.T) {
+	for name, test := range map[string]struct {
+		leaderSince time.Duration
+		isAllowed   bool
+		wantAnswer  answer
+	}{
+		"the leader has had the time": {leaderSince: time.Hour, isAllowed: true, wantAnswer: answerError},
+		"a new leader has started":    {leaderSince: time.Minute, wantAnswer: answerUnderWay},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, newPod(annotated), newEvacuation(withFinalizers(ofNodes), func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorSince = ago(time.Hour) }))
+			w.LeaderSince = func() time.Time { return now.Add(-test.leaderSince) }
+			got := w.post(ofKubectl)
+			is.Equal(t, got.Allowed, test.isAllowed, "allowed")
+			is.Equal(t, len(got.Warnings) == 1, test.isAllowed, "warned")
 			is.Equal(t, answer(got.AuditAnnotations[auditDecision]), test.wantAnswer)
 		})
 	}

@@ -80,10 +80,11 @@ func (o CompletedOptions) applyEvictionReviews(generic *genericapiserver.Recomme
 	}
 	reviews := &evictionreview.Handler{
 		Host: client, Evacuations: own.MaintenanceV1alpha1(), Recorder: recorder, TTL: o.EvictionReviews.RawEvictionTTL, Clock: clock.RealClock{},
-		NoLeader: func() string { return "this replica of haulout-apiserver runs without controllers" },
+		NoLeader:    func() string { return "this replica of haulout-apiserver runs without controllers" },
+		LeaderSince: time.Now,
 	}
 	if controllers != nil {
-		reviews.NoLeader = controllers.NoKnownLeader
+		reviews.NoLeader, reviews.LeaderSince = controllers.NoKnownLeader, controllers.LeaderSince
 	}
 	if o.EvictionReviews.Intercept == interceptAll {
 		reviews.BuiltIn = owners.NewBuiltIn(client, sets.New(o.Evacuators.BuiltIn...)).Of

@@ -407,7 +407,7 @@ func surgePendingAt(s situation, deadline deadline) time.Time {
 	if !at.Before(deadline.at) {
 		at = deadline.since.Add(deadline.length / 2)
 	}
-	return s.patientUntil(at, min(s.surgeTimeout, longestGrace)/2, v1alpha1.ReasonSurgePending)
+	return s.patientUntil(at, min(s.surgeTimeout, protocol.LongestGrace)/2, v1alpha1.ReasonSurgePending)
 }
 
 // patientUntil returns the time from which an evacuator without progress is reported with the given
@@ -429,7 +429,7 @@ func (d *decision) evacuatorIsSilent(s situation) *eviction.Blocker {
 	if d.evict || active == v1alpha1.EvacuatorClassEviction || active == v1alpha1.EvacuatorClassDeployment || !deadline.runs {
 		return nil
 	}
-	at := s.patientUntil(deadline.since.Add(deadline.length/2), min(deadline.length, longestGrace)/2, v1alpha1.ReasonEvacuatorNotProgressing)
+	at := s.patientUntil(deadline.since.Add(deadline.length/2), min(deadline.length, protocol.LongestGrace)/2, v1alpha1.ReasonEvacuatorNotProgressing)
 	if s.now.Before(at) {
 		d.wakeAt(at)
 		return nil

@@ -23,9 +23,6 @@ import (
 )
 
 const (
-	// longestGrace is the maximum time for which a new leader waits for reports of the active
-	// evacuators before it makes the next ones active.
-	longestGrace = 5 * time.Minute
 	// standingRetry is the time after which a pod that must not be evicted is checked again.
 	standingRetry = 10 * time.Second
 	// waitRetry is the same for a pod that waits only for a moment.
@@ -371,10 +368,7 @@ func (d *decision) deadline(s situation) deadline {
 		result.at = result.since.Add(max(result.length/2, time.Second))
 		return result
 	}
-	result.at = result.since.Add(result.length)
-	if grace := s.servingSince.Add(min(result.length, longestGrace)); result.at.Before(grace) {
-		result.at = grace
-	}
+	result.at = turn.End(result.length, s.servingSince)
 	return result
 }
 

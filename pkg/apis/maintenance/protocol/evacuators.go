@@ -322,6 +322,10 @@ func selects(selector *metav1.LabelSelector, pod *corev1.Pod) bool {
 // DefaultProgressDeadline is the default of spec.progressDeadlineSeconds.
 const DefaultProgressDeadline = 30 * time.Minute
 
+// LongestGrace is the maximum time for which a new leader waits for reports of the active
+// evacuators before it makes the next ones active.
+const LongestGrace = 5 * time.Minute
+
 // Turn is the state of the active evacuator according to the status of an Evacuation. A turn begins
 // when the evacuator becomes active, and ends when the next one does.
 type Turn struct {
@@ -368,6 +372,17 @@ func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time
 		return patience
 	}
 	return min(patience, start)
+}
+
+// End returns the time at which the next evacuator becomes active if the active one sends no report
+// for patience. A leader that started later than that first waits for reports: an evacuator may not
+// have been able to report before.
+func (t Turn) End(patience time.Duration, leaderSince time.Time) time.Time {
+	end, grace := t.Since.Add(patience), leaderSince.Add(min(patience, LongestGrace))
+	if end.Before(grace) {
+		return grace
+	}
+	return end
 }
 
 // FirstTurn returns the first active class of a new Evacuation with the given evacuators, and the

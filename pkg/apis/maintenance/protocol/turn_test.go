@@ -83,6 +83,26 @@ func TestTurn(t *testing.T) {
 	}
 }
 
+// TestEndOfTurn has turns that began an hour ago.
+func TestEndOfTurn(t *testing.T) {
+	now := time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
+	turn := Turn{Since: now.Add(-time.Hour)}
+	for name, test := range map[string]struct {
+		patience, leaderSince, want time.Duration
+	}{
+		"the leader was there before":         {patience: 30 * time.Minute, leaderSince: -2 * time.Hour, want: -30 * time.Minute},
+		"it started before the deadline":      {patience: time.Hour, leaderSince: -10 * time.Minute, want: 0},
+		"it started at the deadline":          {patience: 30 * time.Minute, leaderSince: -30 * time.Minute, want: -25 * time.Minute},
+		"it started just now":                 {patience: 30 * time.Minute, want: 5 * time.Minute},
+		"it started now, the deadline is now": {patience: time.Hour, want: 5 * time.Minute},
+		"it waits no longer than a deadline":  {patience: time.Minute, want: time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is.Equal(t, turn.End(test.patience, now.Add(test.leaderSince)).Sub(now), test.want)
+		})
+	}
+}
+
 func TestStartDeadlineOf(t *testing.T) {
 	for value, want := range map[string]time.Duration{"1s": time.Second, "20m": 20 * time.Minute, "24h": 24 * time.Hour} {
 		got, err := StartDeadlineOf(map[string]string{v1alpha1.AnnotationEvacuatorStartDeadline: value})
