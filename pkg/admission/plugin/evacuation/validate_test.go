@@ -159,11 +159,19 @@ func TestDeletionForOtherInstigators(t *testing.T) {
 		user      user.Info
 		request   request
 		unread    bool
-		want      string
+		// mayNot is set if the user may not delete the pod either.
+		mayNot bool
+		want   string
 	}{
 		"the namespace is active":        {namespace: namespace(), request: deletion, want: "Forbidden"},
 		"the namespace is being deleted": {namespace: namespace(terminating), request: deletion},
-		"the namespace does not exist":   {request: deletion, want: "Forbidden"},
+		"the namespace is being deleted, and the user may not delete the pod": {
+			namespace: namespace(terminating), request: deletion, mayNot: true, want: "Forbidden",
+		},
+		"the evacuator forbids the cancellation while the namespace is being deleted": {
+			namespace: namespace(terminating), request: request{operation: admission.Delete, old: newEvacuation(forbid)}, want: "Conflict",
+		},
+		"the namespace does not exist": {request: deletion, want: "Forbidden"},
 		"the namespace cannot be read": {
 			namespace: namespace(terminating), request: deletion, unread: true, want: "InternalError",
 		},
@@ -180,11 +188,14 @@ func TestDeletionForOtherInstigators(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			var objects []runtime.Object
+			objects := []runtime.Object{newPod()}
 			if tt.namespace != nil {
 				objects = append(objects, tt.namespace)
 			}
 			f := newFixture(t, nil, []string{deletePod}, objects...)
+			if tt.mayNot {
+				f.authz.allowed = nil
+			}
 			f.authz.users = append(f.authz.users, collector.Name)
 			if tt.unread {
 				f.client.PrependReactor("get", "namespaces", func(clienttesting.Action) (bool, runtime.Object, error) {
