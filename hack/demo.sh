@@ -137,11 +137,14 @@ kubectl maintenance rollout status "${ROLLOUT}" --watch > >(tee "${followed}") &
 status_watch=$!
 watching+=("${status_watch}")
 # With one failure more than maxFailed, which is 0, no further unit starts: those that run finish.
-shown kubectl wait "nodemaintenancerollouts.maintenance.haulout.dev/${ROLLOUT}" --for=jsonpath='{.status.nodes.failed}'=1 --timeout=3m
-within_a_minute only_failed || failed=1
+# After a timeout the demo goes on, so that the status shows what the rollout waits for.
+shown kubectl wait "nodemaintenancerollouts.maintenance.haulout.dev/${ROLLOUT}" --for=jsonpath='{.status.nodes.failed}'=1 --timeout=3m || true
+ended=0
+within_a_minute only_failed || ended=$?
 kill "${status_watch}" 2>/dev/null && wait "${status_watch}" 2>/dev/null || true
-rollout_took=$((SECONDS - rollout_started))
-shown kubectl maintenance rollout status "${ROLLOUT}" || test $? = 3    # 3: a user must act
+status_code=0
+shown kubectl maintenance rollout status "${ROLLOUT}" || status_code=$?
+stopped_because="$(kubectl get "nodemaintenancerollouts.maintenance.haulout.dev/${ROLLOUT}" -o jsonpath='{.status.conditions[?(@.type=="Progressing")].reason}')"
 shown kubectl get nodes -l "${LABEL}"
 out_at_end="$(kubectl get nodes -o jsonpath='{range .items[?(@.spec.unschedulable)]}{.metadata.name} {end}')"
 done_nodes="$(kubectl get "nodemaintenancerollouts.maintenance.haulout.dev/${ROLLOUT}" -o jsonpath='{.status.nodes.done}')"
@@ -149,6 +152,7 @@ done_nodes="$(kubectl get "nodemaintenancerollouts.maintenance.haulout.dev/${ROL
 title "7. Give up: the failed node returns to service, too"
 shown kubectl delete "nodemaintenancerollouts.maintenance.haulout.dev/${ROLLOUT}"
 within_a_minute returned || failed=1
+second_part_took=$((SECONDS - rollout_started))
 shown kubectl get nodes -l "${LABEL}"
 
 title "What was checked"
@@ -170,7 +174,12 @@ read -r most zones < <(awk '
 	  if (n > most) most = n
 	  if (z > zones) zones = z }
 	END { print most + 0, zones + 0 }' "${outs}")
-echo "          the rollout took ${rollout_took} s"
+# The time is printed and not checked: the demo must not fail because a machine is slow. The waits
+# above have timeouts, after which a check fails.
+echo "          steps 6 and 7 took ${second_part_took} s"
+check "the rollout ended, with ${FAILS} alone left" test "${ended}" == 0
+check "it was halted, and rollout status ended with 3, because a user must act: ${stopped_because}, ${status_code}" \
+	test "${stopped_because} ${status_code}" == "Halted 3"
 check "at most ${OUT} nodes in ${ZONES} zones were out at the same time: ${most}, in ${zones} zones" \
 	test "${most}" -ge 2 -a "${most}" -le "${OUT}" -a "${zones}" -le "${ZONES}"
 check "status --watch has shown the rollout" grep -q "${ROLLOUT}: Rolling" "${followed}"
