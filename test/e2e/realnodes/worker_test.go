@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -111,7 +112,7 @@ func testWorkInTurn(t *testing.T, c *framework.Cluster) {
 }
 
 // testPowerFailureAtWork cuts the power of a node at work: the script runs again. While the node is
-// verified, its kubelet is killed.
+// verified, its kubelet is away. The node meets doneWhen, and returns only after the kubelet.
 func testPowerFailureAtWork(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	const label = "example.com/worked"
@@ -125,11 +126,45 @@ func testPowerFailureAtWork(t *testing.T, c *framework.Cluster) {
 	framework.Until(t, "the work is done", tasks, drained, func(task *v1alpha1.NodeTask) bool {
 		return task.Status.State == v1alpha1.NodeTaskVerifying
 	})
-	signal(t, match{program: "kubelet", argument: "--hostname-override=" + drained}, syscall.SIGKILL)
+	startKubelet := stopKubelet(t, c)
+	nodeReady := func(n *corev1.Node) bool {
+		return protocol.NodeCondition(n, corev1.NodeReady).Status == corev1.ConditionTrue
+	}
+	framework.Until(t, "the node is not Ready", c.As(t).Nodes(), drained, func(n *corev1.Node) bool { return !nodeReady(n) })
+	framework.Until(t, "the server has seen it", tasks, drained, func(task *v1alpha1.NodeTask) bool {
+		return task.Status.State == v1alpha1.NodeTaskVerifying && task.Status.ServerMessage == "the node is not Ready"
+	})
 	c.MustKubectl(t, "", "label", "node", drained, label+"=yes")
 	t.Cleanup(func() { c.MustKubectl(t, "", "label", "node", drained, label+"-") })
+	startKubelet()
+	back := framework.Until(t, "the node is back in service", c.As(t).Nodes(), drained, func(n *corev1.Node) bool { return !n.Spec.Unschedulable })
+	is.True(t, nodeReady(back), "the node was released without its kubelet: %+v", back.Status.Conditions)
 	untilRolled(t, c, rollout)
+	since, done := protocol.NodeCondition(back, corev1.NodeReady).LastTransitionTime, workEnded(t, c, rollout)
+	is.True(t, !done.Before(&since), "the work was done at %s, before the node was Ready again at %s", done, &since)
 	got := strings.TrimSpace(string(must.Get(os.ReadFile(file))(t)))
 	begin := "begin " + drained + " 7"
 	is.Equal(t, got, begin+"\n"+begin+"\nend "+drained, "work")
+}
+
+// stopKubelet kills the kubelet of the node drained, and keeps the node from restarting it until
+// start is called.
+func stopKubelet(t *testing.T, c *framework.Cluster) (start func()) {
+	t.Helper()
+	held := filepath.Join((&machine{t: t, c: c, node: drained}).path(heldDir), "kubelet")
+	must.Do(t, os.WriteFile(held, nil, 0o600))
+	start = func() { must.Do(t, os.RemoveAll(held)) }
+	t.Cleanup(start)
+	signal(t, match{program: "kubelet", argument: "--hostname-override=" + drained}, syscall.SIGKILL)
+	return start
+}
+
+// workEnded returns when the work on the only node of a rollout was done.
+func workEnded(t *testing.T, c *framework.Cluster, rollout string) *metav1.Time {
+	t.Helper()
+	attempts := must.Get(c.As(t).Maintenances().List(t.Context(), metav1.ListOptions{LabelSelector: v1alpha1.LabelRollout + "=" + rollout}))(t).Items
+	must.True(t, len(attempts) == 1 && len(attempts[0].Status.NodeStatuses) == 1, "got maintenances %+v, want one of one node", attempts)
+	task := attempts[0].Status.NodeStatuses[0].Task
+	must.True(t, task != nil && task.State == v1alpha1.NodeTaskDone && task.EndTime != nil, "got task %+v, want one that is done", task)
+	return task.EndTime
 }
