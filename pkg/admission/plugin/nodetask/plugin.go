@@ -17,9 +17,11 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -40,13 +42,23 @@ func Register(plugins *admission.Plugins, rules *rights.Rules) {
 // Plugin admits NodeTasks.
 type Plugin struct {
 	noderights.Base
+
+	maintenances listers.NodeMaintenanceLister
 }
 
 var _ admission.ValidationInterface = &Plugin{}
 
 // New returns the plugin, which must still be initialized.
 func New(rules rights.Rules) *Plugin {
-	return &Plugin{noderights.NewBase(rules)}
+	return &Plugin{Base: noderights.NewBase(rules)}
+}
+
+// SetDependencies sets the informers of Haulout's API and the identity of the server.
+func (p *Plugin) SetDependencies(d initializer.Dependencies) {
+	p.Base.SetDependencies(d)
+	maintenances := d.Informers.Maintenance().V1alpha1().NodeMaintenances()
+	p.maintenances = maintenances.Lister()
+	p.WaitFor(maintenances.Informer().HasSynced)
 }
 
 // Validate refuses writes that the user is not allowed to make.
@@ -134,18 +146,40 @@ func (p *Plugin) may(ctx context.Context, u user.Info, about authorizer.Attribut
 	return decision == authorizer.DecisionAllow, nil
 }
 
-// mayMaintain checks the right to maintain the node. The error says what the user cannot do without
-// it.
+// mayMaintain checks the right to maintain the node. If the node does not exist any more, the right
+// to the pool through which the maintenance has taken it is sufficient: otherwise the operators of
+// the pool could not end the failure of such a node. The error says what the user cannot do without
+// the right.
 func (p *Plugin) mayMaintain(ctx context.Context, a admission.Attributes, task *maintenance.NodeTask, effect string) error {
 	if !p.WaitForReady() {
-		return apierrors.NewServiceUnavailable("the cache of nodes is not synced yet, try again later")
+		return apierrors.NewServiceUnavailable("the caches of nodes and NodeMaintenances are not synced yet, try again later")
 	}
 	node, err := p.Nodes.Get(task.Name)
-	if err != nil && !apierrors.IsNotFound(err) {
+	var pools []string
+	switch {
+	case apierrors.IsNotFound(err):
+		node, pools = nil, p.poolsOf(task)
+	case err != nil:
 		return apierrors.NewInternalError(err)
 	}
 	var nodes rights.Nodes
-	nodes.Add(p.Rules, task.Name, node)
+	nodes.Add(p.Rules, task.Name, node, pools...)
 	_, err = p.Checker(effect).Check(ctx, a, nodes, rights.Nodes{})
 	return err
+}
+
+// poolsOf returns the pools through which the maintenance of a task has taken its node, which does
+// not exist any more. A worker may have registered the node again before it was deleted, so an
+// entry for each of them may be left.
+func (p *Plugin) poolsOf(task *maintenance.NodeTask) (pools []string) {
+	nm, err := p.maintenances.Get(task.Spec.Maintenance.Name)
+	if err != nil || nm.UID != task.Spec.Maintenance.UID {
+		return nil
+	}
+	for i := range nm.Status.NodeStatuses {
+		if status := &nm.Status.NodeStatuses[i]; status.NodeRef.Name == task.Name {
+			pools = append(pools, v1alpha1.PoolOf(nm, status))
+		}
+	}
+	return pools
 }

@@ -21,10 +21,14 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	kubeinformers "k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/registry/registrytest"
@@ -39,6 +43,8 @@ const (
 	onOther = "progress maintenance.haulout.dev/workers job.example.com"
 	asHand  = "progress maintenance.haulout.dev/workers " + v1alpha1.WorkerClassPerson
 	asOwn   = "progress maintenance.haulout.dev/workers/node " + v1alpha1.WorkerClassPerson
+
+	startOver = "delete maintenance.haulout.dev/nodetasks a"
 )
 
 var self = &user.DefaultInfo{Name: "system:apiserver", UID: "random"}
@@ -61,20 +67,25 @@ func (g grants) Authorize(_ context.Context, a authorizer.Attributes) (authorize
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-func newPlugin(t *testing.T, g grants) *Plugin {
+// newPlugin returns a plugin, and the stores of its caches. The cluster has the node a.
+func newPlugin(t *testing.T, g grants) (plugin *Plugin, nodes, maintenances cache.Store) {
 	t.Helper()
 	host := kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
-	plugin := New(rights.Rules{})
+	own := informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0)
+	plugin = New(rights.Rules{PoolLabel: "pool"})
 	server := &identity.Server{}
 	server.Set(self)
-	initializer.Dependencies{Identity: server}.Initialize(plugin)
+	initializer.Dependencies{Informers: own, Identity: server}.Initialize(plugin)
 	plugin.SetExternalKubeInformerFactory(host)
 	plugin.SetUnconditionalAuthorizer(g)
 	must.Do(t, plugin.ValidateInitialization())
 	plugin.SetReadyFunc(func() bool { return true })
-	must.Do(t, host.Core().V1().Nodes().Informer().GetStore().Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
-	return plugin
+	nodes = host.Core().V1().Nodes().Informer().GetStore()
+	must.Do(t, nodes.Add(nodeA))
+	return plugin, nodes, own.Maintenance().V1alpha1().NodeMaintenances().Informer().GetStore()
 }
+
+var nodeA = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 
 // request is a request about the task of node a.
 type request struct {
@@ -104,7 +115,15 @@ var (
 
 func (r request) validate(t *testing.T, u user.Info, g grants) error {
 	t.Helper()
-	task := &maintenance.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: maintenance.NodeTaskSpec{Worker: cmp.Or(r.class, class)}}
+	plugin, _, _ := newPlugin(t, g)
+	return r.validateBy(t, plugin, u)
+}
+
+func (r request) validateBy(t *testing.T, plugin *Plugin, u user.Info) error {
+	t.Helper()
+	task := &maintenance.NodeTask{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: maintenance.NodeTaskSpec{
+		Maintenance: maintenance.NodeTaskMaintenance{Name: "m", UID: "uid-m"}, Worker: cmp.Or(r.class, class),
+	}}
 	task.Status.State, task.Status.ClaimedBy = r.state, r.claimedBy
 	written := task.DeepCopy()
 	written.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "test"}}
@@ -119,7 +138,6 @@ func (r request) validate(t *testing.T, u user.Info, g grants) error {
 	case admission.Delete:
 		now, options = nil, &metav1.DeleteOptions{}
 	}
-	plugin := newPlugin(t, g)
 	must.True(t, plugin.Handles(r.operation), "the plugin does not handle %s", r.operation)
 	attributes := admission.NewAttributesRecord(now, old, v1alpha1.SchemeGroupVersion.WithKind("NodeTask"), "", "a",
 		v1alpha1.SchemeGroupVersion.WithResource("nodetasks"), r.subresource, r.operation, options, false, u)
@@ -144,7 +162,6 @@ func TestRights(t *testing.T) {
 	}
 	ann := &user.DefaultInfo{Name: "ann"}
 	collector := &user.DefaultInfo{Name: identity.GarbageCollector}
-	const startOver = "delete maintenance.haulout.dev/nodetasks a"
 	const another = "may not maintain 1 of the nodes, and so may not work on it"
 	const cannot = `cannot progress workers "` + class + `"`
 	for name, test := range map[string]struct {
@@ -198,4 +215,45 @@ func TestRights(t *testing.T) {
 	}
 	err := report.validate(t, ann, grants{"error"})
 	is.True(t, apierrors.IsInternalError(err), "the authorizer fails: got %v", err)
+}
+
+// TestPoolOfANodeThatIsGone has the operator of pool blue, and a node that was in this pool when
+// its maintenance took it. The work on it has failed, and the Node was deleted.
+func TestPoolOfANodeThatIsGone(t *testing.T) {
+	operator := grants{startOver, "maintain maintenance.haulout.dev/nodepools blue"}
+	for name, test := range map[string]struct {
+		request request
+		grants  grants
+		change  func(nodes cache.Store, nm *v1alpha1.NodeMaintenance)
+		want    bool
+	}{
+		"to start over":                {removal, operator, nil, true},
+		"to report that it was done":   {late, operator, nil, true},
+		"the operator of another pool": {removal, grants{startOver, "maintain maintenance.haulout.dev/nodepools green"}, nil, false},
+		"a worker registered it again before": {removal, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[0].PoolIndex, nm.Status.NodeStatuses[1].NodeRef.Name = nil, "a"
+		}, true},
+		"a node of the name is in no pool":  {removal, operator, func(nodes cache.Store, _ *v1alpha1.NodeMaintenance) { must.Do(t, nodes.Add(nodeA)) }, false},
+		"only another node was in the pool": {removal, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].PoolIndex = nil }, false},
+		"a later maintenance of the name":   {removal, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) { nm.UID = "uid-later" }, false},
+		"the maintenance does not exist":    {removal, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) { nm.Name = "other" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			plugin, nodes, maintenances := newPlugin(t, test.grants)
+			must.Do(t, nodes.Delete(nodeA))
+			nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "uid-m"}}
+			nm.Status.Pools = []string{"blue"}
+			for _, node := range []string{"a", "b"} {
+				nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+					NodeRef: v1alpha1.NodeReference{Name: node, UID: "u"}, PoolIndex: ptr.To[int32](0),
+				})
+			}
+			if test.change != nil {
+				test.change(nodes, nm)
+			}
+			must.Do(t, maintenances.Add(nm))
+			err := test.request.validateBy(t, plugin, &user.DefaultInfo{Name: "ann"})
+			is.True(t, test.want && err == nil || !test.want && apierrors.IsForbidden(err), "got %v", err)
+		})
+	}
 }
