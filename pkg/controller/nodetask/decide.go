@@ -361,7 +361,12 @@ func decideVerifying(f *facts) decision {
 	deadline := seconds(f.task.Spec.VerifyDeadlineSeconds)
 	switch left := f.leftSince(f.entered, deadline, status.StateTime); {
 	case left <= 0:
-		return f.fail(v1alpha1.NodeTaskNotVerified, fmt.Sprintf("Not verified within %s after the worker reported Done: %s", deadline, why))
+		// It is short, so that the unit of a rollout has room for the message of the worker, too.
+		text := fmt.Sprintf("%s after the worker reported Done: %s", deadline, why)
+		if status.Message != "" {
+			text += "; its last message: " + status.Message
+		}
+		return f.fail(v1alpha1.NodeTaskNotVerified, text)
 	case status.ServerMessage != cut(why):
 		d := decision{step: stepWrite, status: *status.DeepCopy(), wake: left}
 		d.status.ServerMessage = cut(why)

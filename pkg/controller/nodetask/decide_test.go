@@ -449,9 +449,13 @@ func TestDecideVerifying(t *testing.T) {
 		"waits until the condition is met": {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying)), waits("doneWhen is false")},
 		"an error is false":                {newFacts(newMaintenance("m", doneWhen("error")), withTask(verifying)), waits("no such key: kernalVersion")},
 		"writes why only once":             {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, serverSays("doneWhen is false"))), wanted{wake: 13 * time.Minute}},
-		"fails after the deadline":         {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, since(15*time.Minute))), notVerified("within 15m0s after the worker reported Done: doneWhen is false")},
+		"fails after the deadline":         {newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, since(15*time.Minute))), notVerified("NotVerified: 15m0s after the worker reported Done: doneWhen is false")},
+		"with the last message of the worker": {
+			newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, since(15*time.Minute), func(task *v1alpha1.NodeTask) { task.Status.Message = "The Job w/one runs" })),
+			notVerified("doneWhen is false; its last message: The Job w/one runs"),
+		},
 		"whatever the worker reports later": {
-			newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, since(16*time.Minute), heartbeat(time.Minute)), heardBefore(time.Minute)), notVerified("within 15m0s"),
+			newFacts(newMaintenance("m", doneWhen("false")), withTask(verifying, since(16*time.Minute), heartbeat(time.Minute)), heardBefore(time.Minute)), notVerified("15m0s after"),
 		},
 		"not by a clock that is behind":      {newFacts(newMaintenance("m"), withTask(verifying, since(time.Hour), serverSays("the node is not Ready")), notReady, enteredBefore(time.Minute)), wanted{wake: 14 * time.Minute}},
 		"is done even after the deadline":    {newFacts(newMaintenance("m"), withTask(verifying, since(time.Hour))), done},
