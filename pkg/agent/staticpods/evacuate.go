@@ -204,11 +204,14 @@ func (w *evacuation) park(ctx context.Context, s situation) {
 	if err != nil {
 		staticPodErrors.Inc()
 		klog.FromContext(ctx).Error(err, "Cannot park the manifests of the static pod, will retry")
+		message := fmt.Sprintf("static pod %s cannot be stopped: %v", w.key, err)
 		if !errors.Is(err, errNoManifest) {
-			// The next reconciliation checks the folder again.
-			k.setProblem(ctx, err)
+			k.checkFolder(ctx, nil)
+			if message != w.said {
+				k.Event(corev1.EventTypeWarning, EventNotStopped, message)
+			}
 		}
-		w.report(ctx, decision{message: fmt.Sprintf("static pod %s cannot be stopped: %v", w.key, err)})
+		w.report(ctx, decision{message: message})
 		return
 	}
 	klog.FromContext(ctx).Info("Manifests parked", "files", parked, "maintenance", s.targeting[0].Name)
