@@ -33,8 +33,8 @@ const (
 	vanishedGrace = time.Minute
 	// minFailures is the number of failed requests after which an API counts as lost.
 	minFailures = 3
-	// reportGrace is the longest time for which the kubelet stays stopped because the reports of
-	// ended pods fail.
+	// reportGrace is the longest time for which the kubelet stays stopped, or the machine stays up,
+	// because the reports of ended pods fail.
 	reportGrace = 10 * time.Second
 )
 
@@ -415,7 +415,7 @@ func (d *decision) leaving(s *settings, in *input) {
 	}
 	// The API responds again after an interrupted local run. Report the ended pods first, so that
 	// they are replaced elsewhere; but do not keep the kubelet stopped because a report fails.
-	if unreported(st.Killed) && in.reportingFor < min(s.apiGrace, reportGrace) {
+	if d.mustReport(s, in) {
 		d.report = true
 		return
 	}

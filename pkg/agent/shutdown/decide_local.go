@@ -59,8 +59,14 @@ func (d *decision) localRun(s *settings, in *input) {
 		// The stored state comes from another engine, or a user has edited it.
 		st.Local = &state.Local{Started: in.wall}
 	}
+	// Without a drain the agent does not know whether the API answers.
+	answers := in.api.ok || in.host.ok || !s.drain
 	if st.Local.Done {
-		d.proceed = true
+		d.proceed, d.list = true, s.drain
+		if answers && d.mustReport(s, in) {
+			d.report = true
+			return
+		}
 		d.releasing(in, "the pods of each bucket have ended, or its time is over")
 		return
 	}
@@ -85,8 +91,13 @@ func (d *decision) localRun(s *settings, in *input) {
 		return
 	}
 	d.local, d.proceed = true, true
-	// Without a drain the agent does not know whether the API answers.
-	d.report = (in.api.ok || in.host.ok || !s.drain) && unreported(st.Killed)
+	d.report = answers && unreported(st.Killed)
+}
+
+// mustReport reports whether ended pods must be reported before the agent goes on. It does not
+// hold the shutdown, or the start of the kubelet, because reports fail.
+func (d *decision) mustReport(s *settings, in *input) bool {
+	return unreported(d.next.Killed) && in.reportingFor < min(s.apiGrace, reportGrace)
 }
 
 // isTimeToGoBack reports whether the remaining time is enough to use the API first and the engine

@@ -14,6 +14,9 @@ func TestDecideLocalRun(t *testing.T) {
 	started := wall.Add(-30 * time.Second)
 	second := &state.Local{Started: started, Bucket: 1}
 	back := func(in *input) { in.local.asking = true }
+	last := func(in *input) {
+		in.news.progress, in.news.killed = &state.Local{Bucket: 2, Done: true}, []state.KilledPod{podA}
+	}
 	checkRows(t, map[string]row{
 		"the engine works": {
 			modify: pending(state.LocalRun, lost), phase: state.LocalRun, maintenance: &ownRef, task: taskDrain,
@@ -116,6 +119,30 @@ func TestDecideLocalRun(t *testing.T) {
 			modify: pending(state.LocalRun, back, func(in *input) { in.news.progress = &state.Local{Bucket: 2, Done: true} }),
 			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 2, Done: true},
 			events: []string{EventReleased}, why: "the pods of each bucket have ended, or its time is over", wakeIn: 599 * time.Second,
+		},
+		"the pods of the last bucket are reported before the machine goes down": {
+			modify: pending(state.LocalRun, last), phase: state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "proceed report",
+			local: &state.Local{Started: started, Bucket: 2, Done: true}, killed: []state.KilledPod{podA}, wakeIn: 599 * time.Second,
+		},
+		"the pods of the last bucket are reported without a drain": {
+			modify: both(pending(state.LocalRun, last, lost), func(s *settings, _ *input) { s.drain = false }),
+			phase:  state.LocalRun, maintenance: &ownRef, do: "proceed report",
+			local: &state.Local{Started: started, Bucket: 2, Done: true}, killed: []state.KilledPod{podA}, wakeIn: 599 * time.Second,
+		},
+		"the pods of the last bucket have been reported": {
+			modify: pending(state.LocalRun, last, func(in *input) { in.news.reported = []state.KilledPod{podA} }),
+			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 2, Done: true},
+			killed: []state.KilledPod{reported(podA)}, events: []string{EventReleased}, why: "the pods of each bucket have ended", wakeIn: 599 * time.Second,
+		},
+		"the API is lost after the last bucket": {
+			modify: pending(state.LocalRun, last, lost),
+			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 2, Done: true},
+			killed: []state.KilledPod{podA}, events: []string{EventReleased}, why: "the pods of each bucket have ended", wakeIn: 599 * time.Second,
+		},
+		"reports fail for too long after the last bucket": {
+			modify: pending(state.LocalRun, last, func(in *input) { in.reportingFor = 10 * time.Second }),
+			phase:  state.Releasing, maintenance: &ownRef, do: "proceed release", local: &state.Local{Started: started, Bucket: 2, Done: true},
+			killed: []state.KilledPod{podA}, events: []string{EventReleased}, why: "the pods of each bucket have ended", wakeIn: 599 * time.Second,
 		},
 		"the engine was removed from the configuration": {
 			modify: both(pending(state.LocalRun, func(in *input) { in.local.running = false }), func(s *settings, _ *input) { s.engine = "" }),

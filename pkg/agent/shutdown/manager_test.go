@@ -364,7 +364,24 @@ func TestDaemonSetPodsEndLocally(t *testing.T) {
 		w.request()
 		w.wait(2 * time.Minute)
 		expect(t, "ended pods", []string{"pod-3"}, w.ended)
+		expect(t, "the API has the ended pod", false, w.pods[3].known)
 		w.wantReleasedEmpty("")
+	})
+}
+
+// A machine whose API does not answer reports goes down at most ten seconds later.
+func TestReportsThatHangDoNotKeepTheMachineUp(t *testing.T) {
+	scenario(t, func(w *world) { w.reportsHang = true; w.addPod(2000001000, true) }, func(w *world) {
+		w.request()
+		released := func() (released bool) {
+			w.set(func() { released = len(w.releases) > 0 })
+			return released
+		}
+		// Three pods are drained, one pod ends within 30 seconds, and the reports take 10.
+		for left := 75; left > 0 && !released(); left-- {
+			w.wait(time.Second)
+		}
+		is.True(t, released(), "the machine is still up")
 	})
 }
 
