@@ -5,6 +5,7 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/signal"
 	"syscall"
@@ -21,8 +22,13 @@ import (
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 )
 
-// askSystemdTimeout limits the request to systemd for the reason why the agent must stop.
-const askSystemdTimeout = 5 * time.Second
+const (
+	// askSystemdTimeout limits a request to systemd.
+	askSystemdTimeout = 5 * time.Second
+	// askAttempts is the number of requests for the reason why the agent must stop if systemd does
+	// not answer in time.
+	askAttempts = 12
+)
 
 // run runs the agent until the context ends or the service is stopped. It also runs an agent that
 // cannot do all of its work, see mode. Such an agent ends when a new process would have fewer
@@ -168,7 +174,12 @@ func bootOf(kernel, userspace, last string, present bool, err error) string {
 func whySystemdStops(ctx context.Context) (systemd.Ending, error) {
 	ctx, cancel := context.WithTimeout(ctx, askSystemdTimeout)
 	defer cancel()
-	return systemd.Service{Unit: install.Unit}.Ending(ctx)
+	ending, err := systemd.Service{Unit: install.Unit}.Ending(ctx)
+	if err != nil {
+		// Name the timeout: it can only close the connection.
+		err = errors.Join(err, ctx.Err())
+	}
+	return ending, err
 }
 
 // runner runs the agent. As a service of systemd, it needs no state.
@@ -200,7 +211,8 @@ type stopper struct {
 		Stopping(kind string, limit time.Duration)
 	}
 	notifier interface{ Stopping(status string) error }
-	// ask reports whether the system goes down, and how long systemd waits.
+	// ask reports whether the system goes down, and how long systemd waits. If systemd does not
+	// answer in time, the error wraps context.DeadlineExceeded.
 	ask func(context.Context) (systemd.Ending, error)
 	// down returns a channel that is closed when the agent has released the shutdown.
 	down func() <-chan struct{}
@@ -218,7 +230,14 @@ func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 			return
 		}
 	}
+	asked := time.Now()
 	ending, err := s.ask(ctx)
+	// systemd can be slow while the system goes down. If the agent ended without its answer, the
+	// containers would end in no order.
+	for n := 1; n < askAttempts && !ending.Stopping && errors.Is(err, context.DeadlineExceeded) && !s.isReleased() && ctx.Err() == nil; n++ {
+		logger.Error(err, "systemd does not answer in time why the service stops, asking again")
+		ending, err = s.ask(ctx)
+	}
 	if err != nil {
 		logger.Error(err, "Cannot ask systemd why the service stops")
 	}
@@ -229,6 +248,7 @@ func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 	if ending.Limit > 0 {
 		limit = min(limit, ending.Limit)
 	}
+	limit -= time.Since(asked) // systemd counts from its signal
 	logger.Info("The system goes down, ending after the pods have left", "kind", ending.Kind, "limit", limit)
 	s.machine.Stopping(ending.Kind, limit)
 	if err := s.notifier.Stopping("the system goes down, the pods leave first"); err != nil {
@@ -250,6 +270,16 @@ func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 				return
 			}
 		}
+	}
+}
+
+// isReleased reports whether the agent has released the shutdown, so that no pods are left to end.
+func (s *stopper) isReleased() bool {
+	select {
+	case <-s.down():
+		return true
+	default:
+		return false
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"syscall"
 	"testing"
@@ -40,6 +41,8 @@ func TestStopper(t *testing.T) {
 		signal   os.Signal
 		goesDown bool
 		askErr   error
+		// late is the number of requests that systemd does not answer in time.
+		late int
 		// systemdLimit is the time that systemd waits; 0 if it is not known.
 		systemdLimit time.Duration
 		// released is the time at which the agent releases the shutdown, and second is the time of
@@ -63,6 +66,15 @@ func TestStopper(t *testing.T) {
 			signal: syscall.SIGTERM, goesDown: true, askErr: errors.New("no jobs"),
 			released: 1, wantAfter: 1, wantStopping: true,
 		},
+		"systemd answers late, the pods stay": {
+			signal: syscall.SIGTERM, goesDown: true, late: 2, wantAfter: limit, wantStopping: true,
+		},
+		"systemd answers late, the pods leave": {
+			signal: syscall.SIGTERM, goesDown: true, late: 1, released: time.Minute, wantAfter: time.Minute, wantStopping: true,
+		},
+		"systemd answers late, the service is restarted": {signal: syscall.SIGTERM, late: 1, wantAfter: askSystemdTimeout},
+		"systemd never answers":                          {signal: syscall.SIGTERM, late: 100, wantAfter: time.Minute},
+		"systemd never answers, after the release":       {signal: syscall.SIGTERM, late: 100, released: time.Second, wantAfter: askSystemdTimeout},
 		"a second SIGTERM changes nothing": {
 			signal: syscall.SIGTERM, goesDown: true, second: time.Second, secondSignal: syscall.SIGTERM,
 			released: time.Minute, wantAfter: time.Minute, wantStopping: true,
@@ -75,7 +87,12 @@ func TestStopper(t *testing.T) {
 		bubble.Run(t, name, func(t *testing.T) {
 			stop := &systemStop{}
 			down := make(chan struct{})
+			asked := 0
 			s := &stopper{limit: limit, down: func() <-chan struct{} { return down }, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (systemd.Ending, error) {
+				if asked++; asked <= test.late {
+					<-time.After(askSystemdTimeout)
+					return systemd.Ending{}, fmt.Errorf("read the state of the system: %w", context.DeadlineExceeded)
+				}
 				return systemd.Ending{Stopping: test.goesDown, Kind: "reboot", Limit: test.systemdLimit}, test.askErr
 			}}
 			ctx, cancel := context.WithCancel(t.Context())
@@ -91,7 +108,8 @@ func TestStopper(t *testing.T) {
 			began := time.Now()
 			s.wait(ctx, signals)
 			is.Equal(t, time.Since(began), test.wantAfter, "the agent ends after")
-			if stop.notified != test.wantStopping || (stop.limit == cmp.Or(test.systemdLimit, limit)) != test.wantStopping {
+			wantLimit := cmp.Or(test.systemdLimit, limit) - time.Duration(test.late)*askSystemdTimeout
+			if stop.notified != test.wantStopping || (stop.limit == wantLimit) != test.wantStopping {
 				t.Errorf("reported that the system goes down: %+v, want %v", *stop, test.wantStopping)
 			}
 			if test.wantStopping && stop.kind != "reboot" {
