@@ -204,14 +204,11 @@ func (w *evacuation) park(ctx context.Context, s situation) {
 	if err != nil {
 		staticPodErrors.Inc()
 		klog.FromContext(ctx).Error(err, "Cannot park the manifests of the static pod, will retry")
-		message := fmt.Sprintf("static pod %s cannot be stopped: %v", w.key, err)
 		if !errors.Is(err, errNoManifest) {
-			k.checkFolder(ctx, nil)
-			if message != w.said {
-				k.Event(corev1.EventTypeWarning, EventNotStopped, message)
-			}
+			// The next reconciliation checks the folder again.
+			k.setProblem(ctx, err)
 		}
-		w.report(ctx, decision{message: message})
+		w.report(ctx, decision{message: fmt.Sprintf("static pod %s cannot be stopped: %v", w.key, err)})
 		return
 	}
 	klog.FromContext(ctx).Info("Manifests parked", "files", parked, "maintenance", s.targeting[0].Name)

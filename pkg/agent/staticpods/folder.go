@@ -33,8 +33,6 @@ const (
 	// probeName is the name of the file for the test rename. The kubelet ignores names that begin
 	// with a dot.
 	probeName = ".haulout-probe"
-	// probeSize is the size of that file in bytes: a block of the usual file systems.
-	probeSize = 4096
 )
 
 // errNoManifest is the error for a pod without a manifest in the folder.
@@ -538,8 +536,7 @@ func (f *folder) syncAll(done []Restored) error {
 	return errors.Join(errs...)
 }
 
-// probe checks with a test rename that manifests can be moved, and that the disk has space for the
-// index.
+// probe checks with a test rename that manifests can be moved.
 func (f *folder) probe() error {
 	if f.dir == "" {
 		return nil
@@ -555,15 +552,8 @@ func (f *folder) probe() error {
 	if err := f.files.MkdirAll(f.parking, 0o700); err != nil {
 		return err
 	}
-	// Several goroutines probe, with the same file.
-	unlock, err := lock(filepath.Join(f.parking, lockName))
-	if err != nil {
-		return fmt.Errorf("lock the parking folder: %w", err)
-	}
-	defer unlock()
 	from, to := filepath.Join(f.parking, probeName), filepath.Join(f.dir, probeName)
-	// An empty file would fit on a full disk, and the index of a parked manifest would not.
-	if err := f.files.WriteFile(from, make([]byte, probeSize), 0o600); err != nil {
+	if err := f.files.WriteFile(from, nil, 0o600); err != nil {
 		return err
 	}
 	if err := f.files.Rename(from, to); err != nil {

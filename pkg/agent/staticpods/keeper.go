@@ -268,7 +268,7 @@ func (k *Keeper) reconcile(ctx context.Context) {
 	before := k.problem
 	k.mu.Unlock()
 	if err != nil || before != "" {
-		k.checkFolder(ctx, err)
+		k.setProblem(ctx, errors.Join(err, k.folder.probe()))
 	}
 	if err != nil {
 		return
@@ -379,11 +379,8 @@ func (k *Keeper) running(ctx context.Context, uids []types.UID) (bool, error) {
 	return false, nil
 }
 
-// checkFolder records the reason why manifests cannot be moved: the error of reading the index, or
-// of a test rename. Nothing else sets it: a single manifest that cannot be moved is a problem of
-// its pod alone, and NodeAgentReady would change with each attempt and each check.
-func (k *Keeper) checkFolder(ctx context.Context, indexErr error) {
-	err := errors.Join(indexErr, k.folder.probe())
+// setProblem records the result of a check of the folder.
+func (k *Keeper) setProblem(ctx context.Context, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
