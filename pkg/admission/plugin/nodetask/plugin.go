@@ -146,10 +146,10 @@ func (p *Plugin) may(ctx context.Context, u user.Info, about authorizer.Attribut
 	return decision == authorizer.DecisionAllow, nil
 }
 
-// mayMaintain checks the right to maintain the node. If the node does not exist any more, the right
-// to the pool through which the maintenance has taken it is sufficient: otherwise the operators of
-// the pool could not end the failure of such a node. The error says what the user cannot do without
-// the right.
+// mayMaintain checks the right to maintain the node. If the work has failed and the node does not
+// exist any more, the right to the pool through which the maintenance has taken it is sufficient:
+// otherwise the operators of the pool could not end the failure. The error says what the user
+// cannot do without the right.
 func (p *Plugin) mayMaintain(ctx context.Context, a admission.Attributes, task *maintenance.NodeTask, effect string) error {
 	if !p.WaitForReady() {
 		return apierrors.NewServiceUnavailable("the caches of nodes and NodeMaintenances are not synced yet, try again later")
@@ -158,7 +158,10 @@ func (p *Plugin) mayMaintain(ctx context.Context, a admission.Attributes, task *
 	var pools []string
 	switch {
 	case apierrors.IsNotFound(err):
-		node, pools = nil, p.poolsOf(task)
+		node = nil
+		if task.Status.State == maintenance.NodeTaskFailed {
+			pools = p.poolsOf(task)
+		}
 	case err != nil:
 		return apierrors.NewInternalError(err)
 	}

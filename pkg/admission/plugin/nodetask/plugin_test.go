@@ -221,22 +221,24 @@ func TestRights(t *testing.T) {
 // its maintenance took it. The work on it has failed, and the Node was deleted.
 func TestPoolOfANodeThatIsGone(t *testing.T) {
 	operator := grants{startOver, "maintain maintenance.haulout.dev/nodepools blue"}
+	restart := request{operation: admission.Delete, state: maintenance.NodeTaskFailed}
 	for name, test := range map[string]struct {
 		request request
 		grants  grants
 		change  func(nodes cache.Store, nm *v1alpha1.NodeMaintenance)
 		want    bool
 	}{
-		"to start over":                {removal, operator, nil, true},
+		"to start over":                {restart, operator, nil, true},
 		"to report that it was done":   {late, operator, nil, true},
-		"the operator of another pool": {removal, grants{startOver, "maintain maintenance.haulout.dev/nodepools green"}, nil, false},
-		"a worker registered it again before": {removal, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) {
+		"the operator of another pool": {restart, grants{startOver, "maintain maintenance.haulout.dev/nodepools green"}, nil, false},
+		"while the worker works":       {removal, operator, nil, false},
+		"a worker registered it again before": {restart, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[0].PoolIndex, nm.Status.NodeStatuses[1].NodeRef.Name = nil, "a"
 		}, true},
-		"a node of the name is in no pool":  {removal, operator, func(nodes cache.Store, _ *v1alpha1.NodeMaintenance) { must.Do(t, nodes.Add(nodeA)) }, false},
-		"only another node was in the pool": {removal, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].PoolIndex = nil }, false},
-		"a later maintenance of the name":   {removal, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) { nm.UID = "uid-later" }, false},
-		"the maintenance does not exist":    {removal, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) { nm.Name = "other" }, false},
+		"a node of the name is in no pool":  {restart, operator, func(nodes cache.Store, _ *v1alpha1.NodeMaintenance) { must.Do(t, nodes.Add(nodeA)) }, false},
+		"only another node was in the pool": {restart, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses[0].PoolIndex = nil }, false},
+		"a later maintenance of the name":   {restart, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) { nm.UID = "uid-later" }, false},
+		"the maintenance does not exist":    {restart, operator, func(_ cache.Store, nm *v1alpha1.NodeMaintenance) { nm.Name = "other" }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plugin, nodes, maintenances := newPlugin(t, test.grants)
