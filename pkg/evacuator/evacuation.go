@@ -113,7 +113,7 @@ func (e *Evacuation) observe(object *v1alpha1.Evacuation) {
 func (e *Evacuation) Report(ctx context.Context, p Progress) error {
 	p.Message = wording.Cut(p.Message, protocol.MaxMessage)
 	e.beats.Reported(p.ExpectedFinish)
-	return e.write(ctx, map[string]any{"message": p.Message, "expectedEvacuationFinishTime": heartbeat.TimeInPatch(p.ExpectedFinish)})
+	return e.write(ctx, map[string]any{"message": p.Message, "expectedEvacuationFinishTime": metav1.NewTime(p.ExpectedFinish)})
 }
 
 // Forbid forbids the cancellation of the evacuation, so that the handler must finish it. It returns

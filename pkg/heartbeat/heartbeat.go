@@ -133,11 +133,3 @@ func PersistHandler(ctx context.Context, c clock.Clock, handle func() error) err
 	})
 	return err
 }
-
-// TimeInPatch returns the value of a time in a patch; nil for the zero time.
-func TimeInPatch(t time.Time) any {
-	if t.IsZero() {
-		return nil
-	}
-	return t.UTC().Format(time.RFC3339)
-}

@@ -113,7 +113,7 @@ func (t *Task) observe(object *v1alpha1.NodeTask) {
 func (t *Task) Report(ctx context.Context, p Progress) error {
 	p.Message = wording.Cut(p.Message, protocol.MaxMessage)
 	t.beats.Reported(p.ExpectedFinish)
-	return t.writeClaimed(ctx, map[string]any{"message": p.Message, "expectedFinishTime": heartbeat.TimeInPatch(p.ExpectedFinish)})
+	return t.writeClaimed(ctx, map[string]any{"message": p.Message, "expectedFinishTime": metav1.NewTime(p.ExpectedFinish)})
 }
 
 // HeartbeatInterval returns the time between two heartbeats, for a handler that reports itself that
