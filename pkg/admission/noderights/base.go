@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
+	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -23,10 +24,11 @@ import (
 type Base struct {
 	*admission.Handler
 
-	Rules      rights.Rules
-	Identity   *identity.Server
-	Authorizer authorizer.UnconditionalAuthorizer
-	Nodes      corelisters.NodeLister
+	Rules        rights.Rules
+	Identity     *identity.Server
+	Authorizer   authorizer.UnconditionalAuthorizer
+	Nodes        corelisters.NodeLister
+	Maintenances listers.NodeMaintenanceLister
 
 	synced []cache.InformerSynced
 }
@@ -61,8 +63,13 @@ func (b *Base) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFact
 // SetUnconditionalAuthorizer sets the authorizer of the host cluster.
 func (b *Base) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { b.Authorizer = a }
 
-// SetDependencies sets the identity of the server.
-func (b *Base) SetDependencies(d initializer.Dependencies) { b.Identity = d.Identity }
+// SetDependencies sets the informers of Haulout's API and the identity of the server.
+func (b *Base) SetDependencies(d initializer.Dependencies) {
+	b.Identity = d.Identity
+	maintenances := d.Informers.Maintenance().V1alpha1().NodeMaintenances()
+	b.Maintenances = maintenances.Lister()
+	b.WaitFor(maintenances.Informer().HasSynced)
+}
 
 // ValidateInitialization returns an error about a missing dependency.
 func (b *Base) ValidateInitialization() error {

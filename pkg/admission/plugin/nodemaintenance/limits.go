@@ -55,7 +55,7 @@ func (p *Plugin) validateShutdowns(a admission.Attributes, nm, old *maintenance.
 	if _, err := p.Nodes.Get(node); apierrors.IsNotFound(err) && !byNode {
 		return admission.NewForbidden(a, fmt.Errorf("it announces a shutdown of node %q, which does not exist", node))
 	}
-	all, err := p.maintenances.List(labels.Everything())
+	all, err := p.Maintenances.List(labels.Everything())
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
@@ -80,7 +80,7 @@ func (p *Plugin) validateHolders(ctx context.Context, a admission.Attributes, nm
 	joining := slices.DeleteFunc(slices.Clone(c.selected), func(node *corev1.Node) bool {
 		return c.held.Has(node.Name) || node.Name == ownShutdown
 	})
-	all, err := p.maintenances.List(labels.Everything())
+	all, err := p.Maintenances.List(labels.Everything())
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}

@@ -26,7 +26,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -43,7 +42,6 @@ func Register(plugins *admission.Plugins, rules *rights.Rules) {
 type Plugin struct {
 	noderights.Base
 
-	maintenances listers.NodeMaintenanceLister
 	// nodeName is the node of this server, if it runs in a pod.
 	nodeName string
 
@@ -64,9 +62,6 @@ func New(rules rights.Rules) *Plugin {
 func (p *Plugin) SetDependencies(d initializer.Dependencies) {
 	p.Base.SetDependencies(d)
 	p.nodeName = d.NodeName
-	maintenances := d.Informers.Maintenance().V1alpha1().NodeMaintenances()
-	p.maintenances = maintenances.Lister()
-	p.WaitFor(maintenances.Informer().HasSynced)
 }
 
 // Validate refuses writes that the user is not allowed to make, and adds warnings.

@@ -128,7 +128,7 @@ func (p *Plugin) warnOfOthers(ctx context.Context, w *write) []string {
 // othersOn returns the sorted names of the other maintenances that satisfy a condition and select
 // one of the nodes.
 func (p *Plugin) othersOn(ctx context.Context, w *write, nodes map[string]*corev1.Node, matches func(*v1alpha1.NodeMaintenance) bool) []string {
-	others, err := p.maintenances.List(labels.Everything())
+	others, err := p.Maintenances.List(labels.Everything())
 	if err != nil {
 		return nil
 	}

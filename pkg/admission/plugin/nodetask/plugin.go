@@ -17,11 +17,9 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
-	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/admission/noderights"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -42,8 +40,6 @@ func Register(plugins *admission.Plugins, rules *rights.Rules) {
 // Plugin admits NodeTasks.
 type Plugin struct {
 	noderights.Base
-
-	maintenances listers.NodeMaintenanceLister
 }
 
 var _ admission.ValidationInterface = &Plugin{}
@@ -51,14 +47,6 @@ var _ admission.ValidationInterface = &Plugin{}
 // New returns the plugin, which must still be initialized.
 func New(rules rights.Rules) *Plugin {
 	return &Plugin{Base: noderights.NewBase(rules)}
-}
-
-// SetDependencies sets the informers of Haulout's API and the identity of the server.
-func (p *Plugin) SetDependencies(d initializer.Dependencies) {
-	p.Base.SetDependencies(d)
-	maintenances := d.Informers.Maintenance().V1alpha1().NodeMaintenances()
-	p.maintenances = maintenances.Lister()
-	p.WaitFor(maintenances.Informer().HasSynced)
 }
 
 // Validate refuses writes that the user is not allowed to make.
@@ -175,7 +163,7 @@ func (p *Plugin) mayMaintain(ctx context.Context, a admission.Attributes, task *
 // not exist any more. A worker may have registered the node again before it was deleted, so an
 // entry for each of them may be left.
 func (p *Plugin) poolsOf(task *maintenance.NodeTask) (pools []string) {
-	nm, err := p.maintenances.Get(task.Spec.Maintenance.Name)
+	nm, err := p.Maintenances.Get(task.Spec.Maintenance.Name)
 	if err != nil || nm.UID != task.Spec.Maintenance.UID {
 		return nil
 	}

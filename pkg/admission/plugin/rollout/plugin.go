@@ -39,9 +39,8 @@ func Register(plugins *admission.Plugins, rules *rights.Rules) {
 type Plugin struct {
 	noderights.Base
 
-	clock        clock.PassiveClock
-	rollouts     listers.NodeMaintenanceRolloutLister
-	maintenances listers.NodeMaintenanceLister
+	clock    clock.PassiveClock
+	rollouts listers.NodeMaintenanceRolloutLister
 }
 
 var _ admission.ValidationInterface = &Plugin{}
@@ -57,9 +56,6 @@ func (p *Plugin) SetDependencies(d initializer.Dependencies) {
 	rollouts := d.Informers.Maintenance().V1alpha1().NodeMaintenanceRollouts()
 	p.rollouts = rollouts.Lister()
 	p.WaitFor(rollouts.Informer().HasSynced)
-	maintenances := d.Informers.Maintenance().V1alpha1().NodeMaintenances()
-	p.maintenances = maintenances.Lister()
-	p.WaitFor(maintenances.Informer().HasSynced)
 }
 
 // Validate refuses writes that the user is not allowed to make, and adds warnings.

@@ -110,7 +110,7 @@ func (p *Plugin) readNodes(ctx context.Context, w *write, name string) error {
 // readUnit reads the nodes of a unit, and the pools through which its maintenance has taken them.
 // The pool of a node that was deleted does not count for a new node with the same name.
 func (p *Plugin) readUnit(w *write, unit *maintenance.RolloutUnit) {
-	nm, err := p.maintenances.Get(unit.Maintenance)
+	nm, err := p.Maintenances.Get(unit.Maintenance)
 	isOwn := err == nil && protocol.BelongsTo(nm, w.old.UID)
 	for _, ref := range unit.Nodes {
 		node, err := p.Nodes.Get(ref.Name)
