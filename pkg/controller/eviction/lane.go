@@ -146,12 +146,7 @@ func (c *concurrency) bad(sentUnder int) {
 	c.limit = max(1, min(c.limit, sentUnder/2))
 }
 
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
+func latest(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, time.Time.Compare) }
 
 type phase int
 

@@ -7,6 +7,7 @@ package window
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -137,12 +138,7 @@ func (o opening) next(start time.Time) time.Time {
 }
 
 // Latest returns the later of two times.
-func Latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
+func Latest(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, time.Time.Compare) }
 
 // Earliest returns the earlier of two times, of which a zero one means never.
 func Earliest(a, b time.Time) time.Time {

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -129,12 +130,7 @@ func waitFor(ctx context.Context, done <-chan struct{}, until time.Time) {
 	}
 }
 
-func earliest(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
+func earliest(a, b time.Time) time.Time { return slices.MinFunc([]time.Time{a, b}, time.Time.Compare) }
 
 // maxHookBytes is the maximum number of bytes that are read from the response to a hook.
 const maxHookBytes = 10 << 10

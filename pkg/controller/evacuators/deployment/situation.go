@@ -523,14 +523,7 @@ func (s *situation) lastSign(evacuation *v1alpha1.Evacuation) time.Time {
 	return latest(protocol.TurnOf(&evacuation.Status).Since, s.servingSince)
 }
 
-func latest(t time.Time, others ...time.Time) time.Time {
-	for _, other := range others {
-		if other.After(t) {
-			t = other
-		}
-	}
-	return t
-}
+func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
 
 // surplus returns how many pods the scale-down at the end of the surge would delete.
 func (s *situation) surplus() int32 {
