@@ -11,23 +11,17 @@ import (
 // NodeTaskStage is the stage of a maintenance in which its nodes are offered to workers.
 type NodeTaskStage string
 
-// The stages in which nodes are offered.
-const (
-	NodeTaskStageDrain  NodeTaskStage = "Drain"
-	NodeTaskStageCordon NodeTaskStage = "Cordon"
-)
+// NodeTaskStageCordon offers each node as soon as it is cordoned. Its pods stay.
+const NodeTaskStageCordon NodeTaskStage = "Cordon"
 
 // NodeTaskState is the state of the work on a node.
 type NodeTaskState string
 
-// The states of the work on a node.
+// The states in which a worker may claim a node or report the result of its work.
 const (
-	NodeTaskOffered   NodeTaskState = "Offered"
-	NodeTaskClaimed   NodeTaskState = "Claimed"
-	NodeTaskVerifying NodeTaskState = "Verifying"
-	NodeTaskDone      NodeTaskState = "Done"
-	NodeTaskFailed    NodeTaskState = "Failed"
-	NodeTaskGone      NodeTaskState = "Gone"
+	NodeTaskOffered NodeTaskState = "Offered"
+	NodeTaskClaimed NodeTaskState = "Claimed"
+	NodeTaskFailed  NodeTaskState = "Failed"
 )
 
 // NodeTaskReason is the reason why the work on a node has failed.
@@ -36,11 +30,8 @@ type NodeTaskReason string
 // NodeTaskResult is what a worker reports at the end of its work.
 type NodeTaskResult string
 
-// The results that a worker reports.
-const (
-	NodeTaskResultDone   NodeTaskResult = "Done"
-	NodeTaskResultFailed NodeTaskResult = "Failed"
-)
+// NodeTaskResultDone means that the work has succeeded.
+const NodeTaskResultDone NodeTaskResult = "Done"
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 

@@ -23,20 +23,8 @@ const (
 // RolloutClosedPolicy defines what happens to running units when the last window closes.
 type RolloutClosedPolicy string
 
-// The policies for closed windows.
-const (
-	RolloutClosedFinish   RolloutClosedPolicy = "Finish"
-	RolloutClosedWithdraw RolloutClosedPolicy = "Withdraw"
-)
-
 // RolloutHoldScope defines what a hold stops.
 type RolloutHoldScope string
-
-// The scopes of holds.
-const (
-	RolloutHoldStarts RolloutHoldScope = "Starts"
-	RolloutHoldDrains RolloutHoldScope = "Drains"
-)
 
 // RolloutPhase is the state of a unit that runs.
 type RolloutPhase string

@@ -106,7 +106,7 @@ var (
 	update   = request{operation: admission.Update, class: "job.example.com"}
 	report   = request{operation: admission.Update, subresource: "status", result: maintenance.NodeTaskResultDone}
 	late     = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultDone, "", ""}
-	failed   = request{admission.Update, "status", maintenance.NodeTaskFailed, maintenance.NodeTaskResultFailed, "", ""}
+	failed   = request{admission.Update, "status", maintenance.NodeTaskFailed, "Failed", "", ""}
 	byHand   = request{operation: admission.Update, subresource: "status", class: v1alpha1.WorkerClassPerson}
 	handDone = request{admission.Update, "status", "", maintenance.NodeTaskResultDone, v1alpha1.WorkerClassPerson, "bob"}
 	ownDone  = request{admission.Update, "status", "", maintenance.NodeTaskResultDone, v1alpha1.WorkerClassPerson, "ann"}

@@ -166,7 +166,7 @@ func at(stage maintenance.RolloutStage) modifier {
 
 func hold(name, by, reason string) modifier {
 	return func(r *maintenance.NodeMaintenanceRollout) {
-		r.Spec.Holds = append(r.Spec.Holds, maintenance.RolloutHold{Name: name, By: by, Reason: reason, Stops: maintenance.RolloutHoldStarts})
+		r.Spec.Holds = append(r.Spec.Holds, maintenance.RolloutHold{Name: name, By: by, Reason: reason, Stops: "Starts"})
 	}
 }
 

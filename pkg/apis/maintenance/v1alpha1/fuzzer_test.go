@@ -52,7 +52,7 @@ func fuzzFuncs(serializer.CodecFactory) []any {
 		},
 		func(task *maintenance.NodeMaintenanceTask, c randfill.Continue) {
 			c.FillNoCustom(task)
-			task.Stage = pick(c, maintenance.NodeTaskStageDrain, maintenance.NodeTaskStageCordon)
+			task.Stage = pick(c, "Drain", maintenance.NodeTaskStageCordon)
 			task.ClaimDeadlineSeconds, task.ProgressDeadlineSeconds, task.VerifyDeadlineSeconds = ptr.To(c.Int31()), ptr.To(c.Int31()), ptr.To(c.Int31())
 		},
 		func(task *v1alpha1.NodeMaintenanceTask, c randfill.Continue) {
@@ -63,7 +63,7 @@ func fuzzFuncs(serializer.CodecFactory) []any {
 		func(spec *maintenance.NodeMaintenanceRolloutSpec, c randfill.Continue) {
 			c.FillNoCustom(spec)
 			spec.Stage = pick(c, maintenance.RolloutStageIdle, maintenance.RolloutStageRoll, maintenance.RolloutStageComplete)
-			spec.WhenClosed = pick(c, maintenance.RolloutClosedFinish, maintenance.RolloutClosedWithdraw)
+			spec.WhenClosed = pick[maintenance.RolloutClosedPolicy](c, "Finish", "Withdraw")
 			spec.ProgressDeadlineSeconds = ptr.To(c.Int31())
 			spec.Limits = append(spec.Limits, maintenance.RolloutLimit{MaxDomains: ptr.To(c.Int31()), TopologyKey: "zone"})
 		},
@@ -76,7 +76,7 @@ func fuzzFuncs(serializer.CodecFactory) []any {
 		},
 		func(hold *maintenance.RolloutHold, c randfill.Continue) {
 			c.FillNoCustom(hold)
-			hold.Stops = pick(c, maintenance.RolloutHoldStarts, maintenance.RolloutHoldDrains)
+			hold.Stops = pick[maintenance.RolloutHoldScope](c, "Starts", "Drains")
 		},
 		func(hold *v1alpha1.RolloutHold, c randfill.Continue) {
 			c.FillNoCustom(hold)

@@ -98,7 +98,7 @@ func TestTasksAndBehaviors(t *testing.T) {
 	t.Run("defaults", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		task := r.mustCreate(ann, newMaintenance(t, "a", doneWhen(""))).Spec.Task
-		is.True(t, task.Stage == maintenance.NodeTaskStageDrain && *task.ClaimDeadlineSeconds == 1800 && *task.ProgressDeadlineSeconds == 1800 &&
+		is.True(t, task.Stage == "Drain" && *task.ClaimDeadlineSeconds == 1800 && *task.ProgressDeadlineSeconds == 1800 &&
 			*task.VerifyDeadlineSeconds == 900, "got %v", task)
 	})
 	t.Run("are immutable", func(t *testing.T) {

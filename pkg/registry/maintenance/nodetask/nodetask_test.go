@@ -175,7 +175,7 @@ func TestTripOfATask(t *testing.T) {
 
 func TestReportsOfWorkers(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
-	const done, failed = maintenance.NodeTaskResultDone, maintenance.NodeTaskResultFailed
+	const done, failed maintenance.NodeTaskResult = "Done", "Failed"
 	for name, test := range map[string]struct {
 		state  maintenance.NodeTaskState
 		result maintenance.NodeTaskResult
@@ -254,7 +254,7 @@ func TestTable(t *testing.T) {
 	task := &maintenance.NodeTask{
 		ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: maintenance.NodeTaskSpec{Worker: "reboot.example.com"},
 		Status: maintenance.NodeTaskStatus{
-			State: maintenance.NodeTaskVerifying, StateTime: ago(time.Minute), ProgressTime: ago(3 * time.Second), Holder: "w1\x1b[2J", Message: "rebooting\nnow",
+			State: "Verifying", StateTime: ago(time.Minute), ProgressTime: ago(3 * time.Second), Holder: "w1\x1b[2J", Message: "rebooting\nnow",
 		},
 	}
 	cells := func() []any {

@@ -134,7 +134,7 @@ func setStage(stage maintenance.RolloutStage) func(*maintenance.NodeMaintenanceR
 
 func addHold(hold maintenance.RolloutHold) func(*maintenance.NodeMaintenanceRollout) {
 	if hold.Stops == "" {
-		hold.Stops = maintenance.RolloutHoldStarts
+		hold.Stops = "Starts"
 	}
 	return func(r *maintenance.NodeMaintenanceRollout) { r.Spec.Holds = append(r.Spec.Holds, hold) }
 }

@@ -59,10 +59,10 @@ func TestCreate(t *testing.T) {
 	limit := out.Spec.Limits[0]
 	is.True(t, len(out.Spec.Limits) == 1 && limit.MaxUnavailable.IntValue() == 1 && limit.MaxDomains == nil, "limits are %v", out.Spec.Limits)
 	is.Equal(t, out.Spec.Stage, maintenance.RolloutStageIdle, "stage")
-	is.Equal(t, out.Spec.WhenClosed, maintenance.RolloutClosedFinish, "whenClosed")
-	is.Equal(t, out.Spec.Holds[0].Stops, maintenance.RolloutHoldStarts, "stops")
+	is.Equal(t, out.Spec.WhenClosed, "Finish", "whenClosed")
+	is.Equal(t, out.Spec.Holds[0].Stops, "Starts", "stops")
 	task := out.Spec.Template.Task
-	is.Equal(t, task.Stage, maintenance.NodeTaskStageDrain, "stage of the task")
+	is.Equal(t, task.Stage, "Drain", "stage of the task")
 	for what, got := range map[string][2]*int32{
 		"progressDeadlineSeconds":              {out.Spec.ProgressDeadlineSeconds, ptr.To[int32](3600)},
 		"template.task.claimDeadlineSeconds":   {task.ClaimDeadlineSeconds, ptr.To[int32](1800)},
@@ -126,7 +126,7 @@ func TestHoldsNameTheirUsers(t *testing.T) {
 	})
 	want(out, "ceph ann 08:00", "audit bob 08:01")
 	is.Equal(t, out.Generation, int64(2), "generation after a forged user")
-	want(r.mustUpdate(ann, func(r *maintenance.NodeMaintenanceRollout) { r.Spec.Holds[1].Stops = maintenance.RolloutHoldDrains }),
+	want(r.mustUpdate(ann, func(r *maintenance.NodeMaintenanceRollout) { r.Spec.Holds[1].Stops = "Drains" }),
 		"ceph ann 08:00", "audit ann 08:02")
 	want(r.mustUpdate(bob, func(r *maintenance.NodeMaintenanceRollout) { r.Spec.Holds = r.Spec.Holds[1:] }), "audit ann 08:02")
 }
