@@ -28,6 +28,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/mergepatch"
 )
 
 const (
@@ -286,13 +287,9 @@ func (c *Client) getNode(ctx context.Context) (*corev1.Node, error) {
 // patchNode changes annotations and the spec of the node, if the node is unchanged since it was
 // read.
 func (c *Client) patchNode(ctx context.Context, node *corev1.Node, annotations, spec map[string]any) error {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": annotations}, "spec": spec,
-	})
+	_, err := mergepatch.IfUnchanged(ctx, c.host.CoreV1().Nodes().Patch, node, map[string]any{"annotations": annotations},
+		map[string]any{"spec": spec}, metav1.PatchOptions{})
 	if err != nil {
-		return err
-	}
-	if _, err := c.host.CoreV1().Nodes().Patch(ctx, c.node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("change node %s: %w", c.node, err)
 	}
 	return nil

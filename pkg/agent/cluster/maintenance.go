@@ -6,7 +6,6 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
@@ -29,6 +27,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/mergepatch"
 )
 
 // patchAttempts limits the attempts to patch an object. Each attempt uses a newer version of the
@@ -237,14 +236,8 @@ func (c *Client) complete(ctx context.Context, nm *v1alpha1.NodeMaintenance) err
 	if v1alpha1.IsEnding(nm) {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": nm.UID, "resourceVersion": nm.ResourceVersion},
-		"spec":     map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete},
-	})
-	if err != nil {
-		return err
-	}
-	_, err = c.maintenances.Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	spec := map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete}
+	_, err := mergepatch.IfUnchanged(ctx, c.maintenances.Patch, nm, nil, map[string]any{"spec": spec}, metav1.PatchOptions{})
 	if err != nil && !answer.ObjectGone(err) {
 		return fmt.Errorf("complete NodeMaintenance %s: %w", nm.Name, err)
 	}

@@ -6,7 +6,6 @@ package kubectlmaintenance
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/answer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -27,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 	"haulout.dev/haulout/pkg/drainer"
+	"haulout.dev/haulout/pkg/mergepatch"
 )
 
 // pollEvery is the interval at which evacuate reads the Evacuation that it waits for.
@@ -170,14 +169,8 @@ func isCancelled(finalizer string) bool {
 // patchFinalizers sets the finalizers of an Evacuation. The resourceVersion makes the patch fail if
 // the Evacuation has changed in the meantime: another instigator may have been added.
 func patchFinalizers(ctx context.Context, c clients, o *evacuateOptions, old *v1alpha1.Evacuation, finalizers []string) (*v1alpha1.Evacuation, error) {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": old.UID, "resourceVersion": old.ResourceVersion, "finalizers": finalizers,
-	}})
-	if err != nil {
-		return nil, err
-	}
-	return c.haulout.MaintenanceV1alpha1().Evacuations(old.Namespace).Patch(ctx, old.Name, types.MergePatchType, patch,
-		metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
+	return mergepatch.IfUnchanged(ctx, c.haulout.MaintenanceV1alpha1().Evacuations(old.Namespace).Patch, old,
+		map[string]any{"finalizers": finalizers}, nil, metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
 }
 
 // cancelEvacuation withdraws the requests of users for the evacuation of a pod. It needs no pod:

@@ -27,6 +27,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 	"haulout.dev/haulout/pkg/drain/nodeselector"
+	"haulout.dev/haulout/pkg/mergepatch"
 	"haulout.dev/haulout/pkg/rollout/next"
 	"haulout.dev/haulout/pkg/rollout/window"
 )
@@ -483,14 +484,8 @@ func (e *environment) changeRollout(
 		if r.Spec.Stage == v1alpha1.RolloutStageComplete {
 			return fmt.Errorf("%s is in stage %s and cannot be changed", name, v1alpha1.RolloutStageComplete)
 		}
-		patch, err := json.Marshal(map[string]any{
-			"metadata": map[string]any{"uid": r.UID, "resourceVersion": r.ResourceVersion}, "spec": spec,
-		})
-		if err != nil {
-			return err
-		}
-		written, err = c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Patch(ctx, name, types.MergePatchType, patch,
-			metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
+		written, err = mergepatch.IfUnchanged(ctx, c.haulout.MaintenanceV1alpha1().NodeMaintenanceRollouts().Patch, r, nil,
+			map[string]any{"spec": spec}, metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
 		return err
 	})
 	if err != nil {

@@ -5,7 +5,6 @@ package kubectlmaintenance
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,6 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/mergepatch"
 )
 
 // taskOptions are the flags of take and done.
@@ -283,13 +283,7 @@ func (e *environment) sayWhoReturns(ctx context.Context, c clients, task *v1alph
 // report changes fields of the status of a task. The resourceVersion makes the patch fail if the
 // task has changed in the meantime.
 func (e *environment) report(ctx context.Context, c clients, task *v1alpha1.NodeTask, status map[string]any) (*v1alpha1.NodeTask, error) {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": task.UID, "resourceVersion": task.ResourceVersion}, "status": status,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return c.haulout.MaintenanceV1alpha1().NodeTasks().Patch(ctx, task.Name, types.MergePatchType, patch,
+	return mergepatch.IfUnchanged(ctx, c.haulout.MaintenanceV1alpha1().NodeTasks().Patch, task, nil, map[string]any{"status": status},
 		metav1.PatchOptions{FieldManager: manager}, "status")
 }
 

@@ -13,7 +13,6 @@ package deletioncost
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -22,12 +21,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/mergepatch"
 )
 
 const (
@@ -154,13 +153,8 @@ func write(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, de
 		if len(change) == 0 {
 			return nil
 		}
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-			"uid": pod.UID, "resourceVersion": pod.ResourceVersion, "annotations": change,
-		}})
-		if err != nil {
-			return err
-		}
-		_, conflict = pods.Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+		_, conflict = mergepatch.IfUnchanged(ctx, pods.Patch, pod, map[string]any{"annotations": change}, nil,
+			metav1.PatchOptions{FieldManager: fieldManager})
 		if !apierrors.IsConflict(conflict) {
 			return loop.IgnoreNotFound(conflict)
 		}

@@ -5,7 +5,6 @@ package nodemaintenance
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -14,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -25,6 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
+	"haulout.dev/haulout/pkg/mergepatch"
 )
 
 // releaseRetry is the time after which a maintenance that ends is reconciled again without an
@@ -210,11 +209,8 @@ func (c *Controller) dropFinalizer(ctx context.Context, nm *v1alpha1.NodeMainten
 		return nil
 	}
 	rest := slices.DeleteFunc(slices.Clone(nm.Finalizers), func(f string) bool { return f == v1alpha1.FinalizerMaintenanceCompletion })
-	patch, err := finalizerPatch(nm, rest)
-	if err != nil {
-		return err
-	}
-	_, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	_, err := mergepatch.IfUnchanged(ctx, c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch, nm,
+		map[string]any{"finalizers": rest}, nil, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer: %w", err)
 	}
@@ -249,14 +245,9 @@ func (c *Controller) finishDeletion(ctx context.Context, nm *v1alpha1.NodeMainte
 // supersede completes the maintenance of a shutdown in place of the node agent.
 func (c *Controller) supersede(ctx context.Context, f *facts) error {
 	nm := f.subject.NodeMaintenance
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": nm.UID, "resourceVersion": nm.ResourceVersion},
-		"spec":     map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete},
-	})
-	if err != nil {
-		return err
-	}
-	_, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	spec := map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete}
+	_, err := mergepatch.IfUnchanged(ctx, c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch, nm, nil,
+		map[string]any{"spec": spec}, metav1.PatchOptions{FieldManager: fieldManager})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -5,7 +5,6 @@ package nodemaintenance
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/mergepatch"
 )
 
 // maxAsked is the maximum number of pods that one maintenance asks to leave at the same time. An
@@ -263,25 +263,11 @@ func (c *Controller) adopt(ctx context.Context, nm *v1alpha1.NodeMaintenance, po
 }
 
 func (c *Controller) setFinalizers(ctx context.Context, e *v1alpha1.Evacuation, finalizers []string) error {
-	patch, err := finalizerPatch(e, finalizers)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err = c.maintenance.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch(ctx, e.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	_, err := mergepatch.IfUnchanged(ctx, c.maintenance.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch, e,
+		map[string]any{"finalizers": finalizers}, nil, metav1.PatchOptions{FieldManager: fieldManager})
 	return err
-}
-
-// finalizerPatch returns a patch that sets the finalizers of an object. The API server refuses it
-// with a conflict if the object has changed.
-func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
-	if finalizers == nil {
-		finalizers = []string{}
-	}
-	return json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": obj.GetUID(), "resourceVersion": obj.GetResourceVersion(), "finalizers": finalizers,
-	}})
 }
 
 // wanted reports whether the stored targets of a maintenance for the node cover the pod of an

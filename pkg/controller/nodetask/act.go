@@ -5,19 +5,18 @@ package nodetask
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/host/eventref"
+	"haulout.dev/haulout/pkg/mergepatch"
 )
 
 // actionWork is the action of all events of this controller.
@@ -117,17 +116,10 @@ func (c *Controller) remove(ctx context.Context, task *v1alpha1.NodeTask) error 
 
 // release completes a maintenance because no worker has claimed one of its nodes.
 func (c *Controller) release(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{
-			"uid": nm.UID, "resourceVersion": nm.ResourceVersion,
-			"annotations": map[string]any{v1alpha1.AnnotationWithdrawn: v1alpha1.NodeTaskNoWorker},
-		},
-		"spec": map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete},
-	})
-	if err != nil {
-		return err
-	}
-	_, err = c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	metadata := map[string]any{"annotations": map[string]any{v1alpha1.AnnotationWithdrawn: v1alpha1.NodeTaskNoWorker}}
+	spec := map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete}
+	_, err := mergepatch.IfUnchanged(ctx, c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch, nm, metadata,
+		map[string]any{"spec": spec}, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
 		return loop.IgnoreNotFound(fmt.Errorf("complete the maintenance, whose node no worker has claimed: %w", err))
 	}

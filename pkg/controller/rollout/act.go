@@ -5,7 +5,6 @@ package rollout
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -16,10 +15,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/mergepatch"
 	"haulout.dev/haulout/pkg/rollout/next"
 )
 
@@ -232,13 +231,8 @@ func (c *Controller) change(ctx context.Context, u *followed) error {
 	default:
 		return nil
 	}
-	metadata["uid"], metadata["resourceVersion"] = u.nm.UID, u.nm.ResourceVersion
-	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": spec})
-	if err != nil {
-		return err
-	}
-	stored, err := c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, u.nm.Name, types.MergePatchType, patch,
-		metav1.PatchOptions{FieldManager: fieldManager})
+	stored, err := mergepatch.IfUnchanged(ctx, c.Cluster.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch, u.nm, metadata,
+		map[string]any{"spec": spec}, metav1.PatchOptions{FieldManager: fieldManager})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
