@@ -56,7 +56,6 @@ func TestMaintenanceName(t *testing.T) {
 func TestPhaseOfUnit(t *testing.T) {
 	type node struct {
 		task, record v1alpha1.NodeTaskState
-		reason       v1alpha1.NodeTaskReason
 		gone         bool
 	}
 	for name, test := range map[string]struct {
@@ -70,9 +69,8 @@ func TestPhaseOfUnit(t *testing.T) {
 		"one is claimed, one verified":       {a: node{task: v1alpha1.NodeTaskClaimed}, b: node{task: v1alpha1.NodeTaskVerifying}, want: v1alpha1.RolloutPhaseClaimed},
 		"one is verified, one done":          {a: node{task: v1alpha1.NodeTaskVerifying}, b: node{record: v1alpha1.NodeTaskDone}, want: v1alpha1.RolloutPhaseVerifying},
 		"one has failed, one is drained":     {a: node{task: v1alpha1.NodeTaskFailed}, want: v1alpha1.RolloutPhaseFailed},
-		"no worker":                          {a: node{record: v1alpha1.NodeTaskFailed, reason: v1alpha1.NodeTaskNoWorker}, b: node{record: v1alpha1.NodeTaskDone}, want: v1alpha1.RolloutPhaseFailed},
 		"one is done, one does not exist":    {a: node{record: v1alpha1.NodeTaskDone}, b: node{gone: true}, want: v1alpha1.RolloutPhaseReleasing},
-		"an old record of a failure":         {a: node{record: v1alpha1.NodeTaskFailed, reason: v1alpha1.NodeTaskLost}, b: node{record: v1alpha1.NodeTaskDone}, want: v1alpha1.RolloutPhaseDraining},
+		"an old record of a failure":         {a: node{record: v1alpha1.NodeTaskFailed}, b: node{record: v1alpha1.NodeTaskDone}, want: v1alpha1.RolloutPhaseDraining},
 		"the end waits for the worker":       {a: node{task: v1alpha1.NodeTaskClaimed}, ending: true, want: v1alpha1.RolloutPhaseClaimed},
 		"the end does not wait for a failed": {a: node{task: v1alpha1.NodeTaskFailed}, ending: true, want: v1alpha1.RolloutPhaseReleasing},
 	} {
@@ -84,7 +82,8 @@ func TestPhaseOfUnit(t *testing.T) {
 			}
 			f := &facts{nodes: map[string]*corev1.Node{}, tasks: map[string]*v1alpha1.NodeTask{}}
 			unit := &v1alpha1.RolloutUnit{Unit: "r", Maintenance: nm.Name}
-			for name, n := range map[string]node{"a": test.a, "b": test.b} {
+			for i, n := range []node{test.a, test.b} {
+				name := []string{"a", "b"}[i]
 				ref := v1alpha1.NodeReference{Name: name, UID: newNode(name).UID}
 				unit.Nodes = append(unit.Nodes, ref)
 				if !n.gone {
@@ -97,7 +96,7 @@ func TestPhaseOfUnit(t *testing.T) {
 				}
 				if n.record != "" {
 					nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
-						NodeRef: ref, Task: &v1alpha1.NodeMaintenanceNodeTask{State: n.record, Reason: n.reason},
+						NodeRef: ref, Task: &v1alpha1.NodeMaintenanceNodeTask{State: n.record},
 					})
 				}
 			}

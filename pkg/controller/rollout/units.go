@@ -171,25 +171,14 @@ func (f *facts) nodePhase(node string, nm *v1alpha1.NodeMaintenance) v1alpha1.Ro
 		}
 		return v1alpha1.RolloutPhaseOffered
 	}
-	record := f.recordOf(node, nm)
-	switch {
-	case v1alpha1.IsEnding(nm) || f.nodes[node] == nil, record.State == v1alpha1.NodeTaskDone, record.State == v1alpha1.NodeTaskGone:
+	if v1alpha1.IsEnding(nm) || f.nodes[node] == nil {
 		return v1alpha1.RolloutPhaseReleasing
-	case record.Reason == v1alpha1.NodeTaskNoWorker:
-		return v1alpha1.RolloutPhaseFailed
+	}
+	switch ptr.Deref(holds.TaskOf(nm, f.nodes[node]), v1alpha1.NodeMaintenanceNodeTask{}).State {
+	case v1alpha1.NodeTaskDone, v1alpha1.NodeTaskGone:
+		return v1alpha1.RolloutPhaseReleasing
 	}
 	return v1alpha1.RolloutPhaseDraining
-}
-
-// recordOf returns the work on the present node of a name that the status of a maintenance records.
-func (f *facts) recordOf(node string, nm *v1alpha1.NodeMaintenance) v1alpha1.NodeMaintenanceNodeTask {
-	for i := range nm.Status.NodeStatuses {
-		status := &nm.Status.NodeStatuses[i]
-		if status.NodeRef.Name == node && status.Task != nil && (f.nodes[node] == nil || f.nodes[node].UID == status.NodeRef.UID) {
-			return *status.Task
-		}
-	}
-	return v1alpha1.NodeMaintenanceNodeTask{}
 }
 
 // messageOf describes for people what a unit waits for.
@@ -211,9 +200,7 @@ func (f *facts) messageOf(unit *v1alpha1.RolloutUnit, nm *v1alpha1.NodeMaintenan
 	case v1alpha1.RolloutPhaseVerifying:
 		text = task.Status.ServerMessage
 	case v1alpha1.RolloutPhaseFailed:
-		record := f.recordOf(name, nm)
-		reason := cmp.Or(task.Status.Reason, record.Reason)
-		text = join(string(reason), cmp.Or(task.Status.ServerMessage, task.Status.Message, record.Message))
+		text = join(string(task.Status.Reason), cmp.Or(task.Status.ServerMessage, task.Status.Message))
 	case v1alpha1.RolloutPhaseReleasing:
 		if nm.Annotations[v1alpha1.AnnotationWithdrawn] == next.WithdrawnBlocked {
 			return unit.Message // the event at the end names what blocked the drain
