@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -25,54 +26,36 @@ func (c *Controller) event(r *v1alpha1.NodeMaintenanceRollout, eventType, reason
 // announceChanges emits the events about the changes between two stored states, and observes how
 // long each phase took.
 func (c *Controller) announceChanges(old, r *v1alpha1.NodeMaintenanceRollout, d *decision) {
-	before := map[string]v1alpha1.RolloutUnit{}
-	for i := range old.Status.Current {
-		before[old.Status.Current[i].Unit] = old.Status.Current[i]
+	for i := range d.units {
+		c.announceUnit(r, &d.units[i])
 	}
 	for i := range r.Status.Current {
 		unit := &r.Status.Current[i]
-		was, known := before[unit.Unit]
-		switch {
-		case known && was.Maintenance == unit.Maintenance:
-			c.announcePhase(r, &was, unit)
-		case unit.Phase == v1alpha1.RolloutPhaseStarting:
-			c.event(r, corev1.EventTypeNormal, EventUnitStarted, "Unit %s starts: %s", unit.Unit, nodesText(unit))
+		isSame := func(was v1alpha1.RolloutUnit) bool {
+			return was.Unit == unit.Unit && was.Maintenance == unit.Maintenance
 		}
-	}
-	for i := range d.units {
-		if u := &d.units[i]; u.over {
-			c.announceEnd(r, u)
+		if unit.Phase == v1alpha1.RolloutPhaseStarting && !slices.ContainsFunc(old.Status.Current, isSame) {
+			c.event(r, corev1.EventTypeNormal, EventUnitStarted, "Unit %s starts: %s", unit.Unit, nodesText(unit))
 		}
 	}
 	c.announceReason(old, r)
 }
 
-// announcePhase emits the event about a unit that stays in the status.
-func (c *Controller) announcePhase(r *v1alpha1.NodeMaintenanceRollout, was, unit *v1alpha1.RolloutUnit) {
-	if was.Phase == unit.Phase {
-		return
-	}
-	c.observePhase(was)
-	switch unit.Phase {
-	case v1alpha1.RolloutPhaseFailed:
-		c.event(r, corev1.EventTypeWarning, EventUnitFailed, "Unit %s has failed: %s", unit.Unit, unit.Message)
-	case v1alpha1.RolloutPhaseSoaking:
-		c.announceDone(r, unit)
-	}
-}
-
-func (c *Controller) announceDone(r *v1alpha1.NodeMaintenanceRollout, unit *v1alpha1.RolloutUnit) {
-	c.event(r, corev1.EventTypeNormal, EventUnitDone, "Unit %s is done, and in service again: %s", unit.Unit, nodesText(unit))
-}
-
-// announceEnd emits the event about a unit that leaves the status.
-func (c *Controller) announceEnd(r *v1alpha1.NodeMaintenanceRollout, u *followed) {
-	c.observePhase(&u.before)
+// announceUnit emits the event about a unit that was in the status, or was adopted. An adopted one
+// has no phase before.
+func (c *Controller) announceUnit(r *v1alpha1.NodeMaintenanceRollout, u *followed) {
 	unit := &u.before
+	if u.over || u.unit.Phase != unit.Phase {
+		c.observePhase(unit)
+	}
 	switch u.outcome {
+	case "":
+		if u.unit.Phase == v1alpha1.RolloutPhaseFailed && unit.Phase != v1alpha1.RolloutPhaseFailed && unit.Phase != "" {
+			c.event(r, corev1.EventTypeWarning, EventUnitFailed, "Unit %s has failed: %s", unit.Unit, u.unit.Message)
+		}
 	case next.Done:
 		if unit.Phase != v1alpha1.RolloutPhaseSoaking {
-			c.announceDone(r, unit)
+			c.event(r, corev1.EventTypeNormal, EventUnitDone, "Unit %s is done, and in service again: %s", unit.Unit, nodesText(unit))
 		}
 	case next.Released:
 		c.event(r, corev1.EventTypeWarning, EventUnitReleasedByUser,
