@@ -70,7 +70,7 @@ func decided(r *v1alpha1.NodeMaintenanceRollout, attempts ...*v1alpha1.NodeMaint
 		Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: d.Reason, Message: d.Message,
 		LastTransitionTime: before(8 * time.Minute),
 	}
-	if d.Progressing {
+	if d.Reason == v1alpha1.ReasonRolling || d.Reason == v1alpha1.ReasonNoNodes {
 		progressing.Status = metav1.ConditionTrue
 	}
 	r.Status.Conditions = []metav1.Condition{progressing}

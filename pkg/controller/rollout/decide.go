@@ -111,7 +111,7 @@ func (d *decision) setConditions(f *facts, choice *next.Decision) {
 		meta.SetStatusCondition(&d.status.Conditions, condition)
 	}
 	isComplete := reason == v1alpha1.ReasonRolloutComplete
-	set(v1alpha1.ConditionProgressing, choice.Progressing)
+	set(v1alpha1.ConditionProgressing, reason == v1alpha1.ReasonRolling || reason == v1alpha1.ReasonNoNodes)
 	set(v1alpha1.ConditionComplete, isComplete)
 	set(v1alpha1.ConditionReady, isComplete || reason == v1alpha1.ReasonIdle || reason == v1alpha1.ReasonStopped && len(f.rollout.Object.Status.Current) == 0)
 	if reason == v1alpha1.ReasonHalted {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -130,6 +131,18 @@ func TestGoalOfDoneNode(t *testing.T) {
 			got, _ := g.of(newNode("a"), test.done)
 			is.Equal(t, got, test.want)
 		})
+	}
+}
+
+// TestProgressingOfReason: a rollout is Progressing while a unit runs, and while no node matches.
+func TestProgressingOfReason(t *testing.T) {
+	for reason, want := range map[string]metav1.ConditionStatus{
+		v1alpha1.ReasonRolling: metav1.ConditionTrue, v1alpha1.ReasonNoNodes: metav1.ConditionTrue, v1alpha1.ReasonAtLimit: metav1.ConditionFalse,
+		v1alpha1.ReasonHeld: metav1.ConditionFalse, v1alpha1.ReasonRolloutComplete: metav1.ConditionFalse,
+	} {
+		d := &decision{}
+		d.setConditions(&facts{rollout: next.Rollout{Object: newRollout()}, cluster: next.NewCluster(next.Facts{})}, &next.Decision{Reason: reason})
+		is.Equal(t, meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionProgressing).Status, want, reason)
 	}
 }
 

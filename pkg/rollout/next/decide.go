@@ -74,11 +74,10 @@ type Decision struct {
 	Start []*Unit
 	// Nodes counts the matching nodes. Those of the units to start are running.
 	Nodes v1alpha1.RolloutNodes
-	// Progressing, Reason and Message are those of the condition Progressing. The message names who
-	// takes the places, what is skipped, and whose move it is.
-	Progressing bool
-	Reason      string
-	Message     string
+	// Reason and Message are those of the condition Progressing. The message names who takes the
+	// places, what is skipped, and whose move it is.
+	Reason  string
+	Message string
 	// Next is the earliest time at which another decision may follow without an event; zero if
 	// none.
 	Next time.Time
@@ -137,12 +136,12 @@ func Decide(c *Cluster, r *Rollout) Decision {
 	for _, u := range d.units {
 		d.classify(u)
 	}
+	failures, texts := d.survey()
 	refusal := ""
-	if d.stop(); d.Reason == "" {
+	if d.stop(failures); d.Reason == "" {
 		refusal = d.start()
 	}
 	d.countNodes()
-	texts := d.texts()
 	if d.Reason == "" {
 		d.progress(refusal, texts)
 	}

@@ -16,27 +16,26 @@ import (
 )
 
 // stop sets the reason for which no unit starts, whatever the limits allow; none if units may
-// start.
-func (d *decider) stop() {
+// start. failures are the names of the failed units.
+func (d *decider) stop(failures []string) {
 	spec := &d.Object.Spec
 	windows, err := window.At(spec.Windows, d.cluster.Now)
 	holds := window.HoldsAt(spec.Holds, d.cluster.Now)
 	d.wake(windows.Until)
 	d.wake(holds.Until)
-	failures, open, isBusy := d.survey()
+	isOpen := slices.ContainsFunc(d.units, func(u *Unit) bool { return u.state != done })
+	isBusy := slices.ContainsFunc(d.running, func(u *Unit) bool { return !u.work.failed })
 	set := func(reason, format string, args ...any) { d.Reason, d.Message = reason, fmt.Sprintf(format, args...) }
 	switch {
 	// Most likely the selector has an error.
 	case len(d.Members) == 0 && len(d.running) == 0 && spec.Stage != v1alpha1.RolloutStageComplete:
-		d.Progressing = true
 		set(v1alpha1.ReasonNoNodes, "the selector matches no node")
 	case len(d.Members) > 0 && len(d.Attempts) == 0 && spec.Stage == v1alpha1.RolloutStageRoll &&
 		!slices.ContainsFunc(d.Members, func(m Member) bool { return m.Goal != TooNew }):
-		d.Progressing = true
 		set(v1alpha1.ReasonNoNodes, "all matching nodes are newer than the start of the rollout, and without doneWhen it does not work on them")
 	case spec.Stage == v1alpha1.RolloutStageIdle:
 		set(v1alpha1.ReasonIdle, "the rollout is in stage Idle")
-	case !open && !isBusy && len(failures) == 0:
+	case !isOpen && !isBusy && len(failures) == 0:
 		set(v1alpha1.ReasonRolloutComplete, "every matching node is done")
 	// A stage that a newer server has stored starts nothing.
 	case spec.Stage != v1alpha1.RolloutStageRoll:
@@ -64,23 +63,6 @@ func (d *decider) stop() {
 	}
 }
 
-// survey returns the failed units, whether any unit is not done, and whether one still runs.
-func (d *decider) survey() (failures []string, open, isBusy bool) {
-	for _, u := range d.running {
-		isBusy = isBusy || !u.work.failed
-		if u.work.failed && !u.isMatched {
-			failures = append(failures, u.Name) // its nodes no longer match
-		}
-	}
-	for _, u := range d.units {
-		if u.state == failed {
-			failures = append(failures, u.Name)
-		}
-		open = open || u.state != done
-	}
-	return failures, open, isBusy
-}
-
 // describe names the holds that apply.
 func describe(holds []v1alpha1.RolloutHold) string {
 	texts := make([]string, len(holds))
@@ -100,16 +82,21 @@ func describe(holds []v1alpha1.RolloutHold) string {
 	return Names(texts)
 }
 
-// texts describes the units that are blocked, failed or skipped.
-func (d *decider) texts() map[state][]string {
-	texts := map[state][]string{}
+// survey returns the names of the failed units, and descriptions of those that are blocked, failed
+// or skipped.
+func (d *decider) survey() (failures []string, texts map[state][]string) {
+	texts = map[state][]string{}
 	for _, u := range d.running {
 		if u.work.failed && !u.isMatched {
+			failures = append(failures, u.Name)
 			texts[failed] = append(texts[failed], fmt.Sprintf("%s: the work has failed (NodeMaintenance %s), and none of its nodes matches any more",
 				u.Name, u.work.maintenance))
 		}
 	}
 	for _, u := range d.units {
+		if u.state == failed {
+			failures = append(failures, u.Name)
+		}
 		switch {
 		case u.message == "":
 		case strings.HasPrefix(u.message, "node "+u.Name+" "):
@@ -118,7 +105,7 @@ func (d *decider) texts() map[state][]string {
 			texts[u.state] = append(texts[u.state], u.Name+": "+u.message)
 		}
 	}
-	return texts
+	return failures, texts
 }
 
 // progress sets the reason of a rollout whose units may start. refusal is why the first one waits.
@@ -138,7 +125,6 @@ func (d *decider) progress(refusal string, texts map[state][]string) {
 	case busy > 0 && busy == len(paused):
 		set(v1alpha1.ReasonHeld, "%s", Names(paused))
 	case busy > 0:
-		d.Progressing = true
 		set(v1alpha1.ReasonRolling, "%s in progress", wording.Count(busy, "unit"))
 		if refusal != "" {
 			d.Message += "; " + refusal
