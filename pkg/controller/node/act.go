@@ -5,7 +5,6 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,13 +15,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/mergepatch"
 )
 
 // write updates the cordon, the taints and their annotations to the state that decide returns, and
@@ -184,20 +183,18 @@ func (c *Controller) apply(ctx context.Context, f facts, change nodeChange) (nod
 }
 
 func (c *Controller) patch(ctx context.Context, node *corev1.Node, change nodeChange) error {
-	data, err := patchOf(c.storage, node, change)
-	if err != nil {
-		return err
-	}
-	stored, err := c.host.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
+	annotations, spec := fieldsOf(c.storage, change)
+	stored, err := mergepatch.IfUnchanged(ctx, c.host.CoreV1().Nodes().Patch, node, map[string]any{"annotations": annotations},
+		map[string]any{"spec": spec}, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
 		return err
 	}
 	return c.remember(stored)
 }
 
-// patchOf returns the merge patch of a change. storage is the ID of our storage.
-func patchOf(storage string, node *corev1.Node, change nodeChange) ([]byte, error) {
-	annotations := map[string]any{}
+// fieldsOf returns what a change patches. storage is the ID of our storage.
+func fieldsOf(storage string, change nodeChange) (annotations, spec map[string]any) {
+	annotations, spec = map[string]any{}, map[string]any{}
 	if change.setCordon {
 		annotations[v1alpha1.AnnotationCordonedBy] = marks.Mark{Storage: storage, Maintenances: change.cordon}.Encode()
 	}
@@ -218,16 +215,13 @@ func patchOf(storage string, node *corev1.Node, change nodeChange) ([]byte, erro
 	for _, key := range change.unprotect {
 		annotations[key] = nil
 	}
-	spec := map[string]any{}
 	if change.unschedulable != nil {
 		spec["unschedulable"] = *change.unschedulable
 	}
 	if change.setTaints {
 		spec["taints"] = change.taints
 	}
-	return json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": annotations}, "spec": spec,
-	})
+	return annotations, spec
 }
 
 // remember keeps a written node until the informer delivers it.

@@ -4,18 +4,15 @@
 package node
 
 import (
-	"encoding/json"
 	"maps"
 	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -130,17 +127,16 @@ func TestDecideProtection(t *testing.T) {
 func TestProtectionIsWritten(t *testing.T) {
 	node := newNode("n", func(node *corev1.Node) { node.Annotations = map[string]string{doNotDisrupt: "true"} })
 	change := decide(facts{node: node, holders: marks.Owners{"m": "uid-m"}, protect: true, mayWork: true})
-	var patch struct {
-		Metadata struct {
-			UID         types.UID         `json:"uid"`
-			Annotations map[string]string `json:"annotations"`
-		} `json:"metadata"`
-	}
-	must.Do(t, json.Unmarshal(must.Get(patchOf("storage", node, change))(t), &patch))
-	is.Equal(t, patch.Metadata.Annotations[scaleDownDisabled], "true", scaleDownDisabled)
-	_, written := patch.Metadata.Annotations[doNotDisrupt]
+	patched, _ := fieldsOf("storage", change)
+	is.Equal(t, patched[scaleDownDisabled], "true", scaleDownDisabled)
+	_, written := patched[doNotDisrupt]
 	is.True(t, !written, "the patch writes the annotation of another client")
-	stored := newNode("n", func(node *corev1.Node) { node.Annotations = patch.Metadata.Annotations })
+	stored := newNode("n", func(node *corev1.Node) {
+		node.Annotations = map[string]string{}
+		for key, value := range patched {
+			node.Annotations[key], _ = value.(string)
+		}
+	})
 	if got := marks.ReadProtection(stored).Annotations; !slices.Equal(got, []string{scaleDownDisabled, declined + doNotDisrupt}) {
 		t.Errorf("the mark records %q, want %s, and %s as declined", got, scaleDownDisabled, doNotDisrupt)
 	}
