@@ -207,7 +207,9 @@ func TestRolloutZoneByZone(t *testing.T) {
 	}
 	recorder := cluster.Judge(t, pool, namespace)
 	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult {
-		<-time.After(time.Second) // long enough to see what happens to the node meanwhile
+		// Long enough for the oracle to see what happens to the node meanwhile: the begin is seen
+		// up to a second late, and the end is stored in whole seconds.
+		<-time.After(3 * time.Second)
 		if err := setKernel(t, node); err != nil {
 			t.Errorf("install the kernel on node %s: %v", node, err)
 			return v1alpha1.NodeTaskResultFailed

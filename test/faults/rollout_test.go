@@ -38,9 +38,9 @@ const (
 	missedAfter = 5 * time.Second
 	// rollTime is the time that a rollout may take after the last kill.
 	rollTime = 5 * time.Minute
-	// workTime is how long a worker has a node: long enough for the oracle to see what happens to
-	// it, since changes may be seen late.
-	workTime = 2 * time.Second
+	// workTime is how long a worker has a node. Changes may be seen a second late, and the end of
+	// the work is stored in whole seconds: the oracle judges the two seconds between.
+	workTime = 4 * time.Second
 	// soakTime is how long the nodes of a rollout soak. Its rack is the label of the nodes with the
 	// same value.
 	soakTime = 6 * time.Second
