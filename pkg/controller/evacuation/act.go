@@ -5,6 +5,7 @@ package evacuation
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -21,7 +22,8 @@ import (
 )
 
 // act applies a decision: it withdraws evictions that must not be sent any more, then writes the
-// status, and then takes the actions that depend on the new status.
+// status, and then takes the actions that depend on the new status. If the status cannot be written
+// for a while, act releases an Evacuation that may be cancelled without it.
 func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	key := keyOf(s.evacuation)
 	if !d.evict {
@@ -29,6 +31,9 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	}
 	evacuation, err := c.writeStatus(ctx, s, d)
 	if err != nil {
+		if d.release == releaseAll && s.failure != "" && d.status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid {
+			err = errors.Join(err, c.releaseUnwritten(ctx, s, d))
+		}
 		return loop.IgnoreNotFound(err)
 	}
 	wrote := evacuation != s.evacuation
@@ -91,6 +96,18 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 		logger.V(2).Info("The next evacuator is active", "from", before.ActiveEvacuatorClass, "to", d.status.ActiveEvacuatorClass)
 	}
 	return evacuation, nil
+}
+
+// releaseUnwritten releases an Evacuation although its status cannot be written. The status comes
+// first, so that a watcher gets the last one. But writes have failed for a while, and the server
+// refuses evictions by other clients while the Evacuation of the pod exists.
+func (c *Controller) releaseUnwritten(ctx context.Context, s situation, d decision) error {
+	if err := c.releaseEvacuation(ctx, s.evacuation, d.release); err != nil {
+		return loop.IgnoreNotFound(err)
+	}
+	// The Evacuation is no longer blocked.
+	c.send(s.evacuation, slices.DeleteFunc(d.events, func(e event) bool { return e.reason == EventBlocked }))
+	return nil
 }
 
 // releaseEvacuation removes the finalizers that are to be released and deletes the Evacuation. Both

@@ -83,6 +83,43 @@ func TestEvacuationThatCannotBeReleasedIsBlocked(t *testing.T) {
 	})
 }
 
+func TestCancelledEvacuationIsReleasedWithoutItsStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+		w.host.answer(refuse)
+		w.until("the eviction is active", 0, hasClass(evict))
+		w.refuseWrites("status")
+		w.until("the refusal is reported", time.Second, func(*v1alpha1.Evacuation) bool { return len(w.events.Events) > 0 })
+		w.expectEvent(EventBlocked)
+		w.api.edit(t, w.target, deleting)
+		w.until("the Evacuation is released", time.Second, gone)
+		w.expectEvent(EventCancelled)
+	})
+}
+
+func TestReleaseWaitsForTheLastStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, newEvacuation(deleting), newNode(corev1.ConditionTrue))
+		w.refuseWrites("status")
+		w.until("the Evacuation is released", time.Second, gone)
+		if passed := w.clock.Since(start); passed < loop.VisibleAfter {
+			t.Errorf("the Evacuation was released after %s, want not before %s", passed, loop.VisibleAfter)
+		}
+	})
+}
+
+func TestForbiddenCancellationWaitsForItsStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		forbidding := withStatus(func(st *v1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })
+		w := newWorld(t, 0, turnOfA(reported(0, "moving"), forbidding, deleting), newPod(), newNode(corev1.ConditionTrue))
+		w.refuseWrites("status")
+		w.until("an hour has passed", time.Second, func(e *v1alpha1.Evacuation) bool {
+			return e == nil || w.clock.Since(start) > time.Hour
+		})
+		is.True(t, w.get() != nil, "the Evacuation was released at %s although its evacuator forbids it", w.clock.Since(start))
+	})
+}
+
 // hangs is part of the names of the Evacuations for which a webhook takes 10 s.
 const hangs = "hangs-"
 
