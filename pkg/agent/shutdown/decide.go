@@ -34,7 +34,8 @@ const (
 	// minFailures is the number of failed requests after which an API counts as lost.
 	minFailures = 3
 	// reportGrace is the longest time for which the kubelet stays stopped, or the machine stays up,
-	// because the reports of ended pods fail.
+	// because the reports of ended pods fail. It begins with the first report after the last of
+	// these pods has ended.
 	reportGrace = 10 * time.Second
 )
 
@@ -133,7 +134,8 @@ type input struct {
 	// stopped is set if an engine has stopped the kubelet, possibly in a process whose state was
 	// lost.
 	stopped bool
-	// reportingFor is the time for which the agent has tried to report ended pods.
+	// reportingFor is the time for which the agent has tried to report ended pods since it ended
+	// the last of them.
 	reportingFor time.Duration
 	// releasedHere is set if this process released the lock during this shutdown.
 	releasedHere bool

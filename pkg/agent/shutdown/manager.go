@@ -402,6 +402,9 @@ func (m *Manager) gather() *input {
 	}
 	in.drain = m.drain
 	in.host.evicting = m.evicts.task != taskNone
+	if len(m.news.killed) > 0 {
+		m.reportingSince = time.Time{} // the new pods have the full time for their reports
+	}
 	if !m.reportingSince.IsZero() {
 		in.reportingFor = now.Sub(m.reportingSince)
 	}

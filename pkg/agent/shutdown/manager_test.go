@@ -385,6 +385,28 @@ func TestReportsThatHangDoNotKeepTheMachineUp(t *testing.T) {
 	})
 }
 
+// The reports of the first pods fail until the last pod has ended.
+func TestReportsOfTheLastPodsHaveTheirOwnTime(t *testing.T) {
+	scenario(t, func(w *world) {
+		w.reportsHang = true
+		w.configure = func(c *Config) { c.DrainBeforeShutdown = false }
+	}, func(w *world) {
+		w.request()
+		ended := func() (ended int) {
+			w.set(func() { ended = len(w.ended) })
+			return ended
+		}
+		for left := 120; left > 0 && ended() < len(w.pods); left-- {
+			w.wait(time.Second)
+		}
+		w.set(func() { w.reportsHang = false })
+		w.wait(2 * time.Minute)
+		expect(t, "ended pods", []string{"pod-0", "pod-1", "pod-2"}, w.ended)
+		expect(t, "the API has the last pod", false, w.pods[2].known)
+		w.wantReleasedEmpty("")
+	})
+}
+
 func TestWithoutEngine(t *testing.T) {
 	none := func(w *world) {
 		w.configure = func(c *Config) { c.Local = nil }

@@ -395,7 +395,10 @@ func (p *process) SetCondition(ctx context.Context, condition corev1.NodeConditi
 }
 
 func (p *process) ReportKilled(ctx context.Context, pods []state.KilledPod, since time.Time) ([]state.KilledPod, error) {
-	if p.reportsHang {
+	p.mu.Lock()
+	hangs := p.reportsHang
+	p.mu.Unlock()
+	if hangs {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
