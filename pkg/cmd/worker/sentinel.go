@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	nodeutil "k8s.io/component-helpers/node/util"
 	"k8s.io/klog/v2"
@@ -40,16 +41,11 @@ type sentinel struct {
 
 // run checks the file until the context ends.
 func (s *sentinel) run(ctx context.Context) {
-	for {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if err := s.sync(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot set the condition of the node, will retry", "condition", v1alpha1.NodeConditionRebootRequired)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(sentinelPeriod):
-		}
-	}
+	}, sentinelPeriod)
 }
 
 // sync writes the condition if it differs from the file. If the file has not changed, it reads the
