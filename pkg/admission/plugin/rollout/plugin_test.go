@@ -397,6 +397,10 @@ func TestWarnings(t *testing.T) {
 		"a rack over two zones": {roll(blue, func(r *maintenance.NodeMaintenanceRollout) {
 			r.Spec.UnitKey, r.Spec.Limits = "pool", []maintenance.RolloutLimit{{MaxDomains: ptr.To[int32](1), TopologyKey: "zone"}}
 		}), nil, []string{"spec.limits: no unit fits: unit blue: it has nodes in 2 domains of zone; limits[0] allows 1", others}},
+		"misspelt labels": {roll([]string{"blue"}, func(r *maintenance.NodeMaintenanceRollout) {
+			r.Spec.UnitKey, r.Spec.Limits = "rak", []maintenance.RolloutLimit{{MaxUnavailable: ptr.To(intstr.FromInt32(1))}, {MaxDomains: ptr.To[int32](1), TopologyKey: "zones"}}
+		}), nil, []string{"spec.limits[1].topologyKey: 2 of 2 matching nodes have no label zones; they count as one domain",
+			"spec.unitKey: no matching node has the label rak; each is a unit of its own", others}},
 		"a misspelt field": {roll(blue, doneWhen("node.status.nodeInfo.kernalVersion == '6.12'")), nil,
 			[]string{"spec.template.task.doneWhen: fails on node blue-1, which counts as false: no such key: kernalVersion", others}},
 		"a field that exists":     {roll(blue, doneWhen("node.status.nodeInfo.kernelVersion == '6.12'")), nil, []string{others}},

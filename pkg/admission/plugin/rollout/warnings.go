@@ -47,12 +47,34 @@ func warnOfExtent(w *write) []string {
 	return nil
 }
 
-// warnOfLimits warns if every unit is larger than a limit allows.
+// warnOfLimits warns if every unit is larger than a limit allows, and of nodes without a label that
+// the rollout divides them by: a limit with a misspelt key allows all of them in one domain.
 func (p *Plugin) warnOfLimits(rollout *v1alpha1.NodeMaintenanceRollout, selected []*corev1.Node) []string {
+	var texts []string
 	if reason := next.NoneFits(rollout, selected); reason != "" {
-		return []string{"spec.limits: no unit fits: " + reason}
+		texts = append(texts, "spec.limits: no unit fits: "+reason)
 	}
-	return nil
+	for i, limit := range rollout.Spec.Limits {
+		if n := without(limit.TopologyKey, selected); n > 0 {
+			texts = append(texts, fmt.Sprintf("spec.limits[%d].topologyKey: %d of %d matching nodes have no label %s; they count as one domain",
+				i, n, len(selected), limit.TopologyKey))
+		}
+	}
+	// Single nodes without the label are units of their own on purpose.
+	if key := rollout.Spec.UnitKey; len(selected) > 0 && without(key, selected) == len(selected) {
+		texts = append(texts, fmt.Sprintf("spec.unitKey: no matching node has the label %s; each is a unit of its own", key))
+	}
+	return texts
+}
+
+// without returns how many of the nodes have no value of a label; 0 if the key is empty.
+func without(key string, nodes []*corev1.Node) (n int) {
+	for _, node := range nodes {
+		if key != "" && node.Labels[key] == "" {
+			n++
+		}
+	}
+	return n
 }
 
 // warnOfWindows warns if no unit can ever start.
