@@ -58,6 +58,8 @@ var rolloutGoldens = map[string]golden{
 	"rollout-complete":  {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(complet)}},
 	"rollout-many":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(manyUnits)}},
 	"rollout-released":  {line: "rollout status kernel-6-12", objects: releasedUnits()},
+	"rollout-rack":      {line: "rollout status kernel-6-12", objects: []runtime.Object{rollout(rackFails)}},
+	"rollout-next-day":  {line: "rollout status kernel-6-12", objects: nextDay()},
 	"rollout-gone":      {line: "rollout status kernel-6-12", objects: goneUnits()},
 	"rollout-recovered": {line: "rollout status kernel-6-12", objects: recoveredUnits()},
 	"rollout-no-rights": {line: "rollout status kernel-6-12", objects: rolling(), arrange: forbid("list", "nodemaintenances")},

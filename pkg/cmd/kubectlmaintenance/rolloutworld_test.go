@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -33,7 +34,9 @@ func decided(r *v1alpha1.NodeMaintenanceRollout, attempts ...*v1alpha1.NodeMaint
 	}
 	for i := range r.Status.Current {
 		unit := &r.Status.Current[i]
-		facts.Tasks = append(facts.Tasks, task(unit.Unit, v1alpha1.NodeTaskState(unit.Phase), "", ""))
+		for _, node := range unit.Nodes {
+			facts.Tasks = append(facts.Tasks, task(node.Name, v1alpha1.NodeTaskState(unit.Phase), "", "", func(t *v1alpha1.NodeTask) { t.Spec.Maintenance.Name = unit.Maintenance }))
+		}
 	}
 	given, members, nodes := r.Status.Nodes, []next.Member(nil), []next.Node(nil)
 	for i := range given.Total {
@@ -42,7 +45,9 @@ func decided(r *v1alpha1.NodeMaintenanceRollout, attempts ...*v1alpha1.NodeMaint
 		switch {
 		case i >= given.Total-given.Done:
 			member.Goal = next.GoalMet
-		case slices.ContainsFunc(r.Status.Current, func(u v1alpha1.RolloutUnit) bool { return u.Unit == name }):
+		case slices.ContainsFunc(r.Status.Current, func(u v1alpha1.RolloutUnit) bool {
+			return slices.ContainsFunc(u.Nodes, func(n v1alpha1.NodeReference) bool { return n.Name == name })
+		}):
 		case given.Blocked > 0:
 			given.Blocked--
 			attempts = append(attempts, attempt(name, 2, next.WithdrawnBlocked))
@@ -75,6 +80,22 @@ func decided(r *v1alpha1.NodeMaintenanceRollout, attempts ...*v1alpha1.NodeMaint
 	}
 	r.Status.Conditions = []metav1.Condition{progressing}
 	return r
+}
+
+// rackFails stops a rollout over racks after the work on the second node of a rack has failed.
+func rackFails(r *v1alpha1.NodeMaintenanceRollout) {
+	stopped(r)
+	u := &r.Status.Current[0]
+	u.Unit, u.Maintenance = "rack-7", "kernel-6-12-rack-7-1"
+	u.Nodes, u.Message = append(u.Nodes, v1alpha1.NodeReference{Name: "node-003", UID: "node-003"}), "node node-003: "+u.Message
+}
+
+// nextDay returns a rollout outside its window, with a unit whose drain was blocked in the night.
+func nextDay() []runtime.Object {
+	nm := attempt("node-005", 1, next.WithdrawnBlocked)
+	nm.CreationTimestamp = before(10 * time.Hour)
+	nm.Status.StageStatuses[len(nm.Status.StageStatuses)-1].StartTimestamp = new(before(9 * time.Hour))
+	return withAttempts(rollout(closed, func(r *v1alpha1.NodeMaintenanceRollout) { r.CreationTimestamp = before(12 * time.Hour) }), nm)
 }
 
 // nodeOfRollout returns a node that is in service.

@@ -213,7 +213,8 @@ const (
 
 // Units returns the units that run or have failed, and those whose last attempt has ended without
 // success: failed ones first, then those that do not run, then the oldest. If the server counts no
-// node as failed, blocked or skipped, the nodes of such attempts have met the goal since, or left.
+// node as failed, blocked, skipped or waiting, the nodes of such attempts have met the goal since,
+// or left.
 func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 	units, nodes := slices.Clone(f.Rollout.Status.Current), f.Rollout.Status.Nodes
 	last := map[string]*v1alpha1.NodeMaintenance{}
@@ -236,8 +237,9 @@ func (f *RolloutFacts) Units() []v1alpha1.RolloutUnit {
 			continue
 		case why == next.WithdrawnNoWorker && nodes.Failed > 0:
 			u.Phase, u.Message = v1alpha1.RolloutPhaseFailed, why+": no worker has claimed it in time"
-		case why == next.WithdrawnBlocked && nodes.Blocked > 0:
-			u.Phase, u.Message = phaseBlocked, "it was not ready for a worker in time: see its event UnitBlocked"
+		// From the time of its next attempt on, the unit counts as waiting.
+		case why == next.WithdrawnBlocked && (nodes.Blocked > 0 || nodes.Waiting > 0 && f.Rollout.Spec.Stage == v1alpha1.RolloutStageRoll):
+			u.Phase, u.Message = phaseBlocked, "its last try was blocked: preview its nodes"
 		case why == next.WithdrawnGone && nodes.Blocked > 0:
 			u.Phase, u.Message = phaseBlocked, "its nodes had left the rollout"
 		case next.OutcomeOf(nm) == next.Released && nodes.Skipped > 0:
@@ -289,15 +291,28 @@ func (f *RolloutFacts) unitTable(units []v1alpha1.RolloutUnit, shown int, o Opti
 	return append(append([]screen.Line{{}}, g.lines(o)...), o.more(len(units)-shown, "unit", "  ")...)
 }
 
+// failedNode returns the node of a failed unit whose work has failed; "" if it has no nodes. The
+// message begins with it, unless the unit has its name.
+func failedNode(u *v1alpha1.RolloutUnit) string {
+	at := slices.IndexFunc(u.Nodes, func(n v1alpha1.NodeReference) bool { return strings.HasPrefix(u.Message, "node "+n.Name+": ") })
+	if at < 0 {
+		at = slices.IndexFunc(u.Nodes, func(n v1alpha1.NodeReference) bool { return n.Name == u.Unit })
+	}
+	if at < 0 {
+		return ""
+	}
+	return u.Nodes[at].Name
+}
+
 // failure says what to do about the first failed unit of a rollout.
 func (f *RolloutFacts) failure(units []v1alpha1.RolloutUnit, o Options) []screen.Line {
 	if len(units) == 0 || units[0].Phase != v1alpha1.RolloutPhaseFailed {
 		return nil
 	}
 	u := &units[0]
-	look := maintenances + " " + u.Maintenance
-	if len(u.Nodes) > 0 {
-		look = tasks + " " + u.Nodes[0].Name
+	look, node := maintenances+" "+u.Maintenance, failedNode(u)
+	if node != "" {
+		look = tasks + " " + node
 	}
 	then := fmt.Sprintf("kubectl maintenance rollout retry %s %s", f.Rollout.Name, u.Unit)
 	if strings.Contains(u.Message, string(v1alpha1.NodeTaskNotVerified)) {
@@ -305,8 +320,8 @@ func (f *RolloutFacts) failure(units []v1alpha1.RolloutUnit, o Options) []screen
 	}
 	switch {
 	case f.Rollout.Spec.Stage != v1alpha1.RolloutStageComplete:
-	case len(u.Nodes) > 0:
-		then = "kubectl maintenance done " + u.Nodes[0].Name + ", when it is repaired; nothing starts in stage Complete"
+	case node != "":
+		then = "kubectl maintenance done " + node + ", when it is repaired; nothing starts in stage Complete"
 	default:
 		then = "create another rollout: nothing starts in stage Complete"
 	}
