@@ -1379,7 +1379,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceRolloutSpec(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "limits define how many nodes or domains may be out of service at the same time. A unit starts only if all limits allow it. They count all nodes that are out, for whatever reason. At most 8. The default is one node at a time.",
+							Description: "limits define how many nodes or domains may be out of service at the same time. A unit starts only if all limits allow it. maxUnavailable counts all nodes that are out, for whatever reason, and maxDomains the units of this rollout. At most 8. The default is one node at a time.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

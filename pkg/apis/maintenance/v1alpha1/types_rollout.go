@@ -162,8 +162,9 @@ type NodeMaintenanceRolloutSpec struct {
 	UnitKey string `json:"unitKey,omitempty" protobuf:"bytes,3,opt,name=unitKey"`
 
 	// limits define how many nodes or domains may be out of service at the same time. A unit starts
-	// only if all limits allow it. They count all nodes that are out, for whatever reason. At most
-	// 8. The default is one node at a time.
+	// only if all limits allow it. maxUnavailable counts all nodes that are out, for whatever
+	// reason, and maxDomains the units of this rollout. At most 8. The default is one node at a
+	// time.
 	// +optional
 	// +listType=atomic
 	// +k8s:optional

@@ -29,8 +29,9 @@ type NodeMaintenanceRolloutSpecApplyConfiguration struct {
 	// own. If unset, every node is. Immutable.
 	UnitKey *string `json:"unitKey,omitempty"`
 	// limits define how many nodes or domains may be out of service at the same time. A unit starts
-	// only if all limits allow it. They count all nodes that are out, for whatever reason. At most
-	// 8. The default is one node at a time.
+	// only if all limits allow it. maxUnavailable counts all nodes that are out, for whatever
+	// reason, and maxDomains the units of this rollout. At most 8. The default is one node at a
+	// time.
 	Limits []RolloutLimitApplyConfiguration `json:"limits,omitempty"`
 	// windows are the times at which units may start. If unset, they may always start. At most 16.
 	Windows []RolloutWindowApplyConfiguration `json:"windows,omitempty"`
