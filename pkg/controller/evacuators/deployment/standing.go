@@ -119,7 +119,8 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 			Message: fmt.Sprintf("Deployment %s was scaled down: the pod waits until PodDisruptionBudget %s no longer counts pods that have left.", d.Name, budget),
 		}
 	}
-	if c.off || d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
+	failing := standingOf(d)
+	if failing == (Standing{}) || c.off || d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return Standing{}
 	}
 	wanted := surge.Replicas(d)
@@ -129,7 +130,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if d.DeletionTimestamp != nil || d.Status.AvailableReplicas > wanted {
 		return Standing{}
 	}
-	return standingOf(d)
+	return failing
 }
 
 // IsSurging reports whether the Deployment of a pod is scaled up, or its ReplicaSet still has to
