@@ -103,7 +103,7 @@ func decide(s situation) decision {
 	}
 	// Cache these before the situation is copied.
 	s.recordedPods()
-	s.created()
+	s.replacements()
 	d := decision{memory: s.memory}
 	d.memory.standing, d.memory.holds, d.memory.settled, d.memory.costsSince = Standing{}, false, nil, time.Time{}
 	d.memory.askedSince = time.Time{}

@@ -88,7 +88,7 @@ func TestWhatIsComputedOnceHoldsForEachPod(t *testing.T) {
 			surges++
 			shared, known := decision{}, s
 			known.recordedPods()
-			known.created()
+			known.replacements()
 			for i := range s.pods {
 				p := &s.pods[i]
 				is.Equal(t, known.isRecorded(p), slices.Contains(r.Evacuations, protocol.CanonicalName(p.Name, p.UID)), "the pod is in the record")

@@ -5,6 +5,7 @@ package deployment
 
 import (
 	"fmt"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -91,12 +92,14 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod
 // the deadlines of this evacuator.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	wait := s.reportAfter()
+	// It iterates over all pods.
+	expected := sync.OnceValue(s.expectedFinish)
 	for _, p := range pods {
 		if d.waitsToReport(s, p, wait) {
 			continue
 		}
 		d.reports = append(d.reports, report{
-			evacuation: p.evacuation, progress: true, expected: s.expectedFinish(), message: s.scaledMessage(r, p.purpose) + ".",
+			evacuation: p.evacuation, progress: true, expected: expected(), message: s.scaledMessage(r, p.purpose) + ".",
 		})
 	}
 }

@@ -77,9 +77,10 @@ type situation struct {
 	refused refusal
 	// warnings describe invalid annotations of the Deployment.
 	warnings []string
-	// recorded caches the result of recordedPods, and fresh the result of created.
-	recorded map[types.UID]struct{}
-	fresh    []*pod
+	// recorded caches the result of recordedPods, fresh that of created, and replacing that of
+	// replacements.
+	recorded         map[types.UID]struct{}
+	fresh, replacing []*pod
 }
 
 // target is the object to scale: the Deployment or, if there is one, its autoscaler.
@@ -327,12 +328,15 @@ func (s *situation) isAvailable(p *pod) bool {
 	return ready && (s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 || !s.now.Before(at))
 }
 
-// replacements returns the pods that were created for the surge and are not asked to leave.
+// replacements returns the pods that were created for the surge and are not asked to leave. The
+// caller must not change the slice.
 func (s *situation) replacements() []*pod {
-	// A pod of the surge that is asked to leave is no replacement.
-	fresh := slices.DeleteFunc(s.created(), func(p *pod) bool { return p.evacuation != nil })
-	slices.SortFunc(fresh, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
-	return fresh
+	if s.replacing == nil {
+		// A pod of the surge that is asked to leave is no replacement.
+		s.replacing = slices.DeleteFunc(s.created(), func(p *pod) bool { return p.evacuation != nil })
+		slices.SortFunc(s.replacing, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
+	}
+	return s.replacing
 }
 
 // created returns the pods that were created for the surge. Timestamps alone are not sufficient: a
