@@ -87,6 +87,15 @@ func (p *packedPod) unpackInto(pod *corev1.Pod) {
 	}
 }
 
+// node returns what NodeOf returns for the unpacked pod. Each change of a pod calls it twice. Strip
+// has removed the nominations of pods with scheduling gates.
+func (p *packedPod) node() string {
+	if p.nodeName == "" && p.phase == corev1.PodPending {
+		return p.nominatedNodeName
+	}
+	return p.nodeName
+}
+
 // unpackPod returns the pod for an object from the informer of pods, packed or not. It returns nil
 // if the object is not a pod. The caller must not change the pod.
 func unpackPod(obj any) *corev1.Pod {

@@ -28,22 +28,35 @@ type Pods struct {
 
 // NewPods returns the pods of an informer, packed or not. The informer must not run yet.
 func NewPods(informer cache.SharedIndexInformer) (*Pods, error) {
-	return &Pods{informer}, informer.AddIndexers(cache.Indexers{
-		podsByNode: func(obj any) ([]string, error) {
-			if pod := unpackPod(obj); pod != nil && NodeOf(pod) != "" {
-				return []string{NodeOf(pod)}, nil
-			}
-			return nil, nil
-		},
-		podsByController: func(obj any) ([]string, error) {
-			if pod := unpackPod(obj); pod != nil {
-				if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
-					return []string{pod.Namespace + "/" + string(controller.UID)}, nil
-				}
-			}
-			return nil, nil
-		},
-	})
+	return &Pods{informer}, informer.AddIndexers(cache.Indexers{podsByNode: indexPodByNode, podsByController: indexPodByController})
+}
+
+// indexPodByNode is the index function of podsByNode.
+func indexPodByNode(obj any) ([]string, error) {
+	node := ""
+	switch pod := obj.(type) {
+	case *packedPod:
+		node = pod.node()
+	case *corev1.Pod:
+		node = NodeOf(pod)
+	}
+	if node == "" {
+		return nil, nil
+	}
+	return []string{node}, nil
+}
+
+// indexPodByController is the index function of podsByController.
+func indexPodByController(obj any) ([]string, error) {
+	pod, ok := obj.(metav1.Object)
+	if !ok {
+		return nil, nil
+	}
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if controller == nil {
+		return nil, nil
+	}
+	return []string{pod.GetNamespace() + "/" + string(controller.UID)}, nil
 }
 
 // AddEventHandler adds a handler, which gets unpacked pods.

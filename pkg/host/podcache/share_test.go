@@ -137,6 +137,44 @@ func TestVisitOn(t *testing.T) {
 	}
 }
 
+// TestPackedPodsAreIndexedAsPods compares the keys of packed pods with those of the same pods when
+// they are unpacked. The index functions, which each change of a pod calls twice, allocate only the
+// keys.
+func TestPackedPodsAreIndexedAsPods(t *testing.T) {
+	transform := NewTransform()
+	for name, tc := range map[string]struct {
+		change            func(*corev1.Pod)
+		node, controllers string
+	}{
+		"a bound pod": {func(*corev1.Pod) {}, "[n]", "[ns/rs]"},
+		"a nominated pod": {func(p *corev1.Pod) {
+			p.Spec.NodeName, p.Status.Phase, p.Status.NominatedNodeName = "", corev1.PodPending, "m"
+		}, "[m]", "[ns/rs]"},
+		"a nominated pod with a scheduling gate": {func(p *corev1.Pod) {
+			p.Spec.NodeName, p.Status.Phase, p.Status.NominatedNodeName = "", corev1.PodPending, "m"
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}}
+		}, "[]", "[ns/rs]"},
+		"a failed pod that was nominated": {func(p *corev1.Pod) {
+			p.Spec.NodeName, p.Status.Phase, p.Status.NominatedNodeName = "", corev1.PodFailed, "m"
+		}, "[]", "[ns/rs]"},
+		"a pod without a controller": {func(p *corev1.Pod) { p.OwnerReferences = nil }, "[n]", "[]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := podOf("rs", 1)
+			tc.change(pod)
+			packed := must.Get(transform(pod))(t)
+			for index, want := range map[string]string{podsByNode: tc.node, podsByController: tc.controllers} {
+				function := map[string]cache.IndexFunc{podsByNode: indexPodByNode, podsByController: indexPodByController}[index]
+				for _, object := range []any{packed, unpackPod(packed)} {
+					is.Equal(t, fmt.Sprint(must.Get(function(object))(t)), want, fmt.Sprintf("%s of %T", index, object))
+				}
+				allocations := testing.AllocsPerRun(10, func() { _, _ = function(packed) })
+				is.True(t, allocations <= 2, "%s: %v allocations", index, allocations)
+			}
+		})
+	}
+}
+
 func TestListerOfPackedPods(t *testing.T) {
 	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{
 		cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
