@@ -492,6 +492,11 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	// them.
 	wider.Evacuations = slices.Concat(wider.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
+	// Most pods that have waited for room in a full record have had a report. If there has been
+	// progress, the next heartbeat restarts their deadlines and reports that they have joined.
+	if d.hasProgressed(s.score()) {
+		newcomers = slices.DeleteFunc(newcomers, func(p *pod) bool { return s.now.Before(nextHeartbeat(s.timeout, p)) })
+	}
 	d.sayScaled(s, &wider, newcomers)
 	return true
 }

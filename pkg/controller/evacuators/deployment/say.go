@@ -30,7 +30,7 @@ const (
 // progress.
 func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod) string, expected *metav1.Time) {
 	wait := s.reportAfter()
-	progress := d.memory.highest != nil && score > *d.memory.highest
+	progress := d.hasProgressed(score)
 	due := d.memory.saidAt.Add(s.timeout / 2)
 	if progress {
 		due = heartbeat(s.timeout, leaving, due)
@@ -88,6 +88,11 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod
 	}
 }
 
+// hasProgressed reports whether a score is higher than the highest reported one.
+func (d *decision) hasProgressed(score int) bool {
+	return d.memory.highest != nil && score > *d.memory.highest
+}
+
 // sayScaled reports to Evacuations that the surge for their pods has started. These reports restart
 // the deadlines of this evacuator.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
@@ -104,21 +109,26 @@ func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	}
 }
 
-// heartbeat returns the time at which progress must be reported at the latest, so that the report
-// comes well before the surge timeout and the deadlines of the Evacuations. It is due if there is
-// no report of progress yet.
+// heartbeat returns the time at which progress must be reported at the latest. It is due if there
+// is no report of progress yet.
 func heartbeat(timeout time.Duration, leaving []*pod, due time.Time) time.Time {
 	for _, p := range leaving {
-		turn := protocol.TurnOf(&p.evacuation.Status)
-		if !turn.Reported {
-			continue
-		}
-		patience := min(timeout, turn.Patience(p.evacuation.Spec.ProgressDeadlineSeconds, 0))
-		if at := turn.Since.Add(patience / 2); at.Before(due) {
+		if at := nextHeartbeat(timeout, p); !at.IsZero() && at.Before(due) {
 			due = at
 		}
 	}
 	return due
+}
+
+// nextHeartbeat returns the time at which the next report of progress to an Evacuation is due, so
+// that it comes well before the surge timeout and the deadline of the Evacuation. It is zero before
+// the first report.
+func nextHeartbeat(timeout time.Duration, p *pod) time.Time {
+	turn := protocol.TurnOf(&p.evacuation.Status)
+	if !turn.Reported {
+		return time.Time{}
+	}
+	return turn.Since.Add(min(timeout, turn.Patience(p.evacuation.Spec.ProgressDeadlineSeconds, 0)) / 2)
 }
 
 // reportAfter returns how long reports wait for pods to leave. It also counts the pods that have
