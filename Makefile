@@ -57,7 +57,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# Each `go build` uses all cores by itself; two at the same time only need more memory.
+# Two calls of `go build` at the same time would compile twice what they share.
 .NOTPARALLEL:
 
 BIN := bin
@@ -173,6 +173,7 @@ clean: ## Remove everything that was built
 CLUSTER_MODULE := test/cluster
 KUBE_BINARIES := kube-apiserver kube-controller-manager kube-scheduler
 CLUSTER_BINARIES := etcd kwok cluster kwok-stages
+KWOK_PACKAGE := sigs.k8s.io/kwok/cmd/kwok
 CLUSTER_SOURCES := $(shell find $(CLUSTER_MODULE) -name '*.go' -o -name '*.yaml') $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum
 
 # The programs of Kubernetes 1.37 are in bin, those of an older version, which has a module of its
@@ -181,12 +182,12 @@ ifeq ($(KUBE),1.37)
 KUBE_MODULE := $(CLUSTER_MODULE)
 KUBE_BIN := $(BIN)
 KUBE_RELEASE := $(KUBE_VERSION)
-KUBECTL_PACKAGE := ./cmd/kubectl
+KUBE_PROGRAMS := ./cmd/kubectl ./cmd/cluster $(KWOK_PACKAGE)
 else ifneq ($(filter $(KUBE),$(KUBE_VERSIONS)),)
 KUBE_MODULE := $(CLUSTER_MODULE)/kube/$(KUBE)
 KUBE_BIN := $(BIN)/kube-$(KUBE)
 KUBE_RELEASE := $(shell sed -nE 's/^\tk8s.io\/kubernetes (v[^ ]+).*/\1/p' $(KUBE_MODULE)/go.mod)
-KUBECTL_PACKAGE := k8s.io/kubernetes/cmd/kubectl
+KUBE_PROGRAMS := k8s.io/kubernetes/cmd/kubectl
 ifneq ($(filter bench cgroup2 demo kube kubeadm kured nightly reboots rollouts scheduler,$(MAKECMDGOALS)),)
 $(error KUBE=$(KUBE): make $(MAKECMDGOALS) runs without KUBE only)
 endif
@@ -218,15 +219,15 @@ endif
 .PHONY: missing
 missing:
 
-# The control plane is one program with three names.
-KUBE_SOURCE := $(CLUSTER_MODULE)/kube/main.go
-
-$(KUBE_STAMP): $(KUBE_MODULE)/go.mod $(KUBE_MODULE)/go.sum $(KUBE_SOURCE) $(wildcard $(KUBE_MODULE)/cmd/kubectl/*.go)
+# The control plane is one program with three names. Each version of Kubernetes builds it from the
+# same folder, with its own go.mod. For 1.37, the call also builds kwok and bin/cluster, which share
+# its modules: Go compiles one program while it links another. Their own rules then find them up to
+# date, because all have the same linker flags.
+$(KUBE_STAMP): $(KUBE_MODULE)/go.mod $(KUBE_MODULE)/go.sum $(wildcard $(CLUSTER_MODULE)/kube/*.go $(KUBE_MODULE)/cmd/kubectl/*.go)
 	@echo 'Building the control plane $(KUBE_RELEASE) and kubectl (about five minutes the first time)'
 	@mkdir -p $(STAMPS) $(KUBE_BIN)
-	$(GO) -C $(KUBE_MODULE) build $(GO_BUILD_FLAGS) -ldflags '$(call kube_ldflags,$(KUBE_RELEASE))' -o '$(abspath $(KUBE_BIN))'/kube-apiserver '$(abspath $(KUBE_SOURCE))'
-	@cd $(KUBE_BIN) && for name in $(filter-out kube-apiserver,$(KUBE_BINARIES)); do ln -f kube-apiserver $$name; done
-	$(GO) -C $(KUBE_MODULE) build $(GO_BUILD_FLAGS) -ldflags '$(call kube_ldflags,$(KUBE_RELEASE))' -o '$(abspath $(KUBE_BIN))'/ $(KUBECTL_PACKAGE)
+	$(GO) -C $(CLUSTER_MODULE) build -modfile='$(abspath $(KUBE_MODULE))/go.mod' $(GO_BUILD_FLAGS) -ldflags '$(call kube_ldflags,$(KUBE_RELEASE))' -o '$(abspath $(KUBE_BIN))'/ ./kube $(KUBE_PROGRAMS)
+	@cd $(KUBE_BIN) && for name in $(KUBE_BINARIES); do ln -f kube $$name; done
 	@touch $@
 
 $(ETCD_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(wildcard $(CLUSTER_MODULE)/cmd/etcd/*.go)
@@ -240,7 +241,7 @@ $(ETCD_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(wildcard $(CL
 $(KWOK_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum
 	@echo 'Building kwok'
 	@mkdir -p $(STAMPS)
-	cd $(CLUSTER_MODULE) && $(GO) build $(GO_BUILD_FLAGS) -ldflags '-s -w' -o ../../$(BIN)/ sigs.k8s.io/kwok/cmd/kwok
+	cd $(CLUSTER_MODULE) && $(GO) build $(GO_BUILD_FLAGS) -ldflags '$(KUBE_LDFLAGS)' -o ../../$(BIN)/ $(KWOK_PACKAGE)
 	@stages="$$(go -C $(CLUSTER_MODULE) list -m -f '{{.Dir}}' sigs.k8s.io/kwok)"/kustomize/stage; \
 	rm -rf $(BIN)/kwok-stages; \
 	for folder in node/fast node/heartbeat-with-lease pod/fast pod/general; do \
@@ -253,7 +254,7 @@ $(KWOK_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum
 
 $(CLUSTER_STAMP): $(CLUSTER_SOURCES)
 	@mkdir -p $(STAMPS)
-	cd $(CLUSTER_MODULE) && $(GO) build $(GO_BUILD_FLAGS) -ldflags '-s -w' -o ../../$(BIN)/ ./cmd/cluster
+	cd $(CLUSTER_MODULE) && $(GO) build $(GO_BUILD_FLAGS) -ldflags '$(KUBE_LDFLAGS)' -o ../../$(BIN)/ ./cmd/cluster
 	@touch $@
 
 .PHONY: cluster-binaries

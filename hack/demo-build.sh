@@ -27,7 +27,7 @@ stale() {
 # compile a package is about in proportion to them. The packages are those of `make demo`.
 weigh() {
 	{
-		stale test/cluster ./cmd/... sigs.k8s.io/kwok/cmd/kwok k8s.io/kubernetes/cmd/kube-{apiserver,controller-manager,scheduler}
+		stale test/cluster ./kube ./cmd/... sigs.k8s.io/kwok/cmd/kwok
 		stale . ./cmd/{apiserver,kubectl-maintenance,worker}
 	} | sort -u >"${work}/files"
 	cut -f2 "${work}/files" | xargs -rd '\n' stat --format=%s | paste "${work}/files" - |

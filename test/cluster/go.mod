@@ -5,6 +5,9 @@ go 1.26.0
 // k8s.io/kubernetes says GODEBUG default=go1.26 for its own binaries; it only counts in the main module, which is this one.
 godebug default=go1.26
 
+// Otherwise `go test ./...` and the linters would compile all of Kubernetes.
+ignore ./kube
+
 tool (
 	k8s.io/kubernetes/cmd/kube-apiserver
 	k8s.io/kubernetes/cmd/kube-controller-manager

@@ -1,12 +1,10 @@
-//go:build ignore
-
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// This program is kube-apiserver, kube-controller-manager or kube-scheduler of the development
-// cluster, depending on the name of its file: one program is linked once. The Makefile builds this
-// file in the module of each version of Kubernetes. The build constraint keeps it out of `go test
-// ./...` and the linters, which would compile Kubernetes to read it.
+// Command kube is kube-apiserver, kube-controller-manager or kube-scheduler of the development
+// cluster, depending on the name of its file: one program is linked once. The Makefile builds it
+// with the go.mod of each version of Kubernetes. test/cluster/go.mod keeps it out of `./...`, where
+// `go test` and the linters would compile Kubernetes to read it.
 package main
 
 import (
