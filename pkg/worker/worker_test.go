@@ -453,11 +453,13 @@ func TestWorkIsNotRepeatedAfterAnUnansweredReport(t *testing.T) {
 				finished.Store(true)
 				return task.Report(ctx, Progress{Message: "1 of 1"})
 			}, Config{Finished: func(context.Context, *Task) bool { return finished.Load() }}, newTaskOf(claimed))
+			w.api.Lock() // the worker has begun
 			w.api.PrependReactor("get", "nodetasks", func(clienttesting.Action) (bool, runtime.Object, error) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				return w.refuse != nil, nil, w.refuse
 			})
+			w.api.Unlock()
 			begin <- w
 			w.quiet(5*time.Minute, `{}`, `{"expectedFinishTime":null,"result":"Done"}`)
 			is.Equal(t, w.calls, 1, "calls of the handler")

@@ -31,6 +31,8 @@ import (
 
 // refuseWrites makes the API refuse updates of a subresource of Evacuations.
 func (w *world) refuseWrites(subresource string) {
+	w.api.client.Lock()
+	defer w.api.client.Unlock()
 	w.api.client.PrependReactor(
 		"update", "evacuations",
 		func(action clienttesting.Action) (bool, runtime.Object, error) {
