@@ -182,8 +182,11 @@ func (c *cluster) removeWorkload(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	// Delete the events last, because the deletion of the pods creates events.
-	return c.kube.EventsV1().Events(namespace).DeleteCollection(ctx, background, all)
+	// Delete the events last, because the deletion of the pods creates events. Those of a large
+	// drain take longer than one request may.
+	return until(ctx, func(ctx context.Context) (string, error) {
+		return "", c.kube.EventsV1().Events(namespace).DeleteCollection(ctx, background, all)
+	})
 }
 
 func (c *cluster) startWorkload(ctx context.Context, w workload) error {
@@ -316,7 +319,7 @@ func untilEvery(ctx context.Context, interval time.Duration, check func(context.
 	var last string
 	err := wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
 		missing, err := check(ctx)
-		if apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) {
+		if apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) || apierrors.IsTimeout(err) {
 			missing, err = err.Error(), nil
 		}
 		if err == nil {
