@@ -23,7 +23,7 @@ import (
 
 // act applies a decision: it withdraws evictions that must not be sent any more, then writes the
 // status, and then takes the actions that depend on the new status. If the status cannot be written
-// for a while, act releases an Evacuation that may be cancelled without it.
+// for a while, act releases the Evacuation nevertheless, unless its cancellation is forbidden.
 func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	key := keyOf(s.evacuation)
 	if !d.evict {
