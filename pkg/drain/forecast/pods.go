@@ -155,9 +155,9 @@ type Pods struct {
 	mu     sync.Mutex
 	byNode map[string][]Pod
 	sorted bool
-	// traits are those of all pods, and latest are those of the latest pod of each controller.
+	// traits are those of all pods, and latest are those of the latest of all siblings.
 	traits []*traits
-	latest map[types.UID]*traits
+	latest map[drainplan.Siblings]*traits
 }
 
 // NewPods returns a collection for pods of the nodes, given the enabled built-in evacuators and a
@@ -165,7 +165,7 @@ type Pods struct {
 func NewPods(nodes []*corev1.Node, builtIn sets.Set[string], nodeOf func(*corev1.Pod) string) *Pods {
 	p := &Pods{
 		nodes: make(map[string]*corev1.Node, len(nodes)), evacuators: builtIn, nodeOf: nodeOf,
-		byNode: make(map[string][]Pod, len(nodes)), latest: map[types.UID]*traits{},
+		byNode: make(map[string][]Pod, len(nodes)), latest: map[drainplan.Siblings]*traits{},
 	}
 	for _, n := range nodes {
 		p.nodes[n.Name] = n
@@ -187,17 +187,19 @@ func (p *Pods) Add(pod *corev1.Pod) {
 	p.sorted = false
 }
 
-// share returns the traits of the latest pod of the same controller if they are equal, or a copy.
+// share returns the traits of the latest sibling if they are equal, or a copy.
 func (p *Pods) share(t *traits) *traits {
+	var of drainplan.Siblings
 	if t.Owner != nil {
-		if latest := p.latest[t.Owner.UID]; latest != nil && latest.equal(t) {
+		of = drainplan.SiblingsOf(t.Labels, t.Owner)
+		if latest := p.latest[of]; latest != nil && latest.equal(t) {
 			return latest
 		}
 	}
 	// A copy, so that the traits of most pods need no memory on the heap.
 	kept := *t
 	if t.Owner != nil {
-		p.latest[t.Owner.UID] = &kept
+		p.latest[of] = &kept
 	}
 	p.traits = append(p.traits, &kept)
 	return &kept

@@ -4,6 +4,7 @@
 package forecast
 
 import (
+	"fmt"
 	"reflect"
 	"testing"
 
@@ -55,4 +56,16 @@ func TestPodsOfAControllerShareTraits(t *testing.T) {
 	is.Equal(t, len(found), 3, "pods")
 	is.True(t, found[0].traits == found[1].traits, "equal traits are not shared")
 	is.Equal(t, found[2].Labels["app"], "canary", "the label of another pod of the same controller")
+}
+
+// TestSiblingsOfSeveralZonesShareTraits adds pods with the labels of the zones of their nodes, each
+// in another zone than the last one.
+func TestSiblingsOfSeveralZonesShareTraits(t *testing.T) {
+	const zones = 3
+	collected := NewPods([]*corev1.Node{node("n1")}, nil, nodeOf)
+	for i, p := range pods(10*zones, "web", "n1") {
+		p.Labels = map[string]string{corev1.LabelTopologyZone: fmt.Sprint("zone-", i%zones)}
+		collected.Add(p)
+	}
+	is.Equal(t, len(collected.traits), zones, "traits in memory")
 }

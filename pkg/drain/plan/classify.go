@@ -139,3 +139,21 @@ func toleratesDrain(pod *corev1.Pod) bool {
 	}
 	return false
 }
+
+// Siblings identifies the pods of a controller in one zone, most of which are equal but for their
+// names and nodes. Kubernetes 1.35 and later give each pod the label of its node's zone, so the
+// labels of the controller's other pods differ.
+type Siblings struct {
+	controller types.UID
+	zone       string
+}
+
+// SiblingsOf returns the siblings of a pod with the given labels and controller. If controller is
+// nil, these are the pods of the zone without a controller.
+func SiblingsOf(labels map[string]string, controller *metav1.OwnerReference) Siblings {
+	of := Siblings{zone: labels[corev1.LabelTopologyZone]}
+	if controller != nil {
+		of.controller = controller.UID
+	}
+	return of
+}

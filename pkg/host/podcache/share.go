@@ -11,25 +11,26 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/lru"
+
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// maxOwners is the maximum number of controllers whose latest pod is remembered. After an entry was
-// evicted, the next pod of that controller does not share its parts and takes more memory.
-const maxOwners = 20000
+// maxSiblings is the maximum number of groups of siblings whose latest pod is remembered. After an
+// entry was evicted, the next pod of the group does not share its parts and takes more memory.
+const maxSiblings = 30000
 
 // sharing makes pods share equal parts. This is safe because objects in the cache of an informer
 // are never changed.
 type sharing struct {
-	// latest has the latest pod of each controller, by UID.
+	// latest has the parts of the latest pod, by siblings.
 	latest *lru.Cache
 }
 
 func newSharing() *sharing {
-	return &sharing{latest: lru.New(maxOwners)}
+	return &sharing{latest: lru.New(maxSiblings)}
 }
 
-// share replaces parts of a pod with the parts of the latest pod with the same controller, if they
-// are equal.
+// share replaces parts of a pod with the parts of its latest sibling, if they are equal.
 func (s *sharing) share(pod *corev1.Pod) {
 	pod.Namespace = once(pod.Namespace)
 	pod.Spec.NodeName = once(pod.Spec.NodeName)
@@ -42,16 +43,17 @@ func (s *sharing) share(pod *corev1.Pod) {
 	if owner == nil {
 		return
 	}
-	if sibling, ok := s.latest.Get(owner.UID); ok {
+	of := drainplan.SiblingsOf(pod.Labels, owner)
+	if sibling, ok := s.latest.Get(of); ok {
 		shareParts(pod, sibling.(*parts))
 	}
-	s.latest.Add(owner.UID, &parts{
+	s.latest.Add(of, &parts{
 		labels: pod.Labels, owners: pod.OwnerReferences, tolerations: pod.Spec.Tolerations, finalizers: pod.Finalizers, annotations: pod.Annotations,
 		priority: pod.Spec.Priority, grace: pod.Spec.TerminationGracePeriodSeconds, volumes: pod.Spec.Volumes,
 	})
 }
 
-// parts has the parts of a pod that other pods with the same controller may share.
+// parts has the parts of a pod that its siblings may share.
 type parts struct {
 	labels, annotations map[string]string
 	owners              []metav1.OwnerReference

@@ -82,6 +82,22 @@ func TestSiblingsShareWhatIsEqual(t *testing.T) {
 	}
 }
 
+// TestSiblingsOfSeveralZonesShareLabels adds pods with the labels of the zones of their nodes, each
+// in another zone than the last one.
+func TestSiblingsOfSeveralZonesShareLabels(t *testing.T) {
+	const zones = 3
+	transform := NewTransform()
+	maps := map[uintptr]bool{}
+	for i := range 10 * zones {
+		pod := podOf("rs", i)
+		pod.Labels[corev1.LabelTopologyZone] = fmt.Sprint("zone-", i%zones)
+		shared := unpackPod(must.Get(transform(pod))(t)).Labels
+		is.Equal(t, shared[corev1.LabelTopologyZone], fmt.Sprint("zone-", i%zones), "the zone")
+		maps[reflect.ValueOf(shared).Pointer()] = true
+	}
+	is.Equal(t, len(maps), zones, "sets of labels in memory")
+}
+
 // TestTransformKeepsWhatStripKeeps checks that sharing and packing do not change a pod.
 func TestTransformKeepsWhatStripKeeps(t *testing.T) {
 	transform := NewTransform()

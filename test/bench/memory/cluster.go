@@ -118,7 +118,7 @@ func (c *cluster) fill(ctx context.Context) error {
 	if err := crowd.Each(ctx, c.nodes, func(ctx context.Context, i int) error {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), Labels: map[string]string{
 			corev1.LabelHostname:           nodeName(i),
-			corev1.LabelTopologyZone:       fmt.Sprint("zone-", i%3),
+			corev1.LabelTopologyZone:       zoneOf(i),
 			corev1.LabelInstanceTypeStable: "large",
 			groupLabel:                     c.groupOf(i),
 		}}}
@@ -149,6 +149,8 @@ func (c *cluster) fill(ctx context.Context) error {
 		app := i / podsPerApp
 		pod := crowd.NewPod(crowd.Name{Namespace: namespaceOf(app), App: appName(app), Team: app % teams}, i, owners[app], nodeName(i%c.nodes))
 		pod.OwnerReferences[0].APIVersion, pod.OwnerReferences[0].Kind = "apps/v1", "ReplicaSet"
+		// kube-apiserver would give the pod this label when it is bound.
+		pod.Labels[corev1.LabelTopologyZone] = zoneOf(i % c.nodes)
 		return pod
 	}); err != nil {
 		return fmt.Errorf("create pods: %w", err)
@@ -212,6 +214,8 @@ func (c *cluster) awaitBudgets(ctx context.Context, count int) error {
 }
 
 func nodeName(i int) string { return fmt.Sprintf("ip-10-%d-%d.example.internal", i/250, i%250) }
+
+func zoneOf(node int) string { return fmt.Sprint("zone-", node%3) }
 
 func appName(i int) string { return fmt.Sprintf("service-%d-7c9f6d5b8f", i) }
 

@@ -221,13 +221,17 @@ func (c *Controller) openEvacuationOf(p *corev1.Pod) *v1alpha1.Evacuation {
 	return nil
 }
 
-// budgetsByLabels caches the budgets of pods by the labels of the pods. Most pods of a Deployment
-// have the same labels, and a namespace may have thousands of budgets to match.
+// budgetsByLabels caches the budgets of pods by the labels of the pods. Most siblings have the same
+// labels, and a namespace may have thousands of budgets to match.
 type budgetsByLabels struct {
 	found map[string][]*policyv1.PodDisruptionBudget
-	// labels are those of the last pod, and last are its budgets.
-	labels labels.Set
-	last   []*policyv1.PodDisruptionBudget
+	// latest has the labels and the budgets of the latest pod.
+	latest map[drainplan.Siblings]budgeted
+}
+
+type budgeted struct {
+	labels  labels.Set
+	budgets []*policyv1.PodDisruptionBudget
 }
 
 // budgetsOf returns the budgets that the Eviction API would check.
@@ -235,11 +239,12 @@ func (c *Controller) budgetsOf(p *corev1.Pod, known *budgetsByLabels) []*policyv
 	if !pdb.Holds(p) {
 		return nil
 	}
-	if known.found != nil && maps.Equal(known.labels, p.Labels) {
-		return known.last
+	of := drainplan.SiblingsOf(p.Labels, metav1.GetControllerOfNoCopy(p))
+	if latest, ok := known.latest[of]; ok && maps.Equal(latest.labels, p.Labels) {
+		return latest.budgets
 	}
 	if known.found == nil {
-		known.found = map[string][]*policyv1.PodDisruptionBudget{}
+		known.found, known.latest = map[string][]*policyv1.PodDisruptionBudget{}, map[drainplan.Siblings]budgeted{}
 	}
 	key := labels.Set(p.Labels).String()
 	same, ok := known.found[key]
@@ -249,7 +254,7 @@ func (c *Controller) budgetsOf(p *corev1.Pod, known *budgetsByLabels) []*policyv
 		c.matching.RUnlock()
 		known.found[key] = same
 	}
-	known.labels, known.last = p.Labels, same
+	known.latest[of] = budgeted{p.Labels, same}
 	return same
 }
 
