@@ -207,8 +207,8 @@ func TestRolloutZoneByZone(t *testing.T) {
 	}
 	recorder := cluster.Judge(t, pool, namespace)
 	runWorker(t, pool, func(node string) v1alpha1.NodeTaskResult {
-		// Long enough for the oracle to see what happens to the node meanwhile: the begin is seen
-		// up to a second late, and the end is stored in whole seconds.
+		// Long enough for the oracle to see what happens to the node meanwhile: the begin is seen a
+		// moment late, and the end is stored in whole seconds.
 		<-time.After(3 * time.Second)
 		if err := setKernel(t, node); err != nil {
 			t.Errorf("install the kernel on node %s: %v", node, err)

@@ -52,13 +52,19 @@ func Verdict(log Log, rules Rules, cordoned ...string) []string {
 const (
 	// watchDelay is the time that a change of a budget may take to reach a watching client on a
 	// busy machine. The server may request an eviction that the budget forbids within that time.
-	watchDelay = time.Second
+	watchDelay = 250 * time.Millisecond
+	// schedulerDelay is the same time for a scheduler, which decides about all victims before it
+	// sends their evictions.
+	schedulerDelay = time.Second
 	// A probe is an eviction to check a budget that allows no disruption according to the watch.
 	// The first probe of a budget comes after ten seconds. All such budgets together get one probe
 	// in six seconds. Both times include a tolerance for the clocks.
 	probeAfter = 9500 * time.Millisecond
 	probeEvery = 5500 * time.Millisecond
 )
+
+// schedulerUser is the user name of kube-scheduler and of haulout-scheduler.
+const schedulerUser = "system:kube-scheduler"
 
 // budgetState records whether a budget allowed a disruption, and since when.
 type budgetState struct {
@@ -81,11 +87,11 @@ func budgetStates(log Log) map[string][]budgetState {
 }
 
 // closedSince returns the time since which a budget has allowed no disruption. ok is false if the
-// budget allows one, or may allow one.
-func closedSince(states []budgetState, at time.Time) (time.Time, bool) {
+// budget allows one, or may allow one, since the change may take the given time to reach a client.
+func closedSince(states []budgetState, at time.Time, delay time.Duration) (time.Time, bool) {
 	for _, s := range slices.Backward(states) {
 		if !s.since.After(at) {
-			return s.since, !s.open && at.Sub(s.since) >= watchDelay
+			return s.since, !s.open && at.Sub(s.since) >= delay
 		}
 	}
 	return time.Time{}, false
@@ -101,7 +107,11 @@ func SentToClosed(log Log) (found []string, probes int) {
 		if call.RefusedBy == "" {
 			continue
 		}
-		since, closed := closedSince(states[call.Namespace+"/"+call.RefusedBy], call.Received)
+		delay := watchDelay
+		if call.User == schedulerUser {
+			delay = schedulerDelay
+		}
+		since, closed := closedSince(states[call.Namespace+"/"+call.RefusedBy], call.Received, delay)
 		if !closed {
 			continue
 		}

@@ -33,6 +33,10 @@ func TestSentToClosed(t *testing.T) {
 			RefusedBy: "web", Received: at(seconds),
 		}
 	}
+	by := func(user string, call Call) Call {
+		call.User = user
+		return call
+	}
 	granted := refused(5)
 	granted.Code, granted.RefusedBy = 201, ""
 	for sentence, tc := range map[string]struct {
@@ -50,6 +54,17 @@ func TestSentToClosed(t *testing.T) {
 		"one that is sent to a closed budget": {
 			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{refused(6)},
 			want: []string{"budget web had allowed no disruption for 1s"},
+		},
+		"one that is sent half a second after the budget closed": {
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{refused(5.5)},
+			want: []string{"budget web had allowed no disruption for 500ms"},
+		},
+		"one that a scheduler sends half a second after the budget closed": {
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{by(schedulerUser, refused(5.5))},
+		},
+		"one that a scheduler sends later": {
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{by(schedulerUser, refused(6.1))},
+			want: []string{"budget web had allowed no disruption for 1.1s"},
 		},
 		"one that is sent to a budget that is not up to date": {
 			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(1, 2)}, calls: []Call{refused(6)},
