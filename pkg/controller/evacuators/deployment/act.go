@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -21,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -38,6 +40,8 @@ const (
 	// reportTimeout is the deadline of one report. It is also how long one sync may start reports:
 	// a webhook may hang, and the whole sync must end before loop.StuckAfter.
 	reportTimeout = 5 * time.Second
+	// maxReporting is the maximum number of reports of one sync that are written at the same time.
+	maxReporting = 8
 )
 
 // act applies a decision. It writes the reports to Evacuations last, since they make the next
@@ -97,7 +101,8 @@ func (c *Controller) isUnasked(removed []*pod) bool {
 // immediately, or after the backoff if only reports that failed before are left. The Evacuations
 // that have waited longest come first: the next sync may repeat all reports, since their numbers
 // change all the time, and the turns of the others would end. Before them come the reports that
-// make the next evacuators active.
+// make the next evacuators active. maxReporting are written at the same time: one after the other,
+// the first reports to the thousands of pods of a large Deployment would come after their deadline.
 func (c *Controller) reportAll(ctx context.Context, key types.NamespacedName, now time.Time, reports []report) error {
 	unreported := c.known.get(key).unreported
 	slices.SortStableFunc(reports, func(a, b report) int {
@@ -107,22 +112,27 @@ func (c *Controller) reportAll(ctx context.Context, key types.NamespacedName, no
 		)
 	})
 	end := c.clock.Now().Add(reportTimeout)
-	var failed []error
-	for _, r := range reports {
-		name := r.evacuation.Name
+	failed := make([]error, len(reports), len(reports)+1)
+	var left, leftSound atomic.Bool
+	workqueue.ParallelizeUntil(ctx, maxReporting, len(reports), func(i int) {
+		name := reports[i].evacuation.Name
 		if !c.clock.Now().Before(end) {
-			if joined(failed) == nil || unreported[name].IsZero() {
-				c.queue.AddAfter(item{NamespacedName: key}, 0)
+			left.Store(true)
+			if unreported[name].IsZero() {
+				leftSound.Store(true)
 			}
-			break
+			return
 		}
-		err := c.report(ctx, now, r)
+		failed[i] = c.report(ctx, now, reports[i])
 		if ctx.Err() == nil {
-			c.known.reported(key, name, c.clock.Now(), err)
+			c.known.reported(key, name, c.clock.Now(), failed[i])
 		}
-		failed = append(failed, err)
+	})
+	err := joined(append(failed, ctx.Err()))
+	if left.Load() && (err == nil || leftSound.Load()) {
+		c.queue.AddAfter(item{NamespacedName: key}, 0)
 	}
-	return joined(failed)
+	return err
 }
 
 // tellScaleFailed reports why the replica count cannot be written, in an event about the Deployment
