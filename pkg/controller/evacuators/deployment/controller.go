@@ -195,7 +195,7 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return err
 	}
-	c.known.noteSync(key, s.now, len(s.pods))
+	c.known.noteSync(key, s.now, len(s.pods), c.startDeadline)
 	d := decide(s)
 	// Each report makes the evacuation controller reconcile an Evacuation, and each written cost
 	// the deletion-cost controller a pod.

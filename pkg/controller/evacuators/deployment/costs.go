@@ -28,6 +28,9 @@ const (
 	// costPatience is how long a scale-down waits for writes of deletion costs, since an admission
 	// policy may refuse all changes of a pod.
 	costPatience = 30 * time.Second
+	// writeRetry is the time after which a decision is made again that could do no more than write
+	// something else first.
+	writeRetry = time.Second
 )
 
 // restoreCosts restores the deletion cost of the pods that stay: the pods in remaining, paused
@@ -193,15 +196,16 @@ func (c *Controller) IsSurplus(p *corev1.Pod) bool {
 
 // awaitsCosts reports whether a scale-down still has to wait for writes of deletion costs.
 func (d *decision) awaitsCosts(s situation) bool {
-	since := s.memory.costsSince
+	since, retry := s.memory.costsSince, costTimeout
 	if since.IsZero() {
-		since = s.now
+		// The caches, that of the ReplicaSet controller as well, have the costs soon.
+		since, retry = s.now, writeRetry
 	}
 	d.memory.costsSince = since
 	if !s.now.Before(since.Add(costPatience)) {
 		return false
 	}
-	d.wakeAt(s.now.Add(costTimeout))
+	d.wakeAt(s.now.Add(retry))
 	return true
 }
 

@@ -498,6 +498,11 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 		newcomers = slices.DeleteFunc(newcomers, func(p *pod) bool { return s.now.Before(nextHeartbeat(s.timeout, p)) })
 	}
 	d.sayScaled(s, &wider, newcomers)
+	if len(wider.Evacuations) < maxRecorded {
+		// This decision lets no pod leave. After a pause more pods could have been asked to leave,
+		// and so on.
+		d.wakeAt(s.now.Add(writeRetry))
+	}
 	return true
 }
 

@@ -52,14 +52,26 @@ func (c *Controller) watch() error {
 }
 
 const (
-	// pausePerPod is the pause after each sync of a Deployment, for each of its pods, and
-	// longestPause is the maximum of the pause. The cost of a sync is proportional to the number of
-	// pods, and each pod causes a dozen events while it is replaced. Without a pause the cost would
-	// grow with the square of the number of pods, and so it does from the number on with which the
-	// pause is the longest. Between two syncs at most maxRecorded pods can be replaced.
-	pausePerPod  = 400 * time.Microsecond
+	// pausePerPod is the pause after each sync of a Deployment, for each of its pods: a sync costs
+	// as much as the Deployment has pods, and each pod causes a dozen events while it is replaced.
+	// Without a pause the cost would grow with the square of the number of pods, and so it does
+	// from the number on with which the pause is the longest.
+	pausePerPod = 400 * time.Microsecond
+	// longestPause is the maximum of the pause. Between two syncs at most maxRecorded pods can be
+	// replaced.
 	longestPause = 2 * time.Second
 )
+
+// pauseAfter returns the pause after a sync of one of the tracked Deployments. Each of them has as
+// many events as it would have alone, so the pause grows with their number. It is at most a quarter
+// of the time within which an evacuator has to send its first report; 0 is no such time.
+func pauseAfter(pods, tracked int, startDeadline time.Duration) time.Duration {
+	longest := longestPause
+	if startDeadline > 0 {
+		longest = min(longest, startDeadline/4)
+	}
+	return min(time.Duration(pods)*time.Duration(tracked)*pausePerPod, longest)
+}
 
 // enqueue enqueues a Deployment, immediately unless it was synced a moment ago.
 func (c *Controller) enqueue(key types.NamespacedName) {

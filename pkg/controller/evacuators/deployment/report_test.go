@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -112,7 +113,7 @@ func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 		sync := func() {
 			t.Helper()
 			begun := time.Now()
-			c.known.noteSync(key, begun, broken+1)
+			c.known.noteSync(key, begun, broken+1, 0)
 			if _, err := c.act(t.Context(), key, situation{now: begun}, d); err == nil {
 				t.Error("got no error")
 			}
@@ -184,21 +185,68 @@ func TestReportsToManyReachAll(t *testing.T) {
 	})
 }
 
-func TestLooksAtALargeDeploymentPause(t *testing.T) {
+func TestSyncsOfLargeAndOfManyDeploymentsPause(t *testing.T) {
 	key, now := types.NamespacedName{Namespace: testNamespace, Name: testName}, start
 	for name, tc := range map[string]struct {
-		pods int
-		want time.Duration
+		pods, others  int
+		startDeadline time.Duration
+		want          time.Duration
 	}{
-		"one pod is reconciled again immediately":              {1, 400 * time.Microsecond},
-		"hundreds of pods are reconciled a few times a second": {600, 240 * time.Millisecond},
-		"the pause is bounded":                                 {100000, 2 * time.Second},
+		"one pod is reconciled again immediately":              {pods: 1, want: 400 * time.Microsecond},
+		"hundreds of pods are reconciled a few times a second": {pods: 600, want: 240 * time.Millisecond},
+		"the pause is bounded":                                 {pods: 100000, want: 2 * time.Second},
+		"Deployments share the time of the syncs":              {pods: 20, others: 29, want: 240 * time.Millisecond},
+		"the pause because of others is bounded":               {pods: 20, others: 5000, want: 2 * time.Second},
+		"the pause leaves time for the first report":           {pods: 100000, startDeadline: 2 * time.Second, want: 500 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var known tracked
 			is.True(t, known.get(key).nextSync.IsZero(), "the first sync is delayed")
-			known.noteSync(key, now, tc.pods)
+			known.change(key, func(*state) {})
+			for i := range tc.others {
+				known.change(types.NamespacedName{Namespace: testNamespace, Name: fmt.Sprint("other-", i)}, func(*state) {})
+			}
+			known.noteSync(key, now, tc.pods, tc.startDeadline)
 			is.Equal(t, known.get(key).nextSync.Sub(now), tc.want, "a pause of")
+		})
+	}
+}
+
+// TestWhatADrainWaitsForDoesNotWaitForThePause covers decisions after which the next one makes
+// progress without an event of another object.
+func TestWhatADrainWaitsForDoesNotWaitForThePause(t *testing.T) {
+	const later, never = time.Minute, -time.Minute
+	replacement := newTestPod("web-1", fresh)
+	lowers := at(later, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-0", leaves(ours)), replacement)
+	for name, tc := range map[string]struct {
+		s    situation
+		want string
+		wake time.Duration
+	}{
+		"pods join a surge": {
+			s: at(later, newDeployment(3, recorded(2, 3, "gone")), newTestPod("web-0", leaves(ours), minOne(3, 3)),
+				newTestPod("web-2", leaves(ours), minOne(3, 3)), replacement),
+			want: "scale to 3 for 3;", wake: writeRetry,
+		},
+		"pods fill the record of a surge": {
+			s: at(later, newDeployment(2, recorded(1, 2, slices.Repeat([]string{"gone"}, maxRecorded-1)...)),
+				newTestPod("web-0", leaves(ours), minOne(2, 2)), replacement),
+			want: "scale to 2 for 200;", wake: never,
+		},
+		"a scale-down waits for costs that were just written": {s: lowers, want: "lower web-0;", wake: writeRetry},
+		"costs that fail are not written again and again": {
+			s:    changed(lowers, func(s *situation) { s.memory.costsSince = s.now.Add(-writeRetry) }),
+			want: "lower web-0;", wake: costTimeout,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := decide(tc.s)
+			is.Equal(t, summary(d), tc.want)
+			if tc.wake == never {
+				is.True(t, d.wake.IsZero() || d.wake.After(tc.s.now.Add(longestPause)), "the next decision does not wait for the pause")
+				return
+			}
+			is.Equal(t, d.wake.Sub(tc.s.now), tc.wake, "the next decision")
 		})
 	}
 }

@@ -103,10 +103,10 @@ func (t *tracked) get(key types.NamespacedName) state {
 	return s
 }
 
-// noteSync sets the earliest time of the next sync of a Deployment from its number of pods. at is
-// the start of this sync.
-func (t *tracked) noteSync(key types.NamespacedName, at time.Time, pods int) {
-	t.change(key, func(s *state) { s.nextSync = at.Add(min(time.Duration(pods)*pausePerPod, longestPause)) })
+// noteSync sets the earliest time of the next sync of a Deployment. at is the start of this sync.
+func (t *tracked) noteSync(key types.NamespacedName, at time.Time, pods int, startDeadline time.Duration) {
+	pause := pauseAfter(pods, t.Len(), startDeadline)
+	t.change(key, func(s *state) { s.nextSync = at.Add(pause) })
 }
 
 // scaleFailed records that the replica count could not be written, and reports whether the error is
