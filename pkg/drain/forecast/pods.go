@@ -189,9 +189,8 @@ func (p *Pods) Add(pod *corev1.Pod) {
 
 // share returns the traits of the latest sibling if they are equal, or a copy.
 func (p *Pods) share(t *traits) *traits {
-	var of drainplan.Siblings
+	of := drainplan.SiblingsOf(t.Labels, t.Owner)
 	if t.Owner != nil {
-		of = drainplan.SiblingsOf(t.Labels, t.Owner)
 		if latest := p.latest[of]; latest != nil && latest.equal(t) {
 			return latest
 		}

@@ -28,8 +28,8 @@ const (
 	// costPatience is how long a scale-down waits for writes of deletion costs, since an admission
 	// policy may refuse all changes of a pod.
 	costPatience = 30 * time.Second
-	// writeRetry is the time after which a decision is made again that could do no more than write
-	// something else first.
+	// writeRetry is the time until the next decision if this one only writes what the next one
+	// needs.
 	writeRetry = time.Second
 )
 

@@ -64,7 +64,7 @@ const (
 
 // pauseAfter returns the pause after a sync of one of the tracked Deployments. Each of them has as
 // many events as it would have alone, so the pause grows with their number. It is at most a quarter
-// of the time within which an evacuator has to send its first report; 0 is no such time.
+// of startDeadline, within which an evacuator has to send its first report, unless that is 0.
 func pauseAfter(pods, tracked int, startDeadline time.Duration) time.Duration {
 	longest := longestPause
 	if startDeadline > 0 {
