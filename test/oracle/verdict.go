@@ -63,8 +63,8 @@ const (
 	probeEvery = 5500 * time.Millisecond
 )
 
-// schedulerUser is the user name of kube-scheduler and of haulout-scheduler.
-const schedulerUser = "system:kube-scheduler"
+// SchedulerUser is the user name of kube-scheduler and of haulout-scheduler.
+const SchedulerUser = "system:kube-scheduler"
 
 // budgetState records whether a budget allowed a disruption, and since when.
 type budgetState struct {
@@ -108,7 +108,7 @@ func SentToClosed(log Log) (found []string, probes int) {
 			continue
 		}
 		delay := watchDelay
-		if call.User == schedulerUser {
+		if call.User == SchedulerUser {
 			delay = schedulerDelay
 		}
 		since, closed := closedSince(states[call.Namespace+"/"+call.RefusedBy], call.Received, delay)

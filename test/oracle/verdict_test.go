@@ -60,10 +60,10 @@ func TestSentToClosed(t *testing.T) {
 			want: []string{"budget web had allowed no disruption for 500ms"},
 		},
 		"one that a scheduler sends half a second after the budget closed": {
-			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{by(schedulerUser, refused(5.5))},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{by(SchedulerUser, refused(5.5))},
 		},
 		"one that a scheduler sends later": {
-			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{by(schedulerUser, refused(6.1))},
+			events: map[float64]*policyv1.PodDisruptionBudget{0: status(1), 5: status(0)}, calls: []Call{by(SchedulerUser, refused(6.1))},
 			want: []string{"budget web had allowed no disruption for 1.1s"},
 		},
 		"one that is sent to a budget that is not up to date": {

@@ -31,7 +31,7 @@ import (
 
 const (
 	threshold = "maintenance.haulout.dev/allow-disruption-by-priority-greater-than-or-equal"
-	scheduler = "system:kube-scheduler"
+	scheduler = oracle.SchedulerUser
 )
 
 // world is a node that is full with two pods of a Deployment. The class of the pods has the
