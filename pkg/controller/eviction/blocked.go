@@ -117,7 +117,7 @@ func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time)
 
 // inherit sets the blocker that the previous leader stored. The first answer replaces it.
 func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
-	it.blocker, it.starved = b, b != nil
+	it.blocker, it.starved, it.follows = b, b != nil, b != nil
 	if b == nil {
 		return
 	}

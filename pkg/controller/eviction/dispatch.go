@@ -20,7 +20,7 @@ func (q *Queue) step() (due []*call, next time.Time) {
 	q.mu.Lock()
 	defer q.unlock()
 	now := q.cfg.Clock.Now()
-	q.stepped = true
+	q.stepped, q.budgetLanes.pods = true, len(q.byUID)
 	q.applyBudgets(now)
 	for it := q.resting.first(); it != nil && !it.due.After(now); it = q.resting.first() {
 		q.place(it, now)
@@ -213,7 +213,8 @@ func (q *Queue) lane(key laneKey, create func() lane) lane {
 func (q *Queue) leaveLane(it *item) {
 	if it.lane != nil {
 		delete(it.lane.common().members, it)
-		it.lane, it.told = nil, false
+		// The next lane may be that of another budget, which the blocker must name.
+		it.lane, it.told, it.follows = nil, false, true
 	}
 }
 

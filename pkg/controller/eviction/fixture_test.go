@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
@@ -335,6 +336,9 @@ func newBudget(name string, allowed int32, mods ...func(*policyv1.PodDisruptionB
 func forApp(app string) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = map[string]string{"app": app} }
 }
+
+// oneMayGo makes a budget one that allows a disruption if all pods are healthy.
+func oneMayGo(b *policyv1.PodDisruptionBudget) { b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(1)) }
 
 func withHealthy(healthy int32) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Status.CurrentHealthy = healthy }

@@ -146,7 +146,7 @@ func (c *concurrency) bad(sentUnder int) {
 	c.limit = max(1, min(c.limit, sentUnder/2))
 }
 
-func latest(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, time.Time.Compare) }
+func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
 
 type phase int
 
@@ -212,10 +212,11 @@ type item struct {
 	deniedSince, failingSince time.Time
 	denial                    string
 	// blocker and note are the reported state. starved is set if the blocker comes from the lane's
-	// budget, told if the note names the pods that the item waits for.
-	blocker       *Blocker
-	note          string
-	starved, told bool
+	// budget, follows if its message must follow the budget, told if the note names the pods that
+	// the item waits for.
+	blocker                *Blocker
+	note                   string
+	starved, follows, told bool
 }
 
 // updateRemedy sets what a repeated request says about the remedy for the budget, and reports

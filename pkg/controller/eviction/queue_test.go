@@ -136,17 +136,17 @@ func TestProbeThatIsRefusedWhileItsBudgetOpens(t *testing.T) {
 
 func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{answer: success}, newPod("web-0"), newBudget("web", 0))
+		w := newWorld(t, worldConfig{answer: success}, newPod("web-0"), newBudget("web", 0, oneMayGo))
 		// The queue is paused, so that the pod stays in its lane.
 		w.queue.pausedUntil = start.Add(time.Hour)
 		w.add("web-0")
 		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
 		told := w.state("web-0").Blocker.Message
 		for version := range 5 {
-			w.updateBudget(newBudget("web", 1))
+			w.updateBudget(newBudget("web", 1, oneMayGo))
 			w.until("it opens", 0, func() bool { return w.isOpen("web") })
 			w.pass(blockedAfter/2, time.Second)
-			w.updateBudget(newBudget("web", 0,
+			w.updateBudget(newBudget("web", 0, oneMayGo,
 				func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = int32(10 + version) }))
 			w.until("it closes", 0, func() bool { return !w.isOpen("web") })
 			w.pass(blockedAfter/2, time.Second)
@@ -154,7 +154,7 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 		if got := w.state("web-0").Blocker; got == nil || got.Message != told {
 			t.Errorf("got %+v, want the same blocker: every change is a write", got)
 		}
-		w.updateBudget(newBudget("web", 1))
+		w.updateBudget(newBudget("web", 1, oneMayGo))
 		w.until("it stays open", time.Second, func() bool { return w.reason("web-0") == "" })
 		w.mu.Lock()
 		defer w.mu.Unlock()
