@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command drain compares the speed and the cost of three ways to drain nodes: kubectl drain, a bare
-// loop that calls the Eviction API, and a NodeMaintenance. They drain the same workloads on one
-// development cluster, one after another, from the same state. The figures do not come from the
-// contenders: the command watches the pods, and reads the audit log of kube-apiserver and the
-// processor times of the kernel.
+// Command drain compares the speed and the cost of six ways to drain nodes: kubectl drain of all
+// nodes and of each node, a bare loop that calls the Eviction API, and a NodeMaintenance with
+// surge, without it, and beside bad input. They drain the same workloads on one development
+// cluster, one after another, from the same state. The figures do not come from the contenders:
+// the command watches the pods, and reads the audit log of kube-apiserver and the processor times
+// of the kernel.
 package main
 
 import (

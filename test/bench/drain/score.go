@@ -166,6 +166,7 @@ type summary struct {
 	Contender     string  `json:"contender"`
 	Drains        int     `json:"drains"`
 	Failed        int     `json:"failed"`
+	Pods          int     `json:"pods"`
 	FirstSeconds  float64 `json:"firstEvictionSeconds"`
 	Seconds       float64 `json:"seconds"`
 	DoneSeconds   float64 `json:"doneSeconds"`
@@ -232,6 +233,7 @@ func (s *summary) enterMedians(good []result) {
 		}
 		return median(values)
 	}
+	s.Pods = int(of(func(r *result) float64 { return float64(r.Pods) }))
 	s.FirstSeconds = of(func(r *result) float64 { return r.FirstSeconds })
 	s.Seconds = of(func(r *result) float64 { return r.Seconds })
 	s.DoneSeconds = of(func(r *result) float64 { return r.DoneSeconds })
@@ -325,7 +327,13 @@ var wantedRates = []wanted{
 	{singleReplicas, badInput, maintenance, 0.9},
 }
 
+// maxMilliseconds is the maximum processor time of haulout-apiserver for each pod under one budget,
+// by contender.
+var maxMilliseconds = map[string]float64{maintenance: 12, noSurge: 8}
+
 const (
+	// maxMade is the maximum number of pods that are created for each pod that leaves.
+	maxMade = 1
 	// maxRejected is the maximum share of rejected evictions.
 	maxRejected = 0.02
 	// maxSurgeCPU limits the processor time of haulout-apiserver with surge, as a multiple of its
@@ -375,6 +383,9 @@ func goalsOf(s summary, found map[[2]string]summary, webhook []pair) []goal {
 			}
 		}
 	}
+	if most, ok := maxMilliseconds[s.Contender]; ok && s.Workload == oneBudget {
+		add("our CPU for each pod, in ms", share(s.Server.CPUSeconds*1000, float64(s.Pods)), most, true)
+	}
 	if s.Contender == maintenance {
 		if o, ok := found[[2]string{s.Workload, noSurge}]; ok {
 			cpu := share(s.Server.CPUSeconds, o.Server.CPUSeconds)
@@ -384,6 +395,7 @@ func goalsOf(s summary, found map[[2]string]summary, webhook []pair) []goal {
 			add("share of a drain that the webhook takes, in percent", added(webhook)*s.PodsPerSecond*100, maxWebhook*100, true)
 		}
 	}
+	add("pods made for each pod", share(s.Created, float64(s.Pods)), maxMade, true)
 	if s.Contender != noSurge {
 		add("lowest availability, in percent", s.LowestShare*100, fullAvailability, false)
 	}

@@ -129,14 +129,14 @@ func TestSummarize(t *testing.T) {
 				newResult(bareLoop, 20, withRejected(100), withCPU(2), func(r *result) { r.ClientCPUSeconds = 5 }),
 			},
 			want: []summary{{
-				Workload: oneBudget, Contender: bareLoop, Drains: 3, Seconds: 20, DoneSeconds: 21, PodsPerSecond: 5,
+				Workload: oneBudget, Contender: bareLoop, Drains: 3, Pods: 100, Seconds: 20, DoneSeconds: 21, PodsPerSecond: 5,
 				CallsPerPod: 1, LowestShare: 1, Server: cost{CPUSeconds: 2}, AllCPUSeconds: 3,
 			}},
 		},
 		"a failed drain adds no figures": {
 			results: []result{newResult(bareLoop, 10, withRejected(100)), newResult(bareLoop, 1, failed)},
 			want: []summary{{
-				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Seconds: 10, DoneSeconds: 11,
+				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Pods: 100, Seconds: 10, DoneSeconds: 11,
 				PodsPerSecond: 10, CallsPerPod: 2, Rejected: 100, RejectedShare: 0.5, LowestShare: 1,
 			}},
 		},
@@ -146,7 +146,7 @@ func TestSummarize(t *testing.T) {
 				newResult(bareLoop, 10, failed, withBudget(88, 3), withBudget(93, 1)),
 			},
 			want: []summary{{
-				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Seconds: 10, DoneSeconds: 11,
+				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Pods: 100, Seconds: 10, DoneSeconds: 11,
 				PodsPerSecond: 10, CallsPerPod: 1, Budgets: 2, LowestShare: 0.88, NeededShare: 0.9, Below: 4,
 			}},
 		},
@@ -154,11 +154,11 @@ func TestSummarize(t *testing.T) {
 			results: []result{newResult(maintenance, 10), newResult(drainPool, 10)},
 			want: []summary{
 				{
-					Workload: oneBudget, Contender: drainPool, Drains: 1, Seconds: 10, DoneSeconds: 11,
+					Workload: oneBudget, Contender: drainPool, Drains: 1, Pods: 100, Seconds: 10, DoneSeconds: 11,
 					PodsPerSecond: 10, CallsPerPod: 1, LowestShare: 1,
 				},
 				{
-					Workload: oneBudget, Contender: maintenance, Drains: 1, Seconds: 10, DoneSeconds: 11,
+					Workload: oneBudget, Contender: maintenance, Drains: 1, Pods: 100, Seconds: 10, DoneSeconds: 11,
 					PodsPerSecond: 10, CallsPerPod: 1, LowestShare: 1,
 				},
 			},
@@ -191,75 +191,82 @@ func TestMedian(t *testing.T) {
 func TestGoals(t *testing.T) {
 	for name, test := range map[string]struct {
 		results []result
-		// kept reports whether each goal was reached, in order.
-		kept []bool
+		// goals is the number of goals, missed the texts of those that were not reached.
+		goals  int
+		missed []string
 	}{
 		"a maintenance that is a fifth slower than the loop": {
-			[]result{newResult(drainPool, 40), newResult(bareLoop, 8), newResult(maintenance, 10, allAvailable)},
-			[]bool{true, true, true, true, true, true, true},
+			[]result{newResult(drainPool, 40), newResult(bareLoop, 8), newResult(maintenance, 10, allAvailable)}, 9, nil,
 		},
 		"a maintenance that is even slower, and not much quicker than the pool": {
-			[]result{newResult(drainPool, 39), newResult(bareLoop, 7.9), newResult(maintenance, 10, allAvailable)},
-			[]bool{false, false, true, true, true, true, true},
+			[]result{newResult(drainPool, 39), newResult(bareLoop, 7.9), newResult(maintenance, 10, allAvailable)}, 9,
+			[]string{"maintenance: times the rate of bare-loop", "maintenance: times the rate of drain-pool"},
 		},
-		"without surge a tenth slower than the loop": {
-			[]result{newResult(bareLoop, 9), newResult(noSurge, 10)}, []bool{true, true, true, true, true},
-		},
+		"without surge a tenth slower than the loop": {[]result{newResult(bareLoop, 9), newResult(noSurge, 10)}, 7, nil},
 		"without surge more than a tenth slower than the loop": {
-			[]result{newResult(bareLoop, 8.9), newResult(noSurge, 10)}, []bool{false, true, true, true, true},
+			[]result{newResult(bareLoop, 8.9), newResult(noSurge, 10)}, 7, []string{"maintenance-no-surge: times the rate of bare-loop"},
 		},
 		"without budgets a third of the loop's rate is enough": {
-			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 30))},
-			[]bool{true, true, true, true, true},
+			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 30))}, 6, nil,
 		},
 		"without budgets less than a third is not enough": {
-			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 31))},
-			[]bool{false, true, true, true, true},
+			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 31))}, 6,
+			[]string{"maintenance-no-surge: times the rate of bare-loop"},
 		},
 		"surge takes half as much CPU again": {
-			[]result{newResult(maintenance, 10, allAvailable, withCPU(3)), newResult(noSurge, 10, withCPU(2))},
-			[]bool{true, true, true, true, true, true, true, true, true, true},
+			[]result{newResult(maintenance, 10, allAvailable, withCPU(1.2)), newResult(noSurge, 10, withCPU(0.8))}, 14, nil,
 		},
 		"surge takes even more CPU": {
-			[]result{newResult(maintenance, 10, allAvailable, withCPU(3.1)), newResult(noSurge, 10, withCPU(2))},
-			[]bool{false, true, true, true, true, true, true, true, true, true},
+			[]result{newResult(maintenance, 10, allAvailable, withCPU(1.2)), newResult(noSurge, 10, withCPU(0.79))}, 14,
+			[]string{"maintenance: times our CPU of maintenance-no-surge"},
+		},
+		"both take more CPU for each pod than they may": {
+			[]result{newResult(maintenance, 10, allAvailable, withCPU(1.21)), newResult(noSurge, 10, withCPU(0.81))}, 14,
+			[]string{"maintenance: our CPU for each pod, in ms", "maintenance-no-surge: our CPU for each pod, in ms"},
+		},
+		"a pod more was made than left": {
+			[]result{newResult(maintenance, 10, allAvailable, func(r *result) { r.Created = 101 })}, 7, []string{"maintenance: pods made for each pod"},
 		},
 		"with surge one replica was missing for a moment": {
-			[]result{newResult(maintenance, 10, withBudget(99, 0))}, []bool{false, true, true, true, true},
+			[]result{newResult(maintenance, 10, withBudget(99, 0))}, 7, []string{"maintenance: lowest availability, in percent"},
 		},
-		"the pool drain with the webhook has no goals": {[]result{newResult(drainPoolWebhook, 10, withRejected(100))}, nil},
-		"two rejected calls of a hundred": {
-			[]result{newResult(noSurge, 10, func(r *result) { r.Rejected = 2 })}, []bool{true, true, true, true},
-		},
+		"the pool drain with the webhook has no goals": {[]result{newResult(drainPoolWebhook, 10, withRejected(100))}, 0, nil},
+		"two rejected calls of a hundred":              {[]result{newResult(noSurge, 10, func(r *result) { r.Rejected = 2 })}, 6, nil},
 		"three rejected calls of a hundred": {
-			[]result{newResult(noSurge, 10, func(r *result) { r.Rejected = 3 })}, []bool{false, true, true, true},
+			[]result{newResult(noSurge, 10, func(r *result) { r.Rejected = 3 })}, 6, []string{"maintenance-no-surge: rejected evictions, in percent"},
 		},
 		"an eviction that was sent while its budget allowed none": {
-			[]result{newResult(noSurge, 10, func(r *result) { r.ToClosed = 1 })}, []bool{true, false, true, true},
+			[]result{newResult(noSurge, 10, func(r *result) { r.ToClosed = 1 })}, 6, []string{"maintenance-no-surge: evictions sent to closed budgets"},
 		},
 		"fewer available pods than a budget needs, for a moment": {
-			[]result{newResult(noSurge, 10, withBudget(89, 1))}, []bool{true, true, false, true},
+			[]result{newResult(noSurge, 10, withBudget(89, 1))}, 6, []string{"maintenance-no-surge: moments below a budget"},
 		},
 		"a maintenance that failed reaches no goal": {
-			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, allAvailable, failed)},
-			[]bool{false, false, false, false, false, false},
+			[]result{newResult(bareLoop, 10), newResult(maintenance, 1, allAvailable, failed)}, 8,
+			[]string{
+				"maintenance: times the rate of bare-loop", "maintenance: our CPU for each pod, in ms", "maintenance: pods made for each pod",
+				"maintenance: lowest availability, in percent", "maintenance: rejected evictions, in percent",
+				"maintenance: evictions sent to closed budgets", "maintenance: moments below a budget", "maintenance: failed drains",
+			},
 		},
 		"a failed contender is not compared": {
-			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10, allAvailable)},
-			[]bool{true, true, true, true, true},
+			[]result{newResult(bareLoop, 1, failed), newResult(maintenance, 10, allAvailable)}, 7, nil,
 		},
 		"single replicas are not drained without surge": {
-			[]result{single(newResult(noSurge, 60, failed)), single(newResult(maintenance, 10, allAvailable))},
-			[]bool{true, true, true, true, true},
+			[]result{single(newResult(noSurge, 60, failed)), single(newResult(maintenance, 10, allAvailable))}, 6, nil,
 		},
-		"no goals without a NodeMaintenance": {[]result{newResult(bareLoop, 1)}, nil},
+		"no goals without a NodeMaintenance": {[]result{newResult(bareLoop, 1)}, 0, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var kept []bool
-			for _, g := range judgeGoals(summarize(test.results, workloadNames, contenderNames), nil) {
-				kept = append(kept, g.Kept)
+			goals := judgeGoals(summarize(test.results, workloadNames, contenderNames), nil)
+			var missed []string
+			for _, g := range goals {
+				if !g.Kept {
+					missed = append(missed, g.Text)
+				}
 			}
-			if diff := cmp.Diff(test.kept, kept); diff != "" {
+			is.Equal(t, len(goals), test.goals, "goals")
+			if diff := cmp.Diff(test.missed, missed); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -302,6 +309,8 @@ one-budget  bare-loop              0.0    10.0     11.0  10.0    0     1.50     
 one-budget  maintenance-no-surge   0.0    8.0      9.0   12.5    0     1.00       0 (0.0%)    0          0.0      0       2.5      0       0.0         -       -       -
 WORKLOAD    GOAL                                                    MEASURED  CEILING  WANTED  RESULT
 one-budget  maintenance-no-surge: times the rate of bare-loop       1.25      1.34     >= 0.9  kept
+one-budget  maintenance-no-surge: our CPU for each pod, in ms       25.00     -        <= 8    MISSED
+one-budget  maintenance-no-surge: pods made for each pod            0.00      -        <= 1    kept
 one-budget  maintenance-no-surge: rejected evictions, in percent    0.00      -        <= 2    kept
 one-budget  maintenance-no-surge: evictions sent to closed budgets  0.00      -        <= 0    kept
 one-budget  maintenance-no-surge: moments below a budget            0.00      -        <= 0    kept
