@@ -224,7 +224,7 @@ missing:
 # its modules: Go compiles one program while it links another. Their own rules then find them up to
 # date, because all have the same linker flags.
 $(KUBE_STAMP): $(KUBE_MODULE)/go.mod $(KUBE_MODULE)/go.sum $(wildcard $(CLUSTER_MODULE)/kube/*.go $(KUBE_MODULE)/cmd/kubectl/*.go)
-	@echo 'Building the control plane $(KUBE_RELEASE) and kubectl (about five minutes the first time)'
+	@echo 'Building the control plane $(KUBE_RELEASE) and kubectl (about seven minutes the first time)'
 	@mkdir -p $(STAMPS) $(KUBE_BIN)
 	$(GO) -C $(CLUSTER_MODULE) build -modfile='$(abspath $(KUBE_MODULE))/go.mod' $(GO_BUILD_FLAGS) -ldflags '$(call kube_ldflags,$(KUBE_RELEASE))' -o '$(abspath $(KUBE_BIN))'/ ./kube $(KUBE_PROGRAMS)
 	@cd $(KUBE_BIN) && for name in $(KUBE_BINARIES); do ln -f kube $$name; done
@@ -379,7 +379,7 @@ kured: cluster-binaries node-binaries ## Replace kured with the commands of docs
 demo-check:
 	@hack/demo.sh check
 	@if [[ -e $(KUBE_STAMP) ]]; then echo 'This takes about 100 seconds, and as long as it takes to build what has changed.'; \
-	else echo 'This takes about eleven minutes on two processors, nearly all to download and build what it needs; the next time 100 seconds.'; fi
+	else echo 'This takes eleven to twelve minutes on two processors, nearly all to download and build what it needs; the next time 100 seconds.'; fi
 
 .PHONY: demo
 demo: demo-check ## Drain four of twenty nodes and put them back, and roll a task over six, on a cluster of its own (KEEP=1 leaves it up)
