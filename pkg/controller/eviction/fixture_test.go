@@ -340,6 +340,9 @@ func forApp(app string) func(*policyv1.PodDisruptionBudget) {
 // oneMayGo makes a budget one that allows a disruption if all pods are healthy.
 func oneMayGo(b *policyv1.PodDisruptionBudget) { b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(1)) }
 
+// allHealthy makes all pods of a budget healthy, so that none of them holds it.
+func allHealthy(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = b.Status.CurrentHealthy }
+
 func withHealthy(healthy int32) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Status.CurrentHealthy = healthy }
 }

@@ -362,7 +362,8 @@ func TestRemovedIsNotSent(t *testing.T) {
 
 func TestRestartKeepsBlocker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: success}, newPod("web-0"), newBudget("web", 0))
+		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: success}, newPod("web-0"), newBudget("web", 0, oneMayGo, allHealthy))
+		w.queue.pausedUntil = start.Add(time.Hour)
 		was := &Blocker{Reason: "PodDisruptionBudget", Message: "as it was"}
 		w.queue.Add(Request{Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0", FailedEvictions: 4, Blocker: was})
 		w.settled()
@@ -370,8 +371,10 @@ func TestRestartKeepsBlocker(t *testing.T) {
 			t.Errorf("got %+v, want the blocker and the count of the Evacuation", got)
 		}
 		w.mu.Lock()
-		defer w.mu.Unlock()
 		is.True(t, len(w.changes) == 0, "got %v, want no change to be reported", w.changes)
+		w.mu.Unlock()
+		// The budget may have changed while there was no leader.
+		w.until("the message describes the budget", time.Second, func() bool { return w.says("web-0", "9 of 9 pods") })
 	})
 }
 

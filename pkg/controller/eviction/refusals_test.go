@@ -535,6 +535,18 @@ func TestMessageOfAFlappingBudget(t *testing.T) {
 	})
 }
 
+func TestMessageNamesTheNextBudgetOfAPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"),
+			newBudget("web", 0, oneMayGo, allHealthy), newBudget("db", 0, oneMayGo, allHealthy, forApp("db")))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.add("web-0")
+		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "PodDisruptionBudget web allows") })
+		w.updatePod(newPod("web-0", ofApp("db")))
+		w.until("the message names the other budget", time.Second, func() bool { return w.says("web-0", "PodDisruptionBudget db allows") })
+	})
+}
+
 // needs returns a budget that requires a number of pods, of which there are expected.
 func needs(pods, expected int32) *policyv1.PodDisruptionBudget {
 	return newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
