@@ -120,9 +120,10 @@ func (q *Queue) applyBudget(namespace, name string, budget *policyv1.PodDisrupti
 // ends the back-off of the pods that it had refused.
 func (q *Queue) budgetObserved(budget *policyv1.PodDisruptionBudget, now time.Time) {
 	l, ok := q.lanes[laneKey{NamespacedName: pdb.NameOf(budget)}].(*budgetLane)
-	if !ok || !l.observe(budget, now) {
+	if !ok || !l.observe(budget, now) || !l.refused {
 		return
 	}
+	l.refused = false
 	for it := range l.members {
 		if it.phase == phaseResting && it.restsForBudget {
 			it.phase, it.failures = phaseWaiting, 0

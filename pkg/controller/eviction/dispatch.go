@@ -161,6 +161,9 @@ func (q *Queue) place(it *item, now time.Time) {
 	it.lane.common().join(it, pod)
 	if it.phase == phaseResting && it.due.After(now) {
 		q.resting.add(it)
+		if it.restsForBudget {
+			it.lane.common().refused = true
+		}
 	} else {
 		it.phase = phaseWaiting
 		it.lane.common().wait(it)

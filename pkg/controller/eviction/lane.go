@@ -76,6 +76,8 @@ type group struct {
 	ready, unready line
 	// sending has the items with a call in flight, with the time of the call.
 	sending map[*item]time.Time
+	// refused is set if a member may rest because the budget refused it.
+	refused bool
 	// reviewAt is the time at which a member may become blocked or unblocked without an event.
 	reviewAt time.Time
 }

@@ -100,6 +100,25 @@ func TestClosedBudget(t *testing.T) {
 	})
 }
 
+// TestBackOffEndsWithTheNextBudgetOfAPod: a pod is refused because of one budget, and then gets the
+// labels that another budget selects.
+func TestBackOffEndsWithTheNextBudgetOfAPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"),
+			newBudget("web", 0), newBudget("db", 0, forApp("db")))
+		w.add("web-0")
+		w.until("a probe was refused", time.Second, func() bool { return w.state("web-0").FailedEvictions == 1 })
+		w.updatePod(newPod("web-0", ofApp("db")))
+		w.until("it waits for the other budget", 0, func() bool { return w.laneOf("db") != nil })
+
+		w.host.answer = success
+		before := w.clock.Now()
+		w.updateBudget(newBudget("db", 1, forApp("db")))
+		w.until("it was sent again", 0, w.sentTo(2))
+		is.True(t, w.clock.Now().Equal(before), "the eviction was not sent immediately after the budget opened")
+	})
+}
+
 // TestProbeOfAPodThatFinishes: the API server would delete a pod that has finished since, whatever
 // its budget allows.
 func TestProbeOfAPodThatFinishes(t *testing.T) {
