@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/drain/pdb"
@@ -20,6 +22,16 @@ const (
 	// failingAfter is how long evictions of a pod may fail for temporary reasons before the pod
 	// counts as blocked.
 	failingAfter = time.Minute
+
+	// changeEvery, times the number of pods of the queue, is the average time between two changes
+	// of what is reported about a pod, at most mostChangeEvery. changesInARow do not wait for it.
+	// Neither does the first blocker of a pod that has none, nor the end of a pod. Tenants may
+	// change, create and delete budgets many times a second. Each change may concern every pod of a
+	// drain, and cost a write of its status. So all pods together cause at most about ten such
+	// writes a second, unless there are more than 1,500 pods.
+	changeEvery     = 200 * time.Millisecond
+	mostChangeEvery = 5 * time.Minute
+	changesInARow   = 2
 )
 
 // trouble is a blocker that concerns one pod and not its lane.
@@ -115,9 +127,10 @@ func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time)
 	}
 }
 
-// inherit sets the blocker that the previous leader stored. The first answer replaces it.
+// inherit sets the blocker that the previous leader stored. The first answer replaces it, or the
+// first review if it comes from a budget.
 func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
-	it.blocker, it.starved, it.follows = b, b != nil, b != nil
+	it.blocker, it.starved, it.outdated = b, b != nil, b != nil
 	if b == nil {
 		return
 	}
@@ -148,6 +161,20 @@ func (q *Queue) review(g *group, now time.Time) {
 // updateState updates the blocker and the note of an item, and reports a change. The trouble of the
 // item takes precedence over the blocker of its lane.
 func (q *Queue) updateState(it *item, now time.Time) {
+	every := min(time.Duration(len(q.byUID))*changeEvery, mostChangeEvery)
+	it.changes.SetLimitAt(now, rate.Every(every))
+	at := now.Add(time.Duration((1 - it.changes.TokensAt(now)) * float64(every)))
+	waits := at.After(now)
+	switch {
+	case it.blocker == nil || !waits:
+	case it.lane != nil:
+		it.lane.common().reviewBy(at)
+		return
+	case it.trouble != nil: // parked
+		it.due = at
+		q.resting.add(it)
+		return
+	}
 	var b *Blocker
 	var note string
 	if it.lane != nil {
@@ -170,6 +197,14 @@ func (q *Queue) updateState(it *item, now time.Time) {
 	}
 	if it.note == note && (it.blocker == b || it.blocker != nil && b != nil && *it.blocker == *b) {
 		return
+	}
+	if it.blocker != nil || b == nil {
+		if waits && it.lane != nil {
+			it.told = false
+			it.lane.common().reviewBy(at)
+			return
+		}
+		it.changes.ReserveN(now, 1)
 	}
 	it.blocker, it.note = b, note
 	q.report(it)

@@ -43,13 +43,10 @@ const (
 	// the unhealthy pods count as stuck. Until then they may be starting.
 	steadyAfter = time.Minute
 
-	// explainPerPod is how long the blockers of a lane describe the same version of its budget, for
-	// each pod of the queue; mostExplain is the maximum for all pods. Tenants may rewrite budgets
-	// many times a second, and each new text is a write of the status of every pod of the lane. So
-	// all lanes together cause at most five such writes a second while the budgets stay closed,
-	// unless there are more than 1,500 pods.
-	explainPerPod = 200 * time.Millisecond
-	mostExplain   = 5 * time.Minute
+	// reviewAfter is the longest time between a change of a budget that has been closed for
+	// blockedAfter and the review of its pods. Several changes may follow each other: first the
+	// spec changes, then the status.
+	reviewAfter = time.Second
 
 	// firstProbeAfter is how long a closed lane waits for a watch event of its budget before it
 	// sends a probe, since the cache may be stale. The wait doubles with every probe.
@@ -105,13 +102,6 @@ type budgetLane struct {
 	// steadySince is the time at which the number of healthy or expected pods last changed.
 	steadySince time.Time
 
-	// explained is the version of the budget that the blockers of the pods describe, and
-	// explainedSteady was steadySince then. explainAt is the time from which they may describe a
-	// newer version. opened is set if the budget has allowed a disruption since.
-	explained       *policyv1.PodDisruptionBudget
-	explainedSteady time.Time
-	explainAt       time.Time
-	opened          bool
 	// staleSince is the time at which the spec became newer than the status; zero if it is not.
 	staleSince time.Time
 
@@ -125,8 +115,6 @@ type budgetLanes struct {
 	probeAllowedAt time.Time
 	// awake is the maximum number of awake calls of each lane.
 	awake int
-	// pods is the number of pods of the queue.
-	pods int
 }
 
 func newBudgetLane(all *budgetLanes, budget *policyv1.PodDisruptionBudget, now time.Time) *budgetLane {
@@ -144,6 +132,10 @@ func (l *budgetLane) observe(budget *policyv1.PodDisruptionBudget, now time.Time
 	if was, is := l.budget.Status, budget.Status; was.CurrentHealthy != is.CurrentHealthy || was.ExpectedPods != is.ExpectedPods {
 		l.steadySince = now
 	}
+	if neverOrUnknown(l.budget) && !neverOrUnknown(budget) {
+		// Messages that say so are false now.
+		l.reviewBy(now.Add(reviewAfter))
+	}
 	l.budget = budget
 	switch {
 	case pdb.IsCurrent(budget):
@@ -155,13 +147,13 @@ func (l *budgetLane) observe(budget *policyv1.PodDisruptionBudget, now time.Time
 	allows = pdb.Allowed(budget) > 0 && budget.ResourceVersion != l.refusedAt
 	switch {
 	case allows && !l.open:
-		l.open, l.since, l.opened = true, now, true
+		l.open, l.since = true, now
 		l.reviewBy(now.Add(blockedAfter))
 	case !allows && l.open:
 		l.close(now)
 	case !allows:
 		// The cause may have changed, even though the budget still allows no disruption.
-		l.reviewBy(latest(now, l.since.Add(blockedAfter), l.explainAt))
+		l.reviewBy(latest(now.Add(reviewAfter), l.since.Add(blockedAfter)))
 	}
 	return allows
 }
@@ -187,27 +179,6 @@ func (l *budgetLane) close(now time.Time) {
 	l.probeDelay = firstProbeAfter
 	l.probeAt = now.Add(l.probeDelay)
 	l.reviewBy(now.Add(blockedAfter))
-}
-
-// explain sets explained to the version of the budget that blockers describe now. It returns the
-// time from which they may describe a newer version; zero if there is none.
-func (l *budgetLane) explain(now time.Time) (newer time.Time) {
-	if l.explained == l.budget {
-		return time.Time{}
-	}
-	if l.explained != nil && !l.opened {
-		newer = l.explainAt
-	}
-	if !l.staleSince.IsZero() {
-		// The disruption controller usually follows within a second.
-		newer = latest(newer, l.staleSince.Add(blockedAfter))
-	}
-	if now.Before(newer) {
-		return newer
-	}
-	l.explained, l.explainedSteady, l.opened = l.budget, l.steadySince, false
-	l.explainAt = now.Add(min(time.Duration(l.pods)*explainPerPod, mostExplain))
-	return time.Time{}
 }
 
 // hasRoom reports whether the budget allows another eviction, as far as the queue knows.
@@ -340,7 +311,7 @@ func (l *budgetLane) handleAnswer(c *call, a answer, now time.Time) {
 // numbers of a busy budget would be written into the status of every waiting pod. The message about
 // a budget that never allows an eviction, or whose status is not known, follows the budget.
 func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
-	if it.starved && !(it.follows && l.opened) {
+	if it.starved && (!it.follows || neverOrUnknown(l.budget)) {
 		b = it.blocker
 	}
 	if l.open {
@@ -352,29 +323,31 @@ func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, un
 	if until = latest(l.since, it.added).Add(blockedAfter); now.Before(until) {
 		return b, "", until
 	}
-	newer := l.explain(now)
-	if l.explained == nil || l.opened {
-		return b, "", newer
+	// The disruption controller usually follows a new spec within a second.
+	if until = l.staleSince.Add(blockedAfter); !l.staleSince.IsZero() && now.Before(until) {
+		return b, "", until
 	}
-	until = l.explainedSteady.Add(steadyAfter)
-	steady := !now.Before(until) && l.steadySince.Equal(l.explainedSteady)
-	why, held := pdb.HeldByUnhealthy(l.explained, !it.notReady, steady)
-	_, never := pdb.NeverAllows(l.explained)
+	until = l.steadySince.Add(steadyAfter)
+	why, held := pdb.HeldByUnhealthy(l.budget, !it.notReady, !now.Before(until))
+	_, never := pdb.NeverAllows(l.budget)
 	if !held {
-		why = pdb.Explain(l.explained, l.members[it])
+		why = pdb.Explain(l.budget, l.members[it])
 		if never && it.NotReplaced != "" {
 			why = why.NotReplacedFirst(it.Deployment, it.NotReplaced)
 		}
 	}
-	follows := never && (!held || it.notReady) || !pdb.IsCurrent(l.explained)
-	if b == nil || b.Reason != why.Reason || (follows || it.follows) && b.Message != why.Message {
+	follows := never && (!held || it.notReady) || !pdb.IsCurrent(l.budget)
+	if b == nil || b.Reason != why.Reason || (follows || it.outdated) && b.Message != why.Message {
 		b = &why
 	}
-	it.follows = follows
-	if !until.After(now) || newer.After(now) && newer.Before(until) {
-		until = newer
-	}
+	it.follows, it.outdated = follows, false
 	return b, "", until
+}
+
+// neverOrUnknown reports whether a budget never allows an eviction, or its status is not known.
+func neverOrUnknown(budget *policyv1.PodDisruptionBudget) bool {
+	_, never := pdb.NeverAllows(budget)
+	return never || !pdb.IsCurrent(budget)
 }
 
 func (l *budgetLane) isDone(now time.Time) bool {

@@ -66,7 +66,7 @@ func (q *Queue) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 			// had no budget, or only one of two. If a budget is deleted and recreated, both events
 			// are evaluated together, since the deletion is still pending. So a tenant can cause at
 			// most one immediate evaluation per name.
-			q.applyBudget(name.Namespace, name.Name, budget, q.cfg.Clock.Now())
+			q.apply(name.Namespace, map[string]*policyv1.PodDisruptionBudget{name.Name: budget}, q.cfg.Clock.Now())
 			return
 		}
 	}
@@ -74,7 +74,7 @@ func (q *Queue) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	q.churn[name.Namespace] = c
 }
 
-// applyBudgets moves the items that the changed budgets select, or selected before the change.
+// applyBudgets evaluates the pending changes that are due.
 func (q *Queue) applyBudgets(now time.Time) {
 	for namespace, c := range q.churn {
 		if now.Before(c.next) {
@@ -84,33 +84,38 @@ func (q *Queue) applyBudgets(now time.Time) {
 			delete(q.churn, namespace)
 			continue
 		}
-		for name, budget := range c.changed {
-			q.applyBudget(namespace, name, budget, now)
-		}
+		q.apply(namespace, c.changed, now)
 		clear(c.changed)
 		c.next = now.Add(churnInterval)
 	}
 }
 
-func (q *Queue) applyBudget(namespace, name string, budget *policyv1.PodDisruptionBudget, now time.Time) {
-	if budget == nil {
-		q.budgets.Remove(namespace, name)
-	} else {
-		q.budgets.Set(budget)
-		q.budgetObserved(budget, now)
+// apply moves the items of a namespace which the changed budgets select that did not, or the other
+// way round. It updates all budgets first, so that a pod that changes from one to another never has
+// both.
+func (q *Queue) apply(namespace string, changed map[string]*policyv1.PodDisruptionBudget, now time.Time) {
+	for name, budget := range changed {
+		if budget == nil {
+			q.budgets.Remove(namespace, name)
+		} else {
+			q.budgets.Set(budget)
+			q.budgetObserved(budget, now)
+		}
 	}
 	for _, it := range q.items[namespace] {
-		at, was := slices.BinarySearch(it.budgets, name)
-		is := q.budgets.Selects(namespace, name, it.labels)
-		switch {
-		case !was && !is:
-			continue
-		case was && !is:
-			it.budgets = slices.Delete(it.budgets, at, at+1)
-		case is && !was:
-			it.budgets = slices.Insert(it.budgets, at, name)
+		moved := false
+		for name := range changed {
+			at, was := slices.BinarySearch(it.budgets, name)
+			is := q.budgets.Selects(namespace, name, it.labels)
+			switch {
+			case was && !is:
+				it.budgets = slices.Delete(it.budgets, at, at+1)
+			case is && !was:
+				it.budgets = slices.Insert(it.budgets, at, name)
+			}
+			moved = moved || was != is
 		}
-		if !it.isSent() {
+		if moved && !it.isSent() {
 			q.place(it, now)
 		}
 	}

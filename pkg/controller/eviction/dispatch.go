@@ -20,7 +20,7 @@ func (q *Queue) step() (due []*call, next time.Time) {
 	q.mu.Lock()
 	defer q.unlock()
 	now := q.cfg.Clock.Now()
-	q.stepped, q.budgetLanes.pods = true, len(q.byUID)
+	q.stepped = true
 	q.applyBudgets(now)
 	for it := q.resting.first(); it != nil && !it.due.After(now); it = q.resting.first() {
 		q.place(it, now)
@@ -157,6 +157,10 @@ func (q *Queue) place(it *item, now time.Time) {
 	if l := q.laneOf(pod, matching, now); l != it.lane {
 		q.leaveLane(it)
 		it.lane = l
+		if it.phase == phaseResting && it.restsForBudget {
+			// Another budget, or none, decides now.
+			it.phase, it.failures = phaseWaiting, 0
+		}
 	}
 	it.lane.common().join(it, pod)
 	if it.phase == phaseResting && it.due.After(now) {
@@ -171,7 +175,8 @@ func (q *Queue) place(it *item, now time.Time) {
 	q.updateState(it, now)
 }
 
-// park removes an item from its lane until there is an event of its pod or of a budget.
+// park removes an item from its lane until there is an event of its pod or of a budget, or its
+// state may be reported.
 func (q *Queue) park(it *item, why *trouble, now time.Time) {
 	q.leaveLane(it)
 	it.phase, it.trouble = phaseParked, why
@@ -217,7 +222,7 @@ func (q *Queue) leaveLane(it *item) {
 	if it.lane != nil {
 		delete(it.lane.common().members, it)
 		// The next lane may be that of another budget, which the blocker must name.
-		it.lane, it.told, it.follows = nil, false, true
+		it.lane, it.told, it.follows, it.outdated = nil, false, false, true
 	}
 }
 

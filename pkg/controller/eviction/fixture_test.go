@@ -285,6 +285,20 @@ func (w *world) updateBudget(budget *policyv1.PodDisruptionBudget) {
 	must.Get(w.client.PolicyV1().PodDisruptionBudgets(namespace).Update(w.Context(), budget, metav1.UpdateOptions{}))(w)
 }
 
+func (w *world) create(budget *policyv1.PodDisruptionBudget) {
+	w.Helper()
+	w.version++
+	budget.ResourceVersion = strconv.Itoa(w.version)
+	must.Get(w.client.PolicyV1().PodDisruptionBudgets(namespace).Create(w.Context(), budget, metav1.CreateOptions{}))(w)
+	w.settled()
+}
+
+func (w *world) remove(budget string) {
+	w.Helper()
+	must.Do(w, w.client.PolicyV1().PodDisruptionBudgets(namespace).Delete(w.Context(), budget, metav1.DeleteOptions{}))
+	w.settled()
+}
+
 // sentTo returns a function that reports whether at least n evictions were sent.
 func (w *world) sentTo(n int) func() bool {
 	return func() bool { return len(w.host.sent()) >= n }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -179,7 +180,8 @@ type item struct {
 	askedAgain bool
 	phase      phase
 	// lane is nil while the item is parked or accepted. line is the line in which the item waits
-	// for its eviction or for the end of its back-off; nil if it does not wait.
+	// for its eviction, for the end of its back-off or, if it is parked, for its next review; nil
+	// if it does not wait.
 	lane lane
 	line *line
 
@@ -197,8 +199,8 @@ type item struct {
 	budgets []string
 	matched bool
 
-	// due is the time at which the back-off ends or, for an accepted eviction, at which resendAfter
-	// is over.
+	// due is the time at which the back-off ends, at which resendAfter is over for an accepted
+	// eviction, or at which a parked item is reviewed.
 	due time.Time
 	// failures is the number of consecutive failures, which determines the next back-off.
 	failures int
@@ -213,12 +215,14 @@ type item struct {
 	// for temporary reasons.
 	deniedSince, failingSince time.Time
 	denial                    string
-	// blocker and note are the reported state. starved is set if the blocker comes from the lane's
-	// budget, follows if its message must follow the budget, told if the note names the pods that
-	// the item waits for.
-	blocker                *Blocker
-	note                   string
-	starved, follows, told bool
+	// blocker and note are the reported state. starved is set if the blocker comes from a budget,
+	// follows if its message must follow that budget, outdated if it may be about another budget,
+	// told if the note names the pods that the item waits for.
+	blocker                          *Blocker
+	note                             string
+	starved, follows, outdated, told bool
+	// changes limits how often the reported state changes (see changeEvery).
+	changes *rate.Limiter
 }
 
 // updateRemedy sets what a repeated request says about the remedy for the budget, and reports

@@ -279,6 +279,39 @@ func TestWaitForOtherPodsOfTheOwnerIsReported(t *testing.T) {
 	})
 }
 
+// TestNotesOfPodsWhoseBudgetsChangeCauseFewWrites: pods wait for each other, and a tenant creates
+// and deletes a budget for all of them but one.
+func TestNotesOfPodsWhoseBudgetsChangeCauseFewWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const count, seconds = 150, 60
+		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), count)
+		ofApp("other")(pods[0])
+		// More pods are missing than may be.
+		w := turnsWorld(t, worldConfig{objects: []runtime.Object{statefulSet("db", 2*count)}, pods: pods, unprotected: 25})
+		w.pass(2*blockedAfter, time.Second)
+		is.True(t, w.state("db-1").Message != "", "got no note about a pod that waits")
+		w.queue.pausedUntil = start.Add(time.Hour) // no probes of the budgets
+		for n := range seconds {
+			w.create(newBudget(fmt.Sprintf("guard-%d", n), 0))
+			w.remove(fmt.Sprintf("guard-%d", n))
+			w.pass(time.Second, time.Second)
+		}
+		w.checkWrites(count, seconds*time.Second)
+		w.pass(2*count*changeEvery, time.Second)
+		w.create(newBudget("first", 0))
+		w.remove("first")
+		w.create(newBudget("second", 0))
+		w.until("the note is that of a pod with a budget", time.Second, func() bool {
+			return w.state("db-1").Message == "The pod waits for its eviction."
+		})
+		w.remove("second")
+		w.pass(count*changeEvery+2*blockedAfter, time.Second)
+		if got, want := w.state("db-1").Message, "other pods of StatefulSet db to be available"; !strings.Contains(got, want) {
+			t.Errorf("got %q, want %q in it", got, want)
+		}
+	})
+}
+
 func TestOwnersAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 1)

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	policyinformers "k8s.io/client-go/informers/policy/v1"
@@ -38,7 +39,8 @@ type Request struct {
 	Deployment, NotReplaced string
 	// FailedEvictions is the stored counter of failed evictions.
 	FailedEvictions int32
-	// Blocker is the stored blocker of the pod. The queue reports it until the first answer.
+	// Blocker is the stored blocker of the pod. The queue reports it until the first answer or, if
+	// it comes from a budget, until it has reviewed the budget.
 	Blocker *Blocker
 }
 
@@ -106,7 +108,8 @@ type Queue struct {
 	// the items that were removed after their eviction had been sent.
 	items map[string]map[string]*item
 	byUID map[types.UID]*item
-	// resting has the items in phaseResting and phaseAccepted.
+	// resting has the items in phaseResting and phaseAccepted, and the parked ones whose state must
+	// be reviewed.
 	resting line
 
 	lanes map[laneKey]lane
@@ -228,7 +231,7 @@ func (q *Queue) Add(r Request) {
 	it, known := q.items[namespace][r.Evacuation.Name]
 	if !known {
 		if it = q.byUID[r.UID]; it == nil || !it.removed {
-			it = &item{}
+			it = &item{changes: rate.NewLimiter(rate.Inf, changesInARow)}
 			q.byUID[r.UID] = it
 		}
 		it.Request, it.removed, it.added, it.failed, it.matched = &r, false, now, r.FailedEvictions, false

@@ -119,6 +119,19 @@ func TestBackOffEndsWithTheNextBudgetOfAPod(t *testing.T) {
 	})
 }
 
+// TestBackOffEndsWithItsBudget: the owner of a pod deletes the budget that refused it.
+func TestBackOffEndsWithItsBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), newBudget("web", 0))
+		w.add("web-0")
+		w.until("probes were refused", time.Second, func() bool { return w.state("web-0").FailedEvictions == 3 })
+		w.host.answer = success
+		w.remove("web")
+		w.pass(churnInterval, churnInterval)
+		is.Equal(t, len(w.host.sent()), 4, "evictions")
+	})
+}
+
 // TestProbeOfAPodThatFinishes: the API server would delete a pod that has finished since, whatever
 // its budget allows.
 func TestProbeOfAPodThatFinishes(t *testing.T) {
@@ -393,7 +406,8 @@ func TestRestartKeepsBlocker(t *testing.T) {
 		is.True(t, len(w.changes) == 0, "got %v, want no change to be reported", w.changes)
 		w.mu.Unlock()
 		// The budget may have changed while there was no leader.
-		w.until("the message describes the budget", time.Second, func() bool { return w.says("web-0", "9 of 9 pods") })
+		w.pass(blockedAfter+time.Second, time.Second)
+		is.True(t, w.says("web-0", "9 of 9 pods"), "got %+v, want the message to describe the budget", w.state("web-0").Blocker)
 	})
 }
 

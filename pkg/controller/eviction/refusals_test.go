@@ -6,7 +6,6 @@ package eviction
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,7 +15,6 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
@@ -399,7 +397,7 @@ func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 		})
 		is.Equal(t, w.reason("web-0"), "UnhealthyPodsHoldBudget", "with one more missing")
 		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = 9 }))
-		w.until("all pods are healthy", explainPerPod, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
+		w.until("all pods are healthy", reviewAfter, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
 	})
 }
 
@@ -428,148 +426,4 @@ func TestRemedyIsUpdated(t *testing.T) {
 			is.Equal(t, len(w.host.sent()), sent, "evictions, since a repeated request causes none")
 		}
 	})
-}
-
-// TestRewrittenBudgetsCauseFewWrites: three times a second, a tenant rewrites two budgets that
-// never allow an eviction. Their numbers are in the message of every pod that waits for one.
-func TestRewrittenBudgetsCauseFewWrites(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const count, seconds = 100, 60
-		names, pods := podNames(count)
-		for _, pod := range pods[count/2:] {
-			ofApp("db")(pod)
-		}
-		needs := func(app string, n int32) *policyv1.PodDisruptionBudget {
-			budget := needs(n, count/2)
-			budget.Name, budget.UID = app, types.UID("uid-"+app)
-			forApp(app)(budget)
-			return budget
-		}
-		w := newWorld(t, worldConfig{
-			answer: budgetRefuses, pods: pods, budgets: []*policyv1.PodDisruptionBudget{needs("web", count/2), needs("db", count/2)},
-		})
-		w.add(names...)
-		w.pass(blockedAfter+time.Second, time.Second)
-		for i := range int32(seconds * 10 / 3) {
-			w.rewrite(needs("web", count/2+i%2), time.Second/20)
-			w.rewrite(needs("db", count/2+i%2), time.Second/20)
-			w.pass(time.Second/5, time.Second/5)
-		}
-		w.mu.Lock()
-		writes := 0
-		for _, n := range w.changes {
-			writes += n
-		}
-		w.mu.Unlock()
-		if most := count + int(seconds*time.Second/explainPerPod); writes > most {
-			t.Errorf("got %d writes of %d pods in %d seconds, want at most %d", writes, count, seconds, most)
-		}
-		w.rewrite(needs("web", count), time.Second/10)
-		w.until("each pod has the last number", time.Second, func() bool {
-			return !slices.ContainsFunc(names[:count/2], func(name string) bool { return !w.says(name, "minAvailable 100 of 50 pods") })
-		})
-	})
-}
-
-// TestMessageFollowsABudgetThatNeverOpened: a budget that never allows an eviction is repaired, and
-// then allows none because its pods are not healthy. The message must not repeat that it never
-// allows one.
-func TestMessageFollowsABudgetThatNeverOpened(t *testing.T) {
-	const never, computed = "never allows", "its status has not been computed"
-	for name, tc := range map[string]struct {
-		then   func(*world)
-		want   string
-		writes int
-	}{
-		"it stays closed": {
-			then: func(w *world) { w.rewrite(newBudget("web", 0, oneMayGo), time.Second/10) },
-			want: "10 pods are healthy", writes: 2,
-		},
-		"it opens for a moment": {
-			then: func(w *world) {
-				w.rewrite(newBudget("web", 1, oneMayGo), time.Second/10)
-				w.until("it opens", 0, func() bool { return w.isOpen("web") })
-				w.updateBudget(newBudget("web", 0, oneMayGo))
-				w.until("it closes", 0, func() bool { return !w.isOpen("web") })
-			},
-			want: "10 pods are healthy", writes: 3,
-		},
-		"its status is not computed": {
-			then: func(w *world) { w.updateBudget(newBudget("web", 0, oneMayGo, notComputed)) },
-			want: computed, writes: 2,
-		},
-		"its status is computed late": {
-			then: func(w *world) { w.rewrite(newBudget("web", 0, oneMayGo), 2*blockedAfter) },
-			want: "10 pods are healthy", writes: 3,
-		},
-	} {
-		bubble.Run(t, name, func(t *testing.T) {
-			w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), needs(10, 10))
-			// The queue is paused, so that the pod stays in its lane.
-			w.queue.pausedUntil = start.Add(time.Hour)
-			w.add("web-0")
-			w.until("it is blocked", time.Second, func() bool { return w.says("web-0", never) })
-			tc.then(w)
-			w.until("the message follows", time.Second, func() bool { return w.says("web-0", tc.want) })
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			is.Equal(t, w.changes[evacuationOf("web-0").Name], tc.writes, "changes reported")
-		})
-	}
-}
-
-// TestMessageOfAFlappingBudget: a budget that never allowed an eviction is changed, and then opens
-// for a moment again and again. The message disappears, since it is false.
-func TestMessageOfAFlappingBudget(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), needs(10, 10))
-		w.queue.pausedUntil = start.Add(time.Hour)
-		w.add("web-0")
-		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "never allows") })
-		for allowed := range int32(6) {
-			w.updateBudget(newBudget("web", (allowed+1)%2, oneMayGo))
-			w.until("the queue sees it", 0, func() bool { return w.isOpen("web") == (allowed%2 == 0) })
-			w.pass(blockedAfter/2, time.Second)
-		}
-		is.True(t, w.state("web-0").Blocker == nil, "got %+v, want no blocker", w.state("web-0").Blocker)
-	})
-}
-
-func TestMessageNamesTheNextBudgetOfAPod(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"),
-			newBudget("web", 0, oneMayGo, allHealthy), newBudget("db", 0, oneMayGo, allHealthy, forApp("db")))
-		w.queue.pausedUntil = start.Add(time.Hour)
-		w.add("web-0")
-		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "PodDisruptionBudget web allows") })
-		w.updatePod(newPod("web-0", ofApp("db")))
-		w.until("the message names the other budget", time.Second, func() bool { return w.says("web-0", "PodDisruptionBudget db allows") })
-	})
-}
-
-// needs returns a budget that requires a number of pods, of which there are expected.
-func needs(pods, expected int32) *policyv1.PodDisruptionBudget {
-	return newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
-		b.Spec.MinAvailable = ptr.To(intstr.FromInt32(pods))
-		b.Status.DesiredHealthy, b.Status.ExpectedPods, b.Status.CurrentHealthy = pods, expected, expected
-	})
-}
-
-func notComputed(b *policyv1.PodDisruptionBudget) { b.Generation++ }
-
-// rewrite changes a budget, and its status after a time, as the disruption controller does.
-func (w *world) rewrite(budget *policyv1.PodDisruptionBudget, after time.Duration) {
-	w.Helper()
-	changed := budget.DeepCopy()
-	notComputed(changed)
-	w.updateBudget(changed)
-	w.pass(after, min(after, time.Second))
-	w.updateBudget(budget)
-	w.settled()
-}
-
-// says reports whether the blocker of a pod has a text in its message.
-func (w *world) says(pod, text string) bool {
-	blocker := w.state(pod).Blocker
-	return blocker != nil && strings.Contains(blocker.Message, text)
 }

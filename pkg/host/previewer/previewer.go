@@ -36,8 +36,8 @@ import (
 )
 
 const (
-	// atOnce is the maximum number of concurrent previews. A preview of a large cluster needs
-	// several tens of megabytes.
+	// atOnce is the maximum number of concurrent previews. A preview of 150,000 pods allocates
+	// 112 MB, most of which is garbage before it ends.
 	atOnce = 2
 	// startWithin is how long a request waits for other previews to finish.
 	startWithin = 10 * time.Second

@@ -1,0 +1,412 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package eviction
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+)
+
+// TestRewrittenBudgetsCauseFewWrites: three times a second, a tenant rewrites two budgets that
+// never allow an eviction. Their numbers are in the message of every pod that waits for one.
+func TestRewrittenBudgetsCauseFewWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const count, seconds = 100, 60
+		names, pods := podNames(count)
+		for _, pod := range pods[count/2:] {
+			ofApp("db")(pod)
+		}
+		needs := func(app string, n int32) *policyv1.PodDisruptionBudget {
+			budget := needs(n, count/2)
+			budget.Name, budget.UID = app, types.UID("uid-"+app)
+			forApp(app)(budget)
+			return budget
+		}
+		w := newWorld(t, worldConfig{
+			answer: budgetRefuses, pods: pods, budgets: []*policyv1.PodDisruptionBudget{needs("web", count/2), needs("db", count/2)},
+		})
+		w.add(names...)
+		w.pass(blockedAfter+time.Second, time.Second)
+		for i := range int32(seconds * 10 / 3) {
+			w.rewrite(needs("web", count/2+i%2), time.Second/20)
+			w.rewrite(needs("db", count/2+i%2), time.Second/20)
+			w.pass(time.Second/5, time.Second/5)
+		}
+		w.checkWrites(count, seconds*time.Second)
+		w.rewrite(needs("web", count), time.Second/10)
+		w.until("each pod has the last number", time.Second, func() bool {
+			return !slices.ContainsFunc(names[:count/2], func(name string) bool { return !w.says(name, "minAvailable 100 of 50 pods") })
+		})
+	})
+}
+
+// TestBudgetsThatChangeAllTheTimeCauseFewWrites: for some minutes, a tenant changes which pods a
+// budget selects, or what it allows, in ways that change the reason for which each pod waits.
+func TestBudgetsThatChangeAllTheTimeCauseFewWrites(t *testing.T) {
+	const count, total = 200, 10 * time.Minute
+	never := func() *policyv1.PodDisruptionBudget { return needs(count, count) }
+	for name, tc := range map[string]struct {
+		every  time.Duration
+		change func(w *world, n int)
+	}{
+		"a second budget with a new name comes and goes": {
+			every: 5 * time.Second,
+			change: func(w *world, n int) {
+				w.create(newBudget(fmt.Sprintf("extra-%d", n), 0))
+				w.pass(2*time.Second, time.Second)
+				w.remove(fmt.Sprintf("extra-%d", n))
+			},
+		},
+		"the only budget comes and goes": {
+			every: 30 * time.Second,
+			change: func(w *world, _ int) {
+				w.remove("web")
+				w.pass(2*time.Second, time.Second)
+				w.create(never())
+			},
+		},
+		"another budget selects the pods": {
+			every: blockedAfter + time.Second,
+			change: func(w *world, n int) {
+				for i, name := range []string{"web", "other"} {
+					budget := never()
+					budget.Name, budget.UID, budget.Generation, budget.Status.ObservedGeneration = name, types.UID("uid-"+name), int64(n+2), int64(n+2)
+					if n%2 == i {
+						forApp("none")(budget)
+					}
+					if n == 0 && i == 1 {
+						w.create(budget)
+					} else {
+						w.updateBudget(budget)
+					}
+				}
+			},
+		},
+		"it opens for a second": {
+			every: blockedAfter + time.Second,
+			change: func(w *world, _ int) {
+				open := newBudget("web", 1)
+				open.Spec.MinAvailable = ptr.To(intstr.FromInt32(9))
+				w.updateBudget(open)
+				w.pass(time.Second, time.Second)
+				w.updateBudget(never())
+			},
+		},
+		"it opens for as long as it is closed": {
+			every: 2 * (blockedAfter + time.Second),
+			change: func(w *world, _ int) {
+				w.updateBudget(newBudget("web", 1))
+				w.pass(blockedAfter+time.Second, time.Second)
+				w.updateBudget(never())
+			},
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			names, pods := podNames(count)
+			w := newWorld(t, worldConfig{answer: budgetRefuses, pods: pods}, never())
+			// The queue is paused, so that the pods stay in their lanes.
+			w.queue.pausedUntil = start.Add(time.Hour)
+			w.add(names...)
+			w.pass(blockedAfter+time.Second, time.Second)
+			for n := range int(total / tc.every) {
+				began := w.clock.Now()
+				tc.change(w, n)
+				w.pass(tc.every-w.clock.Since(began), time.Second)
+			}
+			w.checkWrites(count, total)
+			w.until("each pod has the right message", time.Second, func() bool {
+				return !slices.ContainsFunc(names, func(name string) bool { return !w.says(name, "PodDisruptionBudget web never allows") })
+			})
+			if late, most := w.clock.Since(start)-total, count*changeEvery+3*blockedAfter; late > most {
+				t.Errorf("got the right messages %s later, want at most %s", late, most)
+			}
+		})
+	}
+}
+
+// TestPodLeavesWhenTheOtherBudgetIsDeleted: a change of the pod's message waits, its eviction does
+// not.
+func TestPodLeavesWhenTheOtherBudgetIsDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names, pods := podNames(1500)
+		w := newWorld(t, worldConfig{answer: success, pods: pods}, newBudget("web", 0))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.add(names...)
+		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
+		for _, budget := range []string{"first", "second", "third"} {
+			w.create(newBudget(budget, 0))
+		}
+		is.True(t, w.says("web-0", "second") && !w.says("web-0", "third"), "got %+v, want the first two changes", w.state("web-0").Blocker)
+		for _, budget := range []string{"first", "second", "third"} {
+			w.remove(budget)
+		}
+		w.updateBudget(newBudget("web", 1))
+		w.queue.pausedUntil = w.clock.Now()
+		w.pass(churnInterval, churnInterval)
+		is.Equal(t, len(w.host.sent()), 1, "evictions")
+	})
+}
+
+// TestStatesThatDoNotWait: a pod that is blocked again is reported immediately, and so is the end
+// of a blocked pod.
+func TestStatesThatDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names, pods := podNames(1500)
+		w := newWorld(t, worldConfig{answer: budgetRefuses, pods: pods}, newBudget("web", 0))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.add(names...)
+		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
+		w.updateBudget(newBudget("web", 1))
+		w.until("it is not", time.Second, func() bool { return w.reason("web-0") == "" })
+		w.useUpChanges("web-0")
+		w.updateBudget(newBudget("web", 0))
+		w.pass(blockedAfter+time.Second, time.Second)
+		is.Equal(t, w.reason("web-0"), "PodDisruptionBudget", "the reason after the budget has closed again")
+		must.Do(t, w.client.Tracker().Delete(podsResource, namespace, "web-0"))
+		w.settled()
+		is.Equal(t, w.reason("web-0"), "", "the reason after the pod is gone")
+	})
+}
+
+// TestBudgetsThatSwapTheirPods: two budgets change at the same time, so that a pod changes from one
+// to the other. It never counts as selected by both.
+func TestBudgetsThatSwapTheirPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), newBudget("first", 0), newBudget("second", 0, forApp("none")))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.add("web-0")
+		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
+		for n := range int64(20) {
+			apps := []string{"web", "none"}
+			for i, name := range []string{"first", "second"} {
+				w.updateBudget(newBudget(name, 0, forApp(apps[(n+int64(i)+1)%2]), generation(n+2)))
+			}
+			w.pass(2*churnInterval, churnInterval)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		is.Equal(t, w.changes[evacuationOf("web-0").Name], 1, "changes reported")
+	})
+}
+
+// TestWaitsWhileTheQueueGrowsAndShrinks: a wait does not become shorter when the queue grows, and
+// longer ones end when it shrinks.
+func TestWaitsWhileTheQueueGrowsAndShrinks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const few = 100
+		names, pods := podNames(1500)
+		w := newWorld(t, worldConfig{answer: success, pods: pods}, needs(10, 10))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.add(names[:few]...)
+		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "never allows") })
+		w.useUpChanges("web-0")
+		w.rewrite(needs(11, 10), time.Second/10)
+		w.pass(few*changeEvery/2, time.Second)
+		w.add(names[few:]...)
+		w.pass(few*changeEvery/2-2*time.Second, time.Second)
+		is.True(t, w.says("web-0", "minAvailable 10"), "got %+v, want the old number", w.state("web-0").Blocker)
+		w.until("the number has changed", time.Second, func() bool { return w.says("web-0", "minAvailable 11") })
+
+		w.useUpChanges("web-0")
+		w.rewrite(needs(12, 10), time.Second/10)
+		w.pass(2*reviewAfter, time.Second)
+		for _, name := range names[1:] {
+			w.queue.Remove(evacuationOf(name))
+		}
+		w.rewrite(needs(13, 10), time.Second/10)
+		w.pass(reviewAfter+time.Second, changeEvery)
+		is.True(t, w.says("web-0", "minAvailable 13"), "got %+v, want the new number", w.state("web-0").Blocker)
+	})
+}
+
+// TestMessageFollowsABudgetThatNeverOpened: a budget that never allows an eviction is repaired, and
+// then allows none because its pods are not healthy. The message must not repeat that it never
+// allows one.
+func TestMessageFollowsABudgetThatNeverOpened(t *testing.T) {
+	const never, computed = "never allows", "its status has not been computed"
+	for name, tc := range map[string]struct {
+		then   func(*world)
+		want   string
+		writes int
+	}{
+		"it stays closed": {
+			then: func(w *world) { w.rewrite(newBudget("web", 0, oneMayGo), time.Second/10) },
+			want: "10 pods are healthy", writes: 2,
+		},
+		"it opens for a moment": {
+			then: func(w *world) {
+				w.rewrite(newBudget("web", 1, oneMayGo), time.Second/10)
+				w.until("it opens", 0, func() bool { return w.isOpen("web") })
+				w.updateBudget(newBudget("web", 0, oneMayGo))
+				w.until("it closes", 0, func() bool { return !w.isOpen("web") })
+			},
+			want: "10 pods are healthy", writes: 3,
+		},
+		"its status is not computed": {
+			then: func(w *world) { w.updateBudget(newBudget("web", 0, oneMayGo, notComputed)) },
+			want: computed, writes: 2,
+		},
+		"its status is computed after seconds": {
+			then: func(w *world) { w.rewrite(newBudget("web", 0, oneMayGo), blockedAfter/2) },
+			want: "10 pods are healthy", writes: 2,
+		},
+		"its status is computed late": {
+			then: func(w *world) { w.rewrite(newBudget("web", 0, oneMayGo), 2*blockedAfter) },
+			want: "10 pods are healthy", writes: 3,
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), needs(10, 10))
+			// The queue is paused, so that the pod stays in its lane.
+			w.queue.pausedUntil = start.Add(time.Hour)
+			w.add("web-0")
+			w.until("it is blocked", time.Second, func() bool { return w.says("web-0", never) })
+			tc.then(w)
+			w.until("the message follows", time.Second, func() bool { return w.says("web-0", tc.want) })
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			is.Equal(t, w.changes[evacuationOf("web-0").Name], tc.writes, "changes reported")
+		})
+	}
+}
+
+// TestChangeOfABlockerThatWaits: a blocker may be changed again only after a minute.
+func TestChangeOfABlockerThatWaits(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// before makes the pod blocked, and then changes the budgets.
+		before, then func(*world)
+		want         string
+	}{
+		"the message of its budget": {
+			before: func(*world) {},
+			then:   func(w *world) { w.rewrite(needs(11, 10), time.Second/10) },
+			want:   "minAvailable 11",
+		},
+		"the names of its budgets": {
+			before: func(w *world) { w.create(newBudget("second", 0)) },
+			then:   func(w *world) { w.create(newBudget("third", 0)) },
+			want:   "third",
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			names, pods := podNames(int(time.Minute / changeEvery))
+			w := newWorld(t, worldConfig{answer: budgetRefuses, pods: pods}, needs(10, 10))
+			// The queue is paused, so that no answer changes the pod.
+			w.queue.pausedUntil = start.Add(time.Hour)
+			tc.before(w)
+			w.add(names...)
+			w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
+			w.useUpChanges("web-0")
+			told := *w.state("web-0").Blocker
+			tc.then(w)
+			w.pass(time.Minute-2*time.Second, time.Second)
+			is.Equal(t, *w.state("web-0").Blocker, told, "the blocker before the minute has passed")
+			w.pass(3*time.Second, time.Second)
+			is.True(t, w.says("web-0", tc.want), "got %+v, want %q in it", w.state("web-0").Blocker, tc.want)
+		})
+	}
+}
+
+// TestMessageThatIsFalseGoes: a message that a budget never allows an eviction does not stay as
+// long as others when the budget allows one.
+func TestMessageThatIsFalseGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), needs(10, 10))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.add("web-0")
+		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "never allows") })
+		w.updateBudget(newBudget("web", 1, oneMayGo))
+		w.pass(reviewAfter, reviewAfter)
+		is.True(t, w.state("web-0").Blocker == nil, "got %+v, want no blocker", w.state("web-0").Blocker)
+	})
+}
+
+// TestMessageOfAFlappingBudget: a budget that never allowed an eviction is changed, and then opens
+// for a moment again and again. The message disappears, since it is false.
+func TestMessageOfAFlappingBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), needs(10, 10))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.add("web-0")
+		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "never allows") })
+		for allowed := range int32(6) {
+			w.updateBudget(newBudget("web", (allowed+1)%2, oneMayGo))
+			w.until("the queue sees it", 0, func() bool { return w.isOpen("web") == (allowed%2 == 0) })
+			w.pass(blockedAfter/2, time.Second)
+		}
+		is.True(t, w.state("web-0").Blocker == nil, "got %+v, want no blocker", w.state("web-0").Blocker)
+	})
+}
+
+func TestMessageNamesTheNextBudgetOfAPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"),
+			newBudget("web", 0, oneMayGo, allHealthy), newBudget("db", 0, oneMayGo, allHealthy, forApp("db")))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.add("web-0")
+		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "PodDisruptionBudget web allows") })
+		w.updatePod(newPod("web-0", ofApp("db")))
+		w.until("the message names the other budget", time.Second, func() bool { return w.says("web-0", "PodDisruptionBudget db allows") })
+	})
+}
+
+// needs returns a budget that requires a number of pods, of which there are expected.
+func needs(pods, expected int32) *policyv1.PodDisruptionBudget {
+	return newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
+		b.Spec.MinAvailable = ptr.To(intstr.FromInt32(pods))
+		b.Status.DesiredHealthy, b.Status.ExpectedPods, b.Status.CurrentHealthy = pods, expected, expected
+	})
+}
+
+// useUpChanges makes the next change of a pod wait.
+func (w *world) useUpChanges(pod string) {
+	w.item(pod).changes.ReserveN(w.clock.Now(), changesInARow)
+}
+
+// checkWrites checks the number of writes of the states of n pods in a time.
+func (w *world) checkWrites(n int, in time.Duration) {
+	w.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	writes := 0
+	for _, changes := range w.changes {
+		writes += changes
+	}
+	// Each pod becomes blocked, changes twice and is blocked again without a wait.
+	if most := 5*n + 2*int(in/changeEvery); writes > most {
+		w.Errorf("got %d writes of %d pods in %s, want at most %d", writes, n, in, most)
+	}
+}
+
+func notComputed(b *policyv1.PodDisruptionBudget) { b.Generation++ }
+
+// rewrite changes a budget, and its status after a time, as the disruption controller does.
+func (w *world) rewrite(budget *policyv1.PodDisruptionBudget, after time.Duration) {
+	w.Helper()
+	changed := budget.DeepCopy()
+	notComputed(changed)
+	w.updateBudget(changed)
+	w.pass(after, min(after, time.Second))
+	w.updateBudget(budget)
+	w.settled()
+}
+
+// says reports whether the blocker of a pod has a text in its message.
+func (w *world) says(pod, text string) bool {
+	blocker := w.state(pod).Blocker
+	return blocker != nil && strings.Contains(blocker.Message, text)
+}
