@@ -433,7 +433,7 @@ clients: cluster-binaries build ## Measure what 200 clients of the API see that 
 IDLE_FLAGS ?=
 
 .PHONY: idle
-idle: cluster-binaries build ## Measure what 10,000 pods cost that cannot leave (five minutes; IDLE_FLAGS='--pods=200 --budgets=4 --nodes=5')
+idle: cluster-binaries build ## Measure what 10,000 pods cost that cannot leave (a quarter of an hour; IDLE_FLAGS='--pods=200 --budgets=4 --nodes=5')
 	$(GO) build $(GO_BUILD_FLAGS) -o $(BIN)/idle ./test/bench/idle
 	@$(BIN)/idle $(IDLE_FLAGS)
 
