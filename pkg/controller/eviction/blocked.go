@@ -161,9 +161,7 @@ func (q *Queue) review(g *group, now time.Time) {
 // updateState updates the blocker and the note of an item, and reports a change. The trouble of the
 // item takes precedence over the blocker of its lane.
 func (q *Queue) updateState(it *item, now time.Time) {
-	every := min(time.Duration(len(q.byUID))*changeEvery, mostChangeEvery)
-	it.changes.SetLimitAt(now, rate.Every(every))
-	at := now.Add(time.Duration((1 - it.changes.TokensAt(now)) * float64(every)))
+	at := q.changeAt(it, now)
 	waits := at.After(now)
 	switch {
 	case it.blocker == nil || !waits:
@@ -208,6 +206,13 @@ func (q *Queue) updateState(it *item, now time.Time) {
 	}
 	it.blocker, it.note = b, note
 	q.report(it)
+}
+
+// changeAt returns the time from which what is reported about an item may change.
+func (q *Queue) changeAt(it *item, now time.Time) time.Time {
+	every := min(time.Duration(len(q.byUID))*changeEvery, mostChangeEvery)
+	it.changes.SetLimitAt(now, rate.Every(every))
+	return now.Add(time.Duration((1 - it.changes.TokensAt(now)) * float64(every)))
 }
 
 // report records that the state of an item has changed, so that Changed is called for it.

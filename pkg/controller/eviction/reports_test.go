@@ -142,11 +142,9 @@ func TestBudgetsThatChangeAllTheTimeCauseFewWrites(t *testing.T) {
 // not.
 func TestPodLeavesWhenTheOtherBudgetIsDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		names, pods := podNames(1500)
-		w := newWorld(t, worldConfig{answer: success, pods: pods}, newBudget("web", 0))
-		w.queue.pausedUntil = start.Add(time.Hour)
-		w.add(names...)
-		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
+		w := blockedWorld(t, 1500, newBudget("web", 0))
+		is.Equal(t, w.reason("web-0"), "PodDisruptionBudget", "the reason with one budget")
+		w.host.answer = success
 		for _, budget := range []string{"first", "second", "third"} {
 			w.create(newBudget(budget, 0))
 		}
@@ -165,11 +163,7 @@ func TestPodLeavesWhenTheOtherBudgetIsDeleted(t *testing.T) {
 // of a blocked pod.
 func TestStatesThatDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		names, pods := podNames(1500)
-		w := newWorld(t, worldConfig{answer: budgetRefuses, pods: pods}, newBudget("web", 0))
-		w.queue.pausedUntil = start.Add(time.Hour)
-		w.add(names...)
-		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
+		w := blockedWorld(t, 1500, newBudget("web", 0))
 		w.updateBudget(newBudget("web", 1))
 		w.until("it is not", time.Second, func() bool { return w.reason("web-0") == "" })
 		w.useUpChanges("web-0")
@@ -186,10 +180,7 @@ func TestStatesThatDoNotWait(t *testing.T) {
 // to the other. It never counts as selected by both.
 func TestBudgetsThatSwapTheirPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), newBudget("first", 0), newBudget("second", 0, forApp("none")))
-		w.queue.pausedUntil = start.Add(time.Hour)
-		w.add("web-0")
-		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
+		w := blockedWorld(t, 1, newBudget("first", 0), newBudget("second", 0, forApp("none")))
 		for n := range int64(20) {
 			apps := []string{"web", "none"}
 			for i, name := range []string{"first", "second"} {
@@ -270,11 +261,8 @@ func TestMessageFollowsABudgetThatNeverOpened(t *testing.T) {
 		},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
-			w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), needs(10, 10))
-			// The queue is paused, so that the pod stays in its lane.
-			w.queue.pausedUntil = start.Add(time.Hour)
-			w.add("web-0")
-			w.until("it is blocked", time.Second, func() bool { return w.says("web-0", never) })
+			w := blockedWorld(t, 1, needs(10, 10))
+			is.True(t, w.says("web-0", never), "got %+v, want %q in it", w.state("web-0").Blocker, never)
 			tc.then(w)
 			w.until("the message follows", time.Second, func() bool { return w.says("web-0", tc.want) })
 			w.mu.Lock()
@@ -287,29 +275,23 @@ func TestMessageFollowsABudgetThatNeverOpened(t *testing.T) {
 // TestChangeOfABlockerThatWaits: a blocker may be changed again only after a minute.
 func TestChangeOfABlockerThatWaits(t *testing.T) {
 	for name, tc := range map[string]struct {
-		// before makes the pod blocked, and then changes the budgets.
-		before, then func(*world)
-		want         string
+		budgets []*policyv1.PodDisruptionBudget
+		then    func(*world)
+		want    string
 	}{
 		"the message of its budget": {
-			before: func(*world) {},
-			then:   func(w *world) { w.rewrite(needs(11, 10), time.Second/10) },
-			want:   "minAvailable 11",
+			budgets: []*policyv1.PodDisruptionBudget{needs(10, 10)},
+			then:    func(w *world) { w.rewrite(needs(11, 10), time.Second/10) },
+			want:    "minAvailable 11",
 		},
 		"the names of its budgets": {
-			before: func(w *world) { w.create(newBudget("second", 0)) },
-			then:   func(w *world) { w.create(newBudget("third", 0)) },
-			want:   "third",
+			budgets: []*policyv1.PodDisruptionBudget{needs(10, 10), newBudget("second", 0)},
+			then:    func(w *world) { w.create(newBudget("third", 0)) },
+			want:    "third",
 		},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
-			names, pods := podNames(int(time.Minute / changeEvery))
-			w := newWorld(t, worldConfig{answer: budgetRefuses, pods: pods}, needs(10, 10))
-			// The queue is paused, so that no answer changes the pod.
-			w.queue.pausedUntil = start.Add(time.Hour)
-			tc.before(w)
-			w.add(names...)
-			w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
+			w := blockedWorld(t, int(time.Minute/changeEvery), tc.budgets...)
 			w.useUpChanges("web-0")
 			told := *w.state("web-0").Blocker
 			tc.then(w)
@@ -325,10 +307,8 @@ func TestChangeOfABlockerThatWaits(t *testing.T) {
 // long as others when the budget allows one.
 func TestMessageThatIsFalseGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), needs(10, 10))
-		w.queue.pausedUntil = start.Add(time.Hour)
-		w.add("web-0")
-		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "never allows") })
+		w := blockedWorld(t, 1, needs(10, 10))
+		is.True(t, w.says("web-0", "never allows"), "got %+v, want that it never allows one", w.state("web-0").Blocker)
 		w.updateBudget(newBudget("web", 1, oneMayGo))
 		w.pass(reviewAfter, reviewAfter)
 		is.True(t, w.state("web-0").Blocker == nil, "got %+v, want no blocker", w.state("web-0").Blocker)
@@ -339,10 +319,8 @@ func TestMessageThatIsFalseGoes(t *testing.T) {
 // for a moment again and again. The message disappears, since it is false.
 func TestMessageOfAFlappingBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), needs(10, 10))
-		w.queue.pausedUntil = start.Add(time.Hour)
-		w.add("web-0")
-		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "never allows") })
+		w := blockedWorld(t, 1, needs(10, 10))
+		is.True(t, w.says("web-0", "never allows"), "got %+v, want that it never allows one", w.state("web-0").Blocker)
 		for allowed := range int32(6) {
 			w.updateBudget(newBudget("web", (allowed+1)%2, oneMayGo))
 			w.until("the queue sees it", 0, func() bool { return w.isOpen("web") == (allowed%2 == 0) })
@@ -354,14 +332,23 @@ func TestMessageOfAFlappingBudget(t *testing.T) {
 
 func TestMessageNamesTheNextBudgetOfAPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"),
-			newBudget("web", 0, oneMayGo, allHealthy), newBudget("db", 0, oneMayGo, allHealthy, forApp("db")))
-		w.queue.pausedUntil = start.Add(time.Hour)
-		w.add("web-0")
-		w.until("it is blocked", time.Second, func() bool { return w.says("web-0", "PodDisruptionBudget web allows") })
+		w := blockedWorld(t, 1, newBudget("web", 0, oneMayGo, allHealthy), newBudget("db", 0, oneMayGo, allHealthy, forApp("db")))
+		is.True(t, w.says("web-0", "PodDisruptionBudget web allows"), "got %+v, want budget web", w.state("web-0").Blocker)
 		w.updatePod(newPod("web-0", ofApp("db")))
 		w.until("the message names the other budget", time.Second, func() bool { return w.says("web-0", "PodDisruptionBudget db allows") })
 	})
+}
+
+// blockedWorld returns a world in which n pods are requested and web-0 is blocked. The queue is
+// paused, so that the pods stay in their lanes.
+func blockedWorld(t *testing.T, n int, budgets ...*policyv1.PodDisruptionBudget) *world {
+	t.Helper()
+	names, pods := podNames(n)
+	w := newWorld(t, worldConfig{answer: budgetRefuses, pods: pods, budgets: budgets})
+	w.queue.pausedUntil = start.Add(time.Hour)
+	w.add(names...)
+	w.until("web-0 is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
+	return w
 }
 
 // needs returns a budget that requires a number of pods, of which there are expected.
