@@ -27,8 +27,8 @@ func TestLoadShippedManifests(t *testing.T) {
 		return slices.Compact(found)
 	}
 	prepared := []string{
-		"ClusterRole", "ClusterRoleBinding", "FlowSchema", "Namespace", "NetworkPolicy", "Role", "RoleBinding",
-		"ServiceAccount", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+		"ClusterRole", "ClusterRoleBinding", "FlowSchema", "Namespace", "NetworkPolicy", "ResourceQuota", "Role",
+		"RoleBinding", "ServiceAccount", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 	}
 	if got, want := kinds(manifests.Prepare), prepared; !slices.Equal(got, want) {
 		t.Errorf("got %v to prepare, want %v", got, want)
