@@ -29,6 +29,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/internal/webhook"
@@ -367,38 +368,28 @@ func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.
 func (c *Cluster) Remove(tb testing.TB, name string) {
 	tb.Helper()
 	maintenances := c.As(tb).Maintenances()
-	ctx, cancel := context.WithTimeout(background(), 3*Timeout)
-	defer cancel()
-	if err := maintenances.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
-		if !apierrors.IsNotFound(err) {
-			tb.Error(err)
+	EventuallyWithin(tb, 3*Timeout, "NodeMaintenance "+name+" is gone", func(ctx context.Context) (bool, error) {
+		if err := maintenances.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			return apierrors.IsNotFound(err), loop.IgnoreNotFound(err)
 		}
-		return
-	}
-	var seen []watch.EventType
-	for ctx.Err() == nil {
-		w, err := maintenances.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			tb.Error(err)
-			return
+			return apierrors.IsNotFound(err), loop.IgnoreNotFound(err)
 		}
-		if _, err := maintenances.Get(ctx, name, metav1.GetOptions{}); err != nil {
-			w.Stop()
-			if apierrors.IsNotFound(err) {
-				return
-			}
-			seen = append(seen, watch.EventType(err.Error()))
-			continue
+		// Without a version, the watch would begin some time after the request, and not show a
+		// deletion before that.
+		w, err := maintenances.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name, ResourceVersion: nm.ResourceVersion})
+		if err != nil {
+			return false, err
 		}
+		defer w.Stop()
 		for event := range w.ResultChan() {
-			seen = append(seen, event.Type)
 			if event.Type == watch.Deleted {
-				w.Stop()
-				return
+				return true, nil
 			}
 		}
-	}
-	tb.Errorf("NodeMaintenance %s still exists, after the events %q", name, seen)
+		return false, errors.New("the watch has ended")
+	})
 }
 
 // Webhook registers a validating webhook for requests in a namespace until the test ends. decide
