@@ -4,6 +4,7 @@
 package eviction
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -23,15 +24,24 @@ const (
 	// counts as blocked.
 	failingAfter = time.Minute
 
+	// otherBudgetFailures is the number of failures that count once another budget, or none,
+	// decides about a pod. Its back-off is about a minute. A tenant may change which budget that is
+	// many times a second.
+	otherBudgetFailures = 6
+
 	// changeEvery, times the number of pods of the queue, is the average time between two changes
-	// of what is reported about a pod, at most mostChangeEvery. changesInARow do not wait for it.
-	// Neither does the first blocker of a pod that has none, nor the end of a pod. Tenants may
-	// change, create and delete budgets many times a second. Each change may concern every pod of a
-	// drain, and cost a write of its status. So all pods together cause at most about ten such
-	// writes a second, unless there are more than 1,500 pods.
+	// of what is reported about a pod, at most mostChangeEvery. changesInARow do not wait for it,
+	// and neither do the first blocker of a pod that has none, nor the end of a pod. A change of
+	// the message alone waits until changesInARow are possible. Tenants may change, create and
+	// delete budgets many times a second. Each change may concern every pod of a drain, and cost a
+	// write of its status. So all pods together cause at most about five such writes a second,
+	// unless there are more than 1,500 pods.
 	changeEvery     = 200 * time.Millisecond
 	mostChangeEvery = 5 * time.Minute
 	changesInARow   = 2
+	// changeCheck is the longest time between two checks whether a change still has to wait. A wait
+	// becomes shorter when pods leave the queue.
+	changeCheck = time.Minute
 )
 
 // trouble is a blocker that concerns one pod and not its lane.
@@ -82,7 +92,7 @@ var consequences = map[verdict]consequence{
 	},
 	verdictSeveralBudgets: {
 		v1alpha1.ReasonMultiplePodDisruptionBudgets,
-		"The pod is selected by more than one PodDisruptionBudget, which the eviction API refuses. Change their selectors or delete all but one.", maxTroubleRest, false,
+		"The pod is selected by more than one PodDisruptionBudget, which the eviction API refuses. Change their selectors or delete all but one.", maxTroubleRest, true,
 	},
 	verdictFailed: {v1alpha1.ReasonEvictionError, "The eviction fails: %s The server retries.", maxTroubleRest, false},
 }
@@ -108,13 +118,13 @@ func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time)
 		// The API server checks the budget only after admission has allowed the eviction.
 		it.deniedSince, it.failingSince, it.denial = time.Time{}, time.Time{}, ""
 	}
-	it.phase, it.trouble = phaseWaiting, nil
+	it.phase, it.trouble, it.restUntil = phaseWaiting, nil, time.Time{}
 	if what.reason != "" {
 		it.trouble = &trouble{Blocker{Reason: what.reason, Message: strings.ReplaceAll(what.text, "%s", said)}, from}
 	}
 	if what.rest > 0 {
-		it.phase, it.restsForBudget = phaseResting, what.forBudget
-		it.due = now.Add(min(firstRest<<min(it.failures, 20), what.rest))
+		it.restsForBudget, it.answeredAt = what.forBudget, now
+		it.restUntil = now.Add(min(firstRest<<min(it.failures, 20), what.rest))
 		it.failures++
 	}
 	switch a.verdict {
@@ -123,14 +133,14 @@ func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time)
 	case verdictBudgetClosed:
 		it.failed++
 	case verdictOverloaded:
-		it.due = latest(it.due, now.Add(a.retryAfter))
+		it.restUntil = latest(it.restUntil, now.Add(a.retryAfter))
 	}
 }
 
 // inherit sets the blocker that the previous leader stored. The first answer replaces it, or the
 // first review if it comes from a budget.
 func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
-	it.blocker, it.starved, it.outdated = b, b != nil, b != nil
+	it.blocker, it.source = b, source{starved: b != nil}
 	if b == nil {
 		return
 	}
@@ -152,7 +162,7 @@ func (q *Queue) review(g *group, now time.Time) {
 	if g.reviewAt.IsZero() || now.Before(g.reviewAt) {
 		return
 	}
-	g.reviewAt = time.Time{}
+	g.reviewAt, g.reviewedAt = time.Time{}, now
 	for it := range g.members {
 		q.updateState(it, now)
 	}
@@ -161,58 +171,69 @@ func (q *Queue) review(g *group, now time.Time) {
 // updateState updates the blocker and the note of an item, and reports a change. The trouble of the
 // item takes precedence over the blocker of its lane.
 func (q *Queue) updateState(it *item, now time.Time) {
-	at := q.changeAt(it, now)
-	waits := at.After(now)
-	switch {
-	case it.blocker == nil || !waits:
-	case it.lane != nil:
-		it.lane.common().reviewBy(at)
-		return
-	case it.trouble != nil: // parked
-		it.due = at
-		q.resting.add(it)
-		return
-	}
-	var b *Blocker
-	var note string
+	j := judgement{}
 	if it.lane != nil {
-		var until time.Time
-		if b, note, until = it.lane.judge(it, now); until.After(now) {
-			it.lane.common().reviewBy(until)
-		}
+		j = it.lane.judge(it, now)
 	}
-	it.starved = b != nil
-	if t := it.trouble; t != nil && !now.Before(t.from) {
-		b, it.starved = &t.Blocker, false
-	} else if t != nil && it.lane != nil {
-		it.lane.common().reviewBy(t.from)
+	switch t := cmp.Or(it.several, it.trouble); {
+	case t == nil:
+	case !now.Before(t.from):
+		j.blocker, j.source = &t.Blocker, source{about: j.about, told: j.told}
+	case it.lane == nil:
+		j = judgement{it.blocker, it.note, it.source, t.from}
+	case !j.until.After(now) || t.from.Before(j.until):
+		j.until = t.from
 	}
-	if note == "" && it.denial != "" {
-		note = "The eviction is refused for now: " + it.denial + " The server retries."
+	if j.note == "" && it.denial != "" {
+		j.note = "The eviction is refused for now: " + it.denial + " The server retries."
 	}
-	if note == "" && it.note != "" {
-		note = "The pod waits for its eviction." // the former note no longer applies
+	if j.note == "" && it.note != "" {
+		j.note = "The pod waits for its eviction." // the former note no longer applies
 	}
-	if it.note == note && (it.blocker == b || it.blocker != nil && b != nil && *it.blocker == *b) {
-		return
-	}
-	if it.blocker != nil || b == nil {
-		if waits && it.lane != nil {
-			it.told = false
-			it.lane.common().reviewBy(at)
+	if same := it.blocker != nil && j.blocker != nil && *it.blocker == *j.blocker || it.blocker == j.blocker; !same || it.note != j.note {
+		if at := q.changeAt(it, &j, now); at.After(now) {
+			if j.until.After(now) && j.until.Before(at) {
+				at = j.until
+			}
+			q.reviewBy(it, at)
 			return
 		}
 		it.changes.ReserveN(now, 1)
+		it.blocker, it.note = j.blocker, j.note
+		q.report(it)
 	}
-	it.blocker, it.note = b, note
-	q.report(it)
+	it.source = j.source
+	if j.until.After(now) {
+		q.reviewBy(it, j.until)
+	}
 }
 
-// changeAt returns the time from which what is reported about an item may change.
-func (q *Queue) changeAt(it *item, now time.Time) time.Time {
+// reviewBy makes the next review of an item happen at t at the latest.
+func (q *Queue) reviewBy(it *item, t time.Time) {
+	switch {
+	case it.lane != nil:
+		it.lane.common().reviewBy(t)
+	case it.phase == phaseParked:
+		it.due = t
+		q.resting.add(it)
+	}
+}
+
+// changeAt returns the time at which the reported state of an item may change to j, or at which it
+// has to be checked again.
+func (q *Queue) changeAt(it *item, j *judgement, now time.Time) time.Time {
 	every := min(time.Duration(len(q.byUID))*changeEvery, mostChangeEvery)
 	it.changes.SetLimitAt(now, rate.Every(every))
-	return now.Add(time.Duration((1 - it.changes.TokensAt(now)) * float64(every)))
+	needed := 1.0
+	switch {
+	case it.lane == nil && it.several == nil:
+		return now // the pod is gone
+	case it.blocker == nil && j.blocker != nil:
+		return now
+	case it.blocker != nil && j.blocker != nil && it.blocker.Reason == j.blocker.Reason && it.about == j.about && it.follows == j.follows:
+		needed = changesInARow
+	}
+	return now.Add(min(time.Duration((needed-it.changes.TokensAt(now))*float64(every)), changeCheck))
 }
 
 // report records that the state of an item has changed, so that Changed is called for it.

@@ -48,6 +48,10 @@ const (
 	// spec changes, then the status.
 	reviewAfter = time.Second
 
+	// reviewInterval is the shortest time between two reviews of a lane, since a review looks at
+	// all of its members.
+	reviewInterval = time.Second
+
 	// firstProbeAfter is how long a closed lane waits for a watch event of its budget before it
 	// sends a probe, since the cache may be stale. The wait doubles with every probe.
 	firstProbeAfter = 10 * time.Second
@@ -96,9 +100,9 @@ type budgetLane struct {
 	refusedAt string
 
 	// open is set if the budget allows a disruption, according to its status and the last answers.
-	// since is the time of the last change of open.
-	open  bool
-	since time.Time
+	// since is the time of the last change of open. opened is set once the lane has opened.
+	open, opened bool
+	since        time.Time
 	// steadySince is the time at which the number of healthy or expected pods last changed.
 	steadySince time.Time
 
@@ -147,7 +151,7 @@ func (l *budgetLane) observe(budget *policyv1.PodDisruptionBudget, now time.Time
 	allows = pdb.Allowed(budget) > 0 && budget.ResourceVersion != l.refusedAt
 	switch {
 	case allows && !l.open:
-		l.open, l.since = true, now
+		l.open, l.opened, l.since = true, true, now
 		l.reviewBy(now.Add(blockedAfter))
 	case !allows && l.open:
 		l.close(now)
@@ -297,7 +301,7 @@ func (l *budgetLane) handleAnswer(c *call, a answer, now time.Time) {
 		if l.open && c.pass == passProbe && a.verdict == verdictBudgetClosed {
 			// The budget began to allow a disruption during the probe, so the pod needs no
 			// back-off.
-			c.it.phase, c.it.failures = phaseWaiting, 0
+			c.it.endRest()
 		}
 	}
 	if c.took < conflictDelay {
@@ -309,25 +313,35 @@ func (l *budgetLane) handleAnswer(c *call, a answer, now time.Time) {
 
 // judge returns the previous blocker while its reason stays the same. Without this, the changing
 // numbers of a busy budget would be written into the status of every waiting pod. The message about
-// a budget that never allows an eviction, or whose status is not known, follows the budget.
-func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
-	if it.starved && (!it.follows || neverOrUnknown(l.budget)) {
+// a budget that never allows an eviction, or whose status is not known, follows the budget. A
+// blocker that is about another budget ends if this one opens now and then.
+func (l *budgetLane) judge(it *item, now time.Time) judgement {
+	var b *Blocker
+	ours, known := it.about == l.key, it.about != laneKey{}
+	if it.starved && (!ours || !it.follows || neverOrUnknown(l.budget)) && (ours || !known || !l.opened) {
 		b = it.blocker
 	}
-	if l.open {
-		if until = l.since.Add(blockedAfter); b == nil || !now.Before(until) {
-			return nil, "", time.Time{}
+	kept := func(until time.Time) judgement {
+		if b == nil {
+			return judgement{until: until}
 		}
-		return b, "", until
+		return judgement{blocker: b, source: it.source, until: until}
 	}
-	if until = latest(l.since, it.added).Add(blockedAfter); now.Before(until) {
-		return b, "", until
+	if l.open {
+		until := l.since.Add(blockedAfter)
+		if b == nil || !now.Before(until) {
+			return judgement{}
+		}
+		return kept(until)
+	}
+	if until := latest(l.since, it.added).Add(blockedAfter); now.Before(until) {
+		return kept(until)
 	}
 	// The disruption controller usually follows a new spec within a second.
-	if until = l.staleSince.Add(blockedAfter); !l.staleSince.IsZero() && now.Before(until) {
-		return b, "", until
+	if until := l.staleSince.Add(blockedAfter); !l.staleSince.IsZero() && now.Before(until) {
+		return kept(until)
 	}
-	until = l.steadySince.Add(steadyAfter)
+	until := l.steadySince.Add(steadyAfter)
 	why, held := pdb.HeldByUnhealthy(l.budget, !it.notReady, !now.Before(until))
 	_, never := pdb.NeverAllows(l.budget)
 	if !held {
@@ -337,11 +351,10 @@ func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, un
 		}
 	}
 	follows := never && (!held || it.notReady) || !pdb.IsCurrent(l.budget)
-	if b == nil || b.Reason != why.Reason || (follows || it.outdated) && b.Message != why.Message {
+	if b == nil || b.Reason != why.Reason || (follows || !ours) && b.Message != why.Message {
 		b = &why
 	}
-	it.follows, it.outdated = follows, false
-	return b, "", until
+	return judgement{blocker: b, source: source{about: l.key, starved: true, follows: follows}, until: until}
 }
 
 // neverOrUnknown reports whether a budget never allows an eviction, or its status is not known.

@@ -131,7 +131,7 @@ func (q *Queue) budgetObserved(budget *policyv1.PodDisruptionBudget, now time.Ti
 	l.refused = false
 	for it := range l.members {
 		if it.phase == phaseResting && it.restsForBudget {
-			it.phase, it.failures = phaseWaiting, 0
+			it.endRest()
 			q.place(it, now)
 		}
 	}

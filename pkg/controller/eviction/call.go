@@ -157,8 +157,9 @@ func (q *Queue) handleAnswer(c *call, a answer) {
 	}
 	c.lane.handleAnswer(c, a, now)
 	if a.verdict == verdictWithdrawn && !it.askedAgain && !it.removed {
+		// What is reported stays until the client has requested the pod again or withdrawn it.
 		q.cfg.InFlight.Remove(it.UID)
-		q.park(it, nil, now)
+		q.park(it)
 		return
 	}
 	q.place(it, now)

@@ -143,27 +143,28 @@ func (q *Queue) place(it *item, now time.Time) {
 		q.resting.add(it)
 		return
 	case pod == nil:
-		q.park(it, nil, now)
+		it.trouble, it.several = nil, nil
+		q.park(it)
+		q.updateState(it, now)
 		return
-	case it.phase == phaseParked:
-		it.trouble = nil
 	}
 	it.read(pod)
 	matching := q.matchBudgets(it, pod)
 	if len(matching) > 1 {
-		q.park(it, &trouble{Blocker: pdb.ExplainSeveral(matching)}, now)
+		it.several = severalBudgets(matching, it.several, now)
+		q.park(it)
+		q.updateState(it, now)
 		return
 	}
+	it.several = nil
 	if l := q.laneOf(pod, matching, now); l != it.lane {
 		q.leaveLane(it)
 		it.lane = l
-		if it.phase == phaseResting && it.restsForBudget {
-			// Another budget, or none, decides now.
-			it.phase, it.failures = phaseWaiting, 0
-		}
+		it.otherBudgetDecides()
 	}
 	it.lane.common().join(it, pod)
-	if it.phase == phaseResting && it.due.After(now) {
+	if it.restUntil.After(now) {
+		it.phase, it.due = phaseResting, it.restUntil
 		q.resting.add(it)
 		if it.restsForBudget {
 			it.lane.common().refused = true
@@ -177,10 +178,20 @@ func (q *Queue) place(it *item, now time.Time) {
 
 // park removes an item from its lane until there is an event of its pod or of a budget, or its
 // state may be reported.
-func (q *Queue) park(it *item, why *trouble, now time.Time) {
+func (q *Queue) park(it *item) {
 	q.leaveLane(it)
-	it.phase, it.trouble = phaseParked, why
-	q.updateState(it, now)
+	it.phase = phaseParked
+}
+
+// severalBudgets returns the trouble of a pod that several budgets select. The pod counts as
+// blocked after the same time as one whose budget is closed: for a moment, a budget that gets
+// another name or passes its pods on to another one selects them beside its successor.
+func severalBudgets(matching []*policyv1.PodDisruptionBudget, former *trouble, now time.Time) *trouble {
+	t := &trouble{pdb.ExplainSeveral(matching), now.Add(blockedAfter)}
+	if former != nil {
+		t.from = former.from
+	}
+	return t
 }
 
 // present returns the item's pod from the cache. It returns nil if the cache has no pod or another
@@ -221,8 +232,7 @@ func (q *Queue) lane(key laneKey, create func() lane) lane {
 func (q *Queue) leaveLane(it *item) {
 	if it.lane != nil {
 		delete(it.lane.common().members, it)
-		// The next lane may be that of another budget, which the blocker must name.
-		it.lane, it.told, it.follows, it.outdated = nil, false, false, true
+		it.lane = nil
 	}
 }
 

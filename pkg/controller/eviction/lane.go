@@ -29,10 +29,8 @@ type lane interface {
 	// pod.
 	begin(c *call)
 	handleAnswer(c *call, a answer, now time.Time)
-	// judge returns the state to report for a pod of the lane: its blocker, or a note about what
-	// the pod waits for. until is the time at which the state may change without an event; zero if
-	// there is none.
-	judge(it *item, now time.Time) (b *Blocker, note string, until time.Time)
+	// judge returns the state to report for a pod of the lane. It changes nothing.
+	judge(it *item, now time.Time) judgement
 	// addWakeTimes calls add with each time at which the lane has work to do without an event.
 	addWakeTimes(add func(time.Time))
 	// moves reports whether the lane of a budget has calls to make, and is open or was closed a
@@ -65,6 +63,25 @@ const (
 	passGranted
 )
 
+// judgement is the state of an item: its blocker, or a note about what the pod waits for.
+type judgement struct {
+	blocker *Blocker
+	note    string
+	source
+	// until is the time at which the state may change without an event; zero if there is none.
+	until time.Time
+}
+
+// source describes where a state comes from.
+type source struct {
+	// about is the lane that the blocker or note is about. It is empty if the state does not come
+	// from a lane, or if it is not known.
+	about laneKey
+	// starved is set if the blocker comes from a budget, follows if its message must follow that
+	// budget, told if the note names the pods that the item waits for.
+	starved, follows, told bool
+}
+
 type group struct {
 	key laneKey
 	// protected is set if the pods have a budget.
@@ -79,8 +96,9 @@ type group struct {
 	sending map[*item]time.Time
 	// refused is set if a member may rest because the budget refused it.
 	refused bool
-	// reviewAt is the time at which a member may become blocked or unblocked without an event.
-	reviewAt time.Time
+	// reviewAt is the time at which a member may become blocked or unblocked without an event, and
+	// reviewedAt the time of the last review.
+	reviewAt, reviewedAt time.Time
 }
 
 func newGroup() group {
@@ -112,23 +130,24 @@ func (g *group) first() *item {
 	return ready
 }
 
-// reviewBy makes the next review happen at t at the latest.
+// reviewBy makes the next review happen at t at the latest, but not within reviewInterval after the
+// previous one.
 func (g *group) reviewBy(t time.Time) {
-	if g.reviewAt.IsZero() || t.Before(g.reviewAt) {
+	if t = latest(t, g.reviewedAt.Add(reviewInterval)); g.reviewAt.IsZero() || t.Before(g.reviewAt) {
 		g.reviewAt = t
 	}
 }
 
 // The types of lanes override some of these methods.
-func (g *group) common() *group                                       { return g }
-func (g *group) moves(time.Time) bool                                 { return false }
-func (g *group) interrupted(time.Time) []*item                        { return nil }
-func (g *group) begin(c *call)                                        { g.sending[c.it] = c.sent }
-func (g *group) handleAnswer(c *call, _ answer, _ time.Time)          { delete(g.sending, c.it) }
-func (g *group) judge(*item, time.Time) (*Blocker, string, time.Time) { return nil, "", time.Time{} }
-func (g *group) addWakeTimes(add func(time.Time))                     { add(g.reviewAt) }
-func (g *group) isDone(time.Time) bool                                { return len(g.members) == 0 }
-func (g *group) drop()                                                {}
+func (g *group) common() *group                              { return g }
+func (g *group) moves(time.Time) bool                        { return false }
+func (g *group) interrupted(time.Time) []*item               { return nil }
+func (g *group) begin(c *call)                               { g.sending[c.it] = c.sent }
+func (g *group) handleAnswer(c *call, _ answer, _ time.Time) { delete(g.sending, c.it) }
+func (g *group) judge(*item, time.Time) judgement            { return judgement{} }
+func (g *group) addWakeTimes(add func(time.Time))            { add(g.reviewAt) }
+func (g *group) isDone(time.Time) bool                       { return len(g.members) == 0 }
+func (g *group) drop()                                       {}
 
 // freeLane has the pods that have neither a budget nor an owner whose pods wait for each other.
 type freeLane struct{ group }
@@ -202,25 +221,26 @@ type item struct {
 	// due is the time at which the back-off ends, at which resendAfter is over for an accepted
 	// eviction, or at which a parked item is reviewed.
 	due time.Time
-	// failures is the number of consecutive failures, which determines the next back-off.
-	failures int
+	// failures is the number of consecutive failures, which determines the next back-off. restUntil
+	// is the end of the back-off, and answeredAt the time of the answer that caused it.
+	failures              int
+	restUntil, answeredAt time.Time
 	// restsForBudget is set if the back-off also ends when the budget allows a disruption.
 	restsForBudget bool
 
 	failed int32
-	// trouble is nil unless the last answer concerned this pod alone.
-	trouble *trouble
+	// trouble is nil unless the last answer concerned this pod alone. several is nil unless several
+	// budgets select the pod.
+	trouble, several *trouble
 	// deniedSince is the time at which admission began to refuse the pod, and denial is the last
 	// message of admission. failingSince is the time at which evictions of the pod began to fail
 	// for temporary reasons.
 	deniedSince, failingSince time.Time
 	denial                    string
-	// blocker and note are the reported state. starved is set if the blocker comes from a budget,
-	// follows if its message must follow that budget, outdated if it may be about another budget,
-	// told if the note names the pods that the item waits for.
-	blocker                          *Blocker
-	note                             string
-	starved, follows, outdated, told bool
+	// blocker, note and source are the reported state.
+	blocker *Blocker
+	note    string
+	source
 	// changes limits how often the reported state changes (see changeEvery).
 	changes *rate.Limiter
 }
@@ -242,6 +262,22 @@ func (it *item) updateRemedy(r *Request) (changed bool) {
 func (it *item) read(pod *corev1.Pod) {
 	it.notReady, it.created = !pdb.IsReady(pod), pod.CreationTimestamp.Time
 	it.cost, _ = deletioncost.Of(pod)
+}
+
+// endRest ends the back-off of the pod after its budget has opened.
+func (it *item) endRest() {
+	it.restUntil, it.failures = time.Time{}, 0
+}
+
+// otherBudgetDecides shortens the back-off of a pod that its former budget has refused.
+func (it *item) otherBudgetDecides() {
+	if !it.restsForBudget {
+		return
+	}
+	it.trouble, it.failures = nil, min(it.failures, otherBudgetFailures)
+	if until := it.answeredAt.Add(firstRest << otherBudgetFailures); until.Before(it.restUntil) {
+		it.restUntil = until
+	}
 }
 
 // isSent reports whether the pod's eviction is in flight or accepted.

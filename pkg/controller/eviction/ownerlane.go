@@ -233,20 +233,22 @@ func (l *ownerLane) handleAnswer(c *call, a answer, now time.Time) {
 }
 
 // judge changes the note only once for each wait, since each change of it costs a status write.
-func (l *ownerLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
-	told, waits := it.told, it.phase == phaseWaiting && !it.notReady
+func (l *ownerLane) judge(it *item, now time.Time) judgement {
+	var until time.Time
 	if !l.waitsSince.IsZero() {
 		until = latest(it.added, l.waitsSince).Add(blockedAfter)
 	}
-	it.told = waits && (told || !until.IsZero() && !now.Before(until))
-	switch {
-	case it.told && told:
-		return nil, it.note, time.Time{}
-	case it.told:
-		return nil, fmt.Sprintf("The pod waits for other pods of %s %s to be available: no PodDisruptionBudget protects them, so at most %d of %d may be missing.",
-			l.Kind, l.Name, l.share.of(l.desired()), l.desired()), time.Time{}
+	switch waits := it.phase == phaseWaiting && !it.notReady; {
+	case waits && it.told && it.about == l.key:
+		return judgement{note: it.note, source: it.source}
+	case waits && !until.IsZero() && !now.Before(until):
+		return judgement{
+			note: fmt.Sprintf("The pod waits for other pods of %s %s to be available: no PodDisruptionBudget protects them, so at most %d of %d may be missing.",
+				l.Kind, l.Name, l.share.of(l.desired()), l.desired()),
+			source: source{about: l.key, told: true},
+		}
 	}
-	return nil, "", until
+	return judgement{until: until}
 }
 
 // isDone keeps the lane until the patience is over, because since is needed until then.

@@ -279,6 +279,18 @@ func TestWaitForOtherPodsOfTheOwnerIsReported(t *testing.T) {
 	})
 }
 
+func TestNoteNamesTheNextOwnerOfAPod(t *testing.T) {
+	l := newOwnerLane(&ownerLanes{share: 25}, start)
+	l.key, l.waitsSince = laneKey{owner: "uid-db"}, start
+	l.Kind, l.Name = "StatefulSet", "db"
+	it := &item{
+		Request: &Request{}, added: start, phase: phaseWaiting,
+		note: "The pod waits for other pods of StatefulSet web.", source: source{about: laneKey{owner: "uid-web"}, told: true},
+	}
+	got := l.judge(it, start.Add(blockedAfter)).note
+	is.True(t, strings.Contains(got, "StatefulSet db"), "got %q, want the owner of the lane", got)
+}
+
 // TestNotesOfPodsWhoseBudgetsChangeCauseFewWrites: pods wait for each other, and a tenant creates
 // and deletes a budget for all of them but one.
 func TestNotesOfPodsWhoseBudgetsChangeCauseFewWrites(t *testing.T) {

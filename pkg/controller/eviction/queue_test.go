@@ -119,16 +119,73 @@ func TestBackOffEndsWithTheNextBudgetOfAPod(t *testing.T) {
 	})
 }
 
-// TestBackOffEndsWithItsBudget: the owner of a pod deletes the budget that refused it.
-func TestBackOffEndsWithItsBudget(t *testing.T) {
+// TestBackOffWithoutItsBudget: the owner of a pod deletes the budget that refused it, or adds a
+// second one for a moment. The pod waits for about a minute after the last answer at most, and is
+// not asked more often than that.
+func TestBackOffWithoutItsBudget(t *testing.T) {
+	const refused, otherBudgetRest = 9, firstRest << otherBudgetFailures
+	for name, tc := range map[string]struct {
+		answer func(string) error
+		then   func(*world)
+		rest   time.Duration
+	}{
+		"the budget is deleted": {budgetRefuses, func(w *world) { w.remove("web") }, otherBudgetRest},
+		"the budget comes and goes": {
+			budgetRefuses, func(w *world) {
+				for range int(otherBudgetRest/(2*churnInterval)) - 1 {
+					w.remove("web")
+					w.pass(churnInterval, churnInterval)
+					w.create(newBudget("web", 0))
+					w.pass(churnInterval, churnInterval)
+				}
+				w.remove("web")
+			}, otherBudgetRest,
+		},
+		"a webhook refuses, and a second budget comes and goes": {
+			func(string) error { return deniedBy("w", 403, "no") }, func(w *world) {
+				w.create(newBudget("second", 1))
+				w.pass(churnInterval, churnInterval)
+				w.remove("second")
+			}, firstRest << (refused - 1),
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			allowed := int32(0)
+			if tc.rest != otherBudgetRest {
+				allowed = 1
+			}
+			w := newWorld(t, worldConfig{answer: tc.answer}, newPod("web-0"), newBudget("web", allowed))
+			w.add("web-0")
+			w.until("it was refused", time.Second, w.sentTo(refused))
+			answered := w.clock.Now()
+			w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") != "" })
+			told := *w.state("web-0").Blocker
+			w.host.answer = success
+			tc.then(w)
+			if allowed == 1 {
+				is.Equal(t, *w.state("web-0").Blocker, told, "the blocker")
+			} else {
+				is.Equal(t, w.item("web-0").failures, otherBudgetFailures, "failures that count")
+			}
+			w.pass(tc.rest-w.clock.Since(answered)-time.Second, time.Second)
+			is.Equal(t, len(w.host.sent()), refused, "evictions before the end of the back-off")
+			w.pass(2*time.Second, time.Second)
+			is.Equal(t, len(w.host.sent()), refused+1, "evictions")
+		})
+	}
+}
+
+// TestRefusalOfOneBudgetIsNotThatOfTheNext: the status of a budget is invalid, and the pod then
+// gets the labels that another budget selects.
+func TestRefusalOfOneBudgetIsNotThatOfTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), newBudget("web", 0))
+		w := newWorld(t, worldConfig{answer: func(string) error { return tooManyDisrupted() }}, newPod("web-0"),
+			newBudget("web", 1, oneMayGo, allHealthy), newBudget("db", 0, oneMayGo, allHealthy, forApp("db")))
 		w.add("web-0")
-		w.until("probes were refused", time.Second, func() bool { return w.state("web-0").FailedEvictions == 3 })
-		w.host.answer = success
-		w.remove("web")
-		w.pass(churnInterval, churnInterval)
-		is.Equal(t, len(w.host.sent()), 4, "evictions")
+		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") == "TooManyDisruptedPods" })
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.updatePod(newPod("web-0", ofApp("db")))
+		w.until("it is blocked by the other budget", time.Second, func() bool { return w.says("web-0", "PodDisruptionBudget db allows") })
 	})
 }
 

@@ -4,6 +4,7 @@
 package eviction
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,7 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
@@ -148,11 +151,14 @@ func TestPodLeavesWhenTheOtherBudgetIsDeleted(t *testing.T) {
 		for _, budget := range []string{"first", "second", "third"} {
 			w.create(newBudget(budget, 0))
 		}
-		is.True(t, w.says("web-0", "second") && !w.says("web-0", "third"), "got %+v, want the first two changes", w.state("web-0").Blocker)
+		w.pass(blockedAfter, time.Second)
+		is.True(t, w.says("web-0", "third"), "got %+v, want all budgets", w.state("web-0").Blocker)
 		for _, budget := range []string{"first", "second", "third"} {
 			w.remove(budget)
 		}
 		w.updateBudget(newBudget("web", 1))
+		w.pass(blockedAfter+time.Second, time.Second)
+		is.True(t, w.says("web-0", "third"), "got %+v, want no change", w.state("web-0").Blocker)
 		w.queue.pausedUntil = w.clock.Now()
 		w.pass(churnInterval, churnInterval)
 		is.Equal(t, len(w.host.sent()), 1, "evictions")
@@ -160,7 +166,7 @@ func TestPodLeavesWhenTheOtherBudgetIsDeleted(t *testing.T) {
 }
 
 // TestStatesThatDoNotWait: a pod that is blocked again is reported immediately, and so is the end
-// of a blocked pod.
+// of a blocked pod, whatever has blocked it.
 func TestStatesThatDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := blockedWorld(t, 1500, newBudget("web", 0))
@@ -176,17 +182,42 @@ func TestStatesThatDoNotWait(t *testing.T) {
 	})
 }
 
-// TestBudgetsThatSwapTheirPods: two budgets change at the same time, so that a pod changes from one
-// to the other. It never counts as selected by both.
+func TestEndOfABlockedPod(t *testing.T) {
+	for reason, tc := range map[string]struct {
+		answer  func(string) error
+		budgets []*policyv1.PodDisruptionBudget
+	}{
+		"MultiplePodDisruptionBudgets": {success, []*policyv1.PodDisruptionBudget{newBudget("web", 1), newBudget("second", 1)}},
+		"EvictionForbidden":            {func(string) error { return apierrors.NewForbidden(podResource, "web-0", errors.New("RBAC")) }, []*policyv1.PodDisruptionBudget{newBudget("web", 1)}},
+	} {
+		bubble.Run(t, reason, func(t *testing.T) {
+			names, pods := podNames(1)
+			w := newWorld(t, worldConfig{answer: tc.answer, pods: pods, budgets: tc.budgets})
+			w.add(names...)
+			w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") == reason })
+			w.useUpChanges("web-0")
+			must.Do(t, w.client.Tracker().Delete(podsResource, namespace, "web-0"))
+			w.settled()
+			is.Equal(t, w.reason("web-0"), "", "the reason after the pod is gone")
+		})
+	}
+}
+
+// TestBudgetsThatSwapTheirPods: two budgets change one after the other, so that a pod changes from
+// one to the other. It never counts as selected by both.
 func TestBudgetsThatSwapTheirPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := blockedWorld(t, 1, newBudget("first", 0), newBudget("second", 0, forApp("none")))
-		for n := range int64(20) {
-			apps := []string{"web", "none"}
-			for i, name := range []string{"first", "second"} {
-				w.updateBudget(newBudget(name, 0, forApp(apps[(n+int64(i)+1)%2]), generation(n+2)))
+		w.useUpChanges("web-0")
+		for n := range int64(2) {
+			apps, names := []string{"web", "none"}, []string{"first", "second"}
+			for i := range names {
+				next := (int64(i) + n + 1) % 2 // the one that selects the pod from now on
+				w.updateBudget(newBudget(names[next], 0, forApp(apps[i]), generation(n+2)))
+				w.settled()
 			}
-			w.pass(2*churnInterval, churnInterval)
+			w.pass(blockedAfter/2, time.Second)
+			is.Equal(t, len(w.item("web-0").budgets), 1, "budgets that select the pod")
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -218,9 +249,8 @@ func TestWaitsWhileTheQueueGrowsAndShrinks(t *testing.T) {
 		for _, name := range names[1:] {
 			w.queue.Remove(evacuationOf(name))
 		}
-		w.rewrite(needs(13, 10), time.Second/10)
-		w.pass(reviewAfter+time.Second, changeEvery)
-		is.True(t, w.says("web-0", "minAvailable 13"), "got %+v, want the new number", w.state("web-0").Blocker)
+		w.pass(changeCheck, time.Second)
+		is.True(t, w.says("web-0", "minAvailable 12"), "got %+v, want the new number", w.state("web-0").Blocker)
 	})
 }
 
@@ -274,24 +304,41 @@ func TestMessageFollowsABudgetThatNeverOpened(t *testing.T) {
 
 // TestChangeOfABlockerThatWaits: a blocker may be changed again only after a minute.
 func TestChangeOfABlockerThatWaits(t *testing.T) {
+	const pods = int(time.Minute / changeEvery)
 	for name, tc := range map[string]struct {
+		pods    int
 		budgets []*policyv1.PodDisruptionBudget
 		then    func(*world)
 		want    string
 	}{
+		"its reason": {
+			pods: pods, budgets: []*policyv1.PodDisruptionBudget{needs(10, 10)},
+			then: func(w *world) { w.create(newBudget("second", 0)) },
+			want: "second",
+		},
+		"its budget": {
+			pods: pods, budgets: []*policyv1.PodDisruptionBudget{needs(10, 10), newBudget("db", 0, allHealthy, forApp("db"))},
+			then: func(w *world) { w.updatePod(newPod("web-0", ofApp("db"))) },
+			want: "PodDisruptionBudget db",
+		},
+		"what its budget allows": {
+			pods: pods, budgets: []*policyv1.PodDisruptionBudget{needs(10, 10)},
+			then: func(w *world) { w.rewrite(newBudget("web", 0, oneMayGo, allHealthy), time.Second/10) },
+			want: "PodDisruptionBudget web allows",
+		},
 		"the message of its budget": {
-			budgets: []*policyv1.PodDisruptionBudget{needs(10, 10)},
-			then:    func(w *world) { w.rewrite(needs(11, 10), time.Second/10) },
-			want:    "minAvailable 11",
+			pods: pods / changesInARow, budgets: []*policyv1.PodDisruptionBudget{needs(10, 10)},
+			then: func(w *world) { w.rewrite(needs(11, 10), time.Second/10) },
+			want: "minAvailable 11",
 		},
 		"the names of its budgets": {
-			budgets: []*policyv1.PodDisruptionBudget{needs(10, 10), newBudget("second", 0)},
-			then:    func(w *world) { w.create(newBudget("third", 0)) },
-			want:    "third",
+			pods: pods / changesInARow, budgets: []*policyv1.PodDisruptionBudget{needs(10, 10), newBudget("second", 0)},
+			then: func(w *world) { w.create(newBudget("third", 0)) },
+			want: "third",
 		},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
-			w := blockedWorld(t, int(time.Minute/changeEvery), tc.budgets...)
+			w := blockedWorld(t, tc.pods, tc.budgets...)
 			w.useUpChanges("web-0")
 			told := *w.state("web-0").Blocker
 			tc.then(w)
@@ -315,18 +362,74 @@ func TestMessageThatIsFalseGoes(t *testing.T) {
 	})
 }
 
-// TestMessageOfAFlappingBudget: a budget that never allowed an eviction is changed, and then opens
-// for a moment again and again. The message disappears, since it is false.
+// TestMessageOfAFlappingBudget: a budget that never allowed an eviction is changed, or another one
+// is responsible, and then it opens for a moment again and again. The message disappears, since it
+// is false.
 func TestMessageOfAFlappingBudget(t *testing.T) {
+	for name, change := range map[string]func(*world){
+		"it was changed": func(*world) {},
+		"the pod has other labels": func(w *world) {
+			w.updatePod(newPod("web-0", ofApp("db")))
+			w.until("it waits for the other budget", 0, func() bool { return w.laneOf("db") != nil })
+		},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			w := blockedWorld(t, 1, needs(10, 10), newBudget("db", 1, oneMayGo, forApp("db")))
+			is.True(t, w.says("web-0", "never allows"), "got %+v, want that it never allows one", w.state("web-0").Blocker)
+			change(w)
+			for n := range int32(6) {
+				for _, name := range []string{"web", "db"} {
+					w.updateBudget(newBudget(name, (n+1)%2, oneMayGo, forApp(name)))
+				}
+				w.until("the queue sees it", 0, func() bool {
+					return !slices.ContainsFunc([]string{"web", "db"}, func(name string) bool {
+						return w.laneOf(name) != nil && w.isOpen(name) != (n%2 == 0)
+					})
+				})
+				w.pass(blockedAfter/2, time.Second)
+			}
+			is.True(t, w.state("web-0").Blocker == nil, "got %+v, want no blocker", w.state("web-0").Blocker)
+		})
+	}
+}
+
+// TestNewLeaderKeepsMessages: the budget of a blocked pod opens for a moment after a change of the
+// leader.
+func TestNewLeaderKeepsMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := blockedWorld(t, 1, needs(10, 10))
-		is.True(t, w.says("web-0", "never allows"), "got %+v, want that it never allows one", w.state("web-0").Blocker)
-		for allowed := range int32(6) {
-			w.updateBudget(newBudget("web", (allowed+1)%2, oneMayGo))
-			w.until("the queue sees it", 0, func() bool { return w.isOpen("web") == (allowed%2 == 0) })
+		budget := func(allowed int32) *policyv1.PodDisruptionBudget {
+			return newBudget("web", allowed, oneMayGo, allHealthy)
+		}
+		told := *blockedWorld(t, 1, budget(0)).state("web-0").Blocker
+		w := newWorld(t, worldConfig{answer: budgetRefuses, pods: []*corev1.Pod{newPod("web-0")}}, budget(0))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.queue.Add(Request{Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0", Blocker: &told})
+		for _, allowed := range []int32{0, 1, 0} {
+			w.updateBudget(budget(allowed))
 			w.pass(blockedAfter/2, time.Second)
 		}
-		is.True(t, w.state("web-0").Blocker == nil, "got %+v, want no blocker", w.state("web-0").Blocker)
+		w.pass(2*blockedAfter, time.Second)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		is.Equal(t, w.changes[evacuationOf("web-0").Name], 0, "changes reported")
+	})
+}
+
+// TestWithdrawnCallChangesNoReport: the client no longer wants an eviction when the budget opens.
+// What is reported stays until the client removes the request or repeats it.
+func TestWithdrawnCallChangesNoReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := blockedWorld(t, 1, newBudget("web", 0))
+		told, item := *w.state("web-0").Blocker, w.item("web-0")
+		w.unwanted.Store(true)
+		w.queue.pausedUntil = w.clock.Now()
+		w.updateBudget(newBudget("web", 1))
+		w.until("the call was withdrawn", 0, func() bool { return item.phase == phaseParked })
+		is.Equal(t, *w.state("web-0").Blocker, told, "the blocker")
+		is.Equal(t, len(w.host.sent()), 0, "evictions")
+		w.unwanted.Store(false)
+		w.add("web-0")
+		w.until("it was sent", 0, w.sentTo(1))
 	})
 }
 
@@ -361,7 +464,9 @@ func needs(pods, expected int32) *policyv1.PodDisruptionBudget {
 
 // useUpChanges makes the next change of a pod wait.
 func (w *world) useUpChanges(pod string) {
-	w.item(pod).changes.ReserveN(w.clock.Now(), changesInARow)
+	it, now := w.item(pod), w.clock.Now()
+	w.queue.changeAt(it, &judgement{}, now) // sets the limit
+	it.changes.ReserveN(now, int(it.changes.TokensAt(now)))
 }
 
 // checkWrites checks the number of writes of the states of n pods in a time.
@@ -373,10 +478,32 @@ func (w *world) checkWrites(n int, in time.Duration) {
 	for _, changes := range w.changes {
 		writes += changes
 	}
-	// Each pod becomes blocked, changes twice and is blocked again without a wait.
-	if most := 5*n + 2*int(in/changeEvery); writes > most {
+	// Each pod becomes blocked, changes once and is blocked again without a wait.
+	if most := 3*n + int(in/changeEvery); writes > most {
 		w.Errorf("got %d writes of %d pods in %s, want at most %d", writes, n, in, most)
 	}
+}
+
+// TestReviewsOfALane: pods may become blocked at different times, and all are looked at together.
+func TestReviewsOfALane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const count, apart = 200, 10 * time.Millisecond
+		names, pods := podNames(count)
+		w := newWorld(t, worldConfig{answer: budgetRefuses, pods: pods}, newBudget("web", 0))
+		for _, name := range names {
+			w.add(name)
+			w.pass(apart, apart)
+		}
+		reviews := map[time.Time]bool{}
+		for range int((blockedAfter + reviewInterval) / apart) {
+			w.pass(apart, apart)
+			reviews[w.laneOf("web").reviewedAt] = true
+		}
+		is.Equal(t, w.reason(names[count-1]), "PodDisruptionBudget", "the reason of the last pod")
+		if most := int(blockedAfter/reviewInterval) + 3; len(reviews) > most {
+			t.Errorf("the lane was reviewed %d times, want at most %d", len(reviews), most)
+		}
+	})
 }
 
 func notComputed(b *policyv1.PodDisruptionBudget) { b.Generation++ }

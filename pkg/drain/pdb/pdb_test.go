@@ -257,3 +257,19 @@ func TestHeldByUnhealthy(t *testing.T) {
 		})
 	}
 }
+
+// TestExplainSeveral: a tenant may create thousands of budgets that select the same pods.
+func TestExplainSeveral(t *testing.T) {
+	for n, want := range map[int]string{
+		2:    "PodDisruptionBudgets b-0, b-1, and the",
+		10:   "b-8, b-9, and the",
+		5000: "b-8, b-9, and 4990 more, and the",
+	} {
+		var matching []*policyv1.PodDisruptionBudget
+		for i := range n {
+			matching = append(matching, budget(fmt.Sprintf("b-%d", i)))
+		}
+		got := ExplainSeveral(matching).Message
+		is.True(t, strings.Contains(got, want), "%d budgets: got %q, want %q in it", n, got, want)
+	}
+}

@@ -131,9 +131,13 @@ func TooManyDisruptedPods(what string) Refusal {
 
 // ExplainSeveral returns the reason why a pod that several budgets select is never evicted.
 func ExplainSeveral(matching []*policyv1.PodDisruptionBudget) Refusal {
-	names := make([]string, 0, len(matching))
-	for _, budget := range matching {
+	const shown = 10 // of possibly thousands
+	names := make([]string, 0, min(len(matching), shown)+1)
+	for _, budget := range matching[:min(len(matching), shown)] {
 		names = append(names, budget.Name)
+	}
+	if more := len(matching) - shown; more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
 	}
 	return Refusal{
 		Reason: v1alpha1.ReasonMultiplePodDisruptionBudgets,
