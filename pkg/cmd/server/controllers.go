@@ -72,7 +72,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func(grace time.
 	}
 	// The two controllers ask each other. Neither does before it runs.
 	var evacuations *evacuation.Controller
-	controllers, surges, err := d.builtIn(cluster, func(e *v1alpha1.Evacuation) bool { return evacuations.Asks(e) })
+	controllers, surges, err := d.builtIn(cluster, selected, func(e *v1alpha1.Evacuation) bool { return evacuations.Asks(e) })
 	if err != nil {
 		return err
 	}

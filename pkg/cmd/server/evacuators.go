@@ -18,6 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/evacuators/daemonset"
 	"haulout.dev/haulout/pkg/controller/evacuators/deployment"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/evict"
 )
@@ -73,7 +74,7 @@ type controller interface {
 // runs even if its evacuator is disabled, to revert earlier surges. asks reports whether an
 // Evacuation still asks its pod to leave.
 func (d controllerDependencies) builtIn(
-	cluster *host.Cluster, asks func(*v1alpha1.Evacuation) bool,
+	cluster *host.Cluster, selected *selection.Selection, asks func(*v1alpha1.Evacuation) bool,
 ) (controllers []controller, surges *deployment.Controller, err error) {
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
@@ -85,7 +86,7 @@ func (d controllerDependencies) builtIn(
 		controllers = append(controllers, c)
 	}
 	surges, err = deployment.New(deployment.Config{
-		Cluster: cluster, Liveness: d.liveness, Evictions: evict.Client{Host: cluster.Unlimited}, SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
+		Cluster: cluster, Selection: selected, Liveness: d.liveness, Evictions: evict.Client{Host: cluster.Unlimited}, SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		Asks: asks, Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
 	})
 	if err != nil {

@@ -37,6 +37,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/pdb"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
@@ -50,6 +52,8 @@ const Name = "deployment-evacuator"
 type Config struct {
 	// Cluster has the clients and the caches.
 	Cluster *host.Cluster
+	// Selection has the maintenances that select the node of a pod.
+	Selection *selection.Selection
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
 	// Liveness tracks which item each worker processes; nil disables tracking.
@@ -101,6 +105,8 @@ type Controller struct {
 	// starts, and the queue of evictions may read it before.
 	servingSince atomic.Pointer[time.Time]
 
+	// holders returns the maintenances that select a node.
+	holders          holds.Index
 	evacuationLister maintenancelisters.EvacuationLister
 	nodeLister       corelisters.NodeLister
 	podLister        corelisters.PodLister
@@ -143,6 +149,7 @@ func New(config Config) (*Controller, error) {
 		Cluster: config.Cluster, clock: config.Clock,
 		evictions: config.Evictions, asks: config.Asks, asking: make(chan struct{}, maxAsking), removals: removals{byDeployment: map[types.NamespacedName]removal{}},
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
+		holders:          holds.Index{On: config.Selection.MaintenancesOn, Get: config.Cluster.NodeMaintenances.Lister().Get},
 		evacuationLister: config.Cluster.Evacuations.Lister(),
 		nodeLister:       config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
 		latestDeployments: loop.NewLatest[*appsv1.Deployment](config.Cluster.Deployments.Informer().GetStore()),
@@ -155,7 +162,7 @@ func New(config Config) (*Controller, error) {
 	if err := podcache.AddIndex(c.Autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	c.synced = append(c.synced, c.Owners.HasSynced, c.NodeMaintenances.Informer().HasSynced)
+	c.synced = append(c.synced, c.Owners.HasSynced, c.NodeMaintenances.Informer().HasSynced, config.Selection.HasSynced)
 	return c, c.watch()
 }
 

@@ -28,11 +28,13 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/retry"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/surge"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host"
@@ -100,7 +102,7 @@ func (w *world) run() {
 	w.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Maintenance: w.own, Recorder: w.recorder}, 0))(w)
 	cluster.InFlight = &w.inFlight
-	c := must.Get(New(Config{Cluster: cluster, Evictions: &w.webhook, Asks: w.asks}))(w)
+	c := must.Get(New(Config{Cluster: cluster, Selection: selectionOf(w, cluster), Evictions: &w.webhook, Asks: w.asks}))(w)
 	w.c = c
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.own)
@@ -117,6 +119,12 @@ func (w *world) run() {
 		<-done
 		cluster.Shutdown()
 	}
+}
+
+// selectionOf returns which maintenances select the nodes of a cluster.
+func selectionOf(tb testing.TB, cluster *host.Cluster) *selection.Selection {
+	tb.Helper()
+	return must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock.RealClock{}))(tb)
 }
 
 func (w *world) until(what string, condition func() (bool, string)) {
@@ -370,10 +378,12 @@ func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
 // drains returns a NodeMaintenance that drains the node "drained" and is not authorized for the
 // node "good".
 func drains(name, reason string) *v1alpha1.NodeMaintenance {
+	selector := build.Named("drained")
+	selector.NodeSelectorTerms = append(selector.NodeSelectorTerms, build.Named("good").NodeSelectorTerms...)
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
 		Spec: v1alpha1.NodeMaintenanceSpec{
-			Stage: v1alpha1.NodeMaintenanceStageDrain, Reason: reason,
+			Stage: v1alpha1.NodeMaintenanceStageDrain, Reason: reason, NodeSelector: selector,
 		},
 		Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
 			{

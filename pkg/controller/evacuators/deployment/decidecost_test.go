@@ -52,18 +52,20 @@ func manyLeaving(pods int) situation {
 // TestFirstReportsOfManyPodsWait covers reports to pods that wait for others of their Deployment.
 func TestFirstReportsOfManyPodsWait(t *testing.T) {
 	for name, tc := range map[string]struct {
-		pods, gone int
-		want       time.Duration
+		pods, gone, deployments int
+		want                    time.Duration
 	}{
-		"some pods":                        {100, 0, sayFirst},
-		"hundreds of pods":                 {600, 0, time.Minute},
-		"hundreds of pods, most have left": {250, 350, time.Minute},
-		"thousands of pods":                {3000, 0, time.Minute},
+		"some pods":                        {100, 0, 1, sayFirst},
+		"some pods of several Deployments": {100, 0, 4, 40 * time.Second},
+		"hundreds of pods":                 {600, 0, 1, time.Minute},
+		"hundreds of pods, most have left": {250, 350, 1, time.Minute},
+		"thousands of pods":                {3000, 0, 1, time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, after := range []time.Duration{tc.want - time.Second, tc.want} {
 				s := manyLeaving(tc.pods)
 				s.now, s.startDeadline, s.target.record.Gone = start.Add(after), 5*time.Minute, tc.gone
+				s.tracked = tc.deployments
 				says := slices.ContainsFunc(decide(s).reports, func(r report) bool { return !r.completed })
 				is.Equal(t, says, after == tc.want, fmt.Sprintf("reports progress after %s", after))
 			}

@@ -121,9 +121,9 @@ func newLargeWorld(tb testing.TB, nodes, pods int) *largeWorld {
 		return true, d, nil
 	})
 	own.PrependReactor("update", "evacuations", w.report)
+	cluster := must.Get(host.NewCluster(host.Clients{Client: client, Maintenance: own, Recorder: &events.FakeRecorder{}}, 0))(tb)
 	w.c = must.Get(New(Config{
-		Cluster: must.Get(host.NewCluster(host.Clients{Client: client, Maintenance: own, Recorder: &events.FakeRecorder{}}, 0))(tb),
-		Clock:   w.clock, EvacuatorStartDeadline: 5 * time.Minute,
+		Cluster: cluster, Selection: selectionOf(tb, cluster), Clock: w.clock, EvacuatorStartDeadline: 5 * time.Minute,
 	}))(tb)
 	w.c.Start(tb.Context())
 	cache.WaitForCacheSync(tb.Context().Done(), w.c.synced...)

@@ -213,7 +213,8 @@ func orElse(s, otherwise string) string {
 }
 
 // readWaiting reads why scheduled pods of the surge are not ready. It reads them live, since the
-// cache does not have the container statuses. The result is used until the next report is due.
+// cache does not have the container statuses. The result is used until the next report is due. Pods
+// that were created a moment ago are not read: nearly all of them become ready.
 func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
 	const enough = 3
 	if s.deployment == nil || s.now.Before(latest(s.memory.saidAt, s.memory.waitingAt).Add(sayEvery)) {
@@ -221,7 +222,8 @@ func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
 	}
 	read := map[string]string{}
 	for _, p := range s.replacements() {
-		if s.stepOf(p) != stepScheduled || len(read) == enough {
+		age := s.now.Sub(p.CreationTimestamp.Time)
+		if s.stepOf(p) != stepScheduled || len(read) == enough || age >= 0 && age < sayEvery {
 			continue
 		}
 		live, err := c.Client.CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})

@@ -38,7 +38,7 @@ const cacheRetry = 100 * time.Millisecond
 func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situation, error) {
 	known := c.known.get(key)
 	s := situation{
-		now: c.clock.Now(), servingSince: c.since(), timeout: c.timeout, startDeadline: c.startDeadline, off: c.off,
+		now: c.clock.Now(), servingSince: c.since(), timeout: c.timeout, startDeadline: c.startDeadline, off: c.off, tracked: c.known.Len(),
 		memory: known.memory, refused: known.refused,
 	}
 	if deployment, exists := c.latestDeployments.Get(key.String()); exists {
@@ -300,12 +300,7 @@ func (c *Controller) drainOf(nodeName string) drain {
 	if err != nil {
 		return drain{isGone: apierrors.IsNotFound(err) && nodeName != ""}
 	}
-	maintenances, err := c.Draining()
-	if err != nil {
-		return drain{}
-	}
-	targets := holds.Targeting(node)
-	by := slices.DeleteFunc(maintenances, func(nm *v1alpha1.NodeMaintenance) bool { return !targets(nm) })
+	by := c.holders.Which(nodeName, holds.Targeting(node))
 	of := drain{node: node, by: by, now: c.clock.Now()}
 	if nm := holds.Oldest(by, func(*v1alpha1.NodeMaintenance) bool { return true }); nm != nil {
 		of.purpose = purposeOf(nm.Name, nm.Spec.Reason)

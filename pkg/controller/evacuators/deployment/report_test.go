@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -287,9 +288,8 @@ func benchmarkLook(b *testing.B, pods, replacements int) {
 // newIdle returns a controller that does not run, with empty caches.
 func newIdle(tb testing.TB, client kubernetes.Interface, own versioned.Interface) *Controller {
 	tb.Helper()
-	return must.Get(New(Config{
-		Cluster: must.Get(host.NewCluster(host.Clients{Client: client, Maintenance: own, Recorder: events.NewFakeRecorder(10)}, 0))(tb),
-	}))(tb)
+	cluster := must.Get(host.NewCluster(host.Clients{Client: client, Maintenance: own, Recorder: events.NewFakeRecorder(10)}, 0))(tb)
+	return must.Get(New(Config{Cluster: cluster, Selection: selectionOf(tb, cluster)}))(tb)
 }
 
 // newKnowing returns a controller that does not run, with the objects in its caches.
@@ -300,6 +300,34 @@ func newKnowing(tb testing.TB, evacuations, host []runtime.Object) *Controller {
 	tb.Cleanup(c.Shutdown)
 	cache.WaitForCacheSync(tb.Context().Done(), c.synced...)
 	return c
+}
+
+// TestOtherDeploymentsAreCounted covers what the time of the first reports depends on.
+func TestOtherDeploymentsAreCounted(t *testing.T) {
+	c := newKnowing(t, nil, []runtime.Object{newDeployment(1)})
+	for _, name := range []string{testName, "db", "cache"} {
+		c.known.change(types.NamespacedName{Namespace: testNamespace, Name: name}, func(*state) {})
+	}
+	s := must.Get(c.gather(t.Context(), types.NamespacedName{Namespace: testNamespace, Name: testName}))(t)
+	is.Equal(t, s.tracked, 3, "tracked Deployments")
+}
+
+// TestContainersThatWaitAreRead: a pod is not read while it may still start.
+func TestContainersThatWaitAreRead(t *testing.T) {
+	for age, want := range map[time.Duration]string{0: "", sayEvery - time.Second: "", sayEvery: "container app waits (ErrImagePull)", -time.Hour: "container app waits (ErrImagePull)"} {
+		t.Run(age.String(), func(t *testing.T) {
+			p := newTestPod("web-1", fresh, unready)
+			p.CreationTimestamp = metav1.NewTime(start.Add(time.Minute - age))
+			live := p.DeepCopy()
+			live.Status.ContainerStatuses = []corev1.ContainerStatus{{
+				Name: "app", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}},
+			}}
+			c := newIdle(t, fake.NewClientset(live), versionedfake.NewClientset())
+			s := at(time.Minute, newDeployment(2, recorded(1, 2, "uid-web-0-web-0")), newTestPod("web-0", leaves(ours)), p)
+			must.Do(t, c.readWaiting(t.Context(), &s))
+			is.Equal(t, s.memory.waiting["web-1"], want, "what the pod waits for")
+		})
+	}
 }
 
 // TestFailedSurgesAreTriedAgain covers reasons to decline that end only when time passes.

@@ -29,14 +29,14 @@ const (
 // progress, which means a new maximum of the score. A flapping pod or a restarted rollout is no
 // progress.
 func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod) string, expected *metav1.Time) {
-	wait := s.reportAfter()
+	first := s.reportAfter(s.tracked)
 	progress := d.hasProgressed(score)
 	due := d.memory.saidAt.Add(s.timeout / 2)
 	if progress {
 		due = heartbeat(s.timeout, leaving, due)
 	}
 	// The numbers change with each pod that leaves, and most pods leave before the next report.
-	if stopped := latest(d.memory.saidAt, d.memory.delivered).Add(wait); stopped.Before(due) {
+	if stopped := latest(d.memory.saidAt, d.memory.delivered).Add(s.reportAfter(1)); stopped.Before(due) {
 		due = stopped
 	}
 	due = latest(due, d.memory.saidAt.Add(sayEvery))
@@ -48,7 +48,7 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod
 	}
 	texts := map[kind]string{}
 	for _, p := range leaving {
-		if d.waitsToReport(s, p, wait) {
+		if d.waitsToReport(s, p, first) {
 			continue
 		}
 		of := kind{p.purpose, s.refusal(p), d.stays[p.UID], s.isRecorded(p)}
@@ -96,11 +96,11 @@ func (d *decision) hasProgressed(score int) bool {
 // sayScaled reports to Evacuations that the surge for their pods has started. These reports restart
 // the deadlines of this evacuator.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
-	wait := s.reportAfter()
+	first := s.reportAfter(s.tracked)
 	// It iterates over all pods.
 	expected := sync.OnceValue(s.expectedFinish)
 	for _, p := range pods {
-		if d.waitsToReport(s, p, wait) {
+		if d.waitsToReport(s, p, first) {
 			continue
 		}
 		d.reports = append(d.reports, report{
@@ -131,14 +131,15 @@ func nextHeartbeat(timeout time.Duration, p *pod) time.Time {
 	return turn.Since.Add(min(timeout, turn.Patience(p.evacuation.Spec.ProgressDeadlineSeconds, 0)) / 2)
 }
 
-// reportAfter returns how long reports wait for pods to leave. It also counts the pods that have
-// left during the surge: otherwise it would become shorter while the other pods wait.
-func (s *situation) reportAfter() time.Duration {
+// reportAfter returns how long reports wait for pods to leave if so many Deployments have as many
+// pods to leave as this one: all of them together leave more slowly. It also counts the pods that
+// have left during the surge: otherwise it would become shorter while the other pods wait.
+func (s *situation) reportAfter(deployments int) time.Duration {
 	pods := len(s.leaving())
 	if s.target.record.isUp() {
 		pods += s.gone()
 	}
-	return max(sayFirst, min(time.Duration(pods)*sayEach, sayLatest, s.timeout/4))
+	return max(sayFirst, min(time.Duration(pods*max(1, deployments))*sayEach, sayLatest, s.timeout/4))
 }
 
 // waitsToReport reports whether the first report to an Evacuation can wait, and schedules the sync

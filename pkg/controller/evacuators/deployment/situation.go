@@ -41,6 +41,8 @@ type situation struct {
 	servingSince time.Time
 	// timeout is how long a surge may make no progress.
 	timeout time.Duration
+	// tracked is the number of Deployments that have pods to leave.
+	tracked int
 	// startDeadline is the time within which an evacuator has to send its first report.
 	startDeadline time.Duration
 	// off is set if the evacuator is disabled.
