@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -32,10 +33,10 @@ const (
 	// changeEvery, times the number of pods of the queue, is the average time between two changes
 	// of what is reported about a pod, at most mostChangeEvery. changesInARow do not wait for it,
 	// and neither do the first blocker of a pod that has none, nor the end of a pod. A change of
-	// the message alone waits until changesInARow are possible. Tenants may change, create and
-	// delete budgets many times a second. Each change may concern every pod of a drain, and cost a
-	// write of its status. So all pods together cause at most about five such writes a second,
-	// unless there are more than 1,500 pods.
+	// the message alone, about the same budget, waits until changesInARow are possible. Tenants may
+	// change, create and delete budgets many times a second. Each change may concern every pod of a
+	// drain, and cost a write of its status. So all pods together cause at most about five such
+	// writes a second, unless there are more than 1,500 pods.
 	changeEvery     = 200 * time.Millisecond
 	mostChangeEvery = 5 * time.Minute
 	changesInARow   = 2
@@ -109,7 +110,8 @@ func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time)
 		from = it.deniedSince.Add(deniedAfter)
 	case verdictOverloaded, verdictUnknown, verdictNamespaceTerminating:
 		if it.failingSince.IsZero() {
-			it.failingSince = now
+			// One failure says little, and it may take long until the pod is tried again.
+			it.failingSince, what.reason = now, ""
 		}
 		from = it.failingSince.Add(failingAfter)
 	case verdictForbidden, verdictFailed:
@@ -137,12 +139,15 @@ func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time)
 	}
 }
 
-// inherit sets the blocker that the previous leader stored. The first answer replaces it, or the
-// first review if it comes from a budget.
+// inherit sets the blocker that the previous leader has stored, or that is left from an evacuator.
+// The first answer replaces it, or the first review if it comes from a budget.
 func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
 	it.blocker, it.source = b, source{starved: b != nil}
 	if b == nil {
 		return
+	}
+	if _, ofBudget := wording.BudgetIn(b.Message); !ofBudget {
+		it.about = laneKey{NamespacedName: types.NamespacedName{Namespace: it.Evacuation.Namespace}} // no lane
 	}
 	switch b.Reason {
 	case v1alpha1.ReasonEvictionDenied:

@@ -157,7 +157,7 @@ func (q *Queue) handleAnswer(c *call, a answer) {
 	}
 	c.lane.handleAnswer(c, a, now)
 	if a.verdict == verdictWithdrawn && !it.askedAgain && !it.removed {
-		// What is reported stays until the client has requested the pod again or withdrawn it.
+		// What is reported stays until the pod is placed again or removed.
 		q.cfg.InFlight.Remove(it.UID)
 		q.park(it)
 		return

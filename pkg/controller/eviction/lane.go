@@ -74,8 +74,7 @@ type judgement struct {
 
 // source describes where a state comes from.
 type source struct {
-	// about is the lane that the blocker or note is about. It is empty if the state does not come
-	// from a lane, or if it is not known.
+	// about is the lane that the blocker or note is about. It is empty if that is not known.
 	about laneKey
 	// starved is set if the blocker comes from a budget, follows if its message must follow that
 	// budget, told if the note names the pods that the item waits for.
@@ -266,7 +265,7 @@ func (it *item) read(pod *corev1.Pod) {
 
 // endRest ends the back-off of the pod after its budget has opened.
 func (it *item) endRest() {
-	it.restUntil, it.failures = time.Time{}, 0
+	it.restUntil, it.failures, it.trouble = time.Time{}, 0, nil
 }
 
 // otherBudgetDecides shortens the back-off of a pod that its former budget has refused.

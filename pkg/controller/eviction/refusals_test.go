@@ -401,6 +401,32 @@ func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 	})
 }
 
+// TestOneFailureIsNoBlocker: the pod waits for its next try for longer than the time after which
+// repeated failures are reported.
+func TestOneFailureIsNoBlocker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: func(string) error { return apierrors.NewInternalError(errors.New("no leader")) }},
+			newPod("web-0"), newBudget("web", 1))
+		w.add("web-0")
+		w.until("it failed", 0, w.sentTo(1))
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.pass(2*failingAfter, time.Second)
+		is.Equal(t, w.reason("web-0"), "", "the reason")
+	})
+}
+
+// TestCorrectedBudgetEndsItsRefusal: the status of a budget is invalid and then corrected.
+func TestCorrectedBudgetEndsItsRefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: func(string) error { return tooManyDisrupted() }}, newPod("web-0"), newBudget("web", -1))
+		w.add("web-0")
+		w.until("it is blocked", time.Second, func() bool { return w.reason("web-0") == "TooManyDisruptedPods" })
+		w.queue.pausedUntil = start.Add(time.Hour)
+		w.updateBudget(newBudget("web", 1))
+		w.until("it is no longer", time.Second, func() bool { return w.reason("web-0") != "TooManyDisruptedPods" })
+	})
+}
+
 // TestDenialIsReportedInTime: nothing else happens at the time from which a denied pod counts as
 // blocked, and its note may not change yet.
 func TestDenialIsReportedInTime(t *testing.T) {

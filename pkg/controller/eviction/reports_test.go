@@ -368,6 +368,13 @@ func TestMessageThatIsFalseGoes(t *testing.T) {
 func TestMessageOfAFlappingBudget(t *testing.T) {
 	for name, change := range map[string]func(*world){
 		"it was changed": func(*world) {},
+		"a former evacuator has left the message": func(w *world) {
+			w.queue.Remove(evacuationOf("web-0"))
+			w.queue.Add(Request{
+				Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0",
+				Blocker: &Blocker{Reason: "SurgePending", Message: "no node has room"},
+			})
+		},
 		"the pod has other labels": func(w *world) {
 			w.updatePod(newPod("web-0", ofApp("db")))
 			w.until("it waits for the other budget", 0, func() bool { return w.laneOf("db") != nil })
