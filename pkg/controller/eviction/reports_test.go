@@ -491,7 +491,7 @@ func (w *world) checkWrites(n int, in time.Duration) {
 	}
 }
 
-// TestReviewsOfALane: pods may become blocked at different times, and all are looked at together.
+// TestReviewsOfALane: pods become blocked at different times, and one review looks at all of them.
 func TestReviewsOfALane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const count, apart = 200, 10 * time.Millisecond
